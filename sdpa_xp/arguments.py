@@ -1,0 +1,117 @@
+"""The arguments of a call: refused with a message, or turned into what the implementation computes with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sdpa_xp import biases, checks, masks, namespace
+from sdpa_xp.protocols import Array, Dtype, Namespace
+from sdpa_xp.scores import Scores
+from sdpa_xp.tiles import Plan, plan
+
+
+class Rules(NamedTuple):
+    """What a caller passed besides query, key and value, as it came."""
+
+    attn_mask: object
+    bias: object
+    is_causal: object
+    scale: object
+    softcap: object
+    implementation: object
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """A call that has passed every check."""
+
+    scores: Scores
+    values: tuple[Array, ...]
+    sizes: checks.Sizes
+    dtype: Dtype
+    """Of the result."""
+
+    @property
+    def value(self) -> Array:
+        """(..., H, S, Ev)."""
+        return self.values[0]
+
+    def plan(self) -> Plan:
+        """The tiles of the call."""
+        return plan(self.sizes.queries, self.sizes.keys, self.sizes.rows, traced=self.scores.traced)
+
+    def result(self, computed: Array) -> Array:
+        """`computed` with the axes and the dtype that the caller is to get."""
+        computed = computed[0, ...] if self.sizes.flat else computed
+        return self.scores.xp.astype(computed, self.dtype, copy=False)
+
+
+def check(function: str, inputs: Mapping[str, object], rules: Rules) -> Call:
+    """Refuse what does not fit; `inputs` are query and key, and value where the call has one."""
+    checks.implementation(function, rules.implementation)
+    optional = {"attn_mask": rules.attn_mask, "bias": rules.bias}
+    others = {name: x for name, x in optional.items() if x is not None}
+    if namespace.is_array(rules.scale):
+        others["scale"] = rules.scale
+    xp, arrays = checks.one_library(function, {**inputs, **others})
+    named = {name: arrays[name] for name in inputs}
+    for name, array in named.items():
+        checks.floating(function, name, array)
+    checks.one_dtype(function, named)
+    checks.one_device(function, arrays)
+    sizes = checks.shapes(function, *(x.shape for x in named.values()))
+
+    query, key, *values = (_with_heads(xp, array) for array in named.values())
+    dtype = namespace.accumulation_dtype(xp, query.dtype)
+    added = {name: arrays[name] for name in optional if name in arrays}
+    mask, bias = _masks_and_biases(function, added, query, dtype, sizes)
+    if checks.flag(function, "is_causal", rules.is_causal):
+        mask = masks.AllOf((masks.Causal(), *mask.masks))
+    scores = Scores(
+        xp=xp,
+        query=query,
+        key=key,
+        batch=sizes.batch,
+        mask=mask,
+        bias=bias,
+        scale=_scale(function, arrays.get("scale", rules.scale), query, dtype, sizes),
+        softcap=checks.softcap(function, rules.softcap),
+        dtype=dtype,
+        device=namespace.device(query),
+        traced=namespace.is_traced(query),
+    )
+    return Call(scores, tuple(values), sizes, query.dtype)
+
+
+def _masks_and_biases(
+    function: str, added: Mapping[str, Array], query: Array, dtype: Dtype, sizes: checks.Sizes
+) -> tuple[masks.AllOf, biases.SumOf]:
+    """A boolean attn_mask masks; a floating one is a bias."""
+    pair_masks: list[masks.Mask] = []
+    pair_biases: list[biases.Bias] = []
+    for name, array in added.items():
+        if name == "attn_mask" and checks.mask_dtype(function, array):
+            pair_masks.append(masks.FromArray(array))
+        else:
+            checks.added_dtype(function, name, array, query, dtype)
+            pair_biases.append(biases.FromArray(array))
+        checks.broadcasts(function, name, array.shape, sizes.pairs, "(..., Hq, L, S)")
+    return masks.AllOf(tuple(pair_masks)), biases.SumOf(tuple(pair_biases))
+
+
+def _scale(function: str, scale: object, query: Array, dtype: Dtype, sizes: checks.Sizes) -> float | Array:
+    if scale is None:
+        return 1.0 / math.sqrt(sizes.width)
+    if not namespace.is_array(scale):
+        return checks.number(function, "scale", scale)
+    checks.added_dtype(function, "scale", scale, query, dtype)
+    checks.broadcasts(function, "scale", scale.shape, (*sizes.pairs[:-1], 1), "(..., Hq, L, 1)")
+    return scale
+
+
+def _with_heads(xp: Namespace, array: Array) -> Array:
+    """2-D is one head: (L, E) -> (1, L, E)."""
+    return xp.expand_dims(array, axis=0) if array.ndim == 2 else array

@@ -1,0 +1,53 @@
+"""The one door to array-api-compat: which library, which dtype, which device, traced or not."""
+
+from __future__ import annotations
+
+import sys
+from typing import TypeGuard, cast
+
+import array_api_compat as compat
+
+from sdpa_xp.protocols import AnyArray, Array, Device, Dtype, Namespace
+
+FLOATING = ("float16", "bfloat16", "float32", "float64")
+
+
+def is_array(value: object) -> TypeGuard[Array]:
+    """Whether `value` is an array of a library that follows the standard."""
+    return bool(compat.is_array_api_obj(value))
+
+
+def namespace(array: AnyArray) -> Namespace:
+    """The array-API namespace of `array`, made compatible where the library itself is not."""
+    return cast(Namespace, compat.array_namespace(array))
+
+
+def device(array: Array) -> Device:
+    """Where `array` lives; None where its library does not say (a JAX array under jit)."""
+    return compat.device(array)
+
+
+def dtype_name(dtype: Dtype) -> str:
+    """The dtype's name in the standard, or "bfloat16", which the standard lacks.
+
+    By name, because `isdtype` raises on NumPy's bfloat16 and is False on Dask's.
+    """
+    name = getattr(dtype, "name", None)
+    return name if isinstance(name, str) else str(dtype).rpartition(".")[2]
+
+
+def accumulation_dtype(xp: Namespace, dtype: Dtype) -> Dtype:
+    """Scores, row sums and outputs are held in float64 for float64 input, else in float32."""
+    return xp.float64 if dtype_name(dtype) == "float64" else xp.float32
+
+
+def is_traced(array: Array) -> bool:
+    """Whether values cannot be read now: a lazy graph, or an array inside a jit or an export."""
+    if compat.is_numpy_array(array) or compat.is_cupy_array(array):
+        return False
+    if compat.is_torch_array(array):
+        torch = sys.modules["torch"]
+        return bool(torch.compiler.is_compiling()) or array.device.type == "meta"  # type: ignore[attr-defined]
+    if compat.is_jax_array(array):
+        return isinstance(array, sys.modules["jax"].core.Tracer)
+    return bool(compat.is_lazy_array(array))

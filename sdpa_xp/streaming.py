@@ -1,0 +1,156 @@
+"""Attention tile by tile with the online softmax: memory grows with L + S, never with L * S.
+
+Milakov and Gimelshein, "Online normalizer calculation for softmax", arXiv 1805.02867, algorithm 3;
+Dao, "FlashAttention-2", arXiv 2307.08691, algorithm 1. One tile is the textbook formula.
+
+A row is held as m, the largest score so far; l, the sum of exp(score - m); and o, the sum of
+exp(score - m) * value. Each new tile rescales l and o by exp(m_old - m_new) and adds its own part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from typing import Literal, TypeAlias
+
+from sdpa_xp.masks import Allowed
+from sdpa_xp.protocols import Array, Namespace
+from sdpa_xp.scores import Scores, matmul_grouped
+from sdpa_xp.tiles import Plan
+
+Guard: TypeAlias = Literal["none", "columns", "pairs"]
+"""How a NaN or inf in a masked value is kept out, since a weight of zero does not suffice: 0 * NaN is NaN.
+
+"columns" blanks the values that no query of the tile attends: all that a traced graph can afford.
+"pairs" tells attended from masked for every single pair, at the price of three more products.
+"""
+
+
+def attend(scores: Scores, value: Array, plan: Plan) -> tuple[Array, Array]:
+    """Output (..., Hq, L, Ev) and log-sum-exp (..., Hq, L), both in the accumulation dtype."""
+    if scores.traced:
+        return _attend(scores, value, plan, "columns")
+    output, lse = _attend(scores, value, plan, "none")
+    if not scores.unmasked and _any_nonfinite(scores.xp, output, lse):
+        return _attend(scores, value, plan, "pairs")
+    return output, lse
+
+
+def weights(scores: Scores, plan: Plan) -> Array:
+    """Softmax of the scores, (..., Hq, L, S): the one function that makes something of that size."""
+    xp = scores.xp
+    parts = [_weights_of(scores, rows, range(plan.keys)) for rows in plan.row_ranges()]
+    return xp.concat(parts, axis=-2)
+
+
+def merge(xp: Namespace, parts: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
+    """Output and log-sum-exp over all keys, from those over disjoint parts of them."""
+    m = reduce(xp.maximum, (lse for _, lse in parts))
+    shift = _finite_shift(xp, m)
+    l, o = xp.zeros_like(m), xp.expand_dims(xp.zeros_like(m), axis=-1)
+    for output, lse in parts:
+        weight = xp.exp(lse - shift)
+        l = l + weight
+        weight = xp.expand_dims(weight, axis=-1)
+        o = o + xp.where(weight > 0.0, xp.astype(output, m.dtype, copy=False) * weight, weight)
+    total = _nonzero_total(xp, l)
+    return o / xp.expand_dims(total, axis=-1), m + xp.log(total)
+
+
+def _attend(scores: Scores, value: Array, plan: Plan, guard: Guard) -> tuple[Array, Array]:
+    parts = [_fold(scores, value, rows, plan.column_ranges(), guard) for rows in plan.row_ranges()]
+    outputs, lses = zip(*parts, strict=True)
+    return scores.xp.concat(outputs, axis=-2), scores.xp.concat(lses, axis=-1)
+
+
+def _fold(
+    scores: Scores, value: Array, rows: range, columns: Iterable[range], guard: Guard
+) -> tuple[Array, Array]:
+    """Output and log-sum-exp of one range of queries."""
+    xp = scores.xp
+    query = scores.scaled_query(rows)
+    m, l, o = _no_key_yet(scores, query, value)
+    for keys in columns:
+        tile = scores.tile(rows, keys)
+        allowed = scores.mask.on(tile)
+        if allowed is False:
+            continue
+        s, allowed = scores.on(tile, query, allowed, careful=guard != "none")
+        m_new = xp.maximum(m, xp.max(s, axis=-1, keepdims=True))
+        shift = _finite_shift(xp, m_new)
+        p = xp.exp(s - shift)
+        rescale = xp.exp(m - shift)
+        v = xp.astype(value[..., keys.start : keys.stop, :], scores.dtype, copy=False)
+        l = l * rescale + xp.sum(p, axis=-1, keepdims=True)
+        o = o * rescale + _weigh(xp, p, v, allowed, guard)
+        m = m_new
+    total = _nonzero_total(xp, l)
+    return o / total, (m + xp.log(total))[..., 0]
+
+
+def _weights_of(scores: Scores, rows: range, keys: range) -> Array:
+    xp = scores.xp
+    query = scores.scaled_query(rows)
+    tile = scores.tile(rows, keys)
+    allowed = scores.mask.on(tile)
+    shape = (*scores.batch, *query.shape[-3:-1], len(keys))
+    if allowed is False or len(keys) == 0:
+        return xp.zeros_like(xp.broadcast_to(query[..., :1], shape))
+    s, allowed = scores.on(tile, query, allowed, careful=True)
+    p = xp.exp(s - _finite_shift(xp, xp.max(s, axis=-1, keepdims=True)))
+    w = p / _nonzero_total(xp, xp.sum(p, axis=-1, keepdims=True))
+    return w if isinstance(allowed, bool) else xp.where(allowed, w, 0.0)
+
+
+def _no_key_yet(scores: Scores, query: Array, value: Array) -> tuple[Array, Array, Array]:
+    """m, l and o of rows that have met no key: -inf, 0 and 0; made from the query, so on its device."""
+    xp = scores.xp
+    zero = xp.zeros_like(query[..., :1])
+    shape = (*scores.batch, *query.shape[-3:-1])
+    l = xp.broadcast_to(zero, (*shape, 1))
+    return zero - math.inf, l, xp.broadcast_to(zero, (*shape, value.shape[-1]))
+
+
+def _finite_shift(xp: Namespace, m: Array) -> Array:
+    """m, or 0 where a row has no score above -inf: exp(-inf - -inf) would be NaN.
+
+    Only -inf is replaced: a NaN must stay one, or a row that attends it would pass for an empty row.
+    """
+    return xp.where(xp.equal(m, xp.zeros_like(m) - math.inf), xp.zeros_like(m), m)
+
+
+def _nonzero_total(xp: Namespace, l: Array) -> Array:
+    """l, or 1 in a row without a key, whose output is then 0 and whose log-sum-exp is -inf."""
+    return xp.where(xp.equal(l, xp.zeros_like(l)), xp.zeros_like(l) + 1.0, l)
+
+
+def _weigh(xp: Namespace, p: Array, value: Array, allowed: Allowed, guard: Guard) -> Array:
+    """p @ value over the pairs that may attend."""
+    if guard == "none" or isinstance(allowed, bool):
+        return matmul_grouped(xp, p, value)
+    if guard == "columns":
+        return matmul_grouped(xp, p, xp.where(_attended(xp, allowed, value.shape[-3]), value, 0.0))
+    product = matmul_grouped(xp, p, xp.where(xp.isfinite(value), value, 0.0))
+    attends = xp.astype(xp.broadcast_to(allowed, p.shape), p.dtype)
+    for special in (math.nan, math.inf, -math.inf):
+        is_special = xp.isnan(value) if math.isnan(special) else xp.equal(value, xp.zeros_like(value) + special)
+        met = matmul_grouped(xp, attends, xp.astype(is_special, p.dtype)) > 0.0
+        product = xp.where(met, product + special, product)
+    return product
+
+
+def _attended(xp: Namespace, allowed: Array, groups: int) -> Array:
+    """Whether any query attends a key, (..., H, columns, 1), from pairs that broadcast to (..., Hq, L, S)."""
+    if allowed.ndim == 1:
+        return xp.expand_dims(allowed, axis=-1)
+    by_head = xp.any(allowed, axis=-2)
+    if by_head.ndim >= 2 and by_head.shape[-2] not in (1, groups):
+        *batch, heads, columns = by_head.shape
+        by_head = xp.any(xp.reshape(by_head, (*batch, groups, heads // groups, columns)), axis=-2)
+    return xp.expand_dims(by_head, axis=-1)
+
+
+def _any_nonfinite(xp: Namespace, output: Array, lse: Array) -> bool:
+    """Whether a NaN or inf got in. The lse tells where Ev = 0; its -inf is a row without a key."""
+    return not bool(xp.all(xp.isfinite(output))) or bool(xp.any(xp.isnan(lse)))
