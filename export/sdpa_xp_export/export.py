@@ -1,0 +1,128 @@
+"""From a call to a checked ONNX model: check, choose, write."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import onnx
+
+import sdpa_xp
+from sdpa_xp.checks import message
+from sdpa_xp_export import call as calls
+from sdpa_xp_export.call import Call
+from sdpa_xp_export.forms import attention, primitive
+from sdpa_xp_export.graph import Graph
+from sdpa_xp_export.runtime import DEFAULT_OPSET, FIRST_RELEASE, OPSETS, Runtime
+from sdpa_xp_export.spec import TensorSpec
+
+FORMS: dict[str, ModuleType] = {"attention": attention, "primitive": primitive}  # "auto" takes the first
+
+
+def export_attention(
+    query: TensorSpec,
+    key: TensorSpec,
+    value: TensorSpec,
+    attn_mask: TensorSpec | None = None,
+    *,
+    bias: TensorSpec | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    form: str = "auto",
+    opset: int | None = None,
+    runtime: str = "onnxruntime>=1.28;cpu",
+) -> onnx.ModelProto:
+    """The ONNX graph that computes `sdpa_xp.scaled_dot_product_attention` of the same arguments.
+
+    Its inputs are named as the arguments that are given, its output `output`. The semantics are those of the
+    library: a row with no key to attend is 0, and a NaN or inf in a key that no query attends adds nothing.
+
+    Shapes:
+        `L` queries, `S` keys, `E` width of a query or key, `Ev` width of a value, `Hq` query heads,
+        `H` key heads, `...` leading axes. Heads and widths are ints; any other length may be a name.
+
+    Args:
+        query: float16, float32 or float64, (..., Hq, L, E).
+        key: The same dtype, (..., H, S, E).
+        value: The same dtype, (..., H, S, Ev).
+        attn_mask: "bool" (True = may attend) or the query's dtype (added); broadcasts to (..., Hq, L, S).
+        bias: The query's dtype; broadcasts to (..., Hq, L, S).
+        is_causal: Query i attends key j only if j <= i.
+        scale: A finite number; default 1 / sqrt(E).
+        softcap: A positive number; None or 0 is off.
+        form: `"attention"` is ai.onnx Attention, `"primitive"` is MatMul and Softmax, `"auto"` the first of
+            these that computes the call right on the runtime.
+        opset: 23 or 24 for `"attention"`, 17 to 24 for `"primitive"`. Default 23 and 17; with `"auto"` an
+            opset below 23 asks for `"primitive"`.
+        runtime: The oldest release that has to compute it right and the provider it is meant for, as
+            `"onnxruntime>=1.28;cpu"`; the provider is `cpu` or `cuda`. A half dtype is computed in float32
+            for `cpu`, and by the kernel's own accumulation for `cuda` in the form `"attention"`.
+
+    Returns:
+        The model, which has passed onnx.checker in full. Its metadata holds the call, the form, the reason
+            for the form, and the runtime, from which `verify` knows what it has to compute.
+
+    Raises:
+        TypeError: An argument of a wrong type or dtype; names the argument.
+        ValueError: Shapes that do not fit, or a form, an opset or a runtime that cannot compute the call;
+            names the argument, and the form or release that can.
+
+    Examples:
+        >>> qkv = TensorSpec("float32", ("B", 8, "L", 64))
+        >>> model = export_attention(qkv, qkv, qkv, is_causal=True)
+        >>> [node.op_type for node in model.graph.node]
+        ['Attention']
+
+    References:
+        ONNX operators, Attention-23 and Attention-24.
+    """
+    function = "export_attention"
+    call = calls.checked(function, query, key, value, attn_mask, bias, is_causal, scale, softcap)
+    target = Runtime.parse(function, runtime)
+    name, reason = _choose(function, call, form, opset, target)
+    graph = Graph(_opset(function, name, opset))
+    metadata = {
+        "sdpa_xp.version": sdpa_xp.__version__,
+        "sdpa_xp.call": call.to_json(),
+        "sdpa_xp.form": name,
+        "sdpa_xp.reason": reason,
+        "sdpa_xp.runtime": str(target),
+    }
+    model = graph.model(FORMS[name].write(graph, call, target), "output", metadata)
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+def _choose(function: str, call: Call, form: str, opset: int | None, target: Runtime) -> tuple[str, str]:
+    """The form, and why it is that one."""
+    if form not in (*FORMS, "auto"):
+        rule = f"`form` must be auto, {' or '.join(FORMS)}"
+        raise ValueError(message(function, rule, {"form": repr(form)}))
+    if form == "auto" and opset is not None and opset not in OPSETS["attention"]:
+        return "primitive", f"opset {opset} was asked for"
+    refused = {name: why for name in FORMS if (why := _refusal(name, call, target))}
+    if form == "auto":
+        name = next(name for name in FORMS if name not in refused)
+        return name, "; ".join(refused.values()) or "the first form that is right here"
+    if form in refused:
+        hint = "form='primitive' computes it."
+        raise ValueError(message(function, f"`form` cannot be {form!r}: {refused[form]}", {"form": form}, hint))
+    return form, "asked for"
+
+
+def _refusal(name: str, call: Call, target: Runtime) -> str | None:
+    oldest = FIRST_RELEASE[name]
+    if target.release < oldest:
+        return f"onnxruntime computes it right from {oldest[0]}.{oldest[1]} on, and `runtime` is {target}"
+    refusal: str | None = FORMS[name].refusal(call)
+    return refusal
+
+
+def _opset(function: str, form: str, opset: int | None) -> int:
+    allowed = OPSETS[form]
+    if opset is None:
+        return DEFAULT_OPSET[form]
+    if opset not in allowed:
+        rule = f"`opset` must be {allowed[0]} to {allowed[-1]} for form {form!r}"
+        raise ValueError(message(function, rule, {"opset": repr(opset)}))
+    return opset

@@ -1,0 +1,87 @@
+"""ai.onnx Attention, opset 23 and 24: one node that a runtime may give a fused kernel."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from sdpa_xp_export import pieces
+from sdpa_xp_export.call import Call
+from sdpa_xp_export.forms.inputs import Inputs, read
+from sdpa_xp_export.graph import Graph, Value
+from sdpa_xp_export.runtime import Runtime
+
+RANK = 4
+
+
+def refusal(call: Call) -> str | None:
+    """Why this form cannot state the call; None where it can."""
+    ranks = {len(spec.shape) for spec in (call.query, call.key, call.value)}
+    if max(ranks) > RANK:
+        return "ai.onnx Attention takes at most 4 axes"
+    if len({spec.shape[:-3] for spec in (call.query, call.key, call.value)}) > 1:
+        return "ai.onnx Attention does not broadcast the batch of query, key and value"
+    if call.query.dtype == "float64":
+        return "onnxruntime computes a float64 Attention to float32 accuracy"
+    return None
+
+
+def write(graph: Graph, call: Call, runtime: Runtime) -> Value:
+    """query, key, value, mask -> Attention(query, key, value, mask), its inputs mended as below.
+
+    On the CPU the kernel of a half dtype overflows in its scores, so there it computes in float32.
+    """
+    dtype = "float32" if runtime.provider == "cpu" else call.query.dtype
+    inputs = read(graph, call, dtype, RANK)
+    query, scale = inputs.query, call.scale
+    if scale <= 0:  # the runtime refuses it as an attribute, and a root of it is taken
+        query, scale = pieces.scale(graph, query, scale), 1.0
+    mask = _mask(graph, inputs)
+    key, value = inputs.key, inputs.value
+    if mask is not None:
+        allowed = mask if mask.dtype == "bool" else pieces.not_masked(graph, mask)
+        if call.is_causal and mask.shape[-2] != 1:
+            allowed = pieces.combine(graph, "And", allowed, pieces.causal(graph, query, key))
+        seen = pieces.attended(graph, allowed, int(key.shape[-3]))
+        key, value = (pieces.where(graph, seen, each, 0.0) for each in (key, value))
+        mask = _exact(graph, mask, query, key)
+    present = [query, key, value] + ([] if mask is None else [mask])
+    output = graph.add(
+        "Attention",
+        *present,
+        dtype=dtype,
+        shape=(*query.shape[:-1], value.shape[-1]),
+        scale=scale,
+        softcap=call.softcap or 0.0,
+        is_causal=int(call.is_causal),
+    )
+    output = pieces.squeeze_front(graph, output, max(len(call.query.shape), len(call.key.shape)))
+    return pieces.cast(graph, output, call.query.dtype)
+
+
+def _mask(graph: Graph, inputs: Inputs) -> Value | None:
+    """mask, bias -> the one mask of the node: the bias with -inf where the mask is False.
+
+    The runtime holds a row whose entries are all the smallest finite number for empty, but only -inf masks:
+    so Where(bias < nearly the smallest and bias > -inf, nearly the smallest, bias).
+    """
+    bias = inputs.bias
+    if bias is None:
+        return inputs.mask
+    least = float(np.finfo(bias.dtype).min) * (1 - 2**-10)
+    low = pieces.combine(graph, "Less", bias, graph.constant(least, bias.dtype), dtype="bool")
+    low = pieces.combine(graph, "And", low, pieces.not_masked(graph, bias))
+    not_low = graph.add("Not", low, dtype="bool", shape=low.shape)
+    bias = pieces.where(graph, not_low, bias, least)
+    return bias if inputs.mask is None else pieces.where(graph, inputs.mask, bias, -math.inf)
+
+
+def _exact(graph: Graph, mask: Value, query: Value, key: Value) -> Value:
+    """mask -> Expand(mask, (L, S)): the runtime broadcasts batch and heads alone."""
+    wanted = (query.shape[-2], key.shape[-2])
+    if mask.shape[-2:] != wanted:
+        lengths = [pieces.length(graph, each, -2) for each in (query, key)]
+        target = graph.add("Concat", *lengths, dtype="int64", shape=(2,), axis=0)
+        mask = graph.add("Expand", mask, target, dtype=mask.dtype, shape=pieces.joint_shape(mask.shape, wanted))
+    return mask if mask.rank == 2 else pieces.to_rank(graph, mask, RANK)

@@ -1,0 +1,73 @@
+"""What stands in a call where an array will: a dtype and a shape."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from sdpa_xp.checks import message
+
+Shape: TypeAlias = tuple[int | str, ...]
+
+DTYPES = ("float16", "float32", "float64", "bool")
+_SPEC = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[^\]]*)\]")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """The dtype and the shape of an input of the graph.
+
+    Args:
+        dtype: `"float16"`, `"float32"`, `"float64"` or `"bool"`.
+        shape: A length is an int, or a name for one that is known only when the graph runs; the same name
+            stands for the same length everywhere in the call.
+
+    Raises:
+        TypeError: A length that is neither an int nor a name.
+        ValueError: An unknown dtype, a length below 1, or a name that is no identifier.
+
+    Examples:
+        >>> TensorSpec("float32", ("B", 8, "L", 64))
+        TensorSpec(dtype='float32', shape=('B', 8, 'L', 64))
+        >>> TensorSpec.parse("float32[B,8,L,64]") == TensorSpec("float32", ("B", 8, "L", 64))
+        True
+    """
+
+    dtype: str
+    shape: Shape
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            rule = f"`dtype` must be one of {', '.join(DTYPES)}"
+            raise ValueError(message("TensorSpec", rule, {"dtype": repr(self.dtype)}))
+        object.__setattr__(self, "shape", tuple(self.shape))
+        for length in self.shape:
+            if isinstance(length, bool) or not isinstance(length, int | str):
+                rule = "`shape` must hold ints and names"
+                raise TypeError(message("TensorSpec", rule, {"shape": self.shape}))
+            if isinstance(length, str) and not length.isidentifier():
+                rule = "a name in `shape` must be an identifier"
+                raise ValueError(message("TensorSpec", rule, {"shape": self.shape}))
+            if isinstance(length, int) and length < 1:
+                rule = "a length in `shape` must be at least 1, since onnxruntime refuses an empty axis"
+                raise ValueError(message("TensorSpec", rule, {"shape": self.shape}))
+
+    @classmethod
+    def parse(cls, text: str) -> TensorSpec:
+        """The spec that is written as `float32[B,8,L,64]`."""
+        found = _SPEC.fullmatch(text.replace(" ", ""))
+        if found is None:
+            rule = "a spec is written dtype[length,...]"
+            raise ValueError(message("TensorSpec", rule, {"text": repr(text)}, "As in float32[B,8,L,64]."))
+        lengths = [part for part in found["shape"].split(",") if part]
+        shape = tuple(int(part) if part.lstrip("-").isdigit() else part for part in lengths)
+        return cls(found["dtype"], shape)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+    @property
+    def floating(self) -> bool:
+        """Whether the dtype is a floating one."""
+        return self.dtype != "bool"
