@@ -1,0 +1,233 @@
+"""Run a model in onnxruntime and hold it against the float64 reference of the call it was written for."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from sdpa_xp.checks import message
+from sdpa_xp_export import reference
+from sdpa_xp_export.agreement import Agreement, judge, textbook
+from sdpa_xp_export.call import Call
+from sdpa_xp_export.runtime import PROVIDERS
+
+Inputs: TypeAlias = dict[str, Any]  # NumPy arrays by the name of the argument
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run: the lengths it had, the provider it was asked of, how it did."""
+
+    inputs: str
+    provider: str
+    agreement: Agreement
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A node that ran, after the runtime's own optimisation, and the provider that it ran on."""
+
+    node: str
+    op: str
+    provider: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `verify` saw."""
+
+    call: Call
+    form: str
+    runs: tuple[Run, ...]
+    placements: tuple[Placement, ...]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every run stayed within its bound."""
+        return all(run.agreement.agrees for run in self.runs)
+
+    @property
+    def worst(self) -> Run:
+        """The run that came nearest to its bound, or went furthest beyond."""
+        return max(self.runs, key=lambda run: run.agreement.share)
+
+    def __str__(self) -> str:
+        worst = self.worst.agreement
+        verdict = "agrees" if self.agrees else "DISAGREES"
+        where = ", ".join(sorted({placement.provider for placement in self.placements}))
+        return (
+            f"{self.form}: {verdict} in {len(self.runs)} runs, worst error {worst.absolute:.2g} "
+            f"(bound {worst.bound:.2g}); its nodes ran on {where}"
+        )
+
+
+def verify(model: onnx.ModelProto | str | Path, *, provider: str | None = None, seed: int = 0) -> Report:
+    """Run `model` in onnxruntime against the float64 reference.
+
+    The call is read from the model's metadata, where `export_attention` left it. The inputs are random, of
+    several lengths; masks have rows without a key, and keys that no query attends hold NaN.
+
+    Args:
+        model: What `export_attention` returned, or the path of its file.
+        provider: `"cpu"` or `"cuda"`. Default: CUDA where onnxruntime offers it, and the CPU always.
+        seed: Of the random inputs.
+
+    Returns:
+        For each run its worst error and the bound, and for each node the provider that it ran on, as the
+            profile of the run has it.
+
+    Raises:
+        ValueError: A model without the metadata, or a provider that onnxruntime does not offer here.
+        FileNotFoundError: No such file.
+
+    Examples:
+        >>> from sdpa_xp_export import TensorSpec, export_attention
+        >>> qkv = TensorSpec("float32", ("B", 2, "L", 16))
+        >>> verify(export_attention(qkv, qkv, qkv, is_causal=True)).agrees
+        True
+    """
+    loaded = model if isinstance(model, onnx.ModelProto) else onnx.load(model)
+    metadata = {entry.key: entry.value for entry in loaded.metadata_props}
+    if "sdpa_xp.call" not in metadata:
+        rule = "`model` must be one that export_attention wrote"
+        raise ValueError(message("verify", rule, {"metadata": sorted(metadata)}))
+    call = Call.from_json(metadata["sdpa_xp.call"])
+    runs: list[Run] = []
+    placements: list[Placement] = []
+    for name in providers(provider):
+        ran, placed = _run_on(loaded, call, name, seed)
+        runs += ran
+        placements += placed
+    return Report(call, metadata.get("sdpa_xp.form", "unknown"), tuple(runs), tuple(placements))
+
+
+def expected(call: Call, inputs: Inputs) -> tuple[NDArray[np.float64], NDArray[Any]]:
+    """The reference of a call on `inputs`, and the textbook formula in the dtype of the call."""
+    import array_api_compat.numpy as xp
+
+    with np.errstate(all="ignore"):
+        exact, _, _ = reference.attention(**inputs, **call.rules)
+        return exact, textbook(xp, **inputs, **call.rules)
+
+
+def sample(call: Call, lengths: Mapping[str, int], rng: np.random.Generator) -> Inputs:
+    """Random inputs for a call whose symbols have `lengths`.
+
+    A boolean mask is True for three pairs of four, and False for the whole last key and, where it has a row
+    for each query, the whole first query. A floating one is -inf there; the last query has the smallest
+    finite number throughout, which does not mask.
+    """
+    inputs: Inputs = {}
+    for name, spec in call.inputs.items():
+        shape = tuple(lengths[n] if isinstance(n, str) else n for n in spec.shape)
+        if name in ("query", "key", "value"):
+            inputs[name] = rng.standard_normal(shape).astype(spec.dtype)
+            continue
+        allowed = rng.random(shape) < 0.75
+        if shape[-1] > 1:
+            allowed[..., -1] = False
+        if len(shape) > 1 and shape[-2] > 1:
+            allowed[..., 0, :] = False
+        if spec.dtype == "bool":
+            inputs[name] = allowed
+            continue
+        added = np.where(allowed, rng.standard_normal(shape), -np.inf).astype(spec.dtype)
+        both = name == "bias" and "attn_mask" in inputs  # two of the smallest numbers add up to -inf
+        if len(shape) > 1 and shape[-2] > 2 and not both:
+            added[..., -1, :] = np.where(allowed[..., -1, :], np.finfo(spec.dtype).min, -np.inf)
+        inputs[name] = added
+    return inputs
+
+
+def poison(inputs: Inputs) -> Inputs:
+    """The inputs with NaN in the last key and value, where `sample` lets no query attend them."""
+    masks = [inputs[name] for name in ("attn_mask", "bias") if name in inputs]
+    if not any(mask.shape and mask.shape[-1] > 1 for mask in masks):
+        return inputs
+    poisoned = {name: inputs[name].copy() for name in ("key", "value")}
+    for array in poisoned.values():
+        array[..., -1, :] = np.nan
+    return inputs | poisoned
+
+
+def open_session(model: onnx.ModelProto, provider: str, profile: Path | None = None) -> Any:
+    """An onnxruntime session of `model` on `provider`, which must really start there."""
+    import onnxruntime
+
+    if provider == PROVIDERS["cuda"] and hasattr(onnxruntime, "preload_dlls"):
+        onnxruntime.preload_dlls()  # finds the CUDA libraries that pip installed
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    if profile is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(profile)
+    providers = list(dict.fromkeys([provider, PROVIDERS["cpu"]]))
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=providers)
+    if provider not in session.get_providers():  # an absent provider is no more than a warning there
+        rule = f"onnxruntime could not start {provider}"
+        raise ValueError(message("verify", rule, {"providers": session.get_providers()}))
+    return session
+
+
+def _run_on(model: onnx.ModelProto, call: Call, provider: str, seed: int) -> tuple[list[Run], list[Placement]]:
+    rng = np.random.default_rng(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        session = open_session(model, provider, Path(folder) / "profile")
+        runs = []
+        for lengths in _lengths(call.symbols):
+            inputs = sample(call, lengths, rng)
+            exact, plain = expected(call, inputs)
+            inputs = poison(inputs)
+            session.run(None, inputs)
+            start = time.perf_counter()
+            (output,) = session.run(None, inputs)
+            seconds = time.perf_counter() - start
+            shown = " ".join(f"{name}={length}" for name, length in lengths.items()) or "fixed"
+            runs.append(Run(shown, provider, judge(output, exact, plain, call.query.dtype), seconds))
+        return runs, _placements(Path(session.end_profiling()))
+
+
+def _lengths(symbols: Sequence[str]) -> Iterator[dict[str, int]]:
+    """Some lengths for each symbol: all different, each way round, and all 1."""
+    if not symbols:
+        yield {}
+        return
+    several = [2, 5, 9, 17, 33, 65, 3, 7][: len(symbols)]
+    yield dict(zip(symbols, several, strict=True))
+    yield dict(zip(symbols, reversed(several), strict=True))
+    yield dict.fromkeys(symbols, 1)
+
+
+def _placements(profile: Path) -> list[Placement]:
+    """Each node that ran, once, in order; from the profile that the runtime wrote."""
+    events = json.loads(profile.read_text())
+    seen: dict[Placement, None] = {}
+    for event in events:
+        details = event.get("args", {})
+        if event.get("cat") == "Node" and "provider" in details:
+            name = event["name"].removesuffix("_kernel_time")
+            seen[Placement(name, details["op_name"], details["provider"])] = None
+    return list(seen)
+
+
+def providers(asked: str | None = None) -> list[str]:
+    """The execution providers to run on: the one asked for, or CUDA where offered and the CPU."""
+    import onnxruntime
+
+    offered = onnxruntime.get_available_providers()
+    if asked is None:
+        return [name for name in (PROVIDERS["cuda"], PROVIDERS["cpu"]) if name in offered]
+    if asked not in PROVIDERS or PROVIDERS[asked] not in offered:
+        rule = "`provider` must be one that onnxruntime offers here"
+        raise ValueError(message("verify", rule, {"provider": repr(asked), "offered": offered}))
+    return [PROVIDERS[asked]]
