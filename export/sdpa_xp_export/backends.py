@@ -1,0 +1,138 @@
+"""The array libraries found here, and how NumPy arrays get into them and back."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import array_api_compat
+import numpy as np
+from numpy.typing import NDArray
+
+from sdpa_xp.checks import message
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """One library on one device."""
+
+    name: str
+    device: str
+    version: str
+    put: Callable[[NDArray[Any]], Any]
+    """A NumPy array -> an array of the library."""
+    get: Callable[[Any], NDArray[Any]]
+    """An array of the library -> a NumPy array, once it is computed."""
+
+    def namespace(self) -> Any:
+        """The array-API namespace of the library."""
+        return array_api_compat.array_namespace(self.put(np.zeros(1, np.float32)))
+
+    def holds(self, dtype: str) -> bool:
+        """Whether the library keeps this dtype; JAX turns float64 into float32 unless told otherwise."""
+        try:
+            return str(self.put(np.zeros(1, dtype)).dtype).endswith(dtype)
+        except TypeError:  # array-api-strict has only what the standard has
+            return False
+
+
+def find(names: Sequence[str] | None = None) -> list[Backend]:
+    """Each of the libraries in `names` on each of its devices; without names, all that are installed.
+
+    Raises:
+        ValueError: A library that is not known, not installed, or has no device here.
+    """
+    found: list[Backend] = []
+    for name in LIBRARIES if names is None else names:
+        if name not in LIBRARIES:
+            rule = f"`backends` must be among {', '.join(LIBRARIES)}"
+            raise ValueError(message("find", rule, {"backend": repr(name)}))
+        here = _OPEN[name]() if _installed(name) else []
+        if names is not None and not here:
+            rule = "`backends` must be installed and have a device here"
+            raise ValueError(message("find", rule, {"backend": repr(name)}))
+        found += here
+    return found
+
+
+def _installed(name: str) -> bool:
+    return importlib.util.find_spec(name.replace("-", "_")) is not None
+
+
+def _version(name: str) -> str:
+    module = importlib.import_module(name.replace("-", "_"))
+    return str(getattr(module, "__version__", "unknown"))
+
+
+def _numpy() -> list[Backend]:
+    return [Backend("numpy", "cpu", np.__version__, lambda x: x, np.asarray)]
+
+
+def _torch() -> list[Backend]:
+    import torch
+
+    devices = ["cpu"] + [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    return [
+        Backend(
+            "torch",
+            device,
+            torch.__version__,
+            lambda x, device=device: torch.asarray(x, device=device),  # type: ignore[misc]
+            lambda x: x.detach().cpu().numpy(),
+        )
+        for device in devices
+    ]
+
+
+def _strict() -> list[Backend]:
+    import array_api_strict
+
+    version = array_api_strict.__version__
+    return [Backend("array-api-strict", "cpu", version, array_api_strict.asarray, np.asarray)]
+
+
+def _jax() -> list[Backend]:
+    import jax
+
+    return [
+        Backend(
+            "jax",
+            str(device),
+            jax.__version__,
+            lambda x, device=device: jax.device_put(x, device),  # type: ignore[misc]
+            np.asarray,
+        )
+        for device in jax.devices()
+    ]
+
+
+def _cupy() -> list[Backend]:
+    import cupy
+
+    if not cupy.is_available():
+        return []
+    return [Backend("cupy", "cuda:0", cupy.__version__, cupy.asarray, cupy.asnumpy)]
+
+
+def _dask() -> list[Backend]:
+    import dask.array
+
+    def put(x: NDArray[Any]) -> Any:
+        halves = {axis: -(-x.shape[axis] // 2) for axis in (x.ndim - 2,) if x.ndim >= 2}
+        return dask.array.from_array(x, chunks=tuple(halves.get(i, -1) for i in range(x.ndim)))
+
+    return [Backend("dask", "cpu", _version("dask"), put, lambda x: np.asarray(x.compute()))]
+
+
+_OPEN: dict[str, Callable[[], list[Backend]]] = {
+    "numpy": _numpy,
+    "torch": _torch,
+    "array-api-strict": _strict,
+    "jax": _jax,
+    "cupy": _cupy,
+    "dask": _dask,
+}
+LIBRARIES = tuple(_OPEN)
