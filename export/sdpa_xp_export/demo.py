@@ -1,0 +1,52 @@
+"""The main job: attention of a real encoder on everything found here, and the graph that computes the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sdpa_xp_export.agree import Job, Row, compare
+from sdpa_xp_export.backends import find
+from sdpa_xp_export.call import Call, checked
+from sdpa_xp_export.export import export_attention
+from sdpa_xp_export.figure import attention_of_word
+from sdpa_xp_export.files import save
+from sdpa_xp_export.minilm import Activations, activations
+from sdpa_xp_export.spec import TensorSpec
+from sdpa_xp_export.verify import providers
+
+SENTENCES = ("It took one minute.", "The size was minute.")
+WORD = "minute"
+
+
+def call(dtype: str) -> Call:
+    """The attention of the encoder: 12 heads of width 32 and a padding mask, any batch, any length."""
+    qkv = TensorSpec(dtype, ("B", 12, "L", 32))
+    return checked("demo", qkv, qkv, qkv, attn_mask=TensorSpec("bool", ("B", 1, 1, "L")))
+
+
+def rows(encoded: Activations, dtypes: tuple[str, ...] = ("float32", "float16")) -> Iterator[Row]:
+    """The table: each backend and each exported form on the inputs of every layer."""
+    for dtype in dtypes:
+        jobs = {}
+        for index, layer in enumerate(encoded.layers, start=1):
+            arrays = {"query": layer.query, "key": layer.key, "value": layer.value}
+            inputs = {name: x.astype(dtype) for name, x in arrays.items()} | {"attn_mask": encoded.mask}
+            jobs[f"layer {index}"] = Job(call(dtype), inputs, inputs)
+        yield from compare(jobs, dtype, find(), providers())
+
+
+def write(encoded: Activations, folder: Path) -> tuple[Path, Path]:
+    """Save the exported graph and the picture in `folder`; returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    arguments: dict[str, Any] = {**call("float32").inputs, **call("float32").rules}
+    model = save(export_attention(**arguments), folder / "attention.onnx", overwrite=True)
+    picture = folder / "attention.png"
+    attention_of_word(encoded, WORD).savefig(picture, dpi=150)
+    return model, picture
+
+
+def encode() -> Activations:
+    """The attention inputs of the two sentences."""
+    return activations(SENTENCES)
