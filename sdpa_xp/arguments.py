@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from sdpa_xp import biases, checks, masks, namespace
 from sdpa_xp.protocols import Array, Dtype, Namespace
@@ -54,7 +55,7 @@ def check(function: str, inputs: Mapping[str, object], rules: Rules) -> Call:
     checks.implementation(function, rules.implementation)
     optional = {"attn_mask": rules.attn_mask, "bias": rules.bias}
     others = {name: x for name, x in optional.items() if x is not None}
-    if namespace.is_array(rules.scale):
+    if _is_learned(rules.scale):
         others["scale"] = rules.scale
     xp, arrays = checks.one_library(function, {**inputs, **others})
     named = {name: arrays[name] for name in inputs}
@@ -105,11 +106,16 @@ def _masks_and_biases(
 def _scale(function: str, scale: object, query: Array, dtype: Dtype, sizes: checks.Sizes) -> float | Array:
     if scale is None:
         return 1.0 / math.sqrt(sizes.width)
-    if not namespace.is_array(scale):
+    if not _is_learned(scale):
         return checks.number(function, "scale", scale)
     checks.added_dtype(function, "scale", scale, query, dtype)
     checks.broadcasts(function, "scale", scale.shape, (*sizes.pairs[:-1], 1), "(..., Hq, L, 1)")
     return scale
+
+
+def _is_learned(scale: object) -> TypeGuard[Array]:
+    """Whether a scale is an array; a NumPy scalar is a number."""
+    return not isinstance(scale, numbers.Number) and namespace.is_array(scale)
 
 
 def _with_heads(xp: Namespace, array: Array) -> Array:

@@ -7,6 +7,7 @@ from typing import Generic, NamedTuple, TypeVar, cast
 
 from sdpa_xp import checks, streaming
 from sdpa_xp.arguments import Rules, check
+from sdpa_xp.namespace import quiet
 from sdpa_xp.protocols import AnyArray
 
 A = TypeVar("A", bound=AnyArray)
@@ -189,7 +190,8 @@ def attention_weights(
     """
     rules = Rules(attn_mask, bias, is_causal, scale, softcap, implementation)
     call = check("attention_weights", {"query": query, "key": key}, rules)
-    return cast(A, call.result(streaming.weights(call.scores, call.plan())))
+    with quiet(call.scores.query):
+        return cast(A, call.result(streaming.weights(call.scores, call.plan())))
 
 
 def merge_states(states: Iterable[AttentionState[A]]) -> AttentionState[A]:
@@ -222,12 +224,14 @@ def merge_states(states: Iterable[AttentionState[A]]) -> AttentionState[A]:
     """
     parts = [*states]
     xp, pairs = checks.states("merge_states", parts)
-    output, lse = streaming.merge(xp, pairs)
+    with quiet(pairs[0][0]):
+        output, lse = streaming.merge(xp, pairs)
     output = xp.astype(output, parts[0].output.dtype, copy=False)
     return AttentionState(cast(A, output), cast(A, lse))
 
 
 def _state(function: str, query: A, key: AnyArray, value: AnyArray, rules: Rules) -> AttentionState[A]:
     call = check(function, {"query": query, "key": key, "value": value}, rules)
-    output, lse = streaming.attend(call.scores, call.value, call.plan())
+    with quiet(call.scores.query):
+        output, lse = streaming.attend(call.scores, call.value, call.plan())
     return AttentionState(cast(A, call.result(output)), cast(A, lse[0, ...] if call.sizes.flat else lse))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeGuard, cast
 
 import array_api_compat as compat
@@ -39,6 +40,19 @@ def dtype_name(dtype: Dtype) -> str:
 def accumulation_dtype(xp: Namespace, dtype: Dtype) -> Dtype:
     """Scores, row sums and outputs are held in float64 for float64 input, else in float32."""
     return xp.float64 if dtype_name(dtype) == "float64" else xp.float32
+
+
+def quiet(array: Array) -> AbstractContextManager[object]:
+    """Without the floating-point warnings of NumPy.
+
+    They would tell of what is meant here: exp underflows, and a NaN or inf under a mask is put aside.
+    """
+    if compat.is_torch_array(array) or compat.is_jax_array(array) or compat.is_cupy_array(array):
+        return nullcontext()
+    numpy = sys.modules.get("numpy")
+    return (
+        nullcontext() if numpy is None else cast(AbstractContextManager[object], numpy.errstate(all="ignore"))
+    )
 
 
 def is_traced(array: Array) -> bool:

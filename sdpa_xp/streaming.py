@@ -95,7 +95,7 @@ def _weights_of(scores: Scores, rows: range, keys: range) -> Array:
     tile = scores.tile(rows, keys)
     allowed = scores.mask.on(tile)
     shape = (*scores.batch, *query.shape[-3:-1], len(keys))
-    if allowed is False or len(keys) == 0:
+    if allowed is False or math.prod(shape) == 0:
         return xp.zeros_like(xp.broadcast_to(query[..., :1], shape))
     s, allowed = scores.on(tile, query, allowed, careful=True)
     p = xp.exp(s - _finite_shift(xp, xp.max(s, axis=-1, keepdims=True)))
@@ -142,8 +142,8 @@ def _weigh(xp: Namespace, p: Array, value: Array, allowed: Allowed, guard: Guard
 
 def _attended(xp: Namespace, allowed: Array, groups: int) -> Array:
     """Whether any query attends a key, (..., H, columns, 1), from pairs that broadcast to (..., Hq, L, S)."""
-    if allowed.ndim == 1:
-        return xp.expand_dims(allowed, axis=-1)
+    if allowed.ndim < 2:  # the same for every query
+        return xp.expand_dims(allowed, axis=-1) if allowed.ndim else allowed
     by_head = xp.any(allowed, axis=-2)
     if by_head.ndim >= 2 and by_head.shape[-2] not in (1, groups):
         *batch, heads, columns = by_head.shape

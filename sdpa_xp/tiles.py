@@ -50,31 +50,32 @@ class Plan:
     keys: int
     rows: int
     columns: int
+    empty: bool = False
+    """Whether the result has no element, so that no key needs to be looked at."""
 
     def row_ranges(self) -> Iterator[range]:
         """The queries, a range at a time; one empty range where there is no query."""
         return _cut(self.queries, self.rows)
 
     def column_ranges(self) -> Iterator[range]:
-        """The keys, a range at a time; none where there is no key."""
-        return _cut(self.keys, self.columns) if self.keys else iter(())
+        """The keys, a range at a time; none where there is no key, or no query to attend one."""
+        return iter(()) if self.empty or self.keys == 0 else _cut(self.keys, self.columns)
 
 
 def plan(queries: int, keys: int, heads: int, *, traced: bool) -> Plan:
     """Choose the tiles of a call with `heads` query heads in all its batch entries together.
 
     A traced or lazy array gets one tile: its own compiler cuts the work, and a graph must not grow with
-    the number of tiles. Where the result is empty no key is looked at.
+    the number of tiles.
     """
-    if heads == 0 or queries == 0:
-        keys = 0
+    empty = heads == 0 or queries == 0
     if traced:
-        return Plan(queries, keys, queries, keys)
+        return Plan(queries, keys, queries, keys, empty)
     rows, columns = ROWS, COLUMNS
     while heads * rows * columns > SCORES and columns > SMALLEST:
         columns //= 2
         rows = max(rows // 2, SMALLEST)
-    return Plan(queries, keys, rows, columns)
+    return Plan(queries, keys, rows, columns, empty)
 
 
 def _cut(length: int, step: int) -> Iterator[range]:

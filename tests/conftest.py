@@ -1,0 +1,61 @@
+"""`--backends=numpy,torch` chooses the array libraries; one that is asked for by name must run."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import hypothesis
+import numpy as np
+import pytest
+from libraries import DEFAULT, LIBRARIES, Library
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--backends",
+        help=f"comma-separated, of {', '.join(LIBRARIES)}; default: those installed of {', '.join(DEFAULT)}",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """JAX compiles each operation for each shape, so it gets fewer random calls."""
+    slow = (config.getoption("--backends") or "").startswith("jax")
+    hypothesis.settings.register_profile(
+        "sdpa_xp",
+        max_examples=3 if slow else 15,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow],
+    )
+    hypothesis.settings.load_profile("sdpa_xp")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "library" in metafunc.fixturenames:
+        asked = metafunc.config.getoption("--backends")
+        names = asked.split(",") if asked else [name for name in DEFAULT if _installed(name)]
+        metafunc.parametrize("library", names, indirect=True)
+
+
+def _installed(name: str) -> bool:
+    return importlib.util.find_spec(LIBRARIES[name][0]) is not None
+
+
+@pytest.fixture
+def library(request: pytest.FixtureRequest) -> Library:
+    """One of the array libraries; the test runs once for each."""
+    if request.param not in LIBRARIES:
+        raise pytest.UsageError(f"--backends: {request.param} is none of {', '.join(LIBRARIES)}")
+    return LIBRARIES[request.param][1]()
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(20170612)
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of 4 x 6, so that small arrays are cut into several, the last of them smaller."""
+    monkeypatch.setattr("sdpa_xp.tiles.ROWS", 4)
+    monkeypatch.setattr("sdpa_xp.tiles.COLUMNS", 6)

@@ -1,0 +1,182 @@
+"""Every shape, mask and dtype against the float64 reference, on every library."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import array_api_compat
+import ml_dtypes
+import numpy as np
+import pytest
+from libraries import Library
+
+from sdpa_xp import attention_state, attention_weights, scaled_dot_product_attention
+from sdpa_xp_export import reference
+from sdpa_xp_export.agreement import judge, textbook
+
+DTYPES = {
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+    "float32": np.float32,
+    "float64": np.float64,
+}
+
+# query, key, value, attn_mask, bias: the shapes of a call
+SHAPES: dict[str, tuple[tuple[int, ...] | None, ...]] = {
+    "2-D": ((7, 8), (11, 8), (11, 8), None, None),
+    "2-D, Ev != E": ((7, 8), (11, 8), (11, 3), (7, 11), None),
+    "3-D": ((4, 7, 8), (4, 11, 8), (4, 11, 8), (7, 11), (4, 1, 11)),
+    "4-D": ((2, 4, 7, 8), (2, 4, 11, 8), (2, 4, 11, 8), (2, 1, 1, 11), (4, 7, 11)),
+    "5-D": ((3, 2, 4, 7, 8), (3, 2, 4, 11, 8), (3, 2, 4, 11, 8), (2, 1, 1, 11), None),
+    "batches broadcast": ((3, 1, 4, 7, 8), (2, 4, 11, 8), (1, 1, 4, 11, 5), (3, 2, 1, 1, 11), (11,)),
+    "batch of value alone": ((4, 7, 8), (4, 11, 8), (2, 4, 11, 8), (7, 1), None),
+    "ranks differ": ((4, 7, 8), (11, 8), (11, 8), (11,), None),
+    "grouped heads": ((2, 6, 7, 8), (2, 2, 11, 8), (2, 2, 11, 3), (2, 6, 7, 11), (6, 1, 11)),
+    "one key head": ((2, 6, 7, 8), (2, 1, 11, 8), (2, 1, 11, 8), (6, 7, 1), None),
+    "one query": ((2, 4, 1, 8), (2, 2, 11, 8), (2, 2, 11, 8), (2, 1, 1, 11), None),
+    "one key": ((4, 7, 8), (4, 1, 8), (4, 1, 8), (7, 1), None),
+    "width 1": ((4, 7, 1), (4, 11, 1), (4, 11, 1), None, None),
+}
+RULES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "is_causal": {"is_causal": True},
+    "scale": {"scale": 0.7},
+    "scale 0": {"scale": 0},
+    "scale < 0": {"scale": -0.5, "is_causal": True},
+    "softcap": {"softcap": 2.5},
+    "all": {"is_causal": True, "scale": 1.5, "softcap": 3},
+}
+
+
+def draw(rng: np.random.Generator, shapes: tuple[Any, ...], dtype: Any) -> dict[str, np.ndarray]:
+    """Arrays of a call: a mask with an empty row where it has rows, a bias with some -inf."""
+    names = ("query", "key", "value", "attn_mask", "bias")
+    named = {name: shape for name, shape in zip(names, shapes, strict=True) if shape is not None}
+    arrays = {name: rng.standard_normal(shape).astype(dtype) for name, shape in named.items()}
+    if "attn_mask" in named:
+        arrays["attn_mask"] = rng.random(named["attn_mask"]) < 0.7
+        if len(named["attn_mask"]) > 1:
+            arrays["attn_mask"][..., 0, :] = named["attn_mask"][-2] == 1
+    if "bias" in named:
+        arrays["bias"][rng.random(named["bias"]) < 0.2] = -np.inf
+    return arrays
+
+
+def expect(arrays: dict[str, np.ndarray], rules: dict[str, Any]) -> tuple[np.ndarray, ...]:
+    return reference.attention(**arrays, **rules)
+
+
+def assert_agrees(
+    library: Library, result: Any, expected: np.ndarray, arrays: dict[str, np.ndarray], rules: dict[str, Any]
+) -> None:
+    """`result` is an array like the query, and as near to the reference as the house's rule asks."""
+    with library.guard(), np.errstate(all="ignore"):
+        placed = {name: library.put(x) for name, x in arrays.items()}
+        plain = textbook(library.xp, **placed, **rules)
+    query = placed["query"]
+    assert array_api_compat.array_namespace(result) is library.xp
+    assert array_api_compat.device(result) == array_api_compat.device(query)
+    assert result.dtype == query.dtype
+    assert result.shape == expected.shape
+    found = judge(library.get(result), expected, library.get(plain), arrays["query"].dtype.name)
+    assert found.agrees, found
+
+
+# Each shape with two of the rules, so that each rule meets several shapes.
+PAIRS = [
+    pytest.param(shapes, rules, id=f"{name}-{rule}")
+    for index, (name, shapes) in enumerate(SHAPES.items())
+    for turn, (rule, rules) in enumerate(RULES.items())
+    if (turn - index) % len(RULES) in (0, 3)
+]
+
+
+@pytest.mark.parametrize(("shapes", "rules"), PAIRS)
+def test_float32(library: Library, rng: np.random.Generator, shapes: Any, rules: Any) -> None:
+    arrays = draw(rng, shapes, np.float32)
+    output = library.call(scaled_dot_product_attention, **arrays, **rules)
+    assert_agrees(library, output, expect(arrays, rules)[0], arrays, rules)
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize(("shapes", "rules"), PAIRS)
+def test_many_tiles(library: Library, rng: np.random.Generator, shapes: Any, rules: Any) -> None:
+    arrays = draw(rng, shapes, np.float32)
+    output = library.call(scaled_dot_product_attention, **arrays, **rules)
+    assert_agrees(library, output, expect(arrays, rules)[0], arrays, rules)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
+def test_dtypes(library: Library, rng: np.random.Generator, shapes: Any, dtype: str) -> None:
+    if not library.holds(dtype):
+        pytest.skip(f"{library.name} has no {dtype}")
+    arrays = draw(rng, shapes, DTYPES[dtype])
+    output = library.call(scaled_dot_product_attention, **arrays, is_causal=True)
+    assert_agrees(library, output, expect(arrays, {"is_causal": True})[0], arrays, {"is_causal": True})
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_is_float32_rounded_once(library: Library, rng: np.random.Generator, dtype: str) -> None:
+    if not library.holds(dtype):
+        pytest.skip(f"{library.name} has no {dtype}")
+    arrays = draw(rng, SHAPES["grouped heads"], DTYPES[dtype])
+    wide = {name: x if x.dtype == bool else x.astype(np.float32) for name, x in arrays.items()}
+    half = library.get(library.call(scaled_dot_product_attention, **arrays))
+    single = library.get(library.call(scaled_dot_product_attention, **wide))
+    np.testing.assert_array_equal(half.astype(DTYPES[dtype]), single.astype(DTYPES[dtype]))
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize(("shapes", "rules"), PAIRS)
+def test_state_and_weights(library: Library, rng: np.random.Generator, shapes: Any, rules: Any) -> None:
+    arrays = draw(rng, shapes, np.float32)
+    output, lse, weights = expect(arrays, rules)
+    state = library.call(attention_state, **arrays, **rules)
+    assert_agrees(library, state.output, output, arrays, rules)
+
+    # A log-sum-exp is as large as its largest score and as exact: the bound is the rounding of the scores.
+    assert state.lse.shape == lse.shape
+    found, finite = library.get(state.lse), np.isfinite(lse)
+    np.testing.assert_array_equal(np.isneginf(found), np.isneginf(lse))
+    scale = max(1.0, float(np.max(np.abs(lse[finite]), initial=0.0)))
+    assert np.max(np.abs(found[finite] - lse[finite]), initial=0.0) <= 8 * 2.0**-23 * scale
+
+    # The weights are the output for a value of one column a key.
+    value = arrays.pop("value")
+    result = library.call(attention_weights, **arrays, **rules)
+    one_hot = np.zeros((*arrays["key"].shape[:-1], value.shape[-2]), np.float32) + np.eye(value.shape[-2])
+    one_hot = one_hot.astype(np.float32)
+    if value.ndim <= max(arrays["query"].ndim, arrays["key"].ndim):
+        expected = expect(arrays | {"value": one_hot}, rules)[2]
+        assert_agrees(library, result, expected, arrays | {"value": one_hot}, rules)
+    else:
+        assert_agrees(library, result, weights[0], arrays | {"value": one_hot}, rules)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (6, 1, 1), (2, 1, 1, 1), (7, 1), (2, 6, 7, 1)])
+def test_scale_of_each_head_or_query(
+    library: Library, rng: np.random.Generator, shape: tuple[int, ...]
+) -> None:
+    arrays = draw(rng, SHAPES["grouped heads"], np.float32)
+    scale = rng.standard_normal(shape).astype(np.float32)
+    output = library.call(scaled_dot_product_attention, **arrays, scale=scale)
+    with library.guard():
+        placed = {name: library.put(x) for name, x in arrays.items()} | {"scale": library.put(scale)}
+        plain = library.get(textbook(library.xp, **placed))
+    found = judge(library.get(output), expect(arrays, {"scale": scale})[0], plain, "float32")
+    assert found.agrees, found
+
+
+def test_floating_mask_and_bias_add_up(library: Library, rng: np.random.Generator) -> None:
+    arrays = draw(rng, SHAPES["4-D"], np.float32)
+    arrays["attn_mask"] = rng.standard_normal((2, 1, 7, 11)).astype(np.float32)
+    output = library.call(scaled_dot_product_attention, **arrays)
+    assert_agrees(library, output, expect(arrays, {})[0], arrays, {})
+
+
+def test_implementation_xp_is_the_default(library: Library, rng: np.random.Generator) -> None:
+    arrays = draw(rng, SHAPES["4-D"], np.float32)
+    first = library.call(scaled_dot_product_attention, **arrays)
+    second = library.call(scaled_dot_product_attention, **arrays, implementation="xp")
+    np.testing.assert_array_equal(library.get(first), library.get(second))

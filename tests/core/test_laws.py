@@ -1,0 +1,130 @@
+"""What holds for any attention, as properties of random calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+from libraries import Library
+
+from sdpa_xp import attention_state, attention_weights, merge_states, scaled_dot_product_attention
+
+F = np.float32
+# Scores stay below about 10, where their rounding is 2^-20; the laws are exact but for that.
+TOLERANCE = 2**-17
+
+
+@st.composite
+def calls(draw: Any) -> tuple[list[np.ndarray], dict[str, Any], Any]:
+    """query, key, value; rules; and a source of more random numbers."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    batch, heads, group = (
+        draw(st.sampled_from([(), (1,), (3,)])),
+        draw(st.integers(1, 2)),
+        draw(st.integers(1, 3)),
+    )
+    queries, keys = draw(st.sampled_from([1, 5, 9])), draw(st.sampled_from([1, 7, 13]))
+    width, value_width = draw(st.sampled_from([1, 4, 8])), draw(st.sampled_from([1, 3]))
+    q = rng.standard_normal((*batch, heads * group, queries, width))
+    k = rng.standard_normal((*batch, heads, keys, width))
+    v = rng.standard_normal((*batch, heads, keys, value_width))
+    rules: dict[str, Any] = {"is_causal": draw(st.booleans()), "softcap": draw(st.sampled_from([None, 4.0]))}
+    if draw(st.booleans()):
+        rules["attn_mask"] = rng.random((*batch, heads * group, queries, keys)) < draw(
+            st.sampled_from([0.1, 0.8])
+        )
+    return [x.astype(F) for x in (q, k, v)], rules, rng
+
+
+def attend(library: Library, *args: np.ndarray, **rules: Any) -> np.ndarray:
+    return library.get(library.call(scaled_dot_product_attention, *args, **rules))
+
+
+def close(one: np.ndarray, other: np.ndarray) -> None:
+    np.testing.assert_allclose(one, other, rtol=0, atol=TOLERANCE)
+
+
+pytestmark = pytest.mark.usefixtures("small_tiles")
+
+
+@given(call=calls())
+def test_order_of_keys_does_not_matter(library: Library, call: Any) -> None:
+    (q, k, v), rules, rng = call
+    rules["is_causal"] = False
+    order = rng.permutation(k.shape[-2])
+    moved = rules | ({"attn_mask": rules["attn_mask"][..., order]} if "attn_mask" in rules else {})
+    close(attend(library, q, k[..., order, :], v[..., order, :], **moved), attend(library, q, k, v, **rules))
+
+
+@given(call=calls())
+def test_shifting_the_scores_of_a_row_does_not_matter(library: Library, call: Any) -> None:
+    (q, k, v), rules, rng = call
+    shift = rng.integers(-4, 5, (*q.shape[:-1], 1)).astype(F)
+    close(attend(library, q, k, v, bias=shift, **rules), attend(library, q, k, v, **rules))
+
+
+@given(call=calls())
+def test_each_batch_entry_and_head_is_its_own(library: Library, call: Any) -> None:
+    (q, k, v), rules, _ = call
+    whole = attend(library, q, k, v, **rules)
+    group = q.shape[-3] // k.shape[-3]
+    for *entry, head in np.ndindex(*q.shape[:-2]):
+        at, shared = (*entry, head), (*entry, head // group)
+        own = rules | ({"attn_mask": rules["attn_mask"][at]} if "attn_mask" in rules else {})
+        close(attend(library, q[at], k[shared], v[shared], **own), whole[at])
+
+
+@given(call=calls())
+def test_causal_rows_do_not_see_what_comes_later(library: Library, call: Any) -> None:
+    (q, k, v), rules, rng = call
+    rules["is_causal"] = True
+    n = int(rng.integers(1, k.shape[-2] + 1))
+    later_k, later_v = k.copy(), v.copy()
+    later_k[..., n:, :], later_v[..., n:, :] = 3, -3
+    before, after = attend(library, q, k, v, **rules), attend(library, q, later_k, later_v, **rules)
+    close(before[..., :n, :], after[..., :n, :])
+
+
+@given(call=calls())
+def test_parts_merge_to_the_whole(library: Library, call: Any) -> None:
+    (q, k, v), rules, rng = call
+    if k.shape[-2] == 1:
+        return
+    rules["is_causal"] = False
+    n = int(rng.integers(1, k.shape[-2]))
+    whole = library.call(attention_state, q, k, v, **rules)
+    parts = []
+    for part in (slice(None, n), slice(n, None)):
+        own = rules | ({"attn_mask": rules["attn_mask"][..., part]} if "attn_mask" in rules else {})
+        parts.append(library.call(attention_state, q, k[..., part, :], v[..., part, :], **own))
+    with library.guard():
+        merged = merge_states(parts)
+    close(library.get(merged.output), library.get(whole.output))
+    finite = np.isfinite(library.get(whole.lse))
+    np.testing.assert_array_equal(np.isfinite(library.get(merged.lse)), finite)
+    close(library.get(merged.lse)[finite], library.get(whole.lse)[finite])
+
+
+@given(call=calls())
+def test_weights_sum_to_one_and_give_the_output(library: Library, call: Any) -> None:
+    (q, k, v), rules, _ = call
+    w = library.get(library.call(attention_weights, q, k, **rules))
+    sums = w.sum(axis=-1)
+    assert np.all(w >= 0)
+    assert np.all((np.abs(sums - 1) <= TOLERANCE) | (sums == 0))
+    repeated = np.repeat(v, q.shape[-3] // v.shape[-3], axis=-3)
+    close(w @ repeated, attend(library, q, k, v, **rules))
+
+
+@given(call=calls())
+def test_outputs_lie_between_the_values(library: Library, call: Any) -> None:
+    """In every column; a row without a key is 0."""
+    (q, k, v), rules, _ = call
+    output = attend(library, q, k, v, **rules)
+    repeated = np.repeat(v, q.shape[-3] // v.shape[-3], axis=-3)
+    low, high = (f(repeated, axis=-2, keepdims=True) for f in (np.min, np.max))
+    empty = np.all(output == 0, axis=-1, keepdims=True)
+    assert np.all(empty | ((output >= low - TOLERANCE) & (output <= high + TOLERANCE)))

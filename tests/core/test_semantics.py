@@ -1,0 +1,292 @@
+"""Each row of the semantics table in the README, by name, on every library."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from libraries import Library
+
+from sdpa_xp import attention_state, attention_weights, scaled_dot_product_attention
+
+F = np.float32
+
+
+def arrays(rng: np.random.Generator, *shapes: tuple[int, ...], dtype: Any = F) -> list[np.ndarray]:
+    return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+
+
+def attend(library: Library, *args: np.ndarray, **rules: Any) -> np.ndarray:
+    return library.get(library.call(scaled_dot_product_attention, *args, **rules))
+
+
+def weights(library: Library, *args: np.ndarray, **rules: Any) -> np.ndarray:
+    return library.get(library.call(attention_weights, *args, **rules))
+
+
+def test_2d_is_one_head_without_batch(library: Library, rng: np.random.Generator) -> None:
+    q, k, v = arrays(rng, (3, 4), (5, 4), (5, 2))
+    flat = attend(library, q, k, v)
+    headed = attend(library, q[None], k[None], v[None])
+    assert flat.shape == (3, 2)
+    assert headed.shape == (1, 3, 2)
+    np.testing.assert_array_equal(flat, headed[0])
+
+
+def test_query_head_h_reads_key_head_h_div_group(library: Library, rng: np.random.Generator) -> None:
+    q, k, v = arrays(rng, (6, 3, 4), (2, 5, 4), (2, 5, 4))
+    marked = np.stack([np.full((5, 1), 10, F), np.full((5, 1), 20, F)])
+    np.testing.assert_allclose(attend(library, q, k, marked)[:, 0, 0], [10, 10, 10, 20, 20, 20], rtol=1e-6)
+    repeated = [np.repeat(x, 3, axis=0) for x in (k, v)]
+    np.testing.assert_allclose(attend(library, q, k, v), attend(library, q, *repeated), rtol=0, atol=1e-6)
+
+
+def test_boolean_true_means_may_attend(library: Library) -> None:
+    mask = np.asarray([[True, False, True]])
+    w = weights(library, np.zeros((1, 2), F), np.ones((3, 2), F), attn_mask=mask)
+    np.testing.assert_array_equal(w, [[0.5, 0, 0.5]])
+
+
+def test_floating_mask_is_added(library: Library, rng: np.random.Generator) -> None:
+    q, k, v, added = arrays(rng, (2, 3, 4), (2, 5, 4), (2, 5, 4), (3, 5))
+    as_mask = attend(library, q, k, v, attn_mask=added)
+    as_bias = attend(library, q, k, v, bias=added)
+    np.testing.assert_array_equal(as_mask, as_bias)
+    assert not np.allclose(as_mask, attend(library, q, k, v), atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "shape", [(2, 4, 3, 5), (1, 4, 3, 5), (2, 1, 1, 5), (4, 1, 5), (3, 5), (3, 1), (5,), (1,), ()]
+)
+def test_mask_of_any_broadcastable_shape(library: Library, rng: np.random.Generator, shape: Any) -> None:
+    q, k, v = arrays(rng, (2, 4, 3, 8), (2, 4, 5, 8), (2, 4, 5, 8))
+    mask = np.asarray(rng.random(shape) < 0.6)
+    whole = np.array(np.broadcast_to(mask, (2, 4, 3, 5)))
+    np.testing.assert_array_equal(
+        attend(library, q, k, v, attn_mask=mask), attend(library, q, k, v, attn_mask=whole)
+    )
+
+
+def test_mask_and_is_causal_both_hold(library: Library) -> None:
+    mask = np.asarray([[True, True, True], [False, True, True], [True, False, True]])
+    w = weights(library, np.zeros((3, 2), F), np.ones((3, 2), F), attn_mask=mask, is_causal=True)
+    np.testing.assert_array_equal(w, [[1, 0, 0], [0, 1, 0], [0.5, 0, 0.5]])
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "expected"),
+    [
+        (2, 4, [[1, 0, 0, 0], [0.5, 0.5, 0, 0]]),
+        (4, 2, [[1, 0], [0.5, 0.5], [0.5, 0.5], [0.5, 0.5]]),
+    ],
+)
+def test_is_causal_counts_from_the_upper_left(library: Library, queries: int, keys: int, expected: Any) -> None:
+    w = weights(library, np.zeros((queries, 2), F), np.ones((keys, 2), F), is_causal=True)
+    np.testing.assert_array_equal(w, expected)
+
+
+def test_order_is_scale_softcap_bias_mask(library: Library) -> None:
+    """Scores 2 * (3, 6), capped at 4, plus (1, 0), with the third key masked."""
+    q, k = np.asarray([[1.0]], F), np.asarray([[3.0], [6.0], [99.0]], F)
+    bias, mask = np.asarray([[1.0, 0.0, 50.0]], F), np.asarray([True, True, False])
+    w = weights(library, q, k, attn_mask=mask, bias=bias, scale=2.0, softcap=4.0)
+    scores = np.asarray([4 * math.tanh(6 / 4) + 1, 4 * math.tanh(12 / 4)])
+    expected = np.exp(scores) / np.exp(scores).sum()
+    np.testing.assert_allclose(w[0], [*expected, 0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("how", ["boolean", "bias", "floating mask", "causal and mask"])
+def test_row_without_a_key(library: Library, rng: np.random.Generator, how: str) -> None:
+    """Output 0, weights 0, lse -inf, never NaN; the other rows are as without it."""
+    q, k, v = arrays(rng, (3, 4), (5, 4), (5, 2))
+    allowed = np.ones((3, 5), bool)
+    allowed[1] = False
+    added = np.where(allowed, 0, -np.inf).astype(F)
+    later = np.triu(np.ones((3, 5), bool), 1) | allowed
+    rules: dict[str, Any] = {
+        "boolean": {"attn_mask": allowed},
+        "bias": {"bias": added},
+        "floating mask": {"attn_mask": added},
+        "causal and mask": {"attn_mask": later, "is_causal": True},
+    }[how]
+    state = library.call(attention_state, q, k, v, **rules)
+    output, lse = library.get(state.output), library.get(state.lse)
+    np.testing.assert_array_equal(output[1], 0)
+    assert lse[1] == -math.inf
+    np.testing.assert_array_equal(weights(library, q, k, **rules)[1], 0)
+    whole = attend(library, q, k, v, is_causal=how == "causal and mask")
+    np.testing.assert_allclose(output[[0, 2]], whole[[0, 2]], rtol=0, atol=1e-6)
+    assert np.all(np.isfinite(lse[[0, 2]]))
+
+
+def test_smallest_finite_bias_does_not_mask(library: Library) -> None:
+    """A row of finfo.min is a row of equal scores, as in NumPy; only -inf masks."""
+    bias = np.full((1, 4), np.finfo(F).min, F)
+    w = weights(library, np.zeros((1, 2), F), np.ones((4, 2), F), bias=bias)
+    np.testing.assert_array_equal(w, [[0.25] * 4])
+
+
+NONFINITE = [math.nan, math.inf, -math.inf]
+
+
+@pytest.mark.parametrize("bad", NONFINITE)
+@pytest.mark.parametrize("where", ["key", "value", "both"])
+def test_padding_may_hold_anything(library: Library, rng: np.random.Generator, bad: float, where: str) -> None:
+    q, k, v = arrays(rng, (2, 4, 3, 8), (2, 2, 5, 8), (2, 2, 5, 8))
+    mask = np.ones((2, 1, 1, 5), bool)
+    mask[1, ..., 3:] = False
+    clean = attend(library, q, k, v, attn_mask=mask)
+    for name, x in (("key", k), ("value", v)):
+        if where in (name, "both"):
+            x[1, :, 3:] = bad
+    np.testing.assert_allclose(attend(library, q, k, v, attn_mask=mask), clean, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("bad", NONFINITE)
+@pytest.mark.parametrize("how", ["causal", "boolean", "bias"])
+@pytest.mark.parametrize("where", ["key", "value"])
+def test_nonfinite_shows_in_exactly_the_rows_that_attend_it(
+    library: Library, rng: np.random.Generator, where: str, how: str, bad: float
+) -> None:
+    """Key 2 of 4 is bad: under a causal mask rows 2 and 3 attend it, and must not hide it."""
+    if library.lazy:
+        pytest.skip("a lazy graph promises this only for keys that no query attends")
+    q, k, v = arrays(rng, (2, 4, 8), (2, 4, 8), (2, 4, 8))
+    allowed = np.tril(np.ones((4, 4), bool))
+    rules: dict[str, Any] = {
+        "causal": {"is_causal": True},
+        "boolean": {"attn_mask": allowed},
+        "bias": {"bias": np.where(allowed, 0, -np.inf).astype(F)},
+    }[how]
+    clean = attend(library, q, k, v, **rules)
+    if where == "key":
+        k[0, 2] = bad
+    else:
+        v[0, 2, 5] = bad
+    state = library.call(attention_state, q, k, v, **rules)
+    output = library.get(state.output)
+    np.testing.assert_allclose(output[1], clean[1], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(output[0, :2], clean[0, :2], rtol=0, atol=1e-6)
+    if where == "value":
+        np.testing.assert_array_equal(output[0, 2:, 5], bad)
+        np.testing.assert_allclose(np.delete(output[0], 5, -1), np.delete(clean[0], 5, -1), rtol=0, atol=1e-6)
+        assert np.all(np.isfinite(library.get(state.lse)))
+    elif math.isnan(bad):
+        assert np.all(np.isnan(output[0, 2:]))
+        assert np.all(np.isnan(weights(library, q, k, **rules)[0, 2:, :2]))
+        np.testing.assert_array_equal(weights(library, q, k, **rules)[0, 2, 3:], 0)
+
+
+def test_nonfinite_of_one_head_stays_in_its_group(library: Library, rng: np.random.Generator) -> None:
+    q, k, v = arrays(rng, (4, 3, 8), (2, 5, 8), (2, 5, 8))
+    mask = np.ones((4, 3, 5), bool)
+    mask[2:, :, 4] = False
+    clean = attend(library, q, k, v, attn_mask=mask)
+    v[1, 4] = math.nan
+    np.testing.assert_allclose(attend(library, q, k, v, attn_mask=mask), clean, rtol=0, atol=1e-6)
+
+
+def test_nan_query_is_not_an_empty_row(library: Library, rng: np.random.Generator) -> None:
+    q, k, v = arrays(rng, (3, 4), (5, 4), (5, 4))
+    q[1] = math.nan
+    state = library.call(attention_state, q, k, v, is_causal=True)
+    assert np.all(np.isnan(library.get(state.output)[1]))
+    assert math.isnan(library.get(state.lse)[1])
+    assert np.all(np.isfinite(library.get(state.output)[[0, 2]]))
+
+
+def test_nan_bias_is_attended(library: Library, rng: np.random.Generator) -> None:
+    q, k, v, bias = arrays(rng, (2, 4), (3, 4), (3, 4), (2, 3))
+    bias[0, 1] = math.nan
+    output = attend(library, q, k, v, bias=bias)
+    assert np.all(np.isnan(output[0]))
+    assert np.all(np.isfinite(output[1]))
+
+
+def test_default_scale_is_one_over_root_of_width(library: Library, rng: np.random.Generator) -> None:
+    q, k, v = arrays(rng, (3, 16), (5, 16), (5, 16))
+    np.testing.assert_array_equal(attend(library, q, k, v), attend(library, q, k, v, scale=0.25))
+
+
+@pytest.mark.parametrize("off", [None, 0, 0.0])
+def test_softcap_off(library: Library, rng: np.random.Generator, off: Any) -> None:
+    q, k, v = arrays(rng, (3, 16), (5, 16), (5, 16))
+    np.testing.assert_array_equal(attend(library, q, k, v, softcap=off), attend(library, q, k, v))
+
+
+def test_lse_is_the_natural_logarithm(library: Library) -> None:
+    state = library.call(attention_state, np.zeros((1, 2), F), np.ones((7, 2), F), np.ones((7, 1), F))
+    np.testing.assert_allclose(library.get(state.lse), [math.log(7)], rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_lse_has_the_accumulation_dtype(library: Library, dtype: str) -> None:
+    if not library.holds(dtype):
+        pytest.skip(f"{library.name} has no {dtype}")
+    x = np.ones((3, 4), dtype)
+    lse = library.get(library.call(attention_state, x, x, x).lse)
+    assert lse.dtype == ("float64" if dtype == "float64" else "float32")
+    assert lse.shape == (3,)
+
+
+@pytest.mark.parametrize(
+    ("query", "key", "value"),
+    [
+        ((2, 3, 4), (2, 0, 4), (2, 0, 5)),
+        ((2, 0, 4), (2, 3, 4), (2, 3, 5)),
+        ((0, 2, 3, 4), (0, 2, 6, 4), (0, 2, 6, 5)),
+        ((2, 3, 4), (2, 6, 4), (2, 6, 0)),
+        ((0, 3, 4), (0, 6, 4), (0, 6, 5)),
+        ((0, 3, 4), (2, 6, 4), (2, 6, 5)),
+        ((3, 4), (0, 4), (0, 5)),
+        ((4, 3, 4), (2, 0, 4), (2, 0, 5)),
+    ],
+)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_empty_axes(
+    library: Library, rng: np.random.Generator, query: Any, key: Any, value: Any, is_causal: bool
+) -> None:
+    """No key: zeros and lse -inf; nothing else to compute: an empty result."""
+    if library.lazy:
+        pytest.skip("Dask has no arrays of size 0")
+    state = library.call(attention_state, *arrays(rng, query, key, value), is_causal=is_causal)
+    output, lse = library.get(state.output), library.get(state.lse)
+    shape = (*query[:-1], value[-1])
+    assert output.shape == shape
+    assert lse.shape == shape[:-1]
+    np.testing.assert_array_equal(output, np.zeros(shape))
+    if key[-2] == 0:
+        assert np.all(lse == -math.inf)
+    w = weights(library, *arrays(rng, query, key), is_causal=is_causal)
+    assert w.shape == (*query[:-1], key[-2])
+
+
+def test_inputs_are_not_written(library: Library, rng: np.random.Generator) -> None:
+    before = arrays(rng, (2, 4, 3, 8), (2, 2, 5, 8), (2, 2, 5, 8), (3, 5))
+    before[1][0, 0, 0] = math.nan
+    placed = [library.put(x.copy()) for x in before]
+    with library.guard():
+        scaled_dot_product_attention(*placed[:3], bias=placed[3], is_causal=True, softcap=2.0)
+    for x, kept in zip(before, placed, strict=True):
+        np.testing.assert_array_equal(x, library.get(kept))
+
+
+def test_the_same_result_every_time(library: Library, rng: np.random.Generator) -> None:
+    args = arrays(rng, (2, 4, 30, 8), (2, 2, 50, 8), (2, 2, 50, 8))
+    first = attend(library, *args, is_causal=True)
+    for _ in range(3):
+        np.testing.assert_array_equal(attend(library, *args, is_causal=True), first)
+
+
+def test_result_may_be_written(library: Library) -> None:
+    """It is no view of an input and no broadcast view."""
+    if not library.name.startswith(("numpy", "torch")):
+        pytest.skip("only NumPy and torch have arrays that are views of others and can be written")
+    v = np.ones((1, 2), F)
+    for rules in ({}, {"attn_mask": np.zeros((3, 1), bool)}):
+        state = library.call(attention_state, np.ones((3, 2), F), np.ones((1, 2), F), v, **rules)
+        state.output[...] = 5
+        state.lse[...] = 5
+        np.testing.assert_array_equal(v, 1)

@@ -1,0 +1,83 @@
+"""States over parts of the keys merge to the state over all of them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from libraries import Library
+
+from sdpa_xp import AttentionState, attention_state, merge_states
+from sdpa_xp_export import reference
+
+F = np.float32
+
+
+@pytest.mark.parametrize("cuts", [[0, 13], [0, 1, 13], [0, 5, 6, 13], [0, 0, 13, 13]])
+def test_any_split_merges_to_the_whole(library: Library, rng: np.random.Generator, cuts: list[int]) -> None:
+    if library.lazy and len(set(cuts)) < len(cuts):
+        pytest.skip("Dask has no arrays of size 0")
+    q, k, v = (rng.standard_normal(shape).astype(F) for shape in ((2, 4, 3, 8), (2, 2, 13, 8), (2, 2, 13, 5)))
+    mask = rng.random((4, 3, 13)) < 0.5
+    mask[:, 1] = False
+    states = [
+        library.call(attention_state, q, k[..., a:b, :], v[..., a:b, :], attn_mask=mask[..., a:b])
+        for a, b in itertools.pairwise(cuts)
+    ]
+    with library.guard():
+        merged = merge_states(states)
+    output, lse, _ = reference.attention(q, k, v, mask)
+    np.testing.assert_allclose(library.get(merged.output), output, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(library.get(merged.lse), lse, rtol=0, atol=2e-6)
+    assert merged.output.dtype == states[0].output.dtype
+
+
+def test_state_without_a_key_adds_nothing(library: Library) -> None:
+    """Even when its output is NaN, as other libraries leave it."""
+    full = [np.asarray([[1.0, 2.0]], F), np.asarray([0.5], F)]
+    empty = [np.asarray([[math.nan, math.inf]], F), np.asarray([-math.inf], F)]
+    with library.guard():
+        states = [AttentionState(*(library.put(x) for x in state)) for state in (empty, full, empty)]
+        merged, nothing = merge_states(states), merge_states([states[0], states[2]])
+    np.testing.assert_array_equal(library.get(merged.output), full[0])
+    np.testing.assert_array_equal(library.get(merged.lse), full[1])
+    np.testing.assert_array_equal(library.get(nothing.output), [[0, 0]])
+    np.testing.assert_array_equal(library.get(nothing.lse), [-math.inf])
+
+
+def test_weights_far_apart(library: Library) -> None:
+    """exp(lse) overflows for both; the larger one wins."""
+    with library.guard():
+        states = [
+            AttentionState(library.put(np.full((1, 1), x, F)), library.put(np.full(1, lse, F)))
+            for x, lse in ((1.0, 1e4), (2.0, 2e4))
+        ]
+        merged = merge_states(iter(states))
+    assert library.get(merged.output)[0, 0] == 2
+    assert library.get(merged.lse)[0] == 2e4
+
+
+def state(output: Any = (3, 2), lse: Any = (3,), dtype: Any = F, lse_dtype: Any = F) -> AttentionState:
+    return AttentionState(np.zeros(output, dtype), np.zeros(lse, lse_dtype))
+
+
+@pytest.mark.parametrize(
+    ("states", "error", "words"),
+    [
+        ([], ValueError, "`states` must hold at least one state"),
+        ([np.zeros((3, 2))], TypeError, r"`states\[0\]` must be an AttentionState.*numpy.ndarray"),
+        ([state(), 3], TypeError, r"`states\[1\]` must be an AttentionState"),
+        ([state(), state((4, 2), (4,))], ValueError, r"must have one shape.*\(3, 2\).*\(4, 2\)"),
+        ([state(), state(dtype=np.float64)], TypeError, "must have one dtype.*float32.*float64"),
+        ([state(), state(lse_dtype=np.float64)], TypeError, r"states\[1\].lse.*one dtype"),
+        ([state((3, 2), (2,))], ValueError, "`lse` must have the shape of `output` without its width"),
+        ([state(dtype=np.int64)], TypeError, r"`states\[0\].output` must be one of float16"),
+        ([AttentionState([[1.0]], [1.0])], TypeError, r"`states\[0\].output` must be a plain array"),
+    ],
+)
+def test_refused(states: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match="merge_states: .*" + words):
+        merge_states(states)

@@ -1,0 +1,116 @@
+"""Inside jit, vmap, gradients and torch.compile: the same numbers, and no NaN from an empty row."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from libraries import Library
+
+from sdpa_xp import attention_state, attention_weights, scaled_dot_product_attention
+from sdpa_xp_export import reference
+
+F = np.float32
+
+
+@pytest.fixture
+def call(rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Grouped heads, a mask with an empty row, and padding that holds NaN."""
+    shapes = {"query": (4, 3, 8), "key": (2, 6, 8), "value": (2, 6, 5)}
+    arrays = {name: rng.standard_normal(shape).astype(F) for name, shape in shapes.items()}
+    mask = rng.random((4, 3, 6)) < 0.7
+    mask[:, 1], mask[..., 4] = False, False
+    return arrays | {"attn_mask": mask}
+
+
+def poisoned(call: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    bad = {name: call[name].copy() for name in ("key", "value")}
+    for x in bad.values():
+        x[:, 4] = math.nan
+    return call | bad
+
+
+def of(library: Library, name: str) -> bool:
+    return library.name.split("-")[0] == name
+
+
+def test_jit(library: Library, call: dict[str, np.ndarray]) -> None:
+    if not of(library, "jax"):
+        pytest.skip("jit is JAX's")
+    import jax
+
+    compiled = jax.jit(lambda **arrays: attention_state(**arrays, is_causal=True, softcap=3.0))
+    state = library.call(compiled, **poisoned(call))
+    output, lse, _ = reference.attention(**call, is_causal=True, softcap=3.0)
+    np.testing.assert_allclose(library.get(state.output), output, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(library.get(state.lse), lse, rtol=0, atol=2e-6)
+    weights = jax.jit(lambda q, k: attention_weights(q, k, is_causal=True))
+    w = library.get(library.call(weights, call["query"], call["key"]))
+    np.testing.assert_allclose(
+        w, reference.attention(**(call | {"attn_mask": None}), is_causal=True)[2], atol=2e-6
+    )
+
+
+def test_vmap(library: Library, call: dict[str, np.ndarray]) -> None:
+    if not of(library, "jax"):
+        pytest.skip("vmap is JAX's")
+    import jax
+
+    q, k, v = (np.stack([call[name]] * 2) for name in ("query", "key", "value"))
+    mapped = jax.vmap(lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True))
+    expected = reference.attention(q, k, v, is_causal=True)[0]
+    np.testing.assert_allclose(library.get(library.call(mapped, q, k, v)), expected, rtol=0, atol=2e-6)
+
+
+def test_gradient(library: Library, call: dict[str, np.ndarray]) -> None:
+    """Against finite differences of the reference; that of an empty row is 0."""
+    weight = np.random.default_rng(1).standard_normal((4, 3, 5))
+    found = _gradients(library, call, weight)
+    if found is None:
+        pytest.skip("the library has no gradients")
+    np.testing.assert_array_equal(found["query"][:, 1], 0)
+    np.testing.assert_array_equal(found["key"][:, 4], 0)
+    wide = {name: x.astype(np.float64) if x.dtype == F else x for name, x in call.items()}
+    for name, gradient in found.items():
+        for at in [(0, 0, 0), (1, 2, 3), (0, 2, 1)]:
+            step = np.zeros_like(wide[name])
+            step[at] = 1e-5
+            ends = [
+                (reference.attention(**(wide | {name: wide[name] + sign * step}))[0] * weight).sum()
+                for sign in (1, -1)
+            ]
+            assert gradient[at] == pytest.approx((ends[0] - ends[1]) / 2e-5, abs=1e-5)
+
+
+def _gradients(
+    library: Library, call: dict[str, np.ndarray], weight: np.ndarray
+) -> dict[str, np.ndarray] | None:
+    names = ("query", "key", "value")
+    if of(library, "torch"):
+        import torch
+
+        placed = {name: library.put(x) for name, x in call.items()}
+        for name in names:
+            placed[name].requires_grad_()
+        output = scaled_dot_product_attention(**placed)
+        (output * torch.asarray(weight.astype(F), device=output.device)).sum().backward()
+        return {name: library.get(placed[name].grad) for name in names}
+    if of(library, "jax"):
+        import jax
+
+        def loss(q: Any, k: Any, v: Any, mask: Any) -> Any:
+            return (scaled_dot_product_attention(q, k, v, mask) * weight.astype(F)).sum()
+
+        gradients = library.call(jax.grad(loss, argnums=(0, 1, 2)), *call.values())
+        return {name: library.get(x) for name, x in zip(names, gradients, strict=True)}
+    return None
+
+
+def test_lazy_graph_is_not_computed(library: Library, call: dict[str, np.ndarray]) -> None:
+    """The guard of the Dask library forbids computing while the graph is built; the numbers hold after it."""
+    if not library.lazy:
+        pytest.skip("the library is not lazy")
+    result = library.call(scaled_dot_product_attention, **poisoned(call))
+    np.testing.assert_allclose(library.get(result), reference.attention(**call)[0], rtol=0, atol=2e-6)
