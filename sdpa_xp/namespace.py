@@ -50,9 +50,8 @@ def quiet(array: Array) -> AbstractContextManager[object]:
     if compat.is_torch_array(array) or compat.is_jax_array(array) or compat.is_cupy_array(array):
         return nullcontext()
     numpy = sys.modules.get("numpy")
-    return (
-        nullcontext() if numpy is None else cast(AbstractContextManager[object], numpy.errstate(all="ignore"))
-    )
+    silence = nullcontext() if numpy is None else numpy.errstate(all="ignore")
+    return cast(AbstractContextManager[object], silence)
 
 
 def is_traced(array: Array) -> bool:
