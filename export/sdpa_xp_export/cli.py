@@ -49,12 +49,12 @@ def run_demo(
 ) -> None:
     """Attention of a real sentence encoder on everything found here; exits 1 if anything disagrees."""
     encoded = demo.encode()
-    out.print(f"all-MiniLM-L6-v2, attention of {len(encoded.layers)} layers x 12 heads on:")
+    _say(f"all-MiniLM-L6-v2, attention of {len(encoded.layers)} layers x 12 heads on:")
     for tokens in encoded.tokens:
-        out.print("  " + " ".join(tokens), markup=False)
+        _say("  " + " ".join(tokens))
     _finish(demo.rows(encoded))
     for path in demo.write(encoded, folder):
-        out.print(f"wrote {path}")
+        _say(f"wrote {path}")
 
 
 @app.command()
@@ -115,10 +115,7 @@ def export(
     path = files.save(model, output, overwrite=force)
     chosen = {entry.key: entry.value for entry in model.metadata_props}
     opset_used = model.opset_import[0].version
-    out.print(
-        f"wrote {path}: {chosen['sdpa_xp.form']}, opset {opset_used} ({chosen['sdpa_xp.reason']})",
-        markup=False,
-    )
+    _say(f"wrote {path}: {chosen['sdpa_xp.form']}, opset {opset_used} ({chosen['sdpa_xp.reason']})")
 
 
 @app.command("verify")
@@ -142,9 +139,14 @@ def run_verify(
         for placement in report.placements:
             nodes.add_row(placement.node, placement.op, placement.provider)
         out.print(runs, nodes)
-        out.print(str(report), markup=False)
+        _say(str(report))
     if not report.agrees:
         raise typer.Exit(DISAGREES)
+
+
+def _say(text: str) -> None:
+    """A line as it is: neither cut nor read as markup."""
+    out.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _finish(rows: Iterable[Row], as_json: bool = False) -> None:
@@ -157,7 +159,7 @@ def _finish(rows: Iterable[Row], as_json: bool = False) -> None:
     for row in seen:
         if not row.agrees:
             name = f"{row.backend} {row.implementation} {row.dtype} {row.device}"
-            out.print(f"DISAGREES: {name}: {', '.join(row.disagreeing)}", markup=False)
+            _say(f"DISAGREES: {name}: {', '.join(row.disagreeing)}")
     if not all(row.agrees for row in seen):
         raise typer.Exit(DISAGREES)
 

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
+from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from sdpa_xp.checks import message
@@ -87,7 +88,7 @@ def verify(model: onnx.ModelProto | str | Path, *, provider: str | None = None, 
             profile of the run has it.
 
     Raises:
-        ValueError: A model without the metadata, or a provider that onnxruntime does not offer here.
+        ValueError: A file that is no ONNX model, a model without the metadata, or a provider that onnxruntime does not offer here.
         FileNotFoundError: No such file.
 
     Examples:
@@ -96,7 +97,7 @@ def verify(model: onnx.ModelProto | str | Path, *, provider: str | None = None, 
         >>> verify(export_attention(qkv, qkv, qkv, is_causal=True)).agrees
         True
     """
-    loaded = model if isinstance(model, onnx.ModelProto) else onnx.load(model)
+    loaded = model if isinstance(model, onnx.ModelProto) else _load(Path(model))
     metadata = {entry.key: entry.value for entry in loaded.metadata_props}
     if "sdpa_xp.call" not in metadata:
         rule = "`model` must be one that export_attention wrote"
@@ -109,6 +110,16 @@ def verify(model: onnx.ModelProto | str | Path, *, provider: str | None = None, 
         runs += ran
         placements += placed
     return Report(call, metadata.get("sdpa_xp.form", "unknown"), tuple(runs), tuple(placements))
+
+
+def _load(path: Path) -> onnx.ModelProto:
+    if not path.is_file():
+        raise FileNotFoundError(message("verify", "`model` must be a file", {"model": path}))
+    try:
+        return onnx.load(path)
+    except DecodeError as error:
+        rule = "`model` must be an ONNX model"
+        raise ValueError(message("verify", rule, {"model": path})) from error
 
 
 def expected(call: Call, inputs: Inputs) -> tuple[NDArray[np.float64], NDArray[Any]]:

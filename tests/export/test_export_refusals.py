@@ -1,0 +1,97 @@
+"""What the exporter refuses, each by a message that names the argument."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sdpa_xp_export import TensorSpec, export_attention
+
+Q = TensorSpec("float32", ("B", 8, "L", 64))
+K = TensorSpec("float32", ("B", 2, "S", 64))
+
+
+def f32(*shape: int | str) -> TensorSpec:
+    return TensorSpec("float32", shape)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"query": np.ones((2, 8, 3, 64))}, TypeError, "`query` must be a TensorSpec; got query=ndarray"),
+        ({"query": TensorSpec("bool", ("B", 8, "L", 64))}, TypeError, "`query` must have a floating dtype"),
+        ({"key": TensorSpec("float16", ("B", 2, "S", 64))}, TypeError, "`query` and `key` must have one dtype"),
+        ({"bias": TensorSpec("bool", ("L", "S"))}, TypeError, "`bias` must have a floating dtype"),
+        (
+            {"attn_mask": TensorSpec("float16", ("L", "S"))},
+            TypeError,
+            "`query` and `attn_mask` must have one dtype",
+        ),
+        ({"query": f32(64)}, ValueError, "`query` must have at least 2 axes"),
+        ({"query": f32("B", "H", "L", 64)}, ValueError, r"the heads of `query` \(axis -3\) must be an int"),
+        ({"query": f32("B", 8, "L", "E")}, ValueError, r"the width of `query` \(axis -1\) must be an int"),
+        ({"query": f32("B", 8, "L", 32)}, ValueError, r"must agree on axis -1 \(E\)"),
+        (
+            {"value": f32("B", 2, "T", 64)},
+            ValueError,
+            r"`key` and `value` must agree on axis -2 \(S\).*'S'.*'T'",
+        ),
+        ({"query": f32("B", 3, "L", 64)}, ValueError, "must be a multiple"),
+        ({"query": f32("C", 8, "L", 64)}, ValueError, "leading axes of .* must broadcast"),
+        ({"attn_mask": TensorSpec("bool", ("B", "S"))}, ValueError, "must broadcast.*None, None"),
+        ({"attn_mask": TensorSpec("bool", ("L", "L"))}, ValueError, "`attn_mask` must broadcast"),
+        ({"scale": float("nan")}, ValueError, "`scale` must be finite"),
+        ({"scale": f32(1)}, TypeError, "`scale` must be a real number"),
+        ({"softcap": -2}, ValueError, "`softcap` must be positive"),
+        ({"is_causal": 1}, TypeError, "`is_causal` must be True or False"),
+        ({"form": "contrib"}, ValueError, "`form` must be auto, attention or primitive"),
+        ({"form": "attention", "opset": 22}, ValueError, "`opset` must be 23 to 24 for form 'attention'"),
+        ({"form": "primitive", "opset": 16}, ValueError, "`opset` must be 17 to 24 for form 'primitive'"),
+        ({"form": "primitive", "opset": "18"}, ValueError, "`opset` must be 17 to 24"),
+        ({"runtime": "tensorrt"}, ValueError, "`runtime` must be 'onnxruntime>=RELEASE;PROVIDER'"),
+        ({"runtime": "onnxruntime>=1.28;tpu"}, ValueError, "provider cpu or cuda"),
+        ({"runtime": "onnxruntime>=1.16;cpu"}, ValueError, "a release that was tried, onnxruntime>=1.23"),
+        (
+            {"runtime": "onnxruntime>=1.26;cpu", "form": "attention"},
+            ValueError,
+            "`form` cannot be 'attention': onnxruntime computes it right from 1.28 on.*form='primitive'",
+        ),
+    ],
+)
+def test_refused(change: dict[str, Any], error: type[Exception], words: str) -> None:
+    arguments: dict[str, Any] = {"query": Q, "key": K, "value": K} | change
+    with pytest.raises(error, match=f"^export_attention: .*{words}"):
+        export_attention(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "error", "words"),
+    [
+        (
+            "int8",
+            (1, 2),
+            ValueError,
+            "`dtype` must be one of float16, float32, float64, bool; got dtype='int8'",
+        ),
+        ("bfloat16", (1, 2), ValueError, "`dtype` must be one of"),
+        ("float32", (1.5, 2), TypeError, "`shape` must hold ints and names"),
+        ("float32", (True, 2), TypeError, "`shape` must hold ints and names"),
+        ("float32", ("a b", 2), ValueError, "must be an identifier"),
+        ("float32", (0, 2), ValueError, "at least 1, since onnxruntime refuses an empty axis"),
+        ("float32", (-1, 2), ValueError, "at least 1"),
+    ],
+)
+def test_spec_refused(dtype: str, shape: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=f"^TensorSpec: .*{words}"):
+        TensorSpec(dtype, shape)
+
+
+def test_spec_text_both_ways() -> None:
+    spec = TensorSpec("float16", ("B", 8, "L", 64))
+    assert TensorSpec.parse(str(spec)) == spec
+    assert TensorSpec.parse("bool[]") == TensorSpec("bool", ())
+    for text in ("float32", "float32[2", "float32(2,3)", "[2]"):
+        with pytest.raises(ValueError, match="a spec is written dtype"):
+            TensorSpec.parse(text)

@@ -1,0 +1,179 @@
+"""Every call in every form, loaded by onnxruntime, against the float64 reference.
+
+`verify` fills masks with empty rows and padding with NaN, and runs several lengths, among them 1.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from sdpa_xp import scaled_dot_product_attention
+from sdpa_xp_export import TensorSpec, export_attention, verify
+
+FORMS = [("attention", 23), ("attention", 24), ("primitive", 17), ("primitive", 18), ("primitive", 24)]
+
+MASKS: dict[str, tuple[Any, ...] | None] = {
+    "no mask": None,
+    "(B, 1, 1, S)": ("bool", "B", 1, 1, "S"),
+    "(S,)": ("bool", "S"),
+    "(1,)": ("bool", 1),
+    "(L, 1)": ("bool", "L", 1),
+    "(L, S)": ("bool", "L", "S"),
+    "(Hq, L, S)": ("bool", 8, "L", "S"),
+    "(B, Hq, 1, S)": ("bool", "B", 8, 1, "S"),
+    "(B, Hq, L, S)": ("bool", "B", 8, "L", "S"),
+    "floating (L, S)": ("float", "L", "S"),
+    "floating (B, 1, 1, S)": ("float", "B", 1, 1, "S"),
+}
+RULES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "is_causal": {"is_causal": True},
+    "scale": {"scale": 0.3},
+    "scale < 0": {"scale": -0.3, "is_causal": True},
+    "scale 0": {"scale": 0},
+    "softcap": {"softcap": 2.0},
+}
+
+
+def spec(shape: tuple[Any, ...], dtype: str) -> TensorSpec:
+    kind, *lengths = shape
+    return TensorSpec("bool" if kind == "bool" else dtype, tuple(lengths))
+
+
+def call(dtype: str, mask: str, group: int, bias: bool) -> dict[str, TensorSpec]:
+    heads = 8 // group
+    specs = {
+        "query": TensorSpec(dtype, ("B", 8, "L", 16)),
+        "key": TensorSpec(dtype, ("B", heads, "S", 16)),
+        "value": TensorSpec(dtype, ("B", heads, "S", 12)),
+    }
+    shape = MASKS[mask]
+    if shape is not None:
+        specs["attn_mask"] = spec(shape, dtype)
+    if bias:
+        specs["bias"] = TensorSpec(dtype, (8, "L", "S"))
+    return specs
+
+
+@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(("form", "opset"), FORMS)
+def test_float32(form: str, opset: int, mask: str, rules: dict[str, Any]) -> None:
+    for group, bias in itertools.product((1, 4), (False, True)):
+        model = export_attention(**call("float32", mask, group, bias), **rules, form=form, opset=opset)
+        report = verify(model, provider="cpu")
+        assert report.agrees, (group, bias, report.worst)
+        assert model.opset_import[0].version == opset
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(
+    ("dtype", "form"), [("float16", "attention"), ("float16", "primitive"), ("float64", "primitive")]
+)
+def test_other_dtypes(dtype: str, form: str, mask: str) -> None:
+    for group, (_, rules) in itertools.product((1, 4), RULES.items()):
+        report = verify(export_attention(**call(dtype, mask, group, False), **rules, form=form), provider="cpu")
+        assert report.agrees, (group, rules, report.worst)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        ((3, 5), (7, 5), (7, 2)),
+        (("L", 5), ("S", 5), ("S", 2)),
+        ((4, "L", 5), (2, "S", 5), (2, "S", 2)),
+        ((4, "L", 5), ("S", 5), ("S", 2)),
+        (("B", 4, "L", 5), (2, "S", 5), (2, "S", 2)),
+        (("B", 4, "L", 5), (1, 4, "S", 5), ("B", 4, "S", 2)),
+        (("A", "B", 4, "L", 5), ("B", 2, "S", 5), (1, 2, "S", 2)),
+    ],
+)
+def test_ranks_and_batches(shapes: Any) -> None:
+    specs = [TensorSpec("float32", shape) for shape in shapes]
+    keys, queries = shapes[1][-2], shapes[0][-2]
+    for rules in (
+        {},
+        {"is_causal": True},
+        {"attn_mask": TensorSpec("bool", (keys,))},
+        {"attn_mask": TensorSpec("bool", (queries, keys)), "is_causal": True},
+    ):
+        for form in ("auto", "primitive"):
+            model = export_attention(*specs, **rules, form=form)
+            assert verify(model).agrees
+            rank = max(len(shape) for shape in shapes)
+            assert len(model.graph.output[0].type.tensor_type.shape.dim) == rank
+
+
+@pytest.mark.parametrize("form", ["attention", "primitive"])
+def test_float16_does_not_overflow(form: str) -> None:
+    """|q| = |k| = 250 an entry and E = 64: scores of 4 million, where float16 ends at 65,504."""
+    qkv = TensorSpec("float16", (1, 2, "L", 64))
+    model = export_attention(qkv, qkv, qkv, form=form)
+    x = np.full((1, 2, 3, 64), 250, np.float16)
+    x[..., 1, :] *= -1
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (output,) = session.run(None, {"query": x, "key": x, "value": x})
+    np.testing.assert_array_equal(output, x)
+
+
+def test_the_graph_equals_the_library(rng: np.random.Generator) -> None:
+    """The same call on the same arrays, the README's example."""
+    query = TensorSpec("float32", ("B", 8, "L", 64))
+    shared = TensorSpec("float32", ("B", 2, "S", 64))
+    mask = TensorSpec("bool", ("B", 1, 1, "S"))
+    model = export_attention(query, shared, shared, mask, is_causal=True)
+    q = rng.standard_normal((2, 8, 5, 64)).astype(np.float32)
+    k, v = (rng.standard_normal((2, 2, 9, 64)).astype(np.float32) for _ in range(2))
+    allowed = rng.random((2, 1, 1, 9)) < 0.5
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (output,) = session.run(None, {"query": q, "key": k, "value": v, "attn_mask": allowed})
+    expected = scaled_dot_product_attention(q, k, v, allowed, is_causal=True)
+    np.testing.assert_allclose(output, expected, rtol=0, atol=1e-6)
+
+
+def names(model: onnx.ModelProto) -> list[str]:
+    return [node.op_type for node in model.graph.node]
+
+
+def test_plain_calls_are_one_node() -> None:
+    qkv = TensorSpec("float32", ("B", 8, "L", 64))
+    assert names(export_attention(qkv, qkv, qkv)) == ["Attention"]
+    assert names(export_attention(qkv, qkv, qkv, is_causal=True)) == ["Attention"]
+
+
+def test_half_keeps_its_kernel_on_cuda() -> None:
+    """There the kernels accumulate in float32; on the CPU the inputs are cast."""
+    qkv = TensorSpec("float16", ("B", 8, "L", 64))
+    assert names(export_attention(qkv, qkv, qkv, runtime="onnxruntime>=1.28;cuda")) == ["Attention"]
+    assert "Cast" in names(export_attention(qkv, qkv, qkv))
+
+
+def metadata(model: onnx.ModelProto) -> dict[str, str]:
+    return {entry.key: entry.value for entry in model.metadata_props}
+
+
+def test_auto_says_why() -> None:
+    qkv = TensorSpec("float32", ("B", 8, "L", 64))
+    wide = TensorSpec("float64", ("B", 8, "L", 64))
+    for specs, rules, form, reason in [
+        (qkv, {}, "attention", "first form that is right"),
+        (qkv, {"opset": 17}, "primitive", "opset 17"),
+        (qkv, {"runtime": "onnxruntime>=1.24;cpu"}, "primitive", "right from 1.28 on"),
+        (wide, {}, "primitive", "float64"),
+        (TensorSpec("float32", (2, "B", 8, "L", 64)), {}, "primitive", "at most 4 axes"),
+    ]:
+        found = metadata(export_attention(specs, specs, specs, **rules))
+        assert found["sdpa_xp.form"] == form
+        assert reason in found["sdpa_xp.reason"]
+
+
+def test_model_is_one_that_old_tools_load() -> None:
+    qkv = TensorSpec("float32", ("B", 8, "L", 64))
+    assert export_attention(qkv, qkv, qkv).ir_version <= 11
+    assert export_attention(qkv, qkv, qkv, form="primitive").ir_version <= 8

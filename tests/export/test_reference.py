@@ -1,0 +1,49 @@
+"""The reference itself, against torch's own attention in float64 and against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sdpa_xp_export import reference
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("mask", [None, "boolean", "floating"])
+def test_equals_torch_in_float64(rng: np.random.Generator, is_causal: bool, mask: str | None) -> None:
+    if is_causal and mask:
+        pytest.skip("torch takes one of the two")
+    q = rng.standard_normal((2, 4, 3, 8))
+    k, v = rng.standard_normal((2, 2, 5, 8)), rng.standard_normal((2, 2, 5, 6))
+    masks: dict[str | None, Any] = {
+        None: None,
+        "boolean": rng.random((2, 4, 3, 5)) < 0.6,
+        "floating": rng.standard_normal((3, 5)),
+    }
+    attn_mask = masks[mask]
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        *(torch.asarray(x) for x in (q, k, v)),
+        attn_mask=None if attn_mask is None else torch.asarray(attn_mask),
+        is_causal=is_causal,
+        enable_gqa=True,
+    )
+    output, _, _ = reference.attention(q, k, v, attn_mask, is_causal=is_causal)
+    np.testing.assert_allclose(output, expected.numpy(), rtol=0, atol=1e-14)
+
+
+def test_by_hand() -> None:
+    """Scores 0 and ln 3: weights 1/4 and 3/4; then capped at 1, biased by -1, masked."""
+    q, k, v = np.asarray([[1.0]]), np.asarray([[0.0], [math.log(3)]]), np.asarray([[4.0], [8.0]])
+    output, lse, weights = reference.attention(q, k, v)
+    assert weights[0] == pytest.approx([0.25, 0.75])
+    assert output[0, 0] == pytest.approx(7)
+    assert lse[0] == pytest.approx(math.log(4))
+    capped = math.tanh(2 * math.log(3)) - 1
+    _, lse, _ = reference.attention(q, k, v, scale=2, softcap=1.0, bias=np.asarray([[0.0, -1.0]]))
+    assert lse[0] == pytest.approx(math.log(1 + math.exp(capped)))
+    output, lse, weights = reference.attention(q, k, v, np.asarray([[False, False]]))
+    assert (output[0, 0], lse[0], weights.tolist()) == (0, -math.inf, [[0, 0]])
