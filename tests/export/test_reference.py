@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import array_api_compat.numpy
 import numpy as np
 import pytest
 import torch
 
 from sdpa_xp_export import reference
+from sdpa_xp_export.agreement import EPS, judge, textbook
+from sdpa_xp_export.cases import LENGTHS, calls
+from sdpa_xp_export.verify import expected, sample
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -33,6 +37,29 @@ def test_equals_torch_in_float64(rng: np.random.Generator, is_causal: bool, mask
     )
     output, _, _ = reference.attention(q, k, v, attn_mask, is_causal=is_causal)
     np.testing.assert_allclose(output, expected.numpy(), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("case", calls("float64"))
+def test_the_textbook_formula_means_the_same(case: str) -> None:
+    """In float64 the two differ by rounding alone: else the bound, twice their difference, would allow it."""
+    call = calls("float64")[case]
+    for seed in range(3):
+        inputs = sample(call, LENGTHS, np.random.default_rng(seed))
+        exact, _, _ = reference.attention(**inputs, **call.rules)
+        plain = textbook(array_api_compat.numpy, **inputs, **call.rules)
+        np.testing.assert_allclose(plain, exact, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("case", calls("float32"))
+def test_the_bound_is_a_matter_of_rounding(case: str, dtype: str) -> None:
+    """No sample makes the textbook formula so bad that its bound would pass a wrong result."""
+    call = calls(dtype)[case]
+    inputs = sample(call, LENGTHS, np.random.default_rng(0))
+    exact, plain = expected(call, inputs)
+    found = judge(plain, exact, plain, dtype)
+    assert found.bound < 64 * EPS[dtype] * np.max(np.abs(exact))
+    assert not judge(np.zeros_like(plain), exact, plain, dtype).agrees
 
 
 def test_by_hand() -> None:
