@@ -60,7 +60,7 @@ def is_traced(array: Array) -> bool:
         return False
     if compat.is_torch_array(array):
         torch = sys.modules["torch"]
-        return bool(torch.compiler.is_compiling()) or array.device.type == "meta"  # type: ignore[attr-defined]
+        return bool(torch.compiler.is_compiling()) or device(array).type == "meta"
     if compat.is_jax_array(array):
         return isinstance(array, sys.modules["jax"].core.Tracer)
     return bool(compat.is_lazy_array(array))

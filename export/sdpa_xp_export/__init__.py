@@ -1,5 +1,12 @@
 """ONNX graphs that compute what sdpa_xp computes, and the proof of it."""
 
+from importlib.util import find_spec
+
+if find_spec("onnx") is None:
+    raise ModuleNotFoundError(
+        "sdpa_xp_export needs onnx and onnxruntime: pip install 'sdpa_xp[export]'", name="onnx"
+    )
+
 from sdpa_xp_export.export import export_attention
 from sdpa_xp_export.files import save
 from sdpa_xp_export.spec import TensorSpec

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import array_api_compat
@@ -80,7 +81,7 @@ def _torch() -> list[Backend]:
             "torch",
             device,
             torch.__version__,
-            lambda x, device=device: torch.asarray(x, device=device),  # type: ignore[misc]
+            partial(torch.asarray, device=device),
             lambda x: x.detach().cpu().numpy(),
         )
         for device in devices
@@ -102,7 +103,7 @@ def _jax() -> list[Backend]:
             "jax",
             str(device),
             jax.__version__,
-            lambda x, device=device: jax.device_put(x, device),  # type: ignore[misc]
+            partial(jax.device_put, device=device),
             np.asarray,
         )
         for device in jax.devices()

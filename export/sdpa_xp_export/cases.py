@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sdpa_xp_export.call import Call, checked
 from sdpa_xp_export.spec import TensorSpec
 
@@ -18,8 +20,8 @@ def calls(dtype: str) -> dict[str, Call]:
     pairs = TensorSpec("bool", ("L", "S"))
     added = TensorSpec(dtype, (8, "L", "S"))
 
-    def call(key: TensorSpec, value: TensorSpec, **rules: object) -> Call:
-        return checked("calls", query, key, value, **rules)  # type: ignore[arg-type]
+    def call(key: TensorSpec, value: TensorSpec, **rules: Any) -> Call:
+        return checked("calls", query, key, value, **rules)
 
     return {
         "plain": call(key, key),

@@ -25,6 +25,7 @@ from sdpa_xp_export.verify import providers, verify
 
 DISAGREES = 1
 BAD_ARGUMENTS = 2
+DTYPES = ("float32", "float16", "float64")
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 out = Console(width=max(100, Console().width))  # a table is not cut in a pipe
@@ -59,13 +60,13 @@ def run_demo(
 
 @app.command()
 def agree(
-    dtype: Annotated[list[str], typer.Option(help="Again for several.")] = ["float32", "float16", "float64"],  # noqa: B006
+    dtype: Annotated[list[str] | None, typer.Option(help="Again for several; default all.")] = None,
     backend: Annotated[list[str] | None, typer.Option(help="Again for several; default all found.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Every feature on every array library and in every exported form; exits 1 if anything disagrees."""
     found = backends.find(backend)
-    rows = (row for each in dtype for row in compare(feature_jobs(each), each, found, providers()))
+    rows = (row for each in dtype or DTYPES for row in compare(feature_jobs(each), each, found, providers()))
     _finish(rows, as_json)
 
 

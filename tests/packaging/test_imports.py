@@ -1,0 +1,86 @@
+"""`import sdpa_xp` brings no array library along, and what it offers is what it says."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import sdpa_xp
+import sdpa_xp_export
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ("torch", "jax", "cupy", "dask", "onnx", "onnxruntime", "matplotlib", "typer", "sdpa_xp_export")
+
+
+def python(code: str) -> str:
+    """What a fresh interpreter prints."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_import_is_light() -> None:
+    loaded = json.loads(python("import sdpa_xp, sys, json; print(json.dumps(list(sys.modules)))"))
+    assert not set(HEAVY) & set(loaded)
+    assert "sdpa_xp.streaming" in loaded
+
+
+def test_a_call_imports_no_other_library() -> None:
+    """A library is recognised from its array; the others stay where they are."""
+    code = (
+        "import numpy, sdpa_xp, sys, json; x = numpy.ones((2, 2));"
+        "sdpa_xp.scaled_dot_product_attention(x, x, x, is_causal=True);"
+        "print(json.dumps(list(sys.modules)))"
+    )
+    assert not set(HEAVY) & set(json.loads(python(code)))
+
+
+@pytest.mark.parametrize("module", [sdpa_xp, sdpa_xp_export], ids=lambda module: module.__name__)
+def test_all_is_what_there_is(module: ModuleType) -> None:
+    names = module.__all__
+    assert names == sorted(names)
+    for name in names:
+        assert hasattr(module, name)
+    if module is sdpa_xp:
+        defined = "sdpa_xp.attention"
+        public = {name for name, x in vars(sdpa_xp).items() if getattr(x, "__module__", "") == defined}
+        assert public == set(names) - {"__version__"}
+
+
+@pytest.mark.parametrize("name", [n for n in sdpa_xp.__all__ if n != "__version__"])
+def test_docstring_names_every_argument(name: str) -> None:
+    value = getattr(sdpa_xp, name)
+    doc = inspect.getdoc(value) or ""
+    assert len(doc) > 40
+    if inspect.isfunction(value):
+        for part in ("Shapes:", "Args:", "Returns:", "Raises:", "Examples:", "References:"):
+            assert part in doc
+        for argument in inspect.signature(value).parameters:
+            assert f"\n    {argument}: " in doc
+
+
+def test_type_checkers_see_the_array_that_went_in() -> None:
+    """For a user with NumPy arrays the result is a NumPy array, and a list is an error."""
+    code = (
+        "import numpy as np\n"
+        "from numpy.typing import NDArray\n"
+        "from sdpa_xp import attention_state, merge_states, scaled_dot_product_attention\n"
+        "x: NDArray[np.float32] = np.ones((2, 2), np.float32)\n"
+        "mask: NDArray[np.bool_] = np.ones(2, np.bool_)\n"
+        "y: NDArray[np.float32] = scaled_dot_product_attention(x, x, x, mask, scale=0.5)\n"
+        "z: NDArray[np.float32] = merge_states([attention_state(x, x, x)]).output\n"
+    )
+
+    def check(code: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "-c", code]
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+
+    assert check(code).returncode == 0, check(code).stdout
+    wrong = check(code + "scaled_dot_product_attention([[1.0]], x, x)\n")
+    assert wrong.returncode == 1
+    assert "list" in wrong.stdout

@@ -1,0 +1,86 @@
+"""The wheel holds the two packages and nothing else, and works in an environment with nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sdist and the wheel that is built from it."""
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder
+
+
+def test_wheel_holds_the_two_packages(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    tops = {name.split("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"sdpa_xp", "sdpa_xp_export"}
+    sources = {
+        path.relative_to(base).as_posix()
+        for base, package in ((ROOT, "sdpa_xp"), (ROOT / "export", "sdpa_xp_export"))
+        for path in (base / package).rglob("*")
+        if path.suffix == ".py" or path.name == "py.typed"
+    }
+    assert {name for name in names if ".dist-info/" not in name} == sources
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_sdist_holds_what_the_wheel_needs(built: Path) -> None:
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        tops = {name.split("/")[1] for name in archive.getnames() if "/" in name}
+    expected = {
+        "sdpa_xp",
+        "export",
+        "README.md",
+        "LICENSE",
+        "CHANGELOG.md",
+        "pyproject.toml",
+        "PKG-INFO",
+        ".gitignore",
+    }
+    assert tops <= expected
+    assert tops >= {"sdpa_xp", "export", "pyproject.toml"}
+
+
+def test_core_dependencies_are_two(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    archive = zipfile.ZipFile(wheel)
+    (metadata,) = (name for name in archive.namelist() if name.endswith("METADATA"))
+    required = [
+        line.removeprefix("Requires-Dist: ")
+        for line in archive.read(metadata).decode().splitlines()
+        if line.startswith("Requires-Dist: ") and "extra ==" not in line
+    ]
+    assert sorted(name.split(">")[0] for name in required) == ["array-api-compat", "numpy"]
+
+
+def test_installed_alone_it_works(built: Path, tmp_path: Path) -> None:
+    """With the two dependencies and nothing else: attention on NumPy, and a hint where an extra is missing."""
+    (wheel,) = built.glob("*.whl")
+    venv.create(tmp_path / "v", with_pip=True)
+    python = tmp_path / "v" / "bin" / "python"
+    install = [python, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt", wheel]
+    subprocess.run(install, check=True, capture_output=True)
+    code = (
+        "import numpy, sdpa_xp; x = numpy.eye(2);"
+        "print(sdpa_xp.scaled_dot_product_attention(x, x, x, is_causal=True)[0])"
+    )
+    done = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.strip() == "[1. 0.]"
+    command = subprocess.run([python.parent / "sdpa-xp"], check=False, capture_output=True, text=True)
+    assert command.returncode == 1
+    assert command.stderr.splitlines()[-1].endswith("pip install 'sdpa_xp[export]'")
