@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeGuard
@@ -11,7 +12,6 @@ from typing import NamedTuple, TypeGuard
 from sdpa_xp import biases, checks, masks, namespace
 from sdpa_xp.protocols import Array, Dtype, Namespace
 from sdpa_xp.scores import Scores
-from sdpa_xp.tiles import Plan, plan
 
 
 class Rules(NamedTuple):
@@ -30,24 +30,15 @@ class Call:
     """A call that has passed every check."""
 
     scores: Scores
-    values: tuple[Array, ...]
+    value: Array | None
+    """(..., H, S, Ev); None where the call has no value."""
     sizes: checks.Sizes
     dtype: Dtype
     """Of the result."""
 
-    @property
-    def value(self) -> Array:
-        """(..., H, S, Ev)."""
-        return self.values[0]
-
-    def plan(self) -> Plan:
-        """The tiles of the call."""
-        return plan(self.sizes.queries, self.sizes.keys, self.sizes.rows, traced=self.scores.traced)
-
-    def result(self, computed: Array) -> Array:
-        """`computed` with the axes and the dtype that the caller is to get."""
-        computed = computed[0, ...] if self.sizes.flat else computed
-        return self.scores.xp.astype(computed, self.dtype, copy=False)
+    def without_heads(self, computed: Array) -> Array:
+        """`computed` as the caller is to get it: 2-D inputs get no head axis."""
+        return computed[0, ...] if self.sizes.flat else computed
 
 
 def check(function: str, inputs: Mapping[str, object], rules: Rules) -> Call:
@@ -65,10 +56,11 @@ def check(function: str, inputs: Mapping[str, object], rules: Rules) -> Call:
     checks.one_device(function, arrays)
     sizes = checks.shapes(function, *(x.shape for x in named.values()))
 
-    query, key, *values = (_with_heads(xp, array) for array in named.values())
+    query, key = (_with_heads(xp, named[name]) for name in ("query", "key"))
+    value = _with_heads(xp, named["value"]) if "value" in named else None
     dtype = namespace.accumulation_dtype(xp, query.dtype)
     added = {name: arrays[name] for name in optional if name in arrays}
-    mask, bias = _masks_and_biases(function, added, query, dtype, sizes)
+    mask, pair_biases = _masks_and_biases(function, added, query, dtype, sizes)
     if checks.flag(function, "is_causal", rules.is_causal):
         mask = masks.AllOf((masks.Causal(), *mask.masks))
     scores = Scores(
@@ -77,19 +69,19 @@ def check(function: str, inputs: Mapping[str, object], rules: Rules) -> Call:
         key=key,
         batch=sizes.batch,
         mask=mask,
-        bias=bias,
+        biases=pair_biases,
         scale=_scale(function, arrays.get("scale", rules.scale), query, dtype, sizes),
-        softcap=checks.softcap(function, rules.softcap),
+        softcap=checks.softcap(function, rules.softcap, dtype),
         dtype=dtype,
         device=namespace.device(query),
-        traced=namespace.is_traced(query),
+        traced=any(namespace.is_traced(array) for array in arrays.values()),
     )
-    return Call(scores, tuple(values), sizes, query.dtype)
+    return Call(scores, value, sizes, query.dtype)
 
 
 def _masks_and_biases(
     function: str, added: Mapping[str, Array], query: Array, dtype: Dtype, sizes: checks.Sizes
-) -> tuple[masks.AllOf, biases.SumOf]:
+) -> tuple[masks.AllOf, tuple[biases.Bias, ...]]:
     """A boolean attn_mask masks; a floating one is a bias."""
     pair_masks: list[masks.Mask] = []
     pair_biases: list[biases.Bias] = []
@@ -100,22 +92,29 @@ def _masks_and_biases(
             checks.added_dtype(function, name, array, query, dtype)
             pair_biases.append(biases.FromArray(array))
         checks.broadcasts(function, name, array.shape, sizes.pairs, "(..., Hq, L, S)")
-    return masks.AllOf(tuple(pair_masks)), biases.SumOf(tuple(pair_biases))
+    return masks.AllOf(tuple(pair_masks)), tuple(pair_biases)
 
 
 def _scale(function: str, scale: object, query: Array, dtype: Dtype, sizes: checks.Sizes) -> float | Array:
     if scale is None:
         return 1.0 / math.sqrt(sizes.width)
     if not _is_learned(scale):
-        return checks.number(function, "scale", scale)
-    checks.added_dtype(function, "scale", scale, query, dtype)
+        return checks.number(function, "scale", scale, dtype)
+    if scale.ndim == 0:  # a number that the library holds, of whichever floating dtype
+        checks.floating(function, "scale", scale)
+    else:
+        checks.added_dtype(function, "scale", scale, query, dtype)
     checks.broadcasts(function, "scale", scale.shape, (*sizes.pairs[:-1], 1), "(..., Hq, L, 1)")
     return scale
 
 
 def _is_learned(scale: object) -> TypeGuard[Array]:
-    """Whether a scale is an array; a NumPy scalar is a number."""
-    return not isinstance(scale, numbers.Number) and namespace.is_array(scale)
+    """Whether a scale is an array; a scalar of NumPy is a number."""
+    if scale is None or isinstance(scale, numbers.Number):
+        return False
+    numpy = sys.modules.get("numpy")
+    is_scalar = numpy is not None and isinstance(scale, numpy.generic)
+    return not is_scalar and namespace.is_array(scale)
 
 
 def _with_heads(xp: Namespace, array: Array) -> Array:

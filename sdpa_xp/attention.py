@@ -8,7 +8,8 @@ from typing import Generic, NamedTuple, TypeVar, cast
 from sdpa_xp import checks, streaming
 from sdpa_xp.arguments import Rules, check
 from sdpa_xp.namespace import quiet
-from sdpa_xp.protocols import AnyArray
+from sdpa_xp.protocols import AnyArray, Array
+from sdpa_xp.tiles import plan, plan_rows
 
 A = TypeVar("A", bound=AnyArray)
 
@@ -73,7 +74,8 @@ def scaled_dot_product_attention(
         Half dtypes are scored, normalised and summed in float32, float64 in float64; the result is rounded
         once. A pair that is masked adds nothing, even when its key or value is NaN or inf; a NaN that may be
         attended shows in exactly the rows that attend it. Inside a jit or a lazy graph this holds for keys
-        that no query attends (padding).
+        that no query attends (padding). It holds for results, not for gradients: those of a key that is NaN
+        are NaN.
 
     Examples:
         >>> import numpy as np
@@ -190,8 +192,10 @@ def attention_weights(
     """
     rules = Rules(attn_mask, bias, is_causal, scale, softcap, implementation)
     call = check("attention_weights", {"query": query, "key": key}, rules)
+    sizes, traced = call.sizes, call.scores.traced
+    tiles = plan_rows(sizes.queries, sizes.keys, sizes.all_heads, traced=traced)
     with quiet(call.scores.query):
-        return cast(A, call.result(streaming.weights(call.scores, call.plan())))
+        return cast(A, call.without_heads(streaming.weights(call.scores, tiles, call.dtype)))
 
 
 def merge_states(states: Iterable[AttentionState[A]]) -> AttentionState[A]:
@@ -222,16 +226,18 @@ def merge_states(states: Iterable[AttentionState[A]]) -> AttentionState[A]:
     References:
         Ye et al., "FlashInfer", arXiv 2501.01005, section 2.2.
     """
-    parts = [*states]
-    xp, pairs = checks.states("merge_states", parts)
-    with quiet(pairs[0][0]):
-        output, lse = streaming.merge(xp, pairs)
-    output = xp.astype(output, parts[0].output.dtype, copy=False)
+    xp, parts = checks.states("merge_states", [*states])
+    with quiet(parts[0][0]):
+        output, lse = streaming.merge(xp, parts)
+        output = xp.astype(output, parts[0][0].dtype, copy=False)
     return AttentionState(cast(A, output), cast(A, lse))
 
 
 def _state(function: str, query: A, key: AnyArray, value: AnyArray, rules: Rules) -> AttentionState[A]:
     call = check(function, {"query": query, "key": key, "value": value}, rules)
+    sizes, traced = call.sizes, call.scores.traced
+    tiles = plan(sizes.queries, sizes.keys, sizes.all_heads, traced=traced)
     with quiet(call.scores.query):
-        output, lse = streaming.attend(call.scores, call.value, call.plan())
-    return AttentionState(cast(A, call.result(output)), cast(A, lse[0, ...] if call.sizes.flat else lse))
+        output, lse = streaming.attend(call.scores, cast(Array, call.value), tiles)
+        output = call.scores.xp.astype(output, call.dtype, copy=False)
+    return AttentionState(cast(A, call.without_heads(output)), cast(A, call.without_heads(lse)))

@@ -10,31 +10,16 @@ from sdpa_xp.tiles import Tile
 
 
 class Bias(Protocol):
-    """Answers what is added to the scores of a tile; None is nothing."""
+    """Answers what is added to the scores of a tile; -inf masks its pair."""
 
-    def on(self, tile: Tile, dtype: Dtype) -> Array | None: ...
+    def on(self, tile: Tile, dtype: Dtype) -> Array: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FromArray:
-    """A floating array that broadcasts to (..., Hq, L, S); -inf masks its pair."""
+    """A floating array that broadcasts to (..., Hq, L, S)."""
 
     array: Array
 
     def on(self, tile: Tile, dtype: Dtype) -> Array:
         return tile.xp.astype(tile.cut(self.array), dtype, copy=False)
-
-
-@dataclass(frozen=True, slots=True)
-class SumOf:
-    """The sum of `biases`; without biases, nothing."""
-
-    biases: tuple[Bias, ...] = ()
-
-    def on(self, tile: Tile, dtype: Dtype) -> Array | None:
-        total: Array | None = None
-        for bias in self.biases:
-            part = bias.on(tile, dtype)
-            if part is not None:
-                total = part if total is None else total + part
-        return total

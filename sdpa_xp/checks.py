@@ -45,6 +45,8 @@ def _plain(function: str, name: str, value: object) -> Array:
         hint = "Its `*` is a matrix product: pass numpy.asarray(...) of it."
     elif not door.is_array(value):
         hint = "numpy.asarray(...) makes one of a list."
+    elif str(getattr(value, "layout", "torch.strided")) != "torch.strided":
+        hint = "A sparse or nested tensor is none: `.to_dense()` or padding makes one."
     else:
         return value
     rule = f"`{name}` must be a plain array of a library that follows the array API standard"
@@ -53,7 +55,8 @@ def _plain(function: str, name: str, value: object) -> Array:
 
 def one_device(function: str, arrays: Mapping[str, Array]) -> None:
     """All of `arrays` live on one device, as far as their library says."""
-    known = {name: device for name, x in arrays.items() if (device := door.device(x)) is not None}
+    devices = {name: door.device(array) for name, array in arrays.items()}
+    known = {name: device for name, device in devices.items() if device is not None}
     for name, device in known.items():
         first, reference = next(iter(known.items()))
         if device != reference:
@@ -120,7 +123,7 @@ class Sizes(NamedTuple):
         return lengths if self.flat else (*self.batch, self.query_heads, *lengths)
 
     @property
-    def rows(self) -> int:
+    def all_heads(self) -> int:
         """Query heads of all batch entries together."""
         return math.prod(self.batch) * self.query_heads
 
@@ -159,6 +162,10 @@ def shapes(function: str, query: Shape, key: Shape, value: Shape | None = None) 
 
 def broadcasts(function: str, name: str, shape: Shape, target: Shape, letters: str) -> None:
     """An array of `shape` broadcasts to `target` without making it larger."""
+    if any(n != n for n in shape):
+        rule = f"the lengths of `{name}` must be known"
+        hint = f"Dask finds them with `{name}.compute_chunk_sizes()`."
+        raise ValueError(message(function, rule, {f"{name}.shape": shape}, hint))
     if broadcast(shape, target) != target:
         rule = f"`{name}` must broadcast to {letters}"
         hint = ""
@@ -202,19 +209,28 @@ def flag(function: str, name: str, value: object) -> bool:
     raise TypeError(message(function, f"`{name}` must be True or False", {name: repr(value)}))
 
 
-def number(function: str, name: str, value: object) -> float:
-    """A finite real number."""
+def number(function: str, name: str, value: object, dtype: Dtype = "float64") -> float:
+    """A real number, finite in `dtype`, and 0 there only if it is 0."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         rule = f"`{name}` must be a real number"
         raise TypeError(message(function, rule, {name: f"{value!r} ({_type_name(value)})"}))
-    if not math.isfinite(value):
-        raise ValueError(message(function, f"`{name}` must be finite", {name: value}))
-    return float(value)
+    try:
+        result = float(value)
+    except OverflowError:
+        result = math.inf
+    largest = door.LARGEST[door.dtype_name(dtype)]
+    if not abs(result) <= largest:
+        rule = f"`{name}` must be finite" + (f" in {door.dtype_name(dtype)}" if math.isfinite(result) else "")
+        raise ValueError(message(function, rule, {name: result}))
+    if 0 < abs(result) < 1 / largest:
+        rule = f"`{name}` must be 0 or at least {1 / largest:.1e} in size"
+        raise ValueError(message(function, rule, {name: result}))
+    return result
 
 
-def softcap(function: str, value: object) -> float | None:
+def softcap(function: str, value: object, dtype: Dtype = "float64") -> float | None:
     """A positive number; None or 0 is off."""
-    cap = 0.0 if value is None else number(function, "softcap", value)
+    cap = 0.0 if value is None else number(function, "softcap", value, dtype)
     if cap < 0:
         rule = "`softcap` must be positive, or None or 0 for off"
         raise ValueError(message(function, rule, {"softcap": value}))
@@ -254,7 +270,13 @@ def states(function: str, parts: Sequence[object]) -> tuple[Namespace, Sequence[
                 got = {f"{first}.shape": reference.shape, f"{name}.shape": array.shape}
                 raise ValueError(message(function, rule, got))
     output, lse = pairs[0]
-    if lse.shape != output.shape[:-1]:
+    accumulation = door.accumulation_dtype(xp, output.dtype)
+    if lse.dtype != accumulation:
+        rule = (
+            f"`lse` must be {door.dtype_name(accumulation)} where `output` is {door.dtype_name(output.dtype)}"
+        )
+        raise TypeError(message(function, rule, {"lse.dtype": lse.dtype}))
+    if output.ndim < 2 or lse.shape != output.shape[:-1]:
         rule = "`lse` must have the shape of `output` without its width (axis -1, Ev)"
         raise ValueError(message(function, rule, {"output.shape": output.shape, "lse.shape": lse.shape}))
     return xp, pairs

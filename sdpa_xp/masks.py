@@ -58,8 +58,6 @@ class AllOf:
         allowed: Allowed = True
         for mask in self.masks:
             allowed = both(allowed, mask.on(tile))
-            if allowed is False:
-                break
         return allowed
 
 

@@ -11,6 +11,8 @@ import array_api_compat as compat
 from sdpa_xp.protocols import AnyArray, Array, Device, Dtype, Namespace
 
 FLOATING = ("float16", "bfloat16", "float32", "float64")
+LARGEST = {"float32": (2 - 2**-23) * 2.0**127, "float64": sys.float_info.max}
+"""The largest finite number of each accumulation dtype."""
 
 
 def is_array(value: object) -> TypeGuard[Array]:
@@ -24,17 +26,21 @@ def namespace(array: AnyArray) -> Namespace:
 
 
 def device(array: Array) -> Device:
-    """Where `array` lives; None where its library does not say (a JAX array under jit)."""
-    return compat.device(array)
+    """Where `array` lives; None where its library names no single device (JAX under jit, or sharded)."""
+    where = compat.device(array)
+    if compat.is_jax_array(array) and not isinstance(where, sys.modules["jax"].Device):
+        return None
+    return where
 
 
 def dtype_name(dtype: Dtype) -> str:
     """The dtype's name in the standard, or "bfloat16", which the standard lacks.
 
-    By name, because `isdtype` raises on NumPy's bfloat16 and is False on Dask's.
+    By name, because `isdtype` raises on NumPy's bfloat16 and is False on Dask's. A dtype is an object with a
+    name, a class (numpy.float32), or one that prints as library.name.
     """
-    name = getattr(dtype, "name", None)
-    return name if isinstance(name, str) else str(dtype).rpartition(".")[2]
+    name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
+    return str(name).rpartition(".")[2]
 
 
 def accumulation_dtype(xp: Namespace, dtype: Dtype) -> Dtype:
@@ -60,7 +66,8 @@ def is_traced(array: Array) -> bool:
         return False
     if compat.is_torch_array(array):
         torch = sys.modules["torch"]
-        return bool(torch.compiler.is_compiling()) or device(array).type == "meta"
+        mapped = torch._C._functorch.peek_interpreter_stack() is not None  # inside torch.func.vmap or grad
+        return bool(torch.compiler.is_compiling()) or mapped or device(array).type == "meta"
     if compat.is_jax_array(array):
         return isinstance(array, sys.modules["jax"].core.Tracer)
     return bool(compat.is_lazy_array(array))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sdpa_xp.biases import SumOf
+from sdpa_xp.biases import Bias
 from sdpa_xp.masks import AllOf, Allowed, both
+from sdpa_xp.namespace import LARGEST, dtype_name
 from sdpa_xp.protocols import Array, Device, Dtype, Namespace, Shape
 from sdpa_xp.tiles import Tile
 
@@ -24,7 +25,7 @@ class Scores:
     key: Array
     batch: Shape
     mask: AllOf
-    bias: SumOf
+    biases: tuple[Bias, ...]
     scale: float | Array
     softcap: float | None
     dtype: Dtype
@@ -34,7 +35,7 @@ class Scores:
     @property
     def unmasked(self) -> bool:
         """Whether every pair may attend, whatever the values."""
-        return not (self.mask.masks or self.bias.biases)
+        return not (self.mask.masks or self.biases)
 
     def tile(self, rows: range, columns: range) -> Tile:
         """The tile of `rows` against `columns` of these scores."""
@@ -49,11 +50,11 @@ class Scores:
         scale = self.tile(rows, range(1)).cut(self.scale)
         return query * self.xp.astype(scale, self.dtype, copy=False)
 
-    def on(self, tile: Tile, query: Array, allowed: Allowed, *, careful: bool) -> tuple[Array, Allowed]:
-        """Scores (..., Hq, rows, columns) of a `scaled_query`, -inf where a pair is not `allowed`.
+    def on(self, tile: Tile, query: Array, allowed: Allowed) -> tuple[Array, Allowed]:
+        """Scores (..., Hq, rows, columns) of a `scaled_query`, -inf where a pair may not attend.
 
-        A bias of -inf masks by being added; only when `careful` are its pairs looked for, so that even a
-        NaN score does not survive it. Returns the pairs that may attend after that, too.
+        Also the pairs that may: those of `allowed` that no bias masks. Each bias is asked by itself, since
+        -inf + inf is NaN, and two of the smallest finite numbers add up to -inf without masking.
         """
         xp = self.xp
         key = self.key[..., tile.columns.start : tile.columns.stop, :]
@@ -61,14 +62,20 @@ class Scores:
         scores = matmul_grouped(xp, query, xp.matrix_transpose(key))
         if self.softcap is not None:
             scores = xp.tanh(scores / self.softcap) * self.softcap
-        bias = self.bias.on(tile, self.dtype)
-        if bias is not None:
-            scores = scores + bias
-            if careful:
-                allowed = both(allowed, ~xp.equal(bias, xp.zeros_like(bias) - math.inf))
+        for bias in self.biases:
+            added = bias.on(tile, self.dtype)
+            allowed = both(allowed, ~is_masked(added))
+            scores = scores + added
+        if len(self.biases) > 1:
+            scores = xp.where(is_masked(scores), -LARGEST[dtype_name(self.dtype)], scores)
         if not isinstance(allowed, bool):
             scores = xp.where(allowed, scores, -math.inf)
         return scores, allowed
+
+
+def is_masked(scores: Array) -> Array:
+    """Where a score or a bias is -inf; a NaN is not."""
+    return scores <= -math.inf
 
 
 def matmul_grouped(xp: Namespace, rows: Array, shared: Array) -> Array:

@@ -15,8 +15,8 @@ from functools import reduce
 from typing import Literal, TypeAlias
 
 from sdpa_xp.masks import Allowed
-from sdpa_xp.protocols import Array, Namespace
-from sdpa_xp.scores import Scores, matmul_grouped
+from sdpa_xp.protocols import Array, Dtype, Namespace
+from sdpa_xp.scores import Scores, is_masked, matmul_grouped
 from sdpa_xp.tiles import Plan
 
 Guard: TypeAlias = Literal["none", "columns", "pairs"]
@@ -37,11 +37,11 @@ def attend(scores: Scores, value: Array, plan: Plan) -> tuple[Array, Array]:
     return output, lse
 
 
-def weights(scores: Scores, plan: Plan) -> Array:
+def weights(scores: Scores, plan: Plan, dtype: Dtype) -> Array:
     """Softmax of the scores, (..., Hq, L, S): the one function that makes something of that size."""
     xp = scores.xp
     parts = [_weights_of(scores, rows, range(plan.keys)) for rows in plan.row_ranges()]
-    return xp.concat(parts, axis=-2)
+    return xp.concat([xp.astype(part, dtype, copy=False) for part in parts], axis=-2)
 
 
 def merge(xp: Namespace, parts: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
@@ -51,9 +51,9 @@ def merge(xp: Namespace, parts: Sequence[tuple[Array, Array]]) -> tuple[Array, A
     l, o = xp.zeros_like(m), xp.expand_dims(xp.zeros_like(m), axis=-1)
     for output, lse in parts:
         weight = xp.exp(lse - shift)
+        weighed = xp.astype(output, m.dtype, copy=False) * xp.expand_dims(weight, axis=-1)
         l = l + weight
-        weight = xp.expand_dims(weight, axis=-1)
-        o = o + xp.where(weight > 0.0, xp.astype(output, m.dtype, copy=False) * weight, weight)
+        o = o + xp.where(xp.expand_dims(is_masked(lse), axis=-1), 0.0, weighed)
     total = _nonzero_total(xp, l)
     return o / xp.expand_dims(total, axis=-1), m + xp.log(total)
 
@@ -76,7 +76,7 @@ def _fold(
         allowed = scores.mask.on(tile)
         if allowed is False:
             continue
-        s, allowed = scores.on(tile, query, allowed, careful=guard != "none")
+        s, allowed = scores.on(tile, query, allowed)
         m_new = xp.maximum(m, xp.max(s, axis=-1, keepdims=True))
         shift = _finite_shift(xp, m_new)
         p = xp.exp(s - shift)
@@ -97,14 +97,17 @@ def _weights_of(scores: Scores, rows: range, keys: range) -> Array:
     shape = (*scores.batch, *query.shape[-3:-1], len(keys))
     if allowed is False or math.prod(shape) == 0:
         return xp.zeros_like(xp.broadcast_to(query[..., :1], shape))
-    s, allowed = scores.on(tile, query, allowed, careful=True)
+    s, allowed = scores.on(tile, query, allowed)
     p = xp.exp(s - _finite_shift(xp, xp.max(s, axis=-1, keepdims=True)))
     w = p / _nonzero_total(xp, xp.sum(p, axis=-1, keepdims=True))
     return w if isinstance(allowed, bool) else xp.where(allowed, w, 0.0)
 
 
 def _no_key_yet(scores: Scores, query: Array, value: Array) -> tuple[Array, Array, Array]:
-    """m, l and o of rows that have met no key: -inf, 0 and 0; made from the query, so on its device."""
+    """m, l and o of rows that have met no key: -inf, 0 and 0; made from the query, so on its device.
+
+    m has the batch of the query and grows to that of the scores; l and o have the batch of the result.
+    """
     xp = scores.xp
     zero = xp.zeros_like(query[..., :1])
     shape = (*scores.batch, *query.shape[-3:-1])
@@ -117,12 +120,12 @@ def _finite_shift(xp: Namespace, m: Array) -> Array:
 
     Only -inf is replaced: a NaN must stay one, or a row that attends it would pass for an empty row.
     """
-    return xp.where(xp.equal(m, xp.zeros_like(m) - math.inf), xp.zeros_like(m), m)
+    return xp.where(is_masked(m), 0.0, m)
 
 
 def _nonzero_total(xp: Namespace, l: Array) -> Array:
     """l, or 1 in a row without a key, whose output is then 0 and whose log-sum-exp is -inf."""
-    return xp.where(xp.equal(l, xp.zeros_like(l)), xp.zeros_like(l) + 1.0, l)
+    return xp.where(l <= 0.0, 1.0, l)
 
 
 def _weigh(xp: Namespace, p: Array, value: Array, allowed: Allowed, guard: Guard) -> Array:
@@ -133,9 +136,9 @@ def _weigh(xp: Namespace, p: Array, value: Array, allowed: Allowed, guard: Guard
         return matmul_grouped(xp, p, xp.where(_attended(xp, allowed, value.shape[-3]), value, 0.0))
     product = matmul_grouped(xp, p, xp.where(xp.isfinite(value), value, 0.0))
     attends = xp.astype(xp.broadcast_to(allowed, p.shape), p.dtype)
-    for special in (math.nan, math.inf, -math.inf):
-        is_special = xp.isnan(value) if math.isnan(special) else xp.equal(value, xp.zeros_like(value) + special)
-        met = matmul_grouped(xp, attends, xp.astype(is_special, p.dtype)) > 0.0
+    specials = {math.nan: xp.isnan(value), math.inf: value >= math.inf, -math.inf: value <= -math.inf}
+    for special, where in specials.items():
+        met = matmul_grouped(xp, attends, xp.astype(where, p.dtype)) > 0.0
         product = xp.where(met, product + special, product)
     return product
 

@@ -38,8 +38,9 @@ class Tile:
         return self.xp.expand_dims(rows, axis=-1)
 
     def column_index(self) -> Array:
-        """Key indices, (columns,)."""
-        return self.xp.arange(self.columns.start, self.columns.stop, dtype=self.xp.int32, device=self.device)
+        """Key indices, (1, columns)."""
+        columns = self.xp.arange(self.columns.start, self.columns.stop, dtype=self.xp.int32, device=self.device)
+        return self.xp.expand_dims(columns, axis=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,12 @@ def plan(queries: int, keys: int, heads: int, *, traced: bool) -> Plan:
         columns //= 2
         rows = max(rows // 2, SMALLEST)
     return Plan(queries, keys, rows, columns, empty)
+
+
+def plan_rows(queries: int, keys: int, heads: int, *, traced: bool) -> Plan:
+    """Tiles as wide as all the keys, for a result that has a column for each of them."""
+    rows = queries if traced else max(1, SCORES // max(1, heads * keys))
+    return Plan(queries, keys, rows, keys, heads == 0 or queries == 0)
 
 
 def _cut(length: int, step: int) -> Iterator[range]:

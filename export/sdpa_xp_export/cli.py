@@ -166,7 +166,7 @@ def _finish(rows: Iterable[Row], as_json: bool = False) -> None:
 
 
 def _table(rows: Iterable[Row]) -> Table:
-    columns = ("backend", "form", "dtype", "device", "abs", "rel", "bound", "agrees", "ms")
+    columns = ("backend", "implementation", "dtype", "device", "abs", "rel", "bound", "agrees", "ms")
     table = _plain_table(*columns)
     for row in rows:
         worst = row.worst

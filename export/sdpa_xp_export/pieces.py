@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import typing
 
+import numpy as np
+
 from sdpa_xp.checks import broadcast
 from sdpa_xp_export.graph import ONNX_DTYPE, Graph, Value
 from sdpa_xp_export.spec import Shape
@@ -42,6 +44,12 @@ def where(graph: Graph, condition: Value, value: Value, number: float) -> Value:
     shape = joint_shape(condition.shape, value.shape)
     other = graph.constant(number, value.dtype)
     return graph.add("Where", condition, value, other, dtype=value.dtype, shape=shape)
+
+
+def at_least(graph: Graph, value: Value, number: float) -> Value:
+    """value -> Where(value < number, number, value); a NaN stays."""
+    low = combine(graph, "Less", value, graph.constant(number, value.dtype), dtype="bool")
+    return where(graph, graph.add("Not", low, dtype="bool", shape=low.shape), value, number)
 
 
 def unsqueeze(graph: Graph, value: Value, axis: int) -> Value:
@@ -130,6 +138,16 @@ def not_masked(graph: Graph, bias: Value) -> Value:
     """bias -> boolean, True where it is not -inf; a NaN is not masked."""
     equal = combine(graph, "Equal", bias, graph.constant(-math.inf, bias.dtype), dtype="bool")
     return graph.add("Not", equal, dtype="bool", shape=bias.shape)
+
+
+def add_biases(graph: Graph, one: Value, other: Value) -> Value:
+    """one, other -> one + other, -inf where either is, and elsewhere at least the smallest finite number.
+
+    -inf + inf would be NaN, and two of the smallest finite numbers, which do not mask, would become -inf.
+    """
+    allowed = combine(graph, "And", not_masked(graph, one), not_masked(graph, other))
+    total = at_least(graph, combine(graph, "Add", one, other), float(np.finfo(one.dtype).min))
+    return where(graph, allowed, total, -math.inf)
 
 
 def attended(graph: Graph, allowed: Value, groups: int) -> Value:

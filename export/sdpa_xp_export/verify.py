@@ -154,9 +154,8 @@ def sample(call: Call, lengths: Mapping[str, int], rng: np.random.Generator) -> 
             inputs[name] = allowed
             continue
         added = np.where(allowed, rng.standard_normal(shape), -np.inf).astype(spec.dtype)
-        both = name == "bias" and "attn_mask" in inputs  # two of the smallest numbers add up to -inf
         # Beside float16's smallest number the textbook formula loses the scores: its bound would allow all.
-        if len(shape) > 1 and shape[-2] > 2 and not both and spec.dtype != "float16":
+        if len(shape) > 1 and shape[-2] > 2 and spec.dtype != "float16":
             added[..., -1, :] = np.where(allowed[..., -1, :], np.finfo(spec.dtype).min, -np.inf)
         inputs[name] = added
     return inputs

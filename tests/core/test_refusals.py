@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from libraries import LIBRARIES, Library
@@ -75,12 +76,18 @@ def shaped(*shape: int, dtype: Any = F) -> np.ndarray:
         ({"attn_mask": shaped(2, 5)}, ValueError, r"must broadcast.*attn_mask\[:, None, None, :\]"),
         ({"attn_mask": shaped(7, 2, 4, 3, 5)}, ValueError, "`attn_mask` must broadcast"),
         ({"bias": shaped(3, 5, dtype=bool)}, TypeError, "`bias` must be one of float16.*bool"),
-        ({"bias": shaped(3, 5, dtype=np.float64)}, TypeError, "`bias` must have the dtype of `query`.*float64"),
+        (
+            {"bias": shaped(3, 5, dtype=np.float64)},
+            TypeError,
+            "`bias` must have the dtype of `query` or of the scores .float32.; got.*float64",
+        ),
         ({"bias": shaped(3, 3, 5)}, ValueError, "`bias` must broadcast"),
         ({"is_causal": 1}, TypeError, "`is_causal` must be True or False; got is_causal=1"),
         ({"is_causal": "yes"}, TypeError, "`is_causal` must be True or False"),
         ({"scale": "1"}, TypeError, "`scale` must be a real number; got scale='1'"),
         ({"scale": True}, TypeError, "`scale` must be a real number"),
+        ({"scale": np.True_}, TypeError, "`scale` must be a real number"),
+        ({"scale": ml_dtypes.bfloat16(1)}, TypeError, "`scale` must be a real number"),
         ({"scale": 1j}, TypeError, "`scale` must be a real number"),
         ({"scale": float("nan")}, ValueError, "`scale` must be finite; got scale=nan"),
         ({"scale": float("inf")}, ValueError, "`scale` must be finite"),
@@ -125,6 +132,17 @@ def test_no_plain_array(name: str, make: Any, words: str) -> None:
         scaled_dot_product_attention(**arguments)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+@pytest.mark.parametrize("how", ["to_sparse", "to_sparse_csr"])
+def test_sparse_tensors(how: str) -> None:
+    import torch
+
+    x = torch.ones((3, 8))
+    for arguments in ({"query": getattr(x, how)()}, {"bias": getattr(torch.ones((3, 3)), how)()}):
+        with pytest.raises(TypeError, match=r"must be a plain array.*to_dense"):
+            scaled_dot_product_attention(**({"query": x, "key": x, "value": x} | arguments))
+
+
 @pytest.mark.parametrize("dtype", [object, "U1", "datetime64[s]"])
 def test_no_numbers(dtype: Any) -> None:
     x = np.zeros((3, 8), dtype)
@@ -158,6 +176,9 @@ def test_unknown_lengths() -> None:
     x = dask.array.ones((8, 4), chunks=(4, 4), dtype=F)
     with pytest.raises(ValueError, match=r"lengths of `query` must be known.*nan.*compute_chunk_sizes\(\)"):
         scaled_dot_product_attention(x[x[:, 0] > 0], x, x)
+    mask = dask.array.ones((8,), chunks=4, dtype=bool)
+    with pytest.raises(ValueError, match="lengths of `attn_mask` must be known"):
+        scaled_dot_product_attention(x, x, x, mask[mask])
 
 
 def test_refused_on_every_library(library: Library) -> None:

@@ -6,9 +6,10 @@ import itertools
 import math
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
-from libraries import Library
+from libraries import LIBRARIES, Library
 
 from sdpa_xp import AttentionState, attention_state, merge_states
 from sdpa_xp_export import reference
@@ -73,6 +74,15 @@ def state(output: Any = (3, 2), lse: Any = (3,), dtype: Any = F, lse_dtype: Any 
         ([state(), state((4, 2), (4,))], ValueError, r"must have one shape.*\(3, 2\).*\(4, 2\)"),
         ([state(), state(dtype=np.float64)], TypeError, "must have one dtype.*float32.*float64"),
         ([state(), state(lse_dtype=np.float64)], TypeError, r"states\[1\].lse.*one dtype"),
+        ([(np.zeros((3, 2)), np.zeros(3), 1)], TypeError, "must be an AttentionState"),
+        ([()], TypeError, "must be an AttentionState"),
+        (
+            [state(dtype=np.float16, lse_dtype=np.float16)],
+            TypeError,
+            "`lse` must be float32 where",
+        ),
+        ([state(dtype=np.float64)], TypeError, "`lse` must be float64 where `output` is float64; got.*float32"),
+        ([state((), ())], ValueError, "`lse` must have the shape of `output`"),
         ([state((3, 2), (2,))], ValueError, "`lse` must have the shape of `output` without its width"),
         ([state(dtype=np.int64)], TypeError, r"`states\[0\].output` must be one of float16"),
         ([AttentionState([[1.0]], [1.0])], TypeError, r"`states\[0\].output` must be a plain array"),
@@ -81,3 +91,39 @@ def state(output: Any = (3, 2), lse: Any = (3,), dtype: Any = F, lse_dtype: Any 
 def test_refused(states: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match="merge_states: .*" + words):
         merge_states(states)
+
+
+def test_states_on_several_devices_are_refused() -> None:
+    first, other = (LIBRARIES[f"strict-{device}"][1]() for device in ("CPU_DEVICE", "device1"))
+    output, lse = np.zeros((3, 2), F), np.zeros(3, F)
+    here, there = ((each.put(output), each.put(lse)) for each in (first, other))
+    for states in ([(here[0], there[1])], [here, there]):
+        with pytest.raises(ValueError, match=r"merge_states: .*must be on one device"):
+            merge_states(states)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_states(library: Library, rng: np.random.Generator, dtype: str) -> None:
+    """Merged in float32 and rounded once; a plain pair does as well as an AttentionState."""
+    if not library.holds(dtype):
+        pytest.skip(f"{library.name} has no {dtype}")
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16
+    q, k, v = (rng.standard_normal(s).astype(kind) for s in ((3, 8), (9, 8), (9, 4)))
+    states = [library.call(attention_state, q, k[i : i + 3], v[i : i + 3]) for i in (0, 3, 6)]
+    with library.guard():
+        merged = merge_states([tuple(state) for state in states])
+    assert merged.output.dtype == states[0].output.dtype
+    assert merged.lse.dtype == states[0].lse.dtype
+    output = reference.attention(q, k, v)[0]
+    eps = 2.0**-7 if dtype == "bfloat16" else 2.0**-10
+    np.testing.assert_allclose(library.get(merged.output).astype(F), output, rtol=0, atol=4 * eps)
+
+
+def test_an_attended_nan_survives_a_small_weight(library: Library) -> None:
+    """Its state weighs exp(-200) beside the other; the whole would be NaN, and so is the merge."""
+    q, k, v = np.ones((1, 1), F), np.asarray([[0], [-200]], F), np.asarray([[1], [math.nan]], F)
+    states = [library.call(attention_state, q, k[i : i + 1], v[i : i + 1]) for i in (0, 1)]
+    with library.guard():
+        merged = merge_states(states)
+    assert math.isnan(library.get(merged.output)[0, 0])
+    assert math.isnan(library.get(library.call(attention_state, q, k, v).output)[0, 0])

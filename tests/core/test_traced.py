@@ -53,15 +53,111 @@ def test_jit(library: Library, call: dict[str, np.ndarray]) -> None:
     )
 
 
-def test_vmap(library: Library, call: dict[str, np.ndarray]) -> None:
+@pytest.mark.parametrize("name", ["attn_mask", "bias", "key", "scale"])
+def test_jit_of_one_argument(library: Library, call: dict[str, np.ndarray], name: str) -> None:
+    """Whichever argument is traced, nothing is read of its values."""
     if not of(library, "jax"):
-        pytest.skip("vmap is JAX's")
+        pytest.skip("jit is JAX's")
     import jax
 
+    arrays = call | {"bias": np.zeros((3, 6), F), "scale": np.asarray(0.3, F)}
+
+    def inner(traced: Any) -> Any:
+        fixed = {each: library.put(x) for each, x in arrays.items() if each != name}
+        return scaled_dot_product_attention(**fixed, **{name: traced})
+
+    expected = reference.attention(**arrays)[0]
+    found = library.get(library.call(jax.jit(inner), arrays[name]))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("rules", [{}, {"is_causal": True}])
+def test_vmap(library: Library, call: dict[str, np.ndarray], rules: dict[str, Any]) -> None:
+    if of(library, "jax"):
+        import jax
+
+        vmap = jax.vmap
+    elif of(library, "torch"):
+        import torch
+
+        vmap = torch.func.vmap
+    else:
+        pytest.skip("the library has no vmap")
     q, k, v = (np.stack([call[name]] * 2) for name in ("query", "key", "value"))
-    mapped = jax.vmap(lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True))
-    expected = reference.attention(q, k, v, is_causal=True)[0]
+    mapped = vmap(lambda q, k, v: scaled_dot_product_attention(q, k, v, **rules))
+    expected = reference.attention(q, k, v, **rules)[0]
     np.testing.assert_allclose(library.get(library.call(mapped, q, k, v)), expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
+def test_compile_into_one_graph(library: Library, call: dict[str, np.ndarray]) -> None:
+    if not of(library, "torch"):
+        pytest.skip("torch.compile is torch's")
+    import torch
+
+    compiled = torch.compile(
+        lambda **arrays: attention_state(**arrays, is_causal=True, softcap=3.0), fullgraph=True, backend="eager"
+    )
+    output, lse, _ = reference.attention(**call, is_causal=True, softcap=3.0)
+    state = library.call(compiled, **poisoned(call))
+    np.testing.assert_allclose(library.get(state.output), output, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(library.get(state.lse), lse, rtol=0, atol=2e-6)
+
+
+def test_padding_by_a_bias_in_a_traced_call(library: Library, call: dict[str, np.ndarray]) -> None:
+    """-inf in a bias masks like False in a mask: NaN in the padded key and value adds nothing."""
+    bias = np.where(call["attn_mask"], 0, -np.inf).astype(F)
+    arrays = {**poisoned(call), "attn_mask": bias}
+    function = scaled_dot_product_attention
+    if of(library, "jax"):
+        import jax
+
+        function = jax.jit(function)
+    result = library.get(library.call(function, **arrays))
+    np.testing.assert_allclose(result, reference.attention(**call)[0], rtol=0, atol=2e-6)
+
+
+def test_shapes_without_data(library: Library) -> None:
+    """torch's meta device: shape, dtype and device of the result, and nothing is computed."""
+    if not of(library, "torch"):
+        pytest.skip("the meta device is torch's")
+    import torch
+
+    q, k = (torch.empty(s, device="meta", dtype=torch.float16) for s in ((2, 4, 3, 8), (2, 2, 5, 8)))
+    state = attention_state(q, k, k, is_causal=True)
+    assert (state.output.shape, state.output.dtype) == ((2, 4, 3, 8), torch.float16)
+    assert (state.lse.shape, state.lse.dtype) == ((2, 4, 3), torch.float32)
+    assert state.output.device.type == "meta"
+
+
+def test_graph_does_not_grow_with_the_length(library: Library) -> None:
+    if not of(library, "jax"):
+        pytest.skip("jaxprs are JAX's")
+    import jax
+
+    def equations(length: int) -> int:
+        x = jax.ShapeDtypeStruct((length, 8), np.float32)
+        return len(jax.make_jaxpr(lambda x: scaled_dot_product_attention(x, x, x, is_causal=True))(x).eqns)
+
+    assert equations(64) == equations(4096)
+
+
+@pytest.mark.parametrize("how", ["mask", "bias"])
+def test_lse_of_an_empty_row_has_no_gradient(library: Library, rng: np.random.Generator, how: str) -> None:
+    if not of(library, "torch"):
+        pytest.skip("JAX is traced under a gradient, and tested there")
+    import torch
+
+    q = torch.asarray(rng.standard_normal((3, 4)).astype(F)).requires_grad_()
+    k = torch.asarray(rng.standard_normal((5, 4)).astype(F))
+    allowed = torch.ones((3, 5), dtype=torch.bool)
+    allowed[1] = False
+    added = torch.where(allowed, 0.0, -math.inf)
+    state = attention_state(q, k, k, **({"attn_mask": allowed} if how == "mask" else {"bias": added}))
+    state.lse[[0, 2]].sum().backward(retain_graph=True)
+    assert torch.all(q.grad[[0, 2]] != 0)
+    state.lse[1].backward()
+    assert torch.all(q.grad[1] == 0)
 
 
 def test_gradient(library: Library, call: dict[str, np.ndarray]) -> None:

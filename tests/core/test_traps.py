@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from libraries import Library
 
-from sdpa_xp import attention_state, attention_weights, scaled_dot_product_attention
+from sdpa_xp import attention_state, attention_weights, merge_states, scaled_dot_product_attention
 from sdpa_xp_export import reference
 
 F = np.float32
@@ -147,3 +147,104 @@ def test_weights_of_masked_pairs_are_zero_beside_nan(library: Library, rng: np.r
     w = library.get(library.call(attention_weights, q, k, is_causal=True))
     np.testing.assert_array_equal(w[0, 1:], 0)
     np.testing.assert_array_equal(w[1, 2:], 0)
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("shape", [(9, 1), (2, 9, 1)])
+def test_scale_of_each_query_is_cut_with_its_tile(
+    library: Library, rng: np.random.Generator, shape: Any
+) -> None:
+    q, k, v, scale = (rng.standard_normal(s).astype(F) for s in ((2, 9, 4), (2, 7, 4), (2, 7, 4), shape))
+    expected, _, weights = reference.attention(q, k, v, scale=scale)
+    np.testing.assert_allclose(attend(library, q, k, v, scale=scale), expected, rtol=0, atol=2e-6)
+    found = library.get(library.call(attention_weights, q, k, scale=scale))
+    np.testing.assert_allclose(found, weights, rtol=0, atol=2e-6)
+
+
+def test_scale_as_a_number_that_the_library_holds(library: Library) -> None:
+    """0-D, whatever its floating dtype: a jit hands a number over so."""
+    x = np.ones((3, 4), F)
+    for dtype in ("float32", "float64"):
+        if library.holds(dtype):
+            result = library.call(scaled_dot_product_attention, x, x, x, scale=np.asarray(0.5, dtype))
+            assert library.get(result).dtype == F
+
+
+def test_half_biases_are_added_in_float32(library: Library, rng: np.random.Generator) -> None:
+    """40,000 twice is beyond float16."""
+    if not library.holds("float16"):
+        pytest.skip(f"{library.name} has no float16")
+    q, k, v = (rng.standard_normal(s).astype(np.float16) for s in ((3, 4), (5, 4), (5, 4)))
+    large = np.full((3, 5), 4e4, np.float16)
+    output = attend(library, q, k, v, attn_mask=large, bias=large)
+    np.testing.assert_allclose(output, attend(library, q, k, v), rtol=0, atol=2**-6)
+
+
+@pytest.mark.parametrize("other", [math.inf, math.nan, 1.0])
+def test_a_bias_that_masks_does_so_whatever_the_other_is(
+    library: Library, rng: np.random.Generator, other: float
+) -> None:
+    q, k, v = (rng.standard_normal(s).astype(F) for s in ((3, 4), (5, 4), (5, 4)))
+    mask, bias = np.zeros((3, 5), F), np.zeros((3, 5), F)
+    mask[:, 0], bias[:, 0] = -math.inf, other
+    expected = attend(library, q, k[1:], v[1:])
+    np.testing.assert_allclose(attend(library, q, k, v, attn_mask=mask, bias=bias), expected, rtol=0, atol=1e-6)
+
+
+def test_the_smallest_finite_bias_twice_does_not_mask(library: Library) -> None:
+    """As when padding and causal are both written so; the sum of the two is -inf in float32."""
+    least = np.full((1, 4), np.finfo(F).min, F)
+    q, k = np.zeros((1, 2), F), np.ones((4, 2), F)
+    w = library.get(library.call(attention_weights, q, k, attn_mask=least, bias=least))
+    np.testing.assert_array_equal(w, [[0.25] * 4])
+
+
+def test_nan_key_under_a_mask_where_the_value_has_no_width(library: Library) -> None:
+    """Only the lse can tell."""
+    if library.lazy:
+        pytest.skip("Dask has no arrays of size 0")
+    k = np.ones((2, 2), F)
+    k[1] = math.nan
+    bias = np.asarray([[0, -math.inf]], F)
+    state = library.call(attention_state, np.ones((1, 2), F), k, np.ones((2, 0), F), bias=bias)
+    assert library.get(state.lse)[0] == pytest.approx(math.sqrt(2))
+
+
+def test_is_causal_as_a_bool_of_numpy(library: Library) -> None:
+    w = library.get(library.call(attention_weights, np.ones((2, 2), F), np.ones((2, 2), F), is_causal=np.True_))
+    np.testing.assert_array_equal(w, [[1, 0], [0.5, 0.5]])
+
+
+def test_no_warning_and_no_error_of_numpy(library: Library, rng: np.random.Generator) -> None:
+    """Under errstate raise: exp underflows, inf - inf, and a half result that is subnormal."""
+    if library.lazy:
+        pytest.skip("Dask computes after the call")
+    q, k, v = (rng.standard_normal(s).astype(F) for s in ((3, 4), (5, 4), (5, 4)))
+    k[4], k[3] = math.inf, 1e3
+    bias = np.where(np.eye(3, 5) > 0, -math.inf, -90).astype(F)
+    with np.errstate(all="raise"):
+        for function in (scaled_dot_product_attention, attention_state, attention_weights):
+            values = () if function is attention_weights else (v,)
+            library.call(function, q, k, *values, bias=bias, softcap=0.1)
+            library.call(function, q, k, *values)
+        if library.holds("float16"):
+            tiny = np.full((5, 2), 6e-8, np.float16) * np.asarray([[1], [0], [1], [0], [0]], np.float16)
+            half = [np.ones(s, np.float16) for s in ((3, 4), (5, 4))]
+            state = library.call(attention_state, *half, tiny)
+            library.call(attention_weights, half[0], half[1] * 20, bias=np.eye(3, 5, dtype=np.float16) * 16)
+            with library.guard():
+                merge_states([state, state])
+
+
+def test_extreme_scales_and_caps_are_refused_or_right(library: Library, rng: np.random.Generator) -> None:
+    q, k, v = (rng.standard_normal(s).astype(F) for s in ((3, 4), (5, 4), (5, 4)))
+    for rules, words in [
+        ({"softcap": 1e39}, "`softcap` must be finite in float32"),
+        ({"softcap": 1e-50}, "`softcap` must be 0 or at least"),
+        ({"scale": -1e39}, "`scale` must be finite in float32"),
+        ({"scale": 1e-50}, "`scale` must be 0 or at least"),
+        ({"scale": 10**400}, "`scale` must be finite"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            library.call(scaled_dot_product_attention, q, k, v, **rules)
+    np.testing.assert_allclose(attend(library, q, k, v, softcap=1e30), attend(library, q, k, v), atol=1e-6)

@@ -64,16 +64,13 @@ def _mask(graph: Graph, inputs: Inputs) -> Value | None:
     """mask, bias -> the one mask of the node: the bias with -inf where the mask is False.
 
     The runtime holds a row whose entries are all the smallest finite number for empty, but only -inf masks:
-    so Where(bias < nearly the smallest and bias > -inf, nearly the smallest, bias).
+    so what is finite becomes at least nearly the smallest.
     """
     bias = inputs.bias
     if bias is None:
         return inputs.mask
     least = float(np.finfo(bias.dtype).min) * (1 - 2**-10)
-    low = pieces.combine(graph, "Less", bias, graph.constant(least, bias.dtype), dtype="bool")
-    low = pieces.combine(graph, "And", low, pieces.not_masked(graph, bias))
-    not_low = graph.add("Not", low, dtype="bool", shape=low.shape)
-    bias = pieces.where(graph, not_low, bias, least)
+    bias = pieces.where(graph, pieces.not_masked(graph, bias), pieces.at_least(graph, bias, least), -math.inf)
     return bias if inputs.mask is None else pieces.where(graph, inputs.mask, bias, -math.inf)
 
 

@@ -45,7 +45,7 @@ def read(graph: Graph, call: Call, dtype: str, rank: int = 3) -> Inputs:
         if name in ("attn_mask", "bias") and value.dtype != "bool"
     ]
     if len(biases) == 2:
-        biases = [pieces.combine(graph, "Add", biases[0], biases[1])]
+        biases = [pieces.add_biases(graph, biases[0], biases[1])]
     query, key, value = (
         pieces.to_rank(graph, pieces.cast(graph, values[name], dtype), rank)
         for name in ("query", "key", "value")
