@@ -45,7 +45,7 @@ def _plain(function: str, name: str, value: object) -> Array:
         hint = "Its `*` is a matrix product: pass numpy.asarray(...) of it."
     elif not door.is_array(value):
         hint = "numpy.asarray(...) makes one of a list."
-    elif str(getattr(value, "layout", "torch.strided")) != "torch.strided":
+    elif not door.is_dense(value):
         hint = "A sparse or nested tensor is none: `.to_dense()` or padding makes one."
     else:
         return value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import AbstractContextManager, nullcontext
-from typing import TypeGuard, cast
+from typing import Any, TypeGuard, cast
 
 import array_api_compat as compat
 
@@ -18,6 +18,13 @@ LARGEST = {"float32": (2 - 2**-23) * 2.0**127, "float64": sys.float_info.max}
 def is_array(value: object) -> TypeGuard[Array]:
     """Whether `value` is an array of a library that follows the standard."""
     return bool(compat.is_array_api_obj(value))
+
+
+def is_dense(array: Any) -> bool:
+    """Whether `array` has an element at each index; torch has sparse and nested tensors, too."""
+    if not compat.is_torch_array(array):
+        return True
+    return array.layout is sys.modules["torch"].strided and not array.is_nested
 
 
 def namespace(array: AnyArray) -> Namespace:

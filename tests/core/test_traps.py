@@ -222,13 +222,13 @@ def test_no_warning_and_no_error_of_numpy(library: Library, rng: np.random.Gener
     q, k, v = (rng.standard_normal(s).astype(F) for s in ((3, 4), (5, 4), (5, 4)))
     k[4], k[3] = math.inf, 1e3
     bias = np.where(np.eye(3, 5) > 0, -math.inf, -90).astype(F)
+    tiny = (np.asarray([[1], [0], [1], [0], [0]]) * np.asarray([[6e-8, 6e-8]])).astype(np.float16)
     with np.errstate(all="raise"):
         for function in (scaled_dot_product_attention, attention_state, attention_weights):
             values = () if function is attention_weights else (v,)
             library.call(function, q, k, *values, bias=bias, softcap=0.1)
             library.call(function, q, k, *values)
         if library.holds("float16"):
-            tiny = np.full((5, 2), 6e-8, np.float16) * np.asarray([[1], [0], [1], [0], [0]], np.float16)
             half = [np.ones(s, np.float16) for s in ((3, 4), (5, 4))]
             state = library.call(attention_state, *half, tiny)
             library.call(attention_weights, half[0], half[1] * 20, bias=np.eye(3, 5, dtype=np.float16) * 16)
