@@ -9,10 +9,11 @@ PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n
 # One run a library, since some have been seen to hang in one process with all the others.
 LIBRARIES := numpy numpy-readonly torch strict-CPU_DEVICE strict-device1 strict-no_x64 jax dask
 
+.NOTPARALLEL:
 .PHONY: demo test check bench clean
 
 demo: .venv/demo
-	$(BIN)/sdpa-xp demo
+	$(BIN)/sdpa-xp demo --force
 
 test: check
 	set -e; for library in $(LIBRARIES); do $(PYTEST) tests/core --backends=$$library; done
@@ -33,7 +34,7 @@ clean:
 	rm -rf .venv
 
 .venv/python: constraints.txt
-	$(PYTHON) -m venv --clear .venv
+	$(PYTHON) -m venv .venv
 	touch $@
 
 .venv/demo: .venv/python pyproject.toml

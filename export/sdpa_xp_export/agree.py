@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import array_api_compat.numpy as numpy_namespace
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,7 +18,8 @@ from sdpa_xp_export.backends import Backend
 from sdpa_xp_export.call import Call
 from sdpa_xp_export.export import FORMS, export_attention
 from sdpa_xp_export.reference import attention as reference
-from sdpa_xp_export.verify import Inputs, open_session, poison, sample
+from sdpa_xp_export.runtime import PROVIDERS
+from sdpa_xp_export.verify import Arrays, open_session, poison, sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +27,8 @@ class Job:
     """A call with inputs for it. `hidden` are the same inputs with NaN where no query attends."""
 
     call: Call
-    inputs: Inputs
-    hidden: Inputs
+    inputs: Arrays
+    hidden: Arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ def feature_jobs(dtype: str, seed: int = 0) -> dict[str, Job]:
     jobs = {}
     for name, call in cases.calls(dtype).items():
         inputs = sample(call, cases.LENGTHS, rng)
-        jobs[name] = Job(call, inputs, poison(inputs))
+        jobs[name] = Job(call, inputs, poison(call, inputs))
     return jobs
 
 
@@ -80,21 +82,20 @@ def compare(
             return backend.get(textbook(xp, **arrays, **job.call.rules))
 
         yield _row((backend.name, "xp", dtype, backend.device), jobs, exact, plain, on_backend)
-    numpy = _numpy_textbook()
     for provider in providers:
         for form in FORMS:
             stated = {name: job for name, job in jobs.items() if FORMS[form].refusal(job.call) is None}
             if stated:
                 device = provider.removesuffix("ExecutionProvider").lower()
                 labels = ("onnxruntime", form, dtype, device)
-                yield _row(labels, stated, exact, numpy, _on_runtime(form, provider))
+                yield _row(labels, stated, exact, _numpy_textbook, _on_runtime(form, provider))
 
 
 def _on_runtime(form: str, provider: str) -> Callable[[Job], Callable[[], NDArray[Any]]]:
     def prepare(job: Job) -> Callable[[], NDArray[Any]]:
-        target = "onnxruntime>=1.28;" + ("cuda" if provider.startswith("CUDA") else "cpu")
+        (short,) = (name for name, full in PROVIDERS.items() if full == provider)
         arguments: dict[str, Any] = {**job.call.inputs, **job.call.rules}
-        model = export_attention(**arguments, form=form, runtime=target)
+        model = export_attention(**arguments, form=form, runtime=f"onnxruntime>=1.28;{short}")
         session = open_session(model, provider)
 
         def run() -> NDArray[Any]:
@@ -106,13 +107,8 @@ def _on_runtime(form: str, provider: str) -> Callable[[Job], Callable[[], NDArra
     return prepare
 
 
-def _numpy_textbook() -> Callable[[Job], NDArray[Any]]:
-    import array_api_compat.numpy as xp
-
-    def plain(job: Job) -> NDArray[Any]:
-        result: NDArray[Any] = textbook(xp, **job.inputs, **job.call.rules)
-        return result
-
+def _numpy_textbook(job: Job) -> NDArray[Any]:
+    plain: NDArray[Any] = textbook(numpy_namespace, **job.inputs, **job.call.rules)
     return plain
 
 

@@ -7,6 +7,7 @@ plus a few roundings. So nothing is tuned by hand: what a dtype and a library ca
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,19 +44,44 @@ class Agreement:
 
 
 def judge(
-    result: NDArray[np.generic], reference: NDArray[np.float64], textbook: NDArray[np.generic], dtype: str
+    result: NDArray[Any], reference: NDArray[np.float64], textbook: NDArray[Any], dtype: str
 ) -> Agreement:
     """Compare `result`, whose dtype is `dtype`, with the reference; `textbook` sets the bound."""
-    if result.shape != reference.shape:
-        rule = "`result` must have the shape of the reference"
-        raise ValueError(message("judge", rule, {"result": result.shape, "reference": reference.shape}))
-    finite = np.isfinite(reference)
-    largest = float(np.max(np.abs(reference[finite]), initial=0.0))
-    error = _error(result, reference)
-    own = _error(np.where(finite, textbook, reference), reference)
-    own = own if math.isfinite(own) else 0.0  # a textbook formula that overflows allows nothing
-    bound = 2 * own + ROUNDINGS * EPS[dtype] * largest
-    return Agreement(error, error / largest if largest else error, bound)
+    (found,) = judge_together([(result, reference, textbook)], dtype)
+    return found
+
+
+def judge_together(
+    runs: Sequence[tuple[NDArray[Any], NDArray[np.float64], NDArray[Any]]], dtype: str
+) -> list[Agreement]:
+    """Compare several results of one computation, each with its reference, by one bound for all.
+
+    What the textbook formula is off by is luck where a result has few elements; the worst of all runs, each
+    relative to the largest value of its reference, is less so.
+    """
+    for result, reference, _ in runs:
+        if result.shape != reference.shape:
+            rule = "`result` must have the shape of the reference"
+            got = {"result": result.shape, "reference": reference.shape}
+            raise ValueError(message("judge", rule, got))
+    own = max(_own_error(reference, textbook) for _, reference, textbook in runs)
+    return [_compare(result, reference, 2 * own + ROUNDINGS * EPS[dtype]) for result, reference, _ in runs]
+
+
+def _compare(result: NDArray[Any], reference: NDArray[np.float64], relative_bound: float) -> Agreement:
+    error, largest = _error(result, reference), _largest(reference)
+    return Agreement(error, error / largest if largest else error, relative_bound * largest)
+
+
+def _own_error(reference: NDArray[np.float64], textbook: NDArray[Any]) -> float:
+    """What the textbook formula is off by, over the largest value; where it overflows, nothing."""
+    largest = _largest(reference)
+    error = _error(np.where(np.isfinite(reference), textbook, reference), reference)
+    return error / largest if largest and math.isfinite(error) else 0.0
+
+
+def _largest(reference: NDArray[np.float64]) -> float:
+    return float(np.max(np.abs(reference[np.isfinite(reference)]), initial=0.0))
 
 
 def textbook(

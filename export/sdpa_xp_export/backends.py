@@ -47,7 +47,7 @@ def find(names: Sequence[str] | None = None) -> list[Backend]:
         ValueError: A library that is not known, not installed, or has no device here.
     """
     found: list[Backend] = []
-    for name in LIBRARIES if names is None else names:
+    for name in LIBRARIES if names is None else dict.fromkeys(names):
         if name not in LIBRARIES:
             rule = f"`backends` must be among {', '.join(LIBRARIES)}"
             raise ValueError(message("find", rule, {"backend": repr(name)}))

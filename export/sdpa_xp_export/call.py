@@ -56,6 +56,8 @@ class Call:
     def from_json(cls, text: str) -> Call:
         """The call that `to_json` wrote; checked, since a file may hold anything."""
         read = json.loads(text)
+        if not isinstance(read, dict) or not {"is_causal", "scale", "softcap"} <= read.keys():
+            raise ValueError("no call")
         specs: dict[str, Any] = {name: TensorSpec.parse(read[name]) for name in INPUTS if name in read}
         return checked("verify", **specs, **{name: read[name] for name in ("is_causal", "scale", "softcap")})
 
@@ -91,7 +93,8 @@ def checked(
         if name in specs:
             shape = cast(tuple[int, ...], specs[name].shape)
             checks.broadcasts(function, name, shape, sizes.pairs, "(..., Hq, L, S)")
-    scale = 1.0 / math.sqrt(sizes.width) if scale is None else checks.number(function, "scale", scale)
+    held = "float64" if query.dtype == "float64" else "float32"
+    scale = 1.0 / math.sqrt(sizes.width) if scale is None else checks.number(function, "scale", scale, held)
     return Call(
         query=query,
         key=key,
@@ -100,7 +103,7 @@ def checked(
         bias=bias,
         is_causal=checks.flag(function, "is_causal", is_causal),
         scale=scale,
-        softcap=checks.softcap(function, softcap),
+        softcap=checks.softcap(function, softcap, held),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -27,7 +28,7 @@ DISAGREES = 1
 BAD_ARGUMENTS = 2
 DTYPES = ("float32", "float16", "float64")
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, help=__doc__)
 out = Console(width=max(100, Console().width))  # a table is not cut in a pipe
 
 Spec = Annotated[str, typer.Option(help="dtype[length,...], as float32[B,8,L,64]; a name is a free length.")]
@@ -39,7 +40,10 @@ def main() -> None:
     """The console script: bad arguments are one line and exit code 2."""
     try:
         app()
-    except (ValueError, TypeError, OSError, ModuleNotFoundError) as error:
+    except ModuleNotFoundError as error:
+        print(f"sdpa-xp: {error}; `pip install 'sdpa_xp[demo]'` brings all that it uses", file=sys.stderr)
+        sys.exit(BAD_ARGUMENTS)
+    except (ValueError, TypeError, OSError) as error:
         print(f"sdpa-xp: {error}", file=sys.stderr)
         sys.exit(BAD_ARGUMENTS)
 
@@ -47,8 +51,10 @@ def main() -> None:
 @app.command("demo")
 def run_demo(
     folder: Annotated[Path, typer.Option("--output", "-o", help="Where the files go.")] = Path("demo-output"),
+    force: Annotated[bool, typer.Option("--force", help="Replace the files if they are there.")] = False,
 ) -> None:
     """Attention of a real sentence encoder on everything found here; exits 1 if anything disagrees."""
+    demo.check_folder(folder, overwrite=force)
     encoded = demo.encode()
     _say(f"all-MiniLM-L6-v2, attention of {len(encoded.layers)} layers x 12 heads on:")
     for tokens in encoded.tokens:
@@ -78,7 +84,7 @@ def list_backends(as_json: AsJson = False) -> None:
     found = [(each.name, each.version, each.device) for each in backends.find()]
     found += [("onnxruntime", onnxruntime.__version__, name) for name in providers()]
     if as_json:
-        print(json.dumps([dict(zip(("name", "version", "device"), row, strict=True)) for row in found]))
+        _say_json([dict(zip(("name", "version", "device"), row, strict=True)) for row in found])
         return
     table = _plain_table("library", "version", "device or provider")
     for row in found:
@@ -103,7 +109,13 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
 ) -> None:
     """Write the ONNX graph of one call of attention."""
-    specs = {"query": query, "key": key, "value": value or key, "attn_mask": attn_mask, "bias": bias}
+    specs = {
+        "query": query,
+        "key": key,
+        "value": key if value is None else value,
+        "attn_mask": attn_mask,
+        "bias": bias,
+    }
     model = export_attention(
         **{name: TensorSpec.parse(spec) for name, spec in specs.items() if spec is not None},
         is_causal=is_causal,
@@ -128,7 +140,7 @@ def run_verify(
     """Run a model in onnxruntime against the float64 reference; exits 1 if it disagrees."""
     report = verify(model, provider=provider)
     if as_json:
-        print(json.dumps(asdict(report) | {"agrees": report.agrees}))
+        _say_json(asdict(report) | {"agrees": report.agrees})
     else:
         runs = _plain_table("lengths", "provider", "error", "bound", "agrees", "ms")
         for run in report.runs:
@@ -150,11 +162,24 @@ def _say(text: str) -> None:
     out.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
+def _say_json(value: object) -> None:
+    """JSON has no infinity: an error that is infinite is null."""
+
+    def finite(value: object) -> object:
+        if isinstance(value, dict):
+            return {name: finite(each) for name, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [finite(each) for each in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    print(json.dumps(finite(value), allow_nan=False))
+
+
 def _finish(rows: Iterable[Row], as_json: bool = False) -> None:
     """Print the rows, each with the worst error of its jobs; exit 1 if one disagrees."""
     seen = list(rows)
     if as_json:
-        print(json.dumps([asdict(row) | {"agrees": row.agrees} for row in seen]))
+        _say_json([asdict(row) | {"agrees": row.agrees} for row in seen])
     else:
         out.print(_table(seen))
     for row in seen:

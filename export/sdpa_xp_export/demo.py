@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from sdpa_xp.checks import message
 from sdpa_xp_export.agree import Job, Row, compare
 from sdpa_xp_export.backends import find
 from sdpa_xp_export.call import Call, checked
@@ -18,6 +19,7 @@ from sdpa_xp_export.verify import providers
 
 SENTENCES = ("It took one minute.", "The size was minute.")
 WORD = "minute"
+MODEL, PICTURE = "attention.onnx", "attention.png"
 
 
 def call(dtype: str) -> Call:
@@ -37,14 +39,21 @@ def rows(encoded: Activations, dtypes: tuple[str, ...] = ("float32", "float16"))
         yield from compare(jobs, dtype, find(), providers())
 
 
+def check_folder(folder: Path, *, overwrite: bool) -> None:
+    """The files of the demo are not there yet, or may be replaced."""
+    for name in (MODEL, PICTURE):
+        if (folder / name).exists() and not overwrite:
+            hint = "Pass --force to replace it."
+            raise FileExistsError(message("demo", "`output` must not hold it", {"path": folder / name}, hint))
+
+
 def write(encoded: Activations, folder: Path) -> tuple[Path, Path]:
     """Save the exported graph and the picture in `folder`; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     arguments: dict[str, Any] = {**call("float32").inputs, **call("float32").rules}
-    model = save(export_attention(**arguments), folder / "attention.onnx", overwrite=True)
-    picture = folder / "attention.png"
-    attention_of_word(encoded, WORD).savefig(picture, dpi=150)
-    return model, picture
+    save(export_attention(**arguments), folder / MODEL, overwrite=True)
+    attention_of_word(encoded, WORD).savefig(folder / PICTURE, dpi=150)
+    return folder / MODEL, folder / PICTURE
 
 
 def encode() -> Activations:

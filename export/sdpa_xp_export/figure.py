@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sdpa_xp import attention_weights
-from sdpa_xp_export.minilm import Activations
+from sdpa_xp_export.minilm import HEADS, Activations, Layer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,20 +23,21 @@ def attention_of_word(activations: Activations, word: str) -> Figure:
     image: Any = None
     for entry, (axes, tokens) in enumerate(zip(panels, activations.tokens, strict=True)):
         real = [token for token in tokens if token != "[PAD]"]
-        maps = np.stack([_weights(activations, layer, entry, tokens.index(word)) for layer in range(6)])
+        row = tokens.index(word)
+        maps = np.stack([_weights(layer, activations.mask)[entry, row] for layer in activations.layers])
         image = axes.imshow(maps[:, : len(real)], cmap="cividis", vmin=0, vmax=0.5, aspect="auto")
-        for (row, column), weight in np.ndenumerate(maps[:, : len(real)]):
+        for (layer, column), weight in np.ndenumerate(maps[:, : len(real)]):
             shade = "black" if weight > 0.25 else "white"
-            axes.text(column, row, f"{weight:.2f}", ha="center", va="center", color=shade, fontsize=8)
+            axes.text(column, layer, f"{weight:.2f}", ha="center", va="center", color=shade, fontsize=8)
         axes.set_xticks(range(len(real)), real)
         axes.set_yticks(range(len(maps)), [f"layer {index + 1}" for index in range(len(maps))])
         axes.set_title(f'"{word}" in: {" ".join(real[1:-1])}', fontsize=10)
         axes.tick_params(length=0)
-    figure.colorbar(image, ax=panels, label="weight, mean of 12 heads", extend="max")
+    figure.colorbar(image, ax=panels, label=f"weight, mean of {HEADS} heads", extend="max")
     return figure
 
 
-def _weights(activations: Activations, layer: int, entry: int, row: int) -> Any:
-    inputs = activations.layers[layer]
-    weights = attention_weights(inputs.query, inputs.key, activations.mask)
-    return weights[entry, :, row, :].mean(axis=0)
+def _weights(layer: Layer, mask: NDArray[np.bool_]) -> NDArray[np.float32]:
+    """(batch, tokens, tokens), the mean over the heads."""
+    weights: NDArray[np.float32] = attention_weights(layer.query, layer.key, mask)
+    return np.asarray(weights.mean(axis=1))

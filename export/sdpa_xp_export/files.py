@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import uuid
 from pathlib import Path
 
 import onnx
@@ -23,42 +23,34 @@ def save(model: onnx.ModelProto, path: str | Path, *, overwrite: bool = False) -
         The path.
 
     Raises:
-        FileExistsError: `path` is there and `overwrite` is False; or it is a folder.
+        FileExistsError: `path` is there and `overwrite` is False; or it is no regular file.
         FileNotFoundError: Its folder is not there.
         OSError: The disk is full, or the folder cannot be written to.
     """
-    target = Path(path)
-    if target.is_dir():
+    target = Path(path).resolve()
+    if target.exists() and not target.is_file():
         raise FileExistsError(message("save", "`path` must be a file", {"path": target}))
     if not target.parent.is_dir():
         raise FileNotFoundError(message("save", "the folder of `path` must exist", {"path": target}))
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    unfinished = target.parent / f".{uuid.uuid4().hex}.onnx"
     try:
-        with os.fdopen(handle, "wb") as file:
+        with unfinished.open("xb") as file:
             file.write(model.SerializeToString())
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o666 & ~_umask())
         if overwrite:
-            os.replace(name, target)
+            unfinished.replace(target)
         else:
-            _publish(name, target)
+            _publish(unfinished, target)
     finally:
-        Path(name).unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
     return target
 
 
-def _publish(name: str, target: Path) -> None:
+def _publish(unfinished: Path, target: Path) -> None:
     """Give the finished file its name, unless the name is taken: one step, so that no writer is overrun."""
     try:
-        os.link(name, target)
+        os.link(unfinished, target)
     except FileExistsError:
         hint = "Pass overwrite=True (--force) to replace it."
-        rule = "`path` must not exist"
-        raise FileExistsError(message("save", rule, {"path": target}, hint)) from None
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+        raise FileExistsError(message("save", "`path` must not exist", {"path": target}, hint)) from None

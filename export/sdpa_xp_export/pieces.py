@@ -29,14 +29,15 @@ def with_number(graph: Graph, op: str, value: Value, number: float) -> Value:
     return combine(graph, op, value, graph.constant(number, value.dtype))
 
 
-def scale(graph: Graph, value: Value, number: float) -> Value:
-    """value (..., E) -> value * number.
+def times(graph: Graph, value: Value, number: float) -> Value:
+    """value -> value * number.
 
-    In float64 the number stands once for each of the E columns: onnxruntime folds a single one into the
-    MatMul that follows, as a float32.
+    In float64 as Neg(value * -number): onnxruntime folds a Mul that stands right before a MatMul into it, as a
+    float32.
     """
-    repeated = [number] * int(value.shape[-1]) if value.dtype == "float64" else number
-    return combine(graph, "Mul", value, graph.constant(repeated, value.dtype))
+    if value.dtype != "float64":
+        return with_number(graph, "Mul", value, number)
+    return graph.add("Neg", with_number(graph, "Mul", value, -number), dtype=value.dtype, shape=value.shape)
 
 
 def where(graph: Graph, condition: Value, value: Value, number: float) -> Value:
@@ -153,17 +154,16 @@ def add_biases(graph: Graph, one: Value, other: Value) -> Value:
 def attended(graph: Graph, allowed: Value, groups: int) -> Value:
     """allowed (..., Hq, L, S), any axis of which may be 1 -> boolean (..., H, S, 1): does any query attend.
 
-    Cast -> ReduceSum over L -> ReduceSum over the heads of a group -> Greater 0.
+    Cast -> ReduceSum over L -> ReduceSum over the heads of a group -> Transpose -> Greater 0.
     """
-    count = cast(graph, allowed, "float32")
-    count = _sum(graph, count, -2)
-    heads = count.shape[-2] if count.rank >= 2 else 1
+    count = _sum_rows(graph, cast(graph, allowed, "float32"))
+    heads = count.shape[-3] if count.rank >= 3 else 1
     if isinstance(heads, int) and heads not in (1, groups):
-        split = [0] * (count.rank - 2) + [groups, heads // groups, -1]
-        shape = (*count.shape[:-2], groups, heads // groups, count.shape[-1])
+        split = [0] * (count.rank - 3) + [groups, heads // groups, -1]
+        shape = (*count.shape[:-3], groups, heads // groups, count.shape[-1])
         count = graph.add("Reshape", count, graph.constant(split, "int64"), dtype="float32", shape=shape)
-        count = _sum(graph, count, -2)
-    return combine(graph, "Greater", unsqueeze(graph, count, -1), graph.constant(0.0, "float32"), dtype="bool")
+        count = _sum_rows(graph, count)
+    return combine(graph, "Greater", transpose(graph, count), graph.constant(0.0, "float32"), dtype="bool")
 
 
 def joint_shape(*shapes: Shape) -> Shape:
@@ -175,7 +175,8 @@ def joint_shape(*shapes: Shape) -> Shape:
     return joint
 
 
-def _sum(graph: Graph, value: Value, axis: int) -> Value:
-    shape = tuple(n for i, n in enumerate(value.shape) if i != value.rank + axis)
-    axes = graph.constant([axis], "int64")
-    return graph.add("ReduceSum", value, axes, dtype=value.dtype, shape=shape, keepdims=0)
+def _sum_rows(graph: Graph, value: Value) -> Value:
+    """(..., L, S) -> (..., 1, S)."""
+    shape = (*value.shape[:-2], 1, value.shape[-1])
+    axes = graph.constant([-2], "int64")
+    return graph.add("ReduceSum", value, axes, dtype=value.dtype, shape=shape, keepdims=1)

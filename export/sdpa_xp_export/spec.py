@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -41,6 +42,9 @@ class TensorSpec:
         if self.dtype not in DTYPES:
             rule = f"`dtype` must be one of {', '.join(DTYPES)}"
             raise ValueError(message("TensorSpec", rule, {"dtype": repr(self.dtype)}))
+        if isinstance(self.shape, str) or not isinstance(self.shape, Sequence):
+            rule = "`shape` must be a tuple of ints and names"
+            raise TypeError(message("TensorSpec", rule, {"shape": repr(self.shape)}))
         object.__setattr__(self, "shape", tuple(self.shape))
         for length in self.shape:
             if isinstance(length, bool) or not isinstance(length, int | str):
@@ -56,12 +60,12 @@ class TensorSpec:
     @classmethod
     def parse(cls, text: str) -> TensorSpec:
         """The spec that is written as `float32[B,8,L,64]`."""
-        found = _SPEC.fullmatch(text.replace(" ", ""))
-        if found is None:
+        found = _SPEC.fullmatch(text.replace(" ", "")) if isinstance(text, str) else None
+        lengths = found["shape"].split(",") if found and found["shape"] else []
+        if found is None or "" in lengths:
             rule = "a spec is written dtype[length,...]"
             raise ValueError(message("TensorSpec", rule, {"text": repr(text)}, "As in float32[B,8,L,64]."))
-        lengths = [part for part in found["shape"].split(",") if part]
-        shape = tuple(int(part) if part.lstrip("-").isdigit() else part for part in lengths)
+        shape = tuple(int(part) if re.fullmatch(r"-?[0-9]+", part) else part for part in lengths)
         return cls(found["dtype"], shape)
 
     def __str__(self) -> str:

@@ -171,3 +171,28 @@ def test_encoder_attends_to_no_padding() -> None:
     longer = demo.activations(demo.SENTENCES, multiple=16)
     for short, long in zip(encoded.layers, longer.layers, strict=True):
         np.testing.assert_allclose(short.query[:, :, :7], long.query[:, :, :7], rtol=0, atol=1e-5)
+
+
+def test_demo_does_not_overwrite(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "attention.onnx").write_text("mine")
+    code, _, err = run(capsys, "demo", "-o", tmp_path)
+    assert code == 2
+    assert "--force" in err
+    assert (tmp_path / "attention.onnx").read_text() == "mine"
+
+
+def test_help_shows_how_a_spec_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "dtype[length,...]" in run(capsys, "export", "--help")[1]
+
+
+def test_json_is_json_when_the_error_is_infinite(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "a.onnx"
+    run(capsys, "export", *SPECS, "-o", path)
+    model = onnx.load(path)
+    model.graph.node.append(onnx.helper.make_node("Log", ["inner"], ["output"]))
+    model.graph.node[0].output[0] = "inner"
+    onnx.save(model, path)
+    code, out, _ = run(capsys, "verify", path, "--json")
+    assert code == 1
+    report = json.loads(out, parse_constant=lambda name: pytest.fail(name))
+    assert report["runs"][0]["agreement"]["absolute"] is None

@@ -42,6 +42,14 @@ def f32(*shape: int | str) -> TensorSpec:
         ({"query": f32("C", 8, "L", 64)}, ValueError, "leading axes of .* must broadcast"),
         ({"attn_mask": TensorSpec("bool", ("B", "S"))}, ValueError, "must broadcast.*None, None"),
         ({"attn_mask": TensorSpec("bool", ("L", "L"))}, ValueError, "`attn_mask` must broadcast"),
+        (
+            {"query": f32("H", "L", 64), "key": f32(2, "S", 64), "value": f32(2, "S", 64)},
+            ValueError,
+            "the heads of `query`",
+        ),
+        ({"opset": 25}, ValueError, "`opset` must be 17 to 24 for form 'primitive'"),
+        ({"scale": 1e39}, ValueError, "`scale` must be finite in float32"),
+        ({"softcap": 1e-50}, ValueError, "`softcap` must be 0 or at least"),
         ({"scale": float("nan")}, ValueError, "`scale` must be finite"),
         ({"scale": f32(1)}, TypeError, "`scale` must be a real number"),
         ({"softcap": -2}, ValueError, "`softcap` must be positive"),
@@ -78,6 +86,8 @@ def test_refused(change: dict[str, Any], error: type[Exception], words: str) -> 
         ("bfloat16", (1, 2), ValueError, "`dtype` must be one of"),
         ("float32", (1.5, 2), TypeError, "`shape` must hold ints and names"),
         ("float32", (True, 2), TypeError, "`shape` must hold ints and names"),
+        ("float32", "ab", TypeError, "`shape` must be a tuple"),
+        ("float32", 5, TypeError, "`shape` must be a tuple"),
         ("float32", ("a b", 2), ValueError, "must be an identifier"),
         ("float32", (0, 2), ValueError, "at least 1, since onnxruntime refuses an empty axis"),
         ("float32", (-1, 2), ValueError, "at least 1"),
@@ -92,6 +102,6 @@ def test_spec_text_both_ways() -> None:
     spec = TensorSpec("float16", ("B", 8, "L", 64))
     assert TensorSpec.parse(str(spec)) == spec
     assert TensorSpec.parse("bool[]") == TensorSpec("bool", ())
-    for text in ("float32", "float32[2", "float32(2,3)", "[2]"):
+    for text in ("float32", "float32[2", "float32(2,3)", "[2]", "float32[2,,3]"):
         with pytest.raises(ValueError, match="a spec is written dtype"):
             TensorSpec.parse(text)

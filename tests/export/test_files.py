@@ -56,3 +56,14 @@ def test_refused(tmp_path: Path) -> None:
         save(MODEL, tmp_path)
     with pytest.raises(FileNotFoundError, match="folder of `path` must exist"):
         save(MODEL, tmp_path / "none" / "a.onnx")
+
+
+def test_a_link_stays_a_link_and_no_device_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "a.onnx").symlink_to(tmp_path / "real" / "a.onnx")
+    save(MODEL, tmp_path / "a.onnx")
+    assert (tmp_path / "a.onnx").is_symlink()
+    assert onnx.load(tmp_path / "real" / "a.onnx") == MODEL
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FileExistsError, match="`path` must be a file"):
+        save(MODEL, tmp_path / "pipe", overwrite=True)

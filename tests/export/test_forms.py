@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.numpy_helper
 import onnxruntime
 import pytest
 
@@ -177,3 +178,57 @@ def test_model_is_one_that_old_tools_load() -> None:
     qkv = TensorSpec("float32", ("B", 8, "L", 64))
     assert export_attention(qkv, qkv, qkv).ir_version <= 11
     assert export_attention(qkv, qkv, qkv, form="primitive").ir_version <= 8
+
+
+def test_float64_of_width_1() -> None:
+    """Where the scale would be one number beside a MatMul, onnxruntime would fold it in as a float32."""
+    qkv = TensorSpec("float64", (2, "L", 1))
+    for scale in (0.1, 1 / 3):
+        assert verify(export_attention(qkv, qkv, qkv, scale=scale)).agrees
+
+
+@pytest.mark.parametrize("ranks", [(2, 3, 3), (3, 2, 2), (2, 2, 3), (2, 4, 4), (4, 2, 2)])
+@pytest.mark.parametrize("form", ["auto", "primitive"])
+def test_result_has_the_rank_of_the_largest_input(form: str, ranks: tuple[int, ...]) -> None:
+    specs = [TensorSpec("float32", (*[1] * (rank - 2), "L", 4)) for rank in ranks]
+    assert verify(export_attention(*specs, form=form)).agrees
+
+
+@pytest.mark.parametrize("lengths", [(2, 3, 0), (2, 0, 3), (0, 2, 3)])
+def test_empty_lengths_in_primitives(lengths: tuple[int, ...]) -> None:
+    """With a padding mask they run, and give zeros of the right shape."""
+    batch, queries, keys = lengths
+    q, k = TensorSpec("float32", ("B", 2, "L", 4)), TensorSpec("float32", ("B", 2, "S", 4))
+    model = export_attention(q, k, k, TensorSpec("bool", ("B", 1, 1, "S")), form="primitive")
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    x, y = np.ones((batch, 2, queries, 4), np.float32), np.ones((batch, 2, keys, 4), np.float32)
+    feed = {"query": x, "key": y, "value": y, "attn_mask": np.ones((batch, 1, 1, keys), bool)}
+    np.testing.assert_array_equal(session.run(None, feed)[0], np.zeros(x.shape) if keys == 0 else x)
+
+
+@pytest.mark.parametrize("form", ["attention", "primitive"])
+@pytest.mark.parametrize("lengths", [("L", "S"), (3, 5)])
+def test_keys_that_no_query_reaches_may_hold_nan(form: str, lengths: tuple[Any, Any]) -> None:
+    """Causal, S > L: keys 3 and 4. And key 2, which the mask hides from the one query that would reach it."""
+    q, k = (TensorSpec("float32", (1, length, 4)) for length in lengths)
+    x, y = np.ones((1, 3, 4), np.float32), np.ones((1, 5, 4), np.float32)
+    mask = np.ones((3, 5), bool)
+    mask[2, 2] = False
+    for masked in (False, True):
+        y[:, 2 if masked else 3 :] = np.nan
+        rules = {"attn_mask": TensorSpec("bool", lengths)} if masked else {}
+        model = export_attention(q, k, k, **rules, is_causal=True, form=form)
+        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        feed = {"query": x, "key": y, "value": y} | ({"attn_mask": mask} if masked else {})
+        np.testing.assert_array_equal(session.run(None, feed)[0], x)
+
+
+def test_half_on_cuda_prepares_nothing_in_half() -> None:
+    """A scale of the wrong sign is a sign of the query; two biases are added in float32."""
+    qkv, bias = TensorSpec("float16", ("B", 8, "L", 64)), TensorSpec("float16", ("L", "L"))
+    model = export_attention(qkv, qkv, qkv, scale=-100.0, runtime="onnxruntime>=1.28;cuda")
+    assert names(model) == ["Mul", "Attention"]
+    (sign,) = model.graph.initializer
+    assert onnx.numpy_helper.to_array(sign) == -1
+    both = export_attention(qkv, qkv, qkv, bias, bias=bias, runtime="onnxruntime>=1.28;cuda")
+    assert names(both).count("Cast") >= 6

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
+import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,8 @@ import pytest
 from onnx import numpy_helper
 
 from sdpa_xp_export import TensorSpec, export_attention, verify
-from sdpa_xp_export.agreement import judge
+from sdpa_xp_export.agreement import Agreement, judge
+from sdpa_xp_export.verify import Placement, _placements
 
 QKV = TensorSpec("float32", ("B", 4, "L", 16))
 MASK = TensorSpec("bool", ("B", 1, "L", "L"))
@@ -130,3 +135,138 @@ def test_judge_a_textbook_that_overflows_allows_nothing() -> None:
     exact = np.asarray([1.0])
     found = judge(np.asarray([1.5], np.float32), exact, np.asarray([np.nan], np.float32), "float32")
     assert not found.agrees
+
+
+@pytest.mark.parametrize("scale", [1.0, -10.0, 100.0, 0.0])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_a_right_model_agrees_whatever_its_scale(scale: float, dtype: str) -> None:
+    """The samples have scores of size 1, so that the bound is no matter of luck."""
+    q, k = TensorSpec(dtype, ("B", 8, "L", 64)), TensorSpec(dtype, ("B", 8, "S", 64))
+    model = export_attention(q, k, k, scale=scale)
+    for seed in range(8):
+        report = verify(model, seed=seed)
+        assert report.agrees, report.worst
+
+
+def test_seeds_draw_different_inputs() -> None:
+    model = export_attention(QKV, QKV, QKV)
+    one, other = (verify(model, seed=seed).runs[0].agreement.absolute for seed in (0, 1))
+    assert one != other
+
+
+KEY = TensorSpec("float32", ("B", 4, "S", 16))
+
+
+@pytest.mark.parametrize("form", ["attention", "primitive"])
+@pytest.mark.parametrize(
+    ("key", "rules", "op"),
+    [(QKV, {"attn_mask": TensorSpec("bool", ("B", 1, 1, "L"))}, "Where"), (KEY, {"is_causal": True}, "Slice")],
+)
+def test_a_graph_that_lets_nan_through_is_caught(
+    form: str, key: TensorSpec, rules: dict[str, Any], op: str
+) -> None:
+    """Keys and values without the nodes that blank, or cut off, what no query attends."""
+    model = export_attention(QKV, key, key, **rules, form=form)
+    assert verify(model).agrees
+    guarded = {}
+    for node in model.graph.node:
+        for name in node.input:
+            if node.op_type == op and name in ("key", "value"):
+                guarded[node.output[0]] = name
+    assert guarded
+    for node in model.graph.node:
+        node.input[:] = [guarded.get(name, name) for name in node.input]
+    assert not verify(model).agrees
+
+
+def test_a_wrong_dtype_or_shape_disagrees() -> None:
+    for op, attributes in (("Cast", {"to": onnx.TensorProto.DOUBLE}), ("Transpose", {"perm": [0, 1, 3, 2]})):
+        model = export_attention(QKV, QKV, QKV)
+        model.graph.node[-1].output[0] = "inner"
+        model.graph.node.append(onnx.helper.make_node(op, ["inner"], ["output"], **attributes))
+        if op == "Cast":
+            model.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
+        else:
+            model.graph.output[0].type.tensor_type.ClearField("shape")
+        assert not verify(model).agrees
+
+
+def broken_node(model: onnx.ModelProto) -> None:
+    model.graph.node[0].op_type = "NoSuchOp"
+
+
+def broken_input(model: onnx.ModelProto) -> None:
+    model.graph.input[0].name = "q"
+
+
+def broken_call(model: onnx.ModelProto) -> None:
+    for entry in model.metadata_props:
+        if entry.key == "sdpa_xp.call":
+            entry.value = entry.value.replace("is_causal", "causal")
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (broken_node, "onnxruntime must load `model`.*NoSuchOp"),
+        (broken_input, "must have one output and the inputs of its call"),
+        (broken_call, "must be one that export_attention wrote"),
+    ],
+)
+def test_models_that_cannot_be_run(damage: Callable[[onnx.ModelProto], None], words: str) -> None:
+    model = export_attention(QKV, QKV, QKV)
+    damage(model)
+    with pytest.raises(ValueError, match=f"verify: .*{words}"):
+        verify(model)
+
+
+def test_many_symbols() -> None:
+    specs = [TensorSpec("float32", (*"ABCDE", 1, "L", 2))] * 3
+    assert verify(export_attention(*specs)).agrees
+
+
+def test_provider_that_does_not_start_is_no_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """onnxruntime itself only warns, and runs on the CPU."""
+    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ["CUDAExecutionProvider"])
+    monkeypatch.setattr("onnxruntime.InferenceSession.get_providers", lambda _: ["CPUExecutionProvider"])
+    monkeypatch.setattr("onnxruntime.preload_dlls", lambda: None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(ValueError, match="could not start CUDAExecutionProvider"):
+            verify(export_attention(QKV, QKV, QKV), provider="cuda")
+
+
+def test_placements_from_a_profile(tmp_path: Path) -> None:
+    def event(category: str, name: str, **details: str) -> dict[str, Any]:
+        return {"cat": category, "name": name, "args": details}
+
+    profile = [
+        event("Session", "model_run", op_name="none", provider="none"),
+        event("Node", "a_fence_before", op_name="MatMul"),
+        event("Node", "a_kernel_time", op_name="MatMul", provider="CUDAExecutionProvider"),
+        event("Node", "a_kernel_time", op_name="MatMul", provider="CUDAExecutionProvider"),
+        event("Node", "b_kernel_time", op_name="Where", provider="CPUExecutionProvider"),
+    ]
+    (tmp_path / "profile.json").write_text(json.dumps(profile))
+    assert _placements(tmp_path / "profile.json") == [
+        Placement("a", "MatMul", "CUDAExecutionProvider"),
+        Placement("b", "Where", "CPUExecutionProvider"),
+    ]
+
+
+def test_the_worst_run_speaks_for_the_report() -> None:
+    report = verify(export_attention(QKV, QKV, QKV))
+    good, *_ = report.runs
+    bad = replace(good, agreement=Agreement(2.0, 1.0, 1.0))
+    for runs in ((good, bad), (bad, good)):
+        both = replace(report, runs=runs)
+        assert both.worst is bad
+        assert not both.agrees
+
+
+def test_bound_is_twice_the_own_error_of_the_textbook() -> None:
+    exact, plain = np.asarray([2.0, 4.0]), np.asarray([2.0, 4.0 + 2**-10], np.float32)
+    found = judge(exact.astype(np.float32), exact, plain, "float32")
+    assert found.bound == pytest.approx(2 * 2**-10 + 4 * 2**-23 * 4)
+    assert Agreement(1.0, 1.0, 0.0).share == math.inf
+    assert Agreement(0.0, 0.0, 0.0).share == 0

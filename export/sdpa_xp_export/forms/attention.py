@@ -30,13 +30,15 @@ def refusal(call: Call) -> str | None:
 def write(graph: Graph, call: Call, runtime: Runtime) -> Value:
     """query, key, value, mask -> Attention(query, key, value, mask), its inputs mended as below.
 
-    On the CPU the kernel of a half dtype overflows in its scores, so there it computes in float32.
+    On the CPU the kernel of a half dtype overflows in its scores, so there it computes in float32; and so it
+    does wherever two biases have to be added.
     """
-    dtype = "float32" if runtime.provider == "cpu" else call.query.dtype
+    two_biases = call.bias is not None and call.attn_mask is not None and call.attn_mask.floating
+    dtype = call.query.dtype if runtime.provider == "cuda" and not two_biases else "float32"
     inputs = read(graph, call, dtype, RANK)
     query, scale = inputs.query, call.scale
-    if scale <= 0:  # the runtime refuses it as an attribute, and a root of it is taken
-        query, scale = pieces.scale(graph, query, scale), 1.0
+    if scale <= 0:  # the runtime takes its root
+        query, scale = pieces.with_number(graph, "Mul", query, -1.0 if scale else 0.0), -scale or 1.0
     mask = _mask(graph, inputs)
     key, value = inputs.key, inputs.value
     if mask is not None:
@@ -56,7 +58,8 @@ def write(graph: Graph, call: Call, runtime: Runtime) -> Value:
         softcap=call.softcap or 0.0,
         is_causal=int(call.is_causal),
     )
-    output = pieces.squeeze_front(graph, output, max(len(call.query.shape), len(call.key.shape)))
+    ranks = (len(spec.shape) for spec in (call.query, call.key, call.value))
+    output = pieces.squeeze_front(graph, output, max(ranks))
     return pieces.cast(graph, output, call.query.dtype)
 
 

@@ -37,7 +37,7 @@ def write(graph: Graph, call: Call, _runtime: Runtime) -> Value:
 
 def _scores(graph: Graph, call: Call, inputs: Inputs) -> Value:
     """query, key -> (query * scale / softcap) @ key^T -> Tanh -> Mul softcap -> Add bias."""
-    query = pieces.scale(graph, inputs.query, call.scale / (call.softcap or 1.0))
+    query = pieces.times(graph, inputs.query, call.scale / (call.softcap or 1.0))
     scores = pieces.matmul_grouped(graph, query, pieces.transpose(graph, inputs.key))
     if call.softcap is not None:
         scores = graph.add("Tanh", scores, dtype=scores.dtype, shape=scores.shape)
