@@ -148,9 +148,9 @@ def run_verify(
             runs.add_row(
                 run.inputs, run.provider, error, bound, _yes(run.agreement.agrees), f"{run.seconds * 1e3:.2f}"
             )
-        nodes = _plain_table("node that ran", "op", "provider")
+        nodes = _plain_table("node that ran", "op", "provider", "asked")
         for placement in report.placements:
-            nodes.add_row(placement.node, placement.op, placement.provider)
+            nodes.add_row(placement.node, placement.op, placement.provider, placement.asked)
         out.print(runs, nodes)
         _say(str(report))
     if not report.agrees:

@@ -45,6 +45,8 @@ class Placement:
     node: str
     op: str
     provider: str
+    asked: str
+    """The provider that the session was to run on; a node of another has fallen back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +72,11 @@ class Report:
         worst = self.worst.agreement
         verdict = "agrees" if self.agrees else "DISAGREES"
         where = ", ".join(sorted({placement.provider for placement in self.placements}))
+        fallen = [placed.node for placed in self.placements if placed.provider != placed.asked]
+        fell_back = f"; fell back: {', '.join(fallen)}" if fallen else ""
         return (
             f"{self.form}: {verdict} in {len(self.runs)} runs, worst error {worst.absolute:.2g} "
-            f"(bound {worst.bound:.2g}); its nodes ran on {where}"
+            f"(bound {worst.bound:.2g}); its nodes ran on {where}{fell_back}"
         )
 
 
@@ -247,7 +251,7 @@ def _run_on(model: onnx.ModelProto, call: Call, provider: str, seed: int) -> tup
             shown.append(" ".join(f"{name}={length}" for name, length in lengths.items()) or "fixed")
             as_stated = output.shape == exact.shape and output.dtype.name == call.query.dtype
             results.append((output if as_stated else np.full(exact.shape, np.nan), exact, plain))
-        placements = _placements(Path(session.end_profiling()))
+        placements = _placements(Path(session.end_profiling()), provider)
     agreements = judge_together(results, call.query.dtype)
     runs = zip(shown, agreements, seconds, strict=True)
     return [Run(inputs, provider, agreement, time) for inputs, agreement, time in runs], placements
@@ -264,7 +268,7 @@ def _lengths(symbols: Sequence[str]) -> Iterator[dict[str, int]]:
     yield dict.fromkeys(symbols, 1)
 
 
-def _placements(profile: Path) -> list[Placement]:
+def _placements(profile: Path, asked: str) -> list[Placement]:
     """Each node that ran, once, in order; from the profile that the runtime wrote."""
     events = json.loads(profile.read_text())
     seen: dict[Placement, None] = {}
@@ -272,7 +276,7 @@ def _placements(profile: Path) -> list[Placement]:
         details = event.get("args", {})
         if event.get("cat") == "Node" and "provider" in details:
             name = event["name"].removesuffix("_kernel_time")
-            seen[Placement(name, details["op_name"], details["provider"])] = None
+            seen[Placement(name, details["op_name"], details["provider"], asked)] = None
     return list(seen)
 
 

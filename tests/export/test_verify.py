@@ -236,6 +236,9 @@ def test_provider_that_does_not_start_is_no_fallback(monkeypatch: pytest.MonkeyP
             verify(export_attention(QKV, QKV, QKV), provider="cuda")
 
 
+CUDA = "CUDAExecutionProvider"
+
+
 def test_placements_from_a_profile(tmp_path: Path) -> None:
     def event(category: str, name: str, **details: str) -> dict[str, Any]:
         return {"cat": category, "name": name, "args": details}
@@ -248,10 +251,17 @@ def test_placements_from_a_profile(tmp_path: Path) -> None:
         event("Node", "b_kernel_time", op_name="Where", provider="CPUExecutionProvider"),
     ]
     (tmp_path / "profile.json").write_text(json.dumps(profile))
-    assert _placements(tmp_path / "profile.json") == [
-        Placement("a", "MatMul", "CUDAExecutionProvider"),
-        Placement("b", "Where", "CPUExecutionProvider"),
+    assert _placements(tmp_path / "profile.json", CUDA) == [
+        Placement("a", "MatMul", CUDA, CUDA),
+        Placement("b", "Where", "CPUExecutionProvider", CUDA),
     ]
+
+
+def test_a_node_that_fell_back_is_named() -> None:
+    report = verify(export_attention(QKV, QKV, QKV))
+    assert "fell back" not in str(report)
+    placed = tuple(replace(each, asked=CUDA) for each in report.placements)
+    assert str(replace(report, placements=placed)).endswith("; fell back: Attention_0")
 
 
 def test_the_worst_run_speaks_for_the_report() -> None:
