@@ -1,0 +1,87 @@
+"""What holds for every array of a call: a plain array, of one library, one device and a fitting dtype."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+from sdpa_xp import namespace as door
+from sdpa_xp.checks.messages import message, type_name
+from sdpa_xp.protocols import Array, Dtype, Namespace
+
+
+def one_library(function: str, values: Mapping[str, object]) -> tuple[Namespace, dict[str, Array]]:
+    """All of `values` are plain arrays of one library; returns its namespace, and them as arrays."""
+    arrays = {name: _plain(function, name, value) for name, value in values.items()}
+    spaces = {name: door.namespace(array) for name, array in arrays.items()}
+    first, xp = next(iter(spaces.items()))
+    for name, other in spaces.items():
+        if other is not xp:
+            rule = f"`{first}` and `{name}` must be arrays of one library"
+            got = {first: type_name(arrays[first]), name: type_name(arrays[name])}
+            raise TypeError(message(function, rule, got, "Convert one, for example with `from_dlpack`."))
+    return xp, arrays
+
+
+def _plain(function: str, name: str, value: object) -> Array:
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ma.MaskedArray):
+        hint = "Its own mask would be ignored: pass `.data`, and an `attn_mask` of what may attend."
+    elif numpy is not None and isinstance(value, numpy.matrix):
+        hint = "Its `*` is a matrix product: pass numpy.asarray(...) of it."
+    elif not door.is_array(value):
+        hint = "numpy.asarray(...) makes one of a list."
+    elif not door.is_dense(value):
+        hint = "A sparse or nested tensor is none: `.to_dense()` or padding makes one."
+    else:
+        return value
+    rule = f"`{name}` must be a plain array of a library that follows the array API standard"
+    raise TypeError(message(function, rule, {name: type_name(value)}, hint))
+
+
+def one_device(function: str, arrays: Mapping[str, Array]) -> None:
+    """All of `arrays` live on one device, as far as their library says."""
+    devices = {name: door.device(array) for name, array in arrays.items()}
+    known = {name: device for name, device in devices.items() if device is not None}
+    for name, device in known.items():
+        first, reference = next(iter(known.items()))
+        if device != reference:
+            rule = f"`{first}` and `{name}` must be on one device"
+            raise ValueError(message(function, rule, {f"{first}.device": reference, f"{name}.device": device}))
+
+
+def floating(function: str, name: str, array: Array) -> None:
+    """`array` holds real floating numbers of a dtype that is supported."""
+    if door.dtype_name(array.dtype) not in door.FLOATING:
+        rule = f"`{name}` must be one of {', '.join(door.FLOATING)}"
+        hint = f"Convert it first: xp.astype({name}, xp.float32)."
+        raise TypeError(message(function, rule, {f"{name}.dtype": array.dtype}, hint))
+
+
+def one_dtype(function: str, arrays: Mapping[str, Array]) -> None:
+    """All of `arrays` have the dtype of the first."""
+    first, reference = next(iter(arrays.items()))
+    for name, array in arrays.items():
+        if array.dtype != reference.dtype:
+            rule = f"`{first}` and `{name}` must have one dtype"
+            got = {f"{first}.dtype": reference.dtype, f"{name}.dtype": array.dtype}
+            raise TypeError(message(function, rule, got, f"Convert one: xp.astype({name}, {first}.dtype)."))
+
+
+def added_dtype(function: str, name: str, array: Array, query: Array, accumulation: Dtype) -> None:
+    """What joins the scores has the query's dtype, or the one that the scores are held in."""
+    floating(function, name, array)
+    if array.dtype != query.dtype and array.dtype != accumulation:
+        rule = f"`{name}` must have the dtype of `query` or of the scores ({door.dtype_name(accumulation)})"
+        got = {f"{name}.dtype": array.dtype, "query.dtype": query.dtype}
+        raise TypeError(message(function, rule, got, f"Convert it: xp.astype({name}, query.dtype)."))
+
+
+def mask_dtype(function: str, mask: Array) -> bool:
+    """`attn_mask` is boolean or floating; returns whether it is boolean."""
+    name = door.dtype_name(mask.dtype)
+    if name.startswith(("int", "uint")):
+        rule = "`attn_mask` must be boolean (True = may attend) or floating (added to the scores)"
+        hint = "An integer mask is ambiguous: pass `attn_mask != 0` if 1 means may attend, `== 0` if 0 does."
+        raise TypeError(message(function, rule, {"attn_mask.dtype": mask.dtype}, hint))
+    return name.startswith("bool")
