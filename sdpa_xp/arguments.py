@@ -5,107 +5,224 @@ from __future__ import annotations
 import math
 import numbers
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeGuard
 
-from sdpa_xp import biases, checks, masks, namespace
-from sdpa_xp.protocols import Array, Dtype, Namespace
+from sdpa_xp import checks, namespace
+from sdpa_xp.biases.algebra import Bias, as_bias
+from sdpa_xp.biases.algebra import FromArray as BiasFromArray
+from sdpa_xp.dropout import Dropout
+from sdpa_xp.masks.algebra import AllOf, Mask, as_mask
+from sdpa_xp.masks.bands import Causal
+from sdpa_xp.pairs import Pairs
+from sdpa_xp.protocols import Array, Dtype, Namespace, Shape
 from sdpa_xp.scores import Scores
+from sdpa_xp.sources import Source, Whole
 
 
 class Rules(NamedTuple):
     """What a caller passed besides query, key and value, as it came."""
 
-    attn_mask: object
-    bias: object
-    is_causal: object
-    scale: object
-    softcap: object
-    implementation: object
+    attn_mask: object = None
+    bias: object = None
+    is_causal: object = False
+    scale: object = None
+    softcap: object = None
+    sinks: object = None
+    dropout_p: object = 0.0
+    rng: object = None
+    softmax_dtype: object = None
+    layout: object = checks.HLE
+    implementation: object = None
+
+
+class Part(NamedTuple):
+    """What is computed at once: all of a call, or one entry of its batch."""
+
+    pairs: Pairs
+    query: Array
+    """(..., Hq, L, E)."""
+    key: Source
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """A call that has passed every check."""
+    """A call that has passed every check but those which ask what its pairs are."""
 
-    scores: Scores
-    value: Array | None
-    """(..., H, S, Ev); None where the call has no value."""
+    pairs: Pairs
+    arrays: Mapping[str, Array]
+    """Those of the inputs, (..., heads, length, width)."""
     sizes: checks.Sizes
+    masks: tuple[Mask, ...]
+    biases: tuple[Bias, ...]
+    scale: float | Array | None
+    softcap: float | None
+    sinks: Array | None
+    dropout_p: float
+    rng: object
+    layout: str
     dtype: Dtype
     """Of the result."""
 
+    @property
+    def whole(self) -> Part:
+        """All of the call."""
+        return Part(self.pairs, self.arrays["query"], Whole(self.arrays["key"]))
+
+    def bind(self, parts: Sequence[Part]) -> list[Scores]:
+        """The scores of each part; nothing is drawn from `rng` before all of them fit."""
+        bound = [self._bind(part) for part in parts]
+        if not self.dropout_p:
+            return bound
+        query = self.arrays["query"]
+        dropout = Dropout(self.dropout_p, namespace.random_words(self.rng, 4, query))
+        return [scores.with_dropout(dropout) for scores in bound]
+
+    def _bind(self, part: Part) -> Scores:
+        pairs = part.pairs
+        patterns = tuple(mask.bind(pairs) for mask in self.masks)
+        return Scores(
+            pairs=pairs,
+            query=part.query,
+            key=part.key,
+            mask=patterns[0] if len(patterns) == 1 else AllOf(patterns),
+            biases=tuple(term for bias in self.biases for term in bias.bind(pairs)),
+            scale=self._scale(pairs),
+            softcap=self.softcap,
+            sinks=self._sinks(pairs),
+        )
+
+    def _scale(self, pairs: Pairs) -> float | Array:
+        if self.scale is None or isinstance(self.scale, float):
+            return 1.0 / math.sqrt(self.sizes.width) if self.scale is None else self.scale
+        one_a_row = (*pairs.shape[:-1], 1)
+        checks.broadcasts(pairs.function, "scale", self.scale.shape, one_a_row, "(..., Hq, L, 1)")
+        return pairs.cut(self.scale, 3)
+
+    def _sinks(self, pairs: Pairs) -> Array | None:
+        if self.sinks is None:
+            return None
+        checks.broadcasts(pairs.function, "sinks", self.sinks.shape, pairs.with_heads, "(..., Hq)")
+        sinks = pairs.xp.astype(pairs.cut(self.sinks, 1), pairs.dtype, copy=False)
+        return pairs.xp.reshape(sinks, (*sinks.shape, 1, 1))
+
+    def result(self, output: Array) -> Array:
+        """An output (..., Hq, L, Ev) in the caller's dtype and layout; 2-D inputs get no head axis."""
+        output = self.pairs.xp.astype(output, self.dtype, copy=False)
+        return output[0, ...] if self.sizes.flat else swapped(self.pairs.xp, output, self.layout)
+
     def without_heads(self, computed: Array) -> Array:
-        """`computed` as the caller is to get it: 2-D inputs get no head axis."""
+        """`computed`, (..., Hq, L) or (..., Hq, L, S), as the caller is to get it."""
         return computed[0, ...] if self.sizes.flat else computed
 
 
-def check(function: str, inputs: Mapping[str, object], rules: Rules) -> Call:
-    """Refuse what does not fit; `inputs` are query and key, and value where the call has one."""
-    checks.implementation(function, rules.implementation)
-    optional = {"attn_mask": rules.attn_mask, "bias": rules.bias}
-    others = {name: x for name, x in optional.items() if x is not None}
-    if _is_learned(rules.scale):
-        others["scale"] = rules.scale
-    xp, arrays = checks.one_library(function, {**inputs, **others})
-    named = {name: arrays[name] for name in inputs}
-    for name, array in named.items():
-        checks.floating(function, name, array)
-    checks.one_dtype(function, named)
-    checks.one_device(function, arrays)
-    sizes = checks.shapes(function, *(x.shape for x in named.values()))
+def check(
+    function: str,
+    inputs: Mapping[str, object],
+    rules: Rules,
+    *,
+    cached: tuple[Shape, Shape] | bool = False,
+) -> Call:
+    """Refuse what does not fit.
 
-    query, key = (_with_heads(xp, named[name]) for name in ("query", "key"))
-    value = _with_heads(xp, named["value"]) if "value" in named else None
-    dtype = namespace.accumulation_dtype(xp, query.dtype)
-    added = {name: arrays[name] for name in optional if name in arrays}
-    mask, pair_biases = _masks_and_biases(function, added, query, dtype, sizes)
-    if checks.flag(function, "is_causal", rules.is_causal):
-        mask = masks.AllOf((masks.Causal(), *mask.masks))
-    scores = Scores(
+    `inputs` are query and key, and value where the call has one. With `cached` the queries are the last of
+    the tokens; it is what shapes to take keys and values for, where their arrays are a pool of blocks.
+    """
+    checks.implementation(function, rules.implementation)
+    checks.named(function, "layout", rules.layout, checks.LAYOUTS)
+    layout = str(rules.layout)
+    named, others = dict(inputs), dict(_arrays_of(rules))
+    xp, arrays = checks.one_library(function, {**named, **others})
+    tensors = {name: arrays[name] for name in named}
+    for name, array in tensors.items():
+        checks.floating(function, name, array)
+    checks.one_dtype(function, tensors)
+    checks.one_device(function, arrays)
+    query = tensors["query"]
+    own = [array.shape for name, array in tensors.items() if name != "query"]
+    seen = cached if isinstance(cached, tuple) else own
+    sizes = checks.shapes(function, query.shape, *seen, layout=layout)
+    device = namespace.device(query)
+    held = namespace.accumulation_dtype(xp, query.dtype)
+    dtype = checks.softmax_dtype(function, rules.softmax_dtype, held, xp, device)
+    pairs = Pairs(
+        function=function,
         xp=xp,
-        query=query,
-        key=key,
-        batch=sizes.batch,
-        mask=mask,
-        biases=pair_biases,
-        scale=_scale(function, arrays.get("scale", rules.scale), query, dtype, sizes),
-        softcap=checks.softcap(function, rules.softcap, dtype),
+        device=device,
         dtype=dtype,
-        device=namespace.device(query),
+        input_dtype=query.dtype,
         traced=any(namespace.is_traced(array) for array in arrays.values()),
+        batch=sizes.batch,
+        heads=sizes.query_heads,
+        queries=sizes.queries,
+        keys=sizes.keys,
+        flat=sizes.flat,
+        position=sizes.keys - sizes.queries if cached else 0,
     )
-    return Call(scores, value, sizes, query.dtype)
+    masks, biases = _masks_and_biases(function, rules, arrays)
+    for name in ("scale", "sinks"):
+        if name in others and not (name == "scale" and arrays[name].ndim == 0):
+            checks.added_dtype(function, name, arrays[name], query.dtype, dtype)
+        elif name in others:  # a number that the library holds, of whichever floating dtype
+            checks.floating(function, name, arrays[name])
+    dropout_p = checks.probability(function, "dropout_p", rules.dropout_p)
+    checks.rng(function, rules.rng, query, needed=dropout_p > 0)
+    return Call(
+        pairs=pairs,
+        arrays={name: swapped(xp, _with_heads(xp, array, layout), layout) for name, array in tensors.items()},
+        sizes=sizes,
+        masks=masks,
+        biases=biases,
+        scale=arrays["scale"] if "scale" in arrays else checks.scale(function, rules.scale, dtype),
+        softcap=checks.softcap(function, rules.softcap, dtype),
+        sinks=arrays.get("sinks"),
+        dropout_p=dropout_p,
+        rng=rules.rng,
+        layout=layout,
+        dtype=query.dtype,
+    )
+
+
+def swapped(xp: Namespace, array: Array, layout: str) -> Array:
+    """(..., L, H, E) <-> (..., H, L, E) where `layout` has the heads behind the length: a view."""
+    if layout == checks.HLE or array.ndim < 3:
+        return array
+    *batch, one, other, width = range(array.ndim)
+    return xp.permute_dims(array, (*batch, other, one, width))
+
+
+def _arrays_of(rules: Rules) -> Iterator[tuple[str, object]]:
+    """The arrays among the keywords, also those that masks and biases hold."""
+    for name in ("attn_mask", "bias"):
+        value = getattr(rules, name)
+        if isinstance(value, Mask | Bias):
+            yield from ((f"{name}.{argument}", array) for argument, array in value.arrays())
+        elif value is not None:
+            yield name, value
+    if _is_learned(rules.scale):
+        yield "scale", rules.scale
+    if rules.sinks is not None:
+        yield "sinks", rules.sinks
 
 
 def _masks_and_biases(
-    function: str, added: Mapping[str, Array], query: Array, dtype: Dtype, sizes: checks.Sizes
-) -> tuple[masks.AllOf, tuple[biases.Bias, ...]]:
+    function: str, rules: Rules, arrays: Mapping[str, Array]
+) -> tuple[tuple[Mask, ...], tuple[Bias, ...]]:
     """A boolean attn_mask masks; a floating one is a bias."""
-    pair_masks: list[masks.Mask] = []
-    pair_biases: list[biases.Bias] = []
-    for name, array in added.items():
-        if name == "attn_mask" and checks.mask_dtype(function, array):
-            pair_masks.append(masks.FromArray(array))
-        else:
-            checks.added_dtype(function, name, array, query, dtype)
-            pair_biases.append(biases.FromArray(array))
-        checks.broadcasts(function, name, array.shape, sizes.pairs, "(..., Hq, L, S)")
-    return masks.AllOf(tuple(pair_masks)), tuple(pair_biases)
-
-
-def _scale(function: str, scale: object, query: Array, dtype: Dtype, sizes: checks.Sizes) -> float | Array:
-    if scale is None:
-        return 1.0 / math.sqrt(sizes.width)
-    if not _is_learned(scale):
-        return checks.number(function, "scale", scale, dtype)
-    if scale.ndim == 0:  # a number that the library holds, of whichever floating dtype
-        checks.floating(function, "scale", scale)
-    else:
-        checks.added_dtype(function, "scale", scale, query, dtype)
-    checks.broadcasts(function, "scale", scale.shape, (*sizes.pairs[:-1], 1), "(..., Hq, L, 1)")
-    return scale
+    masks: list[Mask] = [Causal()] if checks.flag(function, "is_causal", rules.is_causal) else []
+    biases: list[Bias] = []
+    checks.mask_or_bias(function, "attn_mask", rules.attn_mask, Bias, "A bias is passed as `bias`.")
+    checks.mask_or_bias(function, "bias", rules.bias, Mask, "A mask is passed as `attn_mask`.")
+    if isinstance(rules.attn_mask, Mask):
+        masks.append(rules.attn_mask)
+    elif "attn_mask" in arrays and checks.mask_dtype(function, arrays["attn_mask"]):
+        masks.append(as_mask(function, "attn_mask", rules.attn_mask))
+    elif "attn_mask" in arrays:
+        biases.append(BiasFromArray(arrays["attn_mask"], "attn_mask"))
+    if rules.bias is not None:
+        biases.append(as_bias(function, "bias", rules.bias))
+    return tuple(masks), tuple(biases)
 
 
 def _is_learned(scale: object) -> TypeGuard[Array]:
@@ -117,6 +234,6 @@ def _is_learned(scale: object) -> TypeGuard[Array]:
     return not is_scalar and namespace.is_array(scale)
 
 
-def _with_heads(xp: Namespace, array: Array) -> Array:
-    """2-D is one head: (L, E) -> (1, L, E)."""
-    return xp.expand_dims(array, axis=0) if array.ndim == 2 else array
+def _with_heads(xp: Namespace, array: Array, layout: str) -> Array:
+    """2-D is one head: (L, E) -> (1, L, E), or (L, 1, E)."""
+    return xp.expand_dims(array, axis=0 if layout == checks.HLE else 1) if array.ndim == 2 else array

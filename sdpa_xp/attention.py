@@ -1,38 +1,38 @@
-"""The public functions: check, plan, compute."""
+"""Attention, and its log-sum-exp: check, plan, compute."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Generic, NamedTuple, TypeVar, cast
+from typing import Literal, TypeAlias, TypeVar, cast
 
 from sdpa_xp import checks, streaming
 from sdpa_xp.arguments import Rules, check
+from sdpa_xp.biases import Bias
+from sdpa_xp.masks import Mask
 from sdpa_xp.namespace import quiet
-from sdpa_xp.protocols import AnyArray, Array
-from sdpa_xp.tiles import plan, plan_rows
+from sdpa_xp.protocols import AnyArray
+from sdpa_xp.sources import Whole
+from sdpa_xp.states import AttentionState, in_base
+from sdpa_xp.tiles import plan
 
+Layout: TypeAlias = Literal["...HLE", "...LHE"]
 A = TypeVar("A", bound=AnyArray)
-
-
-class AttentionState(NamedTuple, Generic[A]):
-    """Attention over some of the keys, with what it takes to merge it with attention over the others."""
-
-    output: A
-    """(..., Hq, L, Ev), in the dtype of the input."""
-    lse: A
-    """Natural logarithm of the sum of exp(score), (..., Hq, L); float64 for float64 input, else float32."""
 
 
 def scaled_dot_product_attention(
     query: A,
     key: AnyArray,
     value: AnyArray,
-    attn_mask: AnyArray | None = None,
+    attn_mask: Mask | AnyArray | None = None,
     *,
-    bias: AnyArray | None = None,
+    bias: Bias | AnyArray | None = None,
     is_causal: bool = False,
     scale: float | AnyArray | None = None,
     softcap: float | None = None,
+    sinks: AnyArray | None = None,
+    dropout_p: float = 0.0,
+    rng: object = None,
+    softmax_dtype: object = None,
+    layout: Layout = "...HLE",
     implementation: str | None = None,
 ) -> A:
     r"""Attention, $\mathrm{softmax}(q k^T \cdot scale + bias)\,v$, on the arrays of any library.
@@ -43,26 +43,39 @@ def scaled_dot_product_attention(
         `L` queries, `S` keys, `E` width of a query or key, `Ev` width of a value, `Hq` query heads,
         `H` key heads, `...` leading axes, which broadcast. 2-D inputs are one head without a batch.
 
+        With `layout="...LHE"` the heads of query, key, value and the result stand behind the length.
+
     Args:
         query: (..., Hq, L, E); float16, bfloat16, float32 or float64.
         key: (..., H, S, E), of the query's library, device and dtype. Hq is a multiple of H, and query head
             h reads key head h // (Hq // H); keys and values are not copied for that.
         value: (..., H, S, Ev), likewise. Ev need not be E.
-        attn_mask: Broadcasts to (..., Hq, L, S). Boolean: True = may attend. Floating: added to the scores,
-            as `bias` is.
-        bias: Added to the scores after `softcap`; broadcasts to (..., Hq, L, S). Of the query's dtype or of
-            the accumulation dtype. -inf masks its pair; the smallest finite number does not.
+        attn_mask: A mask of `sdpa_xp.masks`, which needs no array of L x S; or an array that broadcasts to
+            (..., Hq, L, S). Boolean: True = may attend. Floating: added to the scores, as `bias` is.
+        bias: Added to the scores after `softcap`: a bias of `sdpa_xp.biases`, or an array that broadcasts to
+            (..., Hq, L, S), of the query's dtype or of the accumulation dtype. -inf masks its pair; the
+            smallest finite number does not.
         is_causal: Query i attends key j only if j <= i, counted from the upper left also where L != S. With
             a mask, both hold.
         scale: What the products are multiplied by: a finite number, or an array that broadcasts to
             (..., Hq, L, 1). Default 1 / sqrt(E).
         softcap: Scores become softcap * tanh(score / softcap), after `scale`. None or 0 is off.
+        sinks: (..., Hq): a logit of each head that joins the sum of the softmax and has no value, so that a
+            row may attend nothing. It is neither scaled nor capped.
+        dropout_p: Probability with which a weight is dropped; the others are divided by 1 - dropout_p.
+        rng: What the dropped weights follow from, needed if dropout_p > 0: a numpy.random.Generator,
+            cupy.random.Generator, torch.Generator or JAX key, as suits the arrays. The same state drops the
+            same weights, in `attention_weights` too.
+        softmax_dtype: Holds scores and sums in this dtype, float32 or float64, where that is wider than what
+            they are held in anyway.
+        layout: "...HLE" is (..., heads, length, width), as in torch and ONNX; "...LHE" is (..., length, heads,
+            width), as in JAX, Keras and flash-attention. What broadcasts to (..., Hq, L, S) stays as it is.
         implementation: `"xp"` is the portable one, written in array-API calls. None leaves the choice to the
             library, which as yet has that one alone.
 
     Returns:
-        (..., Hq, L, Ev), or (L, Ev) for 2-D inputs, of the query's library, device and dtype. A row with no
-            key to attend is 0.
+        (..., Hq, L, Ev) in the layout of the inputs, or (L, Ev) for 2-D inputs, of the query's library,
+            device and dtype. A row with no key to attend is 0.
 
     Raises:
         TypeError: Arrays of several libraries or dtypes, a subclass that changes what arithmetic means,
@@ -89,21 +102,31 @@ def scaled_dot_product_attention(
         Vaswani et al., "Attention is all you need", arXiv 1706.03762, section 3.2.1, equation 1.
         Ainslie et al., "GQA", arXiv 2305.13245, section 2.2, for grouped heads.
         Gemma Team, "Gemma 2", arXiv 2408.00118, section 2, for the soft cap.
+        Xiao et al., "Efficient Streaming Language Models with Attention Sinks", arXiv 2309.17453, section 3,
+        and Miller, "Attention is off by one", 2023, for the sinks.
     """
-    rules = Rules(attn_mask, bias, is_causal, scale, softcap, implementation)
-    return _state("scaled_dot_product_attention", query, key, value, rules).output
+    rules = Rules(
+        attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
+    )
+    return state_of("scaled_dot_product_attention", query, key, value, rules).output
 
 
 def attention_state(
     query: A,
     key: AnyArray,
     value: AnyArray,
-    attn_mask: AnyArray | None = None,
+    attn_mask: Mask | AnyArray | None = None,
     *,
-    bias: AnyArray | None = None,
+    bias: Bias | AnyArray | None = None,
     is_causal: bool = False,
     scale: float | AnyArray | None = None,
     softcap: float | None = None,
+    sinks: AnyArray | None = None,
+    dropout_p: float = 0.0,
+    rng: object = None,
+    softmax_dtype: object = None,
+    layout: Layout = "...HLE",
+    lse_base: float | None = None,
     implementation: str | None = None,
 ) -> AttentionState[A]:
     r"""Attention and the log-sum-exp of its scores, $\log \sum_j \exp(s_{ij})$.
@@ -117,11 +140,17 @@ def attention_state(
         query: (..., Hq, L, E), as for `scaled_dot_product_attention`; so are all that follow.
         key: (..., H, S, E).
         value: (..., H, S, Ev).
-        attn_mask: Broadcasts to (..., Hq, L, S).
-        bias: Broadcasts to (..., Hq, L, S).
+        attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).
+        bias: A bias, or an array that broadcasts to (..., Hq, L, S).
         is_causal: Query i attends key j only if j <= i.
         scale: A number, or an array that broadcasts to (..., Hq, L, 1).
         softcap: A positive number, or None.
+        sinks: (..., Hq). The log-sum-exp counts them: of states that are merged, give them to one.
+        dropout_p: From 0 to 1.
+        rng: Needed if dropout_p > 0. The log-sum-exp is not touched by it.
+        softmax_dtype: float32, float64 or None.
+        layout: "...HLE" or "...LHE".
+        lse_base: None for the natural logarithm; 2 for that of FlashInfer.
         implementation: `"xp"` or None.
 
     Returns:
@@ -141,103 +170,28 @@ def attention_state(
     References:
         Dao, "FlashAttention-2", arXiv 2307.08691, section 3.1.
     """
-    rules = Rules(attn_mask, bias, is_causal, scale, softcap, implementation)
-    return _state("attention_state", query, key, value, rules)
+    rules = Rules(
+        attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
+    )
+    return state_of("attention_state", query, key, value, rules, lse_base=lse_base)
 
 
-def attention_weights(
+def state_of(
+    function: str,
     query: A,
     key: AnyArray,
-    attn_mask: AnyArray | None = None,
+    value: AnyArray,
+    rules: Rules,
     *,
-    bias: AnyArray | None = None,
-    is_causal: bool = False,
-    scale: float | AnyArray | None = None,
-    softcap: float | None = None,
-    implementation: str | None = None,
-) -> A:
-    r"""The weights that attention gives to each key, $\mathrm{softmax}(q k^T \cdot scale + bias)$.
-
-    This makes an array of L x S; attention itself does not need it.
-
-    Shapes:
-        As for `scaled_dot_product_attention`.
-
-    Args:
-        query: (..., Hq, L, E), as for `scaled_dot_product_attention`; so are all that follow.
-        key: (..., H, S, E).
-        attn_mask: Broadcasts to (..., Hq, L, S).
-        bias: Broadcasts to (..., Hq, L, S).
-        is_causal: Query i attends key j only if j <= i.
-        scale: A number, or an array that broadcasts to (..., Hq, L, 1).
-        softcap: A positive number, or None.
-        implementation: `"xp"` or None.
-
-    Returns:
-        (..., Hq, L, S), or (L, S) for 2-D inputs, in the query's dtype. A row sums to 1, or to 0 where no
-            key may be attended; a masked pair is 0.
-
-    Raises:
-        TypeError: As for `scaled_dot_product_attention`.
-        ValueError: As for `scaled_dot_product_attention`.
-
-    Examples:
-        >>> import numpy as np
-        >>> attention_weights(np.zeros((2, 4)), np.ones((2, 4)), is_causal=True)
-        array([[1. , 0. ],
-               [0.5, 0.5]])
-
-    References:
-        Vaswani et al., "Attention is all you need", arXiv 1706.03762, section 3.2.1.
-    """
-    rules = Rules(attn_mask, bias, is_causal, scale, softcap, implementation)
-    call = check("attention_weights", {"query": query, "key": key}, rules)
-    sizes, traced = call.sizes, call.scores.traced
-    tiles = plan_rows(sizes.queries, sizes.keys, sizes.all_heads, traced=traced)
-    with quiet(call.scores.query):
-        return cast(A, call.without_heads(streaming.weights(call.scores, tiles, call.dtype)))
-
-
-def merge_states(states: Iterable[AttentionState[A]]) -> AttentionState[A]:
-    r"""Attention over all keys, from attention over parts of them.
-
-    $o = \sum_i e^{lse_i - lse}\,o_i$ with $lse = \log \sum_i e^{lse_i}$.
-
-    Shapes:
-        As for `attention_state`; all states have the same.
-
-    Args:
-        states: What `attention_state` returned for the same queries and disjoint parts of the keys.
-
-    Returns:
-        The state over all these keys, in the dtypes of the first.
-
-    Raises:
-        TypeError: Something that is not a state, or states of several libraries or dtypes.
-        ValueError: No state, or states whose shapes or devices differ.
-
-    Examples:
-        >>> import numpy as np
-        >>> q, k, v = np.ones((1, 2)), np.eye(4, 2), np.eye(4)
-        >>> parts = [attention_state(q, k[i : i + 2], v[i : i + 2]) for i in (0, 2)]
-        >>> bool(np.allclose(merge_states(parts).output, scaled_dot_product_attention(q, k, v)))
-        True
-
-    References:
-        Ye et al., "FlashInfer", arXiv 2501.01005, section 2.2.
-    """
-    xp, parts = checks.states("merge_states", [*states])
-    with quiet(parts[0][0]):
-        output, lse = streaming.merge(xp, parts)
-        output = xp.astype(output, parts[0][0].dtype, copy=False)
-    return AttentionState(cast(A, output), cast(A, lse))
-
-
-def _state(function: str, query: A, key: AnyArray, value: AnyArray, rules: Rules) -> AttentionState[A]:
-    call = check(function, {"query": query, "key": key, "value": value}, rules)
-    sizes, traced = call.sizes, call.scores.traced
-    tiles = plan(sizes.queries, sizes.keys, sizes.all_heads, traced=traced)
-    with quiet(call.scores.query):
-        output, lse = streaming.attend(call.scores, cast(Array, call.value), tiles)
-        output = call.scores.xp.astype(output, call.dtype, copy=False)
-    return AttentionState(cast(A, call.without_heads(output)), cast(A, call.without_heads(lse)))
+    lse_base: object = None,
+    cached: bool = False,
+) -> AttentionState[A]:
+    """Output and log-sum-exp of one call, whichever public function it came by."""
+    base = checks.lse_base(function, lse_base)
+    call = check(function, {"query": query, "key": key, "value": value}, rules, cached=cached)
+    (scores,) = call.bind([call.whole])
+    tiles = plan(call.sizes.queries, call.sizes.keys, call.sizes.all_heads, traced=call.pairs.traced)
+    with quiet(scores.query):
+        output, lse = streaming.attend(scores, Whole(call.arrays["value"]), tiles)
+        lse = call.without_heads(in_base(lse, base))
+        return AttentionState(cast(A, call.result(output)), cast(A, lse))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeGuard, cast
 
@@ -18,6 +19,23 @@ LARGEST = {"float32": (2 - 2**-23) * 2.0**127, "float64": sys.float_info.max}
 def is_array(value: object) -> TypeGuard[Array]:
     """Whether `value` is an array of a library that follows the standard."""
     return bool(compat.is_array_api_obj(value))
+
+
+def numpy_array() -> Array:
+    """An array of NumPy, where nothing else says which library is meant."""
+    import array_api_compat.numpy as numpy
+
+    return cast(Array, numpy.empty(0))
+
+
+def is_writeable(array: Array) -> bool:
+    """Whether elements of `array` can be set."""
+    return bool(compat.is_writeable_array(array)) and not compat.is_dask_array(array)
+
+
+def full_name(array: Array) -> str:
+    """The type of an array, with its library."""
+    return f"{type(array).__module__}.{type(array).__qualname__}"
 
 
 def is_dense(array: Any) -> bool:
@@ -50,6 +68,19 @@ def dtype_name(dtype: Dtype) -> str:
     return str(name).rpartition(".")[2]
 
 
+def real_dtypes(xp: Namespace, device: Device) -> Collection[str]:
+    """The names of the real floating dtypes of the standard that there are on `device`."""
+    info = cast(Any, xp).__array_namespace_info__()
+    return cast(Collection[str], info.dtypes(device=device, kind="real floating"))
+
+
+def to_list(array: Array) -> Any:
+    """The elements of an integer array as numbers of Python, in nested lists."""
+    if array.ndim == 0:
+        return int(array)
+    return [to_list(array[index, ...]) for index in range(array.shape[0])]
+
+
 def accumulation_dtype(xp: Namespace, dtype: Dtype) -> Dtype:
     """Scores, row sums and outputs are held in float64 for float64 input, else in float32."""
     return xp.float64 if dtype_name(dtype) == "float64" else xp.float32
@@ -78,3 +109,49 @@ def is_traced(array: Array) -> bool:
     if compat.is_jax_array(array):
         return isinstance(array, sys.modules["jax"].core.Tracer)
     return bool(compat.is_lazy_array(array))
+
+
+RNGS = {"torch": "torch.Generator", "jax": "JAX key", "cupy": "cupy.random.Generator"}
+"""What each library draws random numbers from; the others have no generator of their own and take NumPy's."""
+
+
+def rng_name(array: Array) -> str:
+    """The kind of generator that belongs to the library of `array`."""
+    return RNGS.get(_library(array), "numpy.random.Generator")
+
+
+def is_rng(rng: object, array: Array) -> bool:
+    """Whether `rng` is a generator of the library of `array`."""
+    library = _library(array)
+    if library == "jax":
+        jax = sys.modules["jax"]
+        if not compat.is_jax_array(rng):
+            return False
+        is_key = jax.numpy.issubdtype(cast(Any, rng).dtype, jax.dtypes.prng_key)
+        return bool(is_key) or dtype_name(cast(Any, rng).dtype) == "uint32"
+    if library == "torch":
+        return isinstance(rng, sys.modules["torch"].Generator)
+    module = sys.modules.get(library if library == "cupy" else "numpy")
+    return module is not None and isinstance(rng, module.random.Generator)
+
+
+def random_words(rng: Any, count: int, array: Array) -> Array:
+    """`count` random int32 from `rng`, which `is_rng`, as an array like `array`."""
+    least, most, library = -(2**31), 2**31 - 1, _library(array)
+    if library == "jax":
+        jax = sys.modules["jax"]
+        return cast(Array, jax.random.bits(rng, (count,), "uint32").view("int32"))
+    if library == "torch":
+        torch = sys.modules["torch"]
+        words = torch.randint(least, most, (count,), generator=rng, device=rng.device, dtype=torch.int32)
+        return cast(Array, words.to(device(array)))
+    words = rng.integers(least, most, size=count, dtype="int32")
+    if library == "cupy":
+        return cast(Array, words)
+    xp = namespace(array)
+    return xp.asarray(words.tolist(), dtype=xp.int32, device=device(array))
+
+
+def _library(array: Array) -> str:
+    known = {"torch": compat.is_torch_array, "jax": compat.is_jax_array, "cupy": compat.is_cupy_array}
+    return next((name for name, belongs in known.items() if belongs(array)), "other")

@@ -3,52 +3,64 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from sdpa_xp.biases import Bias
-from sdpa_xp.masks import AllOf, Allowed, both
+from sdpa_xp.biases.algebra import Term, is_masked
+from sdpa_xp.dropout import Dropout
+from sdpa_xp.masks.algebra import AllOf, Allowed, Pattern, both
 from sdpa_xp.namespace import LARGEST, dtype_name
-from sdpa_xp.protocols import Array, Device, Dtype, Namespace, Shape
+from sdpa_xp.pairs import Pairs
+from sdpa_xp.protocols import Array, Namespace
+from sdpa_xp.sources import Source
 from sdpa_xp.tiles import Tile
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
-    """What the scores of every pair follow from; nothing is computed until a tile is asked for.
+    """What the scores of every pair follow from; nothing is computed until a tile is asked for."""
 
-    query (..., Hq, L, E), key (..., H, S, E), `batch` the leading axes that all inputs broadcast to,
-    `dtype` the accumulation dtype.
-    """
-
-    xp: Namespace
+    pairs: Pairs
     query: Array
-    key: Array
-    batch: Shape
-    mask: AllOf
-    biases: tuple[Bias, ...]
+    """(..., Hq, L, E)."""
+    key: Source
+    """(..., H, S, E)."""
+    mask: Pattern
+    biases: tuple[Term, ...]
     scale: float | Array
     softcap: float | None
-    dtype: Dtype
-    device: Device
-    traced: bool
+    sinks: Array | None
+    """A logit that joins the sum of each row and has no value, (..., Hq, 1, 1) in the accumulation dtype."""
+    dropout: Dropout | None = None
+
+    @property
+    def xp(self) -> Namespace:
+        return self.pairs.xp
 
     @property
     def unmasked(self) -> bool:
         """Whether every pair may attend, whatever the values."""
-        return not (self.mask.masks or self.biases)
+        return self.mask == AllOf() and not self.biases
+
+    def with_dropout(self, dropout: Dropout) -> Scores:
+        """The same scores, whose weights are dropped by `dropout`."""
+        return replace(self, dropout=dropout)
 
     def tile(self, rows: range, columns: range) -> Tile:
         """The tile of `rows` against `columns` of these scores."""
-        return Tile(rows, columns, self.xp, self.device)
+        return Tile(rows, columns, self.pairs)
+
+    def reach(self, rows: range) -> range:
+        """The keys that queries of `rows` may attend at all."""
+        return self.mask.reach(self.tile(rows, range(self.pairs.keys)))
 
     def scaled_query(self, rows: range) -> Array:
         """Queries times the scale, (..., Hq, rows, E): scaled once, not once a key tile."""
         query = self.query[..., rows.start : rows.stop, :]
-        query = self.xp.astype(query, self.dtype, copy=False)
+        query = self.xp.astype(query, self.pairs.dtype, copy=False)
         if isinstance(self.scale, float):
             return query * self.scale
         scale = self.tile(rows, range(1)).cut(self.scale)
-        return query * self.xp.astype(scale, self.dtype, copy=False)
+        return query * self.xp.astype(scale, self.pairs.dtype, copy=False)
 
     def on(self, tile: Tile, query: Array, allowed: Allowed) -> tuple[Array, Allowed]:
         """Scores (..., Hq, rows, columns) of a `scaled_query`, -inf where a pair may not attend.
@@ -56,26 +68,19 @@ class Scores:
         Also the pairs that may: those of `allowed` that no bias masks. Each bias is asked by itself, since
         -inf + inf is NaN, and two of the smallest finite numbers add up to -inf without masking.
         """
-        xp = self.xp
-        key = self.key[..., tile.columns.start : tile.columns.stop, :]
-        key = xp.astype(key, self.dtype, copy=False)
+        xp, dtype = self.xp, self.pairs.dtype
+        key = xp.astype(self.key.cut(tile.columns), dtype, copy=False)
         scores = matmul_grouped(xp, query, xp.matrix_transpose(key))
         if self.softcap is not None:
             scores = xp.tanh(scores / self.softcap) * self.softcap
         for bias in self.biases:
-            added = bias.on(tile, self.dtype)
-            allowed = both(allowed, ~is_masked(added))
-            scores = scores + added
+            scores, unmasked = bias.apply(tile, scores)
+            allowed = both(allowed, unmasked)
         if len(self.biases) > 1:
-            scores = xp.where(is_masked(scores), -LARGEST[dtype_name(self.dtype)], scores)
+            scores = xp.where(is_masked(scores), -LARGEST[dtype_name(dtype)], scores)
         if not isinstance(allowed, bool):
             scores = xp.where(allowed, scores, -math.inf)
         return scores, allowed
-
-
-def is_masked(scores: Array) -> Array:
-    """Where a score or a bias is -inf; a NaN is not."""
-    return scores <= -math.inf
 
 
 def matmul_grouped(xp: Namespace, rows: Array, shared: Array) -> Array:

@@ -10,13 +10,15 @@ exp(score - m) * value. Each new tile rescales l and o by exp(m_old - m_new) and
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from typing import Literal, TypeAlias
 
-from sdpa_xp.masks import Allowed
-from sdpa_xp.protocols import Array, Dtype, Namespace
-from sdpa_xp.scores import Scores, is_masked, matmul_grouped
+from sdpa_xp.biases.algebra import is_masked
+from sdpa_xp.masks.algebra import Allowed
+from sdpa_xp.protocols import Array, Dtype, Namespace, Shape
+from sdpa_xp.scores import Scores, matmul_grouped
+from sdpa_xp.sources import Source
 from sdpa_xp.tiles import Plan
 
 Guard: TypeAlias = Literal["none", "columns", "pairs"]
@@ -27,9 +29,9 @@ Guard: TypeAlias = Literal["none", "columns", "pairs"]
 """
 
 
-def attend(scores: Scores, value: Array, plan: Plan) -> tuple[Array, Array]:
+def attend(scores: Scores, value: Source, plan: Plan) -> tuple[Array, Array]:
     """Output (..., Hq, L, Ev) and log-sum-exp (..., Hq, L), both in the accumulation dtype."""
-    if scores.traced:
+    if scores.pairs.traced:
         return _attend(scores, value, plan, "columns")
     output, lse = _attend(scores, value, plan, "none")
     if not scores.unmasked and _any_nonfinite(scores.xp, output, lse):
@@ -38,10 +40,14 @@ def attend(scores: Scores, value: Array, plan: Plan) -> tuple[Array, Array]:
 
 
 def weights(scores: Scores, plan: Plan, dtype: Dtype) -> Array:
-    """Softmax of the scores, (..., Hq, L, S): the one function that makes something of that size."""
-    xp = scores.xp
-    parts = [_weights_of(scores, rows, range(plan.keys)) for rows in plan.row_ranges()]
-    return xp.concat([xp.astype(part, dtype, copy=False) for part in parts], axis=-2)
+    """Softmax of the scores, (..., Hq, L, S), after dropout."""
+    return _stack(scores, [_weights_of(scores, rows) for rows in plan.row_ranges()], dtype)
+
+
+def scores_of_all(scores: Scores, plan: Plan, dtype: Dtype) -> Array:
+    """The scores themselves, (..., Hq, L, S), -inf where a pair may not attend."""
+    parts = [_scores_of(scores, rows)[0] for rows in plan.row_ranges()]
+    return _stack(scores, parts, dtype)
 
 
 def merge(xp: Namespace, parts: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
@@ -58,21 +64,19 @@ def merge(xp: Namespace, parts: Sequence[tuple[Array, Array]]) -> tuple[Array, A
     return o / xp.expand_dims(total, axis=-1), m + xp.log(total)
 
 
-def _attend(scores: Scores, value: Array, plan: Plan, guard: Guard) -> tuple[Array, Array]:
-    parts = [_fold(scores, value, rows, plan.column_ranges(), guard) for rows in plan.row_ranges()]
+def _attend(scores: Scores, value: Source, plan: Plan, guard: Guard) -> tuple[Array, Array]:
+    parts = [_fold(scores, value, plan, rows, guard) for rows in plan.row_ranges()]
     outputs, lses = zip(*parts, strict=True)
     return scores.xp.concat(outputs, axis=-2), scores.xp.concat(lses, axis=-1)
 
 
-def _fold(
-    scores: Scores, value: Array, rows: range, columns: Iterable[range], guard: Guard
-) -> tuple[Array, Array]:
+def _fold(scores: Scores, value: Source, plan: Plan, rows: range, guard: Guard) -> tuple[Array, Array]:
     """Output and log-sum-exp of one range of queries."""
     xp = scores.xp
     query = scores.scaled_query(rows)
-    m, l, o = _no_key_yet(scores, query, value)
-    for keys in columns:
-        tile = scores.tile(rows, keys)
+    m, l, o = _no_key_yet(scores, query, value.width)
+    for columns in plan.column_ranges(scores.reach(rows)):
+        tile = scores.tile(rows, columns)
         allowed = scores.mask.on(tile)
         if allowed is False:
             continue
@@ -81,38 +85,70 @@ def _fold(
         shift = _finite_shift(xp, m_new)
         p = xp.exp(s - shift)
         rescale = xp.exp(m - shift)
-        v = xp.astype(value[..., keys.start : keys.stop, :], scores.dtype, copy=False)
+        v = xp.astype(value.cut(columns), scores.pairs.dtype, copy=False)
         l = l * rescale + xp.sum(p, axis=-1, keepdims=True)
-        o = o * rescale + _weigh(xp, p, v, allowed, guard)
+        kept = p if scores.dropout is None else scores.dropout.apply(tile, p)
+        o = o * rescale + _weigh(xp, kept, v, allowed, guard)
         m = m_new
     total = _nonzero_total(xp, l)
     return o / total, (m + xp.log(total))[..., 0]
 
 
-def _weights_of(scores: Scores, rows: range, keys: range) -> Array:
+def _weights_of(scores: Scores, rows: range) -> Array:
+    xp = scores.xp
+    s, allowed = _scores_of(scores, rows)
+    if 0 in s.shape:
+        return s
+    m = xp.max(s, axis=-1, keepdims=True)
+    if scores.sinks is not None:
+        m = xp.maximum(m, scores.sinks)
+    shift = _finite_shift(xp, m)
+    p = xp.exp(s - shift)
+    l = xp.sum(p, axis=-1, keepdims=True)
+    if scores.sinks is not None:
+        l = l + xp.exp(scores.sinks - shift)
+    w = p / _nonzero_total(xp, l)
+    w = w if isinstance(allowed, bool) else xp.where(allowed, w, 0.0)
+    if scores.dropout is None:
+        return w
+    return scores.dropout.apply(scores.tile(rows, range(scores.pairs.keys)), w)
+
+
+def _scores_of(scores: Scores, rows: range) -> tuple[Array, Allowed]:
+    """All scores of one range of queries, (..., Hq, rows, S), and the pairs that may attend."""
     xp = scores.xp
     query = scores.scaled_query(rows)
-    tile = scores.tile(rows, keys)
+    tile = scores.tile(rows, range(scores.pairs.keys))
     allowed = scores.mask.on(tile)
-    shape = (*scores.batch, *query.shape[-3:-1], len(keys))
-    if allowed is False or math.prod(shape) == 0:
-        return xp.zeros_like(xp.broadcast_to(query[..., :1], shape))
+    if allowed is False or 0 in tile.shape:
+        nothing = _filled(xp, query, tile.shape, -math.inf)
+        return nothing, False
     s, allowed = scores.on(tile, query, allowed)
-    p = xp.exp(s - _finite_shift(xp, xp.max(s, axis=-1, keepdims=True)))
-    w = p / _nonzero_total(xp, xp.sum(p, axis=-1, keepdims=True))
-    return w if isinstance(allowed, bool) else xp.where(allowed, w, 0.0)
+    return xp.broadcast_to(s, tile.shape), allowed
 
 
-def _no_key_yet(scores: Scores, query: Array, value: Array) -> tuple[Array, Array, Array]:
-    """m, l and o of rows that have met no key: -inf, 0 and 0; made from the query, so on its device.
+def _stack(scores: Scores, parts: Sequence[Array], dtype: Dtype) -> Array:
+    return scores.xp.concat([scores.xp.astype(part, dtype, copy=False) for part in parts], axis=-2)
 
-    m has the batch of the query and grows to that of the scores; l and o have the batch of the result.
+
+def _no_key_yet(scores: Scores, query: Array, width: int) -> tuple[Array, Array, Array]:
+    """m, l and o of rows that have met no key: -inf, 0 and 0, or the sink, 1 and 0.
+
+    They are made from the query, so on its device. m has the batch of the query and grows to that of the
+    scores; l and o have the batch of the result.
     """
     xp = scores.xp
     zero = xp.zeros_like(query[..., :1])
-    shape = (*scores.batch, *query.shape[-3:-1])
-    l = xp.broadcast_to(zero, (*shape, 1))
-    return zero - math.inf, l, xp.broadcast_to(zero, (*shape, value.shape[-1]))
+    shape = (*scores.pairs.scores[:-2], query.shape[-2])
+    l, o = (xp.broadcast_to(zero, (*shape, columns)) for columns in (1, width))
+    if scores.sinks is None:
+        return zero - math.inf, l, o
+    return zero + scores.sinks, xp.where(is_masked(scores.sinks), l, l + 1.0), o
+
+
+def _filled(xp: Namespace, like: Array, shape: Shape, number: float) -> Array:
+    """`number` everywhere, in the dtype and on the device of `like`."""
+    return xp.broadcast_to(xp.zeros_like(like[..., :1]) + number, shape)
 
 
 def _finite_shift(xp: Namespace, m: Array) -> Array:

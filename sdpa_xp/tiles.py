@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sdpa_xp.protocols import Array, Device, Namespace
+from sdpa_xp.pairs import Pairs
+from sdpa_xp.protocols import Array, Shape
 
 # 256 x 1024 float32 scores a head are 1 MiB: they stay in cache between the two matrix products.
 ROWS = 256
@@ -15,14 +16,13 @@ SCORES = 4 * 2**20
 SMALLEST = 64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Tile:
-    """Queries `rows` against keys `columns`, and where to make arrays of their indices."""
+    """Queries `rows` against keys `columns`, of all batch entries and heads of `pairs`."""
 
     rows: range
     columns: range
-    xp: Namespace
-    device: Device
+    pairs: Pairs
 
     def cut(self, array: Array) -> Array:
         """The tile's part of an array that broadcasts to (..., Hq, L, S); an axis of 1 stays as it is."""
@@ -32,15 +32,35 @@ class Tile:
             array = array[..., self.columns.start : self.columns.stop]
         return array
 
-    def row_index(self) -> Array:
-        """Query indices, (rows, 1)."""
-        rows = self.xp.arange(self.rows.start, self.rows.stop, dtype=self.xp.int32, device=self.device)
-        return self.xp.expand_dims(rows, axis=-1)
+    @property
+    def shape(self) -> Shape:
+        """Of the tile's scores, (..., Hq, rows, columns)."""
+        return (*self.pairs.scores[:-2], len(self.rows), len(self.columns))
 
-    def column_index(self) -> Array:
-        """Key indices, (1, columns)."""
-        columns = self.xp.arange(self.columns.start, self.columns.stop, dtype=self.xp.int32, device=self.device)
-        return self.xp.expand_dims(columns, axis=0)
+    @property
+    def first(self) -> int:
+        """Where the first query stands among the keys."""
+        return self.rows.start + self.pairs.position
+
+    @property
+    def last(self) -> int:
+        """Where the last query stands among the keys."""
+        return self.rows.stop - 1 + self.pairs.position
+
+    @property
+    def query_index(self) -> Array:
+        """Where each query stands among the keys, (rows, 1)."""
+        return self.pairs.query_index(self.rows)
+
+    @property
+    def key_index(self) -> Array:
+        """Number of each key, (1, columns)."""
+        return self.pairs.key_index(self.columns)
+
+    @property
+    def indices(self) -> tuple[Array, Array, Array, Array]:
+        """b, h, i and j as int32 arrays that broadcast to (..., Hq, rows, columns)."""
+        return self.pairs.entries(), self.pairs.head_index(), self.query_index, self.key_index
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +73,19 @@ class Plan:
     columns: int
     empty: bool = False
     """Whether the result has no element, so that no key needs to be looked at."""
+    align: int = 1
+    """Tiles begin at a multiple of this many keys: those of a paged cache at a block."""
 
     def row_ranges(self) -> Iterator[range]:
         """The queries, a range at a time; one empty range where there is no query."""
-        return _cut(self.queries, self.rows)
+        return _cut(0, self.queries, self.rows) if self.queries else iter((range(0),))
 
-    def column_ranges(self) -> Iterator[range]:
-        """The keys, a range at a time; none where there is no key, or no query to attend one."""
-        return iter(()) if self.empty or self.keys == 0 else _cut(self.keys, self.columns)
+    def column_ranges(self, reach: range) -> Iterator[range]:
+        """The keys within `reach`, a range at a time; none where there is no query to attend one."""
+        if self.empty or not reach:
+            return
+        start = reach.start - reach.start % self.align
+        yield from _cut(start, min(reach.stop, self.keys), self.columns)
 
 
 def plan(queries: int, keys: int, heads: int, *, traced: bool) -> Plan:
@@ -79,14 +104,17 @@ def plan(queries: int, keys: int, heads: int, *, traced: bool) -> Plan:
     return Plan(queries, keys, rows, columns, empty)
 
 
+def plan_blocks(queries: int, keys: int, size: int) -> Plan:
+    """A tile a block of `size` keys, since blocks are not one array; traced calls as well."""
+    return Plan(queries, keys, ROWS, size, queries == 0, align=size)
+
+
 def plan_rows(queries: int, keys: int, heads: int, *, traced: bool) -> Plan:
     """Tiles as wide as all the keys, for a result that has a column for each of them."""
     rows = queries if traced else max(1, SCORES // max(1, heads * keys))
     return Plan(queries, keys, rows, keys, heads == 0 or queries == 0)
 
 
-def _cut(length: int, step: int) -> Iterator[range]:
-    if length == 0:
-        yield range(0)
-    for start in range(0, length, step or 1):
-        yield range(start, min(start + step, length))
+def _cut(start: int, stop: int, step: int) -> Iterator[range]:
+    for first in range(start, stop, step):
+        yield range(first, min(first + step, stop))

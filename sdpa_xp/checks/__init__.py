@@ -1,26 +1,112 @@
 """Every message a user can see. A check runs before any work, and names the argument that is wrong."""
 
-from sdpa_xp.checks.arrays import added_dtype, floating, mask_dtype, one_device, one_dtype, one_library
-from sdpa_xp.checks.keywords import flag, implementation, number, softcap
-from sdpa_xp.checks.messages import message
-from sdpa_xp.checks.shapes import Sizes, broadcast, broadcasts, shapes
+from sdpa_xp.checks.arrays import (
+    added_dtype,
+    boolean,
+    floating,
+    mask_dtype,
+    mask_or_bias,
+    of_function,
+    one_device,
+    one_dtype,
+    one_library,
+    plain_array,
+)
+from sdpa_xp.checks.caches import (
+    alike,
+    block_table,
+    newest,
+    own_blocks,
+    room,
+    same_but,
+    same_but_width,
+    writeable,
+)
+from sdpa_xp.checks.host import as_many, cumulated, table, vector
+from sdpa_xp.checks.integers import LARGEST as LARGEST_INTEGER
+from sdpa_xp.checks.integers import Integers, IntegersLike, frozen, integer, integers, one_each, within
+from sdpa_xp.checks.keywords import (
+    flag,
+    function,
+    implementation,
+    lse_base,
+    named,
+    number,
+    probability,
+    rng,
+    scale,
+    softcap,
+    softmax_dtype,
+)
+from sdpa_xp.checks.messages import brief, call_of, message
+from sdpa_xp.checks.shapes import (
+    HLE,
+    LAYOUTS,
+    LHE,
+    Sizes,
+    axes,
+    broadcast,
+    broadcasts,
+    bucket_table,
+    entries,
+    shapes,
+)
 from sdpa_xp.checks.states import states
 
 __all__ = [
+    "HLE",
+    "LARGEST_INTEGER",
+    "LAYOUTS",
+    "LHE",
+    "Integers",
+    "IntegersLike",
     "Sizes",
     "added_dtype",
+    "alike",
+    "as_many",
+    "axes",
+    "block_table",
+    "boolean",
+    "brief",
     "broadcast",
     "broadcasts",
+    "bucket_table",
+    "call_of",
+    "cumulated",
+    "entries",
     "flag",
     "floating",
+    "frozen",
+    "function",
     "implementation",
+    "integer",
+    "integers",
+    "lse_base",
     "mask_dtype",
+    "mask_or_bias",
     "message",
+    "named",
+    "newest",
     "number",
+    "of_function",
     "one_device",
     "one_dtype",
+    "one_each",
     "one_library",
+    "own_blocks",
+    "plain_array",
+    "probability",
+    "rng",
+    "room",
+    "same_but",
+    "same_but_width",
+    "scale",
     "shapes",
     "softcap",
+    "softmax_dtype",
     "states",
+    "table",
+    "vector",
+    "within",
+    "writeable",
 ]

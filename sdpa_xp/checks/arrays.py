@@ -7,12 +7,13 @@ from collections.abc import Mapping
 
 from sdpa_xp import namespace as door
 from sdpa_xp.checks.messages import message, type_name
-from sdpa_xp.protocols import Array, Dtype, Namespace
+from sdpa_xp.checks.shapes import broadcast
+from sdpa_xp.protocols import Array, Dtype, Namespace, Shape
 
 
 def one_library(function: str, values: Mapping[str, object]) -> tuple[Namespace, dict[str, Array]]:
     """All of `values` are plain arrays of one library; returns its namespace, and them as arrays."""
-    arrays = {name: _plain(function, name, value) for name, value in values.items()}
+    arrays = {name: plain_array(function, name, value) for name, value in values.items()}
     spaces = {name: door.namespace(array) for name, array in arrays.items()}
     first, xp = next(iter(spaces.items()))
     for name, other in spaces.items():
@@ -23,7 +24,8 @@ def one_library(function: str, values: Mapping[str, object]) -> tuple[Namespace,
     return xp, arrays
 
 
-def _plain(function: str, name: str, value: object) -> Array:
+def plain_array(function: str, name: str, value: object) -> Array:
+    """`value`, when it is an array whose arithmetic is that of the standard."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ma.MaskedArray):
         hint = "Its own mask would be ignored: pass `.data`, and an `attn_mask` of what may attend."
@@ -68,13 +70,21 @@ def one_dtype(function: str, arrays: Mapping[str, Array]) -> None:
             raise TypeError(message(function, rule, got, f"Convert one: xp.astype({name}, {first}.dtype)."))
 
 
-def added_dtype(function: str, name: str, array: Array, query: Array, accumulation: Dtype) -> None:
+def added_dtype(function: str, name: str, array: Array, query: Dtype, accumulation: Dtype) -> None:
     """What joins the scores has the query's dtype, or the one that the scores are held in."""
     floating(function, name, array)
-    if array.dtype != query.dtype and array.dtype != accumulation:
+    if array.dtype != query and array.dtype != accumulation:
         rule = f"`{name}` must have the dtype of `query` or of the scores ({door.dtype_name(accumulation)})"
-        got = {f"{name}.dtype": array.dtype, "query.dtype": query.dtype}
+        got = {f"{name}.dtype": array.dtype, "query.dtype": query}
         raise TypeError(message(function, rule, got, f"Convert it: xp.astype({name}, query.dtype)."))
+
+
+def mask_or_bias(function: str, name: str, value: object, other: type, hint: str) -> None:
+    """A mask stands where masks belong, and a bias where biases do."""
+    if isinstance(value, other):
+        raise TypeError(
+            message(function, f"`{name}` must not be a {other.__name__.lower()}", {name: value}, hint)
+        )
 
 
 def mask_dtype(function: str, mask: Array) -> bool:
@@ -85,3 +95,21 @@ def mask_dtype(function: str, mask: Array) -> bool:
         hint = "An integer mask is ambiguous: pass `attn_mask != 0` if 1 means may attend, `== 0` if 0 does."
         raise TypeError(message(function, rule, {"attn_mask.dtype": mask.dtype}, hint))
     return name.startswith("bool")
+
+
+def boolean(function: str, name: str, array: Array) -> None:
+    """`array` is boolean."""
+    if not door.dtype_name(array.dtype).startswith("bool"):
+        rule = f"`{name}` must be boolean (True = may attend)"
+        raise TypeError(message(function, rule, {f"{name}.dtype": array.dtype}))
+
+
+def of_function(function: str, name: str, result: object, target: Shape) -> Array:
+    """What a caller's function of the indices returned fits the tile that it was asked for."""
+    if not door.is_array(result):
+        rule, hint = f"the function of `{name}` must return an array", "`&`, `|` and `~` combine conditions."
+        raise TypeError(message(function, rule, {"result": type_name(result)}, hint))
+    if broadcast(result.shape, target) != target:
+        rule = f"what the function of `{name}` returns must broadcast to (..., Hq, rows, columns) of its tile"
+        raise ValueError(message(function, rule, {"result.shape": result.shape, "tile": target}))
+    return result

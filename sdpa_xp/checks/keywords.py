@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Sequence
 
 from sdpa_xp import namespace as door
 from sdpa_xp.checks.messages import message, type_name
-from sdpa_xp.protocols import Dtype
+from sdpa_xp.protocols import Array, Device, Dtype, Namespace
 
 
 def flag(function: str, name: str, value: object) -> bool:
@@ -36,6 +37,11 @@ def number(function: str, name: str, value: object, dtype: Dtype = "float64") ->
     return result
 
 
+def scale(function: str, value: object, dtype: Dtype) -> float | None:
+    """A number, or None for the default."""
+    return None if value is None else number(function, "scale", value, dtype)
+
+
 def softcap(function: str, value: object, dtype: Dtype = "float64") -> float | None:
     """A positive number; None or 0 is off."""
     cap = 0.0 if value is None else number(function, "softcap", value, dtype)
@@ -50,3 +56,60 @@ def implementation(function: str, value: object) -> None:
     if not (value is None or (isinstance(value, str) and value == "xp")):
         rule = "`implementation` must be None or 'xp', the portable one"
         raise ValueError(message(function, rule, {"implementation": repr(value)}))
+
+
+def named(function: str, name: str, value: object, choices: Sequence[str], otherwise: str = "") -> None:
+    """`value` is one of the names that there are; `otherwise` says what else it may be."""
+    if not (isinstance(value, str) and value in choices):
+        rule = f"`{name}` must be " + " or ".join(
+            [repr(choice) for choice in choices] + [otherwise] * bool(otherwise)
+        )
+        raise ValueError(message(function, rule, {name: repr(value)}))
+
+
+def probability(function: str, name: str, value: object) -> float:
+    """A number from 0 to 1."""
+    result = number(function, name, value)
+    if not 0 <= result <= 1:
+        raise ValueError(message(function, f"`{name}` must be between 0 and 1", {name: value}))
+    return result
+
+
+def softmax_dtype(function: str, value: object, held: Dtype, xp: Namespace, device: Device) -> Dtype:
+    """The dtype that scores are held in: `held`, or the wider one that was asked for."""
+    if value is None:
+        return held
+    asked, least = door.dtype_name(value), door.dtype_name(held)
+    if asked not in ("float32", "float64") or asked < least:
+        rule = "`softmax_dtype` must be None, or float32 or float64 and no narrower than the scores"
+        hint = "A narrower one would only lose digits."
+        raise ValueError(message(function, rule, {"softmax_dtype": asked, "scores": least}, hint))
+    if asked not in door.real_dtypes(xp, device):
+        rule = f"`softmax_dtype` must be one that {xp.__name__} has on this device"
+        raise ValueError(message(function, rule, {"softmax_dtype": asked, "device": device}))
+    return getattr(xp, asked)
+
+
+def lse_base(function: str, value: object) -> float | None:
+    """The base of the logarithm: None for e, or 2."""
+    if value is None or (
+        not isinstance(value, bool) and isinstance(value, numbers.Real) and value in (2, math.e)
+    ):
+        return None if value in (None, math.e) else 2.0
+    raise ValueError(message(function, "`lse_base` must be None (e) or 2", {"lse_base": repr(value)}))
+
+
+def function(where: str, name: str, value: object) -> None:
+    """Something that can be called."""
+    if not callable(value):
+        raise TypeError(message(where, f"`{name}` must be a function", {name: type_name(value)}))
+
+
+def rng(function: str, value: object, query: Array, *, needed: bool) -> None:
+    """A generator of the query's library; None where nothing is random."""
+    name = door.rng_name(query)
+    if value is None and needed:
+        hint = "It is not drawn from a hidden state, so that a result can be had again."
+        raise ValueError(message(function, f"`dropout_p` > 0 needs `rng`, a {name}", {"rng": None}, hint))
+    if value is not None and not door.is_rng(value, query):
+        raise TypeError(message(function, f"`rng` must be a {name}", {"rng": type_name(value)}))

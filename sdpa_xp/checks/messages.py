@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+from sdpa_xp import namespace as door
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+FEW = 8
 
 
 def message(function: str, rule: str, got: Mapping[str, object], hint: str = "") -> str:
@@ -13,3 +22,24 @@ def message(function: str, rule: str, got: Mapping[str, object], hint: str = "")
 
 def type_name(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def brief(value: object) -> str:
+    """A value as a repr shows it: a short array by its elements, a longer one by its dtype and shape."""
+    if not door.is_array(value):
+        return getattr(value, "__qualname__", None) or repr(value)
+    if value.ndim == 1 and value.shape[0] <= FEW and not door.is_traced(value):
+        return "[" + ", ".join(f"{float(value[index]):g}" for index in range(value.shape[0])) + "]"
+    return f"<{door.dtype_name(value.dtype)} {tuple(value.shape)}>"
+
+
+def call_of(value: DataclassInstance, name: str) -> str:
+    """The call of `name` that makes `value`, without the arguments that have their defaults."""
+    given = {field.name: getattr(value, field.name) for field in fields(value)}
+    for field in fields(value):
+        held = given[field.name]
+        if type(held) is type(field.default) and held == field.default:
+            del given[field.name]
+    if [*given] == [fields(value)[0].name]:
+        return f"{name}({brief(given.popitem()[1])})"
+    return f"{name}({', '.join(f'{key}={brief(held)}' for key, held in given.items())})"

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from sdpa_xp.checks.messages import message
 from sdpa_xp.protocols import Shape
+
+HLE = "...HLE"
+LHE = "...LHE"
+LAYOUTS = (HLE, LHE)
+"""Heads before the length, as in torch and ONNX; or behind it, as in JAX, Keras and flash-attention."""
 
 
 class Sizes(NamedTuple):
@@ -33,44 +39,53 @@ class Sizes(NamedTuple):
         return math.prod(self.batch) * self.query_heads
 
 
-def shapes(function: str, query: Shape, key: Shape, value: Shape | None = None) -> Sizes:
-    """query (..., Hq, L, E), key (..., H, S, E) and value (..., H, S, Ev) fit; returns their lengths."""
+def shapes(function: str, query: Shape, key: Shape, value: Shape | None = None, *, layout: str = HLE) -> Sizes:
+    """query (..., Hq, L, E), key (..., H, S, E) and value (..., H, S, Ev) fit; returns their lengths.
+
+    In the other layout the heads stand behind the length.
+    """
     named = {"query": query, "key": key} | ({} if value is None else {"value": value})
     for name, shape in named.items():
+        _known(function, name, shape)
         if len(shape) < 2:
-            rule = f"`{name}` must have at least 2 axes, (..., heads, length, width)"
+            order = "heads, length" if layout == HLE else "length, heads"
+            rule = f"`{name}` must have at least 2 axes, (..., {order}, width)"
             raise ValueError(message(function, rule, {f"{name}.shape": shape}))
-        if any(n != n for n in shape):
-            hint = f"Dask finds them with `{name}.compute_chunk_sizes()`."
-            rule = f"the lengths of `{name}` must be known"
-            raise ValueError(message(function, rule, {f"{name}.shape": shape}, hint))
-    _agree(function, -1, "E", query=query, key=key)
+    seen = {name: _headed(shape, layout) for name, shape in named.items()}
+    axes = {"E": -1, "S": -2, "H": -3}  # of what is seen; the caller's are swapped in the other layout
+
+    def agree(letter: str, one: str, other: str) -> None:
+        axis = axes[letter]
+        if seen[one][axis] != seen[other][axis]:
+            shown = axis if layout == HLE or axis == -1 else -5 - axis
+            rule = f"`{one}` and `{other}` must agree on axis {shown} ({letter})"
+            got = {f"{name}.shape": named[name] for name in (one, other)}
+            raise ValueError(message(function, rule, got))
+
+    agree("E", "query", "key")
     if query[-1] == 0:
         rule = "`query` and `key` must have a width (axis -1, E) of at least 1"
         raise ValueError(message(function, rule, {"query.shape": query}))
-    headed = {name: shape if len(shape) > 2 else (1, *shape) for name, shape in named.items()}
     if value is not None:
-        _agree(function, -2, "S", key=key, value=value)
-        _agree(function, -3, "H", key=headed["key"], value=headed["value"])
-    query_heads, heads = headed["query"][-3], headed["key"][-3]
+        agree("S", "key", "value")
+        agree("H", "key", "value")
+    query_heads, heads = seen["query"][-3], seen["key"][-3]
     if query_heads != heads and (heads == 0 or query_heads % heads):
-        rule = "the heads of `query` (axis -3, Hq) must be a multiple of those of `key` (H)"
+        axis = -3 if layout == HLE else -2
+        rule = f"the heads of `query` (axis {axis}, Hq) must be a multiple of those of `key` (H)"
         got = {"query.shape": query, "key.shape": key}
         raise ValueError(message(function, rule, got, _heads_hint(query_heads)))
-    batch = broadcast(*(shape[:-3] for shape in headed.values()))
+    batch = broadcast(*(shape[:-3] for shape in seen.values()))
     if batch is None:
         rule = "the leading axes of " + ", ".join(f"`{name}`" for name in named) + " must broadcast"
         raise ValueError(message(function, rule, {f"{name}.shape": shape for name, shape in named.items()}))
     flat = all(len(shape) == 2 for shape in named.values())
-    return Sizes(batch, query_heads, heads, query[-2], key[-2], query[-1], flat)
+    return Sizes(batch, query_heads, heads, seen["query"][-2], seen["key"][-2], query[-1], flat)
 
 
 def broadcasts(function: str, name: str, shape: Shape, target: Shape, letters: str) -> None:
     """An array of `shape` broadcasts to `target` without making it larger."""
-    if any(n != n for n in shape):
-        rule = f"the lengths of `{name}` must be known"
-        hint = f"Dask finds them with `{name}.compute_chunk_sizes()`."
-        raise ValueError(message(function, rule, {f"{name}.shape": shape}, hint))
+    _known(function, name, shape)
     if broadcast(shape, target) != target:
         rule = f"`{name}` must broadcast to {letters}"
         hint = ""
@@ -91,14 +106,44 @@ def broadcast(*shapes: Shape) -> Shape | None:
     return tuple(result)
 
 
-def _agree(function: str, axis: int, letter: str, **named: Shape) -> None:
-    (one, first), (other, second) = named.items()
-    if first[axis] != second[axis]:
-        rule = f"`{one}` and `{other}` must agree on axis {axis} ({letter})"
-        raise ValueError(message(function, rule, {f"{one}.shape": first, f"{other}.shape": second}))
+def _known(function: str, name: str, shape: Shape) -> None:
+    if any(n != n for n in shape):
+        rule = f"the lengths of `{name}` must be known"
+        hint = f"Dask finds them with `{name}.compute_chunk_sizes()`."
+        raise ValueError(message(function, rule, {f"{name}.shape": shape}, hint))
+
+
+def _headed(shape: Shape, layout: str) -> Shape:
+    """As (..., H, L, E); 2-D is one head."""
+    *batch, one, other, width = shape if len(shape) > 2 else (1, *shape)
+    swap = layout != HLE and len(shape) > 2
+    return (*batch, other, one, width) if swap else (*batch, one, other, width)
 
 
 def _heads_hint(query_heads: int) -> str:
     if query_heads == 1:
         return "For one query head that meets every key head, broadcast `query` to the heads of `key`."
     return "Query head h reads key head h // (Hq // H)."
+
+
+def axes(function: str, named: Mapping[str, Shape], count: int) -> None:
+    """Each of `named` has so many axes."""
+    for name, shape in named.items():
+        if len(shape) != count:
+            raise ValueError(message(function, f"`{name}` must have {count} axes", {f"{name}.shape": shape}))
+
+
+def entries(function: str, query: Shape, count: int) -> None:
+    """The query has 4 axes, and an entry for each of `count` sequences."""
+    if len(query) != 4 or query[0] != count:
+        rule = "`query` must have an entry for each sequence of the cache, (N, Hq, L, E)"
+        raise ValueError(message(function, rule, {"query.shape": query, "N": count}))
+
+
+def bucket_table(function: str, shape: Shape, both_ways: bool) -> None:
+    """A table (buckets, Hq) has enough buckets for near and far, in each direction that it is for."""
+    least = 4 if both_ways else 2
+    if len(shape) != 2 or shape[0] < least or (both_ways and shape[0] % 2):
+        rule = f"`table` must be (buckets, Hq), with {least} buckets or more"
+        rule += " and an even number of them" if both_ways else ""
+        raise ValueError(message(function, rule, {"table.shape": shape}))

@@ -1,0 +1,103 @@
+"""Attention with linear biases: the farther a key, the lower its score."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from sdpa_xp import checks
+from sdpa_xp.biases.algebra import Added, Bias, Term
+from sdpa_xp.checks import Integers, IntegersLike
+from sdpa_xp.masks.algebra import Allowed
+from sdpa_xp.pairs import Pairs
+from sdpa_xp.protocols import AnyArray, Array
+from sdpa_xp.tiles import Tile
+
+
+def alibi(slopes: int | Sequence[float] | AnyArray, *, offset: IntegersLike | str = 0) -> Bias:
+    r"""$-slope_h \cdot |i + offset - j|$ for query i and key j in head h.
+
+    Shapes:
+        `Hq` query heads, `L` queries, `S` keys, `...` batch.
+
+    Args:
+        slopes: The number of query heads, for the slopes of the paper; or the slopes, a list of Hq numbers or
+            a floating array (..., Hq).
+        offset: Which key the first query stands at: an integer, one a batch entry, or "lower_right" for
+            S - L, which flash-attention means. Beside a causal mask it does not matter.
+
+    Returns:
+        The bias.
+
+    Raises:
+        TypeError: Slopes that are no numbers; when a call uses the bias, an array of another library.
+        ValueError: Fewer heads than 1; when a call uses the bias, slopes that do not fit its heads.
+
+    Examples:
+        >>> from sdpa_xp import biases
+        >>> biases.to_array(biases.alibi(2), (2, 1, 3))
+        array([[[ 0.        , -0.0625    , -0.125     ]],
+        <BLANKLINE>
+               [[ 0.        , -0.00390625, -0.0078125 ]]])
+
+    References:
+        Press et al., "Train Short, Test Long", arXiv 2108.12409, section 3.
+    """
+    if isinstance(slopes, int) and not isinstance(slopes, bool):
+        checks.integer("alibi", "slopes", slopes, least=1)
+    elif isinstance(slopes, list | tuple):
+        slopes = tuple(checks.number("alibi", f"slopes[{head}]", slope) for head, slope in enumerate(slopes))
+    else:
+        checks.floating("alibi", "slopes", checks.plain_array("alibi", "slopes", slopes))
+    return Alibi(slopes, checks.frozen(offset))
+
+
+def geometric(heads: int) -> tuple[float, ...]:
+    """The slopes of the paper: 2^(-8/n), 2^(-16/n), ... for n heads.
+
+    Where n is no power of two they are those of the next lower one, and every other of the next higher one,
+    as in the authors' code.
+    """
+    whole = 2 ** int(math.log2(heads))
+    slopes = [2.0 ** (-8 * (head + 1) / whole) for head in range(whole)]
+    between = [2.0 ** (-4 * (2 * head + 1) / whole) for head in range(heads - whole)]
+    return (*slopes, *between)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Alibi(Bias):
+    """Made by `alibi`."""
+
+    name = "alibi"
+    slopes: int | Sequence[float] | AnyArray
+    offset: IntegersLike | str = 0
+
+    def bind(self, pairs: Pairs) -> tuple[Term, ...]:
+        xp = pairs.xp
+        numbers = geometric(self.slopes) if isinstance(self.slopes, int) else self.slopes
+        if isinstance(numbers, tuple):
+            slopes = xp.asarray(numbers, dtype=pairs.dtype, device=pairs.device)
+        else:
+            slopes = xp.astype(cast(Array, numbers), pairs.dtype, copy=False)
+        checks.broadcasts(pairs.function, "bias.slopes", slopes.shape, pairs.with_heads, "(..., Hq)")
+        slopes = pairs.cut(slopes, 1)
+        offset = pairs.offset("bias.offset", self.offset)
+        return (Linear(xp.reshape(slopes, (*slopes.shape, 1, 1)), offset),)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Linear(Added):
+    """-slope * |i + offset - j|, with slopes (..., Hq, 1, 1)."""
+
+    slopes: Array
+    offset: Integers
+
+    def apply(self, tile: Tile, scores: Array) -> tuple[Array, Allowed]:
+        return scores + self.added(tile), True
+
+    def added(self, tile: Tile) -> Array:
+        xp = tile.pairs.xp
+        distance = xp.abs(tile.query_index + self.offset.values - tile.key_index)
+        return -self.slopes * xp.astype(distance, tile.pairs.dtype)

@@ -1,0 +1,96 @@
+"""Biases that the caller computes: an array, or a function of a score and its indices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from sdpa_xp import checks
+from sdpa_xp.biases.algebra import Bias, Term, as_bias, is_masked
+from sdpa_xp.masks.algebra import Allowed
+from sdpa_xp.pairs import Pairs
+from sdpa_xp.protocols import AnyArray, Array
+from sdpa_xp.tiles import Tile
+
+ScoreFunction: TypeAlias = Callable[[Any, Any, Any, Any, Any], Any]
+"""score_mod(score, batch, head, query_index, key_index) -> score, as in torch's FlexAttention."""
+
+
+def from_array(array: AnyArray) -> Bias:
+    """What `array` holds is added, to combine with other biases.
+
+    Shapes:
+        `Hq` query heads, `L` queries, `S` keys, `...` batch.
+
+    Args:
+        array: A floating array that broadcasts to (..., Hq, L, S); -inf masks.
+
+    Returns:
+        The bias. `bias` takes the array itself as well, and `+` does.
+
+    Raises:
+        TypeError: Something that is no floating array.
+        ValueError: When a call uses the bias: a shape that does not broadcast.
+
+    Examples:
+        >>> import numpy as np
+        >>> from sdpa_xp import biases
+        >>> biases.alibi(2) + biases.from_array(np.asarray([0.0, 1.5]))
+        alibi(2) + from_array([0, 1.5])
+
+    References:
+        Shaw et al., "Self-Attention with Relative Position Representations", arXiv 1803.02155.
+    """
+    checks.floating("from_array", "array", checks.plain_array("from_array", "array", array))
+    return as_bias("from_array", "bias", array)
+
+
+def from_function(score_mod: ScoreFunction) -> Bias:
+    """The score s of query i and key j in head h of batch entry b becomes score_mod(s, b, h, i, j).
+
+    Shapes:
+        `Hq` query heads, `L` queries, `S` keys, `...` batch.
+
+    Args:
+        score_mod: A function with the signature of FlexAttention's. It gets the scores of a tile, after
+            scale and softcap, (..., Hq, rows, columns) in the accumulation dtype, and int32 arrays that
+            broadcast to them, and returns the new scores. -inf masks. In a sum of biases it gets what
+            those before it made.
+
+    Returns:
+        The bias.
+
+    Raises:
+        TypeError: Something that cannot be called; when a call uses the bias, a result of another dtype.
+        ValueError: When a call uses the bias: a result that does not have the shape of the scores.
+
+    Examples:
+        >>> from sdpa_xp import biases
+        >>> nearer = biases.from_function(lambda score, b, h, q_idx, kv_idx: score - abs(q_idx - kv_idx))
+        >>> biases.to_array(nearer, (2, 3))
+        array([[ 0., -1., -2.],
+               [-1.,  0., -1.]])
+
+    References:
+        Dong et al., "Flex Attention", arXiv 2412.05496, section 3.1.
+    """
+    checks.function("from_function", "score_mod", score_mod)
+    return FromFunction(score_mod)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class FromFunction(Bias, Term):
+    """Made by `from_function`."""
+
+    name = "from_function"
+    score_mod: ScoreFunction
+
+    def bind(self, _pairs: Pairs) -> tuple[Term, ...]:
+        return (self,)
+
+    def apply(self, tile: Tile, scores: Array) -> tuple[Array, Allowed]:
+        changed = self.score_mod(scores, *tile.indices)
+        array = checks.of_function(tile.pairs.function, "bias", changed, tile.shape)
+        checks.one_dtype(tile.pairs.function, {"scores": scores, "bias": array})
+        return array, ~is_masked(array) | is_masked(scores)

@@ -1,0 +1,117 @@
+"""A learned bias for each distance, in buckets that widen with it, as T5 has it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import cast
+
+from sdpa_xp import checks
+from sdpa_xp.biases.algebra import Added, Bias, Term
+from sdpa_xp.pairs import Pairs
+from sdpa_xp.protocols import AnyArray, Array
+from sdpa_xp.tiles import Tile
+
+
+def relative(
+    table: AnyArray, *, bidirectional: bool = True, max_distance: int = 128, offset: int | str = 0
+) -> Bias:
+    r"""table[bucket(j - i - offset), h] for query i and key j in head h.
+
+    The first half of the buckets of a direction holds one distance each; the others widen logarithmically up
+    to `max_distance`, beyond which all share the last.
+
+    Shapes:
+        `Hq` query heads, `L` queries, `S` keys.
+
+    Args:
+        table: (buckets, Hq), floating: `relative_attention_bias.weight` of a T5 model.
+        bidirectional: Whether later keys have buckets of their own, half of them, as in an encoder; else
+            all of them share the bucket of distance 0.
+        max_distance: Where the last bucket begins.
+        offset: Which key the first query stands at: an integer, or "lower_right" for S - L.
+
+    Returns:
+        The bias. T5 computes attention with it and with `scale=1`.
+
+    Raises:
+        TypeError: A table that is no floating array, or a distance that is no integer.
+        ValueError: A table that is not (buckets, Hq), too few buckets, or a distance below their number.
+
+    Examples:
+        >>> import numpy as np
+        >>> from sdpa_xp import biases
+        >>> table = np.arange(8.0)[:, None]
+        >>> biases.to_array(biases.relative(table, max_distance=16), (1, 3, 4))
+        array([[[0., 5., 6., 6.],
+                [1., 0., 5., 6.],
+                [2., 1., 0., 5.]]])
+
+    References:
+        Raffel et al., "T5", arXiv 1910.10683, section 2.1.
+    """
+    array = checks.plain_array("relative", "table", table)
+    checks.floating("relative", "table", array)
+    both_ways = checks.flag("relative", "bidirectional", bidirectional)
+    checks.bucket_table("relative", array.shape, both_ways)
+    exact = array.shape[0] // (4 if both_ways else 2)
+    furthest = checks.integer("relative", "max_distance", max_distance, least=exact + 1)
+    if not isinstance(offset, str):
+        checks.integer("relative", "offset", offset)
+    return Relative(table, both_ways, furthest, offset)
+
+
+def buckets(count: int, max_distance: int, *, bidirectional: bool) -> list[int]:
+    """The bucket of each distance j - i from -max_distance to max_distance."""
+    count = count // 2 if bidirectional else count
+    later = [count if bidirectional and distance > 0 else 0 for distance in range(max_distance + 1)]
+    away = [_bucket(distance, count, max_distance) for distance in range(max_distance + 1)]
+    ahead = [first + (bucket if bidirectional else 0) for first, bucket in zip(later, away, strict=True)]
+    return [*reversed(away), *ahead[1:]]
+
+
+def _bucket(distance: int, count: int, max_distance: int) -> int:
+    exact = count // 2
+    if distance < exact:
+        return distance
+    share = math.log(distance / exact) / math.log(max_distance / exact)
+    # A distance that is a bucket's first by the formula must not fall short of it by a rounding.
+    return min(exact + int(share * (count - exact) + 1e-9), count - 1)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Relative(Bias):
+    """Made by `relative`."""
+
+    name = "relative"
+    table: AnyArray
+    bidirectional: bool = True
+    max_distance: int = 128
+    offset: int | str = 0
+
+    def bind(self, pairs: Pairs) -> tuple[Term, ...]:
+        xp, table = pairs.xp, cast(Array, self.table)
+        checks.broadcasts(
+            pairs.function, "bias.table", table.shape[1:], (pairs.heads,), "(buckets, Hq) on its last axis"
+        )
+        index = buckets(table.shape[0], self.max_distance, bidirectional=self.bidirectional)
+        chosen = xp.asarray(index, dtype=xp.int32, device=pairs.device)
+        by_distance = xp.take(xp.astype(table, pairs.dtype, copy=False), chosen, axis=0)
+        offset = pairs.offset("bias.offset", self.offset)
+        return (ByDistance(xp.matrix_transpose(by_distance), self.max_distance, cast(int, offset.values)),)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ByDistance(Added):
+    """A number for each distance, (Hq, 2 * furthest + 1), the outermost for all beyond."""
+
+    table: Array
+    furthest: int
+    offset: int
+
+    def added(self, tile: Tile) -> Array:
+        xp = tile.pairs.xp
+        distance = tile.key_index - (tile.query_index + self.offset)
+        index = xp.clip(distance, -self.furthest, self.furthest) + self.furthest
+        chosen = xp.take(self.table, xp.reshape(index, (-1,)), axis=-1)
+        return xp.reshape(chosen, (self.table.shape[0], *index.shape))

@@ -1,0 +1,107 @@
+"""Integers, alone or many: lengths, offsets and ids."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias, TypeVar
+
+from sdpa_xp import namespace as door
+from sdpa_xp.checks.messages import message, type_name
+from sdpa_xp.checks.shapes import broadcast
+from sdpa_xp.protocols import AnyArray, Array, Device, Namespace, Shape
+
+IntegersLike: TypeAlias = int | Sequence[int] | AnyArray
+"""What a caller may pass for integers: one, a list of them, or an array of an integer dtype."""
+
+T = TypeVar("T")
+
+LARGEST = 2**30
+"""Indices are int32, which every library has, and an offset is added to them."""
+
+
+class Integers(NamedTuple):
+    """Integers, with the smallest and the largest of them; infinite where they cannot be looked at."""
+
+    values: int | Array
+    least: float
+    most: float
+
+    def plus(self, number: int) -> Integers:
+        """All of them, and `number` more."""
+        return Integers(self.values + number, self.least + number, self.most + number)
+
+    @property
+    def shape(self) -> Shape:
+        return () if isinstance(self.values, int) else self.values.shape
+
+
+def integer(function: str, name: str, value: object, least: int = -LARGEST) -> int:
+    """One integer, of Python or NumPy, that is at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        rule = f"`{name}` must be an integer"
+        hint = "Inside a jit it has to be static." if door.is_array(value) else ""
+        raise TypeError(message(function, rule, {name: _shown(value)}, hint))
+    number = int(value)
+    if not least <= number <= LARGEST:
+        rule = f"`{name}` must be " + (f"at least {least}" if number < least else f"at most {LARGEST}")
+        raise ValueError(message(function, rule, {name: number}))
+    return number
+
+
+def integers(
+    function: str,
+    name: str,
+    value: object,
+    xp: Namespace,
+    device: Device,
+    *,
+    traced: bool,
+    least: int = -LARGEST,
+) -> Integers:
+    """`value` as int32, where its values can be looked at each of them at least `least`."""
+    if isinstance(value, list | tuple):
+        if not value:
+            raise ValueError(message(function, f"`{name}` must hold at least one integer", {name: value}))
+        checked = [integer(function, f"{name}[{index}]", each, least) for index, each in enumerate(value)]
+        array = xp.asarray(checked, dtype=xp.int32, device=device)
+        return Integers(array, min(checked), max(checked))
+    if isinstance(value, numbers.Number) or not door.is_array(value):
+        number = integer(function, name, value, least)
+        return Integers(number, number, number)
+    if not door.dtype_name(value.dtype).startswith(("int", "uint")):
+        rule = f"`{name}` must hold integers"
+        raise TypeError(message(function, rule, {f"{name}.dtype": value.dtype}))
+    if traced or 0 in value.shape:
+        return Integers(xp.astype(value, xp.int32, copy=False), -math.inf, math.inf)
+    smallest, largest = int(xp.min(value)), int(xp.max(value))
+    for number in (smallest, largest):
+        integer(function, name, number, least)
+    return Integers(xp.astype(value, xp.int32, copy=False), smallest, largest)
+
+
+def within(function: str, name: str, lengths: Integers, limit: int, letter: str) -> None:
+    """No length goes beyond the axis that it is about, as far as the lengths can be looked at."""
+    if lengths.most > limit and lengths.most != math.inf:
+        rule = f"`{name}` must be at most {letter}"
+        raise ValueError(message(function, rule, {name: int(lengths.most), letter: limit}))
+
+
+def one_each(function: str, name: str, values: int | Array, target: Shape, letter: str) -> Array:
+    """`values` has the length of `target` on its last axis, and its other axes broadcast to those of it."""
+    shape = () if isinstance(values, int) else values.shape
+    fits = shape and shape[-1] == target[-1] and broadcast(shape, target) == target
+    if isinstance(values, int) or not fits:
+        rule = f"`{name}` must have one integer for each of {letter}, (..., {letter})"
+        raise ValueError(message(function, rule, {f"{name}.shape": shape, f"(..., {letter})": target}))
+    return values
+
+
+def frozen(value: T) -> T | tuple[int, ...]:
+    """A list as a tuple, so that what holds it stays as it is."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _shown(value: object) -> str:
+    return type_name(value) if door.is_array(value) else f"{value!r} ({type_name(value)})"

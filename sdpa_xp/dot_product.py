@@ -1,0 +1,88 @@
+"""Attention by the names and in the layout of jax.nn, so that code moves over with one import."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from sdpa_xp import checks
+from sdpa_xp.arguments import Rules
+from sdpa_xp.attention import state_of
+from sdpa_xp.biases import Bias
+from sdpa_xp.checks import IntegersLike
+from sdpa_xp.masks import Mask, padding, sliding_window
+from sdpa_xp.masks.algebra import as_mask
+from sdpa_xp.protocols import AnyArray
+
+A = TypeVar("A", bound=AnyArray)
+
+
+def dot_product_attention(
+    query: A,
+    key: AnyArray,
+    value: AnyArray,
+    bias: Bias | AnyArray | None = None,
+    mask: Mask | AnyArray | None = None,
+    *,
+    scale: float | AnyArray | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: IntegersLike | None = None,
+    key_value_seq_lengths: IntegersLike | None = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    implementation: str | None = None,
+    return_residual: bool = False,
+) -> A:
+    """`scaled_dot_product_attention` with the signature of `jax.nn.dot_product_attention`, for any library.
+
+    It differs where JAX does: a row with no key to attend is 0, not the mean of all values.
+
+    Shapes:
+        `B` batch, `T` queries, `S` keys, `N` query heads, `K` key heads, `H` width, as JAX names them.
+
+    Args:
+        query: (B, T, N, H), or (T, N, H) without a batch.
+        key: (B, S, K, H).
+        value: (B, S, K, H).
+        bias: Broadcasts to (B, N, T, S), or a bias of `sdpa_xp.biases`.
+        mask: A boolean array that broadcasts to (B, N, T, S), or a mask of `sdpa_xp.masks`.
+        scale: A number; default 1 / sqrt(H).
+        is_causal: Query i attends key j only if j <= i.
+        query_seq_lengths: (B,): how many of the T queries are real; the others give 0.
+        key_value_seq_lengths: (B,): how many of the S keys are real.
+        local_window_size: How many keys before and after its own a query attends: one number for both, or
+            (left, right).
+        implementation: `"xp"` or None.
+        return_residual: False. `attention_state` returns the log-sum-exp.
+
+    Returns:
+        (B, T, N, H), of the query's library, device and dtype.
+
+    Raises:
+        TypeError: As for `scaled_dot_product_attention`.
+        ValueError: Likewise; or return_residual=True, since a flag does not change what is returned here.
+
+    Examples:
+        >>> import numpy as np
+        >>> x = np.ones((2, 5, 4, 8))  # batch, length, heads, width
+        >>> dot_product_attention(x, x, x, is_causal=True, key_value_seq_lengths=[5, 3]).shape
+        (2, 5, 4, 8)
+
+    References:
+        jax.nn.dot_product_attention, JAX 0.10.
+    """
+    function = "dot_product_attention"
+    if checks.flag(function, "return_residual", return_residual):
+        hint = "`attention_state(..., layout='...LHE')` returns the output and the log-sum-exp."
+        rule = "`return_residual` must be False"
+        raise ValueError(checks.message(function, rule, {"return_residual": True}, hint))
+    masks = [] if mask is None else [as_mask(function, "mask", mask)]
+    if local_window_size is not None:
+        window = local_window_size if isinstance(local_window_size, tuple) else (local_window_size,) * 2
+        masks.append(sliding_window(*window))
+    if query_seq_lengths is not None or key_value_seq_lengths is not None:
+        keys = key.shape[-3] if key_value_seq_lengths is None else key_value_seq_lengths
+        masks.append(padding(keys, query_seq_lengths))
+    joined = None
+    for each in masks:
+        joined = each if joined is None else joined & each
+    rules = Rules(joined, bias, is_causal, scale, layout=checks.LHE, implementation=implementation)
+    return state_of(function, query, key, value, rules).output

@@ -1,0 +1,242 @@
+"""What a mask is, and how masks combine.
+
+A mask is a small value that says which pairs may attend. Bound to the pairs of a call it is a pattern, which
+answers for one tile at a time, so that no L x S array is made.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import ClassVar, TypeAlias, cast
+
+from sdpa_xp import checks, namespace
+from sdpa_xp.pairs import Pairs
+from sdpa_xp.protocols import AnyArray, Array
+from sdpa_xp.tiles import Tile
+
+Allowed: TypeAlias = bool | Array
+"""True: every pair of the tile may attend. False: none may. An array: those where it is True."""
+
+
+class Pattern(ABC):
+    """A mask that is bound to the pairs of a call."""
+
+    @abstractmethod
+    def on(self, tile: Tile, /) -> Allowed:
+        """Which pairs of the tile may attend; an array broadcasts to (..., Hq, rows, columns)."""
+
+    def reach(self, tile: Tile, /) -> range:
+        """A part of the tile's keys, in one piece, outside of which its queries attend none."""
+        return tile.columns
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Mask(ABC):
+    """Which pairs of queries and keys may attend.
+
+    Masks combine with `&`, `|` and `~`, also with boolean arrays. They are immutable and hold no L x S array
+    but one that was given. `bind` and `arrays` are for the library.
+
+    Examples:
+        >>> from sdpa_xp import masks
+        >>> masks.causal() & ~masks.prefix(2)
+        causal() & ~prefix(2)
+    """
+
+    name: ClassVar[str] = ""
+    __array_ufunc__: ClassVar[None] = None  # so that NumPy's `array & mask` asks the mask
+
+    @abstractmethod
+    def bind(self, pairs: Pairs, /) -> Pattern:
+        """The pattern of this mask over `pairs`; refuses what does not fit them."""
+
+    def arrays(self) -> Iterator[tuple[str, object]]:
+        """The arrays that the mask holds, by the names of its arguments."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Mask):
+                yield from value.arrays()
+            elif namespace.is_array(value):
+                yield field.name, value
+
+    def __and__(self, other: Mask | AnyArray) -> Mask:
+        return And(self, as_mask("masks", "mask", other))
+
+    def __rand__(self, other: AnyArray) -> Mask:
+        return And(as_mask("masks", "mask", other), self)
+
+    def __or__(self, other: Mask | AnyArray) -> Mask:
+        return Or(self, as_mask("masks", "mask", other))
+
+    def __ror__(self, other: AnyArray) -> Mask:
+        return Or(as_mask("masks", "mask", other), self)
+
+    def __invert__(self) -> Mask:
+        return Not(self)
+
+    def __bool__(self) -> bool:
+        rule, hint = "a mask is neither true nor false", "Combine masks with `&`, `|` and `~`."
+        raise TypeError(checks.message("masks", rule, {"mask": self}, hint))
+
+    def __repr__(self) -> str:
+        return checks.call_of(self, self.name)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class And(Mask):
+    """The pairs that both masks let attend."""
+
+    one: Mask
+    other: Mask
+
+    def bind(self, pairs: Pairs) -> Pattern:
+        return AllOf((self.one.bind(pairs), self.other.bind(pairs)))
+
+    def __repr__(self) -> str:
+        return " & ".join(f"({x})" if isinstance(x, Or) else str(x) for x in (self.one, self.other))
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Or(Mask):
+    """The pairs that one of the masks lets attend."""
+
+    one: Mask
+    other: Mask
+
+    def bind(self, pairs: Pairs) -> Pattern:
+        return AnyOf((self.one.bind(pairs), self.other.bind(pairs)))
+
+    def __repr__(self) -> str:
+        return " | ".join(f"({x})" if isinstance(x, And) else str(x) for x in (self.one, self.other))
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Not(Mask):
+    """The pairs that the mask does not let attend."""
+
+    mask: Mask
+
+    def bind(self, pairs: Pairs) -> Pattern:
+        return NoneOf(self.mask.bind(pairs))
+
+    def __repr__(self) -> str:
+        return f"~({self.mask})" if isinstance(self.mask, And | Or) else f"~{self.mask}"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class FromArray(Mask):
+    """The pairs where a boolean array is True."""
+
+    name = "from_array"
+    boolean: AnyArray
+
+    def bind(self, pairs: Pairs) -> Pattern:
+        array = cast(Array, self.boolean)
+        checks.boolean(pairs.function, "attn_mask", array)
+        checks.broadcasts(pairs.function, "attn_mask", array.shape, pairs.shape, "(..., Hq, L, S)")
+        return Given(pairs.cut(array, 3))
+
+
+def as_mask(function: str, name: str, value: object) -> Mask:
+    """A mask as it is; an array as the mask of its True elements."""
+    if isinstance(value, Mask):
+        return value
+    return FromArray(checks.plain_array(function, name, value))
+
+
+@dataclass(frozen=True, slots=True)
+class AllOf(Pattern):
+    """A pair may attend iff each pattern lets it; without patterns every pair may."""
+
+    patterns: tuple[Pattern, ...] = ()
+
+    def on(self, tile: Tile) -> Allowed:
+        allowed: Allowed = True
+        for pattern in self.patterns:
+            allowed = both(allowed, pattern.on(tile))
+            if allowed is False:
+                break
+        return allowed
+
+    def reach(self, tile: Tile) -> range:
+        found = tile.columns
+        for pattern in self.patterns:
+            other = pattern.reach(tile)
+            found = range(max(found.start, other.start), min(found.stop, other.stop))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class AnyOf(Pattern):
+    """A pair may attend iff one of the patterns lets it."""
+
+    patterns: tuple[Pattern, ...]
+
+    def on(self, tile: Tile) -> Allowed:
+        allowed: Allowed = False
+        for pattern in self.patterns:
+            allowed = either(allowed, pattern.on(tile))
+            if allowed is True:
+                break
+        return allowed
+
+    def reach(self, tile: Tile) -> range:
+        reaches = [reach for reach in (each.reach(tile) for each in self.patterns) if reach]
+        if not reaches:
+            return range(0)
+        return range(min(each.start for each in reaches), max(each.stop for each in reaches))
+
+
+@dataclass(frozen=True, slots=True)
+class NoneOf(Pattern):
+    """A pair may attend iff the pattern does not let it."""
+
+    pattern: Pattern
+
+    def on(self, tile: Tile) -> Allowed:
+        allowed = self.pattern.on(tile)
+        return not allowed if isinstance(allowed, bool) else ~allowed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Given(Pattern):
+    """Where an array that broadcasts to (..., Hq, L, S) is True."""
+
+    array: Array
+
+    def on(self, tile: Tile) -> Allowed:
+        return settled(tile, tile.cut(self.array))
+
+
+def settled(tile: Tile, allowed: Array) -> Allowed:
+    """True or False where `allowed` says the same of every pair; a traced array cannot be looked at."""
+    xp = tile.pairs.xp
+    if tile.pairs.traced:
+        return allowed
+    if not bool(xp.any(allowed)):
+        return False
+    return True if bool(xp.all(allowed)) else allowed
+
+
+def both(one: Allowed, other: Allowed) -> Allowed:
+    """The pairs that both answers let attend."""
+    if one is False or other is False:
+        return False
+    if one is True:
+        return other
+    if other is True:
+        return one
+    return one & other
+
+
+def either(one: Allowed, other: Allowed) -> Allowed:
+    """The pairs that one of the answers lets attend."""
+    if one is True or other is True:
+        return True
+    if one is False:
+        return other
+    if other is False:
+        return one
+    return one | other

@@ -1,0 +1,48 @@
+"""The boolean array of a mask, to look at or to hand to another library."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sdpa_xp import checks
+from sdpa_xp.masks.algebra import Mask
+from sdpa_xp.pairs import pairs_of
+from sdpa_xp.tiles import Tile
+
+
+def to_array(mask: Mask, shape: tuple[int, ...], *, like: Any = None) -> Any:
+    """Which pairs may attend, as a boolean array.
+
+    Shapes:
+        `Hq` query heads, `L` queries, `S` keys, `...` batch.
+
+    Args:
+        mask: A mask.
+        shape: (L, S), or (..., Hq, L, S) where the mask differs from one batch entry or head to another.
+        like: An array of the library, and on the device, that the result is to be of. By default those of
+            the first array that the mask holds, else NumPy.
+
+    Returns:
+        A boolean array of `shape`; True = may attend.
+
+    Raises:
+        TypeError: Something that is no mask, or a mask whose arrays are of another library.
+        ValueError: A shape that has no L and S, or that the mask does not fit.
+
+    Examples:
+        >>> from sdpa_xp import masks
+        >>> masks.to_array(masks.causal(), (2, 3)).tolist()
+        [[True, False, False], [True, True, False]]
+
+    References:
+        Vaswani et al., "Attention is all you need", arXiv 1706.03762, section 3.2.3.
+    """
+    if not isinstance(mask, Mask):
+        rule = "`mask` must be a mask"
+        raise TypeError(checks.message("to_array", rule, {"mask": checks.brief(mask)}))
+    pairs = pairs_of("to_array", "mask", shape, dict(mask.arrays()), like)
+    xp = pairs.xp
+    allowed = mask.bind(pairs).on(Tile(range(pairs.queries), range(pairs.keys), pairs))
+    if isinstance(allowed, bool):
+        return xp.full(tuple(shape), allowed, dtype=xp.bool, device=pairs.device)
+    return xp.reshape(xp.broadcast_to(allowed, pairs.scores), tuple(shape))

@@ -1,0 +1,151 @@
+"""Masks along the diagonal: a query attends keys at a bounded distance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sdpa_xp import checks
+from sdpa_xp.checks import Integers, IntegersLike
+from sdpa_xp.masks.algebra import Allowed, Mask, Pattern, both
+from sdpa_xp.pairs import Pairs
+from sdpa_xp.tiles import Tile
+
+
+def causal(offset: IntegersLike | str = 0) -> Mask:
+    """Query i attends key j iff j <= i + offset.
+
+        offset 0, L=3 S=5     "lower_right" (offset 2)
+            1 0 0 0 0             1 1 1 0 0
+            1 1 0 0 0             1 1 1 1 0
+            1 1 1 0 0             1 1 1 1 1
+
+    Shapes:
+        `L` queries, `S` keys, `...` batch.
+
+    Args:
+        offset: An integer, or one a batch entry: a list or an integer array that broadcasts to (...).
+            0 is the upper-left alignment, which `is_causal=True` means as well. "lower_right" is S - L: the
+            last query attends all keys, as where the queries continue a cache.
+
+    Returns:
+        The mask. It has no memory to speak of: no array of L x S is made of it.
+
+    Raises:
+        TypeError: When a call uses the mask: an offset that is no integer, or not of the query's library.
+        ValueError: Likewise: a name other than "lower_right", or a shape that does not fit the batch.
+
+    Examples:
+        >>> import numpy as np
+        >>> from sdpa_xp import masks
+        >>> masks.to_array(masks.causal("lower_right"), (2, 3)).astype(int)
+        array([[1, 1, 0],
+               [1, 1, 1]])
+
+    References:
+        Vaswani et al., "Attention is all you need", arXiv 1706.03762, section 3.2.3.
+    """
+    return Causal(checks.frozen(offset))
+
+
+def sliding_window(left: int | None, right: int | None, *, offset: IntegersLike | str = 0) -> Mask:
+    """Query i attends key j iff i + offset - left <= j <= i + offset + right.
+
+        left 1, right 0       left 1, right 1
+            1 0 0 0 0             1 1 0 0 0
+            1 1 0 0 0             1 1 1 0 0
+            0 1 1 0 0             0 1 1 1 0
+
+    Shapes:
+        `L` queries, `S` keys, `...` batch.
+
+    Args:
+        left: How many keys before its own a query attends; None for all of them.
+        right: How many keys after its own; None for all of them, 0 for a causal window.
+        offset: As for `causal`.
+
+    Returns:
+        The mask. Tiles outside the window are not looked at, so the work grows with L, not with L x S.
+
+    Raises:
+        TypeError: A width that is no integer; when a call uses the mask, an offset that is none.
+        ValueError: A negative width; when a call uses the mask, an offset that does not fit the batch.
+
+    Examples:
+        >>> from sdpa_xp import masks
+        >>> masks.to_array(masks.sliding_window(1, 0), (3, 4)).astype(int)
+        array([[1, 0, 0, 0],
+               [1, 1, 0, 0],
+               [0, 1, 1, 0]])
+
+    References:
+        Beltagy et al., "Longformer", arXiv 2004.05150, section 3.1. Jiang et al., "Mistral 7B",
+        arXiv 2310.06825, section 2, counts the own key: a window of W there is left = W - 1, right = 0.
+    """
+    return SlidingWindow(_width("left", left), _width("right", right), checks.frozen(offset))
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Causal(Mask):
+    """Made by `causal`."""
+
+    name = "causal"
+    offset: IntegersLike | str = 0
+
+    def bind(self, pairs: Pairs) -> Pattern:
+        return Band(None, pairs.offset("attn_mask.offset", self.offset))
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SlidingWindow(Mask):
+    """Made by `sliding_window`."""
+
+    name = "sliding_window"
+    left: int | None
+    right: int | None
+    offset: IntegersLike | str = 0
+
+    def bind(self, pairs: Pairs) -> Pattern:
+        offset = pairs.offset("attn_mask.offset", self.offset)
+        return Band(
+            None if self.left is None else offset.plus(-self.left),
+            None if self.right is None else offset.plus(self.right),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Band(Pattern):
+    """A query at i attends key j iff i + low <= j <= i + high; None is open."""
+
+    low: Integers | None
+    high: Integers | None
+
+    def on(self, tile: Tile) -> Allowed:
+        return both(self._above(tile), self._below(tile))
+
+    def reach(self, tile: Tile) -> range:
+        start, stop = tile.columns.start, tile.columns.stop
+        if self.low is not None:
+            start = int(max(start, tile.first + self.low.least))
+        if self.high is not None:
+            stop = int(min(stop, tile.last + self.high.most + 1))
+        return range(start, stop)
+
+    def _above(self, tile: Tile) -> Allowed:
+        """Where i + low <= j."""
+        if self.low is None or tile.last + self.low.most <= tile.columns.start:
+            return True
+        if tile.first + self.low.least > tile.columns.stop - 1:
+            return False
+        return tile.query_index + self.low.values <= tile.key_index
+
+    def _below(self, tile: Tile) -> Allowed:
+        """Where j <= i + high."""
+        if self.high is None or tile.columns.stop - 1 <= tile.first + self.high.least:
+            return True
+        if tile.columns.start > tile.last + self.high.most:
+            return False
+        return tile.query_index + self.high.values >= tile.key_index
+
+
+def _width(name: str, keys: int | None) -> int | None:
+    return None if keys is None else checks.integer("sliding_window", name, keys, least=0)

@@ -1,0 +1,145 @@
+"""Masks by length: ragged batches and prefixes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sdpa_xp import checks
+from sdpa_xp.checks import Integers, IntegersLike
+from sdpa_xp.masks.algebra import AllOf, Allowed, Mask, Pattern
+from sdpa_xp.pairs import Pairs
+from sdpa_xp.tiles import Tile
+
+
+def padding(key_lengths: IntegersLike, query_lengths: IntegersLike | None = None) -> Mask:
+    """Key j of batch entry b may be attended iff j < key_lengths[b]; what stands behind is padding.
+
+        key_lengths=[3, 5], S=5:  entry 0   1 1 1 0 0      entry 1   1 1 1 1 1
+
+    Shapes:
+        `L` queries, `S` keys, `...` batch.
+
+    Args:
+        key_lengths: How many of the S keys are real: an integer, or one a batch entry, as a list or an
+            integer array that broadcasts to (...). 0 is legal.
+        query_lengths: Likewise how many of the L queries are. The rows behind attend nothing: their output
+            is 0. None for all.
+
+    Returns:
+        The mask. Padding may hold anything, NaN too.
+
+    Raises:
+        TypeError: When a call uses the mask: lengths that are no integers, or not of the query's library.
+        ValueError: Likewise: lengths that are negative, beyond S (or L), or that do not fit the batch.
+
+    Examples:
+        >>> from sdpa_xp import masks
+        >>> masks.to_array(masks.padding([1, 3]), (2, 1, 1, 3)).astype(int)[:, 0, 0]
+        array([[1, 0, 0],
+               [1, 1, 1]])
+
+    References:
+        `key_value_seq_lengths` of jax.nn.dot_product_attention; `nonpad_kv_seqlen` of ONNX Attention-24.
+    """
+    return Padding(checks.frozen(key_lengths), checks.frozen(query_lengths))
+
+
+def prefix(length: IntegersLike) -> Mask:
+    """Every query may attend key j iff j < length: `causal() | prefix(n)` is the mask of a prefix LM.
+
+        causal() | prefix(2)
+            1 1 0 0
+            1 1 0 0
+            1 1 1 0
+            1 1 1 1
+
+    Shapes:
+        `L` queries, `S` keys, `...` batch.
+
+    Args:
+        length: An integer, or one a batch entry, as a list or an integer array that broadcasts to (...). It
+            may exceed S.
+
+    Returns:
+        The mask.
+
+    Raises:
+        TypeError: When a call uses the mask: a length that is no integer, or not of the query's library.
+        ValueError: Likewise: a length that is negative or does not fit the batch.
+
+    Examples:
+        >>> from sdpa_xp import masks
+        >>> masks.to_array(masks.causal() | masks.prefix(2), (3, 3)).astype(int)
+        array([[1, 1, 0],
+               [1, 1, 0],
+               [1, 1, 1]])
+
+    References:
+        Raffel et al., "T5", arXiv 1910.10683, section 3.2.1, figure 3.
+    """
+    return Prefix(checks.frozen(length))
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Padding(Mask):
+    """Made by `padding`."""
+
+    name = "padding"
+    key_lengths: IntegersLike
+    query_lengths: IntegersLike | None = None
+
+    def bind(self, pairs: Pairs) -> Pattern:
+        name = "attn_mask.key_lengths"
+        lengths = pairs.integers(name, self.key_lengths, least=0)
+        checks.within(pairs.function, name, lengths, pairs.keys, "S")
+        if self.query_lengths is None:
+            return KeysBefore(lengths)
+        name = "attn_mask.query_lengths"
+        real = pairs.integers(name, self.query_lengths, least=0)
+        checks.within(pairs.function, name, real, pairs.queries, "L")
+        return AllOf((KeysBefore(lengths), QueriesBefore(real)))
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Prefix(Mask):
+    """Made by `prefix`."""
+
+    name = "prefix"
+    length: IntegersLike
+
+    def bind(self, pairs: Pairs) -> Pattern:
+        return KeysBefore(pairs.integers("attn_mask.length", self.length, least=0))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeysBefore(Pattern):
+    """Key j may be attended iff j < length."""
+
+    length: Integers
+
+    def on(self, tile: Tile) -> Allowed:
+        if tile.columns.stop <= self.length.least:
+            return True
+        if tile.columns.start >= self.length.most:
+            return False
+        return tile.key_index < self.length.values
+
+    def reach(self, tile: Tile) -> range:
+        return range(tile.columns.start, int(min(tile.columns.stop, self.length.most)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QueriesBefore(Pattern):
+    """Row i attends iff i < length; rows are counted from the first query, wherever it stands."""
+
+    length: Integers
+
+    def on(self, tile: Tile) -> Allowed:
+        if tile.rows.stop <= self.length.least:
+            return True
+        if tile.rows.start >= self.length.most:
+            return False
+        return tile.query_index - tile.pairs.position < self.length.values
+
+    def reach(self, tile: Tile) -> range:
+        return tile.columns if tile.rows.start < self.length.most else range(0)

@@ -1,0 +1,119 @@
+"""Masks that repeat along the sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sdpa_xp import checks
+from sdpa_xp.masks.algebra import Allowed, Mask, Pattern
+from sdpa_xp.pairs import Pairs
+from sdpa_xp.tiles import Tile
+
+
+def chunked(size: int) -> Mask:
+    """Query i attends key j iff both stand in one chunk: i // size == j // size.
+
+        chunked(2)            causal() & chunked(2)
+            1 1 0 0 0             1 0 0 0 0
+            1 1 0 0 0             1 1 0 0 0
+            0 0 1 1 0             0 0 1 0 0
+            0 0 1 1 0             0 0 1 1 0
+            0 0 0 0 1             0 0 0 0 1
+
+    Shapes:
+        `L` queries, `S` keys.
+
+    Args:
+        size: Keys in a chunk, at least 1. The queries are counted from the first key on.
+
+    Returns:
+        The mask. Other chunks are not looked at.
+
+    Raises:
+        TypeError: A size that is no integer.
+        ValueError: A size below 1.
+
+    Examples:
+        >>> from sdpa_xp import masks
+        >>> masks.to_array(masks.chunked(2), (3, 3)).astype(int)
+        array([[1, 1, 0],
+               [1, 1, 0],
+               [0, 0, 1]])
+
+    References:
+        Child et al., "Sparse Transformers", arXiv 1904.10509, section 4.3. Llama 4 calls it chunked attention.
+    """
+    return Chunked(checks.integer("chunked", "size", size, least=1))
+
+
+def dilated(step: int) -> Mask:
+    """Query i attends key j iff their distance is a multiple of `step`.
+
+        dilated(2)            sliding_window(2, 2) & dilated(2)
+            1 0 1 0 1             1 0 1 0 0
+            0 1 0 1 0             0 1 0 1 0
+            1 0 1 0 1             1 0 1 0 1
+
+    Shapes:
+        `L` queries, `S` keys.
+
+    Args:
+        step: The distance, at least 1, which is every key.
+
+    Returns:
+        The mask. It skips pairs, not tiles: it saves no work by itself.
+
+    Raises:
+        TypeError: A step that is no integer.
+        ValueError: A step below 1.
+
+    Examples:
+        >>> from sdpa_xp import masks
+        >>> masks.to_array(masks.dilated(2), (2, 3)).astype(int)
+        array([[1, 0, 1],
+               [0, 1, 0]])
+
+    References:
+        Beltagy et al., "Longformer", arXiv 2004.05150, section 3.1, figure 2c.
+    """
+    return Dilated(checks.integer("dilated", "step", step, least=1))
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Chunked(Mask, Pattern):
+    """Made by `chunked`; it needs to know nothing of the pairs."""
+
+    name = "chunked"
+    size: int
+
+    def bind(self, _pairs: Pairs) -> Pattern:
+        return self
+
+    def on(self, tile: Tile) -> Allowed:
+        first, last = tile.first // self.size, tile.last // self.size
+        start, stop = tile.columns.start // self.size, (tile.columns.stop - 1) // self.size
+        if last < start or stop < first:
+            return False
+        if first == last == start == stop:
+            return True
+        return tile.query_index // self.size == tile.key_index // self.size
+
+    def reach(self, tile: Tile) -> range:
+        start, stop = tile.first // self.size * self.size, (tile.last // self.size + 1) * self.size
+        return range(max(start, tile.columns.start), min(stop, tile.columns.stop))
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Dilated(Mask, Pattern):
+    """Made by `dilated`; it needs to know nothing of the pairs."""
+
+    name = "dilated"
+    step: int
+
+    def bind(self, _pairs: Pairs) -> Pattern:
+        return self
+
+    def on(self, tile: Tile) -> Allowed:
+        if self.step == 1:
+            return True
+        return tile.query_index % self.step == tile.key_index % self.step

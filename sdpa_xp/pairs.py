@@ -1,0 +1,141 @@
+"""All pairs (b, h, i, j) of a call: batch entry, head, query and key. Masks and biases are bound to them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sdpa_xp import checks, namespace
+from sdpa_xp.checks import Integers
+from sdpa_xp.protocols import Array, Device, Dtype, Namespace, Shape
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pairs:
+    """The lengths of a call, and what it takes to make arrays that fit its scores.
+
+    Packed sequences and paged caches are computed one batch entry at a time, since their lengths differ.
+    `entry` is its number then: arrays with an entry for each are cut down to that one.
+    """
+
+    function: str
+    xp: Namespace
+    device: Device
+    dtype: Dtype
+    """The accumulation dtype."""
+    input_dtype: Dtype
+    """That of the query, which arrays of a bias may have as well; None where there is none."""
+    traced: bool
+    batch: Shape
+    heads: int
+    queries: int
+    keys: int
+    flat: bool = False
+    """Whether the caller's arrays have no head axis."""
+    position: int = 0
+    """Where the first query stands among the keys; a cache sets it."""
+    entry: int | None = None
+
+    @property
+    def shape(self) -> Shape:
+        """Of the scores: (..., Hq, L, S)."""
+        lengths = (self.queries, self.keys)
+        return lengths if self.flat else (*self.batch, self.heads, *lengths)
+
+    @property
+    def scores(self) -> Shape:
+        """The shape that scores are computed in: with a head axis, and without a batch for one entry."""
+        batch = () if self.entry is not None else self.batch
+        return (*batch, self.heads, self.queries, self.keys)
+
+    @property
+    def with_heads(self) -> Shape:
+        """(..., Hq)."""
+        return (*self.batch, self.heads)
+
+    def of_batch(self, batch: Shape) -> Pairs:
+        """The same pairs, for entries that are no axis of the arrays."""
+        return replace(self, batch=batch)
+
+    def one_entry(self, entry: int, queries: int, keys: int, position: int = 0) -> Pairs:
+        """The pairs of one entry, whose lengths are its own."""
+        return replace(self, entry=entry, queries=queries, keys=keys, position=position)
+
+    def integers(self, name: str, value: object, least: int = -checks.LARGEST_INTEGER) -> Integers:
+        """One integer for all, or one a batch entry: an int or (..., 1, 1, 1)."""
+        found = checks.integers(
+            self.function, name, value, self.xp, self.device, traced=self.traced, least=least
+        )
+        if isinstance(found.values, int):
+            return found
+        checks.broadcasts(self.function, name, found.shape, self.batch, "(...), one a batch entry")
+        cut = self.cut(found.values, 0)
+        return found._replace(values=self.xp.reshape(cut, (*cut.shape, 1, 1, 1)))
+
+    def offset(self, name: str, value: object) -> Integers:
+        """How far a diagonal is shifted to the right: what `integers` takes, or "lower_right"."""
+        if isinstance(value, str):
+            checks.named(self.function, name, value, ("lower_right",), "integers, one a batch entry")
+            return Integers(*[self.keys - self.queries - self.position] * 3)
+        return self.integers(name, value)
+
+    def along(self, name: str, value: object, length: int, letter: str) -> Array:
+        """An integer for each of `length` queries or keys, (..., length)."""
+        found = checks.integers(self.function, name, value, self.xp, self.device, traced=True)
+        values = checks.one_each(self.function, name, found.values, (*self.batch, length), letter)
+        return self.cut(values, 1)
+
+    def cut(self, array: Array, axes: int) -> Array:
+        """The part of `array` for `entry`, without a batch axis; it has `axes` axes behind that."""
+        if self.entry is None or array.ndim <= axes:
+            return array
+        return array[self.entry if array.shape[0] > 1 else 0, ...]
+
+    def entries(self) -> Array:
+        """Number of the batch entry, (..., 1, 1, 1)."""
+        if self.entry is not None:
+            return self.xp.reshape(self._count(self.entry, self.entry + 1), (1, 1, 1))
+        return self.xp.reshape(self._count(0, math.prod(self.batch)), (*self.batch, 1, 1, 1))
+
+    def head_index(self) -> Array:
+        """Number of the query head, (Hq, 1, 1)."""
+        return self.xp.reshape(self._count(0, self.heads), (self.heads, 1, 1))
+
+    def query_index(self, rows: range) -> Array:
+        """Where the queries stand among the keys, (rows, 1)."""
+        index = self._count(rows.start + self.position, rows.stop + self.position)
+        return self.xp.expand_dims(index, axis=-1)
+
+    def key_index(self, columns: range) -> Array:
+        """Number of the key, (1, columns)."""
+        return self.xp.expand_dims(self._count(columns.start, columns.stop), axis=0)
+
+    def _count(self, start: int, stop: int) -> Array:
+        return self.xp.arange(start, stop, dtype=self.xp.int32, device=self.device)
+
+
+def pairs_of(function: str, name: str, shape: Sequence[int], held: Mapping[str, object], like: object) -> Pairs:
+    """The pairs of scores (L, S) or (..., Hq, L, S), for arrays like `like`, like those held, or NumPy's."""
+    sizes = tuple(checks.integer(function, f"shape[{axis}]", n, least=1) for axis, n in enumerate(shape))
+    if len(sizes) < 2:
+        rule = "`shape` must be (L, S) or (..., Hq, L, S)"
+        raise ValueError(checks.message(function, rule, {"shape": shape}))
+    named = {} if like is None else {"like": like}
+    named |= {f"{name}.{argument}": array for argument, array in held.items()}
+    xp, arrays = checks.one_library(function, named or {"like": namespace.numpy_array()})
+    checks.one_device(function, arrays)
+    device = namespace.device(next(iter(arrays.values())))
+    return Pairs(
+        function=function,
+        xp=xp,
+        device=device,
+        dtype=xp.float64 if "float64" in namespace.real_dtypes(xp, device) else xp.float32,
+        input_dtype=None,
+        traced=any(namespace.is_traced(array) for array in arrays.values()),
+        batch=sizes[:-3],
+        heads=sizes[-3] if len(sizes) > 2 else 1,
+        queries=sizes[-2],
+        keys=sizes[-1],
+        flat=len(sizes) == 2,
+    )

@@ -1,0 +1,114 @@
+"""Attention of packed sequences: a ragged batch in one row, without padding."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TypeVar, cast
+
+from sdpa_xp import checks, streaming
+from sdpa_xp.arguments import Part, Rules, check
+from sdpa_xp.attention import Layout
+from sdpa_xp.biases import Bias
+from sdpa_xp.masks import Mask
+from sdpa_xp.namespace import quiet
+from sdpa_xp.protocols import AnyArray
+from sdpa_xp.sources import Whole
+from sdpa_xp.tiles import plan
+
+A = TypeVar("A", bound=AnyArray)
+
+
+def varlen_attention(
+    query: A,
+    key: AnyArray,
+    value: AnyArray,
+    cu_seqlens_q: Sequence[int] | AnyArray,
+    cu_seqlens_k: Sequence[int] | AnyArray,
+    attn_mask: Mask | AnyArray | None = None,
+    *,
+    bias: Bias | AnyArray | None = None,
+    is_causal: bool = False,
+    scale: float | AnyArray | None = None,
+    softcap: float | None = None,
+    sinks: AnyArray | None = None,
+    dropout_p: float = 0.0,
+    rng: object = None,
+    softmax_dtype: object = None,
+    layout: Layout = "...LHE",
+    implementation: str | None = None,
+) -> A:
+    r"""Attention of N sequences that stand one after the other, each within itself.
+
+    Sequence n is the queries from cu_seqlens_q[n] up to cu_seqlens_q[n + 1], and likewise its keys. Nothing is
+    padded, and no query looks at another sequence, whatever that holds.
+
+    Shapes:
+        `T` queries and `U` keys of all sequences together, `N` sequences, `E` width of a query or key, `Ev`
+        width of a value, `Hq` query heads, `H` key heads.
+
+    Args:
+        query: (T, Hq, E), as flash-attention packs it; (Hq, T, E) with `layout="...HLE"`.
+        key: (U, H, E).
+        value: (U, H, Ev).
+        cu_seqlens_q: N + 1 integers from 0 to T that do not fall: a list, or an integer array of any
+            library. They are read, so inside a jit they have to be static.
+        cu_seqlens_k: Likewise, from 0 to U.
+        attn_mask: A mask, which holds within each sequence: its i and j count from the sequence's first
+            query and key, and "lower_right" aligns their last. The batch entry is the sequence, so that
+            arrays have N entries where they have more than one.
+        bias: A bias, likewise.
+        is_causal: Query i of a sequence attends its key j only if j <= i. flash-attention aligns the last
+            ones: `attn_mask=masks.causal("lower_right")`.
+        scale: A number, or an array that broadcasts to (N, Hq, 1, 1).
+        softcap: A positive number, or None.
+        sinks: (Hq,), or (N, Hq).
+        dropout_p: From 0 to 1.
+        rng: Needed if dropout_p > 0.
+        softmax_dtype: float32, float64 or None.
+        layout: Of query, key, value and the result.
+        implementation: `"xp"` or None.
+
+    Returns:
+        (T, Hq, Ev), of the query's library, device and dtype. A sequence without keys gives 0.
+
+    Raises:
+        TypeError: As for `scaled_dot_product_attention`; or lengths that are no integers, or are traced.
+        ValueError: As for `scaled_dot_product_attention`; or lengths that do not add up.
+
+    Examples:
+        >>> import numpy as np
+        >>> rows = np.asarray([1.0, 3.0, 5.0]).reshape(3, 1, 1)
+        >>> varlen_attention(0 * rows, rows, rows, [0, 2, 3], [0, 2, 3])[:, 0, 0]
+        array([2., 2., 5.])
+
+    References:
+        Dao, "FlashAttention-2", arXiv 2307.08691; `flash_attn_varlen_func` of its code.
+    """
+    function = "varlen_attention"
+    rules = Rules(
+        attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
+    )
+    call = check(function, {"query": query, "key": key, "value": value}, rules)
+    arrays, xp = call.arrays, call.pairs.xp
+    checks.axes(function, {name: array.shape for name, array in arrays.items()}, 3)
+    starts_q = checks.cumulated(function, "cu_seqlens_q", cu_seqlens_q, call.sizes.queries, "query")
+    starts_k = checks.cumulated(function, "cu_seqlens_k", cu_seqlens_k, call.sizes.keys, "key")
+    checks.as_many(function, {"cu_seqlens_q": starts_q, "cu_seqlens_k": starts_k})
+
+    parts, values = [], []
+    batch = call.pairs.of_batch((len(starts_q) - 1,))
+    sequences = zip(itertools.pairwise(starts_q), itertools.pairwise(starts_k), strict=True)
+    for number, ((first_q, last_q), (first_k, last_k)) in enumerate(sequences):
+        pairs = batch.one_entry(number, last_q - first_q, last_k - first_k)
+        rows = arrays["query"][:, first_q:last_q, :]
+        parts.append(Part(pairs, rows, Whole(arrays["key"][:, first_k:last_k, :])))
+        values.append(Whole(arrays["value"][:, first_k:last_k, :]))
+    with quiet(arrays["query"]):
+        outputs = []
+        for scores, own in zip(call.bind(parts), values, strict=True):
+            pairs = scores.pairs
+            if pairs.queries or not call.sizes.queries:
+                tiles = plan(pairs.queries, pairs.keys, pairs.heads, traced=pairs.traced)
+                outputs.append(streaming.attend(scores, own, tiles)[0])
+        return cast(A, call.result(xp.concat(outputs, axis=-2)))

@@ -1,0 +1,151 @@
+"""The weights of attention and the scores that they follow from: the two results of L x S."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+from sdpa_xp import streaming
+from sdpa_xp.arguments import Rules, check
+from sdpa_xp.attention import Layout
+from sdpa_xp.biases import Bias
+from sdpa_xp.masks import Mask
+from sdpa_xp.namespace import quiet
+from sdpa_xp.protocols import AnyArray, Array, Dtype
+from sdpa_xp.scores import Scores
+from sdpa_xp.tiles import Plan, plan_rows
+
+A = TypeVar("A", bound=AnyArray)
+
+
+def attention_weights(
+    query: A,
+    key: AnyArray,
+    attn_mask: Mask | AnyArray | None = None,
+    *,
+    bias: Bias | AnyArray | None = None,
+    is_causal: bool = False,
+    scale: float | AnyArray | None = None,
+    softcap: float | None = None,
+    sinks: AnyArray | None = None,
+    dropout_p: float = 0.0,
+    rng: object = None,
+    softmax_dtype: object = None,
+    layout: Layout = "...HLE",
+    implementation: str | None = None,
+) -> A:
+    r"""The weights that attention gives to each key, $\mathrm{softmax}(q k^T \cdot scale + bias)$.
+
+    This makes an array of L x S; attention itself does not need it.
+
+    Shapes:
+        As for `scaled_dot_product_attention`.
+
+    Args:
+        query: (..., Hq, L, E), as for `scaled_dot_product_attention`; so are all that follow.
+        key: (..., H, S, E).
+        attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).
+        bias: A bias, or an array that broadcasts to (..., Hq, L, S).
+        is_causal: Query i attends key j only if j <= i.
+        scale: A number, or an array that broadcasts to (..., Hq, L, 1).
+        softcap: A positive number, or None.
+        sinks: (..., Hq).
+        dropout_p: From 0 to 1.
+        rng: Needed if dropout_p > 0. The weights are those after dropout.
+        softmax_dtype: float32, float64 or None.
+        layout: "...HLE" or "...LHE".
+        implementation: `"xp"` or None.
+
+    Returns:
+        (..., Hq, L, S), or (L, S) for 2-D inputs, in the query's dtype. A row sums to 1, to less beside a
+            sink, or to 0 where no key may be attended; a masked pair is 0.
+
+    Raises:
+        TypeError: As for `scaled_dot_product_attention`.
+        ValueError: As for `scaled_dot_product_attention`.
+
+    Examples:
+        >>> import numpy as np
+        >>> attention_weights(np.zeros((2, 4)), np.ones((2, 4)), is_causal=True)
+        array([[1. , 0. ],
+               [0.5, 0.5]])
+
+    References:
+        Vaswani et al., "Attention is all you need", arXiv 1706.03762, section 3.2.1.
+    """
+    rules = Rules(
+        attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
+    )
+    return cast(A, _of_all_pairs("attention_weights", streaming.weights, query, key, rules))
+
+
+def attention_scores(
+    query: A,
+    key: AnyArray,
+    attn_mask: Mask | AnyArray | None = None,
+    *,
+    bias: Bias | AnyArray | None = None,
+    is_causal: bool = False,
+    scale: float | AnyArray | None = None,
+    softcap: float | None = None,
+    softmax_dtype: object = None,
+    layout: Layout = "...HLE",
+    implementation: str | None = None,
+) -> A:
+    r"""What the softmax is taken of, $\mathrm{softcap}(q k^T \cdot scale) + bias$, -inf where masked.
+
+    This makes an array of L x S; attention itself does not need it.
+
+    Shapes:
+        As for `scaled_dot_product_attention`.
+
+    Args:
+        query: (..., Hq, L, E), as for `scaled_dot_product_attention`; so are all that follow.
+        key: (..., H, S, E).
+        attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).
+        bias: A bias, or an array that broadcasts to (..., Hq, L, S).
+        is_causal: Query i attends key j only if j <= i.
+        scale: A number, or an array that broadcasts to (..., Hq, L, 1).
+        softcap: A positive number, or None.
+        softmax_dtype: float32, float64 or None.
+        layout: "...HLE" or "...LHE".
+        implementation: `"xp"` or None.
+
+    Returns:
+        (..., Hq, L, S), or (L, S) for 2-D inputs, in the query's dtype.
+
+    Raises:
+        TypeError: As for `scaled_dot_product_attention`.
+        ValueError: As for `scaled_dot_product_attention`.
+
+    Examples:
+        >>> import numpy as np
+        >>> attention_scores(np.ones((2, 4)), np.ones((2, 4)), is_causal=True)
+        array([[  2., -inf],
+               [  2.,   2.]])
+
+    References:
+        Vaswani et al., "Attention is all you need", arXiv 1706.03762, section 3.2.1.
+    """
+    rules = Rules(
+        attn_mask,
+        bias,
+        is_causal,
+        scale,
+        softcap,
+        softmax_dtype=softmax_dtype,
+        layout=layout,
+        implementation=implementation,
+    )
+    return cast(A, _of_all_pairs("attention_scores", streaming.scores_of_all, query, key, rules))
+
+
+def _of_all_pairs(
+    function: str, compute: Callable[[Scores, Plan, Dtype], Array], query: AnyArray, key: AnyArray, rules: Rules
+) -> Array:
+    call = check(function, {"query": query, "key": key}, rules)
+    (scores,) = call.bind([call.whole])
+    sizes = call.sizes
+    tiles = plan_rows(sizes.queries, sizes.keys, sizes.all_heads, traced=call.pairs.traced)
+    with quiet(scores.query):
+        return call.without_heads(compute(scores, tiles, call.dtype))
