@@ -70,6 +70,8 @@ def dtype_name(dtype: Dtype) -> str:
 
 def real_dtypes(xp: Namespace, device: Device) -> Collection[str]:
     """The names of the real floating dtypes of the standard that there are on `device`."""
+    if xp.__name__.endswith("torch"):  # torch.compile cannot trace the question
+        return ("float32",) if getattr(device, "type", device) == "mps" else ("float32", "float64")
     info = cast(Any, xp).__array_namespace_info__()
     return cast(Collection[str], info.dtypes(device=device, kind="real floating"))
 
@@ -133,6 +135,11 @@ def is_rng(rng: object, array: Array) -> bool:
         return isinstance(rng, sys.modules["torch"].Generator)
     module = sys.modules.get(library if library == "cupy" else "numpy")
     return module is not None and isinstance(rng, module.random.Generator)
+
+
+def can_draw(array: Array) -> bool:
+    """Whether a generator can be drawn from now: torch.compile cannot trace that of torch, which has a state."""
+    return not (compat.is_torch_array(array) and sys.modules["torch"].compiler.is_compiling())
 
 
 def random_words(rng: Any, count: int, array: Array) -> Array:

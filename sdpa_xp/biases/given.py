@@ -62,7 +62,7 @@ def from_function(score_mod: ScoreFunction) -> Bias:
         The bias.
 
     Raises:
-        TypeError: Something that cannot be called; when a call uses the bias, a result of another dtype.
+        TypeError: Something that cannot be called; when a call uses the bias, a result that is not floating.
         ValueError: When a call uses the bias: a result that does not have the shape of the scores.
 
     Examples:
@@ -90,7 +90,10 @@ class FromFunction(Bias, Term):
         return (self,)
 
     def apply(self, tile: Tile, scores: Array) -> tuple[Array, Allowed]:
-        changed = self.score_mod(scores, *tile.indices)
-        array = checks.of_function(tile.pairs.function, "bias", changed, tile.shape)
-        checks.one_dtype(tile.pairs.function, {"scores": scores, "bias": array})
-        return array, ~is_masked(array) | is_masked(scores)
+        xp, function = tile.pairs.xp, tile.pairs.function
+        result = checks.of_function(function, "bias", self.score_mod(scores, *tile.indices), tile.shape)
+        checks.floating(function, "bias", result)
+        shape = checks.broadcast(result.shape, scores.shape) or tile.shape
+        # float32 with the int32 of an index is float64 in NumPy
+        changed = xp.broadcast_to(xp.astype(result, tile.pairs.dtype, copy=False), shape)
+        return changed, ~is_masked(changed) | is_masked(scores)

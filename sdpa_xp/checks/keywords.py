@@ -113,3 +113,7 @@ def rng(function: str, value: object, query: Array, *, needed: bool) -> None:
         raise ValueError(message(function, f"`dropout_p` > 0 needs `rng`, a {name}", {"rng": None}, hint))
     if value is not None and not door.is_rng(value, query):
         raise TypeError(message(function, f"`rng` must be a {name}", {"rng": type_name(value)}))
+    if value is not None and not door.can_draw(query):
+        rule = "`rng` cannot be drawn from inside torch.compile"
+        hint = "It takes no torch.Generator: leave this call out of what is compiled."
+        raise TypeError(message(function, rule, {"rng": name}, hint))

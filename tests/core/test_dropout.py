@@ -1,0 +1,199 @@
+"""Dropout: which weights are dropped follows from the generator's state and the place of the pair alone."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from libraries import Library
+
+from sdpa_xp import attention_state, attention_weights, masks, scaled_dot_product_attention
+
+F = np.float32
+SEED = 20170612
+
+
+def generator(library: Library, seed: int = SEED) -> Any:
+    """What the library draws from."""
+    name = library.name.split("-")[0]
+    if name == "torch":
+        import torch
+
+        return torch.Generator(library.put(np.zeros(1)).device).manual_seed(seed)
+    if name == "jax":
+        import jax
+
+        return jax.random.key(seed)
+    if name == "cupy":
+        import cupy
+
+        return cupy.random.default_rng(seed)
+    return np.random.default_rng(seed)
+
+
+@pytest.fixture
+def call(rng: np.random.Generator) -> dict[str, np.ndarray]:
+    shapes = {"query": (2, 4, 9, 8), "key": (2, 2, 13, 8), "value": (2, 2, 13, 5)}
+    return {name: rng.standard_normal(shape).astype(F) for name, shape in shapes.items()}
+
+
+def attend(library: Library, call: dict[str, np.ndarray], **rules: Any) -> np.ndarray:
+    return library.get(library.call(scaled_dot_product_attention, **call, **rules))
+
+
+def weigh(library: Library, call: dict[str, np.ndarray], **rules: Any) -> np.ndarray:
+    return library.get(library.call(attention_weights, call["query"], call["key"], **rules))
+
+
+def test_weights_are_dropped_and_the_others_scaled(library: Library, call: dict[str, np.ndarray]) -> None:
+    plain, dropped = weigh(library, call), weigh(library, call, dropout_p=0.25, rng=generator(library))
+    kept = dropped != 0
+    np.testing.assert_allclose(dropped[kept], plain[kept] / 0.75, rtol=1e-6)
+    assert 0.65 < kept.mean() < 0.85  # 936 draws of probability 0.75: 0.014 is one standard deviation
+
+
+@pytest.mark.parametrize(
+    "rules", [{}, {"attn_mask": masks.sliding_window(3, 3), "softcap": 2.0}], ids=["", "mask"]
+)
+def test_output_is_the_dropped_weights_times_value(
+    library: Library, call: dict[str, np.ndarray], rules: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However the call is cut: weights are made in whole rows, the output in tiles of 5 x 7."""
+    w = weigh(library, call, dropout_p=0.5, rng=generator(library), **rules)
+    expected = w.astype(np.float64) @ np.repeat(call["value"], 2, axis=1)
+    for rows, columns in ((256, 1024), (5, 7)):
+        monkeypatch.setattr("sdpa_xp.tiles.ROWS", rows)
+        monkeypatch.setattr("sdpa_xp.tiles.COLUMNS", columns)
+        output = attend(library, call, dropout_p=0.5, rng=generator(library), **rules)
+        np.testing.assert_allclose(output, expected, rtol=0, atol=4e-6)
+
+
+def test_same_state_same_result(library: Library, call: dict[str, np.ndarray]) -> None:
+    first, again, other = (
+        attend(library, call, dropout_p=0.5, rng=generator(library, seed)) for seed in (1, 1, 2)
+    )
+    np.testing.assert_array_equal(first, again)
+    assert np.mean(first != other) > 0.9
+
+
+def test_a_generator_moves_on(library: Library, call: dict[str, np.ndarray]) -> None:
+    """But a key of JAX, which has no state."""
+    rng = generator(library)
+    first, second = (attend(library, call, dropout_p=0.5, rng=rng) for _ in range(2))
+    assert np.array_equal(first, second) == library.name.startswith("jax")
+
+
+def test_log_sum_exp_is_not_touched(library: Library, call: dict[str, np.ndarray]) -> None:
+    plain = library.call(attention_state, **call)
+    dropped = library.call(attention_state, **call, dropout_p=0.5, rng=generator(library))
+    np.testing.assert_array_equal(library.get(dropped.lse), library.get(plain.lse))
+
+
+@pytest.mark.parametrize(("p", "left"), [(0.0, 1.0), (1.0, 0.0), (1e-12, 1.0)])
+def test_none_or_all(library: Library, call: dict[str, np.ndarray], p: float, left: float) -> None:
+    found = attend(library, call, dropout_p=p, rng=generator(library))
+    np.testing.assert_allclose(found, left * attend(library, call), rtol=0, atol=1e-6)
+
+
+def test_expectation_is_the_result_without(library: Library, call: dict[str, np.ndarray]) -> None:
+    """The mean over 4096 batch entries, which are dropped apart, within five standard errors."""
+    if library.name.startswith("strict"):
+        pytest.skip("NumPy computes for array-api-strict")
+    count, p = 4096, 0.3
+    query = np.broadcast_to(call["query"][:1, :2, :3], (count, 2, 3, 8)).copy()
+    key = call["key"][:1, :1]
+    w = weigh(library, {"query": query, "key": key}, dropout_p=p, rng=generator(library))
+    plain = weigh(library, {"query": query[:1], "key": key})[0]
+    error = np.abs(w.mean(axis=0) - plain) / (plain * math.sqrt(p / (1 - p) / count))
+    assert error.max() < 5
+
+
+def test_pairs_are_dropped_independently() -> None:
+    """Neighbours in each axis, far ones, and two calls agree as often as chance has it."""
+    x = np.ones((8, 4, 64, 1), F)
+
+    def dropped(seed: int) -> np.ndarray:
+        w: np.ndarray = attention_weights(x, x, dropout_p=0.5, rng=np.random.default_rng(seed))
+        return np.sign(w) * 2 - 1  # -1 or 1
+
+    d, sigma = dropped(0), 1 / math.sqrt(8 * 4 * 64 * 64)
+    assert abs(d.mean()) < 5 * sigma
+    assert abs((d * dropped(1)).mean()) < 5 * sigma
+    for axis in range(4):
+        for step in (1, 2, 3):
+            assert abs((d * np.roll(d, step, axis)).mean()) < 5 * sigma, (axis, step)
+    assert abs((d * d.swapaxes(-1, -2)).mean()) < 6 * sigma + 1 / 64  # the diagonal meets itself
+    rows = d.reshape(-1, 64)
+    assert len(np.unique(rows, axis=0)) == len(rows)
+    variance = (rows @ rows.T / 8)[np.triu_indices(len(rows), 1)].var()  # of sums of 64 signs, over 8
+    assert abs(variance - 1) < 0.01
+
+
+def test_libraries_with_one_seed_drop_the_same(library: Library, call: dict[str, np.ndarray]) -> None:
+    """Those that take NumPy's generator do."""
+    if library.name.split("-")[0] not in ("numpy", "strict", "dask"):
+        pytest.skip("the library has a generator of its own")
+    rules = {"dropout_p": 0.5}
+    expected = attention_weights(call["query"], call["key"], **rules, rng=np.random.default_rng(SEED))
+    found = weigh(library, call, **rules, rng=np.random.default_rng(SEED))
+    np.testing.assert_array_equal(found == 0, expected == 0)
+
+
+def test_gradient_is_that_of_the_dropped_weights(library: Library, call: dict[str, np.ndarray]) -> None:
+    """Of the value: the transposed weights."""
+    if library.name.split("-")[0] not in ("torch", "jax"):
+        pytest.skip("the library has no gradients")
+    arrays = {name: call[name][0, :2] for name in call}
+    w = weigh(library, arrays, dropout_p=0.5, rng=generator(library))
+
+    def total(value: Any, query: Any, key: Any) -> Any:
+        rules = {"dropout_p": 0.5, "rng": generator(library)}
+        return scaled_dot_product_attention(query, key, value, **rules).sum()
+
+    if library.name.startswith("jax"):
+        import jax
+
+        gradient = library.call(jax.grad(total), arrays["value"], arrays["query"], arrays["key"])
+    else:
+        placed = [library.put(arrays[name]) for name in ("value", "query", "key")]
+        total(placed[0].requires_grad_(), *placed[1:]).backward()
+        gradient = placed[0].grad
+    expected = np.broadcast_to(w.sum(axis=-2)[..., None], arrays["value"].shape)
+    np.testing.assert_allclose(library.get(gradient), expected, rtol=0, atol=4e-6)
+
+
+def test_refused_without_a_generator(library: Library, call: dict[str, np.ndarray]) -> None:
+    with pytest.raises(ValueError, match="`dropout_p` > 0 needs `rng`, a "):
+        library.call(scaled_dot_product_attention, **call, dropout_p=0.1)
+
+
+def test_other_generators_are_refused(library: Library, call: dict[str, np.ndarray]) -> None:
+    """That of another library, NumPy's old one, a seed; whether it is needed or not."""
+    others = [np.random.RandomState(0), 7]
+    others += [np.random.default_rng(0)] if library.name.startswith(("torch", "jax", "cupy")) else []
+    for rng in others:
+        for p in (0.0, 0.5):
+            with pytest.raises(TypeError, match=r"`rng` must be a \S*(Generator|JAX key); got rng="):
+                library.call(scaled_dot_product_attention, **call, dropout_p=p, rng=rng)
+
+
+@pytest.mark.parametrize(
+    ("p", "error", "words"),
+    [
+        (-0.1, ValueError, "`dropout_p` must be between 0 and 1; got dropout_p=-0.1"),
+        (1.1, ValueError, "`dropout_p` must be between 0 and 1"),
+        (math.nan, ValueError, "`dropout_p` must be finite"),
+        ("0.1", TypeError, "`dropout_p` must be a real number"),
+        (True, TypeError, "`dropout_p` must be a real number"),
+    ],
+)
+def test_refused(call: dict[str, np.ndarray], p: Any, error: type[Exception], words: str) -> None:
+    rng = np.random.default_rng(0)
+    before = rng.bit_generator.state
+    with pytest.raises(error, match=f"scaled_dot_product_attention: {words}"):
+        scaled_dot_product_attention(**call, dropout_p=p, rng=rng)
+    with pytest.raises(ValueError, match="`attn_mask` must broadcast"):
+        scaled_dot_product_attention(**call, attn_mask=np.ones((2, 2), bool), dropout_p=0.5, rng=rng)
+    assert rng.bit_generator.state == before  # nothing is drawn for a call that is refused

@@ -1,0 +1,103 @@
+"""Where the heads stand: `layout="...LHE"` is the same call with two axes swapped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from libraries import Library
+
+from sdpa_xp import attention_scores, attention_state, attention_weights, scaled_dot_product_attention
+
+F = np.float32
+NAMES = ("query", "key", "value")
+
+
+@pytest.fixture
+def call(rng: np.random.Generator) -> dict[str, np.ndarray]:
+    shapes = {"query": (2, 4, 7, 8), "key": (2, 2, 11, 8), "value": (2, 2, 11, 5)}
+    return {name: rng.standard_normal(shape).astype(F) for name, shape in shapes.items()}
+
+
+def swapped(call: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """As a user of that layout holds them, contiguous."""
+    return {
+        name: np.ascontiguousarray(np.swapaxes(x, -2, -3)) if name in NAMES else x for name, x in call.items()
+    }
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("rules", [{}, {"is_causal": True, "softcap": 2.0}], ids=["plain", "causal, softcap"])
+def test_output_and_state(library: Library, call: dict[str, np.ndarray], rules: Any) -> None:
+    """Masks, biases and the log-sum-exp stay (..., Hq, L, S) and (..., Hq, L)."""
+    rng = np.random.default_rng(0)
+    call |= {"attn_mask": rng.random((2, 1, 7, 11)) < 0.7, "bias": rng.standard_normal((4, 7, 11)).astype(F)}
+    expected = library.call(attention_state, **call, **rules)
+    found = library.call(attention_state, **swapped(call), **rules, layout="...LHE")
+    assert found.output.shape == (2, 7, 4, 5)
+    np.testing.assert_allclose(
+        library.get(found.output), np.swapaxes(library.get(expected.output), -2, -3), rtol=0, atol=1e-6
+    )
+    np.testing.assert_allclose(library.get(found.lse), library.get(expected.lse), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("function", [attention_weights, attention_scores])
+def test_weights_and_scores(library: Library, call: dict[str, np.ndarray], function: Any) -> None:
+    del call["value"]
+    expected = library.call(function, **call, is_causal=True)
+    found = library.call(function, **swapped(call), is_causal=True, layout="...LHE")
+    np.testing.assert_allclose(library.get(found), library.get(expected), rtol=0, atol=2e-6)
+
+
+def test_2d_has_no_heads_to_move(library: Library, call: dict[str, np.ndarray]) -> None:
+    flat = {name: x[0, 0] for name, x in call.items()}
+    one, other = (
+        library.call(scaled_dot_product_attention, **flat, layout=layout) for layout in ("...HLE", "...LHE")
+    )
+    assert one.shape == other.shape == (7, 5)
+    np.testing.assert_array_equal(library.get(one), library.get(other))
+
+
+def test_3d_and_5d(library: Library, call: dict[str, np.ndarray]) -> None:
+    for change in (lambda x: x[0], lambda x: x[None]):
+        reshaped = {name: change(x) for name, x in call.items()}
+        expected = library.get(library.call(scaled_dot_product_attention, **reshaped))
+        found = library.call(scaled_dot_product_attention, **swapped(reshaped), layout="...LHE")
+        np.testing.assert_allclose(library.get(found), np.swapaxes(expected, -2, -3), rtol=0, atol=1e-6)
+
+
+def test_inputs_are_not_copied(call: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keys that reach the product are a view of the caller's."""
+    from sdpa_xp.sources import Whole
+
+    seen: list[np.ndarray] = []
+    cut = Whole.cut
+    monkeypatch.setattr(Whole, "cut", lambda self, columns: seen.append(cut(self, columns)) or seen[-1])
+    arrays = swapped(call)
+    scaled_dot_product_attention(**arrays, layout="...LHE")
+    assert [np.shares_memory(x, arrays["key"]) for x in seen] == [True, False]  # keys, then values
+    assert np.shares_memory(seen[1], arrays["value"])
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"layout": "BSHD"}, ValueError, r"`layout` must be '...HLE' or '...LHE'; got layout='BSHD'"),
+        ({"layout": None}, ValueError, "`layout` must be"),
+        ({"key": np.zeros((2, 10, 2, 8), F)}, ValueError, r"`key` and `value` must agree on axis -3 \(S\)"),
+        ({"key": np.zeros((2, 11, 1, 8), F)}, ValueError, r"`key` and `value` must agree on axis -2 \(H\)"),
+        (
+            {"query": np.zeros((2, 7, 3, 8), F)},
+            ValueError,
+            r"heads of `query` \(axis -2, Hq\) must be a multiple",
+        ),
+        ({"query": np.zeros((2, 7, 4, 9), F)}, ValueError, r"must agree on axis -1 \(E\).*\(2, 7, 4, 9\)"),
+        ({"query": np.zeros(8, F)}, ValueError, r"at least 2 axes, \(..., length, heads, width\)"),
+    ],
+)
+def test_refused_by_the_axes_of_the_caller(
+    call: dict[str, np.ndarray], change: Any, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=f"scaled_dot_product_attention: .*{words}"):
+        scaled_dot_product_attention(**({**swapped(call), "layout": "...LHE"} | change))

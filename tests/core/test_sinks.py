@@ -1,0 +1,126 @@
+"""Sinks: a logit of each head that joins the sum of the softmax and has no value."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from libraries import Library
+
+from sdpa_xp import attention_state, attention_weights, masks, merge_states, scaled_dot_product_attention
+from sdpa_xp_export import reference
+from sdpa_xp_export.agreement import judge, textbook
+
+F = np.float32
+Call = dict[str, np.ndarray]
+
+
+@pytest.fixture
+def call(rng: np.random.Generator) -> Call:
+    """Four query heads over two key heads, 7 queries, 11 keys; query 1 has no key."""
+    shapes = {"query": (2, 4, 7, 8), "key": (2, 2, 11, 8), "value": (2, 2, 11, 5)}
+    arrays = {name: rng.standard_normal(shape).astype(F) for name, shape in shapes.items()}
+    mask = rng.random((7, 11)) < 0.7
+    mask[1] = False
+    return arrays | {"attn_mask": mask}
+
+
+SINKS = np.asarray([0.5, -3.0, 4.0, 20.0], F)
+
+
+def with_a_key_more(call: Call, sinks: np.ndarray) -> tuple[Call, np.ndarray]:
+    """The same softmax by another way: a last key whose score is the sink and whose value is 0.
+
+    Its product with the query is 0, so that a bias can set the score.
+    """
+    heads, keys = call["query"].shape[-3], call["key"].shape[-2]
+    longer = {name: np.pad(call[name], [(0, 0), (0, 0), (0, 1), (0, 0)]) for name in ("key", "value")}
+    bias = np.zeros((*sinks.shape[:-1], heads, 1, keys + 1), F)
+    bias[..., keys] = sinks[..., None]
+    mask = np.pad(call["attn_mask"], [(0, 0), (0, 1)], constant_values=True)
+    return call | longer | {"attn_mask": mask}, bias
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("shape", ["one a head", "one a batch entry and head", "one for all"])
+@pytest.mark.parametrize("rules", [{}, {"softcap": 3.0, "scale": 2.0}], ids=["plain", "softcap, scale"])
+def test_against_a_key_without_value(library: Library, call: Call, shape: str, rules: Any) -> None:
+    """It is neither scaled nor capped: only the scores are."""
+    sinks = {"one a head": SINKS, "one a batch entry and head": np.stack([SINKS, -SINKS])}.get(shape)
+    sinks = np.asarray(1.5, F) if sinks is None else sinks
+    longer, bias = with_a_key_more(call, np.broadcast_to(sinks, (*sinks.shape[:-1], 4)))
+    output, lse, weights = reference.attention(**longer, bias=bias, **rules)
+    state = library.call(attention_state, **call, sinks=sinks, **rules)
+    with library.guard(), np.errstate(all="ignore"):
+        placed = {name: library.put(x) for name, x in longer.items()} | {"bias": library.put(bias)}
+        plain = library.get(textbook(library.xp, **placed, **rules))
+    found = judge(library.get(state.output), output, plain, "float32")
+    assert found.agrees, found
+    np.testing.assert_allclose(library.get(state.lse), lse, rtol=2e-7, atol=2e-6)
+    without_value = {name: x for name, x in call.items() if name != "value"}
+    w = library.get(library.call(attention_weights, **without_value, sinks=sinks, **rules))
+    np.testing.assert_allclose(w, weights[..., :-1], rtol=0, atol=2e-6)
+
+
+def test_row_with_only_its_sink_is_0(library: Library, call: Call) -> None:
+    state = library.call(attention_state, **call, sinks=SINKS)
+    np.testing.assert_array_equal(library.get(state.output)[:, :, 1], 0)
+    np.testing.assert_array_equal(library.get(state.lse)[:, :, 1], np.stack([SINKS, SINKS]))
+
+
+def test_sink_of_minus_infinity_is_none(library: Library, call: Call) -> None:
+    none = np.full(4, -math.inf, F)
+    state, plain = library.call(attention_state, **call, sinks=none), library.call(attention_state, **call)
+    for found, expected in zip(state, plain, strict=True):
+        np.testing.assert_array_equal(library.get(found), library.get(expected))
+
+
+def test_padding_may_hold_anything(library: Library, call: Call) -> None:
+    padding = masks.padding([8, 11])
+    rules = {"attn_mask": padding, "sinks": SINKS}
+    clean = library.call(scaled_dot_product_attention, **(call | rules))
+    for name in ("key", "value"):
+        call[name][0, :, 8:] = math.nan
+    found = library.call(scaled_dot_product_attention, **(call | rules))
+    np.testing.assert_allclose(library.get(found), library.get(clean), rtol=0, atol=1e-6)
+
+
+def test_a_sink_far_above_the_scores_and_far_below(library: Library, call: Call) -> None:
+    """exp would overflow or vanish: the output is 0, or as without a sink."""
+    high = library.call(scaled_dot_product_attention, **call, sinks=np.full(4, 1e4, F))
+    np.testing.assert_array_equal(library.get(high), 0)
+    low = library.call(scaled_dot_product_attention, **call, sinks=np.full(4, -1e4, F))
+    plain = library.call(scaled_dot_product_attention, **call)
+    np.testing.assert_array_equal(library.get(low), library.get(plain))
+
+
+def test_states_merge_when_one_of_them_has_the_sinks(library: Library, call: Call) -> None:
+    def part(keys: slice, **rules: Any) -> Any:
+        cut = {"attn_mask": call["attn_mask"][:, keys]}
+        cut |= {name: call[name][..., keys, :] for name in ("key", "value")}
+        return library.call(attention_state, **(call | cut), **rules)
+
+    states = [part(slice(0, 4), sinks=SINKS), part(slice(4, 11))]
+    whole = library.call(attention_state, **call, sinks=SINKS)
+    with library.guard():
+        merged = merge_states(states)
+    for found, expected in zip(merged, whole, strict=True):
+        np.testing.assert_allclose(library.get(found), library.get(expected), rtol=2e-7, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("sinks", "error", "words"),
+    [
+        (np.zeros(3, F), ValueError, r"`sinks` must broadcast to \(..., Hq\); got sinks.shape=\(3,\)"),
+        (np.zeros((4, 1), F), ValueError, r"`sinks` must broadcast to \(..., Hq\)"),
+        (np.zeros(4, int), TypeError, "`sinks` must be one of float16.*int64"),
+        (np.zeros(4, np.float64), TypeError, "`sinks` must have the dtype of `query`.*float64"),
+        ([0.0] * 4, TypeError, "`sinks` must be a plain array.*builtins.list"),
+        (0.0, TypeError, "`sinks` must be a plain array.*builtins.float"),
+    ],
+)
+def test_refused(call: Call, sinks: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=f"scaled_dot_product_attention: {words}"):
+        scaled_dot_product_attention(**call, sinks=sinks)

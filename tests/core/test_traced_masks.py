@@ -1,0 +1,177 @@
+"""Masks, biases, sinks and caches inside jit, torch.compile and vmap: one graph, and the same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from libraries import Library
+
+from sdpa_xp import (
+    KVCache,
+    PagedKVCache,
+    attention_scores,
+    attention_state,
+    attention_weights,
+    biases,
+    dot_product_attention,
+    masks,
+    scaled_dot_product_attention,
+    varlen_attention,
+)
+
+F = np.float32
+Arrays = dict[str, np.ndarray]
+LATE = masks.causal() & ~masks.chunked(2)  # torch.compile does not trace `~` of an object; this is made before
+
+
+@pytest.fixture
+def arrays(rng: np.random.Generator) -> Arrays:
+    """Inputs, and what masks and biases are made of: an array each, so that a trace sees all of them."""
+    shapes = {"q": (2, 4, 8, 8), "k": (2, 2, 12, 8), "v": (2, 2, 12, 5), "table": (8, 4), "slopes": (4,)}
+    made = {name: rng.standard_normal(shape).astype(F) for name, shape in shapes.items()}
+    return made | {
+        "lengths": np.asarray([5, 12], np.int32),
+        "ids": np.asarray([[0, 0, 1, 1, 1, 2, 2, 2], [0] * 8], np.int32),
+        "key_ids": np.asarray([[0] * 6 + [1] * 6, [0] * 11 + [3]], np.int32),
+    }
+
+
+Calls = Callable[..., Any]
+CALLS: dict[str, Calls] = {
+    "causal, an offset a batch entry": lambda q, k, v, lengths, **_: scaled_dot_product_attention(
+        q, k, v, masks.causal(lengths)
+    ),
+    "lower right and a window": lambda q, k, v, lengths, **_: scaled_dot_product_attention(
+        q, k, v, masks.causal("lower_right") & masks.sliding_window(3, 1, offset=lengths)
+    ),
+    "padding": lambda q, k, v, lengths, **_: scaled_dot_product_attention(
+        q, k, v, masks.padding(lengths, [3, 8])
+    ),
+    "documents or prefix": lambda q, k, v, lengths, ids, key_ids, **_: scaled_dot_product_attention(
+        q, k, v, masks.document(ids, key_ids) | masks.prefix(lengths)
+    ),
+    "function": lambda q, k, v, **_: scaled_dot_product_attention(
+        q, k, v, masks.from_function(lambda b, h, i, j: i + h + b >= j) & LATE
+    ),
+    "alibi": lambda q, k, v, lengths, slopes, **_: scaled_dot_product_attention(
+        q, k, v, bias=biases.alibi(slopes, offset=lengths) + biases.alibi(4)
+    ),
+    "relative": lambda q, k, v, table, **_: scaled_dot_product_attention(
+        q, k, v, bias=biases.relative(table, max_distance=6)
+    ),
+    "score function": lambda q, k, v, **_: scaled_dot_product_attention(
+        q, k, v, bias=biases.from_function(lambda score, b, h, i, j: score * 0.5 + h * b - i + j)
+    ),
+    "sinks": lambda q, k, v, slopes, **_: (
+        attention_state(q, k, v, sinks=slopes, is_causal=True, lse_base=2).lse
+    ),
+    "weights": lambda q, k, lengths, slopes, **_: attention_weights(q, k, masks.causal(lengths), sinks=slopes),
+    "scores": lambda q, k, lengths, **_: attention_scores(q, k, masks.padding(lengths)),
+    "packed": lambda q, k, v, **_: varlen_attention(
+        q[0, ...], k[0, ...], v[0, ...], (0, 4, 8), (0, 7, 12), is_causal=True, layout="...HLE"
+    ),
+    "cache": lambda q, k, v, **_: (
+        KVCache(k[:, :, :8, :], v[:, :, :8, :])
+        .append(k[:, :, 8:, :], v[:, :, 8:, :])
+        .attend(q, masks.sliding_window(5, 0))
+    ),
+    "paged cache": lambda q, k, v, **_: PagedKVCache(
+        k[:, :, :4, :], v[:, :, :4, :], ((0, 1), (1,)), (7, 3)
+    ).attend(q),
+    "names of JAX": lambda q, k, v, **_: dot_product_attention(
+        q, k[:, :, :4, :], v[:, :, :4, :], query_seq_lengths=[1, 2], local_window_size=(3, 0)
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_one_graph_of_it(library: Library, arrays: Arrays, call: Calls) -> None:
+    """Nothing is read of any array, and the numbers are those of NumPy, tile by tile, without a trace."""
+    name = library.name.split("-")[0]
+    if name == "jax":
+        import jax
+
+        traced: Calls = jax.jit(call)
+    elif name == "torch":
+        import torch
+
+        torch.compiler.reset()
+        traced = torch.compile(call, fullgraph=True, backend="eager")
+    else:
+        pytest.skip("the library has no traces")
+    expected = np.asarray(call(**arrays))
+    found = library.get(library.call(traced, **arrays))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=4e-6)
+
+
+def test_dropout_inside_a_jit(library: Library, arrays: Arrays) -> None:
+    """A key of JAX is an argument like the others; torch.compile takes no generator, which the message says."""
+    name = library.name.split("-")[0]
+    if name not in ("jax", "torch"):
+        pytest.skip("the library has no traces")
+    inputs = [arrays[each] for each in "qkv"]
+
+    def call(q: Any, k: Any, v: Any, rng: Any = None) -> Any:
+        return scaled_dot_product_attention(q, k, v, dropout_p=0.5, rng=rng)
+
+    if name == "jax":
+        import jax
+
+        key = jax.random.key(3)
+        found, expected = (library.call(each, *inputs, rng=key) for each in (jax.jit(call), call))
+        np.testing.assert_allclose(library.get(found), library.get(expected), rtol=0, atol=2e-6)
+        return
+    import torch
+
+    generator = torch.Generator().manual_seed(3)
+    compiled = torch.compile(lambda *x: call(*x, generator), fullgraph=True, backend="eager")
+    with pytest.raises(Exception, match=r"`rng` cannot be drawn from inside torch\.compile"):
+        library.call(compiled, *inputs)
+
+
+def test_vmap_over_lengths(library: Library, arrays: Arrays) -> None:
+    name = library.name.split("-")[0]
+    if name == "jax":
+        import jax
+
+        vmap: Any = jax.vmap
+    elif name == "torch":
+        import torch
+
+        vmap = torch.func.vmap
+    else:
+        pytest.skip("the library has no vmap")
+    mapped = vmap(lambda q, k, v, length: scaled_dot_product_attention(q, k, v, masks.padding(length)))
+    inputs = [arrays[each] for each in ("q", "k", "v", "lengths")]
+    expected = scaled_dot_product_attention(*inputs[:3], masks.padding(arrays["lengths"]))
+    np.testing.assert_allclose(library.get(library.call(mapped, *inputs)), expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("argument", ["left", "size"])
+def test_what_must_be_static_is_named(library: Library, argument: str) -> None:
+    """A width is part of how a call is cut."""
+    if library.name.split("-")[0] != "jax":
+        pytest.skip("jit is JAX's")
+    import jax
+
+    make = {"left": lambda n: masks.sliding_window(n, 0), "size": lambda n: masks.chunked(n)}[argument]
+    with pytest.raises(TypeError, match=f"`{argument}` must be an integer.*Inside a jit it has to be static"):
+        jax.jit(lambda n: masks.to_array(make(n), (3, 3)))(3)
+
+
+def test_a_mask_is_a_static_argument(library: Library, arrays: Arrays) -> None:
+    """Those that hold no array can be hashed."""
+    if library.name.split("-")[0] != "jax":
+        pytest.skip("jit is JAX's")
+    import jax
+
+    jitted = jax.jit(scaled_dot_product_attention, static_argnums=3)
+    inputs = [arrays[each] for each in "qkv"]
+    for mask in (masks.causal(1), masks.sliding_window(2, 2) | masks.padding([3, 12])):
+        expected = scaled_dot_product_attention(*inputs, mask)
+        found = library.call(lambda q, k, v, mask=mask: jitted(q, k, v, mask), *inputs)
+        np.testing.assert_allclose(library.get(found), expected, rtol=0, atol=2e-6)
