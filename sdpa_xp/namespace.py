@@ -138,7 +138,7 @@ def is_rng(rng: object, array: Array) -> bool:
 
 
 def can_draw(array: Array) -> bool:
-    """Whether a generator can be drawn from now: torch.compile cannot trace that of torch, which has a state."""
+    """Whether a generator can be drawn from now: torch.compile cannot trace torch's, which has a state."""
     return not (compat.is_torch_array(array) and sys.modules["torch"].compiler.is_compiling())
 
 

@@ -37,6 +37,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("library", names, indirect=True)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a run for other libraries than NumPy, only the tests that ask for a library are part."""
+    asked = config.getoption("--backends")
+    if asked and "numpy" not in asked.split(","):
+        alike = [item for item in items if "library" not in getattr(item, "fixturenames", ())]
+        config.hook.pytest_deselected(items=alike)
+        items[:] = [item for item in items if item not in alike]
+
+
 def _installed(name: str) -> bool:
     return importlib.util.find_spec(LIBRARIES[name][0]) is not None
 

@@ -36,6 +36,35 @@ def test_any_split_merges_to_the_whole(library: Library, rng: np.random.Generato
     assert merged.output.dtype == states[0].output.dtype
 
 
+def test_base_2_in_and_out(library: Library, rng: np.random.Generator) -> None:
+    """As FlashInfer has it: 2^lse is the sum of exp(score); -inf stays, and the outputs are the same."""
+    q, k, v = (rng.standard_normal(shape).astype(F) for shape in ((4, 3, 8), (2, 13, 8), (2, 13, 5)))
+    mask = np.ones((3, 13), bool)
+    mask[1] = False
+    output, lse, _ = reference.attention(q, k, v, mask)
+    whole = library.call(attention_state, q, k, v, attn_mask=mask, lse_base=2)
+    parts = [
+        library.call(attention_state, q, k[:, at, :], v[:, at, :], attn_mask=mask[:, at], lse_base=2)
+        for at in (slice(0, 6), slice(6, 13))
+    ]
+    with library.guard():
+        merged = merge_states(parts, lse_base=2)
+    for state in (whole, merged):
+        np.testing.assert_allclose(library.get(state.output), output, rtol=0, atol=2e-6)
+        np.testing.assert_allclose(library.get(state.lse), lse / math.log(2), rtol=0, atol=4e-6)
+    same = library.call(attention_state, q, k, v, attn_mask=mask, lse_base=math.e)
+    np.testing.assert_allclose(library.get(same.lse), lse, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("base", [10, 0, "2", True, 2.5])
+def test_other_bases_are_refused(base: Any) -> None:
+    x = np.ones((2, 2), F)
+    with pytest.raises(ValueError, match=r"attention_state: `lse_base` must be None \(e\) or 2; got lse_base="):
+        attention_state(x, x, x, lse_base=base)
+    with pytest.raises(ValueError, match=r"merge_states: `lse_base` must be None \(e\) or 2; got lse_base="):
+        merge_states([attention_state(x, x, x)], lse_base=base)
+
+
 def test_state_without_a_key_adds_nothing(library: Library) -> None:
     """Even when its output is NaN, as other libraries leave it."""
     full = [np.asarray([[1.0, 2.0]], F), np.asarray([0.5], F)]
