@@ -70,7 +70,11 @@ class Pairs:
         if isinstance(found.values, int):
             return found
         checks.broadcasts(self.function, name, found.shape, self.batch, "(...), one a batch entry")
+        if self.entry is not None and isinstance(value, tuple | list):
+            return self.integers(name, value[self.entry if len(value) > 1 else 0], least)
         cut = self.cut(found.values, 0)
+        if cut.ndim == 0 and not self.traced:
+            return checks.Integers(*[int(cut)] * 3)
         return found._replace(values=self.xp.reshape(cut, (*cut.shape, 1, 1, 1)))
 
     def offset(self, name: str, value: object) -> Integers:
@@ -81,10 +85,10 @@ class Pairs:
         return self.integers(name, value)
 
     def along(self, name: str, value: object, length: int, letter: str) -> Array:
-        """An integer for each of `length` queries or keys, (..., length)."""
-        found = checks.integers(self.function, name, value, self.xp, self.device, traced=True)
-        values = checks.one_each(self.function, name, found.values, (*self.batch, length), letter)
-        return self.cut(values, 1)
+        """An id for each of `length` queries or keys, (..., length)."""
+        ids = checks.ids(self.function, name, value, self.xp, self.device)
+        checks.one_each(self.function, name, ids.shape, (*self.batch, length), letter)
+        return self.cut(ids, 1)
 
     def cut(self, array: Array, axes: int) -> Array:
         """The part of `array` for `entry`, without a batch axis; it has `axes` axes behind that."""

@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 
 from sdpa_xp.biases.algebra import is_masked
 from sdpa_xp.masks.algebra import Allowed
-from sdpa_xp.protocols import Array, Dtype, Namespace, Shape
+from sdpa_xp.protocols import Array, Dtype, Namespace
 from sdpa_xp.scores import Scores, matmul_grouped
 from sdpa_xp.sources import Source
 from sdpa_xp.tiles import Plan
@@ -119,10 +119,9 @@ def _scores_of(scores: Scores, rows: range) -> tuple[Array, Allowed]:
     xp = scores.xp
     query = scores.scaled_query(rows)
     tile = scores.tile(rows, range(scores.pairs.keys))
-    allowed = scores.mask.on(tile)
-    if allowed is False or 0 in tile.shape:
-        nothing = _filled(xp, query, tile.shape, -math.inf)
-        return nothing, False
+    allowed = False if 0 in tile.shape else scores.mask.on(tile)
+    if allowed is False:
+        return xp.broadcast_to(xp.zeros_like(query[..., :1]) - math.inf, tile.shape), False
     s, allowed = scores.on(tile, query, allowed)
     return xp.broadcast_to(s, tile.shape), allowed
 
@@ -144,11 +143,6 @@ def _no_key_yet(scores: Scores, query: Array, width: int) -> tuple[Array, Array,
     if scores.sinks is None:
         return zero - math.inf, l, o
     return zero + scores.sinks, xp.where(is_masked(scores.sinks), l, l + 1.0), o
-
-
-def _filled(xp: Namespace, like: Array, shape: Shape, number: float) -> Array:
-    """`number` everywhere, in the dtype and on the device of `like`."""
-    return xp.broadcast_to(xp.zeros_like(like[..., :1]) + number, shape)
 
 
 def _finite_shift(xp: Namespace, m: Array) -> Array:

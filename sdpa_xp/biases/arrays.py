@@ -46,4 +46,5 @@ def to_array(bias: Bias, shape: tuple[int, ...], *, like: Any = None) -> Any:
     tile = Tile(range(pairs.queries), range(pairs.keys), pairs)
     for term in bias.bind(pairs):
         scores, _ = term.apply(tile, scores)
-    return xp.reshape(xp.broadcast_to(scores, pairs.scores), tuple(shape))
+    whole = xp.reshape(xp.broadcast_to(scores, pairs.scores), tuple(shape))
+    return xp.astype(whole, pairs.dtype, copy=True)  # no view: neither read-only nor the caller's own

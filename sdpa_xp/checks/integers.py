@@ -70,9 +70,7 @@ def integers(
     if isinstance(value, numbers.Number) or not door.is_array(value):
         number = integer(function, name, value, least)
         return Integers(number, number, number)
-    if not door.dtype_name(value.dtype).startswith(("int", "uint")):
-        rule = f"`{name}` must hold integers"
-        raise TypeError(message(function, rule, {f"{name}.dtype": value.dtype}))
+    _integral(function, name, value)
     if traced or 0 in value.shape:
         return Integers(xp.astype(value, xp.int32, copy=False), -math.inf, math.inf)
     smallest, largest = int(xp.min(value)), int(xp.max(value))
@@ -88,14 +86,25 @@ def within(function: str, name: str, lengths: Integers, limit: int, letter: str)
         raise ValueError(message(function, rule, {name: int(lengths.most), letter: limit}))
 
 
-def one_each(function: str, name: str, values: int | Array, target: Shape, letter: str) -> Array:
-    """`values` has the length of `target` on its last axis, and its other axes broadcast to those of it."""
-    shape = () if isinstance(values, int) else values.shape
-    fits = shape and shape[-1] == target[-1] and broadcast(shape, target) == target
-    if isinstance(values, int) or not fits:
+def ids(function: str, name: str, value: object, xp: Namespace, device: Device) -> Array:
+    """Integers that are compared and not counted with: an array keeps its dtype, and so its values."""
+    if door.is_array(value) and not isinstance(value, numbers.Number):
+        _integral(function, name, value)
+        return value
+    found = integers(function, name, value, xp, device, traced=True).values
+    return xp.asarray(found, dtype=xp.int32, device=device) if isinstance(found, int) else found
+
+
+def one_each(function: str, name: str, shape: Shape, target: Shape, letter: str) -> None:
+    """`shape` has the length of `target` on its last axis, and its other axes broadcast to those of it."""
+    if not shape or shape[-1] != target[-1] or broadcast(shape, target) != target:
         rule = f"`{name}` must have one integer for each of {letter}, (..., {letter})"
         raise ValueError(message(function, rule, {f"{name}.shape": shape, f"(..., {letter})": target}))
-    return values
+
+
+def _integral(function: str, name: str, array: Array) -> None:
+    if not door.dtype_name(array.dtype).startswith(("int", "uint")):
+        raise TypeError(message(function, f"`{name}` must hold integers", {f"{name}.dtype": array.dtype}))
 
 
 def frozen(value: T) -> T | tuple[int, ...]:

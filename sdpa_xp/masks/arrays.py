@@ -45,4 +45,5 @@ def to_array(mask: Mask, shape: tuple[int, ...], *, like: Any = None) -> Any:
     allowed = mask.bind(pairs).on(Tile(range(pairs.queries), range(pairs.keys), pairs))
     if isinstance(allowed, bool):
         return xp.full(tuple(shape), allowed, dtype=xp.bool, device=pairs.device)
-    return xp.reshape(xp.broadcast_to(allowed, pairs.scores), tuple(shape))
+    whole = xp.reshape(xp.broadcast_to(allowed, pairs.scores), tuple(shape))
+    return xp.astype(whole, xp.bool, copy=True)  # no view: neither read-only nor the caller's own
