@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
-from sdpa_xp import scaled_dot_product_attention
+from sdpa_xp import KVCache, PagedKVCache, biases, masks, scaled_dot_product_attention, varlen_attention
 
 F = np.float32
 
@@ -42,6 +43,66 @@ def test_no_score_matrix(rng: np.random.Generator, masked: bool) -> None:
         peaks.append(peak(lambda x=x, rules=rules: scaled_dot_product_attention(x, x, x, **rules)))
     assert peaks[1] < 5 * peaks[0]
     assert peaks[1] < 8192 * 8192 / 8
+
+
+Made = Callable[[int], dict[str, Any]]
+FEATURES: dict[str, Made] = {
+    "causal": lambda n: {"attn_mask": masks.causal("lower_right")},
+    "sliding window": lambda n: {"attn_mask": masks.sliding_window(n // 2, None)},
+    "padding": lambda n: {"attn_mask": masks.padding(n - 5)},
+    "documents": lambda n: {"attn_mask": masks.document(np.arange(n) // 3000)},
+    "prefix, chunks, dilation": lambda n: {
+        "attn_mask": (masks.causal() | masks.prefix(99)) & ~(masks.chunked(7) & masks.dilated(3))
+    },
+    "mask function": lambda n: {"attn_mask": masks.from_function(lambda b, h, i, j: (i * j) % 3 != 1)},
+    "alibi": lambda n: {"bias": biases.alibi(1)},
+    "relative": lambda n: {"bias": biases.relative(np.ones((32, 1), F))},
+    "score function": lambda n: {"bias": biases.from_function(lambda score, b, h, i, j: score - (i != j))},
+    "sinks": lambda n: {"sinks": np.ones(1, F)},
+    "dropout": lambda n: {"dropout_p": 0.5, "rng": np.random.default_rng(0)},
+}
+
+
+@pytest.mark.parametrize("make", FEATURES.values(), ids=FEATURES)
+def test_no_feature_makes_a_score_matrix(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, make: Made
+) -> None:
+    """Likewise, beside small tiles: less than a bit a pair."""
+    monkeypatch.setattr("sdpa_xp.tiles.ROWS", 64)
+    monkeypatch.setattr("sdpa_xp.tiles.COLUMNS", 512)
+    peaks = []
+    for length in (1024, 4096):
+        x = rng.standard_normal((length, 8)).astype(F)
+        rules = make(length)
+        peaks.append(peak(lambda x=x, rules=rules: scaled_dot_product_attention(x, x, x, **rules)))
+    assert peaks[1] < 5 * peaks[0]
+    assert peaks[1] < 4096 * 4096 / 8
+
+
+def test_packed_sequences_are_not_padded(rng: np.random.Generator) -> None:
+    """One of 4096 and 255 of 16: padded to the longest, they would be 128 times as many."""
+    x = rng.standard_normal((8192 - 16, 1, 8)).astype(F)
+    starts = [0, *range(4096, 8192, 16)]
+    starts[-1] = len(x)
+    held = peak(lambda: varlen_attention(x, x, x, starts, starts))
+    assert held < 40 * x.nbytes
+
+
+def test_a_step_copies_no_cache(rng: np.random.Generator) -> None:
+    """In place, and from pages: attention of one token over 65,536 takes a small part of what they take."""
+    x = rng.standard_normal((1, 1, 65536, 16)).astype(F)
+    token = x[:, :, :1]
+    pages = x.reshape(256, 1, 256, 16)
+
+    caches = [KVCache(x[:, :, 2:], x[:, :, 2:], capacity=65536)]
+    paged = PagedKVCache(pages, pages, [list(range(256))], [65536])
+
+    def step() -> None:
+        caches.append(caches[-1].append(token, token, in_place=True))
+        caches[-1].attend(token)
+
+    assert peak(step) < x.nbytes / 4
+    assert peak(lambda: paged.attend(token)) < x.nbytes / 4
 
 
 def test_many_heads_share_one_budget(rng: np.random.Generator) -> None:
