@@ -110,6 +110,36 @@ def test_states_merge_when_one_of_them_has_the_sinks(library: Library, call: Cal
         np.testing.assert_allclose(library.get(found), library.get(expected), rtol=2e-7, atol=2e-6)
 
 
+def test_gradient(library: Library, call: Call) -> None:
+    """Of a learned sink, against finite differences; a row with only its sink adds nothing to it."""
+
+    def loss(sinks: Any, arrays: Any) -> Any:
+        return (scaled_dot_product_attention(**arrays, sinks=sinks) ** 2).sum()
+
+    name = library.name.split("-")[0]
+    with library.guard():
+        placed = {each: library.put(x) for each, x in call.items()}
+        if name == "jax":
+            import jax
+
+            found = library.get(jax.grad(loss)(library.put(SINKS), placed))
+        elif name == "torch":
+            sinks = library.put(SINKS.copy()).requires_grad_()
+            loss(sinks, placed).backward()
+            found = library.get(sinks.grad)
+        else:
+            pytest.skip("the library has no gradients")
+    for head in range(4):
+        step = np.eye(4)[head] * 1e-4
+        ends = []
+        for sinks in (SINKS + step, SINKS - step):
+            longer, bias = with_a_key_more(call, sinks)
+            bias = bias.astype(np.float64)
+            bias[..., -1] = sinks[:, None]
+            ends.append((reference.attention(**longer, bias=bias)[0] ** 2).sum())
+        assert found[head] == pytest.approx((ends[0] - ends[1]) / 2e-4, rel=1e-4, abs=1e-5)
+
+
 @pytest.mark.parametrize(
     ("sinks", "error", "words"),
     [
