@@ -1,16 +1,15 @@
-"""ONNX's own test cases of the operator Attention, each as a call of this library.
+"""ONNX's own test cases of the operator Attention, read into the terms of this library.
 
 ONNX states what Attention means in its opsets 23 to 25, and ships 93 node tests with the numbers that its
-reference computed. Here they become calls of `scaled_dot_product_attention`; what the library cannot say yet
-is named in `NOT_YET_IN_LIBRARY` and `NOT_YET_IN_EXPORT`, so that every case either runs or has a reason.
+reference computed. Here each becomes a value that says what the node was asked; `onnx_calls` makes calls of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +17,10 @@ from onnx import TensorProto, helper
 from onnx.backend.test.case import node as node_cases
 
 Arrays = dict[str, NDArray[Any]]
+
+# The softmax of ONNX is in the dtype of the case unless softmax_precision names another, and its scores are
+# rounded to the dtype of the case before that. The library never holds either below float32.
+SOFTMAX_DTYPES = {TensorProto.FLOAT: "float32", TensorProto.DOUBLE: "float64"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,29 +44,85 @@ class Case:
         return self.attributes.get("qk_matmul_output_mode", 0) if asked else None
 
     @property
-    def arrays(self) -> Arrays:
-        """The array arguments of the call: heads split off the width, the past before the new keys."""
-        arrays = {"query": self._with_heads("Q", "q_num_heads")}
-        for name, letter in (("key", "K"), ("value", "V")):
-            new, past = self._with_heads(letter, "kv_num_heads"), self.inputs.get(f"past_{name}")
-            arrays[name] = new if past is None else np.concatenate((past, new), axis=-2)
-        if "attn_mask" in self.inputs:
-            arrays["attn_mask"] = self.inputs["attn_mask"]
-        return arrays
+    def layout(self) -> Literal["...HLE", "...LHE"]:
+        """3-D inputs are (B, L, H * E): the heads stand behind the length."""
+        return "...HLE" if self.inputs["Q"].ndim == 4 else "...LHE"
 
     @property
-    def rules(self) -> dict[str, Any]:
-        """The keywords of the call. A default of ONNX is the default here, too."""
-        rules = {name: self.attributes[name] for name in ("scale", "softcap") if name in self.attributes}
-        return rules | {"is_causal": bool(self.attributes.get("is_causal", 0))}
+    def query(self) -> NDArray[Any]:
+        """(B, Hq, L, E), as all arrays from here on have their heads before the length."""
+        return _split_heads(self.inputs["Q"], self.attributes.get("q_num_heads", 1))
+
+    @property
+    def new(self) -> Arrays:
+        """Key and value of the node, (B, H, n, E) and (B, H, n, Ev)."""
+        heads = self.attributes.get("kv_num_heads", 1)
+        return {name: _split_heads(self.inputs[letter], heads) for name, letter in _LETTERS.items()}
+
+    @property
+    def past(self) -> Arrays:
+        """Key and value of the tokens before; with four axes also where the others have three."""
+        return {name: self.inputs[f"past_{name}"] for name in _LETTERS if f"past_{name}" in self.inputs}
+
+    @property
+    def arrays(self) -> Arrays:
+        """Query, and all keys and values: the new ones behind the past."""
+        whole = {name: np.concatenate((self.past[name], self.new[name]), axis=-2) for name in self.past}
+        return {"query": self.query} | self.new | whole
+
+    @property
+    def mask(self) -> NDArray[Any] | None:
+        """`attn_mask` over all keys. ONNX masks those behind the end of a shorter one."""
+        given = self.inputs.get("attn_mask")
+        if given is None:
+            return None
+        missing = (*given.shape[:-1], self.arrays["key"].shape[-2] - given.shape[-1])
+        masked = False if given.dtype == np.bool_ else -np.inf
+        return np.concatenate((given, np.full(missing, masked, given.dtype)), axis=-1)
+
+    @property
+    def is_causal(self) -> bool:
+        return bool(self.attributes.get("is_causal", 0))
+
+    @property
+    def window(self) -> tuple[int | None, int | None]:
+        """How far a query sees to the left and to the right; None, which ONNX writes as -1, is open."""
+        left, right = (self.attributes.get(f"{side}_window_size", -1) for side in ("left", "right"))
+        return None if left == -1 else left, None if right == -1 else right
+
+    @property
+    def key_lengths(self) -> NDArray[np.int64] | None:
+        """How many keys of each batch entry are real, (B,)."""
+        return self.inputs.get("nonpad_kv_seqlen")
+
+    @property
+    def offset(self) -> int | NDArray[np.int64]:
+        """Before which key the first query stands, as causal masks and windows count: one, or one an entry.
+
+        ONNX: the length of the past; without one, by how much the real keys outnumber the queries, which
+        may be less than 0; without such lengths, 0.
+        """
+        if self.past:
+            return int(self.past["key"].shape[-2])
+        return 0 if self.key_lengths is None else self.key_lengths - self.query.shape[-2]
+
+    @property
+    def rules(self) -> dict[str, float]:
+        """Scale and softcap. A default of ONNX is the default of the library, too."""
+        return {name: self.attributes[name] for name in ("scale", "softcap") if name in self.attributes}
+
+    @property
+    def softmax_dtype(self) -> str | None:
+        precision = self.attributes.get("softmax_precision")
+        return None if precision is None else SOFTMAX_DTYPES[precision]
 
     @property
     def output(self) -> NDArray[Any]:
         """What ONNX expects of the call, (B, Hq, L, Ev)."""
         return _split_heads(self.outputs["Y"], self.attributes.get("q_num_heads", 1))
 
-    def _with_heads(self, letter: str, heads: str) -> NDArray[Any]:
-        return _split_heads(self.inputs[letter], self.attributes.get(heads, 1))
+
+_LETTERS = {"key": "K", "value": "V"}
 
 
 def _split_heads(array: NDArray[Any], heads: int) -> NDArray[Any]:
@@ -97,55 +156,7 @@ def _read() -> Iterator[Case]:
 
 CASES = tuple(_read())
 
-Needs = Callable[[Case], bool]
 
-
-def _in_float64(case: Case) -> bool:
-    # Half dtypes and float32 are normalised in float32: as precise as any case asks for, but for DOUBLE.
-    return case.attributes.get("softmax_precision") == TensorProto.DOUBLE and case.dtype != "float64"
-
-
-def _window(case: Case) -> bool:
-    # -1 is no window.
-    return any(case.attributes.get(f"{side}_window_size", -1) >= 0 for side in ("left", "right"))
-
-
-def _padded(case: Case) -> bool:
-    return "nonpad_kv_seqlen" in case.inputs
-
-
-def _causal_after_past(case: Case) -> bool:
-    # ONNX counts query i from the end of the past; is_causal counts it from the first key.
-    return case.rules["is_causal"] and "past_key" in case.inputs
-
-
-def _bfloat16(case: Case) -> bool:
-    return case.dtype == "bfloat16"
-
-
-NOT_YET_IN_LIBRARY: dict[str, Needs] = {
-    "softmax_precision: a softmax in float64 of float32 inputs": _in_float64,
-    "left_window_size, right_window_size: masks.sliding_window": _window,
-    "nonpad_kv_seqlen: masks.padding": _padded,
-    "is_causal after past_key: the offset of masks.causal": _causal_after_past,
-}
-NOT_YET_IN_EXPORT = NOT_YET_IN_LIBRARY | {"bfloat16: a dtype of TensorSpec": _bfloat16}
-
-# `qk_matmul_output` by its mode; a case that asks for one still has its Y checked. No exported form has a
-# second output, and the library gives the weights (mode 3) alone: it never makes the scores as a whole.
-NO_SCORES = {
-    0: "the products as they are: no function returns scores",
-    1: "the products after softcap: no function returns scores",
-    2: "the products after softcap and mask: no function returns scores",
-}
-WEIGHTS = 3
-
-
-def missing(case: Case, reasons: Mapping[str, Needs]) -> str | None:
-    """The first of `reasons` why the case cannot run; None where it can."""
-    return next((reason for reason, needs in reasons.items() if needs(case)), None)
-
-
-def running(reasons: Mapping[str, Needs]) -> list[Case]:
-    """The cases that none of `reasons` keeps from running."""
-    return [case for case in CASES if missing(case, reasons) is None]
+def named(case: Case) -> str:
+    """The id of a test of `case`."""
+    return case.name
