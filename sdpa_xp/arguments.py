@@ -132,9 +132,8 @@ def check(
     checks.implementation(function, rules.implementation)
     checks.named(function, "layout", rules.layout, checks.LAYOUTS)
     layout = str(rules.layout)
-    named, others = dict(inputs), dict(_arrays_of(rules))
-    xp, arrays = checks.one_library(function, {**named, **others})
-    tensors = {name: arrays[name] for name in named}
+    xp, arrays = checks.one_library(function, {**inputs, **dict(_arrays_of(rules))})
+    tensors = {name: arrays[name] for name in inputs}
     for name, array in tensors.items():
         checks.floating(function, name, array)
     checks.one_dtype(function, tensors)
@@ -162,10 +161,10 @@ def check(
     )
     masks, biases = _masks_and_biases(function, rules, arrays)
     for name in ("scale", "sinks"):
-        if name in others and not (name == "scale" and arrays[name].ndim == 0):
-            checks.added_dtype(function, name, arrays[name], query.dtype, dtype)
-        elif name in others:  # a number that the library holds, of whichever floating dtype
+        if name in arrays and arrays[name].ndim == 0:  # a number that the library holds, of any floating dtype
             checks.floating(function, name, arrays[name])
+        elif name in arrays:
+            checks.added_dtype(function, name, arrays[name], query.dtype, dtype)
     dropout_p = checks.probability(function, "dropout_p", rules.dropout_p)
     checks.rng(function, rules.rng, query, needed=dropout_p > 0)
     return Call(
@@ -197,7 +196,8 @@ def _arrays_of(rules: Rules) -> Iterator[tuple[str, object]]:
     for name in ("attn_mask", "bias"):
         value = getattr(rules, name)
         if isinstance(value, Mask | Bias):
-            yield from ((f"{name}.{argument}", array) for argument, array in value.arrays())
+            for number, (argument, array) in enumerate(value.arrays()):
+                yield f"{name}.{argument}" + (f" ({number + 1})" if number else ""), array
         elif value is not None:
             yield name, value
     if _is_learned(rules.scale):

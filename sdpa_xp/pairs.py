@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from sdpa_xp import checks, namespace
@@ -119,14 +119,16 @@ class Pairs:
         return self.xp.arange(start, stop, dtype=self.xp.int32, device=self.device)
 
 
-def pairs_of(function: str, name: str, shape: Sequence[int], held: Mapping[str, object], like: object) -> Pairs:
+def pairs_of(
+    function: str, name: str, shape: Sequence[int], held: Iterable[tuple[str, object]], like: object
+) -> Pairs:
     """The pairs of scores (L, S) or (..., Hq, L, S), for arrays like `like`, like those held, or NumPy's."""
     sizes = tuple(checks.integer(function, f"shape[{axis}]", n, least=1) for axis, n in enumerate(shape))
     if len(sizes) < 2:
         rule = "`shape` must be (L, S) or (..., Hq, L, S)"
         raise ValueError(checks.message(function, rule, {"shape": shape}))
     named = {} if like is None else {"like": like}
-    named |= {f"{name}.{argument}": array for argument, array in held.items()}
+    named |= {f"{name}.{argument} ({n + 1})": array for n, (argument, array) in enumerate(held)}
     xp, arrays = checks.one_library(function, named or {"like": namespace.numpy_array()})
     checks.one_device(function, arrays)
     device = namespace.device(next(iter(arrays.values())))

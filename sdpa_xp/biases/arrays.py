@@ -40,7 +40,7 @@ def to_array(bias: Bias, shape: tuple[int, ...], *, like: Any = None) -> Any:
     """
     if not isinstance(bias, Bias):
         raise TypeError(checks.message("to_array", "`bias` must be a bias", {"bias": checks.brief(bias)}))
-    pairs = pairs_of("to_array", "bias", shape, dict(bias.arrays()), like)
+    pairs = pairs_of("to_array", "bias", shape, bias.arrays(), like)
     xp = pairs.xp
     scores = xp.zeros(pairs.scores, dtype=pairs.dtype, device=pairs.device)
     tile = Tile(range(pairs.queries), range(pairs.keys), pairs)

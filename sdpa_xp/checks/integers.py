@@ -17,8 +17,8 @@ IntegersLike: TypeAlias = int | Sequence[int] | AnyArray
 
 T = TypeVar("T")
 
-LARGEST = 2**30
-"""Indices are int32, which every library has, and an offset is added to them."""
+LARGEST = 2**29
+"""Indices are int32, which every library has, and an offset and a width are added to them."""
 
 
 class Integers(NamedTuple):

@@ -40,7 +40,7 @@ def to_array(mask: Mask, shape: tuple[int, ...], *, like: Any = None) -> Any:
     if not isinstance(mask, Mask):
         rule = "`mask` must be a mask"
         raise TypeError(checks.message("to_array", rule, {"mask": checks.brief(mask)}))
-    pairs = pairs_of("to_array", "mask", shape, dict(mask.arrays()), like)
+    pairs = pairs_of("to_array", "mask", shape, mask.arrays(), like)
     xp = pairs.xp
     allowed = mask.bind(pairs).on(Tile(range(pairs.queries), range(pairs.keys), pairs))
     if isinstance(allowed, bool):

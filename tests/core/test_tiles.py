@@ -31,7 +31,7 @@ from sdpa_xp.tiles import COLUMNS, ROWS, SCORES, SMALLEST, Tile, plan, plan_rows
 )
 def test_causal_on_a_tile(rows: Any, columns: Any, offset: int, expected: Any) -> None:
     """True and False exactly where all and none may attend; else the pairs."""
-    pairs = pairs_of("test", "mask", (9, 9), {}, None)
+    pairs = pairs_of("test", "mask", (9, 9), [], None)
     found = causal(offset).bind(pairs).on(Tile(range(*rows), range(*columns), pairs))
     i, j = np.ogrid[slice(*rows), slice(*columns)]
     assert np.array_equal(np.broadcast_to(found, (i + j).shape), j <= i + offset)
