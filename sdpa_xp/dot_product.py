@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from typing import TypeVar
 
 from sdpa_xp import checks
@@ -9,8 +11,10 @@ from sdpa_xp.arguments import Rules
 from sdpa_xp.attention import state_of
 from sdpa_xp.biases import Bias
 from sdpa_xp.checks import IntegersLike
-from sdpa_xp.masks import Mask, padding, sliding_window
+from sdpa_xp.masks import Mask
 from sdpa_xp.masks.algebra import as_mask
+from sdpa_xp.masks.bands import SlidingWindow
+from sdpa_xp.masks.lengths import Padding
 from sdpa_xp.protocols import AnyArray
 
 A = TypeVar("A", bound=AnyArray)
@@ -76,13 +80,10 @@ def dot_product_attention(
         raise ValueError(checks.message(function, rule, {"return_residual": True}, hint))
     masks = [] if mask is None else [as_mask(function, "mask", mask)]
     if local_window_size is not None:
-        window = local_window_size if isinstance(local_window_size, tuple) else (local_window_size,) * 2
-        masks.append(sliding_window(*window))
+        masks.append(SlidingWindow(*checks.window(function, "local_window_size", local_window_size)))
     if query_seq_lengths is not None or key_value_seq_lengths is not None:
-        keys = key.shape[-3] if key_value_seq_lengths is None else key_value_seq_lengths
-        masks.append(padding(keys, query_seq_lengths))
-    joined = None
-    for each in masks:
-        joined = each if joined is None else joined & each
+        names = ("key_value_seq_lengths", "query_seq_lengths")
+        masks.append(Padding(checks.frozen(key_value_seq_lengths), checks.frozen(query_seq_lengths), names))
+    joined = functools.reduce(operator.and_, masks) if masks else None
     rules = Rules(joined, bias, is_causal, scale, layout=checks.LHE, implementation=implementation)
     return state_of(function, query, key, value, rules).output

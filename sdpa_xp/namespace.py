@@ -38,6 +38,12 @@ def full_name(array: Array) -> str:
     return f"{type(array).__module__}.{type(array).__qualname__}"
 
 
+def is_torch_bias(value: object) -> bool:
+    """Whether `value` is a tensor of torch.nn.attention.bias, which stands for a mask and holds none."""
+    module = sys.modules.get("torch.nn.attention.bias")
+    return module is not None and isinstance(value, module.CausalBias)
+
+
 def is_dense(array: Any) -> bool:
     """Whether `array` has an element at each index; torch has sparse and nested tensors, too."""
     if not compat.is_torch_array(array):

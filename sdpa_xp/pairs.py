@@ -69,6 +69,8 @@ class Pairs:
         )
         if isinstance(found.values, int):
             return found
+        if found.shape == (1,) and not self.batch:
+            return found._replace(values=self.xp.reshape(found.values, (1, 1, 1)))
         checks.broadcasts(self.function, name, found.shape, self.batch, "(...), one a batch entry")
         if self.entry is not None and isinstance(value, tuple | list):
             return self.integers(name, value[self.entry if len(value) > 1 else 0], least)

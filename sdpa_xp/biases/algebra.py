@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import ClassVar, cast
 
 from sdpa_xp import checks, namespace
@@ -48,12 +48,12 @@ class Bias(ABC):
 
     def arrays(self) -> Iterator[tuple[str, object]]:
         """The arrays that the bias holds, by the names of its arguments."""
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for each in fields(self):
+            value = getattr(self, each.name)
             if isinstance(value, Bias):
                 yield from value.arrays()
             elif namespace.is_array(value):
-                yield field.name, value
+                yield each.name, value
 
     def __add__(self, other: Bias | AnyArray) -> Bias:
         return Sum(self, as_bias("biases", "bias", other))
@@ -85,7 +85,8 @@ class FromArray(Bias):
 
     name = "from_array"
     array: AnyArray
-    argument: str = "bias"
+    argument: str = field(default="bias", repr=False)
+    """What messages call it."""
 
     def bind(self, pairs: Pairs) -> tuple[Term, ...]:
         array = cast(Array, self.array)

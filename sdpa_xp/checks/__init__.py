@@ -24,7 +24,17 @@ from sdpa_xp.checks.caches import (
 )
 from sdpa_xp.checks.host import as_many, cumulated, table, vector
 from sdpa_xp.checks.integers import LARGEST as LARGEST_INTEGER
-from sdpa_xp.checks.integers import Integers, IntegersLike, frozen, ids, integer, integers, one_each, within
+from sdpa_xp.checks.integers import (
+    Integers,
+    IntegersLike,
+    frozen,
+    ids,
+    integer,
+    integers,
+    one_each,
+    window,
+    within,
+)
 from sdpa_xp.checks.keywords import (
     flag,
     function,
@@ -108,6 +118,7 @@ __all__ = [
     "states",
     "table",
     "vector",
+    "window",
     "within",
     "writeable",
 ]

@@ -31,6 +31,8 @@ def plain_array(function: str, name: str, value: object) -> Array:
         hint = "Its own mask would be ignored: pass `.data`, and an `attn_mask` of what may attend."
     elif numpy is not None and isinstance(value, numpy.matrix):
         hint = "Its `*` is a matrix product: pass numpy.asarray(...) of it."
+    elif door.is_torch_bias(value):
+        hint = "It holds no elements: `masks.causal()` and `masks.causal('lower_right')` say the same."
     elif not door.is_array(value):
         hint = "numpy.asarray(...) makes one of a list."
     elif not door.is_dense(value):

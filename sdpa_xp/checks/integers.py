@@ -79,6 +79,15 @@ def integers(
     return Integers(xp.astype(value, xp.int32, copy=False), smallest, largest)
 
 
+def window(function: str, name: str, value: object) -> tuple[int, int]:
+    """How far a window goes to the left and to the right: one integer for both, or two."""
+    widths = value if isinstance(value, tuple | list) else (value, value)
+    if len(widths) != 2:
+        raise ValueError(message(function, f"`{name}` must be an integer or (left, right)", {name: value}))
+    left, right = (integer(function, name, width, least=0) for width in widths)
+    return left, right
+
+
 def within(function: str, name: str, lengths: Integers, limit: int, letter: str) -> None:
     """No length goes beyond the axis that it is about, as far as the lengths can be looked at."""
     if lengths.most > limit and lengths.most != math.inf:

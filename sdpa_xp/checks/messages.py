@@ -35,11 +35,12 @@ def brief(value: object) -> str:
 
 def call_of(value: DataclassInstance, name: str) -> str:
     """The call of `name` that makes `value`, without the arguments that have their defaults."""
-    given = {field.name: getattr(value, field.name) for field in fields(value)}
-    for field in fields(value):
+    shown = [field for field in fields(value) if field.repr]
+    given = {field.name: getattr(value, field.name) for field in shown}
+    for field in shown:
         held = given[field.name]
         if type(held) is type(field.default) and held == field.default:
             del given[field.name]
-    if [*given] == [fields(value)[0].name]:
+    if [*given] == [shown[0].name]:
         return f"{name}({brief(given.popitem()[1])})"
     return f"{name}({', '.join(f'{key}={brief(held)}' for key, held in given.items())})"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import ClassVar, TypeAlias, cast
 
 from sdpa_xp import checks, namespace
@@ -54,24 +54,24 @@ class Mask(ABC):
 
     def arrays(self) -> Iterator[tuple[str, object]]:
         """The arrays that the mask holds, by the names of its arguments."""
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for each in fields(self):
+            value = getattr(self, each.name)
             if isinstance(value, Mask):
                 yield from value.arrays()
             elif namespace.is_array(value):
-                yield field.name, value
+                yield each.name, value
 
     def __and__(self, other: Mask | AnyArray) -> Mask:
-        return And(self, as_mask("masks", "mask", other))
+        return And(self, as_mask("masks", "attn_mask", other))
 
     def __rand__(self, other: AnyArray) -> Mask:
-        return And(as_mask("masks", "mask", other), self)
+        return And(as_mask("masks", "attn_mask", other), self)
 
     def __or__(self, other: Mask | AnyArray) -> Mask:
-        return Or(self, as_mask("masks", "mask", other))
+        return Or(self, as_mask("masks", "attn_mask", other))
 
     def __ror__(self, other: AnyArray) -> Mask:
-        return Or(as_mask("masks", "mask", other), self)
+        return Or(as_mask("masks", "attn_mask", other), self)
 
     def __invert__(self) -> Mask:
         return Not(self)
@@ -131,11 +131,13 @@ class FromArray(Mask):
 
     name = "from_array"
     boolean: AnyArray
+    argument: str = field(default="attn_mask", repr=False)
+    """What messages call it."""
 
     def bind(self, pairs: Pairs) -> Pattern:
         array = cast(Array, self.boolean)
-        checks.boolean(pairs.function, "attn_mask", array)
-        checks.broadcasts(pairs.function, "attn_mask", array.shape, pairs.shape, "(..., Hq, L, S)")
+        checks.boolean(pairs.function, self.argument, array)
+        checks.broadcasts(pairs.function, self.argument, array.shape, pairs.shape, "(..., Hq, L, S)")
         return Given(pairs.cut(array, 3))
 
 
@@ -143,7 +145,7 @@ def as_mask(function: str, name: str, value: object) -> Mask:
     """A mask as it is; an array as the mask of its True elements."""
     if isinstance(value, Mask):
         return value
-    return FromArray(checks.plain_array(function, name, value))
+    return FromArray(checks.plain_array(function, name, value), name)
 
 
 @dataclass(frozen=True, slots=True)

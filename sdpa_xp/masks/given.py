@@ -41,9 +41,8 @@ def from_array(boolean: AnyArray) -> Mask:
     References:
         Vaswani et al., "Attention is all you need", arXiv 1706.03762, section 3.2.3.
     """
-    mask = as_mask("from_array", "boolean", boolean)
     checks.boolean("from_array", "boolean", checks.plain_array("from_array", "boolean", boolean))
-    return mask
+    return as_mask("from_array", "attn_mask", boolean)
 
 
 def from_function(mask_mod: MaskFunction) -> Mask:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sdpa_xp import checks
 from sdpa_xp.checks import Integers, IntegersLike
@@ -11,7 +11,7 @@ from sdpa_xp.pairs import Pairs
 from sdpa_xp.tiles import Tile
 
 
-def padding(key_lengths: IntegersLike, query_lengths: IntegersLike | None = None) -> Mask:
+def padding(key_lengths: IntegersLike | None, query_lengths: IntegersLike | None = None) -> Mask:
     """Key j of batch entry b may be attended iff j < key_lengths[b]; what stands behind is padding.
 
         key_lengths=[3, 5], S=5:  entry 0   1 1 1 0 0      entry 1   1 1 1 1 1
@@ -21,7 +21,7 @@ def padding(key_lengths: IntegersLike, query_lengths: IntegersLike | None = None
 
     Args:
         key_lengths: How many of the S keys are real: an integer, or one a batch entry, as a list or an
-            integer array that broadcasts to (...). 0 is legal.
+            integer array that broadcasts to (...). 0 is legal, and None is for all of them.
         query_lengths: Likewise how many of the L queries are. The rows behind attend nothing: their output
             is 0. None for all.
 
@@ -85,19 +85,22 @@ class Padding(Mask):
     """Made by `padding`."""
 
     name = "padding"
-    key_lengths: IntegersLike
+    key_lengths: IntegersLike | None
     query_lengths: IntegersLike | None = None
+    names: tuple[str, str] = field(default=("attn_mask.key_lengths", "attn_mask.query_lengths"), repr=False)
+    """What messages call them."""
 
     def bind(self, pairs: Pairs) -> Pattern:
-        name = "attn_mask.key_lengths"
-        lengths = pairs.integers(name, self.key_lengths, least=0)
-        checks.within(pairs.function, name, lengths, pairs.keys, "S")
-        if self.query_lengths is None:
-            return KeysBefore(lengths)
-        name = "attn_mask.query_lengths"
-        real = pairs.integers(name, self.query_lengths, least=0)
-        checks.within(pairs.function, name, real, pairs.queries, "L")
-        return AllOf((KeysBefore(lengths), QueriesBefore(real)))
+        patterns: list[Pattern] = []
+        if self.key_lengths is not None:
+            real = pairs.integers(self.names[0], self.key_lengths, least=0)
+            checks.within(pairs.function, self.names[0], real, pairs.keys, "S")
+            patterns.append(KeysBefore(real))
+        if self.query_lengths is not None:
+            real = pairs.integers(self.names[1], self.query_lengths, least=0)
+            checks.within(pairs.function, self.names[1], real, pairs.queries, "L")
+            patterns.append(QueriesBefore(real))
+        return AllOf(tuple(patterns))
 
 
 @dataclass(frozen=True, slots=True, repr=False)

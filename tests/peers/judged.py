@@ -1,0 +1,48 @@
+"""Ours and a peer's result, each judged by the float64 reference and the house's bound.
+
+A peer that left the bound would be as much news as if we did: then the two do not mean the same call.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sdpa_xp_export import reference
+from sdpa_xp_export.agreement import EPS, judge, textbook
+
+CLOSE = 2e-6
+"""Between two float32 values of size 1, where the reference has no such call."""
+
+
+def assert_agree(
+    xp: Any, results: dict[str, Any], arrays: dict[str, Any], *, jit: Any = lambda f: f, **rules: Any
+) -> None:
+    """Each of `results` is attention of `arrays`, query to bias, by `rules`; all are arrays of `xp`.
+
+    `jit` compiles the textbook formula that sets the bound, for a library that is slow without.
+    """
+    numbers = {name: np.asarray(x) for name, x in arrays.items()}
+    dtype = numbers["query"].dtype
+    expected = reference.attention(**numbers, **rules)[0]
+    plain = np.asarray(jit(lambda arrays: textbook(xp, **arrays, **rules))(arrays))
+    for name, result in results.items():
+        found = np.asarray(result)
+        assert found.dtype == dtype, name
+        assert found.shape == expected.shape, name
+        agreement = judge(found, expected, plain, dtype.name)
+        assert agreement.agrees, (name, agreement)
+
+
+def assert_lse_agree(results: dict[str, Any], arrays: dict[str, Any], **rules: Any) -> None:
+    """Each of `results` is the natural log-sum-exp; it is as exact as the scores that it is made of."""
+    numbers = {name: np.asarray(x) for name, x in arrays.items()}
+    expected = reference.attention(**numbers, **rules)[1]
+    finite = np.isfinite(expected)
+    bound = 8 * EPS[numbers["query"].dtype.name] * max(1.0, float(np.max(np.abs(expected[finite]))))
+    for name, result in results.items():
+        found = np.asarray(result)
+        assert found.shape == expected.shape, name
+        np.testing.assert_array_equal(np.isneginf(found), ~finite, err_msg=name)
+        assert np.max(np.abs(found[finite] - expected[finite])) <= bound, name

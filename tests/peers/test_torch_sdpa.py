@@ -1,0 +1,276 @@
+"""Side by side with torch.nn.functional.scaled_dot_product_attention, on the CPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import array_api_compat.torch as xp
+import numpy as np
+import pytest
+import torch
+from peers.judged import assert_agree
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+from torch.nn.functional import scaled_dot_product_attention as torch_sdpa
+
+from sdpa_xp import attention_state, masks, scaled_dot_product_attention
+from sdpa_xp_export.agreement import judge, textbook
+
+DTYPES = [torch.float32, torch.float64]
+
+
+def draw(rng: np.random.Generator, *shapes: tuple[int, ...], dtype: Any = torch.float32) -> dict[str, Any]:
+    """Query, key, value, and a floating mask where there is a fourth shape."""
+    names = ("query", "key", "value", "attn_mask")
+    drawn = zip(names, shapes, strict=False)
+    return {name: torch.asarray(rng.standard_normal(shape)).to(dtype) for name, shape in drawn}
+
+
+# The shapes of query, key, value and a floating mask, and what both are told.
+CALLS: dict[str, tuple[tuple[tuple[int, ...], ...], dict[str, Any]]] = {
+    "2-D": (((7, 8), (11, 8), (11, 8)), {}),
+    "3-D": (((4, 7, 8), (4, 11, 8), (4, 11, 8)), {}),
+    "4-D": (((2, 4, 7, 8), (2, 4, 11, 8), (2, 4, 11, 8)), {}),
+    "5-D": (((3, 2, 4, 7, 8), (3, 2, 4, 11, 8), (3, 2, 4, 11, 8)), {}),
+    "Ev < E": (((2, 4, 7, 8), (2, 4, 11, 8), (2, 4, 11, 3)), {}),
+    "Ev > E": (((2, 4, 7, 8), (2, 4, 11, 8), (2, 4, 11, 13)), {"is_causal": True}),
+    "is_causal, L < S": (((2, 4, 7, 8), (2, 4, 11, 8), (2, 4, 11, 8)), {"is_causal": True}),
+    "is_causal, L > S": (((2, 4, 11, 8), (2, 4, 7, 8), (2, 4, 7, 8)), {"is_causal": True}),
+    "is_causal, L = S": (((2, 4, 9, 8), (2, 4, 9, 8), (2, 4, 9, 8)), {"is_causal": True}),
+    "floating mask": (((2, 4, 7, 8), (2, 4, 11, 8), (2, 4, 11, 8), (2, 1, 7, 11)), {}),
+    "floating mask of a column": (((2, 4, 7, 8), (2, 4, 11, 8), (2, 4, 11, 8), (7, 1)), {}),
+    "scale": (((2, 4, 7, 8), (2, 4, 11, 8), (2, 4, 11, 8)), {"scale": 0.7}),
+    "scale 0": (((2, 4, 7, 8), (2, 4, 11, 8), (2, 4, 11, 8)), {"scale": 0.0}),
+    "scale < 0": (((2, 4, 7, 8), (2, 4, 11, 8), (2, 4, 11, 8)), {"scale": -0.4}),
+    "scale < 0, is_causal": (((4, 7, 8), (4, 11, 8), (4, 11, 8)), {"scale": -0.4, "is_causal": True}),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("shapes", "rules"), CALLS.values(), ids=CALLS)
+def test_same_call(rng: np.random.Generator, shapes: Any, rules: dict[str, Any], dtype: Any) -> None:
+    arrays = draw(rng, *shapes, dtype=dtype)
+    results = {
+        "torch": torch_sdpa(**arrays, **rules),
+        "ours": scaled_dot_product_attention(**arrays, **rules),
+    }
+    assert_agree(xp, results, arrays, **rules)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(7, 11), (1, 11), (7, 1), (4, 7, 11), (2, 1, 1, 11), (2, 4, 7, 11)])
+def test_boolean_mask(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> None:
+    """Rows without a key among them: both give 0 there."""
+    arrays = draw(rng, (2, 4, 7, 8), (2, 4, 11, 8), (2, 4, 11, 8), dtype=dtype)
+    arrays["attn_mask"] = torch.asarray(rng.random(shape) < 0.6)
+    arrays["attn_mask"][..., 0, :] = shape[-2] == 1
+    results = {"torch": torch_sdpa(**arrays), "ours": scaled_dot_product_attention(**arrays)}
+    assert_agree(xp, results, arrays)
+    for result in results.values():
+        assert bool((result[..., 0, :] == 0).all()) == (shape[-2] > 1)
+
+
+def test_infinite_mask_is_an_empty_row_and_the_smallest_number_is_none(rng: np.random.Generator) -> None:
+    arrays = draw(rng, (4, 2, 8), (4, 11, 8), (4, 11, 8))
+    arrays["attn_mask"] = torch.stack(
+        [torch.full((11,), x) for x in (-math.inf, torch.finfo(torch.float32).min)]
+    )
+    for result in (torch_sdpa(**arrays), scaled_dot_product_attention(**arrays)):
+        assert torch.all(result[:, 0] == 0)
+        torch.testing.assert_close(result[:, 1], arrays["value"].mean(dim=1))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_grouped_heads(rng: np.random.Generator, dtype: Any) -> None:
+    """torch groups when told to, we always."""
+    arrays = draw(rng, (2, 6, 7, 8), (2, 2, 11, 8), (2, 2, 11, 5), dtype=dtype)
+    results = {
+        "torch": torch_sdpa(**arrays, enable_gqa=True, is_causal=True),
+        "ours": scaled_dot_product_attention(**arrays, is_causal=True),
+    }
+    assert_agree(xp, results, arrays, is_causal=True)
+
+
+def test_no_keys(rng: np.random.Generator) -> None:
+    arrays = draw(rng, (2, 3, 8), (2, 0, 8), (2, 0, 5))
+    for result in (torch_sdpa(**arrays), scaled_dot_product_attention(**arrays)):
+        assert torch.equal(result, torch.zeros(2, 3, 5))
+
+
+def test_all_weights_dropped(rng: np.random.Generator) -> None:
+    """What else is dropped follows from the generator, and differs."""
+    arrays = draw(rng, (2, 3, 8), (2, 5, 8), (2, 5, 8))
+    generator = torch.Generator().manual_seed(3)
+    ours = scaled_dot_product_attention(**arrays, dropout_p=1.0, rng=generator)
+    for result in (torch_sdpa(**arrays, dropout_p=1.0), ours):
+        assert torch.equal(result, torch.zeros(2, 3, 8))
+
+
+def test_gradients(rng: np.random.Generator) -> None:
+    """Those of a row without a key are 0 in both; torch in float64 is the reference."""
+    mask = torch.asarray(rng.random((7, 11)) < 0.6)
+    mask[2] = False
+    arrays = draw(rng, (2, 4, 7, 8), (2, 4, 11, 8), (2, 4, 11, 8))
+
+    def gradients(function: Callable[..., Any], dtype: Any = torch.float32) -> list[np.ndarray]:
+        inputs = [x.detach().to(dtype).requires_grad_() for x in arrays.values()]
+        return [np.asarray(x) for x in torch.autograd.grad(function(*inputs, mask).square().sum(), inputs)]
+
+    exact, plain = gradients(torch_sdpa, torch.float64), gradients(partial(textbook, xp))
+    for function in (torch_sdpa, scaled_dot_product_attention):
+        found = gradients(function)
+        assert all(judge(*each, "float32").agrees for each in zip(found, exact, plain, strict=True))
+        assert not found[0][:, :, 2].any()
+
+
+DOCUMENTS = torch.tensor([[0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 2], [0] * 5 + [1] * 6])
+
+# A mask, and which pairs it means: b, i and j broadcast.
+MASKS: dict[str, tuple[masks.Mask, Callable[..., Any]]] = {
+    "causal": (masks.causal(), lambda b, i, j: j <= i),
+    "causal(3)": (masks.causal(3), lambda b, i, j: j <= i + 3),
+    "causal(-2)": (masks.causal(-2), lambda b, i, j: j <= i - 2),
+    "lower_right": (masks.causal("lower_right"), lambda b, i, j: j <= i + 4),
+    "causal of each": (masks.causal([0, 4]), lambda b, i, j: j <= i + 4 * b),
+    "window": (masks.sliding_window(2, 1), lambda b, i, j: (i - 2 <= j) & (j <= i + 1)),
+    "open window": (masks.sliding_window(None, 0), lambda b, i, j: j <= i),
+    "window over a cache": (
+        masks.sliding_window(2, 0, offset="lower_right"),
+        lambda b, i, j: (i + 2 <= j) & (j <= i + 4),
+    ),
+    "padding": (masks.padding([3, 11]), lambda b, i, j: j < 3 + 8 * b),
+    "padding of queries": (masks.padding([3, 11], [7, 2]), lambda b, i, j: (j < 3 + 8 * b) & (i < 7 - 5 * b)),
+    "prefix": (masks.prefix([4, 0]), lambda b, i, j: j < 4 - 4 * b),
+    "document": (
+        masks.document(DOCUMENTS[:, :7], DOCUMENTS),
+        lambda b, i, j: DOCUMENTS[b, i] == DOCUMENTS[b, j],
+    ),
+    "chunked": (masks.chunked(3), lambda b, i, j: i // 3 == j // 3),
+    "dilated": (masks.dilated(3), lambda b, i, j: (i - j) % 3 == 0),
+    "from_array": (
+        masks.from_array(torch.arange(77).reshape(7, 11) % 5 > 1),
+        lambda b, i, j: (11 * i + j) % 5 > 1,
+    ),
+    "from_function": (
+        masks.from_function(lambda b, h, i, j: (i + j + b) % 3 > 0),
+        lambda b, i, j: (i + j + b) % 3 > 0,
+    ),
+    "&": (masks.causal(4) & masks.padding([3, 11]), lambda b, i, j: (j <= i + 4) & (j < 3 + 8 * b)),
+    "|": (masks.causal() | masks.prefix(4), lambda b, i, j: (j <= i) | (j < 4)),
+    "~": (~(masks.causal() | masks.chunked(4)), lambda b, i, j: ~((j <= i) | (i // 4 == j // 4))),
+}
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("mask", "means"), MASKS.values(), ids=MASKS)
+def test_mask_values(rng: np.random.Generator, mask: masks.Mask, means: Any, dtype: Any) -> None:
+    """torch is given `masks.to_array` of it, which is what the mask is said to mean."""
+    arrays = draw(rng, (2, 4, 7, 8), (2, 2, 11, 8), (2, 2, 11, 8), dtype=dtype)
+    whole = masks.to_array(mask, (2, 1, 7, 11), like=arrays["query"])
+    b, i, j = torch.meshgrid(torch.arange(2), torch.arange(7), torch.arange(11), indexing="ij")
+    assert torch.equal(whole[:, 0], means(b, i, j))
+    results = {
+        "torch": torch_sdpa(**arrays, attn_mask=whole, enable_gqa=True),
+        "ours": scaled_dot_product_attention(**arrays, attn_mask=mask),
+    }
+    assert_agree(xp, results, arrays | {"attn_mask": whole})
+
+
+@pytest.mark.filterwarnings("ignore:Lower right causal bias will produce NaNs:UserWarning")
+@pytest.mark.parametrize(("queries", "keys"), [(7, 11), (11, 7), (5, 5)])
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [(causal_lower_right, masks.causal("lower_right")), (causal_upper_left, masks.causal())],
+)
+def test_causal_bias(rng: np.random.Generator, theirs: Any, ours: masks.Mask, queries: int, keys: int) -> None:
+    """torch.nn.attention.bias; what it warns of is no more: rows above the diagonal are 0."""
+    arrays = draw(rng, (2, 4, queries, 8), (2, 4, keys, 8), (2, 4, keys, 8))
+    shift = keys - queries if theirs is causal_lower_right else 0
+    allowed = torch.arange(keys) <= torch.arange(queries)[:, None] + shift
+    results = {
+        "torch": torch_sdpa(**arrays, attn_mask=theirs(queries, keys)),
+        "ours": scaled_dot_product_attention(**arrays, attn_mask=ours),
+    }
+    assert_agree(xp, results, arrays | {"attn_mask": allowed})
+
+
+@pytest.mark.parametrize("batch", [(), (4,), (3, 2, 4)])
+def test_mask_beside_is_causal_differs(rng: np.random.Generator, batch: tuple[int, ...]) -> None:
+    """torch refuses the two together; here both hold."""
+    arrays = draw(rng, (*batch, 7, 8), (*batch, 11, 8), (*batch, 11, 8))
+    arrays["attn_mask"] = torch.asarray(rng.random((7, 11)) < 0.6)
+    with pytest.raises(RuntimeError, match="attn_mask should not be set when is_causal=True"):
+        torch_sdpa(**arrays, is_causal=True)
+    ours = scaled_dot_product_attention(**arrays, is_causal=True)
+    assert_agree(xp, {"ours": ours}, arrays, is_causal=True)
+
+
+def test_mask_beside_is_causal_of_4_axes(rng: np.random.Generator) -> None:
+    """With 4 axes torch's kernel for the CPU takes both, which its documentation rules out; it agrees."""
+    arrays = draw(rng, (2, 4, 7, 8), (2, 4, 11, 8), (2, 4, 11, 8))
+    arrays["attn_mask"] = torch.asarray(rng.random((7, 11)) < 0.6)
+    results = {
+        "torch": torch_sdpa(**arrays, is_causal=True),
+        "ours": scaled_dot_product_attention(**arrays, is_causal=True),
+    }
+    assert_agree(xp, results, arrays, is_causal=True)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.4])
+def test_is_causal_beside_a_scale_that_is_not_positive_differs(rng: np.random.Generator, scale: float) -> None:
+    """With 4 axes torch 2.13's kernel for the CPU masks before it scales: NaN. Here it is as any scale."""
+    arrays = draw(rng, (2, 4, 7, 8), (2, 4, 11, 8), (2, 4, 11, 8))
+    assert torch.all(torch.isnan(torch_sdpa(**arrays, is_causal=True, scale=scale)))
+    ours = scaled_dot_product_attention(**arrays, is_causal=True, scale=scale)
+    assert_agree(xp, {"ours": ours}, arrays, is_causal=True, scale=scale)
+
+
+def test_grouped_heads_unasked_differs(rng: np.random.Generator) -> None:
+    arrays = draw(rng, (2, 6, 7, 8), (2, 2, 11, 8), (2, 2, 11, 8))
+    with pytest.raises(RuntimeError, match="must match the size"):
+        torch_sdpa(**arrays)
+    assert_agree(xp, {"ours": scaled_dot_product_attention(**arrays)}, arrays)
+
+
+def test_mask_of_one_axis_differs(rng: np.random.Generator) -> None:
+    """torch wants two axes or more; here a mask of the keys alone will do."""
+    arrays = draw(rng, (2, 4, 7, 8), (2, 4, 11, 8), (2, 4, 11, 8))
+    arrays["attn_mask"] = torch.arange(11) < 6
+    with pytest.raises(IndexError):
+        torch_sdpa(**arrays)
+    assert_agree(xp, {"ours": scaled_dot_product_attention(**arrays)}, arrays)
+
+
+def test_masked_nan_differs(rng: np.random.Generator) -> None:
+    """In torch it spoils every row, here none."""
+    arrays = draw(rng, (4, 7, 8), (4, 11, 8), (4, 11, 8))
+    arrays["attn_mask"] = (torch.arange(11) < 9)[None]
+    arrays["key"][:, 9:] = arrays["value"][:, 9:] = math.nan
+    assert torch.all(torch.isnan(torch_sdpa(**arrays)))
+    cut = {name: x[..., :9, :] if name in ("key", "value") else x for name, x in arrays.items()}
+    del cut["attn_mask"]
+    assert_agree(xp, {"ours": scaled_dot_product_attention(**arrays)}, cut)
+
+
+def test_row_without_a_key_has_no_lse() -> None:
+    """torch says 0 and tells no more; the state tells such a row from one whose values are 0."""
+    query, key = torch.zeros(2, 4), torch.ones(3, 4)
+    mask = torch.tensor([[True] * 3, [False] * 3])
+    assert torch.equal(torch_sdpa(query, key, 0 * key, attn_mask=mask), torch.zeros(2, 4))
+    state = attention_state(query, key, 0 * key, mask)
+    assert torch.equal(state.output, torch.zeros(2, 4))
+    torch.testing.assert_close(state.lse, torch.tensor([math.log(3), -math.inf]))
+
+
+def test_a_bias_of_torch_that_holds_no_elements_is_refused() -> None:
+    """It is a tensor by its type, over memory that nobody has written."""
+    x = torch.zeros(2, 3, 4)
+    for bias in (causal_lower_right(3, 3), causal_upper_left(3, 3)):
+        for name in ("attn_mask", "bias"):
+            with pytest.raises(
+                TypeError, match=rf"`{name}` must be a plain array.*masks\.causal\('lower_right'\)"
+            ):
+                scaled_dot_product_attention(x, x, x, **{name: bias})
