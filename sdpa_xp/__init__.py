@@ -1,4 +1,66 @@
-"""Attention for every array: one exact, memory-linear implementation for any array-API library."""
+"""Attention for every array: one exact, memory-linear implementation for any array-API library.
+
+Coming from another library: its arguments, and what they are called here. `biases`, `masks` are the modules of
+that name; arguments that have the same name and meaning are left out.
+
+torch, scaled_dot_product_attention
+    attn_mask = causal_upper_left, causal_lower_right    masks.causal(), masks.causal("lower_right")
+    dropout_p                       dropout_p, with rng=torch.Generator()
+    enable_gqa                      always, by the number of heads
+    a mask beside is_causal         both hold
+torch, FlexAttention
+    block_mask, from mask_mod       attn_mask=masks.from_function(mask_mod)
+    score_mod                       bias=biases.from_function(score_mod)
+    and_masks, or_masks             &, |
+    create_mask                     masks.to_array
+    return_lse, AuxRequest(lse)     attention_state
+torch, nn.MultiheadAttention
+    attn_mask (True = masked)       attn_mask=~mask
+    key_padding_mask                attn_mask=~mask[:, None, None, :], or masks.padding(lengths)
+    need_weights                    attention_weights
+    add_zero_attn                   sinks of 0
+jax.nn, dot_product_attention       dot_product_attention, with all its names but
+    return_residual                 attention_state(..., layout="...LHE")
+    a row with no key: mean(V)      0
+keras.ops, dot_product_attention    dot_product_attention
+    attn_logits_soft_cap            scaled_dot_product_attention(..., softcap=, layout="...LHE")
+flash-attention
+    (batch, length, heads, width)   layout="...LHE"
+    softmax_scale                   scale
+    causal (aligns the last)        masks.causal("lower_right")
+    window_size=(left, right), -1   masks.sliding_window(left, right, offset="lower_right"), None
+    alibi_slopes                    bias=biases.alibi(slopes, offset="lower_right")
+    learnable_sink                  sinks
+    softmax_lse                     attention_state(...).lse
+    flash_attn_varlen_func          varlen_attention; max_seqlen_q and max_seqlen_k are not needed
+    flash_attn_with_kvcache         KVCache.append, .attend; with block_table and cache_seqlens PagedKVCache
+xformers, memory_efficient_attention
+    attn_bias, a tensor             bias
+    LowerTriangularMask             is_causal=True
+    LowerTriangularFromBottomRightMask    masks.causal("lower_right")
+    BlockDiagonalMask, ...CausalMask      varlen_attention, is_causal=True; or masks.document(ids)
+    p                               dropout_p, with rng
+FlashInfer
+    kv_layout "NHD", "HND"          layout="...LHE", "...HLE"
+    causal (aligns the last)        masks.causal("lower_right")
+    window_left                     masks.sliding_window(window_left, 0, offset="lower_right")
+    sm_scale, logits_soft_cap       scale, softcap
+    return_lse (base 2)             attention_state(..., lse_base=2)
+    merge_states                    merge_states(..., lse_base=2)
+    qo_indptr, kv_indptr            varlen_attention(cu_seqlens_q=, cu_seqlens_k=)
+    paged_kv_indices                PagedKVCache(block_table=)
+MLX, mx.fast.scaled_dot_product_attention
+    mask="causal" (the last align)  attn_mask=masks.causal("lower_right")
+ONNX, Attention
+    past_key, present_key           KVCache
+    is_causal after a past          KVCache.attend, or masks.causal(past length)
+    nonpad_kv_seqlen                masks.padding(lengths) & masks.causal([length - L for each])
+    left_window_size, right_window_size   masks.sliding_window(left, right, offset=)
+    softmax_precision               softmax_dtype
+    qk_matmul_output                attention_scores, attention_weights
+
+tests/peers and tests/conformance hold each against its library, or against its formula.
+"""
 
 from sdpa_xp import biases, masks
 from sdpa_xp.attention import attention_state, scaled_dot_product_attention

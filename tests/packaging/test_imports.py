@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -73,6 +74,22 @@ def test_docstring_names_every_argument(value: Any) -> None:
     if inspect.isfunction(value) or "Args:" in doc:
         for argument in inspect.signature(value).parameters:
             assert f"\n    {argument}: " in doc
+
+
+def test_porting_table_names_what_there_is() -> None:
+    """What stands to the right is ours: each name in it is a function, an argument or a method."""
+    table = (sdpa_xp.__doc__ or "").partition("left out.")[2].partition("tests/peers")[0]
+    rows = [
+        re.split(r"  +", line.strip(), maxsplit=1) for line in table.splitlines() if line.startswith("    ")
+    ]
+    assert len(rows) > 40
+    arguments = {name for f in PUBLIC.values() for name in inspect.signature(f).parameters}
+    methods = {name for f in PUBLIC.values() if isinstance(f, type) for name in vars(f)}
+    known = arguments | methods | {name.rpartition(".")[2] for name in PUBLIC} | {"masks", "biases", "lse"}
+    for theirs, ours in rows:
+        calls = set(re.findall(r"([a-zA-Z_]+)(?:\(|=)|(?:masks|biases|KVCache)\.([a-z_]+)", ours))
+        found = {name for pair in calls for name in pair if name}
+        assert found <= known | {"Generator"}, (theirs, found - known)
 
 
 def test_type_checkers_see_the_array_that_went_in() -> None:
