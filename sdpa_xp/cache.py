@@ -111,15 +111,15 @@ class KVCache(Generic[A]):
             ValueError: As for the cache, tokens beyond its capacity, or a cache that was appended to in
                 place before.
         """
-        held = {"cache.key": self._buffers.key, "cache.value": self._buffers.value}
+        old = {"key": self._filled(self._buffers.key), "value": self._filled(self._buffers.value)}
+        held = {f"cache.{name}": array for name, array in old.items()}
         xp, arrays = checks.one_library("KVCache.append", {"key": key, "value": value, **held})
         checks.alike("KVCache.append", arrays)
         new = {name: arrays[name] for name in ("key", "value")}
         for name, array in new.items():
-            checks.same_but("KVCache.append", name, array.shape, held[f"cache.{name}"].shape, self._axis)
+            checks.same_but("KVCache.append", name, array.shape, old[name].shape, self._axis)
         checks.same_but_width("KVCache.append", {name: array.shape for name, array in new.items()})
         if not checks.flag("KVCache.append", "in_place", in_place):
-            old = {"key": self._filled(self._buffers.key), "value": self._filled(self._buffers.value)}
             joined = {name: xp.concat([old[name], new[name]], axis=self._axis) for name in new}
             return self._of(_Buffers(joined["key"], joined["value"], joined["key"].shape[self._axis]))
         return self._append_in_place(new["key"], new["value"])

@@ -84,6 +84,8 @@ def real_dtypes(xp: Namespace, device: Device) -> Collection[str]:
 
 def to_list(array: Array) -> Any:
     """The elements of an integer array as numbers of Python, in nested lists."""
+    if hasattr(array, "tolist"):  # JAX reads a constant so inside a jit, where indexing would trace it
+        return array.tolist()
     if array.ndim == 0:
         return int(array)
     return [to_list(array[index, ...]) for index in range(array.shape[0])]

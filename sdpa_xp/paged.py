@@ -90,6 +90,7 @@ class PagedKVCache(Generic[A]):
         self.key_blocks: Array = arrays["key_blocks"]
         self.value_blocks: Array = arrays["value_blocks"]
         self.lengths = tuple(held)
+        checks.pool(function, len(held), self.block_size)
         checks.block_table(function, self._table, held, self.block_size, self.key_blocks.shape[0])
 
     def __repr__(self) -> str:
@@ -198,7 +199,7 @@ class PagedKVCache(Generic[A]):
         pools = {"key_blocks": self.key_blocks, "value_blocks": self.value_blocks}
         call = check(function, {"query": query, **pools}, rules, cached=self._shapes())
         arrays, xp = call.arrays, call.pairs.xp
-        checks.entries(function, arrays["query"].shape, len(self.lengths))
+        checks.entries(function, query.shape, len(self.lengths))
         parts, values = [], []
         for number, (row, length) in enumerate(zip(self._table, self.lengths, strict=True)):
             queries = call.sizes.queries

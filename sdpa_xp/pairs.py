@@ -125,6 +125,9 @@ def pairs_of(
     function: str, name: str, shape: Sequence[int], held: Iterable[tuple[str, object]], like: object
 ) -> Pairs:
     """The pairs of scores (L, S) or (..., Hq, L, S), for arrays like `like`, like those held, or NumPy's."""
+    if not isinstance(shape, tuple | list):
+        rule = "`shape` must be (L, S) or (..., Hq, L, S)"
+        raise TypeError(checks.message(function, rule, {"shape": repr(shape)}))
     sizes = tuple(checks.integer(function, f"shape[{axis}]", n, least=1) for axis, n in enumerate(shape))
     if len(sizes) < 2:
         rule = "`shape` must be (L, S) or (..., Hq, L, S)"

@@ -90,6 +90,7 @@ class FromArray(Bias):
 
     def bind(self, pairs: Pairs) -> tuple[Term, ...]:
         array = cast(Array, self.array)
+        checks.floating(pairs.function, self.argument, array)
         if pairs.input_dtype is not None:
             checks.added_dtype(pairs.function, self.argument, array, pairs.input_dtype, pairs.dtype)
         checks.broadcasts(pairs.function, self.argument, array.shape, pairs.shape, "(..., Hq, L, S)")

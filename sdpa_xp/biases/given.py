@@ -91,7 +91,7 @@ class FromFunction(Bias, Term):
 
     def apply(self, tile: Tile, scores: Array) -> tuple[Array, Allowed]:
         xp, function = tile.pairs.xp, tile.pairs.function
-        result = checks.of_function(function, "bias", self.score_mod(scores, *tile.indices), tile.shape)
+        result = checks.of_function(function, "bias", self.score_mod(scores, *tile.indices), tile.shape, xp)
         checks.floating(function, "bias", result)
         shape = checks.broadcast(result.shape, scores.shape) or tile.shape
         # float32 with the int32 of an index is float64 in NumPy

@@ -94,8 +94,8 @@ def mask_dtype(function: str, mask: Array) -> bool:
     name = door.dtype_name(mask.dtype)
     if name.startswith(("int", "uint")):
         rule = "`attn_mask` must be boolean (True = may attend) or floating (added to the scores)"
-        hint = "An integer mask is ambiguous: pass `attn_mask != 0` if 1 means may attend, `== 0` if 0 does."
-        raise TypeError(message(function, rule, {"attn_mask.dtype": mask.dtype}, hint))
+        got = {"attn_mask.dtype": mask.dtype}
+        raise TypeError(message(function, rule, got, _boolean_hint("attn_mask", mask)))
     return name.startswith("bool")
 
 
@@ -103,14 +103,23 @@ def boolean(function: str, name: str, array: Array) -> None:
     """`array` is boolean."""
     if not door.dtype_name(array.dtype).startswith("bool"):
         rule = f"`{name}` must be boolean (True = may attend)"
-        raise TypeError(message(function, rule, {f"{name}.dtype": array.dtype}))
+        raise TypeError(message(function, rule, {f"{name}.dtype": array.dtype}, _boolean_hint(name, array)))
 
 
-def of_function(function: str, name: str, result: object, target: Shape) -> Array:
+def _boolean_hint(name: str, array: Array) -> str:
+    if not door.dtype_name(array.dtype).startswith(("int", "uint")):
+        return ""
+    return f"An integer mask is ambiguous: pass `{name} != 0` if 1 means may attend, `== 0` if 0 does."
+
+
+def of_function(function: str, name: str, result: object, target: Shape, xp: Namespace) -> Array:
     """What a caller's function of the indices returned fits the tile that it was asked for."""
     if not door.is_array(result):
         rule, hint = f"the function of `{name}` must return an array", "`&`, `|` and `~` combine conditions."
         raise TypeError(message(function, rule, {"result": type_name(result)}, hint))
+    if door.namespace(result) is not xp:
+        rule = f"`query` and what the function of `{name}` returns must be arrays of one library"
+        raise TypeError(message(function, rule, {"result": type_name(result)}))
     if broadcast(result.shape, target) != target:
         rule = f"what the function of `{name}` returns must broadcast to (..., Hq, rows, columns) of its tile"
         raise ValueError(message(function, rule, {"result.shape": result.shape, "tile": target}))

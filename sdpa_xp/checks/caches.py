@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from sdpa_xp import namespace as door
 from sdpa_xp.checks.arrays import floating, one_device, one_dtype
 from sdpa_xp.checks.messages import message
+from sdpa_xp.checks.shapes import known
 from sdpa_xp.protocols import Array, Shape
 
 
@@ -20,6 +21,8 @@ def alike(function: str, arrays: Mapping[str, Array]) -> None:
 
 def same_but_width(function: str, shapes: Mapping[str, Shape]) -> None:
     """Both of `shapes` have heads, a length and a width, and agree in all but the last."""
+    for name, shape in shapes.items():
+        known(function, name, shape)
     (one, first), (other, second) = shapes.items()
     got = {f"{one}.shape": first, f"{other}.shape": second}
     if min(len(first), len(second)) < 3:
@@ -44,6 +47,16 @@ def writeable(function: str, what: str, arrays: Mapping[str, Array]) -> None:
             rule = f"{what} needs arrays that can be written to"
             hint = "Without it `append` copies, with any library."
             raise TypeError(message(function, rule, {name: f"a read-only {door.full_name(array)}"}, hint))
+
+
+def pool(function: str, sequences: int, size: int) -> None:
+    """There is a sequence, and a block holds a token."""
+    if sequences == 0:
+        rule = "`block_table` must have a row for at least one sequence"
+        raise ValueError(message(function, rule, {"block_table": []}))
+    if size == 0:
+        rule = "a block of `key_blocks` must hold at least one token"
+        raise ValueError(message(function, rule, {"tokens of a block": size}))
 
 
 def room(function: str, needed: int, capacity: int) -> None:
@@ -76,11 +89,10 @@ def block_table(function: str, table: list[list[int]], lengths: list[int], size:
 
 
 def own_blocks(function: str, written: list[tuple[int, int]], table: list[list[int]]) -> None:
-    """A block that is written to, (sequence, block), is in the table of no other sequence."""
-    for sequence, block in written:
-        others = [other for other, row in enumerate(table) if other != sequence and block in row]
-        if others:
-            rule = "a block that is written to must belong to one sequence"
+    """A block that is written to, (sequence, block), is in the table of no other sequence, and there once."""
+    for _, block in written:
+        owners = [sequence for sequence, row in enumerate(table) for each in row if each == block]
+        if len(owners) > 1:
+            rule = "a block that is written to must belong to one sequence, once"
             hint = "Give one of them a copy of the block."
-            got = {"block": block, "sequences": [sequence, *others]}
-            raise ValueError(message(function, rule, got, hint))
+            raise ValueError(message(function, rule, {"block": block, "sequences": owners}, hint))

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sdpa_xp import namespace as door
+from sdpa_xp.checks.arrays import plain_array
 from sdpa_xp.checks.integers import integer
 from sdpa_xp.checks.messages import message
 
@@ -48,6 +49,7 @@ def _read(function: str, name: str, value: object) -> list[Any]:
     if not door.is_array(value) or value.ndim == 0:
         rule = f"`{name}` must be a list or an integer array"
         raise TypeError(message(function, rule, {name: repr(value)}))
+    plain_array(function, name, value)
     if door.is_traced(value):
         rule = f"`{name}` must be static inside a jit or a lazy graph, since shapes follow from it"
         raise TypeError(

@@ -26,6 +26,8 @@ def type_name(value: object) -> str:
 
 def brief(value: object) -> str:
     """A value as a repr shows it: a short array by its elements, a longer one by its dtype and shape."""
+    if isinstance(value, tuple) and len(value) > FEW:
+        return f"<{len(value)} numbers>"
     if not door.is_array(value):
         return getattr(value, "__qualname__", None) or repr(value)
     if value.ndim == 1 and value.shape[0] <= FEW and not door.is_traced(value):

@@ -46,7 +46,7 @@ def shapes(function: str, query: Shape, key: Shape, value: Shape | None = None, 
     """
     named = {"query": query, "key": key} | ({} if value is None else {"value": value})
     for name, shape in named.items():
-        _known(function, name, shape)
+        known(function, name, shape)
         if len(shape) < 2:
             order = "heads, length" if layout == HLE else "length, heads"
             rule = f"`{name}` must have at least 2 axes, (..., {order}, width)"
@@ -85,7 +85,7 @@ def shapes(function: str, query: Shape, key: Shape, value: Shape | None = None, 
 
 def broadcasts(function: str, name: str, shape: Shape, target: Shape, letters: str) -> None:
     """An array of `shape` broadcasts to `target` without making it larger."""
-    _known(function, name, shape)
+    known(function, name, shape)
     if broadcast(shape, target) != target:
         rule = f"`{name}` must broadcast to {letters}"
         hint = ""
@@ -106,7 +106,8 @@ def broadcast(*shapes: Shape) -> Shape | None:
     return tuple(result)
 
 
-def _known(function: str, name: str, shape: Shape) -> None:
+def known(function: str, name: str, shape: Shape) -> None:
+    """The lengths are numbers; a lazy array may not know its own."""
     if any(n != n for n in shape):
         rule = f"the lengths of `{name}` must be known"
         hint = f"Dask finds them with `{name}.compute_chunk_sizes()`."

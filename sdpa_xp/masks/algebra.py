@@ -62,16 +62,16 @@ class Mask(ABC):
                 yield each.name, value
 
     def __and__(self, other: Mask | AnyArray) -> Mask:
-        return And(self, as_mask("masks", "attn_mask", other))
+        return And(self, _operand(other))
 
     def __rand__(self, other: AnyArray) -> Mask:
-        return And(as_mask("masks", "attn_mask", other), self)
+        return And(_operand(other), self)
 
     def __or__(self, other: Mask | AnyArray) -> Mask:
-        return Or(self, as_mask("masks", "attn_mask", other))
+        return Or(self, _operand(other))
 
     def __ror__(self, other: AnyArray) -> Mask:
-        return Or(as_mask("masks", "attn_mask", other), self)
+        return Or(_operand(other), self)
 
     def __invert__(self) -> Mask:
         return Not(self)
@@ -146,6 +146,10 @@ def as_mask(function: str, name: str, value: object) -> Mask:
     if isinstance(value, Mask):
         return value
     return FromArray(checks.plain_array(function, name, value), name)
+
+
+def _operand(value: object) -> Mask:
+    return value if isinstance(value, Mask) else FromArray(checks.plain_array("masks", "mask", value))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from sdpa_xp import checks
-from sdpa_xp.masks.algebra import Allowed, Mask, Pattern, as_mask, settled
+from sdpa_xp.masks.algebra import Allowed, FromArray, Mask, Pattern, settled
 from sdpa_xp.pairs import Pairs
 from sdpa_xp.protocols import AnyArray
 from sdpa_xp.tiles import Tile
@@ -42,7 +42,7 @@ def from_array(boolean: AnyArray) -> Mask:
         Vaswani et al., "Attention is all you need", arXiv 1706.03762, section 3.2.3.
     """
     checks.boolean("from_array", "boolean", checks.plain_array("from_array", "boolean", boolean))
-    return as_mask("from_array", "attn_mask", boolean)
+    return FromArray(boolean)
 
 
 def from_function(mask_mod: MaskFunction) -> Mask:
@@ -93,6 +93,6 @@ class FromFunction(Mask, Pattern):
         allowed = self.mask_mod(*tile.indices)
         if isinstance(allowed, bool):
             return allowed
-        array = checks.of_function(tile.pairs.function, "attn_mask", allowed, tile.shape)
+        array = checks.of_function(tile.pairs.function, "attn_mask", allowed, tile.shape, tile.pairs.xp)
         checks.boolean(tile.pairs.function, "attn_mask", array)
         return settled(tile, array)
