@@ -1,0 +1,294 @@
+"""What a mask says of a tile, and by that which tiles are computed: with NumPy, by counting."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sdpa_xp import masks, scaled_dot_product_attention
+from sdpa_xp.masks.bands import Band
+from sdpa_xp.pairs import Pairs, pairs_of
+from sdpa_xp.scores import Scores
+from sdpa_xp.tiles import ROWS, Tile
+
+BATCH, HEADS, QUERIES, KEYS = SHAPE = (2, 2, 5, 6)
+B, H, R, J = np.ogrid[:BATCH, :HEADS, :QUERIES, :KEYS]
+POSITIONS = (0, 3)
+IDS, KEY_IDS = [4, 4, 5, 5, 8], [4, 4, 5, 5, 8, 8]
+MIXED = np.asarray([[0, 1, 1, 0, 2, 1], [1, 1, 0, 0, 0, 2]])
+DRAWN = np.random.default_rng(7).random(SHAPE) < 0.5
+
+Formula: TypeAlias = Callable[[int], np.ndarray]
+"""Where the first query stands -> which pairs may attend; queries stand at R + position."""
+Rule: TypeAlias = tuple[masks.Mask, Formula]
+
+
+def each(values: Any) -> np.ndarray:
+    return np.reshape(values, (-1, 1, 1, 1))
+
+
+def causal(offset: Any) -> Rule:
+    return masks.causal(offset), lambda p: R + p + each(offset) >= J
+
+
+def lower_right() -> Rule:
+    return masks.causal("lower_right"), lambda _: J <= R + KEYS - QUERIES
+
+
+def window(left: int | None, right: int | None, offset: Any = 0) -> Rule:
+    low, high = (10**12 if width is None else width for width in (left, right))
+
+    def formula(p: int) -> np.ndarray:
+        i = R + p + each(offset)
+        return (i - low <= J) & (i + high >= J)
+
+    return masks.sliding_window(left, right, offset=offset), formula
+
+
+def padding(key_lengths: Any, query_lengths: Any = None) -> Rule:
+    """Query lengths count rows, wherever the first stands."""
+    rows = QUERIES if query_lengths is None else query_lengths
+    return masks.padding(key_lengths, query_lengths), lambda _: (each(key_lengths) > J) & (each(rows) > R)
+
+
+def prefix(length: Any) -> Rule:
+    return masks.prefix(length), lambda _: each(length) > J
+
+
+def chunked(size: int) -> Rule:
+    return masks.chunked(size), lambda p: (R + p) // size == J // size
+
+
+def dilated(step: int) -> Rule:
+    return masks.dilated(step), lambda p: (R + p - J) % step == 0
+
+
+def document(queries: Any, keys: Any) -> Rule:
+    i, j = np.asarray(queries)[..., None, :, None], np.asarray(keys)[..., None, None, :]
+    return masks.document(queries, keys), lambda _: i == j
+
+
+def given_array(axes: tuple[int, ...]) -> Rule:
+    array = DRAWN[tuple(slice(None) if axis in axes else slice(1) for axis in range(4))]
+    return masks.from_array(array), lambda _: array
+
+
+def function(share: int) -> Rule:
+    return (
+        masks.from_function(lambda b, h, i, j: (3 * b + 2 * h + i + j) % share > 0),
+        lambda p: (3 * B + 2 * H + R + p + J) % share > 0,
+    )
+
+
+KNOWING: list[Rule] = [
+    *(causal(offset) for offset in (0, 2, -3, 9, -20, [1, -2])),
+    lower_right(),
+    *(window(*widths) for widths in itertools.product((None, 0, 2), (None, 0, 1), (0, -2, 4))),
+    *(padding(lengths) for lengths in (0, 3, KEYS, [2, 5])),
+    *(padding(KEYS, lengths) for lengths in (0, 4, [1, 3])),
+    padding(4, 2),
+    *(prefix(length) for length in (0, 4, 99, [3, 99])),
+    *(chunked(size) for size in (1, 2, 3, 50)),
+    dilated(1),
+    document(IDS, KEY_IDS),
+    given_array((2, 3)),
+    given_array((0, 3)),
+    function(2),
+]
+OTHERS: list[Rule] = [
+    window(1, 1, [3, -1]),
+    padding([0, 5], [4, 0]),
+    dilated(2),
+    dilated(3),
+    document(MIXED[:, :QUERIES], MIXED),
+    document(MIXED[0, :QUERIES], MIXED),
+    given_array((0, 1, 2, 3)),
+    function(3),
+]
+
+RANGES = [[range(a, b) for a, b in itertools.combinations(range(n + 1), 2)] for n in (QUERIES, KEYS)]
+
+
+def pairs_at(position: int) -> Pairs:
+    return replace(pairs_of("test", "mask", SHAPE, {}, None), position=position)
+
+
+def check(rule: Rule, position: int, *, knows: bool = False) -> None:
+    """What is said of each tile is right, and its reach leaves out no key that is attended."""
+    mask, formula = rule
+    pairs = pairs_at(position)
+    pattern = mask.bind(pairs)
+    allowed = np.array(np.broadcast_to(formula(position), SHAPE))
+    for rows, columns in itertools.product(*RANGES):
+        tile = Tile(rows, columns, pairs)
+        part = allowed[..., rows.start : rows.stop, columns.start : columns.stop]
+        found = pattern.on(tile)
+        if isinstance(found, bool):
+            assert (part == found).all(), (mask, position, rows, columns)
+        else:
+            np.testing.assert_array_equal(np.broadcast_to(found, part.shape), part)
+            assert not (knows and part.all() == part.any()), (mask, position, rows, columns)
+        reach = pattern.reach(tile)
+        assert not reach or (columns.start <= reach.start and reach.stop <= columns.stop)
+        attended = {columns[at] for at in np.nonzero(part)[-1]}
+        assert attended <= set(reach), (mask, position, rows, columns, reach)
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("rule", KNOWING, ids=lambda rule: repr(rule[0]))
+def test_knows_all_and_none(rule: Rule, position: int) -> None:
+    """True and False wherever all and none may attend, since only then is work saved."""
+    check(rule, position, knows=True)
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("rule", OTHERS, ids=lambda rule: repr(rule[0]))
+def test_right_on_every_tile(rule: Rule, position: int) -> None:
+    check(rule, position)
+
+
+def combined(rules: st.SearchStrategy[Rule]) -> st.SearchStrategy[Rule]:
+    return st.one_of(
+        st.builds(lambda a, b: (a[0] & b[0], lambda p: a[1](p) & b[1](p)), rules, rules),
+        st.builds(lambda a, b: (a[0] | b[0], lambda p: a[1](p) | b[1](p)), rules, rules),
+        st.builds(lambda a: (~a[0], lambda p: ~a[1](p)), rules),
+    )
+
+
+@settings(max_examples=25)
+@given(st.recursive(st.sampled_from(KNOWING + OTHERS), combined, max_leaves=5), st.sampled_from(POSITIONS))
+def test_combinations_are_right_on_every_tile(rule: Rule, position: int) -> None:
+    check(rule, position)
+
+
+def test_far_offset_and_wide_window() -> None:
+    """The largest of both that are taken, without overflow."""
+    far = 2**29
+    rule = window(None, far, [-far, far])
+    np.testing.assert_array_equal(masks.to_array(rule[0], SHAPE), np.broadcast_to(rule[1](0), SHAPE))
+
+
+class Computed(list[tuple[Tile, Any]]):
+    """The tiles whose scores were computed, each with the pairs that were allowed."""
+
+    @property
+    def pairs(self) -> int:
+        return sum(len(tile.rows) * len(tile.columns) for tile, _ in self)
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> Computed:
+    """The scores themselves are zeros."""
+    seen = Computed()
+
+    def on(_: Scores, tile: Tile, _query: np.ndarray, allowed: Any) -> Any:
+        seen.append((tile, allowed))
+        return np.zeros(tile.shape, np.float32), allowed
+
+    monkeypatch.setattr(Scores, "on", on)
+    return seen
+
+
+def attend(length: int, mask: masks.Mask) -> None:
+    x = np.zeros((length, 1), np.float32)
+    scaled_dot_product_attention(x, x, x, mask)
+
+
+def test_window_is_linear_in_the_length(computed: Computed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window of 257 keys: twice the length is twice the tiles, asked and computed, not four times."""
+    asked: list[Tile] = []
+    answer = Band.on
+    monkeypatch.setattr(Band, "on", lambda self, tile: asked.append(tile) or answer(self, tile))
+    counts = {}
+    for length in (2**14, 2**15, 2**16):
+        attend(length, masks.sliding_window(256, 0))
+        counts[length] = len(asked), len(computed)
+        assert len(computed) >= length / ROWS
+        assert len(computed) <= len(asked) <= 2 * length / ROWS
+        assert computed.pairs <= length * (ROWS + 256)
+        asked.clear()
+        computed.clear()
+    for length in (2**14, 2**15):
+        assert counts[2 * length] == (2 * counts[length][0], 2 * counts[length][1])
+
+
+def test_window_beside_other_masks_is_linear(computed: Computed) -> None:
+    """Any mask that is met with a window looks no farther than the window."""
+    for mask in (masks.causal(), masks.dilated(2), ~masks.prefix(9), masks.causal() | masks.chunked(64)):
+        for both in (mask & masks.sliding_window(256, 0), masks.sliding_window(256, 0) & mask):
+            attend(2**14, both)
+            assert computed.pairs <= 2**14 * (ROWS + 256)
+            computed.clear()
+    attend(2**14, masks.prefix(0) | masks.sliding_window(256, 0))
+    assert computed.pairs <= 2**14 * (ROWS + 256)
+
+
+def test_chunks_are_linear_in_the_length(computed: Computed) -> None:
+    for length in (2**13, 2**14):
+        attend(length, masks.chunked(512))
+        assert computed.pairs == length * 512
+        computed.clear()
+
+
+def test_causal_computes_half(computed: Computed) -> None:
+    length = 2**13
+    attend(length, masks.causal())
+    assert length**2 / 2 <= computed.pairs <= length * (length + ROWS) / 2
+
+
+def test_padding_does_not_look_behind_the_longest(computed: Computed) -> None:
+    x = np.zeros((3, 1, 5, 1), np.float32)
+    keys = np.zeros((3, 1, 4096, 1), np.float32)
+    scaled_dot_product_attention(x, keys, keys, masks.padding([7, 1500, 40]))
+    assert max(tile.columns.stop for tile, _ in computed) == 1500
+    computed.clear()
+    scaled_dot_product_attention(x, keys, keys, masks.padding(9, [0, 0, 0]))
+    assert not computed
+    rows_of_padding = Tile(range(2, QUERIES), range(KEYS), pairs_at(0))
+    assert not masks.padding(4, 2).bind(pairs_at(0)).reach(rows_of_padding)
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize(
+    "mask",
+    [
+        masks.causal(),
+        masks.causal(-5),
+        masks.sliding_window(3, 1),
+        masks.padding(11),
+        masks.padding(24, 7),
+        masks.prefix(10),
+        masks.chunked(5),
+        masks.document([0] * 9 + [1] * 3 + [2] * 12),
+        masks.causal() & masks.document([0] * 9 + [1] * 3 + [2] * 12),
+        masks.causal() | masks.prefix(10),
+        ~masks.causal(),
+        masks.from_array(np.eye(24, dtype=bool)),
+        masks.from_function(lambda _b, _h, i, j: (i > 20) & (j < 6)),
+    ],
+    ids=repr,
+)
+def test_computes_the_tiles_that_some_pair_attends(computed: Computed, mask: masks.Mask) -> None:
+    """Those alone, each key once; where every pair may attend nothing is masked."""
+    attend(24, mask)
+    left = masks.to_array(mask, (24, 24))
+    for tile, allowed in computed:
+        at = (slice(tile.rows.start, tile.rows.stop), slice(tile.columns.start, tile.columns.stop))
+        part = left[at]
+        assert part.any()
+        assert (allowed is True) == part.all()
+        left[at] = False
+    assert not left.any()
+
+
+def test_without_a_mask_nothing_is_masked(computed: Computed) -> None:
+    attend(2 * ROWS, masks.sliding_window(None, None))
+    assert len(computed) == 2
+    assert all(allowed is True for _, allowed in computed)

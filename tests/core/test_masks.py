@@ -1,0 +1,339 @@
+"""Each mask against a boolean array that NumPy makes of its formula, on every library."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import array_api_compat
+import numpy as np
+import pytest
+from libraries import Library
+
+from sdpa_xp import attention_scores, attention_state, attention_weights, masks, scaled_dot_product_attention
+from sdpa_xp_export import reference
+from sdpa_xp_export.agreement import judge, textbook
+
+F = np.float32
+PAIRS = (2, 4, 7, 11)  # B, Hq, L, S
+B, H, I, J = np.ogrid[:2, :4, :7, :11]
+
+
+class Case(NamedTuple):
+    """A mask, made with a function that puts NumPy arrays into the library, and its formula."""
+
+    make: Callable[[Callable[[np.ndarray], Any]], masks.Mask]
+    allowed: Any
+    """Broadcasts to PAIRS."""
+
+
+def ints(*values: Any) -> np.ndarray:
+    return np.asarray(values, np.int32)
+
+
+def each(*values: int) -> np.ndarray:
+    """One number a batch entry."""
+    return np.asarray(values).reshape(-1, 1, 1, 1)
+
+
+QUERY_IDS = ints([0, 0, 1, 1, 1, 2, 2], [5, 5, 5, 5, 9, 9, 9])
+KEY_IDS = ints([0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2], [9, 9, 5, 5, 5, 5, 5, 5, 3, 3, 3])
+DRAWN = np.random.default_rng(5).random((3, *PAIRS)) < 0.6
+BY_KEY, BY_ROW, BY_PAIR = DRAWN[0, :, :1, :1], DRAWN[1, 0, :, :, :1], DRAWN[2, 0, 0]
+
+CASES: dict[str, Case] = {
+    "causal": Case(lambda _: masks.causal(), J <= I),
+    "causal 2": Case(lambda _: masks.causal(2), J <= I + 2),
+    "causal -2": Case(lambda _: masks.causal(-2), J <= I - 2),
+    "causal lower_right": Case(lambda _: masks.causal("lower_right"), J <= I + 4),
+    "causal list": Case(lambda _: masks.causal([3, -1]), I + each(3, -1) >= J),
+    "causal array": Case(lambda put: masks.causal(put(ints(-3, 6))), I + each(-3, 6) >= J),
+    "window open": Case(lambda _: masks.sliding_window(None, None), J >= 0),
+    "window None 1": Case(lambda _: masks.sliding_window(None, 1), J <= I + 1),
+    "window 2 None": Case(lambda _: masks.sliding_window(2, None), I - 2 <= J),
+    "window 0 0": Case(lambda _: masks.sliding_window(0, 0), I == J),
+    "window 2 1 3": Case(lambda _: masks.sliding_window(2, 1, offset=3), (I + 1 <= J) & (J <= I + 4)),
+    "window lower_right": Case(
+        lambda _: masks.sliding_window(3, 0, offset="lower_right"), (I + 1 <= J) & (J <= I + 4)
+    ),
+    "window list": Case(
+        lambda _: masks.sliding_window(1, 2, offset=[4, -2]), (I + each(3, -3) <= J) & (I + each(6, 0) >= J)
+    ),
+    "window array": Case(
+        lambda put: masks.sliding_window(1, None, offset=put(ints(5, 0))), I + each(4, -1) <= J
+    ),
+    "padding 9": Case(lambda _: masks.padding(9), J < 9),
+    "padding list": Case(lambda _: masks.padding([3, 11]), each(3, 11) > J),
+    "padding array": Case(lambda put: masks.padding(put(ints(0, 7))), each(0, 7) > J),
+    "padding both": Case(lambda _: masks.padding(10, 5), (J < 10) & (I < 5)),
+    "padding both lists": Case(lambda _: masks.padding([5, 11], [7, 2]), (each(5, 11) > J) & (each(7, 2) > I)),
+    "padding both arrays": Case(
+        lambda put: masks.padding(put(ints(8)), put(ints(4, 6))), (J < 8) & (each(4, 6) > I)
+    ),
+    "document": Case(
+        lambda put: masks.document(put(QUERY_IDS), put(KEY_IDS)), QUERY_IDS[B, I] == KEY_IDS[B, J]
+    ),
+    "document shared": Case(
+        lambda _: masks.document(QUERY_IDS[0].tolist(), KEY_IDS[0].tolist()), QUERY_IDS[0][I] == KEY_IDS[0][J]
+    ),
+    "document of keys": Case(
+        lambda put: masks.document(put(QUERY_IDS[0]), put(KEY_IDS)), QUERY_IDS[0][I] == KEY_IDS[B, J]
+    ),
+    "prefix 4": Case(lambda _: masks.prefix(4), J < 4),
+    "prefix list": Case(lambda _: masks.prefix([0, 20]), each(0, 20) > J),
+    "prefix array": Case(lambda put: masks.prefix(put(ints(2, 6))), each(2, 6) > J),
+    "chunked 3": Case(lambda _: masks.chunked(3), I // 3 == J // 3),
+    "dilated 3": Case(lambda _: masks.dilated(3), (I - J) % 3 == 0),
+    "dilated 1": Case(lambda _: masks.dilated(1), J >= 0),
+    "array of keys": Case(lambda put: masks.from_array(put(BY_KEY)), BY_KEY),
+    "array of rows": Case(lambda put: masks.from_array(put(BY_ROW)), BY_ROW),
+    "function": Case(
+        lambda _: masks.from_function(lambda b, h, i, j: (j + h <= i + 2 * b) | (j == 9)),
+        (J + H <= I + 2 * B) | (J == 9),
+    ),
+    "function of bool": Case(lambda _: masks.from_function(lambda *_: False), J < 0),
+    "and": Case(
+        lambda _: masks.causal("lower_right") & masks.sliding_window(3, None), (I - 3 <= J) & (J <= I + 4)
+    ),
+    "or": Case(lambda _: masks.causal() | masks.prefix([2, 5]), (J <= I) | (each(2, 5) > J)),
+    "not": Case(lambda _: ~masks.causal(1), J > I + 1),
+    "not of or": Case(
+        lambda _: ~(masks.padding([3, 8]) | masks.chunked(4)), (each(3, 8) <= J) & (I // 4 != J // 4)
+    ),
+    "mask & array": Case(lambda put: masks.causal(3) & put(BY_PAIR), (J <= I + 3) & BY_PAIR),
+    "~mask | array": Case(lambda put: ~masks.dilated(2) | put(BY_PAIR), ((I - J) % 2 > 0) | BY_PAIR),
+}
+
+
+def whole(allowed: Any) -> np.ndarray:
+    """A formula for every pair."""
+    return np.array(np.broadcast_to(allowed, PAIRS))
+
+
+def arrays(rng: np.random.Generator, *shapes: tuple[int, ...]) -> list[np.ndarray]:
+    return [rng.standard_normal(shape).astype(F) for shape in shapes]
+
+
+@pytest.fixture
+def tiles(library: Library, request: pytest.FixtureRequest) -> None:
+    """Small tiles; on JAX, which compiles each shape anew, one of all pairs."""
+    if not library.name.startswith("jax"):
+        request.getfixturevalue("small_tiles")
+
+
+def grouped(rng: np.random.Generator) -> list[np.ndarray]:
+    """Query, key and value whose scores are PAIRS; two query heads read one key head."""
+    return arrays(rng, (2, 4, 7, 8), (2, 2, 11, 8), (2, 2, 11, 5))
+
+
+def assert_agrees(
+    library: Library, found: Any, inputs: list[np.ndarray], allowed: np.ndarray, **rules: Any
+) -> None:
+    """As near to the reference with a boolean array as the house's rule asks."""
+    plain = library.call(lambda *x, **y: textbook(library.xp, *x, **y), *inputs, attn_mask=allowed, **rules)
+    expected = reference.attention(*inputs, allowed, **rules)[0]
+    agreement = judge(library.get(found), expected, library.get(plain), "float32")
+    assert agreement.agrees, agreement
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_to_array(library: Library, case: Case) -> None:
+    with library.guard():
+        like = library.put(np.zeros(1, F))
+        found = masks.to_array(case.make(library.put), PAIRS, like=like)
+    assert array_api_compat.array_namespace(found) is library.xp
+    assert array_api_compat.device(found) == array_api_compat.device(like)
+    assert library.get(found).dtype == bool
+    np.testing.assert_array_equal(library.get(found), whole(case.allowed))
+
+
+@pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize("name", CASES)
+def test_attention(library: Library, rng: np.random.Generator, name: str) -> None:
+    case, inputs = CASES[name], grouped(rng)
+    with library.guard():
+        mask = case.make(library.put)
+    found = library.call(scaled_dot_product_attention, *inputs, attn_mask=mask)
+    assert_agrees(library, found, inputs, whole(case.allowed))
+
+
+def test_array_on_the_left(library: Library) -> None:
+    """The array lets the mask answer."""
+    if library.name.startswith("strict"):
+        pytest.skip("array_api_strict raises where Python lets the other operand answer")
+    with library.guard():
+        left = library.put(BY_PAIR)
+        found = [masks.to_array(mask, PAIRS) for mask in (left & masks.causal(), left | masks.causal())]
+    for array, expected in zip(found, ((J <= I) & BY_PAIR, (J <= I) | BY_PAIR), strict=True):
+        np.testing.assert_array_equal(library.get(array), whole(expected))
+
+
+def weights(library: Library, queries: int, keys: int, mask: Any, **rules: Any) -> np.ndarray:
+    """Of scores that are all equal: 1 over the number of keys that a query attends."""
+    q, k = np.zeros((queries, 2), F), np.ones((keys, 2), F)
+    return library.get(library.call(attention_weights, q, k, attn_mask=mask, **rules))
+
+
+def test_mask_and_is_causal_both_hold(library: Library) -> None:
+    w = weights(library, 3, 3, masks.dilated(2), is_causal=True)
+    np.testing.assert_array_equal(w, [[1, 0, 0], [0, 1, 0], [0.5, 0, 0.5]])
+
+
+def test_offset_says_where_a_window_stands(library: Library) -> None:
+    w = weights(library, 3, 3, masks.sliding_window(1, 0, offset=1))
+    np.testing.assert_array_equal(w, [[0.5, 0.5, 0], [0, 0.5, 0.5], [0, 0, 1]])
+
+
+def test_document_of_queries_and_keys(library: Library) -> None:
+    """Without `key_ids` both have the same, in whatever order."""
+    for ids in ([9, 4, 9], ints(9, 4, 9)):
+        with library.guard():
+            mask = masks.document(library.put(ids) if isinstance(ids, np.ndarray) else ids)
+        w = weights(library, 3, 3, mask)
+        np.testing.assert_array_equal(w, [[0.5, 0, 0.5], [0, 1, 0], [0.5, 0, 0.5]])
+
+
+@pytest.mark.usefixtures("tiles")
+def test_padding_may_hold_anything(library: Library, rng: np.random.Generator) -> None:
+    q, k, v = grouped(rng)
+    expected = reference.attention(q, k, v, np.arange(11) < each(3, 8))[0]
+    k[0, :, 3:], k[1, :, 8:], v[0, :, 3:], v[1, :, 8:] = math.nan, math.inf, math.inf, math.nan
+    found = library.call(scaled_dot_product_attention, q, k, v, attn_mask=masks.padding([3, 8]))
+    np.testing.assert_allclose(library.get(found), expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.usefixtures("tiles")
+def test_row_without_a_key(library: Library, rng: np.random.Generator) -> None:
+    inputs = grouped(rng)
+    mask = masks.causal(-2)
+    state = library.call(attention_state, *inputs, attn_mask=mask)
+    np.testing.assert_array_equal(library.get(state.output)[:, :, :2], 0)
+    assert np.all(np.isneginf(library.get(state.lse)[:, :, :2]))
+    assert np.all(np.isfinite(library.get(state.lse)[:, :, 2:]))
+    np.testing.assert_array_equal(weights(library, 3, 3, mask), [[0, 0, 0], [0, 0, 0], [1, 0, 0]])
+    scores = library.get(library.call(attention_scores, *inputs[:2], attn_mask=mask))
+    np.testing.assert_array_equal(np.isneginf(scores), whole(J > I - 2))
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("rules", [{}, {"softcap": 1.5, "scale": 0.7}], ids=["plain", "softcap"])
+def test_mask_and_bias_array(library: Library, rng: np.random.Generator, rules: dict[str, Any]) -> None:
+    inputs = grouped(rng)
+    rules = rules | {"bias": arrays(rng, (4, 7, 11))[0]}
+    rules["bias"][0, 3] = -math.inf
+    found = library.call(scaled_dot_product_attention, *inputs, attn_mask=masks.causal(2), **rules)
+    assert_agrees(library, found, inputs, whole(J <= I + 2), **rules)
+
+
+def test_a_mask_is_its_boolean_array(library: Library, rng: np.random.Generator) -> None:
+    """To the last bit, where both see the same tile."""
+    inputs = grouped(rng)[:2]
+    as_mask = library.call(attention_weights, *inputs, attn_mask=masks.causal(1) & masks.chunked(4))
+    i, j = np.ogrid[:7, :11]
+    as_array = library.call(attention_weights, *inputs, attn_mask=(j <= i + 1) & (i // 4 == j // 4))
+    np.testing.assert_array_equal(library.get(as_mask), library.get(as_array))
+
+
+def test_mask_of_a_query_head(library: Library) -> None:
+    """Two query heads read one key head, each with keys of its own."""
+    mask = masks.from_function(lambda _b, h, _i, j: j == h)
+    value = np.asarray([[10, 20, 30]], F).reshape(1, 3, 1)
+    inputs = np.ones((2, 1, 4), F), np.ones((1, 3, 4), F), value
+    found = library.call(scaled_dot_product_attention, *inputs, attn_mask=mask)
+    np.testing.assert_array_equal(library.get(found)[:, 0, 0], [10, 20])
+
+
+def test_repr_of_arrays(library: Library) -> None:
+    with library.guard():
+        few, many = (library.put(np.asarray(x)) for x in ([True, False], [[True, False]]))
+        shown = repr(masks.causal() & few), repr(masks.from_array(many))
+    short = "<bool (2,)>" if library.lazy else "[1, 0]"
+    assert shown == (f"causal() & from_array({short})", "from_array(<bool (1, 2)>)")
+
+
+@pytest.mark.parametrize(
+    ("mask", "shown"),
+    [
+        (masks.causal(), "causal()"),
+        (masks.causal([1, 2]), "causal((1, 2))"),
+        (masks.causal("lower_right"), "causal('lower_right')"),
+        (masks.sliding_window(2, None), "sliding_window(left=2, right=None)"),
+        (masks.sliding_window(2, 0, offset=1), "sliding_window(left=2, right=0, offset=1)"),
+        (masks.padding(3), "padding(3)"),
+        (masks.padding(3, [1]), "padding(key_lengths=3, query_lengths=(1,))"),
+        (masks.document([0, 1]), "document((0, 1))"),
+        (masks.prefix(0), "prefix(0)"),
+        (masks.chunked(4), "chunked(4)"),
+        (masks.dilated(2), "dilated(2)"),
+        (masks.from_function(max), "from_function(max)"),
+        (~(masks.causal() | masks.prefix(1)) & masks.chunked(2), "~(causal() | prefix(1)) & chunked(2)"),
+        (masks.causal() & (masks.prefix(1) | masks.chunked(2)), "causal() & (prefix(1) | chunked(2))"),
+    ],
+)
+def test_value(mask: masks.Mask, shown: str) -> None:
+    """A mask is the value of its arguments: it shows, equals and hashes as they do."""
+    names = {name: getattr(masks, name) for name in masks.__all__}
+    same = eval(shown, names | {"max": max})
+    assert repr(mask) == shown
+    assert mask == same
+    assert hash(mask) == hash(same)
+    assert mask != masks.prefix(77)
+
+
+def test_value_of_a_list() -> None:
+    """The list may change afterwards, and a long one is shown briefly."""
+    ids = [0] * 500
+    mask = masks.document(ids)
+    ids[0] = 9
+    assert mask == masks.document([0] * 500)
+    assert len(repr(mask)) < 100
+
+
+def test_one_mask_for_many_calls(library: Library) -> None:
+    """It holds no length and no library: what it says follows from each call."""
+    mask = masks.causal("lower_right") & ~masks.chunked(2)
+    for queries, keys in ((3, 5), (2, 2), (3, 5)):
+        expected = np.asarray(
+            [[j <= i + keys - queries and i // 2 != j // 2 for j in range(keys)] for i in range(queries)]
+        )
+        with library.guard():
+            placed = masks.to_array(mask, (queries, keys), like=library.put(np.zeros(1, F)))
+        np.testing.assert_array_equal(library.get(placed), expected)
+        np.testing.assert_array_equal(masks.to_array(mask, (queries, keys)), expected)
+
+
+@pytest.mark.parametrize("empty", ["L", "S", "B"])
+def test_ids_of_no_token(library: Library, empty: str) -> None:
+    """As without a mask: an empty result, or weights over no key."""
+    if library.lazy:
+        pytest.skip("Dask has no arrays of size 0")
+    batch, queries, keys = (0 if letter == empty else n for letter, n in (("B", 2), ("L", 3), ("S", 4)))
+    with library.guard():
+        mask = masks.document(*(library.put(np.zeros((batch, n), np.int32)) for n in (queries, keys)))
+    q, k = np.ones((batch, 2, queries, 2), F), np.ones((batch, 2, keys, 2), F)
+    assert library.call(scaled_dot_product_attention, q, k, k, attn_mask=mask).shape == (batch, 2, queries, 2)
+    assert library.call(attention_weights, q, k, attn_mask=mask).shape == (batch, 2, queries, keys)
+
+
+def test_ids_beyond_int32(library: Library) -> None:
+    """They are compared as they are; in 32 bits both would be 1."""
+    if not library.name.startswith(("numpy", "torch", "dask", "strict-C", "strict-d")):
+        pytest.skip(f"{library.name} has no int64")
+    with library.guard():
+        found = masks.to_array(masks.document(library.put(np.asarray([1, 2**32 + 1]))), (2, 2))
+    np.testing.assert_array_equal(library.get(found), np.eye(2, dtype=bool))
+
+
+@pytest.mark.parametrize("kind", ["given", "one length", "window"])
+def test_array_is_the_callers_own(library: Library, kind: str) -> None:
+    """It may be written, and no mask changes with it."""
+    if not library.name.startswith(("numpy", "torch")):
+        pytest.skip("only NumPy and torch have arrays that are views of others and can be written")
+    given = library.put(np.eye(3, dtype=bool))
+    mask = {"given": masks.from_array(given), "one length": masks.padding(2), "window": masks.causal()}[kind]
+    before = library.get(masks.to_array(mask, (3, 3), like=given)).copy()
+    found = masks.to_array(mask, (3, 3), like=given)
+    found[0, 1] = not before[0, 1]
+    assert (library.get(found) != before).sum() == 1
+    np.testing.assert_array_equal(library.get(masks.to_array(mask, (3, 3), like=given)), before)
