@@ -91,6 +91,20 @@ def to_list(array: Array) -> Any:
     return [to_list(array[index, ...]) for index in range(array.shape[0])]
 
 
+def signed(array: Array) -> Array:
+    """An integer array in a signed dtype: libraries compute little with unsigned ones.
+
+    The largest of 64 bits become negative, but stay apart from all others.
+    """
+    xp = namespace(array)
+    if not dtype_name(array.dtype).startswith("uint"):
+        return array
+    wide = "int64" in cast(Any, xp).__array_namespace_info__().dtypes(
+        device=device(array), kind="signed integer"
+    )
+    return xp.astype(array, cast(Any, xp).int64 if wide else xp.int32)
+
+
 def accumulation_dtype(xp: Namespace, dtype: Dtype) -> Dtype:
     """Scores, row sums and outputs are held in float64 for float64 input, else in float32."""
     return xp.float64 if dtype_name(dtype) == "float64" else xp.float32

@@ -86,10 +86,10 @@ class Pairs:
             return Integers(*[self.keys - self.queries - self.position] * 3)
         return self.integers(name, value)
 
-    def along(self, name: str, value: object, length: int, letter: str) -> Array:
+    def along(self, name: str, value: object, length: int, letter: str, hint: str = "") -> Array:
         """An id for each of `length` queries or keys, (..., length)."""
         ids = checks.ids(self.function, name, value, self.xp, self.device)
-        checks.one_each(self.function, name, ids.shape, (*self.batch, length), letter)
+        checks.one_each(self.function, name, ids.shape, (*self.batch, length), letter, hint)
         return self.cut(ids, 1)
 
     def cut(self, array: Array, axes: int) -> Array:

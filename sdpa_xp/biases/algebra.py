@@ -56,10 +56,10 @@ class Bias(ABC):
                 yield each.name, value
 
     def __add__(self, other: Bias | AnyArray) -> Bias:
-        return Sum(self, as_bias("biases", "bias", other))
+        return Sum(self, _operand(other))
 
     def __radd__(self, other: AnyArray) -> Bias:
-        return Sum(as_bias("biases", "bias", other), self)
+        return Sum(_operand(other), self)
 
     def __repr__(self) -> str:
         return checks.call_of(self, self.name)
@@ -100,6 +100,11 @@ class FromArray(Bias):
 def as_bias(function: str, name: str, value: object) -> Bias:
     """A bias as it is; an array as what is added."""
     return value if isinstance(value, Bias) else FromArray(checks.plain_array(function, name, value), name)
+
+
+def _operand(value: object) -> Bias:
+    checks.operand("biases", "bias", value, Bias, "a bias or a floating array")
+    return as_bias("biases", "bias", value)
 
 
 class Added(Term):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -45,8 +46,8 @@ def alibi(slopes: int | Sequence[float] | AnyArray, *, offset: IntegersLike | st
     References:
         Press et al., "Train Short, Test Long", arXiv 2108.12409, section 3.
     """
-    if isinstance(slopes, int) and not isinstance(slopes, bool):
-        checks.integer("alibi", "slopes", slopes, least=1)
+    if isinstance(slopes, numbers.Integral) and not isinstance(slopes, bool):
+        slopes = checks.integer("alibi", "slopes", slopes, least=1)
     elif isinstance(slopes, list | tuple):
         slopes = tuple(checks.number("alibi", f"slopes[{head}]", slope) for head, slope in enumerate(slopes))
     else:
@@ -76,11 +77,14 @@ class Alibi(Bias):
 
     def bind(self, pairs: Pairs) -> tuple[Term, ...]:
         xp = pairs.xp
-        numbers = geometric(self.slopes) if isinstance(self.slopes, int) else self.slopes
-        if isinstance(numbers, tuple):
-            slopes = xp.asarray(numbers, dtype=pairs.dtype, device=pairs.device)
+        given = self.slopes
+        if isinstance(given, int):
+            checks.columns(pairs.function, "bias.slopes", given, pairs.heads)
+            given = geometric(given)
+        if isinstance(given, tuple):
+            slopes = xp.asarray(given, dtype=pairs.dtype, device=pairs.device)
         else:
-            slopes = xp.astype(cast(Array, numbers), pairs.dtype, copy=False)
+            slopes = xp.astype(cast(Array, given), pairs.dtype, copy=False)
         checks.broadcasts(pairs.function, "bias.slopes", slopes.shape, pairs.with_heads, "(..., Hq)")
         slopes = pairs.cut(slopes, 1)
         offset = pairs.offset("bias.offset", self.offset)

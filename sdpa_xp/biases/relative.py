@@ -91,9 +91,7 @@ class Relative(Bias):
 
     def bind(self, pairs: Pairs) -> tuple[Term, ...]:
         xp, table = pairs.xp, cast(Array, self.table)
-        checks.broadcasts(
-            pairs.function, "bias.table", table.shape[1:], (pairs.heads,), "(buckets, Hq) on its last axis"
-        )
+        checks.columns(pairs.function, "bias.table", table.shape[1], pairs.heads)
         index = buckets(table.shape[0], self.max_distance, bidirectional=self.bidirectional)
         chosen = xp.asarray(index, dtype=xp.int32, device=pairs.device)
         by_distance = xp.take(xp.astype(table, pairs.dtype, copy=False), chosen, axis=0)

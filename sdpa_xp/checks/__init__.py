@@ -10,6 +10,7 @@ from sdpa_xp.checks.arrays import (
     one_device,
     one_dtype,
     one_library,
+    operand,
     plain_array,
 )
 from sdpa_xp.checks.caches import (
@@ -59,6 +60,7 @@ from sdpa_xp.checks.shapes import (
     broadcast,
     broadcasts,
     bucket_table,
+    columns,
     entries,
     shapes,
 )
@@ -83,6 +85,7 @@ __all__ = [
     "broadcasts",
     "bucket_table",
     "call_of",
+    "columns",
     "cumulated",
     "entries",
     "flag",
@@ -105,6 +108,7 @@ __all__ = [
     "one_dtype",
     "one_each",
     "one_library",
+    "operand",
     "own_blocks",
     "plain_array",
     "pool",

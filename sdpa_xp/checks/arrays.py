@@ -81,6 +81,12 @@ def added_dtype(function: str, name: str, array: Array, query: Dtype, accumulati
         raise TypeError(message(function, rule, got, f"Convert it: xp.astype({name}, query.dtype)."))
 
 
+def operand(function: str, name: str, value: object, kind: type, rule: str) -> None:
+    """What a mask or a bias is combined with is one, or an array."""
+    if not isinstance(value, kind) and not door.is_array(value):
+        raise TypeError(message(function, f"`{name}` must be {rule}", {name: type_name(value)}))
+
+
 def mask_or_bias(function: str, name: str, value: object, other: type, hint: str) -> None:
     """A mask stands where masks belong, and a bias where biases do."""
     if isinstance(value, other):
@@ -115,7 +121,8 @@ def _boolean_hint(name: str, array: Array) -> str:
 def of_function(function: str, name: str, result: object, target: Shape, xp: Namespace) -> Array:
     """What a caller's function of the indices returned fits the tile that it was asked for."""
     if not door.is_array(result):
-        rule, hint = f"the function of `{name}` must return an array", "`&`, `|` and `~` combine conditions."
+        rule = f"the function of `{name}` must return an array"
+        hint = "`&`, `|` and `~` combine conditions." if isinstance(result, bool) else ""
         raise TypeError(message(function, rule, {"result": type_name(result)}, hint))
     if door.namespace(result) is not xp:
         rule = f"`query` and what the function of `{name}` returns must be arrays of one library"

@@ -93,6 +93,6 @@ def own_blocks(function: str, written: list[tuple[int, int]], table: list[list[i
     for _, block in written:
         owners = [sequence for sequence, row in enumerate(table) for each in row if each == block]
         if len(owners) > 1:
-            rule = "a block that is written to must belong to one sequence, once"
+            rule = "a block that is written to must belong to one sequence"
             hint = "Give one of them a copy of the block."
             raise ValueError(message(function, rule, {"block": block, "sequences": owners}, hint))

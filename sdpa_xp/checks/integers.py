@@ -71,6 +71,7 @@ def integers(
         number = integer(function, name, value, least)
         return Integers(number, number, number)
     _integral(function, name, value)
+    value = door.signed(value)
     if traced or 0 in value.shape:
         return Integers(xp.astype(value, xp.int32, copy=False), -math.inf, math.inf)
     smallest, largest = int(xp.min(value)), int(xp.max(value))
@@ -99,16 +100,17 @@ def ids(function: str, name: str, value: object, xp: Namespace, device: Device) 
     """Integers that are compared and not counted with: an array keeps its dtype, and so its values."""
     if door.is_array(value) and not isinstance(value, numbers.Number):
         _integral(function, name, value)
-        return value
+        return door.signed(value)
     found = integers(function, name, value, xp, device, traced=True).values
     return xp.asarray(found, dtype=xp.int32, device=device) if isinstance(found, int) else found
 
 
-def one_each(function: str, name: str, shape: Shape, target: Shape, letter: str) -> None:
+def one_each(function: str, name: str, shape: Shape, target: Shape, letter: str, hint: str = "") -> None:
     """`shape` has the length of `target` on its last axis, and its other axes broadcast to those of it."""
     if not shape or shape[-1] != target[-1] or broadcast(shape, target) != target:
         rule = f"`{name}` must have one integer for each of {letter}, (..., {letter})"
-        raise ValueError(message(function, rule, {f"{name}.shape": shape, f"(..., {letter})": target}))
+        got = {f"{name}.shape": shape, f"(..., {letter})": target}
+        raise ValueError(message(function, rule, got, hint))
 
 
 def _integral(function: str, name: str, array: Array) -> None:
@@ -118,7 +120,7 @@ def _integral(function: str, name: str, array: Array) -> None:
 
 def frozen(value: T) -> T | tuple[int, ...]:
     """A list as a tuple, so that what holds it stays as it is."""
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(value) if isinstance(value, list | range) else value
 
 
 def _shown(value: object) -> str:

@@ -141,6 +141,13 @@ def entries(function: str, query: Shape, count: int) -> None:
         raise ValueError(message(function, rule, {"query.shape": query, "N": count}))
 
 
+def columns(function: str, name: str, count: int, heads: int) -> None:
+    """There is one for each query head."""
+    if count != heads:
+        rule = f"`{name}` must be for as many heads as `query` has (Hq)"
+        raise ValueError(message(function, rule, {name: f"for {count}", "Hq": heads}))
+
+
 def bucket_table(function: str, shape: Shape, both_ways: bool) -> None:
     """A table (buckets, Hq) has enough buckets for near and far, in each direction that it is for."""
     least = 4 if both_ways else 2

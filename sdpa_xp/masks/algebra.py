@@ -76,6 +76,17 @@ class Mask(ABC):
     def __invert__(self) -> Mask:
         return Not(self)
 
+    def _key(self) -> tuple[object, ...]:
+        held = (getattr(self, each.name) for each in fields(self))
+        return type(self), *(id(x) if namespace.is_array(x) else x for x in held)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both are made alike, of the same arrays."""
+        return isinstance(other, Mask) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
     def __bool__(self) -> bool:
         rule, hint = "a mask is neither true nor false", "Combine masks with `&`, `|` and `~`."
         raise TypeError(checks.message("masks", rule, {"mask": self}, hint))
@@ -84,7 +95,7 @@ class Mask(ABC):
         return checks.call_of(self, self.name)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class And(Mask):
     """The pairs that both masks let attend."""
 
@@ -98,7 +109,7 @@ class And(Mask):
         return " & ".join(f"({x})" if isinstance(x, Or) else str(x) for x in (self.one, self.other))
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Or(Mask):
     """The pairs that one of the masks lets attend."""
 
@@ -112,7 +123,7 @@ class Or(Mask):
         return " | ".join(f"({x})" if isinstance(x, And) else str(x) for x in (self.one, self.other))
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Not(Mask):
     """The pairs that the mask does not let attend."""
 
@@ -149,7 +160,8 @@ def as_mask(function: str, name: str, value: object) -> Mask:
 
 
 def _operand(value: object) -> Mask:
-    return value if isinstance(value, Mask) else FromArray(checks.plain_array("masks", "mask", value))
+    checks.operand("masks", "mask", value, Mask, "a mask or a boolean array")
+    return as_mask("masks", "attn_mask", value)
 
 
 @dataclass(frozen=True, slots=True)

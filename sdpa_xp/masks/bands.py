@@ -84,7 +84,7 @@ def sliding_window(left: int | None, right: int | None, *, offset: IntegersLike 
     return SlidingWindow(_width("left", left), _width("right", right), checks.frozen(offset))
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Causal(Mask):
     """Made by `causal`."""
 
@@ -95,7 +95,7 @@ class Causal(Mask):
         return Band(None, pairs.offset("attn_mask.offset", self.offset))
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class SlidingWindow(Mask):
     """Made by `sliding_window`."""
 

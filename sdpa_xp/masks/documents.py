@@ -50,7 +50,7 @@ def document(query_ids: Sequence[int] | AnyArray, key_ids: Sequence[int] | AnyAr
     return Document(checks.frozen(query_ids), checks.frozen(key_ids))
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Document(Mask):
     """Made by `document`."""
 
@@ -59,18 +59,14 @@ class Document(Mask):
     key_ids: Sequence[int] | AnyArray | None = None
 
     def bind(self, pairs: Pairs) -> Pattern:
-        xp = pairs.xp
-        keys = self.query_ids if self.key_ids is None else self.key_ids
-        queries = self._ids(pairs, "query_ids", self.query_ids, pairs.queries, "L")
-        named = "key_ids" if self.key_ids is not None else "query_ids"
-        return SameId(
-            xp.expand_dims(queries, axis=-1),
-            xp.expand_dims(self._ids(pairs, named, keys, pairs.keys, "S"), axis=-2),
-        )
-
-    def _ids(self, pairs: Pairs, name: str, value: object, length: int, letter: str) -> Array:
-        """(..., 1, length)."""
-        return pairs.xp.expand_dims(pairs.along(f"attn_mask.{name}", value, length, letter), axis=-2)
+        xp, shared = pairs.xp, self.key_ids is None
+        name, ids = ("query_ids", self.query_ids) if shared else ("key_ids", self.key_ids)
+        hint = "`key_ids` tells those of the keys, where S is not L." if shared else ""
+        queries = pairs.along("attn_mask.query_ids", self.query_ids, pairs.queries, "L")
+        keys = pairs.along(f"attn_mask.{name}", ids, pairs.keys, "S", hint)
+        # with an axis of heads: (..., 1, L, 1) and (..., 1, 1, S)
+        queries, keys = (xp.expand_dims(each, axis=-2) for each in (queries, keys))
+        return SameId(xp.expand_dims(queries, axis=-1), xp.expand_dims(keys, axis=-2))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

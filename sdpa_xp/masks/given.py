@@ -79,7 +79,7 @@ def from_function(mask_mod: MaskFunction) -> Mask:
     return FromFunction(mask_mod)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class FromFunction(Mask, Pattern):
     """Made by `from_function`."""
 

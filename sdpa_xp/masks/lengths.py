@@ -80,7 +80,7 @@ def prefix(length: IntegersLike) -> Mask:
     return Prefix(checks.frozen(length))
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Padding(Mask):
     """Made by `padding`."""
 
@@ -103,7 +103,7 @@ class Padding(Mask):
         return AllOf(tuple(patterns))
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Prefix(Mask):
     """Made by `prefix`."""
 

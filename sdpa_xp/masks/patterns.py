@@ -79,7 +79,7 @@ def dilated(step: int) -> Mask:
     return Dilated(checks.integer("dilated", "step", step, least=1))
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Chunked(Mask, Pattern):
     """Made by `chunked`; it needs to know nothing of the pairs."""
 
@@ -103,7 +103,7 @@ class Chunked(Mask, Pattern):
         return range(max(start, tile.columns.start), min(stop, tile.columns.stop))
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Dilated(Mask, Pattern):
     """Made by `dilated`; it needs to know nothing of the pairs."""
 

@@ -91,14 +91,17 @@ MASKS: list[tuple[masks.Mask, type[Exception], str]] = [
 
 TABLE = floats(8, 4)
 BIASES: list[tuple[biases.Bias, type[Exception], str]] = [
-    (biases.alibi(3), ValueError, r"`bias.slopes` must broadcast to \(..., Hq\).*\(3,\).*\(2, 4\)"),
+    (biases.alibi(3), ValueError, r"`bias.slopes` must be for as many heads as `query` has \(Hq\); got .*for 3, Hq=4"),
+    (biases.alibi(1), ValueError, "`bias.slopes` must be for as many heads.*for 1, Hq=4"),
+    (biases.alibi([0.1, 0.2, 0.3]), ValueError, r"`bias.slopes` must broadcast to \(..., Hq\).*\(3,\).*\(2, 4\)"),
     (biases.alibi([]), ValueError, r"`bias.slopes` must broadcast.*\(0,\)"),
     (biases.alibi(floats(3, 4)), ValueError, r"`bias.slopes` must broadcast.*\(3, 4\)"),
     (biases.alibi(4, offset="left"), ValueError, "`bias.offset` must be 'lower_right' or integers.*'left'"),
     (biases.alibi(4, offset=0.5), TypeError, "`bias.offset` must be an integer; got bias.offset=0.5"),
     (biases.alibi(4, offset=[1, 2, 3]), ValueError, r"`bias.offset` must broadcast.*\(3,\)"),
     (biases.alibi(4, offset=floats(2)), TypeError, "`bias.offset` must hold integers.*float32"),
-    (biases.relative(floats(8, 3)), ValueError, r"`bias.table` must broadcast to \(buckets, Hq\)"),
+    (biases.relative(floats(8, 3)), ValueError, "`bias.table` must be for as many heads.*for 3, Hq=4"),
+    (biases.relative(floats(8, 1)), ValueError, "`bias.table` must be for as many heads.*for 1, Hq=4"),
     (biases.relative(TABLE, offset="left"), ValueError, "`bias.offset` must be 'lower_right' or integers.*'left'"),
     (biases.from_array(floats(3, 4)), ValueError, r"`bias` must broadcast to \(..., Hq, L, S\).*\(3, 4\)"),
     (biases.from_array(np.ones((3, 5))), TypeError, "`bias` must have the dtype of `query` or of the scores .float32.; got.*float64"),

@@ -325,6 +325,28 @@ def test_ids_beyond_int32(library: Library) -> None:
     np.testing.assert_array_equal(library.get(found), np.eye(2, dtype=bool))
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "uint16", "uint32", "uint64"])
+def test_integers_of_any_dtype(library: Library, dtype: str) -> None:
+    """Libraries compute little with unsigned ones, and 64 bits do not mix with others."""
+    with library.guard():
+        try:
+            numbers = library.put(np.asarray([1, 2], dtype))
+        except (TypeError, ValueError):
+            pytest.skip(f"{library.name} has no {dtype}")
+        for make in (masks.padding, masks.causal, lambda ids: masks.document(ids, [1, 2])):
+            shape = (2, 2) if make not in (masks.padding, masks.causal) else (2, 1, 2, 2)
+            found, expected = masks.to_array(make(numbers), shape), masks.to_array(make([1, 2]), shape)
+            np.testing.assert_array_equal(library.get(found), expected)
+
+
+def test_masks_of_the_same_arrays_are_equal() -> None:
+    lengths, other = np.asarray([1, 2]), np.asarray([1, 2])
+    assert masks.padding(lengths) & masks.causal() == masks.padding(lengths) & masks.causal()
+    assert len({masks.padding(lengths), masks.padding(lengths), masks.padding(other), masks.causal()}) == 3
+    assert masks.causal() != masks.causal(1)
+    assert masks.document(range(3)) == masks.document([0, 1, 2])
+
+
 @pytest.mark.parametrize("kind", ["given", "one length", "window"])
 def test_array_is_the_callers_own(library: Library, kind: str) -> None:
     """It may be written, and no mask changes with it."""
