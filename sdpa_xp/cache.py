@@ -73,8 +73,8 @@ class KVCache(Generic[A]):
         self._length = arrays["key"].shape[self._axis]
         if capacity is not None:
             room = checks.integer("KVCache", "capacity", capacity, least=self._length) - self._length
-            checks.writeable("KVCache", "`capacity`", arrays)
             arrays = {name: self._with_room(array, room) for name, array in arrays.items()}
+            checks.writeable("KVCache", "`capacity`", arrays)
         self._buffers = _Buffers(arrays["key"], arrays["value"], self._length)
 
     def __len__(self) -> int:

@@ -134,6 +134,7 @@ class PagedKVCache(Generic[A]):
         checks.own_blocks(function, [(write.sequence, write.block) for write in writes], used)
         if checks.flag(function, "in_place", in_place):
             checks.writeable(function, "`in_place=True`", pools)
+            checks.two_pools(function, self.key_blocks, self.value_blocks)
             for name in ("key", "value"):
                 self._write(pools[f"{name}_blocks"], new[name], writes)
         else:
@@ -197,9 +198,9 @@ class PagedKVCache(Generic[A]):
             implementation,
         )
         pools = {"key_blocks": self.key_blocks, "value_blocks": self.value_blocks}
+        checks.entries(function, checks.plain_array(function, "query", query).shape, len(self.lengths))
         call = check(function, {"query": query, **pools}, rules, cached=self._shapes())
         arrays, xp = call.arrays, call.pairs.xp
-        checks.entries(function, query.shape, len(self.lengths))
         parts, values = [], []
         for number, (row, length) in enumerate(zip(self._table, self.lengths, strict=True)):
             queries = call.sizes.queries

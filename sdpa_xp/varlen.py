@@ -108,7 +108,6 @@ def varlen_attention(
         outputs = []
         for scores, own in zip(call.bind(parts), values, strict=True):
             pairs = scores.pairs
-            if pairs.queries or not call.sizes.queries:
-                tiles = plan(pairs.queries, pairs.keys, pairs.heads, traced=pairs.traced)
-                outputs.append(streaming.attend(scores, own, tiles)[0])
+            tiles = plan(pairs.queries, pairs.keys, pairs.heads, traced=pairs.traced)
+            outputs.append(streaming.attend(scores, own, tiles)[0])
         return cast(A, call.result(xp.concat(outputs, axis=-2)))

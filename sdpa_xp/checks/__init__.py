@@ -22,6 +22,7 @@ from sdpa_xp.checks.caches import (
     room,
     same_but,
     same_but_width,
+    two_pools,
     writeable,
 )
 from sdpa_xp.checks.host import as_many, cumulated, table, vector
@@ -123,6 +124,7 @@ __all__ = [
     "softmax_dtype",
     "states",
     "table",
+    "two_pools",
     "vector",
     "window",
     "within",

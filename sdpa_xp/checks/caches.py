@@ -59,6 +59,13 @@ def pool(function: str, sequences: int, size: int) -> None:
         raise ValueError(message(function, rule, {"tokens of a block": size}))
 
 
+def two_pools(function: str, key_blocks: Array, value_blocks: Array) -> None:
+    """Keys and values do not go to one place."""
+    if key_blocks is value_blocks:
+        rule = "`key_blocks` and `value_blocks` must be two arrays to be written to"
+        raise ValueError(message(function, rule, {"value_blocks": "key_blocks"}, "Copy one of them."))
+
+
 def room(function: str, needed: int, capacity: int) -> None:
     """The tokens fit into the cache's capacity."""
     if needed > capacity:

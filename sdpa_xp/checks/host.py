@@ -16,7 +16,9 @@ def cumulated(function: str, name: str, value: object, total: int, letter: str) 
     """N + 1 integers from 0 to `total` that do not fall: where each of N sequences begins, and the end."""
     starts = vector(function, name, value)
     got = {name: starts, f"length of `{letter}`": total}
-    if len(starts) < 2 or starts[0] != 0 or starts[-1] != total:
+    if len(starts) < 2:
+        raise ValueError(message(function, f"`{name}` must have N + 1 integers for N >= 1 sequences", got))
+    if starts[0] != 0 or starts[-1] != total:
         rule = f"`{name}` must begin with 0 and end with the length of `{letter}`"
         raise ValueError(message(function, rule, got))
     if any(later < earlier for earlier, later in itertools.pairwise(starts)):
@@ -44,7 +46,7 @@ def table(function: str, name: str, value: object) -> list[list[int]]:
 
 
 def _read(function: str, name: str, value: object) -> list[Any]:
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | range):
         return list(value)
     if not door.is_array(value) or value.ndim == 0:
         rule = f"`{name}` must be a list or an integer array"

@@ -1,0 +1,316 @@
+"""Decoding from a cache, step by step, gives what one pass over all tokens gives."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import array_api_compat
+import ml_dtypes
+import numpy as np
+import pytest
+from libraries import LIBRARIES, Library
+
+from sdpa_xp import KVCache, biases, masks
+from sdpa_xp_export import reference
+from sdpa_xp_export.agreement import judge, textbook
+
+F = np.float32
+TOKENS, HEADS = 7, 4
+MIXED = [3, 2, 1, 1]
+SLOPES = [0.5, 0.25, 1.0, 2.0]
+SINKS = np.asarray([[0.5, -3.0, 4.0, 1.0], [2.0, 0.0, -1.0, 3.0]], F)
+TABLE = np.linspace(-2, 2, 4 * HEADS, dtype=F).reshape(4, HEADS)
+DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float64": np.float64}
+Arrays = dict[str, np.ndarray]
+
+
+def added(score: Any, index: Any) -> Any:
+    xp = array_api_compat.array_namespace(score)
+    return score + xp.astype(index, score.dtype)
+
+
+def causal(_h: Any, i: Any, j: Any) -> Any:
+    return j <= i
+
+
+class Case(NamedTuple):
+    """A keyword of `attend`, and what it means for head h, query i and key j of all tokens."""
+
+    rules: dict[str, Any]
+    allowed: Callable[[Any, Any, Any], Any] = causal
+    bias: Callable[[Any, Any, Any], Any] = lambda h, i, j: 0.0 * (h + i + j)
+
+
+CASES = {
+    "plain": Case({}),
+    "not causal": Case({"is_causal": False}, lambda h, i, j: True),
+    "lower right": Case({"is_causal": False, "attn_mask": masks.causal("lower_right")}),
+    "window": Case({"attn_mask": masks.sliding_window(3, 0)}, lambda h, i, j: (j <= i) & (i - j <= 3)),
+    "window ahead": Case(
+        {"is_causal": False, "attn_mask": masks.sliding_window(1, 1)}, lambda h, i, j: abs(i - j) <= 1
+    ),
+    "chunks": Case({"attn_mask": masks.chunked(3)}, lambda h, i, j: (j <= i) & (i // 3 == j // 3)),
+    "prefix": Case(
+        {"is_causal": False, "attn_mask": masks.causal() | masks.prefix(3)},
+        lambda h, i, j: (j <= i) | (j < 3),
+    ),
+    "function": Case(
+        {"attn_mask": masks.from_function(lambda b, h, q_idx, kv_idx: (q_idx + kv_idx + h) % 3 > 0)},
+        lambda h, i, j: (j <= i) & ((i + j + h) % 3 > 0),
+    ),
+    "alibi": Case({"bias": biases.alibi(SLOPES)}, causal, lambda h, i, j: -np.asarray(SLOPES)[h] * abs(i - j)),
+    "score function": Case(
+        {"bias": biases.from_function(lambda score, b, h, q_idx, kv_idx: added(score, q_idx - 2 * kv_idx))},
+        causal,
+        lambda h, i, j: i - 2.0 * j + 0 * h,
+    ),
+}
+
+
+@pytest.fixture
+def arrays(rng: np.random.Generator) -> Arrays:
+    shapes = {"query": (2, HEADS, TOKENS, 8), "key": (2, 2, TOKENS, 8), "value": (2, 2, TOKENS, 5)}
+    return {name: rng.standard_normal(shape).astype(F) for name, shape in shapes.items()}
+
+
+def can_write(library: Library) -> bool:
+    return library.name.startswith(("numpy", "torch", "strict"))
+
+
+def moved(x: np.ndarray, layout: str) -> np.ndarray:
+    return x if layout == "...HLE" else np.ascontiguousarray(np.swapaxes(x, -2, -3))
+
+
+def decode(
+    library: Library, arrays: Arrays, steps: list[int], *, capacity: int | None = None, **rules: Any
+) -> np.ndarray:
+    """A step appends the tokens of its length and attends with their queries; with a capacity in place."""
+    layout = rules.pop("layout", "...HLE")
+    outputs, cache = [], None
+    with library.guard():
+        placed = {name: library.put(x) if isinstance(x, np.ndarray) else x for name, x in rules.items()}
+    for stop, step in zip(itertools.accumulate(steps), steps, strict=True):
+        cut = [moved(x[..., stop - step : stop, :], layout) for x in arrays.values()]
+        with library.guard():
+            query, key, value = (library.put(x) for x in cut)
+            if cache is None:
+                cache = KVCache(key, value, capacity=capacity, layout=layout)
+            else:
+                cache = cache.append(key, value, in_place=capacity is not None)
+            output = cache.attend(query, **placed)
+        assert len(cache) == stop
+        assert output.dtype == query.dtype
+        outputs.append(moved(library.get(output), layout))
+    return np.concatenate(outputs, axis=-2)
+
+
+def expected(arrays: Arrays, steps: list[int], case: Case) -> Arrays:
+    """The call of one full pass: as arrays, without the library. A query sees what was cached at its step."""
+    h, i, j = np.ogrid[:HEADS, :TOKENS, :TOKENS]
+    cached = np.repeat(list(itertools.accumulate(steps)), steps)[:, None]
+    allowed = np.broadcast_to(case.allowed(h, i, j) & (j < cached), (2, HEADS, TOKENS, TOKENS))
+    bias = np.broadcast_to(case.bias(h, i, j), allowed.shape).astype(arrays["query"].dtype)
+    return arrays | {"attn_mask": allowed.copy(), "bias": bias}
+
+
+def assert_agrees(
+    library: Library, found: np.ndarray, call: Arrays, sinks: np.ndarray | None = None, **rules: Any
+) -> None:
+    """A sink joins the sum of a row, so it takes its share of the output."""
+    with np.errstate(all="ignore"):
+        plain = library.get(library.call(lambda **x: textbook(library.xp, **x), **call, **rules))
+        output, lse, _ = reference.attention(**call, **rules)
+        share = 1.0 if sinks is None else 1 / (1 + np.exp(sinks[..., None] - lse))[..., None]
+    agreement = judge(found, output * share, plain * share, call["query"].dtype.name)
+    assert agreement.agrees, agreement
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("name", CASES)
+def test_decoding_is_one_full_pass(library: Library, arrays: Arrays, name: str) -> None:
+    """Positions count from the first token of the cache, for masks and biases, in every step."""
+    case = CASES[name]
+    assert_agrees(library, decode(library, arrays, MIXED, **case.rules), expected(arrays, MIXED, case))
+
+
+@pytest.mark.parametrize("name", ["plain", "window"])
+def test_one_by_one(library: Library, arrays: Arrays, name: str) -> None:
+    case = CASES[name]
+    assert_agrees(
+        library, decode(library, arrays, [1] * TOKENS, **case.rules), expected(arrays, [1] * TOKENS, case)
+    )
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_relative_bias(library: Library, arrays: Arrays, bidirectional: bool) -> None:
+    def bias(table: Any) -> Any:
+        return biases.relative(table, bidirectional=bidirectional, max_distance=5)
+
+    with library.guard():
+        rules = {"bias": bias(library.put(TABLE))}
+    found = decode(library, arrays, MIXED, **rules)
+    call = expected(arrays, MIXED, CASES["plain"])
+    call["bias"] = call["bias"] + biases.to_array(bias(TABLE), (HEADS, TOKENS, TOKENS)).astype(F)
+    assert_agrees(library, found, call)
+
+
+@pytest.mark.parametrize("sinks", [SINKS[0], SINKS], ids=["one a head", "one a batch entry and head"])
+def test_sinks(library: Library, arrays: Arrays, sinks: np.ndarray) -> None:
+    found = decode(library, arrays, MIXED, sinks=sinks)
+    assert_agrees(library, found, expected(arrays, MIXED, CASES["plain"]), sinks)
+
+
+def test_scale_softcap_and_arrays(library: Library, arrays: Arrays, rng: np.random.Generator) -> None:
+    """What broadcasts to (..., Hq, L, S) does so with the L and S of its step."""
+    scale, bias = (rng.standard_normal(shape).astype(F) for shape in ((HEADS, 1, 1), (2, HEADS, 1, 1)))
+    mask = np.asarray([True, False, True, True])[:, None, None]
+    found = decode(library, arrays, MIXED, attn_mask=mask, bias=bias, scale=scale, softcap=1.5)
+    call = expected(arrays, MIXED, CASES["plain"])
+    call |= {"attn_mask": call["attn_mask"] & mask, "bias": call["bias"] + bias}
+    assert_agrees(library, found, call, scale=scale, softcap=1.5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dtypes(library: Library, arrays: Arrays, dtype: str) -> None:
+    if not library.holds(dtype):
+        pytest.skip(f"{library.name} has no {dtype}")
+    arrays = {name: x.astype(DTYPES[dtype]) for name, x in arrays.items()}
+    found = decode(library, arrays, [6, 1], **CASES["window"].rules)
+    assert_agrees(library, found, expected(arrays, [6, 1], CASES["window"]))
+
+
+@pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
+@pytest.mark.parametrize("capacity", [None, TOKENS, 12])
+def test_layouts_and_capacity(library: Library, arrays: Arrays, layout: str, capacity: int | None) -> None:
+    if capacity and not can_write(library):
+        pytest.skip("in place needs arrays that can be written to")
+    found = decode(library, arrays, MIXED, capacity=capacity, layout=layout)
+    assert_agrees(library, found, expected(arrays, MIXED, CASES["plain"]))
+
+
+@pytest.mark.parametrize("capacity", [None, TOKENS])
+def test_empty_start(library: Library, arrays: Arrays, capacity: int | None) -> None:
+    """A cache of no tokens: attention from it is 0, and it fills up like another."""
+    if library.lazy or (capacity and not can_write(library)):
+        pytest.skip("Dask has no arrays of size 0; in place needs arrays that can be written to")
+    with library.guard():
+        query, key, value = (library.put(x) for x in arrays.values())
+        cache = KVCache(key[:, :, :0, :], value[:, :, :0, :], capacity=capacity)
+        assert len(cache) == 0
+        nothing = cache.attend(query[:, :, :1, :])
+        filled = cache.append(key, value, in_place=capacity is not None)
+        output = filled.attend(query)
+    np.testing.assert_array_equal(library.get(nothing), np.zeros((2, HEADS, 1, 5)))
+    assert_agrees(library, library.get(output), expected(arrays, [TOKENS], CASES["plain"]))
+
+
+def parts(library: Library, arrays: Arrays, *cuts: int) -> list[tuple[Any, Any]]:
+    """Keys and values of the tokens between each two of `cuts`."""
+    with library.guard():
+        return [
+            (library.put(arrays["key"][:, :, a:b].copy()), library.put(arrays["value"][:, :, a:b].copy()))
+            for a, b in itertools.pairwise(cuts)
+        ]
+
+
+def assert_holds(library: Library, cache: KVCache[Any], arrays: Arrays, tokens: int) -> None:
+    assert len(cache) == tokens
+    assert cache.key.shape == (2, 2, tokens, 8)
+    np.testing.assert_array_equal(library.get(cache.key), arrays["key"][:, :, :tokens])
+    np.testing.assert_array_equal(library.get(cache.value), arrays["value"][:, :, :tokens])
+
+
+def test_append_leaves_the_old_cache(library: Library, arrays: Arrays) -> None:
+    """Two continuations of one prompt, as in a beam search."""
+    first, second, third = parts(library, arrays, 0, 3, 5, 6)
+    with library.guard():
+        cache = KVCache(*first)
+        longer = cache.append(*second)
+        other = cache.append(*third)
+    assert_holds(library, cache, arrays, 3)
+    assert_holds(library, longer, arrays, 5)
+    assert len(other) == 4
+    np.testing.assert_array_equal(library.get(other.key)[:, :, 3], arrays["key"][:, :, 5])
+    shown = "KVCache(key=<float32 (2, 2, 5, 8)>, value=<float32 (2, 2, 5, 5)>)"
+    assert repr(longer) == shown
+
+
+def test_append_in_place_leaves_the_old_cache(library: Library, arrays: Arrays) -> None:
+    """Its tokens stay as they are, though the newer caches share its arrays."""
+    first, second, third = parts(library, arrays, 0, 3, 5, 6)
+    if not can_write(library):
+        with library.guard(), pytest.raises(TypeError, match=r"^KVCache: `capacity` needs arrays that can be"):
+            KVCache(*first, capacity=8)
+        with library.guard():
+            cache = KVCache(*first)
+        words = r"^KVCache.append: `in_place=True` needs.*cache.key=a read-only.*Without it"
+        with library.guard(), pytest.raises(TypeError, match=words):
+            cache.append(*second, in_place=True)
+        return
+    query = arrays["query"][:, :, 2:3]
+    with library.guard():
+        cache = KVCache(*first, capacity=8)
+        before = library.get(cache.attend(library.put(query)))
+        longer = cache.append(*second, in_place=True)
+        longest = longer.append(*third, in_place=True)
+    for held, tokens in ((cache, 3), (longer, 5), (longest, 6)):
+        assert_holds(library, held, arrays, tokens)
+    with library.guard():
+        after = library.get(cache.attend(library.put(query)))
+    np.testing.assert_array_equal(before, after)
+
+
+def test_in_place_twice_or_beyond_the_capacity_is_refused(library: Library, arrays: Arrays) -> None:
+    """A functional append is free to branch off; nothing is written by what is refused."""
+    if not can_write(library):
+        pytest.skip("in place needs arrays that can be written to")
+    first, second, third, rest = parts(library, arrays, 0, 3, 5, 6, 7)
+    with library.guard():
+        cache = KVCache(*first, capacity=6)
+        longer = cache.append(*second, in_place=True)
+        words = r"^KVCache.append: a cache can be appended to in place only once; got tokens of this one=3, of"
+        with pytest.raises(ValueError, match=words + r" the newest=5\. Append to the newest"):
+            cache.append(*third, in_place=True)
+        other = cache.append(*third)
+        full = longer.append(*third, in_place=True)
+        words = r"^KVCache.append: the tokens must fit into the capacity.*tokens=7, capacity=6\. Make the"
+        with pytest.raises(ValueError, match=words):
+            full.append(*rest, in_place=True)
+        beyond = full.append(*rest)
+    for held, tokens in ((cache, 3), (longer, 5), (full, 6), (beyond, 7)):
+        assert_holds(library, held, arrays, tokens)
+    np.testing.assert_array_equal(library.get(other.key)[:, :, 3], arrays["key"][:, :, 5])
+
+
+def test_capacity_copies_the_prompt(library: Library, arrays: Arrays) -> None:
+    """The caller's arrays are never written, nor do they show in the cache what is written to them."""
+    if not can_write(library):
+        pytest.skip("in place needs arrays that can be written to")
+    first, second = parts(library, arrays, 0, 3, 5)
+    kept = [library.get(x).copy() for x in first]
+    for capacity in (3, 8):
+        with library.guard():
+            cache = KVCache(*first, capacity=capacity)
+        if capacity == 8:
+            with library.guard():
+                cache = cache.append(*second, in_place=True)
+        for x, before in zip(first, kept, strict=True):
+            np.testing.assert_array_equal(library.get(x), before)
+        if library.name in ("numpy", "torch"):
+            assert not np.shares_memory(library.get(cache.key), library.get(first[0]))
+
+
+def test_no_copy_in_place(arrays: Arrays) -> None:
+    """With NumPy it can be seen: all caches look at one buffer, and so does what attention reads."""
+    first, second, third = parts(LIBRARIES["numpy"][1](), arrays, 0, 3, 5, 6)
+    cache = KVCache(*first, capacity=8)
+    longer = cache.append(*second, in_place=True)
+    longest = longer.append(*third, in_place=True)
+    for name in ("key", "value"):
+        assert np.shares_memory(getattr(cache, name), getattr(longest, name))
+        assert np.shares_memory(getattr(longer, name), getattr(longest, name))
+        assert getattr(longest, name).base is getattr(cache, name).base
+    assert not np.shares_memory(cache.append(*second).key, cache.key)

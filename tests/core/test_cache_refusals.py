@@ -1,0 +1,327 @@
+"""What caches and packed sequences refuse, by a message that names function, argument, rule and what came."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from libraries import LIBRARIES
+
+from sdpa_xp import KVCache, PagedKVCache, biases, masks, varlen_attention
+
+F, INT = np.float32, np.int64
+
+
+def ones(*shape: int, dtype: Any = F) -> np.ndarray:
+    return np.ones(shape, dtype)
+
+
+def cache(**change: Any) -> KVCache[Any]:
+    return KVCache(**({"key": ones(2, 2, 3, 8), "value": ones(2, 2, 3, 5)} | change))
+
+
+def paged(**change: Any) -> PagedKVCache[Any]:
+    pools = {"key_blocks": ones(4, 2, 4, 8), "value_blocks": ones(4, 2, 4, 5)}
+    return PagedKVCache(**(pools | {"block_table": [[0, 1], [2, 3]], "lengths": [5, 4]} | change))
+
+
+def append(held: Any) -> Any:
+    arrays = {"key": ones(2, 2, 1, 8), "value": ones(2, 2, 1, 5)}
+    return lambda **change: held().append(**(arrays | change))
+
+
+def attend(held: Any) -> Any:
+    return lambda **change: held().attend(**({"query": ones(2, 4, 1, 8)} | change))
+
+
+def varlen(**change: Any) -> Any:
+    arrays = {"query": ones(5, 4, 8), "key": ones(7, 2, 8), "value": ones(7, 2, 6)}
+    return varlen_attention(**(arrays | {"cu_seqlens_q": [0, 2, 5], "cu_seqlens_k": [0, 3, 7]} | change))
+
+
+CALLS: dict[str, Any] = {
+    "KVCache": cache,
+    "KVCache.append": append(cache),
+    "KVCache.attend": attend(cache),
+    "PagedKVCache": paged,
+    "PagedKVCache.append": append(paged),
+    "PagedKVCache.attend": attend(paged),
+    "varlen_attention": varlen,
+}
+
+
+def refused(function: str, change: dict[str, Any], error: type[Exception], words: str) -> None:
+    CALLS[function]()
+    with pytest.raises(error, match=f"^{function}: {words}"):
+        CALLS[function](**change)
+
+
+@pytest.mark.parametrize(
+    ("function", "change", "error", "words"),
+    [
+        ("KVCache", {"key": ones(3, 8), "value": ones(3, 5)}, ValueError, r"`key` and `value` must have at least 3 axes; got key.shape=\(3, 8\)"),
+        ("KVCache", {"value": ones(2, 2, 4, 5)}, ValueError, r"`key` and `value` must have one shape but for the width .*3, 8\).*4, 5\)"),
+        ("KVCache", {"value": ones(2, 1, 3, 5)}, ValueError, "`key` and `value` must have one shape but"),
+        ("KVCache", {"value": ones(2, 2, 3, 5, dtype=INT)}, TypeError, "`value` must be one of float16.*value.dtype=int64"),
+        ("KVCache", {"value": ones(2, 2, 3, 5, dtype=float)}, TypeError, "`key` and `value` must have one dtype.*float32.*float64"),
+        ("KVCache", {"capacity": 2}, ValueError, "`capacity` must be at least 3; got capacity=2"),
+        ("KVCache", {"capacity": 4.0}, TypeError, r"`capacity` must be an integer; got capacity=4.0 \(builtins.float\)"),
+        ("KVCache", {"capacity": True}, TypeError, "`capacity` must be an integer; got capacity=True"),
+        ("KVCache", {"capacity": 2**40}, ValueError, "`capacity` must be at most"),
+        ("KVCache", {"layout": "BSHD"}, ValueError, r"`layout` must be '...HLE' or '...LHE'; got layout='BSHD'"),
+        ("KVCache.append", {"key": ones(2, 1, 1, 8)}, ValueError, r"`key` must have the shape of the cache's but for the length \(axis -2\); got key.shape=\(2, 1, 1, 8\), cache.key.shape=\(2, 2, 3, 8\)"),
+        ("KVCache.append", {"key": ones(2, 1, 8)}, ValueError, r"`key` must have the shape of the cache's.*\(2, 1, 8\)"),
+        ("KVCache.append", {"key": ones(2, 2, 1, 7)}, ValueError, "`key` must have the shape of the cache's"),
+        ("KVCache.append", {"value": ones(1, 2, 1, 5)}, ValueError, "`value` must have the shape of the cache's"),
+        ("KVCache.append", {"value": ones(2, 2, 2, 5)}, ValueError, r"`key` and `value` must have one shape but.*1, 8\).*2, 5\)"),
+        ("KVCache.append", {"value": ones(2, 2, 1, 5, dtype=float)}, TypeError, "`key` and `value` must have one dtype.*float32.*float64"),
+        ("KVCache.append", {"in_place": 1}, TypeError, "`in_place` must be True or False; got in_place=1"),
+        ("KVCache.append", {"in_place": True}, ValueError, "the tokens must fit into the capacity of the cache; got tokens=4, capacity=3"),
+        ("KVCache.attend", {"query": ones(8)}, ValueError, r"`query` must have at least 2 axes.*\(8,\)"),
+        ("KVCache.attend", {"query": ones(2, 4, 1, 7)}, ValueError, r"`query` and `key` must agree on axis -1 \(E\).*1, 7\).*3, 8\)"),
+        ("KVCache.attend", {"query": ones(2, 3, 1, 8)}, ValueError, r"the heads of `query` \(axis -3, Hq\) must be a multiple"),
+        ("KVCache.attend", {"query": ones(3, 4, 1, 8)}, ValueError, "the leading axes of `query`, `key`, `value` must broadcast"),
+        ("KVCache.attend", {"query": ones(2, 4, 1, 8, dtype=float)}, TypeError, "`query` and `key` must have one dtype.*float64.*float32"),
+        ("KVCache.attend", {"query": ones(2, 4, 1, 8, dtype=INT)}, TypeError, "`query` must be one of float16.*int64"),
+        ("KVCache.attend", {"attn_mask": ones(1, 4, dtype=bool)}, ValueError, r"`attn_mask` must broadcast to .*\(1, 4\).*\(2, 4, 1, 3\)"),
+        ("KVCache.attend", {"attn_mask": ones(1, 3, dtype=INT)}, TypeError, "`attn_mask` must be boolean.*int64"),
+        ("KVCache.attend", {"attn_mask": masks.causal([1, 2, 3])}, ValueError, r"`attn_mask.offset` must broadcast.*\(3,\).*\(2,\)"),
+        ("KVCache.attend", {"bias": masks.causal()}, TypeError, r"`bias` must not be a mask; got bias=causal\(\)"),
+        ("KVCache.attend", {"sinks": ones(3)}, ValueError, r"`sinks` must broadcast to .*\(3,\).*\(2, 4\)"),
+        ("KVCache.attend", {"scale": "1"}, TypeError, "`scale` must be a real number; got scale='1'"),
+        ("KVCache.attend", {"softcap": -1}, ValueError, "`softcap` must be positive.*softcap=-1"),
+        ("KVCache.attend", {"dropout_p": 0.5}, ValueError, "`dropout_p` > 0 needs `rng`, a numpy.random.Generator"),
+        ("KVCache.attend", {"is_causal": None}, TypeError, "`is_causal` must be True or False; got is_causal=None"),
+        ("KVCache.attend", {"implementation": "native"}, ValueError, "`implementation` must be None or 'xp'.*'native'"),
+        ("PagedKVCache", {"key_blocks": ones(4, 2, 4)}, ValueError, r"`key_blocks` must have 4 axes; got key_blocks.shape=\(4, 2, 4\)"),
+        ("PagedKVCache", {"value_blocks": ones(1, 4, 2, 4, 5)}, ValueError, "`value_blocks` must have 4 axes"),
+        ("PagedKVCache", {"value_blocks": ones(3, 2, 4, 5)}, ValueError, "`key_blocks` and `value_blocks` must have one shape but for"),
+        ("PagedKVCache", {"value_blocks": ones(4, 2, 4, 5, dtype=float)}, TypeError, "`key_blocks` and `value_blocks` must have one dtype"),
+        ("PagedKVCache", {"key_blocks": ones(4, 2, 4, 8, dtype=INT)}, TypeError, "`key_blocks` must be one of float16.*int64"),
+        ("PagedKVCache", {"key_blocks": ones(4, 2, 0, 8), "value_blocks": ones(4, 2, 0, 5)}, ValueError, "a block of `key_blocks` must hold at least one token; got .*0"),
+        ("PagedKVCache", {"layout": None}, ValueError, "`layout` must be '...HLE' or '...LHE'; got layout=None"),
+        ("PagedKVCache", {"block_table": [[0, 4], [2, 3]]}, ValueError, r"`block_table\[0\]\[1\]` must be one of the 4 blocks; got block=4"),
+        ("PagedKVCache", {"block_table": [[0, -1], [2, 3]]}, ValueError, r"`block_table\[0\]\[1\]` must be one of the 4 blocks; got block=-1"),
+        ("PagedKVCache", {"block_table": [[0, 1], [2, -2]]}, ValueError, r"`block_table\[1\]\[1\]` must be at least -1"),
+        ("PagedKVCache", {"block_table": [[0], [2, 3]]}, ValueError, r"`block_table\[0\]` must have a block for each 4 tokens; got tokens=5, blocks=1"),
+        ("PagedKVCache", {"block_table": [[0, 1.0], [2, 3]]}, TypeError, r"`block_table\[0\]\[1\]` must be an integer; got .*=1.0"),
+        ("PagedKVCache", {"block_table": ones(2, 2)}, TypeError, "`block_table` must hold integers; got block_table.dtype=float32"),
+        ("PagedKVCache", {"block_table": [0, 1]}, TypeError, r"`block_table\[0\]` must be a list or an integer array; got block_table\[0\]=0"),
+        ("PagedKVCache", {"block_table": ones(2, 2, 1, dtype=INT)}, TypeError, r"`block_table\[0\]\[0\]` must be an integer; got .*=\[1\]"),
+        ("PagedKVCache", {"block_table": None}, TypeError, "`block_table` must be a list or an integer array; got block_table=None"),
+        ("PagedKVCache", {"block_table": [[0, 1]]}, ValueError, r"`block_table` and `lengths` must be equally long; got len\(block_table\)=1, len\(lengths\)=2"),
+        ("PagedKVCache", {"lengths": [5, -1]}, ValueError, r"`lengths\[1\]` must be at least 0; got lengths\[1\]=-1"),
+        ("PagedKVCache", {"lengths": [5.0, 4]}, TypeError, r"`lengths\[0\]` must be an integer; got lengths\[0\]=5.0"),
+        ("PagedKVCache", {"lengths": ones(2, dtype=bool)}, TypeError, "`lengths` must hold integers; got lengths.dtype=bool"),
+        ("PagedKVCache", {"lengths": [9, 4]}, ValueError, r"`block_table\[0\]` must have a block for each 4 tokens; got tokens=9, blocks=2"),
+        ("PagedKVCache", {"lengths": 5}, TypeError, "`lengths` must be a list or an integer array; got lengths=5"),
+        ("PagedKVCache", {"lengths": np.ma.MaskedArray([5, 4], [0, 1])}, TypeError, "`lengths` must be a plain array.*MaskedArray"),
+        ("PagedKVCache.append", {"key": ones(1, 2, 1, 8)}, ValueError, r"`key` must have the shape of the cache's but for the length.*\(1, 2, 1, 8\)"),
+        ("PagedKVCache.append", {"value": ones(2, 2, 1, 7)}, ValueError, "`value` must have the shape of the cache's"),
+        ("PagedKVCache.append", {"value": ones(2, 2, 2, 5)}, ValueError, "`key` and `value` must have one shape but for"),
+        ("PagedKVCache.append", {"key": ones(2, 2, 4, 8), "value": ones(2, 2, 4, 5)}, ValueError, r"`block_table\[0\]` must have a block for each 4 tokens; got tokens=9, blocks=2"),
+        ("PagedKVCache.append", {"in_place": "yes"}, TypeError, "`in_place` must be True or False; got in_place='yes'"),
+        ("PagedKVCache.attend", {"query": ones(4, 1, 8)}, ValueError, r"`query` must have an entry for each sequence of the cache, \(N, Hq, L, E\); got query.shape=\(4, 1, 8\), N=2"),
+        ("PagedKVCache.attend", {"query": ones(1, 4, 1, 8)}, ValueError, "`query` must have an entry for each sequence"),
+        ("PagedKVCache.attend", {"query": ones(2, 3, 1, 8)}, ValueError, r"the heads of `query` \(axis -3, Hq\) must be a multiple"),
+        ("PagedKVCache.attend", {"query": ones(2, 4, 1, 7)}, ValueError, r"`query` and `key` must agree on axis -1 \(E\)"),
+        ("PagedKVCache.attend", {"query": ones(2, 4, 1, 8, dtype=float)}, TypeError, "`query` and `key_blocks` must have one dtype"),
+        ("PagedKVCache.attend", {"attn_mask": ones(2, 1, 1, 5, dtype=bool)}, ValueError, r"`attn_mask` must broadcast to .*\(2, 1, 1, 5\).*\(2, 4, 1, 4\)"),
+        ("PagedKVCache.attend", {"sinks": ones(3, 4)}, ValueError, r"`sinks` must broadcast to .*\(3, 4\).*\(2, 4\)"),
+        ("varlen_attention", {"cu_seqlens_q": [1, 2, 5]}, ValueError, r"`cu_seqlens_q` must begin with 0 and end with the length of `query`; got cu_seqlens_q=\[1, 2, 5\], length of `query`=5"),
+        ("varlen_attention", {"cu_seqlens_q": [0, 2, 4]}, ValueError, "`cu_seqlens_q` must begin with 0 and end with"),
+        ("varlen_attention", {"cu_seqlens_k": [0, 3, 8]}, ValueError, "`cu_seqlens_k` must begin with 0 and end with the length of `key`"),
+        ("varlen_attention", {"cu_seqlens_q": [0, 6, 5]}, ValueError, r"`cu_seqlens_q` must not fall; got cu_seqlens_q=\[0, 6, 5\]"),
+        ("varlen_attention", {"cu_seqlens_q": [0, -1, 5]}, ValueError, r"`cu_seqlens_q\[1\]` must be at least 0"),
+        ("varlen_attention", {"cu_seqlens_q": [0, 1, 2, 5]}, ValueError, r"`cu_seqlens_q` and `cu_seqlens_k` must be equally long; got len\(cu_seqlens_q\)=4, len\(cu_seqlens_k\)=3"),
+        ("varlen_attention", {"cu_seqlens_q": []}, ValueError, r"`cu_seqlens_q` must have N \+ 1 integers"),
+        ("varlen_attention", {"cu_seqlens_q": [0, 2.0, 5]}, TypeError, r"`cu_seqlens_q\[1\]` must be an integer; got cu_seqlens_q\[1\]=2.0"),
+        ("varlen_attention", {"cu_seqlens_q": np.asarray([0.0, 2, 5])}, TypeError, "`cu_seqlens_q` must hold integers; got cu_seqlens_q.dtype=float64"),
+        ("varlen_attention", {"cu_seqlens_q": [[0, 2], [2, 5]]}, TypeError, r"`cu_seqlens_q\[0\]` must be an integer"),
+        ("varlen_attention", {"cu_seqlens_k": None}, TypeError, "`cu_seqlens_k` must be a list or an integer array; got cu_seqlens_k=None"),
+        ("varlen_attention", {"query": ones(1, 5, 4, 8)}, ValueError, r"`query` must have 3 axes; got query.shape=\(1, 5, 4, 8\)"),
+        ("varlen_attention", {"query": ones(1, 7, 2, 8), "layout": "...HLE"}, ValueError, r"`query` must have 3 axes; got query.shape=\(1, 7, 2, 8\)"),
+        ("varlen_attention", {"query": ones(5, 8), "key": ones(7, 8), "value": ones(7, 6)}, ValueError, r"`query` must have 3 axes; got query.shape=\(5, 8\)"),
+        ("varlen_attention", {"query": ones(5, 3, 8)}, ValueError, r"the heads of `query` \(axis -2, Hq\) must be a multiple"),
+        ("varlen_attention", {"key": ones(7, 2, 7)}, ValueError, r"`query` and `key` must agree on axis -1 \(E\)"),
+        ("varlen_attention", {"value": ones(6, 2, 6)}, ValueError, r"`key` and `value` must agree on axis -3 \(S\)"),
+        ("varlen_attention", {"key": ones(7, 2, 8, dtype=float)}, TypeError, "`query` and `key` must have one dtype"),
+        ("varlen_attention", {"layout": "THD"}, ValueError, "`layout` must be '...HLE' or '...LHE'; got layout='THD'"),
+        ("varlen_attention", {"scale": ones(3, 4, 1, 1)}, ValueError, r"`scale` must broadcast to .*\(3, 4, 1, 1\).*\(2, 4, 2, 1\)"),
+        ("varlen_attention", {"sinks": ones(3, 4)}, ValueError, r"`sinks` must broadcast to .*\(3, 4\).*\(2, 4\)"),
+        ("varlen_attention", {"bias": biases.alibi(ones(3, 4))}, ValueError, r"`bias.slopes` must broadcast to .*\(3, 4\)"),
+        ("varlen_attention", {"attn_mask": ones(1, 1, 5, 7, dtype=bool)}, ValueError, r"`attn_mask` must broadcast to .*\(1, 1, 5, 7\)"),
+        ("varlen_attention", {"attn_mask": masks.causal([0, 1, 2])}, ValueError, r"`attn_mask.offset` must broadcast.*\(3,\).*\(2,\)"),
+    ],
+)  # fmt: skip
+def test_refused(function: str, change: dict[str, Any], error: type[Exception], words: str) -> None:
+    refused(function, change, error, words)
+
+
+ARRAYS = [
+    ("KVCache", "key", "value"),
+    ("KVCache.append", "key", "value"),
+    ("KVCache.append", "value", "key"),
+    ("KVCache.attend", "query", "key"),
+    ("PagedKVCache", "key_blocks", "value_blocks"),
+    ("PagedKVCache.append", "value", "key"),
+    ("PagedKVCache.attend", "query", "key_blocks"),
+    ("varlen_attention", "key", "query"),
+    ("varlen_attention", "value", "query"),
+]
+SHAPES = {
+    "KVCache": {"key": (2, 2, 3, 8)},
+    "PagedKVCache": {"key_blocks": (4, 2, 4, 8)},
+    "varlen_attention": {"key": (7, 2, 8), "value": (7, 2, 6)},
+    "append": {"key": (2, 2, 1, 8), "value": (2, 2, 1, 5)},
+    "attend": {"query": (2, 4, 1, 8)},
+}
+
+
+@pytest.mark.parametrize(("function", "name", "other"), ARRAYS)
+def test_what_is_no_array_or_of_another_library(function: str, name: str, other: str) -> None:
+    refused(function, {name: [[1.0]]}, TypeError, f"`{name}` must be a plain array.*got {name}=builtins.list")
+    x = ones(*SHAPES[function.rpartition(".")[2]][name])
+    masked = np.ma.MaskedArray(x)
+    refused(function, {name: masked}, TypeError, f"`{name}` must be a plain array.*MaskedArray")
+    words = f"(`{name}` and `{other}`|`{other}` and `{name}`) must be arrays of one library.*"
+    refused(function, {name: LIBRARIES["torch"][1]().put(x)}, TypeError, words + f"{name}=torch.Tensor")
+
+
+def test_several_devices() -> None:
+    here, there = (LIBRARIES[f"strict-{device}"][1]() for device in ("CPU_DEVICE", "device1"))
+    k, v, q = ones(2, 2, 3, 8), ones(2, 2, 3, 5), ones(2, 4, 1, 8)
+    rule = "must be on one device; got .*CPU_DEVICE.*device1|must be on one device; got .*device1.*CPU_DEVICE"
+    with pytest.raises(ValueError, match=rf"^KVCache: `key` and `value` ({rule})"):
+        KVCache(here.put(k), there.put(v))
+    with pytest.raises(ValueError, match=rf"^PagedKVCache: `key_blocks` and `value_blocks` ({rule})"):
+        PagedKVCache(here.put(k), there.put(v), [[0]], [1])
+    held = KVCache(here.put(k), here.put(v))
+    with pytest.raises(ValueError, match=rf"^KVCache.append: `key` and `cache.key` ({rule})"):
+        held.append(there.put(k), there.put(v))
+    with pytest.raises(ValueError, match=rf"^KVCache.attend: `query` and `key` ({rule})"):
+        held.attend(there.put(q))
+    blocks = PagedKVCache(here.put(k), here.put(v), [[0], [1]], [1, 1])
+    with pytest.raises(ValueError, match=rf"^PagedKVCache.attend: `query` and `key_blocks` ({rule})"):
+        blocks.attend(there.put(q))
+    with pytest.raises(ValueError, match=rf"^varlen_attention: `query` and `value` ({rule})"):
+        varlen_attention(here.put(k[0]), here.put(k[0]), there.put(v[0]), [0, 2], [0, 2])
+
+
+def test_a_message_has_the_shape_that_came() -> None:
+    """Also where the heads stand behind the length, so that what is computed with is another."""
+    swapped = {"key_blocks": ones(4, 4, 2, 8), "value_blocks": ones(4, 4, 2, 5), "layout": "...LHE"}
+    with pytest.raises(ValueError, match=r"`query` must have an entry.*query.shape=\(1, 3, 4, 8\)"):
+        paged(**swapped).attend(ones(1, 3, 4, 8))
+    with pytest.raises(ValueError, match=r"`key` must have the shape.*axis -3.*key.shape=\(2, 1, 3, 8\)"):
+        paged(**swapped).append(ones(2, 1, 3, 8), ones(2, 1, 3, 5))
+    longer = cache(capacity=9)
+    with pytest.raises(ValueError, match=r"cache.key.shape=\(2, 2, 3, 8\)"):
+        longer.append(ones(2, 1, 1, 8), ones(2, 1, 1, 5))
+
+
+def outcome(call: Callable[[], Any]) -> str:
+    """The shape of the result, or the message where there is none."""
+    try:
+        return str(tuple(call().shape))
+    except (TypeError, ValueError) as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_block_that_a_sequence_has_twice_is_not_written(in_place: bool) -> None:
+    """Its later tokens would take the place of the earlier ones."""
+    held = PagedKVCache(ones(4, 1, 2, 1), ones(4, 1, 2, 1), [[3, 3]], [0])
+    with pytest.raises(
+        ValueError, match=r"^PagedKVCache.append: a block that is written to must.*block=3, seq"
+    ):
+        held.append(ones(1, 1, 4, 1), ones(1, 1, 4, 1), in_place=in_place)
+
+
+def test_no_sequence() -> None:
+    """Refused by name, or an empty result."""
+    found = outcome(lambda: paged(block_table=[], lengths=[]).attend(ones(0, 4, 1, 8)))
+    assert re.match(r"\(0, 4, 1, 5\)$|PagedKVCache", found)
+
+
+def test_unknown_lengths() -> None:
+    import dask.array
+
+    x = dask.array.ones((4, 2, 8), chunks=2, dtype=F)
+    unknown = x[x[:, 0, 0] > 0]
+    with pytest.raises(ValueError, match=r"^KVCache: the lengths of `key` must be known.*compute_chunk_sizes"):
+        KVCache(unknown, unknown, layout="...LHE")
+
+
+STATIC = r"must be static inside a jit.*got {0}=a traced array.*Pass a tuple of ints"
+
+
+@pytest.mark.parametrize("inside", ["an argument", "made there", "a constant"])
+@pytest.mark.parametrize("name", ["cu_seqlens_q", "block_table", "lengths"])
+def test_traced_by_jax(name: str, inside: str) -> None:
+    """An array that is held outside may be read or refused, but not fail by another's message."""
+    import jax
+    import jax.numpy as jnp
+
+    numbers = {"cu_seqlens_q": [0, 2, 5], "block_table": [[0, 1], [2, 3]], "lengths": [5, 4]}[name]
+    held = jnp.asarray(numbers)
+
+    def call(x: Any) -> Any:
+        x = {"an argument": x, "made there": jnp.asarray(numbers), "a constant": held}[inside]
+        if name == "cu_seqlens_q":
+            row = jnp.ones((5, 2, 8))
+            return varlen_attention(row, row, row, x, [0, 2, 5])
+        pool = jnp.ones((4, 2, 4, 8))
+        rules = {"block_table": [[0, 1], [2, 3]], "lengths": [5, 4]} | {name: x}
+        return PagedKVCache(pool, pool, **rules).attend(jnp.ones((2, 4, 1, 8)))
+
+    if inside == "a constant":
+        found = outcome(lambda: jax.jit(call)(held))
+        assert re.match(r"\(.*\b8\)$|(varlen_attention|PagedKVCache): .*must be static", found)
+        return
+    with pytest.raises(TypeError, match=rf"(varlen_attention|PagedKVCache): `{name}` {STATIC.format(name)}"):
+        jax.jit(call)(held)
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
+@pytest.mark.parametrize("name", ["cu_seqlens_q", "block_table", "lengths"])
+def test_traced_by_torch(name: str) -> None:
+    import torch
+
+    def call(x: Any) -> Any:
+        if name == "cu_seqlens_q":
+            row = torch.ones((5, 2, 8))
+            return varlen_attention(row, row, row, x, [0, 2, 5])
+        pool = torch.ones((4, 2, 4, 8))
+        rules = {"block_table": [[0, 1], [2, 3]], "lengths": [5, 4]} | {name: x}
+        return PagedKVCache(pool, pool, **rules).attend(torch.ones((2, 4, 1, 8)))
+
+    numbers = {"cu_seqlens_q": [0, 2, 5], "block_table": [[0, 1], [2, 3]], "lengths": [5, 4]}[name]
+    torch.compiler.reset()
+    compiled = torch.compile(call, fullgraph=True, backend="eager")
+    with pytest.raises(Exception, match=f"`{name}` must be static inside a jit"):
+        compiled(torch.asarray(numbers))
+
+
+def test_one_pool_for_both_is_not_written_in_place() -> None:
+    """The values would take the place of the keys; a copy keeps them apart."""
+    pool = np.zeros((4, 1, 2, 1), F)
+    held = PagedKVCache(pool, pool, [range(2)], [0])
+    token = ones(1, 1, 1, 1)
+    with pytest.raises(
+        ValueError, match=r"^PagedKVCache.append: `key_blocks` and `value_blocks` must be two arrays"
+    ):
+        held.append(token, 2 * token, in_place=True)
+    copied = held.append(token, 2 * token)
+    assert (copied.key_blocks[0, 0, 0, 0], copied.value_blocks[0, 0, 0, 0]) == (1, 2)
+    assert not pool.any()
+
+
+def test_at_least_one_sequence() -> None:
+    row = ones(0, 2, 4)
+    with pytest.raises(ValueError, match=r"`cu_seqlens_q` must have N \+ 1 integers for N >= 1 sequences"):
+        varlen_attention(row, row, row, [0], [0])
+    assert varlen_attention(row, row, row, [0, 0], [0, 0]).shape == (0, 2, 4)

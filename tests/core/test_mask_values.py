@@ -1,0 +1,128 @@
+"""What a mask is as a value: how it prints, what it equals, which integers it takes, what it leaves alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from libraries import Library
+
+from sdpa_xp import attention_weights, masks, scaled_dot_product_attention
+
+F = np.float32
+
+
+def test_repr_of_arrays(library: Library) -> None:
+    with library.guard():
+        few, many = (library.put(np.asarray(x)) for x in ([True, False], [[True, False]]))
+        shown = repr(masks.causal() & few), repr(masks.from_array(many))
+    short = "<bool (2,)>" if library.lazy else "[1, 0]"
+    assert shown == (f"causal() & from_array({short})", "from_array(<bool (1, 2)>)")
+
+
+@pytest.mark.parametrize(
+    ("mask", "shown"),
+    [
+        (masks.causal(), "causal()"),
+        (masks.causal([1, 2]), "causal((1, 2))"),
+        (masks.causal("lower_right"), "causal('lower_right')"),
+        (masks.sliding_window(2, None), "sliding_window(left=2, right=None)"),
+        (masks.sliding_window(2, 0, offset=1), "sliding_window(left=2, right=0, offset=1)"),
+        (masks.padding(3), "padding(3)"),
+        (masks.padding(3, [1]), "padding(key_lengths=3, query_lengths=(1,))"),
+        (masks.document([0, 1]), "document((0, 1))"),
+        (masks.prefix(0), "prefix(0)"),
+        (masks.chunked(4), "chunked(4)"),
+        (masks.dilated(2), "dilated(2)"),
+        (masks.from_function(max), "from_function(max)"),
+        (~(masks.causal() | masks.prefix(1)) & masks.chunked(2), "~(causal() | prefix(1)) & chunked(2)"),
+        (masks.causal() & (masks.prefix(1) | masks.chunked(2)), "causal() & (prefix(1) | chunked(2))"),
+    ],
+)
+def test_value(mask: masks.Mask, shown: str) -> None:
+    """A mask is the value of its arguments: it shows, equals and hashes as they do."""
+    names = {name: getattr(masks, name) for name in masks.__all__}
+    same = eval(shown, names | {"max": max})
+    assert repr(mask) == shown
+    assert mask == same
+    assert hash(mask) == hash(same)
+    assert mask != masks.prefix(77)
+
+
+def test_value_of_a_list() -> None:
+    """The list may change afterwards, and a long one is shown briefly."""
+    ids = [0] * 500
+    mask = masks.document(ids)
+    ids[0] = 9
+    assert mask == masks.document([0] * 500)
+    assert len(repr(mask)) < 100
+
+
+def test_one_mask_for_many_calls(library: Library) -> None:
+    """It holds no length and no library: what it says follows from each call."""
+    mask = masks.causal("lower_right") & ~masks.chunked(2)
+    for queries, keys in ((3, 5), (2, 2), (3, 5)):
+        expected = np.asarray(
+            [[j <= i + keys - queries and i // 2 != j // 2 for j in range(keys)] for i in range(queries)]
+        )
+        with library.guard():
+            placed = masks.to_array(mask, (queries, keys), like=library.put(np.zeros(1, F)))
+        np.testing.assert_array_equal(library.get(placed), expected)
+        np.testing.assert_array_equal(masks.to_array(mask, (queries, keys)), expected)
+
+
+@pytest.mark.parametrize("empty", ["L", "S", "B"])
+def test_ids_of_no_token(library: Library, empty: str) -> None:
+    """As without a mask: an empty result, or weights over no key."""
+    if library.lazy:
+        pytest.skip("Dask has no arrays of size 0")
+    batch, queries, keys = (0 if letter == empty else n for letter, n in (("B", 2), ("L", 3), ("S", 4)))
+    with library.guard():
+        mask = masks.document(*(library.put(np.zeros((batch, n), np.int32)) for n in (queries, keys)))
+    q, k = np.ones((batch, 2, queries, 2), F), np.ones((batch, 2, keys, 2), F)
+    assert library.call(scaled_dot_product_attention, q, k, k, attn_mask=mask).shape == (batch, 2, queries, 2)
+    assert library.call(attention_weights, q, k, attn_mask=mask).shape == (batch, 2, queries, keys)
+
+
+def test_ids_beyond_int32(library: Library) -> None:
+    """They are compared as they are; in 32 bits both would be 1."""
+    if not library.name.startswith(("numpy", "torch", "dask", "strict-C", "strict-d")):
+        pytest.skip(f"{library.name} has no int64")
+    with library.guard():
+        found = masks.to_array(masks.document(library.put(np.asarray([1, 2**32 + 1]))), (2, 2))
+    np.testing.assert_array_equal(library.get(found), np.eye(2, dtype=bool))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "uint16", "uint32", "uint64"])
+def test_integers_of_any_dtype(library: Library, dtype: str) -> None:
+    """Libraries compute little with unsigned ones, and 64 bits do not mix with others."""
+    with library.guard():
+        try:
+            numbers = library.put(np.asarray([1, 2], dtype))
+        except (TypeError, ValueError):
+            pytest.skip(f"{library.name} has no {dtype}")
+        for make in (masks.padding, masks.causal, lambda ids: masks.document(ids, [1, 2])):
+            shape = (2, 2) if make not in (masks.padding, masks.causal) else (2, 1, 2, 2)
+            found, expected = masks.to_array(make(numbers), shape), masks.to_array(make([1, 2]), shape)
+            np.testing.assert_array_equal(library.get(found), expected)
+
+
+def test_masks_of_the_same_arrays_are_equal() -> None:
+    lengths, other = np.asarray([1, 2]), np.asarray([1, 2])
+    assert masks.padding(lengths) & masks.causal() == masks.padding(lengths) & masks.causal()
+    assert len({masks.padding(lengths), masks.padding(lengths), masks.padding(other), masks.causal()}) == 3
+    assert masks.causal() != masks.causal(1)
+    assert masks.document(range(3)) == masks.document([0, 1, 2])
+
+
+@pytest.mark.parametrize("kind", ["given", "one length", "window"])
+def test_array_is_the_callers_own(library: Library, kind: str) -> None:
+    """It may be written, and no mask changes with it."""
+    if not library.name.startswith(("numpy", "torch")):
+        pytest.skip("only NumPy and torch have arrays that are views of others and can be written")
+    given = library.put(np.eye(3, dtype=bool))
+    mask = {"given": masks.from_array(given), "one length": masks.padding(2), "window": masks.causal()}[kind]
+    before = library.get(masks.to_array(mask, (3, 3), like=given)).copy()
+    found = masks.to_array(mask, (3, 3), like=given)
+    found[0, 1] = not before[0, 1]
+    assert (library.get(found) != before).sum() == 1
+    np.testing.assert_array_equal(library.get(masks.to_array(mask, (3, 3), like=given)), before)

@@ -1,0 +1,335 @@
+"""A paged cache: what stands in shuffled blocks of a pool attends as if it stood in one array a sequence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from libraries import Library
+
+from sdpa_xp import PagedKVCache, biases, masks
+from sdpa_xp.scores import Scores
+from sdpa_xp.sources import Blocks
+from sdpa_xp_export import reference
+from sdpa_xp_export.agreement import judge, textbook
+
+F = np.float32
+HEADS, SIZE, POOL = 4, 4, 10
+STARTS, LONGEST = [0, 4, 6], 9
+"""Three sequences: an empty one, one that fills its block, one that does not."""
+TABLE = [[7, 2, -1], [0, 9, 4], [5, 1, 8]]
+SLOPES = np.asarray([[0.5, 0.25, 1, 2], [1, 1, 0, 0.125], [0, 3, 0.5, 0.25]], F)
+SINKS = np.asarray([[0.5, -3, 4, 1], [2, 0, -1, 3], [-2, 1, 0, 5]], F)
+OPEN = np.asarray([[1, 1, 0, 1], [1, 0, 1, 1], [0, 1, 1, 1]], bool)[:, :, None, None]
+"""Which heads of a sequence attend at all."""
+Arrays = dict[str, np.ndarray]
+
+
+class Case(NamedTuple):
+    """Keywords of `attend`, and what they mean for sequence b, head h, query i and key j."""
+
+    rules: dict[str, Any]
+    allowed: Callable[[Any, Any, Any, Any], Any] = lambda b, h, i, j: j <= i
+    bias: Callable[[Any, Any, Any, Any], Any] = lambda b, h, i, j: 0.0
+
+
+def each(values: list[int], b: Any) -> Any:
+    return np.asarray(values)[b]
+
+
+CASES = {
+    "plain": Case({}),
+    "not causal": Case({"is_causal": False}, lambda b, h, i, j: True),
+    "window": Case({"attn_mask": masks.sliding_window(4, 0)}, lambda b, h, i, j: (j <= i) & (i - j <= 4)),
+    "offsets": Case(
+        {"is_causal": False, "attn_mask": masks.causal([0, -1, 2])},
+        lambda b, h, i, j: j <= i + each([0, -1, 2], b),
+    ),
+    "window, offsets": Case(
+        {"attn_mask": masks.sliding_window(2, None, offset=[-1, 0, -3])},
+        lambda b, h, i, j: (j <= i) & (j >= i - 2 + each([-1, 0, -3], b)),
+    ),
+    "prefixes": Case(
+        {"is_causal": False, "attn_mask": masks.sliding_window(1, 0) | masks.prefix([0, 2, 5])},
+        lambda b, h, i, j: ((j <= i) & (i - j <= 1)) | (j < each([0, 2, 5], b)),
+    ),
+    "function": Case(
+        {"attn_mask": masks.from_function(lambda b, h, q_idx, kv_idx: (q_idx + kv_idx + h) % (b + 2) > 0)},
+        lambda b, h, i, j: (j <= i) & ((i + j + h) % (b + 2) > 0),
+    ),
+    "array": Case({"attn_mask": OPEN}, lambda b, h, i, j: (j <= i) & OPEN[b, h, 0, 0]),
+    "bias array": Case({"bias": SLOPES[:, :, None, None]}, bias=lambda b, h, i, j: SLOPES[b, h] + 0 * j),
+    "alibi": Case({"bias": biases.alibi(4)}, bias=lambda b, h, i, j: -(2.0 ** (-2 * (h + 1))) * abs(i - j)),
+}
+
+
+@pytest.fixture
+def arrays(rng: np.random.Generator) -> Arrays:
+    """Queries of the new tokens; keys and values of all, as if padded."""
+    shapes = {"query": (3, HEADS, 3, 8), "key": (3, 2, LONGEST, 8), "value": (3, 2, LONGEST, 5)}
+    return {name: rng.standard_normal(shape).astype(F) for name, shape in shapes.items()}
+
+
+def moved(x: np.ndarray, layout: str) -> np.ndarray:
+    return x if layout == "...HLE" else np.ascontiguousarray(np.swapaxes(x, -2, -3))
+
+
+def pool_of(tokens: np.ndarray, lengths: list[int], table: list[list[int]], blocks: int = POOL) -> np.ndarray:
+    """A pool of NaN, with the first `lengths` tokens of each sequence in its blocks."""
+    pool = np.full((blocks, tokens.shape[1], SIZE, tokens.shape[-1]), math.nan, F)
+    for sequence, length in enumerate(lengths):
+        for t in range(length):
+            pool[table[sequence][t // SIZE], :, t % SIZE] = tokens[sequence, :, t]
+    return pool
+
+
+def cache_of(library: Library, arrays: Arrays, lengths: list[int], layout: str = "...HLE") -> PagedKVCache[Any]:
+    pools = [moved(pool_of(arrays[name], lengths, TABLE), layout) for name in ("key", "value")]
+    return library.call(PagedKVCache, *pools, block_table=TABLE, lengths=lengths, layout=layout)
+
+
+def decode(
+    library: Library,
+    arrays: Arrays,
+    *,
+    steps: Sequence[int] = (2,),
+    in_place: bool = False,
+    layout: str = "...HLE",
+    **rules: Any,
+) -> np.ndarray:
+    """A step appends tokens to each sequence and attends with their queries."""
+    cache = cache_of(library, arrays, STARTS, layout)
+    outputs, done = [], 0
+    with library.guard():
+        placed = {name: library.put(x) if isinstance(x, np.ndarray) else x for name, x in rules.items()}
+    for step in steps:
+        new = {}
+        for name in ("key", "value"):
+            rows = [x[:, start + done :][:, :step] for x, start in zip(arrays[name], STARTS, strict=True)]
+            new[name] = moved(np.stack(rows), layout)
+        query = moved(arrays["query"][:, :, done : done + step], layout)
+        done += step
+        with library.guard():
+            key, value = (library.put(x) for x in new.values())
+            cache = cache.append(key, value, in_place=in_place)
+            output = cache.attend(library.put(query), **placed)
+        assert cache.lengths == tuple(start + done for start in STARTS)
+        outputs.append(moved(library.get(output), layout))
+    return np.concatenate(outputs, axis=-2)
+
+
+def expected(arrays: Arrays, case: Case, steps: Sequence[int] = (2,)) -> Arrays:
+    """The call over padded arrays. A query sees what was cached at its step."""
+    b, h, row, j = np.ogrid[:3, :HEADS, : sum(steps), :LONGEST]
+    start = each(STARTS, b)
+    cached = start + np.repeat(np.cumsum(steps), steps)[:, None]
+    allowed = case.allowed(b, h, start + row, j) & (j < cached)
+    allowed = np.broadcast_to(allowed, (3, HEADS, sum(steps), LONGEST))
+    bias = np.broadcast_to(case.bias(b, h, start + row, j), allowed.shape).astype(F)
+    return arrays | {"query": arrays["query"][:, :, : sum(steps)], "attn_mask": allowed.copy(), "bias": bias}
+
+
+def assert_agrees(
+    library: Library, found: np.ndarray, call: Arrays, sinks: np.ndarray | None = None, **rules: Any
+) -> None:
+    """A sink joins the sum of a row, so it takes its share of the output."""
+    with np.errstate(all="ignore"):
+        plain = library.get(library.call(lambda **x: textbook(library.xp, **x), **call, **rules))
+        output, lse, _ = reference.attention(**call, **rules)
+        share = 1.0 if sinks is None else 1 / (1 + np.exp(sinks[..., None] - lse))[..., None]
+    agreement = judge(found, output * share, plain * share, call["query"].dtype.name)
+    assert agreement.agrees, agreement
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_decoding_is_attention_over_each_sequence(library: Library, arrays: Arrays, name: str) -> None:
+    case = CASES[name]
+    assert_agrees(library, decode(library, arrays, **case.rules), expected(arrays, case))
+
+
+@pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_layouts_and_in_place(library: Library, arrays: Arrays, layout: str, in_place: bool) -> None:
+    if in_place and not library.name.startswith(("numpy", "torch", "strict")):
+        pytest.skip("the library has no arrays that can be written to")
+    if in_place and library.name == "numpy-readonly":
+        pytest.skip("its arrays cannot be written to")
+    steps = [2, 1] if layout == "...HLE" else [2]
+    found = decode(library, arrays, steps=steps, layout=layout, in_place=in_place)
+    assert_agrees(library, found, expected(arrays, CASES["plain"], steps))
+
+
+@pytest.mark.parametrize("sinks", [SINKS[0], SINKS], ids=["one a head", "one a sequence and head"])
+def test_sinks(library: Library, arrays: Arrays, sinks: np.ndarray) -> None:
+    found = decode(library, arrays, sinks=sinks)
+    assert_agrees(library, found, expected(arrays, CASES["plain"]), sinks)
+
+
+def test_slopes_of_each_sequence(library: Library, arrays: Arrays) -> None:
+    with library.guard():
+        bias = biases.alibi(library.put(SLOPES))
+    case = Case({}, bias=lambda b, h, i, j: -SLOPES[b, h] * abs(i - j))
+    assert_agrees(library, decode(library, arrays, bias=bias), expected(arrays, case))
+
+
+def test_scale_and_softcap(library: Library, arrays: Arrays) -> None:
+    scale = SLOPES[:, :, None, None]
+    found = decode(library, arrays, scale=scale, softcap=1.5)
+    assert_agrees(library, found, expected(arrays, CASES["plain"]), scale=scale, softcap=1.5)
+
+
+def test_padding_of_each_sequence(library: Library, arrays: Arrays) -> None:
+    """Some of the last tokens of a sequence are not to be looked at; a length fits its own sequence."""
+    cache = cache_of(library, arrays, [3, 8, 9])
+    query = arrays["query"][:, :, :1]
+    with library.guard():
+        output = cache.attend(library.put(query), masks.padding([2, 7, 8]), is_causal=False)
+    mask = np.arange(LONGEST) < np.asarray([2, 7, 8])[:, None, None, None]
+    assert_agrees(library, library.get(output), arrays | {"query": query, "attn_mask": mask})
+
+
+def test_more_queries_than_tokens(library: Library, arrays: Arrays) -> None:
+    """The last query stands at the last token; those before the first attend nothing, and give 0."""
+    lengths = [0, 1, 6]
+    cache = cache_of(library, arrays, lengths)
+    query = arrays["query"][:, :, :2]
+    with library.guard():
+        output = library.get(cache.attend(library.put(query)))
+    b, _, i, j = np.ogrid[:3, :1, :2, :LONGEST]
+    assert_agrees(library, output, arrays | {"query": query, "attn_mask": j <= i + each(lengths, b) - 2})
+    np.testing.assert_array_equal(output[0], np.zeros((HEADS, 2, 5)))
+    np.testing.assert_array_equal(output[1, :, 0], np.zeros((HEADS, 5)))
+
+
+@pytest.mark.parametrize("how", ["list", "int32", "int64", "of the library"])
+def test_tables_of_any_kind(library: Library, arrays: Arrays, how: str) -> None:
+    """They are numbers, so they may be of another library than the pool."""
+    if how == "of the library" and library.lazy:
+        pytest.skip("what is lazy cannot be read")
+    lengths = [3, 7, 9]
+    table, held = np.asarray(TABLE), np.asarray(lengths)
+    with library.guard():
+        made: Any = {
+            "list": lambda x: tuple(x.tolist()),
+            "of the library": lambda x: library.put(x.astype(np.int32)),
+        }.get(how, lambda x: x.astype(how))
+        pools = [library.put(pool_of(arrays[name], lengths, TABLE)) for name in ("key", "value")]
+        cache: PagedKVCache[Any] = PagedKVCache(*pools, made(table), made(held))
+        output = cache.attend(library.put(arrays["query"][:, :, :1]))
+    assert cache.lengths == (3, 7, 9)
+    assert repr(cache) == "PagedKVCache(key_blocks=<float32 (10, 2, 4, 8)>, lengths=(3, 7, 9))"
+    query = arrays["query"][:, :, :1]
+    mask = np.arange(LONGEST) < held[:, None, None, None]
+    assert_agrees(library, library.get(output), arrays | {"query": query, "attn_mask": mask})
+
+
+def test_append_leaves_the_old_cache(library: Library, arrays: Arrays) -> None:
+    cache = cache_of(library, arrays, STARTS)
+    before = library.get(cache.key_blocks).copy()
+    tokens = [arrays[name][:, :, :3] for name in ("key", "value")]
+    with library.guard():
+        longer = cache.append(*(library.put(x) for x in tokens))
+    assert (cache.lengths, longer.lengths) == ((0, 4, 6), (3, 7, 9))
+    np.testing.assert_array_equal(library.get(cache.key_blocks), before)
+    for name, after in (("key", longer.key_blocks), ("value", longer.value_blocks)):
+        new, pool = library.get(after), arrays[name]
+        for sequence, start in enumerate(STARTS):
+            held = [new[TABLE[sequence][t // SIZE], :, t % SIZE] for t in range(start + 3)]
+            tokens_of = np.concatenate([pool[sequence, :, :start], pool[sequence, :, :3]], axis=1)
+            np.testing.assert_array_equal(np.stack(held, axis=1), tokens_of)
+        filled = sum(cache.lengths) + 9
+        assert np.isnan(new).any(axis=-1).sum() == (POOL * SIZE - filled) * 2
+
+
+def test_shared_prefix(library: Library, arrays: Arrays) -> None:
+    """Two sequences read one block; each writes to its own; the shared one is refused, and not written."""
+    arrays = {name: np.concatenate([x[2:], x[2:]]) for name, x in arrays.items()}
+    table = [[3, 0], [3, 5]]
+    pools = [pool_of(arrays[name], [4, 4], table, 6) for name in ("key", "value")]
+    with library.guard():
+        cache: PagedKVCache[Any] = PagedKVCache(*(library.put(x) for x in pools), table, [4, 4])
+        key, value = (library.put(arrays[name][:, :, 4:6]) for name in ("key", "value"))
+        longer = cache.append(key, value)
+        output = longer.attend(library.put(arrays["query"][:, :, :1]))
+        half: PagedKVCache[Any] = PagedKVCache(*(library.put(x) for x in pools), table, [3, 3])
+        words = r"^PagedKVCache.append: a block that is written to must belong to one sequence; got block=3, "
+        for in_place in (False, True):
+            with pytest.raises(ValueError, match=words + r"sequences=\[0, 1\]\. Give one of them a copy"):
+                half.append(key, value, in_place=in_place)
+    np.testing.assert_array_equal(library.get(half.key_blocks), pools[0])
+    call = {name: x[:, :, :6] for name, x in arrays.items()} | {"query": arrays["query"][:, :, :1]}
+    assert_agrees(library, library.get(output), call)
+
+
+@pytest.fixture
+def cuts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, np.ndarray]]:
+    """The pool's block of each part that the products get, and that part."""
+    seen: list[tuple[int, np.ndarray]] = []
+    cut = Blocks.cut
+
+    def watched(self: Blocks, columns: range) -> Any:
+        part: Any = cut(self, columns)
+        seen.append((self.table[columns.start // SIZE], part))
+        return part
+
+    monkeypatch.setattr(Blocks, "cut", watched)
+    return seen
+
+
+def numpy_cache(arrays: Arrays, layout: str = "...HLE") -> PagedKVCache[np.ndarray]:
+    pools = [moved(pool_of(arrays[name], [3, 8, 9], TABLE), layout) for name in ("key", "value")]
+    return PagedKVCache(*pools, TABLE, [3, 8, 9], layout=layout)
+
+
+@pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
+def test_blocks_are_read_where_they_are(arrays: Arrays, cuts: list[Any], layout: str) -> None:
+    """Each part is a view into the pool, and each block in use is looked at once, for keys and for values."""
+    cache = numpy_cache(arrays, layout)
+    cache.attend(moved(arrays["query"][:, :, :2], layout))
+    used = [7, 0, 9, 5, 1, 8]
+    assert sorted(block for block, _ in cuts) == sorted(used * 2)
+    for pool, width in ((cache.key_blocks, 8), (cache.value_blocks, 5)):
+        parts = [part for _, part in cuts if part.shape[-1] == width]
+        assert len(parts) == len(used)
+        assert all(np.shares_memory(part, pool) for part in parts)
+        assert sorted(part.shape[-2] for part in parts) == [1, 3, 4, 4, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("mask", "used"),
+    [
+        (masks.sliding_window(0, 0), [7, 9, 8]),
+        (masks.sliding_window(1, 0), [7, 9, 1, 8]),
+        (masks.sliding_window(4, 0), [7, 0, 9, 1, 8]),
+        (masks.causal(-4), [0, 5, 1]),
+    ],
+    ids=str,
+)
+def test_blocks_outside_the_mask_are_skipped(
+    arrays: Arrays, cuts: list[Any], monkeypatch: pytest.MonkeyPatch, mask: Any, used: list[int]
+) -> None:
+    """Lengths 3, 8 and 9: the last tokens stand at 2, 7 and 8. The others are not even asked about."""
+    asked: list[range] = []
+    tile = Scores.tile
+    monkeypatch.setattr(Scores, "tile", lambda self, *at: (asked.append(at[1]), tile(self, *at))[1])
+    numpy_cache(arrays).attend(arrays["query"][:, :, :1], mask)
+    assert sorted(block for block, _ in cuts) == sorted(used * 2)
+    assert len(asked) == len(used) + 3  # and once a sequence, how far its queries reach
+
+
+def test_in_place_is_the_pool(arrays: Arrays) -> None:
+    """Caches over one pool see what is written; nothing but the new tokens is."""
+    cache = numpy_cache(arrays)
+    before = cache.key_blocks.copy()
+    longer = cache.append(arrays["key"][:, :, :1], arrays["value"][:, :, :1], in_place=True)
+    assert longer.key_blocks is cache.key_blocks
+    assert longer.value_blocks is cache.value_blocks
+    assert cache.lengths == (3, 8, 9)
+    places = {(7, 3): 0, (4, 0): 1, (8, 1): 2}
+    for (block, place), sequence in places.items():
+        np.testing.assert_array_equal(cache.key_blocks[block, :, place], arrays["key"][sequence, :, 0])
+        before[block, :, place] = arrays["key"][sequence, :, 0]
+    np.testing.assert_array_equal(cache.key_blocks, before)

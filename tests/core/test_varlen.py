@@ -1,0 +1,261 @@
+"""Packed sequences attend each within itself, as in a loop over them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from libraries import Library
+
+from sdpa_xp import biases, masks, scaled_dot_product_attention, varlen_attention
+from sdpa_xp.scores import Scores
+from sdpa_xp_export import reference
+from sdpa_xp_export.agreement import judge, textbook
+
+F = np.float32
+HEADS = 4
+LENGTHS = QUERIES, KEYS = [5, 0, 3, 1], [7, 3, 0, 4]
+"""With a sequence without queries, and one without keys."""
+OFFSETS, PREFIXES = np.asarray([1, 0, 2, -1]), np.asarray([2, 9, 0, 3])
+SLOPES = np.linspace(0, 2, 4 * HEADS, dtype=F).reshape(4, HEADS)
+SINKS = np.linspace(-3, 4, 4 * HEADS, dtype=F).reshape(4, HEADS)
+OPEN = (np.arange(4 * HEADS).reshape(4, HEADS, 1, 1) % 3) > 0
+Packed = dict[str, np.ndarray]
+
+
+class Case(NamedTuple):
+    """Keywords, and what they mean for sequence b, head h, query i of L and key j of S."""
+
+    rules: dict[str, Any]
+    allowed: Callable[..., Any] = lambda b, h, i, j, l, s: True
+    bias: Callable[..., Any] = lambda b, h, i, j, l, s: 0.0
+
+
+CASES = {
+    "plain": Case({}),
+    "is_causal": Case({"is_causal": True}, lambda b, h, i, j, l, s: j <= i),
+    "lower right": Case({"attn_mask": masks.causal("lower_right")}, lambda b, h, i, j, l, s: j <= i + s - l),
+    "window": Case({"attn_mask": masks.sliding_window(1, 0)}, lambda b, h, i, j, l, s: (j <= i) & (j >= i - 1)),
+    "window, lower right": Case(
+        {"attn_mask": masks.sliding_window(2, 0, offset="lower_right")},
+        lambda b, h, i, j, l, s: (j <= i + s - l) & (j >= i + s - l - 2),
+    ),
+    "offsets or prefixes": Case(
+        {"attn_mask": masks.causal(OFFSETS.tolist()) | masks.prefix(PREFIXES.tolist())},
+        lambda b, h, i, j, l, s: (j <= i + OFFSETS[b]) | (j < PREFIXES[b]),
+    ),
+    "function": Case(
+        {"attn_mask": masks.from_function(lambda b, h, q_idx, kv_idx: (q_idx + kv_idx + h) % (b + 2) > 0)},
+        lambda b, h, i, j, l, s: (i + j + h) % (b + 2) > 0,
+    ),
+    "array": Case({"attn_mask": OPEN}, lambda b, h, i, j, l, s: OPEN[b, h, 0, 0]),
+    "alibi": Case(
+        {"bias": biases.alibi(4), "is_causal": True},
+        lambda b, h, i, j, l, s: j <= i,
+        lambda b, h, i, j, l, s: -(2.0 ** (-2 * (h + 1))) * abs(i - j),
+    ),
+    "alibi, lower right": Case(
+        {"bias": biases.alibi(4, offset="lower_right")},
+        bias=lambda b, h, i, j, l, s: -(2.0 ** (-2 * (h + 1))) * abs(i + s - l - j),
+    ),
+    "bias array": Case({"bias": SLOPES[:, :, None, None]}, bias=lambda b, h, i, j, l, s: SLOPES[b, h] + 0 * j),
+}
+
+
+def sums(lengths: list[int]) -> list[int]:
+    return [0, *itertools.accumulate(lengths)]
+
+
+def packed(queries: list[int], keys: list[int], seed: int = 0) -> Packed:
+    """(Hq, T, E), (H, U, E) and (H, U, Ev)."""
+    rng = np.random.default_rng(seed)
+    shapes = {"query": (HEADS, sum(queries), 8), "key": (2, sum(keys), 8), "value": (2, sum(keys), 5)}
+    return {name: rng.standard_normal(shape).astype(F) for name, shape in shapes.items()}
+
+
+def padded(arrays: Packed, queries: list[int], keys: list[int], case: Case) -> Packed:
+    """One call over padded arrays, (N, heads, longest, width); pairs of padding may not attend."""
+    N, L, S = len(queries), max(queries), max(keys)
+    call = {
+        name: np.zeros((N, len(x), L if name == "query" else S, x.shape[-1]), F) for name, x in arrays.items()
+    }
+    mask, bias = np.zeros((N, HEADS, L, S), bool), np.zeros((N, HEADS, L, S), F)
+    starts = {"query": sums(queries), "key": sums(keys), "value": sums(keys)}
+    for b, (l, s) in enumerate(zip(queries, keys, strict=True)):
+        h, i, j = np.ogrid[:HEADS, :l, :s]
+        mask[b, :, :l, :s], bias[b, :, :l, :s] = case.allowed(b, h, i, j, l, s), case.bias(b, h, i, j, l, s)
+        for name, x in arrays.items():
+            own = x[:, starts[name][b] : starts[name][b + 1]]
+            call[name][b, :, : own.shape[1]] = own
+    return call | {"attn_mask": mask, "bias": bias}
+
+
+def rows_of(x: np.ndarray, queries: list[int]) -> np.ndarray:
+    """(N, Hq, longest, Ev) -> (Hq, T, Ev)."""
+    return np.concatenate([x[b, :, :l] for b, l in enumerate(queries)], axis=-2)
+
+
+def assert_agrees(
+    library: Library, found: np.ndarray, call: Packed, queries: list[int], sinks: Any = None, **rules: Any
+) -> None:
+    """Judged against a loop of the reference over the sequences. A sink takes its share of the output."""
+    with np.errstate(all="ignore"):
+        plain = library.get(library.call(lambda **x: textbook(library.xp, **x), **call, **rules))
+        scale = rules.pop("scale", [None] * len(queries))
+        parts, shares = [], []
+        for b, l in enumerate(queries):
+            own = {name: x[b, :, :l] for name, x in call.items() if name not in ("key", "value")}
+            own |= {name: call[name][b] for name in ("key", "value")}
+            output, lse, _ = reference.attention(**own, **rules, scale=scale[b])
+            parts.append(output)
+            sink = -math.inf if sinks is None else np.broadcast_to(sinks, (len(queries), HEADS))[b, :, None]
+            shares.append(1 / (1 + np.exp(sink - lse))[..., None])
+    share = np.where(np.isnan(np.concatenate(shares, axis=-2)), 0, np.concatenate(shares, axis=-2))
+    expected = np.concatenate(parts, axis=-2)
+    agreement = judge(found, expected * share, rows_of(plain, queries) * share, "float32")
+    assert agreement.agrees, agreement
+
+
+def attend(library: Library, arrays: Packed, queries: Any, keys: Any, **rules: Any) -> np.ndarray:
+    rules = {"layout": "...HLE", "cu_seqlens_q": sums(queries), "cu_seqlens_k": sums(keys)} | rules
+    return library.get(library.call(varlen_attention, **arrays, **rules))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_loop_over_the_sequences(library: Library, name: str) -> None:
+    case, arrays = CASES[name], packed(*LENGTHS)
+    found = attend(library, arrays, *LENGTHS, **case.rules)
+    assert_agrees(library, found, padded(arrays, *LENGTHS, case), QUERIES)
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_many_tiles(library: Library) -> None:
+    case, arrays = CASES["lower right"], packed(*LENGTHS)
+    found = attend(library, arrays, *LENGTHS, **case.rules)
+    assert_agrees(library, found, padded(arrays, *LENGTHS, case), QUERIES)
+
+
+@pytest.mark.parametrize("sinks", [SINKS[0], SINKS], ids=["one a head", "one a sequence and head"])
+def test_sinks(library: Library, sinks: np.ndarray) -> None:
+    arrays = packed(*LENGTHS)
+    call = padded(arrays, *LENGTHS, CASES["plain"])
+    assert_agrees(library, attend(library, arrays, *LENGTHS, sinks=sinks), call, QUERIES, sinks)
+
+
+def test_slopes_of_each_sequence(library: Library) -> None:
+    arrays = packed(*LENGTHS)
+    with library.guard():
+        bias = biases.alibi(library.put(SLOPES))
+    case = Case({}, bias=lambda b, h, i, j, l, s: -SLOPES[b, h] * abs(i - j))
+    found = attend(library, arrays, *LENGTHS, bias=bias)
+    assert_agrees(library, found, padded(arrays, *LENGTHS, case), QUERIES)
+
+
+def test_scale_and_softcap(library: Library) -> None:
+    arrays, rules = packed(*LENGTHS), {"scale": SINKS[:, :, None, None], "softcap": 1.5}
+    call = padded(arrays, *LENGTHS, CASES["plain"])
+    assert_agrees(library, attend(library, arrays, *LENGTHS, **rules), call, QUERIES, **rules)
+
+
+def test_padding_of_each_sequence(library: Library) -> None:
+    """Lengths of keys, and of queries, that fit each its own sequence."""
+    lengths = [1, 5], [4, 7]
+    arrays = packed(*lengths)
+    keys, queries = np.asarray([3, 6]), np.asarray([1, 4])
+    case = Case({}, lambda b, h, i, j, l, s: (j < keys[b]) & (i < queries[b]))
+    found = attend(library, arrays, *lengths, attn_mask=masks.padding(keys.tolist(), queries.tolist()))
+    assert_agrees(library, found, padded(arrays, *lengths, case), lengths[0])
+
+
+def test_heads_stand_behind_the_length_by_default(library: Library) -> None:
+    """As flash-attention packs; all in one sequence is attention itself."""
+    arrays = packed([5], [7])
+    behind = [np.ascontiguousarray(np.swapaxes(x, 0, 1)) for x in arrays.values()]
+    result = library.call(varlen_attention, *behind, cu_seqlens_q=[0, 5], cu_seqlens_k=(0, 7), is_causal=True)
+    assert result.shape == (5, HEADS, 5)
+    assert result.dtype == library.put(arrays["query"]).dtype
+    found = np.swapaxes(library.get(result), 0, 1)
+    assert_agrees(library, found, padded(arrays, [5], [7], CASES["is_causal"]), [5])
+
+
+@pytest.mark.parametrize("how", ["int32", "int64", "uint8", "of the library"])
+def test_lengths_of_any_kind(library: Library, how: str) -> None:
+    """They are numbers, so they may be of another library than the arrays."""
+    if how == "of the library" and library.lazy:
+        pytest.skip("what is lazy cannot be read")
+    arrays = packed(*LENGTHS)
+    expected = attend(library, arrays, *LENGTHS)
+    starts = [np.asarray(sums(each), "int32" if how == "of the library" else how) for each in LENGTHS]
+    with library.guard():
+        q, k = (library.put(x) for x in starts) if how == "of the library" else starts
+        placed = {name: library.put(x) for name, x in arrays.items()}
+        result = varlen_attention(**placed, cu_seqlens_q=q, cu_seqlens_k=k, layout="...HLE")
+    np.testing.assert_array_equal(library.get(result), expected)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+def test_nonfinite_stays_in_its_sequence(library: Library, name: str, bad: float) -> None:
+    arrays = packed(*LENGTHS)
+    clean = attend(library, arrays, *LENGTHS, is_causal=True)
+    begin = sums(LENGTHS[0 if name == "query" else 1])
+    arrays[name][:, begin[0] : begin[1]] = bad
+    found = attend(library, arrays, *LENGTHS, is_causal=True)
+    np.testing.assert_array_equal(found[:, QUERIES[0] :], clean[:, QUERIES[0] :])
+    assert not np.all(np.isfinite(found[:, : QUERIES[0]]))
+
+
+def test_no_query_at_all_and_no_key_at_all(library: Library) -> None:
+    if library.lazy:
+        pytest.skip("Dask has no arrays of size 0")
+    nothing = attend(library, packed([0, 0], [3, 2]), [0, 0], [3, 2])
+    assert nothing.shape == (HEADS, 0, 5)
+    empty = attend(library, packed([3, 2], [0, 0]), [3, 2], [0, 0], is_causal=True)
+    np.testing.assert_array_equal(empty, np.zeros((HEADS, 5, 5)))
+
+
+def test_a_packed_row_with_a_document_mask(library: Library) -> None:
+    """The other way to say it, where queries and keys are those of the same tokens."""
+    lengths = [1, 4]
+    arrays = packed(lengths, lengths)
+    mask = masks.causal() & masks.document(np.repeat(np.arange(2), lengths).tolist())
+    row = library.get(library.call(scaled_dot_product_attention, **arrays, attn_mask=mask))
+    found = attend(library, arrays, lengths, lengths, is_causal=True)
+    call = padded(arrays, lengths, lengths, CASES["is_causal"])
+    for each in (row, found):
+        assert_agrees(library, each, call, lengths)
+
+
+@hypothesis.given(
+    lengths=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=4),
+    name=st.sampled_from(["plain", "is_causal", "lower right", "function"]),
+)
+def test_any_lengths(library: Library, lengths: list[tuple[int, int]], name: str) -> None:
+    queries, keys = ([pair[axis] for pair in lengths] for axis in (0, 1))
+    hypothesis.assume(any(queries) and any(keys))
+    arrays = packed(queries, keys)
+    found = attend(library, arrays, queries, keys, **CASES[name].rules)
+    assert_agrees(library, found, padded(arrays, queries, keys, CASES[name]), queries)
+
+
+def test_nothing_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scores that are made are those of the sequences; an empty one has none."""
+    made: list[tuple[int, ...]] = []
+    on = Scores.on
+
+    def watched(self: Scores, tile: Any, query: Any, allowed: Any) -> Any:
+        scores, unmasked = on(self, tile, query, allowed)
+        made.append(scores.shape)
+        return scores, unmasked
+
+    monkeypatch.setattr(Scores, "on", watched)
+    varlen_attention(
+        **packed(QUERIES, KEYS), cu_seqlens_q=sums(QUERIES), cu_seqlens_k=sums(KEYS), layout="...HLE"
+    )
+    assert made == [(HEADS, l, s) for l, s in zip(QUERIES, KEYS, strict=True) if l and s]
