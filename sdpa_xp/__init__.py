@@ -15,12 +15,12 @@ torch, FlexAttention
     create_mask                     masks.to_array
     return_lse, AuxRequest(lse)     attention_state
 torch, nn.MultiheadAttention
-    attn_mask (True = masked)       attn_mask=~mask
+    attn_mask (True = masked)       attn_mask=~mask; 3-D as (batch, heads, L, S)
     key_padding_mask                attn_mask=~mask[:, None, None, :], or masks.padding(lengths)
     need_weights                    attention_weights
     add_zero_attn                   sinks of 0
 jax.nn, dot_product_attention       dot_product_attention, with all its names but
-    return_residual                 attention_state(..., layout="...LHE")
+    return_residual                 attention_state(..., layout="...LHE"); lse is (batch, heads, length)
     a row with no key: mean(V)      0
 keras.ops, dot_product_attention    dot_product_attention
     attn_logits_soft_cap            scaled_dot_product_attention(..., softcap=, layout="...LHE")
@@ -45,8 +45,8 @@ FlashInfer
     causal (aligns the last)        masks.causal("lower_right")
     window_left                     masks.sliding_window(window_left, 0, offset="lower_right")
     sm_scale, logits_soft_cap       scale, softcap
-    return_lse (base 2)             attention_state(..., lse_base=2)
-    merge_states                    merge_states(..., lse_base=2)
+    return_lse (base 2)             attention_state(..., lse_base=2); lse is (heads, length)
+    merge_states                    merge_states(..., lse_base=2, layout="...LHE")
     qo_indptr, kv_indptr            varlen_attention(cu_seqlens_q=, cu_seqlens_k=)
     paged_kv_indices                PagedKVCache(block_table=)
 MLX, mx.fast.scaled_dot_product_attention

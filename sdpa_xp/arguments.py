@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import numbers
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 from sdpa_xp import checks, namespace
 from sdpa_xp.biases.algebra import Bias, as_bias
@@ -18,7 +16,7 @@ from sdpa_xp.masks.bands import Causal
 from sdpa_xp.pairs import Pairs
 from sdpa_xp.protocols import Array, Dtype, Namespace, Shape
 from sdpa_xp.scores import Scores
-from sdpa_xp.sources import Source, Whole
+from sdpa_xp.sources import Source, Whole, swapped
 
 
 class Rules(NamedTuple):
@@ -183,14 +181,6 @@ def check(
     )
 
 
-def swapped(xp: Namespace, array: Array, layout: str) -> Array:
-    """(..., L, H, E) <-> (..., H, L, E) where `layout` has the heads behind the length: a view."""
-    if layout == checks.HLE or array.ndim < 3:
-        return array
-    *batch, one, other, width = range(array.ndim)
-    return xp.permute_dims(array, (*batch, other, one, width))
-
-
 def _arrays_of(rules: Rules) -> Iterator[tuple[str, object]]:
     """The arrays among the keywords, also those that masks and biases hold."""
     for name in ("attn_mask", "bias"):
@@ -200,7 +190,7 @@ def _arrays_of(rules: Rules) -> Iterator[tuple[str, object]]:
                 yield f"{name}.{argument}" + (f" ({number + 1})" if number else ""), array
         elif value is not None:
             yield name, value
-    if _is_learned(rules.scale):
+    if namespace.is_array(rules.scale):
         yield "scale", rules.scale
     if rules.sinks is not None:
         yield "sinks", rules.sinks
@@ -223,15 +213,6 @@ def _masks_and_biases(
     if rules.bias is not None:
         biases.append(as_bias(function, "bias", rules.bias))
     return tuple(masks), tuple(biases)
-
-
-def _is_learned(scale: object) -> TypeGuard[Array]:
-    """Whether a scale is an array; a scalar of NumPy is a number."""
-    if scale is None or isinstance(scale, numbers.Number):
-        return False
-    numpy = sys.modules.get("numpy")
-    is_scalar = numpy is not None and isinstance(scale, numpy.generic)
-    return not is_scalar and namespace.is_array(scale)
 
 
 def _with_heads(xp: Namespace, array: Array, layout: str) -> Array:

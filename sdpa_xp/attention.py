@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias, TypeVar, cast
+from typing import TypeVar, cast
 
 from sdpa_xp import checks, streaming
 from sdpa_xp.arguments import Rules, check
@@ -10,11 +10,10 @@ from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp.namespace import quiet
 from sdpa_xp.protocols import AnyArray
-from sdpa_xp.sources import Whole
+from sdpa_xp.sources import Layout, Whole
 from sdpa_xp.states import AttentionState, in_base
 from sdpa_xp.tiles import plan
 
-Layout: TypeAlias = Literal["...HLE", "...LHE"]
 A = TypeVar("A", bound=AnyArray)
 
 

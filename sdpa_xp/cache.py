@@ -7,11 +7,11 @@ from typing import Generic, TypeVar, cast
 
 from sdpa_xp import checks, namespace
 from sdpa_xp.arguments import Rules
-from sdpa_xp.attention import Layout, state_of
+from sdpa_xp.attention import state_of
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp.protocols import AnyArray, Array
-from sdpa_xp.sources import at
+from sdpa_xp.sources import Layout, at
 
 A = TypeVar("A", bound=AnyArray)
 
@@ -37,7 +37,7 @@ class KVCache(Generic[A]):
         widths, `...` batch.
 
     Args:
-        key: (..., H, S, E): those of the prompt. S may be 0.
+        key: (..., H, S, E): those of the prompt. S may be 0. Without a capacity they are not copied.
         value: (..., H, S, Ev).
         capacity: For how many tokens to make room, so that `append(..., in_place=True)` need not copy. It
             needs arrays that can be written to (NumPy, CuPy, torch).
@@ -100,8 +100,9 @@ class KVCache(Generic[A]):
         Args:
             key: (..., H, n, E), of the cache's library, device and dtype.
             value: (..., H, n, Ev).
-            in_place: Write into the room that `capacity` made, instead of copying the cache. This cache
-                stays as it is, but no other can be made of it in place any more.
+            in_place: Write into the room that `capacity` made, instead of copying the cache, which makes
+                none. This cache stays as it is, but no other can be made of it in place any more, and
+                torch cannot differentiate what was attended before.
 
         Returns:
             The new cache. In place it shares its arrays with this one.

@@ -78,7 +78,7 @@ def dot_product_attention(
         hint = "`attention_state(..., layout='...LHE')` returns the output and the log-sum-exp."
         rule = "`return_residual` must be False"
         raise ValueError(checks.message(function, rule, {"return_residual": True}, hint))
-    masks = [] if mask is None else [as_mask(function, "mask", mask)]
+    masks = [] if mask is None else [as_mask(function, "mask", mask, "mask")]
     if local_window_size is not None:
         masks.append(SlidingWindow(*checks.window(function, "local_window_size", local_window_size)))
     if query_seq_lengths is not None or key_value_seq_lengths is not None:

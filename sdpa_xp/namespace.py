@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import sys
 from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
@@ -17,8 +18,28 @@ LARGEST = {"float32": (2 - 2**-23) * 2.0**127, "float64": sys.float_info.max}
 
 
 def is_array(value: object) -> TypeGuard[Array]:
-    """Whether `value` is an array of a library that follows the standard."""
-    return bool(compat.is_array_api_obj(value))
+    """Whether `value` is an array of a library that follows the standard; a scalar of NumPy is a number."""
+    return not is_number(value) and bool(compat.is_array_api_obj(value))
+
+
+def is_number(value: object) -> bool:
+    """Whether `value` is a number of Python or of NumPy."""
+    numpy = sys.modules.get("numpy")
+    return isinstance(value, numbers.Number) or (numpy is not None and isinstance(value, numpy.generic))
+
+
+def unfit(value: object) -> str:
+    """Why an array has another arithmetic than the standard's, or no elements; nothing where it is plain."""
+    numpy, bias = sys.modules.get("numpy"), sys.modules.get("torch.nn.attention.bias")
+    if numpy is not None and isinstance(value, numpy.ma.MaskedArray):
+        return "Its own mask would be ignored: pass `.data`, and an `attn_mask` of what may attend."
+    if numpy is not None and isinstance(value, numpy.matrix):
+        return "Its `*` is a matrix product: pass numpy.asarray(...) of it."
+    if bias is not None and isinstance(value, bias.CausalBias):
+        return "It holds no elements: `masks.causal()` and `masks.causal('lower_right')` say the same."
+    if is_array(value) and not _is_dense(value):
+        return "A sparse or nested tensor is none: `.to_dense()` or padding makes one."
+    return ""
 
 
 def numpy_array() -> Array:
@@ -28,8 +49,11 @@ def numpy_array() -> Array:
     return cast(Array, numpy.empty(0))
 
 
-def is_writeable(array: Array) -> bool:
-    """Whether elements of `array` can be set."""
+def is_writeable(array: Any) -> bool:
+    """Whether each element of `array` can be set, and by itself."""
+    if compat.is_torch_array(array):
+        repeated = any(step == 0 and n > 1 for step, n in zip(array.stride(), array.shape, strict=True))
+        return not repeated and not (array.requires_grad and array.is_leaf)
     return bool(compat.is_writeable_array(array)) and not compat.is_dask_array(array)
 
 
@@ -38,14 +62,7 @@ def full_name(array: Array) -> str:
     return f"{type(array).__module__}.{type(array).__qualname__}"
 
 
-def is_torch_bias(value: object) -> bool:
-    """Whether `value` is a tensor of torch.nn.attention.bias, which stands for a mask and holds none."""
-    module = sys.modules.get("torch.nn.attention.bias")
-    return module is not None and isinstance(value, module.CausalBias)
-
-
-def is_dense(array: Any) -> bool:
-    """Whether `array` has an element at each index; torch has sparse and nested tensors, too."""
+def _is_dense(array: Any) -> bool:
     if not compat.is_torch_array(array):
         return True
     return array.layout is sys.modules["torch"].strided and not array.is_nested
@@ -94,15 +111,14 @@ def to_list(array: Array) -> Any:
 def signed(array: Array) -> Array:
     """An integer array in a signed dtype: libraries compute little with unsigned ones.
 
-    The largest of 64 bits become negative, but stay apart from all others.
+    Those of 64 bits that do not fit wrap around: they are told apart from each other, and are below 0.
     """
-    xp = namespace(array)
     if not dtype_name(array.dtype).startswith("uint"):
         return array
-    wide = "int64" in cast(Any, xp).__array_namespace_info__().dtypes(
-        device=device(array), kind="signed integer"
-    )
-    return xp.astype(array, cast(Any, xp).int64 if wide else xp.int32)
+    xp = cast(Any, namespace(array))
+    known = compat.is_torch_array(array)  # torch.compile cannot trace the question
+    wide = known or "int64" in xp.__array_namespace_info__().dtypes(device=device(array), kind="signed integer")
+    return cast(Array, xp.astype(array, xp.int64 if wide else xp.int32))
 
 
 def accumulation_dtype(xp: Namespace, dtype: Dtype) -> Dtype:
@@ -151,8 +167,9 @@ def is_rng(rng: object, array: Array) -> bool:
         jax = sys.modules["jax"]
         if not compat.is_jax_array(rng):
             return False
-        is_key = jax.numpy.issubdtype(cast(Any, rng).dtype, jax.dtypes.prng_key)
-        return bool(is_key) or dtype_name(cast(Any, rng).dtype) == "uint32"
+        key = cast(Any, rng)
+        typed = jax.numpy.issubdtype(key.dtype, jax.dtypes.prng_key)
+        return bool(key.ndim == 0 if typed else key.ndim == 1 and dtype_name(key.dtype) == "uint32")
     if library == "torch":
         return isinstance(rng, sys.modules["torch"].Generator)
     module = sys.modules.get(library if library == "cupy" else "numpy")

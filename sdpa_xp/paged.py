@@ -7,12 +7,11 @@ from typing import Generic, NamedTuple, TypeVar, cast
 
 from sdpa_xp import checks, streaming
 from sdpa_xp.arguments import Part, Rules, check
-from sdpa_xp.attention import Layout
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp.namespace import namespace, quiet
 from sdpa_xp.protocols import AnyArray, Array, Shape
-from sdpa_xp.sources import Blocks, at
+from sdpa_xp.sources import Blocks, Layout, at
 from sdpa_xp.tiles import plan_blocks
 
 A = TypeVar("A", bound=AnyArray)
@@ -66,7 +65,7 @@ class PagedKVCache(Generic[A]):
         Kwon et al., "PagedAttention", arXiv 2309.06180, section 4.1.
     """
 
-    __slots__ = ("_layout", "_table", "_token_axis", "key_blocks", "lengths", "value_blocks")
+    __slots__ = ("_key_blocks", "_layout", "_lengths", "_table", "_token_axis", "_value_blocks")
 
     def __init__(
         self,
@@ -87,19 +86,34 @@ class PagedKVCache(Generic[A]):
         self._table = checks.table(function, "block_table", block_table)
         held = checks.vector(function, "lengths", lengths)
         checks.as_many(function, {"block_table": self._table, "lengths": held})
-        self.key_blocks: Array = arrays["key_blocks"]
-        self.value_blocks: Array = arrays["value_blocks"]
-        self.lengths = tuple(held)
+        self._key_blocks = arrays["key_blocks"]
+        self._value_blocks = arrays["value_blocks"]
+        self._lengths = tuple(held)
         checks.pool(function, len(held), self.block_size)
-        checks.block_table(function, self._table, held, self.block_size, self.key_blocks.shape[0])
+        checks.block_table(function, self._table, held, self.block_size, self._key_blocks.shape[0])
 
     def __repr__(self) -> str:
         return f"PagedKVCache(key_blocks={checks.brief(self.key_blocks)}, lengths={self.lengths})"
 
     @property
+    def key_blocks(self) -> A:
+        """(P, H, size, E)."""
+        return cast(A, self._key_blocks)
+
+    @property
+    def value_blocks(self) -> A:
+        """(P, H, size, Ev)."""
+        return cast(A, self._value_blocks)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """How many tokens each sequence has."""
+        return self._lengths
+
+    @property
     def block_size(self) -> int:
         """How many tokens a block holds."""
-        return self.key_blocks.shape[self._token_axis]
+        return self._key_blocks.shape[self._token_axis]
 
     def append(self, key: A, value: AnyArray, *, in_place: bool = False) -> PagedKVCache[A]:
         """A cache with `n` more tokens in each sequence.
@@ -118,23 +132,23 @@ class PagedKVCache(Generic[A]):
                 belongs to several sequences.
         """
         function = "PagedKVCache.append"
-        pools = {"key_blocks": self.key_blocks, "value_blocks": self.value_blocks}
+        pools = {"key_blocks": self._key_blocks, "value_blocks": self._value_blocks}
         _, arrays = checks.one_library(function, {"key": key, "value": value, **pools})
         checks.alike(function, arrays)
         for name in ("key", "value"):
-            target = (len(self.lengths), *pools[f"{name}_blocks"].shape[1:])
+            target = (len(self._lengths), *pools[f"{name}_blocks"].shape[1:])
             checks.same_but(function, name, arrays[name].shape, target, self._token_axis)
         new = {name: arrays[name] for name in ("key", "value")}
         checks.same_but_width(function, {name: array.shape for name, array in new.items()})
         count = new["key"].shape[self._token_axis]
-        lengths = [length + count for length in self.lengths]
-        checks.block_table(function, self._table, lengths, self.block_size, self.key_blocks.shape[0])
+        lengths = [length + count for length in self._lengths]
+        checks.block_table(function, self._table, lengths, self.block_size, self._key_blocks.shape[0])
         writes = list(self._writes(count))
         used = [row[: -(-length // self.block_size)] for row, length in zip(self._table, lengths, strict=True)]
         checks.own_blocks(function, [(write.sequence, write.block) for write in writes], used)
         if checks.flag(function, "in_place", in_place):
             checks.writeable(function, "`in_place=True`", pools)
-            checks.two_pools(function, self.key_blocks, self.value_blocks)
+            checks.two_pools(function, self._key_blocks, self._value_blocks)
             for name in ("key", "value"):
                 self._write(pools[f"{name}_blocks"], new[name], writes)
         else:
@@ -197,12 +211,12 @@ class PagedKVCache(Generic[A]):
             self._layout,
             implementation,
         )
-        pools = {"key_blocks": self.key_blocks, "value_blocks": self.value_blocks}
-        checks.entries(function, checks.plain_array(function, "query", query).shape, len(self.lengths))
+        pools = {"key_blocks": self._key_blocks, "value_blocks": self._value_blocks}
+        checks.entries(function, checks.plain_array(function, "query", query).shape, len(self._lengths))
         call = check(function, {"query": query, **pools}, rules, cached=self._shapes())
         arrays, xp = call.arrays, call.pairs.xp
         parts, values = [], []
-        for number, (row, length) in enumerate(zip(self._table, self.lengths, strict=True)):
+        for number, (row, length) in enumerate(zip(self._table, self._lengths, strict=True)):
             queries = call.sizes.queries
             pairs = call.pairs.one_entry(number, queries, length, position=length - queries)
             keys = Blocks(arrays["key_blocks"], row)
@@ -217,16 +231,16 @@ class PagedKVCache(Generic[A]):
 
     def _shapes(self) -> tuple[Shape, Shape]:
         """Of keys and values, if they were one array each."""
-        longest = max(self.lengths)
+        longest = max(self._lengths)
         shapes = []
-        for blocks in (self.key_blocks, self.value_blocks):
-            shape = [len(self.lengths), *blocks.shape[1:]]
+        for blocks in (self._key_blocks, self._value_blocks):
+            shape = [len(self._lengths), *blocks.shape[1:]]
             shape[self._token_axis] = longest
             shapes.append(tuple(shape))
         return shapes[0], shapes[1]
 
     def _writes(self, count: int) -> Iterator[_Write]:
-        for sequence, length in enumerate(self.lengths):
+        for sequence, length in enumerate(self._lengths):
             done = 0
             while done < count:
                 place, start = divmod(length + done, self.block_size)
@@ -242,6 +256,8 @@ class PagedKVCache(Generic[A]):
 
     def _written(self, pool: Array, new: Array, writes: Sequence[_Write]) -> Array:
         """A copy of the pool with what is written; in calls that every library has."""
+        if not writes:
+            return pool
         xp, axis = namespace(pool), self._token_axis
         blocks: dict[int, Array] = {}
         for write in writes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sdpa_xp import checks, namespace
 from sdpa_xp.checks import Integers
@@ -64,6 +65,8 @@ class Pairs:
 
     def integers(self, name: str, value: object, least: int = -checks.LARGEST_INTEGER) -> Integers:
         """One integer for all, or one a batch entry: an int or (..., 1, 1, 1)."""
+        if self.entry is not None and (isinstance(value, tuple | list) or namespace.is_array(value)):
+            value = self._own(name, value)
         found = checks.integers(
             self.function, name, value, self.xp, self.device, traced=self.traced, least=least
         )
@@ -71,13 +74,21 @@ class Pairs:
             return found
         if found.shape == (1,) and not self.batch:
             return found._replace(values=self.xp.reshape(found.values, (1, 1, 1)))
-        checks.broadcasts(self.function, name, found.shape, self.batch, "(...), one a batch entry")
-        if self.entry is not None and isinstance(value, tuple | list):
-            return self.integers(name, value[self.entry if len(value) > 1 else 0], least)
-        cut = self.cut(found.values, 0)
-        if cut.ndim == 0 and not self.traced:
-            return checks.Integers(*[int(cut)] * 3)
-        return found._replace(values=self.xp.reshape(cut, (*cut.shape, 1, 1, 1)))
+        if self.entry is None:
+            checks.broadcasts(self.function, name, found.shape, self.batch, "(...), one a batch entry")
+        return found._replace(values=self.xp.reshape(found.values, (*found.shape, 1, 1, 1)))
+
+    def _own(self, name: str, value: Any) -> object:
+        """The entry's own of integers with one for each entry, or one for all of them."""
+        shape = (len(value),) if isinstance(value, tuple | list) else value.shape
+        checks.broadcasts(self.function, name, shape, self.batch, "(...), one a batch entry")
+        return value if not shape else value[self.entry if shape[0] > 1 else 0]
+
+    def fits(self, name: str, array: Array) -> None:
+        """Refuse an array that joins the scores in another dtype than theirs or the query's."""
+        checks.floating(self.function, name, array)
+        if self.input_dtype is not None:
+            checks.added_dtype(self.function, name, array, self.input_dtype, self.dtype)
 
     def offset(self, name: str, value: object) -> Integers:
         """How far a diagonal is shifted to the right: what `integers` takes, or "lower_right"."""
@@ -128,7 +139,7 @@ def pairs_of(
     if not isinstance(shape, tuple | list):
         rule = "`shape` must be (L, S) or (..., Hq, L, S)"
         raise TypeError(checks.message(function, rule, {"shape": repr(shape)}))
-    sizes = tuple(checks.integer(function, f"shape[{axis}]", n, least=1) for axis, n in enumerate(shape))
+    sizes = tuple(checks.integer(function, f"shape[{axis}]", n, least=0) for axis, n in enumerate(shape))
     if len(sizes) < 2:
         rule = "`shape` must be (L, S) or (..., Hq, L, S)"
         raise ValueError(checks.message(function, rule, {"shape": shape}))

@@ -1,19 +1,21 @@
-"""Where the keys, or the values, of a tile come from."""
+"""Where the keys, or the values, of a tile come from, and how their axes are ordered."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
-from sdpa_xp.protocols import Array
+from sdpa_xp import checks
+from sdpa_xp.protocols import Array, Namespace
+
+Layout: TypeAlias = Literal["...HLE", "...LHE"]
+"""Where the heads stand: before the length, or behind it."""
 
 
 class Source(Protocol):
     """The keys or values of a call; they are cut, never made into one array."""
 
-    @property
-    def heads(self) -> int: ...
     @property
     def width(self) -> int: ...
     def cut(self, columns: range) -> Array:
@@ -25,10 +27,6 @@ class Whole:
     """One array, (..., H, S, width)."""
 
     array: Array
-
-    @property
-    def heads(self) -> int:
-        return self.array.shape[-3]
 
     @property
     def width(self) -> int:
@@ -46,10 +44,6 @@ class Blocks:
     table: Sequence[int]
 
     @property
-    def heads(self) -> int:
-        return self.pool.shape[-3]
-
-    @property
     def width(self) -> int:
         return self.pool.shape[-1]
 
@@ -62,3 +56,11 @@ class Blocks:
 def at(axis: int, start: int, stop: int) -> tuple[Any, ...]:
     """The index of `start` to `stop` on one axis, counted from the last."""
     return (..., slice(start, stop), *[slice(None)] * (-1 - axis))
+
+
+def swapped(xp: Namespace, array: Array, layout: str) -> Array:
+    """(..., L, H, E) <-> (..., H, L, E) where `layout` has the heads behind the length: a view."""
+    if layout == checks.HLE or array.ndim < 3:
+        return array
+    *batch, one, other, width = range(array.ndim)
+    return xp.permute_dims(array, (*batch, other, one, width))

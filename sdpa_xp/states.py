@@ -9,6 +9,7 @@ from typing import Generic, NamedTuple, TypeVar, cast
 from sdpa_xp import checks, streaming
 from sdpa_xp.namespace import quiet
 from sdpa_xp.protocols import AnyArray, Array
+from sdpa_xp.sources import Layout, swapped
 
 A = TypeVar("A", bound=AnyArray)
 
@@ -22,7 +23,9 @@ class AttentionState(NamedTuple, Generic[A]):
     """Natural logarithm of the sum of exp(score), (..., Hq, L); float64 for float64 input, else float32."""
 
 
-def merge_states(states: Iterable[AttentionState[A]], *, lse_base: float | None = None) -> AttentionState[A]:
+def merge_states(
+    states: Iterable[AttentionState[A]], *, lse_base: float | None = None, layout: Layout = "...HLE"
+) -> AttentionState[A]:
     r"""Attention over all keys, from attention over parts of them.
 
     $o = \sum_i e^{lse_i - lse}\,o_i$ with $lse = \log \sum_i e^{lse_i}$.
@@ -33,6 +36,8 @@ def merge_states(states: Iterable[AttentionState[A]], *, lse_base: float | None 
     Args:
         states: What `attention_state` returned for the same queries and disjoint parts of the keys.
         lse_base: None where `lse` is a natural logarithm; 2 where it is FlashInfer's. So is the result's.
+        layout: Of the outputs, as it was for `attention_state`: "...HLE" or "...LHE". `lse` is (..., Hq, L) in
+            both.
 
     Returns:
         The state over all these keys, in the dtypes of the first.
@@ -52,12 +57,16 @@ def merge_states(states: Iterable[AttentionState[A]], *, lse_base: float | None 
     References:
         Ye et al., "FlashInfer", arXiv 2501.01005, section 2.2.
     """
-    xp, parts = checks.states("merge_states", [*states])
+    checks.named("merge_states", "layout", layout, checks.LAYOUTS)
     base = checks.lse_base("merge_states", lse_base)
+    xp, parts = checks.states("merge_states", states, layout)
     with quiet(parts[0][0]):
-        natural = [(output, lse if base is None else lse * math.log(base)) for output, lse in parts]
+        natural = [
+            (swapped(xp, output, layout), lse if base is None else lse * math.log(base))
+            for output, lse in parts
+        ]
         output, lse = streaming.merge(xp, natural)
-        output = xp.astype(output, parts[0][0].dtype, copy=False)
+        output = swapped(xp, xp.astype(output, parts[0][0].dtype, copy=False), layout)
         return AttentionState(cast(A, output), cast(A, in_base(lse, base)))
 
 

@@ -16,6 +16,7 @@ from typing import Literal, TypeAlias
 
 from sdpa_xp.biases.algebra import is_masked
 from sdpa_xp.masks.algebra import Allowed
+from sdpa_xp.namespace import is_traced
 from sdpa_xp.protocols import Array, Dtype, Namespace
 from sdpa_xp.scores import Scores, matmul_grouped
 from sdpa_xp.sources import Source
@@ -34,6 +35,8 @@ def attend(scores: Scores, value: Source, plan: Plan) -> tuple[Array, Array]:
     if scores.pairs.traced:
         return _attend(scores, value, plan, "columns")
     output, lse = _attend(scores, value, plan, "none")
+    if is_traced(output):  # by what a function of the caller holds
+        return _attend(scores, value, plan, "columns")
     if not scores.unmasked and _any_nonfinite(scores.xp, output, lse):
         return _attend(scores, value, plan, "pairs")
     return output, lse

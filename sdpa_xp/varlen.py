@@ -8,12 +8,11 @@ from typing import TypeVar, cast
 
 from sdpa_xp import checks, streaming
 from sdpa_xp.arguments import Part, Rules, check
-from sdpa_xp.attention import Layout
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp.namespace import quiet
 from sdpa_xp.protocols import AnyArray
-from sdpa_xp.sources import Whole
+from sdpa_xp.sources import Layout, Whole
 from sdpa_xp.tiles import plan
 
 A = TypeVar("A", bound=AnyArray)

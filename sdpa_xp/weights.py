@@ -7,12 +7,12 @@ from typing import TypeVar, cast
 
 from sdpa_xp import streaming
 from sdpa_xp.arguments import Rules, check
-from sdpa_xp.attention import Layout
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp.namespace import quiet
 from sdpa_xp.protocols import AnyArray, Array, Dtype
 from sdpa_xp.scores import Scores
+from sdpa_xp.sources import Layout
 from sdpa_xp.tiles import Plan, plan_rows
 
 A = TypeVar("A", bound=AnyArray)
@@ -113,6 +113,9 @@ def attention_scores(
 
     Returns:
         (..., Hq, L, S), or (L, S) for 2-D inputs, in the query's dtype.
+
+    Numerics:
+        Computed in the accumulation dtype and rounded once: a score beyond 65504 is inf in float16.
 
     Raises:
         TypeError: As for `scaled_dot_product_attention`.

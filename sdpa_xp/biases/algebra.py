@@ -7,15 +7,15 @@ term, which answers for one tile at a time, so that no L x S array is made.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
-from typing import ClassVar, cast
+from dataclasses import dataclass, field
+from typing import cast
 
-from sdpa_xp import checks, namespace
+from sdpa_xp import checks
 from sdpa_xp.masks.algebra import Allowed
 from sdpa_xp.pairs import Pairs
 from sdpa_xp.protocols import AnyArray, Array
 from sdpa_xp.tiles import Tile
+from sdpa_xp.values import Value
 
 
 class Term(ABC):
@@ -27,7 +27,7 @@ class Term(ABC):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Bias(ABC):
+class Bias(Value, ABC):
     """What is added to the scores. Biases combine with `+`, also with arrays.
 
     They are immutable and hold no L x S array but one that was given. `bind` and `arrays` are for the
@@ -39,30 +39,15 @@ class Bias(ABC):
         alibi(8) + alibi((0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5))
     """
 
-    name: ClassVar[str] = ""
-    __array_ufunc__: ClassVar[None] = None  # so that NumPy's `array + bias` asks the bias
-
     @abstractmethod
     def bind(self, pairs: Pairs, /) -> tuple[Term, ...]:
         """The terms of this bias over `pairs`, in their order; refuses what does not fit them."""
 
-    def arrays(self) -> Iterator[tuple[str, object]]:
-        """The arrays that the bias holds, by the names of its arguments."""
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if isinstance(value, Bias):
-                yield from value.arrays()
-            elif namespace.is_array(value):
-                yield each.name, value
-
     def __add__(self, other: Bias | AnyArray) -> Bias:
-        return Sum(self, _operand(other))
+        return Sum(self, as_bias("biases", "bias", other))
 
     def __radd__(self, other: AnyArray) -> Bias:
-        return Sum(_operand(other), self)
-
-    def __repr__(self) -> str:
-        return checks.call_of(self, self.name)
+        return Sum(as_bias("biases", "bias", other), self)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -90,21 +75,17 @@ class FromArray(Bias):
 
     def bind(self, pairs: Pairs) -> tuple[Term, ...]:
         array = cast(Array, self.array)
-        checks.floating(pairs.function, self.argument, array)
-        if pairs.input_dtype is not None:
-            checks.added_dtype(pairs.function, self.argument, array, pairs.input_dtype, pairs.dtype)
+        pairs.fits(self.argument, array)
         checks.broadcasts(pairs.function, self.argument, array.shape, pairs.shape, "(..., Hq, L, S)")
         return (Given(pairs.cut(array, 3)),)
 
 
 def as_bias(function: str, name: str, value: object) -> Bias:
     """A bias as it is; an array as what is added."""
-    return value if isinstance(value, Bias) else FromArray(checks.plain_array(function, name, value), name)
-
-
-def _operand(value: object) -> Bias:
-    checks.operand("biases", "bias", value, Bias, "a bias or a floating array")
-    return as_bias("biases", "bias", value)
+    if isinstance(value, Bias):
+        return value
+    checks.operand(function, name, value, "a bias or a floating array")
+    return FromArray(checks.plain_array(function, name, value), name)
 
 
 class Added(Term):

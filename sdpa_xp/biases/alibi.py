@@ -84,6 +84,7 @@ class Alibi(Bias):
         if isinstance(given, tuple):
             slopes = xp.asarray(given, dtype=pairs.dtype, device=pairs.device)
         else:
+            pairs.fits("bias.slopes", cast(Array, given))
             slopes = xp.astype(cast(Array, given), pairs.dtype, copy=False)
         checks.broadcasts(pairs.function, "bias.slopes", slopes.shape, pairs.with_heads, "(..., Hq)")
         slopes = pairs.cut(slopes, 1)

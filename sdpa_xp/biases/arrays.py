@@ -42,6 +42,8 @@ def to_array(bias: Bias, shape: tuple[int, ...], *, like: Any = None) -> Any:
         raise TypeError(checks.message("to_array", "`bias` must be a bias", {"bias": checks.brief(bias)}))
     pairs = pairs_of("to_array", "bias", shape, bias.arrays(), like)
     xp = pairs.xp
+    if 0 in pairs.scores:
+        return xp.zeros(tuple(shape), dtype=pairs.dtype, device=pairs.device)
     scores = xp.zeros(pairs.scores, dtype=pairs.dtype, device=pairs.device)
     tile = Tile(range(pairs.queries), range(pairs.keys), pairs)
     for term in bias.bind(pairs):

@@ -96,4 +96,4 @@ class FromFunction(Bias, Term):
         shape = checks.broadcast(result.shape, scores.shape) or tile.shape
         # float32 with the int32 of an index is float64 in NumPy
         changed = xp.broadcast_to(xp.astype(result, tile.pairs.dtype, copy=False), shape)
-        return changed, ~is_masked(changed) | is_masked(scores)
+        return changed, ~is_masked(changed)

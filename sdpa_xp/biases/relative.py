@@ -56,17 +56,15 @@ def relative(
     checks.bucket_table("relative", array.shape, both_ways)
     exact = array.shape[0] // (4 if both_ways else 2)
     furthest = checks.integer("relative", "max_distance", max_distance, least=exact + 1)
-    if not isinstance(offset, str):
-        checks.integer("relative", "offset", offset)
-    return Relative(table, both_ways, furthest, offset)
+    shift = offset if isinstance(offset, str) else checks.integer("relative", "offset", offset)
+    return Relative(table, both_ways, furthest, shift)
 
 
-def buckets(count: int, max_distance: int, *, bidirectional: bool) -> list[int]:
-    """The bucket of each distance j - i from -max_distance to max_distance."""
+def buckets(count: int, max_distance: int, span: int, *, bidirectional: bool) -> list[int]:
+    """The bucket of each distance j - i from -span to span."""
     count = count // 2 if bidirectional else count
-    later = [count if bidirectional and distance > 0 else 0 for distance in range(max_distance + 1)]
-    away = [_bucket(distance, count, max_distance) for distance in range(max_distance + 1)]
-    ahead = [first + (bucket if bidirectional else 0) for first, bucket in zip(later, away, strict=True)]
+    away = [_bucket(distance, count, max_distance) for distance in range(span + 1)]
+    ahead = [count + bucket if bidirectional else 0 for bucket in away]
     return [*reversed(away), *ahead[1:]]
 
 
@@ -74,6 +72,8 @@ def _bucket(distance: int, count: int, max_distance: int) -> int:
     exact = count // 2
     if distance < exact:
         return distance
+    if distance >= max_distance:
+        return count - 1
     share = math.log(distance / exact) / math.log(max_distance / exact)
     # A distance that is a bucket's first by the formula must not fall short of it by a rounding.
     return min(exact + int(share * (count - exact) + 1e-9), count - 1)
@@ -91,12 +91,15 @@ class Relative(Bias):
 
     def bind(self, pairs: Pairs) -> tuple[Term, ...]:
         xp, table = pairs.xp, cast(Array, self.table)
+        pairs.fits("bias.table", table)
         checks.columns(pairs.function, "bias.table", table.shape[1], pairs.heads)
-        index = buckets(table.shape[0], self.max_distance, bidirectional=self.bidirectional)
+        offset = cast(int, pairs.offset("bias.offset", self.offset).values)
+        # no pair of the call is farther apart
+        span = min(self.max_distance, pairs.queries + pairs.keys + abs(pairs.position) + abs(offset))
+        index = buckets(table.shape[0], self.max_distance, span, bidirectional=self.bidirectional)
         chosen = xp.asarray(index, dtype=xp.int32, device=pairs.device)
         by_distance = xp.take(xp.astype(table, pairs.dtype, copy=False), chosen, axis=0)
-        offset = pairs.offset("bias.offset", self.offset)
-        return (ByDistance(xp.matrix_transpose(by_distance), self.max_distance, cast(int, offset.values)),)
+        return (ByDistance(xp.matrix_transpose(by_distance), span, offset),)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

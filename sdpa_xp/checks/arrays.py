@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 
 from sdpa_xp import namespace as door
@@ -26,19 +25,12 @@ def one_library(function: str, values: Mapping[str, object]) -> tuple[Namespace,
 
 def plain_array(function: str, name: str, value: object) -> Array:
     """`value`, when it is an array whose arithmetic is that of the standard."""
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, numpy.ma.MaskedArray):
-        hint = "Its own mask would be ignored: pass `.data`, and an `attn_mask` of what may attend."
-    elif numpy is not None and isinstance(value, numpy.matrix):
-        hint = "Its `*` is a matrix product: pass numpy.asarray(...) of it."
-    elif door.is_torch_bias(value):
-        hint = "It holds no elements: `masks.causal()` and `masks.causal('lower_right')` say the same."
-    elif not door.is_array(value):
-        hint = "numpy.asarray(...) makes one of a list."
-    elif not door.is_dense(value):
-        hint = "A sparse or nested tensor is none: `.to_dense()` or padding makes one."
-    else:
+    hint = door.unfit(value)
+    if door.is_array(value) and not hint:
         return value
+    if callable(value) and not hint:
+        hint = "`masks.from_function` and `biases.from_function` take a function of the indices."
+    hint = hint or "numpy.asarray(...) makes one of a list."
     rule = f"`{name}` must be a plain array of a library that follows the array API standard"
     raise TypeError(message(function, rule, {name: type_name(value)}, hint))
 
@@ -75,16 +67,18 @@ def one_dtype(function: str, arrays: Mapping[str, Array]) -> None:
 def added_dtype(function: str, name: str, array: Array, query: Dtype, accumulation: Dtype) -> None:
     """What joins the scores has the query's dtype, or the one that the scores are held in."""
     floating(function, name, array)
-    if array.dtype != query and array.dtype != accumulation:
+    half = door.dtype_name(query) in ("float16", "bfloat16") and door.dtype_name(array.dtype) == "float32"
+    if array.dtype != query and array.dtype != accumulation and not half:
         rule = f"`{name}` must have the dtype of `query` or of the scores ({door.dtype_name(accumulation)})"
         got = {f"{name}.dtype": array.dtype, "query.dtype": query}
         raise TypeError(message(function, rule, got, f"Convert it: xp.astype({name}, query.dtype)."))
 
 
-def operand(function: str, name: str, value: object, kind: type, rule: str) -> None:
-    """What a mask or a bias is combined with is one, or an array."""
-    if not isinstance(value, kind) and not door.is_array(value):
-        raise TypeError(message(function, f"`{name}` must be {rule}", {name: type_name(value)}))
+def operand(function: str, name: str, value: object, rule: str) -> None:
+    """What stands where a mask or a bias may stand is an array, if it is not one of these."""
+    if not door.is_array(value):
+        hint = "`from_function` takes a function of the indices." if callable(value) else ""
+        raise TypeError(message(function, f"`{name}` must be {rule}", {name: type_name(value)}, hint))
 
 
 def mask_or_bias(function: str, name: str, value: object, other: type, hint: str) -> None:

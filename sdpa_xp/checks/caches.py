@@ -97,9 +97,12 @@ def block_table(function: str, table: list[list[int]], lengths: list[int], size:
 
 def own_blocks(function: str, written: list[tuple[int, int]], table: list[list[int]]) -> None:
     """A block that is written to, (sequence, block), is in the table of no other sequence, and there once."""
+    owners: dict[int, list[int]] = {}
+    for sequence, row in enumerate(table):
+        for block in row:
+            owners.setdefault(block, []).append(sequence)
     for _, block in written:
-        owners = [sequence for sequence, row in enumerate(table) for each in row if each == block]
-        if len(owners) > 1:
+        if len(owners[block]) > 1:
             rule = "a block that is written to must belong to one sequence"
             hint = "Give one of them a copy of the block."
-            raise ValueError(message(function, rule, {"block": block, "sequences": owners}, hint))
+            raise ValueError(message(function, rule, {"block": block, "sequences": owners[block]}, hint))

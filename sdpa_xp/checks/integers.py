@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 from sdpa_xp import namespace as door
 from sdpa_xp.checks.messages import message, type_name
@@ -14,8 +14,6 @@ from sdpa_xp.protocols import AnyArray, Array, Device, Namespace, Shape
 
 IntegersLike: TypeAlias = int | Sequence[int] | AnyArray
 """What a caller may pass for integers: one, a list of them, or an array of an integer dtype."""
-
-T = TypeVar("T")
 
 LARGEST = 2**29
 """Indices are int32, which every library has, and an offset and a width are added to them."""
@@ -62,20 +60,18 @@ def integers(
 ) -> Integers:
     """`value` as int32, where its values can be looked at each of them at least `least`."""
     if isinstance(value, list | tuple):
-        if not value:
-            raise ValueError(message(function, f"`{name}` must hold at least one integer", {name: value}))
         checked = [integer(function, f"{name}[{index}]", each, least) for index, each in enumerate(value)]
         array = xp.asarray(checked, dtype=xp.int32, device=device)
-        return Integers(array, min(checked), max(checked))
-    if isinstance(value, numbers.Number) or not door.is_array(value):
+        return Integers(array, min(checked, default=0), max(checked, default=0))
+    if not door.is_array(value):
         number = integer(function, name, value, least)
         return Integers(number, number, number)
     _integral(function, name, value)
-    value = door.signed(value)
+    whole, value = door.dtype_name(value.dtype) == "uint64", door.signed(value)
     if traced or 0 in value.shape:
         return Integers(xp.astype(value, xp.int32, copy=False), -math.inf, math.inf)
     smallest, largest = int(xp.min(value)), int(xp.max(value))
-    for number in (smallest, largest):
+    for number in (smallest + 2**64 if whole and smallest < 0 else smallest, largest):
         integer(function, name, number, least)
     return Integers(xp.astype(value, xp.int32, copy=False), smallest, largest)
 
@@ -98,7 +94,7 @@ def within(function: str, name: str, lengths: Integers, limit: int, letter: str)
 
 def ids(function: str, name: str, value: object, xp: Namespace, device: Device) -> Array:
     """Integers that are compared and not counted with: an array keeps its dtype, and so its values."""
-    if door.is_array(value) and not isinstance(value, numbers.Number):
+    if door.is_array(value):
         _integral(function, name, value)
         return door.signed(value)
     found = integers(function, name, value, xp, device, traced=True).values
@@ -118,8 +114,10 @@ def _integral(function: str, name: str, array: Array) -> None:
         raise TypeError(message(function, f"`{name}` must hold integers", {f"{name}.dtype": array.dtype}))
 
 
-def frozen(value: T) -> T | tuple[int, ...]:
-    """A list as a tuple, so that what holds it stays as it is."""
+def frozen(value: Any) -> Any:
+    """A list as a tuple, so that what holds it stays as it is; an integer of NumPy as one of Python."""
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return int(value)
     return tuple(value) if isinstance(value, list | range) else value
 
 

@@ -51,7 +51,7 @@ def shapes(function: str, query: Shape, key: Shape, value: Shape | None = None, 
             order = "heads, length" if layout == HLE else "length, heads"
             rule = f"`{name}` must have at least 2 axes, (..., {order}, width)"
             raise ValueError(message(function, rule, {f"{name}.shape": shape}))
-    seen = {name: _headed(shape, layout) for name, shape in named.items()}
+    seen = {name: headed(shape, layout) for name, shape in named.items()}
     axes = {"E": -1, "S": -2, "H": -3}  # of what is seen; the caller's are swapped in the other layout
 
     def agree(letter: str, one: str, other: str) -> None:
@@ -114,7 +114,7 @@ def known(function: str, name: str, shape: Shape) -> None:
         raise ValueError(message(function, rule, {f"{name}.shape": shape}, hint))
 
 
-def _headed(shape: Shape, layout: str) -> Shape:
+def headed(shape: Shape, layout: str) -> Shape:
     """As (..., H, L, E); 2-D is one head."""
     *batch, one, other, width = shape if len(shape) > 2 else (1, *shape)
     swap = layout != HLE and len(shape) > 2

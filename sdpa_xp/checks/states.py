@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 from sdpa_xp import namespace as door
 from sdpa_xp.checks.arrays import floating, one_device, one_dtype, one_library
 from sdpa_xp.checks.messages import message, type_name
+from sdpa_xp.checks.shapes import HLE, headed
 from sdpa_xp.protocols import Array, Namespace
 
 
-def states(function: str, parts: Sequence[object]) -> tuple[Namespace, Sequence[tuple[Array, Array]]]:
+def states(function: str, given: object, layout: str) -> tuple[Namespace, Sequence[tuple[Array, Array]]]:
     """One state or more, all of one library, dtype, device and shape; returns their namespace, and them."""
+    if not isinstance(given, Iterable):
+        rule = "`states` must be the states to merge, each an AttentionState"
+        raise TypeError(message(function, rule, {"states": type_name(given)}))
+    parts = list(given)
     if not parts:
         raise ValueError(message(function, "`states` must hold at least one state", {"states": "nothing"}))
     for index, part in enumerate(parts):
@@ -34,13 +39,13 @@ def states(function: str, parts: Sequence[object]) -> tuple[Namespace, Sequence[
                 got = {f"{first}.shape": reference.shape, f"{name}.shape": array.shape}
                 raise ValueError(message(function, rule, got))
     output, lse = pairs[0]
-    accumulation = door.accumulation_dtype(xp, output.dtype)
-    if lse.dtype != accumulation:
-        rule = (
-            f"`lse` must be {door.dtype_name(accumulation)} where `output` is {door.dtype_name(output.dtype)}"
-        )
+    least = door.dtype_name(door.accumulation_dtype(xp, output.dtype))
+    if door.dtype_name(lse.dtype) not in (least, "float64"):  # float64 by `softmax_dtype`
+        rule = f"`lse` must be {least} where `output` is {door.dtype_name(output.dtype)}"
         raise TypeError(message(function, rule, {"lse.dtype": lse.dtype}))
-    if output.ndim < 2 or lse.shape != output.shape[:-1]:
+    rows = output.shape if output.ndim < 3 else headed(output.shape, layout)
+    if output.ndim < 2 or lse.shape != rows[:-1]:
         rule = "`lse` must have the shape of `output` without its width (axis -1, Ev)"
+        rule += "" if layout == HLE else " and with the heads first"
         raise ValueError(message(function, rule, {"output.shape": output.shape, "lse.shape": lse.shape}))
     return xp, pairs

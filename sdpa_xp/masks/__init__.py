@@ -7,6 +7,9 @@ attend are skipped, tiles where all may are not masked, and no array of L x S is
     masks.causal() & masks.padding(key_lengths=[3, 7])              a ragged batch
     masks.causal() | masks.prefix(10)                               a prefix LM
     masks.causal() & masks.document([0, 0, 1, 1, 1])                packed sequences
+
+Inside torch.compile, `~mask` and `mask & tensor` cannot be traced: make the mask outside, or write
+`mask & masks.from_array(tensor)`. array-api-strict wants the mask on the left of an array.
 """
 
 from sdpa_xp.masks.algebra import Mask

@@ -7,14 +7,14 @@ answers for one tile at a time, so that no L x S array is made.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
-from typing import ClassVar, TypeAlias, cast
+from dataclasses import dataclass, field
+from typing import TypeAlias, cast
 
 from sdpa_xp import checks, namespace
 from sdpa_xp.pairs import Pairs
 from sdpa_xp.protocols import AnyArray, Array
 from sdpa_xp.tiles import Tile
+from sdpa_xp.values import Value
 
 Allowed: TypeAlias = bool | Array
 """True: every pair of the tile may attend. False: none may. An array: those where it is True."""
@@ -33,7 +33,7 @@ class Pattern(ABC):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Mask(ABC):
+class Mask(Value, ABC):
     """Which pairs of queries and keys may attend.
 
     Masks combine with `&`, `|` and `~`, also with boolean arrays. They are immutable and hold no L x S array
@@ -45,54 +45,28 @@ class Mask(ABC):
         causal() & ~prefix(2)
     """
 
-    name: ClassVar[str] = ""
-    __array_ufunc__: ClassVar[None] = None  # so that NumPy's `array & mask` asks the mask
-
     @abstractmethod
     def bind(self, pairs: Pairs, /) -> Pattern:
         """The pattern of this mask over `pairs`; refuses what does not fit them."""
 
-    def arrays(self) -> Iterator[tuple[str, object]]:
-        """The arrays that the mask holds, by the names of its arguments."""
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if isinstance(value, Mask):
-                yield from value.arrays()
-            elif namespace.is_array(value):
-                yield each.name, value
-
     def __and__(self, other: Mask | AnyArray) -> Mask:
-        return And(self, _operand(other))
+        return And(self, as_mask("masks", "mask", other))
 
     def __rand__(self, other: AnyArray) -> Mask:
-        return And(_operand(other), self)
+        return And(as_mask("masks", "mask", other), self)
 
     def __or__(self, other: Mask | AnyArray) -> Mask:
-        return Or(self, _operand(other))
+        return Or(self, as_mask("masks", "mask", other))
 
     def __ror__(self, other: AnyArray) -> Mask:
-        return Or(_operand(other), self)
+        return Or(as_mask("masks", "mask", other), self)
 
     def __invert__(self) -> Mask:
         return Not(self)
 
-    def _key(self) -> tuple[object, ...]:
-        held = (getattr(self, each.name) for each in fields(self))
-        return type(self), *(id(x) if namespace.is_array(x) else x for x in held)
-
-    def __eq__(self, other: object) -> bool:
-        """Whether both are made alike, of the same arrays."""
-        return isinstance(other, Mask) and self._key() == other._key()
-
-    def __hash__(self) -> int:
-        return hash(self._key())
-
     def __bool__(self) -> bool:
         rule, hint = "a mask is neither true nor false", "Combine masks with `&`, `|` and `~`."
         raise TypeError(checks.message("masks", rule, {"mask": self}, hint))
-
-    def __repr__(self) -> str:
-        return checks.call_of(self, self.name)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -152,16 +126,12 @@ class FromArray(Mask):
         return Given(pairs.cut(array, 3))
 
 
-def as_mask(function: str, name: str, value: object) -> Mask:
-    """A mask as it is; an array as the mask of its True elements."""
+def as_mask(function: str, name: str, value: object, argument: str = "attn_mask") -> Mask:
+    """A mask as it is; an array as the mask of its True elements, which is called `argument` from then on."""
     if isinstance(value, Mask):
         return value
-    return FromArray(checks.plain_array(function, name, value), name)
-
-
-def _operand(value: object) -> Mask:
-    checks.operand("masks", "mask", value, Mask, "a mask or a boolean array")
-    return as_mask("masks", "attn_mask", value)
+    checks.operand(function, name, value, "a mask or a boolean array")
+    return FromArray(checks.plain_array(function, name, value), argument)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +201,7 @@ class Given(Pattern):
 def settled(tile: Tile, allowed: Array) -> Allowed:
     """True or False where `allowed` says the same of every pair; a traced array cannot be looked at."""
     xp = tile.pairs.xp
-    if tile.pairs.traced:
+    if tile.pairs.traced or namespace.is_traced(allowed):
         return allowed
     if not bool(xp.any(allowed)):
         return False

@@ -42,6 +42,8 @@ def to_array(mask: Mask, shape: tuple[int, ...], *, like: Any = None) -> Any:
         raise TypeError(checks.message("to_array", rule, {"mask": checks.brief(mask)}))
     pairs = pairs_of("to_array", "mask", shape, mask.arrays(), like)
     xp = pairs.xp
+    if 0 in pairs.scores:
+        return xp.zeros(tuple(shape), dtype=xp.bool, device=pairs.device)
     allowed = mask.bind(pairs).on(Tile(range(pairs.queries), range(pairs.keys), pairs))
     if isinstance(allowed, bool):
         return xp.full(tuple(shape), allowed, dtype=xp.bool, device=pairs.device)

@@ -325,3 +325,16 @@ def test_at_least_one_sequence() -> None:
     with pytest.raises(ValueError, match=r"`cu_seqlens_q` must have N \+ 1 integers for N >= 1 sequences"):
         varlen_attention(row, row, row, [0], [0])
     assert varlen_attention(row, row, row, [0, 0], [0, 0]).shape == (0, 2, 4)
+
+
+def test_a_pool_whose_blocks_are_one_is_not_written_in_place() -> None:
+    """Torch lets an expanded tensor be written to: one token would stand in all blocks."""
+    import torch
+
+    pools = [torch.zeros(1, 2, 4, 8).expand(3, 2, 4, 8), torch.zeros(3, 2, 4, 8, requires_grad=True)]
+    token = torch.ones(1, 2, 1, 8)
+    for pool in pools:
+        held = PagedKVCache(pool, torch.zeros(3, 2, 4, 8), [[0]], [0])
+        with pytest.raises(TypeError, match=r"`in_place=True` needs arrays that can be written to"):
+            held.append(token, token, in_place=True)
+        assert held.append(token, token).lengths == (1,)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from libraries import Library
 
-from sdpa_xp import attention_weights, masks, scaled_dot_product_attention
+from sdpa_xp import attention_weights, biases, checks, masks, scaled_dot_product_attention, varlen_attention
 
 F = np.float32
 
@@ -126,3 +128,49 @@ def test_array_is_the_callers_own(library: Library, kind: str) -> None:
     found[0, 1] = not before[0, 1]
     assert (library.get(found) != before).sum() == 1
     np.testing.assert_array_equal(library.get(masks.to_array(mask, (3, 3), like=given)), before)
+
+
+def test_integers_of_numpy_are_numbers(library: Library) -> None:
+    """With arrays of any library, and equal to those of Python."""
+    x = np.ones((3, 2), F)
+    assert masks.causal(np.int64(2)) == masks.causal(2)
+    for mask in (masks.causal(np.int64(2)), masks.padding(np.int64(2)), masks.prefix(np.uint8(1))):
+        library.call(scaled_dot_product_attention, x, x, x, attn_mask=mask)
+    library.call(scaled_dot_product_attention, x, x, x, bias=biases.alibi(np.int64(1), offset=np.int64(1)))
+    assert biases.alibi(4) == biases.alibi(np.int32(4))
+
+
+def test_empty_axes(library: Library) -> None:
+    """Lists of nothing where there is nothing, as arrays are."""
+    if library.lazy:
+        pytest.skip("Dask has no arrays of size 0")
+    none, some = np.ones((0, 2), F), np.ones((3, 2), F)
+    for mask in (masks.document([], [0] * 3), masks.causal("lower_right"), masks.padding(1, 0)):
+        assert library.call(scaled_dot_product_attention, none, some, some, attn_mask=mask).shape == (0, 2)
+    for mask in (masks.document([0] * 3, []), masks.padding(0)):
+        found = library.call(scaled_dot_product_attention, some, none, none, attn_mask=mask)
+        np.testing.assert_array_equal(library.get(found), np.zeros((3, 2)))
+    batch = np.ones((0, 1, 3, 2), F)
+    assert (
+        library.call(scaled_dot_product_attention, batch, batch, batch, attn_mask=masks.padding([])).shape[0]
+        == 0
+    )
+    for shape in ((0, 5), (5, 0), (0, 1, 2, 2)):
+        assert masks.to_array(masks.causal(), shape).shape == shape
+        assert biases.to_array(biases.alibi(1), shape).shape == shape
+
+
+def test_a_batch_of_its_own_lengths_is_not_read_again_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """512 packed sequences look at 512 lengths, not at 512 x 512."""
+    looked: list[object] = []
+    whole = checks.integers
+
+    def integers(function: str, name: str, value: object, *rest: Any, **rules: Any) -> Any:
+        looked.append(value)
+        return whole(function, name, value, *rest, **rules)
+
+    monkeypatch.setattr(checks, "integers", integers)
+    rows = np.ones((512, 1, 2), F)
+    starts = list(range(513))
+    varlen_attention(rows, rows, rows, starts, starts, masks.padding([1] * 512))
+    assert looked == [1] * 512

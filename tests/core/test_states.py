@@ -56,6 +56,37 @@ def test_base_2_in_and_out(library: Library, rng: np.random.Generator) -> None:
     np.testing.assert_allclose(library.get(same.lse), lse, rtol=0, atol=2e-6)
 
 
+def test_states_in_the_other_layout(library: Library, rng: np.random.Generator) -> None:
+    """As many queries as heads: nothing but `layout` tells which axis of the output is which."""
+    q, k, v = (rng.standard_normal(s).astype(F) for s in ((2, 4, 4, 8), (2, 9, 4, 8), (2, 9, 4, 6)))
+    parts = [
+        library.call(attention_state, q, k[:, at], v[:, at], layout="...LHE")
+        for at in (slice(0, 3), slice(3, 9))
+    ]
+    with library.guard():
+        merged = merge_states(parts, layout="...LHE")
+    output, lse, _ = reference.attention(*(np.swapaxes(x, 1, 2) for x in (q, k, v)))
+    np.testing.assert_allclose(library.get(merged.output), np.swapaxes(output, 1, 2), rtol=0, atol=2e-6)
+    np.testing.assert_allclose(library.get(merged.lse), lse, rtol=0, atol=2e-6)
+
+
+def test_states_of_a_wider_softmax(library: Library, rng: np.random.Generator) -> None:
+    if not library.holds("float64"):
+        pytest.skip(f"{library.name} has no float64")
+    q, k, v = (rng.standard_normal(s).astype(F) for s in ((3, 8), (9, 8), (9, 5)))
+    parts = [library.call(attention_state, q, k[at], v[at], softmax_dtype="float64") for at in np.s_[:4, 4:]]
+    with library.guard():
+        merged = merge_states(parts)
+    assert merged.lse.dtype == parts[0].lse.dtype != merged.output.dtype
+    np.testing.assert_allclose(library.get(merged.lse), reference.attention(q, k, v)[1], rtol=0, atol=1e-12)
+
+
+def test_not_even_a_list_is_refused() -> None:
+    for nothing in (5, None):
+        with pytest.raises(TypeError, match="merge_states: `states` must be the states to merge"):
+            merge_states(nothing)
+
+
 @pytest.mark.parametrize("base", [10, 0, "2", True, 2.5])
 def test_other_bases_are_refused(base: Any) -> None:
     x = np.ones((2, 2), F)

@@ -34,6 +34,7 @@ def arrays(rng: np.random.Generator) -> Arrays:
     made = {name: rng.standard_normal(shape).astype(F) for name, shape in shapes.items()}
     return made | {
         "lengths": np.asarray([5, 12], np.int32),
+        "small": np.asarray([3, 11], np.uint8),
         "ids": np.asarray([[0, 0, 1, 1, 1, 2, 2, 2], [0] * 8], np.int32),
         "key_ids": np.asarray([[0] * 6 + [1] * 6, [0] * 11 + [3]], np.int32),
     }
@@ -131,6 +132,29 @@ def test_dropout_inside_a_jit(library: Library, arrays: Arrays) -> None:
     compiled = torch.compile(lambda *x: call(*x, generator), fullgraph=True, backend="eager")
     with pytest.raises(Exception, match=r"`rng` cannot be drawn from inside torch\.compile"):
         library.call(compiled, *inputs)
+
+
+@pytest.mark.parametrize("what", ["mask", "bias"])
+def test_function_of_a_traced_array(library: Library, arrays: Arrays, what: str) -> None:
+    """Query, key and value are none: the trace shows in what the function returns."""
+    if library.name.split("-")[0] != "jax":
+        pytest.skip("jit is JAX's")
+    import jax
+
+    with library.guard():
+        q, k, v = (library.put(arrays[name]) for name in "qkv")
+
+        def call(numbers: Any, q: Any = q, k: Any = k, v: Any = v) -> Any:
+            if what == "mask":
+                mask = masks.from_function(lambda b, h, i, j: numbers[j] > 2)
+                return scaled_dot_product_attention(q, k, v, mask)
+            bias = biases.from_function(lambda score, b, h, i, j: score * numbers[j])
+            return scaled_dot_product_attention(q, k, v, bias=bias)
+
+        numbers = np.arange(12, dtype=F)
+        found = library.get(jax.jit(call)(library.put(numbers)))
+        expected = call(numbers, *(arrays[name] for name in "qkv"))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
 
 
 def test_vmap_over_lengths(library: Library, arrays: Arrays) -> None:
