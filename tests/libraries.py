@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import array_api_compat
@@ -120,11 +119,7 @@ def _jax(x64: bool) -> Callable[[], Library]:
     def make() -> Library:
         import jax
 
-        # Compiling is most of the time here: for less of it, and once for all processes.
-        jax.config.update("jax_disable_most_optimizations", True)
-        jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[1] / ".jax_cache"))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+        jax.config.update("jax_disable_most_optimizations", True)  # compiling is most of the time here
 
         @contextlib.contextmanager
         def guard() -> Iterator[None]:
