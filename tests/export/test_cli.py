@@ -124,7 +124,7 @@ def test_agree(capsys: pytest.CaptureFixture[str]) -> None:
 def test_agree_exits_1_and_names_what_disagrees(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sdpa_xp.masks.Causal.on", lambda *_: True)
+    monkeypatch.setattr("sdpa_xp.masks.bands.Band.on", lambda *_: True)
     code, out, _ = run(capsys, "agree", "--backend", "numpy", "--dtype", "float32")
     assert code == 1
     assert "DISAGREES: numpy xp float32 cpu: is_causal, all of it" in out
