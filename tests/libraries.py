@@ -39,7 +39,7 @@ class Library:
         with self.guard():
             try:
                 return str(self.put(np.zeros(1, dtype)).dtype).rpartition(".")[2] == dtype
-            except TypeError:
+            except (TypeError, ValueError):  # the second from a device of array-api-strict that lacks it
                 return False
 
     def call(self, function: Callable[..., Any], *arrays: np.ndarray, **rules: Any) -> Any:

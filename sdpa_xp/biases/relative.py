@@ -36,7 +36,8 @@ def relative(
 
     Raises:
         TypeError: A table that is no floating array, or a distance that is no integer.
-        ValueError: A table that is not (buckets, Hq), too few buckets, or a distance below their number.
+        ValueError: A table that is not (buckets, Hq), too few buckets, or a `max_distance` that the buckets of
+            one distance each already reach; when a call uses the bias, a table for another number of heads.
 
     Examples:
         >>> import numpy as np

@@ -190,6 +190,15 @@ def test_buckets_of_t5(count: int, max_distance: int, bidirectional: bool) -> No
     np.testing.assert_array_equal(biases.to_array(bias, (1, 1, 601))[0, 0], expected)
 
 
+@pytest.mark.parametrize("offset", [-40, 40])
+def test_distance_beyond_the_call(offset: int) -> None:
+    """Two queries and three keys, but far apart by the offset: buckets in between are not cut off."""
+    table = np.arange(32, dtype=F)[:, None]
+    found = biases.to_array(biases.relative(table, offset=offset), (1, 2, 3))[0]
+    i, j = np.ogrid[:2, :3]
+    np.testing.assert_array_equal(found, t5_bucket(j - i - offset, True, 32, 128))
+
+
 def weights(library: Library, bias: Any, **rules: Any) -> np.ndarray:
     """Of one query of 1 against the keys 1, 2 and 3."""
     q, k = np.asarray([[1.0]], F), np.asarray([[1.0], [2.0], [3.0]], F)

@@ -87,7 +87,7 @@ def test_ids_of_no_token(library: Library, empty: str) -> None:
 
 def test_ids_beyond_int32(library: Library) -> None:
     """They are compared as they are; in 32 bits both would be 1."""
-    if not library.name.startswith(("numpy", "torch", "dask", "strict-C", "strict-d")):
+    if not library.holds("int64"):
         pytest.skip(f"{library.name} has no int64")
     with library.guard():
         found = masks.to_array(masks.document(library.put(np.asarray([1, 2**32 + 1]))), (2, 2))
@@ -97,11 +97,10 @@ def test_ids_beyond_int32(library: Library) -> None:
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "uint16", "uint32", "uint64"])
 def test_integers_of_any_dtype(library: Library, dtype: str) -> None:
     """Libraries compute little with unsigned ones, and 64 bits do not mix with others."""
+    if not library.holds(dtype):
+        pytest.skip(f"{library.name} has no {dtype}")
     with library.guard():
-        try:
-            numbers = library.put(np.asarray([1, 2], dtype))
-        except (TypeError, ValueError):
-            pytest.skip(f"{library.name} has no {dtype}")
+        numbers = library.put(np.asarray([1, 2], dtype))
         for make in (masks.padding, masks.causal, lambda ids: masks.document(ids, [1, 2])):
             shape = (2, 2) if make not in (masks.padding, masks.causal) else (2, 1, 2, 2)
             found, expected = masks.to_array(make(numbers), shape), masks.to_array(make([1, 2]), shape)

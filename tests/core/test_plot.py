@@ -32,7 +32,7 @@ def test_a_panel_for_each_batch_entry_and_head() -> None:
 
 def test_refused() -> None:
     with pytest.raises(TypeError, match="`mask` must be a mask; got mask="):
-        plot.mask(np.ones((2, 2), bool), (2, 2))  # type: ignore[arg-type]
+        plot.mask(np.ones((2, 2), bool), (2, 2))
 
 
 def test_nothing_is_shown_or_kept() -> None:

@@ -290,3 +290,14 @@ def test_result_may_be_written(library: Library) -> None:
         state.output[...] = 5
         state.lse[...] = 5
         np.testing.assert_array_equal(v, 1)
+
+
+def test_scalars_of_numpy_are_numbers(library: Library, rng: np.random.Generator) -> None:
+    """For arrays of any library: no array, whose library would have to be the query's."""
+    q, k, v = arrays(rng, (3, 4), (5, 4), (5, 2))
+    numbers = {"scale": np.float32(0.5), "softcap": np.float64(2), "dropout_p": np.float32(0)}
+    expected = attend(library, q, k, v, scale=0.5, softcap=2.0)
+    placed = [library.put(x) for x in (q, k, v)]
+    with library.guard():
+        found = scaled_dot_product_attention(*placed, **numbers)
+    np.testing.assert_array_equal(library.get(found), expected)

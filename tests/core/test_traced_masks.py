@@ -51,6 +51,7 @@ CALLS: dict[str, Calls] = {
     "padding": lambda q, k, v, lengths, **_: scaled_dot_product_attention(
         q, k, v, masks.padding(lengths, [3, 8])
     ),
+    "unsigned lengths": lambda q, k, v, small, **_: scaled_dot_product_attention(q, k, v, masks.padding(small)),
     "documents or prefix": lambda q, k, v, lengths, ids, key_ids, **_: scaled_dot_product_attention(
         q, k, v, masks.document(ids, key_ids) | masks.prefix(lengths)
     ),
