@@ -14,7 +14,7 @@ class Value:
     """Made by a function with the arguments that its fields are."""
 
     name: ClassVar[str] = ""
-    """Of that function."""
+    """Of that function, or the operator that combined two values."""
     __array_ufunc__: ClassVar[None] = None  # so that NumPy's `array & value` asks the value
 
     def arrays(self) -> Iterator[tuple[str, object]]:
@@ -25,6 +25,11 @@ class Value:
                 yield from held.arrays()
             elif namespace.is_array(held):
                 yield field.name, held
+
+    @property
+    def arguments(self) -> dict[str, object]:
+        """What the function called `name` was given, for those who translate the value."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.repr}
 
     def __repr__(self) -> str:
         return checks.call_of(self, self.name)

@@ -9,7 +9,8 @@ if find_spec("onnx") is None:
 
 from sdpa_xp_export.export import export_attention
 from sdpa_xp_export.files import save
+from sdpa_xp_export.report import Report
 from sdpa_xp_export.spec import TensorSpec
-from sdpa_xp_export.verify import Report, verify
+from sdpa_xp_export.verify import verify
 
 __all__ = ["Report", "TensorSpec", "export_attention", "save", "verify"]

@@ -13,13 +13,16 @@ from numpy.typing import NDArray
 
 import sdpa_xp
 from sdpa_xp_export import cases
-from sdpa_xp_export.agreement import Agreement, judge, textbook
+from sdpa_xp_export.agreement import Agreement, judge
 from sdpa_xp_export.backends import Backend
 from sdpa_xp_export.call import Call
-from sdpa_xp_export.export import FORMS, export_attention
+from sdpa_xp_export.export import FORMS, export_call, refusal
+from sdpa_xp_export.plain import Arrays, library_arguments, plain
 from sdpa_xp_export.reference import attention as reference
-from sdpa_xp_export.runtime import PROVIDERS
-from sdpa_xp_export.verify import Arrays, open_session, poison, sample
+from sdpa_xp_export.runtime import Runtime, runtime_of
+from sdpa_xp_export.samples import poison, sample
+from sdpa_xp_export.session import open_session
+from sdpa_xp_export.textbook import textbook
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ def compare(
     jobs: Mapping[str, Job], dtype: str, backends: Iterable[Backend], providers: Sequence[str]
 ) -> Iterator[Row]:
     """A row for each backend that holds `dtype`, then one for each exported form and provider."""
-    exact = {name: reference(**job.inputs, **job.call.rules)[0] for name, job in jobs.items()}
+    exact = {name: reference(**plain(job.call, job.inputs))[0] for name, job in jobs.items()}
     for backend in backends:
         if not backend.holds(dtype):
             continue
@@ -73,18 +76,17 @@ def compare(
 
         def on_backend(job: Job, backend: Backend = backend) -> Callable[[], NDArray[Any]]:
             arrays = {name: backend.put(x) for name, x in job.hidden.items()}
-            return lambda: backend.get(
-                sdpa_xp.scaled_dot_product_attention(**arrays, **job.call.rules, implementation="xp")
-            )
+            arguments = library_arguments(job.call, arrays)
+            return lambda: backend.get(sdpa_xp.scaled_dot_product_attention(**arguments, implementation="xp"))
 
-        def plain(job: Job, backend: Backend = backend, xp: Any = xp) -> NDArray[Any]:
-            arrays = {name: backend.put(x) for name, x in job.inputs.items()}
-            return backend.get(textbook(xp, **arrays, **job.call.rules))
+        def own(job: Job, backend: Backend = backend, xp: Any = xp) -> NDArray[Any]:
+            return backend.get(textbook(xp, **_put(plain(job.call, job.inputs), backend)))
 
-        yield _row((backend.name, "xp", dtype, backend.device), jobs, exact, plain, on_backend)
+        yield _row((backend.name, "xp", dtype, backend.device), jobs, exact, own, on_backend)
     for provider in providers:
         for form in FORMS:
-            stated = {name: job for name, job in jobs.items() if FORMS[form].refusal(job.call) is None}
+            target = Runtime.parse("agree", runtime_of(provider))
+            stated = {name: job for name, job in jobs.items() if refusal(form, job.call, target) is None}
             if stated:
                 device = provider.removesuffix("ExecutionProvider").lower()
                 labels = ("onnxruntime", form, dtype, device)
@@ -93,9 +95,7 @@ def compare(
 
 def _on_runtime(form: str, provider: str) -> Callable[[Job], Callable[[], NDArray[Any]]]:
     def prepare(job: Job) -> Callable[[], NDArray[Any]]:
-        (short,) = (name for name, full in PROVIDERS.items() if full == provider)
-        arguments: dict[str, Any] = {**job.call.inputs, **job.call.rules}
-        model = export_attention(**arguments, form=form, runtime=f"onnxruntime>=1.28;{short}")
+        model = export_call(job.call, form=form, runtime=runtime_of(provider))
         session = open_session(model, provider)
 
         def run() -> NDArray[Any]:
@@ -108,15 +108,26 @@ def _on_runtime(form: str, provider: str) -> Callable[[Job], Callable[[], NDArra
 
 
 def _numpy_textbook(job: Job) -> NDArray[Any]:
-    plain: NDArray[Any] = textbook(numpy_namespace, **job.inputs, **job.call.rules)
-    return plain
+    own: NDArray[Any] = textbook(numpy_namespace, **plain(job.call, job.inputs))
+    return own
+
+
+def _put(arguments: Arrays, backend: Backend) -> Arrays:
+    """NumPy arrays, also those of several biases, on the backend."""
+
+    def put(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(put(each) for each in value)
+        return backend.put(value) if isinstance(value, np.ndarray) else value
+
+    return {name: put(value) for name, value in arguments.items()}
 
 
 def _row(
     labels: tuple[str, str, str, str],
     jobs: Mapping[str, Job],
     exact: Mapping[str, NDArray[np.float64]],
-    plain: Callable[[Job], NDArray[Any]],
+    own: Callable[[Job], NDArray[Any]],
     prepare: Callable[[Job], Callable[[], NDArray[Any]]],
 ) -> Row:
     seen: dict[str, Agreement] = {}
@@ -127,7 +138,7 @@ def _row(
         start = time.perf_counter()
         result = run()
         seconds += time.perf_counter() - start
-        seen[name] = judge(result, exact[name], plain(job), labels[2])
+        seen[name] = judge(result, exact[name], own(job), labels[2])
     worst = max(seen.values(), key=lambda agreement: agreement.share)
     disagreeing = tuple(name for name, agreement in seen.items() if not agreement.agrees)
     return Row(*labels, worst, len(jobs), disagreeing, seconds)

@@ -52,12 +52,13 @@ def judge(
 
 
 def judge_together(
-    runs: Sequence[tuple[NDArray[Any], NDArray[np.float64], NDArray[Any]]], dtype: str
+    runs: Sequence[tuple[NDArray[Any], NDArray[np.float64], NDArray[Any]]], dtype: str, size: float = 1.0
 ) -> list[Agreement]:
     """Compare several results of one computation, each with its reference, by one bound for all.
 
     What the textbook formula is off by is luck where a result has few elements; the worst of all runs, each
-    relative to the largest value of its reference, is less so.
+    relative to the largest value of its reference, is less so. Scores of `size` have roundings of that size,
+    and so have their exponentials.
     """
     for result, reference, _ in runs:
         if result.shape != reference.shape:
@@ -65,7 +66,7 @@ def judge_together(
             got = {"result": result.shape, "reference": reference.shape}
             raise ValueError(message("judge", rule, got))
     own = max(_own_error(reference, textbook) for _, reference, textbook in runs)
-    return [_compare(result, reference, 2 * own + ROUNDINGS * EPS[dtype]) for result, reference, _ in runs]
+    return [_compare(result, reference, 2 * own + ROUNDINGS * size * EPS[dtype]) for result, reference, _ in runs]
 
 
 def _compare(result: NDArray[Any], reference: NDArray[np.float64], relative_bound: float) -> Agreement:
@@ -82,54 +83,6 @@ def _own_error(reference: NDArray[np.float64], textbook: NDArray[Any]) -> float:
 
 def _largest(reference: NDArray[np.float64]) -> float:
     return float(np.max(np.abs(reference[np.isfinite(reference)]), initial=0.0))
-
-
-def textbook(
-    xp: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
-    *,
-    bias: Any = None,
-    is_causal: bool = False,
-    scale: Any = None,
-    softcap: float | None = None,
-) -> Any:
-    """softmax(q k^T * scale + bias) v as a textbook has it: whole arrays, each step in the dtype of the input.
-
-    `xp` is an array-API namespace. A row without a key is set to 0.
-    """
-    dtype, width = query.dtype, query.shape[-1]
-
-    def rounded(x: Any) -> Any:
-        return xp.astype(x, dtype)
-
-    if query.ndim > 2:
-        group = query.shape[-3] // (key.shape[-3] if key.ndim > 2 else 1)
-        key, value = (xp.repeat(x, group, axis=-3) if x.ndim > 2 and group > 1 else x for x in (key, value))
-    scale = 1 / math.sqrt(width) if scale is None else scale
-    scale = scale if isinstance(scale, int | float) else rounded(scale)
-    scores = rounded(rounded(query @ xp.matrix_transpose(key)) * scale)
-    if softcap:
-        scores = rounded(rounded(xp.tanh(rounded(scores / softcap))) * softcap)
-    for term in (attn_mask, bias):
-        if term is None:
-            continue
-        if str(term.dtype).endswith("bool"):
-            scores = xp.where(term, scores, -math.inf)
-        else:
-            scores = rounded(scores + rounded(term))
-    if is_causal:
-        later = xp.triu(xp.ones_like(scores), k=1) > 0
-        scores = xp.where(later, -math.inf, scores)
-    scores = rounded(scores)
-    largest = xp.max(scores, axis=-1, keepdims=True)
-    empty = largest == -math.inf
-    exponentials = rounded(xp.exp(rounded(scores - xp.where(empty, xp.zeros_like(largest), largest))))
-    total = rounded(xp.sum(exponentials, axis=-1, keepdims=True))
-    weights = rounded(exponentials / xp.where(empty, xp.ones_like(total), total))
-    return rounded(weights @ value)
 
 
 def _error(result: NDArray[np.generic], reference: NDArray[np.float64]) -> float:

@@ -2,123 +2,114 @@
 
 from __future__ import annotations
 
-import json
-import math
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
 
-from sdpa_xp import checks
+from sdpa_xp import biases, checks, masks
+from sdpa_xp.biases import Bias
+from sdpa_xp.masks import Mask
+from sdpa_xp_export.operands import Held, Initializer, Input
 from sdpa_xp_export.spec import TensorSpec
 
-INPUTS = ("query", "key", "value", "attn_mask", "bias")
+OUTPUTS = ("output", "lse", "weights", "scores")
+SPECS = ("query", "key", "value", "past_key", "past_value", "past_lengths")
 
 
-@dataclass(frozen=True, slots=True)
+class Arguments(NamedTuple):
+    """What a caller passed besides query, key and value, as it came."""
+
+    attn_mask: object = None
+    bias: object = None
+    is_causal: object = False
+    scale: object = None
+    softcap: object = None
+    sinks: object = None
+    softmax_dtype: object = None
+    layout: object = checks.HLE
+    past_key: object = None
+    past_value: object = None
+    past_lengths: object = None
+    outputs: object = ("output",)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """The arguments of `scaled_dot_product_attention`, checked, with the defaults filled in."""
+    """A call that has been checked, with the defaults filled in."""
 
     query: TensorSpec
     key: TensorSpec
     value: TensorSpec
-    attn_mask: TensorSpec | None
-    bias: TensorSpec | None
+    past_key: TensorSpec | None
+    past_value: TensorSpec | None
+    past_lengths: TensorSpec | None
+    attn_mask: Mask | Input | Initializer | None
+    bias: Bias | Input | Initializer | None
     is_causal: bool
-    scale: float
+    scale: float | Held
     softcap: float | None
-
-    @property
-    def inputs(self) -> dict[str, TensorSpec]:
-        """The inputs of the graph, in their order."""
-        named = {name: getattr(self, name) for name in INPUTS}
-        return {name: spec for name, spec in named.items() if spec is not None}
-
-    @property
-    def sizes(self) -> checks.Sizes:
-        """The lengths of the call; a name may stand where the type says int."""
-        return _sizes("Call", self.query, self.key, self.value)
+    sinks: Held | None
+    softmax_dtype: str | None
+    layout: str
+    outputs: tuple[str, ...]
+    inputs: Mapping[str, TensorSpec]
+    """The inputs of the graph, in their order."""
+    initializers: Mapping[str, Initializer]
+    sizes: checks.Sizes = field(repr=False)
+    """The lengths, with all keys, those of the cache too; a name may stand where the type says int."""
 
     @property
     def symbols(self) -> tuple[str, ...]:
         """The names of the lengths that are known only when the graph runs, in order of appearance."""
         lengths = (length for spec in self.inputs.values() for length in spec.shape)
-        return tuple(dict.fromkeys(length for length in lengths if isinstance(length, str)))
+        names = (part for length in lengths if isinstance(length, str) for part in length.split("+"))
+        return tuple(dict.fromkeys(name for name in names if not name.isdecimal()))
 
     @property
-    def rules(self) -> dict[str, Any]:
-        """The keywords of the call that are no arrays."""
-        return {"is_causal": self.is_causal, "scale": self.scale, "softcap": self.softcap}
+    def cached(self) -> bool:
+        """Whether the queries are the last of the tokens in a cache."""
+        return self.past_key is not None
 
-    def to_json(self) -> str:
-        """The call as text, for the metadata of the model."""
-        return json.dumps({name: str(spec) for name, spec in self.inputs.items()} | self.rules)
+    @property
+    def held(self) -> str:
+        """The dtype that scores and sums are held in."""
+        return "float64" if "float64" in (self.query.dtype, self.softmax_dtype) else "float32"
 
-    @classmethod
-    def from_json(cls, text: str) -> Call:
-        """The call that `to_json` wrote; checked, since a file may hold anything."""
-        read = json.loads(text)
-        if not isinstance(read, dict) or not {"is_causal", "scale", "softcap"} <= read.keys():
-            raise ValueError("no call")
-        specs: dict[str, Any] = {name: TensorSpec.parse(read[name]) for name in INPUTS if name in read}
-        return checked("verify", **specs, **{name: read[name] for name in ("is_causal", "scale", "softcap")})
+    @property
+    def masks(self) -> tuple[Mask, ...]:
+        """The masks that all have to hold; `is_causal` is one of them, and a padded cache another."""
+        found: list[Mask] = [masks.causal()] if self.is_causal else []
+        if isinstance(self.attn_mask, Mask):
+            found += _conjuncts(self.attn_mask)
+        elif self.attn_mask is not None and self.attn_mask.dtype == "bool":
+            found.append(masks.from_array(cast(Any, self.attn_mask)))
+        return tuple(found)
 
-
-def checked(
-    function: str,
-    query: TensorSpec,
-    key: TensorSpec,
-    value: TensorSpec,
-    attn_mask: TensorSpec | None = None,
-    bias: TensorSpec | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    softcap: float | None = None,
-) -> Call:
-    """The call, when it is one that the library takes and a graph can state."""
-    named = {"query": query, "key": key, "value": value, "attn_mask": attn_mask, "bias": bias}
-    specs = {name: spec for name, spec in named.items() if spec is not None}
-    for name, spec in specs.items():
-        if not isinstance(spec, TensorSpec):
-            got = {name: type(spec).__name__}
-            raise TypeError(checks.message(function, f"`{name}` must be a TensorSpec", got))
-        if not spec.floating and name != "attn_mask":
-            rule = f"`{name}` must have a floating dtype"
-            raise TypeError(checks.message(function, rule, {f"{name}.dtype": spec.dtype}))
-        if spec.floating and spec.dtype != query.dtype:
-            rule = f"`query` and `{name}` must have one dtype"
-            got = {"query.dtype": query.dtype, f"{name}.dtype": spec.dtype}
-            raise TypeError(checks.message(function, rule, got))
-    _static(function, {name: specs[name] for name in ("query", "key", "value")})
-    sizes = _sizes(function, query, key, value)
-    for name in ("attn_mask", "bias"):
-        if name in specs:
-            shape = cast(tuple[int, ...], specs[name].shape)
-            checks.broadcasts(function, name, shape, sizes.pairs, "(..., Hq, L, S)")
-    held = "float64" if query.dtype == "float64" else "float32"
-    scale = 1.0 / math.sqrt(sizes.width) if scale is None else checks.number(function, "scale", scale, held)
-    return Call(
-        query=query,
-        key=key,
-        value=value,
-        attn_mask=attn_mask,
-        bias=bias,
-        is_causal=checks.flag(function, "is_causal", is_causal),
-        scale=scale,
-        softcap=checks.softcap(function, softcap, held),
-    )
+    @property
+    def biases(self) -> tuple[Bias, ...]:
+        """What is added to the scores, one after the other."""
+        given = [self.bias]
+        if (
+            self.attn_mask is not None
+            and not isinstance(self.attn_mask, Mask)
+            and self.attn_mask.dtype != "bool"
+        ):
+            given = [self.attn_mask, self.bias]
+        wrapped = (
+            each if isinstance(each, Bias) else biases.from_array(cast(Any, each))
+            for each in given
+            if each is not None
+        )
+        return tuple(addend for each in wrapped for addend in _addends(each))
 
 
-def _static(function: str, specs: dict[str, TensorSpec]) -> None:
-    """Heads and widths are ints: the graph is written for them."""
-    for name, spec in specs.items():
-        axes = {-1: "the width"} | ({-3: "the heads"} if len(spec.shape) > 2 else {})
-        for axis, what in axes.items():
-            length = spec.shape[axis] if spec.shape else None
-            if isinstance(length, str):
-                rule = f"{what} of `{name}` (axis {axis}) must be an int"
-                raise ValueError(checks.message(function, rule, {f"{name}.shape": spec.shape}))
+def _conjuncts(mask: Mask) -> list[Mask]:
+    if mask.name != "&":
+        return [mask]
+    return [each for part in mask.arguments.values() for each in _conjuncts(cast(Mask, part))]
 
 
-def _sizes(function: str, query: TensorSpec, key: TensorSpec, value: TensorSpec) -> checks.Sizes:
-    # The rules compare lengths and never count with them, so a name serves where the type says int.
-    shapes = (cast(tuple[int, ...], spec.shape) for spec in (query, key, value))
-    return checks.shapes(function, *shapes)
+def _addends(bias: Bias) -> list[Bias]:
+    if bias.name != "+":
+        return [bias]
+    return [each for part in bias.arguments.values() for each in _addends(cast(Bias, part))]

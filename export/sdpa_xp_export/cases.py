@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sdpa_xp_export.call import Call, checked
+from sdpa_xp_export.call import Arguments, Call
+from sdpa_xp_export.checking import checked
 from sdpa_xp_export.spec import TensorSpec
 
 LENGTHS = {"B": 2, "L": 19, "S": 33}
@@ -21,7 +22,7 @@ def calls(dtype: str) -> dict[str, Call]:
     added = TensorSpec(dtype, (8, "L", "S"))
 
     def call(key: TensorSpec, value: TensorSpec, **rules: Any) -> Call:
-        return checked("calls", query, key, value, **rules)
+        return checked("calls", query, key, value, Arguments(**rules))
 
     return {
         "plain": call(key, key),

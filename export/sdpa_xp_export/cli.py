@@ -21,8 +21,9 @@ except ModuleNotFoundError as missing:
 from sdpa_xp_export import backends, demo, files
 from sdpa_xp_export.agree import Row, compare, feature_jobs
 from sdpa_xp_export.export import export_attention
+from sdpa_xp_export.session import providers
 from sdpa_xp_export.spec import TensorSpec
-from sdpa_xp_export.verify import providers, verify
+from sdpa_xp_export.verify import verify
 
 DISAGREES = 1
 BAD_ARGUMENTS = 2

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from sdpa_xp.checks import message
 from sdpa_xp_export.agree import Job, Row, compare
 from sdpa_xp_export.backends import find
-from sdpa_xp_export.call import Call, checked
-from sdpa_xp_export.export import export_attention
+from sdpa_xp_export.call import Arguments, Call
+from sdpa_xp_export.checking import checked
+from sdpa_xp_export.export import export_call
 from sdpa_xp_export.figure import attention_of_word
 from sdpa_xp_export.files import save
 from sdpa_xp_export.minilm import Activations, activations
+from sdpa_xp_export.session import providers
 from sdpa_xp_export.spec import TensorSpec
-from sdpa_xp_export.verify import providers
 
 SENTENCES = ("It took one minute.", "The size was minute.")
 WORD = "minute"
@@ -25,7 +25,7 @@ MODEL, PICTURE = "attention.onnx", "attention.png"
 def call(dtype: str) -> Call:
     """The attention of the encoder: 12 heads of width 32 and a padding mask, any batch, any length."""
     qkv = TensorSpec(dtype, ("B", 12, "L", 32))
-    return checked("demo", qkv, qkv, qkv, attn_mask=TensorSpec("bool", ("B", 1, 1, "L")))
+    return checked("demo", qkv, qkv, qkv, Arguments(attn_mask=TensorSpec("bool", ("B", 1, 1, "L"))))
 
 
 def rows(encoded: Activations, dtypes: tuple[str, ...] = ("float32", "float16")) -> Iterator[Row]:
@@ -50,8 +50,7 @@ def check_folder(folder: Path, *, overwrite: bool) -> None:
 def write(encoded: Activations, folder: Path) -> tuple[Path, Path]:
     """Save the exported graph and the picture in `folder`; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    arguments: dict[str, Any] = {**call("float32").inputs, **call("float32").rules}
-    save(export_attention(**arguments), folder / MODEL, overwrite=True)
+    save(export_call(call("float32")), folder / MODEL, overwrite=True)
     attention_of_word(encoded, WORD).savefig(folder / PICTURE, dpi=150)
     return folder / MODEL, folder / PICTURE
 

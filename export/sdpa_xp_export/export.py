@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
 import onnx
 
 import sdpa_xp
+from sdpa_xp.biases import Bias
 from sdpa_xp.checks import message
-from sdpa_xp_export import call as calls
-from sdpa_xp_export.call import Call
+from sdpa_xp.masks import Mask
+from sdpa_xp_export.call import Arguments, Call
+from sdpa_xp_export.checking import checked
 from sdpa_xp_export.forms import attention, primitive
 from sdpa_xp_export.graph import Graph
-from sdpa_xp_export.runtime import DEFAULT_OPSET, FIRST_RELEASE, OPSETS, Runtime
+from sdpa_xp_export.metadata import to_json
+from sdpa_xp_export.runtime import DEFAULT_OPSET, DEFAULT_RUNTIME, FIRST_RELEASE, OPSETS, Runtime
 from sdpa_xp_export.spec import TensorSpec
 
 FORMS: dict[str, ModuleType] = {"attention": attention, "primitive": primitive}  # "auto" takes the first
@@ -22,15 +27,22 @@ def export_attention(
     query: TensorSpec,
     key: TensorSpec,
     value: TensorSpec,
-    attn_mask: TensorSpec | None = None,
+    attn_mask: Mask | TensorSpec | None = None,
     *,
-    bias: TensorSpec | None = None,
+    bias: Bias | TensorSpec | None = None,
     is_causal: bool = False,
-    scale: float | None = None,
+    scale: float | TensorSpec | Any | None = None,
     softcap: float | None = None,
+    sinks: TensorSpec | Any | None = None,
+    softmax_dtype: str | None = None,
+    layout: str = "...HLE",
+    past_key: TensorSpec | None = None,
+    past_value: TensorSpec | None = None,
+    past_lengths: TensorSpec | None = None,
+    outputs: Sequence[str] = ("output",),
     form: str = "auto",
     opset: int | None = None,
-    runtime: str = "onnxruntime>=1.28;cpu",
+    runtime: str = DEFAULT_RUNTIME,
 ) -> onnx.ModelProto:
     """The ONNX graph that computes `sdpa_xp.scaled_dot_product_attention` of the same arguments.
 
@@ -77,18 +89,44 @@ def export_attention(
         ONNX operators, Attention-23 and Attention-24.
     """
     function = "export_attention"
-    call = calls.checked(function, query, key, value, attn_mask, bias, is_causal, scale, softcap)
+    given = Arguments(
+        attn_mask,
+        bias,
+        is_causal,
+        scale,
+        softcap,
+        sinks,
+        softmax_dtype,
+        layout,
+        past_key,
+        past_value,
+        past_lengths,
+        outputs,
+    )
+    call = checked(function, query, key, value, given)
+    return export_call(call, form=form, opset=opset, runtime=runtime, function=function)
+
+
+def export_call(
+    call: Call,
+    *,
+    form: str = "auto",
+    opset: int | None = None,
+    runtime: str = DEFAULT_RUNTIME,
+    function: str = "export_attention",
+) -> onnx.ModelProto:
+    """The model of a call that has been checked."""
     target = Runtime.parse(function, runtime)
     name, reason = _choose(function, call, form, opset, target)
-    graph = Graph(_opset(function, name, opset))
+    graph = Graph(_opset(function, name, opset), call.held)
     metadata = {
         "sdpa_xp.version": sdpa_xp.__version__,
-        "sdpa_xp.call": call.to_json(),
+        "sdpa_xp.call": to_json(call),
         "sdpa_xp.form": name,
         "sdpa_xp.reason": reason,
         "sdpa_xp.runtime": str(target),
     }
-    model = graph.model(FORMS[name].write(graph, call, target), "output", metadata)
+    model = graph.model(FORMS[name].write(graph, call, target), metadata)
     onnx.checker.check_model(model, full_check=True)
     return model
 
@@ -100,7 +138,7 @@ def _choose(function: str, call: Call, form: str, opset: int | None, target: Run
         raise ValueError(message(function, rule, {"form": repr(form)}))
     if form == "auto" and opset is not None and opset not in OPSETS["attention"]:
         return "primitive", f"opset {opset} was asked for"
-    refused = {name: why for name in FORMS if (why := _refusal(name, call, target))}
+    refused = {name: why for name in FORMS if (why := refusal(name, call, target))}
     if form == "auto":
         name = next(name for name in FORMS if name not in refused)
         return name, "; ".join(refused.values()) or "the first form that is right here"
@@ -110,12 +148,13 @@ def _choose(function: str, call: Call, form: str, opset: int | None, target: Run
     return form, "asked for"
 
 
-def _refusal(name: str, call: Call, target: Runtime) -> str | None:
+def refusal(name: str, call: Call, target: Runtime) -> str | None:
+    """Why the form `name` does not compute the call right on that runtime; None where it does."""
     oldest = FIRST_RELEASE[name]
     if target.release < oldest:
         return f"onnxruntime computes it right from {oldest[0]}.{oldest[1]} on, and `runtime` is {target}"
-    refusal: str | None = FORMS[name].refusal(call)
-    return refusal
+    why: str | None = FORMS[name].refusal(call, target)
+    return why
 
 
 def _opset(function: str, form: str, opset: int | None) -> int:

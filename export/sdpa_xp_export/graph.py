@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from sdpa_xp_export.array import Value
 from sdpa_xp_export.spec import Shape, TensorSpec
 
 ONNX_DTYPE = {
     "float16": onnx.TensorProto.FLOAT16,
+    "bfloat16": onnx.TensorProto.BFLOAT16,
     "float32": onnx.TensorProto.FLOAT,
     "float64": onnx.TensorProto.DOUBLE,
     "bool": onnx.TensorProto.BOOL,
+    "int32": onnx.TensorProto.INT32,
     "int64": onnx.TensorProto.INT64,
 }
+CONTRIB = "com.microsoft"
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
-    """An edge of the graph."""
-
-    name: str
-    dtype: str
-    shape: Shape
-
-    @property
-    def rank(self) -> int:
-        return len(self.shape)
+def numpy_dtype(dtype: str) -> np.dtype[Any]:
+    """The NumPy dtype of that name, bfloat16 too."""
+    return np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
 
 
 @dataclass(slots=True)
@@ -38,39 +38,120 @@ class Graph:
     """Nodes, constants and inputs; `add` names what it adds after the operator and a count."""
 
     opset: int
+    real: str = "float32"
+    """The dtype of what is computed of integers: that which scores are held in."""
     inputs: list[onnx.ValueInfoProto] = field(default_factory=list)
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     constants: dict[tuple[str, tuple[int, ...], bytes], onnx.TensorProto] = field(default_factory=dict)
+    named: dict[str, Value] = field(default_factory=dict)
+    """Inputs and initializers that the call names."""
+    weights: list[onnx.TensorProto] = field(default_factory=list)
+    count: Iterator[int] = field(default_factory=itertools.count)
 
-    def input(self, name: str, spec: TensorSpec) -> Value:
+    def body(self) -> Graph:
+        """The graph of a Loop within this one: it sees all that this one holds, and adds constants to it."""
+        return Graph(
+            self.opset,
+            self.real,
+            constants=self.constants,
+            named=self.named,
+            weights=self.weights,
+            count=self.count,
+        )
+
+    def input(self, name: str, dtype: str, shape: Shape) -> Value:
         """A new input of the graph."""
-        self.inputs.append(helper.make_tensor_value_info(name, ONNX_DTYPE[spec.dtype], spec.shape))
-        return Value(name, spec.dtype, spec.shape)
+        self.inputs.append(helper.make_tensor_value_info(name, ONNX_DTYPE[dtype], shape))
+        return Value(self, name, dtype, shape)
+
+    def argument(self, name: str, spec: TensorSpec) -> Value:
+        """The input that the call names `name`."""
+        if name not in self.named:
+            self.named[name] = self.input(name, spec.dtype, spec.shape)
+        return self.here(self.named[name])
+
+    def weight(self, name: str, array: NDArray[Any]) -> Value:
+        """The initializer that the call names `name`."""
+        if name not in self.named:
+            self.weights.append(numpy_helper.from_array(array, name))
+            self.named[name] = Value(self, name, array.dtype.name, array.shape)
+        return self.here(self.named[name])
+
+    def here(self, value: Value) -> Value:
+        """A value of an outer graph, whose operators write nodes into this one."""
+        return Value(self, value.name, value.dtype, value.shape)
 
     def constant(self, value: object, dtype: str) -> Value:
         """An initializer; the same numbers are held once."""
-        array = np.asarray(value, dtype=dtype)
+        array = np.asarray(value, dtype=numpy_dtype(dtype))
         key = (dtype, array.shape, array.tobytes())
         if key not in self.constants:
             name = f"constant_{len(self.constants)}"
             self.constants[key] = numpy_helper.from_array(array, name)
-        return Value(self.constants[key].name, dtype, array.shape)
+        return Value(self, self.constants[key].name, dtype, array.shape)
 
-    def add(self, op: str, *inputs: Value, dtype: str, shape: Shape, **attributes: Any) -> Value:
-        """A new node with one output of `dtype` and `shape`."""
-        name = f"{op}_{len(self.nodes)}"
-        names = [value.name for value in inputs]
-        self.nodes.append(helper.make_node(op, names, [name], name=name, **attributes))
-        return Value(name, dtype, shape)
+    def add(self, op: str, *inputs: Value | None, dtype: str, shape: Shape, **attributes: Any) -> Value:
+        """A new node with one output of `dtype` and `shape`; None where an input is left out."""
+        (value,) = self.add_many(op, *inputs, outputs=[(dtype, shape)], **attributes)
+        return value
 
-    def model(self, output: Value, name: str, metadata: dict[str, str]) -> onnx.ModelProto:
-        """The finished model, whose one output `output` gets the name `name`."""
-        self.nodes[-1].output[0] = name
-        outputs = [helper.make_tensor_value_info(name, ONNX_DTYPE[output.dtype], output.shape)]
-        constants = list(self.constants.values())
-        graph = helper.make_graph(self.nodes, "attention", self.inputs, outputs, constants)
+    def add_many(
+        self,
+        op: str,
+        *inputs: Value | None,
+        outputs: list[tuple[str, Shape]],
+        domain: str = "",
+        **attributes: Any,
+    ) -> list[Value]:
+        """A new node with an output for each dtype and shape in `outputs`."""
+        name = f"{op}_{next(self.count)}"
+        names = [name, *(f"{name}_{index}" for index in range(1, len(outputs)))]
+        given = ["" if value is None else value.name for value in inputs]
+        self.nodes.append(helper.make_node(op, given, names, name=name, domain=domain, **attributes))
+        return [Value(self, each, *like) for each, like in zip(names, outputs, strict=True)]
+
+    @staticmethod
+    def onnx_dtype(dtype: str) -> int:
+        return ONNX_DTYPE[dtype]
+
+    def subgraph(self, outputs: list[Value]) -> onnx.GraphProto:
+        """This graph as the body of a Loop."""
+        infos = [helper.make_tensor_value_info(out.name, ONNX_DTYPE[out.dtype], out.shape) for out in outputs]
+        return helper.make_graph(self.nodes, "body", self.inputs, infos)
+
+    def model(self, outputs: Mapping[str, Value], metadata: dict[str, str]) -> onnx.ModelProto:
+        """The finished model, whose outputs get the names that they stand under."""
+        names = {}
+        for name, value in outputs.items():
+            made = value if any(value.name in node.output for node in self.nodes) else _identity(self, value)
+            names[made.name] = name
+        _rename(self.nodes, names)
+        infos = [
+            helper.make_tensor_value_info(name, ONNX_DTYPE[value.dtype], value.shape)
+            for name, value in outputs.items()
+        ]
+        initializers = [*self.constants.values(), *self.weights]
+        graph = helper.make_graph(self.nodes, "attention", self.inputs, infos, initializers)
         opsets = [helper.make_opsetid("", self.opset)]
+        ir_version = helper.find_min_ir_version_for(opsets)
+        if any(node.domain == CONTRIB for node in self.nodes):
+            opsets.append(helper.make_opsetid(CONTRIB, 1))
         model = helper.make_model(graph, opset_imports=opsets, producer_name="sdpa_xp")
-        model.ir_version = helper.find_min_ir_version_for(opsets)
+        model.ir_version = ir_version
         helper.set_model_props(model, metadata)
         return model
+
+
+def _identity(graph: Graph, value: Value) -> Value:
+    """value -> Identity(value), where an output would else be an input."""
+    return graph.add("Identity", value, dtype=value.dtype, shape=value.shape)
+
+
+def _rename(nodes: list[onnx.NodeProto], names: dict[str, str]) -> None:
+    """Values of these names get others, in bodies of loops too."""
+    for node in nodes:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                _rename(list(attribute.g.node), names)

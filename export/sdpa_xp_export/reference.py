@@ -7,27 +7,33 @@ cannot matter and a row without a key needs no rule of its own.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+Floats: TypeAlias = NDArray[np.float64]
+Term: TypeAlias = NDArray[Any] | Callable[..., Any]
+"""An array that is added, or score_mod(score, batch, head, query_index, key_index) -> score."""
 
 
 def attention(
-    query: NDArray[np.generic],
-    key: NDArray[np.generic],
-    value: NDArray[np.generic],
-    attn_mask: NDArray[np.generic] | None = None,
+    query: NDArray[Any],
+    key: NDArray[Any],
+    value: NDArray[Any],
+    attn_mask: NDArray[Any] | None = None,
     *,
-    bias: NDArray[np.generic] | None = None,
+    bias: Term | tuple[Term, ...] | None = None,
     is_causal: bool = False,
-    scale: float | NDArray[np.generic] | None = None,
+    scale: float | NDArray[Any] | None = None,
     softcap: float | None = None,
+    sinks: NDArray[Any] | None = None,
 ) -> tuple[Floats, Floats, Floats]:
     """Output (..., Hq, L, Ev), log-sum-exp (..., Hq, L) and weights (..., Hq, L, S), in float64.
 
-    Arguments are those of `sdpa_xp.scaled_dot_product_attention`, as NumPy arrays of any floating dtype.
+    Arguments are those of `sdpa_xp.scaled_dot_product_attention`, as NumPy arrays of any floating dtype; there
+    may be several biases.
     """
     flat = query.ndim == key.ndim == value.ndim == 2
     q, k, v = (np.asarray(x, np.float64).reshape((1,) * (x.ndim == 2) + x.shape) for x in (query, key, value))
@@ -38,28 +44,37 @@ def attention(
         1 / math.sqrt(q.shape[-1]) if scale is None else np.asarray(scale, np.float64), (*pairs[:-1], 1)
     )
     allowed = np.ones(pairs, bool)
-    added = np.zeros(pairs)
-    for term in (attn_mask, bias):
-        if term is not None and term.dtype == np.bool_:
+    terms: list[Any] = []
+    for term in (attn_mask, *(bias if isinstance(bias, tuple) else (bias,))):
+        if callable(term):
+            terms.append(term)
+        elif term is not None and term.dtype == np.bool_:
             allowed = allowed & term
         elif term is not None:
-            added = added + np.asarray(term, np.float64)
-    allowed = allowed & (added != -np.inf)
+            terms.append(np.broadcast_to(np.asarray(term, np.float64), pairs))
+            allowed = allowed & (terms[-1] != -np.inf)
+    extra = None if sinks is None else np.broadcast_to(np.asarray(sinks, np.float64), pairs[:-2])
 
     output, lse, weights = np.zeros((*pairs[:-1], v.shape[-1])), np.full(pairs[:-1], -np.inf), np.zeros(pairs)
     q, k, v = (np.broadcast_to(x, (*batch, *x.shape[-3:])) for x in (q, k, v))
-    for *entry, head, i in np.ndindex(*pairs[:-1]):
+    for count, (*entry, head, i) in enumerate(np.ndindex(*pairs[:-1])):
         at, shared = (*entry, head, i), (*entry, head // group)
         js = [j for j in range(keys) if allowed[(*at, j)] and not (is_causal and j > i)]
-        if not js:
-            continue
         scores = (k[shared][js] @ q[at]) * scales[at]
         if softcap:
             scores = softcap * np.tanh(scores / softcap)
-        scores = scores + added[at][js]
-        exponentials = np.exp(scores - scores.max())
-        total = exponentials.sum()
-        weights[at][js] = exponentials / total
+        for term in terms:
+            if callable(term):
+                scores = np.asarray(term(scores, count // (heads * queries), head, i, np.asarray(js, int)))
+            else:
+                scores = scores + term[at][js]
+        kept = ~np.isneginf(scores)  # by a function of the scores
+        js, scores = [j for j, keep in zip(js, kept, strict=True) if keep], scores[kept]
+        logits = scores if extra is None else np.append(scores, extra[(*entry, head)])
+        if not logits.size:
+            continue
+        total = np.exp(logits - logits.max()).sum()
+        lse[at] = logits.max() + math.log(total) if total == total else math.nan
+        weights[at][js] = np.exp(scores - logits.max()) / total
         output[at] = weights[at][js] @ v[shared][js]
-        lse[at] = scores.max() + math.log(total) if total == total else math.nan
     return (output[0], lse[0], weights[0]) if flat else (output, lse, weights)

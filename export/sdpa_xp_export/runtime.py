@@ -16,7 +16,14 @@ FIRST_RELEASE = {"attention": (1, 28), "primitive": (1, 23)}
 OPSETS = {"attention": range(23, 25), "primitive": range(17, 25)}
 DEFAULT_OPSET = {"attention": 23, "primitive": 17}
 
+DEFAULT_RUNTIME = "onnxruntime>=1.28;cpu"
 _RUNTIME = re.compile(r"onnxruntime>=(\d+)\.(\d+)(?:\.\d+)?;(\w+)")
+
+
+def runtime_of(provider: str) -> str:
+    """The default runtime, with the provider of that full name."""
+    (short,) = (name for name, full in PROVIDERS.items() if full == provider)
+    return DEFAULT_RUNTIME.replace("cpu", short)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,28 +5,31 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TypeAlias
 
 from sdpa_xp.checks import message
 
 Shape: TypeAlias = tuple[int | str, ...]
 
-DTYPES = ("float16", "float32", "float64", "bool")
+FLOATING = ("float16", "bfloat16", "float32", "float64")
+INTEGERS = ("int32", "int64")
+DTYPES = (*FLOATING, *INTEGERS, "bool")
 _SPEC = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[^\]]*)\]")
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """The dtype and the shape of an input of the graph.
+    """The dtype and the shape of an input of the graph. It may stand wherever the library takes an array.
 
     Args:
-        dtype: `"float16"`, `"float32"`, `"float64"` or `"bool"`.
+        dtype: `"float16"`, `"bfloat16"`, `"float32"`, `"float64"`, `"int32"`, `"int64"` or `"bool"`.
         shape: A length is an int, or a name for one that is known only when the graph runs; the same name
-            stands for the same length everywhere in the call.
+            stands for the same length everywhere in the call. `"P+L"` is a sum of names.
 
     Raises:
         TypeError: A length that is neither an int nor a name.
-        ValueError: An unknown dtype, a length below 1, or a name that is no identifier.
+        ValueError: An unknown dtype, a length below 1, or a name that is no identifier nor a sum of such.
 
     Examples:
         >>> TensorSpec("float32", ("B", 8, "L", 64))
@@ -50,8 +53,8 @@ class TensorSpec:
             if isinstance(length, bool) or not isinstance(length, int | str):
                 rule = "`shape` must hold ints and names"
                 raise TypeError(message("TensorSpec", rule, {"shape": self.shape}))
-            if isinstance(length, str) and not length.isidentifier():
-                rule = "a name in `shape` must be an identifier"
+            if isinstance(length, str) and not _is_name(length):
+                rule = "a name in `shape` must be an identifier, or a sum of them"
                 raise ValueError(message("TensorSpec", rule, {"shape": self.shape}))
             if isinstance(length, int) and length < 1:
                 rule = "a length in `shape` must be at least 1, since onnxruntime refuses an empty axis"
@@ -74,4 +77,32 @@ class TensorSpec:
     @property
     def floating(self) -> bool:
         """Whether the dtype is a floating one."""
-        return self.dtype != "bool"
+        return self.dtype in FLOATING
+
+    @property
+    def ndim(self) -> int:
+        """How many axes there are."""
+        return len(self.shape)
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
+        """What makes a spec an array to the library's masks and biases, which look at dtype and shape."""
+        from sdpa_xp_export import functions
+
+        return functions
+
+
+def _is_name(length: str) -> bool:
+    parts = addends(length)
+    return any(part.isidentifier() for part in parts) and all(
+        part.isidentifier() or part.isdecimal() for part in parts
+    )
+
+
+def addends(length: str) -> list[str]:
+    """The names and numbers that a length is the sum of."""
+    return length.split("+")
+
+
+def total(one: int | str, other: int | str) -> int | str:
+    """The length of two arrays that are joined."""
+    return one + other if isinstance(one, int) and isinstance(other, int) else f"{one}+{other}"

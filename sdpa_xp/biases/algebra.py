@@ -54,6 +54,7 @@ class Bias(Value, ABC):
 class Sum(Bias):
     """One bias after the other."""
 
+    name = "+"
     one: Bias
     other: Bias
 

@@ -73,6 +73,7 @@ class Mask(Value, ABC):
 class And(Mask):
     """The pairs that both masks let attend."""
 
+    name = "&"
     one: Mask
     other: Mask
 
@@ -87,6 +88,7 @@ class And(Mask):
 class Or(Mask):
     """The pairs that one of the masks lets attend."""
 
+    name = "|"
     one: Mask
     other: Mask
 
@@ -101,6 +103,7 @@ class Or(Mask):
 class Not(Mask):
     """The pairs that the mask does not let attend."""
 
+    name = "~"
     mask: Mask
 
     def bind(self, pairs: Pairs) -> Pattern:

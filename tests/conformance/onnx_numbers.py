@@ -16,7 +16,8 @@ from libraries import Library
 from numpy.typing import NDArray
 
 from sdpa_xp_export import reference
-from sdpa_xp_export.agreement import judge, textbook
+from sdpa_xp_export.agreement import judge
+from sdpa_xp_export.textbook import textbook
 
 
 def dtype_of(array: Any) -> str:

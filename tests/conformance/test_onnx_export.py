@@ -16,7 +16,7 @@ from conformance.onnx_numbers import check, dtype_of, in_numpy
 import sdpa_xp_export
 from sdpa_xp_export import TensorSpec, export_attention, reference
 from sdpa_xp_export.export import FORMS
-from sdpa_xp_export.verify import open_session
+from sdpa_xp_export.session import open_session
 
 OPSETS = {"attention": (23, 24), "primitive": (17,)}
 

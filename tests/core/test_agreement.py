@@ -12,7 +12,8 @@ from libraries import Library
 
 from sdpa_xp import attention_state, attention_weights, scaled_dot_product_attention
 from sdpa_xp_export import reference
-from sdpa_xp_export.agreement import judge, textbook
+from sdpa_xp_export.agreement import judge
+from sdpa_xp_export.textbook import textbook
 
 DTYPES = {
     "float16": np.float16,

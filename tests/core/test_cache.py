@@ -14,7 +14,8 @@ from libraries import LIBRARIES, Library
 
 from sdpa_xp import KVCache, biases, masks
 from sdpa_xp_export import reference
-from sdpa_xp_export.agreement import judge, textbook
+from sdpa_xp_export.agreement import judge
+from sdpa_xp_export.textbook import textbook
 
 F = np.float32
 TOKENS, HEADS = 7, 4

@@ -14,7 +14,8 @@ from sdpa_xp import PagedKVCache, biases, masks
 from sdpa_xp.scores import Scores
 from sdpa_xp.sources import Blocks
 from sdpa_xp_export import reference
-from sdpa_xp_export.agreement import judge, textbook
+from sdpa_xp_export.agreement import judge
+from sdpa_xp_export.textbook import textbook
 
 F = np.float32
 HEADS, SIZE, POOL = 4, 4, 10

@@ -11,7 +11,8 @@ from libraries import Library
 
 from sdpa_xp import attention_state, attention_weights, masks, merge_states, scaled_dot_product_attention
 from sdpa_xp_export import reference
-from sdpa_xp_export.agreement import judge, textbook
+from sdpa_xp_export.agreement import judge
+from sdpa_xp_export.textbook import textbook
 
 F = np.float32
 Call = dict[str, np.ndarray]

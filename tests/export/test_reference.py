@@ -11,9 +11,12 @@ import pytest
 import torch
 
 from sdpa_xp_export import reference
-from sdpa_xp_export.agreement import EPS, judge, textbook
+from sdpa_xp_export.agreement import EPS, judge
 from sdpa_xp_export.cases import LENGTHS, calls
-from sdpa_xp_export.verify import expected, sample
+from sdpa_xp_export.plain import plain
+from sdpa_xp_export.samples import sample
+from sdpa_xp_export.textbook import textbook
+from sdpa_xp_export.verify import expected
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -45,9 +48,9 @@ def test_the_textbook_formula_means_the_same(case: str) -> None:
     call = calls("float64")[case]
     for seed in range(3):
         inputs = sample(call, LENGTHS, np.random.default_rng(seed))
-        exact, _, _ = reference.attention(**inputs, **call.rules)
-        plain = textbook(array_api_compat.numpy, **inputs, **call.rules)
-        np.testing.assert_allclose(plain, exact, rtol=0, atol=1e-14)
+        exact, _, _ = reference.attention(**plain(call, inputs))
+        own = textbook(array_api_compat.numpy, **plain(call, inputs))
+        np.testing.assert_allclose(own, exact, rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
@@ -56,10 +59,10 @@ def test_the_bound_is_a_matter_of_rounding(case: str, dtype: str) -> None:
     """No sample makes the textbook formula so bad that its bound would pass a wrong result."""
     call = calls(dtype)[case]
     inputs = sample(call, LENGTHS, np.random.default_rng(0))
-    exact, plain = expected(call, inputs)
-    found = judge(plain, exact, plain, dtype)
+    exact, own = expected(call, inputs)["output"]
+    found = judge(own, exact, own, dtype)
     assert found.bound < 64 * EPS[dtype] * np.max(np.abs(exact))
-    assert not judge(np.zeros_like(plain), exact, plain, dtype).agrees
+    assert not judge(np.zeros_like(own), exact, own, dtype).agrees
 
 
 def test_by_hand() -> None:

@@ -17,7 +17,7 @@ from onnx import numpy_helper
 
 from sdpa_xp_export import TensorSpec, export_attention, verify
 from sdpa_xp_export.agreement import Agreement, judge
-from sdpa_xp_export.verify import Placement, _placements
+from sdpa_xp_export.session import Placement, placements
 
 QKV = TensorSpec("float32", ("B", 4, "L", 16))
 MASK = TensorSpec("bool", ("B", 1, "L", "L"))
@@ -84,7 +84,8 @@ def test_nodes_and_their_provider() -> None:
     assert [(placed.op, placed.provider) for placed in report.placements] == [
         ("Attention", "CPUExecutionProvider")
     ]
-    assert {run.inputs for run in report.runs} == {"B=2 L=5", "B=5 L=2", "B=1 L=1"}
+    lengths = {"B=2 L=5", "B=5 L=2", "B=1 L=1"}
+    assert {run.inputs for run in report.runs} == lengths | {f"{each}, large scores" for each in lengths}
     assert all(run.provider == "CPUExecutionProvider" and run.seconds > 0 for run in report.runs)
 
 
@@ -176,6 +177,10 @@ def test_a_graph_that_lets_nan_through_is_caught(
     assert guarded
     for node in model.graph.node:
         node.input[:] = [guarded.get(name, name) for name in node.input]
+    if op == "Slice" and form == "primitive":  # the mask was made for the keys that are left
+        with pytest.raises(ValueError, match="verify: onnxruntime must run `model`"):
+            verify(model)
+        return
     assert not verify(model).agrees
 
 
@@ -209,7 +214,7 @@ def broken_call(model: onnx.ModelProto) -> None:
     ("damage", "words"),
     [
         (broken_node, "onnxruntime must load `model`.*NoSuchOp"),
-        (broken_input, "must have one output and the inputs of its call"),
+        (broken_input, "must have the inputs and outputs of its call"),
         (broken_call, "must be one that export_attention wrote"),
     ],
 )
@@ -251,7 +256,7 @@ def test_placements_from_a_profile(tmp_path: Path) -> None:
         event("Node", "b_kernel_time", op_name="Where", provider="CPUExecutionProvider"),
     ]
     (tmp_path / "profile.json").write_text(json.dumps(profile))
-    assert _placements(tmp_path / "profile.json", CUDA) == [
+    assert placements(tmp_path / "profile.json", CUDA) == [
         Placement("a", "MatMul", CUDA, CUDA),
         Placement("b", "Where", "CPUExecutionProvider", CUDA),
     ]

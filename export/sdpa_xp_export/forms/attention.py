@@ -3,52 +3,61 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import numpy as np
 
-from sdpa_xp_export import pieces
+from sdpa_xp_export import functions, pieces
+from sdpa_xp_export.array import Value
 from sdpa_xp_export.call import Call
-from sdpa_xp_export.forms.inputs import Inputs, read
-from sdpa_xp_export.graph import Graph, Value
+from sdpa_xp_export.forms.inputs import Inputs, finished, read
+from sdpa_xp_export.graph import Graph
+from sdpa_xp_export.lowering.attend import all_allowed, scaled
+from sdpa_xp_export.lowering.biases import biased, is_added
+from sdpa_xp_export.lowering.masks import Allowed, both
+from sdpa_xp_export.lowering.pairs import Tile
 from sdpa_xp_export.runtime import Runtime
+from sdpa_xp_export.structure import hides_keys, is_causal
 
 RANK = 4
 
 
-def refusal(call: Call) -> str | None:
+def refusal(call: Call, _runtime: Runtime) -> str | None:
     """Why this form cannot state the call; None where it can."""
-    ranks = {len(spec.shape) for spec in (call.query, call.key, call.value)}
-    if max(ranks) > RANK:
+    specs = (call.query, call.key, call.value)
+    if max(len(spec.shape) for spec in specs) > RANK:
         return "ai.onnx Attention takes at most 4 axes"
-    if len({spec.shape[:-3] for spec in (call.query, call.key, call.value)}) > 1:
+    if len({spec.shape[:-3] for spec in specs}) > 1:
         return "ai.onnx Attention does not broadcast the batch of query, key and value"
-    if call.query.dtype == "float64":
+    if call.held == "float64":
         return "onnxruntime computes a float64 Attention to float32 accuracy"
+    if call.sinks is not None:
+        return "ai.onnx Attention has no sinks"
+    if call.outputs != ("output",):
+        return "ai.onnx Attention gives no lse, and its weights and scores are not those of the library"
+    if not all(is_added(bias) for bias in call.biases):
+        return "ai.onnx Attention takes no function of the scores"
     return None
 
 
-def write(graph: Graph, call: Call, runtime: Runtime) -> Value:
+def write(graph: Graph, call: Call, runtime: Runtime) -> dict[str, Value]:
     """query, key, value, mask -> Attention(query, key, value, mask), its inputs mended as below.
 
     On the CPU the kernel of a half dtype overflows in its scores, so there it computes in float32; and so it
     does wherever two biases have to be added.
     """
-    two_biases = call.bias is not None and call.attn_mask is not None and call.attn_mask.floating
-    dtype = call.query.dtype if runtime.provider == "cuda" and not two_biases else "float32"
+    dtype = call.query.dtype if runtime.provider == "cuda" and len(call.biases) < 2 else "float32"
     inputs = read(graph, call, dtype, RANK)
-    query, scale = inputs.query, call.scale
-    if scale <= 0:  # the runtime takes its root
-        query, scale = pieces.with_number(graph, "Mul", query, -1.0 if scale else 0.0), -scale or 1.0
-    mask = _mask(graph, inputs)
+    tile = inputs.pairs.whole(inputs.key)
+    query, scale = _scaled(tile, inputs.query)
     key, value = inputs.key, inputs.value
-    if mask is not None:
-        allowed = mask if mask.dtype == "bool" else pieces.not_masked(graph, mask)
-        if call.is_causal and mask.shape[-2] != 1:
-            allowed = pieces.combine(graph, "And", allowed, pieces.causal(graph, query, key))
-        seen = pieces.attended(graph, allowed, int(key.shape[-3]))
-        key, value = (pieces.where(graph, seen, each, 0.0) for each in (key, value))
-        mask = _exact(graph, mask, query, key)
-    present = [query, key, value] + ([] if mask is None else [mask])
+    causal = any(is_causal(mask) for mask in call.masks) and not call.cached
+    mask, may = _mask(tile, dtype, causal)
+    if hides_keys(call):
+        seen = both(may, all_allowed(tile, [each for each in call.masks if causal and is_causal(each)]))
+        guard = pieces.attended(cast(Value, seen), int(key.shape[-3]))
+        key, value = (functions.where(guard, each, 0.0) for each in (key, value))
+    present = [query, key, value] if mask is None else [query, key, value, _exact(inputs, mask)]
     output = graph.add(
         "Attention",
         *present,
@@ -56,32 +65,44 @@ def write(graph: Graph, call: Call, runtime: Runtime) -> Value:
         shape=(*query.shape[:-1], value.shape[-1]),
         scale=scale,
         softcap=call.softcap or 0.0,
-        is_causal=int(call.is_causal),
+        is_causal=int(causal),
     )
-    ranks = (len(spec.shape) for spec in (call.query, call.key, call.value))
-    output = pieces.squeeze_front(graph, output, max(ranks))
-    return pieces.cast(graph, output, call.query.dtype)
+    ranks = [len(spec.shape) for spec in (call.query, call.key, call.value)]
+    return finished(inputs, {"output": pieces.squeeze_front(output, max(3, *ranks))})
 
 
-def _mask(graph: Graph, inputs: Inputs) -> Value | None:
-    """mask, bias -> the one mask of the node: the bias with -inf where the mask is False.
+def _scaled(tile: Tile, query: Value) -> tuple[Value, float]:
+    """query, scale -> the query and a positive scale, of which the runtime takes the root."""
+    scale = tile.call.scale
+    if not isinstance(scale, float):
+        return scaled(tile, query), 1.0
+    if scale > 0:
+        return query, scale
+    return query * (-1.0 if scale else 0.0), -scale or 1.0
 
-    The runtime holds a row whose entries are all the smallest finite number for empty, but only -inf masks:
-    so what is finite becomes at least nearly the smallest.
+
+def _mask(tile: Tile, dtype: str, causal: bool) -> tuple[Value | None, Allowed]:
+    """masks, biases -> the one mask of the node, and which pairs may attend by it.
+
+    The mask is the bias with -inf where a pair may not attend. The runtime holds a row whose entries are all
+    the smallest finite number for empty, but only -inf masks: so what is finite becomes at least nearly the
+    smallest.
     """
-    bias = inputs.bias
-    if bias is None:
-        return inputs.mask
-    least = float(np.finfo(bias.dtype).min) * (1 - 2**-10)
-    bias = pieces.where(graph, pieces.not_masked(graph, bias), pieces.at_least(graph, bias, least), -math.inf)
-    return bias if inputs.mask is None else pieces.where(graph, inputs.mask, bias, -math.inf)
+    call = tile.call
+    given = all_allowed(tile, [mask for mask in call.masks if not (causal and is_causal(mask))])
+    if not call.biases:
+        return (None if given is True else cast(Value, given)), given
+    total, given = biased(call.biases, tile, tile.graph.constant(0.0, dtype), given)
+    least = float(np.finfo("float16" if dtype == "bfloat16" else dtype).min) * (1 - 2**-10)
+    total = pieces.at_least(total, least)
+    return (total if given is True else functions.where(cast(Value, given), total, -math.inf)), given
 
 
-def _exact(graph: Graph, mask: Value, query: Value, key: Value) -> Value:
+def _exact(inputs: Inputs, mask: Value) -> Value:
     """mask -> Expand(mask, (L, S)): the runtime broadcasts batch and heads alone."""
-    wanted = (query.shape[-2], key.shape[-2])
+    pairs, wanted = inputs.pairs, (inputs.query.shape[-2], inputs.key.shape[-2])
     if mask.shape[-2:] != wanted:
-        lengths = [pieces.length(graph, each, -2) for each in (query, key)]
-        target = graph.add("Concat", *lengths, dtype="int64", shape=(2,), axis=0)
-        mask = graph.add("Expand", mask, target, dtype=mask.dtype, shape=pieces.joint_shape(mask.shape, wanted))
-    return mask if mask.rank == 2 else pieces.to_rank(graph, mask, RANK)
+        columns = pairs.kept_keys if wanted[1] == "first_keys" else pairs.keys
+        ends = [pieces.unsqueeze(each, 0) for each in (pairs.queries, columns)]
+        mask = pieces.expand(mask, pieces.join(ends), wanted)
+    return mask if mask.ndim == 2 else pieces.to_rank(mask, RANK)

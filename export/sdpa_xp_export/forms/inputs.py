@@ -1,61 +1,86 @@
-"""What every form begins with: the inputs, in one dtype, and only the keys that can be attended."""
+"""What every form begins with: query, key and value, in one dtype, with the cache in front of the new keys."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from sdpa_xp import checks
 from sdpa_xp_export import pieces
+from sdpa_xp_export.array import Value
 from sdpa_xp_export.call import Call
-from sdpa_xp_export.graph import Graph, Value
+from sdpa_xp_export.graph import Graph
+from sdpa_xp_export.lowering.pairs import Pairs
+from sdpa_xp_export.structure import cuts_keys
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """query (..., Hq, L, E), key (..., H, S, E), value (..., H, S, Ev), and what masks and biases them."""
+    """query (..., Hq, L, E), key (..., H, S, E), value (..., H, S, Ev), with the heads before the length."""
 
+    pairs: Pairs
     query: Value
     key: Value
     value: Value
-    mask: Value | None
-    """Boolean, at least 2 axes, broadcasts to (..., Hq, L, S)."""
-    bias: Value | None
-    """Floating, likewise; -inf masks."""
+    present: dict[str, Value] = field(default_factory=dict)
+    """The cache with the new tokens in it, as the graph returns it."""
 
 
 def read(graph: Graph, call: Call, dtype: str, rank: int = 3) -> Inputs:
-    """Inputs of the graph -> inputs in `dtype` with at least `rank` axes.
-
-    A floating attn_mask and a bias become their sum. Under is_causal no query attends a key beyond the
-    first L, so these are cut off (and a NaN in them with them).
-    """
-    values = {name: graph.input(name, spec) for name, spec in call.inputs.items()}
-    if call.is_causal and _more_keys_than_queries(call):
-        count = pieces.length(graph, values["query"], -2)
-        axes = {"key": -2, "value": -2, "attn_mask": -1, "bias": -1}
-        for name, axis in axes.items():
-            if name in values:
-                values[name] = pieces.first_keys(graph, values[name], count, axis)
-    for name in ("attn_mask", "bias"):
-        if name in values:
-            values[name] = pieces.to_rank(graph, values[name], 2)
-    masks = [value for name, value in values.items() if name == "attn_mask" and value.dtype == "bool"]
-    biases: list[Value] = [
-        pieces.cast(graph, value, dtype)
-        for name, value in values.items()
-        if name in ("attn_mask", "bias") and value.dtype != "bool"
-    ]
-    if len(biases) == 2:
-        biases = [pieces.add_biases(graph, biases[0], biases[1])]
+    """Inputs of the graph -> inputs in `dtype` with at least `rank` axes."""
+    pairs = Pairs(graph, call)
+    given = {name: graph.argument(name, spec) for name, spec in call.inputs.items()}
+    present = {}
+    for name in ("key", "value"):
+        if call.cached:
+            past, new = given[f"past_{name}"], given[name]
+            present[f"present_{name}"] = given[name] = _appended(pairs, past, new)
     query, key, value = (
-        pieces.to_rank(graph, pieces.cast(graph, values[name], dtype), rank)
+        pieces.to_rank(pieces.in_layout(given[name].astype(dtype), call.layout), rank)
         for name in ("query", "key", "value")
     )
-    return Inputs(query, key, value, masks[0] if masks else None, biases[0] if biases else None)
+    if cuts_keys(call):
+        key, value = (_first_keys(pairs, each) for each in (key, value))
+    return Inputs(pairs, query, key, value, present)
 
 
-def _more_keys_than_queries(call: Call) -> bool:
-    """Whether S > L cannot be ruled out now."""
-    queries, keys = call.sizes.queries, call.sizes.keys
-    if isinstance(queries, int) and isinstance(keys, int):
-        return keys > queries
-    return queries != keys
+def finished(inputs: Inputs, made: dict[str, Value]) -> dict[str, Value]:
+    """What a form made -> the outputs of the call, in its dtype, layout and rank."""
+    call = inputs.pairs.call
+    outputs = {}
+    for name in call.outputs:
+        value = made[name] if call.sizes.flat is False else pieces.squeeze_front(made[name], _rank(name) - 1)
+        value = pieces.in_layout(value, call.layout) if name == "output" else value
+        outputs[name] = value if name == "lse" else value.astype(call.query.dtype)
+    return outputs | inputs.present
+
+
+def _rank(name: str) -> int:
+    return 2 if name == "lse" else 3
+
+
+def _appended(pairs: Pairs, past: Value, new: Value) -> Value:
+    """past, new -> Concat; or, where the past has room, the new tokens written behind its last ones."""
+    call = pairs.call
+    axis = -2 if call.layout == checks.HLE else -3
+    if call.past_lengths is None:
+        return pieces.join([past, new], new.ndim + axis, call.sizes.keys)
+    graph = pairs.graph
+    filled = graph.argument("past_lengths", call.past_lengths).astype("int64")
+    count = pieces.scalar(pairs.length(call.key.shape[axis]))
+    ones = [1] * (new.ndim - 1)
+    first = pieces.reshape(filled, [-1, *ones], (*filled.shape, *ones))
+    shape = [1] * new.ndim
+    shape[axis] = -1
+    steps = pieces.arange(count, call.key.shape[axis])
+    steps = pieces.reshape(steps, shape, tuple(new.shape[axis] if n == -1 else 1 for n in shape))
+    lengths = graph.add("Shape", new, dtype="int64", shape=(new.ndim,))
+    index = pieces.expand(first + steps, lengths, new.shape)
+    return graph.add(
+        "ScatterElements", past, index, new, dtype=past.dtype, shape=past.shape, axis=new.ndim + axis
+    )
+
+
+def _first_keys(pairs: Pairs, value: Value) -> Value:
+    """(..., S, E) -> the first L of them."""
+    zero = pairs.graph.constant([0], "int64")
+    return pieces.cut(value, (zero, pairs.length(pairs.call.sizes.queries)), -2, "first_keys")

@@ -1,0 +1,192 @@
+"""An edge of a graph that can be computed with: an array whose operators write nodes.
+
+So a mask is lowered by the line that defines it, `key_index <= query_index + offset`, and a caller's function
+of the indices becomes ONNX by being called.
+"""
+
+from __future__ import annotations
+
+import numbers
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+
+from sdpa_xp.checks import message
+from sdpa_xp_export.shapes import joint_shape
+from sdpa_xp_export.spec import Shape
+
+if TYPE_CHECKING:
+    from sdpa_xp_export.graph import Graph
+
+WIDER = ("bool", "int32", "int64", "float16", "bfloat16", "float32", "float64")
+"""Of two dtypes the later one is that of the result."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Value:
+    """An edge of the graph. Numbers beside it become constants of its dtype."""
+
+    graph: Graph = field(repr=False)
+    name: str
+    dtype: str
+    shape: Shape
+
+    __array_ufunc__: ClassVar[None] = None  # so that NumPy's `number + value` asks the value
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def floating(self) -> bool:
+        return "float" in self.dtype
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
+        from sdpa_xp_export import functions
+
+        return functions
+
+    def astype(self, dtype: str) -> Value:
+        """value -> Cast(value); the value itself where it has the dtype."""
+        if self.dtype == dtype:
+            return self
+        return self.graph.add("Cast", self, dtype=dtype, shape=self.shape, to=self.graph.onnx_dtype(dtype))
+
+    def with_other(self, op: str, other: object, dtype: str | None = None, *, swapped: bool = False) -> Value:
+        """value, other -> op(value, other), elementwise with broadcasting, in the wider dtype of the two."""
+        one, two = together(self, other)
+        if swapped:
+            one, two = two, one
+        shape = joint_shape(one.shape, two.shape)
+        return self.graph.add(op, one, two, dtype=dtype or one.dtype, shape=shape)
+
+    def _arithmetic(self, op: str, other: object, *, swapped: bool = False) -> Value:
+        if self.dtype == "bool":
+            return self.astype("int64")._arithmetic(op, other, swapped=swapped)
+        return self.with_other(op, other, swapped=swapped)
+
+    def __add__(self, other: object) -> Value:
+        return self._arithmetic("Add", other)
+
+    def __radd__(self, other: object) -> Value:
+        return self._arithmetic("Add", other, swapped=True)
+
+    def __sub__(self, other: object) -> Value:
+        return self._arithmetic("Sub", other)
+
+    def __rsub__(self, other: object) -> Value:
+        return self._arithmetic("Sub", other, swapped=True)
+
+    def __mul__(self, other: object) -> Value:
+        return self._arithmetic("Mul", other)
+
+    def __rmul__(self, other: object) -> Value:
+        return self._arithmetic("Mul", other, swapped=True)
+
+    def __truediv__(self, other: object) -> Value:
+        return self._as_real()._arithmetic("Div", other)
+
+    def __rtruediv__(self, other: object) -> Value:
+        return self._as_real()._arithmetic("Div", other, swapped=True)
+
+    def __mod__(self, other: object) -> Value:
+        """The remainder, with the sign of the divisor, as in Python."""
+        one, two = together(self, other)
+        if one.floating:
+            return one - (one // two) * two
+        return one.with_other("Mod", two)
+
+    def __floordiv__(self, other: object) -> Value:
+        """The quotient rounded down, also of integers, whose Div rounds towards 0."""
+        one, two = together(self, other)
+        if one.floating:
+            quotient = one / two
+            return quotient.graph.add("Floor", quotient, dtype=quotient.dtype, shape=quotient.shape)
+        return (one - one % two).with_other("Div", two)
+
+    def __pow__(self, other: object) -> Value:
+        return self._as_real()._arithmetic("Pow", other)
+
+    def __neg__(self) -> Value:
+        return self.graph.add("Neg", self, dtype=self.dtype, shape=self.shape)
+
+    def __pos__(self) -> Value:
+        return self
+
+    def __abs__(self) -> Value:
+        return self.graph.add("Abs", self, dtype=self.dtype, shape=self.shape)
+
+    def __le__(self, other: object) -> Value:
+        return self.with_other("LessOrEqual", other, "bool")
+
+    def __lt__(self, other: object) -> Value:
+        return self.with_other("Less", other, "bool")
+
+    def __ge__(self, other: object) -> Value:
+        return self.with_other("GreaterOrEqual", other, "bool")
+
+    def __gt__(self, other: object) -> Value:
+        return self.with_other("Greater", other, "bool")
+
+    def __eq__(self, other: object) -> Value:  # type: ignore[override]
+        return self.with_other("Equal", other, "bool")
+
+    def __ne__(self, other: object) -> Value:  # type: ignore[override]
+        return ~(self == other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __and__(self, other: object) -> Value:
+        return self._logical("And", other)
+
+    __rand__ = __and__
+
+    def __or__(self, other: object) -> Value:
+        return self._logical("Or", other)
+
+    __ror__ = __or__
+
+    def __xor__(self, other: object) -> Value:
+        return self._logical("Xor", other)
+
+    __rxor__ = __xor__
+
+    def __invert__(self) -> Value:
+        self._only_bool("~")
+        return self.graph.add("Not", self, dtype="bool", shape=self.shape)
+
+    def __bool__(self) -> NoReturn:
+        rule = "a value of a graph is neither true nor false while the graph is written"
+        hint = "Combine conditions with `&`, `|` and `~`, and choose with `where`."
+        raise TypeError(message("export_attention", rule, {"value": self}, hint))
+
+    def _logical(self, op: str, other: object) -> Value:
+        self._only_bool(op)
+        return self.with_other(op, other, "bool")
+
+    def _only_bool(self, op: str) -> None:
+        if self.dtype != "bool":
+            rule = f"{op} in a function of the indices must be between conditions"
+            raise TypeError(message("export_attention", rule, {"dtype": self.dtype}))
+
+    def _as_real(self) -> Value:
+        return self if self.floating else self.astype(self.graph.real)
+
+
+def together(one: Value, other: object) -> tuple[Value, Value]:
+    """Both as values of the wider dtype of the two."""
+    if not isinstance(other, Value):
+        if not isinstance(other, numbers.Real):
+            rule = "a function of the indices must compute with its arguments and with numbers alone"
+            raise TypeError(message("export_attention", rule, {"operand": type(other).__name__}))
+        real = isinstance(other, float) or not isinstance(other, numbers.Integral)
+        dtype = one.graph.real if real and not one.floating else one.dtype
+        dtype = "int64" if dtype == "bool" and not isinstance(other, bool) else dtype
+        other = one.graph.constant(other, dtype)
+    dtype = max(one.dtype, other.dtype, key=WIDER.index)
+    return one.astype(dtype), other.astype(dtype)
+
+
+def unary(op: str, value: Value, **attributes: Any) -> Value:
+    """value -> op(value), of its dtype and shape."""
+    return value.graph.add(op, value, dtype=value.dtype, shape=value.shape, **attributes)

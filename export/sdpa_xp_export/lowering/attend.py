@@ -1,0 +1,93 @@
+"""Attention of a tile in the operators of ai.onnx: what every form without a fused kernel is made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from sdpa_xp.masks import Mask
+from sdpa_xp_export import functions, pieces
+from sdpa_xp_export.array import Value
+from sdpa_xp_export.call import Call
+from sdpa_xp_export.lowering.biases import biased
+from sdpa_xp_export.lowering.masks import Allowed, allowed, both
+from sdpa_xp_export.lowering.pairs import Tile
+from sdpa_xp_export.operands import Initializer, Input
+from sdpa_xp_export.structure import hides_keys
+
+
+def scaled(tile: Tile, query: Value) -> Value:
+    """query -> query * scale, and divided by a soft cap, which the Tanh of the scores needs."""
+    call = tile.call
+    if isinstance(call.scale, Input | Initializer):
+        scaled = query * tile.operand(call.scale).astype(query.dtype)
+        return scaled if call.softcap is None else scaled / call.softcap
+    return pieces.times(query, call.scale / (call.softcap or 1.0))
+
+
+def attend(tile: Tile, query: Value, key: Value, value: Value) -> dict[str, Value]:
+    """A `scaled` query, key and value of the tile -> what the call asks for, by name.
+
+    A row without a key comes out of Softmax as NaN, and the Where behind it, which blanks masked pairs,
+    makes it 0.
+    """
+    call = tile.call
+    scores, may = masked_scores(tile, query, key)
+    weights, lse = _explicit_softmax(tile, scores) if _needs_sums(call) else (_softmax(scores), None)
+    made = {"scores": scores} if lse is None else {"scores": scores, "lse": lse}
+    if isinstance(may, Value):
+        weights = functions.where(may, weights, 0.0)
+        if hides_keys(call):
+            value = functions.where(pieces.attended(may, int(value.shape[-3])), value, 0.0)
+    return made | {"weights": weights, "output": pieces.matmul_grouped(weights, value)}
+
+
+def masked_scores(tile: Tile, query: Value, key: Value) -> tuple[Value, Allowed]:
+    """query, key -> query @ key^T -> Tanh, Mul softcap -> biases -> Where(may attend, scores, -inf)."""
+    call = tile.call
+    scores = pieces.matmul_grouped(query, pieces.transpose(key))
+    if call.softcap is not None:
+        scores = functions.tanh(scores) * call.softcap
+    scores, may = biased(call.biases, tile, scores, all_allowed(tile, call.masks))
+    if may is False:
+        may = tile.graph.constant(False, "bool")
+    return (scores, may) if may is True else (functions.where(may, scores, -math.inf), may)
+
+
+def all_allowed(tile: Tile, masks: Sequence[Mask]) -> Allowed:
+    """masks -> And of what they let attend, and of what is real in a padded cache."""
+    may: Allowed = True
+    for mask in masks:
+        may = both(may, allowed(mask, tile))
+    if tile.pairs.filled is not None:
+        may = both(may, tile.key_index < tile.here(tile.pairs.filled))
+    return may
+
+
+def _needs_sums(call: Call) -> bool:
+    return call.sinks is not None or "lse" in call.outputs
+
+
+def _softmax(scores: Value) -> Value:
+    return scores.graph.add("Softmax", scores, dtype=scores.dtype, shape=scores.shape, axis=-1)
+
+
+def _explicit_softmax(tile: Tile, scores: Value) -> tuple[Value, Value]:
+    """scores -> exp(s - m) / l and m + log(l), where the sinks count in m and l."""
+    call = tile.call
+    m = pieces.reduce("ReduceMax", scores)
+    sinks = None
+    if call.sinks is not None:
+        sinks = tile.operand(call.sinks).astype(scores.dtype)
+        shape = sinks.shape
+        sinks = pieces.reshape(sinks, (*[0] * len(shape), 1, 1), (*shape, 1, 1))
+        m = functions.maximum(m, sinks)
+    shift = functions.where(functions.is_masked(m), 0.0, m)
+    p = functions.exp(scores - shift)
+    l = pieces.reduce("ReduceSum", p)
+    if sinks is not None:
+        l = l + functions.exp(sinks - shift)
+    weights = p / functions.where(l <= 0.0, 1.0, l)
+    lse = functions.log(l) + shift
+    axis = lse.graph.constant([-1], "int64")
+    return weights, lse.graph.add("Squeeze", lse, axis, dtype=lse.dtype, shape=lse.shape[:-1])

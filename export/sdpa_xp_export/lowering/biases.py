@@ -1,0 +1,101 @@
+"""Each bias of the library as what it adds to the scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from sdpa_xp import biases, checks
+from sdpa_xp.biases import Bias
+from sdpa_xp_export import functions, pieces
+from sdpa_xp_export.array import Value
+from sdpa_xp_export.lowering.masks import Allowed, both, traced
+from sdpa_xp_export.lowering.pairs import FUNCTION, Tile
+from sdpa_xp_export.operands import Initializer, Input
+
+
+def biased(given: Sequence[Bias], tile: Tile, scores: Value, allowed: Allowed) -> tuple[Value, Allowed]:
+    """scores -> scores with one bias after the other, and the pairs of `allowed` that none of them masks.
+
+    Each is asked by itself, since -inf + inf is NaN, and two of the smallest finite numbers, which do not
+    mask, add up to -inf.
+    """
+    for bias in given:
+        if bias.name == "from_function":
+            function = cast(Callable[..., Any], bias.arguments["score_mod"])
+            scores = traced("bias", function, (scores, *tile.indices), scores.dtype)
+            term = scores
+        else:
+            term = added(bias, tile).astype(scores.dtype)
+            scores = scores + term
+        if may_mask(bias):
+            allowed = both(allowed, ~functions.is_masked(term))
+    if len(given) > 1:
+        least = float(np.finfo(scores.dtype).min)
+        scores = functions.where(functions.is_masked(scores), least, scores)
+    return scores, allowed
+
+
+def added(bias: Bias, tile: Tile) -> Value:
+    """bias -> what it adds, which broadcasts to (..., Hq, rows, columns)."""
+    return _LOWERED[bias.name](tile, **bias.arguments)
+
+
+def is_added(bias: Bias) -> bool:
+    """Whether the bias adds something that does not depend on the scores."""
+    return bias.name in _LOWERED
+
+
+def may_mask(bias: Bias) -> bool:
+    """Whether the bias may be -inf for a pair."""
+    return bias.name != "alibi"
+
+
+def _from_array(tile: Tile, array: Any) -> Value:
+    return tile.cut(tile.operand(array))
+
+
+def _alibi(tile: Tile, slopes: object, offset: object) -> Value:
+    """-slope * |i + offset - j|, with slopes (..., Hq, 1, 1)."""
+    graph, heads = tile.graph, tile.call.sizes.query_heads
+    if isinstance(slopes, int):
+        checks.columns(FUNCTION, "bias.slopes", slopes, heads)
+        ramp = biases.to_array(biases.alibi(slopes), (slopes, 1, 2))  # at distances 0 and 1
+        slopes = tuple(-ramp[:, 0, 1])
+    if isinstance(slopes, Input | Initializer):
+        values = tile.operand(slopes).astype(graph.real)
+    else:
+        values = graph.constant(slopes, graph.real)
+    target = (*tile.call.sizes.batch, heads)
+    checks.broadcasts(FUNCTION, "bias.slopes", cast(tuple[int, ...], values.shape), target, "(..., Hq)")
+    shape = values.shape
+    values = pieces.reshape(values, (*[0] * len(shape), 1, 1), (*shape, 1, 1))
+    distance = abs(tile.query_index + tile.integers("bias.offset", offset) - tile.key_index)
+    return -values * distance.astype(graph.real)
+
+
+def _relative(tile: Tile, table: Any, bidirectional: bool, max_distance: int, offset: object) -> Value:
+    """table (buckets, Hq) -> Gather by distance -> (Hq, rows, columns); beyond `max_distance` all are alike."""
+    count, heads = table.shape
+    checks.columns(FUNCTION, "bias.table", heads, tile.call.sizes.query_heads)
+    ramp = biases.relative(
+        np.arange(float(count))[:, None],
+        bidirectional=bidirectional,
+        max_distance=max_distance,
+        offset=max_distance,
+    )
+    buckets = biases.to_array(ramp, (1, 1, 2 * max_distance + 1))[0, 0]  # of the distances -max to max
+    chosen = tile.graph.constant(buckets, "int64")
+    by_distance = pieces.gather(tile.operand(table).astype(tile.graph.real), chosen, 0)
+    distance = tile.key_index - (tile.query_index + tile.integers("bias.offset", offset))
+    index = functions.clip(distance, -max_distance, max_distance) + max_distance
+    return pieces.gather(pieces.transpose(by_distance), index, 1)
+
+
+_LOWERED: dict[str, Callable[..., Value]] = {
+    "from_array": _from_array,
+    "alibi": _alibi,
+    "relative": _relative,
+}

@@ -1,0 +1,142 @@
+"""Each mask of the library as the condition that defines it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from sdpa_xp import checks
+from sdpa_xp.masks import Mask
+from sdpa_xp_export import pieces
+from sdpa_xp_export.array import Value
+from sdpa_xp_export.lowering.pairs import FUNCTION, Tile
+from sdpa_xp_export.shapes import broadcasts_to
+
+Allowed: TypeAlias = Value | bool
+"""Boolean, broadcasts to (..., Hq, rows, columns); True where every pair may attend."""
+
+
+def allowed(mask: Mask, tile: Tile) -> Allowed:
+    """mask -> the pairs of the tile that may attend."""
+    return _LOWERED[mask.name](tile, **mask.arguments)
+
+
+def _both(tile: Tile, one: Mask, other: Mask) -> Allowed:
+    return both(allowed(one, tile), allowed(other, tile))
+
+
+def _either(tile: Tile, one: Mask, other: Mask) -> Allowed:
+    left, right = allowed(one, tile), allowed(other, tile)
+    if left is True or right is True:
+        return True
+    return right if left is False else left | right
+
+
+def _neither(tile: Tile, mask: Mask) -> Allowed:
+    found = allowed(mask, tile)
+    return not found if isinstance(found, bool) else ~found
+
+
+def _causal(tile: Tile, offset: object) -> Allowed:
+    return tile.key_index <= tile.query_index + tile.integers("attn_mask.offset", offset)
+
+
+def _sliding_window(tile: Tile, left: int | None, right: int | None, offset: object) -> Allowed:
+    found: Allowed = True
+    if left is None and right is None:
+        return found
+    middle = tile.query_index + tile.integers("attn_mask.offset", offset)
+    if left is not None:
+        found = tile.key_index >= middle - left
+    if right is not None:
+        found = both(found, tile.key_index <= middle + right)
+    return found
+
+
+def _padding(tile: Tile, key_lengths: object, query_lengths: object) -> Allowed:
+    found: Allowed = True
+    if key_lengths is not None:
+        found = tile.key_index < tile.integers("attn_mask.key_lengths", key_lengths)
+    if query_lengths is not None:
+        found = both(found, tile.row < tile.integers("attn_mask.query_lengths", query_lengths))
+    return found
+
+
+def _prefix(tile: Tile, length: object) -> Allowed:
+    return tile.key_index < tile.integers("attn_mask.length", length)
+
+
+def _document(tile: Tile, query_ids: object, key_ids: object) -> Allowed:
+    """ids (..., L) and (..., S) -> (..., 1, L, 1) == (..., 1, 1, S)."""
+    if key_ids is None and tile.call.sizes.queries != tile.call.sizes.keys:
+        rule = "`attn_mask.query_ids` must have one integer for each of S, too"
+        got = {"L": tile.call.sizes.queries, "S": tile.call.sizes.keys}
+        raise ValueError(checks.message(FUNCTION, rule, got, "`key_ids` tells those of the keys."))
+    queries = tile.vector("attn_mask.query_ids", query_ids)
+    keys = queries if key_ids is None else tile.vector("attn_mask.key_ids", key_ids)
+    named = {"query_ids": (queries, tile.call.sizes.queries), "key_ids": (keys, tile.call.sizes.keys)}
+    for name, (ids, length) in named.items():
+        target = (*tile.call.sizes.batch, length)
+        if ids.shape[-1:] != (length,) or not broadcasts_to(ids.shape, target):
+            rule = f"`attn_mask.{name}` must have one integer for each of its tokens"
+            raise ValueError(checks.message(FUNCTION, rule, {f"{name}.shape": ids.shape, "expected": target}))
+    queries, keys = (pieces.unsqueeze(ids, -2) for ids in (queries, keys))
+    return tile.cut(pieces.unsqueeze(queries, -1)) == tile.cut(pieces.unsqueeze(keys, -2))
+
+
+def _chunked(tile: Tile, size: int) -> Allowed:
+    return tile.query_index // size == tile.key_index // size
+
+
+def _dilated(tile: Tile, step: int) -> Allowed:
+    return tile.query_index % step == tile.key_index % step
+
+
+def _from_array(tile: Tile, boolean: Any) -> Allowed:
+    return tile.cut(tile.operand(boolean))
+
+
+def _from_function(tile: Tile, mask_mod: Callable[..., Any]) -> Allowed:
+    found: Allowed = traced("attn_mask", mask_mod, tile.indices, "bool")
+    return found
+
+
+def both(one: Allowed, other: Allowed) -> Allowed:
+    """The pairs that both let attend."""
+    if one is True or other is False:
+        return other
+    return one if other is True or one is False else one & other
+
+
+def traced(name: str, function: Callable[..., Any], arguments: tuple[Value, ...], dtype: str) -> Any:
+    """What a caller's function makes of values of the graph: a value of `dtype`, or for conditions a bool."""
+    try:
+        result = function(*arguments)
+    except (TypeError, ValueError, IndexError, AttributeError) as error:
+        rule = f"`{name}` must be made of a function that traces to ONNX"
+        hint = "Operators do, and the functions of `index.__array_namespace__()`."
+        raise TypeError(checks.message(FUNCTION, rule, {"its error": error}, hint)) from error
+    if isinstance(result, bool) and dtype == "bool":
+        return result
+    if not isinstance(result, Value) or (result.dtype == "bool") != (dtype == "bool"):
+        kind = "a condition" if dtype == "bool" else "scores"
+        rule = f"`{name}` must be made of a function that returns {kind}"
+        got = result.dtype if isinstance(result, Value) else type(result).__name__
+        raise TypeError(checks.message(FUNCTION, rule, {"its result": got}))
+    return result.astype(dtype)
+
+
+_LOWERED: dict[str, Callable[..., Allowed]] = {
+    "&": _both,
+    "|": _either,
+    "~": _neither,
+    "causal": _causal,
+    "sliding_window": _sliding_window,
+    "padding": _padding,
+    "prefix": _prefix,
+    "document": _document,
+    "chunked": _chunked,
+    "dilated": _dilated,
+    "from_array": _from_array,
+    "from_function": _from_function,
+}

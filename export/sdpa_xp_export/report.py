@@ -1,0 +1,64 @@
+"""What `verify` saw: how far each run was off, where each node ran, how long and how much it took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sdpa_xp_export.agreement import Agreement
+from sdpa_xp_export.call import Call
+from sdpa_xp_export.session import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One output of one run: the lengths and scores it had, the provider it was asked of, how it did."""
+
+    inputs: str
+    """The lengths, and "large scores" where they are."""
+    provider: str
+    output: str
+    agreement: Agreement
+    seconds: float
+    """The run, after one that was not timed."""
+    peak_bytes: int | None
+    """Memory of the process above what it had before the first run; None where the system does not tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `verify` saw."""
+
+    call: Call
+    form: str
+    reason: str
+    """Why the exporter took that form."""
+    onnxruntime: str
+    """The release that ran it."""
+    runs: tuple[Run, ...]
+    placements: tuple[Placement, ...]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every run stayed within its bound."""
+        return all(run.agreement.agrees for run in self.runs)
+
+    @property
+    def worst(self) -> Run:
+        """The run that came nearest to its bound, or went furthest beyond."""
+        return max(self.runs, key=lambda run: run.agreement.share)
+
+    @property
+    def fell_back(self) -> tuple[Placement, ...]:
+        """Nodes that ran on another provider than the one asked for."""
+        return tuple(placement for placement in self.placements if placement.fell_back)
+
+    def __str__(self) -> str:
+        worst = self.worst.agreement
+        verdict = "agrees" if self.agrees else "DISAGREES"
+        where = ", ".join(sorted({placement.provider for placement in self.placements}))
+        fallen = ", ".join(placed.node for placed in self.fell_back)
+        return (
+            f"{self.form}: {verdict} in {len(self.runs)} runs, worst error {worst.absolute:.2g} "
+            f"(bound {worst.bound:.2g}); its {len(self.placements)} nodes ran on {where}"
+            + (f"; fell back: {fallen}" if fallen else "")
+        )

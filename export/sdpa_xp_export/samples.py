@@ -1,0 +1,163 @@
+"""Random inputs for a call: ordinary ones, and those at the edges of what it must compute."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sdpa_xp.checks import HLE
+from sdpa_xp_export.call import Call
+from sdpa_xp_export.graph import numpy_dtype
+from sdpa_xp_export.plain import Arrays, plain
+from sdpa_xp_export.spec import TensorSpec, addends
+
+LARGE = 40.0
+"""By how much larger scores are at that edge: the largest of them have no exponential in float32."""
+
+
+def sample(call: Call, lengths: Mapping[str, int], rng: np.random.Generator, size: float = 1.0) -> Arrays:
+    """Random inputs for a call whose symbols have `lengths`; scores are of `size`, whatever the scale.
+
+    A boolean mask is True for three pairs of four, and False for the whole last key and, where it has a row
+    for each query, the whole first query. A floating one is -inf there; but for float16 its last row has the
+    smallest finite number throughout, which does not mask. Lengths are ragged: the first is 0, the last whole.
+    """
+    arrays: Arrays = {}
+    for name, spec in call.inputs.items():
+        shape = tuple(_length(length, lengths) for length in spec.shape)
+        arrays[name] = _drawn(call, name, spec, shape, lengths, rng)
+    scale = arrays.get("scale", call.scale)
+    typical = abs(scale) if isinstance(scale, float) else 1.0
+    own = typical * math.sqrt(arrays["query"].shape[-1])
+    arrays["query"] = (arrays["query"] * (size / (own or 1.0))).astype(numpy_dtype(call.query.dtype))
+    return _beyond_is_nan(call, arrays)
+
+
+def poison(call: Call, arrays: Arrays) -> Arrays:
+    """The inputs with NaN in every key and value that no query attends; a cache is left as it is."""
+    if call.cached:
+        return arrays
+    given = plain(call, arrays)
+    key, query = given["key"], given["query"]
+    heads = key.shape[-3] if key.ndim > 2 else 1
+    query_heads = query.shape[-3] if query.ndim > 2 else 1
+    ranks = (x.shape[:-3] for x in (query, key, given["value"]))
+    pairs = (*np.broadcast_shapes(*ranks), query_heads, query.shape[-2], key.shape[-2])
+    allowed = np.ones(pairs, bool)
+    if given["attn_mask"] is not None:
+        allowed &= given["attn_mask"]
+    for term in given["bias"]:
+        if not callable(term):
+            allowed &= ~np.isneginf(term)
+    by_group = allowed.reshape(*pairs[:-3], heads, -1, pairs[-1])  # its heads and their queries are rows
+    hidden = np.asarray(~by_group.any(axis=-2))
+    poisoned = {}
+    for name in ("key", "value"):
+        poisoned[name] = arrays[name].copy()
+        seen = poisoned[name] if call.layout == HLE or key.ndim < 3 else poisoned[name].swapaxes(-2, -3)
+        seen[_for_all_that_share(hidden, seen.shape[:-1])] = np.nan
+    return arrays | poisoned
+
+
+def several_lengths(call: Call) -> Iterator[dict[str, int]]:
+    """Some lengths for each symbol: different ones, each way round, and all 1."""
+    symbols = call.symbols
+    if not symbols:
+        yield from ({}, {}, {})
+        return
+    several = [length for length, _ in zip(itertools.cycle([2, 5, 9, 7, 3]), symbols, strict=False)]
+    for each in (several, several[::-1], [1] * len(symbols)):
+        yield _with_room(call, dict(zip(symbols, each, strict=True)))
+
+
+def _with_room(call: Call, lengths: dict[str, int]) -> dict[str, int]:
+    """A padded cache has room for the new tokens, and some more."""
+    if call.past_lengths is None or call.past_key is None:
+        return lengths
+    axis = -2 if call.layout == HLE else -3
+    room, new = call.past_key.shape[axis], call.key.shape[axis]
+    if isinstance(room, str):
+        lengths[room] = 3 + lengths[room] + _length(new, lengths)
+    return lengths
+
+
+def _length(length: int | str, lengths: Mapping[str, int]) -> int:
+    if isinstance(length, int):
+        return length
+    return sum(int(part) if part.isdecimal() else lengths[part] for part in addends(length))
+
+
+def _drawn(
+    call: Call,
+    name: str,
+    spec: TensorSpec,
+    shape: tuple[int, ...],
+    lengths: Mapping[str, int],
+    rng: np.random.Generator,
+) -> NDArray[Any]:
+    dtype, stem = numpy_dtype(spec.dtype), name.rstrip("_0123456789")
+    queries, keys = (_length(length, lengths) for length in (call.sizes.queries, call.sizes.keys))
+    most = {
+        "key_lengths": keys,
+        "query_lengths": queries,
+        "length": keys,
+        "past_lengths": keys - _new(call, lengths),
+    }
+    if stem in most:
+        drawn = rng.integers(0, most[stem] + 1, shape)
+        if drawn.size > 1:
+            drawn.flat[0], drawn.flat[-1] = 0, most[stem]
+        return drawn.astype(dtype)
+    if stem in ("query_ids", "key_ids"):
+        return np.sort(rng.integers(0, 3, shape), axis=-1).astype(dtype)
+    if stem == "offset":
+        return rng.integers(-2, max(keys - queries, 0) + 3, shape).astype(dtype)
+    if stem in ("attn_mask", "bias"):
+        return _of_pairs(spec, shape, rng)
+    if stem == "slopes":
+        return np.asarray(rng.random(shape), dtype)
+    return rng.standard_normal(shape).astype(dtype)
+
+
+def _of_pairs(spec: TensorSpec, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[Any]:
+    allowed = rng.random(shape) < 0.75
+    if shape and shape[-1] > 1:
+        allowed[..., -1] = False
+    if len(shape) > 1 and shape[-2] > 1:
+        allowed[..., 0, :] = False
+    if spec.dtype == "bool":
+        return allowed
+    added = np.where(allowed, rng.standard_normal(shape), -np.inf).astype(numpy_dtype(spec.dtype))
+    # Beside the smallest number of a half dtype the textbook loses the scores: its bound would allow all.
+    rows = added.reshape(-1, shape[-1]) if shape else added.reshape(1, 1)
+    if len(rows) > 2 and spec.dtype not in ("float16", "bfloat16"):
+        rows[-1] = np.where(np.isneginf(rows[-1]), -np.inf, np.finfo(spec.dtype).min)
+    return added
+
+
+def _new(call: Call, lengths: Mapping[str, int]) -> int:
+    return _length(call.key.shape[-2 if call.layout == HLE else -3], lengths)
+
+
+def _beyond_is_nan(call: Call, arrays: Arrays) -> Arrays:
+    """A padded cache with NaN where no token is yet."""
+    if call.past_lengths is None:
+        return arrays
+    for name in ("past_key", "past_value"):
+        seen = arrays[name] if call.layout == HLE else arrays[name].swapaxes(-2, -3)
+        for entry, filled in enumerate(arrays["past_lengths"]):
+            seen[entry, :, filled:] = np.nan
+    return arrays
+
+
+def _for_all_that_share(hidden: NDArray[np.bool_], shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    """`hidden` of the broadcast batch -> for an array of `shape`: is it for all entries that read it."""
+    extra = tuple(range(hidden.ndim - len(shape)))
+    broadcast = tuple(i for i, n in enumerate(shape) if n == 1)
+    everywhere = np.all(np.all(hidden, axis=extra), axis=broadcast, keepdims=True)
+    return np.broadcast_to(everywhere, shape)

@@ -1,0 +1,22 @@
+"""Shapes whose lengths may be names."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from sdpa_xp.checks import broadcast
+from sdpa_xp_export.spec import Shape
+
+
+def joint_shape(*shapes: Shape) -> Shape:
+    """The shape that `shapes` broadcast to."""
+    # It compares lengths and never counts with them, so a name serves where the type says int.
+    joint = broadcast(*(cast(tuple[int, ...], shape) for shape in shapes))
+    if joint is None:
+        raise AssertionError(f"the exporter wrote a graph that does not broadcast: {shapes}")
+    return joint
+
+
+def broadcasts_to(shape: Shape, target: Shape) -> bool:
+    """Whether an array of `shape` broadcasts to `target` without making it larger."""
+    return broadcast(*(cast(tuple[int, ...], each) for each in (shape, target))) == target
