@@ -99,10 +99,11 @@ def broadcast(*shapes: Shape) -> Shape | None:
     rank = max(len(shape) for shape in shapes)
     result: list[int] = []
     for axis in range(-rank, 0):
-        lengths = {shape[axis] for shape in shapes if len(shape) >= -axis} - {1}
-        if len(lengths) > 1:
+        lengths = [shape[axis] for shape in shapes if len(shape) >= -axis and shape[axis] != 1]
+        # each by `!=`: a length that torch exports as a symbol has no hash to be put into a set
+        if any(length != lengths[0] for length in lengths[1:]):
             return None
-        result.append(lengths.pop() if lengths else 1)
+        result.append(lengths[0] if lengths else 1)
     return tuple(result)
 
 
