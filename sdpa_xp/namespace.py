@@ -157,12 +157,12 @@ RNGS = {"torch": "torch.Generator", "jax": "JAX key", "cupy": "cupy.random.Gener
 
 def rng_name(array: Array) -> str:
     """The kind of generator that belongs to the library of `array`."""
-    return RNGS.get(_library(array), "numpy.random.Generator")
+    return RNGS.get(library_name(array), "numpy.random.Generator")
 
 
 def is_rng(rng: object, array: Array) -> bool:
     """Whether `rng` is a generator of the library of `array`."""
-    library = _library(array)
+    library = library_name(array)
     if library == "jax":
         jax = sys.modules["jax"]
         if not compat.is_jax_array(rng):
@@ -183,7 +183,7 @@ def can_draw(array: Array) -> bool:
 
 def random_words(rng: Any, count: int, array: Array) -> Array:
     """`count` random int32 from `rng`, which `is_rng`, as an array like `array`."""
-    least, most, library = -(2**31), 2**31 - 1, _library(array)
+    least, most, library = -(2**31), 2**31 - 1, library_name(array)
     if library == "jax":
         jax = sys.modules["jax"]
         return cast(Array, jax.random.bits(rng, (count,), "uint32").view("int32"))
@@ -198,6 +198,7 @@ def random_words(rng: Any, count: int, array: Array) -> Array:
     return xp.asarray(words.tolist(), dtype=xp.int32, device=device(array))
 
 
-def _library(array: Array) -> str:
+def library_name(array: Array) -> str:
+    """The library of `array`, if it is one that is treated by name; else "other"."""
     known = {"torch": compat.is_torch_array, "jax": compat.is_jax_array, "cupy": compat.is_cupy_array}
     return next((name for name, belongs in known.items() if belongs(array)), "other")

@@ -99,3 +99,14 @@ def matmul_grouped(xp: Namespace, rows: Array, shared: Array) -> Array:
     *batch, _, _, columns = product.shape
     split = xp.reshape(product, (*batch, groups, group, length, columns))
     return xp.reshape(split, (*batch, heads, length, columns))
+
+
+def attended(xp: Namespace, allowed: Array, groups: int) -> Array:
+    """Whether any query attends a key, (..., H, columns, 1), from pairs that broadcast to (..., Hq, L, S)."""
+    if allowed.ndim < 2:  # the same for every query
+        return xp.expand_dims(allowed, axis=-1) if allowed.ndim else allowed
+    by_head = xp.any(allowed, axis=-2)
+    if by_head.ndim >= 2 and by_head.shape[-2] not in (1, groups):
+        *batch, heads, columns = by_head.shape
+        by_head = xp.any(xp.reshape(by_head, (*batch, groups, heads // groups, columns)), axis=-2)
+    return xp.expand_dims(by_head, axis=-1)

@@ -18,7 +18,7 @@ from sdpa_xp.biases.algebra import is_masked
 from sdpa_xp.masks.algebra import Allowed
 from sdpa_xp.namespace import is_traced
 from sdpa_xp.protocols import Array, Dtype, Namespace
-from sdpa_xp.scores import Scores, matmul_grouped
+from sdpa_xp.scores import Scores, attended, matmul_grouped
 from sdpa_xp.sources import Source
 from sdpa_xp.tiles import Plan
 
@@ -166,7 +166,7 @@ def _weigh(xp: Namespace, p: Array, value: Array, allowed: Allowed, guard: Guard
     if guard == "none" or isinstance(allowed, bool):
         return matmul_grouped(xp, p, value)
     if guard == "columns":
-        return matmul_grouped(xp, p, xp.where(_attended(xp, allowed, value.shape[-3]), value, 0.0))
+        return matmul_grouped(xp, p, xp.where(attended(xp, allowed, value.shape[-3]), value, 0.0))
     product = matmul_grouped(xp, p, xp.where(xp.isfinite(value), value, 0.0))
     attends = xp.astype(xp.broadcast_to(allowed, p.shape), p.dtype)
     specials = {math.nan: xp.isnan(value), math.inf: value >= math.inf, -math.inf: value <= -math.inf}
@@ -174,17 +174,6 @@ def _weigh(xp: Namespace, p: Array, value: Array, allowed: Allowed, guard: Guard
         met = matmul_grouped(xp, attends, xp.astype(where, p.dtype)) > 0.0
         product = xp.where(met, product + special, product)
     return product
-
-
-def _attended(xp: Namespace, allowed: Array, groups: int) -> Array:
-    """Whether any query attends a key, (..., H, columns, 1), from pairs that broadcast to (..., Hq, L, S)."""
-    if allowed.ndim < 2:  # the same for every query
-        return xp.expand_dims(allowed, axis=-1) if allowed.ndim else allowed
-    by_head = xp.any(allowed, axis=-2)
-    if by_head.ndim >= 2 and by_head.shape[-2] not in (1, groups):
-        *batch, heads, columns = by_head.shape
-        by_head = xp.any(xp.reshape(by_head, (*batch, groups, heads // groups, columns)), axis=-2)
-    return xp.expand_dims(by_head, axis=-1)
 
 
 def _any_nonfinite(xp: Namespace, output: Array, lse: Array) -> bool:
