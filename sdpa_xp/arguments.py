@@ -60,6 +60,7 @@ class Call:
     dropout_p: float
     rng: object
     layout: str
+    implementation: str | None
     dtype: Dtype
     """Of the result."""
 
@@ -121,13 +122,15 @@ def check(
     rules: Rules,
     *,
     cached: tuple[Shape, Shape] | bool = False,
+    kernels: bool = False,
 ) -> Call:
     """Refuse what does not fit.
 
     `inputs` are query and key, and value where the call has one. With `cached` the queries are the last of
     the tokens; it is what shapes to take keys and values for, where their arrays are a pool of blocks.
+    With `kernels` vendors have some for the function.
     """
-    checks.implementation(function, rules.implementation)
+    implementation = checks.implementation(function, rules.implementation, kernels=kernels)
     checks.named(function, "layout", rules.layout, checks.LAYOUTS)
     layout = str(rules.layout)
     xp, arrays = checks.one_library(function, {**inputs, **dict(_arrays_of(rules))})
@@ -177,6 +180,7 @@ def check(
         dropout_p=dropout_p,
         rng=rules.rng,
         layout=layout,
+        implementation=implementation,
         dtype=query.dtype,
     )
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TypeVar, cast
 
-from sdpa_xp import checks, streaming
-from sdpa_xp.arguments import Rules, check
+from sdpa_xp import checks, native, streaming
+from sdpa_xp.arguments import Call, Rules, check
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp.namespace import quiet
-from sdpa_xp.protocols import AnyArray
+from sdpa_xp.protocols import AnyArray, Array
 from sdpa_xp.sources import Layout, Whole
 from sdpa_xp.states import AttentionState, in_base
 from sdpa_xp.tiles import plan
@@ -69,8 +69,10 @@ def scaled_dot_product_attention(
             they are held in anyway.
         layout: "...HLE" is (..., heads, length, width), as in torch and ONNX; "...LHE" is (..., length, heads,
             width), as in JAX, Keras and flash-attention. What broadcasts to (..., Hq, L, S) stays as it is.
-        implementation: `"xp"` is the portable one, written in array-API calls. None leaves the choice to the
-            library, which as yet has that one alone.
+        implementation: `"xp"` is the portable one, written in array-API calls; `"native"` the kernel of the
+            arrays' own library, an error where it does not compute this call as documented. None leaves the
+            choice to sdpa_xp, which takes the kernel while torch exports (torch.export, torch.onnx.export)
+            and the portable one otherwise.
 
     Returns:
         (..., Hq, L, Ev) in the layout of the inputs, or (L, Ev) for 2-D inputs, of the query's library,
@@ -85,9 +87,9 @@ def scaled_dot_product_attention(
     Numerics:
         Half dtypes are scored, normalised and summed in float32, float64 in float64; the result is rounded
         once. A pair that is masked adds nothing, even when its key or value is NaN or inf; a NaN that may be
-        attended shows in exactly the rows that attend it. Inside a jit or a lazy graph this holds for keys
-        that no query attends (padding). It holds for results, not for gradients: those of a key that is NaN
-        are NaN.
+        attended shows in exactly the rows that attend it. Inside a jit or a lazy graph, and by a vendor's
+        kernel, this holds for keys that no query attends (padding). It holds for results, not for gradients:
+        those of a key that is NaN are NaN.
 
     Examples:
         >>> import numpy as np
@@ -107,7 +109,7 @@ def scaled_dot_product_attention(
     rules = Rules(
         attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
     )
-    return state_of("scaled_dot_product_attention", query, key, value, rules).output
+    return output_of("scaled_dot_product_attention", query, key, value, rules)
 
 
 def attention_state(
@@ -175,6 +177,15 @@ def attention_state(
     return state_of("attention_state", query, key, value, rules, lse_base=lse_base)
 
 
+def output_of(function: str, query: A, key: AnyArray, value: AnyArray, rules: Rules) -> A:
+    """Output of one call, by a vendor's kernel where that is to be used."""
+    call = check(function, {"query": query, "key": key, "value": value}, rules, kernels=True)
+    kernel = native.kernel_for(call)
+    with quiet(call.arrays["query"]):
+        output = _streamed(call)[0] if kernel is None else kernel.attend(call)
+        return cast(A, call.result(output))
+
+
 def state_of(
     function: str,
     query: A,
@@ -188,9 +199,14 @@ def state_of(
     """Output and log-sum-exp of one call, whichever public function it came by."""
     base = checks.lse_base(function, lse_base)
     call = check(function, {"query": query, "key": key, "value": value}, rules, cached=cached)
-    (scores,) = call.bind([call.whole])
-    tiles = plan(call.sizes.queries, call.sizes.keys, call.sizes.all_heads, traced=call.pairs.traced)
-    with quiet(scores.query):
-        output, lse = streaming.attend(scores, Whole(call.arrays["value"]), tiles)
+    with quiet(call.arrays["query"]):
+        output, lse = _streamed(call)
         lse = call.without_heads(in_base(lse, base))
         return AttentionState(cast(A, call.result(output)), cast(A, lse))
+
+
+def _streamed(call: Call) -> tuple[Array, Array]:
+    """Output and log-sum-exp by the portable implementation, in the accumulation dtype."""
+    (scores,) = call.bind([call.whole])
+    tiles = plan(call.sizes.queries, call.sizes.keys, call.sizes.all_heads, traced=call.pairs.traced)
+    return streaming.attend(scores, Whole(call.arrays["value"]), tiles)

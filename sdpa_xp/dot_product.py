@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from sdpa_xp import checks
 from sdpa_xp.arguments import Rules
-from sdpa_xp.attention import state_of
+from sdpa_xp.attention import output_of
 from sdpa_xp.biases import Bias
 from sdpa_xp.checks import IntegersLike
 from sdpa_xp.masks import Mask
@@ -54,7 +54,7 @@ def dot_product_attention(
         key_value_seq_lengths: (B,): how many of the S keys are real.
         local_window_size: How many keys before and after its own a query attends: one number for both, or
             (left, right).
-        implementation: `"xp"` or None.
+        implementation: `"xp"`, `"native"` or None.
         return_residual: False. `attention_state` returns the log-sum-exp.
 
     Returns:
@@ -86,4 +86,4 @@ def dot_product_attention(
         masks.append(Padding(checks.frozen(key_value_seq_lengths), checks.frozen(query_seq_lengths), names))
     joined = functools.reduce(operator.and_, masks) if masks else None
     rules = Rules(joined, bias, is_causal, scale, layout=checks.LHE, implementation=implementation)
-    return state_of(function, query, key, value, rules).output
+    return output_of(function, query, key, value, rules)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Sequence
+from typing import NoReturn
 
 from sdpa_xp import namespace as door
 from sdpa_xp.checks.messages import message, type_name
@@ -51,11 +52,22 @@ def softcap(function: str, value: object, dtype: Dtype = "float64") -> float | N
     return cap or None
 
 
-def implementation(function: str, value: object) -> None:
-    """One of the implementations that there are."""
-    if not (value is None or (isinstance(value, str) and value == "xp")):
-        rule = "`implementation` must be None or 'xp', the portable one"
-        raise ValueError(message(function, rule, {"implementation": repr(value)}))
+def implementation(function: str, value: object, *, kernels: bool) -> str | None:
+    """One of the implementations that there are; "native" where vendors have `kernels` for the function."""
+    if value is None or (isinstance(value, str) and value == "xp"):
+        return value
+    if isinstance(value, str) and value == "native":
+        if kernels:
+            return value
+        no_kernel(function, "no vendor has a kernel for this function")
+    rule = "`implementation` must be None or 'xp', the portable one" + ", or 'native'" * kernels
+    raise ValueError(message(function, rule, {"implementation": repr(value)}))
+
+
+def no_kernel(function: str, reason: str) -> NoReturn:
+    """A kernel was asked for where there is none that computes the call."""
+    rule = f"`implementation` must be None or 'xp' where {reason}"
+    raise ValueError(message(function, rule, {"implementation": "'native'"}))
 
 
 def named(function: str, name: str, value: object, choices: Sequence[str], otherwise: str = "") -> None:
