@@ -1,0 +1,391 @@
+"""torch.onnx.export(dynamo=True) of a function that calls sdpa_xp: one Attention, and the numbers of NumPy."""
+
+from __future__ import annotations
+
+import doctest
+import math
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from sdpa_xp import biases, dot_product_attention, masks, scaled_dot_product_attention
+from sdpa_xp_export import reference
+from sdpa_xp_export.agreement import judge, textbook
+
+pytestmark = [
+    pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)` is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:# The axis name. . will not be used, since it shares:UserWarning"),
+]
+
+Q, K, V = (2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 6)
+ATTENTION = {"Attention": 1}
+
+
+class Module(torch.nn.Module):
+    """A function of arrays, as torch wants it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *arrays: Any) -> Any:
+        return self.function(*arrays)
+
+
+def exported(function: Callable[..., Any], arrays: list[np.ndarray], opset: int = 23, **how: Any) -> Any:
+    """The ONNX model of `function` at torch tensors."""
+    module = function if isinstance(function, torch.nn.Module) else Module(function)
+    inputs = tuple(torch.asarray(x) for x in arrays)
+    program = torch.onnx.export(module.eval(), inputs, dynamo=True, opset_version=opset, verbose=False, **how)
+    return program.model_proto
+
+
+def nodes(model: Any) -> Counter[str]:
+    return Counter(node.op_type for node in model.graph.node)
+
+
+def attribute(model: Any, name: str) -> Any:
+    (node,) = [node for node in model.graph.node if node.op_type == "Attention"]
+    return {each.name: each.f if each.type == each.FLOAT else each.i for each in node.attribute}.get(name)
+
+
+def run(model: Any, arrays: list[np.ndarray]) -> np.ndarray:
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    names = [each.name for each in session.get_inputs()]
+    return session.run(None, dict(zip(names, arrays, strict=True)))[0]
+
+
+def draw(rng: np.random.Generator, *shapes: tuple[int, ...], dtype: Any = np.float32) -> list[np.ndarray]:
+    return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+
+
+def boolean(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    """Of its rows that have a query each, one has no key."""
+    mask = rng.random(shape) < 0.6
+    mask[..., -1] = True
+    if shape[-2] > 1:
+        mask[..., 1, :] = False
+    return mask
+
+
+def assert_agree(found: np.ndarray, arrays: list[np.ndarray], **rules: Any) -> None:
+    """`found` and NumPy's result are within the house's bound of the float64 reference."""
+    expected = reference.attention(*arrays, **rules)[0]
+    plain = textbook(np, *arrays, **rules)
+    for result in (found, scaled_dot_product_attention(*arrays, **rules)):
+        assert result.dtype == arrays[0].dtype
+        agreement = judge(result, expected, plain, arrays[0].dtype.name)
+        assert agreement.agrees, agreement
+
+
+@pytest.mark.parametrize("opset", [23, 24])
+@pytest.mark.parametrize(
+    ("shapes", "rules"),
+    [
+        ((Q, (2, 4, 7, 8), (2, 4, 7, 8)), {}),
+        (((2, 4, 7, 8),) * 3, {"is_causal": True}),
+        (((2, 4, 9, 8), K, V), {"is_causal": True}),
+        ((Q, K, V), {}),
+        ((Q, K, V), {"scale": 0.3}),
+        (((2, 4, 5, 8), (2, 1, 5, 8), (2, 1, 5, 3)), {"scale": 2, "is_causal": True}),
+    ],
+    ids=["plain", "is_causal", "is_causal, L > S, grouped", "grouped, Ev < E", "scale", "one key head"],
+)
+def test_nothing_but_attention(
+    rng: np.random.Generator, shapes: Any, rules: dict[str, Any], opset: int
+) -> None:
+    arrays = draw(rng, *shapes)
+    model = exported(lambda *x: scaled_dot_product_attention(*x, **rules), arrays, opset)
+    assert nodes(model) == ATTENTION
+    assert bool(attribute(model, "is_causal")) is rules.get("is_causal", False)
+    assert attribute(model, "scale") == (np.float32(rules["scale"]) if "scale" in rules else None)
+    assert_agree(run(model, arrays), arrays, **rules)
+
+
+MASKED: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "(L, S)": ((5, 7), {}),
+    "(S,)": ((7,), {}),
+    "(L, 1)": ((5, 1), {}),
+    "(Hq, L, S)": ((4, 5, 7), {}),
+    "(B, 1, 1, S)": ((2, 1, 1, 7), {}),
+    "(B, Hq, L, S)": ((2, 4, 5, 7), {}),
+    "beside is_causal": ((2, 1, 5, 7), {"is_causal": True}),
+    "padding beside is_causal": ((2, 1, 1, 7), {"is_causal": True}),
+    "negative scale": ((5, 7), {"scale": -0.4, "is_causal": True}),
+}
+
+
+@pytest.mark.parametrize("opset", [18, 23])
+@pytest.mark.parametrize("kind", ["boolean", "floating"])
+@pytest.mark.parametrize(("shape", "rules"), MASKED.values(), ids=MASKED)
+def test_masks(
+    rng: np.random.Generator, shape: tuple[int, ...], rules: dict[str, Any], kind: str, opset: int
+) -> None:
+    """One Attention, with rows that have no key and padding that is NaN; before opset 23 the same numbers."""
+    arrays = draw(rng, Q, K, V)
+    allowed = boolean(rng, *shape) if len(shape) > 1 else np.arange(7) < 5
+    if shape[-1] > 1:
+        allowed[..., 3] = False
+    floating = np.where(allowed, rng.standard_normal(shape), -math.inf).astype(np.float32)
+    mask = allowed if kind == "boolean" else floating
+    model = exported(lambda *x: scaled_dot_product_attention(*x, **rules), [*arrays, mask], opset)
+    assert nodes(model)["Attention"] == (opset >= 23)
+    assert_agree(run(model, [*arrays, mask]), [*arrays, mask], **rules)
+    if shape[-1] > 1:
+        poisoned = [arrays[0], *(x.copy() for x in arrays[1:]), mask]
+        poisoned[1][..., 3, :] = poisoned[2][..., 3, :] = math.nan
+        np.testing.assert_array_equal(run(model, poisoned), run(model, [*arrays, mask]))
+
+
+def test_boolean_and_floating_mask(rng: np.random.Generator) -> None:
+    arrays = [*draw(rng, Q, K, V), boolean(rng, 2, 1, 5, 7), *draw(rng, (4, 5, 7))]
+    model = exported(lambda q, k, v, m, b: scaled_dot_product_attention(q, k, v, m, bias=b), arrays)
+    assert nodes(model)["Attention"] == 1
+    assert_agree(run(model, arrays), arrays[:4], bias=arrays[4])
+
+
+def test_row_of_the_smallest_finite_number_is_not_empty(rng: np.random.Generator) -> None:
+    bias = np.full((5, 7), np.finfo(np.float32).min)
+    arrays = [*draw(rng, Q, K, V), bias]
+    found = run(exported(scaled_dot_product_attention, arrays), arrays)
+    mean = np.repeat(arrays[2].mean(axis=-2, keepdims=True), 2, axis=1)
+    np.testing.assert_allclose(found, np.broadcast_to(mean, found.shape), atol=2e-6)
+
+
+@pytest.mark.parametrize("mask", [masks.causal(), masks.causal() & masks.causal()], ids=str)
+def test_causal_as_a_value(rng: np.random.Generator, mask: masks.Mask) -> None:
+    arrays = draw(rng, *[(2, 4, 7, 8)] * 3)
+    model = exported(lambda *x: scaled_dot_product_attention(*x, mask), arrays)
+    assert nodes(model) == ATTENTION
+    assert_agree(run(model, arrays), arrays, is_causal=True)
+
+
+def test_causal_and_an_array(rng: np.random.Generator) -> None:
+    arrays = [*draw(rng, Q, K, V), boolean(rng, 2, 1, 5, 7)]
+    model = exported(
+        lambda q, k, v, m: scaled_dot_product_attention(q, k, v, masks.causal() & masks.from_array(m)), arrays
+    )
+    assert nodes(model)["Attention"] == 1
+    assert_agree(run(model, arrays), arrays, is_causal=True)
+
+
+def test_keys_that_is_causal_leaves_out_may_be_nan(rng: np.random.Generator) -> None:
+    """With L < S: the keys from L on."""
+    arrays = draw(rng, Q, K, V)
+    model = exported(lambda *x: scaled_dot_product_attention(*x, is_causal=True), arrays)
+    assert nodes(model) == ATTENTION | {"Where": 2}
+    assert_agree(run(model, arrays), arrays, is_causal=True)
+    poisoned = [x.copy() for x in arrays]
+    poisoned[1][..., 5:, :] = poisoned[2][..., 5:, :] = math.nan
+    np.testing.assert_array_equal(run(model, poisoned), run(model, arrays))
+
+
+def test_keys_that_is_causal_leaves_out_at_lengths_that_are_known_later(rng: np.random.Generator) -> None:
+    """In the example no key is left out; where the graph runs, some are."""
+    queries, keys = (torch.export.Dim(name) for name in "LS")
+    model = exported(
+        lambda *x: scaled_dot_product_attention(*x, is_causal=True),
+        draw(rng, (2, 4, 9, 8), K, V),
+        dynamic_shapes=(({2: queries}, {2: keys}, {2: keys}),),
+    )
+    arrays = draw(rng, Q, K, V)
+    poisoned = [x.copy() for x in arrays]
+    poisoned[1][..., 5:, :] = poisoned[2][..., 5:, :] = math.nan
+    assert_agree(run(model, poisoned), arrays, is_causal=True)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.7, "learned"])
+def test_scale_that_the_node_does_not_take(rng: np.random.Generator, scale: Any) -> None:
+    arrays = draw(rng, Q, K, V)
+    extra = draw(rng, (4, 1, 1)) if scale == "learned" else []
+    model = exported(
+        lambda q, k, v, *s: scaled_dot_product_attention(q, k, v, scale=s[0] if s else scale), arrays + extra
+    )
+    assert nodes(model) == ATTENTION | {"Mul": 1}
+    assert_agree(run(model, arrays + extra), arrays, scale=extra[0] if extra else scale)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "mask"),
+    [
+        (((5, 8), (7, 8), (7, 6)), (5, 7)),
+        (((4, 5, 8), (2, 7, 8), (2, 7, 6)), (4, 1, 7)),
+        (((3, 2, 4, 5, 8), (3, 2, 2, 7, 8), (3, 2, 2, 7, 6)), (2, 1, 5, 7)),
+        (((3, 2, 4, 5, 8), (2, 2, 7, 8), (1, 2, 7, 6)), (3, 1, 1, 1, 7)),
+        (((2, 4, 5, 8), (1, 2, 7, 8), (1, 2, 7, 6)), (1, 1, 5, 7)),
+    ],
+    ids=["2-D", "3-D", "5-D", "5-D, broadcast", "4-D, broadcast"],
+)
+@pytest.mark.parametrize("masked", [False, True])
+def test_axes(rng: np.random.Generator, shapes: Any, mask: tuple[int, ...], masked: bool) -> None:
+    arrays = draw(rng, *shapes) + ([boolean(rng, *mask)] if masked else [])
+    model = exported(lambda *x: scaled_dot_product_attention(*x, is_causal=True), arrays)
+    assert nodes(model)["Attention"] == 1
+    assert_agree(run(model, arrays), arrays, is_causal=True)
+
+
+def test_heads_behind_the_length(rng: np.random.Generator) -> None:
+    arrays = draw(rng, *[(2, 7, 4, 8)] * 3)
+    model = exported(lambda *x: dot_product_attention(*x, is_causal=True), arrays)
+    assert nodes(model) == ATTENTION | {"Transpose": 4}
+    swapped = [x.swapaxes(-3, -2) for x in arrays]
+    assert_agree(run(model, arrays).swapaxes(-3, -2), swapped, is_causal=True)
+
+
+def test_half_is_computed_in_float32(rng: np.random.Generator) -> None:
+    arrays = draw(rng, Q, K, V, dtype=np.float16)
+    model = exported(scaled_dot_product_attention, arrays)
+    assert nodes(model) == ATTENTION | {"Cast": 4}
+    assert_agree(run(model, arrays), arrays)
+
+
+LENGTHS = [(3, 5, 7), (1, 1, 1), (2, 9, 3), (4, 6, 6), (1, 1, 40)]
+DYNAMIC: dict[str, tuple[tuple[Any, ...] | None, dict[str, Any]]] = {
+    "plain": (None, {}),
+    "is_causal": (None, {"is_causal": True}),
+    "padding": (("B", 1, 1, "S"), {}),
+    "mask": (("B", 1, "L", "S"), {}),
+    "mask of a row, is_causal": (("S",), {"is_causal": True}),
+    "mask, is_causal": (("L", "S"), {"is_causal": True, "scale": -0.3}),
+}
+
+
+@pytest.mark.parametrize(("mask", "rules"), DYNAMIC.values(), ids=DYNAMIC)
+def test_lengths_that_are_known_later(rng: np.random.Generator, mask: Any, rules: dict[str, Any]) -> None:
+    """Batch, L and S are symbols while torch exports; the graph runs at other lengths, 1 among them."""
+    axes = {name: torch.export.Dim(name) for name in "BLS"}
+    symbolic = [("B", 4, "L", 8), ("B", 2, "S", 8), ("B", 2, "S", 6)] + ([] if mask is None else [mask])
+
+    def drawn(**lengths: int) -> list[np.ndarray]:
+        shapes = [tuple(lengths.get(n, n) for n in shape) for shape in symbolic]
+        return draw(rng, *shapes[:3]) + [rng.random(shape) < 0.6 for shape in shapes[3:]]
+
+    dynamic = tuple({i: axes[n] for i, n in enumerate(shape) if n in axes} for shape in symbolic)
+    model = exported(
+        lambda *x: scaled_dot_product_attention(*x, **rules), drawn(B=2, L=5, S=7), dynamic_shapes=(dynamic,)
+    )
+    assert nodes(model)["Attention"] == 1
+    assert mask or "is_causal" in rules or nodes(model) == ATTENTION
+    for batch, queries, keys in LENGTHS:
+        arrays = drawn(B=batch, L=queries, S=keys)
+        assert_agree(run(model, arrays), arrays, **rules)
+
+
+def test_lengths_of_self_attention(rng: np.random.Generator) -> None:
+    """L is S whatever it is, so there is nothing beside the node."""
+    length = torch.export.Dim("L")
+    model = exported(
+        lambda x: scaled_dot_product_attention(x, x, x, is_causal=True),
+        draw(rng, (2, 4, 5, 8)),
+        dynamic_shapes=(({2: length},),),
+    )
+    assert nodes(model) == ATTENTION
+    (x,) = draw(rng, (2, 4, 11, 8))
+    assert_agree(run(model, [x]), [x, x, x], is_causal=True)
+
+
+class Block(torch.nn.Module):
+    """Attention between its projections: 8 query heads share 2 key heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.query, self.key, self.value, self.output = (torch.nn.Linear(32, n) for n in (32, 8, 8, 32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (
+            projection(x).unflatten(-1, (-1, 4)).transpose(1, 2)
+            for projection in (self.query, self.key, self.value)
+        )
+        y = scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.output(y.transpose(1, 2).flatten(-2))
+
+
+def test_module(rng: np.random.Generator) -> None:
+    block = Block()
+    (x,) = draw(rng, (2, 6, 32))
+    length = torch.export.Dim("L")
+    model = exported(block, [x], dynamic_shapes={"x": {1: length}})
+    assert nodes(model)["Attention"] == 1
+    assert not nodes(model).keys() & {"Softmax", "Exp", "Where"}
+    for x in draw(rng, (2, 6, 32), (2, 13, 32)):
+        np.testing.assert_allclose(run(model, [x]), block(torch.asarray(x)).detach().numpy(), atol=2e-6)
+
+
+PORTABLE: dict[str, dict[str, Any]] = {
+    "softcap": {"softcap": 2.0, "is_causal": True},
+    "window": {"attn_mask": masks.sliding_window(2, 1)},
+    "lower right": {"attn_mask": masks.causal("lower_right")},
+    "prefix": {"attn_mask": masks.causal() | masks.prefix(2)},
+    "padding": {"attn_mask": masks.padding([7, 4])},
+    "alibi": {"bias": biases.alibi(4)},
+    "xp": {"implementation": "xp"},
+}
+
+
+@pytest.mark.parametrize("rules", PORTABLE.values(), ids=PORTABLE)
+def test_portable_implementation_is_exported_as_well(rng: np.random.Generator, rules: dict[str, Any]) -> None:
+    """What the kernel does not compute; at the lengths of the example."""
+    arrays = draw(rng, Q, K, V)
+    model = exported(lambda *x: scaled_dot_product_attention(*x, **rules), arrays)
+    assert "Attention" not in nodes(model)
+    expected = scaled_dot_product_attention(*arrays, **rules)
+    np.testing.assert_allclose(run(model, arrays), expected, rtol=0, atol=2e-6)
+
+
+def test_portable_arrays(rng: np.random.Generator) -> None:
+    """Sinks, two biases, and lengths as an array."""
+    arrays = [*draw(rng, Q, K, V, (4,), (5, 7), (4, 1, 7)), np.asarray([7, 4], np.int32)]
+
+    def call(q: Any, k: Any, v: Any, sinks: Any, one: Any, other: Any, lengths: Any) -> Any:
+        return scaled_dot_product_attention(
+            q, k, v, masks.padding(lengths), bias=biases.from_array(one) + other, sinks=sinks
+        )
+
+    model = exported(call, arrays)
+    assert "Attention" not in nodes(model)
+    np.testing.assert_allclose(run(model, arrays), call(*arrays), rtol=0, atol=2e-6)
+
+
+def test_double_precision_takes_no_attention(rng: np.random.Generator) -> None:
+    """onnxruntime computes that node to float32 accuracy. A scale of a power of 2 survives torch's export."""
+    arrays = draw(rng, Q, K, V, dtype=np.float64)
+    model = exported(lambda *x: scaled_dot_product_attention(*x, scale=0.25), arrays)
+    assert "Attention" not in nodes(model)
+    assert_agree(run(model, arrays), arrays, scale=0.25)
+
+
+def test_lengths_that_the_portable_implementation_needs_are_fixed(rng: np.random.Generator) -> None:
+    """torch.export says so; torch.onnx.export fixes them, and onnxruntime refuses others."""
+    arrays = [torch.asarray(x) for x in draw(rng, Q, K, V)]
+    module = Module(lambda *x: scaled_dot_product_attention(*x, softcap=2.0))
+    dynamic = ({2: torch.export.Dim("L")}, {}, {})
+    with pytest.raises(Exception, match="marked L as dynamic but your code specialized it"):
+        torch.export.export(module, tuple(arrays), dynamic_shapes=(dynamic,))
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
+@pytest.mark.parametrize("strict", [False, True])
+def test_torch_export(rng: np.random.Generator, strict: bool) -> None:
+    """The exported program, run by torch; only there is the kernel what None means."""
+    arrays = [*draw(rng, Q, K, V), boolean(rng, 2, 1, 5, 7)]
+    inputs = tuple(torch.asarray(x) for x in arrays)
+    module = Module(lambda *x: scaled_dot_product_attention(*x, is_causal=True))
+    program = torch.export.export(module, inputs, strict=strict)
+    assert "scaled_dot_product_attention" in str(program.graph)
+    assert_agree(program.module()(*inputs).numpy(), arrays, is_causal=True)
+
+
+def test_readme_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    (block,) = re.findall(r"```pycon\n(.*?)```", text, flags=re.DOTALL)
+    test = doctest.DocTestParser().get_doctest(block, {}, "README.md", None, None)
+    assert doctest.DocTestRunner(verbose=False).run(test) == (0, len(test.examples))
