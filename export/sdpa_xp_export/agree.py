@@ -16,7 +16,8 @@ from sdpa_xp_export import cases
 from sdpa_xp_export.agreement import Agreement, judge
 from sdpa_xp_export.backends import Backend
 from sdpa_xp_export.call import Call
-from sdpa_xp_export.export import FORMS, export_call, refusal
+from sdpa_xp_export.choice import FORMS, refusal
+from sdpa_xp_export.export import export_call
 from sdpa_xp_export.plain import Arrays, library_arguments, plain
 from sdpa_xp_export.reference import attention as reference
 from sdpa_xp_export.runtime import Runtime, runtime_of

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 import onnx
@@ -14,13 +13,12 @@ from sdpa_xp.checks import message
 from sdpa_xp.masks import Mask
 from sdpa_xp_export.call import Arguments, Call
 from sdpa_xp_export.checking import checked
-from sdpa_xp_export.forms import attention, primitive
+from sdpa_xp_export.choice import FORMS, choose
 from sdpa_xp_export.graph import Graph
 from sdpa_xp_export.metadata import to_json
-from sdpa_xp_export.runtime import DEFAULT_OPSET, DEFAULT_RUNTIME, FIRST_RELEASE, OPSETS, Runtime
+from sdpa_xp_export.runtime import DEFAULT_OPSET, DEFAULT_RUNTIME, OPSETS, Runtime
 from sdpa_xp_export.spec import TensorSpec
-
-FORMS: dict[str, ModuleType] = {"attention": attention, "primitive": primitive}  # "auto" takes the first
+from sdpa_xp_export.structure import counts_real_keys
 
 
 def export_attention(
@@ -117,8 +115,8 @@ def export_call(
 ) -> onnx.ModelProto:
     """The model of a call that has been checked."""
     target = Runtime.parse(function, runtime)
-    name, reason = _choose(function, call, form, opset, target)
-    graph = Graph(_opset(function, name, opset), call.held)
+    name, reason = choose(function, call, form, opset, target)
+    graph = Graph(_opset(function, name, opset, call), call.held)
     metadata = {
         "sdpa_xp.version": sdpa_xp.__version__,
         "sdpa_xp.call": to_json(call),
@@ -131,36 +129,10 @@ def export_call(
     return model
 
 
-def _choose(function: str, call: Call, form: str, opset: int | None, target: Runtime) -> tuple[str, str]:
-    """The form, and why it is that one."""
-    if form not in (*FORMS, "auto"):
-        rule = f"`form` must be auto, {' or '.join(FORMS)}"
-        raise ValueError(message(function, rule, {"form": repr(form)}))
-    if form == "auto" and opset is not None and opset not in OPSETS["attention"]:
-        return "primitive", f"opset {opset} was asked for"
-    refused = {name: why for name in FORMS if (why := refusal(name, call, target))}
-    if form == "auto":
-        name = next(name for name in FORMS if name not in refused)
-        return name, "; ".join(refused.values()) or "the first form that is right here"
-    if form in refused:
-        hint = "form='primitive' computes it."
-        raise ValueError(message(function, f"`form` cannot be {form!r}: {refused[form]}", {"form": form}, hint))
-    return form, "asked for"
-
-
-def refusal(name: str, call: Call, target: Runtime) -> str | None:
-    """Why the form `name` does not compute the call right on that runtime; None where it does."""
-    oldest = FIRST_RELEASE[name]
-    if target.release < oldest:
-        return f"onnxruntime computes it right from {oldest[0]}.{oldest[1]} on, and `runtime` is {target}"
-    why: str | None = FORMS[name].refusal(call, target)
-    return why
-
-
-def _opset(function: str, form: str, opset: int | None) -> int:
+def _opset(function: str, form: str, opset: int | None, call: Call) -> int:
     allowed = OPSETS[form]
     if opset is None:
-        return DEFAULT_OPSET[form]
+        return allowed[-1] if form == "attention" and counts_real_keys(call) else DEFAULT_OPSET[form]
     if opset not in allowed:
         rule = f"`opset` must be {allowed[0]} to {allowed[-1]} for form {form!r}"
         raise ValueError(message(function, rule, {"opset": repr(opset)}))

@@ -151,6 +151,23 @@ def reduce(op: str, value: Value, axis: int = -1) -> Value:
     return value.graph.add(op, value, axes, dtype=dtype, shape=reduced, keepdims=1)
 
 
+def attending(allowed: Value) -> Value:
+    """allowed (..., Hq, L, S), any axis of which may be 1 -> boolean (..., Hq, L, 1): is there a key.
+
+    Cast -> MatMul with a column of ones -> Greater 0. It is no ReduceSum, which in onnxruntime gives the wrong
+    shape where there is no element.
+    """
+    graph, counted = allowed.graph, to_rank(allowed, 2).astype("float32")
+    start = counted.ndim - 1
+    keys = graph.add("Shape", counted, dtype="int64", shape=(1,), start=start, end=start + 1)
+    one = graph.constant([[1.0]], "float32")
+    column = graph.add(
+        "Expand", one, join([keys, graph.constant([1], "int64")]), dtype="float32", shape=("S", 1)
+    )
+    shape = (*counted.shape[:-1], 1)
+    return graph.add("MatMul", counted, column, dtype="float32", shape=shape) > 0.0
+
+
 def attended(allowed: Value, groups: int) -> Value:
     """allowed (..., Hq, L, S), any axis of which may be 1 -> boolean (..., H, S, 1): does any query attend.
 

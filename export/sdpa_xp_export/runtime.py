@@ -8,13 +8,46 @@ from dataclasses import dataclass
 from sdpa_xp.checks import message
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+"""Those that models are run on here. `web`, onnxruntime-web, computes with the kernels of the CPU."""
 
 # The first release on which each form computes every call that it takes. ai.onnx Attention gives wrong
 # numbers before 1.28: masked keys leak with a softcap (to 1.26), causal masks move (1.25 to 1.27).
-FIRST_RELEASE = {"attention": (1, 28), "primitive": (1, 23)}
-# The opsets that each form may be asked for; 26 is the last that onnxruntime 1.31 loads.
-OPSETS = {"attention": range(23, 25), "primitive": range(17, 25)}
-DEFAULT_OPSET = {"attention": 23, "primitive": 17}
+FIRST_RELEASE = {
+    "attention": (1, 28),
+    "multi_head": (1, 23),
+    "grouped_query": (1, 23),
+    "tiled": (1, 23),
+    "primitive": (1, 23),
+}
+# The opsets that each form may be asked for; 26 is the last that onnxruntime 1.31 loads. At 18 each operator
+# that is written here has a kernel for CUDA, from 1.23 on; at later ones some have it since 1.27 only.
+OPSETS = {"attention": range(23, 25)} | dict.fromkeys(
+    ("multi_head", "grouped_query", "tiled", "primitive"), range(17, 25)
+)
+DEFAULT_OPSET = {"attention": 23, "multi_head": 18, "grouped_query": 18, "tiled": 18, "primitive": 18}
+# The first release on which an empty batch or length gives an empty result, and does not end the process.
+EMPTY_INPUTS = {"multi_head": (1, 31)}
+# From here on the window of GroupQueryAttention counts the query's own key; before, only those to its left.
+WINDOW_COUNTS_ITSELF = (1, 24)
+
+# Calls whose scores are fewer, in all heads together, are computed at once.
+MANY_PAIRS = 2**21
+# The forms to take, the best first, by provider and by what the call is like; measured, see
+# tests/benchmarks. GroupQueryAttention is taken only when asked for: since 1.28 it makes a row of NaN 0.
+_CPU: dict[str, tuple[str, ...]] = {
+    "unmasked, few scores": ("attention", "primitive"),
+    "unmasked, many scores": ("multi_head", "tiled", "primitive"),
+    "causal, few scores": ("attention", "tiled", "primitive"),
+    "causal, many scores": ("tiled", "primitive"),
+    "masked, few scores": ("primitive",),
+    "masked, many scores": ("tiled", "primitive"),
+}
+_CUDA: dict[str, tuple[str, ...]] = dict.fromkeys(_CPU, ("attention", "tiled", "primitive")) | {
+    "masked, few scores": ("attention", "primitive"),
+    "unmasked, few scores": ("attention", "primitive"),
+    "causal, few scores": ("attention", "primitive"),
+}
+PREFERRED: dict[str, dict[str, tuple[str, ...]]] = {"cpu": _CPU, "web": _CPU, "cuda": _CUDA}
 
 DEFAULT_RUNTIME = "onnxruntime>=1.28;cpu"
 _RUNTIME = re.compile(r"onnxruntime>=(\d+)\.(\d+)(?:\.\d+)?;(\w+)")
@@ -37,8 +70,8 @@ class Runtime:
     def parse(cls, function: str, text: object) -> Runtime:
         """The runtime that is written as `onnxruntime>=1.28;cpu`."""
         found = _RUNTIME.fullmatch(text.replace(" ", "")) if isinstance(text, str) else None
-        if found is None or found[3] not in PROVIDERS:
-            rule = f"`runtime` must be 'onnxruntime>=RELEASE;PROVIDER', the provider {' or '.join(PROVIDERS)}"
+        if found is None or found[3] not in PREFERRED:
+            rule = f"`runtime` must be 'onnxruntime>=RELEASE;PROVIDER', the provider {' or '.join(PREFERRED)}"
             raise ValueError(message(function, rule, {"runtime": repr(text)}))
         release = (int(found[1]), int(found[2]))
         if release < FIRST_RELEASE["primitive"]:

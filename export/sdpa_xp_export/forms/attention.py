@@ -12,12 +12,12 @@ from sdpa_xp_export.array import Value
 from sdpa_xp_export.call import Call
 from sdpa_xp_export.forms.inputs import Inputs, finished, read
 from sdpa_xp_export.graph import Graph
-from sdpa_xp_export.lowering.attend import all_allowed, scaled
+from sdpa_xp_export.lowering.attend import all_allowed
 from sdpa_xp_export.lowering.biases import biased, is_added
 from sdpa_xp_export.lowering.masks import Allowed, both
 from sdpa_xp_export.lowering.pairs import Tile
 from sdpa_xp_export.runtime import Runtime
-from sdpa_xp_export.structure import hides_keys, is_causal
+from sdpa_xp_export.structure import counts_real_keys, hides_keys, is_causal, only_appends
 
 RANK = 4
 
@@ -25,7 +25,7 @@ RANK = 4
 def refusal(call: Call, _runtime: Runtime) -> str | None:
     """Why this form cannot state the call; None where it can."""
     specs = (call.query, call.key, call.value)
-    if max(len(spec.shape) for spec in specs) > RANK:
+    if max(spec.ndim for spec in specs) > RANK:
         return "ai.onnx Attention takes at most 4 axes"
     if len({spec.shape[:-3] for spec in specs}) > 1:
         return "ai.onnx Attention does not broadcast the batch of query, key and value"
@@ -41,15 +41,18 @@ def refusal(call: Call, _runtime: Runtime) -> str | None:
 
 
 def write(graph: Graph, call: Call, runtime: Runtime) -> dict[str, Value]:
-    """query, key, value, mask -> Attention(query, key, value, mask), its inputs mended as below.
+    """query, key, value -> Attention(query, key, value, mask, past, lengths), its inputs mended as below.
 
     On the CPU the kernel of a half dtype overflows in its scores, so there it computes in float32; and so it
     does wherever two biases have to be added.
     """
     dtype = call.query.dtype if runtime.provider == "cuda" and len(call.biases) < 2 else "float32"
-    inputs = read(graph, call, dtype, RANK)
+    if only_appends(call):
+        return _with_past(graph, call, dtype)
+    inputs = read(graph, call, dtype, RANK, in_place=graph.opset >= 24)
+    if graph.opset >= 24 and counts_real_keys(call):
+        return _with_lengths(inputs)
     tile = inputs.pairs.whole(inputs.key)
-    query, scale = _scaled(tile, inputs.query)
     key, value = inputs.key, inputs.value
     causal = any(is_causal(mask) for mask in call.masks) and not call.cached
     mask, may = _mask(tile, dtype, causal)
@@ -57,25 +60,77 @@ def write(graph: Graph, call: Call, runtime: Runtime) -> dict[str, Value]:
         seen = both(may, all_allowed(tile, [each for each in call.masks if causal and is_causal(each)]))
         guard = pieces.attended(cast(Value, seen), int(key.shape[-3]))
         key, value = (functions.where(guard, each, 0.0) for each in (key, value))
-    present = [query, key, value] if mask is None else [query, key, value, _exact(inputs, mask)]
-    output = graph.add(
-        "Attention",
-        *present,
-        dtype=dtype,
-        shape=(*query.shape[:-1], value.shape[-1]),
-        scale=scale,
-        softcap=call.softcap or 0.0,
-        is_causal=int(causal),
+    exact = None if mask is None else _exact(inputs, mask)
+    return finished(inputs, {"output": _node(tile, inputs.query, key, value, exact, is_causal=causal)[0]})
+
+
+def _with_past(graph: Graph, call: Call, dtype: str) -> dict[str, Value]:
+    """A cache in front of as many new keys as queries: past_key, past_value -> Attention -> present ones."""
+    inputs = read(graph, call, dtype, RANK, append=False)
+    tile = inputs.pairs.whole(inputs.key)
+    past = [
+        pieces.in_layout(graph.argument(f"past_{name}", spec).astype(dtype), call.layout)
+        for name, spec in (("key", call.past_key), ("value", call.past_value))
+        if spec is not None
+    ]
+    causal = bool(call.masks)
+    output, *present = _node(tile, inputs.query, inputs.key, inputs.value, None, *past, is_causal=causal)
+    returned = {
+        f"present_{name}": pieces.in_layout(each, call.layout).astype(call.query.dtype)
+        for name, each in zip(("key", "value"), present, strict=True)
+    }
+    return finished(inputs, {"output": output}) | returned
+
+
+def _with_lengths(inputs: Inputs) -> dict[str, Value]:
+    """Keys that are real up to a length -> nonpad_kv_seqlen; a NaN in a value behind it would leak."""
+    call = inputs.pairs.call
+    tile = inputs.pairs.whole(inputs.key)
+    lengths = inputs.pairs.filled
+    if lengths is None:
+        (padding,) = call.masks
+        lengths = cast(Value, tile.integers("attn_mask.key_lengths", padding.arguments["key_lengths"]))
+    batch = call.sizes.batch[0]
+    guarded = functions.where(pieces.unsqueeze(tile.columns, -1) < lengths, inputs.value, 0.0)
+    counted = pieces.reshape(lengths, [-1], (batch,))
+    output, *_ = _node(
+        tile,
+        inputs.query,
+        inputs.key,
+        guarded,
+        None,
+        None,
+        None,
+        counted,
+        is_causal=call.cached and bool(call.masks),
     )
-    ranks = [len(spec.shape) for spec in (call.query, call.key, call.value)]
-    return finished(inputs, {"output": pieces.squeeze_front(output, max(3, *ranks))})
+    return finished(inputs, {"output": output})
+
+
+def _node(
+    tile: Tile, query: Value, key: Value, value: Value, *more: Value | None, is_causal: bool
+) -> list[Value]:
+    """The node; behind the mask come past_key, past_value and nonpad_kv_seqlen."""
+    call = tile.call
+    query, scale = _scaled(tile, query)
+    given = [query, key, value, *more]
+    while given[-1] is None:
+        given.pop()
+    outputs = [(query.dtype, (*query.shape[:-1], value.shape[-1]))]
+    if len(more) == 3:
+        outputs += [(query.dtype, (*x.shape[:-2], call.sizes.keys, x.shape[-1])) for x in (key, value)]
+    output, *present = tile.graph.add_many(
+        "Attention", *given, outputs=outputs, scale=scale, softcap=call.softcap or 0.0, is_causal=int(is_causal)
+    )
+    ranks = [spec.ndim for spec in (call.query, call.key, call.value)]
+    return [pieces.squeeze_front(each, max(3, *ranks)) for each in (output, *present)]
 
 
 def _scaled(tile: Tile, query: Value) -> tuple[Value, float]:
     """query, scale -> the query and a positive scale, of which the runtime takes the root."""
     scale = tile.call.scale
     if not isinstance(scale, float):
-        return scaled(tile, query), 1.0
+        return query * tile.operand(scale).astype(query.dtype), 1.0
     if scale > 0:
         return query, scale
     return query * (-1.0 if scale else 0.0), -scale or 1.0

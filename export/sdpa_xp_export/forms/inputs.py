@@ -25,15 +25,21 @@ class Inputs:
     """The cache with the new tokens in it, as the graph returns it."""
 
 
-def read(graph: Graph, call: Call, dtype: str, rank: int = 3) -> Inputs:
-    """Inputs of the graph -> inputs in `dtype` with at least `rank` axes."""
+def read(
+    graph: Graph, call: Call, dtype: str, rank: int = 3, *, append: bool = True, in_place: bool = False
+) -> Inputs:
+    """Inputs of the graph -> inputs in `dtype` with at least `rank` axes.
+
+    With `append` the keys are those of the cache and the new ones; `in_place` by an operator that can write
+    them into the cache (opset 24).
+    """
     pairs = Pairs(graph, call)
     given = {name: graph.argument(name, spec) for name, spec in call.inputs.items()}
     present = {}
     for name in ("key", "value"):
-        if call.cached:
+        if call.cached and append:
             past, new = given[f"past_{name}"], given[name]
-            present[f"present_{name}"] = given[name] = _appended(pairs, past, new)
+            present[f"present_{name}"] = given[name] = _appended(pairs, past, new, in_place=in_place)
     query, key, value = (
         pieces.to_rank(pieces.in_layout(given[name].astype(dtype), call.layout), rank)
         for name in ("query", "key", "value")
@@ -58,7 +64,7 @@ def _rank(name: str) -> int:
     return 2 if name == "lse" else 3
 
 
-def _appended(pairs: Pairs, past: Value, new: Value) -> Value:
+def _appended(pairs: Pairs, past: Value, new: Value, *, in_place: bool) -> Value:
     """past, new -> Concat; or, where the past has room, the new tokens written behind its last ones."""
     call = pairs.call
     axis = -2 if call.layout == checks.HLE else -3
@@ -66,6 +72,8 @@ def _appended(pairs: Pairs, past: Value, new: Value) -> Value:
         return pieces.join([past, new], new.ndim + axis, call.sizes.keys)
     graph = pairs.graph
     filled = graph.argument("past_lengths", call.past_lengths).astype("int64")
+    if in_place:
+        return graph.add("TensorScatter", past, new, filled, dtype=past.dtype, shape=past.shape, axis=axis)
     count = pieces.scalar(pairs.length(call.key.shape[axis]))
     ones = [1] * (new.ndim - 1)
     first = pieces.reshape(filled, [-1, *ones], (*filled.shape, *ones))

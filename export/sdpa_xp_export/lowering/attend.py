@@ -13,7 +13,7 @@ from sdpa_xp_export.lowering.biases import biased
 from sdpa_xp_export.lowering.masks import Allowed, allowed, both
 from sdpa_xp_export.lowering.pairs import Tile
 from sdpa_xp_export.operands import Initializer, Input
-from sdpa_xp_export.structure import hides_keys
+from sdpa_xp_export.structure import has_empty_rows, hides_keys, only_causal
 
 
 def scaled(tile: Tile, query: Value) -> Value:
@@ -28,18 +28,21 @@ def scaled(tile: Tile, query: Value) -> Value:
 def attend(tile: Tile, query: Value, key: Value, value: Value) -> dict[str, Value]:
     """A `scaled` query, key and value of the tile -> what the call asks for, by name.
 
-    A row without a key comes out of Softmax as NaN, and the Where behind it, which blanks masked pairs,
-    makes it 0.
+    A row without a key comes out of Softmax as NaN; the Where at the end makes it 0.
     """
     call = tile.call
     scores, may = masked_scores(tile, query, key)
     weights, lse = _explicit_softmax(tile, scores) if _needs_sums(call) else (_softmax(scores), None)
-    made = {"scores": scores} if lse is None else {"scores": scores, "lse": lse}
-    if isinstance(may, Value):
-        weights = functions.where(may, weights, 0.0)
-        if hides_keys(call):
-            value = functions.where(pieces.attended(may, int(value.shape[-3])), value, 0.0)
-    return made | {"weights": weights, "output": pieces.matmul_grouped(weights, value)}
+    if isinstance(may, Value) and hides_keys(call):
+        value = functions.where(pieces.attended(may, int(value.shape[-3])), value, 0.0)
+    made = {"output": pieces.matmul_grouped(weights, value), "weights": weights, "scores": scores}
+    if lse is not None:
+        return made | {"lse": lse}
+    if isinstance(may, Value) and has_empty_rows(call):
+        attends = pieces.attending(may)
+        kept = {name: functions.where(attends, made[name], 0.0) for name in call.outputs if name != "scores"}
+        made |= kept
+    return made
 
 
 def masked_scores(tile: Tile, query: Value, key: Value) -> tuple[Value, Allowed]:
@@ -51,7 +54,11 @@ def masked_scores(tile: Tile, query: Value, key: Value) -> tuple[Value, Allowed]
     scores, may = biased(call.biases, tile, scores, all_allowed(tile, call.masks))
     if may is False:
         may = tile.graph.constant(False, "bool")
-    return (scores, may) if may is True else (functions.where(may, scores, -math.inf), may)
+    if may is True:
+        return scores, may
+    if only_causal(call) and not hides_keys(call):  # one small array for all heads
+        return scores + functions.where(may, tile.graph.constant(0.0, scores.dtype), -math.inf), may
+    return functions.where(may, scores, -math.inf), may
 
 
 def all_allowed(tile: Tile, masks: Sequence[Mask]) -> Allowed:

@@ -1,0 +1,68 @@
+"""Which form computes a call right on a runtime, and of those the one that suits it best."""
+
+from __future__ import annotations
+
+import math
+from types import ModuleType
+
+from sdpa_xp.checks import message
+from sdpa_xp_export.call import Call
+from sdpa_xp_export.forms import attention, grouped_query, multi_head, primitive, tiled
+from sdpa_xp_export.runtime import FIRST_RELEASE, MANY_PAIRS, OPSETS, PREFERRED, Runtime
+from sdpa_xp_export.structure import only_causal, unmasked
+
+FORMS: dict[str, ModuleType] = {
+    "attention": attention,
+    "multi_head": multi_head,
+    "grouped_query": grouped_query,
+    "tiled": tiled,
+    "primitive": primitive,
+}
+
+
+def choose(function: str, call: Call, form: str, opset: int | None, target: Runtime) -> tuple[str, str]:
+    """The form, and why it is that one."""
+    if form not in (*FORMS, "auto"):
+        rule = f"`form` must be auto, {', '.join(FORMS)}"
+        raise ValueError(message(function, rule, {"form": repr(form)}))
+    if form == "auto":
+        return _best(call, opset, target)
+    if why := refusal(form, call, target):
+        hint = "form='primitive' computes it."
+        raise ValueError(message(function, f"`form` cannot be {form!r}: {why}", {"form": form}, hint))
+    return form, "asked for"
+
+
+def refusal(name: str, call: Call, target: Runtime) -> str | None:
+    """Why the form `name` does not compute the call right on that runtime; None where it does."""
+    oldest = FIRST_RELEASE[name]
+    if target.release < oldest:
+        return f"onnxruntime computes it right from {oldest[0]}.{oldest[1]} on, and `runtime` is {target}"
+    why: str | None = FORMS[name].refusal(call, target)
+    return why
+
+
+def _best(call: Call, opset: int | None, target: Runtime) -> tuple[str, str]:
+    """The first form of the table that computes the call, and what kept those before it from being taken."""
+    case = _case(call)
+    passed_over: list[str] = []
+    for name in PREFERRED[target.provider][case]:
+        why = refusal(name, call, target)
+        if opset is not None and opset not in OPSETS[name]:
+            why = f"opset {opset} was asked for"
+        if why is None:
+            return name, "; ".join([f"the best for {case} on {target.provider}", *passed_over])
+        passed_over.append(f"not {name}: {why}")
+    raise AssertionError("the primitive form states every call")
+
+
+def _case(call: Call) -> str:
+    """What the table goes by: what masks the call, and whether its scores are many."""
+    kind = "unmasked" if unmasked(call) else "causal" if only_causal(call) and not call.cached else "masked"
+    return f"{kind}, {'few' if _few_pairs(call) else 'many'} scores"
+
+
+def _few_pairs(call: Call) -> bool:
+    """Whether the call is known to have no more than so many scores in all its heads."""
+    sizes = (*call.sizes.batch, call.sizes.query_heads, call.sizes.queries, call.sizes.keys)
+    return all(isinstance(size, int) for size in sizes) and math.prod(sizes) <= MANY_PAIRS

@@ -1,0 +1,44 @@
+"""What the fused operators of onnxruntime, com.microsoft, have in common: heads side by side in one axis."""
+
+from __future__ import annotations
+
+from sdpa_xp_export import pieces
+from sdpa_xp_export.array import Value
+from sdpa_xp_export.call import Call
+
+RANK = 4
+
+
+def refusal(call: Call) -> str | None:
+    """What no such operator can state; None where it is for the operator to say."""
+    specs = (call.query, call.key, call.value)
+    if any(spec.ndim != RANK for spec in specs) or len({spec.shape[0] for spec in specs}) > 1:
+        return "com.microsoft operators take 4 axes with one batch"
+    if call.held == "float64":
+        return "com.microsoft operators do not take float64"
+    if call.outputs != ("output",):
+        return "com.microsoft operators give the output alone"
+    if call.biases:
+        return "com.microsoft operators give NaN for a row that a bias masks"
+    if not isinstance(call.scale, float):
+        return "com.microsoft operators take a scale that is a number"
+    if call.scale == 0:
+        return "com.microsoft operators hold a scale of 0 for none"
+    return None
+
+
+def packed(value: Value) -> Value:
+    """(B, H, L, E) -> (B, L, H * E)."""
+    heads, width = value.shape[-3], value.shape[-1]
+    assert isinstance(heads, int)
+    assert isinstance(width, int)
+    swapped = pieces.swap(value, -2, -3)
+    return pieces.reshape(swapped, [0, 0, heads * width], (*swapped.shape[:2], heads * width))
+
+
+def unpacked(value: Value, heads: int) -> Value:
+    """(B, L, H * Ev) -> (B, H, L, Ev)."""
+    batch, length, width = value.shape
+    assert isinstance(width, int)
+    split = pieces.reshape(value, [0, 0, heads, width // heads], (batch, length, heads, width // heads))
+    return pieces.swap(split, -2, -3)

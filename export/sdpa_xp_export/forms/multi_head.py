@@ -1,0 +1,52 @@
+"""com.microsoft MultiHeadAttention: on the CPU the one kernel of onnxruntime without a matrix of scores."""
+
+from __future__ import annotations
+
+from sdpa_xp_export.array import Value
+from sdpa_xp_export.call import Call
+from sdpa_xp_export.forms import contrib
+from sdpa_xp_export.forms.inputs import finished, read
+from sdpa_xp_export.graph import CONTRIB, Graph
+from sdpa_xp_export.runtime import EMPTY_INPUTS, Runtime
+from sdpa_xp_export.structure import only_causal, unmasked
+
+
+def refusal(call: Call, runtime: Runtime) -> str | None:
+    """Why this form cannot state the call; None where it can."""
+    if common := contrib.refusal(call):
+        return common
+    if call.sizes.query_heads != call.sizes.heads:
+        return "MultiHeadAttention has no grouped heads"
+    if call.softcap is not None or call.sinks is not None:
+        return "MultiHeadAttention has neither a soft cap nor sinks"
+    if not unmasked(call) and not (only_causal(call) and call.sizes.queries == call.sizes.keys):
+        return "MultiHeadAttention gives NaN for empty rows, and misplaces the diagonal where L is not S"
+    sizes = (*call.sizes.batch, call.sizes.queries, call.sizes.keys)
+    if runtime.release < EMPTY_INPUTS["multi_head"] and any(isinstance(size, str) for size in sizes):
+        release = ".".join(map(str, EMPTY_INPUTS["multi_head"]))
+        return f"an empty batch ends the process in MultiHeadAttention before {release}: fix the lengths"
+    return None
+
+
+def write(graph: Graph, call: Call, runtime: Runtime) -> dict[str, Value]:
+    """query, key, value -> Transpose, Reshape -> MultiHeadAttention -> Reshape, Transpose.
+
+    Key and value with 4 axes would spare two Transposes, and lose the kernel.
+    """
+    half = call.query.dtype if runtime.provider == "cuda" else "float32"
+    inputs = read(graph, call, half)
+    heads = call.sizes.query_heads
+    query, key, value = (contrib.packed(each) for each in (inputs.query, inputs.key, inputs.value))
+    output = graph.add(
+        "MultiHeadAttention",
+        query,
+        key,
+        value,
+        dtype=half,
+        shape=(*query.shape[:-1], value.shape[-1]),
+        domain=CONTRIB,
+        num_heads=heads,
+        scale=call.scale,
+        unidirectional=int(only_causal(call)),
+    )
+    return finished(inputs, {"output": contrib.unpacked(output, heads)})
