@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 
 from sdpa_xp.checks import message
@@ -14,6 +15,7 @@ from sdpa_xp_export.export import export_call
 from sdpa_xp_export.figure import attention_of_word
 from sdpa_xp_export.files import save
 from sdpa_xp_export.minilm import Activations, activations
+from sdpa_xp_export.publishing import Asked, publish
 from sdpa_xp_export.session import providers
 from sdpa_xp_export.spec import TensorSpec
 
@@ -51,7 +53,9 @@ def write(encoded: Activations, folder: Path) -> tuple[Path, Path]:
     """Save the exported graph and the picture in `folder`; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     save(export_call(call("float32")), folder / MODEL, overwrite=True)
-    attention_of_word(encoded, WORD).savefig(folder / PICTURE, dpi=150)
+    drawn = BytesIO()
+    attention_of_word(encoded, WORD).savefig(drawn, dpi=150)
+    publish(drawn.getvalue(), folder / PICTURE, Asked("demo", "output"), overwrite=True)
     return folder / MODEL, folder / PICTURE
 
 

@@ -14,6 +14,7 @@ from sdpa_xp.masks import Mask
 from sdpa_xp_export.call import Arguments, Call
 from sdpa_xp_export.checking import checked
 from sdpa_xp_export.choice import FORMS, choose
+from sdpa_xp_export.external import without_numbers
 from sdpa_xp_export.graph import Graph
 from sdpa_xp_export.metadata import to_json
 from sdpa_xp_export.runtime import DEFAULT_OPSET, DEFAULT_RUNTIME, OPSETS, Runtime
@@ -32,6 +33,7 @@ def export_attention(
     scale: float | TensorSpec | Any | None = None,
     softcap: float | None = None,
     sinks: TensorSpec | Any | None = None,
+    dropout_p: float = 0.0,
     softmax_dtype: str | None = None,
     layout: str = "...HLE",
     past_key: TensorSpec | None = None,
@@ -49,42 +51,61 @@ def export_attention(
 
     Shapes:
         `L` queries, `S` keys, `E` width of a query or key, `Ev` width of a value, `Hq` query heads,
-        `H` key heads, `...` leading axes. Heads and widths are ints; any other length may be a name.
+        `H` key heads, `P` tokens of a cache, `...` leading axes. Heads and widths are ints; any other length
+        may be a name.
 
     Args:
-        query: float16, float32 or float64, (..., Hq, L, E).
+        query: float16, bfloat16, float32 or float64, (..., Hq, L, E).
         key: The same dtype, (..., H, S, E).
         value: The same dtype, (..., H, S, Ev).
-        attn_mask: "bool" (True = may attend) or the query's dtype (added); broadcasts to (..., Hq, L, S).
-        bias: The query's dtype; broadcasts to (..., Hq, L, S).
-        is_causal: Query i attends key j only if j <= i.
-        scale: A finite number; default 1 / sqrt(E).
+        attn_mask: A mask of `sdpa_xp.masks`, with specs where it takes arrays: it becomes a few nodes that
+            compute it from the lengths of a run, and its specs become inputs named as its arguments. Or a
+            spec that broadcasts to (..., Hq, L, S): "bool" (True = may attend) or the query's dtype (added).
+        bias: A bias of `sdpa_xp.biases`, likewise; or a spec that broadcasts to (..., Hq, L, S).
+        is_causal: Query i attends key j only if j <= i; beside a cache, j <= i + S - L.
+        scale: A finite number, default 1 / sqrt(E); or a spec that broadcasts to (..., Hq, L, 1).
         softcap: A positive number; None or 0 is off.
-        form: `"attention"` is ai.onnx Attention, `"primitive"` is MatMul and Softmax, `"auto"` the first of
-            these that computes the call right on the runtime.
-        opset: 23 or 24 for `"attention"`, 17 to 24 for `"primitive"`. Default 23 and 17; with `"auto"` an
-            opset below 23 asks for `"primitive"`.
+        sinks: A spec of (..., Hq).
+        dropout_p: 0. A graph draws no random numbers.
+        softmax_dtype: None, or `"float64"` to compute float32 in it.
+        layout: `"...HLE"`, or `"...LHE"` with the heads behind the length.
+        past_key: A cache, (..., H, P, E), that the new keys are joined to: S is then the length of both, named
+            `"P+L"`. The queries are the last of the tokens, as in `KVCache`. The graph returns the joined cache
+            as `present_key`; P may be 0 in a run, so one graph serves the prompt and each step.
+        past_value: (..., H, P, Ev), likewise; `present_value`.
+        past_lengths: An integer spec, (B,): the cache has room, and so many of its tokens are real. The new
+            ones are written behind them, and what stands beyond may be anything.
+        outputs: Of `"output"`, `"lse"`, `"weights"` and `"scores"`, those that the graph is to return.
+        form: `"attention"` is ai.onnx Attention; `"multi_head"` and `"grouped_query"` are the operators of that
+            name in com.microsoft; `"tiled"` is MatMul and Softmax in a Scan over blocks of queries, in memory
+            linear in S; `"primitive"` is MatMul and Softmax; `"auto"` is the one of them that suits the call
+            and the runtime best, of those that compute it right there.
+        opset: 23 or 24 for `"attention"`, 17 to 24 for the others. By default 23 (24 where lengths of keys are
+            stated) and 18.
         runtime: The oldest release that has to compute it right and the provider it is meant for, as
-            `"onnxruntime>=1.28;cpu"`; the provider is `cpu` or `cuda`. A half dtype is computed in float32
-            for `cpu`, and by the kernel's own accumulation for `cuda` in the form `"attention"`.
+            `"onnxruntime>=1.28;cpu"`; the provider is `cpu`, `cuda` or `web`. A half dtype is computed in
+            float32, but for `cuda` by the accumulation of the fused kernel where one is taken.
 
     Returns:
         The model, which has passed onnx.checker in full. Its metadata holds the call, the form, the reason
-            for the form, and the runtime, from which `verify` knows what it has to compute.
+            for the form, and the runtime, from which `verify` knows what it has to compute. Arrays in masks,
+            biases, `scale` or `sinks` become initializers.
 
     Raises:
-        TypeError: An argument of a wrong type or dtype; names the argument.
+        TypeError: An argument of a wrong type or dtype, or a function of the indices that does not trace to
+            ONNX; names the argument.
         ValueError: Shapes that do not fit, or a form, an opset or a runtime that cannot compute the call;
             names the argument, and the form or release that can.
 
     Examples:
-        >>> qkv = TensorSpec("float32", ("B", 8, "L", 64))
-        >>> model = export_attention(qkv, qkv, qkv, is_causal=True)
-        >>> [node.op_type for node in model.graph.node]
-        ['Attention']
+        >>> from sdpa_xp import masks
+        >>> qkv, lengths = TensorSpec("float32", ("B", 8, "L", 64)), TensorSpec("int64", ("B",))
+        >>> model = export_attention(qkv, qkv, qkv, masks.causal() & masks.padding(lengths))
+        >>> [value.name for value in model.graph.input]
+        ['query', 'key', 'value', 'key_lengths']
 
     References:
-        ONNX operators, Attention-23 and Attention-24.
+        ONNX operators, Attention-23 and Attention-24; onnxruntime, ContribOperators.md.
     """
     function = "export_attention"
     given = Arguments(
@@ -94,6 +115,7 @@ def export_attention(
         scale,
         softcap,
         sinks,
+        dropout_p,
         softmax_dtype,
         layout,
         past_key,
@@ -125,7 +147,7 @@ def export_call(
         "sdpa_xp.runtime": str(target),
     }
     model = graph.model(FORMS[name].write(graph, call, target), metadata)
-    onnx.checker.check_model(model, full_check=True)
+    onnx.checker.check_model(without_numbers(model), full_check=True)  # which takes no more than 2 GiB
     return model
 
 

@@ -2,55 +2,124 @@
 
 from __future__ import annotations
 
-import os
+import re
 import uuid
 from pathlib import Path
+from typing import BinaryIO
 
 import onnx
+from google.protobuf.message import DecodeError, EncodeError
 
 from sdpa_xp.checks import message
+from sdpa_xp_export.external import EXTERNAL_ABOVE, apart, held, locations
+from sdpa_xp_export.publishing import Asked, free_target, give_name, in_words_of, write
+
+ASKED = Asked("save", "path")
+
+ALIGNED = 2**16
+"""Each initializer in a data file begins at a multiple of this, so that any system can map it into memory."""
 
 
-def save(model: onnx.ModelProto, path: str | Path, *, overwrite: bool = False) -> Path:
+def save(
+    model: onnx.ModelProto,
+    path: str | Path,
+    *,
+    overwrite: bool = False,
+    external_above: int = EXTERNAL_ABOVE,
+) -> Path:
     """Write `model` to `path`, which then holds all of it or what it held before.
 
+    Protobuf ends at 2 GiB. Initializers of more than that go to one file of external data beside the model,
+    `<name>.<32 hex digits>.data`, whose name no other save has: it is complete before the model takes its own
+    name, in one step, and until then what is at `path` refers to the data that it was saved with. Under a
+    fixed name an interrupted save would leave the old model with new data. When a model is replaced, the
+    data file that it had by this naming is removed, and when a save fails, its own.
+
     Args:
-        model: What `export_attention` returned.
-        path: The file; its folder must exist.
+        model: What `export_attention` returned; it is not changed.
+        path: The file; its folder must exist. Through a link the file that it points to is written, and the
+            link is kept. onnxruntime looks for external data beside the path that it is given, so open such a
+            model by the path that is returned.
         overwrite: Whether a file that is there may be replaced.
+        external_above: The bytes of initializers that the file itself may hold.
 
     Returns:
-        The path.
+        The path of the file that holds the model, links resolved.
 
     Raises:
+        TypeError: `model` is no ModelProto.
+        ValueError: `model` refers to external data itself, or its graph alone is over 2 GiB.
         FileExistsError: `path` is there and `overwrite` is False; or it is no regular file.
         FileNotFoundError: Its folder is not there.
         OSError: The disk is full, or the folder cannot be written to.
     """
-    target = Path(path).resolve()
-    if target.exists() and not target.is_file():
-        raise FileExistsError(message("save", "`path` must be a file", {"path": target}))
-    if not target.parent.is_dir():
-        raise FileNotFoundError(message("save", "the folder of `path` must exist", {"path": target}))
-    unfinished = target.parent / f".{uuid.uuid4().hex}.onnx"
-    try:
-        with unfinished.open("xb") as file:
-            file.write(model.SerializeToString())
-            file.flush()
-            os.fsync(file.fileno())
-        if overwrite:
-            unfinished.replace(target)
-        else:
-            _publish(unfinished, target)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    _check_model(model)
+    with in_words_of(ASKED, path):
+        target = free_target(path, ASKED, overwrite=overwrite)
+        unique = uuid.uuid4().hex
+        unfinished = target.with_name(f".{unique}.onnx")
+        data = target.with_name(f"{target.name}.{unique}.data")
+        before = _data_of(target)
+        try:
+            if held(model) > external_above:
+                model = _with_data_in(data, model)
+            write(unfinished, lambda file: file.write(_serialized(model)))
+            give_name(unfinished, target, ASKED, overwrite=overwrite)
+        finally:
+            unfinished.unlink(missing_ok=True)
+            _remove_unless_referred_to({data, *before}, target)
     return target
 
 
-def _publish(unfinished: Path, target: Path) -> None:
-    """Give the finished file its name, unless the name is taken: one step, so that no writer is overrun."""
+def _check_model(model: onnx.ModelProto) -> None:
+    if not isinstance(model, onnx.ModelProto):
+        raise TypeError(message("save", "`model` must be an onnx.ModelProto", {"type": type(model).__name__}))
+    if found := locations(model):  # it would be looked for beside `path`
+        hint = "onnx.load reads it."
+        raise ValueError(message("save", "`model` must hold its data", {"external data": sorted(found)}, hint))
+
+
+def _with_data_in(data: Path, model: onnx.ModelProto) -> onnx.ModelProto:
+    """Write the numbers to `data`; returns the model that refers to them there."""
+    referring = []
+
+    def write_all(file: BinaryIO) -> None:
+        def place(raw: bytes) -> tuple[str, int]:
+            offset = file.seek(-(-file.tell() // ALIGNED) * ALIGNED)
+            file.write(raw)
+            return data.name, offset
+
+        referring.append(apart(model, place))
+
+    write(data, write_all)
+    return referring[0]
+
+
+def _serialized(model: onnx.ModelProto) -> bytes:
     try:
-        os.link(unfinished, target)
-    except FileExistsError:
-        hint = "Pass overwrite=True (--force) to replace it."
-        raise FileExistsError(message("save", "`path` must not exist", {"path": target}, hint)) from None
+        return bytes(model.SerializeToString())
+    except EncodeError as error:
+        rule = "`model` must be under 2 GiB without the raw data of its initializers"
+        raise ValueError(message("save", rule, {"bytes of raw data": held(model)})) from error
+
+
+def _remove_unless_referred_to(files: set[Path], target: Path) -> None:
+    """Right whatever has happened, and wherever it was interrupted: it asks the file that is there now."""
+    there = {file for file in files if file.exists()}
+    for left in there - _data_of(target) if there else ():
+        left.unlink(missing_ok=True)
+
+
+def _data_of(target: Path) -> set[Path]:
+    """The data files that the model at `target` refers to, of those that `save` has named."""
+    if not target.exists():
+        return set()
+    ours = re.compile(re.escape(target.name) + r"\.[0-9a-f]{32}\.data")
+    files = [file for file in target.parent.iterdir() if ours.fullmatch(file.name)]
+    if not files:  # then `target`, which may be large, need not be read
+        return set()
+    try:
+        referred = locations(onnx.load(target, format="protobuf", load_external_data=False))
+    except DecodeError:
+        return set()
+    return {file for file in files if file.name in referred}

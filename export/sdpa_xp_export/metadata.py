@@ -12,6 +12,9 @@ from sdpa_xp_export.checking import checked
 from sdpa_xp_export.operands import Initializer
 from sdpa_xp_export.spec import TensorSpec
 
+LONGEST = 1_000_000
+"""Characters of a call; a list of ids is the longest that it may hold."""
+
 
 def to_json(call: Call) -> str:
     """The call as text."""
@@ -35,6 +38,8 @@ def from_json(
 
     `functions` are the masks and biases that cannot be written as text.
     """
+    if len(text) > LONGEST:
+        raise ValueError(f"a call of {len(text)} characters, more than {LONGEST}")
     read = json.loads(text)
     if not isinstance(read, dict) or not {"query", "key", "value"} <= read.keys():
         raise ValueError("no call")

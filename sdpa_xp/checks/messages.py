@@ -30,7 +30,8 @@ def brief(value: object) -> str:
         return f"<{len(value)} numbers>"
     if not door.is_array(value):
         return getattr(value, "__qualname__", None) or repr(value)
-    if value.ndim == 1 and value.shape[0] <= FEW and not door.is_traced(value):
+    seen = hasattr(value, "__getitem__") and not door.is_traced(value)  # a spec has no elements
+    if seen and value.ndim == 1 and value.shape[0] <= FEW:
         return "[" + ", ".join(f"{float(value[index]):g}" for index in range(value.shape[0])) + "]"
     return f"<{door.dtype_name(value.dtype)} {tuple(value.shape)}>"
 

@@ -2,21 +2,81 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx
+import onnxruntime
 import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
 
-from sdpa_xp_export import TensorSpec, export_attention, save
+from sdpa_xp_export import TensorSpec, export_attention, files, save
+from sdpa_xp_export.external import without_numbers
+from sdpa_xp_export.memory import peak_above
 
 MODEL = export_attention(*[TensorSpec("float32", (2, 4))] * 3)
+
+
+def gathering(*arrays: NDArray[Any]) -> onnx.ModelProto:
+    """A model that returns one row of each of its initializers."""
+    row = helper.make_tensor_value_info("row", TensorProto.INT64, [1])
+    graph = helper.make_graph([], "rows", [row], [])
+    for index, array in enumerate(arrays):
+        name = f"array_{index}"
+        graph.initializer.append(numpy_helper.from_array(array, name))
+        gather_row_of(graph, name, graph.initializer[-1].data_type, array.shape[-1])
+    return finished(graph)
+
+
+def gather_row_of(graph: onnx.GraphProto, name: str, data_type: int, width: int) -> None:
+    graph.node.append(helper.make_node("Gather", [name, "row"], [f"row_of_{name}"]))
+    graph.output.append(helper.make_tensor_value_info(f"row_of_{name}", data_type, [1, width]))
+
+
+def finished(graph: onnx.GraphProto) -> onnx.ModelProto:
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    model.ir_version = 8
+    return model
+
+
+def row(path: Path, index: int) -> list[NDArray[Any]]:
+    """Row `index` of each initializer, as onnxruntime reads it."""
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return [found[0] for found in session.run(None, {"row": np.asarray([index])})]
+
+
+def read(path: Path) -> onnx.ModelProto:
+    """The model with its data in it, as onnx reads it."""
+    model = onnx.load(path)
+    for tensor in model.graph.initializer:
+        tensor.ClearField("data_location")
+    return model
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.iterdir())
+
+
+def ones(size: int = 1000) -> onnx.ModelProto:
+    return gathering(np.ones((2, size), np.float32))
+
+
+def twos() -> onnx.ModelProto:
+    return gathering(np.full((2, 1000), 2, np.float32))
 
 
 def test_saved_model_is_the_model(tmp_path: Path) -> None:
     path = save(MODEL, tmp_path / "a.onnx")
     assert onnx.load(path) == MODEL
-    assert [file.name for file in tmp_path.iterdir()] == ["a.onnx"]
+    assert names(tmp_path) == ["a.onnx"]
 
 
 def test_never_over_another_file(tmp_path: Path) -> None:
@@ -25,45 +85,389 @@ def test_never_over_another_file(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match=r"save: `path` must not exist.*a\.onnx.*overwrite=True"):
         save(MODEL, path)
     assert path.read_text() == "mine"
-    assert len(list(tmp_path.iterdir())) == 1
+    assert names(tmp_path) == ["a.onnx"]
     save(MODEL, path, overwrite=True)
     assert onnx.load(path) == MODEL
 
 
-def test_mode_follows_the_umask(tmp_path: Path) -> None:
+@pytest.mark.parametrize("links", [True, False])
+def test_never_over_a_file_that_came_up_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    def other(*args: Any) -> None:
+        (tmp_path / "a.onnx").write_text("theirs")
+        if not links:
+            raise OSError(errno.EPERM, "no links here")
+        link(*args)
+
+    link = os.link
+    monkeypatch.setattr(os, "link", other)
+    with pytest.raises(FileExistsError, match="save: `path` must not exist"):
+        save(ones(), tmp_path / "a.onnx", external_above=0)
+    assert (tmp_path / "a.onnx").read_text() == "theirs"
+    assert names(tmp_path) == ["a.onnx"]
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
+def test_a_file_system_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", refuse)
+    assert onnx.load(save(MODEL, tmp_path / "a.onnx")) == MODEL
+    monkeypatch.setattr(Path, "replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        save(MODEL, tmp_path / "b.onnx")
+    assert names(tmp_path) == ["a.onnx"]
+
+
+def test_another_error_of_a_link_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "link", full)
+    with pytest.raises(OSError, match="No space left"):
+        save(MODEL, tmp_path / "a.onnx")
+    assert names(tmp_path) == []
+
+
+def test_a_name_that_is_taken_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.onnx").touch()
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(FileExistsError, match="save: `path` must not exist"):
+        save(MODEL, tmp_path / "a.onnx")
+
+
+@pytest.mark.parametrize("external_above", [0, 2**30])
+def test_mode_follows_the_umask(tmp_path: Path, external_above: int) -> None:
     before = os.umask(0o027)
     try:
-        assert save(MODEL, tmp_path / "a.onnx").stat().st_mode & 0o777 == 0o640
+        save(ones(), tmp_path / "a.onnx", external_above=external_above)
     finally:
         os.umask(before)
+    assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o640}
 
 
-def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.onnx").write_text("mine")
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
-    def full(_: int) -> None:
-        raise OSError("no space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="no space"):
-        save(MODEL, tmp_path / "a.onnx", overwrite=True)
-    assert (tmp_path / "a.onnx").read_text() == "mine"
-    assert len(list(tmp_path.iterdir())) == 1
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+FAILURES: Sequence[tuple[Callable[..., None], type[BaseException], str]] = [
+    (full, OSError, r"^save: `path` must be writable \(No space left on device\); got path=.*/a\.onnx\.$"),
+    (interrupt, KeyboardInterrupt, "^$"),
+]
+
+
+@pytest.mark.parametrize(("fail", "error", "words"), FAILURES)
+@pytest.mark.parametrize("overwrite", [True, False])
+@pytest.mark.parametrize("external_above", [0, 2**30])
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_failed_save_leaves_what_was_there(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fail: Callable[..., None],
+    error: type[BaseException],
+    words: str,
+    overwrite: bool,
+    external_above: int,
+    at: int,
+) -> None:
+    """It fails at the first or the second file, or at the name."""
+    if overwrite:
+        save(ones(), tmp_path / "a.onnx", external_above=0)
+    before = names(tmp_path)
+    steps = iter(range(1, 9))
+
+    def counted(step: Callable[..., None]) -> Callable[..., None]:
+        return lambda *args, **named: fail() if next(steps) == at else step(*args, **named)
+
+    monkeypatch.setattr(os, "fsync", counted(os.fsync))
+    monkeypatch.setattr(files, "give_name", counted(files.give_name))
+    if at == 3 and external_above:  # there are two steps
+        save(twos(), tmp_path / "a.onnx", overwrite=overwrite, external_above=external_above)
+        return
+    with pytest.raises(error, match=words) as caught:
+        save(twos(), tmp_path / "a.onnx", overwrite=overwrite, external_above=external_above)
+    assert getattr(caught.value, "errno", errno.ENOSPC) == errno.ENOSPC
+    assert names(tmp_path) == before
+    if overwrite:
+        np.testing.assert_array_equal(row(tmp_path / "a.onnx", 1), np.ones((1, 1000)))
+
+
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_interrupted_when_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overwrite: bool
+) -> None:
+    """Then it is whole: its data must not go."""
+    if overwrite:
+        save(ones(), tmp_path / "a.onnx", external_above=0)
+    publish = files.give_name
+
+    def late(*args: Any, **named: Any) -> None:
+        publish(*args, **named)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(files, "give_name", late)
+    with pytest.raises(KeyboardInterrupt):
+        save(twos(), tmp_path / "a.onnx", overwrite=overwrite, external_above=0)
+    np.testing.assert_array_equal(row(tmp_path / "a.onnx", 1), np.full((1, 1000), 2))
+    assert len(names(tmp_path)) == 2
+
+
+SAVE_WITH_A_LIMIT = """
+import resource, signal, sys
+import onnx
+from sdpa_xp_export import save
+model = onnx.load(sys.argv[1])
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    save(model, sys.argv[2], overwrite=True, external_above=int(sys.argv[3]))
+except OSError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("external_above", ["0", "1000000000"])
+def test_a_write_that_the_system_cuts_off(tmp_path: Path, external_above: str) -> None:
+    onnx.save(ones(100_000), tmp_path / "large.onnx")
+    (tmp_path / "out").mkdir()
+    target = tmp_path / "out" / "a.onnx"
+    target.write_text("mine")
+    arguments = [tmp_path / "large.onnx", target, external_above]
+    done = subprocess.run(
+        [sys.executable, "-c", SAVE_WITH_A_LIMIT, *arguments], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"save: `path` must be writable (File too large); got path={target}.\n"
+    assert target.read_text() == "mine"
+    assert names(tmp_path / "out") == ["a.onnx"]
+
+
+INTERRUPTED = """
+import os, sys
+from pathlib import Path
+import onnx
+from sdpa_xp_export import save
+model = onnx.load(sys.argv[1])
+os.fsync = lambda _: (print("writing", flush=True), sys.stdin.readline())
+save(model, sys.argv[2], external_above=0)
+"""
+
+
+def test_a_real_interrupt(tmp_path: Path) -> None:
+    onnx.save(ones(), tmp_path / "in.onnx")
+    (tmp_path / "out").mkdir()
+    command = [sys.executable, "-c", INTERRUPTED, tmp_path / "in.onnx", tmp_path / "out" / "a.onnx"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "writing\n"
+        assert len(names(tmp_path / "out")) == 1  # the data, under a name of its own
+        time.sleep(0.2)  # until it waits
+        process.send_signal(2)
+        process.wait(30)
+    assert process.returncode != 0
+    assert names(tmp_path / "out") == []
 
 
 def test_refused(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match="`path` must be a file"):
         save(MODEL, tmp_path)
+    with pytest.raises(FileExistsError, match="`path` must be a file"):
+        save(MODEL, tmp_path, overwrite=True)
     with pytest.raises(FileNotFoundError, match="folder of `path` must exist"):
         save(MODEL, tmp_path / "none" / "a.onnx")
-
-
-def test_a_link_stays_a_link_and_no_device_is_replaced(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir()
-    (tmp_path / "a.onnx").symlink_to(tmp_path / "real" / "a.onnx")
-    save(MODEL, tmp_path / "a.onnx")
-    assert (tmp_path / "a.onnx").is_symlink()
-    assert onnx.load(tmp_path / "real" / "a.onnx") == MODEL
+    (tmp_path / "file").touch()
+    with pytest.raises(FileNotFoundError, match="folder of `path` must exist"):
+        save(MODEL, tmp_path / "file" / "a.onnx")
+    with pytest.raises(TypeError, match=r"save: `model` must be an onnx.ModelProto; got type=str"):
+        save("a.onnx", MODEL)  # type: ignore[arg-type]
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(FileExistsError, match="`path` must be a file"):
         save(MODEL, tmp_path / "pipe", overwrite=True)
+    assert names(tmp_path) == ["file", "pipe"]
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system that nobody can write to")
+def test_a_folder_that_nobody_can_write_to() -> None:
+    with pytest.raises(OSError, match=r"^save: `path` must be writable \(.+\); got path=/proc/\w+/a\.onnx\.$"):
+        save(MODEL, "/proc/self/a.onnx")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+@pytest.mark.parametrize("mode", [0o500, 0])
+def test_a_folder_that_may_not_be_written_to(tmp_path: Path, mode: int) -> None:
+    tmp_path.chmod(mode)
+    try:
+        with pytest.raises(PermissionError, match=r"^save: `path` must be writable \(Permission denied\)"):
+            save(MODEL, tmp_path / "a.onnx")
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def test_a_folder_that_may_not_be_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(path: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    monkeypatch.setattr(Path, "exists", forbidden)
+    with pytest.raises(PermissionError, match=r"^save: `path` must be writable \(Permission denied\)"):
+        save(MODEL, tmp_path / "a.onnx")
+
+
+@pytest.mark.parametrize("dangling", [True, False])
+def test_a_link_stays_a_link(tmp_path: Path, dangling: bool) -> None:
+    (tmp_path / "real").mkdir()
+    target = tmp_path / "real" / "a.onnx"
+    if not dangling:
+        target.write_text("mine")
+        (tmp_path / "a.onnx").symlink_to(target)
+        with pytest.raises(FileExistsError, match="must not exist"):
+            save(MODEL, tmp_path / "a.onnx")
+    else:
+        (tmp_path / "a.onnx").symlink_to(Path("real") / "a.onnx")
+    assert save(MODEL, tmp_path / "a.onnx", overwrite=not dangling) == target
+    assert (tmp_path / "a.onnx").is_symlink()
+    assert onnx.load(target) == MODEL
+    assert names(tmp_path) == ["a.onnx", "real"]
+    assert names(tmp_path / "real") == ["a.onnx"]
+
+
+def test_links_that_lead_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "a.onnx").symlink_to("b.onnx")
+    (tmp_path / "b.onnx").symlink_to("a.onnx")
+    with pytest.raises(FileExistsError, match="`path` must be a file"):
+        save(MODEL, tmp_path / "a.onnx", overwrite=True)
+    (tmp_path / "c.onnx").symlink_to(tmp_path / "none" / "c.onnx")
+    with pytest.raises(FileNotFoundError, match="folder of `path` must exist"):
+        save(MODEL, tmp_path / "c.onnx")
+
+
+def test_data_of_a_linked_model_is_beside_the_model(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "a.onnx").symlink_to(tmp_path / "real" / "b.onnx")
+    path = save(ones(), tmp_path / "a.onnx", external_above=0)
+    assert path == tmp_path / "real" / "b.onnx"
+    assert len(names(tmp_path / "real")) == 2
+    np.testing.assert_array_equal(row(path, 1), np.ones((1, 1000)))
+
+
+ODD = np.asarray(
+    [0x7FC00001, 0x7F800001, 0xFFFFFFFF, 0x7F800000, 0xFF800000, 1, 0x807FFFFF, 0x80000000], np.uint32
+)
+
+
+@pytest.mark.parametrize("external_above", [0, 2**30])
+def test_every_bit_is_kept(tmp_path: Path, external_above: int) -> None:
+    """NaN with its payload, inf, subnormals and -0, in the data and in what stays in the model."""
+    half = (ODD >> 16).astype(np.uint16).view(np.float16)
+    arrays = [np.tile(ODD.view(np.float32), (2, 200)), ODD.view(np.float32)[None], np.tile(half, (2, 500))]
+    model = gathering(*arrays)
+    path = save(model, tmp_path / "a.onnx", external_above=external_above)
+    assert len(names(tmp_path)) == (1 if external_above else 2)
+    assert read(path) == model
+    for found, array in zip(row(path, 0), arrays, strict=True):
+        assert found.tobytes() == array[0].tobytes()
+
+
+def test_external_data_is_one_file_beside_the_model(tmp_path: Path) -> None:
+    first, second = np.arange(1000.0), np.arange(600, dtype=np.int64)
+    model = gathering(first[None], second[None], np.ones((1, 2)))
+    model.graph.initializer[0].doc_string = "kept"
+    helper.set_model_props(model, {"sdpa_xp.call": "kept"})
+    before = model.SerializeToString(deterministic=True)
+    path = save(model, tmp_path / "a b[c].onnx", external_above=8000)
+    assert model.SerializeToString(deterministic=True) == before
+    (data,) = [file for file in tmp_path.iterdir() if file != path]
+    assert data.name.startswith("a b[c].onnx.")
+    assert data.name.endswith(".data")
+    graph = onnx.load(path, load_external_data=False).graph
+    entries = [{entry.key: entry.value for entry in tensor.external_data} for tensor in graph.initializer]
+    assert entries == [
+        {"location": data.name, "offset": "0", "length": "8000"},
+        {"location": data.name, "offset": "65536", "length": "4800"},
+        {},  # small: shape inference may have to see it
+    ]
+    assert data.stat().st_size == 65536 + 4800
+    assert read(path) == model
+    assert save(model, tmp_path / "b.onnx", external_above=8000 + 4800 + 16).stat().st_size > 12816
+
+
+def test_data_goes_with_the_model_that_is_replaced(tmp_path: Path) -> None:
+    path = save(ones(), tmp_path / "a.onnx", external_above=0)
+    save(ones(), tmp_path / "b.onnx", external_above=0)
+    theirs = tmp_path / f"a.onnx.{'0' * 32}.data"
+    theirs.write_text("named alike, but nothing refers to it")
+    (old,) = [file for file in tmp_path.glob("a.onnx.*.data") if file != theirs]
+    save(twos(), path, overwrite=True, external_above=0)
+    assert not old.exists()
+    assert theirs.exists()
+    np.testing.assert_array_equal(row(path, 1), np.full((1, 1000), 2))
+    np.testing.assert_array_equal(row(tmp_path / "b.onnx", 1), np.ones((1, 1000)))
+    save(twos(), path, overwrite=True)
+    assert len(list(tmp_path.glob("a.onnx*"))) == 2
+    np.testing.assert_array_equal(row(path, 1), np.full((1, 1000), 2))
+
+
+def test_data_of_others_is_left(tmp_path: Path) -> None:
+    onnx.save(ones(), tmp_path / "a.onnx", save_as_external_data=True, location="a.onnx.data")
+    save(twos(), tmp_path / "a.onnx", overwrite=True, external_above=0)
+    assert (tmp_path / "a.onnx.data").stat().st_size == 8000
+    (tmp_path / "a.onnx").write_text("garbage")
+    save(twos(), tmp_path / "a.onnx", overwrite=True)
+    np.testing.assert_array_equal(row(tmp_path / "a.onnx", 1), np.full((1, 1000), 2))
+
+
+def test_a_model_that_refers_to_other_files(tmp_path: Path) -> None:
+    path = save(ones(), tmp_path / "a.onnx", external_above=0)
+    model = onnx.load(path, load_external_data=False)
+    with pytest.raises(ValueError, match=r"save: `model` must hold its data; got external data=.*a\.onnx\."):
+        save(model, tmp_path / "b.onnx")
+
+
+def test_memory_is_that_of_one_initializer(tmp_path: Path) -> None:
+    each = 2**25
+    model = gathering(*[np.ones((2, each // 8), np.float32)] * 6)
+    _, peak = peak_above(lambda: save(model, tmp_path / "a.onnx", external_above=0))
+    if peak is None:
+        pytest.skip("the system does not tell")
+    assert peak < 3 * each
+
+
+def test_without_numbers_is_what_a_checker_reads() -> None:
+    model = gathering(np.ones((2, 1000), np.float32), np.ones((2, 2)))
+    small = without_numbers(model)
+    onnx.checker.check_model(small, full_check=True)
+    assert [info.name for info in small.graph.input] == ["row", "array_0"]
+    assert [tensor.name for tensor in small.graph.initializer] == ["array_1"]
+    model.graph.output[0].type.tensor_type.elem_type = TensorProto.DOUBLE
+    with pytest.raises(onnx.shape_inference.InferenceError, match="Gather"):
+        onnx.checker.check_model(without_numbers(model), full_check=True)
+
+
+def test_over_2_gib(tmp_path: Path) -> None:
+    """One initializer that protobuf cannot hold."""
+    rows, width = 2**15 + 1, 2**14
+    last = np.arange(width, dtype=np.float32)
+    last[: ODD.size] = ODD.view(np.float32)
+    graph = helper.make_graph([], "rows", [helper.make_tensor_value_info("row", TensorProto.INT64, [1])], [])
+    gather_row_of(graph, "big", TensorProto.FLOAT, width)
+    model = finished(graph)
+    big = model.graph.initializer.add(name="big", data_type=TensorProto.FLOAT, dims=[rows, width])
+    big.raw_data = b"".join([bytes(4 * (rows - 1) * width), last.tobytes()])
+    with pytest.raises(ValueError, match="save: `model` must be under 2 GiB without the raw data"):
+        save(model, tmp_path / "a.onnx", external_above=2**40)
+    assert names(tmp_path) == []
+    path = save(model, tmp_path / "a.onnx")
+    big.raw_data = b""
+    try:
+        assert [file.stat().st_size for file in tmp_path.glob("*.data")] == [4 * rows * width]
+        onnx.checker.check_model(path, full_check=True)
+        assert row(path, rows - 1)[0].tobytes() == last.tobytes()
+        assert not row(path, 0)[0].any()
+    finally:  # pytest keeps the folders of three runs
+        for file in tmp_path.iterdir():
+            file.unlink()

@@ -1,0 +1,43 @@
+"""Attention on every array library, and the ONNX graph that computes the same: the command `sdpa-xp`.
+
+Exit codes: 0 it holds, 1 it does not, 2 bad arguments (one line on standard error), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+
+DISAGREES = 1
+BAD_ARGUMENTS = 2
+INTERRUPTED = 130
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(_code(sys.argv[1:]))
+
+
+def _code(arguments: list[str]) -> int:
+    """Run the command; what went wrong is one line on standard error."""
+    try:
+        from sdpa_xp_export.cli.app import run  # here, so that an interrupt while it loads is one line too
+
+        code = run(arguments)
+        failure = "interrupted" if code == INTERRUPTED else ""
+    except KeyboardInterrupt:
+        code, failure = INTERRUPTED, "interrupted"
+    except ModuleNotFoundError as error:
+        extra = "cli,export" if str(error.name).partition(".")[0] in ("typer", "rich") else "demo"
+        code, failure = BAD_ARGUMENTS, f"{error}; `pip install 'sdpa_xp[{extra}]'` brings all that it uses"
+    except (ValueError, TypeError, OSError) as error:
+        code, failure = BAD_ARGUMENTS, str(error)
+    if failure:
+        print(f"sdpa-xp: {plain(' '.join(failure.splitlines()))}", file=sys.stderr)
+    return code
+
+
+def plain(text: str) -> str:
+    """`text` with its control characters spelt out: what a model's metadata say cannot steer a terminal."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text
+    )

@@ -1,0 +1,107 @@
+"""`agree`, `demo` and `backends`: the array libraries and the exported forms, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sdpa_xp_export import backends, demo
+from sdpa_xp_export.agree import Row, compare, feature_jobs
+from sdpa_xp_export.cli import DISAGREES
+from sdpa_xp_export.cli.options import DTYPES, AsJson, Force, completed_from
+from sdpa_xp_export.cli.printing import NO, YES, Cell, progress, say, say_json, say_table
+from sdpa_xp_export.runtime import OPSETS
+from sdpa_xp_export.session import providers
+
+COLUMNS = ("backend", "implementation", "dtype", "device", "abs", "rel", "bound", "agrees", "ms")
+
+
+def run_demo(
+    folder: Annotated[Path, typer.Option("--output", "-o", help="Where the files go.")] = Path("demo-output"),
+    force: Force = False,
+) -> None:
+    """Attention of a real sentence encoder on everything found here; exits 1 if anything disagrees."""
+    demo.check_folder(folder, overwrite=force)
+    encoded = demo.encode()
+    say(f"all-MiniLM-L6-v2, attention of {len(encoded.layers)} layers x 12 heads on:")
+    for tokens in encoded.tokens:
+        say("  " + " ".join(tokens))
+    rows = _collected("demo", demo.rows(encoded))
+    _show(rows)
+    for path in demo.write(encoded, folder):
+        say(f"wrote {path}")
+    _judge(rows)
+
+
+def agree(
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option(help="Again for several; default all.", autocompletion=completed_from(DTYPES)),
+    ] = None,
+    backend: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Again for several; default all found.", autocompletion=completed_from(backends.LIBRARIES)
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Every feature on every array library and in every exported form; exits 1 if anything disagrees."""
+    found, offered, dtypes = backends.find(backend), providers(), dtype or DTYPES
+    most = len(dtypes) * (len(found) + len(offered) * len(OPSETS))
+    rows = (row for each in dtypes for row in compare(feature_jobs(each), each, found, offered))
+    seen = _collected("agree", rows, most, quiet=as_json)
+    if as_json:
+        say_json([asdict(row) | {"agrees": row.agrees} for row in seen])
+    else:
+        _show(seen)
+    _judge(seen)
+
+
+def list_backends(as_json: AsJson = False) -> None:
+    """The array libraries and the onnxruntime providers found here."""
+    import onnxruntime
+
+    found = [(each.name, each.version, each.device) for each in backends.find()]
+    found += [("onnxruntime", onnxruntime.__version__, name) for name in providers()]
+    if as_json:
+        say_json([dict(zip(("name", "version", "device"), row, strict=True)) for row in found])
+    else:
+        say_table(("library", "version", "device or provider"), found)
+
+
+def _collected(what: str, rows: Iterable[Row], most: int | None = None, *, quiet: bool = False) -> list[Row]:
+    """The rows, with a bar while they come."""
+    seen = []
+    with progress(what, steps=most, quiet=quiet) as step:
+        for row in rows:
+            seen.append(row)
+            step(_name(row))
+    return seen
+
+
+def _show(rows: Iterable[Row]) -> None:
+    """The rows, each with the worst error of its jobs; then those that disagree."""
+    cells: list[list[Cell]] = []
+    for row in rows:
+        errors = (row.worst.absolute, row.worst.relative, row.worst.bound)
+        labels = (row.backend, row.implementation, row.dtype, row.device)
+        numbers = [f"{error:.1e}" for error in errors]
+        cells.append([*labels, *numbers, YES if row.agrees else NO, f"{row.seconds * 1e3:.1f}"])
+    say_table(COLUMNS, cells)
+    for row in rows:
+        if not row.agrees:
+            say(f"DISAGREES: {_name(row)}: {', '.join(row.disagreeing)}")
+
+
+def _judge(rows: Iterable[Row]) -> None:
+    if not all(row.agrees for row in rows):
+        raise typer.Exit(DISAGREES)
+
+
+def _name(row: Row) -> str:
+    return f"{row.backend} {row.implementation} {row.dtype} {row.device}"

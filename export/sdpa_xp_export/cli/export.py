@@ -1,0 +1,132 @@
+"""`sdpa-xp export`: from flags or a file to a graph on the disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import onnx
+import typer
+
+from sdpa_xp.checks import LAYOUTS
+from sdpa_xp_export import files, settings
+from sdpa_xp_export.call import OUTPUTS
+from sdpa_xp_export.cli.options import AsJson, Force, completed_from
+from sdpa_xp_export.cli.printing import say, say_json
+from sdpa_xp_export.export import export_attention
+from sdpa_xp_export.runtime import DEFAULT_RUNTIME, OPSETS, PROVIDERS
+from sdpa_xp_export.spec import FLOATING, TensorSpec
+
+Spec = Annotated[
+    str | None, typer.Option(help="dtype[length,...], as float32[B,8,L,64]; a name is a free length.")
+]
+OptionalSpec = Annotated[str | None, typer.Option(help="dtype[length,...].")]
+RUNTIMES = [DEFAULT_RUNTIME.replace("cpu", provider) for provider in PROVIDERS]
+
+
+def export(
+    query: Spec = None,
+    key: Spec = None,
+    value: Annotated[str | None, typer.Option(help="Default: as --key.")] = None,
+    attn_mask: Annotated[
+        str | None, typer.Option(help="bool[B,1,1,S], or masks: causal('lower_right') & padding(int64[B]).")
+    ] = None,
+    bias: Annotated[str | None, typer.Option(help="float32[8,L,S], or biases: alibi(8).")] = None,
+    is_causal: Annotated[
+        bool | None, typer.Option("--is-causal/--no-is-causal", help="j <= i, from the upper left.")
+    ] = None,
+    scale: Annotated[str | None, typer.Option(help="A number or dtype[length,...]; default 1/sqrt(E).")] = None,
+    softcap: Annotated[float | None, typer.Option(help="A positive number; 0 is off.")] = None,
+    sinks: OptionalSpec = None,
+    softmax_dtype: Annotated[
+        str | None, typer.Option(help="A wider one.", autocompletion=completed_from(FLOATING[2:]))
+    ] = None,
+    layout: Annotated[
+        str | None, typer.Option(help="Default ...HLE.", autocompletion=completed_from(LAYOUTS))
+    ] = None,
+    past_key: OptionalSpec = None,
+    past_value: OptionalSpec = None,
+    past_lengths: Annotated[str | None, typer.Option(help="As int64[B].")] = None,
+    outputs: Annotated[
+        str | None,
+        typer.Option(help=f"Of {','.join(OUTPUTS)}; default output.", autocompletion=completed_from(OUTPUTS)),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="Of query, key, value, cache.", autocompletion=completed_from(FLOATING)),
+    ] = None,
+    form: Annotated[
+        str | None,
+        typer.Option(
+            help=f"auto (default), {', '.join(OPSETS)}.", autocompletion=completed_from(["auto", *OPSETS])
+        ),
+    ] = None,
+    opset: Annotated[int | None, typer.Option(help="Default: the form's.")] = None,
+    runtime: Annotated[
+        str | None,
+        typer.Option(help=f"Default {DEFAULT_RUNTIME}.", autocompletion=completed_from(RUNTIMES)),
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Default attention.onnx.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A TOML file of these, as is_causal = true; flags override it.")
+    ] = None,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write the ONNX graph of one call of attention."""
+    flags = {
+        "query": query,
+        "key": key,
+        "value": value,
+        "attn_mask": attn_mask,
+        "bias": bias,
+        "is_causal": is_causal,
+        "scale": scale,
+        "softcap": softcap,
+        "sinks": sinks,
+        "softmax_dtype": softmax_dtype,
+        "layout": layout,
+        "past_key": past_key,
+        "past_value": past_value,
+        "past_lengths": past_lengths,
+        "outputs": outputs,
+        "dtype": dtype,
+        "form": form,
+        "opset": opset,
+        "runtime": runtime,
+        "output": output,
+    }
+    given = settings.read(config) if config else {}
+    given |= {name: flag for name, flag in flags.items() if flag is not None}
+    target = Path(given.pop("output", "attention.onnx"))
+    model = export_attention(**settings.arguments(given))
+    path = files.save(model, target, overwrite=force)
+    facts = _facts(model, path)
+    if as_json:
+        say_json(facts)
+    else:
+        say(f"wrote {path}")
+        say(f"form: {facts['form']} ({facts['reason']})")
+        say(f"opset: {facts['opset']}")
+        say(f"runtime: {facts['runtime']}")
+
+
+def _facts(model: onnx.ModelProto, path: Path) -> dict[str, object]:
+    """What was written, for people and for scripts."""
+    metadata = {entry.key.removeprefix("sdpa_xp."): entry.value for entry in model.metadata_props}
+    return {
+        "path": str(path),
+        "form": metadata["form"],
+        "reason": metadata["reason"],
+        "opset": next(each.version for each in model.opset_import if each.domain == ""),
+        "runtime": metadata["runtime"],
+        "inputs": {each.name: _spec(each) for each in model.graph.input},
+        "outputs": {each.name: _spec(each) for each in model.graph.output},
+        "nodes": len(model.graph.node),
+    }
+
+
+def _spec(value: onnx.ValueInfoProto) -> str:
+    tensor = value.type.tensor_type
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
+    return str(TensorSpec(dtype, tuple(each.dim_param or each.dim_value for each in tensor.shape.dim)))

@@ -1,0 +1,30 @@
+"""Options that several commands share, and the values that a shell completes them with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Annotated
+
+import typer
+
+from sdpa_xp_export.runtime import PROVIDERS
+
+DTYPES = ("float32", "float16", "float64")
+
+
+def completed_from(values: Iterable[str]) -> Callable[[str], list[str]]:
+    """The values that begin as the word under the cursor does; what takes them checks which are legal."""
+    known = tuple(values)
+
+    def complete(incomplete: str) -> list[str]:
+        return [value for value in known if value.startswith(incomplete)]
+
+    return complete
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there.")]
+Provider = Annotated[
+    str | None,
+    typer.Option(help="cpu or cuda; default all offered.", autocompletion=completed_from(PROVIDERS)),
+]

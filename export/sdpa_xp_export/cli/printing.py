@@ -1,0 +1,86 @@
+"""What the commands print: lines, tables, JSON, and on a terminal how far they are."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from sdpa_xp_export.cli import plain
+
+Cell = str | Text
+WIDEST = 10_000
+YES, NO = Text("yes", "green"), Text("NO", "bold red")
+
+
+def say(line: str) -> None:
+    """A line as it is: neither cut nor read as markup."""
+    _out().print(Text(plain(line)), soft_wrap=True)
+
+
+def say_table(columns: Iterable[str], rows: Iterable[Iterable[Cell]]) -> None:
+    """A table of plain lines."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, Text) else Text(plain(cell)) for cell in row))
+    out = _out()
+    if not out.is_terminal:  # in a pipe a row is a line
+        out.width = out.measure(table, options=out.options.update(width=WIDEST)).maximum
+    out.print(table)
+
+
+def say_json(value: object) -> None:
+    """JSON has no infinity: an error that is infinite is null."""
+
+    def finite(value: object) -> object:
+        if isinstance(value, dict):
+            return {name: finite(each) for name, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [finite(each) for each in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    print(json.dumps(finite(value), allow_nan=False))
+
+
+@contextmanager
+def progress(what: str, *, steps: int | None = None, quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """A bar on standard error where that is a terminal, which goes when the work is done.
+
+    It yields the function to call after each step, with what that was. The bar is drawn then and at no other
+    time, since a thread that draws would share the time that is measured.
+    """
+    bar = Progress(
+        TextColumn(what, markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}", markup=False),
+        console=Console(stderr=True),
+        auto_refresh=False,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+        disable=quiet or not sys.stderr.isatty(),
+    )
+    with bar:
+        task = bar.add_task("", total=steps)
+        bar.refresh()
+
+        def step(done: str) -> None:
+            bar.update(task, advance=1, description=plain(done), refresh=True)
+
+        yield step
+
+
+def _out() -> Console:
+    return Console(highlight=False)

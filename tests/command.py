@@ -1,0 +1,31 @@
+"""The command `sdpa-xp`, run as a user runs it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from sdpa_xp_export.cli import main
+
+QKV = ["--query", "float32[B,8,L,64]", "--key", "float32[B,2,S,64]"]
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, str, str]:
+    """Exit code, standard output, standard error."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["sdpa-xp", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exited:
+            main()
+    printed = capsys.readouterr()
+    return int(exited.value.code or 0), printed.out, printed.err
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
+    """The one line on standard error of a command that exits 2."""
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("sdpa-xp: ")
+    assert err.count("\n") == 1
+    return err

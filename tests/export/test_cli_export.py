@@ -1,0 +1,198 @@
+"""`sdpa-xp export`: what it writes from flags and from a file, what it prints, what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from command import QKV, refused, run
+
+from sdpa_xp_export import TensorSpec, export_attention, verify
+
+CONFIG = """
+query = "float32[B,8,L,64]"
+key = "float32[B,2,S,64]"
+attn_mask = "causal('lower_right') & padding(int64[B])"
+scale = 0.25
+outputs = ["output", "lse"]
+form = "primitive"
+output = "from-file.onnx"
+"""
+
+
+def call_of(path: Path) -> dict[str, Any]:
+    """The call that a model was written for."""
+    metadata = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
+    call: dict[str, Any] = json.loads(metadata["sdpa_xp.call"])
+    return call
+
+
+def test_prints_what_was_chosen_and_why(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "a.onnx"
+    runtime = "onnxruntime>=1.30;cpu"
+    code, out, err = run(
+        capsys, "export", *QKV, "--form", "primitive", "--opset", 18, "--runtime", runtime, "-o", path
+    )
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        f"wrote {path}",
+        "form: primitive (asked for)",
+        "opset: 18",
+        f"runtime: {runtime}",
+    ]
+    assert onnx.load(path).opset_import[0].version == 18
+
+
+def test_json_for_scripts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "a.onnx"
+    arguments = ["--attn-mask", "bool[B,1,1,S]", "--outputs", "output,lse", "--form", "primitive", "--json"]
+    code, out, err = run(capsys, "export", *QKV, *arguments, "-o", path)
+    assert (code, err) == (0, "")
+    facts = json.loads(out)
+    graph = onnx.load(path).graph
+    assert facts == {
+        "path": str(path),
+        "form": "primitive",
+        "reason": "asked for",
+        "opset": onnx.load(path).opset_import[0].version,
+        "runtime": "onnxruntime>=1.28;cpu",
+        "inputs": {
+            "query": "float32[B,8,L,64]",
+            "key": "float32[B,2,S,64]",
+            "value": "float32[B,2,S,64]",
+            "attn_mask": "bool[B,1,1,S]",
+        },
+        "outputs": {"output": "float32[B,8,L,64]", "lse": "float32[B,8,L]"},
+        "nodes": len(graph.node),
+    }
+
+
+def test_auto_says_why(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    model = export_attention(*[TensorSpec("float32", ("B", 8, "L", 64))] * 3)
+    chosen = {entry.key: entry.value for entry in model.metadata_props}
+    _, out, _ = run(capsys, "export", "--query", QKV[1], "--key", QKV[1], "-o", tmp_path / "a")
+    assert f"form: {chosen['sdpa_xp.form']} ({chosen['sdpa_xp.reason']})" in out
+
+
+FLAGS: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "spec for a mask": (["--attn-mask", "bool[B,1,1,S]"], {"attn_mask": "bool[B,1,1,S]"}),
+    "masks": (
+        ["--attn-mask", "causal('lower_right') & padding(int64[B])"],
+        {"attn_mask": "(causal(offset='lower_right') & padding(key_lengths=int64[B], query_lengths=None))"},
+    ),
+    "biases": (["--bias", "alibi(8)"], {"bias": "alibi(slopes=8, offset=0)"}),
+    "is_causal": (["--is-causal"], {"is_causal": True}),
+    "scale": (["--scale", "-0.5"], {"scale": -0.5}),
+    "scale, learned": (["--scale", "float32[8,1,1]"], {"scale": "float32[8,1,1]"}),
+    "softcap": (["--softcap", "5"], {"softcap": 5.0}),
+    "sinks": (["--sinks", "float32[8]"], {"sinks": "float32[8]"}),
+    "softmax_dtype": (["--softmax-dtype", "float64"], {"softmax_dtype": "float64"}),
+    "outputs": (["--outputs", "lse, output"], {"outputs": ["lse", "output"]}),
+    "value": (["--value", "float32[B,2,S,16]"], {"value": "float32[B,2,S,16]"}),
+    "dtype": (["--dtype", "float16"], {"query": "float16[B,8,L,64]", "value": "float16[B,2,S,64]"}),
+}
+
+
+@pytest.mark.parametrize(("flags", "stated"), FLAGS.values(), ids=FLAGS)
+def test_flags(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, flags: list[str], stated: dict[str, Any]
+) -> None:
+    path = tmp_path / "a.onnx"
+    code, _, err = run(capsys, "export", *QKV, *flags, "-o", path)
+    assert (code, err) == (0, "")
+    assert call_of(path).items() >= stated.items()
+    assert verify(path, provider="cpu").agrees
+
+
+def test_layout_and_cache(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "a.onnx"
+    specs = {
+        "query": "float32[B,L,4,8]",
+        "key": "float32[B,L,2,8]",
+        "past-key": "float32[B,P,2,8]",
+        "past-value": "float32[B,P,2,8]",
+    }
+    flags = [part for name, spec in specs.items() for part in (f"--{name}", spec)]
+    code, _, err = run(capsys, "export", *flags, "--layout", "...LHE", "--dtype", "float64", "-o", path)
+    assert (code, err) == (0, "")
+    assert call_of(path)["layout"] == "...LHE"
+    assert call_of(path)["past_key"] == "float64[B,P,2,8]"
+    assert verify(path, provider="cpu").agrees
+
+
+def test_padded_cache(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "a.onnx"
+    cache = [
+        "--past-key",
+        "float32[B,2,C,64]",
+        "--past-value",
+        "float32[B,2,C,64]",
+        "--past-lengths",
+        "int64[B]",
+    ]
+    query = ["--query", "float32[B,8,L,64]", "--key", "float32[B,2,L,64]"]
+    assert run(capsys, "export", *query, *cache, "-o", path)[0] == 0
+    assert call_of(path)["past_lengths"] == "int64[B]"
+
+
+def test_file(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`output` in it is relative to the working directory, as the flag is."""
+    (tmp_path / "settings").mkdir()
+    config = tmp_path / "settings" / "attention.toml"
+    config.write_text(CONFIG)
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run(capsys, "export", "--config", config)
+    assert (code, err) == (0, "")
+    path = tmp_path / "from-file.onnx"
+    assert call_of(path)["scale"] == 0.25
+    assert call_of(path)["outputs"] == ["output", "lse"]
+    assert call_of(path)["attn_mask"].startswith("(causal(offset='lower_right') & padding(")
+    assert verify(path, provider="cpu").form == "primitive"
+
+
+def test_flags_override_the_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    config, path = tmp_path / "attention.toml", tmp_path / "flag.onnx"
+    config.write_text(CONFIG + "is_causal = true\n")
+    flags = ["--no-is-causal", "--scale", "0", "--outputs", "output", "--opset", "19", "-o", path]
+    assert run(capsys, "export", "--config", config, *flags)[0] == 0
+    assert call_of(path)["scale"] == 0
+    assert call_of(path)["is_causal"] is False
+    assert "outputs" not in call_of(path)  # the default
+    assert onnx.load(path).opset_import[0].version == 19
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["attention.toml", "flag.onnx"]
+
+
+def test_never_over_another_file_unless_forced(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "a.onnx"
+    path.write_text("mine")
+    assert "--force" in refused(capsys, "export", *QKV, "-o", path)
+    assert path.read_text() == "mine"
+    assert run(capsys, "export", *QKV, "-o", path, "--force")[0] == 0
+    assert verify(path, provider="cpu").agrees
+
+
+def test_interrupted_while_writing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No half file is left, and the one that was there stays."""
+    path = tmp_path / "a.onnx"
+    path.write_text("mine")
+
+    def interrupted(_: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupted)
+    code, out, err = run(capsys, "export", *QKV, "-o", path, "--force")
+    assert (code, out, err) == (130, "", "sdpa-xp: interrupted\n")
+    assert path.read_text() == "mine"
+    assert [each.name for each in tmp_path.iterdir()] == ["a.onnx"]
+
+
+def test_control_characters_of_a_path_are_spelt_out(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, _ = run(capsys, "export", *QKV, "-o", tmp_path / "a\x1b[31m :smile: [b].onnx")
+    assert code == 0
+    assert out.startswith(f"wrote {tmp_path}/a\\x1b[31m :smile: [b].onnx\n")

@@ -1,0 +1,129 @@
+"""The command on a terminal: progress, interrupts, completion."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from command import QKV, run
+
+from sdpa_xp_export.runtime import OPSETS
+
+# As from a terminal: where the tests run in the background, interrupts are ignored, and that is inherited.
+COMMAND = (
+    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
+    "from sdpa_xp_export.cli import main; main()"
+)
+
+
+@contextmanager
+def on_terminal(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """The command, whose standard error is a terminal, and the other end of that."""
+    reader, writer = os.openpty()
+    command = [sys.executable, "-c", COMMAND, *arguments]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=writer, env=environment) as process:
+        os.close(writer)
+        try:
+            yield process, reader
+        finally:
+            process.kill()
+            os.close(reader)
+
+
+def everything(reader: int) -> str:
+    """What comes from a terminal until its other end is closed."""
+    seen = b""
+    while True:
+        try:
+            more = os.read(reader, 4096)
+        except OSError:  # how Linux says so
+            more = b""
+        if not more:
+            return seen.decode()
+        seen += more
+
+
+def test_progress_on_a_terminal() -> None:
+    """On standard error, row by row; standard output has the table alone."""
+    with on_terminal("agree", "--backend", "numpy", "--dtype", "float32") as (process, reader):
+        shown = everything(reader)
+        out, _ = process.communicate()
+    assert process.returncode == 0
+    assert shown.index("numpy xp float32 cpu") < shown.index("onnxruntime primitive float32 cpu")
+    assert b"\x1b" not in out
+    assert b"primitive" in out
+
+
+def test_progress_of_verify(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Run by run."""
+    path = tmp_path / "a.onnx"
+    run(capsys, "export", *QKV, "-o", path)
+    with on_terminal("verify", str(path)) as (process, reader):
+        shown = everything(reader)
+        process.communicate()
+    assert process.returncode == 0
+    assert shown.index("B=2 L=5 S=9 on CPU") < shown.index("B=1 L=1 S=1, large scores on CPU")
+
+
+def test_no_progress_beside_json(capsys: pytest.CaptureFixture[str]) -> None:
+    with on_terminal("agree", "--backend", "numpy", "--dtype", "float32", "--json") as (process, reader):
+        assert everything(reader) == ""
+        json.loads(process.communicate()[0])
+    assert process.returncode == 0
+    _, _, err = run(capsys, "agree", "--backend", "numpy", "--dtype", "float32")
+    assert err == ""  # no terminal
+
+
+def test_interrupt() -> None:
+    """One line, and the code that shells use."""
+    with on_terminal("agree") as (process, reader):
+        while b"0/" not in os.read(reader, 4096):  # it has begun
+            pass
+        process.send_signal(signal.SIGINT)
+        shown = everything(reader)
+        out, _ = process.communicate()
+    assert process.returncode == 130
+    assert "sdpa-xp: interrupted" in shown
+    assert "Traceback" not in shown
+    assert out == b""
+
+
+COMPLETIONS = {
+    "export --form ": {"auto", *OPSETS},
+    "export --form prim": {"primitive"},
+    "export --layout ": {"...HLE", "...LHE"},
+    "export --dtype b": {"bfloat16"},
+    "export --softmax-dtype ": {"float32", "float64"},
+    "export --runtime ": {"onnxruntime>=1.28;cpu", "onnxruntime>=1.28;cuda"},
+    "export --outputs ": {"output", "lse", "weights", "scores"},
+    "verify a.onnx --provider ": {"cpu", "cuda"},
+    "verify a.onnx --require-provider cu": {"cuda"},
+    "agree --dtype ": {"float32", "float16", "float64"},
+    "agree --backend t": {"torch"},
+    "ver": {"verify"},
+}
+
+
+@pytest.mark.parametrize(("line", "offered"), COMPLETIONS.items(), ids=COMPLETIONS)
+def test_shell_completion(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, line: str, offered: set[str]
+) -> None:
+    """As the script for bash asks for it."""
+    monkeypatch.setenv("_SDPA_XP_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", f"sdpa-xp {line}")
+    monkeypatch.setenv("COMP_CWORD", str(line.count(" ") + 1))
+    code, out, _ = run(capsys)
+    assert code == 0
+    assert set(out.split()) == offered
+
+
+def test_completion_can_be_installed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--install-completion" in run(capsys, "--help")[1]

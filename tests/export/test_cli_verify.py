@@ -1,0 +1,200 @@
+"""`sdpa-xp verify`: the table, JSON and the page, and what makes it fail."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from command import QKV, refused, run
+
+from sdpa_xp_export import verify
+from sdpa_xp_export.session import Placement
+
+
+@pytest.fixture
+def model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Path:
+    """A model that is right."""
+    path = tmp_path / "a.onnx"
+    run(
+        capsys, "export", *QKV, "--attn-mask", "bool[B,1,1,S]", "--is-causal", "--form", "attention", "-o", path
+    )
+    return path
+
+
+@pytest.fixture
+def wrong(model: Path) -> Path:
+    """The same with another scale than it states."""
+    loaded = onnx.load(model)
+    scales = [each for node in loaded.graph.node for each in node.attribute if each.name == "scale"]
+    for scale in scales:
+        scale.f = 2.0
+    assert scales
+    onnx.save(loaded, model)
+    return model
+
+
+@pytest.fixture
+def fallen_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where CUDA has no kernel for a node."""
+
+    def elsewhere(*arguments: Any, **keywords: Any) -> Any:
+        report = verify(*arguments, **keywords)
+        placed = Placement("shape_of_it", "Shape", "CPUExecutionProvider", "CUDAExecutionProvider")
+        return replace(report, placements=(*report.placements, placed))
+
+    monkeypatch.setattr("sdpa_xp_export.cli.verify.verify", elsewhere)
+
+
+def test_table(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    code, out, err = run(capsys, "verify", model)
+    assert (code, err) == (0, "")
+    lines = [line.split() for line in out.splitlines()]
+    assert ["lengths", "provider", "output", "error", "bound", "agrees", "ms", "peak", "MB"] in lines
+    assert ["node", "that", "ran", "op", "provider", "asked"] in lines
+    (run_line,) = (line for line in lines if line[:3] == ["B=1", "L=1", "S=1"] and "large" not in line)
+    assert run_line[3:5] == ["CPUExecutionProvider", "output"]
+    assert run_line[7] == "yes"
+    nodes = [line for line in lines if line[1:2] == ["Attention"]]
+    assert [line[2:] for line in nodes] == [["CPUExecutionProvider"] * 2]
+    assert "attention: agrees in 6 runs" in out
+
+
+def test_json(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    code, out, err = run(capsys, "verify", model, "--json", "--require-provider", "cpu")
+    assert (code, err) == (0, "")
+    report = json.loads(out)
+    assert report["holds"] is report["agrees"] is True
+    assert report["failures"] == []
+    assert report["form"] == "attention"
+    assert report["call"]["attn_mask"] == "bool[B,1,1,S]"
+    assert {each["op"] for each in report["placements"]} >= {"Attention"}
+    assert all(0 <= each["agreement"]["absolute"] <= each["agreement"]["bound"] for each in report["runs"])
+    assert {each["output"] for each in report["runs"]} == {"output"}
+
+
+def test_json_of_masks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "a.onnx"
+    run(
+        capsys, "export", *QKV, "--attn-mask", "~causal() | padding(int64[B])", "--bias", "alibi(8)", "-o", path
+    )
+    code, out, _ = run(capsys, "verify", path, "--json")
+    assert code == 0
+    assert json.loads(out)["call"]["bias"] == "alibi(slopes=8, offset=0)"
+
+
+def test_seed(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    def errors(seed: int) -> list[float]:
+        _, out, _ = run(capsys, "verify", model, "--json", "--seed", seed)
+        return [each["agreement"]["absolute"] for each in json.loads(out)["runs"]]
+
+    assert errors(0) == errors(0) != errors(1)
+
+
+@pytest.mark.parametrize("how", ["table", "json", "html"])
+def test_exits_1_on_a_wrong_model(capsys: pytest.CaptureFixture[str], wrong: Path, how: str) -> None:
+    page = wrong.with_name("report.html")
+    ways: dict[str, list[Any]] = {"table": [], "json": ["--json"], "html": ["--html", page]}
+    code, out, err = run(capsys, "verify", wrong, *ways[how])
+    assert (code, err) == (1, "")
+    if how == "json":
+        report = json.loads(out)
+        assert report["holds"] is report["agrees"] is False
+        assert report["failures"][0].startswith("output of B=2 L=5 S=9 on CPUExecutionProvider: error")
+        return
+    assert "attention: DISAGREES in 6 runs" in out
+    assert "FAILS: output of B=2 L=5 S=9 on CPUExecutionProvider: error" in out
+    if how == "html":
+        assert "does not hold" in page.read_text()
+
+
+@pytest.mark.usefixtures("fallen_back")
+def test_a_node_that_fell_back(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    """It is shown, and fails where a provider is required."""
+    code, out, _ = run(capsys, "verify", model)
+    assert code == 0
+    assert "fell back: shape_of_it" in out
+    code, out, _ = run(capsys, "verify", model, "--require-provider", "cpu")
+    named = "node shape_of_it (Shape) ran on CPUExecutionProvider, not on CUDAExecutionProvider"
+    assert code == 1
+    assert f"FAILS: {named}" in out
+    code, out, _ = run(capsys, "verify", model, "--require-provider", "cpu", "--json")
+    assert code == 1
+    assert json.loads(out)["failures"] == [named]
+    assert json.loads(out)["agrees"] is True
+
+
+def test_page(capsys: pytest.CaptureFixture[str], model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is written whole, and over another file only when told to."""
+    page = model.with_name("report.html")
+    code, out, _ = run(capsys, "verify", model, "--html", page)
+    assert code == 0
+    assert out.startswith(f"wrote {page}\nattention: agrees in 6 runs")
+    assert "a.onnx" in page.read_text()
+    page.write_text("mine")
+    with monkeypatch.context() as patch:  # it is refused before the long work
+        patch.setattr("sdpa_xp_export.cli.verify.verify", lambda *_, **__: pytest.fail("verified"))
+        assert "--force" in refused(capsys, "verify", model, "--html", page)
+    assert page.read_text() == "mine"
+    assert run(capsys, "verify", model, "--html", page, "--force")[0] == 0
+    assert page.read_text().startswith("<!doctype html>")
+    assert sorted(each.name for each in model.parent.iterdir()) == ["a.onnx", "report.html"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["none.onnx"], "verify: `model` must be a file; got model=none.onnx"),
+        ([__file__], "`model` must be an ONNX model"),
+        (["MODEL", "--require-provider", "cuda"], "`provider` must be one that onnxruntime offers here"),
+        (["MODEL", "--provider", "tpu"], "got provider='tpu'"),
+        (["MODEL", "--provider", "cuda", "--require-provider", "cpu"], "`provider` must be the required one"),
+        (["MODEL", "--json", "--html", "r.html"], "one of `html` and `json` may be given"),
+        (["MODEL", "--html", "no/such/r.html"], "the folder of `html` must exist; got html="),
+        (["MODEL", "--html", "."], "`html` must be a file; got html="),
+        (["MODEL", "--seed", "-1"], "Invalid value for '--seed'"),
+        ([], "Missing argument"),
+    ],
+)
+def test_refused(
+    capsys: pytest.CaptureFixture[str],
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    words: str,
+) -> None:
+    monkeypatch.chdir(model.parent)
+    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ["CPUExecutionProvider"])
+    assert words in refused(capsys, "verify", *(model.name if each == "MODEL" else each for each in arguments))
+    assert [each.name for each in model.parent.iterdir()] == ["a.onnx"]
+
+
+def test_json_is_json_when_the_error_is_infinite(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    loaded = onnx.load(model)
+    loaded.graph.node.append(onnx.helper.make_node("Log", ["inner"], ["output"]))
+    (last,) = (node for node in loaded.graph.node[:-1] if "output" in node.output)
+    last.output[:] = ["inner"]
+    onnx.save(loaded, model)
+    code, out, _ = run(capsys, "verify", model, "--json")
+    assert code == 1
+    report = json.loads(out, parse_constant=lambda name: pytest.fail(name))
+    assert report["runs"][0]["agreement"]["absolute"] is None
+
+
+def test_metadata_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    """Nor can names in the graph be read as markup."""
+    loaded = onnx.load(model)
+    for entry in loaded.metadata_props:
+        if entry.key == "sdpa_xp.form":
+            entry.value = "\x1b[31mred"
+    for index, node in enumerate(loaded.graph.node):
+        node.name = f"[bold]{index}\x1b[2J\n"
+    onnx.save(loaded, model)
+    code, out, _ = run(capsys, "verify", model)
+    assert code == 0
+    assert "\\x1b[31mred: agrees" in out
+    assert "\x1b" not in out
+    assert "[bold]0\\x1b[2J\\n" in out

@@ -1,0 +1,305 @@
+"""A file that anyone may have written is refused in one line, and before it costs memory."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from sdpa_xp import biases
+from sdpa_xp_export import TensorSpec, export_attention, save, verify
+from sdpa_xp_export.call import Arguments, Call
+from sdpa_xp_export.checking import checked
+from sdpa_xp_export.loading import MOST, bounded, load
+from sdpa_xp_export.memory import peak_above
+
+MODEL = export_attention(*[TensorSpec("float32", (2, 4))] * 3)
+ARRAY = np.arange(16, dtype=np.float32).reshape(4, 4)
+
+BIAS = biases.from_array(np.linspace(-1, 1, 32 * 32, dtype=np.float32).reshape(32, 32))
+
+
+def identity(*tensors: TensorProto) -> onnx.ModelProto:
+    out = helper.make_tensor_value_info("out", TensorProto.FLOAT, [4, 4])
+    graph = helper.make_graph([helper.make_node("Identity", ["array"], ["out"])], "one", [], [out])
+    graph.initializer.extend(tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+
+
+def referring(location: str, **more: object) -> TensorProto:
+    """A tensor of 64 bytes that are somewhere else."""
+    tensor = TensorProto(name="array", data_type=TensorProto.FLOAT, dims=[4, 4])
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in {"location": location, **more}.items():
+        tensor.external_data.add(key=key, value=str(value))
+    return tensor
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with data in it, and data beside it."""
+    inside = tmp_path / "in"
+    (inside / "sub").mkdir(parents=True)
+    for path in (inside / "a.data", inside / "sub" / "a.data", tmp_path / "secret.data"):
+        path.write_bytes(ARRAY.tobytes())
+    return inside
+
+
+def written(folder: Path, model: onnx.ModelProto) -> Path:
+    (folder / "a.onnx").write_bytes(model.SerializeToString())
+    return folder / "a.onnx"
+
+
+def refused(path: Path, rule: str, error: type[Exception] = ValueError) -> str:
+    """The one line that `load` refuses it with."""
+    with pytest.raises(
+        error, match=f"^verify: `model` must {rule}.*; got model={re.escape(str(path))}"
+    ) as caught:
+        load("verify", path)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_was_saved_is_read(tmp_path: Path) -> None:
+    path = save(MODEL, tmp_path / "a.onnx")
+    assert load("verify", path) == MODEL
+    (tmp_path / "link.onnx").symlink_to("a.onnx")
+    assert load("verify", str(tmp_path / "link.onnx")) == MODEL
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"offset": 0}, {"offset": 0, "length": 64}, {"length": 64, "checksum": "?"}]
+)
+@pytest.mark.parametrize("location", ["a.data", "sub/a.data", "./a.data"])
+def test_external_data_is_read_into_the_model(folder: Path, location: str, more: dict[str, object]) -> None:
+    path = written(folder, identity(referring(location, **more)))
+    (folder.parent / "link.onnx").symlink_to(path)
+    for each in (path, folder.parent / "link.onnx"):
+        (tensor,) = load("verify", each).graph.initializer
+        assert tensor.data_location == TensorProto.DEFAULT
+        assert not tensor.external_data
+        np.testing.assert_array_equal(numpy_helper.to_array(tensor), ARRAY)
+
+
+def test_a_saved_model_with_its_data_is_verified(tmp_path: Path) -> None:
+    from sdpa_xp import biases
+
+    bias = biases.from_array(np.linspace(-1, 1, 32 * 32, dtype=np.float32).reshape(32, 32))
+    path = save(
+        export_attention(*[TensorSpec("float32", (32, 8))] * 3, bias=bias),
+        tmp_path / "a.onnx",
+        external_above=0,
+    )
+    assert len(list(tmp_path.iterdir())) == 2
+    assert verify(path).agrees
+
+
+def test_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "nowhere").symlink_to("none")
+    for path in (tmp_path / "none", tmp_path, tmp_path / "pipe", tmp_path / "loop", tmp_path / "nowhere"):
+        refused(path, "be a file", FileNotFoundError)
+
+
+@pytest.mark.parametrize("step", ["is_file", "read_bytes"])
+def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    def forbidden(*_: object) -> bytes:
+        raise PermissionError(13, "Permission denied", "/elsewhere")
+
+    save(MODEL, tmp_path / "a.onnx")
+    monkeypatch.setattr(Path, step, forbidden)
+    refused(tmp_path / "a.onnx", r"be readable \(Permission denied\)", PermissionError)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"garbage",
+        b"\x08\x08",  # an ir_version, and no more
+        MODEL.SerializeToString()[:-7],
+        MODEL.graph.SerializeToString(),
+        numpy_helper.from_array(ARRAY).SerializeToString(),
+        MODEL.SerializeToString().replace(b"sdpa_xp.form", b"sdpa_xp.\xff\xffrm"),
+        MODEL.SerializeToString().replace(b"query", b"\xff\xffery"),
+        identity(referring("location")).SerializeToString().replace(b"location", b"loca\xffion"),
+        b"\x3a\x80\x80\x80\x80\x10",  # a graph of 4 GiB, by its own account
+    ],
+    ids=["empty", "garbage", "version", "cut", "graph", "tensor", "key", "name", "location", "long"],
+)
+def test_no_model(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.onnx").write_bytes(content)
+    refused(tmp_path / "a.onnx", "be an ONNX model")
+
+
+@pytest.mark.parametrize(
+    "location", ["../secret.data", "sub/../a.data", "", ".", "ABSOLUTE", "SECRET", "a.data\0x"]
+)
+def test_external_data_elsewhere(folder: Path, location: str) -> None:
+    absolute = {"ABSOLUTE": str(folder / "a.data"), "SECRET": str(folder.parent / "secret.data")}
+    path = written(folder, identity(referring(absolute.get(location, location))))
+    refused(path, "keep its external data in")
+
+
+@pytest.mark.parametrize("target", ["a.data", "../secret.data", "none", "link.data"])
+def test_external_data_by_a_link(folder: Path, target: str) -> None:
+    (folder / "link.data").symlink_to(target)
+    refused(written(folder, identity(referring("link.data"))), "keep its external data in")
+
+
+def test_external_data_in_a_linked_folder(folder: Path) -> None:
+    (folder / "up").symlink_to("..")
+    refused(written(folder, identity(referring("up/secret.data"))), "keep its external data in its own folder")
+
+
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, Path.mkdir, lambda path: os.link(path.parent.parent / "secret.data", path)]
+)
+def test_external_data_in_no_file_of_its_own(folder: Path, make: Callable[[Path], Any]) -> None:
+    make(folder / "odd")
+    refused(
+        written(folder, identity(referring("odd"))),
+        "keep its external data in regular files with no other name",
+    )
+
+
+@pytest.mark.parametrize(
+    ("tensor", "rule"),
+    [
+        (referring("none"), "have its external data"),
+        (referring("a" * 300), "be readable"),
+        (referring("a.data", length=65), "have all of its external data"),
+        (referring("a.data", offset=1, length=64), "have all of its external data"),
+        (referring("a.data", offset=65), "have all of its external data"),
+        (referring("a.data", offset=10**18, length=10**18), "have all of its external data"),
+        (referring("a.data", offset=-1), "have offsets and lengths that are numbers"),
+        (referring("a.data", length="64\n"), "have offsets and lengths that are numbers"),
+        (referring("a.data", length="9" * 5000), "have offsets and lengths that are numbers"),
+        (referring("a.data", base="/"), "describe external data by location, offset, length, checksum alone"),
+        (referring("a.data", length=60), "hold tensors as they say"),
+        (TensorProto(name="array", data_type=1, dims=[10**6, 10**6]), "hold tensors as they say"),
+        (TensorProto(name="array", data_type=99, dims=[1], raw_data=b"1234"), "hold tensors as they say"),
+        (TensorProto(name="array", dims=[1], raw_data=b"1234"), "hold tensors as they say"),
+    ],
+)  # fmt: skip
+def test_tensors_that_are_not_as_they_say(folder: Path, tensor: TensorProto, rule: str) -> None:
+    error = OSError if rule == "be readable" else ValueError
+    assert len(refused(written(folder, identity(tensor)), rule, error)) < 800
+
+
+def test_external_data_is_found_wherever_it_is(folder: Path) -> None:
+    """Where onnx looks for it, and where onnxruntime alone would."""
+    outside = referring("../secret.data")
+    constant = helper.make_node("Constant", [], ["array"], value=outside)
+    inner = helper.make_graph([constant], "inner", [], [])
+    loop = helper.make_node("Loop", ["", ""], ["array"], body=inner)
+    function = helper.make_function("f", "f", [], ["array"], [constant], [helper.make_opsetid("", 17)])
+    models = [identity(numpy_helper.from_array(ARRAY, "array")) for _ in range(5)]
+    models[0].graph.node.append(constant)
+    models[1].graph.node.append(loop)
+    models[2].functions.append(function)
+    models[3].graph.sparse_initializer.add().values.CopyFrom(outside)
+    models[4].training_info.add().algorithm.initializer.append(outside)
+    for model in models:
+        refused(written(folder, model), "keep its external data in its own folder")
+    models[1].graph.node[1].attribute[0].g.node[0].attribute[0].t.CopyFrom(referring("a.data"))
+    found = load("verify", written(folder, models[1])).graph.node[1].attribute[0].g.node[0].attribute[0].t
+    np.testing.assert_array_equal(numpy_helper.to_array(found), ARRAY)
+
+
+def test_sizes_are_bounded_before_anything_is_read(folder: Path) -> None:
+    path = folder / "large.onnx"
+    with path.open("wb") as file:
+        file.truncate(2**31)
+    assert peak(path, "be at most 2147483647 bytes; got") < 2**26
+    with (folder / "large.data").open("wb") as file:
+        file.truncate(2**30)
+    tensor = referring("large.data")
+    tensor.dims[:] = [2**14, 2**14]
+    path = written(folder, identity(tensor, tensor, tensor))  # the same bytes three times
+    assert peak(path, "be at most 2147483647 bytes with its external data; got") < 2**26
+    with pytest.raises(ValueError, match="be at most 63 bytes"):
+        load("verify", written(folder, identity(referring("a.data"))), largest=63)
+
+
+def peak(path: Path, rule: str) -> int:
+    def load_it() -> None:
+        with pytest.raises(ValueError, match=f"verify: `model` must {rule}"):
+            load("verify", path)
+
+    _, found = peak_above(load_it)
+    return found or 0
+
+
+def test_damaged_files_are_refused_or_read(tmp_path: Path) -> None:
+    """Nothing but the errors that `load` promises, and no warning."""
+    path, rng = tmp_path / "a.onnx", random.Random(0)
+    model = export_attention(*[TensorSpec("float32", (32, 8))] * 3, bias=BIAS)
+    model.graph.initializer.append(referring("a.onnx", offset=0, length=64))
+    whole = model.SerializeToString()
+    seen: list[str] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(1500):
+            damaged = bytearray(whole)
+            for _ in range(rng.choice([1, 3, 30])):
+                damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+            path.write_bytes(damaged)
+            try:
+                load("verify", path)
+                seen.append("")
+            except (ValueError, OSError) as error:
+                seen.append(str(error))
+    refusals = [each for each in seen if each]
+    assert 0 < len(refusals) < len(seen)
+    assert all(re.fullmatch("verify: `model` must .*", each) for each in refusals)
+
+
+def call(query: str, key: str, value: str | None = None, **more: Any) -> Call:
+    specs = [TensorSpec.parse(spec) for spec in (query, key, value or key)]
+    return checked("verify", *specs, Arguments(**more))
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: call("float32[1,1,1,1000000000]", "float32[1,1,1,1000000000]"),
+        lambda: call("float32[1,1,20000,1]", "float32[1,1,20000,1]"),
+        lambda: call("float32[B,8,L,1000000000]", "float32[B,8,L,1000000000]"),
+        lambda: call("float32[9000,1,1,1,1]", "float32[9000,1,1,1]"),
+        lambda: call("float32[2000,1,1,1,1]", "float32[2000,1,1,1]", "float32[2000,1,1,100]"),
+        lambda: call(f"float32[{','.join('ABCDEFGHIJKLMNOPQRSTUVW')},1,1,1]", "float32[1,1,1]"),
+        lambda: call(f"float32[1,1,{'9' * 4000},1]", "float32[1,1,1,1]"),
+        lambda: call("float32[1,1,1,1]", "float32[1,1,1,1]", past_key=TensorSpec("float32", (1, 1, 10**8, 1)),
+                     past_value=TensorSpec("float32", (1, 1, 10**8, 1))),
+    ],
+    ids=["width", "pairs", "named", "broadcast", "output", "many names", "digits", "cache"],
+)  # fmt: skip
+def test_a_call_too_large_to_verify(made: Callable[[], Call]) -> None:
+    rule = "verify: the inputs, the scores and the output of `model` must be at most 67108864 numbers together"
+    with pytest.raises(ValueError, match=f"^{rule}; got numbers=.*, call=float32") as caught:
+        bounded("verify", made())
+    assert len(str(caught.value)) < 500
+
+
+def test_the_bound_is_met() -> None:
+    exact = call("float32[2,3,5,7]", "float32[2,3,11,7]", "float32[2,3,11,13]")
+    inputs = 2 * 3 * (5 * 7 + 11 * 7 + 11 * 13)
+    scores, output = 2 * 3 * 5 * 11, 2 * 3 * 5 * 13
+    bounded("verify", exact, inputs + scores + output)
+    with pytest.raises(ValueError, match=r"got numbers=2.25e[+]03, call=float32"):
+        bounded("verify", exact, inputs + scores + output - 1)
+    bounded("verify", call("float32[1,12,2048,64]", "float32[1,12,2048,64]"))
+    assert MOST == 2**26
+    cached = TensorSpec("float32", ("B", 2, "P", 4))
+    bounded("verify", call("float32[B,2,L,4]", "float32[B,2,L,4]", past_key=cached, past_value=cached))
