@@ -25,6 +25,7 @@ class Arguments(NamedTuple):
     scale: object = None
     softcap: object = None
     sinks: object = None
+    dropout_p: object = 0.0
     softmax_dtype: object = None
     layout: object = checks.HLE
     past_key: object = None

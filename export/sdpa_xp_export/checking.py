@@ -23,6 +23,9 @@ def checked(function: str, query: object, key: object, value: object, given: Arg
             raise TypeError(
                 checks.message(function, f"`{name}` must be a TensorSpec", {name: type(spec).__name__})
             )
+    if checks.probability(function, "dropout_p", given.dropout_p):
+        rule = "`dropout_p` must be 0, since a graph draws no random numbers"
+        raise ValueError(checks.message(function, rule, {"dropout_p": given.dropout_p}))
     names = Names(function, inputs=dict(specs))
     dtype = specs["query"].dtype
     for name, spec in specs.items():

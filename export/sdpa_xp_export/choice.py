@@ -8,7 +8,7 @@ from types import ModuleType
 from sdpa_xp.checks import message
 from sdpa_xp_export.call import Call
 from sdpa_xp_export.forms import attention, grouped_query, multi_head, primitive, tiled
-from sdpa_xp_export.runtime import FIRST_RELEASE, MANY_PAIRS, OPSETS, PREFERRED, Runtime
+from sdpa_xp_export.runtime import FEW_SCORES, FIRST_RELEASE, OPSETS, PREFERRED, Runtime
 from sdpa_xp_export.structure import only_causal, unmasked
 
 FORMS: dict[str, ModuleType] = {
@@ -25,6 +25,10 @@ def choose(function: str, call: Call, form: str, opset: int | None, target: Runt
     if form not in (*FORMS, "auto"):
         rule = f"`form` must be auto, {', '.join(FORMS)}"
         raise ValueError(message(function, rule, {"form": repr(form)}))
+    if opset is not None and not any(opset in opsets for opsets in OPSETS.values()):
+        first, last = OPSETS["primitive"][0], OPSETS["primitive"][-1]
+        rule = f"`opset` must be {first} to {last}, and no form takes {opset}"
+        raise ValueError(message(function, rule, {"opset": repr(opset)}))
     if form == "auto":
         return _best(call, opset, target)
     if why := refusal(form, call, target):
@@ -57,12 +61,8 @@ def _best(call: Call, opset: int | None, target: Runtime) -> tuple[str, str]:
 
 
 def _case(call: Call) -> str:
-    """What the table goes by: what masks the call, and whether its scores are many."""
+    """What the table goes by: what masks the call, and whether its scores are known to be few."""
     kind = "unmasked" if unmasked(call) else "causal" if only_causal(call) and not call.cached else "masked"
-    return f"{kind}, {'few' if _few_pairs(call) else 'many'} scores"
-
-
-def _few_pairs(call: Call) -> bool:
-    """Whether the call is known to have no more than so many scores in all its heads."""
     sizes = (*call.sizes.batch, call.sizes.query_heads, call.sizes.queries, call.sizes.keys)
-    return all(isinstance(size, int) for size in sizes) and math.prod(sizes) <= MANY_PAIRS
+    few = all(isinstance(size, int) for size in sizes) and math.prod(sizes) <= FEW_SCORES[kind]
+    return f"{kind}, {'few' if few else 'many'} scores"

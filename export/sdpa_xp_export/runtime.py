@@ -30,8 +30,8 @@ EMPTY_INPUTS = {"multi_head": (1, 31)}
 # From here on the window of GroupQueryAttention counts the query's own key; before, only those to its left.
 WINDOW_COUNTS_ITSELF = (1, 24)
 
-# Calls whose scores are fewer, in all heads together, are computed at once.
-MANY_PAIRS = 2**21
+# Up to so many scores, in all heads together, a call has few.
+FEW_SCORES = {"unmasked": 2**25, "causal": 2**20, "masked": 2**21}
 # The forms to take, the best first, by provider and by what the call is like; measured, see
 # tests/benchmarks. GroupQueryAttention is taken only when asked for: since 1.28 it makes a row of NaN 0.
 _CPU: dict[str, tuple[str, ...]] = {
@@ -71,7 +71,7 @@ class Runtime:
         """The runtime that is written as `onnxruntime>=1.28;cpu`."""
         found = _RUNTIME.fullmatch(text.replace(" ", "")) if isinstance(text, str) else None
         if found is None or found[3] not in PREFERRED:
-            rule = f"`runtime` must be 'onnxruntime>=RELEASE;PROVIDER', the provider {' or '.join(PREFERRED)}"
+            rule = f"`runtime` must be 'onnxruntime>=RELEASE;PROVIDER', the provider {', '.join(PREFERRED)}"
             raise ValueError(message(function, rule, {"runtime": repr(text)}))
         release = (int(found[1]), int(found[2]))
         if release < FIRST_RELEASE["primitive"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sdpa_xp.biases import Bias
 from sdpa_xp.checks import HLE
 from sdpa_xp.masks import Mask
 from sdpa_xp_export.call import Call
@@ -12,15 +13,21 @@ def is_causal(mask: Mask) -> bool:
     return mask.name == "causal" and mask.arguments["offset"] == 0
 
 
+def may_mask(bias: Bias) -> bool:
+    """Whether a bias may be -inf for some pair."""
+    return bias.name != "alibi"
+
+
 def only_causal(call: Call) -> bool:
     """Whether the diagonal is the one thing that masks."""
-    masks = bool(call.masks) and all(is_causal(mask) for mask in call.masks)
-    return masks and not call.biases and call.past_lengths is None
+    if not call.masks or call.past_lengths is not None or any(map(may_mask, call.biases)):
+        return False
+    return all(is_causal(mask) for mask in call.masks)
 
 
 def unmasked(call: Call) -> bool:
     """Whether every pair may attend, whatever the values."""
-    return not call.masks and not call.biases and call.past_lengths is None
+    return not call.masks and call.past_lengths is None and not any(map(may_mask, call.biases))
 
 
 def more_keys(call: Call) -> bool:

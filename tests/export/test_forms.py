@@ -17,7 +17,14 @@ import pytest
 from sdpa_xp import scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, export_attention, verify
 
-FORMS = [("attention", 23), ("attention", 24), ("primitive", 17), ("primitive", 18), ("primitive", 24)]
+FORMS = [
+    ("attention", 23),
+    ("attention", 24),
+    ("primitive", 17),
+    ("primitive", 24),
+    ("tiled", 17),
+    ("tiled", 24),
+]
 
 MASKS: dict[str, tuple[Any, ...] | None] = {
     "no mask": None,
@@ -144,8 +151,8 @@ def names(model: onnx.ModelProto) -> list[str]:
 
 def test_plain_calls_are_one_node() -> None:
     qkv = TensorSpec("float32", ("B", 8, "L", 64))
-    assert names(export_attention(qkv, qkv, qkv)) == ["Attention"]
-    assert names(export_attention(qkv, qkv, qkv, is_causal=True)) == ["Attention"]
+    assert names(export_attention(qkv, qkv, qkv, form="attention")) == ["Attention"]
+    assert names(export_attention(qkv, qkv, qkv, is_causal=True, form="attention")) == ["Attention"]
 
 
 def test_half_keeps_its_kernel_on_cuda() -> None:
@@ -160,14 +167,21 @@ def metadata(model: onnx.ModelProto) -> dict[str, str]:
 
 
 def test_auto_says_why() -> None:
-    qkv = TensorSpec("float32", ("B", 8, "L", 64))
-    wide = TensorSpec("float64", ("B", 8, "L", 64))
+    qkv, padding = TensorSpec("float32", ("B", 8, "L", 64)), TensorSpec("bool", ("B", 1, 1, "L"))
+    short, long = (TensorSpec("float32", (1, 8, length, 64)) for length in (128, 4096))
     for specs, rules, form, reason in [
-        (qkv, {}, "attention", "first form that is right"),
-        (qkv, {"opset": 17}, "primitive", "opset 17"),
-        (qkv, {"runtime": "onnxruntime>=1.24;cpu"}, "primitive", "right from 1.28 on"),
-        (wide, {}, "primitive", "float64"),
-        (TensorSpec("float32", (2, "B", 8, "L", 64)), {}, "primitive", "at most 4 axes"),
+        (short, {}, "attention", "the best for unmasked, few scores on cpu"),
+        (short, {"opset": 17}, "primitive", "not attention: opset 17 was asked for"),
+        (short, {"runtime": "onnxruntime>=1.24;cpu"}, "primitive", "right from 1.28 on"),
+        (TensorSpec("float64", (1, 8, 128, 64)), {}, "primitive", "float64"),
+        (TensorSpec("float32", (2, 1, 8, 99, 64)), {}, "primitive", "at most 4 axes"),
+        (long, {}, "multi_head", "the best for unmasked, many scores on cpu"),
+        (long, {"is_causal": True}, "tiled", "the best for causal, many scores on cpu"),
+        (qkv, {}, "tiled", "an empty batch ends the process"),
+        (qkv, {"runtime": "onnxruntime>=1.31;cpu"}, "multi_head", "unmasked, many scores"),
+        (qkv, {"attn_mask": padding}, "tiled", "masked, many scores"),
+        (qkv, {"outputs": "weights"}, "primitive", "not tiled: weights and scores are as large"),
+        (qkv, {"runtime": "onnxruntime>=1.28;cuda"}, "attention", "on cuda"),
     ]:
         found = metadata(export_attention(specs, specs, specs, **rules))
         assert found["sdpa_xp.form"] == form

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,15 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec, export_attention, verify
 from sdpa_xp_export.agreement import Agreement, judge
 from sdpa_xp_export.session import Placement, placements
 
 QKV = TensorSpec("float32", ("B", 4, "L", 16))
+FIXED = TensorSpec("float32", (2, 4, 5, 16))
+KEY = TensorSpec("float32", ("B", 4, "S", 16))
+FUSED = ("Attention", "MultiHeadAttention", "GroupQueryAttention")
 MASK = TensorSpec("bool", ("B", 1, "L", "L"))
 
 
@@ -29,7 +33,13 @@ def attribute(model: onnx.ModelProto, name: str) -> onnx.AttributeProto:
 
 
 def drop_scale(model: onnx.ModelProto) -> None:
-    attribute(model, "scale").f = 1.0
+    """The attribute of the fused operators; or the number that the query is multiplied by first."""
+    if any(node.op_type in FUSED for node in model.graph.node):
+        attribute(model, "scale").f = 1.0
+        return
+    scaled = next(node for node in model.graph.node if node.op_type == "Mul")
+    (number,) = (each for each in model.graph.initializer if each.name in scaled.input)
+    number.CopyFrom(numpy_helper.from_array(np.asarray(1.0, np.float32), number.name))
 
 
 def drop_causal(model: onnx.ModelProto) -> None:
@@ -41,46 +51,85 @@ def drop_softcap(model: onnx.ModelProto) -> None:
 
 
 def flip_mask(model: onnx.ModelProto) -> None:
-    model.graph.node.insert(0, onnx.helper.make_node("Not", ["attn_mask"], ["flipped"]))
-    for node in model.graph.node[1:]:
+    for node in all_nodes(model.graph):
         node.input[:] = ["flipped" if name == "attn_mask" else name for name in node.input]
+    model.graph.node.insert(0, onnx.helper.make_node("Not", ["attn_mask"], ["flipped"]))
 
 
 def finfo_min_for_inf(model: onnx.ModelProto) -> None:
     """What makes an empty row the mean of the values instead of 0, once nothing blanks it afterwards."""
+    least = np.asarray(np.finfo(np.float32).min)
     for constant in model.graph.initializer:
         if np.isneginf(numpy_helper.to_array(constant)).all():
-            least = np.asarray(np.finfo(np.float32).min)
             constant.CopyFrom(numpy_helper.from_array(least.astype(np.float32), constant.name))
-    softmax = next(node for node in model.graph.node if node.op_type == "Softmax")
-    for node in model.graph.node:
-        if node.op_type == "Where" and softmax.output[0] in node.input:
-            blanked = node.output[0]
-    for node in model.graph.node:
-        node.input[:] = [softmax.output[0] if name == blanked else name for name in node.input]
+    for graph in all_graphs(model.graph):
+        blanked = graph.node[-1]
+        if blanked.op_type == "Where":
+            blanked.op_type, blanked.input[:] = "Identity", [blanked.input[1]]
+
+
+def lower_right(model: onnx.ModelProto) -> None:
+    """Causal masks count from the last query and the last key."""
+    for graph in all_graphs(model.graph):
+        for index, node in enumerate(graph.node):
+            if node.op_type == "LessOrEqual":
+                graph.node.insert(index, onnx.helper.make_node("Add", [node.input[1], "shift"], ["shifted"]))
+                node.input[1] = "shifted"
+                break
+    lengths = [
+        onnx.helper.make_node("Shape", ["key"], ["keys"], start=2, end=3),
+        onnx.helper.make_node("Shape", ["query"], ["queries"], start=2, end=3),
+        onnx.helper.make_node("Sub", ["keys", "queries"], ["shift"]),
+    ]
+    for node in reversed(lengths):
+        model.graph.node.insert(0, node)
+
+
+def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """The graph, and the bodies of its loops."""
+    yield graph
+    for node in graph.node:
+        for each in node.attribute:
+            if each.type == onnx.AttributeProto.GRAPH:
+                yield from all_graphs(each.g)
+
+
+def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    for each in all_graphs(graph):
+        yield from each.node
+
+
+PADDED = masks.causal() & masks.padding(TensorSpec("int64", ("B",)))
 
 
 @pytest.mark.parametrize(
-    ("rules", "damage"),
+    ("key", "rules", "forms", "damage"),
     [
-        ({}, drop_scale),
-        ({"is_causal": True}, drop_causal),
-        ({"softcap": 1.0}, drop_softcap),
-        ({"attn_mask": MASK}, flip_mask),
-        ({"attn_mask": MASK, "form": "primitive"}, finfo_min_for_inf),
+        (QKV, {}, ("attention", "multi_head", "tiled", "primitive"), drop_scale),
+        (QKV, {"is_causal": True}, ("grouped_query",), drop_scale),
+        (QKV, {"is_causal": True}, ("attention",), drop_causal),
+        (QKV, {"softcap": 1.0}, ("attention",), drop_softcap),
+        (QKV, {"attn_mask": MASK}, ("attention", "tiled", "primitive"), flip_mask),
+        (QKV, {"attn_mask": MASK}, ("tiled", "primitive"), finfo_min_for_inf),
+        (KEY, {"attn_mask": PADDED}, ("attention", "tiled", "primitive"), lower_right),
     ],
 )
-def test_damaged_graph_is_caught(rules: dict[str, Any], damage: Callable[[onnx.ModelProto], None]) -> None:
-    model = export_attention(QKV, QKV, QKV, **rules)
-    assert verify(model).agrees
-    damage(model)
-    report = verify(model)
-    assert not report.agrees
-    assert "DISAGREES" in str(report)
+def test_damaged_graph_is_caught(
+    key: TensorSpec, rules: dict[str, Any], forms: tuple[str, ...], damage: Callable[[onnx.ModelProto], None]
+) -> None:
+    for form in forms:
+        query = FIXED if form in ("multi_head", "grouped_query") else QKV
+        own = query if key is QKV else key
+        model = export_attention(query, own, own, **rules, form=form)
+        assert verify(model).agrees, form
+        damage(model)
+        report = verify(model)
+        assert not report.agrees, form
+        assert "DISAGREES" in str(report)
 
 
 def test_nodes_and_their_provider() -> None:
-    report = verify(export_attention(QKV, QKV, QKV, is_causal=True))
+    report = verify(export_attention(QKV, QKV, QKV, is_causal=True, form="attention"))
     assert [(placed.op, placed.provider) for placed in report.placements] == [
         ("Attention", "CPUExecutionProvider")
     ]
@@ -153,9 +202,6 @@ def test_seeds_draw_different_inputs() -> None:
     model = export_attention(QKV, QKV, QKV)
     one, other = (verify(model, seed=seed).runs[0].agreement.absolute for seed in (0, 1))
     assert one != other
-
-
-KEY = TensorSpec("float32", ("B", 4, "S", 16))
 
 
 @pytest.mark.parametrize("form", ["attention", "primitive"])
@@ -263,7 +309,7 @@ def test_placements_from_a_profile(tmp_path: Path) -> None:
 
 
 def test_a_node_that_fell_back_is_named() -> None:
-    report = verify(export_attention(QKV, QKV, QKV))
+    report = verify(export_attention(QKV, QKV, QKV, form="attention"))
     assert "fell back" not in str(report)
     placed = tuple(replace(each, asked=CUDA) for each in report.placements)
     assert str(replace(report, placements=placed)).endswith("; fell back: Attention_0")

@@ -141,16 +141,17 @@ def _mask(tile: Tile, dtype: str, causal: bool) -> tuple[Value | None, Allowed]:
 
     The mask is the bias with -inf where a pair may not attend. The runtime holds a row whose entries are all
     the smallest finite number for empty, but only -inf masks: so what is finite becomes at least nearly the
-    smallest.
+    smallest. It is made in float32, since CUDA compares no bfloat16.
     """
     call = tile.call
     given = all_allowed(tile, [mask for mask in call.masks if not (causal and is_causal(mask))])
     if not call.biases:
         return (None if given is True else cast(Value, given)), given
-    total, given = biased(call.biases, tile, tile.graph.constant(0.0, dtype), given)
-    least = float(np.finfo("float16" if dtype == "bfloat16" else dtype).min) * (1 - 2**-10)
+    total, given = biased(call.biases, tile, tile.graph.constant(0.0, "float32"), given)
+    least = float(np.finfo("float16" if dtype == "float16" else "float32").min) * (1 - 2**-7)
     total = pieces.at_least(total, least)
-    return (total if given is True else functions.where(cast(Value, given), total, -math.inf)), given
+    total = total if given is True else functions.where(cast(Value, given), total, -math.inf)
+    return total.astype(dtype), given
 
 
 def _exact(inputs: Inputs, mask: Value) -> Value:

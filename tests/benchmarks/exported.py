@@ -1,0 +1,187 @@
+"""Exported attention in onnxruntime on the CPU: what `auto` takes, beside every other graph of the same call.
+
+One process holds a session of each graph and runs them in turn; a number is the median over the rounds. The
+peak of memory is that of a fresh process, above what it held before the first run. Inputs and outputs are
+(1, 8, S, 64), float32, heads before lengths, so the fused operators pay for the Transposes that they need.
+
+`python tests/benchmarks/exported.py [--quick]` writes tests/benchmarks/exported.json and prints a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+
+from sdpa_xp_export import TensorSpec, export_attention
+from sdpa_xp_export.memory import peak_above
+
+HEADS, WIDTH = 8, 64
+LENGTHS = (128, 512, 2048, 4096)
+RUNTIME = "onnxruntime>=1.31;cpu"
+FORMS = ("auto", "primitive", "tiled", "attention", "multi_head", "grouped_query")
+TORCH_OPSETS = (18, 23)
+RESULTS = Path(__file__).parent / "exported.json"
+SECONDS = 8.0
+"""Per graph and cell."""
+
+
+def graphs(length: int, causal: bool, folder: Path) -> Iterator[tuple[str, Path]]:
+    """Each graph of the call, by who wrote it, as a file."""
+    qkv = TensorSpec("float32", (1, HEADS, length, WIDTH))
+    for form in FORMS:
+        if form == "grouped_query" and not causal:
+            continue
+        model = export_attention(qkv, qkv, qkv, is_causal=causal, form=form, runtime=RUNTIME)
+        path = folder / f"{form}-{length}-{causal}.onnx"
+        onnx.save(model, path)
+        yield form, path
+    for opset in TORCH_OPSETS:
+        yield f"torch, opset {opset}", _torch_graph(length, causal, opset, folder)
+
+
+def _torch_graph(length: int, causal: bool, opset: int, folder: Path) -> Path:
+    import torch
+
+    class Module(torch.nn.Module):
+        def forward(self, query: Any, key: Any, value: Any) -> Any:
+            return torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
+
+    path = folder / f"torch{opset}-{length}-{causal}.onnx"
+    example = tuple(torch.zeros(1, HEADS, length, WIDTH) for _ in range(3))
+    torch.onnx.export(Module(), example, path, dynamo=True, opset_version=opset, verbose=False)
+    return path
+
+
+def session(path: Path) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    # Threads that spin between runs would take the cores from the other graphs of the table.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def feeds(names: list[str], length: int) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    return {name: rng.standard_normal((1, HEADS, length, WIDTH)).astype(np.float32) for name in names}
+
+
+def timed(paths: dict[str, Path], length: int, seconds: float) -> dict[str, list[float]]:
+    """Seconds of each run of each graph, in interleaved rounds; all give the same numbers."""
+    sessions = {name: session(path) for name, path in paths.items()}
+    given = {name: feeds([each.name for each in s.get_inputs()], length) for name, s in sessions.items()}
+    outputs = {name: s.run(None, given[name])[0] for name, s in sessions.items()}
+    for name, output in outputs.items():
+        np.testing.assert_allclose(output, outputs["primitive"], rtol=0, atol=5e-6, err_msg=name)
+    runs: dict[str, list[float]] = {name: [] for name in sessions}
+    end = time.perf_counter() + seconds * len(sessions)
+    while time.perf_counter() < end or len(runs["auto"]) < 5:
+        for name, s in sessions.items():
+            start = time.perf_counter()
+            s.run(None, given[name])
+            runs[name].append(time.perf_counter() - start)
+    return runs
+
+
+def peak_of(path: Path, length: int) -> int:
+    """Bytes above those before the first run, in a process of its own."""
+    command = [sys.executable, __file__, "--peak-of", str(path), str(length)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+def print_peak(path: Path, length: int) -> None:
+    loaded = session(path)
+    given = feeds([each.name for each in loaded.get_inputs()], length)
+    _, peak = peak_above(lambda: loaded.run(None, given))
+    print(peak)
+
+
+def form_of(path: Path) -> str:
+    metadata = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
+    return metadata["sdpa_xp.form"]
+
+
+def measured(folder: Path, seconds: float) -> list[dict[str, Any]]:
+    cells = []
+    for length in LENGTHS:
+        for causal in (False, True):
+            paths = dict(graphs(length, causal, folder))
+            runs = timed(paths, length, seconds)
+            rows = {
+                name: {
+                    "milliseconds": round(statistics.median(times) * 1e3, 3),
+                    "quartiles": [round(each * 1e3, 3) for each in statistics.quantiles(times, n=4)[::2]],
+                    "runs": len(times),
+                    "peak_megabytes": round(peak_of(paths[name], length) / 1e6, 1),
+                }
+                for name, times in runs.items()
+            }
+            best = min(row["milliseconds"] for name, row in rows.items() if name != "auto")
+            cell = {"S": length, "causal": causal, "auto": form_of(paths["auto"]), "graphs": rows}
+            cells.append(cell | {"auto_over_best": round(rows["auto"]["milliseconds"] / best, 3)})
+            print(row_of(cells[-1]), flush=True)
+    return cells
+
+
+def row_of(cell: dict[str, Any]) -> str:
+    """The cell as a line: milliseconds (megabytes) of each graph."""
+    rows = cell["graphs"].items()
+    shown = ", ".join(f"{name} {row['milliseconds']} ({row['peak_megabytes']:.0f})" for name, row in rows)
+    kind = "causal" if cell["causal"] else "all pairs"
+    return f"S={cell['S']} {kind}: auto is {cell['auto']}, {cell['auto_over_best']} of the best: {shown}"
+
+
+def machine() -> dict[str, Any]:
+    import torch
+
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "cpu": next(
+            (
+                line.split(":")[1].strip()
+                for line in Path("/proc/cpuinfo").open()
+                if line.startswith("model name")
+            ),
+            platform.processor(),
+        ),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "onnxruntime": onnxruntime.__version__,
+        "onnx": onnx.__version__,
+        "torch": torch.__version__,
+        "call": f"(1, {HEADS}, S, {WIDTH}) float32, CPU",
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a second a graph; writes nothing")
+    parser.add_argument("--peak-of", nargs=2, metavar=("MODEL", "LENGTH"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.peak_of:
+        print_peak(Path(arguments.peak_of[0]), int(arguments.peak_of[1]))
+        return
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        cells = measured(Path(folder), 1.0 if arguments.quick else SECONDS)
+    if not arguments.quick:
+        RESULTS.write_text(json.dumps(machine() | {"cells": cells}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
