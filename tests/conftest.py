@@ -15,6 +15,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--backends",
         help=f"comma-separated, of {', '.join(LIBRARIES)}; default: those installed of {', '.join(DEFAULT)}",
     )
+    parser.addoption("--runtimes", help="comma-separated releases of onnxruntime, which must be installed")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -66,7 +66,9 @@ def judge_together(
             got = {"result": result.shape, "reference": reference.shape}
             raise ValueError(message("judge", rule, got))
     own = max(_own_error(reference, textbook) for _, reference, textbook in runs)
-    return [_compare(result, reference, 2 * own + ROUNDINGS * size * EPS[dtype]) for result, reference, _ in runs]
+    return [
+        _compare(result, reference, 2 * own + ROUNDINGS * size * EPS[dtype]) for result, reference, _ in runs
+    ]
 
 
 def _compare(result: NDArray[Any], reference: NDArray[np.float64], relative_bound: float) -> Agreement:

@@ -90,22 +90,22 @@ class Value:
         return self._as_real()._arithmetic("Div", other, swapped=True)
 
     def __mod__(self, other: object) -> Value:
-        """The remainder, with the sign of the divisor, as in Python."""
-        one, two = together(self, other)
-        if one.floating:
-            return one - (one // two) * two
-        return one.with_other("Mod", two)
+        return _remainder(*together(self, other))
+
+    def __rmod__(self, other: object) -> Value:
+        return _remainder(*reversed(together(self, other)))
 
     def __floordiv__(self, other: object) -> Value:
-        """The quotient rounded down, also of integers, whose Div rounds towards 0."""
-        one, two = together(self, other)
-        if one.floating:
-            quotient = one / two
-            return quotient.graph.add("Floor", quotient, dtype=quotient.dtype, shape=quotient.shape)
-        return (one - one % two).with_other("Div", two)
+        return _quotient(*together(self, other))
+
+    def __rfloordiv__(self, other: object) -> Value:
+        return _quotient(*reversed(together(self, other)))
 
     def __pow__(self, other: object) -> Value:
         return self._as_real()._arithmetic("Pow", other)
+
+    def __rpow__(self, other: object) -> Value:
+        return self._as_real()._arithmetic("Pow", other, swapped=True)
 
     def __neg__(self) -> Value:
         return self.graph.add("Neg", self, dtype=self.dtype, shape=self.shape)
@@ -185,6 +185,20 @@ def together(one: Value, other: object) -> tuple[Value, Value]:
         other = one.graph.constant(other, dtype)
     dtype = max(one.dtype, other.dtype, key=WIDER.index)
     return one.astype(dtype), other.astype(dtype)
+
+
+def _remainder(one: Value, other: Value) -> Value:
+    """The remainder, with the sign of the divisor, as in Python."""
+    if one.floating:
+        return one - _quotient(one, other) * other
+    return one.with_other("Mod", other)
+
+
+def _quotient(one: Value, other: Value) -> Value:
+    """The quotient rounded down, also of integers, whose Div rounds towards 0."""
+    if one.floating:
+        return unary("Floor", one / other)
+    return (one - _remainder(one, other)).with_other("Div", other)
 
 
 def unary(op: str, value: Value, **attributes: Any) -> Value:

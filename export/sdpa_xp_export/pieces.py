@@ -11,15 +11,6 @@ from sdpa_xp_export.shapes import joint_shape
 from sdpa_xp_export.spec import Shape
 
 
-def times(value: Value, number: float) -> Value:
-    """value -> value * number.
-
-    In float64 as Neg(value * -number): onnxruntime folds a Mul that stands right before a MatMul into it, as a
-    float32.
-    """
-    return value * number if value.dtype != "float64" else -(value * -number)
-
-
 def at_least(value: Value, number: float) -> Value:
     """value -> Where(value < number, number, value); a NaN stays."""
     return functions.where(value < number, number, value)

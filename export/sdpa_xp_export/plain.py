@@ -5,9 +5,10 @@ What masks and biases mean is asked of the library: an exported graph has to agr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,8 @@ from sdpa_xp_export.operands import Initializer, Input
 
 Arrays: TypeAlias = dict[str, Any]
 """NumPy arrays by the name of the argument, or of the input of a graph."""
+ScoreFunction: TypeAlias = Callable[[Any, Any, Any, Any, Any], Any]
+"""score_mod(score, batch, head, query_index, key_index) -> score."""
 
 
 def plain(call: Call, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
@@ -122,11 +125,19 @@ class _Terms:
     def added(self) -> tuple[Any, ...]:
         """What is added, one after the other: arrays, and functions of the scores."""
         return tuple(
-            bias.arguments["score_mod"]
+            self._from_position(cast(ScoreFunction, bias.arguments["score_mod"]))
             if bias.name == "from_function"
             else self._over(bias, biases.to_array, 0.0)
             for bias in self.call.biases
         )
+
+    def _from_position(self, score_mod: ScoreFunction) -> ScoreFunction:
+        """`score_mod`, whose queries are counted from where the first of them stands."""
+        if not self.call.cached:
+            return score_mod
+        tokens = np.asarray(self.pairs[-1] if self.filled is None else self.filled)
+        first = np.broadcast_to(tokens - self.pairs[-2], (math.prod(self.pairs[:-3]),))
+        return lambda score, b, h, i, j: score_mod(score, b, h, i + first[b], j)
 
     def _over(self, value: Mask | Bias, to_array: Callable[..., Any], empty: Any) -> NDArray[Any]:
         if not self.call.cached:
@@ -148,6 +159,8 @@ class _Terms:
         if not isinstance(value, Mask | Bias):
             return _held(value, self.arrays)
         held = {name: self._with_arrays(each, first, tokens) for name, each in value.arguments.items()}
+        if value.name == "padding":
+            held = _within(held, first, self.pairs[-2], self.pairs[-1] if tokens is None else tokens)
         if tokens is None:
             return replace(value, **held)
         if value.name == "from_array":
@@ -156,9 +169,16 @@ class _Terms:
             ids = np.asarray(held["query_ids"])
             held["key_ids"] = ids if held["key_ids"] is None else np.asarray(held["key_ids"])[..., :tokens]
             held["query_ids"] = _in_front(ids, -1, first)
-        elif value.name == "padding" and held["query_lengths"] is not None:
-            held["query_lengths"] = np.asarray(held["query_lengths"]) + first
         return replace(value, **held)
+
+
+def _within(lengths: Arrays, first: int, queries: int, keys: int) -> Arrays:
+    """Lengths of a padding mask, at most those of this run, with `first` queries more."""
+    real, rows = lengths["key_lengths"], lengths["query_lengths"]
+    return {
+        "key_lengths": None if real is None else np.minimum(real, keys),
+        "query_lengths": None if rows is None else np.minimum(rows, queries) + first,
+    }
 
 
 def _among_all(array: NDArray[Any], first: int, tokens: int) -> NDArray[Any]:

@@ -63,12 +63,14 @@ def attention(
         scores = (k[shared][js] @ q[at]) * scales[at]
         if softcap:
             scores = softcap * np.tanh(scores / softcap)
+        kept = np.ones(len(js), bool)
         for term in terms:
             if callable(term):
-                scores = np.asarray(term(scores, count // (heads * queries), head, i, np.asarray(js, int)))
+                index = (np.asarray([each]) for each in (count // (heads * queries), head, i))
+                scores = np.broadcast_to(term(scores, *index, np.asarray(js, int)), scores.shape)
             else:
-                scores = scores + term[at][js]
-        kept = ~np.isneginf(scores)  # by a function of the scores
+                scores = np.maximum(scores + term[at][js], np.finfo(float).min)  # what -inf masks is not in js
+            kept &= ~np.isneginf(scores)  # what a function masked stays masked
         js, scores = [j for j, keep in zip(js, kept, strict=True) if keep], scores[kept]
         logits = scores if extra is None else np.append(scores, extra[(*entry, head)])
         if not logits.size:

@@ -24,13 +24,14 @@ def sample(call: Call, lengths: Mapping[str, int], rng: np.random.Generator, siz
     """Random inputs for a call whose symbols have `lengths`; scores are of `size`, whatever the scale.
 
     A boolean mask is True for three pairs of four, and False for the whole last key and, where it has a row
-    for each query, the whole first query. A floating one is -inf there; but for float16 its last row has the
-    smallest finite number throughout, which does not mask. Lengths are ragged: the first is 0, the last whole.
+    for each query, the whole first query. A floating one is -inf there; but its last row has the smallest
+    finite number throughout, which does not mask, unless a bound would suffer. Lengths are ragged: the first is
+    0, the last whole.
     """
     arrays: Arrays = {}
     for name, spec in call.inputs.items():
         shape = tuple(_length(length, lengths) for length in spec.shape)
-        arrays[name] = _drawn(call, name, spec, shape, lengths, rng)
+        arrays[name] = _drawn(call, name, spec, shape or (1,), lengths, rng).reshape(shape)
     scale = arrays.get("scale", call.scale)
     typical = abs(scale) if isinstance(scale, float) else 1.0
     own = typical * math.sqrt(arrays["query"].shape[-1])
@@ -106,7 +107,7 @@ def _drawn(
         "key_lengths": keys,
         "query_lengths": queries,
         "length": keys,
-        "past_lengths": keys - _new(call, lengths),
+        "past_lengths": keys - (_new(call, lengths) if call.cached else 0),
     }
     if stem in most:
         drawn = rng.integers(0, most[stem] + 1, shape)
@@ -118,13 +119,24 @@ def _drawn(
     if stem == "offset":
         return rng.integers(-2, max(keys - queries, 0) + 3, shape).astype(dtype)
     if stem in ("attn_mask", "bias"):
-        return _of_pairs(spec, shape, rng)
+        return _of_pairs(spec, shape, rng, least=_takes_least(call))
     if stem == "slopes":
         return np.asarray(rng.random(shape), dtype)
     return rng.standard_normal(shape).astype(dtype)
 
 
-def _of_pairs(spec: TensorSpec, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[Any]:
+def _takes_least(call: Call) -> bool:
+    """Whether the smallest finite number may be added to scores, and does not make the bound of an output void.
+
+    The textbook loses the scores beside that of a half dtype, and beside twice that of any.
+    """
+    alone = len(call.biases) == 1 and call.query.dtype not in ("float16", "bfloat16")
+    return alone and not {"lse", "scores"} & set(call.outputs)
+
+
+def _of_pairs(
+    spec: TensorSpec, shape: tuple[int, ...], rng: np.random.Generator, *, least: bool
+) -> NDArray[Any]:
     allowed = rng.random(shape) < 0.75
     if shape and shape[-1] > 1:
         allowed[..., -1] = False
@@ -133,9 +145,8 @@ def _of_pairs(spec: TensorSpec, shape: tuple[int, ...], rng: np.random.Generator
     if spec.dtype == "bool":
         return allowed
     added = np.where(allowed, rng.standard_normal(shape), -np.inf).astype(numpy_dtype(spec.dtype))
-    # Beside the smallest number of a half dtype the textbook loses the scores: its bound would allow all.
     rows = added.reshape(-1, shape[-1]) if shape else added.reshape(1, 1)
-    if len(rows) > 2 and spec.dtype not in ("float16", "bfloat16"):
+    if least and len(rows) > 2:
         rows[-1] = np.where(np.isneginf(rows[-1]), -np.inf, np.finfo(spec.dtype).min)
     return added
 

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import math
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import onnx
 from numpy.typing import NDArray
 
 from sdpa_xp.checks import message
+from sdpa_xp_export.external import EXTERNAL_ABOVE, held
+from sdpa_xp_export.files import save
 from sdpa_xp_export.runtime import PROVIDERS
+
+DTYPES = {
+    "tensor(float16)": np.float16,
+    "tensor(bfloat16)": ml_dtypes.bfloat16,
+    "tensor(float)": np.float32,
+    "tensor(double)": np.float64,
+}
+"""NumPy's dtypes by the names that onnxruntime has for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +58,10 @@ def open_session(model: onnx.ModelProto, provider: str, profile: Path | None = N
         options.profile_file_prefix = str(profile)
     wanted = list(dict.fromkeys([provider, PROVIDERS["cpu"]]))
     try:
-        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=wanted)
+        with tempfile.TemporaryDirectory() as folder:  # bytes where they fit: a path could refer to more files
+            small = held(model) <= EXTERNAL_ABOVE
+            source = model.SerializeToString() if small else save(model, Path(folder) / "model.onnx")
+            session = onnxruntime.InferenceSession(source, options, providers=wanted)
     except Exception as error:  # its errors have no common base
         raise ValueError(_refused("load", error)) from error
     if provider not in session.get_providers():  # an absent provider is no more than a warning there
@@ -56,10 +74,42 @@ def run(session: Any, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[An
     """The outputs of `session` by their names."""
     names = [each.name for each in session.get_outputs()]
     try:
+        if any("bfloat16" in each.type for each in (*session.get_inputs(), *session.get_outputs())):
+            return _run_bound(session, feeds)
         outputs = session.run(names, dict(feeds))
     except Exception as error:  # its errors have no common base
         raise ValueError(_refused("run", error)) from error
     return dict(zip(names, outputs, strict=True))
+
+
+def _run_bound(session: Any, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Likewise where some are bfloat16, which NumPy has not: inputs share their memory, outputs are copied."""
+    binding = session.io_binding()
+    shared = []  # the binding does not keep memory alive
+    for each in session.get_inputs():
+        shared.append(_shared(np.asarray(feeds[each.name], order="C")))
+        binding.bind_ortvalue_input(each.name, shared[-1])
+    for each in session.get_outputs():
+        binding.bind_output(each.name, "cpu")
+    session.run_with_iobinding(binding)
+    values = zip(session.get_outputs(), binding.get_outputs(), strict=True)
+    return {each.name: _copied(value, np.dtype(DTYPES[each.type])) for each, value in values}
+
+
+def _copied(value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """The array that a value of onnxruntime holds, in memory of its own."""
+    shape = value.shape()
+    held = ctypes.string_at(value.data_ptr(), math.prod(shape) * dtype.itemsize)
+    return np.frombuffer(held, dtype).reshape(shape).copy()
+
+
+def _shared(array: NDArray[Any]) -> Any:
+    """A value of onnxruntime in the memory of `array`."""
+    from onnxruntime import OrtValue
+
+    if array.dtype != ml_dtypes.bfloat16:
+        return OrtValue.ortvalue_from_numpy(array)
+    return OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), onnx.TensorProto.BFLOAT16)
 
 
 def _refused(what: str, error: Exception) -> str:

@@ -41,15 +41,18 @@ def stages(
     scores = rounded(rounded(query @ xp.matrix_transpose(key)) * scale)
     if softcap:
         scores = rounded(rounded(xp.tanh(rounded(scores / softcap))) * softcap)
+    masked = scores != scores  # none yet
     for term in (attn_mask, *(bias if isinstance(bias, tuple) else (bias,))):
         if term is None:
             continue
         if callable(term):
-            scores = rounded(term(scores, *_indices(xp, scores)))
+            scores = rounded(xp.broadcast_to(term(scores, *_indices(xp, scores)), scores.shape))
         elif str(term.dtype).endswith("bool"):
             scores = xp.where(term, scores, -math.inf)
         else:
             scores = rounded(scores + rounded(term))
+        masked = masked | (scores == -math.inf)  # whatever a later function makes of it
+    scores = xp.where(masked, -math.inf, scores)
     if is_causal:
         later = xp.triu(xp.ones_like(scores), k=1) > 0
         scores = xp.where(later, -math.inf, scores)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from sdpa_xp.masks import Mask
 from sdpa_xp_export import reference
 from sdpa_xp_export.agreement import Agreement, judge_together
 from sdpa_xp_export.call import Call
-from sdpa_xp_export.loading import load
+from sdpa_xp_export.loading import bounded, load
 from sdpa_xp_export.memory import peak_above
 from sdpa_xp_export.metadata import from_json
 from sdpa_xp_export.operands import Initializer
@@ -40,6 +40,7 @@ def verify(
     seed: int = 0,
     attn_mask: Mask | None = None,
     bias: Bias | None = None,
+    watch: Callable[[str], None] | None = None,
 ) -> Report:
     """Run `model` in onnxruntime against the float64 reference.
 
@@ -54,6 +55,7 @@ def verify(
         attn_mask: The mask that the model was exported with, if it holds a `from_function`, which cannot be
             written to the metadata.
         bias: Likewise the bias.
+        watch: Called after each run with its lengths and provider, for those who show how far it is.
 
     Returns:
         For each output of each run its worst error and the bound, the time and the peak of memory, and for each
@@ -73,10 +75,11 @@ def verify(
     loaded = model if isinstance(model, onnx.ModelProto) else load("verify", Path(model))
     functions = {name: each for name, each in (("attn_mask", attn_mask), ("bias", bias)) if each is not None}
     call, metadata = _stated(loaded, functions)
+    bounded("verify", call)
     runs: list[Run] = []
     placed: list[Placement] = []
     for name in providers(provider):
-        ran, where = _run_on(loaded, call, name, seed)
+        ran, where = _run_on(loaded, call, name, seed, watch)
         runs += ran
         placed += where
     form, reason = (metadata.get(f"sdpa_xp.{key}", "unknown") for key in ("form", "reason"))
@@ -93,7 +96,9 @@ class _Case:
     size: float
 
 
-def _run_on(model: onnx.ModelProto, call: Call, provider: str, seed: int) -> tuple[list[Run], list[Placement]]:
+def _run_on(
+    model: onnx.ModelProto, call: Call, provider: str, seed: int, watch: Callable[[str], None] | None
+) -> tuple[list[Run], list[Placement]]:
     seen: list[tuple[_Case, dict[str, NDArray[Any]], float, int | None]] = []
     with tempfile.TemporaryDirectory() as folder:
         session = open_session(model, provider, Path(folder) / "profile")
@@ -102,6 +107,8 @@ def _run_on(model: onnx.ModelProto, call: Call, provider: str, seed: int) -> tup
             start = time.perf_counter()
             outputs = run(session, case.inputs)
             seen.append((case, outputs, time.perf_counter() - start, peak))
+            if watch is not None:
+                watch(f"{case.shown} on {provider}")
         where = placements(Path(session.end_profiling()), provider)
     runs = []
     for size in (1.0, LARGE):  # one bound for all runs of a size
@@ -148,9 +155,7 @@ def _as_returned(call: Call, name: str, array: NDArray[Any]) -> NDArray[Any]:
     return array.swapaxes(-2, -3) if swapped else array
 
 
-def _judged(
-    call: Call, name: str, results: list[tuple[_Case, NDArray[Any]]], size: float
-) -> list[Agreement]:
+def _judged(call: Call, name: str, results: list[tuple[_Case, NDArray[Any]]], size: float) -> list[Agreement]:
     dtype = call.held if name == "lse" else call.query.dtype
     triples = []
     for case, result in results:
@@ -158,7 +163,7 @@ def _judged(
         result = _real(call, name, case.inputs, result)
         as_stated = result.shape == exact.shape and result.dtype.name == dtype
         triples.append((result if as_stated else np.full(exact.shape, np.nan), exact, own))
-    return judge_together(triples, dtype, size)
+    return judge_together(triples, dtype, size if name in call.outputs else 0.0)  # a cache is copied
 
 
 def _real(call: Call, name: str, inputs: Arrays, result: NDArray[Any]) -> NDArray[Any]:
@@ -181,7 +186,7 @@ def _stated(model: onnx.ModelProto, functions: Mapping[str, Any]) -> tuple[Call,
     }
     try:
         call = from_json(metadata["sdpa_xp.call"], weights, functions)
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         rule = f"`model` must be one that export_attention wrote ({error})"
         raise ValueError(message("verify", rule, {"metadata": sorted(metadata)})) from error
     names = [value.name for value in model.graph.input]

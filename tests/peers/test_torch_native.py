@@ -21,7 +21,8 @@ from sdpa_xp import (
     scaled_dot_product_attention,
 )
 from sdpa_xp_export import reference
-from sdpa_xp_export.agreement import judge, textbook
+from sdpa_xp_export.agreement import judge
+from sdpa_xp_export.textbook import textbook
 
 NATIVE = {"implementation": "native"}
 

@@ -58,8 +58,9 @@ def write(graph: Graph, call: Call, runtime: Runtime) -> dict[str, Value]:
     mask, may = _mask(tile, dtype, causal)
     if hides_keys(call):
         seen = both(may, all_allowed(tile, [each for each in call.masks if causal and is_causal(each)]))
-        guard = pieces.attended(cast(Value, seen), int(key.shape[-3]))
-        key, value = (functions.where(guard, each, 0.0) for each in (key, value))
+        if isinstance(seen, Value):
+            guard = pieces.attended(seen, int(key.shape[-3]))
+            key, value = (functions.where(guard, each, 0.0) for each in (key, value))
     exact = None if mask is None else _exact(inputs, mask)
     return finished(inputs, {"output": _node(tile, inputs.query, key, value, exact, is_causal=causal)[0]})
 

@@ -17,12 +17,24 @@ from sdpa_xp_export.structure import has_empty_rows, hides_keys, only_causal
 
 
 def scaled(tile: Tile, query: Value) -> Value:
-    """query -> query * scale, and divided by a soft cap, which the Tanh of the scores needs."""
+    """query -> query * scale, over the soft cap for the Tanh of the scores; for `_products`."""
     call = tile.call
     if isinstance(call.scale, Input | Initializer):
-        scaled = query * tile.operand(call.scale).astype(query.dtype)
-        return scaled if call.softcap is None else scaled / call.softcap
-    return pieces.times(query, call.scale / (call.softcap or 1.0))
+        query = query * tile.operand(call.scale).astype(query.dtype)
+        query = query if call.softcap is None else query / call.softcap
+    else:
+        query = query * (call.scale / (call.softcap or 1.0))
+    return -query if query.dtype == "float64" else query
+
+
+def _products(query: Value, key: Value) -> Value:
+    """A `scaled` query and key -> query @ key^T.
+
+    In float64 as (-query) @ (-key^T): onnxruntime folds a Mul that stands right before a MatMul into it, as a
+    float32; and before 1.26 it joins a Transpose and a MatMul to what has no kernel.
+    """
+    transposed = pieces.transpose(key)
+    return pieces.matmul_grouped(query, -transposed if key.dtype == "float64" else transposed)
 
 
 def attend(tile: Tile, query: Value, key: Value, value: Value) -> dict[str, Value]:
@@ -32,6 +44,7 @@ def attend(tile: Tile, query: Value, key: Value, value: Value) -> dict[str, Valu
     """
     call = tile.call
     scores, may = masked_scores(tile, query, key)
+    scores = scores if call.outputs == ("output",) else _of_each_entry(tile, scores)
     weights, lse = _explicit_softmax(tile, scores) if _needs_sums(call) else (_softmax(scores), None)
     if isinstance(may, Value) and hides_keys(call):
         value = functions.where(pieces.attended(may, int(value.shape[-3])), value, 0.0)
@@ -48,17 +61,25 @@ def attend(tile: Tile, query: Value, key: Value, value: Value) -> dict[str, Valu
 def masked_scores(tile: Tile, query: Value, key: Value) -> tuple[Value, Allowed]:
     """query, key -> query @ key^T -> Tanh, Mul softcap -> biases -> Where(may attend, scores, -inf)."""
     call = tile.call
-    scores = pieces.matmul_grouped(query, pieces.transpose(key))
+    scores = _products(query, key)
     if call.softcap is not None:
         scores = functions.tanh(scores) * call.softcap
     scores, may = biased(call.biases, tile, scores, all_allowed(tile, call.masks))
-    if may is False:
-        may = tile.graph.constant(False, "bool")
-    if may is True:
+    if isinstance(may, bool):
         return scores, may
     if only_causal(call) and not hides_keys(call):  # one small array for all heads
         return scores + functions.where(may, tile.graph.constant(0.0, scores.dtype), -math.inf), may
     return functions.where(may, scores, -math.inf), may
+
+
+def _of_each_entry(tile: Tile, scores: Value) -> Value:
+    """scores -> Expand to the whole batch, of which the values alone may have an axis."""
+    batch = tile.call.sizes.batch
+    if scores.shape[:-3] == batch:
+        return scores
+    lengths = [tile.here(tile.pairs.length(length)) for length in batch]
+    target = pieces.join([*lengths, *[tile.graph.constant([1], "int64")] * 3])
+    return pieces.expand(scores, target, (*batch, *scores.shape[-3:]))
 
 
 def all_allowed(tile: Tile, masks: Sequence[Mask]) -> Allowed:
@@ -68,7 +89,7 @@ def all_allowed(tile: Tile, masks: Sequence[Mask]) -> Allowed:
         may = both(may, allowed(mask, tile))
     if tile.pairs.filled is not None:
         may = both(may, tile.key_index < tile.here(tile.pairs.filled))
-    return may
+    return tile.graph.constant(False, "bool") if may is False else may
 
 
 def _needs_sums(call: Call) -> bool:

@@ -14,6 +14,7 @@ from sdpa_xp_export.array import Value
 from sdpa_xp_export.lowering.masks import Allowed, both, traced
 from sdpa_xp_export.lowering.pairs import FUNCTION, Tile
 from sdpa_xp_export.operands import Initializer, Input
+from sdpa_xp_export.structure import may_mask
 
 
 def biased(given: Sequence[Bias], tile: Tile, scores: Value, allowed: Allowed) -> tuple[Value, Allowed]:
@@ -25,8 +26,8 @@ def biased(given: Sequence[Bias], tile: Tile, scores: Value, allowed: Allowed) -
     for bias in given:
         if bias.name == "from_function":
             function = cast(Callable[..., Any], bias.arguments["score_mod"])
-            scores = traced("bias", function, (scores, *tile.indices), scores.dtype)
-            term = scores
+            made = traced("bias", function, (scores, *tile.indices), scores.dtype)
+            term = scores = _for_all_pairs(made, scores)
         else:
             term = added(bias, tile).astype(scores.dtype)
             scores = scores + term
@@ -38,6 +39,14 @@ def biased(given: Sequence[Bias], tile: Tile, scores: Value, allowed: Allowed) -
     return scores, allowed
 
 
+def _for_all_pairs(made: Value, scores: Value) -> Value:
+    """What a function made, perhaps without looking at the scores -> Expand to their shape."""
+    if made.shape == scores.shape:
+        return made
+    lengths = scores.graph.add("Shape", scores, dtype="int64", shape=(scores.ndim,))
+    return pieces.expand(made, lengths, scores.shape)
+
+
 def added(bias: Bias, tile: Tile) -> Value:
     """bias -> what it adds, which broadcasts to (..., Hq, rows, columns)."""
     return _LOWERED[bias.name](tile, **bias.arguments)
@@ -46,11 +55,6 @@ def added(bias: Bias, tile: Tile) -> Value:
 def is_added(bias: Bias) -> bool:
     """Whether the bias adds something that does not depend on the scores."""
     return bias.name in _LOWERED
-
-
-def may_mask(bias: Bias) -> bool:
-    """Whether the bias may be -inf for a pair."""
-    return bias.name != "alibi"
 
 
 def _from_array(tile: Tile, array: Any) -> Value:
@@ -91,7 +95,9 @@ def _relative(tile: Tile, table: Any, bidirectional: bool, max_distance: int, of
     by_distance = pieces.gather(tile.operand(table).astype(tile.graph.real), chosen, 0)
     distance = tile.key_index - (tile.query_index + tile.integers("bias.offset", offset))
     index = functions.clip(distance, -max_distance, max_distance) + max_distance
-    return pieces.gather(pieces.transpose(by_distance), index, 1)
+    found = pieces.gather(pieces.transpose(by_distance), index, 1)
+    # (Hq, rows, columns); where entries stand at different keys (Hq, B, 1, rows, columns) -> (B, Hq, ...)
+    return found if index.ndim == 2 else pieces.squeeze_front(pieces.swap(found, 0, 2), 4)
 
 
 _LOWERED: dict[str, Callable[..., Value]] = {

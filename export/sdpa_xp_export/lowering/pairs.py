@@ -76,6 +76,9 @@ class Pairs:
                 axis = spec.shape.index(name)
                 value = self.graph.argument(argument, spec)
                 return self.graph.add("Shape", value, dtype="int64", shape=(1,), start=axis, end=axis + 1)
+        if self.call.past_key is not None and name == str(self.call.sizes.keys):  # a sum, perhaps of sums
+            axis = -2 if self.call.layout == checks.HLE else -3
+            return self.length(self.call.past_key.shape[axis]) + self.length(self.call.key.shape[axis])
         one, *others = (self.length(part) for part in addends(name))
         for other in others:
             one = one + other
@@ -181,11 +184,13 @@ class Tile:
 
     def cut(self, value: Value) -> Value:
         """The tile's part of what broadcasts to (..., Hq, L, S); an axis of 1 stays as it is."""
-        for axis, part in ((-2, self.row_range), (-1, self.column_range)):
-            if part.start is None or part.stop is None or value.ndim < -axis or value.shape[axis] == 1:
-                continue
-            value = pieces.cut(value, (part.start, part.stop), axis, part.length)
-        return value
+        return self._cut(self._cut(value, -2, self.row_range), -1, self.column_range)
+
+    @staticmethod
+    def _cut(value: Value, axis: int, part: Range) -> Value:
+        if part.start is None or part.stop is None or value.ndim < -axis or value.shape[axis] == 1:
+            return value
+        return pieces.cut(value, (part.start, part.stop), axis, part.length)
 
     def _numbers(self, part: Range) -> Value:
         if part.start is not None and part.stop is not None:

@@ -1,0 +1,236 @@
+"""A graph with a cache attends as the library's caches do, and returns the cache with the new tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from graphs import BATCH, CLOSE, EVERY_CALL, FORMS, Arrays, Rules, assert_verified, operands, qkv, run, spec
+
+from sdpa_xp import KVCache, PagedKVCache, biases, masks
+from sdpa_xp_export import TensorSpec, export_attention, verify
+
+F = np.float32
+
+
+def mask(value: Any, *, is_causal: bool = False) -> dict[str, Any]:
+    return {"attn_mask": value, "is_causal": is_causal}
+
+
+RULES: dict[str, Rules] = {
+    "not causal": lambda: {"is_causal": False},
+    "is_causal": lambda: {"is_causal": True},
+    "causal, lower right": lambda: mask(masks.causal("lower_right")),
+    "causal, behind": lambda: mask(masks.causal(-2)),
+    "causal, by entry": lambda offset: mask(masks.causal(offset)),
+    "window": lambda: mask(masks.sliding_window(3, 0), is_causal=True),
+    "window, ahead": lambda: mask(masks.sliding_window(1, 1)),
+    "window, by entry": lambda offset: mask(masks.sliding_window(2, None, offset=offset), is_causal=True),
+    "prefix LM": lambda length: mask(masks.causal() | masks.prefix(length)),
+    "padding, queries": lambda query_lengths: mask(masks.padding(None, query_lengths), is_causal=True),
+    "chunked": lambda: mask(masks.chunked(3), is_causal=True),
+    "dilated": lambda: mask(masks.causal() & ~masks.dilated(2)),
+    "function": lambda: mask(masks.from_function(lambda b, h, i, j: (i + j + h) % (b + 2) > 0), is_causal=True),
+    "alibi": lambda slopes: {"bias": biases.alibi(slopes), "is_causal": True},
+    "alibi, offset": lambda offset: {"bias": biases.alibi(4, offset=offset), "is_causal": False},
+    "alibi, lower right": lambda: {"bias": biases.alibi(4, offset="lower_right"), "is_causal": False},
+    "relative": lambda table: {"bias": biases.relative(table, max_distance=5), "is_causal": False},
+    "relative, offset": lambda table: {"bias": biases.relative(table, offset=2), "is_causal": True},
+    "score function": lambda: {
+        "bias": biases.from_function(lambda s, b, h, i, j: s - (i - 2 * j) * (h + b) / 8),
+        "is_causal": True,
+    },
+    "sum": lambda table: {
+        "bias": biases.relative(table) + biases.from_function(lambda s, b, h, i, j: s * 0.5 - i / 4),
+        "is_causal": True,
+    },
+    "sinks, softcap, scale": lambda scale, sinks: {
+        "sinks": sinks,
+        "scale": scale,
+        "softcap": 2.0,
+        "is_causal": True,
+    },
+}
+CONCATENATED: dict[str, Rules] = {  # these know of all keys, of which there are as many in each entry
+    "padding": lambda key_lengths, query_lengths: mask(
+        masks.padding(key_lengths, query_lengths), is_causal=True
+    ),
+    "document": lambda query_ids, key_ids: mask(masks.document(query_ids, key_ids), is_causal=True),
+    "array": lambda attn_mask: mask(attn_mask, is_causal=True),
+    "array | prefix": lambda attn_mask: mask(masks.from_array(attn_mask) | masks.prefix(2)),
+    "bias": lambda bias: {"bias": biases.alibi(4) + bias, "is_causal": False},
+}
+STEPS = {"prefill": (5, 6), "step": (1, 7), "first step": (1, 1)}
+"""L and P."""
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 2 queries, the last of them smaller."""
+    monkeypatch.setattr("sdpa_xp_export.forms.tiled.ROWS", 2)
+
+
+def moved(x: np.ndarray, layout: str) -> np.ndarray:
+    return x if layout == "...HLE" else np.ascontiguousarray(x.swapaxes(-2, -3))
+
+
+def past_of(rng: np.random.Generator, tokens: int) -> Arrays:
+    arrays = qkv(rng, 1, tokens)
+    return {f"past_{name}": arrays[name] for name in ("key", "value")}
+
+
+def models(specs: dict[str, TensorSpec], rules: dict[str, Any], **export: Any) -> dict[str, onnx.ModelProto]:
+    """The model in each form that takes the call."""
+    made = {}
+    for form in FORMS:
+        try:
+            made[form] = export_attention(**specs, **rules, form=form, **export)
+        except ValueError as error:
+            if "`form` cannot be" not in str(error):
+                raise
+    assert list(made)[-2:] == EVERY_CALL
+    return made
+
+
+def assert_close(found: np.ndarray, wanted: np.ndarray) -> None:
+    assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
+    bound = CLOSE[found.dtype.name] * max(1.0, np.abs(wanted).max(initial=0.0))
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=bound)
+
+
+def operands_of(
+    rules: Rules, rng: np.random.Generator, queries: int, keys: int, dtype: str = "float32"
+) -> Arrays:
+    held = operands(rules, rng, queries, keys, dtype)
+    return held | {name: np.minimum(x, keys) for name, x in held.items() if name == "key_lengths"}
+
+
+@pytest.mark.parametrize(("queries", "before"), STEPS.values(), ids=STEPS)
+@pytest.mark.parametrize("rules", (RULES | CONCATENATED).values(), ids=RULES | CONCATENATED)
+def test_concatenated(rng: np.random.Generator, rules: Rules, queries: int, before: int) -> None:
+    """`KVCache.attend` of the same tokens; P is known when the graph runs."""
+    arrays, past = qkv(rng, queries, queries), past_of(rng, before)
+    held = operands_of(rules, rng, queries, before + queries)
+    names: dict[int, int | str] = {BATCH: "B", 5: "L", 6: "P", 7: "P", 11: "P+L", 8: "P+1"}
+    specs = {name: spec(x, names) for name, x in (arrays | past).items()}  # type: ignore[arg-type]
+    given = rules(**{name: spec(x, names) for name, x in held.items()})  # type: ignore[arg-type]
+    whole = {name: np.concatenate([past[f"past_{name}"], arrays[name]], axis=-2) for name in ("key", "value")}
+    wanted = KVCache(**whole).attend(arrays["query"], **rules(**held))
+    for model in models(specs, given).values():
+        found = run(model, arrays | past | held)
+        assert_close(found["output"], wanted)
+        for name in ("key", "value"):
+            np.testing.assert_array_equal(found[f"present_{name}"], whole[name], strict=True)
+        assert_verified(model, given)
+
+
+def paged(past: Arrays, filled: np.ndarray, size: int = 4) -> PagedKVCache[np.ndarray]:
+    """A cache of the real tokens in blocks, with room for all others of `past`."""
+    batch, heads, room, _ = past["past_key"].shape
+    blocks = -(-room // size)
+    pools = []
+    for name in ("past_key", "past_value"):
+        pool = np.zeros((batch * blocks, heads, size, past[name].shape[-1]), past[name].dtype)
+        for entry, count in enumerate(filled):
+            for token in range(count):
+                pool[entry * blocks + token // size, :, token % size] = past[name][entry, :, token]
+        pools.append(pool)
+    table = np.arange(batch * blocks).reshape(batch, blocks).tolist()
+    return PagedKVCache(*pools, block_table=table, lengths=filled.tolist())
+
+
+@pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
+@pytest.mark.parametrize(("queries", "room"), [(5, 14), (1, 11)])
+@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
+def test_padded(rng: np.random.Generator, rules: Rules, queries: int, room: int, layout: str) -> None:
+    """`PagedKVCache.attend` of the same tokens, none of which is in the first entry; behind them is NaN."""
+    arrays, past = qkv(rng, queries, queries), past_of(rng, room)
+    filled = np.asarray([0, room - queries, 4])
+    held = operands_of(rules, rng, queries, room)
+    names = {BATCH: "B", 5: "L", room: "R"}
+    for entry, count in enumerate(filled):
+        for x in past.values():
+            x[entry, :, count:] = np.nan
+    cache = paged(past, filled).append(arrays["key"], arrays["value"])
+    wanted = cache.attend(arrays["query"], **rules(**held))
+    feeds = {name: moved(x, layout) for name, x in (arrays | past).items()} | {"past_lengths": filled}
+    specs = {name: spec(x, names) for name, x in feeds.items()}
+    given = rules(**{name: spec(x, names) for name, x in held.items()})
+    for model in models(specs, given, layout=layout).values():
+        found = {name: moved(x, layout) for name, x in run(model, feeds | held).items()}
+        assert_close(found["output"], wanted)
+        assert_written(found, arrays, past, filled)
+        assert_verified(model, given)
+
+
+def assert_written(found: Arrays, arrays: Arrays, past: Arrays, filled: np.ndarray) -> None:
+    """The new tokens stand behind the real ones, and nothing else has changed."""
+    for name in ("key", "value"):
+        whole = past[f"past_{name}"].copy()
+        for entry, count in enumerate(filled):
+            whole[entry, :, count : count + arrays[name].shape[-2]] = arrays[name][entry]
+        np.testing.assert_array_equal(found[f"present_{name}"], whole, strict=True)
+
+
+@pytest.mark.parametrize("rules", CONCATENATED.values(), ids=CONCATENATED)
+def test_padded_by_entry(rng: np.random.Generator, rules: Rules) -> None:
+    """Arrays are as long as the cache; of an entry counts what belongs to its real tokens."""
+    queries, room, filled = 5, 14, np.asarray([0, 9, 4])
+    arrays, past = qkv(rng, queries, queries), past_of(rng, room)
+    held = operands_of(rules, rng, queries, room)
+    names = {BATCH: "B", 5: "L", room: "R"}
+    feeds = arrays | past | {"past_lengths": filled}
+    given = rules(**{name: spec(x, names) for name, x in held.items()})
+    for model in models({name: spec(x, names) for name, x in feeds.items()}, given).values():
+        found = run(model, feeds | held)
+        for entry, count in enumerate(filled):
+            whole = {
+                name: np.concatenate([past[f"past_{name}"][entry, :, :count], arrays[name][entry]], axis=-2)
+                for name in ("key", "value")
+            }
+            own = {name: x[entry][..., : count + queries] for name, x in held.items() if x.ndim > 1}
+            own |= {name: np.minimum(x[entry], count + queries) for name, x in held.items() if x.ndim == 1}
+            wanted = KVCache(**whole).attend(arrays["query"][entry], **rules(**own))
+            assert_close(found["output"][entry], wanted)
+        assert_verified(model, given)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("opset", [17, 24])
+def test_other_dtypes(rng: np.random.Generator, dtype: str, padded: bool, opset: int) -> None:
+    arrays, past = qkv(rng, 3, 3, dtype=dtype), {name: x.astype(dtype) for name, x in past_of(rng, 6).items()}
+    filled = np.asarray([0, 3, 2] if padded else [6, 6, 6], np.int32)
+    feeds = arrays | past | ({"past_lengths": filled} if padded else {})
+    specs = {name: spec(x, {}) for name, x in feeds.items()}
+    for form in EVERY_CALL:
+        outputs = ("output", "lse")
+        model = export_attention(**specs, is_causal=True, form=form, opset=opset, outputs=outputs)
+        found = run(model, feeds)
+        for entry, count in enumerate(filled):
+            whole = [
+                np.concatenate([past[f"past_{name}"][entry, :, :count], arrays[name][entry]], axis=-2)
+                for name in ("key", "value")
+            ]
+            assert_close(found["output"][entry], KVCache(*whole).attend(arrays["query"][entry]))
+        assert verify(model).agrees
+
+
+def test_prefill_of_an_empty_cache(rng: np.random.Generator) -> None:
+    """P = 0 in a run of the graph that makes the steps, too."""
+    arrays = qkv(rng, 5, 5)
+    names = {BATCH: "B", 5: "L"}
+    specs = {name: spec(x, names) for name, x in arrays.items()}
+    specs |= {
+        f"past_{name}": TensorSpec("float32", ("B", 2, "P", arrays[name].shape[-1]))
+        for name in ("key", "value")
+    }
+    empty = {f"past_{name}": arrays[name][..., :0, :] for name in ("key", "value")}
+    mask, bias = masks.sliding_window(3, 0), biases.alibi(4)
+    wanted = KVCache(arrays["key"], arrays["value"]).attend(arrays["query"], mask, bias=bias)
+    for model in models(specs, {"attn_mask": mask, "bias": bias, "is_causal": True}).values():
+        found = run(model, arrays | empty)
+        assert_close(found["output"], wanted)
+        np.testing.assert_array_equal(found["present_key"], arrays["key"])

@@ -1,0 +1,158 @@
+"""Every mask of the library as nodes of a graph, held against the library on the same arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs import BATCH, LONGER, SHORTER, Rules, check, check_forms, operands, plain, qkv, run
+
+from sdpa_xp import masks
+from sdpa_xp_export import TensorSpec, export_attention, verify
+
+
+def mask(value: Any) -> dict[str, Any]:
+    return {"attn_mask": value}
+
+
+MASKS: dict[str, Rules] = {
+    "none": plain,
+    "is_causal": lambda: {"is_causal": True},
+    "causal": lambda: mask(masks.causal()),
+    "causal, ahead": lambda: mask(masks.causal(2)),
+    "causal, behind": lambda: mask(masks.causal(-3)),
+    "causal, lower right": lambda: mask(masks.causal("lower_right")),
+    "causal, by entry": lambda offset: mask(masks.causal(offset)),
+    "window": lambda: mask(masks.sliding_window(1, 2)),
+    "window, open right": lambda: mask(masks.sliding_window(1, None)),
+    "window, open left": lambda: mask(masks.sliding_window(None, 2)),
+    "window, open": lambda: mask(masks.sliding_window(None, None)),
+    "window, lower right": lambda: mask(masks.sliding_window(2, 0, offset="lower_right")),
+    "window, by entry": lambda offset: mask(masks.sliding_window(2, 0, offset=offset)),
+    "padding": lambda key_lengths: mask(masks.padding(key_lengths)),
+    "padding, both": lambda key_lengths, query_lengths: mask(masks.padding(key_lengths, query_lengths)),
+    "padding, queries": lambda query_lengths: mask(masks.padding(None, query_lengths)),
+    "padding, numbers": lambda: mask(masks.padding(3, 2)),
+    "prefix": lambda: mask(masks.prefix(3)),
+    "prefix LM": lambda length: mask(masks.causal() | masks.prefix(length)),
+    "document": lambda query_ids, key_ids: mask(masks.document(query_ids, key_ids)),
+    "chunked": lambda: mask(masks.chunked(3)),
+    "dilated": lambda: mask(masks.dilated(2)),
+    "dilated, every": lambda: mask(masks.dilated(1)),
+    "array": lambda attn_mask: mask(attn_mask),
+    "array & causal": lambda attn_mask: mask(masks.from_array(attn_mask) & masks.causal()),
+    "causal | array": lambda attn_mask: mask(masks.causal() | attn_mask),
+    "array, is_causal": lambda attn_mask: {"attn_mask": attn_mask, "is_causal": True},
+    "two arrays": lambda attn_mask, attn_mask_2: mask(~masks.from_array(attn_mask) | attn_mask_2),
+    "~causal": lambda: mask(~masks.causal()),
+    "~open": lambda: mask(~masks.sliding_window(None, None)),
+    "causal | open": lambda: mask(masks.causal() | masks.sliding_window(None, None)),
+    "causal | ~open": lambda: mask(masks.causal() | ~masks.sliding_window(None, None)),
+    "nested": lambda offset, key_lengths: mask(
+        ~(masks.causal(offset) | masks.dilated(2)) & masks.padding(key_lengths)
+    ),
+    "two offsets": lambda offset, offset_2: mask(
+        masks.causal(offset) & masks.sliding_window(1, None, offset=offset_2)
+    ),
+    "packed": lambda query_ids, key_ids: mask(masks.causal() & masks.document(query_ids, key_ids)),
+    "dilated window": lambda: mask(masks.sliding_window(4, 4) & masks.dilated(2)),
+}
+LISTS: dict[str, Rules] = {
+    "causal": lambda: mask(masks.causal([1, -2, 4])),
+    "window": lambda: mask(masks.sliding_window(2, 0, offset=[0, 1, -2])),
+    "padding": lambda: mask(masks.padding([0, 3, 5], [2, 5, 1])),
+    "prefix LM": lambda: mask(masks.causal() | masks.prefix([0, 2, 99])),
+    "document": lambda: mask(masks.document([0, 0, 1, 1, 1], [0, 1, 1, 1, 1, 2, 2, 2, 2])),
+    "arrays": lambda: mask(masks.causal(np.asarray([1, -2, 4])) & np.asarray([[[[True] * 8 + [False]]]])),
+}
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 2 queries, the last of them smaller."""
+    monkeypatch.setattr("sdpa_xp_export.forms.tiled.ROWS", 2)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [LONGER, SHORTER])
+@pytest.mark.parametrize("rules", MASKS.values(), ids=MASKS)
+def test_forms(rng: np.random.Generator, rules: Rules, queries: int, keys: int) -> None:
+    """Of lengths that are known when the graph runs."""
+    held = operands(rules, rng, queries, keys)
+    check_forms(qkv(rng, queries, keys), rules, held, names={BATCH: "B", queries: "L", keys: "S"})
+
+
+@pytest.mark.parametrize("opset", [17, 18, 21, 24])
+@pytest.mark.parametrize("rules", MASKS.values(), ids=MASKS)
+def test_opsets(rng: np.random.Generator, rules: Rules, opset: int) -> None:
+    """Of fixed lengths; one head of keys for all."""
+    arrays = qkv(rng, heads=(4, 1))
+    model = check(arrays, rules, operands(rules, rng, *LONGER), names={}, form="primitive", opset=opset)
+    assert model.opset_import[0].version == opset
+
+
+@pytest.mark.parametrize("rules", LISTS.values(), ids=LISTS)
+def test_numbers_by_entry(rng: np.random.Generator, rules: Rules) -> None:
+    """Lists and NumPy arrays, which become numbers of the graph; the batch is fixed."""
+    check_forms(qkv(rng), rules, {}, names={} if rules is LISTS["document"] else {5: "L"})
+
+
+def test_ids_of_queries_are_those_of_keys(rng: np.random.Generator) -> None:
+    def rules(query_ids: Any) -> dict[str, Any]:
+        return mask(masks.document(query_ids) & masks.causal())
+
+    check_forms(qkv(rng, 5, 5), rules, operands(rules, rng, 5, 5), names={BATCH: "B", 5: "L"})
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_integers_of_both_widths(rng: np.random.Generator, dtype: str) -> None:
+    def rules(offset: Any, key_lengths: Any) -> dict[str, Any]:
+        return mask(masks.causal(offset) & masks.padding(key_lengths))
+
+    held = {name: x.astype(dtype) for name, x in operands(rules, rng, *LONGER).items()}
+    check_forms(qkv(rng), rules, held, names={BATCH: "B", 5: "L", 9: "S"})
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(), (1,), (9,), (5, 1), (1, 9), (5, 9), (4, 1, 1), (4, 5, 9), (3, 1, 1, 9), (3, 4, 1, 1), (3, 1, 5, 9)],
+)
+@pytest.mark.parametrize("alone", [True, False])
+def test_arrays_of_every_shape(rng: np.random.Generator, shape: tuple[int, ...], alone: bool) -> None:
+    def rules(attn_mask: Any) -> dict[str, Any]:
+        return mask(attn_mask if alone else ~masks.dilated(2) | masks.from_array(attn_mask))
+
+    held = {"attn_mask": np.asarray(rng.random(shape) < 0.6)}
+    check_forms(qkv(rng), rules, held, names={BATCH: "B", 5: "L", 9: "S"})
+
+
+@pytest.mark.parametrize("key_heads", [1, 2, 4])
+def test_a_key_is_hidden_for_a_group_of_heads(rng: np.random.Generator, key_heads: int) -> None:
+    """Query heads that share a key head attend different keys: what one of them attends must stay."""
+    own = np.zeros((4, 1, 9), bool)
+    own[0, 0, :2], own[1, 0, 1:4], own[3, 0, 6] = True, True, True
+
+    def rules(attn_mask: Any) -> dict[str, Any]:
+        return mask(masks.from_array(attn_mask) & masks.sliding_window(None, 6))
+
+    check_forms(qkv(rng, heads=(4, key_heads)), rules, {"attn_mask": own}, names={BATCH: "B", 5: "L", 9: "S"})
+
+
+def test_rows_without_keys() -> None:
+    """Output 0 and lse -inf, whatever the keys hold."""
+    q, k = (TensorSpec("float32", ("B", 1, length, 4)) for length in ("L", "S"))
+    lengths = TensorSpec("int64", ("B",))
+    model = export_attention(q, k, k, masks.causal(-1) & masks.padding(lengths), outputs=("output", "lse"))
+    x, y = np.ones((2, 1, 3, 4), np.float32), np.full((2, 1, 5, 4), 2, np.float32)
+    y[0], y[1, :, 2:] = np.nan, np.nan
+    found = run(model, {"query": x, "key": y, "value": y, "key_lengths": np.asarray([0, 5])})
+    np.testing.assert_array_equal(found["output"][0], np.zeros((1, 3, 4)))
+    np.testing.assert_array_equal(found["output"][1, 0, :, 0], [0, 2, 2])
+    np.testing.assert_array_equal(np.isneginf(found["lse"][:, 0]), [[True] * 3, [True, False, False]])
+
+
+def test_verify_of_lengths_beyond_the_run() -> None:
+    """Those of `verify` are 1 at times, and the mask was made for 3 keys and 2 queries at least."""
+    qk = TensorSpec("float32", ("B", 2, "L", 8))
+    model = export_attention(qk, qk, qk, masks.padding(3, 2))
+    assert verify(model).agrees

@@ -1,0 +1,182 @@
+"""Functions of the indices, and of a score, become nodes by being called: what they may do, and may not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs import BATCH, LONGER, SHORTER, check, check_forms, qkv
+
+from sdpa_xp import biases, masks
+from sdpa_xp_export import TensorSpec, export_attention, verify
+
+F = np.float32
+
+
+def xp(index: Any) -> Any:
+    return index.__array_namespace__()
+
+
+MASK_MODS: dict[str, Callable[..., Any]] = {
+    "True": lambda b, h, i, j: True,
+    "False": lambda b, h, i, j: False,
+    "<=": lambda b, h, i, j: j <= i,
+    "< > numbers": lambda b, h, i, j: (j < 6) & (j > 1) | (i >= 4) | (i < 2),
+    "== !=": lambda b, h, i, j: (i == j) | (j != 3) & (i != 2),
+    "+ - *": lambda b, h, i, j: (1 + i) * 2 - j >= 3 * (j - 1) - i,
+    "number - index": lambda b, h, i, j: 5 - j <= +i,
+    "-": lambda b, h, i, j: -i <= -j,
+    "%": lambda b, h, i, j: (i - j) % 3 != 1,
+    "% below 0": lambda b, h, i, j: (i - j) % -3 == -1,
+    "number %": lambda b, h, i, j: 17 % (j + 1) <= i,
+    "//": lambda b, h, i, j: i // 2 >= j // 3,
+    "// below 0": lambda b, h, i, j: (i - j) // 2 == -(j // 2),
+    "number //": lambda b, h, i, j: 9 // (j + 1) <= i,
+    "abs": lambda b, h, i, j: abs(i - j) <= 2,
+    "xp.abs": lambda b, h, i, j: xp(i).abs(i - j) <= 2,
+    "~ ^": lambda b, h, i, j: ~(i < j) ^ (j % 2 == 0),
+    "& a number": lambda b, h, i, j: True & (j <= i) | False,
+    "head": lambda b, h, i, j: h != 1,
+    "entry": lambda b, h, i, j: j > b,
+    "all four": lambda b, h, i, j: (i + j + h) % (b + 2) > 0,
+    "where": lambda b, h, i, j: j <= xp(i).where(h < 2, i, i - 1),
+    "where, numbers": lambda b, h, i, j: j <= i + xp(i).where(h < 2, 1, -1),
+    "where, a number first": lambda b, h, i, j: j <= xp(i).where(b > 0, 4, i),
+    "minimum, maximum": lambda b, h, i, j: xp(i).maximum(i, j) - xp(i).minimum(i, j) < 3,
+    "clip": lambda b, h, i, j: xp(i).clip(j, 1, 3) <= i,
+    "logical": lambda b, h, i, j: xp(i).logical_or(
+        xp(i).logical_and(i >= j, xp(j).logical_not(j == 1)), h == 3
+    ),
+    "astype": lambda b, h, i, j: xp(i).astype((i + j) % 2, xp(i).bool),
+    "real": lambda b, h, i, j: (i * 0.5 >= j / 3) & (i**2 > j - 1.5),
+    "number / **": lambda b, h, i, j: 6 / (j + 1) <= 2 ** (i / 2),
+    "floor, sqrt": lambda b, h, i, j: xp(i).floor(xp(i).sqrt(i * 1.0)) <= j,
+    "conditions add up": lambda b, h, i, j: (j <= i) * (j > 0) + (h > 1) > 0,
+    "NumPy numbers": lambda b, h, i, j: np.int64(2) * j <= i + np.float32(1),
+}
+SCORE_MODS: dict[str, Callable[..., Any]] = {
+    "as it is": lambda s, b, h, i, j: s,
+    "less by distance": lambda s, b, h, i, j: s * 0.5 - abs(i - j),
+    "-inf": lambda s, b, h, i, j: xp(s).where(j <= i + h - b, s, -float("inf")),
+    "tanh": lambda s, b, h, i, j: xp(s).tanh(s) * (h + 1),
+    "log, exp": lambda s, b, h, i, j: xp(s).log(1 + xp(s).exp(-abs(s))) + (j - i) / 4,
+    "// %": lambda s, b, h, i, j: s + (j - i) // 2 - (j * 1.0) % 1.5 + (i * 0.5) // 2,
+    "condition": lambda s, b, h, i, j: s + (j <= i),
+    "**": lambda s, b, h, i, j: s - 0.1 * (j - i) ** 2 + 2.0 ** (-h),
+    "without the score": lambda s, b, h, i, j: xp(s).astype(h * j, xp(s).float32) / 4,
+    "of the head alone": lambda s, b, h, i, j: xp(s).astype(h, xp(s).float32),
+    "clip": lambda s, b, h, i, j: xp(s).clip(s, -0.5, 0.5) - xp(s).minimum(s, j),
+}
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 2 queries, the last of them smaller."""
+    monkeypatch.setattr("sdpa_xp_export.forms.tiled.ROWS", 2)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [LONGER, SHORTER])
+@pytest.mark.parametrize("mask_mod", MASK_MODS.values(), ids=MASK_MODS)
+def test_masks(rng: np.random.Generator, mask_mod: Callable[..., Any], queries: int, keys: int) -> None:
+    value = masks.from_function(mask_mod)
+    names = {BATCH: "B", queries: "L", keys: "S"}
+    check_forms(qkv(rng, queries, keys), lambda: {"attn_mask": value}, {}, names=names)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [LONGER, SHORTER])
+@pytest.mark.parametrize("score_mod", SCORE_MODS.values(), ids=SCORE_MODS)
+def test_scores(rng: np.random.Generator, score_mod: Callable[..., Any], queries: int, keys: int) -> None:
+    value = biases.from_function(score_mod)
+    names = {BATCH: "B", queries: "L", keys: "S"}
+    check_forms(qkv(rng, queries, keys), lambda: {"bias": value}, {}, names=names)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("opset", [17, 24])
+def test_dtypes_and_opsets(rng: np.random.Generator, opset: int, dtype: str) -> None:
+    mask = masks.from_function(MASK_MODS["all four"]) | masks.from_function(MASK_MODS["real"])
+    bias = biases.alibi(4) + biases.from_function(SCORE_MODS["**"])
+    arrays, outputs = qkv(rng, dtype=dtype), ("output", "scores")
+    check(
+        arrays,
+        lambda: {"attn_mask": mask, "bias": bias},
+        {},
+        names={},
+        form="primitive",
+        opset=opset,
+        outputs=outputs,
+    )
+
+
+def test_a_batch_of_several_axes_is_counted_through(rng: np.random.Generator) -> None:
+    mask = masks.from_function(lambda b, h, i, j: (j + b) % 3 > 0)
+    bias = biases.from_function(lambda s, b, h, i, j: s - b * j / 4)
+    arrays = qkv(rng, batch=(3, 2))
+    check_forms(arrays, lambda: {"attn_mask": mask, "bias": bias}, {}, names={3: "A", 5: "L", 9: "S"})
+
+
+def test_each_function_of_a_sum_gets_what_those_before_made(rng: np.random.Generator) -> None:
+    """And -inf stays masked, whatever comes after."""
+    doubled = biases.from_function(lambda s, b, h, i, j: 2 * s)
+    masked = biases.from_function(lambda s, b, h, i, j: xp(s).where(j == i, -float("inf"), s))
+    reset = biases.from_function(lambda s, b, h, i, j: xp(s).where(j == i, 1.0, s))
+
+    def rules(bias: Any) -> dict[str, Any]:
+        return {"bias": biases.from_array(bias) + doubled + masked + reset}
+
+    held = {"bias": rng.standard_normal((5, 9)).astype(F)}
+    check_forms(qkv(rng), rules, held, names={BATCH: "B", 5: "L", 9: "S"})
+
+
+QKV = TensorSpec("float32", ("B", 4, "L", 8))
+OFFSETS = np.arange(5)
+TRACES = "must be made of a function that traces to ONNX"
+
+
+@pytest.mark.parametrize(
+    ("mask_mod", "words"),
+    [
+        (lambda b, h, i, j: OFFSETS[i] <= j, f"{TRACES}.*Operators do, and the functions of"),
+        (lambda b, h, i, j: j <= i and j > 0, f"{TRACES}.*neither true nor false"),
+        (lambda b, h, i, j: 0 < j < 4, f"{TRACES}.*neither true nor false"),
+        (lambda b, h, i, j: j <= OFFSETS, f"{TRACES}.*with its arguments and with numbers alone.*ndarray"),
+        (lambda b, h, i, j: np.abs(i - j) < 3, TRACES),
+        (lambda b, h, i, j: xp(i).sin(i) < 3, f"{TRACES}.*sin"),
+        (lambda b, h, i, j: i & j, f"{TRACES}.*between conditions.*int64"),
+        (lambda b, h, i, j: ~i, f"{TRACES}.*between conditions"),
+        (lambda b, h, i: i > 0, TRACES),
+        (lambda b, h, i, j: "causal", "must be made of a function that returns a condition; got.*str"),
+        (lambda b, h, i, j: i - j, "must be made of a function that returns a condition; got.*int64"),
+        (lambda b, h, i, j: 1, "must be made of a function that returns a condition; got.*int"),
+        (lambda b, h, i, j: None, "must be made of a function that returns a condition; got.*NoneType"),
+    ],
+)
+def test_mask_functions_that_do_not_trace(mask_mod: Callable[..., Any], words: str) -> None:
+    with pytest.raises(TypeError, match=f"^export_attention: `attn_mask` {words}"):
+        export_attention(QKV, QKV, QKV, masks.causal() & masks.from_function(mask_mod))
+
+
+@pytest.mark.parametrize(
+    ("score_mod", "words"),
+    [
+        (lambda s, b, h, i, j: s + OFFSETS[j], TRACES),
+        (lambda s, b, h, i, j: s if j <= i else -1.0, f"{TRACES}.*choose with `where`"),
+        (lambda s, b, h, i, j: s > 0, "must be made of a function that returns scores; got.*bool"),
+        (lambda s, b, h, i, j: 0.0, "must be made of a function that returns scores; got.*float"),
+    ],
+)
+def test_score_functions_that_do_not_trace(score_mod: Callable[..., Any], words: str) -> None:
+    with pytest.raises(TypeError, match=f"^export_attention: `bias` {words}"):
+        export_attention(QKV, QKV, QKV, bias=biases.from_function(score_mod))
+
+
+def test_verify_asks_for_the_function() -> None:
+    """It cannot be written to the metadata."""
+    mask = masks.from_function(lambda b, h, i, j: j <= i)
+    model = export_attention(QKV, QKV, QKV, mask)
+    with pytest.raises(ValueError, match=r"verify: .*from_function"):
+        verify(model)
+    assert verify(model, attn_mask=mask).agrees
+    assert not verify(model, attn_mask=masks.from_function(lambda b, h, i, j: j < i)).agrees

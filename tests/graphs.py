@@ -1,0 +1,196 @@
+"""A call with arrays at hand, exported with specs in their place, run by onnxruntime alone, and by the library.
+
+It uses nothing of `verify`: what a graph should give is asked of the functions of `sdpa_xp`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+
+from sdpa_xp import attention_scores, attention_state, attention_weights
+from sdpa_xp.biases import Bias
+from sdpa_xp.masks import Mask
+from sdpa_xp_export import TensorSpec, export_attention, verify
+
+Arrays = dict[str, np.ndarray]
+Rules = Callable[..., dict[str, Any]]
+"""Keywords of a call, of operands that are named as the inputs of the graph: arrays, or specs."""
+
+BATCH = 3
+LONGER, SHORTER = (5, 9), (9, 5)
+"""L and S."""
+EVERY_CALL = ["tiled", "primitive"]
+"""The forms that state every call, but for outputs of L x S, which `tiled` refuses."""
+FORMS = ["attention", "multi_head", "grouped_query", *EVERY_CALL]
+CLOSE = {"float16": 2e-3, "float32": 4e-6, "float64": 1e-13}
+"""What errors may be, over the largest number of an output: a few roundings of its dtype."""
+
+
+def plain() -> dict[str, Any]:
+    """The rules of a call without any."""
+    return {}
+
+
+def qkv(
+    rng: np.random.Generator,
+    queries: int = 5,
+    keys: int = 9,
+    *,
+    batch: tuple[int, ...] = (BATCH,),
+    heads: tuple[int, int] = (4, 2),
+    dtype: str = "float32",
+) -> Arrays:
+    """query, key and value of widths 16 and 12."""
+    shapes = {
+        "query": (*batch, heads[0], queries, 16),
+        "key": (*batch, heads[1], keys, 16),
+        "value": (*batch, heads[1], keys, 12),
+    }
+    return {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
+
+
+def operand(name: str, rng: np.random.Generator, queries: int, keys: int, dtype: str = "float32") -> np.ndarray:
+    """An array for the operand of that name, for a batch of 3 and 4 heads, edges first."""
+    known: dict[str, Any] = {
+        "offset": [0, -2, 3] if name == "offset" else [1, 0, -1],
+        "key_lengths": [0, 4, keys],
+        "query_lengths": [queries, 0, min(queries, 2)],
+        "length": [0, 1, keys + 3],
+        "query_ids": np.sort(rng.integers(0, 3, (BATCH, queries)), axis=-1),
+        "key_ids": np.sort(rng.integers(0, 3, (BATCH, keys)), axis=-1),
+        "attn_mask": rng.random((BATCH, 4, queries, keys)) < 0.6,
+        "slopes": rng.random(4),
+        "table": rng.standard_normal((12, 4)),
+        "sinks": rng.standard_normal(4) * 2,
+        "scale": rng.standard_normal((4, 1, 1)),
+        "bias": np.where(rng.random((BATCH, 4, queries, keys)) < 0.8, rng.standard_normal(keys), -np.inf),
+    }
+    array = np.asarray(known[name.rstrip("_0123456789")])
+    return array.astype(dtype) if array.dtype.kind == "f" else array
+
+
+def operands(rules: Rules, rng: np.random.Generator, queries: int, keys: int, dtype: str = "float32") -> Arrays:
+    """An array for each operand that `rules` takes."""
+    return {name: operand(name, rng, queries, keys, dtype) for name in inspect.signature(rules).parameters}
+
+
+def spec(array: np.ndarray, names: Mapping[int, str]) -> TensorSpec:
+    """The spec of an array; a length that is in `names` is a symbol."""
+    return TensorSpec(array.dtype.name, tuple(names.get(length, length) for length in array.shape))
+
+
+def run(model: onnx.ModelProto, feeds: Arrays) -> Arrays:
+    """The outputs of a model by their names, of onnxruntime on the CPU."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    return dict(zip([out.name for out in session.get_outputs()], session.run(None, feeds), strict=True))
+
+
+def library(arrays: Arrays, outputs: Sequence[str], **rules: Any) -> Arrays:
+    """The same outputs from the functions of the library, in NumPy."""
+    q, k, v = arrays["query"], arrays["key"], arrays["value"]
+    made: Arrays = {}
+    if {"output", "lse"} & set(outputs):
+        state = attention_state(q, k, v, **rules)
+        made |= {"output": state.output, "lse": state.lse}
+    if "weights" in outputs:
+        made["weights"] = attention_weights(q, k, **rules)
+    if "scores" in outputs:
+        made["scores"] = scores(arrays, **rules)
+    return {name: made[name] for name in outputs}
+
+
+def scores(arrays: Arrays, **rules: Any) -> np.ndarray:
+    """Those of the library, which a sink is no part of."""
+    found: np.ndarray = attention_scores(
+        arrays["query"], arrays["key"], **{name: x for name, x in rules.items() if name != "sinks"}
+    )
+    return found
+
+
+def assert_close(found: Arrays, wanted: Arrays) -> None:
+    """Each output within a few roundings of its largest number, and of its dtype and shape."""
+    assert list(found) == list(wanted)
+    for name, result in found.items():
+        expected = wanted[name]
+        assert (result.dtype, result.shape) == (expected.dtype, expected.shape), name
+        bound = CLOSE[result.dtype.name] * max(1.0, np.abs(expected[np.isfinite(expected)]).max(initial=0.0))
+        np.testing.assert_allclose(result, expected, rtol=0, atol=bound, err_msg=name)
+
+
+def held_by(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The masks and biases of a call as `verify` takes them."""
+    return {name: x for name, x in given.items() if isinstance(x, Mask | Bias)}
+
+
+def check(
+    arrays: Arrays,
+    rules: Rules,
+    held: Arrays,
+    *,
+    names: Mapping[int, str],
+    outputs: Sequence[str] = ("output",),
+    **export: Any,
+) -> onnx.ModelProto:
+    """Export the call; `verify` agrees, and the graph gives what the library gives on these arrays.
+
+    What no query attends by the scores of the library becomes NaN, and may not show.
+    """
+    given = rules(**{name: spec(array, names) for name, array in held.items()})
+    specs = [spec(arrays[name], names) for name in ("query", "key", "value")]
+    model = export_attention(*specs, **given, outputs=outputs, **export)
+    assert sorted(each.name for each in model.graph.input) == sorted({*arrays, *held})
+    bound = rules(**held) | {name: export[name] for name in ("layout",) if name in export}
+    wanted = library(arrays, outputs, **bound)
+    assert_close(run(model, arrays | held), wanted)
+    one_batch = all(x.shape[0] == BATCH and x.ndim == 4 for x in arrays.values())
+    if one_batch and not {"weights", "scores"} & set(outputs):
+        assert_close(run(model, with_nan(arrays, bound) | held), wanted)
+    assert_verified(model, given)
+    return model
+
+
+def assert_verified(model: onnx.ModelProto, given: Mapping[str, Any]) -> None:
+    """`verify` agrees, by a bound that is not so wide that it says nothing."""
+    report = verify(model, provider="cpu", **held_by(given))
+    assert report.agrees, f"{report}: {report.worst}"
+    if report.call.query.dtype in ("float32", "float64"):
+        assert all("large" in each.inputs or each.agreement.bound < 1e-4 for each in report.runs), str(report)
+
+
+def with_nan(arrays: Arrays, rules: dict[str, Any]) -> Arrays:
+    """NaN in the keys and values that no query of their group attends."""
+    heads = arrays["key"].shape[-3 if rules.get("layout") != "...LHE" else -2]
+    masked = np.isneginf(scores(arrays, **rules))
+    hidden = masked.reshape(BATCH, heads, -1, masked.shape[-1]).all(axis=2)
+    poisoned = {name: arrays[name].copy() for name in ("key", "value")}
+    for array in poisoned.values():
+        (array if rules.get("layout") != "...LHE" else array.swapaxes(-2, -3))[hidden] = np.nan
+    return arrays | poisoned
+
+
+def check_forms(
+    arrays: Arrays, rules: Rules, held: Arrays, *, names: Mapping[int, str], **export: Any
+) -> list[str]:
+    """`check` in each form that takes the call; these forms, among them those that take every call."""
+    taken = []
+    for form in FORMS:
+        try:
+            check(arrays, rules, held, names=names, form=form, **export)
+        except ValueError as error:
+            if "`form` cannot be" not in str(error):
+                raise
+        else:
+            taken.append(form)
+    assert taken[-2:] == EVERY_CALL
+    return taken

@@ -1,0 +1,68 @@
+"""What every release has to get right: ONNX's cases and our own list, with inputs and a judge of outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+from conformance.onnx_cases import CASES
+from conformance.onnx_exports import Export, check_outputs, exports
+from numpy.typing import NDArray
+from runtime.features import DTYPES, features
+
+from sdpa_xp_export.call import Call
+from sdpa_xp_export.verify import _cases, _judged
+
+Outputs: TypeAlias = Mapping[str, NDArray[Any]]
+SEED = 20170612
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Job:
+    """A call, inputs for several runs of its graph, and what is wrong with the outputs of these runs."""
+
+    name: str
+    call: Call
+    feeds: tuple[Outputs, ...]
+    fault: Callable[[Sequence[Outputs]], str | None]
+
+
+def jobs() -> list[Job]:
+    """All of them, in an order that stays."""
+    onnx = [_of_onnx(export) for case in CASES for export in exports(case)]
+    return onnx + [job for dtype in DTYPES for job in _own(dtype)]
+
+
+def _of_onnx(export: Export) -> Job:
+    def fault(runs: Sequence[Outputs]) -> str | None:
+        try:
+            check_outputs(export, runs[0])
+        except AssertionError as error:
+            return str(error).strip().partition("\n")[0] or "other outputs, or of another dtype"
+        return None
+
+    return Job(export.name, export.call, (export.feeds,), fault)
+
+
+def _own(dtype: str) -> Iterator[Job]:
+    for name, call in features(dtype).items():
+        cases = list(_cases(call, np.random.default_rng(SEED)))
+        feeds = tuple(case.inputs for case in cases)
+        yield Job(f"{name} ({dtype})", call, feeds, partial(_fault, call, cases))
+
+
+def _fault(call: Call, cases: Sequence[Any], runs: Sequence[Outputs]) -> str | None:
+    """As `sdpa_xp_export.verify` judges: one bound for all runs whose scores are of one size."""
+    if any(list(outputs) != list(cases[0].expected) for outputs in runs):
+        return f"the outputs are {', '.join(runs[0])}"
+    for size in sorted({case.size for case in cases}):
+        pairs = [(case, outputs) for case, outputs in zip(cases, runs, strict=True) if case.size == size]
+        for name in cases[0].expected:
+            judged = _judged(call, name, [(case, outputs[name]) for case, outputs in pairs], size)
+            worst = max(judged, key=lambda agreement: agreement.share)
+            if not worst.agrees:
+                return f"{name} is off by {worst.absolute:.2g}, may be {worst.bound:.2g}"
+    return None

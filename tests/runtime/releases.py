@@ -1,0 +1,94 @@
+"""The releases of onnxruntime: where each is installed, and running graphs in one, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import onnx
+from runtime.arrays import load, save
+from runtime.jobs import Outputs
+
+from sdpa_xp_export.session import version
+
+INSTALLED = version()
+RELEASES = ("1.23.2", "1.24.4", "1.26.0", "1.28.0", INSTALLED)
+REDUCED = ("1.23.2", "1.28.0", INSTALLED)
+FOLDER = Path(sys.prefix) / "onnxruntime"
+"""Where `make runtimes` puts each release but the one that is installed."""
+
+TESTS = Path(__file__).parents[1]
+SECONDS = 300  # a graph that takes so long hangs
+
+Name = TypeVar("Name")
+Graph = tuple[onnx.ModelProto, Sequence[Outputs]]
+"""A model, and the inputs of each run."""
+
+
+def path_of(release: str) -> Path | None:
+    """What goes to the front of the path of a process so that it finds `release`; None if it does anyway."""
+    if release == INSTALLED:
+        return None
+    if not (FOLDER / release / "onnxruntime").is_dir():
+        raise FileNotFoundError(
+            f"onnxruntime {release} is not in {FOLDER / release}: `make runtimes` puts it there, or "
+            f"pip install --no-deps --target {FOLDER / release} onnxruntime=={release}"
+        )
+    return FOLDER / release
+
+
+def run_graphs(release: str, graphs: Mapping[Name, Graph], folder: Path) -> dict[Name, list[Outputs] | str]:
+    """The outputs of each run of each graph in `release`, or why there are none.
+
+    A graph that ends the process is told from the others, which then run in another process.
+    """
+    names = {f"{number:04d}": name for number, name in enumerate(graphs)}
+    for job, name in names.items():
+        model, feeds = graphs[name]
+        (folder / job).mkdir()
+        onnx.save(model, folder / job / "model.onnx")
+        for number, arrays in enumerate(feeds):
+            save(folder / job / f"feeds-{number:02d}", arrays)
+    left = list(names)
+    while left:
+        ended = _child(release, folder, left)
+        if ended is None:
+            break
+        job, why = ended
+        (folder / job / "error").write_text(why)
+        left = left[left.index(job) + 1 :]
+    return {name: _found(folder / job, len(graphs[name][1])) for job, name in names.items()}
+
+
+def _found(job: Path, runs: int) -> list[Outputs] | str:
+    if (job / "error").exists():
+        return (job / "error").read_text()
+    return [load(job / f"outputs-{number:02d}") for number in range(runs)]
+
+
+def _child(release: str, folder: Path, jobs: Sequence[str]) -> tuple[str, str] | None:
+    """Run the jobs; None if the process came to the end of them, else which one ended it, and how."""
+    paths = [path_of(release), TESTS, os.environ.get("PYTHONPATH")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(str(path) for path in paths if path)}
+    with (folder / "log").open("w") as log, (folder / "errors").open("w") as errors:
+        command = [sys.executable, "-m", "runtime.child", str(folder), *jobs]
+        try:
+            code = subprocess.run(
+                command, env=environment, stdout=log, stderr=errors, timeout=SECONDS, check=False
+            ).returncode
+        except subprocess.TimeoutExpired:
+            code = None
+    seen = (folder / "log").read_text().split()
+    if seen[:1] != [release] or (code and len(seen) == 1):
+        raise RuntimeError(f"onnxruntime {release} did not start:\n{(folder / 'errors').read_text()}")
+    if code == 0:
+        return None
+    if code is None:
+        return seen[-1], f"did not end within {SECONDS} s"
+    how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
+    return seen[-1], f"the process died: {how}"

@@ -1,0 +1,115 @@
+"""Every call in several releases of onnxruntime; and that the results of all releases are those of this code.
+
+`--runtimes=1.24.4,1.26.0` chooses the releases. One that is not installed fails the run: `make runtimes`
+installs all, `make test` those that it needs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from runtime.arrays import load, save
+from runtime.jobs import Job, jobs
+from runtime.matrix import RESULTS, TABLE
+from runtime.outcomes import choices, outcomes, refusals
+from runtime.releases import INSTALLED, REDUCED, RELEASES, Graph, run_graphs
+from runtime.table import markdown
+
+from sdpa_xp_export.choice import FORMS
+
+TRIED = ("auto", "primitive")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "release" in metafunc.fixturenames:
+        asked = metafunc.config.getoption("--runtimes")
+        metafunc.parametrize("release", asked.split(",") if asked else REDUCED)
+
+
+@cache
+def all_jobs() -> list[Job]:
+    return jobs()
+
+
+def test_a_release_computes_every_call(release: str) -> None:
+    """Whatever form the exporter takes for the release is right, and so is the one that is right everywhere."""
+    found = outcomes(release, TRIED, all_jobs())
+    assert [outcome.wrong for outcome in found.values()] == [{}, {}]
+    assert [outcome.right for outcome in found.values()] == [len(all_jobs())] * 2
+
+
+def test_the_results_are_of_all_releases_and_of_this_code() -> None:
+    """Whoever adds a call or a form, or changes what is refused or chosen, runs `make runtimes` again."""
+    results = json.loads(RESULTS.read_text())
+    calls = all_jobs()
+    assert results["calls"] == len(calls)
+    assert list(results["releases"]) == list(RELEASES)
+    for release, found in results["releases"].items():
+        assert {form: count for form, count in found["auto"].items() if count} == Counter(
+            choices(release, calls).values()
+        )
+        assert list(found["forms"]) == list(FORMS)
+        for form, outcome in found["forms"].items():
+            assert outcome["refused"] == refusals(release, form, calls)
+            assert not outcome["wrong"]
+            assert outcome["right"] == len(calls) - sum(outcome["refused"].values())
+    assert TABLE.read_text() == markdown(results)
+
+
+def test_make_installs_them() -> None:
+    """The Makefile says once more which releases are to be installed beside the one that is."""
+    makefile = (Path(__file__).parents[2] / "Makefile").read_text()
+    for name, releases in (("RELEASES", RELEASES), ("REDUCED", REDUCED)):
+        assert f"\n{name} := {' '.join(releases[:-1])}\n" in makefile
+
+
+def test_a_graph_that_ends_the_process_is_told_from_the_others(tmp_path: Path) -> None:
+    """And what onnxruntime refuses to load, from both."""
+    graphs = {"first": _graph(1), "none": _graph(1, "NoSuchOperator"), "deadly": _graph(0), "last": _graph(1)}
+    results = run_graphs(INSTALLED, graphs, tmp_path)
+    for name in ("first", "last"):
+        (outputs,) = results[name]
+        np.testing.assert_array_equal(outputs["output"], np.ones((1, 1, 2, 4), np.float32))
+    assert results["deadly"] == "the process died: SIGFPE"
+    assert "NoSuchOperator" in results["none"]
+
+
+def test_a_release_that_is_not_installed_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"onnxruntime 0.0.0 is not in .* `make runtimes`"):
+        run_graphs("0.0.0", {"any": _graph(1)}, tmp_path)
+
+
+def test_a_release_that_is_another_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a folder holds something else than its name says."""
+    monkeypatch.setattr("runtime.releases.path_of", lambda release: None)
+    with pytest.raises(RuntimeError, match=r"onnxruntime 1.23.2 did not start"):
+        run_graphs("1.23.2", {"any": _graph(1)}, tmp_path)
+
+
+def test_bfloat16_is_kept_in_a_file(tmp_path: Path) -> None:
+    arrays = {name: np.arange(3.0).astype(name) for name in ("bfloat16", "float16", "float64")}
+    save(tmp_path / "arrays", arrays)
+    for name, array in load(tmp_path / "arrays").items():
+        np.testing.assert_array_equal(array, arrays[name], strict=True)
+
+
+def _graph(heads: int, operator: str = "Attention") -> Graph:
+    """Attention of ones; without key heads, it divides by their number."""
+    shape = (1, heads, 2, 4)
+    values = [
+        onnx.helper.make_tensor_value_info(
+            name, onnx.TensorProto.FLOAT, shape if name in "kv" else (1, 1, 2, 4)
+        )
+        for name in ("q", "k", "v", "output")
+    ]
+    node = onnx.helper.make_node(operator, ["q", "k", "v"], ["output"])
+    graph = onnx.helper.make_graph([node], "graph", values[:3], values[3:])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 23)], ir_version=11)
+    ones = {name: np.ones(shape if name in "kv" else (1, 1, 2, 4), np.float32) for name in "qkv"}
+    return model, [ones]
