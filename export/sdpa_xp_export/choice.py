@@ -8,7 +8,7 @@ from types import ModuleType
 from sdpa_xp.checks import message
 from sdpa_xp_export.call import Call
 from sdpa_xp_export.forms import attention, grouped_query, multi_head, primitive, tiled
-from sdpa_xp_export.runtime import FEW_SCORES, FIRST_RELEASE, OPSETS, PREFERRED, Runtime
+from sdpa_xp_export.runtime import FEW_SCORES, FIRST_RELEASE, OPSETS, PREFERRED, VERY_MANY_SCORES, Runtime
 from sdpa_xp_export.structure import only_causal, unmasked
 
 FORMS: dict[str, ModuleType] = {
@@ -64,5 +64,8 @@ def _case(call: Call) -> str:
     """What the table goes by: what masks the call, and whether its scores are known to be few."""
     kind = "unmasked" if unmasked(call) else "causal" if only_causal(call) and not call.cached else "masked"
     sizes = (*call.sizes.batch, call.sizes.query_heads, call.sizes.queries, call.sizes.keys)
-    few = all(isinstance(size, int) for size in sizes) and math.prod(sizes) <= FEW_SCORES[kind]
-    return f"{kind}, {'few' if few else 'many'} scores"
+    if not all(isinstance(size, int) for size in sizes):
+        return f"{kind}, many scores"
+    count = math.prod(sizes)
+    few, very = count <= FEW_SCORES[kind], count > VERY_MANY_SCORES
+    return f"{kind}, {'few' if few else 'very many' if very else 'many'} scores"

@@ -32,15 +32,20 @@ WINDOW_COUNTS_ITSELF = (1, 24)
 
 # Up to so many scores, in all heads together, a call has few.
 FEW_SCORES = {"unmasked": 2**25, "causal": 2**20, "masked": 2**21}
+# Beyond so many it has very many.
+VERY_MANY_SCORES = 2**26
 # The forms to take, the best first, by provider and by what the call is like; measured, see
-# tests/benchmarks. GroupQueryAttention is taken only when asked for: since 1.28 it makes a row of NaN 0.
+# tests/benchmarks.
 _CPU: dict[str, tuple[str, ...]] = {
     "unmasked, few scores": ("attention", "primitive"),
     "unmasked, many scores": ("multi_head", "tiled", "primitive"),
+    "unmasked, very many scores": ("multi_head", "tiled", "primitive"),
     "causal, few scores": ("attention", "tiled", "primitive"),
     "causal, many scores": ("tiled", "primitive"),
+    "causal, very many scores": ("grouped_query", "tiled", "primitive"),
     "masked, few scores": ("primitive",),
     "masked, many scores": ("tiled", "primitive"),
+    "masked, very many scores": ("tiled", "primitive"),
 }
 _CUDA: dict[str, tuple[str, ...]] = dict.fromkeys(_CPU, ("attention", "tiled", "primitive")) | {
     "masked, few scores": ("attention", "primitive"),

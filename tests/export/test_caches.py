@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.numpy_helper
 import pytest
 from graphs import BATCH, CLOSE, EVERY_CALL, FORMS, Arrays, Rules, assert_verified, operands, qkv, run, spec
 
@@ -39,7 +40,7 @@ RULES: dict[str, Rules] = {
     "relative": lambda table: {"bias": biases.relative(table, max_distance=5), "is_causal": False},
     "relative, offset": lambda table: {"bias": biases.relative(table, offset=2), "is_causal": True},
     "score function": lambda: {
-        "bias": biases.from_function(lambda s, b, h, i, j: s - (i - 2 * j) * (h + b) / 8),
+        "bias": biases.from_function(lambda s, b, h, i, j: s - abs(i - j) % 3 * (h + b + 1) / 4),
         "is_causal": True,
     },
     "sum": lambda table: {
@@ -234,3 +235,17 @@ def test_prefill_of_an_empty_cache(rng: np.random.Generator) -> None:
         found = run(model, arrays | empty)
         assert_close(found["output"], wanted)
         np.testing.assert_array_equal(found["present_key"], arrays["key"])
+
+
+def test_verify_wants_a_cache_bit_by_bit() -> None:
+    """A present_key that is off by a rounding is none that the next step may have."""
+    qkv, past = TensorSpec("float32", ("B", 2, "L", 8)), TensorSpec("float32", ("B", 2, "P", 8))
+    model = export_attention(qkv, qkv, qkv, past_key=past, past_value=past, is_causal=True, form="primitive")
+    assert verify(model).agrees
+    for node in model.graph.node:
+        node.input[:] = ["joined" if name == "present_key" else name for name in node.input]
+        node.output[:] = ["joined" if name == "present_key" else name for name in node.output]
+    more = onnx.numpy_helper.from_array(np.asarray(1 + 2**-23, F), "more")
+    model.graph.initializer.append(more)
+    model.graph.node.append(onnx.helper.make_node("Mul", ["joined", "more"], ["present_key"]))
+    assert not verify(model).agrees

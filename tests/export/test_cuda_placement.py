@@ -2,7 +2,7 @@
 
 cuda_kernels.json holds, for some releases of onnxruntime, the dtypes that the CUDA provider has a kernel for,
 by operator, opset of its definition and type parameter: from docs/OperatorKernels.md of each release, and for
-1.31.1 checked against the wheel. A kernel is for one definition: one of opset 13 does not serve a node of opset 21.
+1.31.1 checked against the wheel. A kernel is for one definition: one of opset 13 does not serve a node of 21.
 """
 
 from __future__ import annotations

@@ -168,15 +168,16 @@ def metadata(model: onnx.ModelProto) -> dict[str, str]:
 
 def test_auto_says_why() -> None:
     qkv, padding = TensorSpec("float32", ("B", 8, "L", 64)), TensorSpec("bool", ("B", 1, 1, "L"))
-    short, long = (TensorSpec("float32", (1, 8, length, 64)) for length in (128, 4096))
+    short, medium, long = (TensorSpec("float32", (1, 8, length, 64)) for length in (128, 2048, 4096))
     for specs, rules, form, reason in [
         (short, {}, "attention", "the best for unmasked, few scores on cpu"),
         (short, {"opset": 17}, "primitive", "not attention: opset 17 was asked for"),
         (short, {"runtime": "onnxruntime>=1.24;cpu"}, "primitive", "right from 1.28 on"),
         (TensorSpec("float64", (1, 8, 128, 64)), {}, "primitive", "float64"),
         (TensorSpec("float32", (2, 1, 8, 99, 64)), {}, "primitive", "at most 4 axes"),
-        (long, {}, "multi_head", "the best for unmasked, many scores on cpu"),
-        (long, {"is_causal": True}, "tiled", "the best for causal, many scores on cpu"),
+        (long, {}, "multi_head", "the best for unmasked, very many scores on cpu"),
+        (long, {"is_causal": True}, "grouped_query", "the best for causal, very many scores on cpu"),
+        (medium, {"is_causal": True}, "tiled", "the best for causal, many scores on cpu"),
         (qkv, {}, "tiled", "an empty batch ends the process"),
         (qkv, {"runtime": "onnxruntime>=1.31;cpu"}, "multi_head", "unmasked, many scores"),
         (qkv, {"attn_mask": padding}, "tiled", "masked, many scores"),
@@ -246,3 +247,18 @@ def test_half_on_cuda_prepares_nothing_in_half() -> None:
     assert onnx.numpy_helper.to_array(sign) == -1
     both = export_attention(qkv, qkv, qkv, bias, bias=bias, runtime="onnxruntime>=1.28;cuda")
     assert names(both).count("Cast") >= 6
+
+
+@pytest.mark.parametrize("name", ["query", "key"])
+def test_grouped_query_shows_nan_as_the_library_does(name: str, rng: np.random.Generator) -> None:
+    """By itself the operator gives 0 for a row whose query or own key is NaN."""
+    query, key = TensorSpec("float32", (2, 8, 6, 16)), TensorSpec("float32", (2, 4, 6, 16))
+    model = export_attention(query, key, key, is_causal=True, form="grouped_query")
+    specs = {"query": query, "key": key, "value": key}
+    feed = {each: rng.standard_normal(spec.shape).astype(np.float32) for each, spec in specs.items()}
+    feed[name][1, 2, 3, 5] = np.nan
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (output,) = session.run(None, feed)
+    expected = scaled_dot_product_attention(*feed.values(), is_causal=True)
+    assert np.isnan(expected).any()
+    np.testing.assert_allclose(output, expected, rtol=0, atol=1e-6)

@@ -112,6 +112,16 @@ def test_sinks_of_every_shape(rng: np.random.Generator, shape: tuple[int, ...]) 
     check_forms(qkv(rng), lambda sinks: {"sinks": sinks}, held, names=names, outputs=("output", "lse"))
 
 
+def test_sinks_far_above_and_below_the_scores(rng: np.random.Generator) -> None:
+    """exp(200) is no float32."""
+
+    def rules(sinks: Any) -> dict[str, Any]:
+        return {"sinks": sinks, "attn_mask": masks.causal(-1)}
+
+    held = {"sinks": np.asarray([200, -200, 0, -np.inf], F)}
+    check_forms(qkv(rng), rules, held, names={BATCH: "B", 5: "L", 9: "S"}, outputs=("output", "lse"))
+
+
 def test_smallest_finite_number_does_not_mask(rng: np.random.Generator) -> None:
     """A row of it is the mean; twice of it is no -inf; beside a real score it weighs nothing."""
     least = np.full((5, 9), np.finfo(F).min, F)

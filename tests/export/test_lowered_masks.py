@@ -49,6 +49,7 @@ MASKS: dict[str, Rules] = {
     "~open": lambda: mask(~masks.sliding_window(None, None)),
     "causal | open": lambda: mask(masks.causal() | masks.sliding_window(None, None)),
     "causal | ~open": lambda: mask(masks.causal() | ~masks.sliding_window(None, None)),
+    "~open | causal": lambda: mask(~masks.sliding_window(None, None) | masks.causal()),
     "nested": lambda offset, key_lengths: mask(
         ~(masks.causal(offset) | masks.dilated(2)) & masks.padding(key_lengths)
     ),

@@ -35,7 +35,10 @@ def attribute(model: onnx.ModelProto, name: str) -> onnx.AttributeProto:
 def drop_scale(model: onnx.ModelProto) -> None:
     """The attribute of the fused operators; or the number that the query is multiplied by first."""
     if any(node.op_type in FUSED for node in model.graph.node):
-        attribute(model, "scale").f = 1.0
+        for node in model.graph.node:
+            for each in node.attribute:
+                if each.name == "scale":
+                    each.f = 1.0
         return
     scaled = next(node for node in model.graph.node if node.op_type == "Mul")
     (number,) = (each for each in model.graph.initializer if each.name in scaled.input)

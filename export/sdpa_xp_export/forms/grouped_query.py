@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from sdpa_xp_export import pieces
+import math
+
+from sdpa_xp_export import functions, pieces
 from sdpa_xp_export.array import Value
 from sdpa_xp_export.call import Call
 from sdpa_xp_export.forms import contrib
@@ -38,28 +40,80 @@ def refusal(call: Call, runtime: Runtime) -> str | None:
 def write(graph: Graph, call: Call, runtime: Runtime) -> dict[str, Value]:
     """query, key, value -> Transpose, Reshape -> GroupQueryAttention -> Reshape, Transpose.
 
-    All keys are real: seqlens_k is S - 1 for each batch entry. The two caches that it returns have to be
-    named, or releases before 1.28 do not load it.
+    The operator copies all that it is given, so an even number of key heads goes through it in two halves.
     """
     dtype = call.query.dtype if runtime.provider == "cuda" else "float32"
     inputs = read(graph, call, dtype)
-    query, key, value = (contrib.packed(each) for each in (inputs.query, inputs.key, inputs.value))
     sinks = None if call.sinks is None else inputs.pairs.whole(inputs.key).operand(call.sinks).astype(dtype)
-    left = _left(call)
-    window = -1 if left is None or left < 0 else left + int(runtime.release >= WINDOW_COUNTS_ITSELF)
-    given = [query, key, value, None, None, *_lengths(inputs), *[None] * 4, sinks]
+    parts = 2 if call.sizes.heads % 2 == 0 else 1
+    query, key, value = (_split(each, parts, axis=1) for each in (inputs.query, inputs.key, inputs.value))
+    sinks_of = [None] * parts if sinks is None else _split(sinks, parts, axis=0)
+    lengths, window = _lengths(inputs), _window(call, runtime)
+    halves = [
+        _node(call, q, k, v, lengths, of_heads, window)
+        for q, k, v, of_heads in zip(query, key, value, sinks_of, strict=True)
+    ]
+    output = halves[0] if parts == 1 else pieces.join(halves, 1, call.sizes.query_heads)
+    return finished(inputs, {"output": functions.where(_no_number(inputs), math.nan, output)})
+
+
+def _node(
+    call: Call,
+    query: Value,
+    key: Value,
+    value: Value,
+    lengths: tuple[Value, Value],
+    sinks: Value | None,
+    window: int,
+) -> Value:
+    """All keys are real. The caches that it returns are named, or releases before 1.28 do not load it."""
+    graph, heads, groups = query.graph, int(query.shape[-3]), int(key.shape[-3])
+    packed = [contrib.packed(each) for each in (query, key, value)]
+    given = [*packed, None, None, *lengths, *([] if sinks is None else [*[None] * 4, sinks])]
     output, *_ = graph.add_many(
         "GroupQueryAttention",
-        *(given if sinks is not None else given[:7]),
-        outputs=[(dtype, query.shape), (dtype, inputs.key.shape), (dtype, inputs.value.shape)],
+        *given,
+        outputs=[(query.dtype, packed[0].shape), (query.dtype, key.shape), (query.dtype, value.shape)],
         domain=CONTRIB,
-        num_heads=call.sizes.query_heads,
-        kv_num_heads=call.sizes.heads,
+        num_heads=heads,
+        kv_num_heads=groups,
         scale=call.scale,
         softcap=call.softcap or 0.0,
         local_window_size=window,
     )
-    return finished(inputs, {"output": contrib.unpacked(output, call.sizes.query_heads)})
+    return contrib.unpacked(output, heads)
+
+
+def _no_number(inputs: Inputs) -> Value:
+    """Rows whose query or own key holds a NaN, (B, Hq, L, 1): the operator gives 0 there, from 1.28 on."""
+    call = inputs.pairs.call
+    query, key = (pieces.reduce("ReduceSum", each).astype("float32") for each in (inputs.query, inputs.key))
+    group = call.sizes.query_heads // call.sizes.heads
+    if group > 1:
+        shape = (*key.shape[:2], group, *key.shape[2:])
+        times = query.graph.constant([1, 1, group, 1, 1], "int64")
+        key = pieces.reshape(
+            pieces.expand(pieces.unsqueeze(key, 2), times, shape),
+            [0, call.sizes.query_heads, -1, 1],
+            query.shape,
+        )
+    return (query != query) | (key != key)
+
+
+def _split(value: Value, parts: int, axis: int) -> list[Value]:
+    """value -> Split into equal parts along `axis`."""
+    if parts == 1:
+        return [value]
+    size = int(value.shape[axis]) // parts
+    shape = (*value.shape[:axis], size, *value.shape[axis + 1 :])
+    sizes = value.graph.constant([size] * parts, "int64")
+    return value.graph.add_many("Split", value, sizes, outputs=[(value.dtype, shape)] * parts, axis=axis)
+
+
+def _window(call: Call, runtime: Runtime) -> int:
+    """How many keys a query sees, -1 for all, as the release counts them."""
+    left = _left(call)
+    return -1 if left is None or left < 0 else left + int(runtime.release >= WINDOW_COUNTS_ITSELF)
 
 
 def _lengths(inputs: Inputs) -> tuple[Value, Value]:
