@@ -134,8 +134,6 @@ class Value:
     def __ne__(self, other: object) -> Value:  # type: ignore[override]
         return ~(self == other)
 
-    __hash__ = None  # type: ignore[assignment]
-
     def __and__(self, other: object) -> Value:
         return self._logical("And", other)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -16,12 +17,18 @@ from sdpa_xp.masks import Mask
 from sdpa_xp_export.spec import DTYPES, Shape, TensorSpec
 
 
-class Operand:
+class Operand(ABC):
     """An array to the library's masks and biases, which look at its dtype and shape alone."""
 
     __slots__ = ()
-    dtype: str
-    shape: Shape
+
+    @property
+    @abstractmethod
+    def dtype(self) -> str: ...
+
+    @property
+    @abstractmethod
+    def shape(self) -> Shape: ...
 
     @property
     def ndim(self) -> int:
@@ -41,11 +48,11 @@ class Input(Operand):
     spec: TensorSpec
 
     @property
-    def dtype(self) -> str:  # type: ignore[override]
+    def dtype(self) -> str:
         return self.spec.dtype
 
     @property
-    def shape(self) -> Shape:  # type: ignore[override]
+    def shape(self) -> Shape:
         return self.spec.shape
 
     def __str__(self) -> str:
@@ -60,11 +67,11 @@ class Initializer(Operand):
     numbers: NDArray[Any]
 
     @property
-    def dtype(self) -> str:  # type: ignore[override]
+    def dtype(self) -> str:
         return str(self.numbers.dtype.name)
 
     @property
-    def shape(self) -> Shape:  # type: ignore[override]
+    def shape(self) -> Shape:
         return self.numbers.shape
 
     def __str__(self) -> str:

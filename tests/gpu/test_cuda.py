@@ -2,35 +2,50 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnxruntime
 import pytest
+from runtime.features import features
 
 from sdpa_xp_export import TensorSpec, agree, backends, export_attention, verify
-from sdpa_xp_export.cases import calls
+from sdpa_xp_export.choice import FORMS, refusal
+from sdpa_xp_export.export import export_call
+from sdpa_xp_export.metadata import to_json
+from sdpa_xp_export.runtime import Runtime
 
 CUDA = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not CUDA, reason="onnxruntime has no CUDA provider here")]
 
 
-@pytest.mark.parametrize("form", ["attention", "primitive"])
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.parametrize("case", calls("float32"))
-def test_exported_form_agrees(case: str, dtype: str, form: str) -> None:
-    call = calls(dtype)[case]
-    arguments: dict[str, Any] = {**call.inputs, **call.rules}
-    model = export_attention(**arguments, form=form, runtime="onnxruntime>=1.28;cuda")
-    report = verify(model, provider="cuda")
-    assert report.agrees, report.worst
+TARGET = Runtime.parse("test", "onnxruntime>=1.28;cuda")
+HEAVY = {"MatMul", "Softmax", "Scan", "Attention", "MultiHeadAttention", "GroupQueryAttention", "TensorScatter"}
+
+
+def stated(dtype: str, form: str) -> list[str]:
+    """The calls that the form takes and that a model can state in its metadata."""
+    return [
+        name
+        for name, call in features(dtype).items()
+        if "from_function" not in to_json(call) and (form == "auto" or refusal(form, call, TARGET) is None)
+    ]
+
+
+@pytest.mark.parametrize("form", ["auto", *FORMS])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_each_form_agrees_where_it_was_sent(dtype: str, form: str) -> None:
+    """Every call of the list of features, its numbers on the device and its products there too."""
+    for name in stated(dtype, form):
+        model = export_call(features(dtype)[name], form=form, runtime=str(TARGET))
+        report = verify(model, provider="cuda")
+        assert report.agrees, (name, report.worst)
+        assert {placed.op for placed in report.fell_back} & HEAVY == set(), name
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_attention_is_placed_on_cuda(dtype: str, is_causal: bool) -> None:
     qkv = TensorSpec(dtype, ("B", 8, "L", 64))
-    model = export_attention(qkv, qkv, qkv, is_causal=is_causal, runtime="onnxruntime>=1.28;cuda")
+    model = export_attention(qkv, qkv, qkv, is_causal=is_causal, runtime=str(TARGET))
     placed = {node.provider for node in verify(model, provider="cuda").placements if node.op == "Attention"}
     assert placed == {"CUDAExecutionProvider"}
 
