@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import numbers
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from sdpa_xp import checks
@@ -40,7 +41,7 @@ def checked(function: str, query: object, key: object, value: object, given: Arg
     if given.softmax_dtype not in (None, held):
         rule = "`softmax_dtype` must be None, or float32 or float64 and no narrower than the scores"
         raise ValueError(checks.message(function, rule, {"softmax_dtype": repr(given.softmax_dtype)}))
-    scale, sinks = _scale(function, names, given.scale, sizes, held), names.operand("sinks", given.sinks)
+    scale, sinks = _scale(function, names, given.scale, sizes, held), _sinks(function, names, given.sinks)
     call = Call(
         query=specs["query"],
         key=specs["key"],
@@ -96,15 +97,26 @@ def _mask_or_bias(function: str, name: str, value: object) -> object:
 def _scale(function: str, names: Names, scale: object, sizes: checks.Sizes, held: str) -> float | Held:
     if scale is None:
         return 1.0 / math.sqrt(sizes.width)
+    if isinstance(scale, numbers.Number):
+        return checks.number(function, "scale", scale, held)
     operand = names.operand("scale", scale)
     return (
         operand if isinstance(operand, Input | Initializer) else checks.number(function, "scale", scale, held)
     )
 
 
+def _sinks(function: str, names: Names, sinks: object) -> Held | None:
+    operand = names.operand("sinks", sinks)
+    if operand is None or isinstance(operand, Input | Initializer):
+        return operand
+    rule = "`sinks` must be a TensorSpec or an array, (..., Hq)"
+    raise TypeError(checks.message(function, rule, {"sinks": type(sinks).__name__}))
+
+
 def _outputs(function: str, outputs: object) -> tuple[str, ...]:
-    given = (outputs,) if isinstance(outputs, str) else tuple(cast(Sequence[str], outputs))
-    if not given or len(set(given)) < len(given) or not set(given) <= set(OUTPUTS):
+    given = (outputs,) if isinstance(outputs, str) else outputs
+    given = tuple(given) if isinstance(given, list | tuple) else ()
+    if not given or any(given.count(name) > 1 or name not in OUTPUTS for name in given):
         rule = f"`outputs` must be of {', '.join(OUTPUTS)}, each once"
         raise ValueError(checks.message(function, rule, {"outputs": repr(outputs)}))
     return given

@@ -8,7 +8,15 @@ from types import ModuleType
 from sdpa_xp.checks import message
 from sdpa_xp_export.call import Call
 from sdpa_xp_export.forms import attention, grouped_query, multi_head, primitive, tiled
-from sdpa_xp_export.runtime import FEW_SCORES, FIRST_RELEASE, OPSETS, PREFERRED, VERY_MANY_SCORES, Runtime
+from sdpa_xp_export.runtime import (
+    FEW_SCORES,
+    FIRST_RELEASE,
+    FIRST_RELEASE_OF_OPSET,
+    OPSETS,
+    PREFERRED,
+    VERY_MANY_SCORES,
+    Runtime,
+)
 from sdpa_xp_export.structure import only_causal, unmasked
 
 FORMS: dict[str, ModuleType] = {
@@ -25,10 +33,16 @@ def choose(function: str, call: Call, form: str, opset: int | None, target: Runt
     if form not in (*FORMS, "auto"):
         rule = f"`form` must be auto, {', '.join(FORMS)}"
         raise ValueError(message(function, rule, {"form": repr(form)}))
+    if opset is not None and (isinstance(opset, bool) or not isinstance(opset, int)):
+        raise TypeError(message(function, "`opset` must be an integer", {"opset": repr(opset)}))
     if opset is not None and not any(opset in opsets for opsets in OPSETS.values()):
         first, last = OPSETS["primitive"][0], OPSETS["primitive"][-1]
-        rule = f"`opset` must be {first} to {last}, and no form takes {opset}"
+        rule = f"`opset` must be {first} to {last}, and no form takes {opset!r}"
         raise ValueError(message(function, rule, {"opset": repr(opset)}))
+    oldest = FIRST_RELEASE_OF_OPSET.get(opset or 0, (0, 0))
+    if target.release < oldest:
+        rule = f"`opset` {opset} is loaded from onnxruntime {oldest[0]}.{oldest[1]} on"
+        raise ValueError(message(function, rule, {"opset": opset, "runtime": target}))
     if form == "auto":
         return _best(call, opset, target)
     if why := refusal(form, call, target):

@@ -74,7 +74,8 @@ def export_attention(
             as `present_key`; P may be 0 in a run, so one graph serves the prompt and each step.
         past_value: (..., H, P, Ev), likewise; `present_value`.
         past_lengths: An integer spec, (B,): the cache has room, and so many of its tokens are real. The new
-            ones are written behind them, and what stands beyond may be anything.
+            ones are written behind them, and what stands beyond may be anything. A run has to feed lengths that
+            there is room for; a graph cannot refuse others. So it is with lengths in masks.
         outputs: Of `"output"`, `"lse"`, `"weights"` and `"scores"`, those that the graph is to return.
         form: `"attention"` is ai.onnx Attention; `"multi_head"` and `"grouped_query"` are the operators of that
             name in com.microsoft; `"tiled"` is MatMul and Softmax in a Scan over blocks of queries, in memory

@@ -25,6 +25,8 @@ OPSETS = {"attention": range(23, 25)} | dict.fromkeys(
     ("multi_head", "grouped_query", "tiled", "primitive"), range(17, 25)
 )
 DEFAULT_OPSET = {"attention": 23, "multi_head": 18, "grouped_query": 18, "tiled": 18, "primitive": 18}
+# The first release that loads an opset, where it is not the first of all.
+FIRST_RELEASE_OF_OPSET = {24: (1, 24)}
 # The first release on which an empty batch or length gives an empty result, and does not end the process.
 EMPTY_INPUTS = {"multi_head": (1, 31)}
 # From here on the window of GroupQueryAttention counts the query's own key; before, only those to its left.

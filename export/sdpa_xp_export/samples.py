@@ -76,6 +76,17 @@ def several_lengths(call: Call) -> Iterator[dict[str, int]]:
         yield _with_room(call, dict(zip(symbols, each, strict=True)))
 
 
+def blocks_of_queries(call: Call, rows: int) -> dict[str, int] | None:
+    """Lengths for more queries than `rows`, and some more keys; None where a call has its own."""
+    queries, keys = call.sizes.queries, call.sizes.keys
+    if not isinstance(queries, str):
+        return None
+    lengths = dict(zip(call.symbols, itertools.cycle([2, 3]), strict=False))
+    lengths |= {name: rows + 9 for name in (keys,) if name in lengths}
+    lengths |= {name: rows + 3 for name in (queries,) if name in lengths}
+    return _with_room(call, lengths)
+
+
 def _with_room(call: Call, lengths: dict[str, int]) -> dict[str, int]:
     """A padded cache has room for the new tokens, and some more."""
     if call.past_lengths is None or call.past_key is None:

@@ -22,13 +22,14 @@ from sdpa_xp.masks import Mask
 from sdpa_xp_export import reference
 from sdpa_xp_export.agreement import Agreement, judge_together
 from sdpa_xp_export.call import Call
+from sdpa_xp_export.forms import tiled
 from sdpa_xp_export.loading import bounded, load
 from sdpa_xp_export.memory import peak_above
 from sdpa_xp_export.metadata import from_json
 from sdpa_xp_export.operands import Initializer
 from sdpa_xp_export.plain import Arrays, plain, present
 from sdpa_xp_export.report import Report, Run
-from sdpa_xp_export.samples import LARGE, poison, sample, several_lengths
+from sdpa_xp_export.samples import LARGE, blocks_of_queries, poison, sample, several_lengths
 from sdpa_xp_export.session import Placement, open_session, placements, providers, run, version
 from sdpa_xp_export.textbook import stages
 
@@ -100,9 +101,10 @@ def _run_on(
     model: onnx.ModelProto, call: Call, provider: str, seed: int, watch: Callable[[str], None] | None
 ) -> tuple[list[Run], list[Placement]]:
     seen: list[tuple[_Case, dict[str, NDArray[Any]], float, int | None]] = []
+    rows = tiled.ROWS if any(node.op_type == "Scan" for node in model.graph.node) else None
     with tempfile.TemporaryDirectory() as folder:
         session = open_session(model, provider, Path(folder) / "profile")
-        for case in _cases(call, np.random.default_rng(seed)):
+        for case in _cases(call, np.random.default_rng(seed), rows):
             _, peak = peak_above(partial(run, session, case.inputs))
             start = time.perf_counter()
             outputs = run(session, case.inputs)
@@ -122,8 +124,11 @@ def _run_on(
     return runs, where
 
 
-def _cases(call: Call, rng: np.random.Generator) -> Iterator[_Case]:
+def _cases(call: Call, rng: np.random.Generator, rows: int | None = None) -> Iterator[_Case]:
+    """Runs of several lengths; also with more queries than `rows`, those of a block."""
     settings = [(lengths, 1.0) for lengths in several_lengths(call)]
+    if rows is not None and (lengths := blocks_of_queries(call, rows)):
+        settings.append((lengths, 1.0))
     if "scores" not in call.outputs:  # the reference has them from the weights, which are 0 there
         settings += [(lengths, LARGE) for lengths in several_lengths(call)]
     for lengths, size in settings:

@@ -14,8 +14,9 @@ import onnx.numpy_helper
 import onnxruntime
 import pytest
 
-from sdpa_xp import scaled_dot_product_attention
+from sdpa_xp import masks, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, export_attention, verify
+from sdpa_xp_export.forms import tiled
 
 FORMS = [
     ("attention", 23),
@@ -47,6 +48,12 @@ RULES: dict[str, dict[str, Any]] = {
     "scale 0": {"scale": 0},
     "softcap": {"softcap": 2.0},
 }
+
+
+@pytest.fixture(autouse=True)
+def several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 4 queries, so that `verify` runs the tiled form with more than one."""
+    monkeypatch.setattr(tiled, "ROWS", 4)
 
 
 def spec(shape: tuple[Any, ...], dtype: str) -> TensorSpec:
@@ -262,3 +269,20 @@ def test_grouped_query_shows_nan_as_the_library_does(name: str, rng: np.random.G
     expected = scaled_dot_product_attention(*feed.values(), is_causal=True)
     assert np.isnan(expected).any()
     np.testing.assert_allclose(output, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [("L", 8), (4, "L", 8)])
+@pytest.mark.parametrize("form", ["attention", "tiled", "primitive"])
+def test_one_integer_for_a_call_without_a_batch(form: str, shape: Any) -> None:
+    """As the library takes it; the result has no axis more for it."""
+    qkv = TensorSpec("float32", shape)
+    for mask in (masks.causal([1]), masks.prefix(TensorSpec("int64", (1,)))):
+        model = export_attention(qkv, qkv, qkv, mask, form=form)
+        assert verify(model).agrees
+        assert len(model.graph.output[0].type.tensor_type.shape.dim) == len(shape)
+
+
+def test_a_scale_of_numpy_is_a_number() -> None:
+    qkv = TensorSpec("float32", ("B", 4, "L", 64))
+    own, plain = (export_attention(qkv, qkv, qkv, scale=scale) for scale in (1 / np.sqrt(64), 0.125))
+    assert own == plain

@@ -88,6 +88,13 @@ def lower_right(model: onnx.ModelProto) -> None:
         model.graph.node.insert(0, node)
 
 
+def first_block_again(model: onnx.ModelProto) -> None:
+    """Every block of queries takes itself for the first one."""
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros(1, np.int64), "zero"))
+    body = list(all_graphs(model.graph))[1]
+    next(node for node in body.node if node.op_type == "Mul").input[1] = "zero"
+
+
 def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     """The graph, and the bodies of its loops."""
     yield graph
@@ -115,6 +122,8 @@ PADDED = masks.causal() & masks.padding(TensorSpec("int64", ("B",)))
         (QKV, {"attn_mask": MASK}, ("attention", "tiled", "primitive"), flip_mask),
         (QKV, {"attn_mask": MASK}, ("tiled", "primitive"), finfo_min_for_inf),
         (KEY, {"attn_mask": PADDED}, ("attention", "tiled", "primitive"), lower_right),
+        (KEY, {"attn_mask": PADDED}, ("tiled",), first_block_again),
+        (QKV, {"attn_mask": masks.sliding_window(2, 0)}, ("tiled",), first_block_again),
     ],
 )
 def test_damaged_graph_is_caught(

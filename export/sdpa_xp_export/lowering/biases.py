@@ -83,6 +83,9 @@ def _alibi(tile: Tile, slopes: object, offset: object) -> Value:
 def _relative(tile: Tile, table: Any, bidirectional: bool, max_distance: int, offset: object) -> Value:
     """table (buckets, Hq) -> Gather by distance -> (Hq, rows, columns); beyond `max_distance` all are alike."""
     count, heads = table.shape
+    if isinstance(count, str):
+        rule = "`bias.table` must have a number of buckets that is an int"
+        raise ValueError(checks.message(FUNCTION, rule, {"table.shape": table.shape}))
     checks.columns(FUNCTION, "bias.table", heads, tile.call.sizes.query_heads)
     ramp = biases.relative(
         np.arange(float(count))[:, None],

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from sdpa_xp import checks
 from sdpa_xp.masks import Mask
 from sdpa_xp_export import pieces
@@ -112,12 +114,12 @@ def traced(name: str, function: Callable[..., Any], arguments: tuple[Value, ...]
     """What a caller's function makes of values of the graph: a value of `dtype`, or for conditions a bool."""
     try:
         result = function(*arguments)
-    except (TypeError, ValueError, IndexError, AttributeError) as error:
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, NotImplementedError) as error:
         rule = f"`{name}` must be made of a function that traces to ONNX"
         hint = "Operators do, and the functions of `index.__array_namespace__()`."
         raise TypeError(checks.message(FUNCTION, rule, {"its error": error}, hint)) from error
-    if isinstance(result, bool) and dtype == "bool":
-        return result
+    if isinstance(result, bool | np.bool_) and dtype == "bool":
+        return bool(result)
     if not isinstance(result, Value) or (result.dtype == "bool") != (dtype == "bool"):
         kind = "a condition" if dtype == "bool" else "scores"
         rule = f"`{name}` must be made of a function that returns {kind}"

@@ -165,8 +165,9 @@ class Tile:
         found = self.vector(name, value)
         batch = self.call.sizes.batch
         shape = cast(tuple[int, ...], found.shape)
-        if shape != (1,):
-            checks.broadcasts(FUNCTION, name, shape, batch, "(...), one a batch entry")
+        if shape == (1,) and not batch:
+            return pieces.reshape(found, (1, 1, 1), (1, 1, 1))
+        checks.broadcasts(FUNCTION, name, shape, batch, "(...), one a batch entry")
         return pieces.reshape(found, (*[0] * len(shape), 1, 1, 1), (*shape, 1, 1, 1))
 
     def vector(self, name: str, value: object) -> Value:
