@@ -33,6 +33,7 @@ check: .venv/test
 
 bench: .venv/test
 	$(BIN)/python tests/benchmarks/memory.py
+	$(BIN)/python tests/benchmarks/exported.py
 
 runtimes: .venv/test $(RELEASES:%=.venv/onnxruntime/%/installed)
 	PYTHONPATH=tests $(BIN)/python -m runtime.matrix
