@@ -33,7 +33,7 @@ EMPTY_INPUTS = {"multi_head": (1, 31)}
 WINDOW_COUNTS_ITSELF = (1, 24)
 
 # Up to so many scores, in all heads together, a call has few.
-FEW_SCORES = {"unmasked": 2**25, "causal": 2**20, "masked": 2**21}
+FEW_SCORES = {"unmasked": 2**24, "causal": 2**20, "masked": 2**21}
 # Beyond so many it has very many.
 VERY_MANY_SCORES = 2**26
 # The forms to take, the best first, by provider and by what the call is like; measured, see

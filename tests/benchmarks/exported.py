@@ -35,7 +35,7 @@ RUNTIME = "onnxruntime>=1.31;cpu"
 FORMS = ("auto", "primitive", "tiled", "attention", "multi_head", "grouped_query")
 TORCH_OPSETS = (18, 23)
 RESULTS = Path(__file__).parent / "exported.json"
-SECONDS = 3.0
+SECONDS = 2.0
 """Per graph and cell."""
 
 
