@@ -128,6 +128,7 @@ class Value:
     def __gt__(self, other: object) -> Value:
         return self.with_other("Greater", other, "bool")
 
+    # Python's own == answers with a bool; that of an array answers for each element.
     def __eq__(self, other: object) -> Value:  # type: ignore[override]
         return self.with_other("Equal", other, "bool")
 

@@ -6,7 +6,8 @@ import ctypes
 import json
 import math
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,13 +58,11 @@ def open_session(model: onnx.ModelProto, provider: str, profile: Path | None = N
         options.enable_profiling = True
         options.profile_file_prefix = str(profile)
     wanted = list(dict.fromkeys([provider, PROVIDERS["cpu"]]))
-    try:
-        with tempfile.TemporaryDirectory() as folder:  # bytes where they fit: a path could refer to more files
-            small = held(model) <= EXTERNAL_ABOVE
-            source = model.SerializeToString() if small else save(model, Path(folder) / "model.onnx")
+    with tempfile.TemporaryDirectory() as folder:  # bytes where they fit: a path could refer to more files
+        small = held(model) <= EXTERNAL_ABOVE
+        source = model.SerializeToString() if small else save(model, Path(folder) / "model.onnx")
+        with _errors_as_one("load"):
             session = onnxruntime.InferenceSession(source, options, providers=wanted)
-    except Exception as error:  # its errors have no common base
-        raise ValueError(_refused("load", error)) from error
     if provider not in session.get_providers():  # an absent provider is no more than a warning there
         rule = f"onnxruntime could not start {provider}"
         raise ValueError(message("verify", rule, {"providers": session.get_providers()}))
@@ -73,13 +72,10 @@ def open_session(model: onnx.ModelProto, provider: str, profile: Path | None = N
 def run(session: Any, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """The outputs of `session` by their names."""
     names = [each.name for each in session.get_outputs()]
-    try:
+    with _errors_as_one("run"):
         if any("bfloat16" in each.type for each in (*session.get_inputs(), *session.get_outputs())):
             return _run_bound(session, feeds)
-        outputs = session.run(names, dict(feeds))
-    except Exception as error:  # its errors have no common base
-        raise ValueError(_refused("run", error)) from error
-    return dict(zip(names, outputs, strict=True))
+        return dict(zip(names, session.run(names, dict(feeds)), strict=True))
 
 
 def _run_bound(session: Any, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -112,9 +108,15 @@ def _shared(array: NDArray[Any]) -> Any:
     return OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), onnx.TensorProto.BFLOAT16)
 
 
-def _refused(what: str, error: Exception) -> str:
-    reason = str(error).splitlines()[0]
-    return message("verify", f"onnxruntime must {what} `model`", {"its error": reason})
+@contextmanager
+def _errors_as_one(what: str) -> Iterator[None]:
+    """Errors of onnxruntime, which have no common base, as a ValueError of one line."""
+    try:
+        yield
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        text = message("verify", f"onnxruntime must {what} `model`", {"its error": reason})
+        raise ValueError(text) from error
 
 
 def version() -> str:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import array_api_compat.numpy as numpy_namespace
 import numpy as np
 import onnx
 from numpy.typing import NDArray
@@ -19,19 +17,16 @@ from onnx import numpy_helper
 from sdpa_xp.biases import Bias
 from sdpa_xp.checks import message
 from sdpa_xp.masks import Mask
-from sdpa_xp_export import reference
-from sdpa_xp_export.agreement import Agreement, judge_together
 from sdpa_xp_export.call import Call
 from sdpa_xp_export.forms import tiled
 from sdpa_xp_export.loading import bounded, load
 from sdpa_xp_export.memory import peak_above
 from sdpa_xp_export.metadata import from_json
 from sdpa_xp_export.operands import Initializer
-from sdpa_xp_export.plain import Arrays, plain, present
 from sdpa_xp_export.report import Report, Run
-from sdpa_xp_export.samples import LARGE, blocks_of_queries, poison, sample, several_lengths
+from sdpa_xp_export.samples import LARGE
 from sdpa_xp_export.session import Placement, open_session, placements, providers, run, version
-from sdpa_xp_export.textbook import stages
+from sdpa_xp_export.trials import Trial, judged, trials
 
 
 def verify(
@@ -87,24 +82,14 @@ def verify(
     return Report(call, form, reason, version(), tuple(runs), tuple(placed))
 
 
-@dataclass(frozen=True, slots=True)
-class _Case:
-    """Inputs of one run, and what each output should be: exactly, and by the textbook."""
-
-    shown: str
-    inputs: Arrays
-    expected: Mapping[str, tuple[NDArray[np.float64], NDArray[Any]]]
-    size: float
-
-
 def _run_on(
     model: onnx.ModelProto, call: Call, provider: str, seed: int, watch: Callable[[str], None] | None
 ) -> tuple[list[Run], list[Placement]]:
-    seen: list[tuple[_Case, dict[str, NDArray[Any]], float, int | None]] = []
+    seen: list[tuple[Trial, dict[str, NDArray[Any]], float, int | None]] = []
     rows = tiled.ROWS if any(node.op_type == "Scan" for node in model.graph.node) else None
     with tempfile.TemporaryDirectory() as folder:
         session = open_session(model, provider, Path(folder) / "profile")
-        for case in _cases(call, np.random.default_rng(seed), rows):
+        for case in trials(call, np.random.default_rng(seed), rows):
             _, peak = peak_above(partial(run, session, case.inputs))
             start = time.perf_counter()
             outputs = run(session, case.inputs)
@@ -116,71 +101,12 @@ def _run_on(
     for size in (1.0, LARGE):  # one bound for all runs of a size
         alike = [each for each in seen if each[0].size == size]
         for name in alike[0][0].expected if alike else ():
-            judged = _judged(call, name, [(case, outputs[name]) for case, outputs, _, _ in alike], size)
+            agreements = judged(call, name, [(case, outputs[name]) for case, outputs, _, _ in alike], size)
             runs += [
                 Run(case.shown, provider, name, agreement, seconds, peak)
-                for (case, _, seconds, peak), agreement in zip(alike, judged, strict=True)
+                for (case, _, seconds, peak), agreement in zip(alike, agreements, strict=True)
             ]
     return runs, where
-
-
-def _cases(call: Call, rng: np.random.Generator, rows: int | None = None) -> Iterator[_Case]:
-    """Runs of several lengths; also with more queries than `rows`, those of a block."""
-    settings = [(lengths, 1.0) for lengths in several_lengths(call)]
-    if rows is not None and (lengths := blocks_of_queries(call, rows)):
-        settings.append((lengths, 1.0))
-    if "scores" not in call.outputs:  # the reference has them from the weights, which are 0 there
-        settings += [(lengths, LARGE) for lengths in several_lengths(call)]
-    for lengths, size in settings:
-        arrays = sample(call, lengths, rng, size)
-        shown = " ".join(f"{name}={length}" for name, length in lengths.items()) or "fixed"
-        shown += ", large scores" if size == LARGE else ""
-        yield _Case(shown, poison(call, arrays), expected(call, arrays), size)
-
-
-def expected(call: Call, arrays: Arrays) -> dict[str, tuple[NDArray[np.float64], NDArray[Any]]]:
-    """For each output of a call on `arrays`: the reference, and the textbook formula in the call's dtype."""
-    given = plain(call, arrays)
-    with np.errstate(all="ignore"):
-        output, lse, weights = reference.attention(**given)
-        scores = np.where(weights > 0, np.log(weights), -np.inf) + np.where(np.isinf(lse), 0, lse)[..., None]
-        exact = {"output": output, "lse": lse, "weights": weights, "scores": scores}
-        own = stages(numpy_namespace, **given)
-    made = {
-        name: (_as_returned(call, name, exact[name]), _as_returned(call, name, own[name]))
-        for name in call.outputs
-    }
-    if call.cached:
-        made |= {name: (array.astype(np.float64), array) for name, array in present(call, given).items()}
-    return made
-
-
-def _as_returned(call: Call, name: str, array: NDArray[Any]) -> NDArray[Any]:
-    swapped = name == "output" and call.layout == "...LHE" and array.ndim > 2
-    return array.swapaxes(-2, -3) if swapped else array
-
-
-def _judged(call: Call, name: str, results: list[tuple[_Case, NDArray[Any]]], size: float) -> list[Agreement]:
-    dtype = call.held if name == "lse" else call.query.dtype
-    triples = []
-    for case, result in results:
-        exact, own = case.expected[name]
-        result = _real(call, name, case.inputs, result)
-        as_stated = result.shape == exact.shape and result.dtype.name == dtype
-        triples.append((result if as_stated else np.full(exact.shape, np.nan), exact, own))
-    return judge_together(triples, dtype, size if name in call.outputs else 0.0)  # a cache is copied
-
-
-def _real(call: Call, name: str, inputs: Arrays, result: NDArray[Any]) -> NDArray[Any]:
-    """Of a padded cache only what is real counts: 0 elsewhere."""
-    if not name.startswith("present") or call.past_lengths is None:
-        return result
-    result = result.copy()
-    rows = result if call.layout == "...HLE" else result.swapaxes(-2, -3)
-    new = inputs["key"].shape[-2 if call.layout == "...HLE" else -3]
-    for entry, past in enumerate(inputs["past_lengths"]):
-        rows[entry, :, past + new :] = 0
-    return result
 
 
 def _stated(model: onnx.ModelProto, functions: Mapping[str, Any]) -> tuple[Call, dict[str, str]]:

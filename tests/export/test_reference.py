@@ -16,7 +16,7 @@ from sdpa_xp_export.cases import LENGTHS, calls
 from sdpa_xp_export.plain import plain
 from sdpa_xp_export.samples import sample
 from sdpa_xp_export.textbook import textbook
-from sdpa_xp_export.verify import expected
+from sdpa_xp_export.trials import expected
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from runtime.features import DTYPES, features
 
 from sdpa_xp_export.call import Call
-from sdpa_xp_export.verify import _cases, _judged
+from sdpa_xp_export.trials import Trial, judged, trials
 
 Outputs: TypeAlias = Mapping[str, NDArray[Any]]
 SEED = 20170612
@@ -49,20 +49,20 @@ def _of_onnx(export: Export) -> Job:
 
 def _own(dtype: str) -> Iterator[Job]:
     for name, call in features(dtype).items():
-        cases = list(_cases(call, np.random.default_rng(SEED)))
-        feeds = tuple(case.inputs for case in cases)
-        yield Job(f"{name} ({dtype})", call, feeds, partial(_fault, call, cases))
+        tried = list(trials(call, np.random.default_rng(SEED)))
+        feeds = tuple(trial.inputs for trial in tried)
+        yield Job(f"{name} ({dtype})", call, feeds, partial(_fault, call, tried))
 
 
-def _fault(call: Call, cases: Sequence[Any], runs: Sequence[Outputs]) -> str | None:
+def _fault(call: Call, tried: Sequence[Trial], runs: Sequence[Outputs]) -> str | None:
     """As `sdpa_xp_export.verify` judges: one bound for all runs whose scores are of one size."""
-    if any(list(outputs) != list(cases[0].expected) for outputs in runs):
+    if any(list(outputs) != list(tried[0].expected) for outputs in runs):
         return f"the outputs are {', '.join(runs[0])}"
-    for size in sorted({case.size for case in cases}):
-        pairs = [(case, outputs) for case, outputs in zip(cases, runs, strict=True) if case.size == size]
-        for name in cases[0].expected:
-            judged = _judged(call, name, [(case, outputs[name]) for case, outputs in pairs], size)
-            worst = max(judged, key=lambda agreement: agreement.share)
+    for size in sorted({trial.size for trial in tried}):
+        pairs = [each for each in zip(tried, runs, strict=True) if each[0].size == size]
+        for name in tried[0].expected:
+            found = judged(call, name, [(trial, outputs[name]) for trial, outputs in pairs], size)
+            worst = max(found, key=lambda agreement: agreement.share)
             if not worst.agrees:
                 return f"{name} is off by {worst.absolute:.2g}, may be {worst.bound:.2g}"
     return None
