@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
 
 from sdpa_xp import checks, namespace
 from sdpa_xp.biases.algebra import Bias, as_bias
@@ -17,6 +16,12 @@ from sdpa_xp.pairs import Pairs
 from sdpa_xp.protocols import Array, Dtype, Namespace, Shape
 from sdpa_xp.scores import Scores
 from sdpa_xp.sources import Source, Whole, swapped
+
+T = TypeVar("T")
+PLAIN = frozenset({type(None), bool, int, float, str})
+"""Types whose values are told apart by `==` once the types are."""
+MOST_PASSED = 1024
+_PASSED: dict[object, Call] = {}
 
 
 class Rules(NamedTuple):
@@ -44,8 +49,7 @@ class Part(NamedTuple):
     key: Source
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Call:
+class Call(NamedTuple):
     """A call that has passed every check but those which ask what its pairs are."""
 
     pairs: Pairs
@@ -63,11 +67,19 @@ class Call:
     implementation: str | None
     dtype: Dtype
     """Of the result."""
+    found: dict[str, Any]
+    """What was found out of calls that are alike but for the numbers in their arrays."""
 
     @property
     def whole(self) -> Part:
         """All of the call."""
         return Part(self.pairs, self.arrays["query"], Whole(self.arrays["key"]))
+
+    def once(self, name: str, find: Callable[[], T]) -> T:
+        """What `find` returns, which follows from all of the call but the numbers in its arrays."""
+        if name not in self.found:
+            self.found[name] = find()
+        return cast(T, self.found[name])
 
     def bind(self, parts: Sequence[Part]) -> list[Scores]:
         """The scores of each part; nothing is drawn from `rng` before all of them fit."""
@@ -76,7 +88,7 @@ class Call:
             return bound
         query = self.arrays["query"]
         dropout = Dropout(self.dropout_p, namespace.random_words(self.rng, 4, query))
-        return [scores.with_dropout(dropout) for scores in bound]
+        return [scores._replace(dropout=dropout) for scores in bound]
 
     def _bind(self, part: Part) -> Scores:
         pairs = part.pairs
@@ -108,7 +120,7 @@ class Call:
 
     def result(self, output: Array) -> Array:
         """An output (..., Hq, L, Ev) in the caller's dtype and layout; 2-D inputs get no head axis."""
-        output = self.pairs.xp.astype(output, self.dtype, copy=False)
+        output = namespace.converted(self.pairs.xp, output, self.dtype)
         return output[0, ...] if self.sizes.flat else swapped(self.pairs.xp, output, self.layout)
 
     def without_heads(self, computed: Array) -> Array:
@@ -124,12 +136,38 @@ def check(
     cached: tuple[Shape, Shape] | bool = False,
     kernels: bool = False,
 ) -> Call:
-    """Refuse what does not fit.
+    """Refuse what does not fit; a call that is alike one that has passed is not looked at again.
 
     `inputs` are query and key, and value where the call has one. With `cached` the queries are the last of
     the tokens; it is what shapes to take keys and values for, where their arrays are a pool of blocks.
     With `kernels` vendors have some for the function.
     """
+    signature = _signature(function, inputs, rules, cached)
+    passed = None if signature is None else _PASSED.get(signature)
+    if passed is not None:
+        layout, xp = passed.layout, passed.pairs.xp
+        arrays = {name: _laid_out(xp, cast(Array, x), layout) for name, x in inputs.items()}
+        return passed._replace(arrays=arrays)
+    call = _checked(function, inputs, rules, cached, kernels)
+    if signature is not None:
+        if len(_PASSED) >= MOST_PASSED:
+            _PASSED.clear()
+        _PASSED[signature] = call._replace(arrays={})
+    return call
+
+
+def _signature(function: str, inputs: Mapping[str, Any], rules: Rules, cached: object) -> object:
+    """All that the checks look at; None where that cannot be looked up, as of a mask."""
+    types = tuple(map(type, rules))
+    if not PLAIN.issuperset(types):
+        return None
+    arrays = tuple(map(namespace.fingerprint, inputs.values()))
+    return None if None in arrays else (function, cached, types, rules, arrays)
+
+
+def _checked(
+    function: str, inputs: Mapping[str, object], rules: Rules, cached: tuple[Shape, Shape] | bool, kernels: bool
+) -> Call:
     implementation = checks.implementation(function, rules.implementation, kernels=kernels)
     checks.named(function, "layout", rules.layout, checks.LAYOUTS)
     layout = str(rules.layout)
@@ -152,7 +190,7 @@ def check(
         device=device,
         dtype=dtype,
         input_dtype=query.dtype,
-        traced=any(namespace.is_traced(array) for array in arrays.values()),
+        engine=namespace.engine(arrays.values()),
         batch=sizes.batch,
         heads=sizes.query_heads,
         queries=sizes.queries,
@@ -170,7 +208,7 @@ def check(
     checks.rng(function, rules.rng, query, needed=dropout_p > 0)
     return Call(
         pairs=pairs,
-        arrays={name: swapped(xp, _with_heads(xp, array, layout), layout) for name, array in tensors.items()},
+        arrays={name: _laid_out(xp, array, layout) for name, array in tensors.items()},
         sizes=sizes,
         masks=masks,
         biases=biases,
@@ -182,6 +220,7 @@ def check(
         layout=layout,
         implementation=implementation,
         dtype=query.dtype,
+        found={},
     )
 
 
@@ -219,6 +258,6 @@ def _masks_and_biases(
     return tuple(masks), tuple(biases)
 
 
-def _with_heads(xp: Namespace, array: Array, layout: str) -> Array:
-    """2-D is one head: (L, E) -> (1, L, E), or (L, 1, E)."""
-    return xp.expand_dims(array, axis=0 if layout == checks.HLE else 1) if array.ndim == 2 else array
+def _laid_out(xp: Namespace, array: Array, layout: str) -> Array:
+    """(..., heads, length, width); 2-D is one head."""
+    return xp.expand_dims(array, axis=0) if array.ndim == 2 else swapped(xp, array, layout)

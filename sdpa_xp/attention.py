@@ -180,9 +180,9 @@ def attention_state(
 def output_of(function: str, query: A, key: AnyArray, value: AnyArray, rules: Rules) -> A:
     """Output of one call, by a vendor's kernel where that is to be used."""
     call = check(function, {"query": query, "key": key, "value": value}, rules, kernels=True)
-    kernel = native.kernel_for(call)
+    kernel = call.once("kernel", lambda: native.kernel_for(call))
     with quiet(call.arrays["query"]):
-        output = _streamed(call)[0] if kernel is None else kernel.attend(call)
+        output = _streamed(call, with_lse=False)[0] if kernel is None else kernel.attend(call)
         return cast(A, call.result(output))
 
 
@@ -200,13 +200,14 @@ def state_of(
     base = checks.lse_base(function, lse_base)
     call = check(function, {"query": query, "key": key, "value": value}, rules, cached=cached)
     with quiet(call.arrays["query"]):
-        output, lse = _streamed(call)
-        lse = call.without_heads(in_base(lse, base))
+        output, lse = _streamed(call, with_lse=True)
+        lse = call.without_heads(in_base(cast(Array, lse), base))
         return AttentionState(cast(A, call.result(output)), cast(A, lse))
 
 
-def _streamed(call: Call) -> tuple[Array, Array]:
-    """Output and log-sum-exp by the portable implementation, in the accumulation dtype."""
+def _streamed(call: Call, *, with_lse: bool) -> tuple[Array, Array | None]:
+    """Output and log-sum-exp by the portable implementation."""
     (scores,) = call.bind([call.whole])
-    tiles = plan(call.sizes.queries, call.sizes.keys, call.sizes.all_heads, traced=call.pairs.traced)
-    return streaming.attend(scores, Whole(call.arrays["value"]), tiles)
+    value = Whole(call.arrays["value"])
+    tiles = call.once("plan", lambda: plan(call.pairs, scores.group, call.sizes.width + value.width))
+    return streaming.attend(scores, value, tiles, call.dtype, with_lse=with_lse)

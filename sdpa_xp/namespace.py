@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import numbers
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeGuard, cast
+from typing import Any, Literal, TypeAlias, TypeGuard, cast
 
 import array_api_compat as compat
 
 from sdpa_xp.protocols import AnyArray, Array, Device, Dtype, Namespace
 
 FLOATING = ("float16", "bfloat16", "float32", "float64")
+Engine: TypeAlias = Literal["traced", "threads", "cores", "device"]
+"""What computes: a compiler later; one core a thread; all cores together; a device, or what is not known.
+
+On "threads" and "cores" arrays can be written to.
+"""
 LARGEST = {"float32": (2 - 2**-23) * 2.0**127, "float64": sys.float_info.max}
 """The largest finite number of each accumulation dtype."""
 
@@ -151,6 +156,50 @@ def is_traced(array: Array) -> bool:
     return bool(compat.is_lazy_array(array))
 
 
+def fingerprint(array: object) -> object:
+    """What tells arrays apart, but for their numbers; None where a number may matter to what they are."""
+    find = _FINGERPRINTS.get(type(array), _unknown)
+    return find(array)
+
+
+def _unknown(array: Any) -> object:
+    """Learns the classes of plain arrays; not their subclasses, which may mean something else."""
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None:
+        _FINGERPRINTS[numpy.ndarray] = _of_numpy
+    if torch is not None and not torch.compiler.is_compiling():
+        _FINGERPRINTS[torch.Tensor] = _FINGERPRINTS[torch.nn.Parameter] = _of_torch
+    return _FINGERPRINTS[type(array)](array) if type(array) in _FINGERPRINTS else None
+
+
+def _of_numpy(array: Any) -> object:
+    return array.shape, array.dtype
+
+
+def _of_torch(array: Any) -> object:
+    if is_traced(array) or not _is_dense(array):
+        return None
+    learned = array.requires_grad and sys.modules["torch"].is_grad_enabled()
+    return type(array), array.shape, array.dtype, array.device, learned
+
+
+_FINGERPRINTS: dict[type, Callable[[Any], object]] = {}
+
+
+def engine(arrays: Iterable[Array]) -> Engine:
+    """What computes with `arrays`."""
+    arrays = list(arrays)
+    if any(is_traced(array) for array in arrays):
+        return "traced"
+    if all(compat.is_numpy_array(array) for array in arrays):
+        return "threads"
+    if all(compat.is_torch_array(array) and device(array).type == "cpu" for array in arrays):
+        torch = sys.modules["torch"]
+        learned = torch.is_grad_enabled() and any(cast(Any, array).requires_grad for array in arrays)
+        return "device" if learned else "cores"
+    return "device"
+
+
 RNGS = {"torch": "torch.Generator", "jax": "JAX key", "cupy": "cupy.random.Generator"}
 """What each library draws random numbers from; the others have no generator of their own and take NumPy's."""
 
@@ -196,6 +245,16 @@ def random_words(rng: Any, count: int, array: Array) -> Array:
         return cast(Array, words)
     xp = namespace(array)
     return xp.asarray(words.tolist(), dtype=xp.int32, device=device(array))
+
+
+def converted(xp: Namespace, array: Array, dtype: Dtype) -> Array:
+    """`array` in `dtype`; itself where that is its own."""
+    return array if array.dtype == dtype else xp.astype(array, dtype, copy=False)
+
+
+def exp_in_place(xp: Namespace, array: Array) -> Array:
+    """exp of an array that can be written to, in its memory: `out` is not in the standard."""
+    return cast(Array, cast(Any, xp).exp(array, out=array))
 
 
 def library_name(array: Array) -> str:

@@ -226,7 +226,9 @@ class PagedKVCache(Generic[A]):
             outputs = []
             for scores, own in zip(call.bind(parts), values, strict=True):
                 tiles = plan_blocks(scores.pairs.queries, scores.pairs.keys, self.block_size)
-                outputs.append(xp.expand_dims(streaming.attend(scores, own, tiles)[0], axis=0))
+                outputs.append(
+                    xp.expand_dims(streaming.attend(scores, own, tiles, call.dtype, with_lse=False)[0], axis=0)
+                )
             return cast(A, call.result(xp.concat(outputs, axis=0)))
 
     def _shapes(self) -> tuple[Shape, Shape]:

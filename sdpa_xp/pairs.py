@@ -9,6 +9,7 @@ from typing import Any
 
 from sdpa_xp import checks, namespace
 from sdpa_xp.checks import Integers
+from sdpa_xp.namespace import Engine
 from sdpa_xp.protocols import Array, Device, Dtype, Namespace, Shape
 
 
@@ -27,7 +28,7 @@ class Pairs:
     """The accumulation dtype."""
     input_dtype: Dtype
     """That of the query, which arrays of a bias may have as well; None where there is none."""
-    traced: bool
+    engine: Engine
     batch: Shape
     heads: int
     queries: int
@@ -37,6 +38,18 @@ class Pairs:
     position: int = 0
     """Where the first query stands among the keys; a cache sets it."""
     entry: int | None = None
+    part: tuple[range, ...] | None = None
+    """Which of the leading axes of `scores` are computed now, a range for each; None is all."""
+
+    @property
+    def traced(self) -> bool:
+        """Whether values cannot be read now."""
+        return self.engine == "traced"
+
+    @property
+    def writeable(self) -> bool:
+        """Whether what was computed can be written to."""
+        return self.engine in ("threads", "cores")
 
     @property
     def shape(self) -> Shape:
@@ -47,8 +60,13 @@ class Pairs:
     @property
     def scores(self) -> Shape:
         """The shape that scores are computed in: with a head axis, and without a batch for one entry."""
-        batch = () if self.entry is not None else self.batch
-        return (*batch, self.heads, self.queries, self.keys)
+        leading = self.leading if self.part is None else map(len, self.part)
+        return (*leading, self.queries, self.keys)
+
+    @property
+    def leading(self) -> Shape:
+        """The axes before the lengths, (..., Hq); one entry of a batch has no others than its heads."""
+        return (self.heads,) if self.entry is not None else (*self.batch, self.heads)
 
     @property
     def with_heads(self) -> Shape:
@@ -154,7 +172,7 @@ def pairs_of(
         device=device,
         dtype=xp.float64 if "float64" in namespace.real_dtypes(xp, device) else xp.float32,
         input_dtype=None,
-        traced=any(namespace.is_traced(array) for array in arrays.values()),
+        engine=namespace.engine(arrays.values()),
         batch=sizes[:-3],
         heads=sizes[-3] if len(sizes) > 2 else 1,
         queries=sizes[-2],

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
 
 from sdpa_xp.biases.algebra import Term, is_masked
 from sdpa_xp.dropout import Dropout
 from sdpa_xp.masks.algebra import AllOf, Allowed, Pattern, both
-from sdpa_xp.namespace import LARGEST, dtype_name
+from sdpa_xp.namespace import LARGEST, converted, dtype_name
 from sdpa_xp.pairs import Pairs
 from sdpa_xp.protocols import Array, Namespace
 from sdpa_xp.sources import Source
-from sdpa_xp.tiles import Tile
+from sdpa_xp.tiles import Part, Plan, Tile, cut_leading
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Scores:
+class Scores(NamedTuple):
     """What the scores of every pair follow from; nothing is computed until a tile is asked for."""
 
     pairs: Pairs
@@ -39,11 +40,22 @@ class Scores:
     @property
     def unmasked(self) -> bool:
         """Whether every pair may attend, whatever the values."""
-        return self.mask == AllOf() and not self.biases
+        return isinstance(self.mask, AllOf) and not self.mask.patterns and not self.biases
 
-    def with_dropout(self, dropout: Dropout) -> Scores:
-        """The same scores, whose weights are dropped by `dropout`."""
-        return replace(self, dropout=dropout)
+    @property
+    def group(self) -> int:
+        """Query heads a key head."""
+        return self.query.shape[-3] // (self.key.heads or 1)
+
+    def of(self, part: Part | None) -> Scores:
+        """The scores of a part of the leading axes."""
+        if part is None:
+            return self
+        pairs = replace(self.pairs, part=part)
+        query = cut_leading(self.query, part)
+        sinks = None if self.sinks is None else cut_leading(self.sinks, part)
+        key = self.key.of(of_keys(part, self.group))
+        return self._replace(pairs=pairs, query=query, key=key, sinks=sinks)
 
     def tile(self, rows: range, columns: range) -> Tile:
         """The tile of `rows` against `columns` of these scores."""
@@ -53,14 +65,28 @@ class Scores:
         """The keys that queries of `rows` may attend at all."""
         return self.mask.reach(self.tile(rows, range(self.pairs.keys)))
 
+    def tiles(self, rows: range, plan: Plan) -> Iterator[tuple[Tile, Allowed]]:
+        """The tiles of `rows` in which a pair may attend, and which pairs those are as far as the mask says."""
+        for columns in plan.column_ranges(self.reach(rows)):
+            tile = self.tile(rows, columns)
+            allowed = self.mask.on(tile)
+            if allowed is not False:
+                yield tile, allowed
+
     def scaled_query(self, rows: range) -> Array:
         """Queries times the scale, (..., Hq, rows, E): scaled once, not once a key tile."""
-        query = self.query[..., rows.start : rows.stop, :]
-        query = self.xp.astype(query, self.pairs.dtype, copy=False)
+        query = self.query
+        if len(rows) != query.shape[-2]:
+            query = query[..., rows.start : rows.stop, :]
+        query = converted(self.xp, query, self.pairs.dtype)
         if isinstance(self.scale, float):
             return query * self.scale
         scale = self.tile(rows, range(1)).cut(self.scale)
         return query * self.xp.astype(scale, self.pairs.dtype, copy=False)
+
+    def keys(self, columns: range) -> Array:
+        """Keys, (..., H, columns, E)."""
+        return converted(self.xp, self.key.cut(columns), self.pairs.dtype)
 
     def on(self, tile: Tile, query: Array, allowed: Allowed) -> tuple[Array, Allowed]:
         """Scores (..., Hq, rows, columns) of a `scaled_query`, -inf where a pair may not attend.
@@ -69,8 +95,7 @@ class Scores:
         -inf + inf is NaN, and two of the smallest finite numbers add up to -inf without masking.
         """
         xp, dtype = self.xp, self.pairs.dtype
-        key = xp.astype(self.key.cut(tile.columns), dtype, copy=False)
-        scores = matmul_grouped(xp, query, xp.matrix_transpose(key))
+        scores = matmul_grouped(xp, query, xp.matrix_transpose(self.keys(tile.columns)))
         if self.softcap is not None:
             scores = xp.tanh(scores / self.softcap) * self.softcap
         for bias in self.biases:
@@ -110,3 +135,9 @@ def attended(xp: Namespace, allowed: Array, groups: int) -> Array:
         *batch, heads, columns = by_head.shape
         by_head = xp.any(xp.reshape(by_head, (*batch, groups, heads // groups, columns)), axis=-2)
     return xp.expand_dims(by_head, axis=-1)
+
+
+def of_keys(part: Part, group: int) -> Part:
+    """The part of (..., H) that a part of (..., Hq) reads."""
+    *batch, heads = part
+    return (*batch, range(heads.start // group, heads.stop // group))

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from sdpa_xp import checks
 from sdpa_xp.protocols import Array, Namespace
+from sdpa_xp.tiles import Part, cut_leading
 
 Layout: TypeAlias = Literal["...HLE", "...LHE"]
 """Where the heads stand: before the length, or behind it."""
@@ -18,6 +19,11 @@ class Source(Protocol):
 
     @property
     def width(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    def of(self, part: Part) -> Source:
+        """Those of a part, given by ranges of (..., H)."""
+
     def cut(self, columns: range) -> Array:
         """(..., H, columns, width)."""
 
@@ -31,6 +37,13 @@ class Whole:
     @property
     def width(self) -> int:
         return self.array.shape[-1]
+
+    @property
+    def heads(self) -> int:
+        return self.array.shape[-3]
+
+    def of(self, part: Part) -> Whole:
+        return Whole(cut_leading(self.array, part))
 
     def cut(self, columns: range) -> Array:
         return self.array[..., columns.start : columns.stop, :]
@@ -46,6 +59,13 @@ class Blocks:
     @property
     def width(self) -> int:
         return self.pool.shape[-1]
+
+    @property
+    def heads(self) -> int:
+        return self.pool.shape[-3]
+
+    def of(self, part: Part) -> Blocks:
+        return Blocks(cut_leading(self.pool, part), self.table)
 
     def cut(self, columns: range) -> Array:
         size = self.pool.shape[-2]

@@ -12,15 +12,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import reduce
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
+from sdpa_xp import threads
 from sdpa_xp.biases.algebra import is_masked
+from sdpa_xp.bounds import Bounds
 from sdpa_xp.masks.algebra import Allowed
-from sdpa_xp.namespace import is_traced
+from sdpa_xp.namespace import converted, exp_in_place, is_traced
 from sdpa_xp.protocols import Array, Dtype, Namespace
-from sdpa_xp.scores import Scores, attended, matmul_grouped
+from sdpa_xp.scores import Scores, attended, matmul_grouped, of_keys
 from sdpa_xp.sources import Source
-from sdpa_xp.tiles import Plan
+from sdpa_xp.tiles import Plan, Task
 
 Guard: TypeAlias = Literal["none", "columns", "pairs"]
 """How a NaN or inf in a masked value is kept out, since a weight of zero does not suffice: 0 * NaN is NaN.
@@ -30,16 +32,51 @@ Guard: TypeAlias = Literal["none", "columns", "pairs"]
 """
 
 
-def attend(scores: Scores, value: Source, plan: Plan) -> tuple[Array, Array]:
-    """Output (..., Hq, L, Ev) and log-sum-exp (..., Hq, L), both in the accumulation dtype."""
-    if scores.pairs.traced:
-        return _attend(scores, value, plan, "columns")
-    output, lse = _attend(scores, value, plan, "none")
-    if is_traced(output):  # by what a function of the caller holds
-        return _attend(scores, value, plan, "columns")
-    if not scores.unmasked and _any_nonfinite(scores.xp, output, lse):
-        return _attend(scores, value, plan, "pairs")
+def attend(
+    scores: Scores, value: Source, plan: Plan, dtype: Dtype, *, with_lse: bool = True
+) -> tuple[Array, Array | None]:
+    """Output (..., Hq, L, Ev) in `dtype`, and log-sum-exp (..., Hq, L) in the accumulation dtype if wanted."""
+    xp, pairs, bounds = scores.xp, scores.pairs, Bounds({})
+
+    def compute(task: Task) -> tuple[Array, Array | None]:
+        own = value if task.part is None else value.of(of_keys(task.part, scores.group))
+        rows = _of_rows(scores.of(task.part), own, plan, task.rows, bounds)
+        return converted(xp, rows.output, dtype), rows.lse(xp) if with_lse else None
+
+    if plan.is_one_task:
+        return compute(Task(None, range(plan.queries)))
+    tasks = plan.tasks()
+    if not pairs.writeable:
+        outputs, lses = zip(*[compute(task) for task in reversed(tasks)], strict=True)
+        return xp.concat(outputs, axis=-2), xp.concat(lses, axis=-1) if with_lse else None
+    shape = pairs.scores[:-1]
+    output = xp.zeros((*shape, value.width), dtype=dtype, device=pairs.device)
+    lse = xp.zeros(shape if with_lse else (), dtype=pairs.dtype, device=pairs.device)
+
+    def write(task: Task) -> None:
+        ranges = *(task.part or map(range, pairs.leading)), task.rows
+        index = tuple(slice(each.start, each.stop) for each in ranges)
+        output[index], own = compute(task)
+        if own is not None:
+            lse[index] = own
+
+    threads.run(write, tasks, plan.threads)
     return output, lse
+
+
+class Rows(NamedTuple):
+    """What attention makes of a range of queries."""
+
+    output: Array
+    m: Array | None
+    """What was subtracted from the scores, (..., Hq, rows, 1); None is 0."""
+    l: Array
+
+    def lse(self, xp: Namespace) -> Array:
+        """Log-sum-exp, (..., Hq, rows)."""
+        lse = xp.log(self.l) if self.m is None else self.m + xp.log(_nonzero_total(xp, self.l))
+        shape = self.output.shape[:-1]  # has the batch of the values too
+        return lse[..., 0] if lse.shape[:-1] == shape else xp.broadcast_to(lse[..., 0], shape) + 0.0
 
 
 def weights(scores: Scores, plan: Plan, dtype: Dtype) -> Array:
@@ -67,34 +104,61 @@ def merge(xp: Namespace, parts: Sequence[tuple[Array, Array]]) -> tuple[Array, A
     return o / xp.expand_dims(total, axis=-1), m + xp.log(total)
 
 
-def _attend(scores: Scores, value: Source, plan: Plan, guard: Guard) -> tuple[Array, Array]:
-    parts = [_fold(scores, value, plan, rows, guard) for rows in plan.row_ranges()]
-    outputs, lses = zip(*parts, strict=True)
-    return scores.xp.concat(outputs, axis=-2), scores.xp.concat(lses, axis=-1)
-
-
-def _fold(scores: Scores, value: Source, plan: Plan, rows: range, guard: Guard) -> tuple[Array, Array]:
-    """Output and log-sum-exp of one range of queries."""
-    xp = scores.xp
+def _of_rows(scores: Scores, value: Source, plan: Plan, rows: range, bounds: Bounds) -> Rows:
+    """Attention of one range of queries."""
     query = scores.scaled_query(rows)
-    m, l, o = _no_key_yet(scores, query, value.width)
-    for columns in plan.column_ranges(scores.reach(rows)):
-        tile = scores.tile(rows, columns)
-        allowed = scores.mask.on(tile)
-        if allowed is False:
-            continue
+    if scores.pairs.traced:
+        return _with_maximum(scores, query, value, plan, rows, "columns")
+    if plan.bounded and bounds.hold(scores, query, plan):
+        found = _without_maximum(scores, query, value, plan, rows)
+        if bounds.suffice(scores.xp, found.output, found.l):
+            return found
+    found = _with_maximum(scores, query, value, plan, rows, "none")
+    if is_traced(found.output):  # by what a function of the caller holds
+        return _with_maximum(scores, query, value, plan, rows, "columns")
+    if not scores.unmasked and _any_nonfinite(scores.xp, found):
+        return _with_maximum(scores, query, value, plan, rows, "pairs")
+    return found
+
+
+def _with_maximum(scores: Scores, query: Array, value: Source, plan: Plan, rows: range, guard: Guard) -> Rows:
+    xp = scores.xp
+    state = None if scores.sinks is None else _without_keys(scores, query, value.width)
+    for tile, allowed in scores.tiles(rows, plan):
         s, allowed = scores.on(tile, query, allowed)
-        m_new = xp.maximum(m, xp.max(s, axis=-1, keepdims=True))
+        m_new = xp.max(s, axis=-1, keepdims=True)
+        if state is not None:
+            m_new = xp.maximum(state[0], m_new)
         shift = _finite_shift(xp, m_new)
-        p = xp.exp(s - shift)
-        rescale = xp.exp(m - shift)
-        v = xp.astype(value.cut(columns), scores.pairs.dtype, copy=False)
-        l = l * rescale + xp.sum(p, axis=-1, keepdims=True)
+        p = _exp(scores, s, shift)
+        l_new = xp.sum(p, axis=-1, keepdims=True)
         kept = p if scores.dropout is None else scores.dropout.apply(tile, p)
-        o = o * rescale + _weigh(xp, kept, v, allowed, guard)
-        m = m_new
-    total = _nonzero_total(xp, l)
-    return o / total, (m + xp.log(total))[..., 0]
+        v = converted(xp, value.cut(tile.columns), scores.pairs.dtype)
+        o_new = _weigh(xp, kept, v, allowed, guard)
+        if state is not None:
+            m, l, o = state
+            rescale = xp.exp(m - shift)
+            l_new, o_new = l * rescale + l_new, o * rescale + o_new
+        state = m_new, l_new, o_new
+    m, l, o = state or _without_keys(scores, query, value.width)
+    return Rows(o / _nonzero_total(xp, l), m, l)
+
+
+def _without_maximum(scores: Scores, query: Array, value: Source, plan: Plan, rows: range) -> Rows:
+    """With m = 0, which is exact where the scores are bounded."""
+    xp, pairs = scores.xp, scores.pairs
+    shape = (*pairs.scores[:-2], len(rows))
+    l, o = (xp.zeros((*shape, n), dtype=pairs.dtype, device=pairs.device) for n in (1, value.width))
+    ones = xp.full((plan.columns, 1), 1.0, dtype=pairs.dtype, device=pairs.device)
+    for tile, allowed in scores.tiles(rows, plan):
+        s, _ = scores.on(tile, query, True)
+        p = exp_in_place(xp, s)
+        if not isinstance(allowed, bool):
+            p *= xp.astype(allowed, p.dtype)
+        l += p @ ones[: len(tile.columns), :]
+        kept = p if scores.dropout is None else scores.dropout.apply(tile, p)
+        o += matmul_grouped(xp, kept, converted(xp, value.cut(tile.columns), pairs.dtype))
+    return Rows(o / _nonzero_total(xp, l), None, l)
 
 
 def _weights_of(scores: Scores, rows: range) -> Array:
@@ -133,19 +197,23 @@ def _stack(scores: Scores, parts: Sequence[Array], dtype: Dtype) -> Array:
     return scores.xp.concat([scores.xp.astype(part, dtype, copy=False) for part in parts], axis=-2)
 
 
-def _no_key_yet(scores: Scores, query: Array, width: int) -> tuple[Array, Array, Array]:
-    """m, l and o of rows that have met no key: -inf, 0 and 0, or the sink, 1 and 0.
+def _exp(scores: Scores, s: Array, shift: Array) -> Array:
+    """exp(s - shift), in the memory of s where that can be written to, and no one else holds it."""
+    writeable = scores.pairs.writeable and not scores.biases and s.shape[:-1] == shift.shape[:-1]
+    if not writeable:
+        return scores.xp.exp(s - shift)
+    s -= shift
+    return exp_in_place(scores.xp, s)
 
-    They are made from the query, so on its device. m has the batch of the query and grows to that of the
-    scores; l and o have the batch of the result.
-    """
-    xp = scores.xp
-    zero = xp.zeros_like(query[..., :1])
-    shape = (*scores.pairs.scores[:-2], query.shape[-2])
-    l, o = (xp.broadcast_to(zero, (*shape, columns)) for columns in (1, width))
-    if scores.sinks is None:
+
+def _without_keys(scores: Scores, query: Array, width: int) -> tuple[Array, Array, Array]:
+    """m, l and o of rows that have met no key: -inf, 0 and 0, or the sink, 1 and 0."""
+    xp, sinks = scores.xp, scores.sinks
+    zero = xp.zeros_like(query[..., :1])  # so on the device of the query
+    l, o = (xp.broadcast_to(zero, (*scores.pairs.scores[:-2], query.shape[-2], n)) for n in (1, width))
+    if sinks is None:
         return zero - math.inf, l, o
-    return zero + scores.sinks, xp.where(is_masked(scores.sinks), l, l + 1.0), o
+    return zero + sinks, xp.where(is_masked(sinks), l, l + 1.0), o
 
 
 def _finite_shift(xp: Namespace, m: Array) -> Array:
@@ -176,6 +244,6 @@ def _weigh(xp: Namespace, p: Array, value: Array, allowed: Allowed, guard: Guard
     return product
 
 
-def _any_nonfinite(xp: Namespace, output: Array, lse: Array) -> bool:
-    """Whether a NaN or inf got in. The lse tells where Ev = 0; its -inf is a row without a key."""
-    return not bool(xp.all(xp.isfinite(output))) or bool(xp.any(xp.isnan(lse)))
+def _any_nonfinite(xp: Namespace, found: Rows) -> bool:
+    """Whether a NaN or inf got in; where Ev = 0, l tells."""
+    return not bool(xp.isfinite(xp.sum(found.output) + xp.sum(found.l)))

@@ -106,7 +106,6 @@ def varlen_attention(
     with quiet(arrays["query"]):
         outputs = []
         for scores, own in zip(call.bind(parts), values, strict=True):
-            pairs = scores.pairs
-            tiles = plan(pairs.queries, pairs.keys, pairs.heads, traced=pairs.traced)
-            outputs.append(streaming.attend(scores, own, tiles)[0])
+            tiles = plan(scores.pairs, scores.group, call.sizes.width + own.width)
+            outputs.append(streaming.attend(scores, own, tiles, call.dtype, with_lse=False)[0])
         return cast(A, call.result(xp.concat(outputs, axis=-2)))

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from libraries import DEFAULT, LIBRARIES, Library
 
+from sdpa_xp.tiles import Cut
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -67,5 +69,5 @@ def rng() -> np.random.Generator:
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of 4 x 6, so that small arrays are cut into several, the last of them smaller."""
-    monkeypatch.setattr("sdpa_xp.tiles.ROWS", 4)
-    monkeypatch.setattr("sdpa_xp.tiles.COLUMNS", 6)
+    monkeypatch.setattr("sdpa_xp.tiles.CORES", Cut(4, 6, 24))
+    monkeypatch.setattr("sdpa_xp.tiles.DEVICE", Cut(4, 6, 2**22))

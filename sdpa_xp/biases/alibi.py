@@ -104,5 +104,5 @@ class Linear(Added):
 
     def added(self, tile: Tile) -> Array:
         xp = tile.pairs.xp
-        distance = xp.abs(tile.query_index + self.offset.values - tile.key_index)
-        return -self.slopes * xp.astype(distance, tile.pairs.dtype)
+        distance = xp.abs(tile.query_index + tile.own(self.offset).values - tile.key_index)
+        return -tile.cut(self.slopes) * xp.astype(distance, tile.pairs.dtype)

@@ -115,5 +115,6 @@ class ByDistance(Added):
         xp = tile.pairs.xp
         distance = tile.key_index - (tile.query_index + self.offset)
         index = xp.clip(distance, -self.furthest, self.furthest) + self.furthest
-        chosen = xp.take(self.table, xp.reshape(index, (-1,)), axis=-1)
-        return xp.reshape(chosen, (self.table.shape[0], *index.shape))
+        table = tile.of_heads(self.table)
+        chosen = xp.take(table, xp.reshape(index, (-1,)), axis=-1)
+        return xp.reshape(chosen, (table.shape[0], *index.shape))

@@ -125,26 +125,32 @@ class Band(Pattern):
     def reach(self, tile: Tile) -> range:
         start, stop = tile.columns.start, tile.columns.stop
         if self.low is not None:
-            start = int(max(start, tile.first + self.low.least))
+            start = int(max(start, tile.first + tile.own(self.low).least))
         if self.high is not None:
-            stop = int(min(stop, tile.last + self.high.most + 1))
+            stop = int(min(stop, tile.last + tile.own(self.high).most + 1))
         return range(start, stop)
 
     def _above(self, tile: Tile) -> Allowed:
         """Where i + low <= j."""
-        if self.low is None or tile.last + self.low.most <= tile.columns.start:
+        if self.low is None:
             return True
-        if tile.first + self.low.least > tile.columns.stop - 1:
+        low = tile.own(self.low)
+        if tile.last + low.most <= tile.columns.start:
+            return True
+        if tile.first + low.least > tile.columns.stop - 1:
             return False
-        return tile.query_index + self.low.values <= tile.key_index
+        return tile.query_index + low.values <= tile.key_index
 
     def _below(self, tile: Tile) -> Allowed:
         """Where j <= i + high."""
-        if self.high is None or tile.columns.stop - 1 <= tile.first + self.high.least:
+        if self.high is None:
             return True
-        if tile.columns.start > tile.last + self.high.most:
+        high = tile.own(self.high)
+        if tile.columns.stop - 1 <= tile.first + high.least:
+            return True
+        if tile.columns.start > tile.last + high.most:
             return False
-        return tile.query_index + self.high.values >= tile.key_index
+        return tile.query_index + high.values >= tile.key_index
 
 
 def _width(name: str, keys: int | None) -> int | None:

@@ -75,7 +75,7 @@ class SameId(Pattern):
 
     queries: Array
     keys: Array
-    seen: dict[tuple[str, range], tuple[int, int]] = field(default_factory=dict)
+    seen: dict[tuple[object, ...], tuple[int, int]] = field(default_factory=dict)
     """The smallest and the largest id of a range: each is looked at once."""
 
     def on(self, tile: Tile) -> Allowed:
@@ -90,7 +90,8 @@ class SameId(Pattern):
         return i == j
 
     def _span(self, tile: Tile, axis: str, at: range, ids: Array) -> tuple[int, int]:
-        if (axis, at) not in self.seen:
+        place = axis, at, tile.pairs.part
+        if place not in self.seen:
             xp = tile.pairs.xp
-            self.seen[axis, at] = int(xp.min(ids)), int(xp.max(ids))
-        return self.seen[axis, at]
+            self.seen[place] = int(xp.min(ids)), int(xp.max(ids))
+        return self.seen[place]

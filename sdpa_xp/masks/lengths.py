@@ -121,14 +121,15 @@ class KeysBefore(Pattern):
     length: Integers
 
     def on(self, tile: Tile) -> Allowed:
-        if tile.columns.stop <= self.length.least:
+        length = tile.own(self.length)
+        if tile.columns.stop <= length.least:
             return True
-        if tile.columns.start >= self.length.most:
+        if tile.columns.start >= length.most:
             return False
-        return tile.key_index < self.length.values
+        return tile.key_index < length.values
 
     def reach(self, tile: Tile) -> range:
-        return range(tile.columns.start, int(min(tile.columns.stop, self.length.most)))
+        return range(tile.columns.start, int(min(tile.columns.stop, tile.own(self.length).most)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,11 +139,12 @@ class QueriesBefore(Pattern):
     length: Integers
 
     def on(self, tile: Tile) -> Allowed:
-        if tile.rows.stop <= self.length.least:
+        length = tile.own(self.length)
+        if tile.rows.stop <= length.least:
             return True
-        if tile.rows.start >= self.length.most:
+        if tile.rows.start >= length.most:
             return False
-        return tile.query_index - tile.pairs.position < self.length.values
+        return tile.query_index - tile.pairs.position < length.values
 
     def reach(self, tile: Tile) -> range:
-        return tile.columns if tile.rows.start < self.length.most else range(0)
+        return tile.columns if tile.rows.start < tile.own(self.length).most else range(0)

@@ -10,6 +10,7 @@ import pytest
 from libraries import Library
 
 from sdpa_xp import attention_state, attention_weights, masks, scaled_dot_product_attention
+from sdpa_xp.tiles import Cut
 
 F = np.float32
 SEED = 20170612
@@ -64,8 +65,8 @@ def test_output_is_the_dropped_weights_times_value(
     w = weigh(library, call, dropout_p=0.5, rng=generator(library), **rules)
     expected = w.astype(np.float64) @ np.repeat(call["value"], 2, axis=1)
     for rows, columns in ((256, 1024), (5, 7)):
-        monkeypatch.setattr("sdpa_xp.tiles.ROWS", rows)
-        monkeypatch.setattr("sdpa_xp.tiles.COLUMNS", columns)
+        for name in ("CORES", "DEVICE"):
+            monkeypatch.setattr(f"sdpa_xp.tiles.{name}", Cut(rows, columns, rows * columns))
         output = attend(library, call, dropout_p=0.5, rng=generator(library), **rules)
         np.testing.assert_allclose(output, expected, rtol=0, atol=4e-6)
 

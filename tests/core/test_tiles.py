@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import os
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +14,7 @@ from sdpa_xp import attention_weights, scaled_dot_product_attention
 from sdpa_xp.masks import causal
 from sdpa_xp.pairs import pairs_of
 from sdpa_xp.scores import Scores
-from sdpa_xp.tiles import COLUMNS, ROWS, SCORES, SMALLEST, Tile, plan, plan_rows
+from sdpa_xp.tiles import CORES, DEVICE, SMALLEST, Tile, plan, plan_rows
 
 
 @pytest.mark.parametrize(
@@ -60,7 +63,7 @@ def test_tiles_that_no_pair_may_attend_are_skipped(visited: list[Tile]) -> None:
     assert len(visited) == 6
     visited.clear()
     scaled_dot_product_attention(x, x, x, is_causal=True)
-    assert [(t.rows.start, t.columns.start) for t in visited] == [(0, 0), (4, 0), (4, 6), (8, 0), (8, 6)]
+    assert sorted((t.rows.start, t.columns.start) for t in visited) == [(0, 0), (4, 0), (4, 6), (8, 0), (8, 6)]
 
 
 def test_nothing_is_computed_for_an_empty_result(visited: list[Tile]) -> None:
@@ -69,29 +72,64 @@ def test_nothing_is_computed_for_an_empty_result(visited: list[Tile]) -> None:
     assert visited == []
 
 
+def call_of(engine: str, queries: int, keys: int, *leading: int) -> Any:
+    pairs = pairs_of("test", "mask", (*leading, queries, keys), [], None)
+    return replace(pairs, engine=engine)
+
+
 @pytest.mark.parametrize("heads", [1, 8, 16, 64, 100_000])
-def test_tile_shrinks_with_the_heads(heads: int) -> None:
-    found = plan(10**6, 10**6, heads, traced=False)
-    assert heads * found.rows * found.columns <= max(SCORES, heads * SMALLEST**2)
-    assert SMALLEST <= found.rows <= ROWS
-    assert SMALLEST <= found.columns <= COLUMNS
+def test_tile_of_a_device_shrinks_with_the_heads(heads: int) -> None:
+    found = plan(call_of("device", 10**6, 10**6, heads), 1, 128)
+    assert heads * found.rows * found.columns <= max(DEVICE.scores, heads * SMALLEST**2)
+    assert SMALLEST <= found.rows <= DEVICE.rows
+    assert SMALLEST <= found.columns <= DEVICE.columns
+    assert not found.parts
 
 
-def test_tile_shrinks_no_more_than_it_has_to() -> None:
-    found = plan(10**6, 10**6, 1, traced=False)
-    assert (found.rows, found.columns) == (ROWS, COLUMNS)
-    assert plan(10**6, 10**6, 100_000, traced=False).columns == SMALLEST
+def test_tile_of_a_device_shrinks_no_more_than_it_has_to() -> None:
+    found = plan(call_of("device", 10**6, 10**6, 1), 1, 128)
+    assert (found.rows, found.columns) == DEVICE[:2]
+    assert plan(call_of("device", 10**6, 10**6, 100_000), 1, 128).columns == SMALLEST
+
+
+SHAPES = [(4096, 4096, 8), (1, 4096, 8), (3, 5, 1), (256, 256, 2, 3, 8), (7, 100, 64, 16), (900, 70, 5, 1)]
+
+
+@pytest.mark.parametrize("engine", ["threads", "cores"])
+@pytest.mark.parametrize("group", [1, 4])
+@pytest.mark.parametrize(("queries", "keys", "leading"), [(q, k, tuple(rest)) for q, k, *rest in SHAPES])
+def test_tasks_cover_each_row_of_each_head_once(
+    queries: int, keys: int, leading: tuple[int, ...], group: int, engine: str
+) -> None:
+    """And no tile has more scores than it may, or splits the query heads of a key head."""
+    leading = (*leading[:-1], leading[-1] * group)
+    found = plan(call_of(engine, queries, keys, *leading), group, 128)
+    times = np.zeros((*leading, queries), int)
+    for task in found.tasks():
+        ranges = task.part or tuple(map(range, leading))
+        times[tuple(slice(r.start, r.stop) for r in (*ranges, task.rows))] += 1
+        assert ranges[-1].start % group == len(ranges[-1]) % group == 0
+        heads = math.prod(len(each) for each in ranges)
+        assert heads * len(task.rows) * min(found.columns, keys) <= CORES.scores
+    assert np.all(times == 1)
+
+
+def test_threads_get_a_task_each() -> None:
+    """Also where there is one head, or one query a head."""
+    cores = os.cpu_count() or 1
+    for shape in ((512, 10**5, 1), (1, 10**5, 8 * cores), (256, 256, 8 * cores)):
+        assert len(plan(call_of("threads", *shape), 1, 128).tasks()) >= cores
 
 
 def test_weights_take_as_many_rows_as_their_keys_leave_room_for(visited: list[Tile]) -> None:
-    assert plan_rows(10**6, 2**14, 16, traced=False).rows == SCORES // 2**18
+    assert plan_rows(10**6, 2**14, 16, traced=False).rows == DEVICE.scores // 2**18
     assert plan_rows(8, 10**9, 16, traced=False).rows == 1
     x = np.ones((8, 4096, 1), np.float32)
     attention_weights(x, x)
-    assert {len(tile.rows) for tile in visited} == {SCORES // (8 * 4096)}
+    assert {len(tile.rows) for tile in visited} == {DEVICE.scores // (8 * 4096)}
 
 
 def test_traced_arrays_get_one_tile() -> None:
-    found = plan(5000, 7000, 8, traced=True)
+    found = plan(call_of("traced", 5000, 7000, 8), 1, 128)
     assert [*found.row_ranges()] == [range(5000)]
     assert [*found.column_ranges(range(7000))] == [range(7000)]

@@ -56,7 +56,7 @@ def test_sdist_holds_what_the_wheel_needs(built: Path) -> None:
     assert tops >= {"sdpa_xp", "export", "pyproject.toml"}
 
 
-def test_core_dependencies_are_two(built: Path) -> None:
+def test_core_dependencies_are_three(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     archive = zipfile.ZipFile(wheel)
     (metadata,) = (name for name in archive.namelist() if name.endswith("METADATA"))
@@ -65,11 +65,11 @@ def test_core_dependencies_are_two(built: Path) -> None:
         for line in archive.read(metadata).decode().splitlines()
         if line.startswith("Requires-Dist: ") and "extra ==" not in line
     ]
-    assert sorted(name.split(">")[0] for name in required) == ["array-api-compat", "numpy"]
+    assert sorted(name.split(">")[0] for name in required) == ["array-api-compat", "numpy", "threadpoolctl"]
 
 
 def test_installed_alone_it_works(built: Path, tmp_path: Path) -> None:
-    """With the two dependencies and nothing else: attention on NumPy, and a hint where an extra is missing."""
+    """With its dependencies and nothing else: attention on NumPy, and a hint where an extra is missing."""
     (wheel,) = built.glob("*.whl")
     venv.create(tmp_path / "v", with_pip=True)
     python = tmp_path / "v" / "bin" / "python"

@@ -1,0 +1,101 @@
+"""Tasks in threads, with BLAS held to one thread in each of them.
+
+NumPy's matrix products and ufuncs leave the interpreter to other threads. A BLAS that takes all cores for each
+product of two tiles would wait for its own threads most of the time, and write what it made through memory;
+a thread that has a core to itself keeps its tile in that core's cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import copy_context
+from typing import Any, TypeVar
+
+from sdpa_xp import checks
+
+T = TypeVar("T")
+
+VARIABLE = "SDPA_XP_NUM_THREADS"
+_FREE = threading.Lock()
+
+
+def run(function: Callable[[T], None], tasks: Iterable[T], threads: int | None) -> None:
+    """Call `function` with each task; None is as many threads as BLAS has.
+
+    One call at a time has threads. Others that come meanwhile, from a thread of the caller or from inside a
+    task, run in the thread that they came in.
+    """
+    shared, threads = iter(list(tasks)), threads or given()
+    if threads == 1 or not _FREE.acquire(blocking=False):
+        for task in shared:
+            function(task)
+        return
+    try:
+        with _blas_in_one_thread() as found:
+            _share(function, shared, threads or found)
+    finally:
+        _FREE.release()
+
+
+def given() -> int | None:
+    """What the environment asks for; None where it is silent."""
+    asked = os.environ.get(VARIABLE)
+    if not asked:
+        return None
+    if not asked.isdecimal() or int(asked) == 0:
+        rule = f"the environment's {VARIABLE} must be a positive integer"
+        raise ValueError(checks.message("sdpa_xp", rule, {VARIABLE: asked}))
+    return int(asked)
+
+
+def _share(function: Callable[[T], None], tasks: Iterator[T], threads: int) -> None:
+    """The calling thread and `threads` - 1 others take one task after the other; the first error ends all."""
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for task in tasks:  # an iterator over a list gives each element to one thread
+                if errors:
+                    return
+                function(task)
+        except BaseException as error:
+            errors.append(error)
+
+    others = [threading.Thread(target=copy_context().run, args=(work,)) for _ in range(threads - 1)]
+    for other in others:
+        other.start()
+    work()
+    for other in others:
+        other.join()
+    if errors:
+        raise errors[0]
+
+
+@contextlib.contextmanager
+def _blas_in_one_thread() -> Iterator[int]:
+    """Gives the number of threads that BLAS had, and gives them back to it, whatever happens."""
+    libraries = [(library, library.num_threads) for library in _blas()]
+    for library, _ in libraries:
+        library.set_num_threads(1)
+    try:
+        yield max((count for _, count in libraries), default=_cores())
+    finally:
+        for library, count in libraries:
+            library.set_num_threads(count)
+
+
+@functools.cache
+def _blas() -> tuple[Any, ...]:
+    """The BLAS libraries of this process; asked for when NumPy is in use, so NumPy's is among them."""
+    from threadpoolctl import ThreadpoolController
+
+    return tuple(ThreadpoolController().select(user_api="blas").lib_controllers)
+
+
+def _cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

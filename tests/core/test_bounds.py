@@ -1,0 +1,129 @@
+"""The softmax without a maximum: taken where the scores are bounded, and never where that loses digits."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sdpa_xp import attention_state, biases, masks, streaming
+from sdpa_xp_export import agreement, reference, textbook
+
+F = np.float32
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """How many ranges of queries were computed with and without a maximum."""
+    count = {"with": 0, "without": 0}
+    for name in count:
+        compute = getattr(streaming, f"_{name}_maximum")
+
+        def counted(*rest: Any, name: str = name, compute: Any = compute) -> Any:
+            count[name] += 1
+            return compute(*rest)
+
+        monkeypatch.setattr(streaming, f"_{name}_maximum", counted)
+    return count
+
+
+def arrays(rng: np.random.Generator, size: float = 1.0) -> list[np.ndarray]:
+    """Query, key and value whose rows have about the norm 8, times `size` in query and key."""
+    q, k, v = (rng.standard_normal((2, 300, 64)).astype(F) for _ in range(3))
+    return [q * F(size), k * F(size), v]
+
+
+def right(call: list[np.ndarray], rules: dict[str, Any], atol: float = 4e-6) -> None:
+    state = attention_state(*call, **rules)
+    mask = rules.get("attn_mask")
+    if isinstance(mask, masks.Mask):
+        mask = masks.to_array(mask, (2, 300, 300))
+    output, lse, _ = reference.attention(*call, **(rules | {"attn_mask": mask}))
+    np.testing.assert_allclose(state.output, output, rtol=0, atol=atol)
+    np.testing.assert_allclose(state.lse, lse, rtol=2e-6, atol=atol)
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {},
+        {"is_causal": True},
+        {"softcap": 5.0},
+        {"attn_mask": masks.padding(100)},
+        {"attn_mask": masks.padding(300, 20)},
+        {"attn_mask": np.eye(300, dtype=bool)},
+    ],
+    ids=str,
+)
+def test_small_scores_need_no_maximum(
+    taken: dict[str, int], rng: np.random.Generator, rules: dict[str, Any]
+) -> None:
+    right(arrays(rng), rules)
+    assert taken["without"]
+    assert not taken["with"]
+
+
+def test_large_scores_need_one(taken: dict[str, int], rng: np.random.Generator) -> None:
+    """|q| = |k| = 250: the scores are up to 7812 in size."""
+    q, k, v = arrays(rng)
+    q, k = (F(250) * x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))
+    right([q, k, v], {}, atol=2e-3)  # float32 holds such a score to 2^-11
+    assert not taken["without"]
+
+
+def test_a_cap_bounds_large_scores(taken: dict[str, int], rng: np.random.Generator) -> None:
+    right(arrays(rng, 20), {"softcap": 10.0}, atol=1e-4)
+    assert not taken["with"]
+
+
+def test_biases_and_sinks_are_not_bounded(taken: dict[str, int], rng: np.random.Generator) -> None:
+    bias = np.where(rng.random((300, 300)) < 0.5, F(1e4), F(-1e4))
+    for rules in ({"bias": bias}, {"bias": biases.alibi(2)}, {"sinks": np.asarray([100, -100], F)}):
+        attention_state(*arrays(rng), **rules)
+    assert not taken["without"]
+
+
+@pytest.mark.parametrize("what", ["opposite", "tiny values", "huge values"])
+def test_what_bounded_scores_cannot_hold_is_done_again(
+    taken: dict[str, int], rng: np.random.Generator, what: str
+) -> None:
+    """Rows whose scores are all about -35, and values near the ends of float32."""
+    q, k, v = arrays(rng)
+    if what == "opposite":
+        u = rng.standard_normal(64)
+        u *= math.sqrt(35 * 8) / np.linalg.norm(u)
+        q, k = (-u + 0.01 * q).astype(F), (u + 0.01 * k).astype(F)
+        v = v * F(1e-30)
+    elif what == "huge values":
+        q, k, v = q * F(1.5), k * F(1.5), v * F(1e37)
+        k[:, :, :] = np.sign(q[:, :1]) * abs(k)
+    else:
+        v = v * F(1e-37)
+    state = attention_state(q, k, v)
+    output, _, _ = reference.attention(q, k, v)
+    scale = np.max(abs(output))
+    np.testing.assert_allclose(state.output / scale, output / scale, rtol=0, atol=3e-5)
+    assert taken["without"]
+    if what == "opposite":
+        assert taken["with"]
+
+
+def test_nan_and_inf_in_values_that_are_masked(taken: dict[str, int], rng: np.random.Generator) -> None:
+    q, k, v = arrays(rng)
+    mask = np.tri(300, dtype=bool)
+    mask[:, 17] = False
+    clean = attention_state(q, k, v, mask).output
+    v[:, 17], k[:, 17] = math.nan, math.inf
+    np.testing.assert_allclose(attention_state(q, k, v, mask).output, clean, rtol=0, atol=2e-6)
+    assert taken["with"]
+
+
+def test_no_worse_than_the_textbook(taken: dict[str, int], rng: np.random.Generator) -> None:
+    """The rule by which every number here is judged."""
+    call = arrays(rng, 1.4)  # scores up to 20 in size
+    expected, plain = reference.attention(*call)[0], textbook.textbook(np, *call)
+    found = agreement.judge(attention_state(*call).output, expected, plain, "float32")
+    assert found.absolute <= found.bound
+    assert taken["without"]

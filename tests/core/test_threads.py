@@ -1,0 +1,133 @@
+"""Threads: every task once, BLAS as it was before, and calls from other threads and from inside a call."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
+
+from sdpa_xp import masks, scaled_dot_product_attention, threads
+from sdpa_xp_export import reference
+
+
+def blas() -> list[int]:
+    """The threads of NumPy's BLAS, among those that other tests have loaded."""
+    found = [each for each in threadpool_info() if each["user_api"] == "blas"]
+    return [each["num_threads"] for each in found if "numpy" in each["filepath"]]
+
+
+@pytest.fixture(autouse=True)
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As on a machine with two cores, whatever the environment of the tests says."""
+    monkeypatch.delenv(threads.VARIABLE, raising=False)
+    with threadpool_limits(2, "blas"):
+        yield
+
+
+@pytest.fixture
+def call(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    """Large enough for threads."""
+    return tuple(rng.standard_normal((2, 4, 600, 16)).astype(np.float32) for _ in range(3))
+
+
+def test_each_task_is_done_once_and_blas_has_one_thread_meanwhile() -> None:
+    done: Counter[int] = Counter()
+    names, seen = set(), set()
+    barrier = threading.Barrier(2, timeout=10)
+
+    def task(number: int) -> None:
+        if number < 2:
+            barrier.wait()  # passes only if two threads are at work
+        names.add(threading.current_thread().name)
+        seen.update(blas())
+        done[number] += 1
+
+    threads.run(task, range(50), None)
+    assert done == Counter(range(50))
+    assert len(names) == 2
+    assert seen == {1}
+    assert set(blas()) == {2}
+
+
+def test_an_error_comes_out_and_blas_has_its_threads_again() -> None:
+    def task(number: int) -> None:
+        if number == 3:
+            raise ZeroDivisionError("task 3")
+
+    with pytest.raises(ZeroDivisionError, match="task 3"):
+        threads.run(task, range(10), None)
+    assert set(blas()) == {2}
+    threads.run(lambda _: None, range(10), None)
+
+
+def test_a_call_inside_a_task_runs_in_its_thread() -> None:
+    inside = []
+
+    def task(_: int) -> None:
+        own = threading.current_thread()
+        threads.run(lambda _: inside.append(threading.current_thread() is own), range(3), None)
+
+    threads.run(task, range(4), None)
+    assert inside == [True] * 12
+    assert set(blas()) == {2}
+
+
+def test_as_many_threads_as_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_by(asked: int | None, expected: int) -> bool:
+        """Whether as many threads as expected have a task at one time, and no more."""
+        found, barrier = set(), threading.Barrier(expected, timeout=10)
+
+        def task(_: int) -> None:
+            found.add(threading.current_thread().name)
+            barrier.wait()
+
+        threads.run(task, range(expected), asked)
+        return len(found) == expected
+
+    assert run_by(1, 1)
+    assert run_by(3, 3)
+    monkeypatch.setenv(threads.VARIABLE, "3")
+    assert run_by(None, 3)
+    assert run_by(1, 1)
+    for wrong in ("0", "-1", "many"):
+        monkeypatch.setenv(threads.VARIABLE, wrong)
+        with pytest.raises(ValueError, match=f"{threads.VARIABLE} must be a positive integer; got"):
+            run_by(None, 1)
+
+
+def test_calls_from_many_threads(call: tuple[np.ndarray, ...]) -> None:
+    """Each gets its own numbers, to the last bit those of a call alone."""
+    rules: list[dict[str, Any]] = [{}, {"is_causal": True}, {"attn_mask": masks.padding([300, 600])}]
+    alone = [scaled_dot_product_attention(*call, **each) for each in rules]
+    with ThreadPoolExecutor(3) as pool:
+        found = [*pool.map(lambda n: scaled_dot_product_attention(*call, **rules[n % 3]), range(12))]
+    for number, output in enumerate(found):
+        np.testing.assert_array_equal(output, alone[number % 3])
+    assert set(blas()) == {2}
+
+
+def test_the_number_of_threads_changes_no_bit(
+    call: tuple[np.ndarray, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = []
+    for count in ("1", "2", "5"):
+        monkeypatch.setenv(threads.VARIABLE, count)
+        results.append(scaled_dot_product_attention(*call, is_causal=True))
+    assert np.array_equal(results[0], results[1])
+    assert np.array_equal(results[0], results[2])
+    expected = reference.attention(*call, is_causal=True)[0]
+    np.testing.assert_allclose(results[0], expected, rtol=0, atol=4e-6)
+
+
+def test_a_warning_of_numpy_stays_quiet_in_each_thread(call: tuple[np.ndarray, ...]) -> None:
+    """exp of -inf - 0 and the like are meant; the tests make an error of each warning."""
+    query, key, value = (x.copy() for x in call)
+    key[:, :, 7] = np.inf
+    output = scaled_dot_product_attention(query, key, value)
+    assert not np.all(np.isfinite(output))
