@@ -32,7 +32,7 @@ check: .venv/test
 	$(BIN)/lint-imports
 
 bench: .venv/test
-	$(BIN)/python tests/benchmarks/memory.py
+	$(BIN)/python tests/benchmarks/attention.py
 	$(BIN)/python tests/benchmarks/exported.py
 
 runtimes: .venv/test $(RELEASES:%=.venv/onnxruntime/%/installed)

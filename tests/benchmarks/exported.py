@@ -11,27 +11,26 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import machine
 import numpy as np
 import onnx
-import onnxruntime
+from measuring import interleaved, ratios
+from sessions import RUNTIME, session
+from tables import table
 
 from sdpa_xp_export import TensorSpec, export_attention
 from sdpa_xp_export.memory import peak_above
 
 HEADS, WIDTH = 8, 64
 LENGTHS = (128, 512, 2048, 4096)
-RUNTIME = "onnxruntime>=1.31;cpu"
 FORMS = ("auto", "primitive", "tiled", "attention", "multi_head", "grouped_query")
 TORCH_OPSETS = (18, 23)
 RESULTS = Path(__file__).parent / "exported.json"
@@ -66,14 +65,6 @@ def _torch_graph(length: int, causal: bool, opset: int, folder: Path) -> Path:
     return path
 
 
-def session(path: Path) -> Any:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    # Threads that spin between runs would take the cores from the other graphs of the table.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-
-
 def feeds(names: list[str], length: int) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     return {name: rng.standard_normal((1, HEADS, length, WIDTH)).astype(np.float32) for name in names}
@@ -86,26 +77,12 @@ def timed(paths: dict[str, Path], length: int, seconds: float) -> dict[str, list
     outputs = {name: s.run(None, given[name])[0] for name, s in sessions.items()}
     for name, output in outputs.items():
         np.testing.assert_allclose(output, outputs["primitive"], rtol=0, atol=5e-6, err_msg=name)
-    runs: dict[str, list[float]] = {name: [] for name in sessions}
-    end = time.perf_counter() + seconds * len(sessions)
-    while time.perf_counter() < end or len(runs["auto"]) < 5:
-        for name, s in sessions.items():
-            start = time.perf_counter()
-            s.run(None, given[name])
-            runs[name].append(time.perf_counter() - start)
-    return runs
+    return interleaved({name: partial(s.run, None, given[name]) for name, s in sessions.items()}, seconds)
 
 
-def ratios(runs: dict[str, list[float]]) -> dict[str, float]:
-    """The time of `auto` over that of each other graph: the median of the rounds, each with itself alone.
-
-    A round is short, so what slows the machine down for a while slows both.
-    """
-    return {
-        name: statistics.median(own / other for own, other in zip(runs["auto"], times, strict=True))
-        for name, times in runs.items()
-        if name != "auto"
-    }
+def worst(runs: dict[str, list[float]]) -> float:
+    """The time of `auto` over that of the graph beside which it does worst, by the median of the rounds."""
+    return max(statistics.median(ratios(runs["auto"], times)) for name, times in runs.items() if name != "auto")
 
 
 def peak_of(path: Path, length: int) -> int:
@@ -143,7 +120,7 @@ def measured(folder: Path, seconds: float) -> list[dict[str, Any]]:
                 for name, times in runs.items()
             }
             cell = {"S": length, "causal": causal, "auto": form_of(paths["auto"]), "graphs": rows}
-            cells.append(cell | {"auto_over_best": round(max(ratios(runs).values()), 3)})
+            cells.append(cell | {"auto_over_best": round(worst(runs), 3)})
             print(row_of(cells[-1]), flush=True)
     return cells
 
@@ -156,7 +133,7 @@ def row_of(cell: dict[str, Any]) -> str:
     return f"S={cell['S']} {kind}: auto is {cell['auto']}, {cell['auto_over_best']} of the best: {shown}"
 
 
-def table(facts: dict[str, Any]) -> str:
+def page(facts: dict[str, Any]) -> str:
     """The results as a page: milliseconds (megabytes of peak memory) of each graph in each cell."""
     cells = facts["cells"]
     columns = [f"S = {cell['S']}{', causal' if cell['causal'] else ''}" for cell in cells]
@@ -166,14 +143,14 @@ def table(facts: dict[str, Any]) -> str:
         row = cell["graphs"].get(name)
         return "" if row is None else f"{row['milliseconds']:.3g} ({row['peak_megabytes']:.0f})"
 
-    rows = [
+    lines = table(
         ["graph", *columns],
-        ["---"] * (len(columns) + 1),
-        *([name, *(entry(cell, name) for cell in cells)] for name in names),
-        ["*auto is*", *(cell["auto"] for cell in cells)],
-        ["*auto over the best*", *(f"{cell['auto_over_best']:.2f}" for cell in cells)],
-    ]
-    lines = [f"| {' | '.join(row)} |" for row in rows]
+        [
+            *([name, *(entry(cell, name) for cell in cells)] for name in names),
+            ["*auto is*", *(cell["auto"] for cell in cells)],
+            ["*auto over the best*", *(f"{cell['auto_over_best']:.2f}" for cell in cells)],
+        ],
+    )
     run_by = f"onnxruntime {facts['onnxruntime']}, torch {facts['torch']}"
     about = f"{facts['call']}, {run_by}, {facts['cores']} cores of {facts['cpu']}, {facts['date']}."
     notes = (
@@ -182,28 +159,6 @@ def table(facts: dict[str, Any]) -> str:
         "of the graph beside which it does worst."
     )
     return "\n".join(["# Exported graphs in onnxruntime", "", about, "", notes, "", *lines, ""])
-
-
-def machine() -> dict[str, Any]:
-    import torch
-
-    return {
-        "date": datetime.now(UTC).date().isoformat(),
-        "cpu": next(
-            (
-                line.split(":")[1].strip()
-                for line in Path("/proc/cpuinfo").open()
-                if line.startswith("model name")
-            ),
-            platform.processor(),
-        ),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "onnxruntime": onnxruntime.__version__,
-        "onnx": onnx.__version__,
-        "torch": torch.__version__,
-        "call": f"(1, {HEADS}, S, {WIDTH}) float32, CPU",
-    }
 
 
 def main() -> None:
@@ -219,9 +174,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         cells = measured(Path(folder), 1.0 if arguments.quick else SECONDS)
     if not arguments.quick:
-        facts = machine() | {"cells": cells}
+        call = f"(1, {HEADS}, S, {WIDTH}) float32, CPU"
+        facts = machine.facts("onnxruntime", "onnx", "torch") | {"call": call, "cells": cells}
         RESULTS.write_text(json.dumps(facts, indent=1) + "\n")
-        RESULTS.with_suffix(".md").write_text(table(facts))
+        RESULTS.with_suffix(".md").write_text(page(facts))
 
 
 if __name__ == "__main__":

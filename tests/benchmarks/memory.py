@@ -1,45 +1,69 @@
-"""Peak memory at 100,000 queries and keys, where the score matrix would take 40 GB.
+"""Peak memory of one call in a process of its own, measured by the operating system.
 
-Prints the growth of the process above its inputs, and above its inputs and its output, measured by the
-operating system. `python tests/benchmarks/memory.py [length]`
+`python tests/benchmarks/memory.py [--contender NAME] [--heads 1] [--length 100000]` prints what it holds above
+the inputs, and above the inputs and the output. At 100,000 queries and keys the scores of a head are 40 GB.
 """
 
 from __future__ import annotations
 
-import resource
+import argparse
+import json
+import subprocess
 import sys
-import time
 
+import machine
 import numpy as np
+from bars import MEMORY
+from calls import HEADS, Call
+from contenders import CONTENDERS, NUMPY, QUADRATIC, TEXTBOOK, TORCH
+from measuring import Row, Spread
 
-from sdpa_xp import scaled_dot_product_attention
+from sdpa_xp_export.memory import peak_above
 
-WIDTH = 64
-MB = 1e6
-
-
-def peak() -> int:
-    """Bytes that the process held at most until now (Linux counts in KiB)."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+LONG = 100_000
+CELLS = {"memory": HEADS, "memory, one head": 1}
 
 
-def main(length: int) -> None:
-    rng = np.random.default_rng(0)
-    query, key, value = (rng.standard_normal((1, 1, length, WIDTH), np.float32) for _ in range(3))
-    small = query[:, :, :8]
-    scaled_dot_product_attention(small, small, small)  # so that what is loaded once is not counted
-    before = peak()
-    start = time.perf_counter()
-    output = scaled_dot_product_attention(query, key, value)
-    seconds = time.perf_counter() - start
-    above = peak() - before
-    scores = length * length * query.itemsize
-    print(f"L = S = {length:,}, one head, E = {WIDTH}, float32, non-causal, NumPy {np.__version__}")
-    print(f"peak above the inputs:            {above / MB:,.0f} MB")
-    print(f"peak above inputs and output:     {(above - output.nbytes) / MB:,.0f} MB")
-    print(f"the score matrix would have been: {scores / MB:,.0f} MB")
-    print(f"time: {seconds:.1f} s")
+def rows(cell: str, length: int) -> list[Row]:
+    """Each contender, but for those that make the scores of a call that is too long for that."""
+    names = (NUMPY, TORCH, TEXTBOOK) if length <= QUADRATIC else (NUMPY, TORCH)
+    return [row for name in names for row in _row(cell, length, name)]
+
+
+def _row(cell: str, length: int, name: str) -> list[Row]:
+    options = ["--contender", name, "--heads", str(CELLS[cell]), "--length", str(length)]
+    done = subprocess.run([sys.executable, __file__, *options], capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    numbers = {quantity: Spread.of([megabytes]) for quantity, megabytes in found.items()}
+    return [Row(cell, length, name, numbers)] if numbers else []
+
+
+def peak(name: str, heads: int, length: int) -> dict[str, float]:
+    """Megabytes that the process held at most; nothing where the system cannot tell."""
+    small, call = (Call(size, size, heads=heads, key_heads=heads) for size in (8, length))
+    contender = CONTENDERS[name]
+    first, second = contender(small), contender(call)
+    assert first is not None
+    assert second is not None
+    first.run()  # so that what is loaded once is not counted
+    output, above = peak_above(second.run)
+    if above is None:
+        return {}
+    return {
+        "MB above inputs": above / 1e6,
+        MEMORY: max(0, above - np.asarray(output).nbytes) / 1e6,
+    }
+
+
+def main() -> None:
+    machine.without_settings()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--contender", choices=(NUMPY, TORCH, TEXTBOOK), default=NUMPY)
+    parser.add_argument("--heads", type=int, default=1)
+    parser.add_argument("--length", type=int, default=LONG)
+    arguments = parser.parse_args()
+    print(json.dumps(peak(arguments.contender, arguments.heads, arguments.length)))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 100_000)
+    main()

@@ -1,0 +1,169 @@
+"""Attention on the CPU: sdpa_xp beside torch, JAX, onnxruntime, the textbook formula, and the matmuls alone.
+
+`python tests/benchmarks/attention.py [--quick] [--only NAME,...]` writes attention.json, attention.md and
+plots/*.svg beside it; a quick or partial run prints its numbers, and writes only where `--into` says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import bars
+import imports
+import machine
+import memory
+import numpy as np
+import plots
+import report
+from calls import BY_CALL, CELLS, HEADS, LENGTHS, ONE_QUERY, TINY, WIDTH, Call
+from contenders import CONTENDERS, MATMULS, NUMPY, ON_TORCH, TEXTBOOK, TORCH, Ready, ours_numpy, ready
+from measuring import Row, Spread, interleaved, ratios
+
+PACKAGES = ("numpy", "torch", "jax", "onnxruntime", "sdpa_xp")
+SECONDS = 1.0
+"""Per contender and cell, beyond which no round begins after the fifth."""
+
+PAIRS, CALLS = 2048**2, 200
+"""Short calls are timed by as many as have this many pairs together, or by this many."""
+
+QUICK = 1024
+"""The longest call of a quick run."""
+
+
+def compared(cell: str, call: Call, seconds: float) -> list[Row]:
+    """Whoever can state the call, against torch and the matmuls."""
+    contenders = ready(call)
+    warm_up(cell, contenders)
+    times = timed(contenders, call, seconds)
+    rows = []
+    for name, own in times.items():
+        numbers = {"milliseconds": Spread.of(own, 1e3)}
+        if name != TORCH:
+            numbers[bars.TO_TORCH] = Spread.of(ratios(own, times[TORCH]))
+        if MATMULS in times:
+            numbers[bars.LIMIT] = Spread.of(ratios(times[MATMULS], own))
+        rows.append(Row(cell, call.keys, name, numbers, len(own)))
+    return rows
+
+
+def by_call(calls: Mapping[str, Call], seconds: float) -> list[Row]:
+    """What sdpa_xp on NumPy takes for one call and for another; the first is all pairs."""
+    contenders = {name: ours_numpy(call) for name, call in calls.items()}
+    for each in contenders.values():
+        each.run()
+    first, *_ = calls
+    times = timed(contenders, calls[first], seconds)
+    rows = []
+    for name, own in times.items():
+        numbers = {"milliseconds": Spread.of(own, 1e3)}
+        if name != first:
+            numbers[bars.TO_ALL_PAIRS] = Spread.of(ratios(own, times[first]))
+        rows.append(Row("by call", calls[name].keys, name, numbers, len(own)))
+    return rows
+
+
+def overhead(seconds: float) -> list[Row]:
+    """A call of next to no arithmetic; the peer is the shortest way to the same numbers in that library."""
+    peers = {TEXTBOOK: TEXTBOOK, NUMPY: TEXTBOOK, TORCH: TORCH, ON_TORCH: TORCH}
+    contenders = {name: each for name in peers if (each := CONTENDERS[name](TINY)) is not None}
+    warm_up("overhead", contenders)
+    times = timed(contenders, TINY, seconds)
+    rows = []
+    for name, own in times.items():
+        numbers = {"microseconds": Spread.of(own, 1e6)}
+        if name != peers[name]:
+            above = (mine - peer for mine, peer in zip(own, times[peers[name]], strict=True))
+            numbers[bars.ABOVE] = Spread.of(above, 1e6)
+        rows.append(Row("overhead", TINY.keys, name, numbers, len(own)))
+    return rows
+
+
+def warm_up(cell: str, contenders: Mapping[str, Ready]) -> None:
+    """Compile, load and start what the first call does; all give the same numbers."""
+    outputs = {name: each.array(each.run()) for name, each in contenders.items()}
+    for name, output in outputs.items():
+        if output is not None:
+            np.testing.assert_allclose(output, outputs[TORCH], rtol=0, atol=5e-6, err_msg=f"{cell}: {name}")
+
+
+def timed(contenders: Mapping[str, Ready], call: Call, seconds: float) -> dict[str, list[float]]:
+    calls = min(CALLS, max(1, PAIRS // (call.queries * call.keys)))
+    return interleaved({name: each.run for name, each in contenders.items()}, seconds, calls)
+
+
+def sections(longest: int, seconds: float) -> dict[str, list[Callable[[], list[Row]]]]:
+    """What is measured, by the name that --only takes."""
+    lengths = [length for length in LENGTHS if length <= longest]
+    cells: dict[str, list[Callable[[], list[Row]]]] = {
+        "overhead": [partial(overhead, seconds)],
+        "import": [imports.rows],
+        "memory": [partial(memory.rows, "memory", length) for length in lengths],
+    }
+    for cell, call in CELLS.items():
+        cells[cell] = [partial(compared, cell, call(length), seconds) for length in lengths]
+    if longest == max(LENGTHS):
+        cells["memory"].append(partial(memory.rows, "memory, one head", memory.LONG))
+    cells["one query"] = [partial(compared, "one query", ONE_QUERY, seconds)]
+    cells["by call"] = [
+        partial(by_call, calls, seconds) for length, calls in BY_CALL.items() if length <= longest
+    ]
+    return cells
+
+
+def measured(chosen: Mapping[str, Sequence[Callable[[], list[Row]]]]) -> list[Row]:
+    """Each section, printed as it comes."""
+    rows = []
+    for parts in chosen.values():
+        for part in parts:
+            found = part()
+            print(*found, sep="\n", flush=True)
+            rows += found
+    return rows
+
+
+def written(folder: Path, rows: list[Row]) -> None:
+    facts: dict[str, Any] = machine.facts(*PACKAGES)
+    facts |= {
+        "packages": PACKAGES,
+        "call": f"(1, {HEADS}, S, {WIDTH}) float32, CPU",
+        "numpy_blas": machine.numpy_kernels(),
+        "thread_pools": machine.thread_pools(),
+        "rows": [dataclasses.asdict(row) for row in rows],
+    }
+    (folder / "plots").mkdir(parents=True, exist_ok=True)
+    drawn = plots.draw(rows, folder / "plots")
+    (folder / "attention.json").write_text(json.dumps(facts, indent=1) + "\n")
+    (folder / "attention.md").write_text(report.page(facts, rows, drawn))
+
+
+def main() -> None:
+    machine.without_settings()
+    names = list(sections(0, 0))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help=f"S up to {QUICK}, a fifth of the time")
+    parser.add_argument("--only", metavar="NAME,...", help=", ".join(names))
+    parser.add_argument("--into", type=Path, metavar="FOLDER", help="where the results are written")
+    arguments = parser.parse_args()
+    only = arguments.only.split(",") if arguments.only else names
+    if unknown := set(only) - set(names):
+        parser.error(f"--only: none of {', '.join(names)}: {', '.join(sorted(unknown))}")
+
+    longest, seconds = (QUICK, SECONDS / 5) if arguments.quick else (max(LENGTHS), SECONDS)
+    print(f"NumPy's BLAS: {machine.numpy_kernels()}", flush=True)
+    cells = sections(longest, seconds)
+    rows = measured({name: cells[name] for name in only})
+    print(*report.bars(rows), sep="\n")
+    whole = not (arguments.quick or arguments.only)
+    folder = arguments.into or (Path(__file__).parent if whole else None)
+    if folder is not None:
+        written(folder, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""A handful of calls for whoever works on their speed: seconds to run, and comparable from change to change.
+
+`python -m pytest tests/benchmarks/bench_attention.py --benchmark-only --benchmark-autosave`, and after the
+change once more with `--benchmark-compare`. The tables of attention.py say how it stands beside others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from benchmarks.calls import CELLS, ONE_QUERY, TINY, Call
+
+from sdpa_xp import KVCache, scaled_dot_product_attention
+
+CALLS = {"tiny": TINY, "one query": ONE_QUERY, **{name: call(1024) for name, call in CELLS.items()}}
+
+
+@pytest.mark.parametrize("name", ["tiny", "one query", "all pairs", "causal", "grouped heads", "padding array"])
+def test_numpy(benchmark: Callable[..., Any], name: str) -> None:
+    call = CALLS[name]
+    benchmark(scaled_dot_product_attention, *call.arrays(), call.attended(), is_causal=call.is_causal)
+
+
+def test_numpy_cache(benchmark: Callable[..., Any]) -> None:
+    """A token of decoding: append its key and value, and attend."""
+    query, keys, values = Call(1, 1024, key_heads=2).arrays()
+    cache = KVCache(keys, values)
+
+    def step() -> Any:
+        return cache.append(keys[..., :1, :], values[..., :1, :]).attend(query)
+
+    assert np.isfinite(benchmark(step)).all()
+
+
+@pytest.mark.parametrize("name", ["tiny", "one query", "all pairs"])
+def test_torch(benchmark: Callable[..., Any], name: str) -> None:
+    torch = pytest.importorskip("torch")
+    call = CALLS[name]
+    benchmark(scaled_dot_product_attention, *map(torch.from_numpy, call.arrays()), is_causal=call.is_causal)

@@ -1,0 +1,77 @@
+"""The calls that are measured, as data: what each library makes of one is in contenders.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+HEADS, KEY_HEADS, WIDTH = 8, 2, 64
+LENGTHS = (256, 1024, 4096, 16384)
+WINDOW = 512
+LARGE = 250.0
+"""The norm of a row of large queries and keys: their scores reach 7,800, and exp() overflows at 89."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call in float32; no two of the masks are given together."""
+
+    queries: int
+    keys: int
+    heads: int = HEADS
+    key_heads: int = HEADS
+    width: int = WIDTH
+    is_causal: bool = False
+    padding: Literal["none", "value", "array"] = "none"
+    window: int | None = None
+    norm: float | None = None
+
+    def arrays(self) -> tuple[NDArray[np.float32], ...]:
+        """query, key and value, (1, heads, length, width)."""
+        rng = np.random.default_rng(0)
+        shapes = ((self.heads, self.queries), (self.key_heads, self.keys), (self.key_heads, self.keys))
+        query, key, value = (rng.standard_normal((1, *shape, self.width), np.float32) for shape in shapes)
+        if self.norm is not None:
+            query, key = (x * (self.norm / np.linalg.norm(x, axis=-1, keepdims=True)) for x in (query, key))
+        return query, key, value
+
+    @property
+    def real_keys(self) -> int:
+        return self.keys * 3 // 4
+
+    def attended(self) -> NDArray[np.bool_] | None:
+        """Which keys are no padding, (1, 1, 1, S)."""
+        return None if self.padding == "none" else (np.arange(self.keys) < self.real_keys)[None, None, None]
+
+    @property
+    def plain(self) -> bool:
+        """All pairs of heads that are not shared."""
+        return self == Call(self.queries, self.keys, self.heads, self.heads, self.width)
+
+
+CELLS: dict[str, Callable[[int], Call]] = {
+    "all pairs": lambda length: Call(length, length),
+    "causal": lambda length: Call(length, length, is_causal=True),
+    "grouped heads": lambda length: Call(length, length, key_heads=KEY_HEADS),
+    "padding value": lambda length: Call(length, length, padding="value"),
+    "padding array": lambda length: Call(length, length, padding="array"),
+}
+"""Each for all LENGTHS."""
+
+BY_CALL: dict[int, dict[str, Call]] = {
+    4096: {
+        "all pairs": Call(4096, 4096),
+        "causal": Call(4096, 4096, is_causal=True),
+        "large scores": Call(4096, 4096, norm=LARGE),
+    },
+    16384: {"all pairs": Call(16384, 16384), "window": Call(16384, 16384, window=WINDOW)},
+}
+"""Calls of one library, which are held against the first of their length."""
+
+ONE_QUERY = Call(1, 4096)
+TINY = Call(8, 8, heads=1, key_heads=1, width=8)
+"""So small that what is measured is the way to the arithmetic."""

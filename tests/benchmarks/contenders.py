@@ -1,0 +1,206 @@
+"""Each contender: what a call is in its library, ready to run.
+
+What a library makes once for many calls (arrays, masks, sessions, compiled functions) is made before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from calls import Call
+from numpy.typing import NDArray
+
+from sdpa_xp import masks, scaled_dot_product_attention
+
+ROWS, COLUMNS = 512, 256
+"""The tiles of the two matmuls: those of the library."""
+
+QUADRATIC = 4096
+"""The longest call of a contender that makes arrays of L x S."""
+
+
+class Ready(NamedTuple):
+    """A call to be timed, and its result as a NumPy array of (1, heads, length, width) or None."""
+
+    run: Callable[[], Any]
+    array: Callable[[Any], Any] = np.asarray
+
+
+def ready(call: Call) -> dict[str, Ready]:
+    """Whoever can state the call, by name."""
+    found = {name: contender(call) for name, contender in CONTENDERS.items()}
+    return {name: each for name, each in found.items() if each is not None}
+
+
+def ours_numpy(call: Call) -> Ready:
+    return Ready(_ours(call, np.asarray))
+
+
+def textbook(call: Call) -> Ready | None:
+    """Vaswani et al., arXiv 1706.03762, equation 1."""
+    if call.keys > QUADRATIC or call.window:
+        return None
+    query, key, value = call.arrays()
+    attended, group = call.attended(), call.heads // call.key_heads
+    if call.is_causal:
+        attended = np.tri(call.queries, call.keys, dtype=bool)
+
+    def run() -> Any:
+        k, v = (x if group == 1 else np.repeat(x, group, axis=1) for x in (key, value))
+        s = query @ np.swapaxes(k, -1, -2) / math.sqrt(call.width)
+        s = s if attended is None else np.where(attended, s, -np.inf)
+        p = np.exp(s - np.max(s, axis=-1, keepdims=True))
+        return p / np.sum(p, axis=-1, keepdims=True) @ v
+
+    return Ready(run)
+
+
+def torch_sdpa(call: Call) -> Ready | None:
+    if call.window:
+        return None
+    import torch
+
+    query, key, value = map(torch.from_numpy, call.arrays())
+    attended = call.attended()
+    return Ready(
+        partial(
+            torch.nn.functional.scaled_dot_product_attention,
+            query,
+            key,
+            value,
+            attn_mask=None if attended is None else torch.from_numpy(attended),
+            is_causal=call.is_causal,
+            enable_gqa=call.heads != call.key_heads,
+        )
+    )
+
+
+def ours_torch(call: Call) -> Ready:
+    import torch
+
+    return Ready(_ours(call, torch.from_numpy))
+
+
+def ours_torch_portable(call: Call) -> Ready | None:
+    import torch
+
+    return None if call.keys > QUADRATIC else Ready(_ours(call, torch.from_numpy, implementation="xp"))
+
+
+def jax_nn(call: Call) -> Ready | None:
+    """In its own layout, heads behind the length, so that it pays for no transposition."""
+    if call.keys > QUADRATIC or call.window:
+        return None
+    import jax
+
+    query, key, value = (jax.numpy.asarray(np.swapaxes(x, 1, 2)) for x in call.arrays())
+    attended = call.attended()
+    given: dict[str, Any] = {}
+    if call.padding == "value":
+        given["key_value_seq_lengths"] = jax.numpy.asarray([call.real_keys])
+    elif attended is not None:
+        given["mask"] = jax.numpy.asarray(attended)
+    compiled = jax.jit(partial(jax.nn.dot_product_attention, is_causal=call.is_causal))
+    return Ready(
+        lambda: compiled(query, key, value, **given).block_until_ready(),
+        lambda output: np.swapaxes(np.asarray(output), 1, 2),
+    )
+
+
+def ours_jax(call: Call) -> Ready | None:
+    """A mask that is an array is an argument of the compiled function, as it is in the other one."""
+    if call.keys > QUADRATIC:
+        return None
+    import jax
+
+    arrays = [jax.numpy.asarray(x) for x in call.arrays()]
+    if call.padding == "array":
+        arrays.append(jax.numpy.asarray(call.attended()))
+        compiled = jax.jit(scaled_dot_product_attention)
+    else:
+        compiled = jax.jit(
+            partial(scaled_dot_product_attention, attn_mask=_mask(call), is_causal=call.is_causal)
+        )
+    return Ready(lambda: compiled(*arrays).block_until_ready())
+
+
+def multi_head(call: Call) -> Ready | None:
+    return _exported(call, "multi_head") if call.plain else None
+
+
+def grouped_query(call: Call) -> Ready | None:
+    return _exported(call, "grouped_query") if call.is_causal else None
+
+
+def matmuls(call: Call) -> Ready | None:
+    """The limit of whatever computes attention by NumPy: its products alone, tile by tile, a thread a head."""
+    if not call.plain or call.queries == 1:
+        return None
+    from threadpoolctl import ThreadpoolController
+
+    query, key, value = (x[0] for x in call.arrays())
+    blas = ThreadpoolController().select(user_api="blas")
+    threads = ThreadPoolExecutor(max(library.num_threads for library in blas.lib_controllers))
+
+    def head(index: int) -> NDArray[np.float32]:
+        output = np.zeros((call.queries, call.width), np.float32)
+        for row in range(0, call.queries, ROWS):
+            q, total = query[index, row : row + ROWS], output[row : row + ROWS]
+            s, part = np.empty((len(q), COLUMNS), np.float32), np.empty_like(total)
+            for column in range(0, call.keys, COLUMNS):
+                k, v = (x[index, column : column + COLUMNS] for x in (key, value))
+                total += np.matmul(np.matmul(q, k.T, out=s[:, : len(k)]), v, out=part)
+        return output
+
+    def run() -> list[NDArray[np.float32]]:
+        with blas.limit(limits=1):
+            return list(threads.map(head, range(call.heads)))
+
+    return Ready(run, lambda _: None)
+
+
+def _ours(call: Call, asarray: Callable[[Any], Any], **options: Any) -> Callable[[], Any]:
+    query, key, value = map(asarray, call.arrays())
+    mask = asarray(call.attended()) if call.padding == "array" else _mask(call)
+    return partial(scaled_dot_product_attention, query, key, value, mask, is_causal=call.is_causal, **options)
+
+
+def _mask(call: Call) -> Any:
+    if call.window:
+        return masks.sliding_window(call.window - 1, 0)
+    return masks.padding([call.real_keys]) if call.padding == "value" else None
+
+
+def _exported(call: Call, form: str) -> Ready:
+    from sessions import RUNTIME, session
+
+    from sdpa_xp_export import TensorSpec, export_attention
+
+    names, arrays = ("query", "key", "value"), call.arrays()
+    specs = [TensorSpec("float32", x.shape) for x in arrays]
+    model = export_attention(*specs, is_causal=call.is_causal, form=form, runtime=RUNTIME)
+    loaded, given = session(model.SerializeToString()), dict(zip(names, arrays, strict=True))
+    return Ready(lambda: loaded.run(None, given)[0])
+
+
+NUMPY, TEXTBOOK, MATMULS = "sdpa_xp on NumPy", "textbook NumPy", "the two matmuls alone"
+TORCH, ON_TORCH, PORTABLE = "torch SDPA", "sdpa_xp on torch", "sdpa_xp on torch, portable"
+
+CONTENDERS: dict[str, Callable[[Call], Ready | None]] = {
+    NUMPY: ours_numpy,
+    TEXTBOOK: textbook,
+    MATMULS: matmuls,
+    TORCH: torch_sdpa,
+    ON_TORCH: ours_torch,
+    PORTABLE: ours_torch_portable,
+    "jax.nn, jitted": jax_nn,
+    "sdpa_xp on JAX, jitted": ours_jax,
+    "onnxruntime, MultiHeadAttention": multi_head,
+    "onnxruntime, GroupQueryAttention": grouped_query,
+}
+"""None where the library cannot state the call, or would need memory that grows with L x S for a long one."""

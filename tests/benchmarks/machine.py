@@ -1,0 +1,66 @@
+"""What numbers were measured on, and a process in which no setting of the shell decides them."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+SETTINGS = ("OPENBLAS_CORETYPE", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "SDPA_XP_NUM_THREADS")
+"""What would make this shell's numbers others than a user's."""
+
+
+def without_settings() -> None:
+    """Start this command again without them: a BLAS reads its settings once, while NumPy is imported."""
+    if any(name in os.environ for name in SETTINGS):
+        kept = {name: value for name, value in os.environ.items() if name not in SETTINGS}
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], kept)
+
+
+def facts(*packages: str) -> dict[str, Any]:
+    """Day, machine and versions."""
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        **{package: version(package) for package in packages},
+    }
+
+
+def thread_pools() -> list[dict[str, Any]]:
+    """The BLAS and OpenMP libraries of this process, the package that brought each, and its kernels."""
+    import threadpoolctl
+
+    return [
+        {
+            "package": _package(pool["filepath"]),
+            "library": pool["internal_api"],
+            "version": pool["version"],
+            "kernels": pool.get("architecture"),
+            "threads": pool["num_threads"],
+        }
+        for pool in threadpoolctl.threadpool_info()
+    ]
+
+
+def numpy_kernels() -> str:
+    """Which BLAS NumPy has, and which of its kernels that took for this processor."""
+    found = [pool for pool in thread_pools() if pool["package"].startswith("numpy")]
+    return ", ".join("{library} {version} {kernels}, {threads} threads".format(**pool) for pool in found)
+
+
+def _package(file: str) -> str:
+    """The folder of site-packages that a library lies in: `numpy.libs`, `torch`."""
+    return file.rpartition("site-packages/")[2].split("/")[0]
+
+
+def _cpu() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    named = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor()

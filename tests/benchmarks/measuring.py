@@ -1,0 +1,83 @@
+"""Times of several functions, in turn, so that what slows the machine down for a while slows all of them."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+ROUNDS = 5
+"""At least."""
+
+PAUSE = 0.03
+"""Seconds between turns: OpenBLAS's threads spin for 2**26 cycles after their work, and would take a core."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The median of some numbers, and the quartiles around it."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, numbers: Iterable[float], times: float = 1.0) -> Spread:
+        scaled = [number * times for number in numbers]
+        low, median, high = statistics.quantiles(scaled, n=4) if len(scaled) > 1 else scaled * 3
+        return cls(*(float(f"{number:.4g}") for number in (median, low, high)))
+
+    def __str__(self) -> str:
+        if self.low == self.high:
+            return f"{self.median:.3g}"
+        return f"{self.median:.3g} ({self.low:.3g} to {self.high:.3g})"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one contender reached in one cell of the tables: quantity -> spread."""
+
+    cell: str
+    length: int
+    contender: str
+    numbers: dict[str, Spread] = field(default_factory=dict)
+    rounds: int = 1
+
+    def __str__(self) -> str:
+        shown = "; ".join(f"{name} {spread}" for name, spread in self.numbers.items())
+        length = f", S = {self.length}" if self.length else ""
+        return f"{self.cell}{length}, {self.contender}: {shown}; rounds {self.rounds}"
+
+
+def interleaved(
+    runs: Mapping[str, Callable[[], object]], seconds: float, calls: int = 1
+) -> dict[str, list[float]]:
+    """Seconds a call of each function, one number a round; `seconds` are for each of them.
+
+    A number is the mean of `calls` calls, after one more where they are short, since that pays for the caches
+    that another function left cold. The order changes from round to round.
+    """
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    order, shuffle = list(runs), random.Random(0).shuffle
+    end = time.perf_counter() + seconds * len(runs)
+    rounds = 0
+    while time.perf_counter() < end or rounds < ROUNDS:
+        shuffle(order)
+        for name in order:
+            run = runs[name]
+            time.sleep(PAUSE)
+            if calls > 1:
+                run()
+            start = time.perf_counter()
+            for _ in range(calls):
+                run()
+            times[name].append((time.perf_counter() - start) / calls)
+        rounds += 1
+    return times
+
+
+def ratios(times: Iterable[float], others: Iterable[float]) -> list[float]:
+    """Round by round, so that only numbers taken within moments are held against each other."""
+    return [own / other for own, other in zip(times, others, strict=True)]

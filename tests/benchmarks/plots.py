@@ -1,0 +1,127 @@
+"""Pictures of the results, on a light page and on a dark one: grey ink, no ground, a colour a library.
+
+Colours are Okabe and Ito's, "Color universal design", 2008, without the two that vanish on white. What is
+ours is drawn in full, what it is held against in dashes, so that no line is told by its colour alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+from bars import LIMIT, MEMORY, TO_TORCH
+from contenders import CONTENDERS, MATMULS
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
+from measuring import Row
+
+INK = "#7a7a7a"
+COLOURS = {
+    "NumPy": "#0072b2",
+    "matmuls": "#999999",
+    "torch": "#d55e00",
+    "jax": "#009e73",
+    "JAX": "#009e73",
+    "onnxruntime": "#cc79a7",
+}
+MARKERS = "os.vD^ps<>"
+STYLE = {
+    "svg.hashsalt": "sdpa_xp",  # ids that are the same in every run
+    "svg.fonttype": "none",
+    "font.size": 9,
+    "text.color": INK,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "grid.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+}
+
+
+class Plot(NamedTuple):
+    """A quantity over S, a panel a cell."""
+
+    cells: tuple[str, ...]
+    quantity: str
+    label: str
+    line: float | None = None
+    """What is drawn across: where a contender would be the equal of what it is held against."""
+    is_log: bool = True
+    left_out: tuple[str, ...] = ()
+
+
+PLOTS = {
+    "time": Plot(("all pairs", "causal"), "milliseconds", "milliseconds"),
+    "ratio": Plot(("all pairs", "causal"), TO_TORCH, "time over that of torch SDPA", 1.0, left_out=(MATMULS,)),
+    "limit": Plot(("all pairs",), LIMIT, "time of the matmuls alone over the whole", 1.0, False, (MATMULS,)),
+    "memory": Plot(("memory",), MEMORY, "MB above inputs and output"),
+}
+
+
+def draw(rows: Sequence[Row], folder: Path) -> list[str]:
+    """Write each plot that there are numbers for; their names."""
+    return [name for name, plot in PLOTS.items() if _draw(rows, plot, folder / f"{name}.svg")]
+
+
+def _draw(rows: Sequence[Row], plot: Plot, file: Path) -> bool:
+    shown = [row for row in rows if row.cell in plot.cells and plot.quantity in row.numbers]
+    shown = [row for row in shown if row.contender not in plot.left_out]
+    if not shown:
+        return False
+    with matplotlib.rc_context(STYLE):
+        width = 3.6 * len(plot.cells) + 2.4
+        figure = Figure(figsize=(width, 3.6), layout="constrained")
+        panels = figure.subplots(1, len(plot.cells), sharey=True, squeeze=False)[0]
+        lines: dict[str, Any] = {}
+        for axes, cell in zip(panels, plot.cells, strict=True):
+            lines |= _panel(axes, plot, [row for row in shown if row.cell == cell])
+            axes.set_title(cell, color=INK)
+        panels[0].set_ylabel(plot.label)
+        figure.legend(lines.values(), lines.keys(), loc="outside right upper", frameon=False)
+        figure.savefig(file, metadata={"Date": None, "Creator": None})
+    return True
+
+
+def _panel(axes: Any, plot: Plot, rows: Sequence[Row]) -> dict[str, Any]:
+    """The line of each contender, by name."""
+    lengths = sorted({row.length for row in rows})
+    axes.set_xscale("log", base=2)
+    if plot.is_log:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set_xticks(lengths, [str(length) for length in lengths])
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.set_xlabel("S")
+    if plot.line is not None:
+        axes.axhline(plot.line, color=INK, linewidth=1)
+    return {
+        name: _line(axes, index, name, plot.quantity, of_name)
+        for index, name in enumerate(CONTENDERS)
+        if (of_name := [row for row in rows if row.contender == name])
+    }
+
+
+def _line(axes: Any, index: int, name: str, quantity: str, rows: Sequence[Row]) -> Any:
+    """Medians, with the quartiles as bars."""
+    spreads = [row.numbers[quantity] for row in rows]
+    ours = name.startswith("sdpa_xp")
+    return axes.errorbar(
+        [row.length for row in rows],
+        [each.median for each in spreads],
+        [[each.median - each.low for each in spreads], [each.high - each.median for each in spreads]],
+        color=next(colour for library, colour in COLOURS.items() if library in name),
+        marker=MARKERS[index],
+        markersize=5,
+        markerfacecolor=None if ours else "none",
+        linestyle="-" if ours else "--",
+        linewidth=1.6 if ours else 1.1,
+    )
