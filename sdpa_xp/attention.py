@@ -71,8 +71,9 @@ def scaled_dot_product_attention(
             width), as in JAX, Keras and flash-attention. What broadcasts to (..., Hq, L, S) stays as it is.
         implementation: `"xp"` is the portable one, written in array-API calls; `"native"` the kernel of the
             arrays' own library, an error where it does not compute this call as documented. None leaves the
-            choice to sdpa_xp, which takes the kernel while torch exports (torch.export, torch.onnx.export)
-            and the portable one otherwise.
+            choice to sdpa_xp: the kernel for torch tensors on the CPU and while torch exports (torch.export,
+            torch.onnx.export), where it computes the call as documented, and the portable one otherwise.
+            The kernel has first derivatives only.
 
     Returns:
         (..., Hq, L, Ev) in the layout of the inputs, or (L, Ev) for 2-D inputs, of the query's library,
@@ -182,7 +183,9 @@ def output_of(function: str, query: A, key: AnyArray, value: AnyArray, rules: Ru
     call = check(function, {"query": query, "key": key, "value": value}, rules, kernels=True)
     kernel = call.once("kernel", lambda: native.kernel_for(call))
     with quiet(call.arrays["query"]):
-        output = _streamed(call, with_lse=False)[0] if kernel is None else kernel.attend(call)
+        output = None if kernel is None else kernel.attend(call)
+        if output is None:
+            output, _ = _streamed(call, with_lse=False)
         return cast(A, call.result(output))
 
 

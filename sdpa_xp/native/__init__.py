@@ -16,14 +16,15 @@ from sdpa_xp.protocols import Array
 class Kernel(Protocol):
     """What a file here is."""
 
-    def is_default(self) -> bool:
-        """Whether calls that leave the choice to the library get the kernel now."""
+    def is_default(self, call: Call, /) -> bool:
+        """Whether a call that leaves the choice to the library gets the kernel now."""
 
     def refusal(self, call: Call, /) -> str | None:
         """Why the kernel does not compute the call as the library's contract says; None where it does."""
 
-    def attend(self, call: Call, /) -> Array:
-        """The output, (..., Hq, L, Ev), of a call that is not refused."""
+    def attend(self, call: Call, /) -> Array | None:
+        """The output, (..., Hq, L, Ev), of a call that is not refused; None where its numbers turn out to need
+        the portable implementation."""
 
 
 KERNELS: dict[str, Kernel] = {"torch": torch}
@@ -35,7 +36,7 @@ def kernel_for(call: Call) -> Kernel | None:
     asked = call.implementation == "native"
     library = namespace.library_name(call.arrays["query"])
     kernel = KERNELS.get(library)
-    if call.implementation == "xp" or not (asked or (kernel is not None and kernel.is_default())):
+    if call.implementation == "xp" or not (asked or (kernel is not None and kernel.is_default(call))):
         return None
     reason = f"there is no kernel for {call.pairs.xp.__name__}" if kernel is None else kernel.refusal(call)
     if reason is None:

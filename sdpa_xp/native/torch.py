@@ -1,6 +1,8 @@
 """torch.nn.functional.scaled_dot_product_attention, of which torch.onnx.export makes ai.onnx Attention.
 
-The kernel, or what an exporter and onnxruntime make of it, differs from the contract where
+On the CPU the kernel meets the contract, but for a masked NaN, which 0 * NaN lets through: that shows in the
+output, and the portable implementation computes it again. Elsewhere the kernel, or what an exporter and
+onnxruntime make of it, differs where
 
 - a key or value that is masked holds NaN, which 0 * NaN lets through: what no query attends is blanked;
 - a row has no key: torch's own translation for opsets before 23 gives the mean of the values: it is set to 0;
@@ -30,11 +32,24 @@ from sdpa_xp.protocols import Array
 from sdpa_xp.scores import attended
 
 CAUSAL = Causal()
+MANY_SCORES = 2**20
+"""So many are no matter for memory."""
 
 
-def is_default() -> bool:
-    """While torch exports: an exporter knows the kernel by its name, and may have one node for it."""
+def is_default(call: Call) -> bool:
+    """On the CPU; and while torch exports: an exporter knows the kernel by name, and may have one node for it.
+
+    In a torch.func transform the kernel lacks some derivatives; in torch.compile no NaN can be seen.
+    """
+    return _is_exporting() if call.pairs.traced else _is_eager(call)
+
+
+def _is_exporting() -> bool:
     return bool(sys.modules["torch"].compiler.is_exporting())
+
+
+def _is_eager(call: Call) -> bool:
+    return not call.pairs.traced and call.pairs.device.type == "cpu"
 
 
 def refusal(call: Call) -> str | None:
@@ -50,13 +65,18 @@ def refusal(call: Call) -> str | None:
     value = call.arrays["value"]
     if any(length == 0 for length in (*call.sizes.batch, *call.pairs.scores[-3:], value.shape[-1])):
         return "an axis is empty, which onnxruntime does not compute"
-    if is_default() and dtype_name(call.pairs.dtype) == "float64":
-        return "onnxruntime computes a float64 Attention to float32 accuracy"
+    if call.pairs.traced:
+        exact = not _is_exporting() or dtype_name(call.pairs.dtype) != "float64"
+        return None if exact else "onnxruntime computes a float64 Attention to float32 accuracy"
+    if call.sizes.width != value.shape[-1] and math.prod(call.pairs.scores) > MANY_SCORES:
+        return "torch's kernel makes all scores at once where E is not Ev"
     return None
 
 
-def attend(call: Call) -> Array:
-    """The output, (..., Hq, L, Ev), in the accumulation dtype."""
+def attend(call: Call) -> Array | None:
+    """The output, (..., Hq, L, Ev); None where the kernel does not keep a NaN out."""
+    if _is_eager(call):
+        return _attend_now(call)
     call.bind([call.whole])  # refuses arrays that do not fit
     torch, xp, sizes = sys.modules["torch"], call.pairs.xp, call.sizes
     query, key, value = (xp.astype(x, call.pairs.dtype, copy=False) for x in call.arrays.values())
@@ -75,6 +95,32 @@ def attend(call: Call) -> Array:
     if len(sizes.batch) != 1:
         output = xp.reshape(output, (*sizes.batch, *output.shape[1:]))
     return output if allowed is None else xp.where(xp.any(allowed, axis=-1, keepdims=True), output, 0.0)
+
+
+def _attend_now(call: Call) -> Array | None:
+    torch, xp = sys.modules["torch"], call.pairs.xp
+    masked = bool(call.masks or call.biases)
+    if masked or call.scale is not None:
+        call.bind([call.whole])  # refuses arrays that do not fit
+    query, key, value = call.arrays.values()
+    held = call.pairs.dtype
+    if dtype_name(held) == "float64" and query.dtype != held:  # as softmax_dtype asks for
+        query, key, value = (xp.astype(x, held) for x in (query, key, value))
+    query, scale = _scaled(call, query)
+    allowed = _allowed(call) if masked else None
+    mask = None if allowed is None else _mask(call, allowed)
+    if mask is not None and call.biases:
+        mask = xp.astype(mask, query.dtype, copy=False)
+    output: Array = torch.nn.functional.scaled_dot_product_attention(
+        *(_with_4_axes(call, x) for x in (query, key, value)),
+        attn_mask=mask,
+        is_causal=allowed is None and masked and _is_causal(call),
+        scale=scale,
+        enable_gqa=call.sizes.query_heads != call.sizes.heads,
+    )
+    if masked and not bool(xp.isfinite(xp.sum(output))):
+        return None
+    return output if len(call.sizes.batch) == 1 else xp.reshape(output, (*call.sizes.batch, *output.shape[1:]))
 
 
 def _parts(masks: Iterable[Mask]) -> Iterator[Mask]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import array_api_compat.torch
 import hypothesis.strategies as st
 import numpy as np
 import pytest
@@ -178,3 +179,78 @@ def test_names_of_jax() -> None:
     x, y = tensors(2, (2, 5, 4, 8), (2, 7, 2, 8))
     found = dot_product_attention(x, y, y, is_causal=True, **NATIVE)
     torch.testing.assert_close(found, dot_product_attention(x, y, y, is_causal=True), rtol=0, atol=2e-6)
+
+
+def kernels(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shapes of the queries that torch's kernel gets from now on."""
+    seen: list[tuple[int, ...]] = []
+    kernel = torch.nn.functional.scaled_dot_product_attention
+
+    def recorded(query: torch.Tensor, *rest: Any, **rules: Any) -> torch.Tensor:
+        seen.append(tuple(query.shape))
+        return kernel(query, *rest, **rules)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", recorded)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("rules", "taken"),
+    [
+        ({}, True),
+        ({"is_causal": True}, True),
+        ({"scale": -0.3}, True),
+        ({"attn_mask": torch.tensor([True, False, True])}, True),
+        ({"bias": torch.zeros(3, 3)}, True),
+        ({"implementation": "xp"}, False),
+        ({"softcap": 2.0}, False),
+        ({"sinks": torch.zeros(2)}, False),
+        ({"attn_mask": masks.sliding_window(1, 0)}, False),
+    ],
+    ids=str,
+)
+def test_the_kernel_is_the_default_where_it_computes_the_call(
+    rules: dict[str, Any], taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, k, v = tensors(1, (1, 2, 3, 4), (1, 2, 3, 4), (1, 2, 3, 4))
+    expected = scaled_dot_product_attention(q, k, v, **(rules | {"implementation": "xp"}))
+    seen = kernels(monkeypatch)
+    for _ in range(2):  # the second time the choice is known
+        torch.testing.assert_close(scaled_dot_product_attention(q, k, v, **rules), expected)
+    assert seen == [(1, 2, 3, 4)] * 2 * taken
+
+
+def test_many_scores_at_once_are_not_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch makes them all where the widths differ."""
+    q, k = tensors(2, (1, 1, 1100, 4), (1, 1, 1100, 4))
+    seen = kernels(monkeypatch)
+    scaled_dot_product_attention(q, k, k[..., :3])
+    assert not seen
+    scaled_dot_product_attention(q, k, k)
+    scaled_dot_product_attention(q[..., :9, :], k, k[..., :3])
+    assert len(seen) == 2
+
+
+def test_a_masked_nan_is_kept_out_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel lets it through, so the portable implementation computes the call."""
+    q, k, v = tensors(3, (1, 2, 5, 4), (1, 2, 5, 4), (1, 2, 5, 4))
+    expected = scaled_dot_product_attention(q, k, v, is_causal=True)
+    v[..., 4, :] = math.nan
+    seen = kernels(monkeypatch)
+    found = scaled_dot_product_attention(q, k, v, is_causal=True)
+    assert seen
+    torch.testing.assert_close(found[..., :4, :], expected[..., :4, :])
+    assert bool(torch.all(torch.isnan(found[..., 4, :])))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_halves_go_to_the_kernel_as_they_are(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = tensors(4, (1, 2, 70, 16), (1, 2, 70, 16), (1, 2, 70, 16), dtype=dtype)
+    seen = kernels(monkeypatch)
+    found = scaled_dot_product_attention(q, k, v, is_causal=True)
+    assert seen
+    arrays = [x.double().numpy() for x in (q, k, v)]
+    expected = reference.attention(*arrays, is_causal=True)[0]
+    plain = textbook(array_api_compat.torch, q, k, v, is_causal=True).double().numpy()
+    name = str(dtype).rpartition(".")[2]
+    assert judge(found.double().numpy(), expected, plain, name).agrees
