@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeVar, cast
 
 from sdpa_xp import checks, namespace
 from sdpa_xp.biases.algebra import Bias, as_bias
 from sdpa_xp.biases.algebra import FromArray as BiasFromArray
 from sdpa_xp.dropout import Dropout
-from sdpa_xp.masks.algebra import AllOf, Mask, as_mask
+from sdpa_xp.masks.algebra import AllOf, Mask, Pattern, as_mask
 from sdpa_xp.masks.bands import Causal
 from sdpa_xp.pairs import Pairs
 from sdpa_xp.protocols import Array, Dtype, Namespace, Shape
@@ -55,6 +56,8 @@ class Call(NamedTuple):
     pairs: Pairs
     arrays: Mapping[str, Array]
     """Those of the inputs, (..., heads, length, width)."""
+    as_given: bool
+    """Whether they have these axes as they come."""
     sizes: checks.Sizes
     masks: tuple[Mask, ...]
     biases: tuple[Bias, ...]
@@ -75,6 +78,10 @@ class Call(NamedTuple):
         """All of the call."""
         return Part(self.pairs, self.arrays["query"], Whole(self.arrays["key"]))
 
+    def quiet(self) -> AbstractContextManager[object]:
+        """Without the warnings of NumPy."""
+        return self.once("silence", lambda: namespace.silence_of(self.arrays["query"]))()
+
     def once(self, name: str, find: Callable[[], T]) -> T:
         """What `find` returns, which follows from all of the call but the numbers in its arrays."""
         if name not in self.found:
@@ -92,17 +99,20 @@ class Call(NamedTuple):
 
     def _bind(self, part: Part) -> Scores:
         pairs = part.pairs
-        patterns = tuple(mask.bind(pairs) for mask in self.masks)
         return Scores(
             pairs=pairs,
             query=part.query,
             key=part.key,
-            mask=patterns[0] if len(patterns) == 1 else AllOf(patterns),
-            biases=tuple(term for bias in self.biases for term in bias.bind(pairs)),
+            mask=self.once("mask", lambda: self._mask(pairs)) if pairs is self.pairs else self._mask(pairs),
+            biases=tuple([term for bias in self.biases for term in bias.bind(pairs)]),
             scale=self._scale(pairs),
             softcap=self.softcap,
             sinks=self._sinks(pairs),
         )
+
+    def _mask(self, pairs: Pairs) -> Pattern:
+        patterns = tuple(mask.bind(pairs) for mask in self.masks)
+        return patterns[0] if len(patterns) == 1 else AllOf(patterns)
 
     def _scale(self, pairs: Pairs) -> float | Array:
         if self.scale is None or isinstance(self.scale, float):
@@ -145,9 +155,8 @@ def check(
     signature = _signature(function, inputs, rules, cached)
     passed = None if signature is None else _PASSED.get(signature)
     if passed is not None:
-        layout, xp = passed.layout, passed.pairs.xp
-        arrays = {name: _laid_out(xp, cast(Array, x), layout) for name, x in inputs.items()}
-        return passed._replace(arrays=arrays)
+        laid_out = inputs if passed.as_given else _laid_out(passed.pairs.xp, inputs, passed.layout)
+        return passed._replace(arrays=cast(Mapping[str, Array], laid_out))
     call = _checked(function, inputs, rules, cached, kernels)
     if signature is not None:
         if len(_PASSED) >= MOST_PASSED:
@@ -208,7 +217,8 @@ def _checked(
     checks.rng(function, rules.rng, query, needed=dropout_p > 0)
     return Call(
         pairs=pairs,
-        arrays={name: _laid_out(xp, array, layout) for name, array in tensors.items()},
+        arrays=_laid_out(xp, tensors, layout),
+        as_given=layout == checks.HLE and all(array.ndim > 2 for array in tensors.values()),
         sizes=sizes,
         masks=masks,
         biases=biases,
@@ -258,6 +268,9 @@ def _masks_and_biases(
     return tuple(masks), tuple(biases)
 
 
-def _laid_out(xp: Namespace, array: Array, layout: str) -> Array:
+def _laid_out(xp: Namespace, inputs: Mapping[str, Any], layout: str) -> Mapping[str, Array]:
     """(..., heads, length, width); 2-D is one head."""
-    return xp.expand_dims(array, axis=0) if array.ndim == 2 else swapped(xp, array, layout)
+    return {
+        name: xp.expand_dims(array, axis=0) if array.ndim == 2 else swapped(xp, array, layout)
+        for name, array in inputs.items()
+    }

@@ -8,7 +8,6 @@ from sdpa_xp import checks, native, streaming
 from sdpa_xp.arguments import Call, Rules, check
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
-from sdpa_xp.namespace import quiet
 from sdpa_xp.protocols import AnyArray, Array
 from sdpa_xp.sources import Layout, Whole
 from sdpa_xp.states import AttentionState, in_base
@@ -182,7 +181,7 @@ def output_of(function: str, query: A, key: AnyArray, value: AnyArray, rules: Ru
     """Output of one call, by a vendor's kernel where that is to be used."""
     call = check(function, {"query": query, "key": key, "value": value}, rules, kernels=True)
     kernel = call.once("kernel", lambda: native.kernel_for(call))
-    with quiet(call.arrays["query"]):
+    with call.quiet():
         output = None if kernel is None else kernel.attend(call)
         if output is None:
             output, _ = _streamed(call, with_lse=False)
@@ -202,7 +201,7 @@ def state_of(
     """Output and log-sum-exp of one call, whichever public function it came by."""
     base = checks.lse_base(function, lse_base)
     call = check(function, {"query": query, "key": key, "value": value}, rules, cached=cached)
-    with quiet(call.arrays["query"]):
+    with call.quiet():
         output, lse = _streamed(call, with_lse=True)
         lse = call.without_heads(in_base(cast(Array, lse), base))
         return AttentionState(cast(A, call.result(output)), cast(A, lse))

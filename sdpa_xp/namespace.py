@@ -6,6 +6,7 @@ import numbers
 import sys
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Literal, TypeAlias, TypeGuard, cast
 
 import array_api_compat as compat
@@ -136,11 +137,14 @@ def quiet(array: Array) -> AbstractContextManager[object]:
 
     They would tell of what is meant here: exp underflows, and a NaN or inf under a mask is put aside.
     """
-    if compat.is_torch_array(array) or compat.is_jax_array(array) or compat.is_cupy_array(array):
-        return nullcontext()
+    return silence_of(array)()
+
+
+def silence_of(array: Array) -> Callable[[], AbstractContextManager[object]]:
+    """What `quiet` does for arrays of the library of `array`."""
     numpy = sys.modules.get("numpy")
-    silence = nullcontext() if numpy is None else numpy.errstate(all="ignore")
-    return cast(AbstractContextManager[object], silence)
+    loud = numpy is not None and library_name(array) == "other"
+    return partial(cast(Any, numpy).errstate, all="ignore") if loud else nullcontext
 
 
 def is_traced(array: Array) -> bool:
@@ -148,12 +152,15 @@ def is_traced(array: Array) -> bool:
     if compat.is_numpy_array(array) or compat.is_cupy_array(array):
         return False
     if compat.is_torch_array(array):
-        torch = sys.modules["torch"]
-        mapped = torch._C._functorch.peek_interpreter_stack() is not None  # inside torch.func.vmap or grad
-        return bool(torch.compiler.is_compiling()) or mapped or device(array).type == "meta"
+        return _is_transforming(sys.modules["torch"]) or device(array).type == "meta"
     if compat.is_jax_array(array):
         return isinstance(array, sys.modules["jax"].core.Tracer)
     return bool(compat.is_lazy_array(array))
+
+
+def _is_transforming(torch: Any) -> bool:
+    """Inside torch.compile, torch.export, torch.func.vmap or grad."""
+    return bool(torch.compiler.is_compiling()) or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def fingerprint(array: object) -> object:
@@ -177,9 +184,10 @@ def _of_numpy(array: Any) -> object:
 
 
 def _of_torch(array: Any) -> object:
-    if is_traced(array) or not _is_dense(array):
+    torch = sys.modules["torch"]
+    if _is_transforming(torch) or array.layout is not torch.strided or array.is_nested:
         return None
-    learned = array.requires_grad and sys.modules["torch"].is_grad_enabled()
+    learned = array.requires_grad and torch.is_grad_enabled()
     return type(array), array.shape, array.dtype, array.device, learned
 
 

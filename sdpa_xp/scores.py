@@ -40,7 +40,7 @@ class Scores(NamedTuple):
     @property
     def unmasked(self) -> bool:
         """Whether every pair may attend, whatever the values."""
-        return isinstance(self.mask, AllOf) and not self.mask.patterns and not self.biases
+        return isinstance(self.mask, AllOf) and len(self.mask.patterns) == len(self.biases) == 0
 
     @property
     def group(self) -> int:
@@ -63,7 +63,8 @@ class Scores(NamedTuple):
 
     def reach(self, rows: range) -> range:
         """The keys that queries of `rows` may attend at all."""
-        return self.mask.reach(self.tile(rows, range(self.pairs.keys)))
+        keys = range(self.pairs.keys)
+        return keys if self.unmasked else self.mask.reach(self.tile(rows, keys))
 
     def tiles(self, rows: range, plan: Plan) -> Iterator[tuple[Tile, Allowed]]:
         """The tiles of `rows` in which a pair may attend, and which pairs those are as far as the mask says."""
@@ -113,10 +114,10 @@ def matmul_grouped(xp: Namespace, rows: Array, shared: Array) -> Array:
 
     The G = Hq // H heads of a group become rows of one product, so `shared` is never repeated.
     """
+    if rows.shape[-3] == shared.shape[-3]:
+        return rows @ shared
     heads, length, width = rows.shape[-3:]
     groups = shared.shape[-3]
-    if heads == groups:
-        return rows @ shared
     group = heads // groups
     # Split, then merge: Dask's reshape does one or the other. Both are views.
     split = xp.reshape(rows, (*rows.shape[:-3], groups, group, length, width))

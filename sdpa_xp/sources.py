@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from sdpa_xp import checks
 from sdpa_xp.protocols import Array, Namespace
@@ -28,8 +27,7 @@ class Source(Protocol):
         """(..., H, columns, width)."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Whole:
+class Whole(NamedTuple):
     """One array, (..., H, S, width)."""
 
     array: Array
@@ -46,11 +44,11 @@ class Whole:
         return Whole(cut_leading(self.array, part))
 
     def cut(self, columns: range) -> Array:
-        return self.array[..., columns.start : columns.stop, :]
+        whole = len(columns) == self.array.shape[-2]
+        return self.array if whole else self.array[..., columns.start : columns.stop, :]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Blocks:
+class Blocks(NamedTuple):
     """Blocks of a pool (blocks, H, size, width), in the order of `table`; a tile lies within one block."""
 
     pool: Array

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from sdpa_xp import threads
 from sdpa_xp.biases.algebra import is_masked
-from sdpa_xp.bounds import Bounds
+from sdpa_xp.bounds import LEAST_SUM, Bounds
 from sdpa_xp.masks.algebra import Allowed
 from sdpa_xp.namespace import converted, exp_in_place, is_traced
 from sdpa_xp.protocols import Array, Dtype, Namespace
@@ -74,7 +74,7 @@ class Rows(NamedTuple):
 
     def lse(self, xp: Namespace) -> Array:
         """Log-sum-exp, (..., Hq, rows)."""
-        lse = xp.log(self.l) if self.m is None else self.m + xp.log(_nonzero_total(xp, self.l))
+        lse = xp.log(self.l) if self.m is None else self.m + xp.log(_nonzero(self.l))
         shape = self.output.shape[:-1]  # has the batch of the values too
         return lse[..., 0] if lse.shape[:-1] == shape else xp.broadcast_to(lse[..., 0], shape) + 0.0
 
@@ -100,7 +100,7 @@ def merge(xp: Namespace, parts: Sequence[tuple[Array, Array]]) -> tuple[Array, A
         weighed = xp.astype(output, m.dtype, copy=False) * xp.expand_dims(weight, axis=-1)
         l = l + weight
         o = o + xp.where(xp.expand_dims(is_masked(lse), axis=-1), 0.0, weighed)
-    total = _nonzero_total(xp, l)
+    total = _nonzero(l)
     return o / xp.expand_dims(total, axis=-1), m + xp.log(total)
 
 
@@ -114,11 +114,13 @@ def _of_rows(scores: Scores, value: Source, plan: Plan, rows: range, bounds: Bou
         if bounds.suffice(scores.xp, found.output, found.l):
             return found
     found = _with_maximum(scores, query, value, plan, rows, "none")
+    if scores.unmasked:
+        return found
     if is_traced(found.output):  # by what a function of the caller holds
         return _with_maximum(scores, query, value, plan, rows, "columns")
-    if not scores.unmasked and _any_nonfinite(scores.xp, found):
-        return _with_maximum(scores, query, value, plan, rows, "pairs")
-    return found
+    return (
+        _with_maximum(scores, query, value, plan, rows, "pairs") if _any_nonfinite(scores.xp, found) else found
+    )
 
 
 def _with_maximum(scores: Scores, query: Array, value: Source, plan: Plan, rows: range, guard: Guard) -> Rows:
@@ -141,7 +143,7 @@ def _with_maximum(scores: Scores, query: Array, value: Source, plan: Plan, rows:
             l_new, o_new = l * rescale + l_new, o * rescale + o_new
         state = m_new, l_new, o_new
     m, l, o = state or _without_keys(scores, query, value.width)
-    return Rows(o / _nonzero_total(xp, l), m, l)
+    return Rows(o / _nonzero(l), m, l)
 
 
 def _without_maximum(scores: Scores, query: Array, value: Source, plan: Plan, rows: range) -> Rows:
@@ -158,7 +160,7 @@ def _without_maximum(scores: Scores, query: Array, value: Source, plan: Plan, ro
         l += p @ ones[: len(tile.columns), :]
         kept = p if scores.dropout is None else scores.dropout.apply(tile, p)
         o += matmul_grouped(xp, kept, converted(xp, value.cut(tile.columns), pairs.dtype))
-    return Rows(o / _nonzero_total(xp, l), None, l)
+    return Rows(o / _nonzero(l), None, l)
 
 
 def _weights_of(scores: Scores, rows: range) -> Array:
@@ -174,7 +176,7 @@ def _weights_of(scores: Scores, rows: range) -> Array:
     l = xp.sum(p, axis=-1, keepdims=True)
     if scores.sinks is not None:
         l = l + xp.exp(scores.sinks - shift)
-    w = p / _nonzero_total(xp, l)
+    w = p / _nonzero(l)
     w = w if isinstance(allowed, bool) else xp.where(allowed, w, 0.0)
     if scores.dropout is None:
         return w
@@ -199,8 +201,7 @@ def _stack(scores: Scores, parts: Sequence[Array], dtype: Dtype) -> Array:
 
 def _exp(scores: Scores, s: Array, shift: Array) -> Array:
     """exp(s - shift), in the memory of s where that can be written to, and no one else holds it."""
-    writeable = scores.pairs.writeable and not scores.biases and s.shape[:-1] == shift.shape[:-1]
-    if not writeable:
+    if scores.biases or not scores.pairs.writeable or s.shape[:-1] != shift.shape[:-1]:
         return scores.xp.exp(s - shift)
     s -= shift
     return exp_in_place(scores.xp, s)
@@ -224,9 +225,12 @@ def _finite_shift(xp: Namespace, m: Array) -> Array:
     return xp.where(is_masked(m), 0.0, m)
 
 
-def _nonzero_total(xp: Namespace, l: Array) -> Array:
-    """l, or 1 in a row without a key, whose output is then 0 and whose log-sum-exp is -inf."""
-    return xp.where(l <= 0.0, 1.0, l)
+def _nonzero(l: Array) -> Array:
+    """l, or a tiny number in a row without a key, whose output is then 0 and whose log-sum-exp is -inf.
+
+    Other rows stay as they are: what is added is less than half of the last bit of LEAST_SUM in float64.
+    """
+    return l + LEAST_SUM * 2.0**-55
 
 
 def _weigh(xp: Namespace, p: Array, value: Array, allowed: Allowed, guard: Guard) -> Array:

@@ -75,6 +75,9 @@ def refusal(call: Call) -> str | None:
 
 def attend(call: Call) -> Array | None:
     """The output, (..., Hq, L, Ev); None where the kernel does not keep a NaN out."""
+    if call.once("plain", lambda: _is_plain(call)):
+        kernel = sys.modules["torch"].nn.functional.scaled_dot_product_attention
+        return cast(Array, kernel(*call.arrays.values(), scale=call.scale))
     if _is_eager(call):
         return _attend_now(call)
     call.bind([call.whole])  # refuses arrays that do not fit
@@ -95,6 +98,16 @@ def attend(call: Call) -> Array | None:
     if len(sizes.batch) != 1:
         output = xp.reshape(output, (*sizes.batch, *output.shape[1:]))
     return output if allowed is None else xp.where(xp.any(allowed, axis=-1, keepdims=True), output, 0.0)
+
+
+def _is_plain(call: Call) -> bool:
+    """Whether the kernel takes the arrays as they are, and nothing else."""
+    if not _is_eager(call) or call.masks or call.biases:
+        return False
+    leading = call.pairs.leading
+    fit = all(array.ndim == 4 and array.shape[:-2] == leading for array in call.arrays.values())
+    wider = dtype_name(call.pairs.dtype) == "float64" and dtype_name(call.dtype) != "float64"
+    return fit and not wider and (call.scale is None or _is_positive(call.scale))
 
 
 def _attend_now(call: Call) -> Array | None:
@@ -133,11 +146,15 @@ def _is_causal(call: Call) -> bool:
     return any(mask == CAUSAL for mask in _parts(call.masks))
 
 
+def _is_positive(scale: float | Array) -> bool:
+    return isinstance(scale, float) and scale > 0
+
+
 def _scaled(call: Call, query: Array) -> tuple[Array, float | None]:
     """The query, and what the kernel is to scale by; it takes a positive number alone."""
     scale = call.scale
-    if scale is None or (isinstance(scale, float) and scale > 0):
-        return query, scale
+    if scale is None or _is_positive(scale):
+        return query, cast(float | None, scale)
     return query * (scale if isinstance(scale, float) else call.pairs.xp.astype(scale, query.dtype)), 1.0
 
 
