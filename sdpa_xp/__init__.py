@@ -66,6 +66,7 @@ from sdpa_xp import biases, masks
 from sdpa_xp.attention import attention_state, scaled_dot_product_attention
 from sdpa_xp.cache import KVCache
 from sdpa_xp.dot_product import dot_product_attention
+from sdpa_xp.explanation import Explanation, explain
 from sdpa_xp.paged import PagedKVCache
 from sdpa_xp.states import AttentionState, merge_states
 from sdpa_xp.varlen import varlen_attention
@@ -75,6 +76,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AttentionState",
+    "Explanation",
     "KVCache",
     "PagedKVCache",
     "__version__",
@@ -83,6 +85,7 @@ __all__ = [
     "attention_weights",
     "biases",
     "dot_product_attention",
+    "explain",
     "masks",
     "merge_states",
     "scaled_dot_product_attention",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 from sdpa_xp import checks, namespace
 from sdpa_xp.biases.algebra import Bias, as_bias
@@ -86,18 +86,20 @@ class Call(NamedTuple):
         """What `find` returns, which follows from all of the call but the numbers in its arrays."""
         if name not in self.found:
             self.found[name] = find()
-        return cast(T, self.found[name])
+        found: T = self.found[name]
+        return found
 
     def bind(self, parts: Sequence[Part]) -> list[Scores]:
         """The scores of each part; nothing is drawn from `rng` before all of them fit."""
-        bound = [self._bind(part) for part in parts]
+        bound = [self.without_dropout(part) for part in parts]
         if not self.dropout_p:
             return bound
         query = self.arrays["query"]
         dropout = Dropout(self.dropout_p, namespace.random_words(self.rng, 4, query))
         return [scores._replace(dropout=dropout) for scores in bound]
 
-    def _bind(self, part: Part) -> Scores:
+    def without_dropout(self, part: Part) -> Scores:
+        """The scores of a part, for what asks nothing of `rng`."""
         pairs = part.pairs
         return Scores(
             pairs=pairs,
@@ -140,7 +142,7 @@ class Call(NamedTuple):
 
 def check(
     function: str,
-    inputs: Mapping[str, object],
+    inputs: Mapping[str, Any],
     rules: Rules,
     *,
     cached: tuple[Shape, Shape] | bool = False,
@@ -155,8 +157,8 @@ def check(
     signature = _signature(function, inputs, rules, cached)
     passed = None if signature is None else _PASSED.get(signature)
     if passed is not None:
-        laid_out = inputs if passed.as_given else _laid_out(passed.pairs.xp, inputs, passed.layout)
-        return passed._replace(arrays=cast(Mapping[str, Array], laid_out))
+        as_given = passed.as_given
+        return passed._replace(arrays=inputs if as_given else _laid_out(passed.pairs.xp, inputs, passed.layout))
     call = _checked(function, inputs, rules, cached, kernels)
     if signature is not None:
         if len(_PASSED) >= MOST_PASSED:

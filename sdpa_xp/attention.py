@@ -180,7 +180,7 @@ def attention_state(
 def output_of(function: str, query: A, key: AnyArray, value: AnyArray, rules: Rules) -> A:
     """Output of one call, by a vendor's kernel where that is to be used."""
     call = check(function, {"query": query, "key": key, "value": value}, rules, kernels=True)
-    kernel = call.once("kernel", lambda: native.kernel_for(call))
+    kernel = call.once("choice", lambda: native.choose(call)).kernel
     with call.quiet():
         output = None if kernel is None else kernel.attend(call)
         if output is None:

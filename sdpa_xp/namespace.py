@@ -262,7 +262,8 @@ def converted(xp: Namespace, array: Array, dtype: Dtype) -> Array:
 
 def exp_in_place(xp: Namespace, array: Array) -> Array:
     """exp of an array that can be written to, in its memory: `out` is not in the standard."""
-    return cast(Array, cast(Any, xp).exp(array, out=array))
+    computed: Array = xp.exp(array, out=array)  # type: ignore[call-arg]
+    return computed
 
 
 def library_name(array: Array) -> str:

@@ -41,6 +41,11 @@ def run(function: Callable[[T], None], tasks: Iterable[T], threads: int | None) 
         _FREE.release()
 
 
+def count() -> int:
+    """How many threads share the tasks, where there is none of them yet."""
+    return given() or max((library.num_threads for library in _blas()), default=_cores())
+
+
 def given() -> int | None:
     """What the environment asks for; None where it is silent."""
     asked = os.environ.get(VARIABLE)

@@ -5,7 +5,7 @@ Each file has the functions of `Kernel`. The portable implementation stands by f
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from sdpa_xp import checks, namespace
 from sdpa_xp.arguments import Call
@@ -16,8 +16,8 @@ from sdpa_xp.protocols import Array
 class Kernel(Protocol):
     """What a file here is."""
 
-    def is_default(self, call: Call, /) -> bool:
-        """Whether a call that leaves the choice to the library gets the kernel now."""
+    def is_by_name(self, call: Call, /) -> str | None:
+        """Why only a call that asks for the kernel gets it now; None where others do as well."""
 
     def refusal(self, call: Call, /) -> str | None:
         """Why the kernel does not compute the call as the library's contract says; None where it does."""
@@ -31,16 +31,28 @@ KERNELS: dict[str, Kernel] = {"torch": torch}
 """By the name of the library whose arrays they take."""
 
 
-def kernel_for(call: Call) -> Kernel | None:
-    """The kernel that the call is to be computed with; None is the portable implementation."""
+class Choice(NamedTuple):
+    """What a call is computed with, and why."""
+
+    kernel: Kernel | None
+    """None is the portable implementation."""
+    reason: str
+
+
+def choose(call: Call) -> Choice:
+    """The kernel for a call, where there is one; refuses a call that asks for one where there is none."""
+    if call.implementation == "xp":
+        return Choice(None, "the call asks for it")
     asked = call.implementation == "native"
     library = namespace.library_name(call.arrays["query"])
     kernel = KERNELS.get(library)
-    if call.implementation == "xp" or not (asked or (kernel is not None and kernel.is_default(call))):
-        return None
-    reason = f"there is no kernel for {call.pairs.xp.__name__}" if kernel is None else kernel.refusal(call)
+    if kernel is None:
+        name = call.pairs.xp.__name__.removeprefix("array_api_compat.")
+        reason: str | None = f"there is no kernel for {name}"
+    else:
+        reason = (None if asked else kernel.is_by_name(call)) or kernel.refusal(call)
     if reason is None:
-        return kernel
+        return Choice(kernel, f"{library}'s kernel computes the call as documented")
     if asked:
         checks.no_kernel(call.pairs.function, reason)
-    return None
+    return Choice(None, reason)

@@ -36,12 +36,15 @@ MANY_SCORES = 2**20
 """So many are no matter for memory."""
 
 
-def is_default(call: Call) -> bool:
-    """On the CPU; and while torch exports: an exporter knows the kernel by name, and may have one node for it.
+def is_by_name(call: Call) -> str | None:
+    """Not on the CPU, nor while torch exports: an exporter knows the kernel, and may have one node for it.
 
     In a torch.func transform the kernel lacks some derivatives; in torch.compile no NaN can be seen.
     """
-    return _is_exporting() if call.pairs.traced else _is_eager(call)
+    if _is_exporting() if call.pairs.traced else _is_eager(call):
+        return None
+    where = "inside torch.compile and torch.func" if call.pairs.traced else f"on {call.pairs.device}"
+    return f"torch's kernel is for calls that ask for it {where}"
 
 
 def _is_exporting() -> bool:
@@ -77,7 +80,8 @@ def attend(call: Call) -> Array | None:
     """The output, (..., Hq, L, Ev); None where the kernel does not keep a NaN out."""
     if call.once("plain", lambda: _is_plain(call)):
         kernel = sys.modules["torch"].nn.functional.scaled_dot_product_attention
-        return cast(Array, kernel(*call.arrays.values(), scale=call.scale))
+        plain: Array = kernel(*call.arrays.values(), scale=call.scale)
+        return plain
     if _is_eager(call):
         return _attend_now(call)
     call.bind([call.whole])  # refuses arrays that do not fit

@@ -1,0 +1,116 @@
+"""What a call would be computed with, and why: nothing is computed."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sdpa_xp import native, threads
+from sdpa_xp.arguments import Rules, check
+from sdpa_xp.biases import Bias
+from sdpa_xp.masks import Mask
+from sdpa_xp.protocols import AnyArray
+from sdpa_xp.scores import Scores
+from sdpa_xp.sources import Layout
+from sdpa_xp.tiles import Plan, plan
+
+
+class Explanation(NamedTuple):
+    """How a call would be computed; `print` it."""
+
+    implementation: str
+    """"xp" or "native"."""
+    reason: str
+    """Why this one; where it is "xp" without having been asked for, why not the native one."""
+    tile: tuple[int, int]
+    """Queries and keys of a tile of the portable implementation, which also stands by for a native one."""
+    tiles: int
+    """How many of them it computes."""
+    of_tiles: int
+    """How many there are; in the others no pair may attend."""
+    threads: int
+    """Threads that share the tiles; 1 where that is left to the arrays' library."""
+
+    def __str__(self) -> str:
+        rows, columns = self.tile
+        shared = f"in {self.threads} threads" if self.threads > 1 else "one after the other"
+        tiles = f"{self.tiles} of {self.of_tiles} tiles of {rows} queries x {columns} keys, {shared}"
+        return f"{self.implementation}: {self.reason}\n" + (tiles if self.implementation == "xp" else "")
+
+
+def explain(
+    query: AnyArray,
+    key: AnyArray,
+    value: AnyArray,
+    attn_mask: Mask | AnyArray | None = None,
+    *,
+    bias: Bias | AnyArray | None = None,
+    is_causal: bool = False,
+    scale: float | AnyArray | None = None,
+    softcap: float | None = None,
+    sinks: AnyArray | None = None,
+    dropout_p: float = 0.0,
+    rng: object = None,
+    softmax_dtype: object = None,
+    layout: Layout = "...HLE",
+    implementation: str | None = None,
+) -> Explanation:
+    """Which implementation `scaled_dot_product_attention` would choose for a call, and in what tiles.
+
+    Nothing is computed but what the masks say of each tile, and nothing is drawn from `rng`.
+
+    Shapes:
+        As for `scaled_dot_product_attention`.
+
+    Args:
+        query: (..., Hq, L, E), as for `scaled_dot_product_attention`; so are all that follow.
+        key: (..., H, S, E).
+        value: (..., H, S, Ev).
+        attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).
+        bias: A bias, or an array that broadcasts to (..., Hq, L, S).
+        is_causal: Query i attends key j only if j <= i.
+        scale: A number, or an array that broadcasts to (..., Hq, L, 1).
+        softcap: A positive number, or None.
+        sinks: (..., Hq).
+        dropout_p: From 0 to 1.
+        rng: Needed if dropout_p > 0.
+        softmax_dtype: float32, float64 or None.
+        layout: "...HLE" or "...LHE".
+        implementation: `"xp"`, `"native"` or None.
+
+    Returns:
+        The implementation, the reason for it, and the tiles of the portable one.
+
+    Raises:
+        TypeError: As for `scaled_dot_product_attention`.
+        ValueError: As for `scaled_dot_product_attention`.
+
+    Examples:
+        >>> import numpy as np
+        >>> x = np.ones((8, 4096, 64), dtype="float32")
+        >>> explain(x, x, x, is_causal=True, implementation="xp").reason
+        'the call asks for it'
+
+    References:
+        Dao, "FlashAttention-2", arXiv 2307.08691, section 3.1, for the tiles.
+    """
+    rules = Rules(
+        attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
+    )
+    call = check("explain", {"query": query, "key": key, "value": value}, rules, kernels=True)
+    choice = native.choose(call)
+    scores = call.without_dropout(call.whole)
+    tiles = plan(call.pairs, scores.group, call.sizes.width + call.arrays["value"].shape[-1])
+    ranges = len(tiles.tasks()) * len([*tiles.column_ranges(range(tiles.keys))])
+    return Explanation(
+        implementation="xp" if choice.kernel is None else "native",
+        reason=choice.reason,
+        tile=(min(tiles.rows, tiles.queries), min(tiles.columns, tiles.keys)),
+        tiles=_computed(scores, tiles),
+        of_tiles=ranges,
+        threads=threads.count() if tiles.threads is None else 1,
+    )
+
+
+def _computed(scores: Scores, tiles: Plan) -> int:
+    """The tiles in which some pair may attend."""
+    return sum(1 for task in tiles.tasks() for _ in scores.of(task.part).tiles(task.rows, tiles))

@@ -1,0 +1,110 @@
+"""`explain` says what the call then does: which implementation, which tiles, which threads."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_limits
+
+from sdpa_xp import explain, masks, native, scaled_dot_product_attention, streaming, threads
+
+torch = pytest.importorskip("torch")
+CALLS = [
+    {},
+    {"is_causal": True},
+    {"attn_mask": masks.sliding_window(5, 2) & masks.padding(17)},
+    {"attn_mask": np.arange(23) < 9, "softcap": 2.0},
+    {"scale": np.ones((2, 1, 1), np.float32)},
+]
+
+
+@pytest.fixture
+def call(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    return tuple(rng.standard_normal((2, 23, 4)).astype(np.float32) for _ in range(3))
+
+
+def test_it_takes_the_same_call() -> None:
+    one, other = inspect.signature(explain), inspect.signature(scaled_dot_product_attention)
+    described = [[(p.name, p.default, p.kind) for p in each.parameters.values()] for each in (one, other)]
+    assert described[0] == described[1]
+
+
+@pytest.mark.parametrize("rules", CALLS, ids=str)
+@pytest.mark.usefixtures("small_tiles")
+def test_tiles_are_those_that_are_computed(
+    call: tuple[np.ndarray, ...], rules: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weighed: list[int] = []
+    weigh = streaming._weigh
+    monkeypatch.setattr(streaming, "_weigh", lambda *rest: weighed.append(1) or weigh(*rest))
+    explained = explain(*call, **rules)
+    assert weighed == []
+    assert (explained.implementation, explained.tile) == ("xp", (4, 6))
+    scaled_dot_product_attention(*call, **rules)
+    assert explained.tiles == len(weighed)
+    assert explained.of_tiles % (6 * 4) == 0  # ranges of queries and of keys
+    assert (explained.tiles < explained.of_tiles) == ("is_causal" in rules or "attn_mask" in rules)
+
+
+@pytest.mark.parametrize(
+    ("rules", "reason"),
+    [
+        ({}, "as documented"),
+        ({"implementation": "native"}, "as documented"),
+        ({"implementation": "xp"}, "asks for it"),
+        ({"softcap": 2.0}, "no `softcap`"),
+        ({"attn_mask": masks.prefix(2)}, "no masks but"),
+    ],
+    ids=str,
+)
+def test_the_implementation_is_the_one_that_computes(
+    call: tuple[np.ndarray, ...], rules: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel, asked = native.KERNELS["torch"], []
+    monkeypatch.setattr(kernel, "attend", lambda call, attend=kernel.attend: asked.append(1) or attend(call))
+    tensors = [torch.from_numpy(x) for x in call]
+    explained = explain(*tensors, **rules)
+    assert asked == []
+    scaled_dot_product_attention(*tensors, **rules)
+    assert (explained.implementation == "native") == (asked == [1])
+    assert reason in explained.reason
+    assert reason in str(explained)
+
+
+def test_inside_a_transform_the_kernel_is_not_the_default(call: tuple[np.ndarray, ...]) -> None:
+    found = []
+    torch.func.vmap(lambda x: found.append(explain(x, x, x)) or x)(torch.from_numpy(call[0])[None])
+    assert (found[0].implementation, found[0].of_tiles) == ("xp", 1)
+    assert "torch.func" in found[0].reason
+
+
+def test_threads_are_for_large_calls_on_numpy(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(threads.VARIABLE, raising=False)
+    small, large = (rng.standard_normal((4, n, 64)).astype(np.float32) for n in (8, 1024))
+    with threadpool_limits(3, "blas"):
+        assert explain(small, small, small).threads == 1
+        assert explain(large, large, large).threads == 3
+        tensor = torch.from_numpy(large)
+        assert explain(tensor, tensor, tensor, implementation="xp").threads == 1
+    monkeypatch.setenv(threads.VARIABLE, "5")
+    assert explain(large, large, large).threads == 5
+    assert "in 5 threads" in str(explain(large, large, large))
+
+
+def test_nothing_is_drawn() -> None:
+    x, rng = np.ones((2, 2)), np.random.default_rng(0)
+    explain(x, x, x, dropout_p=0.5, rng=rng)
+    assert rng.integers(1000) == np.random.default_rng(0).integers(1000)
+
+
+def test_refusals_are_those_of_the_call() -> None:
+    x = np.ones((2, 2))
+    with pytest.raises(TypeError, match=r"^explain: `key` must be"):
+        explain(x, [[1.0]], x)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^explain: `implementation` must be None or 'xp' where"):
+        explain(x, x, x, implementation="native")

@@ -1,0 +1,78 @@
+"""How much work a call is, in counts that no machine's mood changes: tiles, products, calls of functions."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sdpa_xp import explain, masks, scaled_dot_product_attention, scores, streaming
+from sdpa_xp.tiles import CORES
+
+MOST_CALLS = {"numpy": 140, "torch": 50}
+"""Of functions of Python and C in one tiny call: to be lowered when there are fewer, not to be raised."""
+
+
+def share(length: int, **rules: Any) -> float:
+    """Of the tiles, those that are computed."""
+    x = np.broadcast_to(np.float32(0), (1, 8, length, 64))
+    explained = explain(x, x, x, **rules)
+    return explained.tiles / explained.of_tiles
+
+
+def test_masked_tiles_cost_nothing() -> None:
+    assert share(4096) == 1
+    assert share(4096, is_causal=True) <= 0.6
+    assert share(16384, attn_mask=masks.sliding_window(512, 0)) <= 0.1
+    assert share(4096, attn_mask=masks.padding(1024)) == 0.25
+    assert share(4096, attn_mask=(np.arange(4096) < 1024)) == 0.25
+
+
+@pytest.mark.parametrize("length", [256, 1024, 4096, 16384])
+def test_a_tile_fits_into_the_cache_of_a_core(length: int) -> None:
+    for heads in (1, 8, 32):
+        x = np.broadcast_to(np.float32(0), (1, heads, length, 64))
+        rows, columns = explain(x, x, x).tile
+        assert rows * columns <= CORES.scores
+
+
+def test_two_products_a_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a boolean array masks, and in a causal call."""
+    products: list[int] = []
+    product = scores.matmul_grouped
+
+    def counted(*arrays: Any) -> Any:
+        products.append(1)
+        return product(*arrays)
+
+    for module in (scores, streaming):
+        monkeypatch.setattr(module, "matmul_grouped", counted)
+    x = np.random.default_rng(0).standard_normal((2, 1100, 16), dtype=np.float32)
+    for rules in ({}, {"is_causal": True}, {"attn_mask": np.arange(1100) < 700}):
+        products.clear()
+        scaled_dot_product_attention(x, x, x, **rules)
+        assert len(products) == 2 * explain(x, x, x, **rules).tiles > 2
+
+
+@pytest.mark.parametrize("of", ["numpy", "torch"])
+def test_functions_called_by_a_tiny_call(of: str) -> None:
+    if of == "torch":
+        pytest.importorskip("torch")
+    x: Any = np.ones((1, 1, 8, 8), np.float32)
+    x = sys.modules["torch"].from_numpy(x) if of == "torch" else x
+    calls: list[str] = []
+
+    def count(_frame: Any, event: str, _argument: Any) -> None:
+        if event in ("call", "c_call"):
+            calls.append(event)
+
+    for _ in range(2):  # the first one checks and plans, and what it finds is kept
+        calls.clear()
+        sys.setprofile(count)
+        try:
+            scaled_dot_product_attention(x, x, x)
+        finally:
+            sys.setprofile(None)
+    assert 20 < len(calls) <= MOST_CALLS[of]
