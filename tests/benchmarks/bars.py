@@ -69,10 +69,13 @@ BARS = (
 
 def reached(bar: Bar, rows: Sequence[Row]) -> float | None:
     """The median of what the bar speaks of; None where it was not measured."""
-    for row in rows:
-        if (row.cell, row.length, row.contender) == bar[:3] and bar.quantity in row.numbers:
-            return row.numbers[bar.quantity].median
-    return None
+    row = row_of(bar, rows)
+    return row.numbers[bar.quantity].median if row is not None and bar.quantity in row.numbers else None
+
+
+def row_of(bar: Bar, rows: Sequence[Row]) -> Row | None:
+    """The row that the bar speaks of."""
+    return next((row for row in rows if (row.cell, row.length, row.contender) == bar[:3]), None)
 
 
 def is_met(bar: Bar, number: float) -> bool:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
+import subprocess
 import sys
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +31,16 @@ def facts(*packages: str) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "system": platform.platform(),
         "python": platform.python_version(),
-        **{package: version(package) for package in packages},
+        **{package: _version(package) for package in packages},
     }
+
+
+def gpu() -> str:
+    """Name, memory and driver of the GPUs; nothing where there is none."""
+    if shutil.which("nvidia-smi") is None:
+        return ""
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    return subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def thread_pools() -> list[dict[str, Any]]:
@@ -53,6 +63,13 @@ def numpy_kernels() -> str:
     """Which BLAS NumPy has, and which of its kernels that took for this processor."""
     found = [pool for pool in thread_pools() if pool["package"].startswith("numpy")]
     return ", ".join("{library} {version} {kernels}, {threads} threads".format(**pool) for pool in found)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def _package(file: str) -> str:

@@ -44,9 +44,11 @@ class Row:
     contender: str
     numbers: dict[str, Spread] = field(default_factory=dict)
     rounds: int = 1
+    reason: str = ""
+    """Why there are no numbers."""
 
     def __str__(self) -> str:
-        shown = "; ".join(f"{name} {spread}" for name, spread in self.numbers.items())
+        shown = "; ".join(f"{name} {spread}" for name, spread in self.numbers.items()) or self.reason
         length = f", S = {self.length}" if self.length else ""
         return f"{self.cell}{length}, {self.contender}: {shown}; rounds {self.rounds}"
 

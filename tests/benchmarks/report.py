@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from bars import ABOVE, ADDED, BARS, MEMORY, TO_ALL_PAIRS, TO_TORCH, is_met, reached
+from bars import ABOVE, ADDED, BARS, MEMORY, TO_ALL_PAIRS, TO_TORCH, Bar, is_met, reached, row_of
 from measuring import Row
 from tables import table
 
@@ -69,17 +69,17 @@ def page(facts: dict[str, Any], rows: Sequence[Row], plots: Iterable[str]) -> st
     for cell, title, what in TABLES:
         of_cell = [row for row in rows if row.cell == cell]
         if of_cell:
-            lines += ["", f"## {title}", "", what, "", *_table(of_cell)]
+            lines += ["", f"## {title}", "", what, "", *by_length(of_cell)]
     return "\n".join([*lines, ""])
 
 
-def bars(rows: Sequence[Row]) -> list[str]:
-    """Each bar with the median that was reached."""
+def bars(rows: Sequence[Row], wanted: Sequence[Bar] = BARS) -> list[str]:
+    """Each bar with the median that was reached, or why there is none."""
     shown = []
-    for bar in BARS:
-        number = reached(bar, rows)
+    for bar in wanted:
+        number, row = reached(bar, rows), row_of(bar, rows)
         verdict = (
-            ["not measured", ""]
+            [(row and row.reason) or "not measured", ""]
             if number is None
             else [f"{number:.3g}", "yes" if is_met(bar, number) else "**no**"]
         )
@@ -88,18 +88,19 @@ def bars(rows: Sequence[Row]) -> list[str]:
     return table(["call", "of", "quantity", "bar", "reached", "met"], shown)
 
 
-def _table(rows: Sequence[Row]) -> list[str]:
-    """Contenders by lengths."""
+def by_length(rows: Sequence[Row], shown: Sequence[str] = (*FIRST, *SECOND)) -> list[str]:
+    """Contenders by lengths; of their numbers those `shown`."""
     lengths, names = (
         list(dict.fromkeys(each)) for each in zip(*((row.length, row.contender) for row in rows), strict=True)
     )
     at = {(row.contender, row.length): row for row in rows}
     header = ["", *(f"S = {length:,}" if length else "time" for length in lengths)]
-    return table(header, [[name, *(_entry(at.get((name, length))) for length in lengths)] for name in names])
+    return table(
+        header, [[name, *(_entry(at.get((name, length)), shown) for length in lengths)] for name in names]
+    )
 
 
-def _entry(row: Row | None) -> str:
+def _entry(row: Row | None, shown: Sequence[str]) -> str:
     if row is None:
         return ""
-    shown = [row.numbers[name] for name in (*FIRST, *SECOND) if name in row.numbers]
-    return "<br>".join(map(str, shown))
+    return "<br>".join(str(row.numbers[name]) for name in shown if name in row.numbers) or row.reason

@@ -1,0 +1,151 @@
+"""The contenders of the table of a GPU: what a call in float16 is in each library, ready to run.
+
+On the device "cpu" NumPy stands where CuPy would and the others compute on the CPU, so that the table can be
+tried without a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from calls import Call
+from numpy.typing import NDArray
+
+from sdpa_xp import scaled_dot_product_attention
+
+DTYPE = "float16"
+Device: TypeAlias = Literal["cuda", "cpu"]
+Arrays: TypeAlias = Sequence[NDArray[Any]]
+"""Query, key and value."""
+
+
+class Library(NamedTuple):
+    """How arrays get onto the device and back, and what the library knows of it."""
+
+    put: Callable[[NDArray[Any]], Any]
+    get: Callable[[Any], NDArray[Any]]
+    wait: Callable[[], object] = lambda: None
+    """Until all that was started is done."""
+    above: Callable[[Callable[[], object]], int | None] = lambda _: None
+    """The bytes that a call holds at most above those held before; None where the library does not say."""
+
+
+class Contender(NamedTuple):
+    """A call, started by `run`."""
+
+    run: Callable[[], Any]
+    library: Library
+    within: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+    def repeat(self, calls: int) -> Any:
+        """The last result of several calls, once they are done."""
+        with self.within():
+            for _ in range(calls):
+                output = self.run()
+            self.library.wait()
+        return output
+
+
+def ours(implementation: str, on: Callable[[Device], Library]) -> Callable[[Call, Arrays, Device], Contender]:
+    def make(call: Call, arrays: Arrays, device: Device) -> Contender:
+        library = on(device)
+        given = [library.put(x) for x in arrays]
+        options: dict[str, Any] = {"is_causal": call.is_causal, "implementation": implementation}
+        return Contender(partial(scaled_dot_product_attention, *given, **options), library)
+
+    return make
+
+
+def torch_sdpa(backend: str) -> Callable[[Call, Arrays, Device], Contender]:
+    def make(call: Call, arrays: Arrays, device: Device) -> Contender:
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+        from torch.nn.functional import scaled_dot_product_attention as of_torch
+
+        library = on_torch(device)
+        given = [library.put(x) for x in arrays]
+        within = partial(sdpa_kernel, getattr(SDPBackend, backend))
+        return Contender(partial(of_torch, *given, is_causal=call.is_causal), library, within)
+
+    return make
+
+
+def exported(call: Call, arrays: Arrays, device: Device) -> Contender:
+    """Inputs and output are bound to memory of the device, so no copy is timed."""
+    from onnxruntime import OrtValue
+
+    from sdpa_xp_export import TensorSpec, export_attention
+    from sdpa_xp_export.session import open_session, providers
+
+    (provider,) = providers(device)
+    specs = [TensorSpec(DTYPE, x.shape) for x in arrays]
+    model = export_attention(*specs, is_causal=call.is_causal, runtime=f"onnxruntime>=1.28;{device}")
+    session = open_session(model, provider)
+    binding = session.io_binding()
+    given = [OrtValue.ortvalue_from_numpy(x, device, 0) for x in arrays]
+    result = OrtValue.ortvalue_from_shape_and_type(arrays[0].shape, arrays[0].dtype, device, 0)
+    for name, value in zip(("query", "key", "value"), given, strict=True):
+        binding.bind_ortvalue_input(name, value)
+    binding.bind_ortvalue_output(session.get_outputs()[0].name, result)
+
+    def run(_held: object = given) -> Any:  # the binding does not keep memory alive
+        session.run_with_iobinding(binding)
+        return result
+
+    return Contender(run, Library(np.asarray, lambda value: value.numpy(), binding.synchronize_outputs))
+
+
+def on_cupy(device: Device) -> Library:
+    if device == "cpu":
+        return Library(np.asarray, np.asarray)
+    import cupy
+
+    wait, pool = cupy.cuda.Device().synchronize, cupy.get_default_memory_pool()
+
+    def above(run: Callable[[], object]) -> int:
+        pool.free_all_blocks()
+        before = pool.total_bytes()
+        run()
+        wait()
+        return int(pool.total_bytes() - before)
+
+    return Library(cupy.asarray, cupy.asnumpy, wait, above)
+
+
+def on_torch(device: Device) -> Library:
+    import torch
+
+    put, get = partial(torch.asarray, device=device), lambda x: x.cpu().numpy()
+    if device == "cpu":
+        return Library(put, get)
+    wait = torch.cuda.synchronize
+
+    def above(run: Callable[[], object]) -> int:
+        wait()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        wait()
+        return int(torch.cuda.max_memory_allocated() - before)
+
+    return Library(put, get, wait, above)
+
+
+FLASH, MATH = "torch SDPA, flash", "torch SDPA, math"
+CUPY, CUPY_NATIVE = "sdpa_xp on CuPy, portable", "sdpa_xp on CuPy, native"
+TORCH, TORCH_NATIVE = "sdpa_xp on torch, portable", "sdpa_xp on torch, native"
+EXPORTED = "onnxruntime, exported by auto"
+
+CONTENDERS: dict[str, Callable[[Call, Arrays, Device], Contender]] = {
+    FLASH: torch_sdpa("FLASH_ATTENTION"),
+    MATH: torch_sdpa("MATH"),
+    CUPY: ours("xp", on_cupy),
+    CUPY_NATIVE: ours("native", on_cupy),
+    TORCH: ours("xp", on_torch),
+    TORCH_NATIVE: ours("native", on_torch),
+    EXPORTED: exported,
+}
+"""One that its library does not compute on the device raises."""

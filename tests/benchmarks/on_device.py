@@ -1,0 +1,298 @@
+"""Attention on a GPU in float16: sdpa_xp on CuPy and torch beside torch's own kernels and onnxruntime.
+
+`python tests/benchmarks/on_device.py --into FOLDER [--quick] [--device cpu]` writes on_device.json and
+on_device.md there, again after each cell. A cell without numbers says why. On the CPU it is a trial of the
+table: NumPy stands where CuPy would.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import array_api_compat.numpy as numpy_namespace
+import machine
+import report
+from bars import MEMORY, Bar, row_of
+from calls import CELLS, HEADS, WIDTH, Call
+from device_contenders import (
+    CONTENDERS,
+    CUPY,
+    CUPY_NATIVE,
+    DTYPE,
+    FLASH,
+    MATH,
+    TORCH,
+    Arrays,
+    Contender,
+    Device,
+)
+from measuring import Row, Spread, interleaved
+from numpy.typing import NDArray
+
+from sdpa_xp_export import reference
+from sdpa_xp_export.agreement import judge
+from sdpa_xp_export.textbook import textbook
+
+PACKAGES = ("numpy", "torch", "cupy-cuda13x", "onnxruntime-gpu", "onnxruntime", "array-api-compat")
+LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
+QUICK = LENGTHS[:2]
+SECONDS = 1.0
+"""Per contender and cell, beyond which no round begins after the fifth."""
+
+PAIRS, CALLS = 16384**2, 20
+"""Short calls are timed by as many as have this many pairs together, or by this many."""
+
+ASKED = ("all pairs", "causal")
+TO_FLASH, TO_MATH = "over torch's flash", "over torch math's best round"
+GROWTH = "over the memory at half the length"
+
+BARS = (
+    *(Bar(cell, length, CUPY_NATIVE, TO_FLASH, "at most", 1.1) for cell in ASKED for length in LENGTHS),
+    *(
+        Bar(cell, length, name, TO_MATH, "at most", 3.0)
+        for cell in ASKED
+        for name in (CUPY, TORCH)
+        for length in LENGTHS
+    ),
+    *(
+        Bar(f"memory, {cell}", length, name, GROWTH, "at most", 2.0)
+        for cell in ASKED
+        for name in (CUPY, TORCH)
+        for length in LENGTHS[1:]
+    ),
+)
+
+HOW = """All contenders of a cell ran in one process, in turns, in another order each round. A number is the
+median of the rounds, with the quartiles in brackets, by the clock of the host from the first call of a turn to
+the end of the last on the device. Memory is that of one call after the first: what torch's allocator had
+handed out at most, or what CuPy's pool took from the device."""
+
+
+class Wanted(NamedTuple):
+    """A row of the output, (1, heads, 1, width): exactly, and by the textbook."""
+
+    row: int
+    exact: NDArray[Any]
+    own: NDArray[Any]
+
+
+class Tried(NamedTuple):
+    """What the first calls of a contender showed."""
+
+    contender: Contender
+    above: int | None
+    """Bytes at most, without inputs and output."""
+
+
+class Turn:
+    """The calls of a contender in one round; from its first error on, none."""
+
+    def __init__(self, contender: Contender, calls: int) -> None:
+        self.run, self.reason = partial(contender.repeat, calls), ""
+
+    def __call__(self) -> None:
+        if self.reason:
+            return
+        try:
+            self.run()
+        except Exception as error:
+            self.reason = why(error)
+
+
+def table(lengths: Sequence[int], device: Device, seconds: float, end: float) -> Iterator[list[Row]]:
+    """The rows of each cell; no cell begins after `end`, by the monotonic clock."""
+    for length in lengths:
+        for cell in ASKED:
+            if time.monotonic() > end:
+                yield [row for name in CONTENDERS for row in without(cell, length, name, "no time was left")]
+                continue
+            try:
+                yield compared(cell, CELLS[cell](length), device, seconds)
+            except Exception as error:
+                yield [row for name in CONTENDERS for row in without(cell, length, name, why(error))]
+
+
+def compared(cell: str, call: Call, device: Device, seconds: float) -> list[Row]:
+    """A row of times and a row of memory for each contender."""
+    arrays = [x.astype(DTYPE) for x in call.arrays()]
+    wanted = expected(call, arrays)
+    found = {name: tried(name, call, arrays, wanted, device) for name in CONTENDERS}
+    calls = min(CALLS, max(1, PAIRS // (call.queries * call.keys)))
+    turns = {name: Turn(each.contender, calls) for name, each in found.items() if isinstance(each, Tried)}
+    for turn in turns.values():
+        turn()  # so that no round takes memory from the device
+    times = interleaved(turns, seconds) if turns else {}
+    times = {name: [own / calls for own in each] for name, each in times.items() if not turns[name].reason}
+    rows: list[Row] = []
+    for name, each in found.items():
+        if isinstance(each, str):
+            rows += without(cell, call.keys, name, each)
+        elif name not in times:
+            rows += without(cell, call.keys, name, turns[name].reason)
+        else:
+            rows += [timed(cell, call.keys, name, times), held(cell, call.keys, name, each.above)]
+    return rows
+
+
+def tried(name: str, call: Call, arrays: Arrays, wanted: Sequence[Wanted], device: Device) -> Tried | str:
+    """A contender that computes the call, or why there is none."""
+    try:
+        contender = CONTENDERS[name](call, arrays, device)
+        output = contender.library.get(contender.repeat(1))
+        if off := disagreement(output, arrays[0], wanted):
+            return off
+        above = contender.library.above(partial(contender.repeat, 1))
+        return Tried(contender, None if above is None else max(0, above - output.nbytes))
+    except Exception as error:
+        return why(error)
+    finally:
+        release()
+
+
+def expected(call: Call, arrays: Arrays) -> list[Wanted]:
+    """A few rows, among them those with the fewest keys."""
+    query, key, value = arrays
+    found = []
+    for row in sorted({0, 1, call.queries // 2, call.queries - 1}):
+        reach = row + 1 if call.is_causal else call.keys
+        given = query[..., row : row + 1, :], key[..., :reach, :], value[..., :reach, :]
+        exact, _, _ = reference.attention(*given)
+        found.append(Wanted(row, exact, textbook(numpy_namespace, *given)))
+    return found
+
+
+def disagreement(output: NDArray[Any], query: NDArray[Any], wanted: Sequence[Wanted]) -> str:
+    """How the output is off; nothing where it agrees with the reference."""
+    if output.shape != query.shape or output.dtype != query.dtype:
+        return f"gives {output.shape} of {output.dtype}"
+    for row, exact, own in wanted:
+        agreement = judge(output[..., row : row + 1, :], exact, own, DTYPE)
+        if not agreement.agrees:
+            return f"row {row} is off by {agreement.absolute:.1e}, more than {agreement.bound:.1e}"
+    return ""
+
+
+def timed(cell: str, length: int, name: str, times: dict[str, list[float]]) -> Row:
+    own = times[name]
+    numbers = {"milliseconds": Spread.of(own, 1e3)}
+    if name != FLASH and FLASH in times:
+        numbers[TO_FLASH] = Spread.of(mine / other for mine, other in zip(own, times[FLASH], strict=True))
+    if name != MATH and MATH in times:
+        numbers[TO_MATH] = Spread.of(own, 1 / min(times[MATH]))
+    return Row(cell, length, name, numbers, len(own))
+
+
+def held(cell: str, length: int, name: str, above: int | None) -> Row:
+    if above is None:
+        return Row(f"memory, {cell}", length, name, reason="the library does not tell")
+    return Row(f"memory, {cell}", length, name, {MEMORY: Spread.of([above / 1e6])})
+
+
+def without(cell: str, length: int, name: str, reason: str) -> list[Row]:
+    """The rows of a contender that has no numbers."""
+    return [Row(each, length, name, rounds=0, reason=reason) for each in (cell, f"memory, {cell}")]
+
+
+def grown(rows: Sequence[Row]) -> list[Row]:
+    """The rows, those of memory with what it is over that of half the length."""
+    memory = {
+        (row.cell, row.contender, row.length): row.numbers[MEMORY].median
+        for row in rows
+        if MEMORY in row.numbers
+    }
+    complete = []
+    for row in rows:
+        half = memory.get((row.cell, row.contender, row.length // 2))
+        if half and MEMORY in row.numbers:
+            ratio = Spread.of([row.numbers[MEMORY].median / half])
+            row = dataclasses.replace(row, numbers=row.numbers | {GROWTH: ratio})
+        complete.append(row)
+    return complete
+
+
+def why(error: Exception) -> str:
+    """An error in a few words that fit into a table."""
+    if isinstance(error, ModuleNotFoundError):
+        return f"{error.name} is not installed"
+    kind, text = type(error).__name__, " ".join(str(error).split())
+    if "OutOfMemory" in kind or any(each in text.lower() for each in ("out of memory", "failed to allocate")):
+        return "out of memory"
+    return f"{kind}: {text}"[:200].replace("|", "/")
+
+
+def release() -> None:
+    """Give the device back what no array needs any more, so that the next library finds it."""
+    gc.collect()
+    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
+    with suppress(Exception):  # after an error of the device, each call to it is one
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+        if cupy is not None:
+            cupy.get_default_memory_pool().free_all_blocks()
+
+
+def written(folder: Path, device: Device, rows: Sequence[Row]) -> None:
+    rows = grown(rows)
+    facts = machine.facts(*PACKAGES) | {
+        "gpu": machine.gpu(),
+        "device": device,
+        "call": f"(1, {HEADS}, S, {WIDTH}) {DTYPE}",
+        "rows": [dataclasses.asdict(row) for row in rows],
+    }
+    (folder / "on_device.json").write_text(json.dumps(facts, indent=1) + "\n")
+    (folder / "on_device.md").write_text(page(facts, rows))
+
+
+def page(facts: dict[str, Any], rows: Sequence[Row]) -> str:
+    """The results in Markdown."""
+    on_gpu = facts["device"] == "cuda"
+    where = facts["gpu"] if on_gpu else f"{facts['cores']} cores of {facts['cpu']}"
+    lines = [
+        "# Attention on a GPU" if on_gpu else "# A trial of the GPU's table on the CPU, NumPy in CuPy's place",
+        "",
+        f"{facts['call']}, {where}, {facts['system']}, {facts['date']}.",
+        f"Python {facts['python']}, {', '.join(f'{name} {facts[name]}' for name in PACKAGES)}.",
+        *("", HOW, "", "## Bars", ""),
+        *report.bars(rows, [bar for bar in BARS if row_of(bar, rows) is not None]),
+    ]
+    for cell in ASKED:
+        what = f"Milliseconds, {TO_FLASH}, and {TO_MATH}."
+        lines += _section(cell, what, rows, ("milliseconds", TO_FLASH, TO_MATH))
+        lines += _section(f"memory, {cell}", f"{MEMORY}, and {GROWTH}.", rows, (MEMORY, GROWTH))
+    return "\n".join([*lines, ""])
+
+
+def _section(cell: str, what: str, rows: Sequence[Row], shown: Sequence[str]) -> list[str]:
+    of_cell = [row for row in rows if row.cell == cell]
+    return ["", f"## {cell.capitalize()}", "", what, "", *report.by_length(of_cell, shown)] if of_cell else []
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--into", type=Path, required=True, metavar="FOLDER", help="where the results go")
+    parser.add_argument("--quick", action="store_true", help=f"S up to {QUICK[-1]}, a fifth of the time")
+    parser.add_argument("--device", choices=get_args(Device), default="cuda")
+    parser.add_argument("--limit", type=float, default=600, help="seconds after which no cell begins")
+    arguments = parser.parse_args()
+
+    lengths, seconds = (QUICK, SECONDS / 5) if arguments.quick else (LENGTHS, SECONDS)
+    arguments.into.mkdir(parents=True, exist_ok=True)
+    rows: list[Row] = []
+    for found in table(lengths, arguments.device, seconds, time.monotonic() + arguments.limit):
+        print(*found, sep="\n", flush=True)
+        rows += found
+        written(arguments.into, arguments.device, rows)
+
+
+if __name__ == "__main__":
+    main()
