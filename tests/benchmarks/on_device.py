@@ -49,8 +49,8 @@ QUICK = LENGTHS[:2]
 SECONDS = 1.0
 """Per contender and cell, beyond which no round begins after the fifth."""
 
-PAIRS, CALLS = 16384**2, 20
-"""Short calls are timed by as many as have this many pairs together, or by this many."""
+TURN, CALLS = 0.02, 20
+"""Short calls are timed by as many as take about these seconds, or by this many: each turn waits once."""
 
 ASKED = ("all pairs", "causal")
 TO_FLASH, TO_MATH = "over torch's flash", "over torch math's best round"
@@ -92,13 +92,15 @@ class Tried(NamedTuple):
     contender: Contender
     above: int | None
     """Bytes at most, without inputs and output."""
+    calls: int
+    """In a turn."""
 
 
 class Turn:
     """The calls of a contender in one round; from its first error on, none."""
 
-    def __init__(self, contender: Contender, calls: int) -> None:
-        self.run, self.reason = partial(contender.repeat, calls), ""
+    def __init__(self, tried: Tried) -> None:
+        self.run, self.reason = partial(tried.contender.repeat, tried.calls), ""
 
     def __call__(self) -> None:
         if self.reason:
@@ -127,12 +129,15 @@ def compared(cell: str, call: Call, device: Device, seconds: float) -> list[Row]
     arrays = [x.astype(DTYPE) for x in call.arrays()]
     wanted = expected(call, arrays)
     found = {name: tried(name, call, arrays, wanted, device) for name in CONTENDERS}
-    calls = min(CALLS, max(1, PAIRS // (call.queries * call.keys)))
-    turns = {name: Turn(each.contender, calls) for name, each in found.items() if isinstance(each, Tried)}
+    ready = {name: each for name, each in found.items() if isinstance(each, Tried)}
+    turns = {name: Turn(each) for name, each in ready.items()}
     for turn in turns.values():
         turn()  # so that no round takes memory from the device
-    times = interleaved(turns, seconds) if turns else {}
-    times = {name: [own / calls for own in each] for name, each in times.items() if not turns[name].reason}
+    times = {
+        name: [own / ready[name].calls for own in each]
+        for name, each in interleaved(turns, seconds).items()
+        if not turns[name].reason
+    }
     rows: list[Row] = []
     for name, each in found.items():
         if isinstance(each, str):
@@ -152,7 +157,11 @@ def tried(name: str, call: Call, arrays: Arrays, wanted: Sequence[Wanted], devic
         if off := disagreement(output, arrays[0], wanted):
             return off
         above = contender.library.above(partial(contender.repeat, 1))
-        return Tried(contender, None if above is None else max(0, above - output.nbytes))
+        above = None if above is None else max(0, above - output.nbytes)
+        start = time.perf_counter()
+        contender.repeat(1)
+        once = time.perf_counter() - start
+        return Tried(contender, above, min(CALLS, max(1, round(TURN / once))))
     except Exception as error:
         return why(error)
     finally:
@@ -266,8 +275,7 @@ def page(facts: dict[str, Any], rows: Sequence[Row]) -> str:
         *report.bars(rows, [bar for bar in BARS if row_of(bar, rows) is not None]),
     ]
     for cell in ASKED:
-        what = f"Milliseconds, {TO_FLASH}, and {TO_MATH}."
-        lines += _section(cell, what, rows, ("milliseconds", TO_FLASH, TO_MATH))
+        lines += _section(cell, f"Milliseconds, and {TO_FLASH}.", rows, ("milliseconds", TO_FLASH))
         lines += _section(f"memory, {cell}", f"{MEMORY}, and {GROWTH}.", rows, (MEMORY, GROWTH))
     return "\n".join([*lines, ""])
 

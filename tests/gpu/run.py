@@ -12,12 +12,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
-import importlib.metadata
 import importlib.util
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -25,6 +22,9 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
+
+sys.path.append(str(Path(__file__).parents[1]))
+from benchmarks import machine
 
 ROOT = Path(__file__).parents[2]
 DISTRIBUTIONS = (
@@ -103,12 +103,7 @@ def main() -> int:
 def run(chosen: dict[str, Step], target: Path, folder: Path, seconds: float) -> int:
     """Each step; the exit code."""
     end = time.monotonic() + seconds
-    results: dict[str, Any] = {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "machine": {"system": platform.platform(), "python": platform.python_version(), "gpu": _gpu()},
-        "versions": {name: _version(name) for name in DISTRIBUTIONS},
-        "steps": {},
-    }
+    results: dict[str, Any] = machine.facts(*DISTRIBUTIONS) | {"gpu": machine.gpu(), "steps": {}}
     for name, step in chosen.items():
         done, printed = _run(step._replace(limit=min(step.limit, end - time.monotonic())))
         results["steps"][name] = done
@@ -175,20 +170,6 @@ def _parsed(text: str) -> Any:
     """JSON, or None of what was cut off."""
     with contextlib.suppress(json.JSONDecodeError):
         return json.loads(text)
-
-
-def _gpu() -> str:
-    if shutil.which("nvidia-smi") is None:
-        return ""
-    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    return subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 if __name__ == "__main__":
