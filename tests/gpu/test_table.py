@@ -41,6 +41,8 @@ def test_each_cell_has_numbers_or_a_reason(table: ModuleType, tmp_path: Path) ->
         portable, native = times[cell, table.CUPY], (cell, table.CUPY_NATIVE)
         assert portable.numbers["milliseconds"].median > 0
         assert native not in times
+    bar = table.Bar("causal", 16, table.CUPY_NATIVE, table.TO_FLASH, "at most", 1.1)
+    assert "there is no kernel" in table.report.bars(rows, [bar])[-1]
     table.written(tmp_path, "cpu", rows)
     assert len(json.loads((tmp_path / "on_device.json").read_text())["rows"]) == len(rows)
     page = (tmp_path / "on_device.md").read_text()
