@@ -137,13 +137,17 @@ def grouped_query(call: Call) -> Ready | None:
     return _exported(call, "grouped_query") if call.is_causal else None
 
 
-def matmuls(call: Call) -> Ready | None:
-    """The limit of whatever computes attention by NumPy: its products alone, tile by tile, a thread a head."""
+def matmuls(call: Call, *, softmax: bool = False) -> Ready | None:
+    """The limit of whatever computes attention by NumPy: its products alone, tile by tile, a thread a head.
+
+    With the `softmax`, but for its maximum, it is what is left of attention without any library around it.
+    """
     if not call.plain or call.queries == 1:
         return None
     from threadpoolctl import ThreadpoolController
 
     query, key, value = (x[0] for x in call.arrays())
+    query = query * call.width**-0.5
     blas = ThreadpoolController().select(user_api="blas")
     threads = ThreadPoolExecutor(max(library.num_threads for library in blas.lib_controllers))
 
@@ -152,16 +156,23 @@ def matmuls(call: Call) -> Ready | None:
         for row in range(0, call.queries, ROWS):
             q, total = query[index, row : row + ROWS], output[row : row + ROWS]
             s, part = np.empty((len(q), COLUMNS), np.float32), np.empty_like(total)
+            ones, sums = np.ones(COLUMNS, np.float32), np.zeros(len(q), np.float32)
             for column in range(0, call.keys, COLUMNS):
                 k, v = (x[index, column : column + COLUMNS] for x in (key, value))
-                total += np.matmul(np.matmul(q, k.T, out=s[:, : len(k)]), v, out=part)
+                p = np.matmul(q, k.T, out=s[:, : len(k)])
+                if softmax:
+                    np.exp(p, out=p)
+                    sums += p @ ones[: len(k)]
+                total += np.matmul(p, v, out=part)
+            if softmax:
+                total /= sums[:, None]
         return output
 
     def run() -> list[NDArray[np.float32]]:
         with blas.limit(limits=1):
             return list(threads.map(head, range(call.heads)))
 
-    return Ready(run, lambda _: None)
+    return Ready(run, lambda output: np.stack(output)[None] if softmax else None)
 
 
 def _ours(call: Call, asarray: Callable[[Any], Any], **options: Any) -> Callable[[], Any]:
@@ -189,12 +200,14 @@ def _exported(call: Call, form: str) -> Ready:
 
 
 NUMPY, TEXTBOOK, MATMULS = "sdpa_xp on NumPy", "textbook NumPy", "the two matmuls alone"
+LOOP = "the matmuls, exp and row sums"
 TORCH, ON_TORCH, PORTABLE = "torch SDPA", "sdpa_xp on torch", "sdpa_xp on torch, portable"
 
 CONTENDERS: dict[str, Callable[[Call], Ready | None]] = {
     NUMPY: ours_numpy,
     TEXTBOOK: textbook,
     MATMULS: matmuls,
+    LOOP: partial(matmuls, softmax=True),
     TORCH: torch_sdpa,
     ON_TORCH: ours_torch,
     PORTABLE: ours_torch_portable,
