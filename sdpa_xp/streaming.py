@@ -160,7 +160,7 @@ def _without_maximum(scores: Scores, query: Array, value: Source, plan: Plan, ro
         l += p @ ones[: len(tile.columns), :]
         kept = p if scores.dropout is None else scores.dropout.apply(tile, p)
         o += matmul_grouped(xp, kept, converted(xp, value.cut(tile.columns), pairs.dtype))
-    return Rows(o / _nonzero(l), None, l)
+    return Rows(o / _nonzero(l, LEAST_SUM), None, l)
 
 
 def _weights_of(scores: Scores, rows: range) -> Array:
@@ -225,12 +225,13 @@ def _finite_shift(xp: Namespace, m: Array) -> Array:
     return xp.where(is_masked(m), 0.0, m)
 
 
-def _nonzero(l: Array) -> Array:
+def _nonzero(l: Array, least: float = 1.0) -> Array:
     """l, or a tiny number in a row without a key, whose output is then 0 and whose log-sum-exp is -inf.
 
-    Other rows stay as they are: what is added is less than half of the last bit of LEAST_SUM in float64.
+    Other rows have `least` at least, with a maximum 1, and stay as they are: what is added is less than half
+    of its last bit in float64. Its square is no zero in float32, so that gradients are none of 0 / 0.
     """
-    return l + LEAST_SUM * 2.0**-55
+    return l + least * 2.0**-55
 
 
 def _weigh(xp: Namespace, p: Array, value: Array, allowed: Allowed, guard: Guard) -> Array:
