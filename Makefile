@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constr
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto
 
 # One run a library, since some have been seen to hang in one process with all the others.
-LIBRARIES := numpy numpy-readonly torch strict-CPU_DEVICE strict-device1 strict-no_x64 jax dask
+LIBRARIES := numpy numpy-readonly torch strict-CPU_DEVICE strict-device1 strict-no_x64 jax dask mlx
 
 # The releases of onnxruntime in which graphs are run, beside the one that is installed: of tests, and all.
 REDUCED := 1.23.2 1.28.0

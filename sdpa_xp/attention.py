@@ -62,8 +62,8 @@ def scaled_dot_product_attention(
             row may attend nothing. It is neither scaled nor capped.
         dropout_p: Probability with which a weight is dropped; the others are divided by 1 - dropout_p.
         rng: What the dropped weights follow from, needed if dropout_p > 0: a numpy.random.Generator,
-            cupy.random.Generator, torch.Generator or JAX key, as suits the arrays. The same state drops the
-            same weights, in `attention_weights` too.
+            cupy.random.Generator, torch.Generator, or key of JAX or MLX, as suits the arrays. The same state
+            drops the same weights, in `attention_weights` too.
         softmax_dtype: Holds scores and sums in this dtype, float32 or float64, where that is wider than what
             they are held in anyway.
         layout: "...HLE" is (..., heads, length, width), as in torch and ONNX; "...LHE" is (..., length, heads,

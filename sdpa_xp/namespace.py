@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias, TypeGuard, cast
 
 import array_api_compat as compat
 
+from sdpa_xp import mlx
 from sdpa_xp.protocols import AnyArray, Array, Device, Dtype, Namespace
 
 FLOATING = ("float16", "bfloat16", "float32", "float64")
@@ -76,11 +77,13 @@ def _is_dense(array: Any) -> bool:
 
 def namespace(array: AnyArray) -> Namespace:
     """The array-API namespace of `array`, made compatible where the library itself is not."""
-    return cast(Namespace, compat.array_namespace(array))
+    return mlx.namespace() if mlx.is_mlx_array(array) else cast(Namespace, compat.array_namespace(array))
 
 
 def device(array: Array) -> Device:
     """Where `array` lives; None where its library names no single device (JAX under jit, or sharded)."""
+    if mlx.is_mlx_array(array):
+        return mlx.device()
     where = compat.device(array)
     if compat.is_jax_array(array) and not isinstance(where, sys.modules["jax"].Device):
         return None
@@ -155,7 +158,7 @@ def is_traced(array: Array) -> bool:
         return _is_transforming(sys.modules["torch"]) or device(array).type == "meta"
     if compat.is_jax_array(array):
         return isinstance(array, sys.modules["jax"].core.Tracer)
-    return bool(compat.is_lazy_array(array))
+    return mlx.is_traced(array) if mlx.is_mlx_array(array) else bool(compat.is_lazy_array(array))
 
 
 def _is_transforming(torch: Any) -> bool:
@@ -174,6 +177,8 @@ def _unknown(array: Any) -> object:
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None:
         _FINGERPRINTS[numpy.ndarray] = _of_numpy
+    if mlx.is_mlx_array(array):
+        _FINGERPRINTS[type(array)] = _of_mlx
     if torch is not None and not torch.compiler.is_compiling():
         _FINGERPRINTS[torch.Tensor] = _FINGERPRINTS[torch.nn.Parameter] = _of_torch
     return _FINGERPRINTS[type(array)](array) if type(array) in _FINGERPRINTS else None
@@ -189,6 +194,10 @@ def _of_torch(array: Any) -> object:
         return None
     learned = array.requires_grad and torch.is_grad_enabled()
     return type(array), array.shape, array.dtype, array.device, learned
+
+
+def _of_mlx(array: Any) -> object:
+    return None if mlx.is_traced(array) else (array.shape, array.dtype, str(mlx.device()))
 
 
 _FINGERPRINTS: dict[type, Callable[[Any], object]] = {}
@@ -208,7 +217,7 @@ def engine(arrays: Iterable[Array]) -> Engine:
     return "device"
 
 
-RNGS = {"torch": "torch.Generator", "jax": "JAX key", "cupy": "cupy.random.Generator"}
+RNGS = {"torch": "torch.Generator", "jax": "JAX key", "cupy": "cupy.random.Generator", "mlx": "MLX key"}
 """What each library draws random numbers from; the others have no generator of their own and take NumPy's."""
 
 
@@ -229,6 +238,8 @@ def is_rng(rng: object, array: Array) -> bool:
         return bool(key.ndim == 0 if typed else key.ndim == 1 and dtype_name(key.dtype) == "uint32")
     if library == "torch":
         return isinstance(rng, sys.modules["torch"].Generator)
+    if library == "mlx":
+        return mlx.is_mlx_array(rng) and rng.shape == (2,) and dtype_name(rng.dtype) == "uint32"
     module = sys.modules.get(library if library == "cupy" else "numpy")
     return module is not None and isinstance(rng, module.random.Generator)
 
@@ -248,6 +259,10 @@ def random_words(rng: Any, count: int, array: Array) -> Array:
         torch = sys.modules["torch"]
         words = torch.randint(least, most, (count,), generator=rng, device=rng.device, dtype=torch.int32)
         return cast(Array, words.to(device(array)))
+    if library == "mlx":
+        mx = sys.modules["mlx.core"]
+        words = mx.random.split(rng, count)  # its integers have the 24 bits of a float
+        return cast(Array, words[:, 0].view(mx.int32))
     words = rng.integers(least, most, size=count, dtype="int32")
     if library == "cupy":
         return cast(Array, words)
@@ -268,5 +283,10 @@ def exp_in_place(xp: Namespace, array: Array) -> Array:
 
 def library_name(array: Array) -> str:
     """The library of `array`, if it is one that is treated by name; else "other"."""
-    known = {"torch": compat.is_torch_array, "jax": compat.is_jax_array, "cupy": compat.is_cupy_array}
+    known = {
+        "torch": compat.is_torch_array,
+        "jax": compat.is_jax_array,
+        "cupy": compat.is_cupy_array,
+        "mlx": mlx.is_mlx_array,
+    }
     return next((name for name, belongs in known.items() if belongs(array)), "other")

@@ -7,13 +7,14 @@ runs (no write, no computing of a lazy graph, no use of what the standard lacks)
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import array_api_compat
 import numpy as np
 
+from sdpa_xp import namespace
 from sdpa_xp_export import backends
 
 
@@ -25,10 +26,12 @@ class Library:
     put: Callable[[np.ndarray], Any]
     get: Callable[[Any], np.ndarray]
     guard: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    jit: Callable[..., Any] | None = None
+    """What traces a function of arrays, by its own name or another."""
 
     @property
     def xp(self) -> Any:
-        return array_api_compat.array_namespace(self.put(np.zeros(1, np.float32)))
+        return namespace.namespace(self.put(np.zeros(1, np.float32)))
 
     @property
     def lazy(self) -> bool:
@@ -126,7 +129,7 @@ def _jax(x64: bool) -> Callable[[], Library]:
             with jax.enable_x64(x64), jax.default_matmul_precision("float32"):
                 yield
 
-        return Library("jax-x64" if x64 else "jax", _put, np.asarray, guard)
+        return Library("jax-x64" if x64 else "jax", _put, np.asarray, guard, jax.jit)
 
     def _put(x: np.ndarray) -> Any:
         import jax
@@ -160,6 +163,23 @@ def _dask() -> Library:
     return Library("dask", base.put, get, lambda: dask.config.set(scheduler=forbidden))
 
 
+def _mlx() -> Library:
+    import mlx.core as mx
+
+    base = _base("mlx")
+
+    def put(x: np.ndarray) -> Any:
+        if x.dtype.name == "bfloat16":  # NumPy's is foreign to MLX
+            return mx.array(x.astype(np.float32)).astype(mx.bfloat16)
+        return base.put(x)
+
+    def get(x: Any) -> np.ndarray:
+        return base.get(x.astype(mx.float32) if x.dtype == mx.bfloat16 else x)
+
+    compiler = shutil.which("g++")  # without one MLX compiles nothing on the CPU
+    return Library("mlx", put, get, jit=mx.compile if compiler else None)
+
+
 LIBRARIES: dict[str, tuple[str, Callable[[], Library]]] = {
     "numpy": ("numpy", _numpy),
     "numpy-readonly": ("numpy", _read_only),
@@ -170,9 +190,32 @@ LIBRARIES: dict[str, tuple[str, Callable[[], Library]]] = {
     "jax": ("jax", _jax(x64=False)),
     "jax-x64": ("jax", _jax(x64=True)),
     "dask": ("dask", _dask),
+    "mlx": ("mlx", _mlx),
     "cupy": ("cupy", _cupy),
     "torch-cuda": ("torch", _torch_cuda),
 }
 """By name: the module to import, and how the library is made. The last two run only when asked for by name."""
 
 DEFAULT = [name for name in LIBRARIES if name not in ("cupy", "torch-cuda")]
+
+
+def generator(library: Library, seed: int = 20170612) -> Any:
+    """What the library draws from."""
+    name = library.name.split("-")[0]
+    if name == "torch":
+        import torch
+
+        return torch.Generator(library.put(np.zeros(1)).device).manual_seed(seed)
+    if name == "jax":
+        import jax
+
+        return jax.random.key(seed)
+    if name == "mlx":
+        import mlx.core as mx
+
+        return mx.random.key(seed)
+    if name == "cupy":
+        import cupy
+
+        return cupy.random.default_rng(seed)
+    return np.random.default_rng(seed)

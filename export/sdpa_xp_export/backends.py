@@ -128,6 +128,16 @@ def _dask() -> list[Backend]:
     return [Backend("dask", "cpu", _version("dask"), put, lambda x: np.asarray(x.compute()))]
 
 
+def _mlx() -> list[Backend]:
+    import mlx.core as mx
+
+    def put(x: NDArray[Any]) -> Any:
+        wide = x.dtype == np.float64  # which MLX makes of it only where it is told to
+        return mx.array(x, dtype=mx.float64) if wide else mx.array(x)
+
+    return [Backend("mlx", mx.default_device().type.name, _version("mlx.core"), put, np.asarray)]
+
+
 _OPEN: dict[str, Callable[[], list[Backend]]] = {
     "numpy": _numpy,
     "torch": _torch,
@@ -135,5 +145,6 @@ _OPEN: dict[str, Callable[[], list[Backend]]] = {
     "jax": _jax,
     "cupy": _cupy,
     "dask": _dask,
+    "mlx": _mlx,
 }
 LIBRARIES = tuple(_OPEN)

@@ -6,13 +6,13 @@ import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import array_api_compat
 import ml_dtypes
 import numpy as np
 import pytest
 from libraries import LIBRARIES, Library
 
 from sdpa_xp import KVCache, biases, masks
+from sdpa_xp.namespace import namespace
 from sdpa_xp_export import reference
 from sdpa_xp_export.agreement import judge
 from sdpa_xp_export.textbook import textbook
@@ -28,7 +28,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def added(score: Any, index: Any) -> Any:
-    xp = array_api_compat.array_namespace(score)
+    xp = namespace(score)
     return score + xp.astype(index, score.dtype)
 
 
@@ -77,7 +77,7 @@ def arrays(rng: np.random.Generator) -> Arrays:
 
 
 def can_write(library: Library) -> bool:
-    return library.name.startswith(("numpy", "torch", "strict"))
+    return library.name.startswith(("numpy", "torch", "strict", "mlx"))
 
 
 def moved(x: np.ndarray, layout: str) -> np.ndarray:

@@ -7,31 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from libraries import Library
+from libraries import Library, generator
 
 from sdpa_xp import attention_state, attention_weights, masks, scaled_dot_product_attention
 from sdpa_xp.tiles import Cut
 
 F = np.float32
 SEED = 20170612
-
-
-def generator(library: Library, seed: int = SEED) -> Any:
-    """What the library draws from."""
-    name = library.name.split("-")[0]
-    if name == "torch":
-        import torch
-
-        return torch.Generator(library.put(np.zeros(1)).device).manual_seed(seed)
-    if name == "jax":
-        import jax
-
-        return jax.random.key(seed)
-    if name == "cupy":
-        import cupy
-
-        return cupy.random.default_rng(seed)
-    return np.random.default_rng(seed)
 
 
 @pytest.fixture
@@ -80,10 +62,10 @@ def test_same_state_same_result(library: Library, call: dict[str, np.ndarray]) -
 
 
 def test_a_generator_moves_on(library: Library, call: dict[str, np.ndarray]) -> None:
-    """But a key of JAX, which has no state."""
+    """But a key of JAX or MLX, which has no state."""
     rng = generator(library)
     first, second = (attend(library, call, dropout_p=0.5, rng=rng) for _ in range(2))
-    assert np.array_equal(first, second) == library.name.startswith("jax")
+    assert np.array_equal(first, second) == library.name.startswith(("jax", "mlx"))
 
 
 def test_log_sum_exp_is_not_touched(library: Library, call: dict[str, np.ndarray]) -> None:
@@ -142,7 +124,7 @@ def test_libraries_with_one_seed_drop_the_same(library: Library, call: dict[str,
 
 def test_gradient_is_that_of_the_dropped_weights(library: Library, call: dict[str, np.ndarray]) -> None:
     """Of the value: the transposed weights."""
-    if library.name.split("-")[0] not in ("torch", "jax"):
+    if library.name.split("-")[0] not in ("torch", "jax", "mlx"):
         pytest.skip("the library has no gradients")
     arrays = {name: call[name][0, :2] for name in call}
     w = weigh(library, arrays, dropout_p=0.5, rng=generator(library))
@@ -155,6 +137,10 @@ def test_gradient_is_that_of_the_dropped_weights(library: Library, call: dict[st
         import jax
 
         gradient = library.call(jax.grad(total), arrays["value"], arrays["query"], arrays["key"])
+    elif library.name == "mlx":
+        import mlx.core as mx
+
+        gradient = library.call(mx.grad(total), arrays["value"], arrays["query"], arrays["key"])
     else:
         placed = [library.put(arrays[name]) for name in ("value", "query", "key")]
         total(placed[0].requires_grad_(), *placed[1:]).backward()
@@ -171,10 +157,10 @@ def test_refused_without_a_generator(library: Library, call: dict[str, np.ndarra
 def test_other_generators_are_refused(library: Library, call: dict[str, np.ndarray]) -> None:
     """That of another library, NumPy's old one, a seed; whether it is needed or not."""
     others = [np.random.RandomState(0), 7]
-    others += [np.random.default_rng(0)] if library.name.startswith(("torch", "jax", "cupy")) else []
+    others += [np.random.default_rng(0)] if library.name.startswith(("torch", "jax", "cupy", "mlx")) else []
     for rng in others:
         for p in (0.0, 0.5):
-            with pytest.raises(TypeError, match=r"`rng` must be a \S*(Generator|JAX key); got rng="):
+            with pytest.raises(TypeError, match=r"`rng` must be a \S*(Generator|(JAX|MLX) key); got rng="):
                 library.call(scaled_dot_product_attention, **call, dropout_p=p, rng=rng)
 
 

@@ -128,6 +128,10 @@ def test_gradient(library: Library, call: Call) -> None:
             sinks = library.put(SINKS.copy()).requires_grad_()
             loss(sinks, placed).backward()
             found = library.get(sinks.grad)
+        elif name == "mlx":
+            import mlx.core as mx
+
+            found = library.get(mx.grad(loss)(library.put(SINKS), placed))
         else:
             pytest.skip("the library has no gradients")
     for head in range(4):

@@ -37,16 +37,14 @@ def of(library: Library, name: str) -> bool:
 
 
 def test_jit(library: Library, call: dict[str, np.ndarray]) -> None:
-    if not of(library, "jax"):
-        pytest.skip("jit is JAX's")
-    import jax
-
-    compiled = jax.jit(lambda **arrays: attention_state(**arrays, is_causal=True, softcap=3.0))
+    if library.jit is None:
+        pytest.skip("the library has no jit")
+    compiled = library.jit(lambda **arrays: attention_state(**arrays, is_causal=True, softcap=3.0))
     state = library.call(compiled, **poisoned(call))
     output, lse, _ = reference.attention(**call, is_causal=True, softcap=3.0)
     np.testing.assert_allclose(library.get(state.output), output, rtol=0, atol=2e-6)
     np.testing.assert_allclose(library.get(state.lse), lse, rtol=0, atol=2e-6)
-    weights = jax.jit(lambda q, k: attention_weights(q, k, is_causal=True))
+    weights = library.jit(lambda q, k: attention_weights(q, k, is_causal=True))
     w = library.get(library.call(weights, call["query"], call["key"]))
     np.testing.assert_allclose(
         w, reference.attention(**(call | {"attn_mask": None}), is_causal=True)[2], atol=2e-6
@@ -56,10 +54,8 @@ def test_jit(library: Library, call: dict[str, np.ndarray]) -> None:
 @pytest.mark.parametrize("name", ["attn_mask", "bias", "key", "scale"])
 def test_jit_of_one_argument(library: Library, call: dict[str, np.ndarray], name: str) -> None:
     """Whichever argument is traced, nothing is read of its values."""
-    if not of(library, "jax"):
-        pytest.skip("jit is JAX's")
-    import jax
-
+    if library.jit is None:
+        pytest.skip("the library has no jit")
     arrays = call | {"bias": np.zeros((3, 6), F), "scale": np.asarray(0.3, F)}
 
     def inner(traced: Any) -> Any:
@@ -67,7 +63,7 @@ def test_jit_of_one_argument(library: Library, call: dict[str, np.ndarray], name
         return scaled_dot_product_attention(**fixed, **{name: traced})
 
     expected = reference.attention(**arrays)[0]
-    found = library.get(library.call(jax.jit(inner), arrays[name]))
+    found = library.get(library.call(library.jit(inner), arrays[name]))
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
 
 
@@ -81,6 +77,10 @@ def test_vmap(library: Library, call: dict[str, np.ndarray], rules: dict[str, An
         import torch
 
         vmap = torch.func.vmap
+    elif of(library, "mlx"):
+        import mlx.core as mx
+
+        vmap = mx.vmap
     else:
         pytest.skip("the library has no vmap")
     q, k, v = (np.stack([call[name]] * 2) for name in ("query", "key", "value"))
@@ -109,10 +109,8 @@ def test_padding_by_a_bias_in_a_traced_call(library: Library, call: dict[str, np
     bias = np.where(call["attn_mask"], 0, -np.inf).astype(F)
     arrays = {**poisoned(call), "attn_mask": bias}
     function = scaled_dot_product_attention
-    if of(library, "jax"):
-        import jax
-
-        function = jax.jit(function)
+    if library.jit is not None:
+        function = library.jit(function)
     result = library.get(library.call(function, **arrays))
     np.testing.assert_allclose(result, reference.attention(**call)[0], rtol=0, atol=2e-6)
 
@@ -162,6 +160,11 @@ def test_lse_of_an_empty_row_has_no_gradient(library: Library, rng: np.random.Ge
         import jax
 
         rows = library.call(jax.jacrev(lse), q, k, **rules)
+    elif of(library, "mlx"):
+        import mlx.core as mx
+
+        row = mx.grad(lambda q, k, i: lse(q, k, **{n: library.put(x) for n, x in rules.items()})[i])
+        rows = mx.stack([row(library.put(q), library.put(k), i) for i in range(len(q))])
     else:
         pytest.skip("the library has no gradients")
     jacobian = library.get(rows)
@@ -211,6 +214,12 @@ def _gradients(
 
         gradients = library.call(jax.grad(loss, argnums=(0, 1, 2)), *call.values())
         return {name: library.get(x) for name, x in zip(names, gradients, strict=True)}
+    if of(library, "mlx"):
+        import mlx.core as mx
+
+        placed, factor = [library.put(x) for x in call.values()], library.put(weight.astype(F))
+        gradient = mx.grad(lambda *x: (scaled_dot_product_attention(*x) * factor).sum(), argnums=(0, 1, 2))
+        return {name: library.get(x) for name, x in zip(names, gradient(*placed), strict=True)}
     return None
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from libraries import Library
+from libraries import Library, generator
 
 from sdpa_xp import (
     KVCache,
@@ -94,10 +94,8 @@ CALLS: dict[str, Calls] = {
 def test_one_graph_of_it(library: Library, arrays: Arrays, call: Calls) -> None:
     """Nothing is read of any array, and the numbers are those of NumPy, tile by tile, without a trace."""
     name = library.name.split("-")[0]
-    if name == "jax":
-        import jax
-
-        traced: Calls = jax.jit(call)
+    if library.jit is not None:
+        traced: Calls = library.jit(call)
     elif name == "torch":
         import torch
 
@@ -111,26 +109,27 @@ def test_one_graph_of_it(library: Library, arrays: Arrays, call: Calls) -> None:
 
 
 def test_dropout_inside_a_jit(library: Library, arrays: Arrays) -> None:
-    """A key of JAX is an argument like the others; torch.compile takes no generator, which the message says."""
+    """A key of JAX or MLX is an argument like the others; torch.compile takes no generator, which the message
+    says."""
     name = library.name.split("-")[0]
-    if name not in ("jax", "torch"):
-        pytest.skip("the library has no traces")
     inputs = [arrays[each] for each in "qkv"]
 
     def call(q: Any, k: Any, v: Any, rng: Any = None) -> Any:
         return scaled_dot_product_attention(q, k, v, dropout_p=0.5, rng=rng)
 
-    if name == "jax":
-        import jax
-
-        key = jax.random.key(3)
-        found, expected = (library.call(each, *inputs, rng=key) for each in (jax.jit(call), call))
-        np.testing.assert_allclose(library.get(found), library.get(expected), rtol=0, atol=2e-6)
+    if library.jit is not None:
+        jitted = library.jit(call)
+        for seed in (3, 4):
+            key = generator(library, seed)
+            found, expected = (library.get(library.call(each, *inputs, rng=key)) for each in (jitted, call))
+            np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
         return
+    if name != "torch":
+        pytest.skip("the library has no traces")
     import torch
 
-    generator = torch.Generator().manual_seed(3)
-    compiled = torch.compile(lambda *x: call(*x, generator), fullgraph=True, backend="eager")
+    random = torch.Generator().manual_seed(3)
+    compiled = torch.compile(lambda *x: call(*x, random), fullgraph=True, backend="eager")
     with pytest.raises(Exception, match=r"`rng` cannot be drawn from inside torch\.compile"):
         library.call(compiled, *inputs)
 
@@ -138,10 +137,8 @@ def test_dropout_inside_a_jit(library: Library, arrays: Arrays) -> None:
 @pytest.mark.parametrize("what", ["mask", "bias"])
 def test_function_of_a_traced_array(library: Library, arrays: Arrays, what: str) -> None:
     """Query, key and value are none: the trace shows in what the function returns."""
-    if library.name.split("-")[0] != "jax":
-        pytest.skip("jit is JAX's")
-    import jax
-
+    if library.jit is None:
+        pytest.skip("the library has no jit")
     with library.guard():
         q, k, v = (library.put(arrays[name]) for name in "qkv")
 
@@ -153,7 +150,7 @@ def test_function_of_a_traced_array(library: Library, arrays: Arrays, what: str)
             return scaled_dot_product_attention(q, k, v, bias=bias)
 
         numbers = np.arange(12, dtype=F)
-        found = library.get(jax.jit(call)(library.put(numbers)))
+        found = library.get(library.jit(call)(library.put(numbers)))
         expected = call(numbers, *(arrays[name] for name in "qkv"))
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
 
@@ -168,6 +165,10 @@ def test_vmap_over_lengths(library: Library, arrays: Arrays) -> None:
         import torch
 
         vmap = torch.func.vmap
+    elif name == "mlx":
+        import mlx.core as mx
+
+        vmap = mx.vmap
     else:
         pytest.skip("the library has no vmap")
     mapped = vmap(lambda q, k, v, length: scaled_dot_product_attention(q, k, v, masks.padding(length)))
@@ -179,13 +180,11 @@ def test_vmap_over_lengths(library: Library, arrays: Arrays) -> None:
 @pytest.mark.parametrize("argument", ["left", "size"])
 def test_what_must_be_static_is_named(library: Library, argument: str) -> None:
     """A width is part of how a call is cut."""
-    if library.name.split("-")[0] != "jax":
-        pytest.skip("jit is JAX's")
-    import jax
-
+    if library.jit is None:
+        pytest.skip("the library has no jit")
     make = {"left": lambda n: masks.sliding_window(n, 0), "size": lambda n: masks.chunked(n)}[argument]
     with pytest.raises(TypeError, match=f"`{argument}` must be an integer.*Inside a jit it has to be static"):
-        jax.jit(lambda n: masks.to_array(make(n), (3, 3)))(3)
+        library.jit(lambda n: masks.to_array(make(n), (3, 3)))(library.put(np.asarray(3)))
 
 
 def test_a_mask_is_a_static_argument(library: Library, arrays: Arrays) -> None:

@@ -17,7 +17,7 @@ import sdpa_xp
 import sdpa_xp_export
 
 ROOT = Path(__file__).parents[2]
-HEAVY = ("torch", "jax", "cupy", "dask", "onnx", "onnxruntime", "matplotlib", "typer", "sdpa_xp_export")
+HEAVY = ("torch", "jax", "cupy", "dask", "mlx", "onnx", "onnxruntime", "matplotlib", "typer", "sdpa_xp_export")
 
 
 def python(code: str) -> str:

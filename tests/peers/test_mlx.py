@@ -1,0 +1,62 @@
+"""What MLX does in its own way: it is lazy, shares memory between devices, and has float64 on the CPU alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sdpa_xp import attention_state, namespace
+from sdpa_xp_export import reference
+from sdpa_xp_export.agreement import judge
+from sdpa_xp_export.textbook import textbook
+
+mx = pytest.importorskip("mlx.core")
+
+
+@pytest.fixture
+def seen() -> list[bool]:
+    return []
+
+
+@pytest.mark.parametrize(
+    ("transform", "traced"),
+    [
+        (lambda f: f, False),
+        (lambda f: mx.grad(lambda x: f(x).sum()), False),
+        (mx.checkpoint, False),
+        (mx.vmap, True),
+        (mx.compile, True),
+        (lambda f: mx.vmap(mx.grad(lambda x: f(x).sum())), True),
+    ],
+    ids=["eager", "grad", "checkpoint", "vmap", "compile", "vmap of grad"],
+)
+def test_what_is_traced(transform: Any, traced: bool, seen: list[bool]) -> None:
+    """What cannot be read; an array that was only not computed yet can."""
+
+    def observe(x: Any) -> Any:
+        later = x * 2.0
+        seen.append(namespace.is_traced(later))
+        if not seen[-1]:
+            assert float(mx.sum(later)) == 12.0
+        return later
+
+    transform(observe)(mx.ones((2, 3)) if transform is not mx.vmap else mx.ones((1, 2, 3)))
+    assert set(seen) == {traced}
+
+
+def test_float64_is_not_rounded_to_float32(rng: np.random.Generator) -> None:
+    """As mx.exp does; the bound is what NumPy's float64 is off by."""
+    q, k, v = (rng.standard_normal((2, 4, 30, 8)) for _ in range(3))
+    output, lse, _ = reference.attention(q, k, v, scale=2.0)
+    state = attention_state(*(mx.array(x, dtype=mx.float64) for x in (q, k, v)), scale=2.0)
+    assert judge(np.asarray(state.output), output, textbook(np, q, k, v, scale=2.0), "float64").agrees
+    np.testing.assert_allclose(np.asarray(state.lse), lse, rtol=0, atol=1e-14)
+
+
+def test_alike_arrays_have_one_fingerprint() -> None:
+    """So that their calls are checked once."""
+    prints = {namespace.fingerprint(array) for array in (mx.zeros((2, 3)), mx.ones((2, 3)))}
+    assert len(prints) == 1
+    assert namespace.fingerprint(mx.zeros((2, 3), mx.float16)) not in prints
