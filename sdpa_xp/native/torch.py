@@ -16,24 +16,13 @@ onnxruntime make of it, differs where
 from __future__ import annotations
 
 import math
-import operator
 import sys
-from collections.abc import Iterable, Iterator
-from functools import reduce
-from typing import cast
 
 from sdpa_xp.arguments import Call
-from sdpa_xp.biases.algebra import FromArray as BiasFromArray
-from sdpa_xp.biases.algebra import is_masked
-from sdpa_xp.masks.algebra import And, FromArray, Mask
-from sdpa_xp.masks.bands import Causal
 from sdpa_xp.namespace import LARGEST, dtype_name
+from sdpa_xp.native import operands
 from sdpa_xp.protocols import Array
 from sdpa_xp.scores import attended
-
-CAUSAL = Causal()
-MANY_SCORES = 2**20
-"""So many are no matter for memory."""
 
 
 def is_by_name(call: Call) -> str | None:
@@ -57,21 +46,18 @@ def _is_eager(call: Call) -> bool:
 
 def refusal(call: Call) -> str | None:
     """Why the kernel, or what an exporter makes of it, does not compute the call to the contract."""
-    beyond = {"softcap": call.softcap is not None, "sinks": call.sinks is not None, "rng": call.dropout_p > 0}
-    for name, asked in beyond.items():
-        if asked:
-            return f"torch's kernel takes no `{name}`"
-    if not all(mask == CAUSAL or isinstance(mask, FromArray) for mask in _parts(call.masks)):
-        return "torch's kernel takes no masks but `masks.causal()` and boolean arrays"
-    if len(call.biases) > 1 or not all(isinstance(bias, BiasFromArray) for bias in call.biases):
-        return "torch's kernel takes no bias but one floating array"
-    value = call.arrays["value"]
-    if any(length == 0 for length in (*call.sizes.batch, *call.pairs.scores[-3:], value.shape[-1])):
+    if call.sinks is not None:
+        return "torch's kernel takes no `sinks`"
+    reason = operands.refusal(call, "torch")
+    if reason is not None:
+        return reason
+    if operands.is_empty(call):
         return "an axis is empty, which onnxruntime does not compute"
     if call.pairs.traced:
         exact = not _is_exporting() or dtype_name(call.pairs.dtype) != "float64"
         return None if exact else "onnxruntime computes a float64 Attention to float32 accuracy"
-    if call.sizes.width != value.shape[-1] and math.prod(call.pairs.scores) > MANY_SCORES:
+    many = math.prod(call.pairs.scores) > operands.MANY_SCORES
+    if many and call.sizes.width != call.arrays["value"].shape[-1]:
         return "torch's kernel makes all scores at once where E is not Ev"
     return None
 
@@ -88,19 +74,18 @@ def attend(call: Call) -> Array | None:
     torch, xp, sizes = sys.modules["torch"], call.pairs.xp, call.sizes
     query, key, value = (xp.astype(x, call.pairs.dtype, copy=False) for x in call.arrays.values())
     query, scale = _scaled(call, query)
-    allowed = _allowed(call)
+    allowed = operands.allowed(call)
     seen = _seen(call) if allowed is None else attended(xp, allowed, sizes.heads)
     if seen is not None:
         key, value = (xp.where(seen, x, 0.0) for x in (key, value))
     output: Array = torch.nn.functional.scaled_dot_product_attention(
-        *(_with_4_axes(call, x) for x in (query, key, value)),
+        *(operands.with_4_axes(call, x) for x in (query, key, value)),
         attn_mask=None if allowed is None else _mask(call, allowed),
-        is_causal=allowed is None and _is_causal(call),
+        is_causal=allowed is None and operands.is_causal(call),
         scale=scale,
         enable_gqa=sizes.query_heads != sizes.heads,
     )
-    if len(sizes.batch) != 1:
-        output = xp.reshape(output, (*sizes.batch, *output.shape[1:]))
+    output = operands.of_the_batch(call, output)
     return output if allowed is None else xp.where(xp.any(allowed, axis=-1, keepdims=True), output, 0.0)
 
 
@@ -124,30 +109,20 @@ def _attend_now(call: Call) -> Array | None:
     if dtype_name(held) == "float64" and query.dtype != held:  # as softmax_dtype asks for
         query, key, value = (xp.astype(x, held) for x in (query, key, value))
     query, scale = _scaled(call, query)
-    allowed = _allowed(call) if masked else None
+    allowed = operands.allowed(call) if masked else None
     mask = None if allowed is None else _mask(call, allowed)
     if mask is not None and call.biases:
         mask = xp.astype(mask, query.dtype, copy=False)
     output: Array = torch.nn.functional.scaled_dot_product_attention(
-        *(_with_4_axes(call, x) for x in (query, key, value)),
+        *(operands.with_4_axes(call, x) for x in (query, key, value)),
         attn_mask=mask,
-        is_causal=allowed is None and masked and _is_causal(call),
+        is_causal=allowed is None and masked and operands.is_causal(call),
         scale=scale,
         enable_gqa=call.sizes.query_heads != call.sizes.heads,
     )
     if masked and not bool(xp.isfinite(xp.sum(output))):
         return None
-    return output if len(call.sizes.batch) == 1 else xp.reshape(output, (*call.sizes.batch, *output.shape[1:]))
-
-
-def _parts(masks: Iterable[Mask]) -> Iterator[Mask]:
-    """The masks that all have to hold, those joined by `&` among them."""
-    for mask in masks:
-        yield from _parts((mask.one, mask.other)) if isinstance(mask, And) else (mask,)
-
-
-def _is_causal(call: Call) -> bool:
-    return any(mask == CAUSAL for mask in _parts(call.masks))
+    return operands.of_the_batch(call, output)
 
 
 def _is_positive(scale: float | Array) -> bool:
@@ -162,33 +137,11 @@ def _scaled(call: Call, query: Array) -> tuple[Array, float | None]:
     return query * (scale if isinstance(scale, float) else call.pairs.xp.astype(scale, query.dtype)), 1.0
 
 
-def _bias(call: Call) -> Array | None:
-    """What is added, with two axes at least."""
-    held = [cast(Array, bias.array) for bias in call.biases if isinstance(bias, BiasFromArray)]
-    return _matrix(call.pairs.xp.astype(held[0], call.pairs.dtype, copy=False)) if held else None
-
-
-def _allowed(call: Call) -> Array | None:
-    """Which pairs may attend, where an array of the caller says so; None is for all, or those of is_causal."""
-    bias = _bias(call)
-    given = [_matrix(cast(Array, mask.boolean)) for mask in _parts(call.masks) if isinstance(mask, FromArray)]
-    given += [] if bias is None else [~is_masked(bias)]
-    if not given:
-        return None
-    return reduce(operator.and_, given + [_causal(call)] * _is_causal(call))
-
-
-def _causal(call: Call) -> Array:
-    """Where j <= i, (L, S)."""
-    queries, keys = _indices(call)
-    return keys <= call.pairs.xp.expand_dims(queries, axis=-1)
-
-
 def _seen(call: Call) -> Array | None:
     """The keys that some query attends under is_causal, (S, 1); None where that is all of them."""
-    if not _is_causal(call) or _surely(call.sizes.keys <= call.sizes.queries):
+    if not operands.is_causal(call) or _surely(call.sizes.keys <= call.sizes.queries):
         return None
-    return call.pairs.xp.expand_dims(_indices(call)[1] < call.sizes.queries, axis=-1)
+    return call.pairs.xp.expand_dims(operands.indices(call)[1] < call.sizes.queries, axis=-1)
 
 
 def _surely(condition: object) -> bool:
@@ -198,17 +151,9 @@ def _surely(condition: object) -> bool:
     return bool(sys.modules["torch.fx.experimental.symbolic_shapes"].statically_known_true(condition))
 
 
-def _indices(call: Call) -> tuple[Array, Array]:
-    """The numbers of queries and keys; a length may be a symbol, which no range takes."""
-    pairs = call.pairs
-    lengths = (call.sizes.queries, call.sizes.keys)
-    one, other = (pairs.xp.arange(0, n, dtype=pairs.xp.int32, device=pairs.device) for n in lengths)
-    return one, other
-
-
 def _mask(call: Call, allowed: Array) -> Array:
     """The mask of the kernel, (L, S) or (B, Hq, L, S), where B and Hq may be 1."""
-    xp, mask, bias, batch = call.pairs.xp, allowed, _bias(call), call.sizes.batch
+    xp, mask, bias, batch = call.pairs.xp, allowed, operands.bias(call), call.sizes.batch
     if bias is not None:
         least = -LARGEST[dtype_name(bias.dtype)] * (1 - 2**-10)
         mask = xp.where(allowed, xp.where(bias < least, least, bias), -math.inf)
@@ -217,23 +162,4 @@ def _mask(call: Call, allowed: Array) -> Array:
         mask = xp.broadcast_to(mask, (*mask.shape[:-2], *lengths))
     if mask.ndim == 3:
         return xp.expand_dims(mask, axis=0)
-    return mask if mask.ndim == 2 or len(batch) == 1 else _of_one_batch(call, mask)
-
-
-def _matrix(array: Array) -> Array:
-    """With a row of queries and a column of keys at least."""
-    return array if array.ndim >= 2 else array[(None,) * (2 - array.ndim)]
-
-
-def _with_4_axes(call: Call, array: Array) -> Array:
-    """(..., heads, length, width) -> (B, heads, length, width)."""
-    batch = call.sizes.batch
-    if not batch:
-        return call.pairs.xp.expand_dims(array, axis=0)
-    return array if array.shape[:-3] == batch and len(batch) == 1 else _of_one_batch(call, array)
-
-
-def _of_one_batch(call: Call, array: Array) -> Array:
-    """The batch in full, and as one axis."""
-    xp, batch, rest = call.pairs.xp, call.sizes.batch, array.shape[-3:]
-    return xp.reshape(xp.broadcast_to(array, (*batch, *rest)), (math.prod(batch), *rest))
+    return mask if mask.ndim == 2 or len(batch) == 1 else operands.of_one_batch(call, mask)
