@@ -25,9 +25,14 @@ from sdpa_xp.protocols import Array
 from sdpa_xp.scores import attended
 
 
-def is_default(call: Call) -> bool:
-    """On the CPU where nothing masks: no tile could be skipped, and no masked NaN has to be kept out."""
-    return not (_is_masked(call) or call.pairs.traced) and _on_cpu(call)
+def is_by_name(call: Call) -> str | None:
+    """Not on the CPU where nothing masks: no tile could be skipped, and no masked NaN has to be kept out."""
+    if _is_masked(call):
+        return "MLX's kernel skips nothing that is masked: it is for calls that ask for it"
+    if call.pairs.traced or not _on_cpu(call):
+        where = "inside mx.compile and mx.vmap" if call.pairs.traced else f"on {call.pairs.device}"
+        return f"MLX's kernel is for calls that ask for it {where}"
+    return None
 
 
 def _is_masked(call: Call) -> bool:

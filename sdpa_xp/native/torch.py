@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import sys
+from typing import cast
 
 from sdpa_xp.arguments import Call
 from sdpa_xp.namespace import LARGEST, dtype_name
