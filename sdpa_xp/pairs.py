@@ -5,12 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from sdpa_xp import checks, namespace
 from sdpa_xp.checks import Integers
+from sdpa_xp.loops import rows_from
 from sdpa_xp.namespace import Engine
 from sdpa_xp.protocols import Array, Device, Dtype, Namespace, Shape
+
+
+class Block(NamedTuple):
+    """`length` queries from `start` on, which only a rolled loop knows."""
+
+    start: Array
+    length: int
+
+    def of(self, array: Array) -> Array:
+        """The block's rows of an array that broadcasts to (..., L, width)."""
+        return array if array.ndim < 2 or array.shape[-2] == 1 else rows_from(array, *self)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +52,8 @@ class Pairs:
     entry: int | None = None
     part: tuple[range, ...] | None = None
     """Which of the leading axes of `scores` are computed now, a range for each; None is all."""
+    block: Block | None = None
+    """Which of the rows of a tile are computed now; None is all. What a mask says of the tile holds of each."""
 
     @property
     def traced(self) -> bool:
@@ -139,7 +153,11 @@ class Pairs:
 
     def query_index(self, rows: range) -> Array:
         """Where the queries stand among the keys, (rows, 1)."""
+        if self.block is not None:
+            rows = range(self.block.length)
         index = self._count(rows.start + self.position, rows.stop + self.position)
+        if self.block is not None:
+            index = index + self.block.start
         return self.xp.expand_dims(index, axis=-1)
 
     def key_index(self, columns: range) -> Array:

@@ -11,7 +11,7 @@ from sdpa_xp.biases.algebra import Term, is_masked
 from sdpa_xp.dropout import Dropout
 from sdpa_xp.masks.algebra import AllOf, Allowed, Pattern, both
 from sdpa_xp.namespace import LARGEST, converted, dtype_name
-from sdpa_xp.pairs import Pairs
+from sdpa_xp.pairs import Block, Pairs
 from sdpa_xp.protocols import Array, Namespace
 from sdpa_xp.sources import Source
 from sdpa_xp.tiles import Part, Plan, Tile, cut_leading
@@ -57,6 +57,10 @@ class Scores(NamedTuple):
         key = self.key.of(of_keys(part, self.group))
         return self._replace(pairs=pairs, query=query, key=key, sinks=sinks)
 
+    def within(self, block: Block) -> Scores:
+        """The scores of a block of queries."""
+        return self._replace(pairs=replace(self.pairs, block=block))
+
     def tile(self, rows: range, columns: range) -> Tile:
         """The tile of `rows` against `columns` of these scores."""
         return Tile(rows, columns, self.pairs)
@@ -76,13 +80,11 @@ class Scores(NamedTuple):
 
     def scaled_query(self, rows: range) -> Array:
         """Queries times the scale, (..., Hq, rows, E): scaled once, not once a key tile."""
-        query = self.query
-        if len(rows) != query.shape[-2]:
-            query = query[..., rows.start : rows.stop, :]
-        query = converted(self.xp, query, self.pairs.dtype)
+        tile = self.tile(rows, range(1))
+        query = converted(self.xp, tile.of_queries(self.query), self.pairs.dtype)
         if isinstance(self.scale, float):
             return query * self.scale
-        scale = self.tile(rows, range(1)).cut(self.scale)
+        scale = tile.cut(self.scale)
         return query * self.xp.astype(scale, self.pairs.dtype, copy=False)
 
     def keys(self, columns: range) -> Array:

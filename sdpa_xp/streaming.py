@@ -17,8 +17,10 @@ from typing import Literal, NamedTuple, TypeAlias
 from sdpa_xp import threads
 from sdpa_xp.biases.algebra import is_masked
 from sdpa_xp.bounds import LEAST_SUM, Bounds
+from sdpa_xp.loops import rolled
 from sdpa_xp.masks.algebra import Allowed
 from sdpa_xp.namespace import converted, exp_in_place, is_traced
+from sdpa_xp.pairs import Block
 from sdpa_xp.protocols import Array, Dtype, Namespace
 from sdpa_xp.scores import Scores, attended, matmul_grouped, of_keys
 from sdpa_xp.sources import Source
@@ -45,6 +47,8 @@ def attend(
 
     if plan.is_one_task:
         return compute(Task(None, range(plan.queries)))
+    if plan.rolled:
+        return _in_a_loop(scores, value, plan, dtype, with_lse=with_lse)
     tasks = plan.tasks()
     if not pairs.writeable:
         outputs, lses = zip(*[compute(task) for task in reversed(tasks)], strict=True)
@@ -102,6 +106,34 @@ def merge(xp: Namespace, parts: Sequence[tuple[Array, Array]]) -> tuple[Array, A
         o = o + xp.where(xp.expand_dims(is_masked(lse), axis=-1), 0.0, weighed)
     total = _nonzero(l)
     return o / xp.expand_dims(total, axis=-1), m + xp.log(total)
+
+
+def _in_a_loop(
+    scores: Scores, value: Source, plan: Plan, dtype: Dtype, *, with_lse: bool
+) -> tuple[Array, Array | None]:
+    """What `attend` returns, a block of queries after the other; the last begins so early that it is full."""
+    xp, pairs, every = scores.xp, scores.pairs, range(plan.queries)
+
+    def compute(start: Array) -> tuple[Array, Array | None]:
+        block = scores.within(Block(start, plan.rows))
+        rows = _with_maximum(block, block.scaled_query(every), value, plan, every, "columns")
+        return converted(xp, rows.output, dtype), xp.expand_dims(rows.lse(xp), axis=-1) if with_lse else None
+
+    passes = xp.arange(0, -(-plan.queries // plan.rows), dtype=xp.int32, device=pairs.device)
+    outputs, lses = rolled(compute, xp.clip(passes * plan.rows, 0, plan.queries - plan.rows))
+    lse = None if lses is None else _joined(xp, lses, plan.queries)[..., 0]
+    return _joined(xp, outputs, plan.queries), lse
+
+
+def _joined(xp: Namespace, blocks: Array, queries: int) -> Array:
+    """(blocks, ..., rows, width) -> (..., L, width), without the rows of the last block that another has."""
+    count, *leading, rows, width = blocks.shape
+    axes = (*range(1, blocks.ndim - 2), 0, blocks.ndim - 2, blocks.ndim - 1)
+    joined = xp.reshape(xp.permute_dims(blocks, axes), (*leading, count * rows, width))
+    twice, last = count * rows - queries, (count - 1) * rows
+    if not twice:
+        return joined
+    return xp.concat([joined[..., :last, :], joined[..., last + twice :, :]], axis=-2)
 
 
 def _of_rows(scores: Scores, value: Source, plan: Plan, rows: range, bounds: Bounds) -> Rows:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from sdpa_xp.checks import Integers
+from sdpa_xp.loops import has_loops
 from sdpa_xp.pairs import Pairs
 from sdpa_xp.protocols import Array, Shape
 
@@ -49,7 +50,14 @@ class Tile(NamedTuple):
     def cut(self, array: Array) -> Array:
         """The tile's part of an array that broadcasts to (..., Hq, L, S); an axis of 1 stays as it is."""
         ranges = (*(self.pairs.part or ()), self.rows, self.columns)[-array.ndim :] if array.ndim else ()
-        return cut(array, ranges)
+        array = cut(array, ranges)
+        return array if self.pairs.block is None else self.pairs.block.of(array)
+
+    def of_queries(self, array: Array) -> Array:
+        """The tile's rows of an array (..., L, width)."""
+        if self.pairs.block is not None:
+            return self.pairs.block.of(array)
+        return array if len(self.rows) == array.shape[-2] else array[..., self.rows.start : self.rows.stop, :]
 
     def own(self, integers: Integers) -> Integers:
         """Integers for the batch entries of the tile, where it has not all of them."""
@@ -69,7 +77,9 @@ class Tile(NamedTuple):
     @property
     def shape(self) -> Shape:
         """Of the tile's scores, (..., Hq, rows, columns)."""
-        return (*self.pairs.scores[:-2], len(self.rows), len(self.columns))
+        block = self.pairs.block
+        rows = len(self.rows) if block is None else block.length
+        return (*self.pairs.scores[:-2], rows, len(self.columns))
 
     @property
     def first(self) -> int:
@@ -116,6 +126,8 @@ class Plan:
     """None is as many as BLAS has."""
     bounded: bool = False
     """Whether to look for a bound of the scores, with which no maximum is needed."""
+    rolled: bool = False
+    """Whether blocks of `rows` queries are the passes of one loop that a compiler keeps."""
 
     @property
     def is_one_task(self) -> bool:
@@ -150,11 +162,15 @@ class Task(NamedTuple):
 def plan(pairs: Pairs, group: int, widths: int) -> Plan:
     """Choose the tiles of a call with `group` query heads a key head, and `widths` = E + Ev.
 
-    A traced or lazy array gets one tile: its own compiler cuts the work, and a graph must not grow with
-    the number of tiles.
+    A traced or lazy array gets one tile, since a graph must not grow with the number of tiles; or one loop
+    over the queries, where its compiler has loops.
     """
     queries, keys, heads = pairs.queries, pairs.keys, math.prod(pairs.leading)
     empty = heads == 0 or queries == 0
+    if pairs.traced and not empty and has_loops(pairs.xp) and heads * queries * keys > DEVICE.scores:
+        most = max(SMALLEST, DEVICE.scores // (heads * keys))
+        passes = -(-queries // most)
+        return Plan(queries, keys, -(-queries // passes), keys, rolled=True)
     if pairs.traced or empty or keys == 0:
         return Plan(queries, keys, max(1, queries), max(1, keys), empty)
     if pairs.engine == "device":

@@ -1,0 +1,198 @@
+"""Long calls inside a jit: one loop over the queries, with the numbers of the call that is computed at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from libraries import Library
+
+from sdpa_xp import attention_state, biases, masks, scaled_dot_product_attention
+from sdpa_xp.tiles import Cut
+
+F = np.float32
+Arrays = dict[str, np.ndarray]
+
+
+@pytest.fixture(autouse=True)
+def _of_jax(library: Library) -> None:
+    if library.name.split("-")[0] != "jax":
+        pytest.skip("only JAX's compiler has loops")
+
+
+@pytest.fixture
+def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 3 queries each, wherever there are 6 scores."""
+    monkeypatch.setattr("sdpa_xp.tiles.DEVICE", Cut(4, 6, 5))
+    monkeypatch.setattr("sdpa_xp.tiles.SMALLEST", 3)
+
+
+@pytest.fixture
+def arrays(rng: np.random.Generator) -> Arrays:
+    """8 queries, which are no whole number of blocks, in grouped heads."""
+    shapes = {"query": (2, 4, 8, 8), "key": (2, 2, 12, 8), "value": (2, 2, 12, 5)}
+    made = {name: rng.standard_normal(shape).astype(F) for name, shape in shapes.items()}
+    allowed = rng.random((2, 4, 8, 12)) < 0.6
+    allowed[:, :, 6], allowed[..., 9] = False, False
+    bias = rng.standard_normal((4, 8, 12)).astype(F)
+    learned = {"scale": (2, 1, 8, 1), "sinks": (4,), "table": (8, 4), "slopes": (4,)}
+    return made | {
+        "allowed": allowed,
+        "bias": np.where(allowed[0], bias, -np.inf).astype(F),
+        **{name: rng.standard_normal(shape).astype(F) for name, shape in learned.items()},
+        "lengths": np.asarray([5, 12], np.int32),
+        "rows": np.asarray([7, 2], np.int32),
+        "ids": np.asarray([[0, 0, 1, 1, 1, 2, 2, 2], [0] * 8], np.int32),
+        "key_ids": np.asarray([[0] * 6 + [1] * 6, [0] * 11 + [2]], np.int32),
+    }
+
+
+Rules = Callable[..., dict[str, Any]]
+RULES: dict[str, Rules] = {
+    "plain": lambda **_: {},
+    "causal": lambda **_: {"is_causal": True},
+    "an array a pair": lambda allowed, **_: {"attn_mask": allowed, "is_causal": True},
+    "an array a key": lambda allowed, **_: {"attn_mask": allowed[0, 0, 0, :]},
+    "an array a query": lambda allowed, **_: {"attn_mask": allowed[:, :, :, :1]},
+    "a band": lambda lengths, **_: {"attn_mask": masks.sliding_window(3, 1, offset=lengths)},
+    "lower right": lambda **_: {"attn_mask": masks.causal("lower_right")},
+    "static padding": lambda **_: {"attn_mask": masks.padding([4, 12], [7, 2])},
+    "padding": lambda lengths, rows, **_: {"attn_mask": masks.padding(lengths, rows)},
+    "documents": lambda ids, key_ids, **_: {"attn_mask": masks.document(ids, key_ids)},
+    "prefix, chunks, dilation": lambda lengths, **_: {
+        "attn_mask": (masks.causal() | masks.prefix(lengths)) & ~(masks.chunked(4) & masks.dilated(2))
+    },
+    "one chunk": lambda **_: {"attn_mask": masks.chunked(5)},
+    "mask function": lambda **_: {
+        "attn_mask": masks.from_function(lambda b, h, i, j: (i * j + h + b) % 3 != 1)
+    },
+    "bias": lambda bias, **_: {"bias": bias, "softcap": 2.0},
+    "alibi": lambda slopes, lengths, **_: {"bias": biases.alibi(slopes, offset=lengths)},
+    "relative": lambda table, **_: {"bias": biases.relative(table, max_distance=6)},
+    "score function": lambda **_: {
+        "bias": biases.from_function(lambda score, b, h, i, j: score * 0.5 + h * b - i + j)
+    },
+    "scale and sinks": lambda scale, sinks, **_: {"scale": scale, "sinks": sinks, "is_causal": True},
+}
+
+
+def state(rules: Rules, arrays: dict[str, Any], **more: Any) -> Any:
+    return attention_state(*(arrays[name] for name in ("query", "key", "value")), **rules(**arrays), **more)
+
+
+@pytest.mark.usefixtures("short_blocks")
+@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
+def test_same_numbers(library: Library, arrays: Arrays, rules: Rules) -> None:
+    import jax
+
+    traced = jax.jit(lambda **arrays: tuple(state(rules, arrays)))
+    expected = state(rules, arrays)
+    output, lse = (library.get(x) for x in library.call(traced, **arrays))
+    np.testing.assert_allclose(output, expected.output, rtol=0, atol=4e-6)
+    np.testing.assert_allclose(lse, expected.lse, rtol=0, atol=4e-6)
+    assert "while" in library.call(traced.lower, **arrays).as_text()
+
+
+@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
+def test_same_gradients(library: Library, arrays: Arrays, rules: Rules, request: pytest.FixtureRequest) -> None:
+    """As of one tile, of whatever is floating; lse joins in, without what is -inf."""
+    import jax
+
+    learned = [name for name, x in arrays.items() if x.dtype == F]
+
+    def loss(learned: Any, arrays: Any) -> Any:
+        output, lse = state(rules, arrays | learned)
+        return (output**2).sum() + jax.numpy.where(lse > -math.inf, lse, 0).sum()
+
+    def gradients() -> Any:
+        return library.call(
+            jax.jit(lambda **arrays: jax.grad(loss)({x: arrays[x] for x in learned}, arrays)), **arrays
+        )
+
+    expected = gradients()
+    request.getfixturevalue("short_blocks")
+    for name, found in gradients().items():
+        wanted = library.get(expected[name])
+        bound = 1e-6 * max(1, np.abs(wanted).max())
+        np.testing.assert_allclose(library.get(found), wanted, rtol=0, atol=bound)
+
+
+@pytest.mark.usefixtures("short_blocks")
+def test_same_pairs_are_dropped(library: Library, arrays: Arrays) -> None:
+    """As by a call that is not traced."""
+    import jax
+
+    inputs = [arrays[name] for name in ("query", "key", "value")]
+
+    def call(*inputs: Any) -> Any:
+        return scaled_dot_product_attention(*inputs, dropout_p=0.5, rng=jax.random.key(3))
+
+    found, expected = (library.get(library.call(each, *inputs)) for each in (jax.jit(call), call))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.usefixtures("short_blocks")
+@pytest.mark.parametrize("queries", [4, 6, 8])
+@pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
+def test_every_row_stands_at_its_place(library: Library, arrays: Arrays, queries: int, layout: Any) -> None:
+    """Blocks of 2, of 3, and of 3 with one row that two of them have; vmap has the batch."""
+    import jax
+
+    q, k, v = arrays["query"][:, :, :queries], arrays["key"], arrays["value"]
+    expected = scaled_dot_product_attention(q, k, v, is_causal=True)
+    if layout == "...LHE":
+        q, k, v, expected = (x.swapaxes(-2, -3) for x in (q, k, v, expected))
+    mapped = jax.vmap(lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True, layout=layout))
+    np.testing.assert_allclose(library.get(library.call(mapped, q, k, v)), expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.usefixtures("short_blocks")
+def test_padding_may_hold_nan(library: Library, arrays: Arrays) -> None:
+    import jax
+
+    expected = scaled_dot_product_attention(*(arrays[x] for x in ("query", "key", "value", "allowed")))
+    for name in ("key", "value"):
+        arrays[name][..., 9, :] = math.nan
+    inputs = [arrays[x] for x in ("query", "key", "value", "allowed")]
+    found = library.get(library.call(jax.jit(scaled_dot_product_attention), *inputs))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
+
+
+def causal(x: Any) -> Any:
+    return scaled_dot_product_attention(x, x, x, is_causal=True)
+
+
+def slope(x: Any) -> Any:
+    import jax
+
+    return jax.grad(lambda x: causal(x).sum())(x)
+
+
+@pytest.mark.parametrize("function", [causal, slope])
+def test_the_program_does_not_grow_with_the_length(library: Library, function: Any) -> None:
+    import jax
+
+    def lines(length: int) -> int:
+        x = jax.ShapeDtypeStruct((length, 8), np.float32)
+        return str(jax.jit(function).lower(x).as_text()).count("\n")
+
+    with library.guard():
+        assert lines(8192) == lines(32768)
+
+
+@pytest.mark.parametrize("function", [causal, slope])
+def test_memory_grows_with_the_length_alone(library: Library, function: Any) -> None:
+    """4 times the length takes at most 5 times the memory, and less than a byte a pair."""
+    import jax
+
+    def held(length: int) -> int:
+        x = jax.ShapeDtypeStruct((length, 8), np.float32)
+        return int(jax.jit(function).lower(x).compile().memory_analysis().temp_size_in_bytes)
+
+    with library.guard():
+        short, long = held(8192), held(32768)
+    assert long < 5 * short
+    assert long < 32768**2
