@@ -167,7 +167,7 @@ def plan(pairs: Pairs, group: int, widths: int) -> Plan:
     """
     queries, keys, heads = pairs.queries, pairs.keys, math.prod(pairs.leading)
     empty = heads == 0 or queries == 0
-    if pairs.traced and not empty and has_loops(pairs.xp) and heads * queries * keys > DEVICE.scores:
+    if pairs.traced and not empty and has_loops(pairs.xp) and _are_many(heads * queries * keys):
         most = max(SMALLEST, DEVICE.scores // (heads * keys))
         passes = -(-queries // most)
         return Plan(queries, keys, -(-queries // passes), keys, rolled=True)
@@ -195,6 +195,11 @@ def plan(pairs: Pairs, group: int, widths: int) -> Plan:
         threads=None if threaded else 1,
         bounded=min(rows * group, keys) >= WORTH_BOUND,
     )
+
+
+def _are_many(scores: object) -> bool:
+    """Whether so many scores are too many at once, as far as it is known: a length may be a symbol."""
+    return isinstance(scores, int) and scores > DEVICE.scores
 
 
 def _parts(leading: Shape, group: int, units: int) -> tuple[Part, ...]:
