@@ -71,8 +71,9 @@ def scaled_dot_product_attention(
         implementation: `"xp"` is the portable one, written in array-API calls; `"native"` the kernel of the
             arrays' own library, an error where it does not compute this call as documented. None leaves the
             choice to sdpa_xp: the kernel for torch tensors on the CPU and while torch exports (torch.export,
-            torch.onnx.export), and for MLX arrays on the CPU where nothing masks, where it computes the call
-            as documented, and the portable one otherwise. Torch's kernel has first derivatives only.
+            torch.onnx.export), for short calls of JAX arrays on the CPU outside a jit, and for MLX arrays on
+            the CPU where nothing masks, where it computes the call as documented, and the portable one
+            otherwise. Torch's kernel has first derivatives only.
 
     Returns:
         (..., Hq, L, Ev) in the layout of the inputs, or (L, Ev) for 2-D inputs, of the query's library,

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from sdpa_xp import checks, namespace
 from sdpa_xp.arguments import Call
-from sdpa_xp.native import mlx, torch
+from sdpa_xp.native import jax, mlx, torch
 from sdpa_xp.protocols import Array
 
 
@@ -27,7 +27,7 @@ class Kernel(Protocol):
         the portable implementation."""
 
 
-KERNELS: dict[str, Kernel] = {"mlx": mlx, "torch": torch}
+KERNELS: dict[str, Kernel] = {"jax": jax, "mlx": mlx, "torch": torch}
 """By the name of the library whose arrays they take."""
 
 

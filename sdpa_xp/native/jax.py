@@ -1,0 +1,112 @@
+"""jax.nn.dot_product_attention, compiled once for all operations of a call.
+
+XLA makes all scores at once, and jax.nn's own masks are large negative numbers, so what it gets are the masks
+of the call as a bias of -inf. Where it then differs from the contract
+
+- a row has no key: it would be NaN, and is computed without a mask and set to 0;
+- a key or value that is masked holds NaN: what no query attends is blanked, and where the output is not finite
+  nevertheless the portable implementation computes it again;
+- the dtype is a half: the weights are rounded to it, so that float32 is what is computed in;
+- the dtype is float64: the softmax is float32's, so it is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from typing import Any, cast
+
+from sdpa_xp.arguments import Call
+from sdpa_xp.biases.algebra import Added, is_masked
+from sdpa_xp.namespace import dtype_name, is_traced
+from sdpa_xp.protocols import Array, Namespace, Shape
+from sdpa_xp.scores import attended
+
+MANY_SCORES = 2**17
+"""Of more the portable implementation is as fast, or faster. Measured on two cores."""
+
+
+def is_default(call: Call) -> bool:
+    """On the CPU, for short calls outside a jit: one operation starts sooner than many."""
+    pairs = call.pairs
+    on_cpu = not pairs.traced and getattr(pairs.device, "platform", None) == "cpu"
+    return on_cpu and math.prod(pairs.scores) <= MANY_SCORES
+
+
+def refusal(call: Call) -> str | None:
+    """Why the kernel does not compute the call to the contract."""
+    beyond = {"softcap": call.softcap is not None, "sinks": call.sinks is not None, "rng": call.dropout_p > 0}
+    for name, asked in beyond.items():
+        if asked:
+            return f"JAX's kernel takes no `{name}`"
+    if dtype_name(call.pairs.dtype) == "float64":
+        return "JAX's kernel computes a softmax in float32"
+    width = call.arrays["value"].shape[-1]
+    if width != call.sizes.width:
+        return "JAX's kernel takes no E that is not Ev"
+    if any(length == 0 for length in (*call.sizes.batch, *call.pairs.scores[-3:], width)):
+        return "an axis is empty"
+    (scores,) = call.bind([call.whole])
+    if len(scores.biases) > 1 or not all(isinstance(term, Added) for term in scores.biases):
+        return "JAX's kernel takes no bias but one that is added"
+    return None
+
+
+def attend(call: Call) -> Array | None:
+    """The output, (..., Hq, L, Ev); None where the kernel does not keep a NaN out."""
+    (scores,) = call.bind([call.whole])
+    tile = scores.tile(range(call.sizes.queries), range(call.sizes.keys))
+    allowed = scores.mask.on(tile)
+    if allowed is False:
+        return None
+    added = [term.added(tile) for term in scores.biases if isinstance(term, Added)]
+    output, finite = _compiled()(
+        *call.arrays.values(),
+        scores.scale,
+        None if allowed is True else allowed,
+        added[0] if added else None,
+        batch=call.sizes.batch,
+    )
+    return cast(Array, output) if is_traced(output) or bool(finite) else None
+
+
+@functools.cache
+def _compiled() -> Any:
+    return sys.modules["jax"].jit(_attention, static_argnames="batch")
+
+
+def _attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    scale: Array | float,
+    allowed: Array | None,
+    added: Array | None,
+    *,
+    batch: Shape,
+) -> tuple[Array, Array]:
+    """The output, in float32, and whether all of it is finite."""
+    jax = sys.modules["jax"]
+    xp = jax.numpy
+    query, key, value = (xp.astype(x, xp.float32) for x in (query, key, value))
+    query, bias, some = query * xp.astype(scale, xp.float32), None, None
+    if added is not None:
+        allowed = ~is_masked(added) if allowed is None else allowed & ~is_masked(added)
+    if allowed is not None:
+        allowed = allowed[(None,) * (3 - allowed.ndim)]
+        key, value = (xp.where(attended(xp, allowed, x.shape[-3]), x, 0.0) for x in (key, value))
+        some = xp.any(allowed, axis=-1, keepdims=True)
+        bias = xp.where(some, xp.where(allowed, 0.0 if added is None else added, -math.inf), 0.0)
+        bias = bias if len(batch) < 2 else _of_one_batch(xp, bias, batch)
+    rows = (xp.swapaxes(_of_one_batch(xp, x, batch), -2, -3) for x in (query, key, value))
+    output = xp.swapaxes(jax.nn.dot_product_attention(*rows, bias=bias, scale=1.0), -2, -3)
+    output = xp.reshape(output, (*batch, *output.shape[1:]))
+    output = output if some is None else xp.where(some, output, 0.0)
+    return output, xp.isfinite(xp.sum(output))
+
+
+def _of_one_batch(xp: Namespace, array: Array, batch: Shape) -> Array:
+    """(..., heads, length, width), with the batch in full and as one axis."""
+    rest = array.shape[-3:]
+    return xp.reshape(xp.broadcast_to(array, (*batch, *rest)), (math.prod(batch), *rest))
