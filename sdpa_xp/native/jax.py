@@ -27,11 +27,15 @@ MANY_SCORES = 2**17
 """Of more the portable implementation is as fast, or faster. Measured on two cores."""
 
 
-def is_default(call: Call) -> bool:
-    """On the CPU, for short calls outside a jit: one operation starts sooner than many."""
+def is_by_name(call: Call) -> str | None:
+    """Not on the CPU, for short calls outside a jit: one operation starts sooner than many."""
     pairs = call.pairs
-    on_cpu = not pairs.traced and getattr(pairs.device, "platform", None) == "cpu"
-    return on_cpu and math.prod(pairs.scores) <= MANY_SCORES
+    if pairs.traced or getattr(pairs.device, "platform", None) != "cpu":
+        where = "inside a jit" if pairs.traced else f"on {pairs.device}"
+        return f"JAX's kernel is for calls that ask for it {where}"
+    if math.prod(pairs.scores) > MANY_SCORES:
+        return "JAX's kernel makes all scores at once: for many of them it is for calls that ask for it"
+    return None
 
 
 def refusal(call: Call) -> str | None:
