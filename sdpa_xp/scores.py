@@ -80,11 +80,12 @@ class Scores(NamedTuple):
 
     def scaled_query(self, rows: range) -> Array:
         """Queries times the scale, (..., Hq, rows, E): scaled once, not once a key tile."""
-        tile = self.tile(rows, range(1))
-        query = converted(self.xp, tile.of_queries(self.query), self.pairs.dtype)
+        query, whole = self.query, len(rows) == self.pairs.queries and self.pairs.block is None
+        query = query if whole else self.tile(rows, range(1)).of_queries(query)
+        query = converted(self.xp, query, self.pairs.dtype)
         if isinstance(self.scale, float):
             return query * self.scale
-        scale = tile.cut(self.scale)
+        scale = self.tile(rows, range(1)).cut(self.scale)
         return query * self.xp.astype(scale, self.pairs.dtype, copy=False)
 
     def keys(self, columns: range) -> Array:

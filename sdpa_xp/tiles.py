@@ -57,7 +57,7 @@ class Tile(NamedTuple):
         """The tile's rows of an array (..., L, width)."""
         if self.pairs.block is not None:
             return self.pairs.block.of(array)
-        return array if len(self.rows) == array.shape[-2] else array[..., self.rows.start : self.rows.stop, :]
+        return array[..., self.rows.start : self.rows.stop, :]
 
     def own(self, integers: Integers) -> Integers:
         """Integers for the batch entries of the tile, where it has not all of them."""
