@@ -13,7 +13,10 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import copy_context
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 from sdpa_xp import checks
 
@@ -70,14 +73,35 @@ def _share(function: Callable[[T], None], tasks: Iterator[T], threads: int) -> N
         except BaseException as error:
             errors.append(error)
 
-    others = [threading.Thread(target=copy_context().run, args=(work,)) for _ in range(threads - 1)]
-    for other in others:
-        other.start()
+    others = []
+    with contextlib.suppress(RuntimeError):  # an interpreter that ends starts no thread
+        for _ in range(threads - 1):
+            others.append(_workers(threads - 1).submit(copy_context().run, work))
     work()
     for other in others:
-        other.join()
+        if not other.cancel():
+            other.result()
     if errors:
         raise errors[0]
+
+
+@functools.cache
+def _workers(count: int) -> ThreadPoolExecutor:
+    """Threads that wait for work, as those of a BLAS do: to start one takes longer than many a call."""
+    from concurrent.futures import ThreadPoolExecutor  # brings logging along
+
+    return ThreadPoolExecutor(count, thread_name_prefix="sdpa_xp")
+
+
+def _begin_anew() -> None:
+    """In a process that was forked, which has none of the threads, and a lock that no one will release."""
+    global _FREE
+    _FREE = threading.Lock()
+    _workers.cache_clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)
 
 
 @contextlib.contextmanager

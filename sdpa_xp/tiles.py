@@ -27,6 +27,8 @@ class Cut(NamedTuple):
 CORES = Cut(512, 256, 2**17)
 """For cores that have a cache each: 512 KiB of float32 scores stay in it from the first product to the second,
 and BLAS is at its best with the longer side on the left."""
+SHARED = Cut(512, 512, 2**18)
+"""For cores that compute the heads of a tile together; its scores are those of one core."""
 DEVICE = Cut(256, 1024, 2**22)
 """For a device that computes all heads of all entries at once; with many of them the tile shrinks."""
 SMALLEST = 64
@@ -180,18 +182,19 @@ def plan(pairs: Pairs, group: int, widths: int) -> Plan:
             rows = max(rows // 2, SMALLEST)
         return Plan(queries, keys, rows, columns)
     cores, groups = os.cpu_count() or 1, heads // group
+    one, together = (CORES, 1) if pairs.engine == "threads" else (SHARED, cores)
     threaded = pairs.engine == "threads" and heads * queries * keys * widths >= WORTH_THREADS
     share = -(-queries * groups // (2 * cores)) if threaded else queries  # rows enough for each core
-    rows = min(queries, max(1, CORES.rows // group), max(SMALLEST, share))
-    columns = max(CORES.scores // (rows * group), CORES.columns)
-    units = CORES.scores // (rows * group * min(columns, keys))
-    most = groups // cores if threaded else units  # and heads
+    rows = min(queries, max(1, one.rows // group), max(SMALLEST, share))
+    columns = max(one.scores // (rows * group), one.columns)
+    units = one.scores * together // (rows * group * min(columns, keys))
+    heads_of_core = groups // cores if threaded else units
     return Plan(
         queries,
         keys,
         rows,
         columns,
-        parts=_parts(pairs.leading, group, max(1, min(units, most))),
+        parts=_parts(pairs.leading, group, max(1, min(units, heads_of_core))),
         threads=None if threaded else 1,
         bounded=min(rows * group, keys) >= WORTH_BOUND,
     )

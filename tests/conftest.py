@@ -70,4 +70,5 @@ def rng() -> np.random.Generator:
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of 4 x 6, so that small arrays are cut into several, the last of them smaller."""
     monkeypatch.setattr("sdpa_xp.tiles.CORES", Cut(4, 6, 24))
+    monkeypatch.setattr("sdpa_xp.tiles.SHARED", Cut(4, 6, 24))
     monkeypatch.setattr("sdpa_xp.tiles.DEVICE", Cut(4, 6, 2**22))

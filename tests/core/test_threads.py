@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -131,3 +134,32 @@ def test_a_warning_of_numpy_stays_quiet_in_each_thread(call: tuple[np.ndarray, .
     key[:, :, 7] = np.inf
     output = scaled_dot_product_attention(query, key, value)
     assert not np.all(np.isfinite(output))
+
+
+STORY = """
+import atexit, os, time
+import numpy as np
+from sdpa_xp import scaled_dot_product_attention, threads
+
+x = np.random.default_rng(0).standard_normal((4, 600, 16)).astype(np.float32)
+expected = scaled_dot_product_attention(x, x, x)
+same = lambda: np.array_equal(scaled_dot_product_attention(x, x, x), expected)
+
+with threads._FREE:  # as if another thread of the parent were computing
+    child = os.fork()
+if child == 0:
+    found, names = same(), set()
+    threads.run(lambda _: names.add(threads.threading.current_thread().name) or time.sleep(0.01), range(9), 2)
+    os._exit(0 if found and len(names) == 2 else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+atexit.register(lambda: print(same()))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+def test_a_forked_process_and_an_ending_one_compute_too() -> None:
+    """The first has no threads but its own; the second starts none."""
+    environment = os.environ | {threads.VARIABLE: "2"}
+    command = [sys.executable, "-c", STORY]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=environment)
+    assert done.stdout.split() == ["0", "True"], done.stderr
