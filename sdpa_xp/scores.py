@@ -78,6 +78,15 @@ class Scores(NamedTuple):
             if allowed is not False:
                 yield tile, allowed
 
+    def trimmed(self, rows: range, plan: Plan) -> Iterator[tuple[Tile, Allowed]]:
+        """The same tiles, without those queries of each that the mask knows to attend none of its keys."""
+        for columns in plan.column_ranges(self.reach(rows)):
+            some = self.mask.reached_by(self.tile(rows, columns))
+            tile = self.tile(some, columns)
+            allowed = self.mask.on(tile) if some else False
+            if allowed is not False:
+                yield tile, allowed
+
     def scaled_query(self, rows: range) -> Array:
         """Queries times the scale, (..., Hq, rows, E): scaled once, not once a key tile."""
         query, whole = self.query, len(rows) == self.pairs.queries and self.pairs.block is None

@@ -184,14 +184,15 @@ def _without_maximum(scores: Scores, query: Array, value: Source, plan: Plan, ro
     shape = (*pairs.scores[:-2], len(rows))
     l, o = (xp.zeros((*shape, n), dtype=pairs.dtype, device=pairs.device) for n in (1, value.width))
     ones = xp.full((plan.columns, 1), 1.0, dtype=pairs.dtype, device=pairs.device)
-    for tile, allowed in scores.tiles(rows, plan):
-        s, _ = scores.on(tile, query, True)
+    for tile, allowed in scores.trimmed(rows, plan):
+        own = (..., slice(tile.rows.start - rows.start, tile.rows.stop - rows.start), slice(None))
+        s, _ = scores.on(tile, query[own], True)
         p = exp_in_place(xp, s)
         if not isinstance(allowed, bool):
             p *= xp.astype(allowed, p.dtype)
-        l += p @ ones[: len(tile.columns), :]
+        l[own] += p @ ones[: len(tile.columns), :]
         kept = p if scores.dropout is None else scores.dropout.apply(tile, p)
-        o += matmul_grouped(xp, kept, converted(xp, value.cut(tile.columns), pairs.dtype))
+        o[own] += matmul_grouped(xp, kept, converted(xp, value.cut(tile.columns), pairs.dtype))
     return Rows(o / _nonzero(l, LEAST_SUM), None, l)
 
 

@@ -33,7 +33,7 @@ DEVICE = Cut(256, 1024, 2**22)
 """For a device that computes all heads of all entries at once; with many of them the tile shrinks."""
 SMALLEST = 64
 
-WORTH_THREADS = 2**22
+WORTH_THREADS = 2**23
 """Multiplications that take longer than it takes to start a thread."""
 WORTH_BOUND = 64
 """Queries and keys of a tile from which on the norms, which tell that no maximum is needed, cost little."""

@@ -31,6 +31,10 @@ class Pattern(ABC):
         """A part of the tile's keys, in one piece, outside of which its queries attend none."""
         return tile.columns
 
+    def reached_by(self, tile: Tile, /) -> range:
+        """A part of the tile's queries, in one piece, outside of which none attends any of its keys."""
+        return tile.rows
+
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Mask(Value, ABC):
@@ -152,11 +156,10 @@ class AllOf(Pattern):
         return allowed
 
     def reach(self, tile: Tile) -> range:
-        found = tile.columns
-        for pattern in self.patterns:
-            other = pattern.reach(tile)
-            found = range(max(found.start, other.start), min(found.stop, other.stop))
-        return found
+        return _common([tile.columns, *(pattern.reach(tile) for pattern in self.patterns)])
+
+    def reached_by(self, tile: Tile) -> range:
+        return _common([tile.rows, *(pattern.reached_by(tile) for pattern in self.patterns)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +177,10 @@ class AnyOf(Pattern):
         return allowed
 
     def reach(self, tile: Tile) -> range:
-        reaches = [reach for reach in (each.reach(tile) for each in self.patterns) if reach]
-        if not reaches:
-            return range(0)
-        return range(min(each.start for each in reaches), max(each.stop for each in reaches))
+        return _hull([pattern.reach(tile) for pattern in self.patterns])
+
+    def reached_by(self, tile: Tile) -> range:
+        return _hull([pattern.reached_by(tile) for pattern in self.patterns])
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +202,16 @@ class Given(Pattern):
 
     def on(self, tile: Tile) -> Allowed:
         return settled(tile, tile.cut(self.array))
+
+
+def _common(ranges: list[range]) -> range:
+    return range(max(each.start for each in ranges), min(each.stop for each in ranges))
+
+
+def _hull(ranges: list[range]) -> range:
+    """The smallest range that holds each of `ranges`."""
+    some = [each for each in ranges if each]
+    return range(min(each.start for each in some), max(each.stop for each in some)) if some else range(0)
 
 
 def settled(tile: Tile, allowed: Array) -> Allowed:

@@ -130,6 +130,14 @@ class Band(Pattern):
             stop = int(min(stop, tile.last + tile.own(self.high).most + 1))
         return range(start, stop)
 
+    def reached_by(self, tile: Tile) -> range:
+        start, stop = tile.rows.start, tile.rows.stop
+        if self.high is not None:
+            start = int(max(start, start + tile.columns.start - tile.own(self.high).most - tile.first))
+        if self.low is not None:
+            stop = int(min(stop, stop + tile.columns.stop - 1 - tile.own(self.low).least - tile.last))
+        return range(start, stop)
+
     def _above(self, tile: Tile) -> Allowed:
         """Where i + low <= j."""
         if self.low is None:

@@ -137,8 +137,8 @@ def written(folder: Path, rows: list[Row]) -> None:
         "rows": [dataclasses.asdict(row) for row in rows],
     }
     (folder / "plots").mkdir(parents=True, exist_ok=True)
-    drawn = plots.draw(rows, folder / "plots")
     (folder / "attention.json").write_text(json.dumps(facts, indent=1) + "\n")
+    drawn = plots.draw(rows, folder / "plots")
     (folder / "attention.md").write_text(report.page(facts, rows, drawn))
 
 

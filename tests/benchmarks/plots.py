@@ -26,7 +26,7 @@ COLOURS = {
     "JAX": "#009e73",
     "onnxruntime": "#cc79a7",
 }
-MARKERS = "os.vD^ps<>"
+MARKERS = "os.vD^ps<>*hX"
 STYLE = {
     "svg.hashsalt": "sdpa_xp",  # ids that are the same in every run
     "svg.fonttype": "none",

@@ -120,8 +120,13 @@ def pairs_at(position: int) -> Pairs:
     return replace(pairs_of("test", "mask", SHAPE, {}, None), position=position)
 
 
+def is_one_band(band: Band) -> bool:
+    """Whether it is the same for each batch entry."""
+    return all(edge is None or isinstance(edge.values, int) for edge in (band.low, band.high))
+
+
 def check(rule: Rule, position: int, *, knows: bool = False) -> None:
-    """What is said of each tile is right, and its reach leaves out no key that is attended."""
+    """What is said of each tile is right, and what it leaves out attends nothing and is not attended."""
     mask, formula = rule
     pairs = pairs_at(position)
     pattern = mask.bind(pairs)
@@ -139,6 +144,12 @@ def check(rule: Rule, position: int, *, knows: bool = False) -> None:
         assert not reach or (columns.start <= reach.start and reach.stop <= columns.stop)
         attended = {columns[at] for at in np.nonzero(part)[-1]}
         assert attended <= set(reach), (mask, position, rows, columns, reach)
+        reached = pattern.reached_by(tile)
+        assert not reached or (rows.start <= reached.start and reached.stop <= rows.stop)
+        attending = {rows[at] for at in np.nonzero(part)[-2]}
+        assert attending <= set(reached), (mask, position, rows, columns, reached)
+        if isinstance(pattern, Band) and reached and attending and is_one_band(pattern):
+            assert {reached[0], reached[-1]} <= attending, (mask, position, rows, columns, reached)
 
 
 @pytest.mark.parametrize("position", POSITIONS)
