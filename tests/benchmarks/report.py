@@ -6,11 +6,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bars import ABOVE, ADDED, BARS, MEMORY, TO_ALL_PAIRS, TO_TORCH, Bar, is_met, reached, row_of
+from contenders import LOOP, MATMULS, NUMPY, TORCH
 from measuring import Row
 from tables import table
 
 HOW = """All contenders of a table ran in one process, in turns, in another order each round. A number is
 the median of the rounds, with the quartiles in brackets; a ratio is taken round by round, then its median."""
+
+WHERE = """Shares of the medians of sdpa_xp on NumPy, all pairs. The products, and the loop that has exp and row
+sums as well, are written for this table, without the library, on the same tiles, BLAS and threads. The last
+column is what the products alone take of torch's whole time: NumPy cannot be below it on this machine."""
 
 TABLES = (
     ("all pairs", "All pairs", "Milliseconds; and the time over that of torch's scaled_dot_product_attention."),
@@ -64,13 +69,28 @@ def page(facts: dict[str, Any], rows: Sequence[Row], plots: Iterable[str]) -> st
         "`python tests/benchmarks/attention.py` writes this page.",
         "",
     ]
-    lines += ["## Bars", "", *bars(rows), ""]
+    lines += ["## Bars", "", *bars(rows), "", "[What was tried](NOTES.md) to reach those that are missed.", ""]
+    lines += ["## Where the time goes", "", WHERE, "", *parts(rows), ""]
     lines += [f"![{name}](plots/{name}.svg)" for name in plots]
     for cell, title, what in TABLES:
         of_cell = [row for row in rows if row.cell == cell]
         if of_cell:
             lines += ["", f"## {title}", "", what, "", *by_length(of_cell)]
     return "\n".join([*lines, ""])
+
+
+def parts(rows: Sequence[Row]) -> list[str]:
+    """Of the time of all pairs on NumPy: the products, the softmax, and what is around them."""
+    shown = []
+    for length in dict.fromkeys(row.length for row in rows if row.cell == "all pairs"):
+        at = {row.contender: row.numbers for row in rows if (row.cell, row.length) == ("all pairs", length)}
+        if {NUMPY, MATMULS, LOOP, TORCH} <= at.keys():
+            whole, products, loop, torch = (
+                at[name]["milliseconds"].median for name in (NUMPY, MATMULS, LOOP, TORCH)
+            )
+            shares = (products / whole, (loop - products) / whole, (whole - loop) / whole, products / torch)
+            shown.append([f"S = {length:,}", *(f"{share:.0%}" for share in shares)])
+    return table(["", "products", "exp and sums", "the rest", "products over all of torch SDPA"], shown)
 
 
 def bars(rows: Sequence[Row], wanted: Sequence[Bar] = BARS) -> list[str]:
