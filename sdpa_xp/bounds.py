@@ -15,7 +15,9 @@ from sdpa_xp.tiles import Part, Plan
 
 LARGEST = 40.0
 LEAST_SUM = 2.0**-32
-"""In a row whose sum is smaller, weight * value may be too small a number before it is divided by that sum."""
+"""In a row whose sum is smaller, weight * value may be too small a number before it is divided by that sum.
+
+In others values of less than 2^-70 in float32 lose digits that they have with a maximum."""
 
 
 class Bounds(NamedTuple):

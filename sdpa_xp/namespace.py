@@ -166,6 +166,12 @@ def _is_transforming(torch: Any) -> bool:
     return bool(torch.compiler.is_compiling()) or torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def has_tangents() -> bool:
+    """Whether torch carries derivatives along with what it computes, in its forward mode."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.autograd.forward_ad._current_level >= 0
+
+
 def fingerprint(array: object) -> object:
     """What tells arrays apart, but for their numbers; None where a number may matter to what they are."""
     find = _FINGERPRINTS.get(type(array), _unknown)
@@ -190,7 +196,9 @@ def _of_numpy(array: Any) -> object:
 
 def _of_torch(array: Any) -> object:
     torch = sys.modules["torch"]
-    if _is_transforming(torch) or array.layout is not torch.strided or array.is_nested:
+    if _is_transforming(torch) or torch._C._is_tracing() or torch.autograd.forward_ad._current_level >= 0:
+        return None
+    if array.layout is not torch.strided or array.is_nested:
         return None
     learned = array.requires_grad and torch.is_grad_enabled()
     return type(array), array.shape, array.dtype, array.device, learned
@@ -213,7 +221,7 @@ def engine(arrays: Iterable[Array]) -> Engine:
     if all(compat.is_torch_array(array) and device(array).type == "cpu" for array in arrays):
         torch = sys.modules["torch"]
         learned = torch.is_grad_enabled() and any(cast(Any, array).requires_grad for array in arrays)
-        return "device" if learned else "cores"
+        return "device" if learned or has_tangents() else "cores"
     return "device"
 
 

@@ -19,7 +19,7 @@ from sdpa_xp.biases.algebra import is_masked
 from sdpa_xp.bounds import LEAST_SUM, Bounds
 from sdpa_xp.loops import rolled
 from sdpa_xp.masks.algebra import Allowed
-from sdpa_xp.namespace import converted, exp_in_place, is_traced
+from sdpa_xp.namespace import converted, exp_in_place, is_traced, quiet
 from sdpa_xp.pairs import Block
 from sdpa_xp.protocols import Array, Dtype, Namespace
 from sdpa_xp.scores import Scores, attended, matmul_grouped, of_keys
@@ -60,7 +60,8 @@ def attend(
     def write(task: Task) -> None:
         ranges = *(task.part or map(range, pairs.leading)), task.rows
         index = tuple(slice(each.start, each.stop) for each in ranges)
-        output[index], own = compute(task)
+        with quiet(scores.query):  # NumPy 1 keeps it by the thread
+            output[index], own = compute(task)
         if own is not None:
             lse[index] = own
 
@@ -189,7 +190,11 @@ def _without_maximum(scores: Scores, query: Array, value: Source, plan: Plan, ro
         s, _ = scores.on(tile, query[own], True)
         p = exp_in_place(xp, s)
         if not isinstance(allowed, bool):
-            p *= xp.astype(allowed, p.dtype)
+            attends = xp.astype(allowed, p.dtype)
+            if p.shape[:-2] == shape[:-2]:
+                p *= attends
+            else:  # the values and the mask have a batch that queries and keys have not
+                p = p * attends
         l[own] += p @ ones[: len(tile.columns), :]
         kept = p if scores.dropout is None else scores.dropout.apply(tile, p)
         o[own] += matmul_grouped(xp, kept, converted(xp, value.cut(tile.columns), pairs.dtype))

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,21 +27,23 @@ _FREE = threading.Lock()
 
 
 def run(function: Callable[[T], None], tasks: Iterable[T], threads: int | None) -> None:
-    """Call `function` with each task; None is as many threads as BLAS has.
+    """Call `function` with each task; None is as many threads as BLAS has, which is held to one then.
 
     One call at a time has threads. Others that come meanwhile, from a thread of the caller or from inside a
     task, run in the thread that they came in.
     """
-    shared, threads = iter(list(tasks)), threads or given()
-    if threads == 1 or not _FREE.acquire(blocking=False):
-        for task in shared:
-            function(task)
+    tasks = list(tasks)
+    if threads == 1:
+        _share(function, tasks, 1)
         return
-    try:
-        with _blas_in_one_thread() as found:
-            _share(function, shared, threads or found)
-    finally:
-        _FREE.release()
+    with _BLAS.in_one_thread() as found:
+        if not _FREE.acquire(blocking=False):
+            _share(function, tasks, 1)
+            return
+        try:
+            _share(function, tasks, threads or given() or found)
+        finally:
+            _FREE.release()
 
 
 def count() -> int:
@@ -60,13 +62,13 @@ def given() -> int | None:
     return int(asked)
 
 
-def _share(function: Callable[[T], None], tasks: Iterator[T], threads: int) -> None:
+def _share(function: Callable[[T], None], tasks: Sequence[T], threads: int) -> None:
     """The calling thread and `threads` - 1 others take one task after the other; the first error ends all."""
-    errors: list[BaseException] = []
+    shared, errors = iter(tasks), list[BaseException]()
 
     def work() -> None:
         try:
-            for task in tasks:  # an iterator over a list gives each element to one thread
+            for task in shared:  # an iterator over a list gives each element to one thread
                 if errors:
                     return
                 function(task)
@@ -75,8 +77,8 @@ def _share(function: Callable[[T], None], tasks: Iterator[T], threads: int) -> N
 
     others = []
     with contextlib.suppress(RuntimeError):  # an interpreter that ends starts no thread
-        for _ in range(threads - 1):
-            others.append(_workers(threads - 1).submit(copy_context().run, work))
+        for _ in range(min(threads, len(tasks)) - 1):
+            others.append(_workers().submit(copy_context().run, work))
     work()
     for other in others:
         if not other.cancel():
@@ -86,35 +88,64 @@ def _share(function: Callable[[T], None], tasks: Iterator[T], threads: int) -> N
 
 
 @functools.cache
-def _workers(count: int) -> ThreadPoolExecutor:
-    """Threads that wait for work, as those of a BLAS do: to start one takes longer than many a call."""
+def _workers() -> ThreadPoolExecutor:
+    """Threads that wait for work, as those of a BLAS do: to start one takes longer than many a call.
+
+    There are as many as were needed at once.
+    """
     from concurrent.futures import ThreadPoolExecutor  # brings logging along
 
-    return ThreadPoolExecutor(count, thread_name_prefix="sdpa_xp")
+    return ThreadPoolExecutor(1024, thread_name_prefix="sdpa_xp")
+
+
+class _Blas:
+    """NumPy's BLAS, held to one thread while some call computes; the last one to end gives them back."""
+
+    def __init__(self) -> None:
+        self.lock, self.calls, self.had = threading.Lock(), 0, list[tuple[Any, int]]()
+
+    @contextlib.contextmanager
+    def in_one_thread(self) -> Iterator[int]:
+        """Gives the number of threads that it had, and gives them back, whatever happens."""
+        with self.lock:
+            if not self.calls:
+                self.had = [(library, library.num_threads) for library in _blas()]
+                for library, _ in self.had:
+                    _set_threads(library, 1)
+            self.calls += 1
+            found = max((count for _, count in self.had), default=_cores())
+        try:
+            yield found
+        finally:
+            with self.lock:
+                self.calls -= 1
+                if not self.calls:
+                    self.give_back()
+
+    def give_back(self) -> None:
+        for library, count in self.had:
+            _set_threads(library, count)
+
+
+def _set_threads(library: Any, count: int) -> None:
+    """For the whole process, as OpenBLAS does it; threadpoolctl 3.8 lets no thread but the first one."""
+    getattr(library, "_real_set_num_threads", library.set_num_threads)(count)
+
+
+_BLAS = _Blas()
 
 
 def _begin_anew() -> None:
-    """In a process that was forked, which has none of the threads, and a lock that no one will release."""
-    global _FREE
-    _FREE = threading.Lock()
+    """In a process that was forked, which has none of the threads, and locks that no one will release."""
+    global _FREE, _BLAS
+    if _BLAS.calls:
+        _BLAS.give_back()
+    _FREE, _BLAS = threading.Lock(), _Blas()
     _workers.cache_clear()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_begin_anew)
-
-
-@contextlib.contextmanager
-def _blas_in_one_thread() -> Iterator[int]:
-    """Gives the number of threads that BLAS had, and gives them back to it, whatever happens."""
-    libraries = [(library, library.num_threads) for library in _blas()]
-    for library, _ in libraries:
-        library.set_num_threads(1)
-    try:
-        yield max((count for _, count in libraries), default=_cores())
-    finally:
-        for library, count in libraries:
-            library.set_num_threads(count)
 
 
 @functools.cache

@@ -53,6 +53,10 @@ def _installed(name: str) -> bool:
     return importlib.util.find_spec(LIBRARIES[name][0]) is not None
 
 
+BOUNDED = ("numpy", "numpy-readonly", "torch")
+"""The libraries that have a softmax without a maximum."""
+
+
 @pytest.fixture
 def library(request: pytest.FixtureRequest) -> Library:
     """One of the array libraries; the test runs once for each."""
@@ -66,9 +70,30 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(20170612)
 
 
-@pytest.fixture
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles of 4 x 6, so that small arrays are cut into several, the last of them smaller."""
-    monkeypatch.setattr("sdpa_xp.tiles.CORES", Cut(4, 6, 24))
-    monkeypatch.setattr("sdpa_xp.tiles.SHARED", Cut(4, 6, 24))
-    monkeypatch.setattr("sdpa_xp.tiles.DEVICE", Cut(4, 6, 2**22))
+@pytest.fixture(params=["maximum", "no maximum"])
+def small_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of 4 x 6, so that small arrays are cut into several, the last of them smaller.
+
+    Once more with scores that are looked at for a bound however few they are, where that is done at all.
+    """
+    if request.param == "no maximum":
+        if "library" in request.fixturenames and request.getfixturevalue("library").name not in BOUNDED:
+            pytest.skip("scores are bounded where arrays are written to")
+        monkeypatch.setattr("sdpa_xp.tiles.WORTH_BOUND", 0)
+    _cut_small(monkeypatch)
+
+
+@pytest.fixture(params=["maximum", "no maximum"])
+def tiles(library: Library, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small tiles; on JAX, which compiles each shape anew, one of all pairs."""
+    if request.param == "no maximum":
+        if library.name not in BOUNDED:
+            pytest.skip("scores are bounded where arrays are written to")
+        monkeypatch.setattr("sdpa_xp.tiles.WORTH_BOUND", 0)
+    if not library.name.startswith("jax"):
+        _cut_small(monkeypatch)
+
+
+def _cut_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, cut in {"CORES": Cut(4, 6, 24), "SHARED": Cut(4, 6, 24), "DEVICE": Cut(4, 6, 2**22)}.items():
+        monkeypatch.setattr(f"sdpa_xp.tiles.{name}", cut)

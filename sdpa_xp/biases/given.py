@@ -56,7 +56,7 @@ def from_function(score_mod: ScoreFunction) -> Bias:
         score_mod: A function with the signature of FlexAttention's. It gets the scores of a tile, after
             scale and softcap, (..., Hq, rows, columns) in the accumulation dtype, and int32 arrays that
             broadcast to them, and returns the new scores. -inf masks. In a sum of biases it gets what
-            those before it made.
+            those before it made. For NumPy arrays threads call it at the same time.
 
     Returns:
         The bias.

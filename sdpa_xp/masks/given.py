@@ -55,7 +55,8 @@ def from_function(mask_mod: MaskFunction) -> Mask:
         mask_mod: A function with the signature of FlexAttention's. It gets int32 arrays that broadcast
             against each other, (..., 1, 1, 1), (Hq, 1, 1), (rows, 1) and (1, columns), once for each tile,
             and returns a boolean array or a bool. So it combines conditions with `&` and `|`, not with
-            `and` and `or`. A batch of several axes is counted through.
+            `and` and `or`. A batch of several axes is counted through. For NumPy arrays threads call it at the
+            same time.
 
     Returns:
         The mask. Tiles where the function is False everywhere are not computed further.

@@ -38,6 +38,16 @@ def is_empty(call: Call) -> bool:
     return any(length == 0 for length in (*call.sizes.batch, *call.pairs.scores[-3:], value.shape[-1]))
 
 
+def mask_size(call: Call) -> int:
+    """The elements of an array of the pairs that arrays of the caller speak of; 0 where there is none."""
+    given = [mask.boolean for mask in _parts(call.masks) if isinstance(mask, FromArray)]
+    given += [bias.array for bias in call.biases if isinstance(bias, BiasFromArray)]
+    axes = max((len(array.shape) for array in given), default=0)
+    shapes = [(*[1] * (axes - len(array.shape)), *array.shape)[:-2] for array in given]
+    leading = math.prod(max(lengths) for lengths in zip(*shapes, strict=True))
+    return leading * call.sizes.queries * call.sizes.keys if given else 0
+
+
 def _parts(masks: Iterable[Mask]) -> Iterator[Mask]:
     """The masks that all have to hold, those joined by `&` among them."""
     for mask in masks:

@@ -1,8 +1,9 @@
 """torch.nn.functional.scaled_dot_product_attention, of which torch.onnx.export makes ai.onnx Attention.
 
 On the CPU the kernel meets the contract, but for a masked NaN, which 0 * NaN lets through: that shows in the
-output, and the portable implementation computes it again. Elsewhere the kernel, or what an exporter and
-onnxruntime make of it, differs where
+output, and the portable implementation computes it again; and for halves, of which it rounds the weights and
+takes a row with an inf for an empty one: they are computed in float32. Elsewhere the kernel, or what an
+exporter and onnxruntime make of it, differs where
 
 - a key or value that is masked holds NaN, which 0 * NaN lets through: what no query attends is blanked;
 - a row has no key: torch's own translation for opsets before 23 gives the mean of the values: it is set to 0;
@@ -17,10 +18,10 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import cast
+from typing import Any, cast
 
 from sdpa_xp.arguments import Call
-from sdpa_xp.namespace import LARGEST, dtype_name
+from sdpa_xp.namespace import LARGEST, converted, dtype_name, has_tangents
 from sdpa_xp.native import operands
 from sdpa_xp.protocols import Array
 from sdpa_xp.scores import attended
@@ -29,8 +30,11 @@ from sdpa_xp.scores import attended
 def is_by_name(call: Call) -> str | None:
     """Not on the CPU, nor while torch exports: an exporter knows the kernel, and may have one node for it.
 
-    In a torch.func transform the kernel lacks some derivatives; in torch.compile no NaN can be seen.
+    In a torch.func transform and forward mode the kernel lacks some derivatives; in torch.compile no NaN can
+    be seen.
     """
+    if has_tangents():
+        return "torch's kernel has no derivatives in forward mode"
     if _is_exporting() if call.pairs.traced else _is_eager(call):
         return None
     where = "inside torch.compile and torch.func" if call.pairs.traced else f"on {call.pairs.device}"
@@ -57,6 +61,8 @@ def refusal(call: Call) -> str | None:
     if call.pairs.traced:
         exact = not _is_exporting() or dtype_name(call.pairs.dtype) != "float64"
         return None if exact else "onnxruntime computes a float64 Attention to float32 accuracy"
+    if operands.mask_size(call) > operands.MANY_SCORES:
+        return "torch's kernel makes an array of all that is masked"
     many = math.prod(call.pairs.scores) > operands.MANY_SCORES
     if many and call.sizes.width != call.arrays["value"].shape[-1]:
         return "torch's kernel makes all scores at once where E is not Ev"
@@ -67,7 +73,7 @@ def attend(call: Call) -> Array | None:
     """The output, (..., Hq, L, Ev); None where the kernel does not keep a NaN out."""
     if call.once("plain", lambda: _is_plain(call)):
         kernel = sys.modules["torch"].nn.functional.scaled_dot_product_attention
-        plain: Array = kernel(*call.arrays.values(), scale=call.scale)
+        plain: Array = kernel(*map(_in_rows, call.arrays.values()), scale=call.scale)
         return plain
     if _is_eager(call):
         return _attend_now(call)
@@ -96,8 +102,13 @@ def _is_plain(call: Call) -> bool:
         return False
     leading = call.pairs.leading
     fit = all(array.ndim == 4 and array.shape[:-2] == leading for array in call.arrays.values())
-    wider = dtype_name(call.pairs.dtype) == "float64" and dtype_name(call.dtype) != "float64"
-    return fit and not wider and (call.scale is None or _is_positive(call.scale))
+    return fit and call.dtype == call.pairs.dtype and (call.scale is None or _is_positive(call.scale))
+
+
+def _in_rows(array: Array) -> Array:
+    """With the elements of a row side by side: of others the kernel makes all scores at once."""
+    strided = cast(Any, array)
+    return array if strided.stride(-1) == 1 else cast(Array, strided.contiguous())
 
 
 def _attend_now(call: Call) -> Array | None:
@@ -105,15 +116,10 @@ def _attend_now(call: Call) -> Array | None:
     masked = bool(call.masks or call.biases)
     if masked or call.scale is not None:
         call.bind([call.whole])  # refuses arrays that do not fit
-    query, key, value = call.arrays.values()
-    held = call.pairs.dtype
-    if dtype_name(held) == "float64" and query.dtype != held:  # as softmax_dtype asks for
-        query, key, value = (xp.astype(x, held) for x in (query, key, value))
+    query, key, value = (_in_rows(converted(xp, x, call.pairs.dtype)) for x in call.arrays.values())
     query, scale = _scaled(call, query)
     allowed = operands.allowed(call) if masked else None
     mask = None if allowed is None else _mask(call, allowed)
-    if mask is not None and call.biases:
-        mask = xp.astype(mask, query.dtype, copy=False)
     output: Array = torch.nn.functional.scaled_dot_product_attention(
         *(operands.with_4_axes(call, x) for x in (query, key, value)),
         attn_mask=mask,

@@ -112,13 +112,6 @@ def whole(added: np.ndarray) -> np.ndarray:
     return np.array(np.broadcast_to(added, PAIRS))
 
 
-@pytest.fixture
-def tiles(library: Library, request: pytest.FixtureRequest) -> None:
-    """Small tiles; on JAX, which compiles each shape anew, one of all pairs."""
-    if not library.name.startswith("jax"):
-        request.getfixturevalue("small_tiles")
-
-
 def grouped(rng: np.random.Generator) -> list[np.ndarray]:
     """Query, key and value whose scores are PAIRS; two query heads read one key head."""
     shapes = ((2, 4, 7, 8), (2, 2, 11, 8), (2, 2, 11, 5))

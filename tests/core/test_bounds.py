@@ -127,3 +127,22 @@ def test_no_worse_than_the_textbook(taken: dict[str, int], rng: np.random.Genera
     found = agreement.judge(attention_state(*call).output, expected, plain, "float32")
     assert found.absolute <= found.bound
     assert taken["without"]
+
+
+@pytest.mark.parametrize("xp", [np, pytest.importorskip("torch")], ids=["numpy", "torch"])
+@pytest.mark.parametrize("rules", ["padding", "causal", "array"])
+def test_values_and_masks_of_a_batch_that_queries_have_not(
+    rng: np.random.Generator, xp: Any, rules: str, taken: dict[str, int]
+) -> None:
+    query, key = (rng.standard_normal((1, 2, 130, 16)).astype(F) for _ in range(2))
+    value = rng.standard_normal((3, 2, 130, 16)).astype(F)
+    allowed = rng.random((3, 1, 130, 130)) < 0.5
+    mask: Any = {"padding": masks.padding([100, 50, 7]), "causal": masks.causal([0, 5, 9])}.get(rules)
+    passed = xp.asarray(allowed) if mask is None else mask
+    found = attention_state(*map(xp.asarray, (query, key, value)), passed, implementation="xp")
+    dense = allowed if mask is None else masks.to_array(mask, (3, 2, 130, 130))
+    wide = [np.broadcast_to(x, value.shape) for x in (query, key)]
+    output, lse, _ = reference.attention(*wide, value, attn_mask=dense)
+    np.testing.assert_allclose(np.asarray(found.output), output, rtol=0, atol=4e-6)
+    np.testing.assert_allclose(np.asarray(found.lse), lse, rtol=0, atol=4e-6)
+    assert taken["without"] > 0 == taken["with"]

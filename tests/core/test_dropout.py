@@ -47,7 +47,7 @@ def test_output_is_the_dropped_weights_times_value(
     w = weigh(library, call, dropout_p=0.5, rng=generator(library), **rules)
     expected = w.astype(np.float64) @ np.repeat(call["value"], 2, axis=1)
     for rows, columns in ((256, 1024), (5, 7)):
-        for name in ("CORES", "DEVICE"):
+        for name in ("CORES", "SHARED", "DEVICE"):
             monkeypatch.setattr(f"sdpa_xp.tiles.{name}", Cut(rows, columns, rows * columns))
         output = attend(library, call, dropout_p=0.5, rng=generator(library), **rules)
         np.testing.assert_allclose(output, expected, rtol=0, atol=4e-6)

@@ -267,6 +267,7 @@ def test_padding_does_not_look_behind_the_longest(computed: Computed) -> None:
     assert not masks.padding(4, 2).bind(pairs_at(0)).reach(rows_of_padding)
 
 
+@pytest.mark.parametrize("small_tiles", ["maximum"], indirect=True)  # the other one cuts them down
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize(
     "mask",

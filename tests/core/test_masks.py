@@ -116,13 +116,6 @@ def arrays(rng: np.random.Generator, *shapes: tuple[int, ...]) -> list[np.ndarra
     return [rng.standard_normal(shape).astype(F) for shape in shapes]
 
 
-@pytest.fixture
-def tiles(library: Library, request: pytest.FixtureRequest) -> None:
-    """Small tiles; on JAX, which compiles each shape anew, one of all pairs."""
-    if not library.name.startswith("jax"):
-        request.getfixturevalue("small_tiles")
-
-
 def grouped(rng: np.random.Generator) -> list[np.ndarray]:
     """Query, key and value whose scores are PAIRS; two query heads read one key head."""
     return arrays(rng, (2, 4, 7, 8), (2, 2, 11, 8), (2, 2, 11, 5))

@@ -115,6 +115,26 @@ def test_calls_from_many_threads(call: tuple[np.ndarray, ...]) -> None:
     assert set(blas()) == {2}
 
 
+def test_what_else_goes_on_changes_no_bit(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products so large that a BLAS with several threads sums them in another order."""
+    x = rng.standard_normal((1, 600, 300)).astype(np.float32)
+    alone = scaled_dot_product_attention(x, x, x)
+    with ThreadPoolExecutor(3) as pool:
+        found = [*pool.map(lambda _: scaled_dot_product_attention(x, x, x), range(30))]
+    assert all(np.array_equal(each, alone) for each in found)
+    monkeypatch.setenv(threads.VARIABLE, "1")
+    assert np.array_equal(scaled_dot_product_attention(x, x, x), alone)
+    assert set(blas()) == {2}
+
+
+def test_there_are_no_more_threads_than_were_needed_at_once() -> None:
+    threads._workers.cache_clear()
+    before = threading.active_count()
+    for count in (2, 3, 9, 17):
+        threads.run(lambda _: None, range(4), count)
+    assert threading.active_count() - before <= 3
+
+
 def test_the_number_of_threads_changes_no_bit(
     call: tuple[np.ndarray, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

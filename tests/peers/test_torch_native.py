@@ -14,10 +14,12 @@ from hypothesis import given
 
 from sdpa_xp import (
     KVCache,
+    arguments,
     attention_state,
     attention_weights,
     biases,
     dot_product_attention,
+    explain,
     masks,
     scaled_dot_product_attention,
 )
@@ -89,6 +91,92 @@ def test_half_is_rounded_once(dtype: Any) -> None:
     found = scaled_dot_product_attention(*arrays, **NATIVE)
     wide = scaled_dot_product_attention(*(x.float() for x in arrays), **NATIVE)
     assert torch.equal(found, wide.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {},
+        {"bias": 1000 + torch.arange(64 * 64.0).reshape(64, 64) % 7},
+        {"bias": torch.full((64, 64), torch.finfo(torch.float32).min)},
+        {"scale": -1000.0},
+        {"scale": torch.full((), 1000.0)},
+    ],
+    ids=["plain", "bias", "lowest", "negative", "array"],
+)
+def test_halves_are_computed_in_float32(dtype: Any, rules: dict[str, Any]) -> None:
+    """Of widths that torch's flash kernel takes: it would round weights, the bias and the scaled query."""
+    query, key, value = tensors(3, *[(2, 4, 64, 16)] * 3, dtype=dtype)
+    arrays = (query * 30, key * 1e-2, value)
+    found = scaled_dot_product_attention(*arrays, **rules, **NATIVE)
+    wide = scaled_dot_product_attention(*(x.float() for x in arrays), **rules, implementation="xp")
+    assert (found.float() - wide).abs().max() <= wide.abs().max() * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("special", [math.nan, math.inf, -math.inf])
+def test_a_special_number_shows_in_the_rows_of_the_portable_one(dtype: Any, special: float) -> None:
+    query, key, value = tensors(4, *[(1, 2, 64, 16)] * 3, dtype=dtype)
+    key[0, 0, 5, 0] = special
+    found, expected = (
+        scaled_dot_product_attention(query, key, value, implementation=name) for name in ("native", "xp")
+    )
+    assert torch.equal(found.isnan(), expected.isnan())
+    assert found.isnan().any()
+
+
+def test_memory_stays_linear() -> None:
+    """What the kernel would make all scores for goes to the portable one, or is laid out anew."""
+    long = torch.zeros(1, 1, 2048, 8)
+    mask = torch.ones(2048, dtype=torch.bool)
+    for rules in ({"attn_mask": mask}, {"attn_mask": mask, "is_causal": True}, {"bias": torch.zeros(2048)}):
+        assert "an array of all that is masked" in explain(long, long, long, **rules).reason
+    strided = torch.zeros(1, 1, 8, 2048).mT
+    steps: list[int] = []
+
+    class Watched(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            del types
+            if function is torch.nn.functional.scaled_dot_product_attention:
+                steps.extend(x.stride(-1) for x in args)
+            return function(*args, **(kwargs or {}))
+
+    with Watched():
+        scaled_dot_product_attention(long, long, long)
+        scaled_dot_product_attention(strided, strided, strided)
+        scaled_dot_product_attention(strided, strided, strided, is_causal=True)
+    assert steps == [1] * 9
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, on the first use
+@pytest.mark.parametrize("implementation", [None, "xp"])
+def test_forward_mode(implementation: str | None) -> None:
+    """Also right after an alike call without it."""
+    arrays = tensors(8, *[(1, 2, 5, 4)] * 3, dtype=torch.float64)
+    direction = torch.ones_like(arrays[0])
+
+    def attend(query: torch.Tensor) -> torch.Tensor:
+        return scaled_dot_product_attention(query, *arrays[1:], implementation=implementation)
+
+    plain = attend(arrays[0])
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(arrays[0], direction)
+        output, tangent = torch.autograd.forward_ad.unpack_dual(attend(dual))
+    torch.testing.assert_close(output, plain)
+    step = 1e-6
+    ends = [attend(arrays[0] + sign * step * direction) for sign in (1, -1)]
+    torch.testing.assert_close(tangent, (ends[0] - ends[1]) / (2 * step), rtol=0, atol=1e-8)
+
+
+@pytest.mark.filterwarnings("ignore")  # of what torch.jit.trace does not see, and of itself
+def test_a_traced_call_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lengths are tensors."""
+    monkeypatch.setattr(arguments, "_PASSED", {})
+    x = tensors(1, (1, 2, 5, 4))[0]
+    traced = torch.jit.trace(lambda x: scaled_dot_product_attention(x, x, x), (x,), check_trace=False)
+    assert arguments._PASSED == {}
+    torch.testing.assert_close(traced(x), scaled_dot_product_attention(x, x, x))
 
 
 @pytest.mark.parametrize(
