@@ -1,7 +1,7 @@
 """Attention for every array: one exact, memory-linear implementation for any array-API library.
 
-Coming from another library: its arguments, and what they are called here. `biases`, `masks` are the modules of
-that name; arguments that have the same name and meaning are left out.
+Coming from another library: its arguments, and what they are called here. `biases`, `masks` and `positional`
+are the modules of that name; arguments that have the same name and meaning are left out.
 
 torch, scaled_dot_product_attention
     attn_mask = causal_upper_left, causal_lower_right    masks.causal(), masks.causal("lower_right")
@@ -51,6 +51,14 @@ FlashInfer
     paged_kv_indices                PagedKVCache(block_table=)
 MLX, mx.fast.scaled_dot_product_attention
     mask="causal" (the last align)  attn_mask=masks.causal("lower_right")
+MLX, mx.fast.rope
+    dims, traditional               positional.Rotary(width, interleaved=)
+    scale                           scaling=positional.LinearScaling(factor=1/scale)
+    offset, one for all             positions
+ONNX, RotaryEmbedding
+    cos_cache, sin_cache            Rotary.cos_sin(positions)
+    position_ids                    Rotary.apply(x, positions=)
+    rotary_embedding_dim            width
 ONNX, Attention
     past_key, present_key           KVCache
     is_causal after a past          KVCache.attend, or masks.causal(past length)
@@ -62,7 +70,7 @@ ONNX, Attention
 tests/peers and tests/conformance hold each against its library, or against its formula.
 """
 
-from sdpa_xp import biases, masks
+from sdpa_xp import biases, masks, positional
 from sdpa_xp.attention import attention_state, scaled_dot_product_attention
 from sdpa_xp.cache import KVCache
 from sdpa_xp.dot_product import dot_product_attention
@@ -88,6 +96,7 @@ __all__ = [
     "explain",
     "masks",
     "merge_states",
+    "positional",
     "scaled_dot_product_attention",
     "varlen_attention",
 ]

@@ -1,4 +1,4 @@
-"""What mlx.core lacks of the standard: devices, a copy on demand, `bool`, and exp of float64."""
+"""What mlx.core lacks of the standard: devices, a copy on demand, `bool`, and functions of float64."""
 
 from __future__ import annotations
 
@@ -63,6 +63,19 @@ class Compatible:
         """MLX computes it in float32 for float64 too; the power it does not. e is off by 5e-17 of itself."""
         wide = x.dtype == self._core.float64
         return cast(Array, self._core.power(math.e, x) if wide else self._core.exp(x))
+
+    def cos(self, x: Array, /) -> Array:
+        """MLX computes it in float32 for float64 too, and there goes wrong beyond a few turns."""
+        return cast(Array, self._core.cos(self._within_a_turn(x)))
+
+    def sin(self, x: Array, /) -> Array:
+        """Likewise."""
+        return cast(Array, self._core.sin(self._within_a_turn(x)))
+
+    def _within_a_turn(self, x: Array) -> Array:
+        if x.dtype != self._core.float64:
+            return x
+        return cast(Array, x - self._core.round(x / (2 * math.pi)) * (2 * math.pi))
 
     def arange(self, start: int, stop: int, /, *, dtype: Dtype, device: Device = None) -> Array:
         """start, start + 1, ..., stop - 1."""

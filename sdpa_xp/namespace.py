@@ -108,6 +108,11 @@ def real_dtypes(xp: Namespace, device: Device) -> Collection[str]:
     return cast(Collection[str], info.dtypes(device=device, kind="real floating"))
 
 
+def widest_dtype(xp: Namespace, device: Device) -> Dtype:
+    """float64 where there is one on `device`, else float32."""
+    return xp.float64 if "float64" in real_dtypes(xp, device) else xp.float32
+
+
 def to_list(array: Array) -> Any:
     """The elements of an integer array as numbers of Python, in nested lists."""
     if hasattr(array, "tolist"):  # JAX reads a constant so inside a jit, where indexing would trace it

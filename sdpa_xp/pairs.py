@@ -188,7 +188,7 @@ def pairs_of(
         function=function,
         xp=xp,
         device=device,
-        dtype=xp.float64 if "float64" in namespace.real_dtypes(xp, device) else xp.float32,
+        dtype=namespace.widest_dtype(xp, device),
         input_dtype=None,
         engine=namespace.engine(arrays.values()),
         batch=sizes[:-3],

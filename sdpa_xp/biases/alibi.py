@@ -55,12 +55,34 @@ def alibi(slopes: int | Sequence[float] | AnyArray, *, offset: IntegersLike | st
     return Alibi(slopes, checks.frozen(offset))
 
 
-def geometric(heads: int) -> tuple[float, ...]:
-    """The slopes of the paper: 2^(-8/n), 2^(-16/n), ... for n heads.
+def alibi_slopes(heads: int) -> tuple[float, ...]:
+    r"""$2^{-8/n}, 2^{-16/n}, \dots$ for n heads: how fast the scores of each fall with the distance.
 
     Where n is no power of two they are those of the next lower one, and every other of the next higher one,
     as in the authors' code.
+
+    Shapes:
+        One number a head.
+
+    Args:
+        heads: How many query heads there are.
+
+    Returns:
+        The slopes, which `biases.alibi` takes; it makes them itself of a number of heads.
+
+    Raises:
+        TypeError: A number of heads that is no integer.
+        ValueError: Fewer heads than 1.
+
+    Examples:
+        >>> from sdpa_xp import positional
+        >>> positional.alibi_slopes(4)
+        (0.25, 0.0625, 0.015625, 0.00390625)
+
+    References:
+        Press et al., "Train Short, Test Long", arXiv 2108.12409, section 3.
     """
+    heads = checks.integer("alibi_slopes", "heads", heads, least=1)
     whole = 2 ** int(math.log2(heads))
     slopes = [2.0 ** (-8 * (head + 1) / whole) for head in range(whole)]
     between = [2.0 ** (-4 * (2 * head + 1) / whole) for head in range(heads - whole)]
@@ -80,7 +102,7 @@ class Alibi(Bias):
         given = self.slopes
         if isinstance(given, int):
             checks.columns(pairs.function, "bias.slopes", given, pairs.heads)
-            given = geometric(given)
+            given = alibi_slopes(given)
         if isinstance(given, tuple):
             slopes = xp.asarray(given, dtype=pairs.dtype, device=pairs.device)
         else:

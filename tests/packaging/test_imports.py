@@ -51,14 +51,14 @@ def test_all_is_what_there_is(module: ModuleType) -> None:
     if module is sdpa_xp:
         own = {name: x for name, x in vars(sdpa_xp).items() if isinstance(x, type) or inspect.isfunction(x)}
         assert own.keys() <= set(names)
-        for part in (sdpa_xp.masks, sdpa_xp.biases):
+        for part in (sdpa_xp.masks, sdpa_xp.biases, sdpa_xp.positional):
             assert part.__all__ == sorted(part.__all__)
             assert all(hasattr(part, name) for name in part.__all__)
 
 
 PUBLIC = {
     f"{module.__name__}.{name}": getattr(module, name)
-    for module in (sdpa_xp, sdpa_xp.masks, sdpa_xp.biases)
+    for module in (sdpa_xp, sdpa_xp.masks, sdpa_xp.biases, sdpa_xp.positional)
     for name in module.__all__
     if callable(getattr(module, name))
 }
@@ -85,7 +85,8 @@ def test_porting_table_names_what_there_is() -> None:
     assert len(rows) > 40
     arguments = {name for f in PUBLIC.values() for name in inspect.signature(f).parameters}
     methods = {name for f in PUBLIC.values() if isinstance(f, type) for name in vars(f)}
-    known = arguments | methods | {name.rpartition(".")[2] for name in PUBLIC} | {"masks", "biases", "lse"}
+    known = arguments | methods | {name.rpartition(".")[2] for name in PUBLIC}
+    known |= {"masks", "biases", "positional", "lse"}
     for theirs, ours in rows:
         calls = set(re.findall(r"([a-zA-Z_]+)(?:\(|=)|(?:masks|biases|KVCache)\.([a-z_]+)", ours))
         found = {name for pair in calls for name in pair if name}

@@ -1,0 +1,190 @@
+"""How the frequencies of rotary embeddings are lowered, to reach beyond the length that was trained."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from sdpa_xp import checks
+
+Frequencies = tuple[float, ...]
+
+
+def geometric(width: int, base: float) -> Frequencies:
+    """base^(-2i/width) for each pair i of entries."""
+    return tuple(base ** (-2 * pair / width) for pair in range(width // 2))
+
+
+class Scaling(ABC):
+    """What lowers the frequencies of `Rotary`; a subclass says how."""
+
+    @abstractmethod
+    def frequencies(self, width: int, base: float, /) -> Frequencies:
+        """Radians a position, one for each pair of entries."""
+
+    @property
+    def magnitude(self) -> float:
+        """What rotated queries and keys are multiplied by."""
+        return 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling(Scaling):
+    """All positions are divided by `factor`.
+
+    Args:
+        factor: How much longer sequences are than those that were trained.
+
+    Examples:
+        >>> from sdpa_xp import positional
+        >>> positional.Rotary(4, scaling=positional.LinearScaling(2)).frequencies
+        (0.5, 0.005)
+
+    References:
+        Chen et al., "Extending Context Window of Large Language Models via Positional Interpolation",
+        arXiv 2306.15595, section 2.3.
+    """
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        checks.above("LinearScaling", "factor", self.factor, 0)
+
+    def frequencies(self, width: int, base: float) -> Frequencies:
+        return tuple(frequency / self.factor for frequency in geometric(width, base))
+
+
+@dataclass(frozen=True, slots=True)
+class NTKScaling(Scaling):
+    """A larger base: the highest frequency stays, the lowest is divided by `factor`.
+
+    Args:
+        factor: How much longer sequences are than those that were trained.
+
+    Examples:
+        >>> from sdpa_xp import positional
+        >>> positional.Rotary(4, scaling=positional.NTKScaling(2)).frequencies
+        (1.0, 0.005)
+
+    References:
+        Peng et al., "YaRN", arXiv 2309.00071, definition 1.
+    """
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        checks.above("NTKScaling", "factor", self.factor, 0)
+
+    def frequencies(self, width: int, base: float) -> Frequencies:
+        # base * factor^(width / (width - 2)); a single pair has the frequency 1 whatever the base
+        pairs = enumerate(geometric(width, base))
+        return tuple(f * self.factor ** (-2 * pair / max(width - 2, 1)) for pair, f in pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling(Scaling):
+    """What turns seldom within `original_length` is divided by `factor`, what turns often stays.
+
+    Args:
+        factor: How much longer sequences are than those that were trained.
+        original_length: That of those.
+        low_freq_factor: With so many turns, or fewer, a frequency is divided.
+        high_freq_factor: With so many turns, or more, it stays; between the two is a mixture.
+
+    Examples:
+        >>> from sdpa_xp import positional
+        >>> scaling = positional.Llama3Scaling(8.0)
+        >>> [round(f, 7) for f in positional.Rotary(8, base=500000.0, scaling=scaling).frequencies]
+        [1.0, 0.037606, 0.0005248, 6.6e-06]
+
+    References:
+        Grattafiori et al., "The Llama 3 Herd of Models", arXiv 2407.21783; `apply_scaling` of its code.
+    """
+
+    factor: float
+    original_length: int = 8192
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+
+    def __post_init__(self) -> None:
+        function = "Llama3Scaling"
+        checks.above(function, "factor", self.factor, 0)
+        checks.integer(function, "original_length", self.original_length, least=1)
+        low = checks.above(function, "low_freq_factor", self.low_freq_factor, 0)
+        checks.above(function, "high_freq_factor", self.high_freq_factor, low)
+
+    def frequencies(self, width: int, base: float) -> Frequencies:
+        old = geometric(width, base)
+        turns = [self.original_length * frequency / (2 * math.pi) for frequency in old]
+        return _mixed(old, self.factor, _ramp(turns, self.low_freq_factor, self.high_freq_factor))
+
+
+@dataclass(frozen=True, slots=True)
+class YaRNScaling(Scaling):
+    """As Llama 3's, on a ramp over the pairs of entries; and sharper weights, since there are more keys.
+
+    Args:
+        factor: How much longer sequences are than those that were trained.
+        original_length: That of those.
+        beta_fast: With so many turns within it, or more, a frequency stays.
+        beta_slow: With so many, or fewer, it is divided.
+        attention_factor: What rotated queries and keys are multiplied by; None for 0.1 ln(factor) + 1.
+        truncate: Whether the ends of the ramp are whole pairs, as in the authors' code.
+
+    Examples:
+        >>> from sdpa_xp import positional
+        >>> scaling = positional.YaRNScaling(4.0, 4096)
+        >>> round(scaling.magnitude, 4)
+        1.1386
+
+    References:
+        Peng et al., "YaRN", arXiv 2309.00071, sections 3.2 and 3.4.
+    """
+
+    factor: float
+    original_length: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    truncate: bool = True
+
+    def __post_init__(self) -> None:
+        function = "YaRNScaling"
+        checks.above(function, "factor", self.factor, 0)
+        checks.integer(function, "original_length", self.original_length, least=1)
+        slow = checks.above(function, "beta_slow", self.beta_slow, 0)
+        checks.above(function, "beta_fast", self.beta_fast, slow)
+        if self.attention_factor is not None:
+            checks.above(function, "attention_factor", self.attention_factor, 0)
+        checks.flag(function, "truncate", self.truncate)
+
+    @property
+    def magnitude(self) -> float:
+        if self.attention_factor is not None:
+            return self.attention_factor
+        return 0.1 * math.log(max(self.factor, 1)) + 1
+
+    def frequencies(self, width: int, base: float) -> Frequencies:
+        fast, slow = (self._pair(turns, width, base) for turns in (self.beta_fast, self.beta_slow))
+        if self.truncate:
+            fast, slow = math.floor(fast), math.ceil(slow)
+        fast, slow = max(fast, 0), min(slow, width - 1)
+        pairs = [-float(pair) for pair in range(width // 2)]
+        # a ramp without a width is a step
+        return _mixed(geometric(width, base), self.factor, _ramp(pairs, -max(slow, fast + 0.001), -fast))
+
+    def _pair(self, turns: float, width: int, base: float) -> float:
+        """Which pair makes so many turns within the original length: not a whole number."""
+        return width * math.log(self.original_length / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+
+def _ramp(values: Iterable[float], low: float, high: float) -> list[float]:
+    """0 up to `low`, 1 from `high` on, and linear between."""
+    return [min(max((value - low) / (high - low), 0.0), 1.0) for value in values]
+
+
+def _mixed(frequencies: Frequencies, factor: float, kept: Sequence[float]) -> Frequencies:
+    """Of each frequency a share is kept, and the rest divided by `factor`."""
+    return tuple(f * (share + (1 - share) / factor) for f, share in zip(frequencies, kept, strict=True))

@@ -1,0 +1,377 @@
+"""Encodings of positions and rotations by them: their formulas in float64, and the laws that they obey."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from libraries import Library
+
+from sdpa_xp import biases, positional
+from sdpa_xp.positional import Rotary
+from sdpa_xp_export.agreement import judge
+
+F = np.float32
+EPS = 2.0**-23
+DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": F, "float64": np.float64}
+SCALINGS = {
+    "none": None,
+    "linear": positional.LinearScaling(4),
+    "NTK": positional.NTKScaling(4),
+    "Llama 3": positional.Llama3Scaling(8, 64),
+    "YaRN": positional.YaRNScaling(4, 64, beta_fast=8),
+    "YaRN, attention factor": positional.YaRNScaling(4, 64, attention_factor=0.7),
+    "YaRN, whole ramp": positional.YaRNScaling(4, 64, beta_fast=8, truncate=False),
+}
+
+
+def frequencies(width: int, base: float, scaling: Any) -> np.ndarray:
+    """By the formulas as they are published, pair by pair."""
+    pair = np.arange(width // 2)
+    plain = 1 / base ** (2 * pair / width)
+    if isinstance(scaling, positional.LinearScaling):
+        return plain / scaling.factor
+    if isinstance(scaling, positional.NTKScaling):
+        return 1 / (base * scaling.factor ** (width / (width - 2))) ** (2 * pair / width)
+    if isinstance(scaling, positional.Llama3Scaling):
+        wavelength = 2 * math.pi / plain
+        low, high, length = scaling.low_freq_factor, scaling.high_freq_factor, scaling.original_length
+        smooth = (length / wavelength - low) / (high - low)
+        between = (1 - smooth) * plain / scaling.factor + smooth * plain
+        long = wavelength > length / low
+        return np.where(long, plain / scaling.factor, np.where(wavelength < length / high, plain, between))
+    if isinstance(scaling, positional.YaRNScaling):
+        turns = np.asarray([scaling.beta_fast, scaling.beta_slow])
+        low, high = width * np.log(scaling.original_length / (turns * 2 * math.pi)) / (2 * math.log(base))
+        low, high = (math.floor(low), math.ceil(high)) if scaling.truncate else (low, high)
+        low, high = max(low, 0), min(high, width - 1)
+        kept = 1 - np.clip((pair - low) / (high - low), 0, 1)
+        return plain / scaling.factor * (1 - kept) + plain * kept
+    return plain
+
+
+def magnitude(rotary: Rotary) -> float:
+    """What is turned gets longer with YaRN, by its section 3.4 where no other factor is given."""
+    if not isinstance(rotary.scaling, positional.YaRNScaling):
+        return 1.0
+    return rotary.scaling.attention_factor or 0.1 * math.log(rotary.scaling.factor) + 1
+
+
+def exact(x: np.ndarray, positions: Any, rotary: Rotary) -> np.ndarray:
+    """(..., H, L, E) in float64, as products of complex numbers."""
+    x, width = x.astype(np.float64), rotary.width
+    angles = np.asarray(positions)[..., None] * frequencies(width, rotary.base, rotary.scaling)
+    angles = angles if angles.ndim == 2 else angles[..., None, :, :]
+    pairs = (slice(0, width, 2), slice(1, width, 2)) if rotary.interleaved else halves(width)
+    turned = (x[..., pairs[0]] + 1j * x[..., pairs[1]]) * magnitude(rotary) * np.exp(1j * angles)
+    result = x.copy()
+    result[..., pairs[0]], result[..., pairs[1]] = turned.real, turned.imag
+    return result
+
+
+def halves(width: int) -> tuple[slice, slice]:
+    return slice(0, width // 2), slice(width // 2, width)
+
+
+def waves_dtype(library: Library, dtype: str) -> Any:
+    """What a sine is exact to: half dtypes take that of float32, and MLX does for float64 too."""
+    return np.float64 if dtype == "float64" and library.name != "mlx" else F
+
+
+def plain(x: np.ndarray, positions: Any, rotary: Rotary, held: Any) -> np.ndarray:
+    """As it is written for torch, `x * cos + rotate_half(x) * sin`, in the dtype of `x`."""
+    width, half = rotary.width, rotary.width // 2
+    x, rest = x[..., :width], x[..., width:]
+    angles = np.asarray(positions, held)[..., None]
+    angles = angles * frequencies(width, rotary.base, rotary.scaling).astype(held)
+    angles = angles if angles.ndim == 2 else angles[..., None, :, :]
+    if rotary.interleaved:
+        angles = np.repeat(angles, 2, axis=-1)
+        other = np.stack([-x[..., 1::2], x[..., 0::2]], axis=-1).reshape(x.shape)
+    else:
+        angles = np.concatenate([angles, angles], axis=-1)
+        other = np.concatenate([-x[..., half:], x[..., :half]], axis=-1)
+    cos, sin = (f(angles).astype(x.dtype) * x.dtype.type(magnitude(rotary)) for f in (np.cos, np.sin))
+    return np.concatenate([x * cos + other * sin, rest], axis=-1)
+
+
+def assert_turned(library: Library, found: np.ndarray, x: np.ndarray, positions: Any, rotary: Rotary) -> None:
+    textbook = plain(x, positions, rotary, waves_dtype(library, x.dtype.name))
+    agreement = judge(found, exact(x, positions, rotary), textbook, x.dtype.name)
+    assert agreement.agrees, agreement
+
+
+@pytest.fixture
+def x(rng: np.random.Generator) -> np.ndarray:
+    return rng.standard_normal((2, 3, 5, 12)).astype(F)
+
+
+# rotary
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "interleaved"])
+def test_rotary(library: Library, x: np.ndarray, scaling: str, interleaved: bool) -> None:
+    rotary = Rotary(12, interleaved=interleaved, scaling=SCALINGS[scaling])
+    assert_turned(library, library.get(library.call(rotary.apply, x, positions=7)), x, 7 + np.arange(5), rotary)
+
+
+@pytest.mark.parametrize("width", [2, 8, 12])
+@pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "interleaved"])
+def test_a_part_of_the_width(library: Library, x: np.ndarray, width: int, interleaved: bool) -> None:
+    """What stands behind is not touched."""
+    rotary = Rotary(width, base=100.0, interleaved=interleaved)
+    found = library.get(library.call(rotary.apply, x, positions=3))
+    assert_turned(library, found, x, 3 + np.arange(5), rotary)
+    np.testing.assert_array_equal(found[..., width:], x[..., width:])
+
+
+ROWS = np.asarray([[4, 0, 9, -2, 4], [0, 1, 2, 3, 100]], np.int32)
+POSITIONS: dict[str, tuple[Any, Any]] = {
+    "start": (3, [3, 4, 5, 6, 7]),
+    "start, of NumPy": (np.int64(3), [3, 4, 5, 6, 7]),
+    "behind 0": (-2, [-2, -1, 0, 1, 2]),
+    "range": (range(9, -1, -2), [9, 7, 5, 3, 1]),
+    "list": ([5, 5, 0, 1, -3], [5, 5, 0, 1, -3]),
+    "array": (ROWS[0], ROWS[0]),
+    "a row each": (ROWS, ROWS),
+    "a row for all": (ROWS[:1], ROWS[:1]),
+    "floating": (ROWS.astype(F) / 4, ROWS / 4),
+}
+
+
+@pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
+@pytest.mark.parametrize("name", POSITIONS)
+def test_positions(library: Library, x: np.ndarray, name: str, layout: Any) -> None:
+    rotary, (positions, meant) = Rotary(8), POSITIONS[name]
+    given = x if layout == "...HLE" else np.ascontiguousarray(x.swapaxes(-2, -3))
+    found = library.get(library.call(rotary.apply, given, positions=positions, layout=layout))
+    assert_turned(library, found if layout == "...HLE" else found.swapaxes(-2, -3), x, meant, rotary)
+
+
+@pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
+def test_one_head_without_batch(library: Library, x: np.ndarray, layout: Any) -> None:
+    rotary = Rotary(12)
+    found = library.call(rotary.apply, x[0, 0], positions=1, layout=layout)
+    assert_turned(library, library.get(found), x[0, 0], np.arange(1, 6), rotary)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dtypes(library: Library, x: np.ndarray, dtype: str) -> None:
+    """Half dtypes are turned in float32 and rounded once."""
+    if not library.holds(dtype):
+        pytest.skip(f"{library.name} has no {dtype}")
+    x, rotary = x.astype(DTYPES[dtype]), Rotary(8)
+    found = library.call(rotary.apply, x, positions=20)
+    assert str(found.dtype).rpartition(".")[2] == dtype
+    found = library.get(found)
+    assert_turned(library, found, x, 20 + np.arange(5), rotary)
+    if dtype in ("float16", "bfloat16"):
+        once = np.abs(exact(x, 20 + np.arange(5), rotary)).max() * {"float16": 2**-11, "bfloat16": 2**-8}[dtype]
+        error = np.abs(found.astype(np.float64) - exact(x, 20 + np.arange(5), rotary)).max()
+        assert error <= once + 16 * EPS
+
+
+def test_far_positions(library: Library, x: np.ndarray) -> None:
+    """Angles of 100,000 turns are exact to the last digits of float32, where there is a float64."""
+    if not library.holds("float64"):
+        pytest.skip(f"{library.name} has no float64")
+    rotary = Rotary(12)
+    found = library.get(library.call(rotary.apply, x, positions=600_000))
+    assert np.abs(found - exact(x, 600_000 + np.arange(5), rotary)).max() <= 8 * EPS * np.abs(x).max()
+
+
+def test_empty(library: Library, x: np.ndarray) -> None:
+    if library.lazy:
+        pytest.skip("Dask has no arrays of size 0")
+    assert library.call(Rotary(8).apply, x[:, :, :0].copy(), positions=3).shape == (2, 3, 0, 12)
+
+
+def scores(library: Library, rotary: Rotary, q: np.ndarray, k: np.ndarray, at: int, to: int) -> np.ndarray:
+    turned = (library.get(library.call(rotary.apply, x, positions=p)) for x, p in ((q, at), (k, to)))
+    query, key = (each.astype(np.float64) for each in turned)
+    return query @ np.swapaxes(key, -1, -2)
+
+
+@pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "interleaved"])
+@pytest.mark.parametrize("name", SCALINGS)
+def test_scores_depend_on_distances_alone(
+    library: Library, x: np.ndarray, name: str, interleaved: bool
+) -> None:
+    rotary = Rotary(8, interleaved=interleaved, scaling=SCALINGS[name])
+    here, there = (scores(library, rotary, x, x[::-1].copy(), at, at + 3) for at in (0, 17))
+    size = np.square(x).sum(-1).max() * magnitude(rotary) ** 2
+    far = 0 if library.holds("float64") else 25 * EPS / 2  # an angle in float32
+    np.testing.assert_allclose(here, there, rtol=0, atol=(8 * EPS + far) * size)
+    other = scores(library, rotary, x, x[::-1].copy(), 0, 4)
+    assert np.abs(other - here).max() > 0.1
+
+
+def test_length_is_kept_and_position_zero_is_the_identity(library: Library, x: np.ndarray) -> None:
+    found = library.get(library.call(Rotary(8).apply, x, positions=0))
+    np.testing.assert_array_equal(found[:, :, 0], x[:, :, 0])
+    norms = [np.linalg.norm(each.astype(np.float64), axis=-1) for each in (found, x)]
+    np.testing.assert_allclose(*norms, rtol=4 * EPS)
+    scaled = Rotary(12, scaling=positional.YaRNScaling(4, 64, attention_factor=3.0))
+    longer = np.linalg.norm(library.get(library.call(scaled.apply, x, positions=5)), axis=-1)
+    np.testing.assert_allclose(longer, 3 * norms[1], rtol=8 * EPS)
+
+
+def test_the_caller_s_array_stays(x: np.ndarray) -> None:
+    before = x.copy()
+    assert not np.shares_memory(Rotary(12).apply(x, 0), x)
+    np.testing.assert_array_equal(x, before)
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+def test_frequencies(name: str) -> None:
+    """A table of many pairs, on each part of each ramp."""
+    scaling = SCALINGS[name]
+    for width, base in ((64, 10000.0), (128, 500000.0)):
+        found = Rotary(width, base, scaling=scaling).frequencies
+        np.testing.assert_allclose(found, frequencies(width, base, scaling), rtol=1e-14)
+
+
+def test_where_a_ramp_ends() -> None:
+    """A single pair, a length in which all pairs turn often, and one that grows by nothing."""
+    assert Rotary(2, scaling=positional.NTKScaling(4.0)).frequencies == (1.0,)
+    often = Rotary(8, base=100.0, scaling=positional.YaRNScaling(4.0, 2**20))
+    np.testing.assert_allclose(often.frequencies, Rotary(8, base=100.0).frequencies, rtol=1e-14)
+    assert positional.YaRNScaling(0.5, 64).magnitude == 1
+
+
+def test_tables(library: Library) -> None:
+    """Those that a rotation multiplies by, in the library of what is given."""
+    rotary, positions = Rotary(8, scaling=SCALINGS["YaRN"]), np.asarray([[0, 3], [70, 1]], np.int32)
+    angles = positions[..., None] * frequencies(8, 10000.0, rotary.scaling)
+    with library.guard():
+        tables = rotary.cos_sin(library.put(positions))
+        same = rotary.cos_sin(positions.reshape(-1).tolist(), like=library.put(np.zeros(1, F)))
+    for found, alike, function in zip(tables, same, (np.cos, np.sin), strict=True):
+        expected = magnitude(rotary) * function(angles)
+        assert library.get(found).dtype == (np.float64 if library.holds("float64") else F)
+        bound = 2**-17 if library.name in ("jax", "strict-no_x64") else 4 * EPS  # 70 in float32
+        np.testing.assert_allclose(library.get(found), expected, rtol=0, atol=bound)
+        assert library.get(alike).dtype == F
+        np.testing.assert_allclose(library.get(alike).reshape(2, 2, 4), expected, rtol=0, atol=bound)
+
+
+def test_rotaries_are_values() -> None:
+    one, other = (Rotary(8, scaling=positional.Llama3Scaling(factor)) for factor in (8.0, 4.0))
+    assert one == Rotary(8, scaling=positional.Llama3Scaling(8.0))
+    assert one != other
+    assert len({one, other, Rotary(8, scaling=positional.Llama3Scaling(8.0))}) == 2
+    assert repr(Rotary(8)) == "Rotary(width=8, base=10000.0, interleaved=False, scaling=None)"
+    np.testing.assert_array_equal(Rotary(8).cos_sin(range(2))[0][0], np.ones(4))
+
+
+def test_traced(library: Library, x: np.ndarray) -> None:
+    if library.jit is None:
+        pytest.skip(f"{library.name} traces nothing")
+    rotary = Rotary(8)
+    with library.guard():
+        traced = library.jit(rotary.apply)(library.put(x), library.put(ROWS))
+    assert_turned(library, library.get(traced), x, ROWS, rotary)
+
+
+# encodings
+
+
+def waves(positions: Any, width: int, base: float) -> np.ndarray:
+    """By the paper's formulas, entry by entry, in more digits than float64."""
+    p, base = np.asarray(positions, np.longdouble), np.longdouble(base)
+    encoding = np.empty((*p.shape, width), np.longdouble)
+    for i in range(width // 2):
+        encoding[..., 2 * i] = np.sin(p / base ** (np.longdouble(2 * i) / width))
+        encoding[..., 2 * i + 1] = np.cos(p / base ** (np.longdouble(2 * i) / width))
+    return encoding.astype(np.float64)
+
+
+def plain_waves(library: Library, positions: Any, width: int, base: float, dtype: str) -> np.ndarray:
+    """By the library's own sine, of angles in the dtype of the result; in float32 for a half one."""
+    held = np.float64 if dtype == "float64" else F
+    angles = np.asarray(positions, held)[..., None] / (base ** (np.arange(0, width, 2) / width)).astype(held)
+    pair = [library.get(library.call(wave, angles)) for wave in (library.xp.sin, library.xp.cos)]
+    return np.stack(pair, axis=-1).reshape(*np.shape(positions), width).astype(DTYPES[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("base", [10000.0, 50.0])
+def test_sinusoidal(library: Library, dtype: str, base: float) -> None:
+    if not library.holds(dtype):
+        pytest.skip(f"{library.name} has no {dtype}")
+    with library.guard():
+        like = library.put(np.zeros(1, DTYPES[dtype]))
+        length = positional.sinusoidal(6, 8, base=base, like=like)
+        rows = positional.sinusoidal(library.put(ROWS), 8, base=base, like=like)
+        listed = positional.sinusoidal(range(90, 100), 8, base=base, like=like)
+    for found, positions in ((length, range(6)), (rows, ROWS), (listed, range(90, 100))):
+        assert found.dtype == like.dtype
+        textbook = plain_waves(library, positions, 8, base, dtype)
+        agreement = judge(library.get(found), waves(positions, 8, base), textbook, dtype)
+        assert agreement.agrees, agreement
+
+
+def test_sinusoidal_without_like(library: Library) -> None:
+    found = library.call(positional.sinusoidal, ROWS, width=6)
+    assert library.get(found).dtype == (np.float64 if library.holds("float64") else F)
+    assert found.shape == (2, 5, 6)
+    assert type(positional.sinusoidal(3, 6)) is np.ndarray
+
+
+@pytest.mark.parametrize("shift", [1, -3, 11])
+def test_a_shift_is_a_rotation(library: Library, shift: int) -> None:
+    """One matrix for all positions: in each pair of entries a turn by shift * frequency."""
+    with library.guard():
+        like = library.put(np.zeros(1, F))
+        here = positional.sinusoidal(20, 8, like=like)
+        there = positional.sinusoidal(range(shift, shift + 20), 8, like=like)
+    matrix = np.zeros((8, 8))
+    for i in range(4):
+        angle = shift / 10000 ** (2 * i / 8)
+        turn = [[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]]
+        matrix[2 * i : 2 * i + 2, 2 * i : 2 * i + 2] = turn
+    found, expected = library.get(there), library.get(here) @ matrix.T
+    np.testing.assert_allclose(found, expected, rtol=0, atol=32 * EPS)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_learned(library: Library, rng: np.random.Generator, dtype: str) -> None:
+    if not library.holds(dtype):
+        pytest.skip(f"{library.name} has no {dtype}")
+    table = rng.standard_normal((7, 4)).astype(DTYPES[dtype])
+    rows = np.asarray([[0, 6, 2], [3, 3, 1]], np.int32)
+    for positions, meant in ((5, range(5)), (range(6, 2, -2), [6, 4]), ([1, 6], [1, 6]), (rows, rows)):
+        found = library.call(positional.learned, table, positions=positions)
+        np.testing.assert_array_equal(
+            library.get(found), table[np.asarray(meant)].astype(library.get(found).dtype)
+        )
+        assert str(found.dtype).rpartition(".")[2] == dtype
+
+
+def test_learned_beyond_the_table(library: Library) -> None:
+    """Refused wherever positions can be read: from a list always."""
+    table = np.ones((7, 4), F)
+    words = "^learned: `positions` must be below P; got positions=7, P=7"
+    with pytest.raises(ValueError, match=words):
+        library.call(positional.learned, table, positions=[0, 7])
+    with pytest.raises(ValueError, match=words.replace("=7,", "=8,")):
+        library.call(positional.learned, table, positions=9)
+    if not library.lazy:
+        with pytest.raises(ValueError, match=words):
+            library.call(positional.learned, table, positions=np.asarray([0, 7], np.int32))
+        with pytest.raises(ValueError, match=r"^learned: `positions` must be at least 0; got positions=-1"):
+            library.call(positional.learned, table, positions=np.asarray([-1, 3], np.int32))
+
+
+def test_slopes() -> None:
+    """Those of the paper for 8 heads; of 6, the four of 4 and every other of 8."""
+    assert positional.alibi_slopes(8) == tuple(2.0**-n for n in range(1, 9))
+    assert positional.alibi_slopes(6) == (0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125)
+    for heads in (1, 5, 12):
+        one, other = (biases.alibi(each) for each in (heads, positional.alibi_slopes(heads)))
+        arrays = [biases.to_array(bias, (heads, 4, 5)) for bias in (one, other)]
+        np.testing.assert_array_equal(*arrays)
