@@ -34,6 +34,7 @@ flash-attention
     softmax_lse                     attention_state(...).lse
     flash_attn_varlen_func          varlen_attention; max_seqlen_q and max_seqlen_k are not needed
     flash_attn_with_kvcache         KVCache.append, .attend; with block_table and cache_seqlens PagedKVCache
+    rotary_cos, rotary_sin, rotary_interleaved    KVCache(rotary=positional.Rotary(width, interleaved=))
 xformers, memory_efficient_attention
     attn_bias, a tensor             bias
     LowerTriangularMask             is_causal=True

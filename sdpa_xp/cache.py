@@ -10,6 +10,7 @@ from sdpa_xp.arguments import Rules
 from sdpa_xp.attention import state_of
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
+from sdpa_xp.positional.rotary import Rotary, turned
 from sdpa_xp.protocols import AnyArray, Array
 from sdpa_xp.sources import Layout, at
 
@@ -42,6 +43,8 @@ class KVCache(Generic[A]):
         capacity: For how many tokens to make room, so that `append(..., in_place=True)` need not copy. It
             needs arrays that can be written to (NumPy, CuPy, torch).
         layout: Of all arrays that go in and come out: "...HLE", or "...LHE" with heads behind the length.
+        rotary: What turns keys as they go in, those of the prompt too, and queries as they attend, each at
+            its position in the cache. The first token stands at 0.
 
     Raises:
         TypeError: Arrays of several libraries or dtypes, or a capacity where arrays cannot be written to.
@@ -60,17 +63,25 @@ class KVCache(Generic[A]):
         Pope et al., "Efficiently Scaling Transformer Inference", arXiv 2211.05102, section 2.1.
     """
 
-    __slots__ = ("_axis", "_buffers", "_layout", "_length")
+    __slots__ = ("_axis", "_buffers", "_layout", "_length", "_rotary")
 
     def __init__(
-        self, key: A, value: AnyArray, *, capacity: int | None = None, layout: Layout = "...HLE"
+        self,
+        key: A,
+        value: AnyArray,
+        *,
+        capacity: int | None = None,
+        layout: Layout = "...HLE",
+        rotary: Rotary | None = None,
     ) -> None:
         checks.named("KVCache", "layout", layout, checks.LAYOUTS)
-        self._layout, self._axis = layout, -2 if layout == checks.HLE else -3
+        checks.instance("KVCache", "rotary", rotary, Rotary)
+        self._layout, self._axis, self._rotary = layout, -2 if layout == checks.HLE else -3, rotary
         _, arrays = checks.one_library("KVCache", {"key": key, "value": value})
         checks.alike("KVCache", arrays)
         checks.same_but_width("KVCache", {name: array.shape for name, array in arrays.items()})
         self._length = arrays["key"].shape[self._axis]
+        arrays["key"] = turned(rotary, "KVCache", "key", arrays["key"], self._length, layout)
         if capacity is not None:
             room = checks.integer("KVCache", "capacity", capacity, least=self._length) - self._length
             arrays = {name: self._with_room(array, room) for name, array in arrays.items()}
@@ -86,7 +97,7 @@ class KVCache(Generic[A]):
 
     @property
     def key(self) -> A:
-        """Keys of the tokens so far, (..., H, S, E)."""
+        """Keys of the tokens so far, (..., H, S, E); turned, where there is a rotary."""
         return cast(A, self._filled(self._buffers.key))
 
     @property
@@ -120,6 +131,8 @@ class KVCache(Generic[A]):
         for name, array in new.items():
             checks.same_but("KVCache.append", name, array.shape, old[name].shape, self._axis)
         checks.same_but_width("KVCache.append", {name: array.shape for name, array in new.items()})
+        stop = self._length + new["key"].shape[self._axis]
+        new["key"] = turned(self._rotary, "KVCache.append", "key", new["key"], stop, self._layout)
         if not checks.flag("KVCache.append", "in_place", in_place):
             joined = {name: xp.concat([old[name], new[name]], axis=self._axis) for name in new}
             return self._of(_Buffers(joined["key"], joined["value"], joined["key"].shape[self._axis]))
@@ -176,7 +189,9 @@ class KVCache(Generic[A]):
             self._layout,
             implementation,
         )
-        return state_of("KVCache.attend", query, self.key, self.value, rules, cached=True).output
+        function = "KVCache.attend"
+        placed = turned(self._rotary, function, "query", query, self._length, self._layout)
+        return state_of(function, cast(A, placed), self.key, self.value, rules, cached=True).output
 
     def _append_in_place(self, key: Array, value: Array) -> KVCache[A]:
         function, buffers, stop = "KVCache.append", self._buffers, self._length + key.shape[self._axis]
@@ -190,7 +205,7 @@ class KVCache(Generic[A]):
 
     def _of(self, buffers: _Buffers) -> KVCache[A]:
         cache = object.__new__(KVCache)
-        cache._layout, cache._axis = self._layout, self._axis
+        cache._layout, cache._axis, cache._rotary = self._layout, self._axis, self._rotary
         cache._buffers, cache._length = buffers, buffers.filled
         return cache
 

@@ -10,6 +10,7 @@ from sdpa_xp.arguments import Part, Rules, check
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp.namespace import namespace, quiet
+from sdpa_xp.positional.rotary import Rotary, turned
 from sdpa_xp.protocols import AnyArray, Array, Shape
 from sdpa_xp.sources import Blocks, Layout, at
 from sdpa_xp.tiles import plan_blocks
@@ -46,6 +47,8 @@ class PagedKVCache(Generic[A]):
             stands behind the blocks that a sequence needs is not read. It is static inside a jit.
         lengths: How many tokens each sequence has: N integers, likewise.
         layout: Of all arrays that go in and come out.
+        rotary: What turns keys as they are appended, and queries as they attend, each at its position in its
+            sequence. Keys in the pool are taken as turned.
 
     Raises:
         TypeError: Arrays of several libraries or dtypes, or a table that holds no integers or is traced.
@@ -65,7 +68,7 @@ class PagedKVCache(Generic[A]):
         Kwon et al., "PagedAttention", arXiv 2309.06180, section 4.1.
     """
 
-    __slots__ = ("_key_blocks", "_layout", "_lengths", "_table", "_token_axis", "_value_blocks")
+    __slots__ = ("_key_blocks", "_layout", "_lengths", "_rotary", "_table", "_token_axis", "_value_blocks")
 
     def __init__(
         self,
@@ -75,6 +78,7 @@ class PagedKVCache(Generic[A]):
         lengths: Sequence[int] | AnyArray,
         *,
         layout: Layout = "...HLE",
+        rotary: Rotary | None = None,
     ) -> None:
         function = "PagedKVCache"
         checks.named(function, "layout", layout, checks.LAYOUTS)
@@ -82,7 +86,10 @@ class PagedKVCache(Generic[A]):
         checks.alike(function, arrays)
         checks.axes(function, {name: array.shape for name, array in arrays.items()}, 4)
         checks.same_but_width(function, {name: array.shape for name, array in arrays.items()})
-        self._layout, self._token_axis = layout, -2 if layout == checks.HLE else -3
+        checks.instance(function, "rotary", rotary, Rotary)
+        if rotary is not None:
+            checks.rotated(function, "key_blocks", arrays["key_blocks"].shape, rotary.width)
+        self._layout, self._token_axis, self._rotary = layout, -2 if layout == checks.HLE else -3, rotary
         self._table = checks.table(function, "block_table", block_table)
         held = checks.vector(function, "lengths", lengths)
         checks.as_many(function, {"block_table": self._table, "lengths": held})
@@ -146,6 +153,7 @@ class PagedKVCache(Generic[A]):
         writes = list(self._writes(count))
         used = [row[: -(-length // self.block_size)] for row, length in zip(self._table, lengths, strict=True)]
         checks.own_blocks(function, [(write.sequence, write.block) for write in writes], used)
+        new["key"] = turned(self._rotary, function, "key", new["key"], lengths, self._layout)
         if checks.flag(function, "in_place", in_place):
             checks.writeable(function, "`in_place=True`", pools)
             checks.two_pools(function, self._key_blocks, self._value_blocks)
@@ -156,7 +164,12 @@ class PagedKVCache(Generic[A]):
                 f"{name}_blocks": self._written(pools[f"{name}_blocks"], new[name], writes) for name in new
             }
         return PagedKVCache(
-            cast(A, pools["key_blocks"]), pools["value_blocks"], self._table, lengths, layout=self._layout
+            cast(A, pools["key_blocks"]),
+            pools["value_blocks"],
+            self._table,
+            lengths,
+            layout=self._layout,
+            rotary=self._rotary,
         )
 
     def attend(
@@ -213,7 +226,8 @@ class PagedKVCache(Generic[A]):
         )
         pools = {"key_blocks": self._key_blocks, "value_blocks": self._value_blocks}
         checks.entries(function, checks.plain_array(function, "query", query).shape, len(self._lengths))
-        call = check(function, {"query": query, **pools}, rules, cached=self._shapes())
+        placed = turned(self._rotary, function, "query", query, self._lengths, self._layout)
+        call = check(function, {"query": placed, **pools}, rules, cached=self._shapes())
         arrays, xp = call.arrays, call.pairs.xp
         parts, values = [], []
         for number, (row, length) in enumerate(zip(self._table, self._lengths, strict=True)):
