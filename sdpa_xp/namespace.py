@@ -114,11 +114,14 @@ def widest_dtype(xp: Namespace, device: Device) -> Dtype:
 
 
 def to_list(array: Array) -> Any:
-    """The elements of an integer array as numbers of Python, in nested lists."""
+    """The elements as numbers of Python, in nested lists; a Dask array is computed."""
     if hasattr(array, "tolist"):  # JAX reads a constant so inside a jit, where indexing would trace it
         return array.tolist()
+    if compat.is_dask_array(array):
+        return to_list(cast(Any, array).compute())
     if array.ndim == 0:
-        return int(array)
+        kind = dtype_name(array.dtype)
+        return bool(array) if kind == "bool" else float(array) if kind in FLOATING else int(array)
     return [to_list(array[index, ...]) for index in range(array.shape[0])]
 
 

@@ -1,44 +1,304 @@
-"""The picture of a mask: what is in it, not how it looks."""
+"""Pictures: the numbers that are in them, and that nothing in them is cut off."""
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
+import matplotlib
 import numpy as np
 import pytest
+from libraries import Library
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 
-from sdpa_xp import masks, plot
+from sdpa_xp import attention_weights, masks, plot
+
+WORDS = ["it", "took", "one", "minute"]
+LONG = ["pneumonoultramicroscopicsilicovolcanoconiosis", "$x$", "a\nb", "[SEP]"]
+F = np.float32
+SETTINGS = dict(matplotlib.rcParams)
+
+
+def drawn(axes: Any) -> np.ndarray:
+    return np.asarray(axes.images[0].get_array())
+
+
+def panels(figure: Figure) -> list[Any]:
+    """The axes with a picture of pairs, and not those of the colour bar."""
+    return [axes for axes in figure.axes if axes.get_visible() and axes.images and axes.get_label() == ""]
+
+
+def hatched(axes: Any, shape: tuple[int, int]) -> np.ndarray:
+    """The pairs whose centre lies in a hatched area."""
+    places = [(key, query) for query in range(shape[0]) for key in range(shape[1])]
+    found = np.zeros(shape, bool)
+    for patch in axes.patches:
+        assert patch.get_hatch()
+        found |= patch.get_path().contains_points(places).reshape(shape)
+    return found
+
+
+def of_random_weights(*shape: int) -> np.ndarray:
+    return np.random.default_rng(20170612).dirichlet(np.ones(shape[-1]), shape[:-1])
 
 
 def test_a_mask_is_drawn_as_it_is() -> None:
     mask = masks.causal() & masks.sliding_window(2, 0)
     figure = plot.mask(mask, (5, 7))
     (axes,) = figure.axes
-    drawn = np.asarray(axes.images[0].get_array(), bool)
-    np.testing.assert_array_equal(drawn, masks.to_array(mask, (5, 7)))
+    np.testing.assert_array_equal(drawn(axes), masks.to_array(mask, (5, 7)))
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("key", "query")
     assert axes.get_title() == "causal() & sliding_window(left=2, right=0)"
+
+
+@pytest.mark.parametrize(("length", "ticks"), [(1, [0]), (3, [0, 1, 2]), (40, [*range(0, 40, 5)])])
+def test_ticks_are_round_numbers(length: int, ticks: list[int]) -> None:
+    *_, axes = panels(plot.attention(of_random_weights(5, length, length)))
+    assert [*axes.get_xticks()] == [*axes.get_yticks()] == ticks
 
 
 def test_a_panel_for_each_batch_entry_and_head() -> None:
     lengths = masks.padding([1, 2, 3])
     figure = plot.mask(lengths, (3, 2, 4, 4))
-    shown = [axes for axes in figure.axes if axes.get_visible()]
-    assert [axes.get_title() for axes in shown] == ["0, 0", "0, 1", "1, 0", "1, 1", "2, 0", "2, 1"]
-    for axes, length in zip(shown, [1, 1, 2, 2, 3, 3], strict=True):
-        assert np.asarray(axes.images[0].get_array()).sum() == 4 * length
+    assert [axes.get_title() for axes in panels(figure)] == ["0, 0", "0, 1", "1, 0", "1, 1", "2, 0", "2, 1"]
+    for axes, length in zip(panels(figure), [1, 1, 2, 2, 3, 3], strict=True):
+        assert drawn(axes).sum() == 4 * length
 
 
-def test_refused() -> None:
-    with pytest.raises(TypeError, match="`mask` must be a mask; got mask="):
-        plot.mask(np.ones((2, 2), bool), (2, 2))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_are_drawn_as_they_are(library: Library, dtype: str) -> None:
+    if not library.holds(dtype):
+        pytest.skip(f"{library.name} has no {dtype}")
+    weights = library.put(of_random_weights(3, 2, 4).astype(F).astype(dtype))
+    figure = plot.attention(weights, heads=[2, 0])
+    assert [axes.get_title() for axes in panels(figure)] == ["head 2", "head 0"]
+    for axes, head in zip(panels(figure), [2, 0], strict=True):
+        np.testing.assert_array_equal(drawn(axes), np.asarray(library.get(weights), F)[head])
+
+
+@pytest.mark.parametrize("heads", [None, 1, [1, 2]])
+def test_one_scale_for_all_heads(heads: Any) -> None:
+    weights = of_random_weights(3, 2, 4) * np.asarray([1, 2, 3])[:, None, None]
+    figure = plot.attention(weights, heads=heads)
+    numbers = weights if heads is None else weights[np.atleast_1d(heads)]
+    assert {axes.images[0].get_clim() for axes in panels(figure)} == {(0, numbers.max())}
+    assert figure.axes[-1].get_ylabel() == "weight"
+
+
+def test_weights_that_are_all_zero() -> None:
+    (axes,) = panels(plot.attention(np.zeros((2, 2))))
+    assert axes.images[0].get_clim() == (0, 1)
+
+
+MASKS: dict[str, tuple[Any, Callable[[], np.ndarray]]] = {
+    "causal": (masks.causal(), lambda: np.tri(4, dtype=bool)),
+    "all": (masks.prefix(4), lambda: np.ones((4, 4), bool)),
+    "none": (masks.prefix(0), lambda: np.zeros((4, 4), bool)),
+    "holes": (np.eye(4, dtype=bool)[:, ::-1], lambda: np.eye(4, dtype=bool)[:, ::-1]),
+    "keys": (np.asarray([True, False, True, False]), lambda: np.tile([True, False, True, False], (4, 1))),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("leading", [(), (2,)])
+def test_hatched_where_the_mask_forbids(name: str, leading: tuple[int, ...]) -> None:
+    mask, allowed = MASKS[name]
+    figure = plot.attention(of_random_weights(*leading, 4, 4), mask=mask)
+    assert len(panels(figure)) == 2 ** len(leading)
+    for axes in panels(figure):
+        np.testing.assert_array_equal(hatched(axes, (4, 4)), ~allowed())
+    assert figure.axes[-1].get_ylabel() == "weight\n(hatched: masked)"
+
+
+def test_each_head_has_its_own_hatches(library: Library) -> None:
+    allowed = np.random.default_rng(0).random((3, 2, 5)) < 0.5
+    figure = plot.attention(of_random_weights(3, 2, 5), mask=library.put(allowed), heads=[1, 2])
+    for axes, head in zip(panels(figure), [1, 2], strict=True):
+        np.testing.assert_array_equal(hatched(axes, (2, 5)), ~allowed[head])
+
+
+def test_tokens_stand_on_the_axes() -> None:
+    figure = plot.attention(of_random_weights(2, 4), query_tokens=["a", "b"], key_tokens=WORDS)
+    (axes,) = panels(figure)
+    for axis, tokens in ((axes.xaxis, WORDS), (axes.yaxis, ["a", "b"])):
+        assert [label.get_text() for label in axis.get_ticklabels()] == tokens
+        assert [*axis.get_ticklocs()] == [*range(len(tokens))]
+
+
+def test_tokens_are_shown_as_they_are() -> None:
+    """No formula, no line of their own, and a long one cut."""
+    (axes,) = panels(plot.attention(of_random_weights(1, 4), key_tokens=LONG))
+    labels = axes.get_xticklabels()
+    assert [label.get_text() for label in labels] == ["pneumonoultramicroscopi…", "$x$", r"a\nb", "[SEP]"]
+    assert not any(label.get_parse_math() for label in labels)
+
+
+PICTURES: dict[str, Callable[[Any], Figure]] = {
+    "one": lambda theme: plot.attention(
+        of_random_weights(4, 4), query_tokens=WORDS, key_tokens=WORDS, mask=masks.causal(), theme=theme
+    ),
+    "single": lambda theme: plot.attention(
+        np.ones((1, 1)), query_tokens=LONG[:1], key_tokens=LONG[:1], theme=theme
+    ),
+    "long": lambda theme: plot.attention(
+        of_random_weights(12, 4, 4), query_tokens=LONG, key_tokens=LONG, theme=theme
+    ),
+    "many": lambda theme: plot.attention(
+        of_random_weights(5, 64, 64), query_tokens=WORDS * 16, key_tokens=LONG * 16, theme=theme
+    ),
+    "numbers": lambda theme: plot.attention(of_random_weights(2, 3, 40), theme=theme),
+    "mask": lambda theme: plot.mask(masks.causal(), (4, 4), theme=theme),
+    "long title": lambda theme: plot.mask(
+        masks.causal() & masks.sliding_window(2, 0) & ~masks.dilated(3) & masks.padding(4), (4, 4), theme=theme
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_nothing_is_cut_off_or_overlaps(name: str) -> None:
+    figure = PICTURES[name]("light")
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    whole, box = figure.bbox_inches, figure.get_tightbbox(canvas.get_renderer())
+    assert whole.x0 <= box.x0 <= box.x1 <= whole.x1
+    assert whole.y0 <= box.y0 <= box.y1 <= whole.y1
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        low, high = sorted(axis.get_view_interval())
+        shown = [tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
+        boxes = [label.get_window_extent() for label in shown if label.get_visible() and label.get_text()]
+        assert not any(one.overlaps(other) for one, other in itertools.pairwise(boxes)), axis.axis_name
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_ink_is_for_the_page_and_the_ground_is_clear(name: str) -> None:
+    inks = []
+    for theme in ("light", "dark"):
+        figure = PICTURES[name](theme)
+        shown = [axes for axes in figure.axes if axes.get_visible()]
+        texts = [text for axes in shown for text in (axes.title, axes.xaxis.label, axes.yaxis.label)]
+        texts += [label for axes in shown for label in (*axes.get_xticklabels(), *axes.get_yticklabels())]
+        found = {to_hex(text.get_color()) for text in texts if text.get_text()}
+        found |= {to_hex(spine.get_edgecolor()) for axes in shown for spine in axes.spines.values()}
+        assert len(found) == 1
+        inks.append(sum(bytes.fromhex(found.pop()[1:])))
+        assert figure.get_facecolor()[3] == 0
+        assert all(axes.get_facecolor()[3] == 0 for axes in shown)
+    assert inks[0] < 0.3 * 3 * 255 < 0.7 * 3 * 255 < inks[1]
+
+
+X = of_random_weights(2, 3, 4)
+REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
+    (lambda: plot.mask(np.ones((2, 2), bool), (2, 2)), TypeError, "`mask` must be a mask; got mask="),
+    (
+        lambda: plot.mask(masks.causal(), (2, 0)),
+        ValueError,
+        r"plot.mask: `shape` must have no axis of length 0; got",
+    ),
+    (
+        lambda: plot.mask(masks.causal(), (2, 2), theme="grey"),
+        ValueError,
+        "plot.mask: `theme` must be 'light' or 'd",
+    ),
+    (lambda: plot.attention(X[0].tolist()), TypeError, "plot.attention: `weights` must be a plain array"),
+    (lambda: plot.attention(X[0] > 0), TypeError, "`weights` must be one of float16"),
+    (
+        lambda: plot.attention(X[0, 0]),
+        ValueError,
+        r"`weights` must be \(L, S\) or \(Hq, L, S\); got .*=\(4,\)\.$",
+    ),
+    (
+        lambda: plot.attention(X[None]),
+        ValueError,
+        r"got weights.shape=\(1, 2, 3, 4\). One entry .* weights\[0, ...\]",
+    ),
+    (lambda: plot.attention(X[:, :0]), ValueError, r"`weights.shape` must have no axis of length 0"),
+    (lambda: plot.attention(-X), ValueError, r"`weights` must not be below 0; got the least=-0\..* scores"),
+    (
+        lambda: plot.attention(X, query_tokens=WORDS),
+        ValueError,
+        r"`query_tokens` must be .* \(L\); got .*=4, L=3",
+    ),
+    (lambda: plot.attention(X, key_tokens=["a"]), ValueError, r"`key_tokens` must be .* \(S\); got .*=1, S=4"),
+    (
+        lambda: plot.attention(X, key_tokens="abcd"),
+        TypeError,
+        "`key_tokens` must be a list of strings; got .*'abcd'",
+    ),
+    (lambda: plot.attention(X, key_tokens=[1, 2, 3, 4]), TypeError, "`key_tokens` must be a list of strings"),
+    (lambda: plot.attention(X, mask=X), TypeError, "plot.attention: `mask` must be boolean"),
+    (lambda: plot.attention(X, mask=[True]), TypeError, "plot.attention: `mask` must be a plain array"),
+    (lambda: plot.attention(X, mask=np.ones(3, bool)), ValueError, r"`mask` must broadcast to \(Hq, L, S\)"),
+    (lambda: plot.attention(X, mask=masks.padding([1, 2, 3])), ValueError, "key_lengths"),
+    (lambda: plot.attention(X, heads=2), ValueError, "`heads` must be among those .*; got heads=2, Hq=2"),
+    (lambda: plot.attention(X, heads=-1), ValueError, "`heads` must be at least 0"),
+    (lambda: plot.attention(X, heads=[]), ValueError, "`heads` must hold at least one integer"),
+    (lambda: plot.attention(X, heads=0.5), TypeError, "`heads` must be an integer"),
+    (lambda: plot.attention(X, theme="grey"), ValueError, "plot.attention: `theme` must be 'light' or 'dark'"),
+]
+
+
+@pytest.mark.parametrize(("draw", "error", "words"), REFUSED, ids=[words for _, _, words in REFUSED])
+def test_refused(draw: Callable[[], object], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        draw()
+
+
+def test_inside_a_jit_there_is_nothing_to_draw(library: Library) -> None:
+    if library.jit is None:
+        pytest.skip(f"{library.name} traces nothing here")
+    with pytest.raises(TypeError, match="`weights` must have numbers that can be read"):
+        library.jit(lambda x: plot.attention(x) and x)(library.put(of_random_weights(2, 2).astype(F)))
 
 
 def test_nothing_is_shown_or_kept() -> None:
     """pyplot, which keeps figures and picks a window system, is not imported."""
     code = (
-        "import sys; from sdpa_xp import masks, plot; assert 'matplotlib' not in sys.modules;"
-        "plot.mask(masks.causal(), (3, 3)); assert 'matplotlib.pyplot' not in sys.modules"
+        "import sys; import numpy as np; from sdpa_xp import masks, plot;"
+        "assert 'matplotlib' not in sys.modules;"
+        "plot.mask(masks.causal(), (3, 3)); plot.attention(np.ones((2, 2)), mask=masks.causal());"
+        "assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_settings_of_matplotlib_stay(name: str) -> None:
+    FigureCanvasAgg(PICTURES[name]("dark")).draw()
+    assert dict(matplotlib.rcParams) == SETTINGS
+
+
+def test_weights_of_the_library_are_taken(library: Library, rng: np.random.Generator) -> None:
+    """What `attention_weights` makes needs no step between."""
+    x = rng.standard_normal((2, 3, 4)).astype(F)
+    weights = library.call(attention_weights, x, x, is_causal=True)
+    figure = plot.attention(weights, mask=masks.causal())
+    for axes, numbers in zip(panels(figure), library.get(weights), strict=True):
+        np.testing.assert_array_equal(drawn(axes), numbers)
+
+
+def test_a_lazy_array_is_computed_once() -> None:
+    array = pytest.importorskip("dask.array")
+    computed: list[int] = []
+
+    def weights(block: np.ndarray) -> np.ndarray:
+        computed.append(block.size)
+        return block
+
+    lazy = array.map_blocks(weights, array.from_array(of_random_weights(3, 4)), meta=np.empty((0, 0)))
+    plot.attention(lazy)
+    assert computed == [12]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_colours_of_weights_differ_in_lightness(theme: Any) -> None:
+    """So they are told apart without colour vision: the luminance of sRGB goes one way, in even steps."""
+    (axes,) = panels(plot.attention(of_random_weights(2, 2), theme=theme))
+    red, green, blue = (axes.images[0].cmap(np.linspace(0, 1, 33))[:, :3] ** 2.2).T
+    steps = np.diff(np.cbrt(0.2126 * red + 0.7152 * green + 0.0722 * blue))
+    steps = steps if theme == "dark" else -steps
+    assert 0 < steps.max() < 3 * steps.min()

@@ -1,0 +1,132 @@
+"""Attention maps: which keys each query looks at."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sdpa_xp import checks
+from sdpa_xp.masks import Mask, to_array
+from sdpa_xp.plot.panels import ThemeName, grid, labels, paint, theme_of
+from sdpa_xp.protocols import AnyArray, Shape
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from matplotlib.path import Path
+
+FUNCTION = "plot.attention"
+BAR = 0.18
+"""Inches that the bar of colours is wide."""
+
+
+def attention(
+    weights: AnyArray,
+    *,
+    query_tokens: Sequence[str] | None = None,
+    key_tokens: Sequence[str] | None = None,
+    mask: Mask | AnyArray | None = None,
+    heads: int | Sequence[int] | None = None,
+    theme: ThemeName = "light",
+) -> Figure:
+    """A picture of attention weights: a row a query, a column a key, a panel a head, one scale for all.
+
+    Shapes:
+        `Hq` query heads, `L` queries, `S` keys.
+
+    Args:
+        weights: (L, S), or (Hq, L, S), as `attention_weights` makes them; any library, any floating dtype.
+        query_tokens: A name for each of the L queries. Without them the axis has numbers.
+        key_tokens: A name for each of the S keys. Where there is no room for all, some are left out;
+            beyond 24 letters a name is cut.
+        mask: A mask, or a boolean array that broadcasts to the weights; True = may attend. Pairs that may not
+            are hatched.
+        heads: Which to draw, one number or several, counted from 0; by default all.
+        theme: "light" or "dark", the page that the picture is for.
+
+    Returns:
+        A figure of matplotlib.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+        TypeError: Weights that are no floating array or cannot be read inside a jit, a mask that is not
+            boolean, tokens that are no strings.
+        ValueError: Weights of another shape, or empty, or below 0; tokens, a mask or heads that do not fit.
+
+    Examples:
+        >>> import numpy as np
+        >>> from sdpa_xp import attention_weights, masks, plot
+        >>> x, words = np.eye(3), ["one", "minute", "."]
+        >>> weights = attention_weights(x, x, is_causal=True)
+        >>> figure = plot.attention(weights, query_tokens=words, key_tokens=words, mask=masks.causal())
+        >>> [label.get_text() for label in figure.axes[0].get_xticklabels()]
+        ['one', 'minute', '.']
+
+    References:
+        Vaswani et al., "Attention is all you need", arXiv 1706.03762, figures 3 to 5.
+    """
+    from matplotlib.colors import LinearSegmentedColormap
+
+    colours = theme_of(FUNCTION, theme)
+    numbers = checks.weights(FUNCTION, weights)
+    shape = weights.shape
+    queries, keys = shape[-2:]
+    query_tokens = checks.tokens(FUNCTION, "query_tokens", query_tokens, queries, "L")
+    key_tokens = checks.tokens(FUNCTION, "key_tokens", key_tokens, keys, "S")
+    drawn = checks.heads(FUNCTION, heads, len(numbers))
+    allowed = None if mask is None else _allowed(mask, shape)
+
+    along = labels("query", query_tokens, queries), labels("key", key_tokens, keys)
+    figure, panels, inches = grid(len(drawn), *along, colours)
+    finite = [weight for head in drawn for row in numbers[head] for weight in row if math.isfinite(weight)]
+    ramp = LinearSegmentedColormap.from_list("weights", colours.ramp)
+    for axes, head in zip(panels, drawn, strict=True):
+        aspect = axes.get_aspect()
+        image = axes.imshow(numbers[head], cmap=ramp, vmin=0, vmax=max(finite, default=0) or 1, aspect=aspect)
+        if len(shape) == 3:
+            axes.set_title(f"head {head}")
+        if allowed is not None:
+            _hatch(axes, allowed[head], colours.ink)
+    label = "weight" if mask is None else "weight\n(hatched: masked)"
+    width, height = inches
+    bar = figure.colorbar(image, ax=panels, label=label, fraction=BAR / width, aspect=height / BAR)
+    paint(bar.ax, colours)
+    bar.outline.set_edgecolor(colours.ink)
+    return figure
+
+
+def _allowed(mask: Mask | AnyArray, shape: Shape) -> list[list[list[bool]]]:
+    """Which pairs may attend, for each head."""
+    if isinstance(mask, Mask):
+        array = to_array(mask, shape)
+    else:
+        array = checks.allowed(FUNCTION, checks.plain_array(FUNCTION, "mask", mask), shape)
+    read: Any = checks.readable(FUNCTION, "mask", array)
+    return read if len(shape) == 3 else [read]
+
+
+def _hatch(axes: Any, allowed: Sequence[Sequence[bool]], ink: str) -> None:
+    """Hatch the pairs that may not attend: neighbours in a row as one rectangle, and all as one path."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    masked = [_rectangle(row, run) for row, pairs in enumerate(allowed) for run in _runs(pairs)]
+    if masked:
+        path = Path.make_compound_path(*masked)
+        axes.add_patch(PathPatch(path, fill=False, hatch="////", edgecolor=ink, linewidth=0, alpha=0.4))
+
+
+def _runs(allowed: Sequence[bool]) -> Iterator[range]:
+    """The keys that may not be attended, neighbours together."""
+    for attended, group in itertools.groupby(range(len(allowed)), allowed.__getitem__):
+        if not attended:
+            run = [*group]
+            yield range(run[0], run[-1] + 1)
+
+
+def _rectangle(row: int, keys: range) -> Path:
+    from matplotlib.path import Path
+
+    left, right, top, bottom = keys.start - 0.5, keys.stop - 0.5, row - 0.5, row + 0.5
+    return Path([(left, top), (right, top), (right, bottom), (left, bottom), (left, top)], closed=True)
