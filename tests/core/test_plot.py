@@ -156,6 +156,7 @@ PICTURES: dict[str, Callable[[Any], Figure]] = {
     "long title": lambda theme: plot.mask(
         masks.causal() & masks.sliding_window(2, 0) & ~masks.dilated(3) & masks.padding(4), (4, 4), theme=theme
     ),
+    "saturation": lambda theme: plot.saturation([1, 8], rng=np.random.default_rng(0), theme=theme),
 }
 
 
@@ -189,6 +190,34 @@ def test_ink_is_for_the_page_and_the_ground_is_clear(name: str) -> None:
         assert figure.get_facecolor()[3] == 0
         assert all(axes.get_facecolor()[3] == 0 for axes in shown)
     assert inks[0] < 0.3 * 3 * 255 < 0.7 * 3 * 255 < inks[1]
+
+
+def test_saturation_is_what_the_paper_says() -> None:
+    """Variance E without the scale and 1 with it, off by at most 5 standard deviations of its estimate.
+
+    Of `draws` queries with `keys` scores s each, the mean V of s^2 has E[V] = E and, as the scores of a query
+    share its length, Var[V] = ((2 E^2 + 6 E) / keys + (1 - 1 / keys) 2 E) / draws. The sample variance is V
+    less the square of the mean, which is below 25 E / (draws keys) unless it is off by 5 of its own.
+    """
+    widths, draws, keys = [1, 4, 64, 512], 200, 16
+    figure = plot.saturation(widths[::-1], rng=np.random.default_rng(0), keys=keys)
+    spread, largest = figure.axes
+    for width, *measured in zip(widths, *[line.get_ydata() for line in spread.lines[:2]], strict=True):
+        variance = ((2 * width**2 + 6 * width) / keys + (1 - 1 / keys) * 2 * width) / draws
+        bound = 5 * variance**0.5 + 25 * width / (draws * keys)
+        assert abs(measured[0] - width) < bound < width
+        assert abs(measured[1] - 1) < bound / width
+    without, scaled = (line.get_ydata() for line in largest.lines[:2])
+    assert all(np.diff(without) > 0)
+    np.testing.assert_allclose(without[0], scaled[0])  # the scale is 1 there
+    assert without[-1] > 0.9 > 0.5 > scaled[-1] > 1 / keys
+    assert [*spread.lines[0].get_xdata()] == widths
+
+
+def test_saturation_is_the_same_again() -> None:
+    first, again, other = (plot.saturation([8], rng=np.random.default_rng(seed)) for seed in (1, 1, 2))
+    drawn = [figure.axes[0].lines[0].get_ydata()[0] for figure in (first, again, other)]
+    assert drawn[0] == drawn[1] != drawn[2]
 
 
 X = of_random_weights(2, 3, 4)
@@ -239,6 +268,23 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: plot.attention(X, heads=[]), ValueError, "`heads` must hold at least one integer"),
     (lambda: plot.attention(X, heads=0.5), TypeError, "`heads` must be an integer"),
     (lambda: plot.attention(X, theme="grey"), ValueError, "plot.attention: `theme` must be 'light' or 'dark'"),
+    (
+        lambda: plot.saturation(rng=None),
+        TypeError,
+        "plot.saturation: `rng` must be a numpy.random.Generator; got",
+    ),
+    (lambda: plot.saturation([], rng=np.random.default_rng(0)), ValueError, "`widths` must hold at least one"),
+    (
+        lambda: plot.saturation([0], rng=np.random.default_rng(0)),
+        ValueError,
+        r"`widths\[0\]` must be at least 1",
+    ),
+    (
+        lambda: plot.saturation([1.5], rng=np.random.default_rng(0)),
+        TypeError,
+        r"`widths\[0\]` must be an integer",
+    ),
+    (lambda: plot.saturation(keys=1, rng=np.random.default_rng(0)), ValueError, "`keys` must be at least 2"),
 ]
 
 
