@@ -16,7 +16,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from sdpa_xp import attention_weights, masks, plot
+from sdpa_xp import attention_weights, masks, plot, scaled_dot_product_attention
+from sdpa_xp.scores import Scores
+from sdpa_xp.tiles import Tile
 
 WORDS = ["it", "took", "one", "minute"]
 LONG = ["pneumonoultramicroscopicsilicovolcanoconiosis", "$x$", "a\nb", "[SEP]"]
@@ -157,6 +159,7 @@ PICTURES: dict[str, Callable[[Any], Figure]] = {
         masks.causal() & masks.sliding_window(2, 0) & ~masks.dilated(3) & masks.padding(4), (4, 4), theme=theme
     ),
     "saturation": lambda theme: plot.saturation([1, 8], rng=np.random.default_rng(0), theme=theme),
+    "memory": lambda theme: plot.memory([2**7, 2**12], theme=theme),
 }
 
 
@@ -218,6 +221,48 @@ def test_saturation_is_the_same_again() -> None:
     first, again, other = (plot.saturation([8], rng=np.random.default_rng(seed)) for seed in (1, 1, 2))
     drawn = [figure.axes[0].lines[0].get_ydata()[0] for figure in (first, again, other)]
     assert drawn[0] == drawn[1] != drawn[2]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("threads", [1, 3, 64])
+def test_memory_is_what_a_call_holds(dtype: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest tile of each thread that has one."""
+    monkeypatch.setenv("SDPA_XP_NUM_THREADS", str(threads))
+    lengths = [16, 1100, 2048]
+    (axes,) = plot.memory(lengths, width=32, like=np.empty(0, dtype)).axes
+    every, arrays, held = ([*line.get_ydata()] for line in axes.lines)
+    tiles: list[tuple[range, int]] = []
+    score = Scores.on
+
+    def on(scores: Scores, tile: Tile, *rest: Any) -> Any:
+        found = score(scores, tile, *rest)
+        tiles.append((tile.rows, found[0].nbytes))
+        return found
+
+    monkeypatch.setattr(Scores, "on", on)
+    element = 8 if dtype == "float64" else 4
+    for index, length in enumerate(lengths):
+        x = np.ones((length, 32), dtype)
+        output = scaled_dot_product_attention(x, x, x)
+        assert held[index] == max(size for _, size in tiles) * min(threads, len({rows for rows, _ in tiles}))
+        assert arrays[index] == 3 * x.nbytes + output.nbytes
+        assert every[index] == element * length**2
+        tiles.clear()
+
+
+def test_memory_is_for_the_library(library: Library) -> None:
+    """A lazy graph is one tile; others hold less than all scores."""
+    figure = plot.memory([4096], like=library.put(np.zeros(1, F)))
+    every, _, held = (line.get_ydata()[0] for line in figure.axes[0].lines)
+    assert (held == every) == library.lazy
+
+
+def test_memory_names_its_units() -> None:
+    (axes,) = plot.memory([2**7, 2**17]).axes
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    assert axes.get_ylabel() == "bytes, one head"
+    shown = [axes.yaxis.get_major_formatter()(size) for size in (1000, 2**10, 3 * 2**19, 2**30)]
+    assert shown == ["1000 B", "1 KiB", "1.5 MiB", "1 GiB"]
 
 
 X = of_random_weights(2, 3, 4)
@@ -285,6 +330,11 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
         r"`widths\[0\]` must be an integer",
     ),
     (lambda: plot.saturation(keys=1, rng=np.random.default_rng(0)), ValueError, "`keys` must be at least 2"),
+    (lambda: plot.memory([]), ValueError, "plot.memory: `lengths` must hold at least one integer"),
+    (lambda: plot.memory([0]), ValueError, r"`lengths\[0\]` must be at least 1"),
+    (lambda: plot.memory(width=0), ValueError, "`width` must be at least 1"),
+    (lambda: plot.memory(like=np.ones(1, int)), TypeError, "plot.memory: `like` must be one of float16"),
+    (lambda: plot.memory(theme="grey"), ValueError, "plot.memory: `theme` must be 'light' or 'dark'"),
 ]
 
 
@@ -307,6 +357,7 @@ def test_nothing_is_shown_or_kept() -> None:
         "import sys; import numpy as np; from sdpa_xp import masks, plot;"
         "assert 'matplotlib' not in sys.modules;"
         "plot.mask(masks.causal(), (3, 3)); plot.attention(np.ones((2, 2)), mask=masks.causal());"
+        "plot.saturation([2], rng=np.random.default_rng(0)); plot.memory([8]);"
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
