@@ -8,6 +8,7 @@ from sdpa_xp import checks, native, streaming
 from sdpa_xp.arguments import Call, Rules, check
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
+from sdpa_xp.overrides import override
 from sdpa_xp.protocols import AnyArray, Array
 from sdpa_xp.sources import Layout, Whole
 from sdpa_xp.states import AttentionState, in_base
@@ -180,7 +181,10 @@ def attention_state(
 
 def output_of(function: str, query: A, key: AnyArray, value: AnyArray, rules: Rules) -> A:
     """Output of one call, by a vendor's kernel where that is to be used."""
-    call = check(function, {"query": query, "key": key, "value": value}, rules, kernels=True)
+    inputs = {"query": query, "key": key, "value": value}
+    if (answer := override(query, key, value)) is not None:
+        return cast(A, answer(function, inputs, rules._asdict()))
+    call = check(function, inputs, rules, kernels=True)
     kernel = call.once("choice", lambda: native.choose(call)).kernel
     with call.quiet():
         output = None if kernel is None else kernel.attend(call)
@@ -201,7 +205,10 @@ def state_of(
 ) -> AttentionState[A]:
     """Output and log-sum-exp of one call, whichever public function it came by."""
     base = checks.lse_base(function, lse_base)
-    call = check(function, {"query": query, "key": key, "value": value}, rules, cached=cached)
+    inputs = {"query": query, "key": key, "value": value}
+    if (answer := override(query, key, value)) is not None:
+        return cast(AttentionState[A], answer(function, inputs, rules._asdict() | {"lse_base": lse_base}))
+    call = check(function, inputs, rules, cached=cached)
     with call.quiet():
         output, lse = _streamed(call, with_lse=True)
         lse = call.without_heads(in_base(cast(Array, lse), base))

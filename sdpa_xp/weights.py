@@ -10,6 +10,7 @@ from sdpa_xp.arguments import Rules, check
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp.namespace import quiet
+from sdpa_xp.overrides import override
 from sdpa_xp.protocols import AnyArray, Array, Dtype
 from sdpa_xp.scores import Scores
 from sdpa_xp.sources import Layout
@@ -146,7 +147,10 @@ def attention_scores(
 def _of_all_pairs(
     function: str, compute: Callable[[Scores, Plan, Dtype], Array], query: AnyArray, key: AnyArray, rules: Rules
 ) -> Array:
-    call = check(function, {"query": query, "key": key}, rules)
+    inputs = {"query": query, "key": key}
+    if (answer := override(query, key)) is not None:
+        return cast(Array, answer(function, inputs, rules._asdict()))
+    call = check(function, inputs, rules)
     (scores,) = call.bind([call.whole])
     sizes = call.sizes
     tiles = plan_rows(sizes.queries, sizes.keys, sizes.all_heads, traced=call.pairs.traced)

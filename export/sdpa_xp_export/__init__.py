@@ -11,6 +11,7 @@ from sdpa_xp_export.export import export_attention
 from sdpa_xp_export.files import save
 from sdpa_xp_export.report import Report
 from sdpa_xp_export.spec import TensorSpec
+from sdpa_xp_export.traced import to_onnx
 from sdpa_xp_export.verify import verify
 
-__all__ = ["Report", "TensorSpec", "export_attention", "save", "verify"]
+__all__ = ["Report", "TensorSpec", "export_attention", "save", "to_onnx", "verify"]

@@ -7,11 +7,13 @@ of the indices becomes ONNX by being called.
 from __future__ import annotations
 
 import numbers
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from sdpa_xp.checks import message
+from sdpa_xp_export.lengths import Length
 from sdpa_xp_export.shapes import joint_shape
 from sdpa_xp_export.spec import Shape
 
@@ -33,6 +35,20 @@ class Value:
 
     __array_ufunc__: ClassVar[None] = None  # so that NumPy's `number + value` asks the value
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", Length.of(self.graph, self.shape))
+
+    @property
+    def device(self) -> None:
+        """Nowhere yet."""
+        return
+
+    @property
+    def mT(self) -> Value:  # noqa: N802, the standard's name
+        from sdpa_xp_export import pieces
+
+        return pieces.transpose(self)
+
     @property
     def ndim(self) -> int:
         return len(self.shape)
@@ -42,9 +58,15 @@ class Value:
         return "float" in self.dtype
 
     def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
-        from sdpa_xp_export import functions
+        from sdpa_xp_export import namespace
 
-        return functions
+        return namespace
+
+    def __sdpa_xp__(self, function: str, inputs: Mapping[str, object], rules: Mapping[str, object]) -> Any:
+        """A call of the library with this among its query, key and value -> nodes."""
+        from sdpa_xp_export.attending import attend
+
+        return attend(self.graph, function, inputs, rules)
 
     def astype(self, dtype: str) -> Value:
         """value -> Cast(value); the value itself where it has the dtype."""
@@ -107,6 +129,29 @@ class Value:
     def __rpow__(self, other: object) -> Value:
         return self._as_real()._arithmetic("Pow", other, swapped=True)
 
+    def __matmul__(self, other: object) -> Value:
+        from sdpa_xp_export import shaping
+
+        return shaping.matmul(self, self._beside(other))
+
+    def __rmatmul__(self, other: object) -> Value:
+        from sdpa_xp_export import shaping
+
+        return shaping.matmul(self._beside(other), self)
+
+    def __getitem__(self, index: object) -> Value:
+        from sdpa_xp_export import shaping
+
+        return shaping.item(self, index)
+
+    def __iter__(self) -> Iterator[Value]:
+        from sdpa_xp_export import shaping
+
+        return iter(shaping.unstack(self))
+
+    def _beside(self, other: object) -> Value:
+        return other if isinstance(other, Value) else self.graph.from_array(other)
+
     def __neg__(self) -> Value:
         return self.graph.add("Neg", self, dtype=self.dtype, shape=self.shape)
 
@@ -157,7 +202,7 @@ class Value:
     def __bool__(self) -> NoReturn:
         rule = "a value of a graph is neither true nor false while the graph is written"
         hint = "Combine conditions with `&`, `|` and `~`, and choose with `where`."
-        raise TypeError(message("export_attention", rule, {"value": self}, hint))
+        raise TypeError(message(self.graph.function, rule, {"value": self}, hint))
 
     def _logical(self, op: str, other: object) -> Value:
         self._only_bool(op)
@@ -166,7 +211,7 @@ class Value:
     def _only_bool(self, op: str) -> None:
         if self.dtype != "bool":
             rule = f"{op} in a function of the indices must be between conditions"
-            raise TypeError(message("export_attention", rule, {"dtype": self.dtype}))
+            raise TypeError(message(self.graph.function, rule, {"dtype": self.dtype}))
 
     def _as_real(self) -> Value:
         return self if self.floating else self.astype(self.graph.real)
@@ -174,14 +219,13 @@ class Value:
 
 def together(one: Value, other: object) -> tuple[Value, Value]:
     """Both as values of the wider dtype of the two."""
-    if not isinstance(other, Value):
-        if not isinstance(other, numbers.Real):
-            rule = "a function of the indices must compute with its arguments and with numbers alone"
-            raise TypeError(message("export_attention", rule, {"operand": type(other).__name__}))
+    if isinstance(other, numbers.Real):
         real = isinstance(other, float) or not isinstance(other, numbers.Integral)
         dtype = one.graph.real if real and not one.floating else one.dtype
         dtype = "int64" if dtype == "bool" and not isinstance(other, bool) else dtype
         other = one.graph.constant(other, dtype)
+    elif not isinstance(other, Value):
+        other = one.graph.from_array(other)
     dtype = max(one.dtype, other.dtype, key=WIDER.index)
     return one.astype(dtype), other.astype(dtype)
 

@@ -13,6 +13,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from sdpa_xp.checks import message
 from sdpa_xp_export.array import Value
 from sdpa_xp_export.spec import Shape, TensorSpec
 
@@ -47,6 +48,8 @@ class Graph:
     """Inputs and initializers that the call names."""
     weights: list[onnx.TensorProto] = field(default_factory=list)
     count: Iterator[int] = field(default_factory=itertools.count)
+    function: str = "export_attention"
+    """What messages name."""
 
     def body(self) -> Graph:
         """The graph of a Loop within this one: it sees all that this one holds, and adds constants to it."""
@@ -57,6 +60,7 @@ class Graph:
             named=self.named,
             weights=self.weights,
             count=self.count,
+            function=self.function,
         )
 
     def input(self, name: str, dtype: str, shape: Shape) -> Value:
@@ -76,6 +80,11 @@ class Graph:
             self.weights.append(numpy_helper.from_array(array, name))
             self.named[name] = Value(self, name, array.dtype.name, array.shape)
         return self.here(self.named[name])
+
+    def from_array(self, array: object) -> Value:
+        """What is neither a value nor a number, as a value; a function of the indices has no use for it."""
+        rule = "a function of the indices must compute with its arguments and with numbers alone"
+        raise TypeError(message(self.function, rule, {"operand": type(array).__name__}))
 
     def here(self, value: Value) -> Value:
         """A value of an outer graph, whose operators write nodes into this one."""

@@ -35,9 +35,9 @@ class Operand(ABC):
         return len(self.shape)
 
     def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
-        from sdpa_xp_export import functions
+        from sdpa_xp_export import namespace
 
-        return functions
+        return namespace
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Names:
             return value
         if array_api_compat.is_array_api_obj(value):
             free = self._free(name)
-            self.initializers[free] = Initializer(free, self._numbers(name, value))
+            self.initializers[free] = Initializer(free, numbers_of(self.function, name, value))
             return self.initializers[free]
         return value
 
@@ -116,10 +116,17 @@ class Names:
             free for n in range(1, len(taken) + 2) if (free := f"{name}_{n}" if n > 1 else name) not in taken
         )
 
-    def _numbers(self, name: str, array: Any) -> NDArray[Any]:
-        array = array.detach() if array_api_compat.is_torch_array(array) else array
-        numbers: NDArray[Any] = np.array(np.from_dlpack(array_api_compat.to_device(array, "cpu")))
-        if numbers.dtype.name not in DTYPES:
-            rule = f"`{name}` must be of a dtype that a graph holds, {', '.join(DTYPES)}"
-            raise TypeError(message(self.function, rule, {f"{name}.dtype": numbers.dtype}))
-        return numbers
+
+def numbers_of(function: str, name: str, array: Any) -> NDArray[Any]:
+    """The numbers of an array of any library, in memory of their own."""
+    if array_api_compat.is_torch_array(array):
+        array = array.detach()
+    if array_api_compat.is_torch_array(array) or array_api_compat.is_cupy_array(array):
+        array = array_api_compat.to_device(array, "cpu")
+    by_dlpack = hasattr(array, "__dlpack__") and not array_api_compat.is_jax_array(array)
+    plain = array_api_compat.is_numpy_array(array) or not by_dlpack
+    numbers: NDArray[Any] = np.array(array if plain else np.from_dlpack(array))
+    if numbers.dtype.name not in DTYPES:
+        rule = f"`{name}` must be of a dtype that a graph holds, {', '.join(DTYPES)}"
+        raise TypeError(message(function, rule, {f"{name}.dtype": numbers.dtype}))
+    return numbers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from sdpa_xp.checks import broadcast
+from sdpa_xp.checks import broadcast, message
 from sdpa_xp_export.spec import Shape
 
 
@@ -13,7 +13,8 @@ def joint_shape(*shapes: Shape) -> Shape:
     # It compares lengths and never counts with them, so a name serves where the type says int.
     joint = broadcast(*(cast(tuple[int, ...], shape) for shape in shapes))
     if joint is None:
-        raise AssertionError(f"the exporter wrote a graph that does not broadcast: {shapes}")
+        rule = "shapes must broadcast, where a name is a length of its own"
+        raise ValueError(message("to_onnx", rule, {"shapes": ", ".join(map(str, shapes))}))
     return joint
 
 

@@ -86,9 +86,9 @@ class TensorSpec:
 
     def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
         """What makes a spec an array to the library's masks and biases, which look at dtype and shape."""
-        from sdpa_xp_export import functions
+        from sdpa_xp_export import namespace
 
-        return functions
+        return namespace
 
 
 def _is_name(length: str) -> bool:

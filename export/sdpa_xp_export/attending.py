@@ -1,0 +1,109 @@
+"""A call of the library on values of a graph that is being traced -> the form that suits it, in that graph."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from sdpa_xp import AttentionState
+from sdpa_xp.biases import Bias
+from sdpa_xp.checks import HLE, message
+from sdpa_xp.masks import Mask
+from sdpa_xp_export import pieces, shaping
+from sdpa_xp_export.array import Value
+from sdpa_xp_export.call import Arguments
+from sdpa_xp_export.checking import checked
+from sdpa_xp_export.choice import FORMS, choose
+from sdpa_xp_export.dispatch import is_array
+from sdpa_xp_export.graph import Graph
+from sdpa_xp_export.spec import TensorSpec
+from sdpa_xp_export.trace import Trace
+
+OUTPUTS = {
+    "scaled_dot_product_attention": ("output",),
+    "dot_product_attention": ("output",),
+    "attention_state": ("output", "lse"),
+    "attention_weights": ("weights",),
+    "attention_scores": ("scores",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Computed(TensorSpec):
+    """What an export takes for an input, and is computed in the graph."""
+
+    value: Value
+
+
+def attend(graph: Graph, function: str, inputs: Mapping[str, object], rules: Mapping[str, object]) -> Any:
+    """What the library's `function` would return: a value, or an AttentionState of values."""
+    if not isinstance(graph, Trace) or function not in OUTPUTS:
+        rule = f"a graph must be traced of {', '.join(OUTPUTS)} alone"
+        raise TypeError(message(graph.function, rule, {"function": function}))
+    values = {name: _value(graph, array) for name, array in inputs.items()}
+    single = _one_head_each(values, rules)
+    specs = {name: _spec(_with_head(value) if single else value) for name, value in values.items()}
+    named = {name: _in_place(graph, rules[name], single) for name in rules.keys() & {*Arguments._fields}}
+    outputs = OUTPUTS[function]
+    value = specs.get("value", specs["key"])  # weights and scores have none
+    given = Arguments(**named)._replace(outputs=outputs)
+    call = checked(graph.function, specs["query"], specs["key"], value, given)
+    form, reason = choose(graph.function, call, graph.form, graph.opset, graph.target)
+    graph.chosen.append((form, reason))
+    values = {name: cast(Computed, spec).value for name, spec in call.inputs.items()}
+    made = FORMS[form].write(graph.part(values, call.held), call, graph.target)
+    results = [graph.here(made[name]) for name in outputs]
+    if single:
+        results = [shaping.squeeze(each, 1) for each in results]
+    if len(results) == 1:
+        return results[0]
+    base = rules.get("lse_base")
+    output, lse = results
+    return AttentionState(output, lse if base is None else lse / math.log(cast(float, base)))
+
+
+def _value(graph: Trace, array: object) -> Value:
+    return graph.here(array) if isinstance(array, Value) else graph.from_array(array)
+
+
+def _spec(value: Value) -> Computed:
+    return Computed(value.dtype, value.shape, value)
+
+
+def _in_place(graph: Trace, rule: Any, single: bool) -> Any:
+    """A keyword of a call, its arrays as specs; so those that a mask or a bias holds."""
+    if isinstance(rule, Value) or is_array(rule):
+        value = _value(graph, rule)
+        return _spec(_with_head(value) if single else value)
+    if isinstance(rule, Mask | Bias):
+        held = {name: _in_place(graph, each, single) for name, each in rule.arguments.items()}
+        return replace(rule, **held)
+    return rule
+
+
+def _one_head_each(inputs: Mapping[str, Value], rules: Mapping[str, object]) -> bool:
+    """Whether inputs (B, length, width) are B heads of one group each, of a B that is not known.
+
+    A graph is written for a number of heads; so they become one head of B entries, where no rule tells heads
+    apart but by an axis of an array.
+    """
+    shapes = [value.shape for value in inputs.values()]
+    if any(len(shape) != 3 or shape[0] != shapes[0][0] for shape in shapes) or isinstance(shapes[0][0], int):
+        return False
+    masks = all(_knows_no_heads(rules[name]) for name in ("attn_mask", "bias"))
+    return masks and rules["layout"] == HLE and rules["sinks"] is None
+
+
+def _knows_no_heads(rule: object) -> bool:
+    if not isinstance(rule, Mask | Bias):
+        return True
+    if rule.name in ("&", "|", "~", "+"):
+        return all(map(_knows_no_heads, rule.arguments.values()))
+    return rule.name in ("causal", "sliding_window", "chunked", "dilated", "from_array")
+
+
+def _with_head(value: Value) -> Value:
+    """(B, length, width) -> (B, 1, length, width); what has fewer axes has no heads."""
+    return pieces.unsqueeze(value, -3) if value.ndim == 3 else value

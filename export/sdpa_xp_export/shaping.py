@@ -1,0 +1,226 @@
+"""The functions of the array API that move, join and repeat the elements of values."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from sdpa_xp.checks import message
+from sdpa_xp_export import pieces
+from sdpa_xp_export.array import Value, together
+from sdpa_xp_export.shapes import broadcasts_to, joint_shape
+from sdpa_xp_export.spec import Shape, total
+from sdpa_xp_export.trace import Trace
+
+
+def sizes(trace: Trace, shape: Shape) -> Value:
+    """Lengths -> (n,) integers."""
+    if all(isinstance(length, int) for length in shape):
+        return trace.constant(list(shape), "int64")
+    return pieces.join([trace.length(length) for length in shape], length=len(shape))
+
+
+def reshape(value: Value, shape: Sequence[Any]) -> Value:
+    """value -> Reshape; one length may be -1, what is left."""
+    shape = (shape,) if isinstance(shape, int | str) else tuple(shape)
+    shape = tuple(each if isinstance(each, str) else operator.index(each) for each in shape)
+    left = [axis for axis, length in enumerate(shape) if length == -1]
+    made = list(shape)
+    for axis in left:
+        made[axis] = _left(value.shape, [length for length in shape if length != -1])
+    kept = [0 if value.shape[axis : axis + 1] == (length,) else length for axis, length in enumerate(shape)]
+    target = pieces.join([_trace(value).length(each) for each in kept]) if _named(kept) else None
+    target = value.graph.constant(kept, "int64") if target is None else target
+    found = pieces.reshape_to(value, target, tuple(made))
+    for axis in left:
+        if isinstance(made[axis], str):
+            _trace(value).having(found, axis, made[axis])
+    return found
+
+
+def _named(shape: Sequence[Any]) -> bool:
+    return any(isinstance(length, str) for length in shape)
+
+
+def _left(shape: Shape, taken: list[Any]) -> int | str:
+    """What -1 stands for: the product of `shape` over that of `taken`, as a number or a name."""
+    names = Counter(each for each in shape if isinstance(each, str))
+    names.subtract(each for each in taken if isinstance(each, str))
+    one, other = (math.prod(each for each in side if isinstance(each, int)) for side in (shape, taken))
+    parts = [name for name, count in names.items() for _ in range(count)]
+    if min(names.values(), default=0) >= 0 and other and one % other == 0:
+        if not parts:
+            return one // other
+        if len(parts) == 1 and one == other:
+            return parts[0]
+    return named("times", *parts, one, "over", *[n for n in names if names[n] < 0], other)
+
+
+def named(*parts: object) -> str:
+    """A name for a length that has none."""
+    return "_".join(str(part).replace("+", "_and_").replace("-", "minus_") for part in parts)
+
+
+def permute_dims(value: Value, axes: Sequence[int]) -> Value:
+    """value -> Transpose."""
+    perm = [axis % value.ndim for axis in axes]
+    shape = tuple(value.shape[axis] for axis in perm)
+    return value.graph.add("Transpose", value, dtype=value.dtype, shape=shape, perm=perm)
+
+
+def matrix_transpose(value: Value) -> Value:
+    """(..., M, N) -> (..., N, M)."""
+    return pieces.transpose(value)
+
+
+def moveaxis(value: Value, source: int, destination: int) -> Value:
+    """value -> Transpose."""
+    axes = [axis for axis in range(value.ndim) if axis != source % value.ndim]
+    axes.insert(destination % value.ndim, source % value.ndim)
+    return permute_dims(value, axes)
+
+
+def expand_dims(value: Value, *, axis: int = 0) -> Value:
+    """value -> Unsqueeze."""
+    return pieces.unsqueeze(value, axis)
+
+
+def squeeze(value: Value, axis: int | Sequence[int]) -> Value:
+    """value -> Squeeze of axes of length 1."""
+    gone = {each % value.ndim for each in ((axis,) if isinstance(axis, int) else axis)}
+    shape = tuple(length for at, length in enumerate(value.shape) if at not in gone)
+    axes = value.graph.constant(sorted(gone), "int64")
+    return value.graph.add("Squeeze", value, axes, dtype=value.dtype, shape=shape)
+
+
+def broadcast_to(value: Value, shape: Sequence[Any]) -> Value:
+    """value -> Expand."""
+    target = tuple(shape)
+    if not broadcasts_to(value.shape, target):
+        rule = "`x` must broadcast to `shape`"
+        raise ValueError(message(value.graph.function, rule, {"x.shape": value.shape, "shape": target}))
+    return value if value.shape == target else pieces.expand(value, sizes(_trace(value), target), target)
+
+
+def concat(values: Sequence[Value], *, axis: int = 0) -> Value:
+    """values -> Concat; a length that is joined is a sum."""
+    one, *others = values
+    for other in others:
+        one, other = together(one, other)
+    values = [each.astype(one.dtype) for each in values]
+    at = axis % one.ndim
+    length = values[0].shape[at]
+    for each in values[1:]:
+        length = total(length, each.shape[at])
+    return pieces.join(values, at, length)
+
+
+def stack(values: Sequence[Value], *, axis: int = 0) -> Value:
+    """values -> Unsqueeze, Concat."""
+    return concat([pieces.unsqueeze(each, axis) for each in values], axis=axis)
+
+
+def unstack(value: Value, *, axis: int = 0) -> tuple[Value, ...]:
+    """value -> its entries along an axis whose length is known."""
+    before = (slice(None),) * (axis % value.ndim)
+    return tuple(item(value, (*before, index)) for index in range(value.shape[axis]))  # type: ignore[arg-type]
+
+
+def take(value: Value, indices: Value, *, axis: int = 0) -> Value:
+    """value, indices of any shape -> Gather."""
+    return pieces.gather(value, indices, axis % value.ndim)
+
+
+def item(value: Value, index: object) -> Value:
+    """`value[index]`, of integers, slices, None and an ellipsis."""
+    given = index if isinstance(index, tuple) else (index,)
+    counted = sum(1 for each in given if each is not None and each is not ...)
+    if not any(each is ... for each in given):
+        given = (*given, ...)
+    axis, made = 0, value
+    for each in given:
+        if each is ...:
+            axis += value.ndim - counted
+        elif each is None:
+            made, axis = pieces.unsqueeze(made, axis), axis + 1
+        elif isinstance(each, slice):
+            made, axis = _sliced(made, each, axis), axis + 1
+        else:
+            made = _entry(made, each, axis)
+    return made
+
+
+def _entry(value: Value, index: Any, axis: int) -> Value:
+    try:
+        number = operator.index(index)
+    except TypeError as error:
+        rule = "an index must be made of integers, slices, None and an ellipsis"
+        got = {"index": type(index).__name__}
+        raise TypeError(message(value.graph.function, rule, got, "`take` takes others.")) from error
+    return pieces.gather(value, value.graph.constant(number, "int64"), axis)
+
+
+def _sliced(value: Value, part: slice, axis: int) -> Value:
+    if part == slice(None):
+        return value
+    length, step = value.shape[axis], 1 if part.step is None else part.step
+    bounds = [_bound(value, part.start, 0 if step > 0 else 2**62)]
+    bounds.append(_bound(value, part.stop, 2**62 if step > 0 else -(2**62)))
+    new = _length_of(length, part.start, part.stop, step)
+    axes, steps = (value.graph.constant([each], "int64") for each in (axis, step))
+    shape = (*value.shape[:axis], new, *value.shape[axis + 1 :])
+    made = value.graph.add("Slice", value, *bounds, axes, steps, dtype=value.dtype, shape=shape)
+    return made if isinstance(new, int) else _trace(value).having(made, axis, new)
+
+
+def _length_of(length: int | str, start: Any, stop: Any, step: int) -> int | str:
+    """How many entries a slice has, or a name for that, one for all that are known to be alike."""
+    if isinstance(length, int) and not _named([start, stop]):
+        return len(range(length)[start:stop:step])
+    if start in (None, 0) and step == 1 and (stop == 1 or isinstance(stop, str)):
+        return 1 if stop == 1 else stop
+    if (start, stop, step) in ((None, None, -1), (-1, None, 1)):
+        return length if step == -1 else 1
+    front, behind = start or 0, stop or 0
+    if step == 1 and isinstance(front, int) and isinstance(behind, int) and front >= 0 >= behind:
+        return named(length, "less", front - behind)
+    return named(length, start, stop, step)
+
+
+def _bound(value: Value, bound: Any, default: int) -> Value:
+    if isinstance(bound, str):
+        return _trace(value).length(bound)
+    return value.graph.constant([default if bound is None else operator.index(bound)], "int64")
+
+
+def matmul(one: Value, other: Value) -> Value:
+    """(..., M, K), (..., K, N) -> MatMul; a vector is a row on the left, and a column on the right."""
+    one, other = together(one, other)
+    left = one.shape[:-1]
+    right = other.shape[-1:] if other.ndim > 1 else ()
+    if one.shape[-1] != other.shape[-2 if other.ndim > 1 else -1]:
+        rule = "the last axis of the first and the last but one of the second must be equal"
+        got = {"first.shape": one.shape, "second.shape": other.shape}
+        raise ValueError(message(one.graph.function, rule, got))
+    batch = joint_shape(one.shape[:-2], other.shape[:-2])
+    shape = (*batch, *left[-1:], *right)
+    return one.graph.add("MatMul", one, other, dtype=one.dtype, shape=shape)
+
+
+def reduced(op: str, value: Value, axis: int | Sequence[int] | None, keepdims: bool) -> Value:
+    """value -> op over some axes, or all."""
+    axes = range(value.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
+    made = value
+    for each in axes:
+        made = pieces.reduce(op, made, each % value.ndim)
+    return made if keepdims or not axes else squeeze(made, tuple(axes))
+
+
+def _trace(value: Value) -> Trace:
+    if not isinstance(value.graph, Trace):
+        rule = "a function of the indices must use no length that is known only when the graph runs"
+        raise TypeError(message(value.graph.function, rule, {"shape": value.shape}))
+    return value.graph

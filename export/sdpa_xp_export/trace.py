@@ -1,0 +1,113 @@
+"""The graph of a function while it is traced: arrays that meet its values become initializers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import array_api_compat
+import onnx
+
+from sdpa_xp.checks import message
+from sdpa_xp_export.array import Value
+from sdpa_xp_export.graph import Graph
+from sdpa_xp_export.lengths import Length
+from sdpa_xp_export.operands import numbers_of
+from sdpa_xp_export.runtime import Runtime
+from sdpa_xp_export.spec import Shape, addends
+
+
+@dataclass(slots=True, kw_only=True)
+class Trace(Graph):
+    """Nodes, and where each length and each array of the caller is among them."""
+
+    function: str = "to_onnx"
+    target: Runtime
+    form: str = "auto"
+    names: dict[int, str] = field(default_factory=dict)
+    """By the identity of an array, what its initializer is to be called."""
+    arrays: dict[int, tuple[Any, Value]] = field(default_factory=dict)
+    """By identity, each array that met a value, which is kept alive, and its initializer."""
+    lengths: dict[str, tuple[Value, int]] = field(default_factory=dict)
+    """A value and the axis of it that has the length of that name."""
+    chosen: list[tuple[str, str]] = field(default_factory=list)
+    """The form of each attention, and why it is that one."""
+
+    def input(self, name: str, dtype: str, shape: Shape) -> Value:
+        """A new input of the graph, whose lengths are those that others are known by."""
+        made = Graph.input(self, name, dtype, shape)
+        self.named[name] = made
+        for axis, length in enumerate(shape):
+            if isinstance(length, str):
+                self.lengths.setdefault(length, (made, axis))
+        return made
+
+    def free(self, name: str) -> str:
+        """`name`, with a number behind it where it is taken."""
+        names = (f"{name}_{n}" if n else name for n in range(len(self.named) + 1))
+        return next(each for each in names if each not in self.named)
+
+    def having(self, value: Value, axis: int, name: str) -> Value:
+        """`value`, whose length along `axis` is new and of that name."""
+        self.lengths.setdefault(name, (value, axis))
+        return value
+
+    def length(self, name: int | str) -> Value:
+        """The length of that name, (1,)."""
+        if isinstance(name, int) or name.isdecimal():
+            return self.constant([int(name)], "int64")
+        if name in self.lengths:
+            value, axis = self.lengths[name]
+            return self.add("Shape", value, dtype="int64", shape=(1,), start=axis, end=axis + 1)
+        one, *others = (self.length(part) for part in addends(name))
+        for other in others:
+            one = one + other
+        return one
+
+    def from_array(self, array: object) -> Value:
+        """An array of any library -> an initializer, once each; a length -> a number."""
+        if isinstance(array, Length):
+            axes = self.constant([0], "int64")
+            return self.add("Squeeze", self.length(array), axes, dtype="int64", shape=())
+        if not array_api_compat.is_array_api_obj(array):
+            rule = "values of a graph must be computed with arrays and numbers"
+            raise TypeError(message(self.function, rule, {"operand": type(array).__name__}))
+        if id(array) not in self.arrays:
+            name = self.free(self.names.get(id(array)) or f"weight_{len(self.weights)}")
+            made = self.weight(name, numbers_of(self.function, name, array))
+            self.arrays[id(array)] = array, made
+        return self.arrays[id(array)][1]
+
+    def part(self, named: dict[str, Value], real: str) -> Graph:
+        """This graph as that of one call of attention, whose inputs are values of this one."""
+        return Graph(
+            self.opset,
+            real,
+            self.inputs,
+            self.nodes,
+            self.constants,
+            named,
+            self.weights,
+            self.count,
+            self.function,
+        )
+
+    def prune(self, outputs: list[Value]) -> None:
+        """Leave out what no output follows from, but for the inputs."""
+        needed = {value.name for value in outputs}
+        kept = []
+        for node in reversed(self.nodes):
+            if needed.intersection(node.output):
+                needed.update(node.input, _captured(node))
+                kept.append(node)
+        self.nodes[:] = reversed(kept)
+        self.weights[:] = [weight for weight in self.weights if weight.name in needed]
+        self.constants = {key: each for key, each in self.constants.items() if each.name in needed}
+
+
+def _captured(node: onnx.NodeProto) -> set[str]:
+    """What the bodies of a node read, of the graph around them too."""
+    bodies = [each.g for each in node.attribute if each.type == onnx.AttributeProto.GRAPH]
+    return {name for body in bodies for inner in body.node for name in (*inner.input, *_captured(inner))} | {
+        output.name for body in bodies for output in body.output
+    }

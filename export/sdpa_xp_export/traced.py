@@ -1,0 +1,157 @@
+"""From a layer or a function in array-API code to a checked ONNX model, by calling it."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import onnx
+
+import sdpa_xp
+from sdpa_xp.biases import Bias
+from sdpa_xp.checks import message
+from sdpa_xp.masks import Mask
+from sdpa_xp_export.array import Value
+from sdpa_xp_export.dispatch import is_array
+from sdpa_xp_export.external import without_numbers
+from sdpa_xp_export.runtime import DEFAULT_OPSET, DEFAULT_RUNTIME, FIRST_RELEASE, OPSETS, Runtime
+from sdpa_xp_export.spec import TensorSpec
+from sdpa_xp_export.trace import Trace
+
+FUNCTION = "to_onnx"
+
+
+def to_onnx(
+    layer: Callable[..., Any],
+    *inputs: Any,
+    form: str = "auto",
+    opset: int | None = None,
+    runtime: str = DEFAULT_RUNTIME,
+    **keywords: Any,
+) -> onnx.ModelProto:
+    """The ONNX graph of a layer, or of any function in array-API code, with the attention that it calls.
+
+    The layer is called once, with values of the graph where it is given specs. Each operation on them becomes
+    a node; each array that meets one, of whatever library, becomes an initializer, once; and each call of
+    `sdpa_xp.scaled_dot_product_attention`, `attention_state`, `attention_weights`, `attention_scores` and
+    `dot_product_attention` is written as `export_attention` would write it.
+
+    Shapes:
+        Those of the layer. An entry of a spec may be a name; `x.shape` then has it, to be compared, put into
+        a shape, and given to `arange` and `asarray`, while Python cannot count with it.
+
+    Args:
+        layer: What is called. `x.__array_namespace__()` is its namespace, in which there is `erf`, too. Where
+            it has `parameters`, a mapping of arrays by name, its initializers have these names.
+        inputs: What it is called with: a spec for each array. What holds none, it gets as it is; a mask or a
+            bias may hold specs.
+        form: The form of each attention, as for `export_attention`.
+        opset: 17 to 24. By default the newest that the release of `runtime` computes every form of.
+        runtime: As for `export_attention`.
+        keywords: Likewise what it is called with, by name.
+
+    Returns:
+        The model, which has passed onnx.checker in full. Its inputs have the names of the layer's arguments;
+            its output is `output`, or a tuple's are `output_0` and on, or have a NamedTuple's or a mapping's
+            names. Its metadata holds the form of each attention, the reason for it, and the runtime. `save`
+            puts weights beyond 2 GiB into a file of their own.
+
+    Raises:
+        TypeError: A layer that is not callable, or what it does with a value is not in the array API, or asks
+            what only a run tells; names what must hold.
+        ValueError: Shapes that do not fit, or a form, an opset or a runtime that cannot compute a call.
+
+    Examples:
+        >>> import numpy as np
+        >>> from sdpa_xp import scaled_dot_product_attention
+        >>> weight = np.eye(8, dtype="float32")
+        >>> def layer(x):
+        ...     return scaled_dot_product_attention(x @ weight, x, x, is_causal=True)
+        >>> model = to_onnx(layer, TensorSpec("float32", ("B", 2, "L", 8)))
+        >>> [value.name for value in model.graph.input], [value.name for value in model.graph.output]
+        (['x'], ['output'])
+
+    References:
+        ONNX operators; the Python array API standard 2024.12.
+    """
+    if not callable(layer):
+        raise TypeError(message(FUNCTION, "`layer` must be callable", {"layer": type(layer).__name__}))
+    target = Runtime.parse(FUNCTION, runtime)
+    trace = Trace(_opset(opset, target), target=target, form=form, names=_names(layer))
+    given = inspect.signature(layer).bind(*inputs, **keywords)
+    for name, value in given.arguments.items():
+        given.arguments[name] = _entered(trace, name, value)
+    if not trace.inputs:
+        rule = "there must be a TensorSpec among the arguments of `layer`"
+        raise TypeError(message(FUNCTION, rule, {"arguments": [*given.arguments]}))
+    outputs = _outputs(trace, layer(*given.args, **given.kwargs))
+    trace.prune([*outputs.values()])
+    metadata = {
+        "sdpa_xp.version": sdpa_xp.__version__,
+        "sdpa_xp.forms": json.dumps([{"form": form, "reason": reason} for form, reason in trace.chosen]),
+        "sdpa_xp.runtime": str(target),
+    }
+    model = trace.model(outputs, metadata)
+    onnx.checker.check_model(without_numbers(model), full_check=True)  # which takes no more than 2 GiB
+    return model
+
+
+def _opset(opset: int | None, target: Runtime) -> int:
+    if opset is None:
+        new = target.release >= FIRST_RELEASE["attention"]
+        return OPSETS["attention"][-1] if new else DEFAULT_OPSET["primitive"]
+    if isinstance(opset, bool) or not isinstance(opset, int):
+        raise TypeError(message(FUNCTION, "`opset` must be an integer", {"opset": repr(opset)}))
+    allowed = OPSETS["primitive"]
+    if opset not in allowed:
+        rule = f"`opset` must be {allowed[0]} to {allowed[-1]}"
+        raise ValueError(message(FUNCTION, rule, {"opset": opset}))
+    return opset
+
+
+def _names(layer: object) -> dict[int, str]:
+    """The names of a layer's parameters by their identity."""
+    parameters = getattr(layer, "parameters", None)
+    if not isinstance(parameters, Mapping):
+        return {}
+    return {id(array): name for name, array in parameters.items() if is_array(array)}
+
+
+def _entered(trace: Trace, name: str, given: Any) -> Any:
+    """An argument with inputs of the graph where it is or holds specs."""
+    if isinstance(given, TensorSpec):
+        return trace.input(trace.free(name), given.dtype, given.shape)
+    if isinstance(given, Mask | Bias):
+        held = {
+            argument: _entered(trace, getattr(given, "argument", argument), each)
+            for argument, each in given.arguments.items()
+        }
+        return replace(given, **held)
+    if isinstance(given, tuple) and type(given) is tuple:  # of *arguments
+        return tuple(_entered(trace, name, each) for each in given)
+    if isinstance(given, dict):
+        return {each: _entered(trace, each, value) for each, value in given.items()}
+    return given
+
+
+def _outputs(trace: Trace, result: Any) -> dict[str, Value]:
+    """The outputs of the graph by name, each a value of its own."""
+    if isinstance(result, Mapping):
+        named = dict(result)
+    elif isinstance(result, tuple | list):
+        fields = getattr(result, "_fields", [f"output_{n}" for n in range(len(result))])
+        named = dict(zip(fields, result, strict=True))
+    else:
+        named = {"output": result}
+    made: dict[str, Value] = {}
+    for name, value in named.items():
+        if not isinstance(value, Value):
+            rule = "`layer` must return what it computes of its arguments, an array or several"
+            raise TypeError(message(FUNCTION, rule, {name: type(value).__name__}))
+        taken = {each.name for each in made.values()}
+        again = trace.add("Identity", value, dtype=value.dtype, shape=value.shape)
+        made[name] = again if value.name in taken else trace.here(value)
+    return made

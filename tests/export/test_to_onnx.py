@@ -1,0 +1,286 @@
+"""Functions in array-API code become graphs by being called; onnxruntime then computes what they compute.
+
+A traced function is run on float64 arrays for the reference, and on float32 ones for the bound: nothing of the
+exporter takes part in either.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import array_api_compat
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from sdpa_xp import (
+    KVCache,
+    attention_scores,
+    attention_state,
+    attention_weights,
+    biases,
+    dot_product_attention,
+    masks,
+    scaled_dot_product_attention,
+)
+from sdpa_xp_export import TensorSpec, save, to_onnx
+from sdpa_xp_export.agreement import judge
+
+X = TensorSpec("float32", ("B", "L", 16))
+RNG = np.random.default_rng(11)
+WEIGHT = RNG.standard_normal((16, 48)).astype(np.float32)
+OUT = RNG.standard_normal((16, 16)).astype(np.float32)
+
+
+def attending(x: Any, attn_mask: Any = None, weight: Any = WEIGHT, out: Any = OUT, **rules: Any) -> Any:
+    """Four heads of width 4 between projections."""
+    xp = array_api_compat.array_namespace(x)
+    batch, length, _ = x.shape
+    heads = xp.permute_dims(xp.reshape(x @ weight, (batch, length, 3, 4, 4)), (2, 0, 3, 1, 4))
+    query, key, value = (heads[n, ...] for n in range(3))
+    output = scaled_dot_product_attention(query, key, value, attn_mask, **rules)
+    return xp.reshape(xp.permute_dims(output, (0, 2, 1, 3)), (batch, length, -1)) @ out
+
+
+def run(model: onnx.ModelProto, **inputs: np.ndarray) -> list[np.ndarray]:
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    found: list[np.ndarray] = session.run(None, inputs)
+    return found
+
+
+def held(name: str, model: onnx.ModelProto) -> np.ndarray:
+    (found,) = (each for each in model.graph.initializer if each.name == name)
+    return np.asarray(onnx.numpy_helper.to_array(found))
+
+
+def drawn(*shape: int) -> np.ndarray:
+    return np.random.default_rng(5).standard_normal(shape).astype(np.float32)
+
+
+def assert_agrees(result: np.ndarray, function: Callable[..., Any], *arrays: Any) -> None:
+    """`result` is what `function` gives in float64, up to twice what it is off by in float32."""
+    wide = [x.astype(np.float64) if x.dtype.kind == "f" else x for x in arrays]
+    exact, own = np.asarray(function(*wide), np.float64), np.asarray(function(*arrays))
+    assert result.shape == exact.shape
+    assert judge(result, exact, own, "float32").agrees
+
+
+@pytest.mark.parametrize("form", ["auto", "attention", "primitive", "tiled"])
+def test_projections_and_attention(form: str) -> None:
+    model, x = to_onnx(attending, X, form=form), drawn(2, 7, 16)
+    (output,) = run(model, x=x)
+    assert_agrees(output, lambda x: attending(x, weight=WEIGHT.astype(x.dtype), out=OUT.astype(x.dtype)), x)
+    (chosen,) = json.loads({each.key: each.value for each in model.metadata_props}["sdpa_xp.forms"])
+    assert form in ("auto", chosen["form"])
+
+
+@pytest.mark.parametrize("opset", [17, 18, 23, 24])
+def test_opsets(opset: int) -> None:
+    model, x = to_onnx(attending, X, opset=opset, is_causal=True), drawn(2, 5, 16)
+    assert [each.version for each in model.opset_import if each.domain == ""] == [opset]
+    assert_agrees(run(model, x=x)[0], lambda x: attending(x, is_causal=True), x)
+
+
+def test_arguments_are_inputs_and_rules() -> None:
+    """A mask of specs becomes an input; what holds no spec is passed as it is."""
+    padding = masks.padding(TensorSpec("int64", ("B",)))
+    model = to_onnx(attending, X, padding, is_causal=True, scale=0.3)
+    assert [each.name for each in model.graph.input] == ["x", "key_lengths"]
+    x, lengths = drawn(3, 6, 16), np.asarray([6, 0, 2])
+    (output,) = run(model, x=x, key_lengths=lengths)
+    rules: dict[str, Any] = {"is_causal": True, "scale": 0.3}
+    assert_agrees(output, lambda x: attending(x, masks.padding(lengths), **rules), x)
+
+
+def test_masks_and_biases_that_are_computed_or_held() -> None:
+    """Values and arrays stand wherever a call takes an array."""
+    slopes, sinks, bias = drawn(4), drawn(4) * 2, drawn(4, 1, 1)
+
+    def layer(x: Any, ids: Any, scale: Any) -> Any:
+        may = (ids != 0)[:, None, None, :]
+        rules = {"bias": biases.alibi(slopes) + biases.from_array(bias), "sinks": sinks * 0.5, "scale": scale}
+        return attending(x, masks.from_array(may) & masks.document(ids), **rules)
+
+    specs = X, TensorSpec("int64", ("B", "L")), TensorSpec("float32", ())
+    x, ids, scale = drawn(2, 6, 16), np.asarray([[1, 1, 2, 2, 0, 0], [0, 3, 3, 3, 3, 3]]), np.float32(0.4)
+    (output,) = run(to_onnx(layer, *specs), x=x, ids=ids, scale=np.asarray(scale))
+    expected = layer(x, ids, float(scale))
+    np.testing.assert_allclose(output, expected, rtol=0, atol=8 * 2**-23 * np.abs(expected).max())
+
+
+def test_every_function_of_the_library() -> None:
+    def layer(x: Any) -> dict[str, Any]:
+        state = attention_state(x, x, x, is_causal=True, lse_base=2)
+        layout = dot_product_attention(x[:, :, None, :], x[:, :, None, :], x[:, :, None, :], is_causal=True)
+        weights, scores = attention_weights(x, x, is_causal=True), attention_scores(x, x, softcap=2.0)
+        return {**state._asdict(), "weights": weights, "scores": scores, "jax": layout}
+
+    x = drawn(3, 5, 16)
+    found = run(to_onnx(layer, X), x=x)
+    for result, expected in zip(found, layer(x).values(), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=0, atol=8 * 2**-23 * np.abs(expected).max())
+
+
+def test_a_learned_query_may_be_an_array() -> None:
+    """It is enough that one of the three is a value."""
+    query, x = drawn(1, 3, 16), drawn(2, 5, 16)
+
+    def pooled(x: Any) -> Any:
+        return scaled_dot_product_attention(query, x[:, None, ...], x[:, None, ...])
+
+    (output,) = run(to_onnx(pooled, X), x=x)
+    expected = pooled(x)
+    np.testing.assert_allclose(output, expected, rtol=0, atol=8 * 2**-23 * np.abs(expected).max())
+
+
+class Layer(NamedTuple):
+    """Its weights have names, and are of any library."""
+
+    weight: Any
+    out: Any
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return self._asdict()
+
+    def __call__(self, x: Any, attn_mask: Any = None) -> Any:
+        first = attending(x, attn_mask, self.weight, self.out)
+        return attending(first, attn_mask, self.weight, self.out)
+
+
+@pytest.mark.parametrize("module", ["numpy", "torch", "jax.numpy", "array_api_strict", "dask.array"])
+def test_weights_of_any_library_are_held_once_under_their_names(module: str) -> None:
+    xp = pytest.importorskip(module)
+    layer = Layer(*(xp.asarray(each) for each in (WEIGHT, OUT)))
+    model, x = to_onnx(layer, X), drawn(2, 5, 16)
+    floats = [each.name for each in model.graph.initializer if len(each.raw_data) > 512]
+    assert floats == ["weight", "out"]
+    np.testing.assert_array_equal(held("weight", model), WEIGHT)
+    np.testing.assert_array_equal(held("out", model), OUT)
+    assert_agrees(run(model, x=x)[0], lambda x: Layer(WEIGHT.astype(x.dtype), OUT.astype(x.dtype))(x), x)
+
+
+def test_a_weight_named_as_an_input_is_another_value() -> None:
+    class Named:
+        parameters = {"x": OUT}  # noqa: RUF012
+
+        def __call__(self, x: Any) -> Any:
+            return x @ OUT
+
+    x = drawn(2, 3, 16)
+    np.testing.assert_allclose(run(to_onnx(Named(), X), x=x)[0], x @ OUT, rtol=0, atol=1e-5)
+
+
+def test_weights_go_to_a_file_beside_the_model(tmp_path: Any) -> None:
+    """Complete before the model has its name; onnxruntime reads it from there."""
+    path = save(to_onnx(attending, X), tmp_path / "layer.onnx", external_above=1000)
+    (data,) = (each for each in tmp_path.iterdir() if each.suffix == ".data")
+    assert data.stat().st_size >= WEIGHT.nbytes + OUT.nbytes
+    assert path.stat().st_size < WEIGHT.nbytes * 4
+    assert path.stat().st_mtime_ns >= data.stat().st_mtime_ns
+    x = drawn(2, 5, 16)
+    (output,) = onnxruntime.InferenceSession(path).run(None, {"x": x})
+    np.testing.assert_array_equal(output, run(to_onnx(attending, X), x=x)[0])
+
+
+def test_what_no_output_follows_from_is_left_out() -> None:
+    def layer(x: Any) -> Any:
+        x @ WEIGHT
+        return x * 2.0
+
+    model = to_onnx(layer, X)
+    assert [node.op_type for node in model.graph.node] == ["Mul"]
+    assert len(model.graph.initializer) == 1
+
+
+FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "indexing": lambda xp, x: x[:, 1:, None, ::2] + x[:1, :-1, None, 1::2] * x[0, 0, 0],
+    "from_behind": lambda xp, x: x[..., -1] - x[:, ::-1, 3],
+    "mean": lambda xp, x: (x - xp.mean(x, axis=-1, keepdims=True)) / xp.sqrt(xp.var(x, axis=-1, keepdims=True)),
+    "sums": lambda xp, x: xp.sum(x, axis=(0, 2)) + xp.max(x) - xp.min(x, axis=-1)[0, :],
+    "flattened": lambda xp, x: xp.reshape(x, (-1, 4)) * 2.0,
+    "and_back": lambda xp, x: xp.reshape(xp.reshape(x, (-1,)), x.shape) @ OUT.T,
+    "kept": lambda xp, x: xp.reshape(x, (x.shape[0], -1, 2, 8)) + 1,
+    "positions": lambda xp, x: x + xp.astype(xp.arange(x.shape[1]), x.dtype)[:, None],
+    "taken": lambda xp, x: xp.take(xp.asarray(OUT), xp.arange(x.shape[1]), axis=0) + x,
+    "concat": lambda xp, x: xp.concat([x, xp.zeros((x.shape[0], 1, 16), dtype=x.dtype)], axis=1),
+    "stack": lambda xp, x: xp.stack([x, -x], axis=1),
+    "broadcast": lambda xp, x: xp.broadcast_to(x[:, :1, :], x.shape) ** 2,
+    "where": lambda xp, x: xp.where(x > 0.5, xp.cos(x), xp.sin(x)),
+    "moved": lambda xp, x: (
+        xp.moveaxis(x, 0, 2) + xp.squeeze(xp.expand_dims(xp.exp(x), axis=1), axis=1)[0, :, :1, None]
+    ),
+    "swapped": lambda xp, x: xp.matmul(xp.matrix_transpose(x), x) + x.mT @ x,
+    "array_first": lambda xp, x: WEIGHT[:, :16] @ x.mT + (1.0 - x.mT) - WEIGHT[:, :1],
+    "count": lambda xp, x: xp.sum(x, axis=1) / xp.astype(xp.asarray(x.shape[1]), x.dtype),
+    "clip": lambda xp, x: xp.clip(x, -0.5, 0.5) - xp.minimum(x, xp.abs(x)),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_of_the_standard(name: str) -> None:
+    def function(x: Any) -> Any:
+        return FUNCTIONS[name](array_api_compat.array_namespace(x), x)
+
+    model, x = to_onnx(function, X), drawn(3, 5, 16)
+    assert_agrees(run(model, x=x)[0], function, x)
+    (output,) = model.graph.output
+    shape = [each.dim_value or each.dim_param for each in output.type.tensor_type.shape.dim]
+    assert len(shape) == run(model, x=x)[0].ndim
+
+
+@pytest.mark.parametrize(
+    ("layer", "error", "words"),
+    [
+        (3, TypeError, "`layer` must be callable; got layer=int"),
+        (lambda x: 1.0, TypeError, "`layer` must return what it computes of its arguments.*output=float"),
+        (lambda x: x.sum(), AttributeError, "sum"),
+        (lambda x: -x if x[0, 0, 0] > 0 else x, TypeError, "neither true nor false"),
+        (
+            lambda x: x * x.shape[1] * (x.shape[1] + 1),
+            TypeError,
+            "a length.*is no number in Python; got length=L",
+        ),
+        (
+            lambda x: x @ np.ones((3, 3), np.float32),
+            ValueError,
+            "last axis of the first.*second.shape=\\(3, 3\\)",
+        ),
+        (lambda x: x + np.ones(3, np.float32), ValueError, r"must broadcast.*; got.*\(3,\)"),
+        (lambda x: x + "1", TypeError, "computed with arrays and numbers; got operand=str"),
+        (lambda x: x + np.ones(16, "complex64"), TypeError, "of a dtype that a graph holds.*complex64"),
+        (lambda x: x[x > 0], TypeError, "an index must be made of integers.*got index=Value"),
+        (lambda x: KVCache(x[:, None], x[:, None]).attend(x[:, None]), TypeError, "must be traced of"),
+        (lambda x: attending(x, dropout_p=0.5), ValueError, "`dropout_p` must be 0"),
+    ],
+)
+def test_what_does_not_trace(layer: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        to_onnx(layer, X)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "error", "words"),
+    [
+        ({"opset": 16}, ValueError, "to_onnx: `opset` must be 17 to 24; got opset=16"),
+        ({"opset": "23"}, TypeError, "to_onnx: `opset` must be an integer"),
+        ({"form": "fast"}, ValueError, "to_onnx: `form` must be auto"),
+        (
+            {"form": "attention", "softmax_dtype": "float64"},
+            ValueError,
+            "to_onnx: `form` cannot be 'attention'",
+        ),
+        ({"runtime": "onnxruntime"}, ValueError, "to_onnx: `runtime` must be"),
+    ],
+)
+def test_refused_keywords(keywords: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=f"^{words}"):
+        to_onnx(attending, X, **keywords)
+
+
+def test_nothing_to_trace() -> None:
+    with pytest.raises(TypeError, match=r"^to_onnx: there must be a TensorSpec among the arguments"):
+        to_onnx(lambda x: x, 3.0)
