@@ -1,0 +1,62 @@
+"""A type of array with `__sdpa_xp__` gets the calls that it is in, as they came."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sdpa_xp
+from sdpa_xp import masks
+
+
+class Own:
+    """Answers with what it was asked."""
+
+    def __sdpa_xp__(self, *asked: Any) -> Any:
+        return self, *asked
+
+
+FUNCTIONS: list[Callable[..., Any]] = [
+    sdpa_xp.scaled_dot_product_attention,
+    sdpa_xp.attention_state,
+    sdpa_xp.dot_product_attention,
+]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_any_input_answers(function: Callable[..., Any], place: int) -> None:
+    own, inputs = Own(), [np.ones((2, 4))] * 3
+    inputs[place] = own  # type: ignore[call-overload]
+    answering, name, given, rules = function(*inputs, is_causal=True, scale="as it came")
+    assert (answering, name) == (own, function.__name__)
+    assert list(given) == ["query", "key", "value"]
+    assert all(one is other for one, other in zip(given.values(), inputs, strict=True))
+    assert (rules["is_causal"], rules["scale"]) == (True, "as it came")
+
+
+@pytest.mark.parametrize("function", [sdpa_xp.attention_weights, sdpa_xp.attention_scores])
+def test_without_values(function: Callable[..., Any]) -> None:
+    own, mask = Own(), masks.causal()
+    answering, name, given, rules = function(np.ones((2, 4)), own, mask)
+    assert (answering, name, list(given)) == (own, function.__name__, ["query", "key"])
+    assert rules["attn_mask"] is mask
+
+
+def test_the_base_of_the_logarithm() -> None:
+    *_, rules = sdpa_xp.attention_state(Own(), Own(), Own(), lse_base=2)  # type: ignore[type-var]
+    assert rules["lse_base"] == 2
+
+
+def test_an_attribute_of_an_instance_does_not_count() -> None:
+    """As with Python's own special methods, the type is asked."""
+
+    class Array(np.ndarray):
+        pass
+
+    x = np.ones((2, 4)).view(Array)
+    x.__sdpa_xp__ = lambda *_: None  # type: ignore[attr-defined]
+    assert sdpa_xp.scaled_dot_product_attention(x, x, x).shape == (2, 4)
