@@ -9,9 +9,19 @@ if find_spec("onnx") is None:
 
 from sdpa_xp_export.export import export_attention
 from sdpa_xp_export.files import save
-from sdpa_xp_export.report import Report
+from sdpa_xp_export.report import LayerReport, Report
 from sdpa_xp_export.spec import TensorSpec
 from sdpa_xp_export.traced import to_onnx
 from sdpa_xp_export.verify import verify
+from sdpa_xp_export.verify_layer import verify_layer
 
-__all__ = ["Report", "TensorSpec", "export_attention", "save", "to_onnx", "verify"]
+__all__ = [
+    "LayerReport",
+    "Report",
+    "TensorSpec",
+    "export_attention",
+    "save",
+    "to_onnx",
+    "verify",
+    "verify_layer",
+]

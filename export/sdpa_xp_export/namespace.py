@@ -6,7 +6,6 @@ is that of their own library. `erf`, which the standard lacks, is there too.
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from sdpa_xp_export import functions, pieces, shaping
-from sdpa_xp_export.array import Value, unary
+from sdpa_xp_export.array import WIDER, Value, unary
 from sdpa_xp_export.dispatch import graph_of, of_values
 from sdpa_xp_export.graph import numpy_dtype
 from sdpa_xp_export.lengths import Length
@@ -178,10 +177,8 @@ def std(x: Any, /, *, axis: Any = None, correction: float = 0.0, keepdims: Any =
 
 def result_type(*arrays: Any) -> str:
     """The wider dtype of several."""
-    from sdpa_xp_export.array import WIDER
-
     names = [_name(getattr(each, "dtype", each)) for each in arrays]
-    return functools.reduce(lambda one, other: WIDER[np.maximum(WIDER.index(one), WIDER.index(other))], names)
+    return sorted(names, key=WIDER.index)[-1]
 
 
 def _name(dtype: Any) -> str:

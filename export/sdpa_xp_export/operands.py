@@ -123,8 +123,7 @@ def numbers_of(function: str, name: str, array: Any) -> NDArray[Any]:
         array = array.detach()
     if array_api_compat.is_torch_array(array) or array_api_compat.is_cupy_array(array):
         array = array_api_compat.to_device(array, "cpu")
-    by_dlpack = hasattr(array, "__dlpack__") and not array_api_compat.is_jax_array(array)
-    plain = array_api_compat.is_numpy_array(array) or not by_dlpack
+    plain = array_api_compat.is_numpy_array(array) or not hasattr(array, "__dlpack__")
     numbers: NDArray[Any] = np.array(array if plain else np.from_dlpack(array))
     if numbers.dtype.name not in DTYPES:
         rule = f"`{name}` must be of a dtype that a graph holds, {', '.join(DTYPES)}"

@@ -1,4 +1,4 @@
-"""What `verify` saw: how far each run was off, where each node ran, how long and how much it took."""
+"""What a verification saw: how far each run was off, where each node ran, how long and how much it took."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """What `verify` saw."""
+class LayerReport:
+    """What `verify_layer` saw."""
 
-    call: Call
     form: str
+    """Of attention; of a layer those of all its calls."""
     reason: str
     """Why the exporter took that form."""
     onnxruntime: str
@@ -62,3 +62,10 @@ class Report:
             f"(bound {worst.bound:.2g}); its {len(self.placements)} nodes ran on {where}"
             + (f"; fell back: {fallen}" if fallen else "")
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Report(LayerReport):
+    """What `verify` saw."""
+
+    call: Call

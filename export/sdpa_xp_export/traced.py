@@ -17,6 +17,7 @@ from sdpa_xp.masks import Mask
 from sdpa_xp_export.array import Value
 from sdpa_xp_export.dispatch import is_array
 from sdpa_xp_export.external import without_numbers
+from sdpa_xp_export.outputs import named_outputs
 from sdpa_xp_export.runtime import DEFAULT_OPSET, DEFAULT_RUNTIME, FIRST_RELEASE, OPSETS, Runtime
 from sdpa_xp_export.spec import TensorSpec
 from sdpa_xp_export.trace import Trace
@@ -139,15 +140,8 @@ def _entered(trace: Trace, name: str, given: Any) -> Any:
 
 def _outputs(trace: Trace, result: Any) -> dict[str, Value]:
     """The outputs of the graph by name, each a value of its own."""
-    if isinstance(result, Mapping):
-        named = dict(result)
-    elif isinstance(result, tuple | list):
-        fields = getattr(result, "_fields", [f"output_{n}" for n in range(len(result))])
-        named = dict(zip(fields, result, strict=True))
-    else:
-        named = {"output": result}
     made: dict[str, Value] = {}
-    for name, value in named.items():
+    for name, value in named_outputs(result).items():
         if not isinstance(value, Value):
             rule = "`layer` must return what it computes of its arguments, an array or several"
             raise TypeError(message(FUNCTION, rule, {name: type(value).__name__}))

@@ -79,7 +79,7 @@ def verify(
         runs += ran
         placed += where
     form, reason = (metadata.get(f"sdpa_xp.{key}", "unknown") for key in ("form", "reason"))
-    return Report(call, form, reason, version(), tuple(runs), tuple(placed))
+    return Report(form, reason, version(), tuple(runs), tuple(placed), call)
 
 
 def _run_on(

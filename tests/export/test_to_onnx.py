@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import array_api_compat
@@ -26,7 +27,7 @@ from sdpa_xp import (
     masks,
     scaled_dot_product_attention,
 )
-from sdpa_xp_export import TensorSpec, save, to_onnx
+from sdpa_xp_export import TensorSpec, save, to_onnx, verify_layer
 from sdpa_xp_export.agreement import judge
 
 X = TensorSpec("float32", ("B", "L", 16))
@@ -163,6 +164,12 @@ def test_weights_of_any_library_are_held_once_under_their_names(module: str) -> 
     assert_agrees(run(model, x=x)[0], lambda x: Layer(WEIGHT.astype(x.dtype), OUT.astype(x.dtype))(x), x)
 
 
+def test_weights_may_be_learned() -> None:
+    torch = pytest.importorskip("torch")
+    weight = torch.nn.Parameter(torch.asarray(OUT))
+    np.testing.assert_array_equal(held("weight_0", to_onnx(lambda x: weight @ x.mT, X)), OUT)
+
+
 def test_a_weight_named_as_an_input_is_another_value() -> None:
     class Named:
         parameters = {"x": OUT}  # noqa: RUF012
@@ -284,3 +291,39 @@ def test_refused_keywords(keywords: dict[str, Any], error: type[Exception], word
 def test_nothing_to_trace() -> None:
     with pytest.raises(TypeError, match=r"^to_onnx: there must be a TensorSpec among the arguments"):
         to_onnx(lambda x: x, 3.0)
+
+
+def test_a_layer_verifies() -> None:
+    model = to_onnx(attending, X, masks.padding(TensorSpec("int64", ("B",))), is_causal=True)
+
+    def layer(x: Any, key_lengths: Any) -> Any:
+        return attending(x, masks.padding(key_lengths), is_causal=True)
+
+    report = verify_layer(model, layer, draw={"key_lengths": lambda _, shape: np.ones(shape)})
+    assert report.agrees
+    assert [run.inputs for run in report.runs] == ["B=2 L=5", "B=5 L=2", "B=1 L=1"]
+    assert {run.output for run in report.runs} == {"output"}
+    assert report.form == "tiled"
+    assert report.placements
+    assert str(report).startswith("tiled: agrees in 3 runs")
+
+
+def test_another_layer_does_not_verify() -> None:
+    model = to_onnx(attending, X)
+    assert not verify_layer(model, partial(attending, is_causal=True)).agrees
+    assert not verify_layer(model, lambda x: attending(x) * (1 + 1e-4)).agrees
+
+
+def test_what_is_drawn_is_an_input() -> None:
+    with pytest.raises(
+        ValueError, match=r"^verify_layer: `draw` must name inputs of the model; got draw=y, inputs=x"
+    ):
+        verify_layer(to_onnx(attending, X), attending, draw={"y": lambda rng, shape: rng.random(shape)})
+
+
+def test_what_is_drawn_is_fed() -> None:
+    """NaN in an input shows in what both compute; a model that ignores it is another one."""
+    model = to_onnx(attending, X)
+    nan = {"x": lambda _, shape: np.full(shape, np.nan)}
+    assert verify_layer(model, attending, draw=nan).agrees
+    assert not verify_layer(model, lambda x: np.nan_to_num(attending(x)), draw=nan).agrees

@@ -1,0 +1,169 @@
+"""Run the model of a layer in onnxruntime, and hold it against the layer itself in float64 NumPy."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from sdpa_xp.checks import message
+from sdpa_xp_export.agreement import EPS, judge_together
+from sdpa_xp_export.graph import ONNX_DTYPE, numpy_dtype
+from sdpa_xp_export.memory import peak_above
+from sdpa_xp_export.outputs import named_outputs
+from sdpa_xp_export.report import LayerReport, Run
+from sdpa_xp_export.session import Placement, open_session, placements, providers, run, version
+from sdpa_xp_export.spec import Shape, TensorSpec, addends
+
+Draw: TypeAlias = Callable[[np.random.Generator, tuple[int, ...]], NDArray[Any]]
+Arrays: TypeAlias = dict[str, NDArray[Any]]
+
+
+def verify_layer(
+    model: onnx.ModelProto,
+    layer: Callable[..., Any],
+    *,
+    draw: Mapping[str, Draw] | None = None,
+    provider: str | None = None,
+    seed: int = 0,
+) -> LayerReport:
+    """Run the model that `to_onnx` made of `layer` against what `layer` computes in float64.
+
+    The layer is called with NumPy arrays under the names of the model's inputs: in float64, and as they are for
+    the bound, which is twice what the layer is then off by. Lengths that are names are several, all of them 1
+    among these.
+
+    Args:
+        model: What `to_onnx` returned.
+        layer: What it was made of, with weights that NumPy computes with. `functools.partial` gives it what the
+            model has no input for.
+        draw: By the name of an input, `draw(rng, shape)`, what it is to be fed. By default floats are normal,
+            three of four booleans are True, and integers are 0 and 1.
+        provider: As for `verify`.
+        seed: Of the random inputs.
+
+    Returns:
+        For each output of each run its worst error and the bound, the time and the peak of memory, and for each
+            node the provider that it ran on.
+
+    Raises:
+        ValueError: A provider that onnxruntime does not offer here, or a name in `draw` that is no input.
+
+    Examples:
+        >>> from sdpa_xp import scaled_dot_product_attention
+        >>> from sdpa_xp_export import TensorSpec, to_onnx
+        >>> def layer(x):
+        ...     return scaled_dot_product_attention(x, x, x, is_causal=True)
+        >>> verify_layer(to_onnx(layer, TensorSpec("float32", ("B", 2, "L", 8))), layer).agrees
+        True
+    """
+    specs, draws = _inputs(model), dict(draw or {})
+    for name in draws.keys() - specs.keys():
+        rule = "`draw` must name inputs of the model"
+        raise ValueError(message("verify_layer", rule, {"draw": name, "inputs": ", ".join(specs)}))
+    rng = np.random.default_rng(seed)
+    cases = [(lengths, _drawn(specs, lengths, draws, rng)) for lengths in _several_lengths(specs)]
+    expected = [_expected(layer, arrays) for _, arrays in cases]
+    runs: list[Run] = []
+    placed: list[Placement] = []
+    for name in providers(provider):
+        with tempfile.TemporaryDirectory() as folder:
+            session = open_session(model, name, Path(folder) / "profile")
+            seen = [_timed(session, arrays) for _, arrays in cases]
+            placed += placements(Path(session.end_profiling()), name)
+        for output in expected[0]:
+            results = [found[output] for found, _, _ in seen]
+            dtype = results[0].dtype.name if results[0].dtype.name in EPS else "float64"
+            triples = [(each, *both[output]) for each, both in zip(results, expected, strict=True)]
+            agreements = judge_together(triples, dtype)
+            runs += [
+                Run(_shown(lengths), name, output, agreement, seconds, peak)
+                for (lengths, _), (_, seconds, peak), agreement in zip(cases, seen, agreements, strict=True)
+            ]
+    form, reason = _forms(model)
+    return LayerReport(form, reason, version(), tuple(runs), tuple(placed))
+
+
+def _inputs(model: onnx.ModelProto) -> dict[str, TensorSpec]:
+    names = {number: name for name, number in ONNX_DTYPE.items()}
+    found = {}
+    for each in model.graph.input:
+        tensor = each.type.tensor_type
+        shape = tuple(dim.dim_param or dim.dim_value for dim in tensor.shape.dim)
+        found[each.name] = TensorSpec(names[tensor.elem_type], shape)
+    return found
+
+
+def _several_lengths(specs: Mapping[str, TensorSpec]) -> list[dict[str, int]]:
+    shapes: list[Shape] = [spec.shape for spec in specs.values()]
+    parts = [part for shape in shapes for length in shape for part in addends(str(length))]
+    names = [name for name in dict.fromkeys(parts) if not name.isdecimal()]
+    several = [length for length, _ in zip(itertools.cycle([2, 5, 9, 7, 3]), names, strict=False)]
+    return [dict(zip(names, each, strict=True)) for each in (several, several[::-1], [1] * len(names))]
+
+
+def _drawn(
+    specs: Mapping[str, TensorSpec],
+    lengths: Mapping[str, int],
+    draws: Mapping[str, Draw],
+    rng: np.random.Generator,
+) -> Arrays:
+    arrays = {}
+    for name, spec in specs.items():
+        shape = tuple(
+            sum(int(part) if part.isdecimal() else lengths[part] for part in addends(str(length)))
+            for length in spec.shape
+        )
+        drawn = draws.get(name, _DEFAULT.get(spec.dtype, _normal))(rng, shape)
+        arrays[name] = np.asarray(drawn, numpy_dtype(spec.dtype)).reshape(shape)
+    return arrays
+
+
+def _normal(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[Any]:
+    return np.asarray(rng.standard_normal(shape))
+
+
+def _zeros_and_ones(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[Any]:
+    return np.asarray(rng.integers(0, 2, shape))
+
+
+def _mostly_true(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[Any]:
+    return np.asarray(rng.random(shape) < 0.75)
+
+
+_DEFAULT: dict[str, Draw] = {"int32": _zeros_and_ones, "int64": _zeros_and_ones, "bool": _mostly_true}
+
+
+def _expected(layer: Callable[..., Any], arrays: Arrays) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
+    """For each output: what the layer gives in float64, and in the dtype of the inputs."""
+    wide = {name: x if x.dtype.name not in EPS else x.astype(np.float64) for name, x in arrays.items()}
+    with np.errstate(all="ignore"):
+        exact, own = (named_outputs(layer(**each)) for each in (wide, arrays))
+    return {name: (np.asarray(exact[name], np.float64), np.asarray(own[name])) for name in exact}
+
+
+def _timed(session: Any, arrays: Arrays) -> tuple[Arrays, float, int | None]:
+    """A run, and the time and the peak of memory of one before it and after it."""
+    _, peak = peak_above(partial(run, session, arrays))
+    start = time.perf_counter()
+    return run(session, arrays), time.perf_counter() - start, peak
+
+
+def _shown(lengths: Mapping[str, int]) -> str:
+    return " ".join(f"{name}={length}" for name, length in lengths.items()) or "fixed"
+
+
+def _forms(model: onnx.ModelProto) -> tuple[str, str]:
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    chosen = json.loads(metadata.get("sdpa_xp.forms", "[]"))
+    forms, reasons = (dict.fromkeys(each[key] for each in chosen) for key in ("form", "reason"))
+    return ", ".join(forms) or "no attention", "; ".join(reasons)
