@@ -164,6 +164,14 @@ def test_weights_of_any_library_are_held_once_under_their_names(module: str) -> 
     assert_agrees(run(model, x=x)[0], lambda x: Layer(WEIGHT.astype(x.dtype), OUT.astype(x.dtype))(x), x)
 
 
+@pytest.mark.parametrize("module", ["numpy", "torch", "jax.numpy", "dask.array"])
+def test_an_array_may_stand_on_the_left(module: str) -> None:
+    """array-api-strict refuses to; there it is `xp.matmul(weight, x)`."""
+    weight, x = pytest.importorskip(module).asarray(OUT), drawn(2, 5, 16)
+    (output,) = run(to_onnx(lambda x: (weight @ x.mT - weight[:, :1]) * (weight[0, 0] / (x.mT**2 + 1)), X), x=x)
+    assert_agrees(output, lambda x: (OUT.astype(x.dtype) @ x.mT - OUT[:, :1]) * (OUT[0, 0] / (x.mT**2 + 1)), x)
+
+
 def test_weights_may_be_learned() -> None:
     torch = pytest.importorskip("torch")
     weight = torch.nn.Parameter(torch.asarray(OUT))
