@@ -286,6 +286,24 @@ def random_words(rng: Any, count: int, array: Array) -> Array:
     return xp.asarray(words.tolist(), dtype=xp.int32, device=device(array))
 
 
+def placed(array: Array, device: Device) -> Array:
+    """`array` on `device`; MLX has one memory for all devices."""
+    return array if mlx.is_mlx_array(array) else cast(Array, compat.to_device(array, device))
+
+
+def on_host(array: Any) -> Any:
+    """An array that NumPy can look at: on the CPU, its elements there, and without what torch records."""
+    library = library_name(array)
+    if library == "torch":
+        return array.detach().cpu()
+    if library == "jax":
+        jax = sys.modules["jax"]
+        return jax.device_put(array, jax.devices("cpu")[0])
+    if library == "cupy":
+        return array.get()
+    return array.compute() if compat.is_dask_array(array) else array
+
+
 def converted(xp: Namespace, array: Array, dtype: Dtype) -> Array:
     """`array` in `dtype`; itself where that is its own."""
     return array if array.dtype == dtype else xp.astype(array, dtype, copy=False)

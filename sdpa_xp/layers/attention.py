@@ -1,0 +1,215 @@
+"""What both layers do: project, attend, combine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypedDict, TypeVar, Unpack, cast
+
+from sdpa_xp import checks
+from sdpa_xp.attention import attention_state, scaled_dot_product_attention
+from sdpa_xp.biases import Bias
+from sdpa_xp.layers.linear import Linear
+from sdpa_xp.layers.parameters import Layer
+from sdpa_xp.masks import Mask
+from sdpa_xp.namespace import accumulation_dtype, is_array, namespace
+from sdpa_xp.protocols import AnyArray, Array
+from sdpa_xp.sources import swapped
+from sdpa_xp.states import AttentionState
+from sdpa_xp.weights import attention_weights
+
+A = TypeVar("A", bound=AnyArray)
+
+
+class Keywords(TypedDict, total=False):
+    """What a call may say besides its inputs and `attn_mask`, as for `scaled_dot_product_attention`."""
+
+    bias: Bias | AnyArray | None
+    is_causal: bool
+    scale: float | AnyArray | None
+    softcap: float | None
+    sinks: AnyArray | None
+    dropout_p: float
+    rng: object
+    softmax_dtype: object
+    implementation: str | None
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Attention(Layer):
+    """Three maps, and attention between what they give."""
+
+    query: Linear
+    key: Linear
+    value: Linear
+    scale: float | AnyArray | None = field(default=None, kw_only=True)
+    temperature: float | AnyArray = field(default=1.0, kw_only=True)
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Heads of queries, and of keys and values."""
+        return 1, 1
+
+    @property
+    def head_dim(self) -> int:
+        """E, the width of a head of queries and keys."""
+        return self.query.widths[1] // self.counts[0]
+
+    @property
+    def rules(self) -> dict[str, Any]:
+        """What the layer adds to a call of its heads, such as `KVCache.attend(query, **layer.rules)`."""
+        if self.scale is None and not is_array(self.temperature) and self.temperature == 1:
+            return {}
+        scale: Any = 1 / math.sqrt(self.head_dim) if self.scale is None else self._of_heads(self.scale)
+        return {"scale": scale / self._of_heads(self.temperature)}
+
+    def __call__(
+        self,
+        query: A,
+        key: AnyArray | None = None,
+        value: AnyArray | None = None,
+        attn_mask: Mask | AnyArray | None = None,
+        **keywords: Unpack[Keywords],
+    ) -> A:
+        """The output of the layer.
+
+        Args:
+            query: (..., L, query_dim), of the library, device and dtype of the layer.
+            key: (..., S, key_dim). None is the query: self-attention.
+            value: (..., S, value_dim). None is the key.
+            attn_mask: A mask of `sdpa_xp.masks`, or an array that broadcasts to (..., Hq, L, S); True = may
+                attend.
+            keywords: bias, is_causal, softcap, dropout_p, rng, softmax_dtype, implementation, as for
+                `scaled_dot_product_attention`; also scale and sinks, in place of the layer's.
+
+        Returns:
+            (..., L, out_dim).
+
+        Raises:
+            TypeError: As for `scaled_dot_product_attention`; the layer's arrays are among those of the call.
+            ValueError: Likewise, or an input that is not as wide as the layer takes.
+        """
+        heads = self.project(query, key, value)
+        output: A = scaled_dot_product_attention(*heads, attn_mask, **self._rules(keywords))
+        return self.combine(output)
+
+    def state(
+        self,
+        query: A,
+        key: AnyArray | None = None,
+        value: AnyArray | None = None,
+        attn_mask: Mask | AnyArray | None = None,
+        **keywords: Unpack[Keywords],
+    ) -> AttentionState[A]:
+        """The output of each head, before they are combined, and the log-sum-exp of its scores.
+
+        States over parts of the keys merge by `merge_states`; `combine` of the output is what a call gives.
+
+        Args:
+            query: As for a call, as are all that follow.
+            key: (..., S, key_dim).
+            value: (..., S, value_dim).
+            attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).
+            keywords: As for a call.
+
+        Returns:
+            `output`, (..., Hq, L, Ev), and `lse`, (..., Hq, L).
+        """
+        heads = self.project(query, key, value)
+        return attention_state(*heads, attn_mask, **self._rules(keywords))
+
+    def weights(
+        self,
+        query: A,
+        key: AnyArray | None = None,
+        attn_mask: Mask | AnyArray | None = None,
+        **keywords: Unpack[Keywords],
+    ) -> A:
+        """How much each query attends to each key.
+
+        Args:
+            query: As for a call, as are all that follow.
+            key: (..., S, key_dim).
+            attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).
+            keywords: As for a call.
+
+        Returns:
+            (..., Hq, L, S), and (..., L, S) of a layer that has a single head by its class.
+        """
+        q, k = self._heads({"query": query, "key": query if key is None else key})
+        return cast(A, attention_weights(q, k, attn_mask, **self._rules(keywords)))
+
+    def project(self, query: A, key: AnyArray | None = None, value: AnyArray | None = None) -> tuple[A, A, A]:
+        """The heads of the inputs, as `scaled_dot_product_attention` and `KVCache` take them.
+
+        Args:
+            query: (..., L, query_dim).
+            key: (..., S, key_dim). None is the query.
+            value: (..., S, value_dim). None is the key.
+
+        Returns:
+            (..., Hq, L, E), (..., H, S, E) and (..., H, S, Ev).
+        """
+        key = query if key is None else key
+        value = key if value is None else value
+        q, k, v = self._heads({"query": query, "key": key, "value": value})
+        return cast(tuple[A, A, A], (q, k, v))
+
+    def combine(self, heads: A) -> A:
+        """The output from that of each head.
+
+        Args:
+            heads: (..., Hq, L, Ev).
+
+        Returns:
+            (..., L, Hq * Ev): the heads side by side.
+        """
+        xp = namespace(heads)
+        apart = swapped(xp, cast(Array, heads), checks.LHE)
+        return cast(A, xp.reshape(apart, (*apart.shape[:-2], apart.shape[-2] * apart.shape[-1])))
+
+    def _heads(self, inputs: dict[str, AnyArray]) -> list[AnyArray]:
+        """(..., length, width) -> (..., heads, length, width of a head), each by its own map."""
+        name, (queries, shared) = type(self).__name__, self.counts
+        checks.inputs(name, inputs, {role: getattr(self, role).weight for role in inputs})
+        checks.with_lengths(name, inputs)
+        found: list[AnyArray] = []
+        for role, x in inputs.items():
+            flat, count = cast(Array, getattr(self, role)(x)), queries if role == "query" else shared
+            xp = namespace(flat)
+            apart = xp.reshape(flat, (*flat.shape[:-1], count, flat.shape[-1] // count))
+            found.append(swapped(xp, apart, checks.LHE))
+        return found
+
+    def _rules(self, keywords: Keywords) -> Any:
+        return {**self.rules, **keywords}
+
+    def _of_heads(self, number: float | AnyArray) -> float | Array:
+        """An array of one number for each head, as it meets the scores."""
+        if is_array(number) and len(number.shape) == 1:
+            return namespace(number).reshape(number, (number.shape[0], 1, 1))
+        return cast("float | Array", number)
+
+    def _check(self, extra: dict[str, object]) -> None:
+        """The arrays of the layer are of one kind, and what is for each head has one for each."""
+        name = type(self).__name__
+        checks.one_kind(name, self.parameters)
+        dtype = accumulation_dtype(namespace(self.query.weight), self.query.weight.dtype)
+        for role, value in ({"temperature": self.temperature} | extra).items():
+            if value is not None:
+                checks.of_heads(name, role, value, self.counts[0], dtype)
+
+
+def read(
+    mapping: Mapping[str, AnyArray], prefix: str, names: Mapping[str, str] | None, fields: Sequence[str]
+) -> dict[str, Any]:
+    """The maps and arrays that are there: `query` from `prefix` + what `names` calls it, and so on."""
+    found: dict[str, Any] = {}
+    for role in fields:
+        name = prefix + (names or {}).get(role, role)
+        if name in mapping:
+            found[role] = mapping[name]
+        elif role in ("query", "key", "value") or f"{name}.weight" in mapping:
+            found[role] = Linear.from_mapping(mapping, f"{name}.")
+    return found

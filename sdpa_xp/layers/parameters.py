@@ -1,0 +1,81 @@
+"""The arrays of a layer by name, and the same layer with other arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from sdpa_xp import checks, namespace
+from sdpa_xp.layers.moving import moved, place
+from sdpa_xp.protocols import AnyArray, Array
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+class Layer:
+    """An immutable dataclass; those of its fields that are arrays, or layers, hold its parameters."""
+
+    __slots__ = ()
+
+    @property
+    def parameters(self) -> dict[str, AnyArray]:
+        """Each array of the layer by its name; a layer within gives its names after its own and a dot."""
+        found: dict[str, AnyArray] = {}
+        for name, held in _fields(self).items():
+            if isinstance(held, Layer):
+                found |= {f"{name}.{inner}": array for inner, array in held.parameters.items()}
+            elif namespace.is_array(held):
+                found[name] = held
+        return found
+
+    def with_parameters(self, parameters: Mapping[str, AnyArray]) -> Self:
+        """The layer that has these arrays in place of its own; those that are not named stay.
+
+        Args:
+            parameters: By names of `parameters`.
+
+        Returns:
+            Another layer; this one stays as it is.
+
+        Raises:
+            TypeError: Something that is no array, or arrays of several libraries or dtypes.
+            ValueError: A name that the layer does not have, or shapes that do not fit.
+        """
+        checks.known_names(type(self).__name__, parameters, self.parameters)
+        return self._with(parameters, "")
+
+    def to(self, like: object, device: object = None) -> Self:
+        """The layer with its arrays in another library, or on another device; they are copied.
+
+        Args:
+            like: The library, as a module (numpy, torch, jax.numpy, ...) or by an array of it.
+            device: One of that library's. None is that of the array, or the library's default.
+
+        Returns:
+            Another layer. Its dtype is the same where the library has it, and float32 otherwise: so bfloat16
+                becomes float32 in NumPy, and float64 in JAX without x64 and in MLX. What torch has recorded
+                for gradients stays behind.
+
+        Raises:
+            TypeError: `like` is neither a module of arrays nor an array.
+        """
+        there = place(f"{type(self).__name__}.to", like, device)
+        return self.with_parameters({name: moved(cast(Array, x), there) for name, x in self.parameters.items()})
+
+    def __repr__(self) -> str:
+        return checks.call_of(cast("DataclassInstance", self), type(self).__name__)
+
+    def _with(self, parameters: Mapping[str, AnyArray], prefix: str) -> Self:
+        changed: dict[str, Any] = {}
+        for name, held in _fields(self).items():
+            if isinstance(held, Layer):
+                changed[name] = held._with(parameters, f"{prefix}{name}.")
+            elif prefix + name in parameters:
+                changed[name] = parameters[prefix + name]
+        return cast(Self, replace(cast(Any, self), **changed))
+
+
+def _fields(layer: Layer) -> dict[str, object]:
+    return {field.name: getattr(layer, field.name) for field in fields(cast("DataclassInstance", layer))}

@@ -1,0 +1,116 @@
+"""Attention with one head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar, Unpack, cast
+
+from sdpa_xp import checks
+from sdpa_xp.layers.attention import Attention, Keywords, read
+from sdpa_xp.layers.drawing import linears
+from sdpa_xp.masks import Mask
+from sdpa_xp.protocols import AnyArray, Array
+
+A = TypeVar("A", bound=AnyArray)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class SingleHeadAttention(Attention):
+    r"""$\mathrm{softmax}(XW_q\,(YW_k)^T \cdot scale)\;YW_v$, without a projection at the end.
+
+    Shapes:
+        `L` queries, `S` keys, `...` batch. Within, the head has an axis of its own: a mask of a batch is
+        (..., 1, L, S).
+
+    Args:
+        query: The map of queries, a `Linear`.
+        key: That of keys, to the same width.
+        value: That of values, to any width.
+        scale: What the products are multiplied by: a number, or an array of one, to be learned. Default
+            1 / sqrt(attention_dim).
+        temperature: What the scale is divided by: higher spreads the weights. A number or an array, likewise.
+
+    Raises:
+        TypeError: Arrays of several libraries or dtypes.
+        ValueError: Shapes that do not fit.
+
+    Examples:
+        >>> import numpy as np
+        >>> layer = SingleHeadAttention.init(np.random.default_rng(0), embedding_dim=16, attention_dim=8)
+        >>> words = np.ones((2, 4, 16), np.float32)
+        >>> layer(words, is_causal=True).shape, layer.weights(words, is_causal=True)[0, 1]
+        ((2, 4, 8), array([0.5, 0.5, 0. , 0. ], dtype=float32))
+
+    References:
+        Vaswani et al., "Attention is all you need", arXiv 1706.03762, section 3.2.1.
+    """
+
+    def __post_init__(self) -> None:
+        widths = {name: getattr(self, name).widths[1] for name in ("query", "key", "value")}
+        checks.heads("SingleHeadAttention", widths, 1, 1, None)
+        self._check({"scale": self.scale})
+
+    @classmethod
+    def init(
+        cls,
+        rng: object,
+        embedding_dim: int,
+        attention_dim: int,
+        *,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        bias: bool = False,
+        like: AnyArray | None = None,
+    ) -> Self:
+        """A layer with weights by Xavier's rule, and biases of 0.
+
+        Args:
+            rng: What the weights follow from, as for `MultiHeadAttention.init`.
+            embedding_dim: Width of the queries that go in.
+            attention_dim: Width of queries, keys and values within.
+            key_dim: Width of the keys that go in. None is `embedding_dim`.
+            value_dim: Width of the values that go in. None is `key_dim`.
+            bias: Whether the maps have biases.
+            like: An array of the library, device and dtype that the layer is to have. None is float32, in the
+                library of `rng`.
+
+        Returns:
+            The layer.
+        """
+        key_dim = embedding_dim if key_dim is None else key_dim
+        value_dim = key_dim if value_dim is None else value_dim
+        widths = {"query": embedding_dim, "key": key_dim, "value": value_dim}
+        shapes = {name: (width, attention_dim) for name, width in widths.items()}
+        maps: dict[str, Any] = linears("SingleHeadAttention.init", rng, shapes, bias=bias, like=like)
+        return cls(**maps)
+
+    @classmethod
+    def from_mapping(
+        cls, mapping: Mapping[str, AnyArray], prefix: str = "", *, names: Mapping[str, str] | None = None
+    ) -> Self:
+        """The layer whose arrays are in a mapping by name.
+
+        Args:
+            mapping: As for `MultiHeadAttention.from_mapping`, as are those that follow.
+            prefix: What the names begin with.
+            names: What `query`, `key` and `value` are called there.
+
+        Returns:
+            The layer, of the arrays themselves.
+
+        Raises:
+            ValueError: A weight is not there.
+        """
+        return cls(**read(mapping, prefix, names, ("query", "key", "value", "scale", "temperature")))
+
+    def weights(
+        self,
+        query: A,
+        key: AnyArray | None = None,
+        attn_mask: Mask | AnyArray | None = None,
+        **keywords: Unpack[Keywords],
+    ) -> A:
+        """How much each query attends to each key, (..., L, S); arguments as for a call."""
+        found = cast(Array, Attention.weights(self, query, key, attn_mask, **keywords))
+        return cast(A, found[..., 0, :, :])

@@ -1,0 +1,119 @@
+"""Each message of a layer, by what brings it up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sdpa_xp.layers import Linear, MultiHeadAttention, SingleHeadAttention
+
+F = np.float32
+W, B = np.ones((8, 8), F), np.ones(8, F)
+MAPS = {"query": Linear(W), "key": Linear(W), "value": Linear(W)}
+X = np.ones((2, 5, 8), F)
+SELF = MultiHeadAttention(**MAPS, num_heads=4)
+REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "list": (lambda: Linear([[1.0]]), TypeError, "^Linear: `weight` must be a plain array"),
+    "integers": (lambda: Linear(np.ones((2, 2), int)), TypeError, "`weight` must be one of float16"),
+    "two dtypes": (lambda: Linear(W, B.astype(float)), TypeError, "`weight` and `bias` must have one dtype"),
+    "three axes": (lambda: Linear(W[None]), ValueError, "`weight` must have 2 axes"),
+    "long bias": (lambda: Linear(W, B[:3]), ValueError, r"`bias` must have a number for each row.*\(3,\)"),
+    "heads": (
+        lambda: MultiHeadAttention(**MAPS, num_heads=3),
+        ValueError,
+        "`query` must give a multiple of `num_heads`; got query gives=8, num_heads=3",
+    ),
+    "no head": (lambda: MultiHeadAttention(**MAPS, num_heads=0), ValueError, "`num_heads` must be at least 1"),
+    "groups": (
+        lambda: MultiHeadAttention(**MAPS, num_heads=4, num_kv_heads=3),
+        ValueError,
+        "`num_heads` must be a multiple of `num_kv_heads`",
+    ),
+    "key heads": (
+        lambda: MultiHeadAttention(**MAPS | {"key": Linear(W[:6])}, num_heads=8, num_kv_heads=4),
+        ValueError,
+        "`key` must give a multiple of `num_kv_heads`; got key gives=6",
+    ),
+    "wide key": (
+        lambda: MultiHeadAttention(**MAPS, num_heads=4, num_kv_heads=2),
+        ValueError,
+        "heads of `query` and `key` must be equally wide; got query's=2, key's=4",
+    ),
+    "out": (
+        lambda: MultiHeadAttention(**MAPS, out=Linear(W[:, :4]), num_heads=4),
+        ValueError,
+        "`out` must take the heads of `value`.*out takes=4, heads give=8",
+    ),
+    "scale": (
+        lambda: MultiHeadAttention(**MAPS, num_heads=4, scale=B[:3]),
+        ValueError,
+        r"`scale` must be a number, or an array of one for each head; got scale.shape=\(3,\)",
+    ),
+    "scale of inf": (
+        lambda: MultiHeadAttention(**MAPS, num_heads=4, scale=math.inf),
+        ValueError,
+        "`scale` must be finite",
+    ),
+    "temperature": (
+        lambda: SingleHeadAttention(**MAPS, temperature="hot"),
+        TypeError,
+        "`temperature` must be a real number",
+    ),
+    "sinks": (
+        lambda: MultiHeadAttention(**MAPS, num_heads=4, sinks=B),
+        ValueError,
+        "`sinks` must be a number, or",
+    ),
+    "maps of two dtypes": (
+        lambda: SingleHeadAttention(**MAPS | {"key": Linear(W.astype(float))}),
+        TypeError,
+        "^SingleHeadAttention: .*must have one dtype",
+    ),
+    "width": (
+        lambda: SELF(X[..., :7]),
+        ValueError,
+        r"^MultiHeadAttention: `query` must be as wide.*query.shape=\(2, 5, 7\), width=8",
+    ),
+    "key's width": (lambda: SELF(X, X[..., :7]), ValueError, "`key` must be as wide"),
+    "dtype": (lambda: SELF(X.astype(float)), TypeError, "`query` and `query.weight` must have one dtype"),
+    "one axis": (lambda: SELF(B), ValueError, "`query` must have at least 2 axes"),
+    "keyword": (lambda: SELF(X, causal=True), TypeError, "causal"),
+    "mask": (lambda: SELF(X, attn_mask=np.ones((5, 5), int)), TypeError, "`attn_mask` must be boolean"),
+    "width of x": (lambda: SELF.query(B[:3]), ValueError, "^Linear: `x` must be as wide"),
+    "name": (
+        lambda: SELF.with_parameters({"query": W}),
+        ValueError,
+        "^MultiHeadAttention.with_parameters: the parameters must be among query.weight.*got name='query'",
+    ),
+    "mapping": (
+        lambda: MultiHeadAttention.from_mapping({"a.query.weight": W}, num_heads=2),
+        ValueError,
+        "`mapping` must have 'query.weight'; got names=a.query.weight. `prefix` is",
+    ),
+    "like": (lambda: SELF.to("numpy"), TypeError, "^MultiHeadAttention.to: `like` must be a library of arrays"),
+    "rng": (
+        lambda: MultiHeadAttention.init(3, 8, num_heads=2),
+        TypeError,
+        "`rng` must be a numpy.random.Generator, cupy.*got rng=builtins.int",
+    ),
+    "uneven heads": (
+        lambda: MultiHeadAttention.init(np.random.default_rng(0), 8, num_heads=3),
+        ValueError,
+        "`query_dim` must be a multiple of `num_heads`.*`head_dim` sets",
+    ),
+    "no width": (
+        lambda: SingleHeadAttention.init(np.random.default_rng(0), 8, 0),
+        ValueError,
+        "a width` must be at least 1",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "error", "words"), REFUSED.values(), ids=REFUSED)
+def test_refusals(call: Callable[[], Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        call()

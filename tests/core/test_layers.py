@@ -1,0 +1,440 @@
+"""Layers on every library: the float64 reference with the maps around it, and what moves their arrays."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+from libraries import LIBRARIES, Library, generator, read_only
+
+from sdpa_xp import KVCache, masks, merge_states
+from sdpa_xp.layers import Linear, MultiHeadAttention, SingleHeadAttention
+from sdpa_xp.namespace import namespace
+from sdpa_xp_export import reference
+from sdpa_xp_export.agreement import judge
+from sdpa_xp_export.textbook import stages
+
+F = np.float32
+DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float64": np.float64}
+Layer = MultiHeadAttention | SingleHeadAttention
+
+
+def multi(*widths: int, num_heads: int = 4, **rules: Any) -> Callable[[], Layer]:
+    """A layer of NumPy arrays, whose biases are not 0."""
+
+    def make() -> Layer:
+        rng = np.random.default_rng(1)
+        layer = MultiHeadAttention.init(rng, *widths, num_heads=num_heads, **rules)
+        return layer.with_parameters(
+            {
+                name: rng.standard_normal(x.shape, dtype=F)
+                for name, x in layer.parameters.items()
+                if name.endswith("bias")
+            }
+        )
+
+    return make
+
+
+def single(*widths: int, **rules: Any) -> Callable[[], Layer]:
+    return lambda: SingleHeadAttention.init(np.random.default_rng(1), *widths, **rules)
+
+
+def but(make: Callable[[], Layer], **fields: Any) -> Callable[[], Layer]:
+    return lambda: dataclasses.replace(make(), **fields)
+
+
+class Case(NamedTuple):
+    """A layer, the shapes of what goes in, and the keywords of the call."""
+
+    make: Callable[[], Layer]
+    inputs: tuple[tuple[int, ...], ...]
+    rules: dict[str, Any] = {}  # noqa: RUF012
+
+
+SLOPES = np.asarray([0.2, -0.5, 1.5, 0.0], F)
+ALLOWED = np.arange(24).reshape(2, 1, 2, 6) % 5 > 0
+CASES = {
+    "self": Case(multi(8), ((2, 5, 8),)),
+    "self, causal": Case(multi(8, bias=False), ((2, 5, 8),), {"is_causal": True}),
+    "no batch": Case(multi(8), ((5, 8),), {"is_causal": True}),
+    "two axes of batch": Case(multi(8), ((3, 2, 5, 8),)),
+    "cross": Case(multi(8, 6, 10), ((2, 2, 8), (2, 6, 6), (2, 6, 10))),
+    "cross, value is key": Case(multi(8, 6), ((2, 2, 8), (2, 6, 6))),
+    "mask": Case(multi(8), ((2, 2, 8), (2, 6, 8)), {"attn_mask": ALLOWED}),
+    "bias and cap": Case(multi(8), ((2, 2, 8), (2, 6, 8)), {"bias": SLOPES.reshape(4, 1, 1), "softcap": 2.0}),
+    "grouped": Case(multi(8, num_kv_heads=2), ((2, 5, 8),)),
+    "widths of its own": Case(multi(8, head_dim=3, out_dim=7, num_kv_heads=1), ((2, 5, 8),)),
+    "no map at the end": Case(but(multi(8), out=None), ((2, 5, 8),)),
+    "scale": Case(but(multi(8), scale=-0.3), ((2, 5, 8),)),
+    "scale of each head": Case(but(multi(8), scale=SLOPES), ((2, 5, 8),)),
+    "temperature": Case(but(multi(8), temperature=3.0), ((2, 5, 8),)),
+    "temperature of each head": Case(but(multi(8), temperature=SLOPES + 1, scale=0.7), ((2, 5, 8),)),
+    "sinks": Case(but(multi(8), sinks=SLOPES), ((2, 5, 8),)),
+    "sinks and scale of the call": Case(
+        but(multi(8), sinks=SLOPES + 1, scale=SLOPES), ((2, 5, 8),), {"sinks": SLOPES, "scale": 0.5}
+    ),
+    "single": Case(single(8, 6), ((2, 5, 8),), {"is_causal": True}),
+    "single, no batch": Case(single(8, 6, bias=True), ((5, 8),)),
+    "single, cross": Case(single(8, 6, key_dim=3, value_dim=4), ((2, 2, 8), (2, 6, 3), (2, 6, 4))),
+    "single, scale": Case(but(single(8, 6), scale=SLOPES[2:3]), ((2, 5, 8),)),
+}
+
+
+def on(library: Library, layer: Layer) -> Layer:
+    """The layer with its arrays in the library."""
+    with library.guard():
+        return layer.with_parameters({name: library.put(np.asarray(x)) for name, x in layer.parameters.items()})
+
+
+def draw(rng: np.random.Generator, case: Case, dtype: Any = F) -> list[np.ndarray]:
+    return [rng.standard_normal(shape).astype(dtype) for shape in case.inputs]
+
+
+def plainly(attend: Callable[..., Any], xp: Any, layer: Layer, inputs: list[Any], rules: dict[str, Any]) -> Any:
+    """Output of the layer, spelled out around `attend`; and its weights."""
+    inputs = [*inputs, *[inputs[-1]] * (3 - len(inputs))]
+    heads = getattr(layer, "num_heads", 1)
+    counts = (heads, *[getattr(layer, "num_kv_heads", 1)] * 2)
+    apart = []
+    for x, role, count in zip(inputs, (layer.query, layer.key, layer.value), counts, strict=True):
+        flat = linear(xp, role, x)
+        split = xp.reshape(flat, (*flat.shape[:-1], count, flat.shape[-1] // count))
+        apart.append(xp.moveaxis(split, -2, -3))
+    scale = 1 / math.sqrt(apart[0].shape[-1]) if layer.scale is None else layer.scale
+    own = {"scale": of_heads(xp, scale) / of_heads(xp, layer.temperature)}
+    sinks = getattr(layer, "sinks", None)
+    own |= {} if sinks is None else {"sinks": sinks}
+    output, weights = attend(*apart, **(own | rules))
+    output = xp.moveaxis(output, -3, -2)
+    joined = xp.reshape(output, (*output.shape[:-2], heads * output.shape[-1]))
+    out = getattr(layer, "out", None)
+    return (joined if out is None else linear(xp, out, joined)), weights
+
+
+def linear(xp: Any, given: Linear, x: Any) -> Any:
+    y = x @ xp.matrix_transpose(given.weight)
+    return xp.astype(y if given.bias is None else y + given.bias, x.dtype)
+
+
+def of_heads(xp: Any, number: Any) -> Any:
+    return xp.reshape(number, (-1, 1, 1)) if getattr(number, "ndim", 0) else number
+
+
+def expect(layer: Layer, inputs: list[np.ndarray], rules: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Output and weights in float64."""
+    wide = layer.with_parameters({name: np.asarray(x, np.float64) for name, x in layer.parameters.items()})
+    inputs = [np.asarray(x, np.float64) for x in inputs]
+    return plainly(lambda *x, **rules: reference.attention(*x, **rules)[::2], np, wide, inputs, rules)
+
+
+def assert_agrees(
+    library: Library, found: Any, layer: Layer, inputs: list[np.ndarray], rules: dict[str, Any], which: int = 0
+) -> None:
+    """`found` is the output, or by `which` the weights, as near to float64 as the textbook's formula is."""
+
+    def attend(*x: Any, **rules: Any) -> Any:
+        every = stages(library.xp, *x, **rules)
+        return every["output"], every["weights"]
+
+    with library.guard(), np.errstate(all="ignore"):
+        placed = [library.put(x) for x in inputs]
+        given = {name: library.put(x) if isinstance(x, np.ndarray) else x for name, x in rules.items()}
+        plain = plainly(attend, library.xp, on(library, layer), placed, given)[which]
+    expected = expect(layer, inputs, rules)[which]
+    if which and isinstance(layer, SingleHeadAttention):
+        expected, plain = expected[..., 0, :, :], plain[..., 0, :, :]
+    assert namespace(found) is library.xp
+    assert found.dtype == placed[0].dtype
+    assert found.shape == expected.shape
+    agreement = judge(library.get(found), expected, library.get(plain), inputs[0].dtype.name)
+    assert agreement.agrees, agreement
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_call_weights_and_state(library: Library, rng: np.random.Generator, case: Case) -> None:
+    layer, inputs = case.make(), draw(rng, case)
+    placed = on(library, layer)
+    assert_agrees(library, library.call(placed, *inputs, **case.rules), layer, inputs, case.rules)
+    weights = library.call(placed.weights, *inputs[:2], **case.rules)
+    assert_agrees(library, weights, layer, inputs, case.rules, which=1)
+    state = library.call(placed.state, *inputs, **case.rules)
+    with library.guard():
+        output = placed.combine(state.output)
+    assert_agrees(library, output, layer, inputs, case.rules)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("name", ["self", "cross", "grouped"])
+def test_dtypes(library: Library, rng: np.random.Generator, dtype: str, name: str) -> None:
+    if not library.holds(dtype):
+        pytest.skip(f"{library.name} has no {dtype}")
+    case = CASES[name]
+    layer, inputs = case.make(), draw(rng, case, DTYPES[dtype])
+    layer = layer.with_parameters({n: np.asarray(x).astype(DTYPES[dtype]) for n, x in layer.parameters.items()})
+    assert_agrees(library, library.call(on(library, layer), *inputs), layer, inputs, {})
+
+
+def test_states_of_parts_merge(library: Library, rng: np.random.Generator) -> None:
+    case = CASES["cross, value is key"]
+    layer, (query, key) = case.make(), draw(rng, case)
+    placed = on(library, layer)
+    parts = [library.call(placed.state, query, key[:, keys]) for keys in (slice(0, 2), slice(2, 6))]
+    with library.guard():
+        merged = placed.combine(merge_states(parts).output)
+    assert_agrees(library, merged, layer, [query, key], {})
+
+
+def test_decoding_with_a_cache(library: Library, rng: np.random.Generator) -> None:
+    """Heads from `project` go into a cache, and what it gives through `combine`."""
+    layer = but(multi(8, num_kv_heads=2), scale=SLOPES, sinks=SLOPES)()
+    (tokens,) = inputs = [rng.standard_normal((2, 5, 8), dtype=F)]
+    placed, outputs = on(library, layer), []
+    _, key, value = library.call(placed.project, tokens[:, :2])
+    with library.guard():
+        cache = KVCache(key, value)
+        for step in (2, 3, 4):
+            query, key, value = placed.project(library.put(tokens[:, step : step + 1]))
+            cache = cache.append(key, value)
+            outputs.append(placed.combine(cache.attend(query, **placed.rules)))
+        last = library.xp.concat(outputs, axis=1)
+    expected = expect(layer, inputs, {"is_causal": True})[0][:, 2:]
+    np.testing.assert_allclose(library.get(last), expected, rtol=0, atol=4e-6)
+
+
+def test_in_a_trace(library: Library, rng: np.random.Generator) -> None:
+    """Parameters are what is traced; nothing of the layer is read."""
+    if library.jit is None:
+        pytest.skip("the library has no jit")
+    layer = CASES["temperature of each head"].make()
+    inputs = [rng.standard_normal((2, 5, 8), dtype=F)]
+    call = library.jit(lambda arrays, x: layer.with_parameters(arrays)(x, is_causal=True))
+    with library.guard():
+        found = call(on(library, layer).parameters, library.put(inputs[0]))
+    np.testing.assert_allclose(library.get(found), expect(layer, inputs, {"is_causal": True})[0], atol=4e-6)
+
+
+def test_gradients_of_parameters(library: Library, rng: np.random.Generator) -> None:
+    """torch's, JAX's and MLX's, against finite differences of the reference."""
+    layer = but(multi(8, 6, num_kv_heads=2), scale=SLOPES, temperature=SLOPES + 1, sinks=SLOPES)()
+    inputs = [rng.standard_normal(shape, dtype=F) for shape in ((2, 3, 8), (2, 5, 6))]
+    weight = rng.standard_normal((2, 3, 8), dtype=F)
+    found = gradients(library, layer, inputs, weight)
+    if found is None:
+        pytest.skip("the library has no gradients")
+    assert found.keys() == layer.parameters.keys()
+    wide = {name: np.asarray(x, np.float64) for name, x in layer.parameters.items()}
+    for name, gradient in found.items():
+        for at in {(0,) * gradient.ndim, tuple(n // 2 for n in gradient.shape)}:
+            ends = []
+            for step in (1e-5, -1e-5):
+                moved = wide[name].copy()
+                moved[at] += step
+                moved_layer = layer.with_parameters(wide | {name: moved})
+                ends.append((expect(moved_layer, inputs, {"is_causal": True})[0] * weight).sum())
+            assert gradient[at] == pytest.approx((ends[0] - ends[1]) / 2e-5, abs=2e-5), (name, at)
+
+
+def gradients(
+    library: Library, layer: Layer, inputs: list[np.ndarray], weight: np.ndarray
+) -> dict[str, np.ndarray] | None:
+    name = library.name.split("-")[0]
+    if name not in ("torch", "jax", "mlx"):
+        return None
+    placed, factor = [library.put(x) for x in inputs], library.put(weight)
+    parameters = on(library, layer).parameters
+
+    def loss(arrays: Any) -> Any:
+        return (layer.with_parameters(arrays)(*placed, is_causal=True) * factor).sum()
+
+    if name == "torch":
+        for array in parameters.values():
+            array.requires_grad_()
+        loss(parameters).backward()
+        return {name: library.get(array.grad) for name, array in parameters.items()}
+    transform = sys.modules["jax" if name == "jax" else "mlx.core"]
+    with library.guard():
+        return {name: library.get(x) for name, x in transform.grad(loss)(parameters).items()}
+
+
+# What makes a layer.
+
+
+def test_weights_follow_from_the_generator(library: Library) -> None:
+    """Xavier's bound is reached and kept, biases are 0, and the same seed gives the same weights."""
+    own = library.name.split("-")[0] in ("numpy", "torch", "jax", "mlx")
+    like = None if own else library.put(np.zeros(1, F))
+    rules: dict[str, Any] = {"num_heads": 4, "num_kv_heads": 2, "like": like}
+    with library.guard():
+        first, again, other = (
+            MultiHeadAttention.init(generator(library, seed), 64, 32, **rules) for seed in (0, 0, 1)
+        )
+    shapes = {name: x.shape for name, x in first.parameters.items() if name.endswith("weight")}
+    assert shapes == {
+        "query.weight": (64, 64),
+        "key.weight": (32, 32),
+        "value.weight": (32, 32),
+        "out.weight": (64, 64),
+    }
+    for name, shape in shapes.items():
+        weight = library.get(first.parameters[name])
+        bound = math.sqrt(6 / sum(shape))
+        assert np.max(np.abs(weight)) <= bound
+        assert np.max(np.abs(weight)) > 0.98 * bound
+        assert abs(weight.mean()) < 4 * bound / math.sqrt(3 * weight.size)
+        assert weight.std() == pytest.approx(bound / math.sqrt(3), rel=0.06)
+        np.testing.assert_array_equal(weight, library.get(again.parameters[name]))
+        assert not np.any(weight == library.get(other.parameters[name]).max())
+        assert not np.any(library.get(first.parameters[name.replace("weight", "bias")]))
+    flat = np.concatenate([library.get(first.parameters[name]).ravel() for name in shapes])
+    assert len(np.unique(flat)) > 0.99 * flat.size
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_weights_like_an_array(library: Library, dtype: str) -> None:
+    """NumPy's generator gives the same weights in every library."""
+    if not library.holds(dtype):
+        pytest.skip(f"{library.name} has no {dtype}")
+    array = library.put(np.zeros(1, DTYPES.get(dtype, F)))
+    with library.guard():
+        layer = SingleHeadAttention.init(np.random.default_rng(3), 8, 4, bias=True, like=array)
+    expected = SingleHeadAttention.init(np.random.default_rng(3), 8, 4, bias=True)
+    for name, x in layer.parameters.items():
+        assert namespace(x) is library.xp
+        assert x.dtype == array.dtype
+        found, rounding = np.asarray(library.get(x), float), 2**-8 if dtype == "bfloat16" else 2**-23
+        np.testing.assert_allclose(found, expected.parameters[name], rtol=0, atol=rounding)
+
+
+def test_parameters_are_by_name(library: Library) -> None:
+    """Those that are not named stay, and the layer stays as it is."""
+    layer = on(library, but(multi(8), sinks=SLOPES)())
+    names = [f"{role}.{kind}" for role in ("query", "key", "value", "out") for kind in ("weight", "bias")]
+    assert sorted(layer.parameters) == sorted([*names, "sinks"])
+    zeros = library.put(np.zeros(8, F))
+    changed = layer.with_parameters({"query.bias": zeros})
+    assert changed.query.bias is zeros
+    assert changed.key is not None
+    for name, array in changed.parameters.items():
+        assert (array is layer.parameters[name]) == (name != "query.bias")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        layer.num_heads = 2
+    assert (changed.num_heads, changed.num_kv_heads) == (4, 4)
+
+
+@pytest.mark.parametrize(
+    "make", [but(multi(8, num_kv_heads=2), sinks=SLOPES), but(single(8, 6), scale=SLOPES[:1])]
+)
+def test_from_mapping(library: Library, make: Callable[[], Layer]) -> None:
+    """What `parameters` gave is read again, behind a prefix and by other names."""
+    layer = on(library, make())
+    counts = {name: getattr(layer, name) for name in ("num_heads", "num_kv_heads") if hasattr(layer, name)}
+    names = {"query": "q_proj", "out": "o_proj"}
+    file = {"other.query.weight": library.put(np.zeros((2, 2), F))}
+    for name, array in layer.parameters.items():
+        role, _, rest = name.partition(".")
+        file["block.attention." + ".".join([names.get(role, role), *([rest] if rest else [])])] = array
+    found = type(layer).from_mapping(file, "block.attention.", names=names, **counts)
+    assert found.parameters.keys() == layer.parameters.keys()
+    assert all(found.parameters[name] is array for name, array in layer.parameters.items())
+    assert all(getattr(found, name) == count for name, count in counts.items())
+
+
+# Between libraries.
+
+
+def test_to_numpy_and_back(library: Library) -> None:
+    """By the module and by an array; what comes back is what went, and its memory is its own."""
+    layer = but(multi(8, num_kv_heads=2), scale=SLOPES)()
+    there = on(library, layer)
+    with contextlib.nullcontext() if library.lazy else library.guard():
+        host = there.to(np)
+    before = {name: x.copy() for name, x in host.parameters.items()}
+    assert all(type(x) is np.ndarray and x.flags.writeable for x in before.values())
+    with library.guard():
+        back = host.to(library.put(np.zeros(1, F)))
+    for x in host.parameters.values():
+        x[...] = 7
+    for name, x in back.parameters.items():
+        assert namespace(x) is library.xp
+        assert x.dtype == there.parameters[name].dtype
+        np.testing.assert_array_equal(before[name], library.get(there.parameters[name]))
+        np.testing.assert_array_equal(library.get(x), before[name])
+    assert (back.num_heads, back.num_kv_heads) == (4, 2)
+
+
+MODULES = {
+    "numpy": "numpy",
+    "torch": "torch",
+    "jax": "jax.numpy",
+    "dask": "dask.array",
+    "mlx": "mlx.core",
+    "strict": "array_api_strict",
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("target", MODULES)
+def test_to_each_library(library: Library, target: str, dtype: str) -> None:
+    """Also bfloat16, which stays where the library has it and is float32, of the same value, where not."""
+    if not library.holds(dtype):
+        pytest.skip(f"{library.name} has no {dtype}")
+    module = pytest.importorskip(MODULES[target])
+    layer = multi(8)()
+    layer = on(
+        library, layer.with_parameters({n: x.astype(DTYPES.get(dtype, F)) for n, x in layer.parameters.items()})
+    )
+    with contextlib.nullcontext() if library.lazy else library.guard():
+        moved = layer.to(module)
+    put = LIBRARIES[{"strict": "strict-CPU_DEVICE"}.get(target, target)][1]()
+    for name, x in moved.parameters.items():
+        assert namespace(x) is put.xp
+        kept = dtype == "float32" or target in ("torch", "jax", "mlx")
+        assert str(x.dtype).rpartition(".")[2] == (dtype if kept else "float32")
+        expected = library.get(layer.parameters[name]).astype(F)
+        np.testing.assert_array_equal(np.asarray(put.get(x), F), expected)
+
+
+def test_to_copies() -> None:
+    """DLPack shares memory, and a layer does not change: what is written to one is not seen in the other."""
+    torch = pytest.importorskip("torch")
+    arrays = {"weight": np.ones((2, 3), F), "bias": np.ones(2, F)}
+    there = Linear(**arrays).to(torch)
+    again = there.to(torch)
+    arrays["weight"][:] = 2
+    there.bias[:] = 3
+    assert there.weight.max() == again.bias.max() == 1
+
+
+@pytest.mark.parametrize("target", MODULES)
+def test_traps_of_moving(target: str) -> None:
+    """Read-only and transposed arrays of NumPy, and tensors that require a gradient."""
+    torch, module = pytest.importorskip("torch"), pytest.importorskip(MODULES[target])
+    put = LIBRARIES[{"strict": "strict-CPU_DEVICE"}.get(target, target)][1]()
+    numbers = np.arange(6, dtype=F).reshape(2, 3)
+    learned = torch.asarray(numbers).clone().requires_grad_()
+    traps = (read_only(numbers), read_only(numbers.T.copy()).T, np.broadcast_to(numbers, (2, 3)), learned)
+    for weight in traps:
+        np.testing.assert_array_equal(np.asarray(put.get(Linear(weight).to(module).weight)), numbers)
+
+
+def test_repr_says_what_it_is_made_of() -> None:
+    weight, bias = np.ones((8, 8), F), np.ones(8, F)
+    layer = SingleHeadAttention(Linear(weight), Linear(weight), Linear(weight, bias), temperature=2.0)
+    w = "weight=<float32 (8, 8)>"
+    expected = "query=Linear(<float32 (8, 8)>), key=Linear(<float32 (8, 8)>)"
+    assert repr(layer).startswith(f"SingleHeadAttention({expected}, value=Linear({w}, bias=[1, ")
+    assert repr(layer).endswith("temperature=2.0)")
+
+
+def test_masks_are_passed_on() -> None:
+    """Values as well as arrays."""
+    found = multi(8)().weights(np.ones((2, 5, 8), F), attn_mask=masks.sliding_window(1, 0))
+    assert found[0, 0].tolist() == [[1, 0, 0, 0, 0], *[[0] * i + [0.5, 0.5] + [0] * (3 - i) for i in range(4)]]
