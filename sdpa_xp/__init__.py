@@ -15,6 +15,7 @@ torch, FlexAttention
     create_mask                     masks.to_array
     return_lse, AuxRequest(lse)     attention_state
 torch, nn.MultiheadAttention
+    the module itself               layers.MultiHeadAttention.from_torch(module)
     attn_mask (True = masked)       attn_mask=~mask; 3-D as (batch, heads, L, S)
     key_padding_mask                attn_mask=~mask[:, None, None, :], or masks.padding(lengths)
     need_weights                    attention_weights

@@ -43,9 +43,12 @@ class Linear(Layer):
         """(..., in) -> (..., out)."""
         checks.inputs("Linear", {"x": x}, {"x": self.weight})
         array, weight = cast(Array, x), cast(Array, self.weight)
-        xp = namespace.namespace(array)
+        xp, held = namespace.namespace(array), array.dtype
+        if namespace.library_name(array) == "other":  # NumPy's BLAS has no half, and Dask cannot sum bfloat16
+            held = namespace.accumulation_dtype(xp, array.dtype)
         with namespace.quiet(array):
-            y = array @ xp.matrix_transpose(weight)
+            weight = xp.matrix_transpose(namespace.converted(xp, weight, held))
+            y = namespace.converted(xp, array, held) @ weight
             y = y if self.bias is None else y + cast(Array, self.bias)
             return cast(A, namespace.converted(xp, y, array.dtype))
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import sdpa_xp
+import sdpa_xp.layers
 import sdpa_xp.plot
 import sdpa_xp_export
 
@@ -52,14 +53,14 @@ def test_all_is_what_there_is(module: ModuleType) -> None:
     if module is sdpa_xp:
         own = {name: x for name, x in vars(sdpa_xp).items() if isinstance(x, type) or inspect.isfunction(x)}
         assert own.keys() <= set(names)
-        for part in (sdpa_xp.masks, sdpa_xp.biases, sdpa_xp.positional, sdpa_xp.plot):
+        for part in (sdpa_xp.masks, sdpa_xp.biases, sdpa_xp.layers, sdpa_xp.positional, sdpa_xp.plot):
             assert part.__all__ == sorted(part.__all__)
             assert all(hasattr(part, name) for name in part.__all__)
 
 
 PUBLIC = {
     f"{module.__name__}.{name}": getattr(module, name)
-    for module in (sdpa_xp, sdpa_xp.masks, sdpa_xp.biases, sdpa_xp.positional, sdpa_xp.plot)
+    for module in (sdpa_xp, sdpa_xp.masks, sdpa_xp.biases, sdpa_xp.layers, sdpa_xp.positional, sdpa_xp.plot)
     for name in module.__all__
     if callable(getattr(module, name))
 }
