@@ -1,0 +1,99 @@
+"""One query over ten keys: the output, the weights, and the five wishes that such a tutorial ends with.
+
+    query (1, 20) -- @ keys (10, 20)^T / sqrt(20), softmax --> weights (1, 10) -- @ values (10, 20) --> (1, 20)
+
+Run it: python examples/one_query.py
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from sdpa_xp import (
+    attention_state,
+    attention_weights,
+    explain,
+    masks,
+    merge_states,
+    scaled_dot_product_attention,
+)
+from sdpa_xp.layers import Linear, MultiHeadAttention
+
+
+def main(xp: Any = np) -> None:
+    """Run every step with the arrays of `xp`, a module such as numpy, torch or jax.numpy."""
+    rng = np.random.default_rng(2017)
+    query, key, value = (
+        xp.asarray(rng.standard_normal(shape, np.float32)) for shape in ((1, 20), (10, 20), (10, 20))
+    )
+
+    output = scaled_dot_product_attention(query, key, value)
+    weights = attention_weights(query, key)
+    assert output.shape == (1, 20)
+    assert weights.shape == (1, 10)
+    assert abs(float(weights.sum()) - 1) < 1e-6
+    near(output, weights @ value)
+    print("weights", numbers(weights).round(3))
+
+    multi_head(query, key, value)
+    masking(query, key, value)
+    efficient(query, key, value)
+    learnable_scale(query, key, value, xp)
+    among_other_layers(query, key, value)
+
+
+def multi_head(query: Any, key: Any, value: Any) -> None:
+    """Wish 1: several heads, each with maps of its own."""
+    layer = MultiHeadAttention.init(np.random.default_rng(0), 20, num_heads=4, like=query)
+    assert layer(query, key, value).shape == (1, 20)
+    assert layer.weights(query, key).shape == (4, 1, 10)
+
+
+def masking(query: Any, key: Any, value: Any) -> None:
+    """Wish 2: the last three keys are padding, and may as well not be there."""
+    masked = scaled_dot_product_attention(query, key, value, masks.prefix(7))
+    near(masked, scaled_dot_product_attention(query, key[:7], value[:7]))
+    assert float(attention_weights(query, key, masks.prefix(7))[:, 7:].sum()) == 0
+
+
+def efficient(query: Any, key: Any, value: Any) -> None:
+    """Wish 3: no array of all scores is made, and keys that come in parts give the same output."""
+    parts = [attention_state(query, key[keys], value[keys]) for keys in (slice(0, 4), slice(4, 10))]
+    near(merge_states(parts).output, scaled_dot_product_attention(query, key, value))
+    print(explain(query, key, value))
+
+
+def learnable_scale(query: Any, key: Any, value: Any, xp: Any) -> None:
+    """Wish 4: the scale is a parameter of the layer, one for each head, found among the others by name."""
+    layer = MultiHeadAttention.init(np.random.default_rng(0), 20, num_heads=4, like=query)
+    learned = replace(layer, scale=xp.full((4,), 20**-0.5, dtype=query.dtype))
+    assert "scale" in learned.parameters
+    sharper = learned.with_parameters({"scale": learned.parameters["scale"] * 100})
+    assert float(sharper.weights(query, key).max()) > float(learned.weights(query, key).max())
+    assert learned(query, key, value).shape == sharper(query, key, value).shape
+
+
+def among_other_layers(query: Any, key: Any, value: Any) -> None:
+    """Wish 5: a layer is a function of arrays, so that others stand before and behind it as they are."""
+    rng = np.random.default_rng(1)
+    attention = MultiHeadAttention.init(rng, 20, num_heads=4, like=query)
+    embed = Linear(attention.out.weight)
+    output = query + attention(embed(query), embed(key), embed(value))
+    assert output.shape == query.shape
+
+
+def near(one: Any, other: Any) -> None:
+    """Both are alike up to a few roundings of float32."""
+    assert float(abs(one - other).max()) < 1e-5
+
+
+def numbers(array: Any) -> np.ndarray:
+    """An array of any library as one of NumPy."""
+    return np.asarray(array.tolist())
+
+
+if __name__ == "__main__":
+    main()
