@@ -65,9 +65,7 @@ def variance(xp: Any) -> None:
         assert abs(float((scores**2).mean()) - 1) < allowed
         unscaled, scaled = (attention_weights(query, key, scale=scale) for scale in (1.0, None))
         largest = [float(xp.amax(weights, -1).mean()) for weights in (unscaled, scaled)]
-        print(
-            f"d_k = {width}: the largest weight of a row is {largest[0]:.2f} unscaled, {largest[1]:.2f} scaled"
-        )
+        print(f"d_k = {width}: largest weights {largest[0]:.2f} unscaled, {largest[1]:.2f} scaled")
     assert largest[0] > 0.9  # of d_k = 1024: all but a choice of one key, from which nothing is learned
     assert largest[1] < 0.2
 

@@ -59,10 +59,7 @@ class Attention(Layer):
     @property
     def rules(self) -> dict[str, Any]:
         """What the layer adds to a call of its heads, such as `KVCache.attend(query, **layer.rules)`."""
-        if self.scale is None and not is_array(self.temperature) and self.temperature == 1:
-            return {}
-        scale: Any = 1 / math.sqrt(self.head_dim) if self.scale is None else self._of_heads(self.scale)
-        return {"scale": scale / self._of_heads(self.temperature)}
+        return self._scaling()
 
     def __call__(
         self,
@@ -181,6 +178,13 @@ class Attention(Layer):
             apart = xp.reshape(flat, (*flat.shape[:-1], count, flat.shape[-1] // count))
             found.append(swapped(xp, apart, checks.LHE))
         return found
+
+    def _scaling(self) -> dict[str, Any]:
+        """scale / temperature; nothing where that is the default."""
+        if self.scale is None and not is_array(self.temperature) and self.temperature == 1:
+            return {}
+        scale: Any = 1 / math.sqrt(self.head_dim) if self.scale is None else self._of_heads(self.scale)
+        return {"scale": scale / self._of_heads(self.temperature)}
 
     def _rules(self, keywords: Keywords) -> Any:
         return {**self.rules, **keywords}

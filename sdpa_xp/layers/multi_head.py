@@ -176,11 +176,12 @@ class MultiHeadAttention(Attention):
             ValueError: A module with `bias_k` and `bias_v` (add_bias_kv=True).
         """
         checks.multi_head_module("MultiHeadAttention.from_torch", module)
-        weights = {name: array.clone() for name, array in module.state_dict().items()}
-        layer = cls.from_mapping(weights, num_heads=module.num_heads)
+        shared = cls.from_mapping(module.state_dict(), num_heads=module.num_heads)
+        weights: dict[str, Any] = {name: cast(Any, x).clone() for name, x in shared.parameters.items()}
+        layer = shared.with_parameters(weights)
         if not module.add_zero_attn:
             return layer
-        sinks = weights["out_proj.weight"].new_zeros(module.num_heads)
+        sinks = weights["out.weight"].new_zeros(module.num_heads)
         return cls(layer.query, layer.key, layer.value, layer.out, num_heads=layer.num_heads, sinks=sinks)
 
     @property
@@ -191,8 +192,7 @@ class MultiHeadAttention(Attention):
     @property
     def rules(self) -> dict[str, Any]:
         """What the layer adds to a call of its heads, such as `KVCache.attend(query, **layer.rules)`."""
-        found = Attention.rules.__get__(self)
-        return found if self.sinks is None else {**found, "sinks": self.sinks}
+        return self._scaling() | ({} if self.sinks is None else {"sinks": self.sinks})
 
     def combine(self, heads: A) -> A:
         """The output from that of each head.

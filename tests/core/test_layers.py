@@ -402,6 +402,15 @@ def test_to_each_library(library: Library, target: str, dtype: str) -> None:
         np.testing.assert_array_equal(np.asarray(put.get(x), F), expected)
 
 
+@pytest.mark.parametrize("target", MODULES)
+def test_float64_in_each_library(target: str) -> None:
+    """It stays where the library has it, and is float32 in JAX without x64 and in MLX."""
+    module = pytest.importorskip(MODULES[target])
+    there = Linear(np.asarray([[1 / 3]])).to(module).weight
+    assert str(there.dtype).rpartition(".")[2] == ("float32" if target in ("jax", "mlx") else "float64")
+    assert float(there[0, 0]) == (float(F(1 / 3)) if target in ("jax", "mlx") else 1 / 3)
+
+
 def test_to_copies() -> None:
     """DLPack shares memory, and a layer does not change: what is written to one is not seen in the other."""
     torch = pytest.importorskip("torch")

@@ -144,6 +144,16 @@ def test_the_weights_are_copies() -> None:
     assert not any(x.requires_grad for x in layer.parameters.values())
 
 
+def test_a_file_holds_it() -> None:
+    """safetensors takes no tensors that share memory, as thirds of a packed weight would."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    layer = MultiHeadAttention.from_torch(module())
+    again = safetensors.load(safetensors.save(layer.parameters))
+    read = MultiHeadAttention.from_mapping(again, num_heads=HEADS)
+    assert read.parameters.keys() == layer.parameters.keys()
+    assert all(torch.equal(x, layer.parameters[name]) for name, x in read.parameters.items())
+
+
 def test_key_and_value_of_the_module_are_refused() -> None:
     words = r"must not have `bias_k` and `bias_v`.*got mapping=bias_k.*`merge_states`"
     with pytest.raises(ValueError, match=words):
