@@ -173,7 +173,7 @@ class Attention(Layer):
         checks.with_lengths(name, inputs)
         found: list[AnyArray] = []
         for role, x in inputs.items():
-            flat, count = cast(Array, getattr(self, role)(x)), queries if role == "query" else shared
+            flat, count = cast(Array, getattr(self, role).mapped(x)), queries if role == "query" else shared
             xp = namespace(flat)
             apart = xp.reshape(flat, (*flat.shape[:-1], count, flat.shape[-1] // count))
             found.append(swapped(xp, apart, checks.LHE))

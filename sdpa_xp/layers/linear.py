@@ -42,6 +42,10 @@ class Linear(Layer):
     def __call__(self, x: A) -> A:
         """(..., in) -> (..., out)."""
         checks.inputs("Linear", {"x": x}, {"x": self.weight})
+        return self.mapped(x)
+
+    def mapped(self, x: A) -> A:
+        """The same, of what has been checked."""
         array, weight = cast(Array, x), cast(Array, self.weight)
         xp, held = namespace.namespace(array), array.dtype
         if namespace.library_name(array) == "other":  # NumPy's BLAS has no half, and Dask cannot sum bfloat16
