@@ -55,9 +55,9 @@ from sdpa_xp.checks.keywords import (
 from sdpa_xp.checks.layers import (
     entry,
     generator,
-    heads,
     inputs,
     known_names,
+    layer_heads,
     linear,
     module_of_arrays,
     multi_head_module,
@@ -127,6 +127,7 @@ __all__ = [
     "integer",
     "integers",
     "known_names",
+    "layer_heads",
     "lengths",
     "linear",
     "lse_base",

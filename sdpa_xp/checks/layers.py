@@ -52,7 +52,7 @@ def with_lengths(function: str, given: Mapping[str, Any]) -> None:
             raise ValueError(message(function, rule, {f"{name}.shape": array.shape}))
 
 
-def heads(
+def layer_heads(
     function: str,
     widths: Mapping[str, int],
     num_heads: object,

@@ -61,7 +61,7 @@ class MultiHeadAttention(Attention):
     def __post_init__(self) -> None:
         widths = {name: getattr(self, name).widths[1] for name in ("query", "key", "value")}
         taken = None if self.out is None else self.out.widths[0]
-        _, shared = checks.heads("MultiHeadAttention", widths, self.num_heads, self.num_kv_heads, taken)
+        _, shared = checks.layer_heads("MultiHeadAttention", widths, self.num_heads, self.num_kv_heads, taken)
         object.__setattr__(self, "num_kv_heads", shared)
         self._check({"scale": self.scale, "sinks": self.sinks})
 

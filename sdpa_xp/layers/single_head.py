@@ -48,7 +48,7 @@ class SingleHeadAttention(Attention):
 
     def __post_init__(self) -> None:
         widths = {name: getattr(self, name).widths[1] for name in ("query", "key", "value")}
-        checks.heads("SingleHeadAttention", widths, 1, 1, None)
+        checks.layer_heads("SingleHeadAttention", widths, 1, 1, None)
         self._check({"scale": self.scale})
 
     @classmethod
