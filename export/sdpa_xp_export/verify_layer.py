@@ -147,8 +147,19 @@ def _expected(layer: Callable[..., Any], arrays: Arrays) -> dict[str, tuple[NDAr
     """For each output: what the layer gives in float64, and in the dtype of the inputs."""
     wide = {name: x if x.dtype.name not in EPS else x.astype(np.float64) for name, x in arrays.items()}
     with np.errstate(all="ignore"):
-        exact, own = (named_outputs(layer(**each)) for each in (wide, arrays))
+        exact, own = named_outputs(_widened(layer)(**wide)), named_outputs(layer(**arrays))
     return {name: (np.asarray(exact[name], np.float64), np.asarray(own[name])) for name in exact}
+
+
+def _widened(layer: Callable[..., Any]) -> Callable[..., Any]:
+    """A layer like those of `sdpa_xp.layers` with float64 parameters; any other function as it is."""
+    if isinstance(layer, partial):
+        return partial(_widened(layer.func), *layer.args, **layer.keywords)
+    replaced, parameters = (getattr(layer, name, None) for name in ("with_parameters", "parameters"))
+    if replaced is None or not isinstance(parameters, Mapping):
+        return layer
+    widened: Callable[..., Any] = replaced({name: np.asarray(x, np.float64) for name, x in parameters.items()})
+    return widened
 
 
 def _timed(session: Any, arrays: Arrays) -> tuple[Arrays, float, int | None]:

@@ -11,6 +11,7 @@ from sdpa_xp.checks.integers import integer
 from sdpa_xp.checks.keywords import number
 from sdpa_xp.checks.messages import message, type_name
 from sdpa_xp.checks.shapes import axes
+from sdpa_xp.overrides import override
 from sdpa_xp.protocols import Array, Dtype
 
 
@@ -34,11 +35,15 @@ def linear(function: str, weight: object, bias: object) -> None:
         raise ValueError(message(function, rule, {f"{name}.shape": shape for name, shape in found.items()}))
 
 
-def inputs(function: str, given: Mapping[str, object], weights: Mapping[str, Any]) -> None:
-    """Each input (..., length, width) is of the kind of the weights, and as wide as its own, (out, width)."""
-    arrays = one_kind(function, {**given, **{f"{name}.weight": x for name, x in weights.items()}})
-    for name in given:
-        shape, width = arrays[name].shape, arrays[f"{name}.weight"].shape[-1]
+def inputs(function: str, given: Mapping[str, Any], weights: Mapping[str, Any]) -> None:
+    """Each input (..., length, width) is of the kind of the weights, and as wide as its own, (out, width).
+
+    A value of a graph is of none: what is computed of it meets arrays of any library.
+    """
+    if override(*given.values()) is None:
+        one_kind(function, {**given, **{f"{name}.weight": x for name, x in weights.items()}})
+    for name, array in given.items():
+        shape, width = array.shape, weights[name].shape[-1]
         if not shape or shape[-1] != width:
             rule = f"`{name}` must be as wide (axis -1) as the layer's `{name}` takes"
             raise ValueError(message(function, rule, {f"{name}.shape": shape, "width": width}))

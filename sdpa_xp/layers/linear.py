@@ -51,10 +51,11 @@ class Linear(Layer):
         if namespace.library_name(array) == "other":  # NumPy's BLAS has no half, and Dask cannot sum bfloat16
             held = namespace.accumulation_dtype(xp, array.dtype)
         with namespace.quiet(array):
-            weight = xp.matrix_transpose(namespace.converted(xp, weight, held))
-            y = namespace.converted(xp, array, held) @ weight
+            if held != array.dtype:
+                array, weight = (namespace.converted(xp, x, held) for x in (array, weight))
+            y = array @ xp.matrix_transpose(weight)
             y = y if self.bias is None else y + cast(Array, self.bias)
-            return cast(A, namespace.converted(xp, y, array.dtype))
+            return cast(A, namespace.converted(xp, y, x.dtype))
 
     @property
     def widths(self) -> tuple[int, int]:
