@@ -12,7 +12,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OF_NUMPY = ["unbatched_masks"]
-OF_ANY = ["departments", "one_query"]
+OF_ANY = ["causal_module", "departments", "large_negative", "one_query"]
 ELSEWHERE = ["minilm"]
 
 
@@ -38,6 +38,11 @@ def test_on_any_library(name: str, module: str) -> None:
 @pytest.mark.parametrize("name", OF_NUMPY)
 def test_on_numpy(name: str) -> None:
     load(name).main()
+
+
+def test_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    load("large_negative").memory(1_000)
+    assert "1,000 tokens: scores 4 MB" in capsys.readouterr().out
 
 
 def test_picture_of_the_hull(tmp_path: Path) -> None:

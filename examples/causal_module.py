@@ -1,0 +1,63 @@
+"""The single-head causal module of the tutorials, as a layer: batch 8, four words, width 1024.
+
+    x (8, 4, 1024) -- query, key, value, each @ (1024, 64) --> (8, 4, 64), word i attends words j <= i
+    several heads: as many such layers side by side, or one layer that holds them
+
+Run it: python examples/causal_module.py
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sdpa_xp.layers import Linear, MultiHeadAttention, SingleHeadAttention
+
+BATCH, WORDS, WIDTH, HEADS, HEAD = 8, 4, 1024, 16, 64
+
+
+def main(xp: Any = np) -> None:
+    """Run every step with the arrays of `xp`, a module such as numpy, torch or jax.numpy."""
+    rng = np.random.default_rng(0)
+    x = xp.asarray(rng.standard_normal((BATCH, WORDS, WIDTH), np.float32))
+
+    head = SingleHeadAttention.init(rng, WIDTH, HEAD, like=x)
+    output = head(x, is_causal=True)
+    weights = np.asarray(head.weights(x, is_causal=True))
+    assert output.shape == (BATCH, WORDS, HEAD)
+    assert weights.shape == (BATCH, WORDS, WORDS)
+    assert np.all(np.triu(weights, k=1) == 0)
+    assert np.allclose(weights.sum(axis=-1), 1)
+    near(output[:, 0, :], head.value(x)[:, 0, :])  # the first word sees itself alone
+
+    changed = x[:, :3, :]  # what comes later changes nothing before it
+    near(head(changed, is_causal=True), output[:, :3, :])
+    print("how the last word of a sentence attends", weights[0, -1].round(3))
+    several(x, rng)
+
+
+def several(x: Any, rng: np.random.Generator) -> None:
+    """Heads one by one and side by side are the layer with several, whose maps hold theirs row by row."""
+    heads = [SingleHeadAttention.init(rng, WIDTH, HEAD, like=x) for _ in range(HEADS)]
+    apart = np.concatenate([np.asarray(head(x, is_causal=True)) for head in heads], axis=-1)
+    maps = {name: stacked([getattr(head, name) for head in heads]) for name in ("query", "key", "value")}
+    layer = MultiHeadAttention(**maps, num_heads=HEADS).to(x)
+    near(layer(x, is_causal=True), apart)
+    assert apart.shape == (BATCH, WORDS, WIDTH)
+
+
+def stacked(maps: list[Linear]) -> Linear:
+    """One map to what all of them give, side by side."""
+    weight = np.concatenate([np.asarray(each.weight) for each in maps])
+    biases = [np.asarray(each.bias) for each in maps if each.bias is not None]
+    return Linear(weight, np.concatenate(biases) if biases else None)
+
+
+def near(found: Any, expected: Any) -> None:
+    """Equal but for a few roundings of float32."""
+    np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=0, atol=2e-5)
+
+
+if __name__ == "__main__":
+    main()
