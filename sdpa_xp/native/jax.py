@@ -52,8 +52,6 @@ def refusal(call: Call) -> str | None:
     if any(length == 0 for length in (*call.sizes.batch, *call.pairs.scores[-3:], width)):
         return "an axis is empty"
     (scores,) = call.bind([call.whole])
-    if scores.mask.on(scores.tile(range(call.sizes.queries), range(call.sizes.keys))) is False:
-        return "no pair may attend"
     if len(scores.biases) > 1 or not all(isinstance(term, Added) for term in scores.biases):
         return "JAX's kernel takes no bias but one that is added"
     return None
