@@ -55,6 +55,7 @@ BARS = (
     Bar("causal", 1024, ON_TORCH, TO_TORCH, "at most", 1.05),
     Bar("causal", 4096, ON_TORCH, TO_TORCH, "at most", 1.05),
     Bar("causal", 16384, ON_TORCH, TO_TORCH, "at most", 1.05),
+    *(Bar("padding array", length, ON_TORCH, TO_TORCH, "at most", 1.05) for length in (1024, 4096, 16384)),
     Bar("all pairs", 4096, PORTABLE, TO_TORCH, "at most", 1.5),
     Bar("overhead", 8, NUMPY, ABOVE, "at most", 30),
     Bar("overhead", 8, ON_TORCH, ABOVE, "at most", 15),

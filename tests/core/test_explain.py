@@ -11,7 +11,6 @@ from threadpoolctl import threadpool_limits
 
 from sdpa_xp import explain, masks, native, scaled_dot_product_attention, streaming, threads
 
-torch = pytest.importorskip("torch")
 CALLS = [
     {},
     {"is_causal": True},
@@ -63,6 +62,7 @@ def test_tiles_are_those_that_are_computed(
 def test_the_implementation_is_the_one_that_computes(
     call: tuple[np.ndarray, ...], rules: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    torch = pytest.importorskip("torch")
     kernel, asked = native.KERNELS["torch"], []
     monkeypatch.setattr(kernel, "attend", lambda call, attend=kernel.attend: asked.append(1) or attend(call))
     tensors = [torch.from_numpy(x) for x in call]
@@ -75,7 +75,7 @@ def test_the_implementation_is_the_one_that_computes(
 
 
 def test_inside_a_transform_the_kernel_is_not_the_default(call: tuple[np.ndarray, ...]) -> None:
-    found = []
+    found, torch = [], pytest.importorskip("torch")
     torch.func.vmap(lambda x: found.append(explain(x, x, x)) or x)(torch.from_numpy(call[0])[None])
     assert (found[0].implementation, found[0].of_tiles) == ("xp", 1)
     assert "torch.func" in found[0].reason
@@ -89,7 +89,7 @@ def test_threads_are_for_large_calls_on_numpy(
     with threadpool_limits(3, "blas"):
         assert explain(small, small, small).threads == 1
         assert explain(large, large, large).threads == 3
-        tensor = torch.from_numpy(large)
+        tensor = pytest.importorskip("torch").from_numpy(large)
         assert explain(tensor, tensor, tensor, implementation="xp").threads == 1
     monkeypatch.setenv(threads.VARIABLE, "5")
     assert explain(large, large, large).threads == 5
