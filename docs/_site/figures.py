@@ -1,0 +1,36 @@
+"""Figures of a page as text: inline SVG, drawn once for a light page and once for a dark one."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from html import escape
+from itertools import count
+from typing import Any
+
+import matplotlib
+
+NUMBERS = count(1)
+
+
+def figure(draw: Callable[..., Any], *args: Any, alt: str, **keywords: Any) -> str:
+    """HTML with `draw(*args, **keywords, theme=...)` for both colour schemes; `alt` says what is seen."""
+    shown = (
+        f'<div class="figure figure-{theme}" role="img" aria-label="{escape(alt, quote=True)}">'
+        f"{inline(draw(*args, **keywords, theme=theme))}</div>"
+        for theme in ("light", "dark")
+    )
+    return "".join(shown)
+
+
+def inline(drawn: Any) -> str:
+    """A figure of matplotlib as an <svg>, whose ids no other figure of the page has."""
+    prefix = f"figure{next(NUMBERS)}-"
+    buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": prefix}):
+        drawn.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    svg = buffer.getvalue()[buffer.getvalue().index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}", svg)
+    return re.sub(r"\n\s*", " ", svg).replace("<svg", '<svg aria-hidden="true"', 1)

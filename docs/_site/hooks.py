@@ -1,0 +1,59 @@
+"""The files of npm packages join the site, and each page loads those that it needs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+HERE = Path(__file__).parent
+PACKAGES = HERE.parents[1] / ".venv" / "site" / "node_modules"
+SERVED = {
+    "katex": (
+        "dist/katex.min.css",
+        "dist/katex.min.js",
+        "dist/contrib/auto-render.min.js",
+        "dist/fonts/*.woff2",
+    ),
+    "mermaid": ("dist/mermaid.min.js",),
+    "onnxruntime-web": (
+        "dist/ort.wasm.min.js",
+        "dist/ort-wasm-simd-threaded.mjs",
+        "dist/ort-wasm-simd-threaded.wasm",
+    ),
+}
+"""By package, its files that pages load."""
+MARKS = {"mathematics": 'class="arithmatex"', "diagrams": 'class="mermaid"'}
+"""By what a page needs, how its HTML shows that it does."""
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Let the blocks of pages import what draws their figures."""
+    if str(HERE) not in sys.path:
+        sys.path.insert(0, str(HERE))
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Serve what npm installed, at assets/vendor/PACKAGE/PATH."""
+    for package, patterns in SERVED.items():
+        for pattern in patterns:
+            found = sorted((PACKAGES / package).glob(pattern))
+            if not found:
+                raise PluginError(f"{package}/{pattern} is not installed: `make docs` installs it.")
+            for path in found:
+                uri = f"assets/vendor/{package}/{path.relative_to(PACKAGES / package).as_posix()}"
+                files.append(File.generated(config, uri, abs_src_path=str(path)))
+    return files
+
+
+def on_page_content(html: str, page: Page, **_: Any) -> str:
+    """Note in the metadata of a page what it needs, which the template loads."""
+    for need, mark in MARKS.items():
+        page.meta[need] = mark in html
+    return html

@@ -1,0 +1,88 @@
+"""Every code block of the pages runs, in order, in one namespace a page (`python`, `pycon`, `console`)."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sybil import Document, Example, Region, Sybil
+from sybil.evaluators.doctest import NUMBER, DocTestEvaluator
+from sybil.evaluators.python import PythonEvaluator
+from sybil.parsers.abstract.doctest import DocTestStringParser
+from sybil.parsers.markdown import SkipParser
+from sybil.parsers.markdown.lexers import RawFencedCodeBlockLexer
+
+sys.path.insert(0, str(Path(__file__).parent / "_site"))  # as the build of the site does
+
+
+class Blocks:
+    """Fenced blocks of a language, whatever stands behind its name."""
+
+    def __init__(self, language: str, evaluate: Any) -> None:
+        self.lexer = RawFencedCodeBlockLexer(re.compile(rf"(?P<language>{language})(?:[ \t][^\n]*)?$\n", re.M))
+        self.evaluate = evaluate
+
+    def __call__(self, document: Document) -> Iterable[Region]:
+        for region in self.lexer(document):
+            region.parsed = region.lexemes["source"]
+            region.evaluator = self.evaluate
+            yield region
+
+
+class Sessions(Blocks):
+    """Blocks as a reader of Python's prompt sees them, whose output is compared."""
+
+    def __call__(self, document: Document) -> Iterable[Region]:
+        parser = DocTestStringParser(DocTestEvaluator(NUMBER))
+        for region in super().__call__(document):
+            for inner in parser(region.parsed, document.path):
+                inner.adjust(region, region.parsed)
+                yield inner
+
+
+def typed(example: Example) -> None:
+    """Run the lines of a `console` block that start with `$ sdpa-xp` or `$ python`; others install or serve."""
+    for line in example.parsed.splitlines():
+        command, *arguments = shlex.split(line.removeprefix("$ "), comments=True) or [""]
+        if line.startswith("$ ") and command in ("sdpa-xp", "python"):
+            program = [sys.executable, *(["-m", "sdpa_xp_export"] if command == "sdpa-xp" else [])]
+            subprocess.run([*program, *arguments], check=True, stdout=subprocess.DEVNULL)
+
+
+def absent(module: str) -> bool:
+    return importlib.util.find_spec(module) is None
+
+
+def elsewhere(namespace: dict[str, Any]) -> None:
+    """Each page writes its files to a folder of its own."""
+    namespace["absent"] = absent
+
+
+pytest_collect_file = Sybil(
+    parsers=[
+        SkipParser(),
+        Blocks("python", PythonEvaluator()),
+        Sessions("pycon", None),
+        Blocks("console", typed),
+    ],
+    pattern="*.md",
+    setup=elsewhere,
+    fixtures=["folder"],
+).pytest()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterable[None]:
+    """Where the blocks of a page write: they share it, and nothing else does."""
+    before = Path.cwd()
+    os.chdir(tmp_path_factory.mktemp("page"))
+    yield
+    os.chdir(before)
