@@ -1,0 +1,110 @@
+"""Attention pooling after a recurrent network, over packed sequences of different lengths.
+
+    ragged sequences, packed -- GRU --> states, padded (B, L, C), as heads (B, H, L, E)
+    a learned query a head (H, 1, E) -- attention, padding masked --> (B, H, 1, E) -> (B, C) --> the class
+
+The class of a sequence is that of its one marked token, wherever that stands.
+
+Run it: python examples/after_an_rnn.py
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
+
+from sdpa_xp import attention_weights, masks, scaled_dot_product_attention
+
+CLASSES, LONGEST, CHANNELS, HEADS, STEPS = 4, 24, 32, 2, 200
+
+
+class Pooling(nn.Module):
+    """(B, L, C) and the lengths of the sequences -> (B, C)."""
+
+    def __init__(self, channels: int, num_heads: int) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.randn(num_heads, 1, channels // num_heads))
+
+    def heads(self, states: Tensor) -> Tensor:
+        return states.unflatten(-1, (self.query.shape[0], -1)).transpose(1, 2)
+
+    def forward(self, states: Tensor, lengths: Tensor) -> Tensor:
+        keys = self.heads(states)
+        return scaled_dot_product_attention(self.query, keys, keys, masks.padding(lengths)).flatten(1)
+
+    def weights(self, states: Tensor, lengths: Tensor) -> Tensor:
+        """How much each head looks at each state: (B, H, L)."""
+        return attention_weights(self.query, self.heads(states), masks.padding(lengths)).squeeze(-2)
+
+
+class Classifier(nn.Module):
+    """Packed sequences -> a logit for each class, (B, CLASSES)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.GRU(CLASSES + 1, CHANNELS, batch_first=True)
+        self.pooling = Pooling(CHANNELS, HEADS)
+        self.classify = nn.Linear(CHANNELS, CLASSES)
+
+    def states(self, packed: PackedSequence, **padding: float) -> tuple[Tensor, Tensor]:
+        """(B, L, C), filled up to the longest, and the lengths."""
+        states, lengths = pad_packed_sequence(self.rnn(packed)[0], batch_first=True, **padding)
+        return states, lengths
+
+    def forward(self, packed: PackedSequence, **padding: float) -> Tensor:
+        return self.classify(self.pooling(*self.states(packed, **padding)))
+
+
+def sequences(count: int, rng: torch.Generator) -> tuple[list[Tensor], Tensor]:
+    """Tokens of random classes, (length, CLASSES + 1), one of them marked; and the class of that one."""
+    made, labels = [], []
+    for _ in range(count):
+        length = int(torch.randint(LONGEST // 3, LONGEST + 1, (), generator=rng))
+        classes = torch.randint(CLASSES, (length,), generator=rng)
+        marked = torch.randint(length, (), generator=rng)
+        mark = nn.functional.one_hot(marked, length)[:, None]
+        made.append(torch.cat([nn.functional.one_hot(classes, CLASSES), mark], dim=-1).float())
+        labels.append(classes[marked])
+    return made, torch.stack(labels)
+
+
+def packed(made: list[Tensor]) -> PackedSequence:
+    return pack_sequence(made, enforce_sorted=False)
+
+
+def main() -> None:
+    """Train it, and see that neither padding nor what it holds changes anything."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = Classifier()
+    rng = torch.Generator().manual_seed(0)
+    optimiser, losses = torch.optim.Adam(net.parameters(), lr=1e-2), []
+    for _ in range(STEPS):
+        made, labels = sequences(32, rng)
+        loss = nn.functional.cross_entropy(net(packed(made)), labels)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] / 4
+
+    made, labels = sequences(200, rng)
+    with torch.no_grad():
+        logits = net(packed(made))
+        alone = torch.cat([net(packed([each])) for each in made])
+        weights = net.pooling.weights(*net.states(packed(made)))
+        torch.testing.assert_close(logits, alone, rtol=0, atol=1e-5)
+        torch.testing.assert_close(net(packed(made), padding_value=torch.nan), logits, rtol=0, atol=1e-5)
+    assert all((row[:, len(each) :] == 0).all() for row, each in zip(weights, made, strict=True))
+    right = (logits.argmax(-1) == labels).float().mean().item()
+    assert right > 0.95
+    print(f"loss {losses[0]:.2f} -> {losses[-1]:.2f}, {right:.0%} of new sequences right")
+    print(
+        f"the mark is on token {int(made[0][:, -1].argmax())}; the heads look most at",
+        weights[0].argmax(-1).tolist(),
+    )
+
+
+if __name__ == "__main__":
+    main()
