@@ -80,8 +80,8 @@ def test_embeddings(module: str) -> None:
 
 
 def test_embeddings_of_transformers() -> None:
-    transformers = pytest.importorskip("transformers")
     import torch
+    import transformers
 
     model = transformers.BertModel.from_pretrained(minilm.folder()).eval()
     ids, mask = (torch.asarray(each) for each in tokens())

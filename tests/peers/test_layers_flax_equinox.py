@@ -53,7 +53,8 @@ def assert_agree(layer: MultiHeadAttention, inputs: list[Any], allowed: Any, res
 
 def test_flax(inputs: list[Any], allowed: Any) -> None:
     """Its kernels are (in, heads, width), and that of the output (heads, width, out)."""
-    nnx = pytest.importorskip("flax.nnx")
+    from flax import nnx
+
     init = nnx.initializers.normal()
     theirs = nnx.MultiHeadAttention(HEADS, EMBED, bias_init=init, decode=False, rngs=nnx.Rngs(0))
     maps = {
