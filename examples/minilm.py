@@ -168,12 +168,16 @@ def tokenizer() -> Any:
     return Tokenizer.from_file(str(folder() / "tokenizer.json"))
 
 
-def export(path: str | Path) -> Path:
-    """The encoder as one ONNX file, from token ids of any batch and length to embeddings."""
+def export(path: str | Path, **options: Any) -> Path:
+    """The encoder as one ONNX file, from token ids of any batch and length to embeddings.
+
+    `options` are those of `to_onnx`, such as the oldest runtime that is to run it.
+    """
     from sdpa_xp_export import TensorSpec, save, to_onnx
 
     shape = ("B", "L")
-    return save(to_onnx(load(), TensorSpec("int64", shape), TensorSpec("bool", shape)), path)
+    model = to_onnx(load(), TensorSpec("int64", shape), TensorSpec("bool", shape), **options)
+    return save(model, path)
 
 
 if __name__ == "__main__":

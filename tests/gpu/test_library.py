@@ -4,19 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from gpu.devices import on_cuda
 
-from sdpa_xp_export import agree, backends
-from sdpa_xp_export.backends import Backend
-
-
-def on_cuda(name: str) -> list[Backend]:
-    """The library on each CUDA device here."""
-    try:
-        found = backends.find([name])
-    except ValueError as error:
-        pytest.skip(str(error))
-    devices = [backend for backend in found if backend.device.startswith("cuda")]
-    return devices or pytest.skip(f"{name} has no CUDA device here")
+from sdpa_xp_export import agree
 
 
 @pytest.mark.cuda

@@ -1,0 +1,18 @@
+"""The CUDA devices of a library, for tests that need one."""
+
+from __future__ import annotations
+
+import pytest
+
+from sdpa_xp_export import backends
+from sdpa_xp_export.backends import Backend
+
+
+def on_cuda(name: str) -> list[Backend]:
+    """The library on each CUDA device here."""
+    try:
+        found = backends.find([name])
+    except ValueError as error:
+        pytest.skip(str(error))
+    devices = [backend for backend in found if backend.device.startswith("cuda")]
+    return devices or pytest.skip(f"{name} has no CUDA device here")

