@@ -29,14 +29,17 @@ What `MultiHeadAttention` computes, with the shape of each array; for self-atten
                                      (..., L, out_dim)                              <- the call
 
 The array of L x S is in the drawing alone: `scaled_dot_product_attention` stands there, between `project` and
-`combine`, and a layer takes its keywords. `SingleHeadAttention` has one head, and no map at the end.
+`combine`, and a layer takes its keywords. `SingleHeadAttention` has one head, and no map at the end. For
+decoding, `project_key_value` is the right half of the drawing, for a `KVCache`, and `attend` the rest.
 
 A layer never changes. `parameters` are its arrays by name, for an optimiser or a file; `with_parameters`
-makes the layer that has others, also inside jax.grad; `to` moves it to another library.
+makes the layer that has others, also inside jax.grad; `to` moves it to another library. `Layer` gives the same
+to a dataclass of your own, made of layers and arrays.
 """
 
 from sdpa_xp.layers.linear import Linear
 from sdpa_xp.layers.multi_head import MultiHeadAttention
+from sdpa_xp.layers.parameters import Layer
 from sdpa_xp.layers.single_head import SingleHeadAttention
 
-__all__ = ["Linear", "MultiHeadAttention", "SingleHeadAttention"]
+__all__ = ["Layer", "Linear", "MultiHeadAttention", "SingleHeadAttention"]

@@ -10,10 +10,12 @@ from typing import Any, TypedDict, TypeVar, Unpack, cast
 from sdpa_xp import checks
 from sdpa_xp.attention import attention_state, scaled_dot_product_attention
 from sdpa_xp.biases import Bias
+from sdpa_xp.cache import KVCache
 from sdpa_xp.layers.linear import Linear
 from sdpa_xp.layers.parameters import Layer
 from sdpa_xp.masks import Mask
 from sdpa_xp.namespace import accumulation_dtype, is_array, namespace
+from sdpa_xp.paged import PagedKVCache
 from sdpa_xp.protocols import AnyArray, Array
 from sdpa_xp.sources import swapped
 from sdpa_xp.states import AttentionState
@@ -152,6 +154,54 @@ class Attention(Layer):
         value = key if value is None else value
         q, k, v = self._heads({"query": query, "key": key, "value": value})
         return cast(tuple[A, A, A], (q, k, v))
+
+    def project_key_value(self, key: A, value: AnyArray | None = None) -> tuple[A, A]:
+        """The heads of keys and values alone, as a cache takes them.
+
+        Args:
+            key: (..., S, key_dim).
+            value: (..., S, value_dim). None is the key.
+
+        Returns:
+            (..., H, S, E) and (..., H, S, Ev).
+        """
+        k, v = self._heads({"key": key, "value": key if value is None else value})
+        return cast(A, k), cast(A, v)
+
+    def attend(
+        self,
+        query: A,
+        cache: KVCache[A] | PagedKVCache[A],
+        attn_mask: Mask | AnyArray | None = None,
+        **keywords: Unpack[Keywords],
+    ) -> A:
+        """The output of the layer for queries that attend to a cache of `project_key_value`.
+
+        Args:
+            query: (..., L, query_dim): the last of the tokens in the cache, or with `is_causal=False` any.
+            cache: Keys and values, (..., H, S, E) and (..., H, S, Ev).
+            attn_mask: As for `KVCache.attend`.
+            keywords: Likewise; `is_causal` is True if it is not given.
+
+        Returns:
+            (..., L, out_dim).
+
+        Raises:
+            TypeError: As for a call.
+            ValueError: As for a call.
+
+        Examples:
+            >>> import numpy as np
+            >>> from sdpa_xp import KVCache
+            >>> from sdpa_xp.layers import MultiHeadAttention
+            >>> layer = MultiHeadAttention.init(np.random.default_rng(0), 64, num_heads=8)
+            >>> words, next_word = np.ones((2, 5, 64), np.float32), np.ones((2, 1, 64), np.float32)
+            >>> cache = KVCache(*layer.project_key_value(words)).append(*layer.project_key_value(next_word))
+            >>> layer.attend(next_word, cache).shape
+            (2, 1, 64)
+        """
+        (heads,) = self._heads({"query": query})
+        return self.combine(cache.attend(cast(A, heads), attn_mask, **self._rules(keywords)))
 
     def combine(self, heads: A) -> A:
         """The output from that of each head.

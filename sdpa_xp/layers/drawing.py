@@ -13,17 +13,16 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from sdpa_xp import checks, namespace
-from sdpa_xp.layers.linear import Linear
 from sdpa_xp.layers.moving import moved, place
 from sdpa_xp.protocols import AnyArray, Array
 
 LIBRARIES = ("numpy", "torch", "jax.numpy", "mlx.core", "cupy")
 
 
-def linears(
+def drawn(
     function: str, rng: Any, widths: Mapping[str, tuple[int, int]], *, bias: bool, like: AnyArray | None
-) -> dict[str, Linear]:
-    """A map for each of the widths (in, out), by Xavier's rule; biases are 0.
+) -> dict[str, tuple[Array, Array | None]]:
+    """A weight for each of the widths (in, out), by Xavier's rule, and a bias of 0 or None.
 
     The generator is drawn from once, and what it gives is cut: a key of JAX has no second draw.
     """
@@ -36,7 +35,7 @@ def linears(
         bound, stop = math.sqrt(6 / (into + out)), start + into * out
         weight = xp.reshape(numbers[start:stop] * (2 * bound) - bound, (out, into))
         zeros = xp.zeros((out,), dtype=dtype, device=device) if bias else None
-        made[name], start = Linear(namespace.converted(xp, weight, dtype), zeros), stop
+        made[name], start = (namespace.converted(xp, weight, dtype), zeros), stop
     return made
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 from sdpa_xp import checks, namespace
+from sdpa_xp.layers.drawing import drawn
 from sdpa_xp.layers.parameters import Layer
+from sdpa_xp.overrides import leading
 from sdpa_xp.protocols import AnyArray, Array
 
 A = TypeVar("A", bound=AnyArray)
@@ -47,11 +49,12 @@ class Linear(Layer):
     def mapped(self, x: A) -> A:
         """The same, of what has been checked."""
         array, weight = cast(Array, x), cast(Array, self.weight)
-        xp, held = namespace.namespace(array), array.dtype
-        if namespace.library_name(array) == "other":  # NumPy's BLAS has no half, and Dask cannot sum bfloat16
-            held = namespace.accumulation_dtype(xp, array.dtype)
-        with namespace.quiet(array):
-            if held != array.dtype:
+        first = cast(Array, leading(array, weight))
+        xp, held = namespace.namespace(first), first.dtype
+        if namespace.library_name(first) == "other":  # NumPy's BLAS has no half, and Dask cannot sum bfloat16
+            held = namespace.accumulation_dtype(xp, first.dtype)
+        with namespace.quiet(first):
+            if held != first.dtype:
                 array, weight = (namespace.converted(xp, x, held) for x in (array, weight))
             y = array @ xp.matrix_transpose(weight)
             y = y if self.bias is None else y + cast(Array, self.bias)
@@ -62,6 +65,31 @@ class Linear(Layer):
         """Of what goes in, and of what comes out."""
         out, width = self.weight.shape
         return width, out
+
+    @classmethod
+    def init(
+        cls, rng: object, in_dim: int, out_dim: int, *, bias: bool = True, like: AnyArray | None = None
+    ) -> Self:
+        """A map with weights by Xavier's rule, and biases of 0.
+
+        Args:
+            rng: What the weights follow from: a numpy.random.Generator, cupy.random.Generator,
+                torch.Generator, or key of JAX or MLX.
+            in_dim: Width of what goes in.
+            out_dim: Width of what comes out.
+            bias: Whether there is a bias.
+            like: An array of the library, device and dtype that the map is to have. None is float32, in the
+                library of `rng`.
+
+        Returns:
+            The map.
+
+        Raises:
+            TypeError: `rng` is no generator, or a width no integer.
+            ValueError: A width below 1.
+        """
+        found = drawn("Linear.init", rng, {"": (in_dim, out_dim)}, bias=bias, like=like)
+        return cls(*found[""])
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, AnyArray], prefix: str = "") -> Self:
@@ -79,3 +107,11 @@ class Linear(Layer):
         """
         weight = checks.entry("Linear.from_mapping", mapping, f"{prefix}weight")
         return cls(cast(AnyArray, weight), mapping.get(f"{prefix}bias"))
+
+
+def linears(
+    function: str, rng: Any, widths: Mapping[str, tuple[int, int]], *, bias: bool, like: AnyArray | None
+) -> dict[str, Linear]:
+    """A map for each of the widths (in, out)."""
+    found = drawn(function, rng, widths, bias=bias, like=like)
+    return {name: Linear(*pair) for name, pair in found.items()}

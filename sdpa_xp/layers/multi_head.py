@@ -9,8 +9,7 @@ from typing import Any, Self, TypeVar, cast
 from sdpa_xp import checks
 from sdpa_xp.layers import torch_names
 from sdpa_xp.layers.attention import Attention, read
-from sdpa_xp.layers.drawing import linears
-from sdpa_xp.layers.linear import Linear
+from sdpa_xp.layers.linear import Linear, linears
 from sdpa_xp.protocols import AnyArray
 
 A = TypeVar("A", bound=AnyArray)

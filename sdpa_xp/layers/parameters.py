@@ -15,7 +15,21 @@ if TYPE_CHECKING:
 
 
 class Layer:
-    """An immutable dataclass; those of its fields that are arrays, or layers, hold its parameters."""
+    """What every layer is: an immutable dataclass, whose fields that are arrays or layers hold its parameters.
+
+    Examples:
+        >>> from dataclasses import dataclass
+        >>> import numpy as np
+        >>> from sdpa_xp.layers import Linear
+        >>> @dataclass(frozen=True, repr=False)
+        ... class Residual(Layer):
+        ...     inner: Linear
+        ...     def __call__(self, x):
+        ...         return x + self.inner(x)
+        >>> block = Residual(Linear.init(np.random.default_rng(0), 4, 4))
+        >>> [*block.parameters], block.to(np)
+        (['inner.weight', 'inner.bias'], Residual(Linear(weight=<float32 (4, 4)>, bias=[0, 0, 0, 0])))
+    """
 
     __slots__ = ()
 

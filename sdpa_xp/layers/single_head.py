@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar, Unpack, cast
 
 from sdpa_xp import checks
 from sdpa_xp.layers.attention import Attention, Keywords, read
-from sdpa_xp.layers.drawing import linears
+from sdpa_xp.layers.linear import linears
 from sdpa_xp.masks import Mask
 from sdpa_xp.protocols import AnyArray, Array
 

@@ -105,6 +105,12 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ValueError,
         "`query_dim` must be a multiple of `num_heads`.*`head_dim` sets",
     ),
+    "rng of a map": (lambda: Linear.init(3, 8, 4), TypeError, "^Linear.init: `rng` must be a numpy.random"),
+    "no width of a map": (
+        lambda: Linear.init(np.random.default_rng(0), 8, 0),
+        ValueError,
+        "^Linear.init: `a width` must be at least 1",
+    ),
     "no width": (
         lambda: SingleHeadAttention.init(np.random.default_rng(0), 8, 0),
         ValueError,

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from libraries import LIBRARIES, Library, generator, read_only
 
-from sdpa_xp import KVCache, masks, merge_states
+from sdpa_xp import KVCache, PagedKVCache, masks, merge_states
+from sdpa_xp.layers import Layer as Parameters
 from sdpa_xp.layers import Linear, MultiHeadAttention, SingleHeadAttention
 from sdpa_xp.namespace import namespace
 from sdpa_xp_export import reference
@@ -209,6 +210,74 @@ def test_decoding_with_a_cache(library: Library, rng: np.random.Generator) -> No
     np.testing.assert_allclose(library.get(last), expected, rtol=0, atol=4e-6)
 
 
+def test_attending_to_a_cache(library: Library, rng: np.random.Generator) -> None:
+    """What a layer attends to is projected once; scales and sinks are the layer's."""
+    layer = but(multi(8, num_kv_heads=2), scale=SLOPES, sinks=SLOPES)()
+    tokens = rng.standard_normal((2, 5, 8), dtype=F)
+    placed, outputs = on(library, layer), []
+    with library.guard():
+        cache = KVCache(*placed.project_key_value(library.put(tokens[:, :2].copy())))
+        for start, stop in ((2, 4), (4, 5)):
+            x = library.put(tokens[:, start:stop].copy())
+            cache = cache.append(*placed.project_key_value(x))
+            outputs.append(placed.attend(x, cache))
+        found = library.get(library.xp.concat(outputs, axis=1))
+        near = library.get(placed.attend(x, cache, masks.sliding_window(1, 0), scale=0.5))
+    expected = expect(layer, [tokens], {"is_causal": True})[0][:, 2:]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=4e-6)
+    distance = np.arange(5)[:, None] - np.arange(5)
+    expected = expect(layer, [tokens], {"attn_mask": (distance >= 0) & (distance < 2), "scale": 0.5})[0][:, -1:]
+    np.testing.assert_allclose(near, expected, rtol=0, atol=4e-6)
+
+
+@pytest.mark.parametrize("name", ["cross", "cross, value is key"])
+def test_cross_attention_to_a_cache(library: Library, rng: np.random.Generator, name: str) -> None:
+    case = CASES[name]
+    layer, (query, *memory) = case.make(), draw(rng, case)
+    placed = on(library, layer)
+    cache = KVCache(*library.call(placed.project_key_value, *memory))
+    found = library.call(lambda x: placed.attend(x, cache, is_causal=False), query)
+    assert_agrees(library, found, layer, [query, *memory], {})
+
+
+def test_attending_to_pages(rng: np.random.Generator) -> None:
+    layer = multi(8)()
+    tokens = rng.standard_normal((2, 5, 8), dtype=F)
+    pools = [np.zeros((4, 4, 3, 2), F) for _ in range(2)]
+    cache = PagedKVCache(*pools, block_table=[[0, 1], [2, 3]], lengths=[0, 0])
+    found = layer.attend(tokens, cache.append(*layer.project_key_value(tokens)))
+    np.testing.assert_allclose(found, layer(tokens, is_causal=True), rtol=0, atol=4e-6)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Block(Parameters):
+    """A layer of a user: of a layer, an array, and what is neither."""
+
+    attention: MultiHeadAttention
+    gain: Any
+    name: str = "block"
+
+    def __call__(self, x: Any) -> Any:
+        return x + self.attention(x) * self.gain
+
+
+def test_a_layer_of_ones_own(library: Library, rng: np.random.Generator) -> None:
+    """Made of others, it has their parameters, is moved and gets other ones as they do."""
+    attention, x = multi(8)(), rng.standard_normal((2, 5, 8), dtype=F)
+    block = Block(attention, np.full(8, 0.5, F))
+    names = [*(f"attention.{name}" for name in attention.parameters), "gain"]
+    assert [*block.parameters] == names
+    with library.guard():
+        placed = block.with_parameters({n: library.put(np.asarray(v)) for n, v in block.parameters.items()})
+        found = library.get(placed(library.put(x)))
+    exact = x + 0.5 * expect(attention, [x], {})[0]
+    np.testing.assert_allclose(found, exact, rtol=0, atol=4e-6)
+    assert placed.name == "block"
+    assert repr(block).startswith("Block(attention=MultiHeadAttention(query=Linear(")
+    back = placed.to(np) if library.lazy else library.call(placed.to, np.zeros(1, F))
+    assert [*back.parameters] == names
+
+
 def test_in_a_trace(library: Library, rng: np.random.Generator) -> None:
     """Parameters are what is traced; nothing of the layer is read."""
     if library.jit is None:
@@ -311,6 +380,21 @@ def test_weights_like_an_array(library: Library, dtype: str) -> None:
         assert x.dtype == array.dtype
         found, rounding = np.asarray(library.get(x), float), 2**-8 if dtype == "bfloat16" else 2**-23
         np.testing.assert_allclose(found, expected.parameters[name], rtol=0, atol=rounding)
+
+
+def test_weights_of_a_map(library: Library) -> None:
+    """By Xavier's rule, as those of a layer; each argument counts."""
+    like = library.put(np.zeros(1, F))
+    with library.guard():
+        first, bare = (Linear.init(np.random.default_rng(3), 50, 30, bias=b, like=like) for b in (True, False))
+    weight, bound = library.get(first.weight), math.sqrt(6 / 80)
+    assert weight.shape == (30, 50)
+    assert 0.98 * bound < np.max(np.abs(weight)) <= bound
+    assert weight.std() == pytest.approx(bound / math.sqrt(3), rel=0.06)
+    np.testing.assert_array_equal(weight, library.get(bare.weight))
+    np.testing.assert_array_equal(library.get(first.bias), np.zeros(30, F))
+    assert bare.bias is None
+    assert namespace(first.weight) is library.xp
 
 
 def test_parameters_are_by_name(library: Library) -> None:
