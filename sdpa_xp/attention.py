@@ -179,13 +179,15 @@ def attention_state(
     return state_of("attention_state", query, key, value, rules, lse_base=lse_base)
 
 
-def output_of(function: str, query: A, key: AnyArray, value: AnyArray, rules: Rules) -> A:
-    """Output of one call, by a vendor's kernel where that is to be used."""
+def output_of(
+    function: str, query: A, key: AnyArray, value: AnyArray, rules: Rules, *, cached: bool = False
+) -> A:
+    """Output of one call, by a vendor's kernel where that is to be used; of a cache none is."""
     inputs = {"query": query, "key": key, "value": value}
     if (answer := override(query, key, value)) is not None:
         return cast(A, answer(function, inputs, rules._asdict()))
-    call = check(function, inputs, rules, kernels=True)
-    kernel = call.once("choice", lambda: native.choose(call)).kernel
+    call = check(function, inputs, rules, cached=cached, kernels=not cached)
+    kernel = None if cached else call.once("choice", lambda: native.choose(call)).kernel
     with call.quiet():
         output = None if kernel is None else kernel.attend(call)
         if output is None:
@@ -201,14 +203,13 @@ def state_of(
     rules: Rules,
     *,
     lse_base: object = None,
-    cached: bool = False,
 ) -> AttentionState[A]:
     """Output and log-sum-exp of one call, whichever public function it came by."""
     base = checks.lse_base(function, lse_base)
     inputs = {"query": query, "key": key, "value": value}
     if (answer := override(query, key, value)) is not None:
         return cast(AttentionState[A], answer(function, inputs, rules._asdict() | {"lse_base": lse_base}))
-    call = check(function, inputs, rules, cached=cached)
+    call = check(function, inputs, rules)
     with call.quiet():
         output, lse = _streamed(call, with_lse=True)
         lse = call.without_heads(in_base(cast(Array, lse), base))

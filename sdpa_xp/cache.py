@@ -7,10 +7,11 @@ from typing import Generic, TypeVar, cast
 
 from sdpa_xp import checks, namespace
 from sdpa_xp.arguments import Rules
-from sdpa_xp.attention import state_of
+from sdpa_xp.attention import output_of
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
-from sdpa_xp.positional.rotary import Rotary, turned
+from sdpa_xp.positional import rotary as rotation
+from sdpa_xp.positional.rotary import Rotary
 from sdpa_xp.protocols import AnyArray, Array
 from sdpa_xp.sources import Layout, at
 
@@ -45,6 +46,7 @@ class KVCache(Generic[A]):
         layout: Of all arrays that go in and come out: "...HLE", or "...LHE" with heads behind the length.
         rotary: What turns keys as they go in, those of the prompt too, and queries as they attend, each at
             its position in the cache. The first token stands at 0.
+        turned: Whether `key` has been turned before, as the `key` of another cache has.
 
     Raises:
         TypeError: Arrays of several libraries or dtypes, or a capacity where arrays cannot be written to.
@@ -73,6 +75,7 @@ class KVCache(Generic[A]):
         capacity: int | None = None,
         layout: Layout = "...HLE",
         rotary: Rotary | None = None,
+        turned: bool = False,
     ) -> None:
         checks.named("KVCache", "layout", layout, checks.LAYOUTS)
         checks.instance("KVCache", "rotary", rotary, Rotary)
@@ -81,8 +84,12 @@ class KVCache(Generic[A]):
         checks.alike("KVCache", arrays)
         checks.same_but_width("KVCache", {name: array.shape for name, array in arrays.items()})
         self._length = arrays["key"].shape[self._axis]
-        arrays["key"] = turned(rotary, "KVCache", "key", arrays["key"], self._length, layout)
+        if checks.flag("KVCache", "turned", turned) and rotary is not None:
+            checks.rotated("KVCache", "key", arrays["key"].shape, rotary.width)
+        else:
+            arrays["key"] = rotation.turned(rotary, "KVCache", "key", arrays["key"], self._length, layout)
         if capacity is not None:
+            checks.no_values("KVCache", "`capacity`", arrays)
             room = checks.integer("KVCache", "capacity", capacity, least=self._length) - self._length
             arrays = {name: self._with_room(array, room) for name, array in arrays.items()}
             checks.writeable("KVCache", "`capacity`", arrays)
@@ -132,7 +139,7 @@ class KVCache(Generic[A]):
             checks.same_but("KVCache.append", name, array.shape, old[name].shape, self._axis)
         checks.same_but_width("KVCache.append", {name: array.shape for name, array in new.items()})
         stop = self._length + new["key"].shape[self._axis]
-        new["key"] = turned(self._rotary, "KVCache.append", "key", new["key"], stop, self._layout)
+        new["key"] = rotation.turned(self._rotary, "KVCache.append", "key", new["key"], stop, self._layout)
         if not checks.flag("KVCache.append", "in_place", in_place):
             joined = {name: xp.concat([old[name], new[name]], axis=self._axis) for name in new}
             return self._of(_Buffers(joined["key"], joined["value"], joined["key"].shape[self._axis]))
@@ -190,8 +197,8 @@ class KVCache(Generic[A]):
             implementation,
         )
         function = "KVCache.attend"
-        placed = turned(self._rotary, function, "query", query, self._length, self._layout)
-        return state_of(function, cast(A, placed), self.key, self.value, rules, cached=True).output
+        placed = rotation.turned(self._rotary, function, "query", query, self._length, self._layout)
+        return output_of(function, cast(A, placed), self.key, self.value, rules, cached=True)
 
     def _append_in_place(self, key: Array, value: Array) -> KVCache[A]:
         function, buffers, stop = "KVCache.append", self._buffers, self._length + key.shape[self._axis]
@@ -210,7 +217,8 @@ class KVCache(Generic[A]):
         return cache
 
     def _filled(self, buffer: Array) -> Array:
-        return buffer[at(self._axis, 0, self._length)]
+        whole = buffer.shape[self._axis] == self._length
+        return buffer if whole else buffer[at(self._axis, 0, self._length)]
 
     def _with_room(self, array: Array, room: int) -> Array:
         xp = namespace.namespace(array)

@@ -61,7 +61,8 @@ def is_writeable(array: Any) -> bool:
     if compat.is_torch_array(array):
         repeated = any(step == 0 and n > 1 for step, n in zip(array.stride(), array.shape, strict=True))
         return not repeated and not (array.requires_grad and array.is_leaf)
-    return bool(compat.is_writeable_array(array)) and not compat.is_dask_array(array)
+    settable = hasattr(array, "__setitem__") and not compat.is_dask_array(array)
+    return settable and bool(compat.is_writeable_array(array))
 
 
 def full_name(array: Array) -> str:

@@ -83,6 +83,7 @@ class PagedKVCache(Generic[A]):
         function = "PagedKVCache"
         checks.named(function, "layout", layout, checks.LAYOUTS)
         _, arrays = checks.one_library(function, {"key_blocks": key_blocks, "value_blocks": value_blocks})
+        checks.no_values(function, "a pool of blocks", arrays)
         checks.alike(function, arrays)
         checks.axes(function, {name: array.shape for name, array in arrays.items()}, 4)
         checks.same_but_width(function, {name: array.shape for name, array in arrays.items()})
@@ -226,7 +227,7 @@ class PagedKVCache(Generic[A]):
         )
         pools = {"key_blocks": self._key_blocks, "value_blocks": self._value_blocks}
         checks.entries(function, checks.plain_array(function, "query", query).shape, len(self._lengths))
-        placed = turned(self._rotary, function, "query", query, self._lengths, self._layout)
+        placed = turned(self._rotary, function, "query", query, [*self._lengths], self._layout)
         call = check(function, {"query": placed, **pools}, rules, cached=self._shapes())
         arrays, xp = call.arrays, call.pairs.xp
         parts, values = [], []

@@ -8,6 +8,7 @@ from sdpa_xp import namespace as door
 from sdpa_xp.checks.arrays import floating, one_device, one_dtype
 from sdpa_xp.checks.messages import message
 from sdpa_xp.checks.shapes import known
+from sdpa_xp.overrides import override
 from sdpa_xp.protocols import Array, Shape
 
 
@@ -47,6 +48,14 @@ def writeable(function: str, what: str, arrays: Mapping[str, Array]) -> None:
             rule = f"{what} needs arrays that can be written to"
             hint = "Without it `append` copies, with any library."
             raise TypeError(message(function, rule, {name: f"a read-only {door.full_name(array)}"}, hint))
+
+
+def no_values(function: str, what: str, arrays: Mapping[str, Array]) -> None:
+    """`what` is not for values of a graph that is being written."""
+    if override(*arrays.values()) is not None:
+        rule = f"{what} must be of arrays, and of no values of a graph"
+        got = {name: door.full_name(array) for name, array in arrays.items()}
+        raise TypeError(message(function, rule, got, "A graph takes a KVCache without a capacity."))
 
 
 def pool(function: str, sequences: int, size: int) -> None:

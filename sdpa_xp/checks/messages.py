@@ -7,6 +7,8 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from sdpa_xp import namespace as door
+from sdpa_xp.overrides import override
+from sdpa_xp.protocols import Array
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -30,10 +32,14 @@ def brief(value: object) -> str:
         return f"<{len(value)} numbers>"
     if not door.is_array(value):
         return getattr(value, "__qualname__", None) or repr(value)
-    seen = hasattr(value, "__getitem__") and not door.is_traced(value)  # a spec has no elements
-    if seen and value.ndim == 1 and value.shape[0] <= FEW:
+    if value.ndim == 1 and _is_seen(value) and value.shape[0] <= FEW:
         return "[" + ", ".join(f"{float(value[index]):g}" for index in range(value.shape[0])) + "]"
     return f"<{door.dtype_name(value.dtype)} {tuple(value.shape)}>"
+
+
+def _is_seen(array: Array) -> bool:
+    """Whether the elements can be looked at: a spec has none, and a value of a graph has none yet."""
+    return hasattr(array, "__getitem__") and override(array) is None and not door.is_traced(array)
 
 
 def call_of(value: DataclassInstance, name: str) -> str:

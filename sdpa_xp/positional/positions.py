@@ -22,11 +22,11 @@ class Place(NamedTuple):
         """start, ..., stop - 1 in int32."""
         return self.xp.arange(start, stop, dtype=self.xp.int32, device=self.device)
 
-    def following(self, starts: int | Sequence[int], length: int) -> Array:
+    def following(self, starts: int | list[int], length: int) -> Array:
         """`length` positions from the start on, (L,); or from each of N starts, (N, L)."""
-        if not isinstance(starts, Sequence):
+        if not isinstance(starts, list):
             return self.numbers(starts, starts + length)
-        first = self.xp.asarray(list(starts), dtype=self.xp.int32, device=self.device)
+        first = self.xp.asarray(starts, dtype=self.xp.int32, device=self.device)
         return self.xp.expand_dims(first, axis=-1) + self.numbers(0, length)
 
     def angles(self, positions: Array, frequencies: Sequence[float]) -> Array:

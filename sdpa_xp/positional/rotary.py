@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -124,7 +123,7 @@ class Rotary:
 
 
 def turned(
-    rotary: Rotary | None, function: str, name: str, x: object, until: int | Sequence[int], layout: str
+    rotary: Rotary | None, function: str, name: str, x: object, until: int | list[int], layout: str
 ) -> Array:
     """`x`, whose last token stands before position `until`, or before one of them a batch entry.
 
@@ -134,7 +133,7 @@ def turned(
     if rotary is None:
         return array
     at, tokens = _tokens(rotary, function, name, array, layout, 0)
-    starts = [stop - tokens for stop in until] if isinstance(until, Sequence) else until - tokens
+    starts = [stop - tokens for stop in until] if isinstance(until, list) else until - tokens
     return _turned(rotary, array, at.following(starts, tokens), at, layout)
 
 

@@ -11,6 +11,7 @@ import pytest
 from libraries import LIBRARIES
 
 from sdpa_xp import KVCache, PagedKVCache, biases, masks, varlen_attention
+from sdpa_xp.positional import Rotary
 
 F, INT = np.float32, np.int64
 
@@ -71,6 +72,8 @@ def refused(function: str, change: dict[str, Any], error: type[Exception], words
         ("KVCache", {"capacity": 4.0}, TypeError, r"`capacity` must be an integer; got capacity=4.0 \(builtins.float\)"),
         ("KVCache", {"capacity": True}, TypeError, "`capacity` must be an integer; got capacity=True"),
         ("KVCache", {"capacity": 2**40}, ValueError, "`capacity` must be at most"),
+        ("KVCache", {"turned": 1}, TypeError, "`turned` must be True or False; got turned=1"),
+        ("KVCache", {"turned": True, "rotary": Rotary(10)}, ValueError, "`key` must have a length, and a width"),
         ("KVCache", {"layout": "BSHD"}, ValueError, r"`layout` must be '...HLE' or '...LHE'; got layout='BSHD'"),
         ("KVCache.append", {"key": ones(2, 1, 1, 8)}, ValueError, r"`key` must have the shape of the cache's but for the length \(axis -2\); got key.shape=\(2, 1, 1, 8\), cache.key.shape=\(2, 2, 3, 8\)"),
         ("KVCache.append", {"key": ones(2, 1, 8)}, ValueError, r"`key` must have the shape of the cache's.*\(2, 1, 8\)"),

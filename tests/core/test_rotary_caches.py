@@ -108,6 +108,23 @@ def test_a_cache_holds_what_apply_gives(library: Library, arrays: Arrays, name: 
     np.testing.assert_array_equal(library.get(cache.value), value)
 
 
+@pytest.mark.parametrize("name", ROTARIES)
+def test_a_cache_that_was_put_away_goes_on(library: Library, arrays: Arrays, name: str) -> None:
+    """Its keys are turned once, and the next token stands behind them."""
+    rotary = ROTARIES[name]
+    parts = [[x[..., cut, :].copy() for x in arrays.values()] for cut in (slice(8), slice(8, 9))]
+    with library.guard():
+        (_, *prompt), (query, *token) = ([library.put(x) for x in part] for part in parts)
+        before = KVCache(*prompt, rotary=rotary)
+        again = KVCache(before.key, before.value, rotary=rotary, turned=True)
+        found = library.get(again.append(*token).attend(query))
+    positions, last = np.arange(TOKENS), arrays | {"query": parts[1][0]}
+    exact = {"query": turned(last["query"], positions[None, 8:], rotary), "value": arrays["value"]}
+    exact |= {"key": turned(arrays["key"], positions[None], rotary)}
+    expected = reference.attention(**{n: np.asarray(x, np.float64) for n, x in exact.items()})[0]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=4e-6)
+
+
 def pool_of(tokens: np.ndarray) -> np.ndarray:
     """A pool of NaN, with the first tokens of each sequence in its blocks."""
     pool = np.full((10, tokens.shape[1], SIZE, tokens.shape[-1]), math.nan, F)
