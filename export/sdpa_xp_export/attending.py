@@ -15,7 +15,7 @@ from sdpa_xp_export import pieces, shaping
 from sdpa_xp_export.array import Value
 from sdpa_xp_export.call import Arguments
 from sdpa_xp_export.checking import checked
-from sdpa_xp_export.choice import FORMS, choose
+from sdpa_xp_export.choice import FORMS, choose, fitting_opset
 from sdpa_xp_export.dispatch import is_array
 from sdpa_xp_export.graph import Graph
 from sdpa_xp_export.spec import TensorSpec
@@ -27,6 +27,7 @@ OUTPUTS = {
     "attention_state": ("output", "lse"),
     "attention_weights": ("weights",),
     "attention_scores": ("scores",),
+    "KVCache.attend": ("output",),
 }
 
 
@@ -42,26 +43,43 @@ def attend(graph: Graph, function: str, inputs: Mapping[str, object], rules: Map
     if not isinstance(graph, Trace) or function not in OUTPUTS:
         rule = f"a graph must be traced of {', '.join(OUTPUTS)} alone"
         raise TypeError(message(graph.function, rule, {"function": function}))
-    values = {name: _value(graph, array) for name, array in inputs.items()}
+    whole = {name: _value(graph, array) for name, array in inputs.items()}
+    cached = function == "KVCache.attend"
+    values = _apart(graph, whole, rules["layout"]) if cached else whole
     single = _one_head_each(values, rules)
     specs = {name: _spec(_with_head(value) if single else value) for name, value in values.items()}
     named = {name: _in_place(graph, rules[name], single) for name in rules.keys() & {*Arguments._fields}}
+    named |= {name: spec for name, spec in specs.items() if name.startswith("past_")}
     outputs = OUTPUTS[function]
     value = specs.get("value", specs["key"])  # weights and scores have none
-    given = Arguments(**named)._replace(outputs=outputs)
+    given = Arguments(**named)._replace(outputs=outputs, cached=cached)
     call = checked(graph.function, specs["query"], specs["key"], value, given)
     form, reason = choose(graph.function, call, graph.form, graph.opset, graph.target)
+    fitting_opset(graph.function, form, graph.opset)
     graph.chosen.append((form, reason))
     values = {name: cast(Computed, spec).value for name, spec in call.inputs.items()}
     made = FORMS[form].write(graph.part(values, call.held), call, graph.target)
-    results = [graph.here(made[name]) for name in outputs]
-    if single:
-        results = [shaping.squeeze(each, 1) for each in results]
+    found = {name: graph.here(shaping.squeeze(each, 1) if single else each) for name, each in made.items()}
+    for name in ("key", "value"):
+        if f"present_{name}" in found:
+            graph.same[whole[name].name] = found[f"present_{name}"]
+    results = [found[name] for name in outputs]
     if len(results) == 1:
         return results[0]
     base = rules.get("lse_base")
     output, lse = results
     return AttentionState(output, lse if base is None else lse / math.log(cast(float, base)))
+
+
+def _apart(graph: Trace, values: Mapping[str, Value], layout: object) -> dict[str, Value]:
+    """A cache as what it was before its newest tokens, and these; as it is where it was not appended to."""
+    parts = [graph.joined.get(values[name].name) for name in ("key", "value")]
+    axis = -2 if layout == HLE else -3
+    if any(part is None or part[0] != axis for part in parts):
+        return dict(values)
+    (_, past_key, key), (_, past_value, value) = (part for part in parts if part is not None)
+    new = {"query": values["query"], "key": key, "value": value}
+    return new | {"past_key": past_key, "past_value": past_value}
 
 
 def _value(graph: Trace, array: object) -> Value:

@@ -32,6 +32,7 @@ class Arguments(NamedTuple):
     past_value: object = None
     past_lengths: object = None
     outputs: object = ("output",)
+    cached: object = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,6 +57,8 @@ class Call:
     inputs: Mapping[str, TensorSpec]
     """The inputs of the graph, in their order."""
     initializers: Mapping[str, Initializer]
+    cached: bool
+    """Whether the queries are the last of the tokens in a cache: of `past_key` and `key`, or of `key` alone."""
     sizes: checks.Sizes = field(repr=False)
     """The lengths, with all keys, those of the cache too; a name may stand where the type says int."""
 
@@ -65,11 +68,6 @@ class Call:
         lengths = (length for spec in self.inputs.values() for length in spec.shape)
         names = (part for length in lengths if isinstance(length, str) for part in length.split("+"))
         return tuple(dict.fromkeys(name for name in names if not name.isdecimal()))
-
-    @property
-    def cached(self) -> bool:
-        """Whether the queries are the last of the tokens in a cache."""
-        return self.past_key is not None
 
     @property
     def held(self) -> str:

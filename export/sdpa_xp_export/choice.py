@@ -60,6 +60,14 @@ def refusal(name: str, call: Call, target: Runtime) -> str | None:
     return why
 
 
+def fitting_opset(function: str, form: str, opset: int) -> None:
+    """The form has that opset."""
+    allowed = OPSETS[form]
+    if opset not in allowed:
+        rule = f"`opset` must be {allowed[0]} to {allowed[-1]} for form {form!r}"
+        raise ValueError(message(function, rule, {"opset": repr(opset)}))
+
+
 def _best(call: Call, opset: int | None, target: Runtime) -> tuple[str, str]:
     """The first form of the table that computes the call, and what kept those before it from being taken."""
     case = _case(call)

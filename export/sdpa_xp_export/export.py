@@ -9,11 +9,10 @@ import onnx
 
 import sdpa_xp
 from sdpa_xp.biases import Bias
-from sdpa_xp.checks import message
 from sdpa_xp.masks import Mask
 from sdpa_xp_export.call import Arguments, Call
 from sdpa_xp_export.checking import checked
-from sdpa_xp_export.choice import FORMS, choose
+from sdpa_xp_export.choice import FORMS, choose, fitting_opset
 from sdpa_xp_export.external import without_numbers
 from sdpa_xp_export.graph import Graph
 from sdpa_xp_export.metadata import to_json
@@ -153,10 +152,7 @@ def export_call(
 
 
 def _opset(function: str, form: str, opset: int | None, call: Call) -> int:
-    allowed = OPSETS[form]
     if opset is None:
-        return allowed[-1] if form == "attention" and counts_real_keys(call) else DEFAULT_OPSET[form]
-    if opset not in allowed:
-        rule = f"`opset` must be {allowed[0]} to {allowed[-1]} for form {form!r}"
-        raise ValueError(message(function, rule, {"opset": repr(opset)}))
+        return OPSETS[form][-1] if form == "attention" and counts_real_keys(call) else DEFAULT_OPSET[form]
+    fitting_opset(function, form, opset)
     return opset

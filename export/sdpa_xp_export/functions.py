@@ -69,6 +69,15 @@ def tanh(value: Value) -> Value:
     return unary("Tanh", _real(value))
 
 
+def cos(value: Value) -> Value:
+    """The cosine; in float64 1 - 2 sin(x / 2)^2, since onnxruntime 1.23 has no Cos of it on the CPU."""
+    real = _real(value)
+    if real.dtype != "float64":
+        return unary("Cos", real)
+    half = unary("Sin", real * 0.5)
+    return 1.0 - half * half * 2.0
+
+
 def floor(value: Value) -> Value:
     """Rounded down."""
     return unary("Floor", _real(value))

@@ -11,11 +11,12 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import array_api_compat
 import numpy as np
 
 from sdpa_xp_export import functions, pieces, shaping
 from sdpa_xp_export.array import WIDER, Value, unary
-from sdpa_xp_export.dispatch import graph_of, of_values
+from sdpa_xp_export.dispatch import graph_of, is_array, of_values
 from sdpa_xp_export.graph import numpy_dtype
 from sdpa_xp_export.lengths import Length
 from sdpa_xp_export.trace import Trace
@@ -68,7 +69,7 @@ tanh = of_values("tanh", functions.tanh)
 floor = of_values("floor", functions.floor)
 is_masked = functions.is_masked
 sin = of_values("sin", _of_floats("Sin"))
-cos = of_values("cos", _of_floats("Cos"))
+cos = of_values("cos", functions.cos)
 erf = of_values("erf", _of_floats("Erf"))
 square = of_values("square", lambda x: x * x)
 sum = of_values("sum", _reduction("ReduceSum"))
@@ -98,10 +99,10 @@ def clip(x: Any, /, min: Any = None, max: Any = None) -> Any:
 def astype(x: Any, dtype: Any, /, *, copy: Any = True, device: object = None) -> Any:
     """`x` in another dtype, which may be that of an array of another library."""
     del copy, device  # a value has neither
-    return _cast(x, dtype)
-
-
-_cast = of_values("astype", lambda x, dtype: x.astype(_name(dtype)))
+    if is_array(x):
+        own = array_api_compat.array_namespace(x)
+        return own.astype(x, getattr(own, dtype) if isinstance(dtype, str) else dtype)
+    return x.astype(_name(dtype))
 
 
 def asarray(obj: Any, /, *, dtype: Any = None, device: object = None, copy: Any = None) -> Any:
@@ -116,7 +117,7 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: object = None, copy: Any 
 
 
 def arange(start: Any, /, stop: Any = None, step: int = 1, *, dtype: Any = None, device: object = None) -> Any:
-    """start, start + step, ... below stop; either may be a length."""
+    """start, start + step, ... below stop; either may be a length, also of one that is a sum with the other."""
     start, stop = (0, start) if stop is None else (start, stop)
     graph = graph_of([start, stop])
     if graph is None:
@@ -124,12 +125,20 @@ def arange(start: Any, /, stop: Any = None, step: int = 1, *, dtype: Any = None,
     first, last, by = (
         graph.constant(n, int64) if isinstance(n, int) else asarray(n) for n in (start, stop, step)
     )
-    plain = start == 0 and step == 1 and isinstance(stop, Length)
-    length = str(stop) if plain else shaping.named("arange", start, stop, step)
+    length = _count(start, stop, step)
     made = graph.add("Range", first, last, by, dtype=int64, shape=(length,))
-    if isinstance(graph, Trace):
+    if isinstance(graph, Trace) and isinstance(length, str):
         graph.having(made, 0, length)
     return made if dtype is None else made.astype(_name(dtype))
+
+
+def _count(start: Any, stop: Any, step: int) -> int | str:
+    """How many numbers there are from `start` to `stop`, or a name for that."""
+    try:
+        counted = stop - start if step == 1 else None
+    except TypeError:
+        counted = None
+    return counted if isinstance(counted, int | str) else shaping.named("arange", start, stop, step)
 
 
 def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: object = None) -> Any:
@@ -179,6 +188,24 @@ def result_type(*arrays: Any) -> str:
     """The wider dtype of several."""
     names = [_name(getattr(each, "dtype", each)) for each in arrays]
     return sorted(names, key=WIDER.index)[-1]
+
+
+class _Info:
+    """What there is on every runtime."""
+
+    @staticmethod
+    def dtypes(*, device: object = None, kind: Any = None) -> dict[str, str]:
+        """Dtypes by their names."""
+        del device
+        integers, floats = (int32, int64), (float32, float64)
+        kinds = {"bool": (bool,), "signed integer": integers, "integral": integers, "real floating": floats}
+        names = kinds.get(kind, () if kind else (bool, *integers, *floats))
+        return {name: name for name in names}
+
+
+def __array_namespace_info__() -> _Info:  # noqa: N807, the standard's name
+    """Which dtypes there are."""
+    return _Info()
 
 
 def _name(dtype: Any) -> str:

@@ -115,7 +115,10 @@ def concat(values: Sequence[Value], *, axis: int = 0) -> Value:
     length = values[0].shape[at]
     for each in values[1:]:
         length = total(length, each.shape[at])
-    return pieces.join(values, at, length)
+    made = pieces.join(values, at, length)
+    if len(values) == 2 and isinstance(made.graph, Trace):
+        made.graph.joined[made.name] = at - made.ndim, values[0], values[1]
+    return made
 
 
 def stack(values: Sequence[Value], *, axis: int = 0) -> Value:

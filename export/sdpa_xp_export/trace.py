@@ -30,6 +30,10 @@ class Trace(Graph):
     """By identity, each array that met a value, which is kept alive, and its initializer."""
     lengths: dict[str, tuple[Value, int]] = field(default_factory=dict)
     """A value and the axis of it that has the length of that name."""
+    joined: dict[str, tuple[int, Value, Value]] = field(default_factory=dict)
+    """By the name of a value that is two others joined: along which axis, and these. So is a cache."""
+    same: dict[str, Value] = field(default_factory=dict)
+    """By the name of a value, another with the same numbers, which an attention returns anyway."""
     chosen: list[tuple[str, str]] = field(default_factory=list)
     """The form of each attention, and why it is that one."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +15,9 @@ from sdpa_xp.biases import Bias
 from sdpa_xp.checks import message
 from sdpa_xp.masks import Mask
 from sdpa_xp_export.array import Value
-from sdpa_xp_export.dispatch import is_array
 from sdpa_xp_export.external import without_numbers
 from sdpa_xp_export.outputs import named_outputs
+from sdpa_xp_export.parameters import arrays_of, replaced
 from sdpa_xp_export.runtime import DEFAULT_OPSET, DEFAULT_RUNTIME, FIRST_RELEASE, OPSETS, Runtime
 from sdpa_xp_export.spec import TensorSpec
 from sdpa_xp_export.trace import Trace
@@ -81,14 +81,16 @@ def to_onnx(
     if not callable(layer):
         raise TypeError(message(FUNCTION, "`layer` must be callable", {"layer": type(layer).__name__}))
     target = Runtime.parse(FUNCTION, runtime)
-    trace = Trace(_opset(opset, target), target=target, form=form, names=_names(layer))
+    names = {id(array): name for name, array in arrays_of(layer).items()}
+    trace = Trace(_opset(opset, target), target=target, form=form, names=names)
     given = inspect.signature(layer).bind(*inputs, **keywords)
     for name, value in given.arguments.items():
         given.arguments[name] = _entered(trace, name, value)
     if not trace.inputs:
         rule = "there must be a TensorSpec among the arguments of `layer`"
         raise TypeError(message(FUNCTION, rule, {"arguments": [*given.arguments]}))
-    outputs = _outputs(trace, layer(*given.args, **given.kwargs))
+    traced = replaced(layer, lambda _, array: trace.from_array(array))
+    outputs = _outputs(trace, traced(*given.args, **given.kwargs))
     trace.prune([*outputs.values()])
     metadata = {
         "sdpa_xp.version": sdpa_xp.__version__,
@@ -111,14 +113,6 @@ def _opset(opset: int | None, target: Runtime) -> int:
         rule = f"`opset` must be {allowed[0]} to {allowed[-1]}"
         raise ValueError(message(FUNCTION, rule, {"opset": opset}))
     return opset
-
-
-def _names(layer: object) -> dict[int, str]:
-    """The names of a layer's parameters by their identity."""
-    parameters = getattr(layer, "parameters", None)
-    if not isinstance(parameters, Mapping):
-        return {}
-    return {id(array): name for name, array in parameters.items() if is_array(array)}
 
 
 def _entered(trace: Trace, name: str, given: Any) -> Any:
@@ -145,6 +139,7 @@ def _outputs(trace: Trace, result: Any) -> dict[str, Value]:
         if not isinstance(value, Value):
             rule = "`layer` must return what it computes of its arguments, an array or several"
             raise TypeError(message(FUNCTION, rule, {name: type(value).__name__}))
+        value = trace.same.get(value.name, value)
         taken = {each.name for each in made.values()}
         again = trace.add("Identity", value, dtype=value.dtype, shape=value.shape)
         made[name] = again if value.name in taken else trace.here(value)

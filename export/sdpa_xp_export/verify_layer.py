@@ -20,6 +20,7 @@ from sdpa_xp_export.agreement import EPS, judge_together
 from sdpa_xp_export.graph import ONNX_DTYPE, numpy_dtype
 from sdpa_xp_export.memory import peak_above
 from sdpa_xp_export.outputs import named_outputs
+from sdpa_xp_export.parameters import replaced
 from sdpa_xp_export.report import LayerReport, Run
 from sdpa_xp_export.session import Placement, open_session, placements, providers, run, version
 from sdpa_xp_export.spec import Shape, TensorSpec, addends
@@ -147,19 +148,9 @@ def _expected(layer: Callable[..., Any], arrays: Arrays) -> dict[str, tuple[NDAr
     """For each output: what the layer gives in float64, and in the dtype of the inputs."""
     wide = {name: x if x.dtype.name not in EPS else x.astype(np.float64) for name, x in arrays.items()}
     with np.errstate(all="ignore"):
-        exact, own = named_outputs(_widened(layer)(**wide)), named_outputs(layer(**arrays))
+        widened = replaced(layer, lambda _, x: np.asarray(x, np.float64))
+        exact, own = named_outputs(widened(**wide)), named_outputs(layer(**arrays))
     return {name: (np.asarray(exact[name], np.float64), np.asarray(own[name])) for name in exact}
-
-
-def _widened(layer: Callable[..., Any]) -> Callable[..., Any]:
-    """A layer like those of `sdpa_xp.layers` with float64 parameters; any other function as it is."""
-    if isinstance(layer, partial):
-        return partial(_widened(layer.func), *layer.args, **layer.keywords)
-    replaced, parameters = (getattr(layer, name, None) for name in ("with_parameters", "parameters"))
-    if replaced is None or not isinstance(parameters, Mapping):
-        return layer
-    widened: Callable[..., Any] = replaced({name: np.asarray(x, np.float64) for name, x in parameters.items()})
-    return widened
 
 
 def _timed(session: Any, arrays: Arrays) -> tuple[Arrays, float, int | None]:

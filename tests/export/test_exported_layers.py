@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -71,6 +73,72 @@ def test_weights_of_any_library() -> None:
     session = onnxruntime.InferenceSession(to_onnx(layer, X).SerializeToString())
     found = session.run(None, {"query": x.numpy()})[0]
     np.testing.assert_allclose(found, module(x, x, x)[0].detach().numpy(), rtol=0, atol=2e-6)
+
+
+def names_of(model: onnx.ModelProto) -> dict[str, list[int]]:
+    return {each.name: list(each.dims) for each in model.graph.initializer if len(each.raw_data) > 150}
+
+
+@pytest.mark.parametrize("called", ["the layer", "a method", "a partial", "a partial method"])
+@pytest.mark.parametrize("layer", [LEARNED, CROSS], ids=["self", "cross"])
+def test_each_weight_is_held_once_as_it_is_under_its_name(layer: Any, called: str) -> None:
+    """Also one that the layer transposes, and one that it computes with."""
+    layer = dataclasses.replace(layer, temperature=np.linspace(1, 2, 40, dtype=np.float32)[:4])
+    function = {
+        "the layer": layer,
+        "a method": layer.__call__,
+        "a partial": partial(layer, is_causal=True),
+        "a partial method": partial(layer.__call__, is_causal=True),
+    }[called]
+    model = to_onnx(function, X, *([Y] if layer.key.widths[0] == 24 else []))
+    held = {each.name: onnx.numpy_helper.to_array(each) for each in model.graph.initializer}
+    for name, array in layer.parameters.items():
+        np.testing.assert_array_equal(held[name], array)
+    large = {name: list(x.shape) for name, x in layer.parameters.items() if x.nbytes > 150}
+    assert names_of(model) == large
+    assert verify_layer(model, function).agrees
+
+
+def test_half_weights_are_held_in_half() -> None:
+    """They are computed with in float32."""
+    half = {name: x.astype(np.float16) for name, x in LEARNED.parameters.items()}
+    layer, x = LEARNED.with_parameters(half), TensorSpec("float16", ("B", "L", 32))
+    model = to_onnx(layer, x)
+    assert {each.data_type for each in model.graph.initializer if "." in each.name} == {
+        onnx.TensorProto.FLOAT16
+    }
+    assert verify_layer(model, layer).agrees
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("asarray", [np.asarray, torch.asarray])
+def test_an_input_may_be_an_array(asarray: Any, dtype: str) -> None:
+    """What is known when the graph is written, and is of the layer's library or another."""
+    layer = CROSS.with_parameters({name: x.astype(dtype) for name, x in CROSS.parameters.items()})
+    memory = np.random.default_rng(3).standard_normal((1, 3, 24)).astype(dtype)
+    model = to_onnx(layer, TensorSpec(dtype, ("B", "L", 32)), asarray(memory))
+    report = verify_layer(model, lambda query: layer_of(query)(query, memory.astype(query.dtype)))
+    assert report.agrees, str(report)
+
+
+def layer_of(query: Any) -> Any:
+    return CROSS.with_parameters({name: x.astype(query.dtype) for name, x in CROSS.parameters.items()})
+
+
+def test_a_layer_within_a_function() -> None:
+    """Its weights have no names there, and are arrays; half ones too."""
+    layer = LEARNED.with_parameters({name: x.astype(np.float16) for name, x in LEARNED.parameters.items()})
+    model = to_onnx(lambda x: layer(x) * 2.0, TensorSpec("float16", ("B", "L", 32)))
+    x = np.random.default_rng(3).standard_normal((2, 5, 32)).astype(np.float16)
+    found = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})[0]
+    np.testing.assert_allclose(found, layer(x) * 2, rtol=0, atol=0.02)
+
+
+def test_a_form_has_its_opsets() -> None:
+    with pytest.raises(
+        ValueError, match=r"^to_onnx: `opset` must be 23 to 24 for form 'attention'; got opset=18"
+    ):
+        to_onnx(SELF, X, form="attention", opset=18)
 
 
 def test_an_input_of_another_width_is_refused() -> None:

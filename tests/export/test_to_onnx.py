@@ -18,7 +18,6 @@ import onnxruntime
 import pytest
 
 from sdpa_xp import (
-    KVCache,
     attention_scores,
     attention_state,
     attention_weights,
@@ -230,6 +229,12 @@ FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
     ),
     "swapped": lambda xp, x: xp.matmul(xp.matrix_transpose(x), x) + x.mT @ x,
     "array_first": lambda xp, x: WEIGHT[:, :16] @ x.mT + (1.0 - x.mT) - WEIGHT[:, :1],
+    "sums_of_lengths": lambda xp, x: (
+        xp.concat([x, x], axis=1) * xp.astype(xp.asarray(2 + x.shape[0] + x.shape[1] - x.shape[0]), x.dtype)
+    ),
+    "further_positions": lambda xp, x: (
+        x + xp.astype(xp.arange(x.shape[0], x.shape[0] + x.shape[1]), x.dtype)[:, None]
+    ),
     "count": lambda xp, x: xp.sum(x, axis=1) / xp.astype(xp.asarray(x.shape[1]), x.dtype),
     "clip": lambda xp, x: xp.clip(x, -0.5, 0.5) - xp.minimum(x, xp.abs(x)),
 }
@@ -255,10 +260,12 @@ def test_functions_of_the_standard(name: str) -> None:
         (lambda x: x.sum(), AttributeError, "sum"),
         (lambda x: -x if x[0, 0, 0] > 0 else x, TypeError, "neither true nor false"),
         (
-            lambda x: x * x.shape[1] * (x.shape[1] + 1),
+            lambda x: x * x.shape[1] * (x.shape[1] * 2),
             TypeError,
-            "a length.*is no number in Python; got length=L",
+            "a length.*is no number in Python; got length=L.*Lengths add up",
         ),
+        (lambda x: x * (x.shape[1] - x.shape[0]), TypeError, "is no number in Python; got length=L"),
+        (lambda x: x * (x.shape[1] + 0.5), TypeError, "is no number in Python; got length=L"),
         (
             lambda x: x @ np.ones((3, 3), np.float32),
             ValueError,
@@ -268,7 +275,13 @@ def test_functions_of_the_standard(name: str) -> None:
         (lambda x: x + "1", TypeError, "computed with arrays and numbers; got operand=str"),
         (lambda x: x + np.ones(16, "complex64"), TypeError, "of a dtype that a graph holds.*complex64"),
         (lambda x: x[x > 0], TypeError, "an index must be made of integers.*got index=Value"),
-        (lambda x: KVCache(x[:, None], x[:, None]).attend(x[:, None]), TypeError, "must be traced of"),
+        (
+            lambda x: attending(
+                x, masks.from_function(lambda b, h, i, j: scaled_dot_product_attention(i, i, i) > 0)
+            ),
+            TypeError,
+            "must be traced of",
+        ),
         (lambda x: attending(x, dropout_p=0.5), ValueError, "`dropout_p` must be 0"),
     ],
 )

@@ -37,7 +37,7 @@ def read(
     given = {name: graph.argument(name, spec) for name, spec in call.inputs.items()}
     present = {}
     for name in ("key", "value"):
-        if call.cached and append:
+        if call.past_key is not None and append:
             past, new = given[f"past_{name}"], given[name]
             present[f"present_{name}"] = given[name] = _appended(pairs, past, new, in_place=in_place)
     query, key, value = (

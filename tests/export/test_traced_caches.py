@@ -1,0 +1,250 @@
+"""A KVCache of values of a graph: one graph for the prompt and for each step, against one causal call."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any
+
+import array_api_compat
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from sdpa_xp import KVCache, PagedKVCache, biases, masks, scaled_dot_product_attention
+from sdpa_xp.positional import Rotary
+from sdpa_xp_export import TensorSpec, to_onnx, verify_layer
+from sdpa_xp_export.agreement import judge
+
+F = np.float32
+TOKENS, WIDTH = 7, 8
+STEPS = [(0, 3), (3, 4), (4, 6), (6, 7)]
+QUERY, NEW, PAST = (
+    TensorSpec("float32", ("B", heads, length, WIDTH)) for heads, length in ((4, "L"), (2, "L"), (2, "P"))
+)
+RULES: dict[str, dict[str, Any]] = {
+    "causal": {},
+    "window and alibi": {"attn_mask": masks.sliding_window(2, 0), "bias": biases.alibi(4)},
+    "softcap and sinks": {"softcap": 5.0, "sinks": [0.5, -1.0, 2.0, 0.0], "scale": 0.3},
+    "function": {"attn_mask": masks.from_function(lambda b, h, i, j: (i - j) % 3 < 2)},
+}
+ROTARIES = {
+    "plain": None,
+    "halves": Rotary(WIDTH),
+    "neighbours, a part": Rotary(6, base=100.0, interleaved=True),
+}
+
+
+def drawn(tokens: int = TOKENS, batch: int = 2) -> list[np.ndarray]:
+    rng = np.random.default_rng(20210420)
+    return [rng.standard_normal((batch, heads, tokens, WIDTH)).astype(F) for heads in (4, 2, 2)]
+
+
+def run(model: onnx.ModelProto, **arrays: np.ndarray) -> dict[str, np.ndarray]:
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    names = [output.name for output in model.graph.output]
+    return dict(zip(names, session.run(None, arrays), strict=True))
+
+
+def chosen(model: onnx.ModelProto) -> str:
+    metadata = {each.key: each.value for each in model.metadata_props}
+    return str(json.loads(metadata["sdpa_xp.forms"])[0]["form"])
+
+
+def of(query: Any, rules: dict[str, Any]) -> dict[str, Any]:
+    """The rules with an array for a list of numbers, of the dtype of the query."""
+    xp = array_api_compat.array_namespace(query)
+    return {
+        k: xp.asarray(rule, dtype=query.dtype) if isinstance(rule, list) else rule for k, rule in rules.items()
+    }
+
+
+def stepping(rotary: Rotary | None = None, layout: Any = "...HLE", **rules: Any) -> Any:
+    def step(query: Any, key: Any, value: Any, past_key: Any, past_value: Any) -> dict[str, Any]:
+        cache = KVCache(past_key, past_value, rotary=rotary, turned=True, layout=layout).append(key, value)
+        return {
+            "output": cache.attend(query, **of(query, rules)),
+            "present_key": cache.key,
+            "present_value": cache.value,
+        }
+
+    return step
+
+
+def at_once(arrays: list[Any], rotary: Rotary | None, rules: dict[str, Any]) -> np.ndarray:
+    """One causal call over all tokens."""
+    query, key, value = arrays
+    if rotary is not None:
+        query, key = rotary.apply(query, 0), rotary.apply(key, 0)
+    return np.asarray(scaled_dot_product_attention(query, key, value, is_causal=True, **of(query, rules)))
+
+
+def decoded(model: onnx.ModelProto, arrays: list[np.ndarray], layout: str = "...HLE") -> np.ndarray:
+    """The outputs of all steps; the first has an empty past."""
+    axis = -2 if layout == "...HLE" else -3
+    arrays = [np.moveaxis(x, -2, axis) for x in arrays]
+    past = [x[(..., slice(0), *[slice(None)] * (-1 - axis))] for x in arrays[1:]]
+    outputs = []
+    for start, stop in STEPS:
+        cut = [x[(..., slice(start, stop), *[slice(None)] * (-1 - axis))] for x in arrays]
+        given = dict(zip(("query", "key", "value", "past_key", "past_value"), [*cut, *past], strict=True))
+        output, *past = run(model, **given).values()
+        assert [x.shape[axis] for x in past] == [stop, stop]
+        outputs.append(np.moveaxis(output, axis, -2))
+    return np.concatenate(outputs, axis=-2)
+
+
+@pytest.mark.parametrize("form", ["auto", "attention", "tiled", "primitive"])
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("rotary", ROTARIES.values(), ids=ROTARIES)
+def test_prompt_and_steps_by_one_graph(rotary: Rotary | None, name: str, form: str) -> None:
+    rules, arrays = RULES[name], drawn()
+    export = partial(to_onnx, stepping(rotary, **rules), QUERY, NEW, NEW, PAST, PAST, form=form)
+    if form == "attention" and "sinks" in rules:
+        with pytest.raises(ValueError, match="Attention has no sinks"):
+            export()
+        return
+    model = export()
+    assert form in ("auto", chosen(model))
+    wide = [x.astype(np.float64) for x in arrays]
+    exact, own = at_once(wide, rotary, rules), at_once(arrays, rotary, rules)
+    assert judge(decoded(model, arrays), exact, own, "float32").agrees
+    report = verify_layer(model, stepping(rotary, **rules))
+    assert report.agrees, str(report)
+
+
+@pytest.mark.parametrize("rotary", ROTARIES.values(), ids=ROTARIES)
+def test_heads_behind_the_length(rotary: Rotary | None) -> None:
+    specs = [
+        TensorSpec(spec.dtype, tuple(spec.shape[at] for at in (0, 2, 1, 3))) for spec in (QUERY, NEW, PAST)
+    ]
+    query, new, past = specs
+    model = to_onnx(stepping(rotary, "...LHE"), query, new, new, past, past)
+    arrays = drawn()
+    exact = at_once([x.astype(np.float64) for x in arrays], rotary, {})
+    found = decoded(model, arrays, "...LHE")
+    assert judge(found, exact, at_once(arrays, rotary, {}), "float32").agrees
+
+
+@pytest.mark.parametrize("form", ["attention", "tiled", "primitive"])
+def test_a_cache_is_joined_once(form: str) -> None:
+    """What attention joins is what the graph returns."""
+    model = to_onnx(stepping(), QUERY, NEW, NEW, PAST, PAST, form=form)
+    joins = [
+        node.output[0] for node in model.graph.node if node.op_type == "Concat" and "past_" in str(node.input)
+    ]
+    assert joins == ([] if form == "attention" else ["present_key", "present_value"])
+    shapes = [
+        [dim.dim_param or dim.dim_value for dim in output.type.tensor_type.shape.dim]
+        for output in model.graph.output[1:]
+    ]
+    assert shapes == [["B", 2, "P+L", WIDTH]] * 2
+
+
+def test_several_appends_and_attentions() -> None:
+    """A cache may be attended to more than once, in between too, and by fewer queries than were appended."""
+
+    def several(query: Any, key: Any, value: Any, past_key: Any, past_value: Any) -> tuple[Any, ...]:
+        first = KVCache(past_key, past_value).append(key, value)
+        second = first.append(key * 2.0, value)
+        outputs = [cache.attend(query) for cache in (first, second)]
+        return *outputs, second.attend(query[:, :, -1:, :], is_causal=False), second.key
+
+    model = to_onnx(several, QUERY, NEW, NEW, PAST, PAST)
+    assert verify_layer(model, several).agrees
+
+
+def test_a_cache_that_was_not_appended_to() -> None:
+    """Queries of any length are its last tokens; and without `is_causal` they are none of them."""
+
+    def plain(query: Any, past_key: Any, past_value: Any, key_lengths: Any) -> tuple[Any, ...]:
+        cache = KVCache(past_key, past_value)
+        may = masks.padding(key_lengths)
+        return cache.attend(query), cache.attend(query, may, is_causal=False), cache.attend(query[:, :, :1, :])
+
+    model = to_onnx(plain, QUERY, PAST, PAST, TensorSpec("int64", ("B",)))
+    lengths = {"key_lengths": lambda rng, shape: rng.integers(1, 2, shape)}
+    report = verify_layer(model, plain, draw=lengths)
+    assert report.agrees, str(report)
+    fixed = [TensorSpec("float32", (2, heads, length, WIDTH)) for heads, length in ((4, "L"), (2, 9), (2, 9))]
+    model = to_onnx(lambda query, key, value: KVCache(key, value).attend(query), *fixed)
+    assert verify_layer(model, lambda query, key, value: KVCache(key, value).attend(query)).agrees
+
+
+def test_heads_of_a_batch_that_is_not_known() -> None:
+    """(B, L, E) without an axis of heads."""
+    query, past = (TensorSpec("float32", ("B", length, WIDTH)) for length in "LP")
+    model = to_onnx(stepping(), query, query, query, past, past)
+    assert verify_layer(model, stepping()).agrees
+    assert len(model.graph.output[1].type.tensor_type.shape.dim) == 3
+
+
+def test_lengths_that_are_numbers() -> None:
+    """`len` tells them; a name it cannot tell."""
+    seen = []
+
+    def step(query: Any, past_key: Any) -> Any:
+        cache = KVCache(past_key, past_key).append(query, query)
+        seen.extend([len(cache), repr(cache)])
+        return cache.attend(query)
+
+    query, past = (TensorSpec("float32", (2, 1, length, WIDTH)) for length in (1, 4))
+    assert verify_layer(to_onnx(step, query, past), step).agrees
+    assert seen[:2] == [5, "KVCache(key=<float32 (2, 1, 5, 8)>, value=<float32 (2, 1, 5, 8)>)"]
+    with pytest.raises(TypeError, match=r"is no number in Python; got length=P\+1"):
+        to_onnx(step, query, TensorSpec("float32", (2, 1, "P", WIDTH)))
+
+
+def test_a_prompt_in_a_graph() -> None:
+    """Its keys are turned where nothing says that they are."""
+
+    def prompt(query: Any, key: Any, value: Any) -> tuple[Any, Any]:
+        cache = KVCache(key, value, rotary=ROTARIES["halves"])
+        return cache.attend(query), cache.key
+
+    assert verify_layer(to_onnx(prompt, QUERY, NEW, NEW), prompt).agrees
+
+
+@pytest.mark.parametrize("opset", [17, 24])
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_dtypes_and_opsets(dtype: str, opset: int) -> None:
+    query, new, past = (TensorSpec(dtype, spec.shape) for spec in (QUERY, NEW, PAST))
+    step = stepping(ROTARIES["halves"])
+    report = verify_layer(to_onnx(step, query, new, new, past, past, opset=opset), step)
+    assert report.agrees, str(report)
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "capacity": (
+        lambda q, k: KVCache(k, k, capacity=9),
+        "KVCache: `capacity` must be of arrays.*KVCache without",
+    ),
+    "in place": (
+        lambda q, k: KVCache(k, k).append(k, k, in_place=True),
+        "KVCache.append: `in_place=True` needs arrays that can be written to",
+    ),
+    "pages": (
+        lambda q, k: PagedKVCache(k, k, [[0]], [3]).attend(q),
+        "PagedKVCache: a pool of blocks must be of arrays, and of no values of a graph; got key_blocks=",
+    ),
+    "a query of pages": (
+        lambda q, k: PagedKVCache(np.zeros((4, 2, 4, 8), F), np.zeros((4, 2, 4, 8), F), [[0]], [3]).attend(q),
+        "PagedKVCache.attend: `query` must",
+    ),
+    "dropout": (
+        lambda q, k: KVCache(k, k).attend(q, dropout_p=0.5),
+        "to_onnx: `dropout_p` must be 0|`dropout_p`",
+    ),
+    "rotary of an unknown place": (
+        lambda q, k: KVCache(k, k, rotary=Rotary(WIDTH)).attend(q),
+        r"to_onnx: a length.*got length=P\. Lengths add up",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    layer, words = REFUSED[name]
+    with pytest.raises((TypeError, ValueError), match=f"^{words}"):
+        to_onnx(layer, QUERY, PAST)
