@@ -1,0 +1,183 @@
+"""An encoder and a decoder block in array-API code: on NumPy, torch and JAX, and as one graph of ONNX.
+
+    encoder:  x + attention(norm(x))                   decoder:  x + attention(norm(x)), causal
+              x + mlp(norm(x))                                   x + attention(norm(x), encoded)
+                                                                 x + mlp(norm(x))
+
+The norm comes first, as in Xiong et al., "On layer normalization in the Transformer architecture", arXiv
+2002.04745, figure 1 (b). To decode, keys and values of the words so far are in a `KVCache`, which turns them by
+their positions (Su et al., "RoFormer", arXiv 2104.09864), and those of the encoded words in another.
+
+Run it: python examples/blocks.py
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+import array_api_compat
+import numpy as np
+
+from sdpa_xp import KVCache, scaled_dot_product_attention
+from sdpa_xp.layers import Layer, Linear, MultiHeadAttention
+from sdpa_xp.positional import Rotary
+
+WIDTH, HEADS = 32, 4
+ROTARY = Rotary(WIDTH // HEADS)
+
+
+@dataclass(frozen=True)
+class LayerNorm(Layer):
+    """Ba et al., "Layer normalization", arXiv 1607.06450, equation 4."""
+
+    weight: Any
+    bias: Any
+
+    def __call__(self, x: Any) -> Any:
+        """(..., width) -> (..., width)."""
+        xp = array_api_compat.array_namespace(x)
+        centred = x - xp.mean(x, axis=-1, keepdims=True)
+        variance = xp.mean(centred * centred, axis=-1, keepdims=True)
+        return centred / xp.sqrt(variance + 1e-5) * self.weight + self.bias
+
+    @classmethod
+    def init(cls, like: Any) -> Self:
+        """The norm that changes no width."""
+        xp = array_api_compat.array_namespace(like)
+        return cls(xp.ones((WIDTH,), dtype=like.dtype), xp.zeros((WIDTH,), dtype=like.dtype))
+
+
+@dataclass(frozen=True)
+class MLP(Layer):
+    """Vaswani et al., "Attention is all you need", arXiv 1706.03762, equation 2."""
+
+    norm: LayerNorm
+    inner: Linear
+    outer: Linear
+
+    def __call__(self, x: Any) -> Any:
+        """(..., width) -> (..., width)."""
+        hidden = self.inner(self.norm(x))
+        xp = array_api_compat.array_namespace(x)
+        return self.outer(xp.where(hidden > 0, hidden, xp.zeros_like(hidden)))
+
+    @classmethod
+    def init(cls, rng: Any, like: Any) -> Self:
+        """Four times as wide within."""
+        inner, outer = (
+            Linear.init(rng, *widths, like=like) for widths in ((WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH))
+        )
+        return cls(LayerNorm.init(like), inner, outer)
+
+
+@dataclass(frozen=True)
+class EncoderBlock(Layer):
+    """Self-attention and an MLP, both beside a shortcut."""
+
+    norm: LayerNorm
+    attention: MultiHeadAttention
+    mlp: MLP
+
+    def __call__(self, x: Any, attn_mask: Any = None) -> Any:
+        """(..., S, width) -> (..., S, width)."""
+        x = x + self.attention(self.norm(x), attn_mask=attn_mask)
+        return x + self.mlp(x)
+
+    @classmethod
+    def init(cls, rng: Any, like: Any) -> Self:
+        """Drawn from `rng`, in the library and dtype of `like`."""
+        attention = MultiHeadAttention.init(rng, WIDTH, num_heads=HEADS, like=like)
+        return cls(LayerNorm.init(like), attention, MLP.init(rng, like))
+
+
+class Step(NamedTuple):
+    """What a graph of one step returns."""
+
+    output: Any
+    present_key: Any
+    present_value: Any
+
+
+@dataclass(frozen=True)
+class DecoderBlock(Layer):
+    """Causal self-attention, attention to the encoded words, and an MLP."""
+
+    norm: LayerNorm
+    attention: MultiHeadAttention
+    cross_norm: LayerNorm
+    cross: MultiHeadAttention
+    mlp: MLP
+
+    def __call__(self, x: Any, encoded: Any) -> Any:
+        """(..., L, width), (..., S, width) -> (..., L, width): all words at once."""
+        query, key, value = self.attention.project(self.norm(x))
+        query, key = ROTARY.apply(query, 0), ROTARY.apply(key, 0)
+        heads = scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.attention.combine(heads)
+        x = x + self.cross(self.cross_norm(x), encoded)
+        return x + self.mlp(x)
+
+    def memory(self, encoded: Any) -> KVCache[Any]:
+        """Keys and values of the encoded words, projected once for all steps."""
+        return KVCache(*self.cross.project_key_value(encoded))
+
+    def step(self, x: Any, cache: KVCache[Any], memory: KVCache[Any]) -> tuple[Any, KVCache[Any]]:
+        """The next words, (..., L, width) -> what a call gives for them, and the cache with them in it."""
+        normed = self.norm(x)
+        cache = cache.append(*self.attention.project_key_value(normed))
+        x = x + self.attention.attend(normed, cache)
+        x = x + self.cross.attend(self.cross_norm(x), memory, is_causal=False)
+        return x + self.mlp(x), cache
+
+    def graph(self, x: Any, past_key: Any, past_value: Any, memory_key: Any, memory_value: Any) -> Step:
+        """`step` with the arrays of its caches, as a graph takes and returns them."""
+        past = KVCache(past_key, past_value, rotary=ROTARY, turned=True)
+        output, cache = self.step(x, past, KVCache(memory_key, memory_value))
+        return Step(output, cache.key, cache.value)
+
+    def empty(self, x: Any) -> KVCache[Any]:
+        """The cache before the first word."""
+        key, value = self.attention.project_key_value(x[..., :0, :])
+        return KVCache(key, value, rotary=ROTARY)
+
+    @classmethod
+    def init(cls, rng: Any, like: Any) -> Self:
+        """Drawn from `rng`, in the library and dtype of `like`."""
+        attention, cross = (MultiHeadAttention.init(rng, WIDTH, num_heads=HEADS, like=like) for _ in range(2))
+        return cls(LayerNorm.init(like), attention, LayerNorm.init(like), cross, MLP.init(rng, like))
+
+
+def main(xp: Any = np) -> None:
+    """Encode and decode with the arrays of `xp`, a module such as numpy, torch or jax.numpy."""
+    rng = np.random.default_rng(0)
+    source, target = (xp.asarray(rng.standard_normal((2, n, WIDTH), np.float32)) for n in (7, 5))
+    encoder, decoder = EncoderBlock.init(rng, source), DecoderBlock.init(rng, source)
+
+    encoded = encoder(source)
+    expected = decoder(target, encoded)
+    assert encoded.shape == source.shape
+    assert expected.shape == target.shape
+
+    memory, cache, steps = decoder.memory(encoded), decoder.empty(target), []
+    for word in range(5):
+        output, cache = decoder.step(target[:, word : word + 1, :], cache, memory)
+        steps.append(np.asarray(output))
+    assert len(cache) == 5
+    near(np.concatenate(steps, axis=1), expected)  # token by token gives what all at once gives
+
+    start, rest = decoder.step(
+        target[:, :3, :], decoder.empty(target), memory
+    )  # a prompt, and two words at once
+    near(start, expected[:, :3, :])
+    near(decoder.step(target[:, 3:, :], rest, memory)[0], expected[:, 3:, :])
+    print("decoded", cache, "with", len(decoder.parameters), "arrays of weights")
+
+
+def near(found: Any, expected: Any) -> None:
+    """Equal but for a few roundings of float32."""
+    np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=0, atol=2e-5)
+
+
+if __name__ == "__main__":
+    main()

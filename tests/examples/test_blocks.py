@@ -1,0 +1,155 @@
+"""The blocks of the example as graphs: word by word in onnxruntime, against one causal call of the library."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from runtime.outcomes import runtime_of
+from runtime.releases import REDUCED, run_graphs
+
+from sdpa_xp import masks
+from sdpa_xp_export import TensorSpec, save, to_onnx, verify_layer
+from sdpa_xp_export.agreement import judge
+
+FORMS = ["auto", "attention", "tiled", "primitive"]
+STEPS = [(0, 3), (3, 4), (4, 6), (6, 7)]
+
+
+def example() -> ModuleType:
+    path = Path(__file__).parents[2] / "examples" / "blocks.py"
+    spec = importlib.util.spec_from_file_location("blocks", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["blocks"] = module  # where dataclasses look for it
+    spec.loader.exec_module(module)
+    return module
+
+
+blocks = example()
+RNG = np.random.default_rng(20170612)
+LIKE = np.ones(1, np.float32)
+
+
+def learned(layer: Any) -> Any:
+    """With biases and norms that do something."""
+    noise = {name: x + 0.1 * RNG.standard_normal(x.shape, np.float32) for name, x in layer.parameters.items()}
+    return layer.with_parameters(noise)
+
+
+ENCODER, DECODER = (learned(kind.init(RNG, LIKE)) for kind in (blocks.EncoderBlock, blocks.DecoderBlock))
+SOURCE, TARGET = (RNG.standard_normal((2, n, blocks.WIDTH), np.float32) for n in (5, 7))
+
+
+def words(length: str) -> TensorSpec:
+    return TensorSpec("float32", ("B", length, blocks.WIDTH))
+
+
+def heads(length: str) -> TensorSpec:
+    return TensorSpec("float32", ("B", blocks.HEADS, length, blocks.WIDTH // blocks.HEADS))
+
+
+def exported(layer: Any = DECODER, **keywords: Any) -> onnx.ModelProto:
+    """The graph of one step."""
+    return to_onnx(layer.graph, words("L"), heads("P"), heads("P"), heads("S"), heads("S"), **keywords)
+
+
+def wide(layer: Any) -> Any:
+    return layer.with_parameters({name: np.asarray(x, np.float64) for name, x in layer.parameters.items()})
+
+
+def assert_decoded(outputs: list[np.ndarray]) -> None:
+    """What all steps gave is what one call gives, as near as the call itself is to float64."""
+    exact = wide(DECODER)(TARGET.astype(np.float64), SOURCE.astype(np.float64))
+    assert judge(np.concatenate(outputs, axis=1), exact, DECODER(TARGET, SOURCE), "float32").agrees
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_encoder(form: str) -> None:
+    model = to_onnx(ENCODER, words("L"), form=form)
+    report = verify_layer(model, ENCODER)
+    assert report.agrees, str(report)
+    held = {each.name for each in model.graph.initializer}
+    assert held >= ENCODER.parameters.keys()
+
+
+def test_the_encoder_with_padding() -> None:
+    model = to_onnx(ENCODER, words("L"), masks.padding(TensorSpec("int64", ("B",))))
+    assert [each.name for each in model.graph.input] == ["x", "key_lengths"]
+
+    def padded(x: Any, key_lengths: Any) -> Any:
+        return (ENCODER if x.dtype == np.float32 else wide(ENCODER))(x, masks.padding(key_lengths))
+
+    drawn = {"key_lengths": lambda rng, shape: rng.integers(1, 2, shape)}
+    assert verify_layer(model, padded, draw=drawn).agrees
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_decoder_at_once(form: str) -> None:
+    report = verify_layer(to_onnx(DECODER, words("L"), words("S"), form=form), DECODER)
+    assert report.agrees, str(report)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_decoder_word_by_word(form: str, tmp_path: Path) -> None:
+    """From an empty past; each cache goes into the next run as the graph returned it."""
+    model = exported(form=form)
+    assert [each.name for each in model.graph.output] == ["output", "present_key", "present_value"]
+    session = onnxruntime.InferenceSession(save(model, tmp_path / "step.onnx"))
+    memory, empty = DECODER.memory(SOURCE), DECODER.empty(TARGET)
+    past, outputs = [empty.key, empty.value], []
+    for start, stop in STEPS:
+        names = ("x", "past_key", "past_value", "memory_key", "memory_value")
+        given = (TARGET[:, start:stop], *past, memory.key, memory.value)
+        output, *past = session.run(None, dict(zip(names, given, strict=True)))
+        outputs.append(output)
+        assert past[0].shape[-2] == stop
+    assert_decoded(outputs)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_step_verifies(form: str) -> None:
+    report = verify_layer(exported(form=form), DECODER.graph)
+    assert report.agrees, str(report)
+    assert {run.output for run in report.runs} == {"output", "present_key", "present_value"}
+
+
+def test_another_step_does_not_verify() -> None:
+    other = DECODER.with_parameters({"attention.key.bias": DECODER.attention.key.bias + 0.01})
+    assert not verify_layer(exported(), other.graph).agrees
+
+
+def test_each_weight_is_held_once_under_its_name() -> None:
+    used = {name for name in DECODER.parameters if not name.startswith(("cross.key", "cross.value"))}
+    held = [each.name for each in exported().graph.initializer if "." in each.name]
+    assert sorted(held) == sorted(used)
+
+
+@pytest.mark.parametrize("module", ["torch", "jax.numpy"])
+def test_weights_of_any_library_give_the_same_graph(module: str) -> None:
+    moved = DECODER.to(pytest.importorskip(module))
+    assert exported(moved).graph == exported().graph
+
+
+@pytest.mark.parametrize("release", REDUCED)
+def test_releases(release: str, tmp_path: Path) -> None:
+    """The caches are those of the library."""
+    memory, cache, feeds = DECODER.memory(SOURCE), DECODER.empty(TARGET), []
+    for start, stop in STEPS:
+        x = TARGET[:, start:stop]
+        given = {"x": x, "past_key": cache.key, "past_value": cache.value}
+        feeds.append(given | {"memory_key": memory.key, "memory_value": memory.value})
+        _, cache = DECODER.step(x, cache, memory)
+    graphs = {form: (exported(form=form, runtime=runtime_of(release)), feeds) for form in ("auto", "primitive")}
+    for found in run_graphs(release, graphs, tmp_path).values():
+        assert not isinstance(found, str), found
+        assert_decoded([outputs["output"] for outputs in found])
+        np.testing.assert_allclose(found[-1]["present_key"], cache.key, rtol=0, atol=1e-5)
