@@ -14,6 +14,7 @@ Run it: python examples/blocks.py
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import array_api_compat
@@ -113,7 +114,7 @@ class DecoderBlock(Layer):
         """(..., L, width), (..., S, width) -> (..., L, width): all words at once."""
         query, key, value = self.attention.project(self.norm(x))
         query, key = ROTARY.apply(query, 0), ROTARY.apply(key, 0)
-        heads = scaled_dot_product_attention(query, key, value, is_causal=True)
+        heads = scaled_dot_product_attention(query, key, value, is_causal=True, **self.attention.rules)
         x = x + self.attention.combine(heads)
         x = x + self.cross(self.cross_norm(x), encoded)
         return x + self.mlp(x)
@@ -172,6 +173,15 @@ def main(xp: Any = np) -> None:
     near(start, expected[:, :3, :])
     near(decoder.step(target[:, 3:, :], rest, memory)[0], expected[:, 3:, :])
     print("decoded", cache, "with", len(decoder.parameters), "arrays of weights")
+
+
+def export(decoder: DecoderBlock, path: str | Path) -> Path:
+    """A step of the decoder as an ONNX file, for any batch and lengths; the past may be empty."""
+    from sdpa_xp_export import TensorSpec, save, to_onnx
+
+    x = TensorSpec("float32", ("B", "L", WIDTH))
+    past, memory = (TensorSpec("float32", ("B", HEADS, n, WIDTH // HEADS)) for n in ("P", "S"))
+    return save(to_onnx(decoder.graph, x, past, past, memory, memory), path)
 
 
 def near(found: Any, expected: Any) -> None:

@@ -37,16 +37,20 @@ def to_onnx(
 
     The layer is called once, with values of the graph where it is given specs. Each operation on them becomes
     a node; each array that meets one, of whatever library, becomes an initializer, once; and each call of
-    `sdpa_xp.scaled_dot_product_attention`, `attention_state`, `attention_weights`, `attention_scores` and
-    `dot_product_attention` is written as `export_attention` would write it.
+    `sdpa_xp.scaled_dot_product_attention`, `attention_state`, `attention_weights`, `attention_scores`,
+    `dot_product_attention` and `KVCache.attend` is written as `export_attention` would write it. A `KVCache` of
+    values takes `append` (not in place) and `attend`, with a rotary too; its `key` and `value` are what the
+    graph is to return for the next step, and a past of no tokens is one of its lengths.
 
     Shapes:
         Those of the layer. An entry of a spec may be a name; `x.shape` then has it, to be compared, put into
-        a shape, and given to `arange` and `asarray`, while Python cannot count with it.
+        a shape, added to another, and given to `arange` and `asarray`; Python can count no further with it.
 
     Args:
-        layer: What is called. `x.__array_namespace__()` is its namespace, in which there is `erf`, too. Where
-            it has `parameters`, a mapping of arrays by name, its initializers have these names.
+        layer: What is called; it may be a method. `x.__array_namespace__()` is its namespace, in which there
+            is `erf`, too. Where it has `parameters`, a mapping of arrays by name, its initializers have these
+            names; and where it has `with_parameters` too, as a `sdpa_xp.layers.Layer` has, each array is held
+            as it is, also where the layer transposes it or computes with it.
         inputs: What it is called with: a spec for each array. What holds none, it gets as it is; a mask or a
             bias may hold specs.
         form: The form of each attention, as for `export_attention`.
