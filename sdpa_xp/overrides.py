@@ -16,12 +16,15 @@ from typing import Any, TypeAlias
 Override: TypeAlias = Callable[[str, Mapping[str, object], Mapping[str, object]], Any]
 
 
-def leading(*arrays: Any) -> Any:
-    """The first of `arrays` that answers calls itself, else the first: the one whose library computes."""
-    return next((array for array in arrays if hasattr(type(array), "__sdpa_xp__")), arrays[0])
-
-
 def override(*inputs: Any) -> Override | None:
     """The method of the first of `inputs` that has one."""
-    answer: Override | None = getattr(leading(*inputs), "__sdpa_xp__", None)
-    return answer
+    for array in inputs:
+        if hasattr(type(array), "__sdpa_xp__"):
+            answer: Override = array.__sdpa_xp__
+            return answer
+    return None
+
+
+def leading(one: Any, other: Any) -> Any:
+    """The one of two arrays whose library computes: `other` where that alone answers calls itself."""
+    return other if override(one) is None and override(other) is not None else one

@@ -58,7 +58,7 @@ class Call:
     """The inputs of the graph, in their order."""
     initializers: Mapping[str, Initializer]
     cached: bool
-    """Whether the queries are the last of the tokens in a cache: of `past_key` and `key`, or of `key` alone."""
+    """Whether the queries are the last of more tokens: of `past_key` and `key`, or of `key` alone."""
     sizes: checks.Sizes = field(repr=False)
     """The lengths, with all keys, those of the cache too; a name may stand where the type says int."""
 

@@ -60,7 +60,7 @@ def checked(function: str, query: object, key: object, value: object, given: Arg
         outputs=_outputs(function, given.outputs),
         inputs=names.inputs,
         initializers=names.initializers,
-        cached="past_key" in specs or bool(given.cached),
+        cached="past_key" in specs or (bool(given.cached) and sizes.queries != sizes.keys),
         sizes=sizes,
     )
     _fitting_operands(function, call)

@@ -59,7 +59,7 @@ def hides_keys(call: Call) -> bool:
 
 def only_appends(call: Call) -> bool:
     """Whether a cache is joined with as many new keys as there are queries, and the diagonal alone masks."""
-    if call.past_key is None or call.past_lengths is not None or call.biases or call.query.ndim != 4:
+    if not call.cached or call.past_lengths is not None or call.biases or call.query.ndim != 4:
         return False
     return _as_many_new(call) and all(is_causal(mask) for mask in call.masks)
 

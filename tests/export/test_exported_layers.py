@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from sdpa_xp import masks
-from sdpa_xp.layers import MultiHeadAttention, SingleHeadAttention
+from sdpa_xp.layers import Layer, Linear, MultiHeadAttention, SingleHeadAttention
 from sdpa_xp_export import TensorSpec, to_onnx, verify_layer
 
 LIKE = np.ones(1, np.float32)
@@ -132,6 +132,25 @@ def test_a_layer_within_a_function() -> None:
     x = np.random.default_rng(3).standard_normal((2, 5, 32)).astype(np.float16)
     found = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})[0]
     np.testing.assert_allclose(found, layer(x) * 2, rtol=0, atol=0.02)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Shown(Layer):
+    """A layer that writes down what it is made of."""
+
+    inner: Linear
+    seen: list[str]
+
+    def __call__(self, x: Any) -> Any:
+        self.seen.append(repr(self.inner))
+        return self.inner(x)
+
+
+def test_a_layer_of_values_is_shown_by_its_shapes() -> None:
+    layer = Shown(Linear.init(np.random.default_rng(0), 32, 8), [])
+    assert verify_layer(to_onnx(layer, X), layer).agrees
+    assert layer.seen[0] == "Linear(weight=<float32 (8, 32)>, bias=<float32 (8,)>)"
+    assert layer.seen[-1] == "Linear(weight=<float32 (8, 32)>, bias=[0, 0, 0, 0, 0, 0, 0, 0])"
 
 
 def test_a_form_has_its_opsets() -> None:

@@ -232,6 +232,7 @@ FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "sums_of_lengths": lambda xp, x: (
         xp.concat([x, x], axis=1) * xp.astype(xp.asarray(2 + x.shape[0] + x.shape[1] - x.shape[0]), x.dtype)
     ),
+    "no_more": lambda xp, x: xp.broadcast_to(x, (0 + x.shape[0], x.shape[1] + 0, 16)) * 1.0,
     "further_positions": lambda xp, x: (
         x + xp.astype(xp.arange(x.shape[0], x.shape[0] + x.shape[1]), x.dtype)[:, None]
     ),

@@ -172,6 +172,13 @@ def test_a_cache_that_was_not_appended_to() -> None:
     assert verify_layer(model, lambda query, key, value: KVCache(key, value).attend(query)).agrees
 
 
+def test_as_many_queries_as_tokens_are_a_plain_causal_call() -> None:
+    model = to_onnx(lambda q, k, v: KVCache(k, v).attend(q), QUERY, NEW, NEW, form="attention")
+    (node,) = (node for node in model.graph.node if node.op_type == "Attention")
+    assert len(node.input) == 3
+    assert {each.name: each.i for each in node.attribute}["is_causal"] == 1
+
+
 def test_heads_of_a_batch_that_is_not_known() -> None:
     """(B, L, E) without an axis of heads."""
     query, past = (TensorSpec("float32", ("B", length, WIDTH)) for length in "LP")
