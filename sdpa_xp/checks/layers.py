@@ -14,6 +14,9 @@ from sdpa_xp.checks.shapes import axes
 from sdpa_xp.overrides import override
 from sdpa_xp.protocols import Array, Dtype
 
+MOST_PASSED = 1024
+_PASSED: set[object] = set()
+
 
 def one_kind(function: str, values: Mapping[str, object]) -> dict[str, Array]:
     """All of `values` are floating arrays of one library, dtype and device."""
@@ -38,8 +41,13 @@ def linear(function: str, weight: object, bias: object) -> None:
 def inputs(function: str, given: Mapping[str, Any], weights: Mapping[str, Any]) -> None:
     """Each input (..., length, width) is of the kind of the weights, and as wide as its own, (out, width).
 
-    A value of a graph is of none: what is computed of it meets arrays of any library.
+    A value of a graph is of none: what is computed of it meets arrays of any library. What is alike but for its
+    numbers is looked at once.
     """
+    kinds = [door.fingerprint(array) for name, x in given.items() for array in (x, weights[name])]
+    alike = None if None in kinds else (function, *given, *kinds)
+    if alike is not None and alike in _PASSED:
+        return
     if override(*given.values()) is None:
         one_kind(function, {**given, **{f"{name}.weight": x for name, x in weights.items()}})
     for name, array in given.items():
@@ -47,6 +55,10 @@ def inputs(function: str, given: Mapping[str, Any], weights: Mapping[str, Any]) 
         if not shape or shape[-1] != width:
             rule = f"`{name}` must be as wide (axis -1) as the layer's `{name}` takes"
             raise ValueError(message(function, rule, {f"{name}.shape": shape, "width": width}))
+    if alike is not None:
+        if len(_PASSED) >= MOST_PASSED:
+            _PASSED.clear()
+        _PASSED.add(alike)
 
 
 def with_lengths(function: str, given: Mapping[str, Any]) -> None:

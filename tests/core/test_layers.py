@@ -183,6 +183,26 @@ def test_dtypes(library: Library, rng: np.random.Generator, dtype: str, name: st
     assert_agrees(library, library.call(on(library, layer), *inputs), layer, inputs, {})
 
 
+def test_calls_that_are_alike_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By shape, dtype, library and device, of inputs and of weights."""
+    layer, x = multi(8, 6)(), np.ones((3, 5, 8), F)
+    other = np.ones((3, 2, 6), F)
+    changed = layer.with_parameters({n: w.astype(np.float64) for n, w in layer.parameters.items()})
+    layer(x, other)
+    asked: list[str] = []
+    monkeypatch.setattr("sdpa_xp.checks.layers.one_kind", lambda function, values: asked.append(function))
+    layer(x + 1, other * 2)
+    assert asked == []
+    for odd in (other.astype(np.float64), other[:, :1], np.ma.asarray(other)):
+        with contextlib.suppress(TypeError, ValueError):
+            layer(x, odd)
+        assert asked[0] == "MultiHeadAttention"
+        asked.clear()
+    with contextlib.suppress(TypeError):
+        changed(x, other)
+    assert asked[0] == "MultiHeadAttention"
+
+
 def test_states_of_parts_merge(library: Library, rng: np.random.Generator) -> None:
     case = CASES["cross, value is key"]
     layer, (query, key) = case.make(), draw(rng, case)
