@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import blocks
 import numpy as np
 import onnx
 import onnxruntime
@@ -21,20 +19,6 @@ from sdpa_xp_export.agreement import judge
 
 FORMS = ["auto", "attention", "tiled", "primitive"]
 STEPS = [(0, 3), (3, 4), (4, 6), (6, 7)]
-
-
-def example() -> ModuleType:
-    path = Path(__file__).parents[2] / "examples" / "blocks.py"
-    spec = importlib.util.spec_from_file_location("blocks", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["blocks"] = module  # where dataclasses look for it
-    spec.loader.exec_module(module)
-    return module
-
-
-blocks = example()
 RNG = np.random.default_rng(20170612)
 LIKE = np.ones(1, np.float32)
 
