@@ -81,7 +81,8 @@ def grid(count: int, of_query: Labels, of_key: Labels, theme: Theme, *, least: f
     queries, keys = len(of_query.texts), len(of_key.texts)
     width, height = (min(max(CELL * length, LEAST), most) for length in (keys, queries))
     inches = columns * (width + 0.15), rows * (height + 0.35)
-    size = max(inches[0] + of_query.inches + 1.1, least), inches[1] + of_key.inches + 0.3
+    beside = of_query.inches + (1.4 + 0.05 * width if count == 1 else 1.1)
+    size = max(inches[0] + beside, least), inches[1] + of_key.inches + 0.3
     figure = Figure(figsize=size, layout="constrained", facecolor="none")
     panels = [*figure.subplots(rows, columns, squeeze=False).flat]
     for number, axes in enumerate(panels):

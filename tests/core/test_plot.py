@@ -153,6 +153,8 @@ PICTURES: dict[str, Callable[[Any], Figure]] = {
     "many": lambda theme: plot.attention(
         of_random_weights(5, 64, 64), query_tokens=WORDS * 16, key_tokens=LONG * 16, theme=theme
     ),
+    "small": lambda theme: plot.attention(np.eye(3), theme=theme),
+    "square": lambda theme: plot.attention(np.eye(8), theme=theme),
     "numbers": lambda theme: plot.attention(of_random_weights(2, 3, 40), theme=theme),
     "mask": lambda theme: plot.mask(masks.causal(), (4, 4), theme=theme),
     "long title": lambda theme: plot.mask(
