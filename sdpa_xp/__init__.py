@@ -77,6 +77,7 @@ from sdpa_xp.attention import attention_state, scaled_dot_product_attention
 from sdpa_xp.cache import KVCache
 from sdpa_xp.dot_product import dot_product_attention
 from sdpa_xp.explanation import Explanation, explain
+from sdpa_xp.gradients import scaled_dot_product_attention_vjp
 from sdpa_xp.paged import PagedKVCache
 from sdpa_xp.states import AttentionState, merge_states
 from sdpa_xp.varlen import varlen_attention
@@ -100,5 +101,6 @@ __all__ = [
     "merge_states",
     "positional",
     "scaled_dot_product_attention",
+    "scaled_dot_product_attention_vjp",
     "varlen_attention",
 ]

@@ -182,7 +182,7 @@ def _checked(
     implementation = checks.implementation(function, rules.implementation, kernels=kernels)
     checks.named(function, "layout", rules.layout, checks.LAYOUTS)
     layout = str(rules.layout)
-    xp, arrays = checks.one_library(function, {**inputs, **dict(_arrays_of(rules))})
+    xp, arrays = checks.one_library(function, {**inputs, **dict(arrays_of(rules))})
     tensors = {name: arrays[name] for name in inputs}
     for name, array in tensors.items():
         checks.floating(function, name, array)
@@ -236,7 +236,7 @@ def _checked(
     )
 
 
-def _arrays_of(rules: Rules) -> Iterator[tuple[str, object]]:
+def arrays_of(rules: Rules) -> Iterator[tuple[str, object]]:
     """The arrays among the keywords, also those that masks and biases hold."""
     for name in ("attn_mask", "bias"):
         value = getattr(rules, name)

@@ -101,16 +101,24 @@ class Scores(NamedTuple):
         """Keys, (..., H, columns, E)."""
         return converted(self.xp, self.key.cut(columns), self.pairs.dtype)
 
+    def capped(self, tile: Tile, query: Array) -> Array:
+        """Products (..., Hq, rows, columns) of a `scaled_query`, after the soft cap."""
+        xp = self.xp
+        scores = matmul_grouped(xp, query, xp.matrix_transpose(self.keys(tile.columns)))
+        return scores if self.softcap is None else xp.tanh(scores / self.softcap) * self.softcap
+
     def on(self, tile: Tile, query: Array, allowed: Allowed) -> tuple[Array, Allowed]:
-        """Scores (..., Hq, rows, columns) of a `scaled_query`, -inf where a pair may not attend.
+        """Scores (..., Hq, rows, columns) of a `scaled_query`, -inf where a pair may not attend, and the pairs
+        that may."""
+        return self.biased(tile, self.capped(tile, query), allowed)
+
+    def biased(self, tile: Tile, scores: Array, allowed: Allowed) -> tuple[Array, Allowed]:
+        """`capped` scores with the biases, -inf where a pair may not attend.
 
         Also the pairs that may: those of `allowed` that no bias masks. Each bias is asked by itself, since
         -inf + inf is NaN, and two of the smallest finite numbers add up to -inf without masking.
         """
         xp, dtype = self.xp, self.pairs.dtype
-        scores = matmul_grouped(xp, query, xp.matrix_transpose(self.keys(tile.columns)))
-        if self.softcap is not None:
-            scores = xp.tanh(scores / self.softcap) * self.softcap
         for bias in self.biases:
             scores, unmasked = bias.apply(tile, scores)
             allowed = both(allowed, unmasked)
@@ -128,15 +136,27 @@ def matmul_grouped(xp: Namespace, rows: Array, shared: Array) -> Array:
     """
     if rows.shape[-3] == shared.shape[-3]:
         return rows @ shared
-    heads, length, width = rows.shape[-3:]
-    groups = shared.shape[-3]
+    heads, length, _ = rows.shape[-3:]
+    product = folded(xp, rows, shared.shape[-3]) @ shared
+    *batch, groups, _, columns = product.shape
+    split = xp.reshape(product, (*batch, groups, heads // groups, length, columns))
+    return xp.reshape(split, (*batch, heads, length, columns))
+
+
+def matmul_over_group(xp: Namespace, left: Array, right: Array, groups: int) -> Array:
+    """left (..., Hq, L, X)^T @ right (..., Hq, L, Y) -> (..., H, X, Y), summed over the heads of a group."""
+    return xp.matrix_transpose(folded(xp, left, groups)) @ folded(xp, right, groups)
+
+
+def folded(xp: Namespace, rows: Array, groups: int) -> Array:
+    """(..., Hq, L, X) -> (..., H, G * L, X): the heads of a group one after the other."""
+    *batch, heads, length, width = rows.shape
+    if heads == groups:
+        return rows
     group = heads // groups
     # Split, then merge: Dask's reshape does one or the other. Both are views.
-    split = xp.reshape(rows, (*rows.shape[:-3], groups, group, length, width))
-    product = xp.reshape(split, (*rows.shape[:-3], groups, group * length, width)) @ shared
-    *batch, _, _, columns = product.shape
-    split = xp.reshape(product, (*batch, groups, group, length, columns))
-    return xp.reshape(split, (*batch, heads, length, columns))
+    split = xp.reshape(rows, (*batch, groups, group, length, width))
+    return xp.reshape(split, (*batch, groups, group * length, width))
 
 
 def attended(xp: Namespace, allowed: Array, groups: int) -> Array:

@@ -15,6 +15,7 @@ from sdpa_xp.masks.algebra import Allowed
 from sdpa_xp.pairs import Pairs
 from sdpa_xp.protocols import AnyArray, Array
 from sdpa_xp.tiles import Tile
+from sdpa_xp.totals import Learned
 from sdpa_xp.values import Value
 
 
@@ -24,6 +25,18 @@ class Term(ABC):
     @abstractmethod
     def apply(self, tile: Tile, scores: Array, /) -> tuple[Array, Allowed]:
         """The scores (..., Hq, rows, columns) with the bias, and the pairs that it does not mask."""
+
+    @property
+    def learned(self) -> Learned | None:
+        """What the caller gave as a floating array, for `gradient`; None where it is no array."""
+        return None
+
+    def gradient(self, _tile: Tile, _scores: Array, _gradient: Array, /) -> Array | None:
+        """What a tile adds to the gradient of what is `learned`, from the `gradient` of its `scores`.
+
+        That of the scores before the bias is the same: a term that does more than to add is refused.
+        """
+        return None
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -109,6 +122,14 @@ class Given(Added):
 
     def added(self, tile: Tile) -> Array:
         return tile.pairs.xp.astype(tile.cut(self.array), tile.pairs.dtype, copy=False)
+
+    @property
+    def learned(self) -> Learned:
+        shape = (*[1] * (3 - self.array.ndim), *self.array.shape)
+        return Learned(shape, ("rows" if shape[-2] > 1 else None, "columns" if shape[-1] > 1 else None))
+
+    def gradient(self, _tile: Tile, _scores: Array, gradient: Array) -> Array:
+        return gradient
 
 
 def is_masked(scores: Array) -> Array:

@@ -15,6 +15,7 @@ from sdpa_xp.masks.algebra import Allowed
 from sdpa_xp.pairs import Pairs
 from sdpa_xp.protocols import AnyArray, Array
 from sdpa_xp.tiles import Tile
+from sdpa_xp.totals import Learned
 
 
 def alibi(slopes: int | Sequence[float] | AnyArray, *, offset: IntegersLike | str = 0) -> Bias:
@@ -111,7 +112,7 @@ class Alibi(Bias):
         checks.broadcasts(pairs.function, "bias.slopes", slopes.shape, pairs.with_heads, "(..., Hq)")
         slopes = pairs.cut(slopes, 1)
         offset = pairs.offset("bias.offset", self.offset)
-        return (Linear(xp.reshape(slopes, (*slopes.shape, 1, 1)), offset),)
+        return (Linear(xp.reshape(slopes, (*slopes.shape, 1, 1)), offset, not isinstance(given, tuple)),)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,11 +121,23 @@ class Linear(Added):
 
     slopes: Array
     offset: Integers
+    given: bool
+    """Whether they came as an array."""
 
     def apply(self, tile: Tile, scores: Array) -> tuple[Array, Allowed]:
         return scores + self.added(tile), True
 
     def added(self, tile: Tile) -> Array:
+        return -tile.cut(self.slopes) * self._distance(tile)
+
+    @property
+    def learned(self) -> Learned | None:
+        return Learned((*[1] * (3 - self.slopes.ndim), *self.slopes.shape)) if self.given else None
+
+    def gradient(self, tile: Tile, _scores: Array, gradient: Array) -> Array | None:
+        return -gradient * self._distance(tile) if self.given else None
+
+    def _distance(self, tile: Tile) -> Array:
         xp = tile.pairs.xp
         distance = xp.abs(tile.query_index + tile.own(self.offset).values - tile.key_index)
-        return -tile.cut(self.slopes) * xp.astype(distance, tile.pairs.dtype)
+        return xp.astype(distance, tile.pairs.dtype)

@@ -9,12 +9,15 @@ from typing import Any, TypeAlias
 from sdpa_xp import checks
 from sdpa_xp.biases.algebra import Bias, Term, as_bias, is_masked
 from sdpa_xp.masks.algebra import Allowed
+from sdpa_xp.namespace import dtype_name, is_traced
 from sdpa_xp.pairs import Pairs
 from sdpa_xp.protocols import AnyArray, Array
 from sdpa_xp.tiles import Tile
 
 ScoreFunction: TypeAlias = Callable[[Any, Any, Any, Any, Any], Any]
 """score_mod(score, batch, head, query_index, key_index) -> score, as in torch's FlexAttention."""
+ROUNDING = {"float32": 2.0**-20, "float64": 2.0**-49}
+"""A few roundings, by which a function may be off from the sum that it is."""
 
 
 def from_array(array: AnyArray) -> Bias:
@@ -97,3 +100,16 @@ class FromFunction(Bias, Term):
         # float32 with the int32 of an index is float64 in NumPy
         changed = xp.broadcast_to(xp.astype(result, tile.pairs.dtype, copy=False), shape)
         return changed, ~is_masked(changed)
+
+    def gradient(self, tile: Tile, scores: Array, _gradient: Array) -> None:
+        xp, function = tile.pairs.xp, tile.pairs.function
+        found, _ = self.apply(tile, scores)
+        if tile.pairs.traced or is_traced(found):
+            checks.not_added(function, traced=True)
+        added, _ = self.apply(tile, xp.zeros_like(scores))
+        expected = scores + added
+        largest = xp.max(xp.where(xp.isfinite(expected), xp.abs(scores) + xp.abs(added), 0.0))
+        near = xp.abs(found - expected) <= largest * ROUNDING[dtype_name(tile.pairs.dtype)]
+        equal = (found <= expected) & (found >= expected)  # where both are infinite
+        if not bool(xp.all(near | equal | ~xp.isfinite(scores))):
+            checks.not_added(function, traced=False)

@@ -9,8 +9,9 @@ from typing import cast
 from sdpa_xp import checks
 from sdpa_xp.biases.algebra import Added, Bias, Term
 from sdpa_xp.pairs import Pairs
-from sdpa_xp.protocols import AnyArray, Array
+from sdpa_xp.protocols import AnyArray, Array, Namespace
 from sdpa_xp.tiles import Tile
+from sdpa_xp.totals import Learned
 
 
 def relative(
@@ -100,7 +101,7 @@ class Relative(Bias):
         index = buckets(table.shape[0], self.max_distance, span, bidirectional=self.bidirectional)
         chosen = xp.asarray(index, dtype=xp.int32, device=pairs.device)
         by_distance = xp.take(xp.astype(table, pairs.dtype, copy=False), chosen, axis=0)
-        return (ByDistance(xp.matrix_transpose(by_distance), span, offset),)
+        return (ByDistance(xp.matrix_transpose(by_distance), span, offset, chosen, table.shape[0]),)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,11 +111,49 @@ class ByDistance(Added):
     table: Array
     furthest: int
     offset: int
+    buckets: Array
+    """Where each of them was taken from, int32."""
+    count: int
+    """How many buckets there are."""
 
     def added(self, tile: Tile) -> Array:
         xp = tile.pairs.xp
-        distance = tile.key_index - (tile.query_index + self.offset)
-        index = xp.clip(distance, -self.furthest, self.furthest) + self.furthest
+        index = self._index(xp, tile.key_index - tile.query_index)
         table = tile.of_heads(self.table)
         chosen = xp.take(table, xp.reshape(index, (-1,)), axis=-1)
         return xp.reshape(chosen, (table.shape[0], *index.shape))
+
+    @property
+    def learned(self) -> Learned:
+        return Learned((self.table.shape[0], self.count, 1), heads_last=True)
+
+    def gradient(self, tile: Tile, _scores: Array, gradient: Array) -> Array:
+        """(..., Hq, buckets, 1): sums of the diagonals, each to the bucket of its distance."""
+        xp, pairs = tile.pairs.xp, tile.pairs
+        sums = diagonals(pairs, gradient)
+        first = tile.columns.start - tile.rows.stop - pairs.position
+        index = self._index(xp, xp.arange(first, first + sums.shape[-1], dtype=xp.int32, device=pairs.device))
+        bucket = xp.take(self.buckets, index, axis=0)
+        numbers = xp.reshape(xp.arange(0, self.count, dtype=xp.int32, device=pairs.device), (-1, 1))
+        inside = xp.astype((bucket <= numbers) & (bucket >= numbers), pairs.dtype)  # (buckets, diagonals)
+        return inside @ xp.expand_dims(sums, axis=-1)
+
+    def _index(self, xp: Namespace, distance: Array) -> Array:
+        """Where the number of each j - i is."""
+        return xp.clip(distance - self.offset, -self.furthest, self.furthest) + self.furthest
+
+
+def diagonals(pairs: Pairs, scores: Array) -> Array:
+    """Sums of (..., rows, columns) over each diagonal, (..., rows + columns + 1); j - i is -rows for the first.
+
+    Read in rows that are longer by one, each row stands one further to the left than the one before.
+    """
+    *leading, rows, columns = scores.shape
+    xp = pairs.xp
+
+    def zeros(*shape: int) -> Array:
+        return xp.zeros((*leading, *shape), dtype=pairs.dtype, device=pairs.device)
+
+    shifted = xp.reshape(xp.concat([zeros(rows, rows), scores], axis=-1), (*leading, -1))
+    longer = xp.reshape(xp.concat([shifted, zeros(rows)], axis=-1), (*leading, rows, rows + columns + 1))
+    return xp.sum(longer, axis=-2)

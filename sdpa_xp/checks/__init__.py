@@ -26,6 +26,7 @@ from sdpa_xp.checks.caches import (
     two_pools,
     writeable,
 )
+from sdpa_xp.checks.gradients import cotangent, not_added
 from sdpa_xp.checks.host import as_many, cumulated, table, vector
 from sdpa_xp.checks.integers import LARGEST as LARGEST_INTEGER
 from sdpa_xp.checks.integers import (
@@ -110,6 +111,7 @@ __all__ = [
     "bucket_table",
     "call_of",
     "columns",
+    "cotangent",
     "cumulated",
     "entries",
     "entry",
@@ -141,6 +143,7 @@ __all__ = [
     "newest",
     "no_kernel",
     "no_values",
+    "not_added",
     "not_empty",
     "number",
     "of_function",

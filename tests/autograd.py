@@ -1,0 +1,86 @@
+"""The gradients of attention by torch's autograd, of the formula as a textbook has it: whole arrays, no tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+INPUTS = ("query", "key", "value")
+
+
+class Call(NamedTuple):
+    """A call in plain terms, beside what the library is given for it."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    """Of the floating arrays whose gradients are asked for, by the names that these have."""
+    rules: Mapping[str, Any] = {}
+    """Keywords of the library."""
+    holds: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _: {}
+    """Keywords of the library that hold some of the arrays."""
+    allowed: Callable[[Any, Any], Any] | None = None
+    """Whether query i attends key j; the batch and the heads stand in front."""
+    added: Callable[[Mapping[str, Any], Any, Any], Any] | None = None
+    """What is added to the scores, beside `attn_mask` and `bias`, of the arrays and of i and j."""
+
+
+def arrays(call: Call, rng: np.random.Generator, dtype: Any) -> dict[str, np.ndarray]:
+    return {name: rng.standard_normal(shape).astype(dtype) for name, shape in call.shapes.items()}
+
+
+def keywords(call: Call, placed: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords of a call of the library, whose arrays are `placed` in one."""
+    own = {name: x for name, x in placed.items() if name not in INPUTS and "." not in name}
+    return {**own, **call.rules, **call.holds(placed)}
+
+
+def gradients(
+    call: Call,
+    given: Mapping[str, np.ndarray],
+    cotangent: np.ndarray,
+    dtype: str = "float64",
+    dropped: np.ndarray | None = None,
+) -> dict[str, np.ndarray]:
+    """By name, computed in `dtype`; "weights" is that of what the values are weighed by.
+
+    `dropped` is what dropout multiplies the weights by.
+    """
+    import torch
+
+    def tensor(x: np.ndarray) -> Any:
+        return torch.tensor(x.astype(np.float64), dtype=getattr(torch, dtype))
+
+    leaves = {name: tensor(x).requires_grad_() for name, x in given.items()}
+    output, weights = attention(call, leaves, None if dropped is None else tensor(dropped))
+    asked = leaves | {"weights": weights}
+    found = torch.autograd.grad(output, [*asked.values()], tensor(cotangent), materialize_grads=True)
+    return {name: x.double().numpy() for name, x in zip(asked, found, strict=True)}
+
+
+def attention(call: Call, leaves: Mapping[str, Any], dropped: Any = None) -> tuple[Any, Any]:
+    """Output, and the weights that it is a sum by."""
+    import torch
+
+    q, k, v = (leaves[name] for name in INPUTS)
+    flat, heads_last = q.ndim == k.ndim == v.ndim == 2, call.rules.get("layout") == "...LHE"
+    q, k, v = (x[None] if x.ndim == 2 else x.transpose(-3, -2) if heads_last else x for x in (q, k, v))
+    k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], dim=-3) for x in (k, v))
+    scale = leaves["scale"] if "scale" in leaves else call.rules.get("scale", q.shape[-1] ** -0.5)
+    s = q @ k.transpose(-1, -2) * scale
+    if softcap := call.rules.get("softcap"):
+        s = softcap * torch.tanh(s / softcap)
+    i, j = torch.arange(s.shape[-2])[:, None], torch.arange(s.shape[-1])[None, :]
+    for name in leaves.keys() & {"attn_mask", "bias"}:
+        s = s + leaves[name]
+    if call.added is not None:
+        s = s + call.added(leaves, i, j)
+    if call.allowed is not None:
+        s = torch.where(call.allowed(i, j), s, -torch.inf)
+    if "sinks" in leaves:
+        s = torch.cat([s, leaves["sinks"][..., None, None].expand(*s.shape[:-1], 1)], dim=-1)
+    empty = (s == -torch.inf).all(dim=-1, keepdim=True)
+    w = torch.softmax(s.masked_fill(empty, 0), dim=-1).masked_fill(empty, 0)[..., : k.shape[-2]]
+    w = w if dropped is None else w * dropped
+    output = w @ v
+    return (output[0] if flat else output.transpose(-3, -2) if heads_last else output), w
