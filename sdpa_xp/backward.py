@@ -11,7 +11,7 @@ A soft cap multiplies dS by its derivative on the way to dQ and dK; a sink has t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from sdpa_xp import threads
 from sdpa_xp.biases.algebra import is_masked
 from sdpa_xp.masks.algebra import Allowed
 from sdpa_xp.namespace import converted, is_traced, quiet
-from sdpa_xp.protocols import Array, Namespace
+from sdpa_xp.protocols import Array, Namespace, Shape
 from sdpa_xp.scores import Scores, matmul_grouped, matmul_over_group, of_keys
 from sdpa_xp.sources import Source
 from sdpa_xp.tiles import Part, Plan, Tile, cut_leading
@@ -53,6 +53,13 @@ class Forward(NamedTuple):
             learned={name: each.of(part) for name, each in self.learned.items()},
         )
 
+    def in_one_tile(self) -> Forward:
+        """For values that cannot be read; a compiler's loop over the queries sums over none of its passes."""
+        pairs = replace(self.scores.pairs, engine="traced")
+        rows, columns = max(1, self.plan.queries), max(1, self.plan.keys)
+        plan = replace(self.plan, rows=rows, columns=columns, parts=(), rolled=False)
+        return self._replace(scores=self.scores._replace(pairs=pairs), plan=plan)
+
 
 class Rows(NamedTuple):
     """What a range of queries brings to each of its tiles."""
@@ -74,8 +81,8 @@ def gradients(forward: Forward, cotangent: Array) -> dict[str, Array]:
     once more, and pairs that may not attend are left out of the products one by one.
     """
     scores = forward.scores
-    if scores.pairs.traced:
-        return _of_all(forward, cotangent, guarded=True)
+    if scores.pairs.traced or is_traced(cotangent):
+        return _of_all(forward.in_one_tile(), cotangent, guarded=True)
     found = _of_all(forward, cotangent, guarded=False)
     if scores.unmasked or not _any_nonfinite(scores.xp, found):
         return found
@@ -83,36 +90,44 @@ def gradients(forward: Forward, cotangent: Array) -> dict[str, Array]:
 
 
 def _of_all(forward: Forward, cotangent: Array, *, guarded: bool) -> dict[str, Array]:
+    """A part after the other; where arrays are written to, in threads."""
     plan, pairs = forward.plan, forward.scores.pairs
-    if not plan.parts:
+    if not pairs.writeable:
         return _of_part(forward, cotangent, guarded=guarded)
     found = {
         name: pairs.xp.zeros(each.shape, dtype=pairs.dtype, device=pairs.device)
         for name, each in forward.learned.items()
     }
+    small = [name for name, each in forward.learned.items() if each.along == (None, None)]
+    later: dict[Part | None, dict[str, Array]] = {}
 
-    def add(parts: list[Part]) -> None:
+    def add(parts: list[Part | None]) -> None:
         with quiet(cotangent):  # NumPy 1 keeps it by the thread
             for part in parts:
-                own = _of_part(forward.of(part), cut_leading(cotangent, part), guarded=guarded)
+                here = cotangent if part is None else cut_leading(cotangent, part)
+                own = _of_part(forward.of(part), here, guarded=guarded)
+                later[part] = {name: own.pop(name) for name in small}
                 for name, gradient in own.items():
                     found[name][forward.learned[name].slices(part)] += gradient
 
-    tasks = _apart(forward)
-    threads.run(add, tasks, plan.threads if len(tasks) > 1 else 1)
+    large = [each for name, each in forward.learned.items() if name not in small]
+    threads.run(add, _apart(plan.parts, large, pairs.leading), plan.threads)
+    for part in plan.parts or (None,):
+        for name, gradient in later[part].items():
+            found[name][forward.learned[name].slices(part)] += gradient
     return found
 
 
-def _apart(forward: Forward) -> list[list[Part]]:
-    """The parts in lists that add to no array together, so that each sum has an order of its own."""
-    leading = forward.scores.pairs.leading
-    repeats = [each.repeats(leading) for each in forward.learned.values()]
-    shared = [any(axis) for axis in zip(*repeats, strict=True)]
-    tasks: dict[tuple[range, ...], list[Part]] = {}
-    for part in forward.plan.parts:
+def _apart(parts: Sequence[Part], learned: Iterable[Learned], leading: Shape) -> list[list[Part | None]]:
+    """The parts in lists of those that add to one array, so that each sum has an order of its own."""
+    if not parts:
+        return [[None]]
+    shared = [any(axis) for axis in zip(*(each.repeats(leading) for each in learned), strict=True)]
+    lists: dict[tuple[range, ...], list[Part | None]] = {}
+    for part in parts:
         own = tuple(each for each, among in zip(part, shared, strict=True) if not among)
-        tasks.setdefault(own, []).append(part)
-    return [*tasks.values()]
+        lists.setdefault(own, []).append(part)
+    return [*lists.values()]
 
 
 def _of_part(forward: Forward, cotangent: Array, *, guarded: bool) -> dict[str, Array]:
@@ -225,8 +240,3 @@ def _finite(xp: Namespace, x: Array) -> Array:
 def _any_nonfinite(xp: Namespace, found: Mapping[str, Array]) -> bool:
     """Whether a NaN or inf got in, as far as that can be seen."""
     return any(is_traced(each) or not bool(xp.isfinite(xp.sum(each))) for each in found.values())
-
-
-def one_tile(plan: Plan) -> Plan:
-    """A traced call in one tile: a loop of a compiler sums over none of its passes."""
-    return replace(plan, rows=max(1, plan.queries), columns=max(1, plan.keys), rolled=False)

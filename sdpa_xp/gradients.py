@@ -7,7 +7,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 from sdpa_xp import checks, streaming
 from sdpa_xp.arguments import Call, Rules, arrays_of, check
-from sdpa_xp.backward import Forward, gradients, one_tile
+from sdpa_xp.backward import Forward, gradients
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp.namespace import FLOATING, converted, dtype_name
@@ -149,7 +149,7 @@ def _forward(call: Call, given: Mapping[str, Array]) -> Forward:
     if scores.sinks is not None:
         learned["sinks"] = Learned((*[1] * (3 - scores.sinks.ndim), *scores.sinks.shape))
     lse = call.pairs.xp.expand_dims(cast(Array, lse), axis=-1)
-    return Forward(scores, value, output, lse, learned, terms, one_tile(tiles) if call.pairs.traced else tiles)
+    return Forward(scores, value, output, lse, learned, terms, tiles)
 
 
 def _try_functions(scores: Scores) -> None:

@@ -1,4 +1,4 @@
-"""The gradients of attention by torch's autograd, of the formula as a textbook has it: whole arrays, no tiles."""
+"""The gradients of attention by torch's autograd, of the formula as a textbook has it: whole arrays."""
 
 from __future__ import annotations
 

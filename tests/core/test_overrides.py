@@ -21,6 +21,7 @@ class Own:
 
 FUNCTIONS: list[Callable[..., Any]] = [
     sdpa_xp.scaled_dot_product_attention,
+    sdpa_xp.scaled_dot_product_attention_vjp,
     sdpa_xp.attention_state,
     sdpa_xp.dot_product_attention,
 ]

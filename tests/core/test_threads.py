@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from sdpa_xp import masks, scaled_dot_product_attention, threads
+from sdpa_xp import masks, scaled_dot_product_attention, scaled_dot_product_attention_vjp, threads
 from sdpa_xp_export import reference
 
 
@@ -146,6 +146,46 @@ def test_the_number_of_threads_changes_no_bit(
     assert np.array_equal(results[0], results[2])
     expected = reference.attention(*call, is_causal=True)[0]
     np.testing.assert_allclose(results[0], expected, rtol=0, atol=4e-6)
+
+
+SHARED: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "a scale": {"scale": np.asarray(0.5, np.float32)},
+    "a bias": {"bias": np.zeros((1, 4, 600, 1), np.float32)},
+    "all": {"bias": np.zeros((600, 600), np.float32)},
+}
+
+
+@pytest.mark.parametrize("rules", SHARED.values(), ids=SHARED)
+def test_the_number_of_threads_changes_no_bit_of_a_gradient(
+    call: tuple[np.ndarray, ...], monkeypatch: pytest.MonkeyPatch, rules: dict[str, Any]
+) -> None:
+    """Nor does what else goes on, though several parts of a call add to what they share."""
+    output, pullback = scaled_dot_product_attention_vjp(*call, is_causal=True, **rules)
+    monkeypatch.setenv(threads.VARIABLE, "1")
+    alone = pullback(output)
+    monkeypatch.setenv(threads.VARIABLE, "5")
+    for _ in range(3):
+        found = pullback(output)
+        assert all(np.array_equal(found[name], alone[name]) for name in alone)
+    assert set(blas()) == {2}
+
+
+def test_what_shares_a_large_array_is_one_task(
+    call: tuple[np.ndarray, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heads and batch entries have tasks of their own, those that add to the gradient of one bias have not."""
+    monkeypatch.setattr("sdpa_xp.tiles.os.cpu_count", lambda: 8)
+    counts: list[int] = []
+    run = threads.run
+    found = {}
+    for name, rules in SHARED.items():
+        output, pullback = scaled_dot_product_attention_vjp(*call, **rules)
+        with monkeypatch.context() as patch:
+            patch.setattr(threads, "run", lambda f, tasks, n: counts.append(len(tasks)) or run(f, tasks, n))
+            pullback(output)
+        found[name] = counts.pop()
+    assert found == {"nothing": 8, "a scale": 8, "a bias": 4, "all": 1}
 
 
 def test_a_warning_of_numpy_stays_quiet_in_each_thread(call: tuple[np.ndarray, ...]) -> None:

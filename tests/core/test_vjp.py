@@ -202,5 +202,246 @@ def assert_agree(library: Library, call: Call, rng: np.random.Generator, dtype: 
 @each_call
 def test_float32(library: Library, rng: np.random.Generator, call: Call) -> None:
     if library.lazy and "function" in repr(call.rules.get("bias")):
-        pytest.skip("a lazy graph cannot try a function: test_functions_are_refused_where_they_cannot_be_tried")
+        pytest.skip("a lazy graph cannot try a function: test_vjp_refusals.py")
     assert_agree(library, call, rng)
+
+
+@pytest.mark.usefixtures("several_tiles")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("name", ["grouped heads", "mask and bias", "relative", "all"])
+def test_dtypes(library: Library, rng: np.random.Generator, name: str, dtype: str) -> None:
+    if not library.holds(dtype):
+        pytest.skip(f"{library.name} has no {dtype}")
+    assert_agree(library, CALLS[name], rng, ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_is_float32_rounded_once(library: Library, rng: np.random.Generator, dtype: str) -> None:
+    """The output among what is kept: in float32, or D would have the roundings of the half dtype."""
+    if not library.holds(dtype):
+        pytest.skip(f"{library.name} has no {dtype}")
+    call, half = CALLS["all"], ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
+    given = autograd.arrays(call, rng, half)
+    wide = {name: x.astype(F) for name, x in given.items()}
+    cotangent = rng.standard_normal((2, 4, 7, 5)).astype(half)
+    found = pull(library, attend(library, call, given)[1], cotangent)
+    expected = pull(library, attend(library, call, wide)[1], cotangent.astype(F))
+    for name, gradient in found.items():
+        rounded = library.get(expected[name]).astype(half)
+        np.testing.assert_array_equal(library.get(gradient).astype(half), rounded)
+
+
+def test_softmax_dtype(library: Library, rng: np.random.Generator) -> None:
+    """Computed in float64, the gradients are those of float64, rounded to the dtype of the arrays."""
+    if not library.holds("float64"):
+        pytest.skip(f"{library.name} has no float64")
+    given = autograd.arrays(CALLS["all"], rng, F)
+    call = CALLS["all"]._replace(rules={**CALLS["all"].rules, "softmax_dtype": "float64"})
+    output, pullback = attend(library, call, given)
+    cotangent = rng.standard_normal(output.shape).astype(F)
+    expected = autograd.gradients(call, given, cotangent)
+    for name, gradient in pull(library, pullback, cotangent).items():
+        np.testing.assert_allclose(library.get(gradient), expected[name].astype(F), rtol=2**-22, atol=1e-12)
+
+
+@pytest.mark.usefixtures("several_tiles")
+@pytest.mark.parametrize("name", ["batches broadcast", "documents", "relative", "all", "dropout"])
+def test_finite_differences(library: Library, rng: np.random.Generator, name: str) -> None:
+    """Of the library's own output, along a random direction in each array."""
+    if not library.holds("float64") or library.lazy:
+        pytest.skip("in float64, and computed right away")
+    call = CALLS.get(name, CALLS["softcap"])
+    more = (lambda: {"dropout_p": 0.4, "rng": generator(library)}) if name == "dropout" else dict
+
+    def loss(given: dict[str, np.ndarray]) -> float:
+        return float((library.get(attend(library, call, given, **more())[0]) * cotangent).sum())
+
+    given = autograd.arrays(call, rng, np.float64)
+    output, pullback = attend(library, call, given, **more())
+    cotangent = rng.standard_normal(output.shape)
+    for each, gradient in pull(library, pullback, cotangent).items():
+        direction = rng.standard_normal(given[each].shape)
+        ahead, back = (loss(given | {each: given[each] + step * direction}) for step in (1e-5, -1e-5))
+        slope = (library.get(gradient) * direction).sum()
+        assert slope == pytest.approx((ahead - back) / 2e-5, rel=1e-6, abs=1e-7), each
+
+
+@pytest.mark.usefixtures("several_tiles")
+@pytest.mark.parametrize("p", [0.4, 1.0])
+def test_dropout_is_that_of_the_output(library: Library, rng: np.random.Generator, p: float) -> None:
+    """Each pullback drops the same weights, those that `attention_weights` shows, and draws nothing."""
+    call = CALLS["causal"]
+    given = autograd.arrays(call, rng, F)
+    random = generator(library)
+    output, pullback = attend(library, call, given, dropout_p=p, rng=random)
+    with library.guard():
+        ones = [library.put(np.zeros_like(given[name])) for name in ("query", "key")]
+        kept = attention_weights(*ones, dropout_p=p, rng=generator(library))
+    factor = library.get(kept) * 11.0
+    cotangent = rng.standard_normal(output.shape).astype(F)
+    expected = autograd.gradients(call, given, cotangent, dropped=factor.astype(np.float64))
+    for _ in range(2):
+        for name, gradient in pull(library, pullback, cotangent).items():
+            np.testing.assert_allclose(library.get(gradient), expected[name], rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("query", "key", "width"),
+    [
+        ((2, 0, 8), (2, 5, 8), 3),
+        ((2, 4, 8), (2, 0, 8), 3),
+        ((2, 4, 8), (2, 5, 8), 0),
+        ((0, 2, 4, 8), (2, 5, 8), 3),
+    ],
+    ids=["L", "S", "Ev", "batch"],
+)
+def test_empty_axes(library: Library, query: Any, key: Any, width: int) -> None:
+    if library.lazy:
+        pytest.skip("Dask has no empty arrays to compute with")
+    call = Call(shapes(query, key, width, sinks=(2,), scale=(2, 1, 1)), {"is_causal": True})
+    given = {name: np.ones(shape, F) for name, shape in call.shapes.items()}
+    output, pullback = attend(library, call, given)
+    found = pull(library, pullback, np.ones(output.shape, F))
+    assert found.keys() == given.keys()
+    for name, gradient in found.items():
+        np.testing.assert_array_equal(library.get(gradient), np.zeros_like(given[name]))
+
+
+@pytest.mark.usefixtures("several_tiles")
+def test_a_row_without_a_key_has_no_gradient(library: Library, rng: np.random.Generator) -> None:
+    """Of its query, its scale and its sink; a key and value that no query attends have none either."""
+    call = CALLS["boolean array with an empty row"]._replace(shapes=shapes(scale=(4, 7, 1), bias=(7, 11)))
+    given = autograd.arrays(call, rng, F)
+    output, pullback = attend(library, call, given)
+    np.testing.assert_array_equal(library.get(output)[:, :, 1], 0)
+    found = {n: library.get(x) for n, x in pull(library, pullback, np.ones(output.shape, F)).items()}
+    for gradient in (found["query"][:, :, 1], found["scale"][:, 1], found["bias"][~HOLES]):
+        np.testing.assert_array_equal(gradient, 0)
+    unseen = ~HOLES.any(axis=0)
+    for name in ("key", "value"):
+        assert np.all(np.any(found[name] != 0, axis=-1) == ~unseen)
+
+
+BAD = (math.nan, math.inf, -math.inf)
+
+
+@pytest.mark.usefixtures("several_tiles")
+@pytest.mark.parametrize("name", ["query", "key", "value", "cotangent"])
+def test_what_is_masked_adds_nothing(library: Library, rng: np.random.Generator, name: str) -> None:
+    """NaN and inf in one row of an input show in what attends it or is attended by it, and nowhere else."""
+    if library.lazy:
+        pytest.skip("a lazy graph holds this for padding: test_padding_adds_nothing")
+    call = CALLS["all"]
+    given = autograd.arrays(call, rng, F)
+    _, pullback = attend(library, call, given)
+    cotangent = rng.standard_normal((2, 4, 7, 5)).astype(F)
+    clean = {n: library.get(x) for n, x in pull(library, pullback, cotangent).items()}
+
+    allowed = HOLES & np.tri(7, 11, dtype=bool)
+    for bad in BAD:
+        wrong, other = {n: x.copy() for n, x in given.items()}, cotangent.copy()
+        rows = np.zeros(7, bool)
+        if name in ("query", "cotangent"):  # the row attends some keys; another, without any, is bad as well
+            (other if name == "cotangent" else wrong[name])[0, 1, [1, 5]] = bad
+            rows[5] = True
+        else:
+            wrong[name][0, 0, 3] = bad
+            rows = allowed[:, 3]
+        _, pullback = attend(library, call, wrong)
+        found = {n: library.get(x) for n, x in pull(library, pullback, other).items()}
+        heads = [1] if name in ("query", "cotangent") else [0, 1]  # of queries
+        seen = allowed[rows].any(axis=0)
+
+        expected = {n: np.zeros(x.shape, bool) for n, x in clean.items()}
+        expected["query"][np.ix_([0], heads, rows)] = True
+        for each in ("key", "value"):
+            expected[each][np.ix_([0], [0], seen)] = True
+        for n in ("query", "key", "value"):
+            spoilt = expected[n]
+            np.testing.assert_array_equal(found[n][~spoilt], clean[n][~spoilt], err_msg=f"{n}, {bad}")
+        assert not np.isfinite(found["query"][expected["query"]]).any()
+        np.testing.assert_array_equal(found["scale"][2:], clean["scale"][2:])
+        assert np.isfinite(found["bias"][:, ~allowed]).all()
+
+
+def test_padding_adds_nothing(library: Library, rng: np.random.Generator) -> None:
+    """Also in a lazy graph: keys and values that no query attends may be NaN."""
+    call = CALLS["padding"]
+    given = autograd.arrays(call, rng, F)
+    cotangent = rng.standard_normal((2, 4, 7, 5)).astype(F)
+    clean = pull(library, attend(library, call, given)[1], cotangent)
+    wrong = {n: x.copy() for n, x in given.items()}
+    wrong["key"][1, :, 6:], wrong["value"][1, :, 6:] = math.nan, math.inf
+    found = pull(library, attend(library, call, wrong)[1], cotangent)
+    for name, gradient in found.items():
+        np.testing.assert_allclose(library.get(gradient), library.get(clean[name]), rtol=0, atol=1e-6)
+
+
+def test_inside_a_jit(library: Library, rng: np.random.Generator) -> None:
+    if library.jit is None:
+        pytest.skip("the library has no jit")
+    call = CALLS["all"]
+    given = autograd.arrays(call, rng, F)
+    cotangent = rng.standard_normal((2, 4, 7, 5)).astype(F)
+
+    def both(given: dict[str, Any], cotangent: Any, holes: Any) -> Any:
+        inputs = [given[name] for name in autograd.INPUTS]
+        rules = autograd.keywords(call, given) | {"attn_mask": holes}
+        output, pullback = vjp(*inputs, **rules)
+        return output, pullback(cotangent)
+
+    with library.guard():
+        placed = {name: library.put(x) for name, x in given.items()}
+        _, found = library.jit(both)(placed, library.put(cotangent), library.put(HOLES))
+    expected = autograd.gradients(call, given, cotangent)
+    for name, gradient in found.items():
+        np.testing.assert_allclose(library.get(gradient), expected[name], rtol=0, atol=2e-5)
+
+
+def test_a_jit_of_the_pullback_alone(library: Library, rng: np.random.Generator) -> None:
+    """What is known of the inputs is used; nothing is read of the cotangent."""
+    if library.jit is None:
+        pytest.skip("the library has no jit")
+    call = CALLS["all"]
+    given = autograd.arrays(call, rng, F)
+    cotangent = rng.standard_normal((2, 4, 7, 5)).astype(F)
+    _, pullback = attend(library, call, given)
+    with library.guard():
+        found = library.jit(pullback)(library.put(cotangent))
+    for name, gradient in pull(library, pullback, cotangent).items():
+        np.testing.assert_allclose(library.get(found[name]), library.get(gradient), rtol=0, atol=1e-5)
+
+
+def test_against_the_library_that_differentiates(library: Library, rng: np.random.Generator) -> None:
+    """The gradients of the library's own framework, through the forward pass."""
+    call = CALLS["all"]
+    given = autograd.arrays(call, rng, F)
+    cotangent = rng.standard_normal((2, 4, 7, 5)).astype(F)
+    rules = {**call.rules, "implementation": "xp"}
+    base = library.name.split("-")[0]
+
+    def forward(*arrays: Any) -> Any:
+        placed = dict(zip(given, arrays, strict=True))
+        inputs = [placed.pop(name) for name in autograd.INPUTS]
+        return scaled_dot_product_attention(*inputs, **placed, **rules | {"attn_mask": library.put(HOLES)})
+
+    with library.guard():
+        arrays = [library.put(x) for x in given.values()]
+        if base == "torch":
+            import torch
+
+            leaves = [x.requires_grad_() for x in arrays]
+            own = torch.autograd.grad(forward(*leaves), leaves, library.put(cotangent))
+        elif base == "jax":
+            import jax
+
+            own = jax.vjp(forward, *arrays)[1](library.put(cotangent))
+        elif base == "mlx":
+            import mlx.core as mx
+
+            own = mx.vjp(forward, arrays, [library.put(cotangent)])[1]
+        else:
+            pytest.skip("the library does not differentiate")
+    found = pull(library, attend(library, call, given)[1], cotangent)
+    for name, expected in zip(given, own, strict=True):
+        np.testing.assert_allclose(library.get(found[name]), library.get(expected), rtol=0, atol=2e-5)

@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sdpa_xp import KVCache, PagedKVCache, biases, masks, scaled_dot_product_attention, varlen_attention
+from sdpa_xp import (
+    KVCache,
+    PagedKVCache,
+    biases,
+    masks,
+    scaled_dot_product_attention,
+    scaled_dot_product_attention_vjp,
+    varlen_attention,
+)
 from sdpa_xp.tiles import CORES, Cut
 
 F = np.float32
@@ -77,6 +85,31 @@ def test_no_feature_makes_a_score_matrix(
         peaks.append(peak(lambda x=x, rules=rules: scaled_dot_product_attention(x, x, x, **rules)))
     assert peaks[1] < 5 * peaks[0]
     assert peaks[1] < 4096 * 4096 / 8
+
+
+@pytest.mark.parametrize("make", FEATURES.values(), ids=FEATURES)
+def test_no_gradient_makes_a_score_matrix(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, make: Made
+) -> None:
+    """Likewise: neither the output with what is kept for the pullback, nor the pullback."""
+    monkeypatch.setattr("sdpa_xp.tiles.CORES", Cut(64, 256, 2**14))
+    peaks = []
+    for length in (1024, 4096):
+        x = rng.standard_normal((length, 8)).astype(F)
+        rules = make(length)
+        peaks.append(peak(lambda x=x, rules=rules: scaled_dot_product_attention_vjp(x, x, x, **rules)[1](x)))
+    assert peaks[1] < 5 * peaks[0]
+    assert peaks[1] < 4096 * 4096 / 8
+
+
+def test_a_pullback_keeps_the_inputs_the_output_and_the_log_sum_exp(rng: np.random.Generator) -> None:
+    x = rng.standard_normal((4, 4096, 16)).astype(F)
+    tracemalloc.start()
+    output, pullback = scaled_dot_product_attention_vjp(x, x, x, is_causal=True)
+    pullback(x)
+    kept = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert kept < 1.1 * output.nbytes + 4 * 4 * 4096
 
 
 def test_packed_sequences_are_not_padded(rng: np.random.Generator) -> None:

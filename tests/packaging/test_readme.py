@@ -15,7 +15,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
 
 
 def test_there_are_examples() -> None:
-    assert len(BLOCKS) == 10
+    assert len(BLOCKS) == 11
 
 
 @pytest.mark.parametrize("module", ["numpy", "torch", "jax.numpy"])
