@@ -166,13 +166,11 @@ def _add_rows(
 
 def _tiles(scores: Scores, rows: range, plan: Plan) -> Iterator[tuple[Tile, Allowed]]:
     """The tiles of `rows` in which a pair may attend, all cut at the same keys as those of other rows."""
-    reach = scores.reach(rows)
     for columns in plan.column_ranges(range(plan.keys)):
-        if max(columns.start, reach.start) < min(columns.stop, reach.stop):
-            tile = scores.tile(rows, columns)
-            allowed = scores.mask.on(tile)
-            if allowed is not False:
-                yield tile, allowed
+        tile = scores.tile(rows, columns)
+        allowed = scores.mask.on(tile)
+        if allowed is not False:
+            yield tile, allowed
 
 
 def _add_tile(

@@ -309,13 +309,16 @@ def test_empty_axes(library: Library, query: Any, key: Any, width: int) -> None:
 
 @pytest.mark.usefixtures("several_tiles")
 def test_a_row_without_a_key_has_no_gradient(library: Library, rng: np.random.Generator) -> None:
-    """Of its query, its scale and its sink; a key and value that no query attends have none either."""
-    call = CALLS["boolean array with an empty row"]._replace(shapes=shapes(scale=(4, 7, 1), bias=(7, 11)))
-    given = autograd.arrays(call, rng, F)
+    """Of its query, scale and bias. Keys and values that no query attends, and sinks of -inf, have none either."""
+    more = {"scale": (4, 7, 1), "bias": (7, 11), "sinks": (4,)}
+    call = CALLS["boolean array with an empty row"]._replace(shapes=shapes(**more))
+    given = autograd.arrays(call, rng, F) | {"sinks": np.asarray([0, -math.inf, 0, -math.inf], F)}
+    given["scale"][:, 1] = math.nan
     output, pullback = attend(library, call, given)
     np.testing.assert_array_equal(library.get(output)[:, :, 1], 0)
     found = {n: library.get(x) for n, x in pull(library, pullback, np.ones(output.shape, F)).items()}
-    for gradient in (found["query"][:, :, 1], found["scale"][:, 1], found["bias"][~HOLES]):
+    nothing = found["query"][:, :, 1], found["scale"][:, 1], found["bias"][~HOLES], found["sinks"][[1, 3]]
+    for gradient in nothing:
         np.testing.assert_array_equal(gradient, 0)
     unseen = ~HOLES.any(axis=0)
     for name in ("key", "value"):
@@ -360,6 +363,8 @@ def test_what_is_masked_adds_nothing(library: Library, rng: np.random.Generator,
             spoilt = expected[n]
             np.testing.assert_array_equal(found[n][~spoilt], clean[n][~spoilt], err_msg=f"{n}, {bad}")
         assert not np.isfinite(found["query"][expected["query"]]).any()
+        if name != "value":  # whose own gradient does not know it
+            assert not np.isfinite(found["value"][expected["value"]]).any()
         np.testing.assert_array_equal(found["scale"][2:], clean["scale"][2:])
         assert np.isfinite(found["bias"][:, ~allowed]).all()
 
