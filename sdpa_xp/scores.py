@@ -103,14 +103,14 @@ class Scores(NamedTuple):
 
     def capped(self, tile: Tile, query: Array) -> Array:
         """Products (..., Hq, rows, columns) of a `scaled_query`, after the soft cap."""
-        xp = self.xp
+        xp = self.pairs.xp
         scores = matmul_grouped(xp, query, xp.matrix_transpose(self.keys(tile.columns)))
         return scores if self.softcap is None else xp.tanh(scores / self.softcap) * self.softcap
 
     def on(self, tile: Tile, query: Array, allowed: Allowed) -> tuple[Array, Allowed]:
-        """Scores (..., Hq, rows, columns) of a `scaled_query`, -inf where a pair may not attend, and the pairs
-        that may."""
-        return self.biased(tile, self.capped(tile, query), allowed)
+        """Scores (..., Hq, rows, columns) of a `scaled_query`, -inf for all but the pairs that may attend."""
+        scores = self.capped(tile, query)
+        return self.biased(tile, scores, allowed) if self.biases or allowed is not True else (scores, True)
 
     def biased(self, tile: Tile, scores: Array, allowed: Allowed) -> tuple[Array, Allowed]:
         """`capped` scores with the biases, -inf where a pair may not attend.

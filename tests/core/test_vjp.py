@@ -309,7 +309,7 @@ def test_empty_axes(library: Library, query: Any, key: Any, width: int) -> None:
 
 @pytest.mark.usefixtures("several_tiles")
 def test_a_row_without_a_key_has_no_gradient(library: Library, rng: np.random.Generator) -> None:
-    """Of its query, scale and bias. Keys and values that no query attends, and sinks of -inf, have none either."""
+    """Of its query, scale and bias. Keys that no query attends, and sinks of -inf, have none either."""
     more = {"scale": (4, 7, 1), "bias": (7, 11), "sinks": (4,)}
     call = CALLS["boolean array with an empty row"]._replace(shapes=shapes(**more))
     given = autograd.arrays(call, rng, F) | {"sinks": np.asarray([0, -math.inf, 0, -math.inf], F)}
