@@ -1,4 +1,4 @@
-"""The gradients of attention by torch's autograd, of the formula as a textbook has it: whole arrays."""
+"""The gradients of attention by torch's autograd, of the formula in a textbook: whole arrays, no tiles."""
 
 from __future__ import annotations
 

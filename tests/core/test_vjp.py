@@ -6,12 +6,13 @@ import math
 from typing import Any
 
 import autograd
+import ml_dtypes
 import numpy as np
 import pytest
 from autograd import Call
-from libraries import Library
+from libraries import Library, generator
 
-from sdpa_xp import biases, masks
+from sdpa_xp import attention_weights, biases, masks, scaled_dot_product_attention
 from sdpa_xp import scaled_dot_product_attention_vjp as vjp
 from sdpa_xp.namespace import device, namespace
 from sdpa_xp.tiles import Cut
