@@ -84,6 +84,7 @@ from sdpa_xp.varlen import varlen_attention
 from sdpa_xp.weights import attention_scores, attention_weights
 
 __version__ = "0.1.0"
+"""Of the library and of the exporter, which are released together."""
 
 __all__ = [
     "AttentionState",
