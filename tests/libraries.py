@@ -70,26 +70,14 @@ def _read_only() -> Library:
     return Library("numpy-readonly", read_only, np.asarray)
 
 
-def _torch(name: str = "torch") -> Library:
-    import torch
-
-    device = "cuda" if name == "torch-cuda" else "cpu"
-
-    def put(x: np.ndarray) -> Any:
-        if x.dtype.name == "bfloat16":  # NumPy's is foreign to torch
-            return torch.asarray(x.astype(np.float32), device=device).to(torch.bfloat16)
-        return torch.asarray(x, device=device)
-
-    def get(x: Any) -> np.ndarray:
-        x = x.detach().cpu()
-        return (x.float() if x.dtype == torch.bfloat16 else x).numpy()
-
-    return Library(name, put, get)
+def _torch() -> Library:
+    base = _base("torch")
+    return Library("torch", base.put, base.get)
 
 
 def _torch_cuda() -> Library:
-    backends.find(["torch"])
-    return _torch("torch-cuda")
+    base = next(each for each in backends.find(["torch"]) if each.device.startswith("cuda"))
+    return Library("torch-cuda", base.put, base.get)
 
 
 def _strict(device: str) -> Callable[[], Library]:
@@ -167,17 +155,8 @@ def _mlx() -> Library:
     import mlx.core as mx
 
     base = _base("mlx")
-
-    def put(x: np.ndarray) -> Any:
-        if x.dtype.name == "bfloat16":  # NumPy's is foreign to MLX
-            return mx.array(x.astype(np.float32)).astype(mx.bfloat16)
-        return base.put(x)
-
-    def get(x: Any) -> np.ndarray:
-        return base.get(x.astype(mx.float32) if x.dtype == mx.bfloat16 else x)
-
     compiler = shutil.which("g++")  # without one MLX compiles nothing on the CPU
-    return Library("mlx", put, get, jit=mx.compile if compiler else None)
+    return Library("mlx", base.put, base.get, jit=mx.compile if compiler else None)
 
 
 LIBRARIES: dict[str, tuple[str, Callable[[], Library]]] = {

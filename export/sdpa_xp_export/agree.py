@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-import array_api_compat.numpy as numpy_namespace
 import numpy as np
 from numpy.typing import NDArray
 
 import sdpa_xp
-from sdpa_xp_export import cases
+from sdpa_xp_export import library, session
 from sdpa_xp_export.agreement import Agreement, judge
 from sdpa_xp_export.backends import Backend
 from sdpa_xp_export.call import Call
 from sdpa_xp_export.choice import FORMS, refusal
 from sdpa_xp_export.export import export_call
-from sdpa_xp_export.plain import Arrays, library_arguments, plain
-from sdpa_xp_export.reference import attention as reference
+from sdpa_xp_export.features import LENGTHS, features
+from sdpa_xp_export.plain import Arrays, plain
 from sdpa_xp_export.runtime import Runtime, runtime_of
 from sdpa_xp_export.samples import poison, sample
-from sdpa_xp_export.session import open_session
-from sdpa_xp_export.textbook import textbook
+from sdpa_xp_export.textbook import stages
+from sdpa_xp_export.trials import as_returned, expected
+
+Expected = Mapping[str, tuple[NDArray[np.float64], NDArray[Any]]]
+"""By job: the output of the reference, and that of the textbook formula in NumPy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,22 @@ class Job:
     call: Call
     inputs: Arrays
     hidden: Arrays
+    compute: library.Compute = library.attention
+    no_graph: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How one job went; without an agreement it was refused."""
+
+    feature: str
+    agreement: Agreement | None
+    refused: str = ""
+    """Why, in the words of the message."""
+
+    @property
+    def agrees(self) -> bool:
+        return self.agreement is None or self.agreement.agrees
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,25 +61,54 @@ class Row:
     implementation: str
     dtype: str
     device: str
-    worst: Agreement
-    """Of the job that came nearest to its bound, or went furthest beyond."""
-    jobs: int
-    disagreeing: tuple[str, ...]
+    results: tuple[Result, ...]
     seconds: float
     """All jobs together, each timed once after a run that was not."""
+
+    @property
+    def ran(self) -> dict[str, Agreement]:
+        """What was not refused."""
+        return {each.feature: each.agreement for each in self.results if each.agreement is not None}
+
+    @property
+    def worst(self) -> Agreement | None:
+        """Of the job that came nearest to its bound, or went furthest beyond."""
+        return max(self.ran.values(), key=lambda agreement: agreement.share, default=None)
+
+    @property
+    def disagreeing(self) -> tuple[str, ...]:
+        return tuple(each.feature for each in self.results if not each.agrees)
 
     @property
     def agrees(self) -> bool:
         return not self.disagreeing
 
+    def as_json(self) -> dict[str, Any]:
+        """The row and what follows from its results, with each of them."""
+        worst = None if self.worst is None else asdict(self.worst)
+        results = [asdict(each) | {"agrees": each.agrees} for each in self.results]
+        return {
+            "backend": self.backend,
+            "implementation": self.implementation,
+            "dtype": self.dtype,
+            "device": self.device,
+            "agrees": self.agrees,
+            "jobs": len(self.ran),
+            "disagreeing": list(self.disagreeing),
+            "worst": worst,
+            "seconds": self.seconds,
+            "features": results,
+        }
+
 
 def feature_jobs(dtype: str, seed: int = 0) -> dict[str, Job]:
-    """A job for each of `cases.calls`."""
+    """A job for each of `features`."""
     rng = np.random.default_rng(seed)
     jobs = {}
-    for name, call in cases.calls(dtype).items():
-        inputs = sample(call, cases.LENGTHS, rng)
-        jobs[name] = Job(call, inputs, poison(call, inputs))
+    for name, feature in features(dtype).items():
+        inputs = sample(feature.call, LENGTHS, rng)
+        hidden = poison(feature.call, inputs)
+        jobs[name] = Job(feature.call, inputs, hidden, feature.compute, feature.no_graph)
     return jobs
 
 
@@ -69,48 +116,51 @@ def compare(
     jobs: Mapping[str, Job], dtype: str, backends: Iterable[Backend], providers: Sequence[str]
 ) -> Iterator[Row]:
     """A row for each backend that holds `dtype`, then one for each exported form and provider."""
-    exact = {name: reference(**plain(job.call, job.inputs))[0] for name, job in jobs.items()}
+    exact: Expected = {name: expected(job.call, job.inputs)[job.call.outputs[0]] for name, job in jobs.items()}
     for backend in backends:
-        if not backend.holds(dtype):
-            continue
-        xp = backend.namespace()
-
-        def on_backend(job: Job, backend: Backend = backend) -> Callable[[], NDArray[Any]]:
-            arrays = {name: backend.put(x) for name, x in job.hidden.items()}
-            arguments = library_arguments(job.call, arrays)
-            return lambda: backend.get(sdpa_xp.scaled_dot_product_attention(**arguments, implementation="xp"))
-
-        def own(job: Job, backend: Backend = backend, xp: Any = xp) -> NDArray[Any]:
-            return backend.get(textbook(xp, **_put(plain(job.call, job.inputs), backend)))
-
-        yield _row((backend.name, "xp", dtype, backend.device), jobs, exact, own, on_backend)
+        if backend.holds(dtype):
+            labels = (backend.name, "xp", dtype, backend.device)
+            yield _row(labels, jobs, exact, *_on_backend(backend))
     for provider in providers:
         for form in FORMS:
-            target = Runtime.parse("agree", runtime_of(provider))
-            stated = {name: job for name, job in jobs.items() if refusal(form, job.call, target) is None}
-            if stated:
-                device = provider.removesuffix("ExecutionProvider").lower()
-                labels = ("onnxruntime", form, dtype, device)
-                yield _row(labels, stated, exact, _numpy_textbook, _on_runtime(form, provider))
+            device = provider.removesuffix("ExecutionProvider").lower()
+            labels = ("onnxruntime", form, dtype, device)
+            yield _row(labels, jobs, exact, None, _on_runtime(form, provider))
 
 
-def _on_runtime(form: str, provider: str) -> Callable[[Job], Callable[[], NDArray[Any]]]:
-    def prepare(job: Job) -> Callable[[], NDArray[Any]]:
-        model = export_call(job.call, form=form, runtime=runtime_of(provider))
-        session = open_session(model, provider)
+Run = Callable[[], NDArray[Any]]
+Prepare = Callable[[Job], Run | str]
+"""A job -> what runs it, or why it is refused."""
+Own = Callable[[Job], NDArray[Any]]
+"""A job -> the output of the textbook formula, in the same library."""
 
-        def run() -> NDArray[Any]:
-            output: NDArray[Any] = session.run(None, job.hidden)[0]
-            return output
 
-        return run
+def _on_backend(backend: Backend) -> tuple[Own, Prepare]:
+    xp = backend.namespace()
+
+    def own(job: Job) -> NDArray[Any]:
+        (output,) = job.call.outputs
+        made = stages(xp, **_put(plain(job.call, job.inputs), backend))[output]
+        return as_returned(job.call, output, backend.get(made))
+
+    def prepare(job: Job) -> Run:
+        arrays = {name: backend.put(x) for name, x in job.hidden.items()}
+        return lambda: backend.get(job.compute(xp, job.call, arrays))
+
+    return own, prepare
+
+
+def _on_runtime(form: str, provider: str) -> Prepare:
+    runtime = runtime_of(provider, session.version())
+    target = Runtime.parse("agree", runtime)
+
+    def prepare(job: Job) -> Run | str:
+        if why := job.no_graph or refusal(form, job.call, target):
+            return why
+        opened = session.open_session(export_call(job.call, form=form, runtime=runtime), provider)
+        return lambda: session.run(opened, job.hidden)[job.call.outputs[0]]
 
     return prepare
-
-
-def _numpy_textbook(job: Job) -> NDArray[Any]:
-    own: NDArray[Any] = textbook(numpy_namespace, **plain(job.call, job.inputs))
-    return own
 
 
 def _put(arguments: Arrays, backend: Backend) -> Arrays:
@@ -127,19 +177,35 @@ def _put(arguments: Arrays, backend: Backend) -> Arrays:
 def _row(
     labels: tuple[str, str, str, str],
     jobs: Mapping[str, Job],
-    exact: Mapping[str, NDArray[np.float64]],
-    own: Callable[[Job], NDArray[Any]],
-    prepare: Callable[[Job], Callable[[], NDArray[Any]]],
+    exact: Expected,
+    own: Own | None,
+    prepare: Prepare,
 ) -> Row:
-    seen: dict[str, Agreement] = {}
-    seconds = 0.0
+    """Each job run twice, once timed; without `own` the bound is that of NumPy's textbook."""
+    results, seconds = [], 0.0
     for name, job in jobs.items():
         run = prepare(job)
-        run()
+        if isinstance(run, str):
+            results.append(Result(name, None, run))
+            continue
+        try:
+            run()
+        except (TypeError, ValueError) as error:
+            results.append(Result(name, None, _as_refusal(error)))
+            continue
         start = time.perf_counter()
         result = run()
         seconds += time.perf_counter() - start
-        seen[name] = judge(result, exact[name], own(job), labels[2])
-    worst = max(seen.values(), key=lambda agreement: agreement.share)
-    disagreeing = tuple(name for name, agreement in seen.items() if not agreement.agrees)
-    return Row(*labels, worst, len(jobs), disagreeing, seconds)
+        reference, by_numpy = exact[name]
+        dtype = job.call.held if job.call.outputs == ("lse",) else labels[2]
+        textbook = by_numpy if own is None else own(job)
+        results.append(Result(name, judge(result, reference, textbook, dtype)))
+    return Row(*labels, tuple(results), seconds)
+
+
+def _as_refusal(error: Exception) -> str:
+    """What a function of the library says that it does not compute; any other error is one."""
+    function, _, rule = str(error).partition(": ")
+    if function.partition(".")[0] not in sdpa_xp.__all__:
+        raise error
+    return rule

@@ -14,6 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdpa_xp.checks import message
+from sdpa_xp_export.graph import numpy_dtype
+
+BFLOAT16 = "bfloat16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,7 @@ class Backend:
     def holds(self, dtype: str) -> bool:
         """Whether the library keeps this dtype; JAX turns float64 into float32 unless told otherwise."""
         try:
-            return str(self.put(np.zeros(1, dtype)).dtype).endswith(dtype)
+            return str(self.put(np.zeros(1, numpy_dtype(dtype))).dtype).endswith(dtype)
         except TypeError:  # array-api-strict has only what the standard has
             return False
 
@@ -75,17 +78,18 @@ def _numpy() -> list[Backend]:
 def _torch() -> list[Backend]:
     import torch
 
+    def put(x: NDArray[Any], device: str) -> Any:
+        if x.dtype.name == BFLOAT16:  # NumPy's is foreign to torch
+            return torch.asarray(x.astype(np.float32), device=device).to(torch.bfloat16)
+        return torch.asarray(x, device=device)
+
+    def get(x: Any) -> NDArray[Any]:
+        x = x.detach().cpu()
+        array: NDArray[Any] = (x.float() if x.dtype == torch.bfloat16 else x).numpy()
+        return array
+
     devices = ["cpu"] + [f"cuda:{index}" for index in range(torch.cuda.device_count())]
-    return [
-        Backend(
-            "torch",
-            device,
-            torch.__version__,
-            partial(torch.asarray, device=device),
-            lambda x: x.detach().cpu().numpy(),
-        )
-        for device in devices
-    ]
+    return [Backend("torch", device, torch.__version__, partial(put, device=device), get) for device in devices]
 
 
 def _strict() -> list[Backend]:
@@ -132,10 +136,15 @@ def _mlx() -> list[Backend]:
     import mlx.core as mx
 
     def put(x: NDArray[Any]) -> Any:
+        if x.dtype.name == BFLOAT16:  # NumPy's is foreign to MLX
+            return mx.array(x.astype(np.float32)).astype(mx.bfloat16)
         wide = x.dtype == np.float64  # which MLX makes of it only where it is told to
         return mx.array(x, dtype=mx.float64) if wide else mx.array(x)
 
-    return [Backend("mlx", mx.default_device().type.name, _version("mlx.core"), put, np.asarray)]
+    def get(x: Any) -> NDArray[Any]:
+        return np.asarray(x.astype(mx.float32) if x.dtype == mx.bfloat16 else x)
+
+    return [Backend("mlx", mx.default_device().type.name, _version("mlx.core"), put, get)]
 
 
 _OPEN: dict[str, Callable[[], list[Backend]]] = {

@@ -56,10 +56,10 @@ def bound(value: Any, arrays: Mapping[str, Any]) -> Any:
 
 
 def library_arguments(call: Call, arrays: Mapping[str, Any]) -> Arrays:
-    """Inputs of the graph -> keywords of `sdpa_xp.scaled_dot_product_attention`; the call has no cache."""
+    """Inputs of the graph -> keywords of `sdpa_xp.scaled_dot_product_attention`, of the new tokens alone."""
     made = {name: arrays[name] for name in ("query", "key", "value")}
     made |= {name: bound(getattr(call, name), arrays) for name in ("attn_mask", "bias", "scale", "sinks")}
-    return made | {"is_causal": call.is_causal, "softcap": call.softcap, "layout": call.layout}
+    return made | {name: getattr(call, name) for name in ("is_causal", "softcap", "softmax_dtype", "layout")}
 
 
 def present(call: Call, plain: Arrays) -> Arrays:

@@ -60,10 +60,10 @@ DEFAULT_RUNTIME = "onnxruntime>=1.28;cpu"
 _RUNTIME = re.compile(r"onnxruntime>=(\d+)\.(\d+)(?:\.\d+)?;(\w+)")
 
 
-def runtime_of(provider: str) -> str:
-    """The default runtime, with the provider of that full name."""
+def runtime_of(provider: str, release: str) -> str:
+    """A release of onnxruntime with the provider of that full name."""
     (short,) = (name for name, full in PROVIDERS.items() if full == provider)
-    return DEFAULT_RUNTIME.replace("cpu", short)
+    return f"onnxruntime>={release};{short}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ def expected(call: Call, arrays: Arrays) -> dict[str, tuple[NDArray[np.float64],
         exact = {"output": output, "lse": lse, "weights": weights, "scores": scores}
         own = stages(numpy_namespace, **given)
     made = {
-        name: (_as_returned(call, name, exact[name]), _as_returned(call, name, own[name]))
+        name: (as_returned(call, name, exact[name]), as_returned(call, name, own[name]))
         for name in call.outputs
     }
     if call.cached:
@@ -60,7 +60,8 @@ def expected(call: Call, arrays: Arrays) -> dict[str, tuple[NDArray[np.float64],
     return made
 
 
-def _as_returned(call: Call, name: str, array: NDArray[Any]) -> NDArray[Any]:
+def as_returned(call: Call, name: str, array: NDArray[Any]) -> NDArray[Any]:
+    """An output with heads before the length -> in the layout of the call."""
     swapped = name == "output" and call.layout == LHE and array.ndim > 2
     return array.swapaxes(-2, -3) if swapped else array
 

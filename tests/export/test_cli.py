@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from command import refused, run
 
 from sdpa_xp_export import TensorSpec, agree, backends, demo, verify
+from sdpa_xp_export.features import features
 
 
 @pytest.mark.parametrize(
@@ -69,7 +71,8 @@ def test_backends(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_agree(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "agree", "--backend", "numpy", "--backend", "torch", "--json")
+    dtypes = ("--dtype", "float32", "--dtype", "bfloat16")
+    code, out, _ = run(capsys, "agree", "--backend", "numpy", "--backend", "torch", *dtypes, "--json")
     rows = json.loads(out)
     assert code == 0
     assert {(row["backend"], row["implementation"]) for row in rows} >= {
@@ -78,8 +81,35 @@ def test_agree(capsys: pytest.CaptureFixture[str]) -> None:
         ("onnxruntime", "attention"),
         ("onnxruntime", "primitive"),
     }
-    assert {row["dtype"] for row in rows} == {"float16", "float32", "float64"}
+    assert {row["dtype"] for row in rows} == {"float32", "bfloat16"}
     assert all(row["agrees"] for row in rows)
+    names = list(features("float32"))
+    for row in rows:
+        assert [each["feature"] for each in row["features"]] == names
+        ran = [each for each in row["features"] if not each["refused"]]
+        assert row["jobs"] == len(ran)
+        assert all(0 <= each["agreement"]["absolute"] <= each["agreement"]["bound"] for each in ran)
+        assert row["backend"] == "onnxruntime" or len(ran) == len(names)
+
+
+def test_agree_says_what_a_library_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    """JAX without x64 has no float64 to hold scores in: refused, which is no disagreement."""
+    code, out, _ = run(capsys, "agree", "--backend", "jax", "--dtype", "float32", "--json")
+    (row,) = (row for row in json.loads(out) if row["backend"] == "jax")
+    refused = {each["feature"]: each["refused"] for each in row["features"] if each["refused"]}
+    assert code == 0
+    assert row["agrees"]
+    assert list(refused) == ['softmax_dtype="float64"']
+    assert refused['softmax_dtype="float64"'].startswith("`softmax_dtype` must be one that jax.numpy has")
+
+
+def test_agree_takes_no_other_error_for_a_refusal() -> None:
+    def broken(*_: Any) -> Any:
+        raise ValueError("operands could not be broadcast")
+
+    (job,) = (job for name, job in agree.feature_jobs("float32").items() if name == "plain")
+    with pytest.raises(ValueError, match="operands"):
+        [*agree.compare({"plain": replace(job, compute=broken)}, "float32", backends.find(["numpy"]), [])]
 
 
 def test_agree_exits_1_and_names_what_disagrees(
@@ -88,7 +118,9 @@ def test_agree_exits_1_and_names_what_disagrees(
     monkeypatch.setattr("sdpa_xp.masks.bands.Band.on", lambda *_: True)
     code, out, _ = run(capsys, "agree", "--backend", "numpy", "--dtype", "float32")
     assert code == 1
-    assert "DISAGREES: numpy xp float32 cpu: is_causal, all of it" in out
+    (line,) = (line for line in out.splitlines() if line.startswith("DISAGREES: numpy xp float32 cpu: "))
+    assert {"is_causal", "all of it", "sliding_window"} <= set(line.partition("cpu: ")[2].split(", "))
+    assert "plain" not in line
 
 
 def test_demo(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,7 +106,7 @@ COMPLETIONS = {
     "export --outputs ": {"output", "lse", "weights", "scores"},
     "verify a.onnx --provider ": {"cpu", "cuda"},
     "verify a.onnx --require-provider cu": {"cuda"},
-    "agree --dtype ": {"float32", "float16", "float64"},
+    "agree --dtype ": {"float32", "float16", "bfloat16", "float64"},
     "agree --backend t": {"torch"},
     "ver": {"verify"},
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -56,7 +55,7 @@ def agree(
     rows = (row for each in dtypes for row in compare(feature_jobs(each), each, found, offered))
     seen = _collected("agree", rows, most, quiet=as_json)
     if as_json:
-        say_json([asdict(row) | {"agrees": row.agrees} for row in seen])
+        say_json([row.as_json() for row in seen])
     else:
         _show(seen)
     _judge(seen)
@@ -85,9 +84,11 @@ def _collected(what: str, rows: Iterable[Row], most: int | None = None, *, quiet
 
 
 def _show(rows: Iterable[Row]) -> None:
-    """The rows, each with the worst error of its jobs; then those that disagree."""
+    """The rows that ran something, each with the worst error of its jobs; then those that disagree."""
     cells: list[list[Cell]] = []
     for row in rows:
+        if row.worst is None:
+            continue
         errors = (row.worst.absolute, row.worst.relative, row.worst.bound)
         labels = (row.backend, row.implementation, row.dtype, row.device)
         numbers = [f"{error:.1e}" for error in errors]

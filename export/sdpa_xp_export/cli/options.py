@@ -9,7 +9,7 @@ import typer
 
 from sdpa_xp_export.runtime import PROVIDERS
 
-DTYPES = ("float32", "float16", "float64")
+DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 
 def completed_from(values: Iterable[str]) -> Callable[[str], list[str]]:
