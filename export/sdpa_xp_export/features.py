@@ -56,15 +56,15 @@ def _masks(dtype: str) -> dict[str, Feature]:
     query, key, entry = _tokens(dtype, "L"), _tokens(dtype, "S"), _given("int64", "B")
     ids = _given("int64", "B", "L"), _given("int64", "B", "S")
     made = {
-        'causal("lower_right")': masks.causal("lower_right"),
-        "causal(offset), one a batch entry": masks.causal(entry),
-        "sliding_window": masks.sliding_window(3, 2, offset="lower_right"),
-        "padding of keys": masks.padding(entry),
-        "padding of keys and queries": masks.padding(entry, entry),
-        "document": masks.document(*ids),
-        "prefix": masks.causal() | masks.prefix(entry),
-        "chunked": masks.chunked(4),
-        "dilated": masks.dilated(3),
+        'masks.causal("lower_right")': masks.causal("lower_right"),
+        "masks.causal(offsets)": masks.causal(entry),
+        "masks.sliding_window": masks.sliding_window(3, 2, offset="lower_right"),
+        "masks.padding": masks.padding(entry),
+        "masks.padding, of queries too": masks.padding(entry, entry),
+        "masks.document": masks.document(*ids),
+        "masks.prefix": masks.causal() | masks.prefix(entry),
+        "masks.chunked": masks.chunked(4),
+        "masks.dilated": masks.dilated(3),
         "masks.from_array": masks.causal() & masks.from_array(_given("bool", "B", 1, 1, "S")),
         "masks.from_function": masks.from_function(lambda b, h, i, j: (i + j + h + b) % 3 != 0),
         "masks combined": ~masks.sliding_window(1, 1) & (masks.padding(entry) | masks.chunked(5)),
@@ -80,8 +80,8 @@ def _biases(dtype: str) -> dict[str, Feature]:
     query, key = _tokens(dtype, "L"), _tokens(dtype, "S")
     table = _given(dtype, 16, 8)
     made = {
-        "alibi": biases.alibi(8),
-        "relative": biases.relative(table, max_distance=8),
+        "biases.alibi": biases.alibi(8),
+        "biases.relative": biases.relative(table, max_distance=8),
         "biases.from_function": biases.from_function(lambda score, *_indices: score * 0.5),
         "a sum of biases": biases.relative(table, bidirectional=False) + biases.alibi(8),
     }
@@ -114,7 +114,7 @@ def _outputs(dtype: str) -> dict[str, Feature]:
 
     merged = "no graph merges states: it gives output and lse of one of them"
     return {
-        "lse": Feature(of("lse"), library.lse),
+        "attention_state.lse": Feature(of("lse"), library.lse),
         "attention_weights": Feature(of("weights"), library.weights),
         "attention_scores": Feature(of("scores"), library.scores),
         "merge_states": Feature(_call(query, key, **rules), library.merged, merged),

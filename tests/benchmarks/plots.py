@@ -70,26 +70,31 @@ PLOTS = {
 
 def draw(rows: Sequence[Row], folder: Path) -> list[str]:
     """Write each plot that there are numbers for; their names."""
-    return [name for name, plot in PLOTS.items() if _draw(rows, plot, folder / f"{name}.svg")]
+    drawn = {name: figure(rows, plot) for name, plot in PLOTS.items()}
+    with matplotlib.rc_context(STYLE):
+        for name, each in drawn.items():
+            if each is not None:
+                each.savefig(folder / f"{name}.svg", metadata={"Date": None, "Creator": None})
+    return [name for name, each in drawn.items() if each is not None]
 
 
-def _draw(rows: Sequence[Row], plot: Plot, file: Path) -> bool:
+def figure(rows: Sequence[Row], plot: Plot) -> Figure | None:
+    """The plot; None where there are no numbers for it."""
     shown = [row for row in rows if row.cell in plot.cells and plot.quantity in row.numbers]
     shown = [row for row in shown if row.contender not in plot.left_out]
     if not shown:
-        return False
+        return None
     with matplotlib.rc_context(STYLE):
         width = 3.6 * len(plot.cells) + 2.4
-        figure = Figure(figsize=(width, 3.6), layout="constrained")
-        panels = figure.subplots(1, len(plot.cells), sharey=True, squeeze=False)[0]
+        drawn = Figure(figsize=(width, 3.6), layout="constrained")
+        panels = drawn.subplots(1, len(plot.cells), sharey=True, squeeze=False)[0]
         lines: dict[str, Any] = {}
         for axes, cell in zip(panels, plot.cells, strict=True):
             lines |= _panel(axes, plot, [row for row in shown if row.cell == cell])
             axes.set_title(cell, color=INK)
         panels[0].set_ylabel(plot.label)
-        figure.legend(lines.values(), lines.keys(), loc="outside right upper", frameon=False)
-        figure.savefig(file, metadata={"Date": None, "Creator": None})
-    return True
+        drawn.legend(lines.values(), lines.keys(), loc="outside right upper", frameon=False)
+    return drawn
 
 
 def _panel(axes: Any, plot: Plot, rows: Sequence[Row]) -> dict[str, Any]:

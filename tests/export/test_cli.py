@@ -119,7 +119,7 @@ def test_agree_exits_1_and_names_what_disagrees(
     code, out, _ = run(capsys, "agree", "--backend", "numpy", "--dtype", "float32")
     assert code == 1
     (line,) = (line for line in out.splitlines() if line.startswith("DISAGREES: numpy xp float32 cpu: "))
-    assert {"is_causal", "all of it", "sliding_window"} <= set(line.partition("cpu: ")[2].split(", "))
+    assert {"is_causal", "all of it", "masks.sliding_window"} <= set(line.partition("cpu: ")[2].split(", "))
     assert "plain" not in line
 
 

@@ -1,0 +1,89 @@
+"""The benchmarks of tests/benchmarks, as they were measured: bars, plots, tables, on which machine and when."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from html import escape
+from typing import Any
+
+from evidence import ROOT
+from figures import inline
+
+BENCHMARKS = ROOT / "tests" / "benchmarks"
+GPU = ROOT / "tests" / "gpu" / "results.json"
+sys.path.append(str(BENCHMARKS))
+import exported
+import plots
+import report
+from measuring import Row, Spread
+
+SEEN = {
+    "time": "Milliseconds over S, for all pairs and for causal calls, a line a library: all grow as S squared.",
+    "ratio": "Time over that of torch SDPA, over S, for all pairs and for causal calls, a line a library.",
+    "limit": "Share of the two matrix products alone in the whole time, over S, a line a library.",
+    "memory": "Megabytes above inputs and output, over S: textbook lines rise, those of sdpa_xp stay flat.",
+}
+"""What is to be seen in each plot."""
+
+
+def page() -> str:
+    facts = json.loads((BENCHMARKS / "attention.json").read_text())
+    rows = [row_of(each) for each in facts["rows"]]
+    return "\n\n".join([*attention(facts, rows), *graphs(), *gpu()])
+
+
+def attention(facts: dict[str, Any], rows: list[Row]) -> Iterator[str]:
+    versions = ", ".join(f"{name} {facts[name]}" for name in facts["packages"])
+    missed = [line for line in report.bars(rows) if "**no**" in line]
+    yield "## Attention on the CPU"
+    yield (
+        f"{facts['call']}, {facts['cores']} cores of {facts['cpu']}, {facts['system']}, {facts['date']}. "
+        f"Python {facts['python']}, {versions}. NumPy's BLAS: {facts['numpy_blas']}."
+    )
+    yield report.HOW
+    for name, plot in plots.PLOTS.items():
+        if (drawn := plots.figure(rows, plot)) is not None:
+            yield picture(drawn, SEEN[name])
+    yield "### Bars"
+    count = len(report.bars(rows)) - 2
+    yield f"What is to be reached, and what was: {len(missed)} of {count} are missed."
+    yield "\n".join(report.bars(rows))
+    yield "### Where the time goes"
+    yield report.WHERE
+    yield "\n".join(report.parts(rows))
+    for cell, title, what in report.TABLES:
+        if of_cell := [row for row in rows if row.cell == cell]:
+            yield f"### {title}"
+            yield what
+            yield "\n".join(report.by_length(of_cell))
+
+
+def graphs() -> Iterator[str]:
+    text = exported.page(json.loads((BENCHMARKS / "exported.json").read_text()))
+    title, _, rest = text.partition("\n")
+    yield f"## {title.removeprefix('# ')}"
+    yield rest
+
+
+def gpu() -> Iterator[str]:
+    yield "## On a GPU"
+    if not GPU.exists():
+        yield "No results from a GPU are in the repository; `python tests/gpu/run.py` makes them where there is one."
+        return
+    results = json.loads(GPU.read_text())
+    yield f"{results['gpu']}, Python {results['python']}, {results['date']}."
+    table = GPU.with_suffix(".md")
+    yield table.read_text().partition("\n")[2].replace("\n## ", "\n### ") if table.exists() else "No table was made."
+
+
+def picture(drawn: Any, alt: str) -> str:
+    """A plot in the ink of the page, whatever its scheme."""
+    svg = inline(drawn).replace(plots.INK, "currentColor")
+    return f'<div class="figure" role="img" aria-label="{escape(alt, quote=True)}">{svg}</div>'
+
+
+def row_of(each: dict[str, Any]) -> Row:
+    numbers = {name: Spread(**spread) for name, spread in each["numbers"].items()}
+    return Row(**each | {"numbers": numbers})
