@@ -14,7 +14,7 @@ REDUCED := 1.23.2 1.28.0
 RELEASES := 1.23.2 1.24.4 1.26.0 1.28.0
 
 .NOTPARALLEL:
-.PHONY: demo test check bench runtimes docs docs-serve docs-check clean
+.PHONY: demo test check bench agreement runtimes docs docs-serve docs-check clean
 
 demo: .venv/demo
 	$(BIN)/sdpa-xp demo --force
@@ -35,6 +35,9 @@ check: .venv/test
 bench: .venv/test
 	$(BIN)/python tests/benchmarks/attention.py
 	$(BIN)/python tests/benchmarks/exported.py
+
+agreement: .venv/test
+	$(BIN)/python tests/agreement/measure.py
 
 runtimes: .venv/test $(RELEASES:%=.venv/onnxruntime/%/installed)
 	PYTHONPATH=tests $(BIN)/python -m runtime.matrix

@@ -20,7 +20,8 @@ from sybil.parsers.abstract.doctest import DocTestStringParser
 from sybil.parsers.markdown import SkipParser
 from sybil.parsers.markdown.lexers import RawFencedCodeBlockLexer
 
-sys.path.insert(0, str(Path(__file__).parent / "_site"))  # as the build of the site does
+ROOT = Path(__file__).parents[1]
+sys.path += [str(ROOT / each) for each in ("docs/_site", "tests", "tests/benchmarks")]  # as _site/hooks.py does
 
 
 class Blocks:

@@ -15,7 +15,7 @@ from sdpa_xp.tiles import Plan, plan
 
 
 class Explanation(NamedTuple):
-    """How a call would be computed; `print` it."""
+    """How a call would be computed, as `explain` returns it; `print` shows it in two lines."""
 
     implementation: str
     """"xp" or "native"."""

@@ -105,12 +105,12 @@ class PagedKVCache(Generic[A]):
 
     @property
     def key_blocks(self) -> A:
-        """(P, H, size, E)."""
+        """Keys of all blocks in the pool, (P, H, size, E)."""
         return cast(A, self._key_blocks)
 
     @property
     def value_blocks(self) -> A:
-        """(P, H, size, Ev)."""
+        """Values of all blocks in the pool, (P, H, size, Ev)."""
         return cast(A, self._value_blocks)
 
     @property

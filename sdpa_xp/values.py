@@ -14,7 +14,7 @@ class Value:
     """Made by a function with the arguments that its fields are."""
 
     name: ClassVar[str] = ""
-    """Of that function, or the operator that combined two values."""
+    """The function that made it, such as "causal", or the operator that combined two, such as "&"."""
     __array_ufunc__: ClassVar[None] = None  # so that NumPy's `array & value` asks the value
 
     def arrays(self) -> Iterator[tuple[str, object]]:
@@ -28,7 +28,7 @@ class Value:
 
     @property
     def arguments(self) -> dict[str, object]:
-        """What the function called `name` was given, for those who translate the value."""
+        """What that function was given, by name: with `name` all that a translator needs."""
         return {field.name: getattr(self, field.name) for field in fields(self) if field.repr}
 
     def __repr__(self) -> str:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
 from evidence import DTYPES, FEATURES, ROOT, ROWS, about, column, table
-
-sys.path.append(str(ROOT / "tests"))
 from runtime.table import markdown
 
 

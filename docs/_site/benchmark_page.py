@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from html import escape
 from typing import Any
 
-from evidence import ROOT
-from figures import inline
-
-BENCHMARKS = ROOT / "tests" / "benchmarks"
-GPU = ROOT / "tests" / "gpu" / "results.json"
-sys.path.append(str(BENCHMARKS))
 import exported
 import plots
 import report
+from evidence import ROOT
+from figures import inline
 from measuring import Row, Spread
 
+BENCHMARKS = ROOT / "tests" / "benchmarks"
+GPU = ROOT / "tests" / "gpu" / "results.json"
 SEEN = {
     "time": "Milliseconds over S, for all pairs and for causal calls, a line a library: all grow as S squared.",
     "ratio": "Time over that of torch SDPA, over S, for all pairs and for causal calls, a line a library.",
@@ -70,12 +67,16 @@ def graphs() -> Iterator[str]:
 def gpu() -> Iterator[str]:
     yield "## On a GPU"
     if not GPU.exists():
-        yield "No results from a GPU are in the repository; `python tests/gpu/run.py` makes them where there is one."
+        yield "No results of a GPU are in the repository; `python tests/gpu/run.py` measures them on one."
         return
     results = json.loads(GPU.read_text())
     yield f"{results['gpu']}, Python {results['python']}, {results['date']}."
     table = GPU.with_suffix(".md")
-    yield table.read_text().partition("\n")[2].replace("\n## ", "\n### ") if table.exists() else "No table was made."
+    yield (
+        table.read_text().partition("\n")[2].replace("\n## ", "\n### ")
+        if table.exists()
+        else "No table was made."
+    )
 
 
 def picture(drawn: Any, alt: str) -> str:

@@ -33,9 +33,9 @@ MARKS = {"mathematics": 'class="arithmatex"', "diagrams": 'class="mermaid"'}
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Let the blocks of pages import what draws their figures."""
-    if str(HERE) not in sys.path:
-        sys.path.insert(0, str(HERE))
+    """Let the blocks of pages import what makes their figures and tables, which is partly in tests/."""
+    tests = HERE.parents[1] / "tests"
+    sys.path += [str(path) for path in (HERE, tests, tests / "benchmarks") if str(path) not in sys.path]
     return config
 
 

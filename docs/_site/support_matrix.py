@@ -17,8 +17,8 @@ def page() -> str:
             "## On the array libraries",
             matrix(notes, columns(exported=False), RESULTS["absent"]),
             "## In exported graphs",
-            f"The forms of an ONNX graph, exported for onnxruntime {RESULTS['libraries']['onnxruntime']} and run in "
-            "it on the CPU.",
+            f"The forms of an ONNX graph, exported for onnxruntime {RESULTS['libraries']['onnxruntime']} "
+            "and run in it on the CPU.",
             matrix(notes, columns(exported=True), []),
             "## Why not",
             "The messages are those that a caller sees.",
@@ -38,9 +38,7 @@ def matrix(notes: Notes, names: list[str], absent: list[str]) -> str:
 
 def held(notes: Notes, name: str) -> str:
     """The dtypes in which a column computes anything at all, and those in which it does not."""
-    refused = [
-        f"not {dtype}{notes.mark(reason(dtype, name))}" for dtype in DTYPES if not computes(dtype, name)
-    ]
+    refused = [f"not {dtype}{notes.mark(reason(dtype, name))}" for dtype in DTYPES if not computes(dtype, name)]
     return "<br>".join([*(dtype for dtype in DTYPES if computes(dtype, name)), *refused])
 
 

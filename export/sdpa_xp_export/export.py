@@ -65,7 +65,7 @@ def export_attention(
         scale: A finite number, default 1 / sqrt(E); or a spec that broadcasts to (..., Hq, L, 1).
         softcap: A positive number; None or 0 is off.
         sinks: A spec of (..., Hq).
-        dropout_p: 0. A graph draws no random numbers.
+        dropout_p: Must be 0, since a graph draws no random numbers.
         softmax_dtype: None, or `"float64"` to compute float32 in it.
         layout: `"...HLE"`, or `"...LHE"` with the heads behind the length.
         past_key: A cache, (..., H, P, E), that the new keys are joined to: S is then the length of both, named

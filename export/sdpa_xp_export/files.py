@@ -52,6 +52,14 @@ def save(
         FileExistsError: `path` is there and `overwrite` is False; or it is no regular file.
         FileNotFoundError: Its folder is not there.
         OSError: The disk is full, or the folder cannot be written to.
+
+    Examples:
+        >>> import tempfile
+        >>> from sdpa_xp_export import TensorSpec, export_attention
+        >>> qkv = TensorSpec("float32", ("B", 8, "L", 64))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save(export_attention(qkv, qkv, qkv, is_causal=True), f"{folder}/attention.onnx").name
+        'attention.onnx'
     """
     _check_model(model)
     with in_words_of(ASKED, path):

@@ -26,16 +26,18 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class LayerReport:
-    """What `verify_layer` saw."""
+    """What `verify_layer` saw; `print` shows it in a line."""
 
     form: str
-    """Of attention; of a layer those of all its calls."""
+    """The form of attention; of a layer those of all its calls."""
     reason: str
     """Why the exporter took that form."""
     onnxruntime: str
     """The release that ran it."""
     runs: tuple[Run, ...]
+    """Each output of each run."""
     placements: tuple[Placement, ...]
+    """Each node that ran."""
 
     @property
     def agrees(self) -> bool:
@@ -66,6 +68,7 @@ class LayerReport:
 
 @dataclass(frozen=True, slots=True)
 class Report(LayerReport):
-    """What `verify` saw."""
+    """What `verify` saw; `print` shows it in a line."""
 
     call: Call
+    """What the model states that it computes."""

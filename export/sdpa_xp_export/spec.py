@@ -62,7 +62,14 @@ class TensorSpec:
 
     @classmethod
     def parse(cls, text: str) -> TensorSpec:
-        """The spec that is written as `float32[B,8,L,64]`."""
+        """The spec that is written as `float32[B,8,L,64]`, which the command line takes.
+
+        Args:
+            text: A dtype, and the shape in brackets.
+
+        Raises:
+            ValueError: Another form of text, or what a spec refuses.
+        """
         found = _SPEC.fullmatch(text.replace(" ", "")) if isinstance(text, str) else None
         lengths = found["shape"].split(",") if found and found["shape"] else []
         if found is None or "" in lengths:

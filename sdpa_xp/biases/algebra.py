@@ -43,8 +43,8 @@ class Term(ABC):
 class Bias(Value, ABC):
     """What is added to the scores. Biases combine with `+`, also with arrays.
 
-    They are immutable and hold no L x S array but one that was given. `bind` and `arrays` are for the
-    library.
+    The functions of `sdpa_xp.biases` make them, and `bias` takes them. They are immutable and hold no L x S
+    array but one that was given.
 
     Examples:
         >>> from sdpa_xp import biases

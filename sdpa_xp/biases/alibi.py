@@ -28,7 +28,8 @@ def alibi(slopes: int | Sequence[float] | AnyArray, *, offset: IntegersLike | st
         slopes: The number of query heads, for the slopes of the paper; or the slopes, a list of Hq numbers or
             a floating array (..., Hq).
         offset: Which key the first query stands at: an integer, one a batch entry, or "lower_right" for
-            S - L, which flash-attention means. Beside a causal mask it does not matter.
+            S - L, which flash-attention means. Beside a causal mask it changes nothing: it moves all scores of
+            a row alike.
 
     Returns:
         The bias.

@@ -11,7 +11,7 @@ from sdpa_xp.tiles import Tile
 
 
 def to_array(bias: Bias, shape: tuple[int, ...], *, like: Any = None) -> Any:
-    """What the bias makes of scores of 0.
+    """What the bias adds, as an array: what it makes of scores of 0.
 
     Shapes:
         `Hq` query heads, `L` queries, `S` keys, `...` batch.

@@ -17,7 +17,7 @@ from sdpa_xp.totals import Learned
 def relative(
     table: AnyArray, *, bidirectional: bool = True, max_distance: int = 128, offset: int | str = 0
 ) -> Bias:
-    r"""table[bucket(j - i - offset), h] for query i and key j in head h.
+    r"""`table[bucket(j - i - offset), h]` for query i and key j in head h.
 
     The first half of the buckets of a direction holds one distance each; the others widen logarithmically up
     to `max_distance`, beyond which all share the last.

@@ -134,7 +134,7 @@ class Attention(Layer):
             keywords: As for a call.
 
         Returns:
-            (..., Hq, L, S), and (..., L, S) of a layer that has a single head by its class.
+            (..., Hq, L, S), or (..., L, S) of a `SingleHeadAttention`, which has no axis of heads.
         """
         q, k = self._heads({"query": query, "key": query if key is None else key})
         return cast(A, attention_weights(q, k, attn_mask, **self._rules(keywords)))

@@ -42,7 +42,14 @@ class Linear(Layer):
         checks.linear("Linear", self.weight, self.bias)
 
     def __call__(self, x: A) -> A:
-        """(..., in) -> (..., out)."""
+        """The map of each row.
+
+        Args:
+            x: (..., in), of the library, device and dtype of the map.
+
+        Returns:
+            (..., out).
+        """
         checks.inputs("Linear", {"x": x}, {"x": self.weight})
         return self.mapped(x)
 

@@ -21,7 +21,7 @@ class MultiHeadAttention(Attention):
 
     Shapes:
         `L` queries, `S` keys, `Hq` query heads, `H` key heads, `E` and `Ev` widths of a head, `...` batch. The
-        drawing in `help(sdpa_xp.layers)` shows each array.
+        drawing at the top of `sdpa_xp.layers` shows each array.
 
     Args:
         query: The map of queries to Hq heads, a `Linear`.

@@ -68,9 +68,9 @@ class Layer:
             device: One of that library's. None is that of the array, or the library's default.
 
         Returns:
-            Another layer. Its dtype is the same where the library has it, and float32 otherwise: so bfloat16
-                becomes float32 in NumPy, and float64 in JAX without x64 and in MLX. What torch has recorded
-                for gradients stays behind.
+            Another layer. Its dtype is the same where the library has it, and float32 otherwise, which is what
+                becomes of bfloat16 in NumPy, and of float64 in JAX without x64 and in MLX. What torch has
+                recorded for gradients stays behind.
 
         Raises:
             TypeError: `like` is neither a module of arrays nor an array.

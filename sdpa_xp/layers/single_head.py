@@ -111,6 +111,16 @@ class SingleHeadAttention(Attention):
         attn_mask: Mask | AnyArray | None = None,
         **keywords: Unpack[Keywords],
     ) -> A:
-        """How much each query attends to each key, (..., L, S); arguments as for a call."""
+        """How much each query attends to each key.
+
+        Args:
+            query: As for a call, as are all that follow.
+            key: (..., S, key_dim).
+            attn_mask: A mask, or an array that broadcasts to (..., 1, L, S).
+            keywords: As for a call.
+
+        Returns:
+            (..., L, S).
+        """
         found = cast(Array, Attention.weights(self, query, key, attn_mask, **keywords))
         return cast(A, found[..., 0, :, :])

@@ -40,8 +40,8 @@ class Pattern(ABC):
 class Mask(Value, ABC):
     """Which pairs of queries and keys may attend.
 
-    Masks combine with `&`, `|` and `~`, also with boolean arrays. They are immutable and hold no L x S array
-    but one that was given. `bind` and `arrays` are for the library.
+    The functions of `sdpa_xp.masks` make masks, and `attn_mask` takes them. They combine with `&`, `|` and
+    `~`, also with boolean arrays. They are immutable and hold no L x S array but one that was given.
 
     Examples:
         >>> from sdpa_xp import masks

@@ -23,12 +23,13 @@ def causal(offset: IntegersLike | str = 0) -> Mask:
         `L` queries, `S` keys, `...` batch.
 
     Args:
-        offset: An integer, or one a batch entry: a list or an integer array that broadcasts to (...).
-            0 is the upper-left alignment, which `is_causal=True` means as well. "lower_right" is S - L: the
-            last query attends all keys, as where the queries continue a cache.
+        offset: Which key the first query stands at: an integer, or one a batch entry, as a list or an integer
+            array that broadcasts to (...). 0 aligns the upper left corner, as `is_causal=True` does.
+            "lower_right" is S - L, so that the last query attends all keys, as where the queries continue a
+            cache.
 
     Returns:
-        The mask. It has no memory to speak of: no array of L x S is made of it.
+        The mask, which takes next to no memory. No array of L x S is made of it.
 
     Raises:
         TypeError: When a call uses the mask: an offset that is no integer, or not of the query's library.
@@ -61,7 +62,7 @@ def sliding_window(left: int | None, right: int | None, *, offset: IntegersLike 
     Args:
         left: How many keys before its own a query attends; None for all of them.
         right: How many keys after its own; None for all of them, 0 for a causal window.
-        offset: As for `causal`.
+        offset: Which key the first query stands at, as for `causal`.
 
     Returns:
         The mask. Tiles outside the window are not looked at, so the work grows with L, not with L x S.

@@ -24,7 +24,7 @@ def chunked(size: int) -> Mask:
         `L` queries, `S` keys.
 
     Args:
-        size: Keys in a chunk, at least 1. The queries are counted from the first key on.
+        size: Keys in a chunk, at least 1. The first query stands at the first key.
 
     Returns:
         The mask. Other chunks are not looked at.
@@ -58,10 +58,10 @@ def dilated(step: int) -> Mask:
         `L` queries, `S` keys.
 
     Args:
-        step: The distance, at least 1, which is every key.
+        step: The distance, at least 1. 1 is every key.
 
     Returns:
-        The mask. It skips pairs, not tiles: it saves no work by itself.
+        The mask. By itself it saves no work, since it skips pairs, not tiles.
 
     Raises:
         TypeError: A step that is no integer.

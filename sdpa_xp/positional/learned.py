@@ -13,7 +13,7 @@ A = TypeVar("A", bound=AnyArray)
 
 
 def learned(table: A, positions: PositionsLike | int) -> A:
-    """table[p] for each position p.
+    """The row `table[p]` for each position p.
 
     Shapes:
         `P` positions that the table has, `L` tokens, `...` batch.

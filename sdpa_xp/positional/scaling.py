@@ -22,7 +22,12 @@ class Scaling(ABC):
 
     @abstractmethod
     def frequencies(self, width: int, base: float, /) -> Frequencies:
-        """Radians a position, one for each pair of entries."""
+        """Radians a position, one for each pair of entries.
+
+        Args:
+            width: How many entries are turned.
+            base: Of the frequencies without a scaling, base^(-2i / width).
+        """
 
     @property
     def magnitude(self) -> float:
@@ -32,7 +37,7 @@ class Scaling(ABC):
 
 @dataclass(frozen=True, slots=True)
 class LinearScaling(Scaling):
-    """All positions are divided by `factor`.
+    """All positions are divided by `factor`, so that they stay within those that were trained.
 
     Args:
         factor: How much longer sequences are than those that were trained.
@@ -85,13 +90,13 @@ class NTKScaling(Scaling):
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling(Scaling):
-    """What turns seldom within `original_length` is divided by `factor`, what turns often stays.
+    """Frequencies that turn seldom within `original_length` are divided by `factor`; fast ones stay.
 
     Args:
         factor: How much longer sequences are than those that were trained.
-        original_length: That of those.
-        low_freq_factor: With so many turns, or fewer, a frequency is divided.
-        high_freq_factor: With so many turns, or more, it stays; between the two is a mixture.
+        original_length: How long those were.
+        low_freq_factor: A frequency that makes so many turns within `original_length`, or fewer, is divided.
+        high_freq_factor: One that makes so many, or more, stays; between the two it is a mixture.
 
     Examples:
         >>> from sdpa_xp import positional
@@ -123,13 +128,13 @@ class Llama3Scaling(Scaling):
 
 @dataclass(frozen=True, slots=True)
 class YaRNScaling(Scaling):
-    """As Llama 3's, on a ramp over the pairs of entries; and sharper weights, since there are more keys.
+    """As `Llama3Scaling`, with a ramp over the pairs of entries; and weights are sharper, as keys are more.
 
     Args:
         factor: How much longer sequences are than those that were trained.
-        original_length: That of those.
-        beta_fast: With so many turns within it, or more, a frequency stays.
-        beta_slow: With so many, or fewer, it is divided.
+        original_length: How long those were.
+        beta_fast: A frequency that makes so many turns within `original_length`, or more, stays.
+        beta_slow: One that makes so many, or fewer, is divided.
         attention_factor: What rotated queries and keys are multiplied by; None for 0.1 ln(factor) + 1.
         truncate: Whether the ends of the ramp are whole pairs, as in the authors' code.
 

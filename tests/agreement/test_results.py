@@ -1,0 +1,65 @@
+"""results.json is what `sdpa-xp agree` says today: the same features, the same refused, for the same reason."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from agreement.measure import RESULTS, rounded, written
+
+from sdpa_xp_export import backends, session
+from sdpa_xp_export.agree import compare, feature_jobs
+from sdpa_xp_export.choice import FORMS
+from sdpa_xp_export.cli.options import DTYPES
+from sdpa_xp_export.features import features
+
+COMMITTED = json.loads(RESULTS.read_text())
+MADE = "`make agreement` writes it anew"
+
+
+def told(row: dict[str, Any]) -> dict[str, str]:
+    """Of each feature why it is refused, or nothing."""
+    return {each["feature"]: each["refused"] for each in row["features"]}
+
+
+def label(row: dict[str, Any]) -> tuple[str, str, str]:
+    return row["backend"], row["implementation"], row["dtype"]
+
+
+def test_it_has_every_feature_of_every_dtype() -> None:
+    assert {row["dtype"] for row in COMMITTED["rows"]} == set(DTYPES), MADE
+    for row in COMMITTED["rows"]:
+        assert list(told(row)) == list(features(row["dtype"])), MADE
+
+
+def test_it_has_every_library_and_every_form() -> None:
+    ran = {row["backend"] for row in COMMITTED["rows"]}
+    assert ran | set(COMMITTED["absent"]) == {*backends.LIBRARIES, "onnxruntime"}, MADE
+    assert set(COMMITTED["absent"]) <= {"cupy"}
+    assert {row["implementation"] for row in COMMITTED["rows"]} == {"xp", *FORMS}, MADE
+
+
+def test_all_of_it_agrees() -> None:
+    for row in COMMITTED["rows"]:
+        assert row["agrees"]
+        assert row["disagreeing"] == []
+        for each in row["features"]:
+            agreement = each["agreement"]
+            assert each["refused"] or agreement["absolute"] <= agreement["bound"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_run_says_the_same(dtype: str) -> None:
+    """On NumPy and in every form: no more is refused, no less, and in the same words."""
+    rows = compare(feature_jobs(dtype), dtype, backends.find(["numpy"]), session.providers()[-1:])
+    committed = {label(row): told(row) for row in COMMITTED["rows"]}
+    for row in (each.as_json() for each in rows):
+        assert told(row) == committed[label(row)], MADE
+        assert row["agrees"]
+
+
+def test_it_is_written_as_it_is_read() -> None:
+    assert json.loads(written(COMMITTED)) == COMMITTED
+    assert written(COMMITTED) == RESULTS.read_text(), MADE
+    assert rounded({"a": [0.123456, 1], "b": "c"}) == {"a": [0.123, 1], "b": "c"}

@@ -1,0 +1,70 @@
+"""What the site is made of, as its own machinery reads it: docstrings by griffe, pages, public names."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import griffe
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+sys.path.insert(0, str(DOCS / "_site"))  # as the build of the site does
+
+from public_names import PublicNames  # noqa: E402
+
+MODULES = (
+    "sdpa_xp",
+    "sdpa_xp.masks",
+    "sdpa_xp.biases",
+    "sdpa_xp.positional",
+    "sdpa_xp.layers",
+    "sdpa_xp.plot",
+    "sdpa_xp_export",
+)
+INTERNAL = ("bind", "mapped")
+"""Methods that the library calls, of classes that a caller gets; the site leaves them out."""
+
+PUBLIC = [f"{module}.{name}" for module in MODULES for name in importlib.import_module(module).__all__]
+
+
+def pages() -> dict[str, str]:
+    """Each page of the site, by its path in docs/."""
+    found = (path for path in sorted(DOCS.rglob("*.md")) if "_site" not in path.parts)
+    return {path.relative_to(DOCS).as_posix(): path.read_text() for path in found}
+
+
+def rendered() -> list[str]:
+    """What the reference renders, by path, as often as it does."""
+    return re.findall(r"^::: (\S+)$", "\n".join(pages().values()), re.MULTILINE)
+
+
+def loaded() -> griffe.ModulesCollection:
+    """Both packages, with the names that mkdocstrings sees."""
+    loader = griffe.GriffeLoader(
+        search_paths=[ROOT, ROOT / "export"],
+        extensions=griffe.load_extensions(PublicNames),
+        docstring_parser=griffe.Parser.google,
+        docstring_options={"returns_named_value": False},
+    )
+    for package in ("sdpa_xp", "sdpa_xp_export"):
+        loader.load(package)
+    loader.resolve_aliases(implicit=True)
+    return loader.modules_collection
+
+
+def callables() -> Iterator[tuple[str, griffe.Object | griffe.Alias]]:
+    """Public functions, classes and their public methods that have a docstring, by path."""
+    objects = loaded()
+    for path in PUBLIC:
+        found = objects[path]
+        if found.is_function or found.is_class:
+            yield path, found
+        if found.is_class:
+            for name, member in found.all_members.items():
+                public = name == "__call__" or not (name.startswith("_") or name in INTERNAL)
+                if public and member.is_function and member.docstring:
+                    yield f"{path}.{name}", member

@@ -1,0 +1,124 @@
+"""The pages that are made of results say what the results say, faults too."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path += [str(ROOT / each) for each in ("docs/_site", "tests/benchmarks")]
+
+import agreement_page  # noqa: E402
+import benchmark_page  # noqa: E402
+import evidence  # noqa: E402
+import support_matrix  # noqa: E402
+from bars import BARS, Bar  # noqa: E402
+from measuring import Row, Spread  # noqa: E402
+
+
+def row(
+    dtype: str, agreement: dict[str, float] | None = None, refused: str = "", **other: Any
+) -> dict[str, Any]:
+    """One row of results, of one feature."""
+    agrees = agreement is None or agreement["absolute"] <= agreement["bound"]
+    feature = {"feature": "plain", "agreement": agreement, "refused": refused, "agrees": agrees}
+    names = {"backend": "numpy", "implementation": "xp", "device": "cpu"} | other
+    return {
+        **names,
+        "dtype": dtype,
+        "agrees": agrees,
+        "jobs": int(agreement is not None),
+        "features": [feature],
+    }
+
+
+RIGHT, WRONG = {"absolute": 1e-7, "bound": 2e-7}, {"absolute": 4e-7, "bound": 2e-7}
+
+
+@pytest.fixture
+def results(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Rows in place of those that were measured."""
+
+    def put(*rows: dict[str, Any]) -> None:
+        for module in (evidence, support_matrix, agreement_page):
+            monkeypatch.setattr(module, "ROWS", list(rows))
+        for module in (support_matrix, agreement_page):
+            monkeypatch.setattr(module, "DTYPES", list(dict.fromkeys(each["dtype"] for each in rows)))
+            monkeypatch.setattr(module, "FEATURES", ["plain"])
+
+    return put
+
+
+@pytest.mark.parametrize(
+    ("rows", "cell"),
+    [
+        ([row("float32", RIGHT), row("float16", RIGHT)], "yes"),
+        ([row("float32", RIGHT), row("float16", WRONG)], "yes; **wrong** for float16"),
+        ([row("float32", WRONG)], "**wrong** for float32"),
+    ],
+)
+def test_a_cell_says_yes_or_wrong(results: Any, rows: list[dict[str, Any]], cell: str) -> None:
+    results(*rows)
+    assert support_matrix.cell(evidence.Notes("note"), "plain", "NumPy") == cell
+
+
+def test_a_cell_says_why_it_is_refused(results: Any) -> None:
+    other = {"feature": "sinks", "agreement": RIGHT, "refused": "", "agrees": True}
+    one, two = row("float32", RIGHT), row("float16", refused="`query` must be <wide>")
+    results(one, two | {"jobs": 1, "features": [*two["features"], other]})
+    notes = evidence.Notes("note")
+    assert support_matrix.cell(notes, "plain", "NumPy").startswith("yes; refused for float16<sup><a href=")
+    assert notes.shown() == '<ol><li id="note-1"><code>query</code> must be &lt;wide&gt;</li></ol>'
+    assert notes.mark(notes.reasons[0]) == notes.mark(notes.reasons[0])
+    assert len(notes.reasons) == 1
+
+
+def test_a_dtype_in_which_nothing_runs_is_named_once(results: Any) -> None:
+    results(row("float32", RIGHT), row("float64", refused="float32 accuracy"))
+    notes = evidence.Notes("note")
+    assert support_matrix.held(notes, "NumPy").startswith("float32<br>not float64<sup>")
+    assert notes.reasons == ["float32 accuracy"]
+    assert support_matrix.cell(notes, "plain", "NumPy") == "yes"
+
+
+def test_the_worst_of_a_row_is_nearest_to_its_bound(results: Any) -> None:
+    far = {"feature": "scale", "agreement": {"absolute": 1e-6, "bound": 1e-5}, "refused": "", "agrees": True}
+    near = row("float32", RIGHT)
+    results(near | {"jobs": 2, "features": [far, *near["features"]]})
+    assert "| NumPy | 2 | 1.0e-07 | 2.0e-07 | 50% | plain |" in agreement_page.of_dtype("float32")
+
+
+def test_a_bar_that_is_missed_is_shown_as_missed() -> None:
+    bar: Bar = BARS[0]
+    facts = dict.fromkeys(("call", "cores", "cpu", "system", "date", "python", "numpy_blas"), "x")
+    slow = Row(bar.cell, bar.length, bar.contender, {bar.quantity: Spread(9.0, 9.0, 9.0)})
+    text = "\n".join(benchmark_page.attention(facts | {"packages": []}, [slow]))
+    assert f"1 of {len(BARS)} are missed" in text
+    assert "| 9 | **no** |" in text
+
+
+def test_the_gpu_section_follows_from_its_results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(benchmark_page, "GPU", tmp_path / "results.json")
+    assert "No results of a GPU" in "\n".join(benchmark_page.gpu())
+    (tmp_path / "results.json").write_text('{"gpu": "H100", "python": "3.11", "date": "2026-01-01"}')
+    (tmp_path / "results.md").write_text("# Table\n\n## On it\n\n| a |\n")
+    text = "\n".join(benchmark_page.gpu())
+    assert "H100, Python 3.11, 2026-01-01." in text
+    assert "\n### On it" in text
+
+
+def test_whole_pages_are_made() -> None:
+    support, agreement, benchmarks = (each.page() for each in (support_matrix, agreement_page, benchmark_page))
+    for feature in evidence.FEATURES:
+        assert f"| `{feature}` |" in support or f"| {feature} |" in support
+    assert "not run here" in support
+    assert "**wrong**" not in support
+    for each in (support, agreement, benchmarks):
+        assert "Python 3." in each
+        assert re.search(r"\d{4}-\d\d-\d\d", each)
+    assert benchmarks.count("<svg") == 4
+    assert "#7a7a7a" not in benchmarks

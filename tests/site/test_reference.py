@@ -1,0 +1,78 @@
+"""The reference has every public name once, and a docstring the arguments that there are."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import griffe
+import pytest
+from documented import DOCS, PUBLIC, ROOT, callables, pages, rendered
+
+CALLABLES = dict(callables())
+REST = re.compile(r":(?:[a-z]+:)?[a-z]+:`|^\s*\.\. [a-z-]+::", re.MULTILINE)
+"""A role or a directive of reStructuredText, of which Markdown makes nothing."""
+
+
+@pytest.mark.parametrize("path", PUBLIC)
+def test_every_public_name_is_on_the_site_once(path: str) -> None:
+    assert Counter(rendered())[path] == 1
+
+
+def test_nothing_is_rendered_twice() -> None:
+    assert [path for path, times in Counter(rendered()).items() if times > 1] == []
+
+
+@pytest.mark.parametrize("path", CALLABLES)
+def test_the_docstring_has_the_arguments_of_the_signature(path: str) -> None:
+    """Or each field of a class has a docstring of its own."""
+    found = CALLABLES[path]
+    taken = [each.name.lstrip("*") for each in found.parameters if each.name not in ("self", "cls")]
+    named = arguments(found)
+    if found.is_class and not named:
+        named = [name for name in taken if found.all_members[name].docstring]
+    assert sorted(named) == sorted(taken)
+
+
+@pytest.mark.parametrize("path", CALLABLES)
+def test_what_is_returned_is_read_as_prose(path: str) -> None:
+    """`Returns:` with a colon in its first line would be read as a type and its description."""
+    for section in parsed(CALLABLES[path]):
+        if section.kind is griffe.DocstringSectionKind.returns:
+            assert [each.annotation for each in section.value if isinstance(each.annotation, str)] == []
+
+
+def test_the_files_of_the_pages_are_those_of_the_navigation() -> None:
+    _, _, nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")
+    listed = re.findall(r"(?:- |: )(\S+\.md)$", nav, re.MULTILINE)
+    assert sorted(listed) == sorted(pages())
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(path for folder in ("sdpa_xp", "export", "docs/_site") for path in (ROOT / folder).rglob("*.py")),
+        *(DOCS / name for name in pages()),
+        *ROOT.glob("*.md"),
+    ],
+    ids=lambda path: path.relative_to(ROOT).as_posix(),
+)
+def test_nothing_is_written_for_another_renderer(path: Path) -> None:
+    assert REST.findall(path.read_text()) == []
+
+
+@pytest.mark.parametrize("text", [":math:`x`", ".. math:: x", "  .. note::", ":py:class:`X`", ":func:`f`"])
+def test_the_lint_finds(text: str) -> None:
+    assert REST.search(f"a line\n{text}")
+
+
+def arguments(found: griffe.Object | griffe.Alias) -> list[str]:
+    """The names in `Args:`, in their order."""
+    kind = griffe.DocstringSectionKind.parameters
+    return [each.name for section in parsed(found) if section.kind is kind for each in section.value]
+
+
+def parsed(found: griffe.Object | griffe.Alias) -> list[Any]:
+    return [] if found.docstring is None else list(found.docstring.parsed)
