@@ -53,7 +53,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_content(html: str, page: Page, **_: Any) -> str:
-    """Note in the metadata of a page what it needs, which the template loads."""
+    """Note in the metadata of a page what it needs, which the template loads; lead names to the reference."""
+    from linked import linked  # whose folder on_config has added
+
     for need, mark in MARKS.items():
         page.meta[need] = mark in html
-    return html
+    return linked(html)

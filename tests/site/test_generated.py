@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from documented import PUBLIC
 
 ROOT = Path(__file__).parents[2]
 sys.path += [str(ROOT / each) for each in ("docs/_site", "tests/benchmarks")]
@@ -15,6 +16,7 @@ sys.path += [str(ROOT / each) for each in ("docs/_site", "tests/benchmarks")]
 import agreement_page  # noqa: E402
 import benchmark_page  # noqa: E402
 import evidence  # noqa: E402
+import linked as linked_names  # noqa: E402
 import support_matrix  # noqa: E402
 from bars import BARS, Bar  # noqa: E402
 from measuring import Row, Spread  # noqa: E402
@@ -122,3 +124,19 @@ def test_whole_pages_are_made() -> None:
         assert re.search(r"\d{4}-\d\d-\d\d", each)
     assert benchmarks.count("<svg") == 4
     assert "#7a7a7a" not in benchmarks
+
+
+def test_names_in_text_lead_to_the_reference() -> None:
+    linked = '<autoref identifier="sdpa_xp.masks.causal" optional><code>masks.causal</code></autoref>'
+    assert linked_names.linked("<p>see <code>masks.causal</code></p>") == f"<p>see {linked}</p>"
+    assert 'identifier="sdpa_xp.KVCache"' in linked_names.linked("<code>KVCache</code>")
+    kept = (
+        '<a href="#x"><code>masks.causal</code></a>',
+        "<pre><code>KVCache</code></pre>",
+        "<h2><code>KVCache</code></h2>",
+        "<code>scale</code>",
+        "<code>KVCache(key, value)</code>",
+    )
+    for html in kept:
+        assert linked_names.linked(html) == html
+    assert set(linked_names.PLACES.values()) == set(PUBLIC)
