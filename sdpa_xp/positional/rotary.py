@@ -22,15 +22,15 @@ class Rotary:
     stand. `KVCache` and `PagedKVCache` take one and turn what goes in.
 
     Args:
-        width: How many entries of a query or key are turned, even; those behind stay as they are.
-        base: f_i = base^(-2i / width), without a scaling.
+        width: How many entries of a query or key are turned, an even number; those behind stay as they are.
+        base: Of the frequencies, which are f_i = base^(-2i / width) without a scaling.
         interleaved: Whether a pair is two neighbours, 2i and 2i + 1, as in RoFormer; else it is i and
             i + width / 2, as in Llama's weights on Hugging Face.
         scaling: `LinearScaling`, `NTKScaling`, `Llama3Scaling` or `YaRNScaling`, for longer sequences than
             those that were trained; None for none.
 
     Raises:
-        TypeError: A scaling that is none.
+        TypeError: A `scaling` that is not one of these.
         ValueError: An odd width, or a base of 1 or less.
 
     Numerics:
