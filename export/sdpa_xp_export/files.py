@@ -29,11 +29,11 @@ def save(
 ) -> Path:
     """Write `model` to `path`, which then holds all of it or what it held before.
 
-    Protobuf ends at 2 GiB. Initializers of more than that go to one file of external data beside the model,
-    `<name>.<32 hex digits>.data`, whose name no other save has: it is complete before the model takes its own
-    name, in one step, and until then what is at `path` refers to the data that it was saved with. Under a
-    fixed name an interrupted save would leave the old model with new data. When a model is replaced, the
-    data file that it had by this naming is removed, and when a save fails, its own.
+    A model of up to 2 GiB is one file, which is where protobuf ends. Beyond that its initializers go to a
+    second file beside it, `<name>.<32 hex digits>.data`, under a name that no other save has. The data are
+    complete before the model takes its own name, in one step: an interrupted save leaves the old model with its
+    own data. When a model is replaced, the data file that it had by this naming is removed, and when a save
+    fails, its own.
 
     Args:
         model: What `export_attention` returned; it is not changed.
