@@ -1,4 +1,4 @@
-"""The files of npm packages join the site, and each page loads those that it needs."""
+"""The files of npm packages and the playground's models join the site; each page loads what it needs."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ SERVED = {
     ),
     "mermaid": ("dist/mermaid.min.js",),
     "onnxruntime-web": (
-        "dist/ort.wasm.min.js",
+        "dist/ort.wasm.min.mjs",
         "dist/ort-wasm-simd-threaded.mjs",
         "dist/ort-wasm-simd-threaded.wasm",
     ),
 }
 """By package, its files that pages load."""
-MARKS = {"mathematics": 'class="arithmatex"', "diagrams": 'class="mermaid"'}
+MARKS = {"mathematics": 'class="arithmatex"', "diagrams": 'class="mermaid"', "playground": 'id="playground-form"'}
 """By what a page needs, how its HTML shows that it does."""
 
 
@@ -40,7 +40,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Serve what npm installed, at assets/vendor/PACKAGE/PATH."""
+    """Serve what npm installed, at assets/vendor/PACKAGE/PATH, and the models, at assets/playground/NAME."""
     for package, patterns in SERVED.items():
         for pattern in patterns:
             found = sorted((PACKAGES / package).glob(pattern))
@@ -49,6 +49,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             for path in found:
                 uri = f"assets/vendor/{package}/{path.relative_to(PACKAGES / package).as_posix()}"
                 files.append(File.generated(config, uri, abs_src_path=str(path)))
+    from playground import models
+
+    for name, model in models().items():
+        files.append(File.generated(config, f"assets/playground/{name}", content=model.SerializeToString()))
     return files
 
 

@@ -1,0 +1,80 @@
+"""The models of the playground: one exported graph for each mask, softcap and number of heads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from itertools import product
+
+import onnx
+
+from sdpa_xp import masks
+from sdpa_xp_export import TensorSpec, export_attention, verify
+
+WIDTH = 32
+"""Of a token, which the heads share; assets/playground/vectors.js draws as many numbers."""
+MASKS = {
+    "none": None,
+    "causal": masks.causal(),
+    "window": masks.sliding_window(2, 0),
+    "band": masks.sliding_window(2, 2),
+    "prefix": masks.causal() | masks.prefix(3),
+    "chunks": masks.causal() & masks.chunked(4),
+    "future": ~masks.causal(),
+}
+SOFTCAPS = (0, 1, 4)
+HEADS = (1, 2, 4)
+
+
+def name_of(mask: str, softcap: int, heads: int) -> str:
+    """The file of a model, which assets/playground/playground.js puts together likewise."""
+    return f"{mask}-softcap{softcap}-heads{heads}.onnx"
+
+
+@cache
+def models() -> dict[str, onnx.ModelProto]:
+    """The models by file."""
+    exported = {}
+    for mask, softcap, heads in product(MASKS, SOFTCAPS, HEADS):
+        tokens = TensorSpec("float32", (heads, "L", WIDTH // heads))
+        exported[name_of(mask, softcap, heads)] = export_attention(
+            tokens,
+            tokens,
+            tokens,
+            MASKS[mask],
+            scale=TensorSpec("float32", ()),
+            softcap=softcap,
+            outputs=("output", "weights"),
+            runtime="onnxruntime>=1.28;web",
+        )
+    return exported
+
+
+def table() -> str:
+    """HTML with a row a mask: what the exporter chose, and links to the models; each is verified first."""
+    for name, model in models().items():
+        report = verify(model)
+        if not report.agrees:
+            raise ValueError(f"{name}: {report}")
+    softcaps = "".join(f"<th>{f'softcap {softcap}' if softcap else 'no softcap'}</th>" for softcap in SOFTCAPS)
+    rows = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in _row(mask))}</tr>" for mask in MASKS)
+    return f"<table><thead><tr><th>mask</th><th>form, opset</th>{softcaps}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def _row(mask: str) -> Iterator[str]:
+    yield "none" if MASKS[mask] is None else f"<code>{MASKS[mask]}</code>"
+    (made,) = {_made(models()[name_of(mask, *rest)]) for rest in product(SOFTCAPS, HEADS)}
+    yield made
+    for softcap in SOFTCAPS:
+        names = {name_of(mask, softcap, heads): heads for heads in HEADS}
+        yield ", ".join(
+            f'<a href="../assets/playground/{name}" download aria-label="{heads} ({name})">{heads}</a>'
+            for name, heads in names.items()
+        )
+
+
+def _made(model: onnx.ModelProto) -> str:
+    """Form and opset, as the model itself states them."""
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    opset = next(entry.version for entry in model.opset_import if not entry.domain)
+    return f"{metadata['sdpa_xp.form']}, {opset}"
