@@ -1,0 +1,84 @@
+// The playground: its graphs compute, and agree with the formula in float64.
+
+const { withTab } = require("./tab.cjs");
+
+const BOUND = 1e-5;
+const TEMPERATURES = ["-2", "0", "3"]; // powers of two
+const ADDRESS = "/playground/";
+
+async function check(site) {
+  await withTab(site, ADDRESS, {}, (page, where) => computes(site, page, where));
+  await withTab(site, ADDRESS, { prepare: () => delete window.WebAssembly }, async (page, where) => {
+    await page.click("#playground-load");
+    const said = page.locator("#playground-status", { hasText: "has no WebAssembly" });
+    await site.findings.attempt(where, "says that there is no WebAssembly", () => said.waitFor());
+  });
+}
+
+async function computes({ findings }, page, where) {
+  const vendor = [];
+  page.on("request", (request) => {
+    if (request.url().includes("/onnxruntime-web/")) vendor.push(request.url());
+  });
+  await page.waitForSelector("#playground-maps table");
+  findings.none(where, "requests for the runtime before it is asked for", vendor);
+  await page.click("#playground-load");
+  const status = page.locator("#playground-status");
+  await status.filter({ hasText: "ran in onnxruntime-web" }).waitFor();
+  findings.expect(where, "loads the runtime", vendor.some((url) => url.endsWith(".wasm")));
+
+  const choices = await page.evaluate(() => {
+    const { mask, heads, softcap } = document.getElementById("playground-form").elements;
+    return Object.fromEntries([mask, heads, softcap].map(({ name, options }) => [name, [...options].map(({ value }) => value)]));
+  });
+  for (const mask of choices.mask)
+    for (const heads of choices.heads)
+      for (const softcap of choices.softcap)
+        for (const temperature of TEMPERATURES) {
+          const chosen = { mask, heads, softcap, temperature };
+          const text = `${where} ${JSON.stringify(chosen)}`;
+          const seen = await page.evaluate(compute, chosen);
+          findings.expect(text, "computes what is chosen", seen.asked === `${mask} ${heads} ${softcap} ${2 ** temperature}`, seen.asked);
+          for (const [name, error] of Object.entries(seen.errors)) {
+            findings.expect(text, `${name} agrees with float64`, error <= BOUND, error);
+            findings.expect(text, `${name}: its error is told`, seen.status.includes(`${name} ${error.toExponential(1)}`), seen.status);
+          }
+          findings.expect(text, "rows of weights sum to 1, or to 0 without a key", seen.sums <= BOUND, seen.sums);
+          findings.expect(text, "the map shows the weights of the graph", seen.shown <= 0.006, seen.shown);
+        }
+
+  const map = () => page.locator("#playground-maps").innerText();
+  const before = await map();
+  await page.evaluate(compute, { tokens: "the cat saw a bird" });
+  const after = await map();
+  findings.expect(where, "other tokens give another map", before !== after && after.includes("bird"));
+  await page.fill("#playground-form [name=tokens]", "");
+  await findings.attempt(where, "asks for a word", () => status.filter({ hasText: "at least one word" }).waitFor());
+}
+
+// What follows runs in the page.
+
+/** Choose, wait for the graph, and compare all that it gave. */
+async function compute(chosen) {
+  const form = document.getElementById("playground-form");
+  const computed = new Promise((resolve) => form.addEventListener("computed", resolve, { once: true }));
+  for (const [name, value] of Object.entries(chosen)) form.elements[name].value = value;
+  form.elements.mask.dispatchEvent(new Event("input", { bubbles: true }));
+  const { detail } = await computed;
+  const { graph, reference, length, heads } = detail;
+  const worst = (found, expected) => {
+    if (!found.length || found.length !== expected.length) return NaN;
+    return expected.reduce((most, number, place) => Math.max(most, Math.abs(found[place] - number)), 0);
+  };
+  const rows = Array.from({ length: heads * length }, (_, row) => graph.weights.slice(row * length, (row + 1) * length));
+  const cells = [...document.querySelectorAll("#playground-maps tbody td")];
+  return {
+    asked: `${detail.mask} ${heads} ${detail.softcap} ${detail.temperature}`,
+    errors: { output: worst(graph.output, reference.output), weights: worst(graph.weights, reference.weights) },
+    sums: Math.max(...rows.map((row) => [0, 1].map((sum) => Math.abs(row.reduce((a, b) => a + b, 0) - sum))).map((off) => Math.min(...off))),
+    shown: worst(cells.map(({ textContent }) => Number(textContent.replace("–", "0"))), graph.weights),
+    status: document.getElementById("playground-status").textContent,
+  };
+}
+
+module.exports = { check };
