@@ -63,8 +63,3 @@ def on_page_content(html: str, page: Page, **_: Any) -> str:
     for need, mark in MARKS.items():
         page.meta[need] = mark in html
     return linked(html)
-
-
-def on_post_page(output: str, **_: Any) -> str:
-    """Name the dialog of the search, which the theme leaves without a name."""
-    return output.replace('<div class="md-search"', '<div class="md-search" aria-label="Search"')

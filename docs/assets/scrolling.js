@@ -5,6 +5,9 @@ const observer = new ResizeObserver((entries) =>
     else target.removeAttribute("tabindex");
   }),
 );
-document
-  .querySelectorAll(".katex-display, .figure, .md-typeset__scrollwrap")
-  .forEach((element) => observer.observe(element));
+// By then the theme has put tables in their boxes.
+addEventListener("load", () =>
+  document
+    .querySelectorAll(".katex-display, .figure, .md-typeset__scrollwrap")
+    .forEach((element) => observer.observe(element)),
+);

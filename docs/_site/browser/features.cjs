@@ -6,7 +6,7 @@ async function check(site) {
   for (const [scheme, width] of [["light", 1280], ["dark", 390]]) {
     await withTab(site, "/", { scheme, width }, async (page, where) => {
       await copies(site, page, where);
-      await searches(site, page, where, "scaled_dot_product_attention", "/reference/");
+      await searches(site, page, where, "scaled_dot_product_attention");
     });
   }
   await withTab(site, "/", {}, (page, where) => tabs(site, page, where));
@@ -27,13 +27,16 @@ async function copies({ findings }, page, where) {
   }
 }
 
-/** A search for a name shows a link to its place. */
-async function searches({ findings }, page, where, name, place) {
+/** A search for a name leads to its place in the reference. */
+async function searches({ findings }, page, where, name) {
   const query = page.locator("[data-md-component=search-query]");
   if (!(await query.isVisible())) await page.locator("label[for=__search]:visible").first().click();
   await query.fill(name);
-  const result = page.locator(`.md-search-result__link[href*="${place}"]`, { hasText: name }).first();
-  await findings.attempt(where, `search finds ${name}`, () => result.waitFor());
+  await findings.attempt(where, `search finds ${name}`, async () => {
+    await page.locator(`.md-search-result__link[href$="#sdpa_xp.${name}"]`).click();
+    await page.waitForURL(/\/reference\//);
+    await page.locator(`[id="sdpa_xp.${name}"]`).waitFor();
+  });
 }
 
 /** Choosing a tab chooses it wherever it is, also on the next page. */
