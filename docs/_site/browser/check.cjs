@@ -35,7 +35,7 @@ async function main() {
     jobs.unshift(() => playground.check(site));
     await Promise.all(Array.from({ length: os.availableParallelism() + 1 }, () => work(jobs)));
     await pages.links(site);
-    await features.check(site);
+    await features.check(site, pages.tabbed());
   } finally {
     await browser.close();
     server.close();

@@ -4,7 +4,7 @@ const { readFileSync } = require("node:fs");
 const { withTab } = require("./tab.cjs");
 
 const AXE = readFileSync(require.resolve("axe-core/axe.min.js"), "utf8");
-const seen = new Map(); // by page, its ids and its links to others
+const seen = new Map(); // by page, its ids, its links and its sets of tabs
 
 async function visit(site, address, scheme) {
   await withTab(site, address, { scheme, prepare: openShadows }, async (page, where) => {
@@ -17,7 +17,7 @@ async function visit(site, address, scheme) {
     await findings.attempt(where, "diagrams are rendered", () => page.waitForFunction(diagrams));
     findings.none(where, "wider than 1280 px", await page.evaluate(overflow));
     findings.none(where, "accessibility", await faults(page, {}));
-    if (scheme === "light") seen.set(address, await page.evaluate(anchors));
+    if (scheme === "light") seen.set(address, await page.evaluate(contents));
     await page.setViewportSize({ width: 390, height: 844 });
     findings.none(where, "wider than 390 px", await page.evaluate(overflow));
     // Colours are the same at both widths and take the longest to look at; all else is the same in both schemes.
@@ -41,6 +41,11 @@ async function links({ base, findings }) {
     }
     findings.none(address, "links that lead nowhere", dead);
   }
+}
+
+/** The page with the most sets of tabs. */
+function tabbed() {
+  return [...seen].sort(([, a], [, b]) => b.tabs - a.tabs)[0][0];
 }
 
 /** What axe-core finds of serious or critical impact, with all that can be opened open. */
@@ -86,17 +91,19 @@ function diagrams() {
 
 function overflow() {
   const { scrollWidth, clientWidth } = document.documentElement;
-  const beyond = (element) => element.getBoundingClientRect().right > clientWidth + 1;
+  const scrolls = "pre, .figure, .katex-display, .md-typeset__scrollwrap, .playground-box";
+  const beyond = (element) => !element.closest(scrolls) && element.getBoundingClientRect().right > clientWidth + 1;
   if (scrollWidth <= clientWidth) return [];
   const first = [...document.querySelectorAll("main *")].find(beyond);
   return [`${scrollWidth} px, from ${first ? first.outerHTML.slice(0, 120) : "outside of main"}`];
 }
 
-function anchors() {
+function contents() {
   return {
     ids: [...document.querySelectorAll("[id]")].map(({ id }) => id),
     hrefs: [...document.querySelectorAll("a[href]")].map(({ href }) => href),
+    tabs: document.querySelectorAll(".tabbed-set").length,
   };
 }
 
-module.exports = { links, visit };
+module.exports = { links, tabbed, visit };

@@ -7,7 +7,7 @@ const TEMPERATURES = ["-2", "0", "3"]; // powers of two
 const ADDRESS = "/playground/";
 
 async function check(site) {
-  await withTab(site, ADDRESS, {}, (page, where) => computes(site, page, where));
+  await withTab(site, ADDRESS, {}, (...opened) => computes(site, ...opened));
   await withTab(site, ADDRESS, { prepare: () => delete window.WebAssembly }, async (page, where) => {
     await page.click("#playground-load");
     const said = page.locator("#playground-status", { hasText: "has no WebAssembly" });
@@ -15,17 +15,14 @@ async function check(site) {
   });
 }
 
-async function computes({ findings }, page, where) {
-  const vendor = [];
-  page.on("request", (request) => {
-    if (request.url().includes("/onnxruntime-web/")) vendor.push(request.url());
-  });
+async function computes({ findings }, page, where, requests) {
+  const ofRuntime = () => requests.filter((url) => url.includes("/onnxruntime-web/"));
   await page.waitForSelector("#playground-maps table");
-  findings.none(where, "requests for the runtime before it is asked for", vendor);
+  findings.none(where, "requests for the runtime before it is asked for", ofRuntime());
   await page.click("#playground-load");
   const status = page.locator("#playground-status");
   await status.filter({ hasText: "ran in onnxruntime-web" }).waitFor();
-  findings.expect(where, "loads the runtime", vendor.some((url) => url.endsWith(".wasm")));
+  findings.expect(where, "loads the runtime", ofRuntime().some((url) => url.endsWith(".wasm")));
 
   const choices = await page.evaluate(() => {
     const { mask, heads, softcap } = document.getElementById("playground-form").elements;
@@ -47,11 +44,11 @@ async function computes({ findings }, page, where) {
           findings.expect(text, "the map shows the weights of the graph", seen.shown <= 0.006, seen.shown);
         }
 
-  const map = () => page.locator("#playground-maps").innerText();
-  const before = await map();
-  await page.evaluate(compute, { tokens: "the cat saw a bird" });
-  const after = await map();
-  findings.expect(where, "other tokens give another map", before !== after && after.includes("bird"));
+  const before = await page.evaluate(compute, { tokens: "the cat saw the dog" });
+  const after = await page.evaluate(compute, { tokens: "the cat saw the bird" });
+  const same = before.cells.length === after.cells.length && before.cells.every((text, place) => text === after.cells[place]);
+  findings.expect(where, "another token gives another map", !same, after.cells.join(" "));
+  findings.expect(where, "the map names the tokens", after.names.join(" ") === "the cat saw the bird", after.names.join(" "));
   await page.fill("#playground-form [name=tokens]", "");
   await findings.attempt(where, "asks for a word", () => status.filter({ hasText: "at least one word" }).waitFor());
 }
@@ -64,20 +61,25 @@ async function compute(chosen) {
   const computed = new Promise((resolve) => form.addEventListener("computed", resolve, { once: true }));
   for (const [name, value] of Object.entries(chosen)) form.elements[name].value = value;
   form.elements.mask.dispatchEvent(new Event("input", { bubbles: true }));
-  const { detail } = await computed;
+  const said = () => document.getElementById("playground-status").textContent;
+  const late = new Promise((_, reject) => setTimeout(() => reject(new Error(`${JSON.stringify(chosen)}: ${said()}`)), 10_000));
+  const { detail } = await Promise.race([computed, late]);
   const { graph, reference, length, heads } = detail;
   const worst = (found, expected) => {
     if (!found.length || found.length !== expected.length) return NaN;
     return expected.reduce((most, number, place) => Math.max(most, Math.abs(found[place] - number)), 0);
   };
   const rows = Array.from({ length: heads * length }, (_, row) => graph.weights.slice(row * length, (row + 1) * length));
-  const cells = [...document.querySelectorAll("#playground-maps tbody td")];
+  const texts = (selector) => [...document.querySelectorAll(`#playground-maps ${selector}`)].map(({ textContent }) => textContent);
+  const cells = texts("tbody td");
   return {
     asked: `${detail.mask} ${heads} ${detail.softcap} ${detail.temperature}`,
     errors: { output: worst(graph.output, reference.output), weights: worst(graph.weights, reference.weights) },
     sums: Math.max(...rows.map((row) => [0, 1].map((sum) => Math.abs(row.reduce((a, b) => a + b, 0) - sum))).map((off) => Math.min(...off))),
-    shown: worst(cells.map(({ textContent }) => Number(textContent.replace("–", "0"))), graph.weights),
-    status: document.getElementById("playground-status").textContent,
+    cells,
+    names: texts("table:first-child thead th"),
+    shown: worst(cells.map((text) => Number(text.replace("–", "0"))), graph.weights),
+    status: said(),
   };
 }
 

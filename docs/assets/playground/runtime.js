@@ -31,11 +31,11 @@ export async function run(name, { query, key, value }, { heads, length, scale })
   return { output: output.data, weights: weights.data, milliseconds: performance.now() - start };
 }
 
-function session(name) {
+async function session(name) {
   if (!sessions.has(name)) {
     const options = { executionProviders: ["wasm"] };
     const url = new URL(`${name}.onnx`, import.meta.url);
-    sessions.set(name, runtime.InferenceSession.create(url.href, options));
+    sessions.set(name, await runtime.InferenceSession.create(url.href, options));
   }
   return sessions.get(name);
 }
