@@ -53,6 +53,7 @@ async function faults(page, rules) {
   if (!(await page.evaluate(() => "axe" in window))) await page.evaluate(AXE);
   const violations = await page.evaluate(async (options) => {
     document.querySelectorAll("details").forEach((element) => (element.open = true));
+    await new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)));
     return (await window.axe.run(document, options)).violations;
   }, { resultTypes: ["violations"], rules });
   return violations

@@ -77,7 +77,7 @@ async function compute(chosen) {
     errors: { output: worst(graph.output, reference.output), weights: worst(graph.weights, reference.weights) },
     sums: Math.max(...rows.map((row) => [0, 1].map((sum) => Math.abs(row.reduce((a, b) => a + b, 0) - sum))).map((off) => Math.min(...off))),
     cells,
-    names: texts("table:first-child thead th"),
+    names: texts(".playground-box:first-child thead th"),
     shown: worst(cells.map((text) => Number(text.replace("–", "0"))), graph.weights),
     status: said(),
   };

@@ -15,7 +15,10 @@ async function withTab(site, address, { scheme = "light", width = 1280, prepare 
   context.on("weberror", (error) => faults.console.push(error.error().message));
   const requests = [];
   context.on("request", (request) => requests.push(request.url()));
-  context.on("requestfailed", (request) => faults.request.push(`${request.url()} ${request.failure().errorText}`));
+  context.on("requestfailed", (request) => {
+    const why = request.failure().errorText;
+    if (why !== "net::ERR_ABORTED") faults.request.push(`${request.url()} ${why}`); // that one: the page was left
+  });
   context.on("response", (response) => {
     if (response.status() >= 400) faults.request.push(`${response.url()} ${response.status()}`);
   });
