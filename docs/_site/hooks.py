@@ -28,7 +28,11 @@ SERVED = {
     ),
 }
 """By package, its files that pages load."""
-MARKS = {"mathematics": 'class="arithmatex"', "diagrams": 'class="mermaid"', "playground": 'id="playground-form"'}
+MARKS = {
+    "mathematics": 'class="arithmatex"',
+    "diagrams": 'class="mermaid"',
+    "playground": 'id="playground-form"',
+}
 """By what a page needs, how its HTML shows that it does."""
 
 

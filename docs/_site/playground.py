@@ -58,7 +58,8 @@ def table() -> str:
             raise ValueError(f"{name}: {report}")
     softcaps = "".join(f"<th>{f'softcap {softcap}' if softcap else 'no softcap'}</th>" for softcap in SOFTCAPS)
     rows = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in _row(mask))}</tr>" for mask in MASKS)
-    return f"<table><thead><tr><th>mask</th><th>form, opset</th>{softcaps}</tr></thead><tbody>{rows}</tbody></table>"
+    heading = f"<tr><th>mask</th><th>form, opset</th>{softcaps}</tr>"
+    return f"<table><thead>{heading}</thead><tbody>{rows}</tbody></table>"
 
 
 def _row(mask: str) -> Iterator[str]:

@@ -31,7 +31,9 @@ async function main() {
   try {
     const site = { browser, base: `http://127.0.0.1:${server.address().port}`, findings };
     const found = await pagesOf(ROOT);
-    const jobs = found.flatMap((page) => ["light", "dark"].map((scheme) => () => pages.visit(site, page, scheme)));
+    const jobs = found.flatMap((page) =>
+      ["light", "dark"].map((scheme) => () => pages.visit(site, page, scheme)),
+    );
     jobs.unshift(() => playground.check(site));
     await Promise.all(Array.from({ length: os.availableParallelism() + 1 }, () => work(jobs)));
     await pages.links(site);

@@ -3,7 +3,10 @@
 const { withTab } = require("./tab.cjs");
 
 async function check(site, tabbed) {
-  for (const [scheme, width] of [["light", 1280], ["dark", 390]]) {
+  for (const [scheme, width] of [
+    ["light", 1280],
+    ["dark", 390],
+  ]) {
     await withTab(site, "/", { scheme, width }, async (page, where) => {
       await copies(site, page, where);
       await searches(site, page, where, "scaled_dot_product_attention");
@@ -51,7 +54,12 @@ async function tabs({ findings }, page, where) {
       await page.goto(address);
     }
     const chosen = await page.evaluate(chosenTabs, name);
-    findings.expect(where, `linked tabs show ${name} ${time}`, chosen.length === count && chosen.every(Boolean), chosen);
+    findings.expect(
+      where,
+      `linked tabs show ${name} ${time}`,
+      chosen.length === count && chosen.every(Boolean),
+      chosen,
+    );
   }
 }
 
@@ -61,7 +69,11 @@ async function schemes({ findings }, page, where) {
   const ground = () => page.evaluate(() => getComputedStyle(document.body).backgroundColor);
   const before = [await scheme(), await ground()];
   await page.locator("[data-md-component=palette] label:visible").click();
-  findings.expect(where, "the button changes the scheme", before[0] === "default" && (await scheme()) === "slate");
+  findings.expect(
+    where,
+    "the button changes the scheme",
+    before[0] === "default" && (await scheme()) === "slate",
+  );
   findings.expect(where, "and the colours with it", (await ground()) !== before[1]);
   await page.reload();
   findings.expect(where, "the scheme is kept", (await scheme()) === "slate");

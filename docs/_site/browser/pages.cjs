@@ -11,7 +11,11 @@ async function visit(site, address, scheme) {
     const { findings } = site;
     const body = page.locator("body");
     const expected = scheme === "dark" ? "slate" : "default";
-    findings.expect(where, "follows the colour scheme", (await body.getAttribute("data-md-color-scheme")) === expected);
+    findings.expect(
+      where,
+      "follows the colour scheme",
+      (await body.getAttribute("data-md-color-scheme")) === expected,
+    );
     findings.none(where, "figures of the other scheme", await page.evaluate(figures, scheme));
     findings.none(where, "formulas that are not rendered", await page.evaluate(formulas));
     await findings.attempt(where, "diagrams are rendered", () => page.waitForFunction(diagrams));
@@ -22,7 +26,11 @@ async function visit(site, address, scheme) {
     findings.none(where, "wider than 390 px", await page.evaluate(overflow));
     // Colours are the same at both widths and take the longest to look at; all else is the same in both schemes.
     if (scheme === "dark") return;
-    findings.none(where, "accessibility at 390 px", await faults(page, { "color-contrast": { enabled: false } }));
+    findings.none(
+      where,
+      "accessibility at 390 px",
+      await faults(page, { "color-contrast": { enabled: false } }),
+    );
   });
 }
 
@@ -51,14 +59,20 @@ function tabbed() {
 /** What axe-core finds of serious or critical impact, with all that can be opened open. */
 async function faults(page, rules) {
   if (!(await page.evaluate(() => "axe" in window))) await page.evaluate(AXE);
-  const violations = await page.evaluate(async (options) => {
-    document.querySelectorAll("details").forEach((element) => (element.open = true));
-    await new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)));
-    return (await window.axe.run(document, options)).violations;
-  }, { resultTypes: ["violations"], rules });
+  const violations = await page.evaluate(
+    async (options) => {
+      document.querySelectorAll("details").forEach((element) => (element.open = true));
+      await new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)));
+      return (await window.axe.run(document, options)).violations;
+    },
+    { resultTypes: ["violations"], rules },
+  );
   return violations
     .filter(({ impact }) => ["serious", "critical"].includes(impact))
-    .map(({ id, help, nodes }) => `${id}, ${help}: ${nodes.length} such as ${nodes[0].html.replace(/\s+/g, " ").slice(0, 150)}`);
+    .map(
+      ({ id, help, nodes }) =>
+        `${id}, ${help}: ${nodes.length} such as ${nodes[0].html.replace(/\s+/g, " ").slice(0, 150)}`,
+    );
 }
 
 // What follows runs in the page.
@@ -78,14 +92,22 @@ function figures(scheme) {
 }
 
 function formulas() {
-  const rendered = (element) => element.querySelector(".katex math, .katex .katex-mathml") && !element.querySelector(".katex-error");
-  return [...document.querySelectorAll(".arithmatex")].filter((element) => !rendered(element)).map((element) => element.textContent);
+  const rendered = (element) =>
+    element.querySelector(".katex math, .katex .katex-mathml") && !element.querySelector(".katex-error");
+  return [...document.querySelectorAll(".arithmatex")]
+    .filter((element) => !rendered(element))
+    .map((element) => element.textContent);
 }
 
 function diagrams() {
   const drawn = ({ shadowRoot }) => {
     const svg = shadowRoot?.querySelector("svg");
-    return svg && !svg.querySelector(".error-icon") && svg.getBoundingClientRect().height > 10 && svg.textContent.trim();
+    return (
+      svg &&
+      !svg.querySelector(".error-icon") &&
+      svg.getBoundingClientRect().height > 10 &&
+      svg.textContent.trim()
+    );
   };
   return !document.querySelector("pre.mermaid") && [...document.querySelectorAll("div.mermaid")].every(drawn);
 }
@@ -93,7 +115,8 @@ function diagrams() {
 function overflow() {
   const { scrollWidth, clientWidth } = document.documentElement;
   const scrolls = "pre, .figure, .katex-display, .md-typeset__scrollwrap, .playground-box";
-  const beyond = (element) => !element.closest(scrolls) && element.getBoundingClientRect().right > clientWidth + 1;
+  const beyond = (element) =>
+    !element.closest(scrolls) && element.getBoundingClientRect().right > clientWidth + 1;
   if (scrollWidth <= clientWidth) return [];
   const first = [...document.querySelectorAll("main *")].find(beyond);
   return [`${scrollWidth} px, from ${first ? first.outerHTML.slice(0, 120) : "outside of main"}`];

@@ -22,11 +22,17 @@ async function computes({ findings }, page, where, requests) {
   await page.click("#playground-load");
   const status = page.locator("#playground-status");
   await status.filter({ hasText: "ran in onnxruntime-web" }).waitFor();
-  findings.expect(where, "loads the runtime", ofRuntime().some((url) => url.endsWith(".wasm")));
+  findings.expect(
+    where,
+    "loads the runtime",
+    ofRuntime().some((url) => url.endsWith(".wasm")),
+  );
 
   const choices = await page.evaluate(() => {
     const { mask, heads, softcap } = document.getElementById("playground-form").elements;
-    return Object.fromEntries([mask, heads, softcap].map(({ name, options }) => [name, [...options].map(({ value }) => value)]));
+    return Object.fromEntries(
+      [mask, heads, softcap].map(({ name, options }) => [name, [...options].map(({ value }) => value)]),
+    );
   });
   for (const mask of choices.mask)
     for (const heads of choices.heads)
@@ -35,22 +41,46 @@ async function computes({ findings }, page, where, requests) {
           const chosen = { mask, heads, softcap, temperature };
           const text = `${where} ${JSON.stringify(chosen)}`;
           const seen = await page.evaluate(compute, chosen);
-          findings.expect(text, "computes what is chosen", seen.asked === `${mask} ${heads} ${softcap} ${2 ** temperature}`, seen.asked);
+          findings.expect(
+            text,
+            "computes what is chosen",
+            seen.asked === `${mask} ${heads} ${softcap} ${2 ** temperature}`,
+            seen.asked,
+          );
           for (const [name, error] of Object.entries(seen.errors)) {
             findings.expect(text, `${name} agrees with float64`, error <= BOUND, error);
-            findings.expect(text, `${name}: its error is told`, seen.status.includes(`${name} ${error.toExponential(1)}`), seen.status);
+            findings.expect(
+              text,
+              `${name}: its error is told`,
+              seen.status.includes(`${name} ${error.toExponential(1)}`),
+              seen.status,
+            );
           }
-          findings.expect(text, "rows of weights sum to 1, or to 0 without a key", seen.sums <= BOUND, seen.sums);
+          findings.expect(
+            text,
+            "rows of weights sum to 1, or to 0 without a key",
+            seen.sums <= BOUND,
+            seen.sums,
+          );
           findings.expect(text, "the map shows the weights of the graph", seen.shown <= 0.006, seen.shown);
         }
 
   const before = await page.evaluate(compute, { tokens: "the cat saw the dog" });
   const after = await page.evaluate(compute, { tokens: "the cat saw the bird" });
-  const same = before.cells.length === after.cells.length && before.cells.every((text, place) => text === after.cells[place]);
+  const same =
+    before.cells.length === after.cells.length &&
+    before.cells.every((text, place) => text === after.cells[place]);
   findings.expect(where, "another token gives another map", !same, after.cells.join(" "));
-  findings.expect(where, "the map names the tokens", after.names.join(" ") === "the cat saw the bird", after.names.join(" "));
+  findings.expect(
+    where,
+    "the map names the tokens",
+    after.names.join(" ") === "the cat saw the bird",
+    after.names.join(" "),
+  );
   await page.fill("#playground-form [name=tokens]", "");
-  await findings.attempt(where, "asks for a word", () => status.filter({ hasText: "at least one word" }).waitFor());
+  await findings.attempt(where, "asks for a word", () =>
+    status.filter({ hasText: "at least one word" }).waitFor(),
+  );
 }
 
 // What follows runs in the page.
@@ -62,23 +92,35 @@ async function compute(chosen) {
   for (const [name, value] of Object.entries(chosen)) form.elements[name].value = value;
   form.elements.mask.dispatchEvent(new Event("input", { bubbles: true }));
   const said = () => document.getElementById("playground-status").textContent;
-  const late = new Promise((_, reject) => setTimeout(() => reject(new Error(`${JSON.stringify(chosen)}: ${said()}`)), 10_000));
+  const late = new Promise((_, reject) =>
+    setTimeout(() => reject(new Error(`${JSON.stringify(chosen)}: ${said()}`)), 10_000),
+  );
   const { detail } = await Promise.race([computed, late]);
   const { graph, reference, length, heads } = detail;
   const worst = (found, expected) => {
     if (!found.length || found.length !== expected.length) return NaN;
     return expected.reduce((most, number, place) => Math.max(most, Math.abs(found[place] - number)), 0);
   };
-  const rows = Array.from({ length: heads * length }, (_, row) => graph.weights.slice(row * length, (row + 1) * length));
-  const texts = (selector) => [...document.querySelectorAll(`#playground-maps ${selector}`)].map(({ textContent }) => textContent);
+  const rows = Array.from({ length: heads * length }, (_, row) =>
+    graph.weights.slice(row * length, (row + 1) * length),
+  );
+  const texts = (selector) =>
+    [...document.querySelectorAll(`#playground-maps ${selector}`)].map(({ textContent }) => textContent);
   const cells = texts("tbody td");
   return {
     asked: `${detail.mask} ${heads} ${detail.softcap} ${detail.temperature}`,
     errors: { output: worst(graph.output, reference.output), weights: worst(graph.weights, reference.weights) },
-    sums: Math.max(...rows.map((row) => [0, 1].map((sum) => Math.abs(row.reduce((a, b) => a + b, 0) - sum))).map((off) => Math.min(...off))),
+    sums: Math.max(
+      ...rows
+        .map((row) => [0, 1].map((sum) => Math.abs(row.reduce((a, b) => a + b, 0) - sum)))
+        .map((off) => Math.min(...off)),
+    ),
     cells,
     names: texts(".playground-box:first-child thead th"),
-    shown: worst(cells.map((text) => Number(text.replace("–", "0"))), graph.weights),
+    shown: worst(
+      cells.map((text) => Number(text.replace("–", "0"))),
+      graph.weights,
+    ),
     status: said(),
   };
 }

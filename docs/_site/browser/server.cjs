@@ -37,7 +37,9 @@ async function serve(root) {
 /** The addresses of all pages. */
 async function pagesOf(root) {
   const files = await fs.readdir(root, { recursive: true });
-  const pages = files.filter((file) => file.endsWith(".html")).map((file) => `/${file.replace(/(^|\/)index\.html$/, "$1")}`);
+  const pages = files
+    .filter((file) => file.endsWith(".html"))
+    .map((file) => `/${file.replace(/(^|\/)index\.html$/, "$1")}`);
   if (!pages.includes("/")) throw new Error(`${root} holds no site: run make docs`);
   return pages.sort();
 }

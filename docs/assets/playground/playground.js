@@ -51,7 +51,9 @@ async function compute() {
 }
 
 function verdict(chosen, graph, reference) {
-  const [output, weights] = ["output", "weights"].map((name) => worst(graph[name], reference[name]).toExponential(1));
+  const [output, weights] = ["output", "weights"].map((name) =>
+    worst(graph[name], reference[name]).toExponential(1),
+  );
   return (
     `${chosen.model}.onnx ran in onnxruntime-web ${release}, in ${graph.milliseconds.toFixed(1)} ms. ` +
     `Largest error against float64: output ${output}, weights ${weights}.`

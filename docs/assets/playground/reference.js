@@ -34,7 +34,8 @@ export function attention({ query, key, value }, { heads, length, mask, scale, s
       for (const j of positions) {
         const weight = exponentials[j] / sum;
         weights[(first + i) * length + j] = weight;
-        for (let e = 0; e < width; e++) output[(first + i) * width + e] += weight * value[(first + j) * width + e];
+        for (let e = 0; e < width; e++)
+          output[(first + i) * width + e] += weight * value[(first + j) * width + e];
       }
     }
   }

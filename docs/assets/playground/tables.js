@@ -29,7 +29,10 @@ export function maps(tokens, heads, weights, allowed) {
 /** The output, a row a token and a column a channel, head after head. */
 export function numbers(tokens, heads, output) {
   const width = output.length / heads / tokens.length;
-  const channels = Array.from({ length: heads * width }, (_, channel) => [Math.floor(channel / width), channel % width]);
+  const channels = Array.from({ length: heads * width }, (_, channel) => [
+    Math.floor(channel / width),
+    channel % width,
+  ]);
   const rows = tokens.map((token, i) => [
     token,
     ...channels.map(([head, place]) => cell(output[(head * tokens.length + i) * width + place].toFixed(4))),
