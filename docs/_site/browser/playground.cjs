@@ -34,36 +34,11 @@ async function computes({ findings }, page, where, requests) {
       [mask, heads, softcap].map(({ name, options }) => [name, [...options].map(({ value }) => value)]),
     );
   });
-  for (const mask of choices.mask)
-    for (const heads of choices.heads)
-      for (const softcap of choices.softcap)
-        for (const temperature of TEMPERATURES) {
-          const chosen = { mask, heads, softcap, temperature };
-          const text = `${where} ${JSON.stringify(chosen)}`;
-          const seen = await page.evaluate(compute, chosen);
-          findings.expect(
-            text,
-            "computes what is chosen",
-            seen.asked === `${mask} ${heads} ${softcap} ${2 ** temperature}`,
-            seen.asked,
-          );
-          for (const [name, error] of Object.entries(seen.errors)) {
-            findings.expect(text, `${name} agrees with float64`, error <= BOUND, error);
-            findings.expect(
-              text,
-              `${name}: its error is told`,
-              seen.status.includes(`${name} ${error.toExponential(1)}`),
-              seen.status,
-            );
-          }
-          findings.expect(
-            text,
-            "rows of weights sum to 1, or to 0 without a key",
-            seen.sums <= BOUND,
-            seen.sums,
-          );
-          findings.expect(text, "the map shows the weights of the graph", seen.shown <= 0.006, seen.shown);
-        }
+  const combinations = Object.entries({ ...choices, temperature: TEMPERATURES }).reduce(
+    (found, [name, values]) => found.flatMap((chosen) => values.map((value) => ({ ...chosen, [name]: value }))),
+    [{}],
+  );
+  for (const chosen of combinations) await agrees(findings, page, where, chosen);
 
   const before = await page.evaluate(compute, { tokens: "the cat saw the dog" });
   const after = await page.evaluate(compute, { tokens: "the cat saw the bird" });
@@ -81,6 +56,26 @@ async function computes({ findings }, page, where, requests) {
   await findings.attempt(where, "asks for a word", () =>
     status.filter({ hasText: "at least one word" }).waitFor(),
   );
+}
+
+/** The graph of a choice computes what the formula does, and the page shows and says so. */
+async function agrees(findings, page, where, chosen) {
+  const expect = (what, holds, detail) =>
+    findings.expect(`${where} ${JSON.stringify(chosen)}`, what, holds, detail);
+  const seen = await page.evaluate(compute, chosen);
+  const { mask, heads, softcap, temperature } = chosen;
+  expect(
+    "computes what is chosen",
+    seen.asked === `${mask} ${heads} ${softcap} ${2 ** temperature}`,
+    seen.asked,
+  );
+  for (const [name, error] of Object.entries(seen.errors)) {
+    const told = seen.status.includes(`${name} ${error.toExponential(1)}`);
+    expect(`${name} agrees with float64`, error <= BOUND, error);
+    expect(`${name}: its error is told`, told, seen.status);
+  }
+  expect("rows of weights sum to 1, or to 0 without a key", seen.sums <= BOUND, seen.sums);
+  expect("the map shows the weights of the graph", seen.shown <= 0.006, seen.shown);
 }
 
 // What follows runs in the page.
