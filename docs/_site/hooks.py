@@ -37,9 +37,10 @@ MARKS = {
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Let the blocks of pages import what makes their figures and tables, which is partly in tests/."""
-    tests = HERE.parents[1] / "tests"
-    sys.path += [str(path) for path in (HERE, tests, tests / "benchmarks") if str(path) not in sys.path]
+    """Let the blocks of pages import what makes their figures and tables, and the examples."""
+    root = HERE.parents[1]
+    folders = (HERE, root / "examples", root / "tests", root / "tests" / "benchmarks")
+    sys.path += [str(path) for path in folders if str(path) not in sys.path]
     return config
 
 
