@@ -41,6 +41,7 @@ agreement: .venv/test
 
 runtimes: .venv/test $(RELEASES:%=.venv/onnxruntime/%/installed)
 	PYTHONPATH=tests $(BIN)/python -m runtime.matrix
+	PYTHONPATH=tests $(BIN)/python -m runtime.standard
 
 # The site: pages whose blocks are executed, with the fonts, formulas and diagrams that it serves itself.
 docs: .venv/docs .venv/site/installed
