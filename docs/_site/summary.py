@@ -1,0 +1,68 @@
+"""The table of the home page: a few features on a few libraries and in onnxruntime, run while it is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import array_api_compat.numpy
+import numpy as np
+import onnxruntime
+
+from sdpa_xp import masks, scaled_dot_product_attention
+from sdpa_xp_export import TensorSpec, export_attention, reference
+from sdpa_xp_export.agreement import judge
+from sdpa_xp_export.backends import Backend, find
+from sdpa_xp_export.textbook import textbook
+
+LIBRARIES = {"numpy": "NumPy", "torch": "torch", "jax": "JAX", "array-api-strict": "array-api-strict"}
+RULES: dict[str, dict[str, Any]] = {
+    "causal": {"is_causal": True},
+    "sliding window": {"attn_mask": masks.sliding_window(5, 0)},
+    "padding that holds NaN": {"attn_mask": masks.padding([9, 0])},
+    "documents in a row": {"attn_mask": masks.document([0] * 4 + [1] * 5, [0] * 4 + [1] * 5)},
+    "soft cap": {"softcap": 5.0},
+}
+Compute = Callable[[dict[str, Any], dict[str, Any]], np.ndarray]
+
+
+def table() -> str:
+    """In Markdown: `yes` where the result is within the bound of the reference."""
+    columns: dict[str, Compute] = {LIBRARIES[each.name]: on(each) for each in find([*LIBRARIES])}
+    columns["onnxruntime"] = in_a_graph
+    rows = [["feature", *columns], ["---"] * (len(columns) + 1)]
+    for feature, rules in RULES.items():
+        rows.append([feature, *(holds(compute, rules) for compute in columns.values())])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def holds(compute: Compute, rules: dict[str, Any]) -> str:
+    """Four query heads share two heads of keys."""
+    rng = np.random.default_rng(0)
+    shapes = {"query": (2, 4, 9, 8), "key": (2, 2, 9, 8), "value": (2, 2, 9, 8)}
+    arrays = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    plain = dict(rules)
+    if "attn_mask" in rules:
+        plain["attn_mask"] = np.broadcast_to(masks.to_array(rules["attn_mask"], (2, 4, 9, 9)), (2, 4, 9, 9))
+    exact = reference.attention(**arrays, **plain)[0]
+    own = textbook(array_api_compat.numpy, **arrays, **plain)
+    for name in ("key", "value"):
+        unseen = ~plain["attn_mask"].any(axis=(1, 2)) if "attn_mask" in plain else np.zeros((2, 9), bool)
+        arrays[name] = np.where(unseen[:, None, :, None], np.float32(np.nan), arrays[name])
+    return "yes" if judge(compute(arrays, rules), exact, own, "float32").agrees else "no"
+
+
+def on(backend: Backend) -> Compute:
+    def compute(arrays: dict[str, Any], rules: dict[str, Any]) -> np.ndarray:
+        inputs = {name: backend.put(array) for name, array in arrays.items()}
+        return backend.get(scaled_dot_product_attention(**inputs, **rules))
+
+    return compute
+
+
+def in_a_graph(arrays: dict[str, Any], rules: dict[str, Any]) -> np.ndarray:
+    specs = {name: TensorSpec("float32", array.shape) for name, array in arrays.items()}
+    model = export_attention(**specs, **rules)
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    (output,) = session.run(None, arrays)
+    return np.asarray(output)
