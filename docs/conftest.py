@@ -1,4 +1,8 @@
-"""Every code block of the pages runs, in order, in one namespace a page (`python`, `pycon`, `console`)."""
+"""Every code block of the pages runs, in order, in one namespace a page.
+
+`python`, `pycon` and `console` run here, and `toml` is what `console` reads; `html` runs in a browser,
+_site/browser/guide.cjs, and `mermaid` is drawn there.
+"""
 
 from __future__ import annotations
 
@@ -58,6 +62,13 @@ def typed(example: Example) -> None:
             subprocess.run([*program, *arguments], check=True, stdout=subprocess.DEVNULL)
 
 
+def written(example: Example) -> None:
+    """Write a block with a title to the file that it names, for the blocks behind it."""
+    title = re.match(r'```toml title="([\w.]+)"', example.document.text[example.start :])
+    assert title is not None, "a `toml` block has a title"
+    Path(title[1]).write_text(example.parsed)
+
+
 def absent(module: str) -> bool:
     return importlib.util.find_spec(module) is None
 
@@ -73,6 +84,7 @@ pytest_collect_file = Sybil(
         Blocks("python", PythonEvaluator()),
         Sessions("pycon", None),
         Blocks("console", typed),
+        Blocks("toml", written),
     ],
     pattern="*.md",
     setup=elsewhere,

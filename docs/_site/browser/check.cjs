@@ -6,6 +6,7 @@ const path = require("node:path");
 const { chromium } = require("playwright-core");
 
 const features = require("./features.cjs");
+const guide = require("./guide.cjs");
 const pages = require("./pages.cjs");
 const playground = require("./playground.cjs");
 const { Findings } = require("./findings.cjs");
@@ -37,6 +38,7 @@ async function main() {
     jobs.unshift(() => playground.check(site));
     await Promise.all(Array.from({ length: os.availableParallelism() + 1 }, () => work(jobs)));
     await pages.links(site);
+    await guide.check(site);
     await features.check(site, pages.tabbed());
   } finally {
     await browser.close();

@@ -1,7 +1,9 @@
 // A tab of the browser that notes what goes wrong in it.
 
-/** Open an address, run `act(page, where, requests)` on it, and note what the browser complained of meanwhile. */
-async function withTab(site, address, { scheme = "light", width = 1280, prepare = undefined }, act) {
+/** Open an address, run `act(page, where, requests)` on it, and note what the browser complained of meanwhile.
+ *
+ * `prepare` runs in the page before its own scripts; `answer` answers the requests below the address. */
+async function withTab(site, address, { scheme = "light", width = 1280, prepare, answer }, act) {
   const where = `${address} (${scheme})`;
   const context = await site.browser.newContext({
     colorScheme: scheme,
@@ -26,8 +28,9 @@ async function withTab(site, address, { scheme = "light", width = 1280, prepare 
     const page = await context.newPage();
     page.setDefaultTimeout(15_000);
     if (prepare) await page.addInitScript(prepare);
+    if (answer) await page.route(`${site.base}${address}**`, answer);
     await site.findings.attempt(where, "opens and can be used", async () => {
-      await page.goto(site.base + address, { waitUntil: "load" });
+      await page.goto(site.base + address, { waitUntil: answer ? "commit" : "load" });
       await act(page, where, requests);
     });
   } finally {
