@@ -69,7 +69,8 @@ def test_flax(inputs: list[Any], allowed: Any) -> None:
 
 def test_equinox(inputs: list[Any], allowed: Any) -> None:
     """Its weights are (out, in), as ours."""
-    equinox = pytest.importorskip("equinox")
+    import equinox
+
     theirs = equinox.nn.MultiheadAttention(
         HEADS,
         EMBED,
