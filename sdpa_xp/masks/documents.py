@@ -31,7 +31,7 @@ def document(query_ids: Sequence[int] | AnyArray, key_ids: Sequence[int] | AnyAr
 
     Returns:
         The mask. It holds L + S integers. Where ids are sorted, as in a packed row, tiles of two documents
-        that do not meet are not looked at; `varlen_attention` does the same from cumulated lengths.
+            that do not meet are not looked at; `varlen_attention` does the same from cumulated lengths.
 
     Raises:
         TypeError: When a call uses the mask: ids that are no integers, or not of the query's library.
