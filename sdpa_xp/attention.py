@@ -8,6 +8,7 @@ from sdpa_xp import checks, native, streaming
 from sdpa_xp.arguments import Call, Rules, check
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
+from sdpa_xp.namespace import tied
 from sdpa_xp.overrides import override
 from sdpa_xp.protocols import AnyArray, Array
 from sdpa_xp.sources import Layout, Whole
@@ -221,4 +222,7 @@ def _streamed(call: Call, *, with_lse: bool) -> tuple[Array, Array | None]:
     (scores,) = call.bind([call.whole])
     value = Whole(call.arrays["value"])
     tiles = call.once("plan", lambda: plan(call.pairs, scores.group, call.sizes.width + value.width))
-    return streaming.attend(scores, value, tiles, call.dtype, with_lse=with_lse)
+    output, lse = streaming.attend(scores, value, tiles, call.dtype, with_lse=with_lse)
+    if getattr(output, "requires_grad", True):  # only torch has it, and of no key it follows from nothing
+        return output, lse
+    return tied(output, call.arrays.values()), lse

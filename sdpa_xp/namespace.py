@@ -310,6 +310,15 @@ def converted(xp: Namespace, array: Array, dtype: Dtype) -> Array:
     return array if array.dtype == dtype else xp.astype(array, dtype, copy=False)
 
 
+def tied(output: Array, inputs: Iterable[Array]) -> Array:
+    """An output of torch that follows from none of the inputs, with a gradient of 0 to those that learn."""
+    xp = namespace(output)
+    learned = [x for x in inputs if cast(Any, x).requires_grad] if cast(Any, xp).is_grad_enabled() else []
+    for x in learned:
+        output = output + converted(xp, xp.sum(x[..., :0]), output.dtype)
+    return output
+
+
 def exp_in_place(xp: Namespace, array: Array) -> Array:
     """exp of an array that can be written to, in its memory: `out` is not in the standard."""
     computed: Array = xp.exp(array, out=array)  # type: ignore[call-arg]

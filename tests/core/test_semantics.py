@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from libraries import Library
 
-from sdpa_xp import attention_state, attention_weights, scaled_dot_product_attention
+from sdpa_xp import attention_state, attention_weights, masks, scaled_dot_product_attention
 
 F = np.float32
 
@@ -186,6 +186,24 @@ def test_nonfinite_of_one_head_stays_in_its_group(library: Library, rng: np.rand
     clean = attend(library, q, k, v, attn_mask=mask)
     v[1, 4] = math.nan
     np.testing.assert_allclose(attend(library, q, k, v, attn_mask=mask), clean, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("keys", [0, 5])
+def test_no_key_for_any_query_gives_gradients_of_0(dtype: str, keys: int) -> None:
+    """As many keys as that, all of them padding."""
+    torch = pytest.importorskip("torch")
+    kind = getattr(torch, dtype)
+    shapes = (2, 4, 3, 8), (2, 2, keys, 8), (2, 2, keys, 6)
+    arrays = [torch.full(shape, math.inf, dtype=kind, requires_grad=True) for shape in shapes]
+    output = scaled_dot_product_attention(*arrays, attn_mask=masks.padding(0))
+    assert output.dtype == kind
+    output.sum().backward()
+    for array in arrays:
+        assert array.grad.shape == array.shape
+        assert not array.grad.any()
+    with torch.no_grad():
+        assert not scaled_dot_product_attention(*arrays, attn_mask=masks.padding(0)).requires_grad
 
 
 def test_nan_query_is_not_an_empty_row(library: Library, rng: np.random.Generator) -> None:
