@@ -103,6 +103,11 @@ class KVCache(Generic[A]):
         return f"KVCache(key={checks.brief(self.key)}, value={checks.brief(self.value)})"
 
     @property
+    def layout(self) -> Layout:
+        """Of all arrays that go in and come out."""
+        return self._layout
+
+    @property
     def key(self) -> A:
         """Keys of the tokens so far, (..., H, S, E); turned, where there is a rotary."""
         return cast(A, self._filled(self._buffers.key))

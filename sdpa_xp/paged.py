@@ -104,6 +104,11 @@ class PagedKVCache(Generic[A]):
         return f"PagedKVCache(key_blocks={checks.brief(self.key_blocks)}, lengths={self.lengths})"
 
     @property
+    def layout(self) -> Layout:
+        """Of all arrays that go in and come out."""
+        return self._layout
+
+    @property
     def key_blocks(self) -> A:
         """Keys of all blocks in the pool, (P, H, size, E)."""
         return cast(A, self._key_blocks)

@@ -188,7 +188,7 @@ class Attention(Layer):
 
         Raises:
             TypeError: As for a call.
-            ValueError: As for a call.
+            ValueError: As for a call; a cache with heads behind the length.
 
         Examples:
             >>> import numpy as np
@@ -200,6 +200,7 @@ class Attention(Layer):
             >>> layer.attend(next_word, cache).shape
             (2, 1, 64)
         """
+        checks.named(f"{type(self).__name__}.attend", "cache.layout", cache.layout, [checks.HLE])
         (heads,) = self._heads({"query": query})
         return self.combine(cache.attend(cast(A, heads), attn_mask, **self._rules(keywords)))
 

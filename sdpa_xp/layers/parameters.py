@@ -38,10 +38,7 @@ class Layer:
         """Each array of the layer by its name; a layer within gives its names after its own and a dot."""
         found: dict[str, AnyArray] = {}
         for name, held in _fields(self).items():
-            if isinstance(held, Layer):
-                found |= {f"{name}.{inner}": array for inner, array in held.parameters.items()}
-            elif namespace.is_array(held):
-                found[name] = held
+            found |= _arrays(name, held)
         return found
 
     def with_parameters(self, parameters: Mapping[str, AnyArray]) -> Self:
@@ -82,13 +79,28 @@ class Layer:
         return checks.call_of(cast("DataclassInstance", self), type(self).__name__)
 
     def _with(self, parameters: Mapping[str, AnyArray], prefix: str) -> Self:
-        changed: dict[str, Any] = {}
-        for name, held in _fields(self).items():
-            if isinstance(held, Layer):
-                changed[name] = held._with(parameters, f"{prefix}{name}.")
-            elif prefix + name in parameters:
-                changed[name] = parameters[prefix + name]
+        held = _fields(self).items()
+        changed: dict[str, Any] = {name: _changed(each, parameters, prefix + name) for name, each in held}
         return cast(Self, replace(cast(Any, self), **changed))
+
+
+def _arrays(name: str, held: object) -> dict[str, AnyArray]:
+    """The arrays of what a field holds; those of a tuple or a list by their numbers."""
+    if isinstance(held, Layer):
+        return {f"{name}.{inner}": array for inner, array in held.parameters.items()}
+    if isinstance(held, tuple | list):
+        return {each: x for n, one in enumerate(held) for each, x in _arrays(f"{name}.{n}", one).items()}
+    return {name: held} if namespace.is_array(held) else {}
+
+
+def _changed(held: Any, parameters: Mapping[str, AnyArray], name: str) -> Any:
+    """What a field is to hold."""
+    if isinstance(held, Layer):
+        return held._with(parameters, f"{name}.")
+    if isinstance(held, tuple | list) and _arrays(name, held):
+        made = [_changed(each, parameters, f"{name}.{n}") for n, each in enumerate(held)]
+        return type(held)(*made) if hasattr(held, "_fields") else type(held)(made)
+    return parameters.get(name, held)
 
 
 def _fields(layer: Layer) -> dict[str, object]:

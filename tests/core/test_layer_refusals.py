@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sdpa_xp import KVCache
 from sdpa_xp.layers import Linear, MultiHeadAttention, SingleHeadAttention
 
 F = np.float32
@@ -26,6 +27,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: MultiHeadAttention(**MAPS, num_heads=3),
         ValueError,
         "`query` must give a multiple of `num_heads`; got query gives=8, num_heads=3",
+    ),
+    "a cache with heads behind the length": (
+        lambda: SELF.attend(X, KVCache(*SELF.project_key_value(X), layout="...LHE")),
+        ValueError,
+        r"^MultiHeadAttention.attend: `cache.layout` must be .*\.\.\.HLE.*; got cache.layout='...LHE'",
     ),
     "no head": (lambda: MultiHeadAttention(**MAPS, num_heads=0), ValueError, "`num_heads` must be at least 1"),
     "groups": (

@@ -135,6 +135,32 @@ def test_a_layer_within_a_function() -> None:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
+class Stack(Layer):
+    """Layers, one behind the other, of the rows of a table."""
+
+    table: Any
+    rows: Any
+    layers: tuple[Layer, ...]
+
+    def __call__(self, x: Any) -> Any:
+        x = x + x.__array_namespace__().take(self.table, self.rows, axis=0)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_layers_in_a_tuple_and_integers() -> None:
+    rng = np.random.default_rng(0)
+    table = rng.standard_normal((5, 32), np.float32)
+    stack = Stack(table, np.asarray([4]), (SELF, Linear.init(rng, 32, 8)))
+    names = [name for name in stack.parameters if name.startswith("layers.1")]
+    assert names == ["layers.1.weight", "layers.1.bias"]
+    model = to_onnx(stack, X)
+    assert {each.name for each in model.graph.initializer} >= stack.parameters.keys()
+    assert verify_layer(model, stack).agrees
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
 class Shown(Layer):
     """A layer that writes down what it is made of."""
 
