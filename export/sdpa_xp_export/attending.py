@@ -78,6 +78,8 @@ def _apart(graph: Trace, values: Mapping[str, Value], layout: object) -> dict[st
     if any(part is None or part[0] != axis for part in parts):
         return dict(values)
     (_, past_key, key), (_, past_value, value) = (part for part in parts if part is not None)
+    if past_key.shape[axis] != past_value.shape[axis]:  # joined by the caller, each elsewhere
+        return dict(values)
     new = {"query": values["query"], "key": key, "value": value}
     return new | {"past_key": past_key, "past_value": past_value}
 

@@ -63,6 +63,10 @@ class Length(str):
         hint = "Lengths add up; `reshape` takes -1, `arange` and `asarray` take a length and make values of it."
         raise TypeError(message(self.graph.function, rule, {"length": str(self)}, hint))
 
+    __lt__: Any = _refuse
+    __le__: Any = _refuse
+    __gt__: Any = _refuse
+    __ge__: Any = _refuse
     __index__: Any = _refuse
     __int__: Any = _refuse
     __float__: Any = _refuse

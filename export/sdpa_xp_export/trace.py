@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +17,8 @@ from sdpa_xp_export.lengths import Length
 from sdpa_xp_export.operands import numbers_of
 from sdpa_xp_export.runtime import Runtime
 from sdpa_xp_export.spec import Shape, addends
+
+_OF_NODES = re.compile(r"(constant|[A-Z]\w*)_\d+")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,10 +50,17 @@ class Trace(Graph):
                 self.lengths.setdefault(length, (made, axis))
         return made
 
+    @property
+    def used(self) -> set[str]:
+        """The names of what is in the graph."""
+        edges = {name for node in self.nodes for name in node.output}
+        return edges | self.named.keys() | {each.name for each in self.constants.values()}
+
     def free(self, name: str) -> str:
-        """`name`, with a number behind it where it is taken."""
-        names = (f"{name}_{n}" if n else name for n in range(len(self.named) + 1))
-        return next(each for each in names if each not in self.named)
+        """`name`, with a number behind it where it is taken; none that a node or a constant may have."""
+        used, name = self.used, f"{name}_" if _OF_NODES.fullmatch(name) else name
+        names = (f"{name}_{n}" if n else name for n in itertools.count())
+        return next(each for each in names if each not in used)
 
     def having(self, value: Value, axis: int, name: str) -> Value:
         """`value`, whose length along `axis` is new and of that name."""

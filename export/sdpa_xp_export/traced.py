@@ -36,15 +36,17 @@ def to_onnx(
     """The ONNX graph of a layer, or of any function in array-API code, with the attention that it calls.
 
     The layer is called once, with values of the graph where it is given specs. Each operation on them becomes
-    a node; each array that meets one, of whatever library, becomes an initializer, once; and each call of
-    `sdpa_xp.scaled_dot_product_attention`, `attention_state`, `attention_weights`, `attention_scores`,
-    `dot_product_attention` and `KVCache.attend` is written as `export_attention` would write it. A `KVCache` of
-    values takes `append` (not in place) and `attend`, with a rotary too; its `key` and `value` are what the
-    graph is to return for the next step, and a past of no tokens is one of its lengths.
+    a node; each array that meets one, of whatever library, becomes an initializer, once, with the numbers that
+    it then holds; and each call of `sdpa_xp.scaled_dot_product_attention`, `attention_state`,
+    `attention_weights`, `attention_scores`, `dot_product_attention` and `KVCache.attend` is written as
+    `export_attention` would write it. A `KVCache` of values takes `append` (not in place) and `attend`, with a
+    rotary too; its `key` and `value` are what the graph is to return for the next step, and a past of no
+    tokens is one of its lengths.
 
     Shapes:
         Those of the layer. An entry of a spec may be a name; `x.shape` then has it, to be compared, put into
-        a shape, added to another, and given to `arange` and `asarray`; Python can count no further with it.
+        a shape, added to another, and given to `arange` and `asarray`; Python can count no further with it. It
+        equals no number and is no 0, since it is not known; sums are equal that are written in the same order.
 
     Args:
         layer: What is called; it may be a method. `x.__array_namespace__()` is its namespace, in which there
@@ -129,8 +131,8 @@ def _entered(trace: Trace, name: str, given: Any) -> Any:
             for argument, each in given.arguments.items()
         }
         return replace(given, **held)
-    if isinstance(given, tuple) and type(given) is tuple:  # of *arguments
-        return tuple(_entered(trace, name, each) for each in given)
+    if type(given) in (tuple, list):  # the first holds *arguments
+        return type(given)(_entered(trace, name, each) for each in given)
     if isinstance(given, dict):
         return {each: _entered(trace, each, value) for each, value in given.items()}
     return given
@@ -139,7 +141,12 @@ def _entered(trace: Trace, name: str, given: Any) -> Any:
 def _outputs(trace: Trace, result: Any) -> dict[str, Value]:
     """The outputs of the graph by name, each a value of its own."""
     made: dict[str, Value] = {}
+    used = trace.used
     for name, value in named_outputs(result).items():
+        if name in used:
+            rule = "an output must not have the name of an argument, a parameter, or another value"
+            hint = "Return a mapping or a NamedTuple: its names are those of the outputs."
+            raise ValueError(message(FUNCTION, rule, {"output": repr(name)}, hint))
         if not isinstance(value, Value):
             rule = "`layer` must return what it computes of its arguments, an array or several"
             raise TypeError(message(FUNCTION, rule, {name: type(value).__name__}))

@@ -188,6 +188,25 @@ def test_a_weight_named_as_an_input_is_another_value() -> None:
     np.testing.assert_allclose(run(to_onnx(Named(), X), x=x)[0], x @ OUT, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["constant_0", "Add_0", "weight_0"])
+def test_an_input_may_have_any_name(name: str) -> None:
+    """Also one that a constant, a node or a weight without a name would get."""
+
+    def layer(**given: Any) -> Any:
+        (x,) = given.values()
+        return (x + 1.0) * 2.0 + x * np.full(16, 3, np.float32)
+
+    model = to_onnx(layer, **{name: X})
+    x = np.ones((1, 2, 16), np.float32)
+    (found,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {model.graph.input[0].name: x})
+    np.testing.assert_array_equal(found, layer(x=x))
+
+
+def test_specs_in_a_list() -> None:
+    model = to_onnx(lambda arrays: arrays[0] + arrays[1], [X, X])
+    assert [each.name for each in model.graph.input] == ["arrays", "arrays_1"]
+
+
 def test_weights_go_to_a_file_beside_the_model(tmp_path: Any) -> None:
     """Complete before the model has its name; onnxruntime reads it from there."""
     path = save(to_onnx(attending, X), tmp_path / "layer.onnx", external_above=1000)
@@ -267,6 +286,9 @@ def test_functions_of_the_standard(name: str) -> None:
         ),
         (lambda x: x * (x.shape[1] - x.shape[0]), TypeError, "is no number in Python; got length=L"),
         (lambda x: x * (x.shape[1] + 0.5), TypeError, "is no number in Python; got length=L"),
+        (lambda x: x if x.shape[0] > x.shape[1] else -x, TypeError, "is no number in Python; got length=B"),
+        (lambda x: x if x.shape[1] < 5 else -x, TypeError, "is no number in Python; got length=L"),
+        (lambda x: {"x": -x}, ValueError, "an output must not have the name of an argument.*got output='x'"),
         (
             lambda x: x @ np.ones((3, 3), np.float32),
             ValueError,
@@ -334,6 +356,15 @@ def test_another_layer_does_not_verify() -> None:
     model = to_onnx(attending, X)
     assert not verify_layer(model, partial(attending, is_causal=True)).agrees
     assert not verify_layer(model, lambda x: attending(x) * (1 + 1e-4)).agrees
+
+
+def test_an_output_in_another_dtype_does_not_verify() -> None:
+    def half(x: Any) -> Any:
+        xp = x.__array_namespace__()
+        return xp.astype(x * 1.7, xp.float16)
+
+    assert verify_layer(to_onnx(half, X), half).agrees
+    assert not verify_layer(to_onnx(half, X), lambda x: x * 1.7).agrees
 
 
 def test_what_is_drawn_is_an_input() -> None:

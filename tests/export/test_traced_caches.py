@@ -172,6 +172,18 @@ def test_a_cache_that_was_not_appended_to() -> None:
     assert verify_layer(model, lambda query, key, value: KVCache(key, value).attend(query)).agrees
 
 
+def test_keys_and_values_that_were_joined_elsewhere() -> None:
+    """By the caller, each of parts of its own."""
+
+    def joined(query: Any, short: Any, long: Any) -> Any:
+        xp = query.__array_namespace__()
+        key, value = xp.concat([short, long], axis=-2), xp.concat([long, short], axis=-2)
+        return KVCache(key, value).attend(query)
+
+    specs = [TensorSpec("float32", (1, 2, length, WIDTH)) for length in (2, 3, 5)]
+    assert verify_layer(to_onnx(joined, *specs), joined).agrees
+
+
 def test_as_many_queries_as_tokens_are_a_plain_causal_call() -> None:
     model = to_onnx(lambda q, k, v: KVCache(k, v).attend(q), QUERY, NEW, NEW, form="attention")
     (node,) = (node for node in model.graph.node if node.op_type == "Attention")
