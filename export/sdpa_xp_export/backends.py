@@ -85,7 +85,9 @@ def _torch() -> list[Backend]:
 
     def get(x: Any) -> NDArray[Any]:
         x = x.detach().cpu()
-        array: NDArray[Any] = (x.float() if x.dtype == torch.bfloat16 else x).numpy()
+        if x.dtype == torch.bfloat16:
+            return _in_bfloat16(x.float().numpy())
+        array: NDArray[Any] = x.numpy()
         return array
 
     devices = ["cpu"] + [f"cuda:{index}" for index in range(torch.cuda.device_count())]
@@ -142,9 +144,16 @@ def _mlx() -> list[Backend]:
         return mx.array(x, dtype=mx.float64) if wide else mx.array(x)
 
     def get(x: Any) -> NDArray[Any]:
-        return np.asarray(x.astype(mx.float32) if x.dtype == mx.bfloat16 else x)
+        if x.dtype == mx.bfloat16:
+            return _in_bfloat16(np.asarray(x.astype(mx.float32)))
+        return np.asarray(x)
 
     return [Backend("mlx", mx.default_device().type.name, _version("mlx.core"), put, get)]
+
+
+def _in_bfloat16(x: NDArray[Any]) -> NDArray[Any]:
+    """Numbers that bfloat16 holds, in NumPy's, which is foreign to other libraries."""
+    return x.astype(numpy_dtype(BFLOAT16))
 
 
 _OPEN: dict[str, Callable[[], list[Backend]]] = {

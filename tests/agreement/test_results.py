@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from sdpa_xp_export.agree import compare, feature_jobs
 from sdpa_xp_export.choice import FORMS
 from sdpa_xp_export.cli.options import DTYPES
 from sdpa_xp_export.features import features
+from sdpa_xp_export.library import attention
 
 COMMITTED = json.loads(RESULTS.read_text())
 MADE = "`make agreement` writes it anew"
@@ -63,3 +65,18 @@ def test_it_is_written_as_it_is_read() -> None:
     assert json.loads(written(COMMITTED)) == COMMITTED
     assert written(COMMITTED) == RESULTS.read_text(), MADE
     assert rounded({"a": [0.123456, 1], "b": "c"}) == {"a": [0.123, 1], "b": "c"}
+
+
+@pytest.mark.parametrize("wrong", ["dtype", "shape", "refused"])
+def test_what_is_not_as_stated_disagrees(wrong: str) -> None:
+    """An output of another dtype or shape, and a library that computes nothing."""
+
+    def compute(xp: Any, call: Any, arrays: Any) -> Any:
+        if wrong == "refused":
+            raise ValueError("scaled_dot_product_attention: nothing is computed")
+        output = attention(xp, call, arrays)
+        return output.astype("float64") if wrong == "dtype" else output[..., :1]
+
+    jobs = {"plain": replace(feature_jobs("float32")["plain"], compute=compute)}
+    (row,) = compare(jobs, "float32", backends.find(["numpy"]), [])
+    assert not row.agrees
