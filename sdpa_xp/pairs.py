@@ -107,13 +107,13 @@ class Pairs:
         if found.shape == (1,) and not self.batch:
             return found._replace(values=self.xp.reshape(found.values, (1, 1, 1)))
         if self.entry is None:
-            checks.broadcasts(self.function, name, found.shape, self.batch, "(...), one a batch entry")
+            checks.broadcasts(self.function, name, found.shape, self.batch, "the batch (...)")
         return found._replace(values=self.xp.reshape(found.values, (*found.shape, 1, 1, 1)))
 
     def _own(self, name: str, value: Any) -> object:
         """The entry's own of integers with one for each entry, or one for all of them."""
         shape = (len(value),) if isinstance(value, tuple | list) else value.shape
-        checks.broadcasts(self.function, name, shape, self.batch, "(...), one a batch entry")
+        checks.broadcasts(self.function, name, shape, self.batch, "the batch (...)")
         return value if not shape else value[self.entry if shape[0] > 1 else 0]
 
     def fits(self, name: str, array: Array) -> None:

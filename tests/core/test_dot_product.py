@@ -78,7 +78,11 @@ X = np.ones((2, 3, 2, 4), F)
         ({"key_value_seq_lengths": [2, 9]}, ValueError, "`key_value_seq_lengths` must be at most S"),
         ({"query_seq_lengths": [2, 9]}, ValueError, "`query_seq_lengths` must be at most L"),
         ({"query_seq_lengths": [2.0, 3]}, TypeError, r"`query_seq_lengths\[0\]` must be an integer"),
-        ({"query_seq_lengths": [1, 2, 3]}, ValueError, "`query_seq_lengths` must broadcast.*one a batch entry"),
+        (
+            {"query_seq_lengths": [1, 2, 3]},
+            ValueError,
+            "`query_seq_lengths` must broadcast to the batch",
+        ),
         ({"key_value_seq_lengths": np.ones(2, F)}, TypeError, "`key_value_seq_lengths` must hold integers"),
         ({"mask": np.ones((2, 9), bool)}, ValueError, "`mask` must broadcast"),
         ({"mask": np.ones((3, 3), F)}, TypeError, "`mask` must be boolean"),
