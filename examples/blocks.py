@@ -46,7 +46,8 @@ class LayerNorm(Layer):
     def init(cls, like: Any) -> Self:
         """The norm that changes no width."""
         xp = array_api_compat.array_namespace(like)
-        return cls(xp.ones((WIDTH,), dtype=like.dtype), xp.zeros((WIDTH,), dtype=like.dtype))
+        kind = {"dtype": like.dtype, "device": array_api_compat.device(like)}
+        return cls(xp.ones((WIDTH,), **kind), xp.zeros((WIDTH,), **kind))
 
 
 @dataclass(frozen=True)

@@ -139,3 +139,11 @@ def test_releases(release: str, tmp_path: Path) -> None:
         assert not isinstance(found, str), found
         assert_decoded([outputs["output"] for outputs in found])
         np.testing.assert_allclose(found[-1]["present_key"], cache.key, rtol=0, atol=1e-5)
+
+
+def test_a_block_is_where_its_input_is() -> None:
+    torch = pytest.importorskip("torch")
+    like = torch.ones((1, 3, blocks.WIDTH), dtype=torch.float64, device="meta")
+    for kind in (blocks.EncoderBlock, blocks.DecoderBlock):
+        arrays = kind.init(RNG, like).parameters.values()
+        assert {(x.device.type, x.dtype) for x in arrays} == {("meta", torch.float64)}
