@@ -52,7 +52,7 @@ docs-serve: .venv/docs .venv/site/installed
 
 # Each page in a browser: needs Debian's chromium, or CHROMIUM=/path/of/another.
 docs-check: docs
-	$(BIN)/sdpa-xp export --query 'float32[B,8,L,64]' --key 'float32[B,8,L,64]' --runtime 'onnxruntime>=1.28;web' \
+	$(BIN)/sdpa-xp export --query 'float32[B,8,L,64]' --key 'float32[B,2,L,64]' --runtime 'onnxruntime>=1.28;web' \
 		--output build/guide.onnx --force
 	NODE_PATH=.venv/site/node_modules node docs/_site/browser/check.cjs
 

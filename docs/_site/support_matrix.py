@@ -30,9 +30,10 @@ def page() -> str:
 def matrix(notes: Notes, names: list[str], absent: list[str]) -> str:
     """A row a feature, a column a library or form; those in `absent` did not run."""
     missing = [f"not run here{notes.mark(ABSENT)}" for _ in absent]
+    empty = ["-" for _ in absent]
     header = ["", *names, *(NAMES.get(name, name) for name in absent)]
     dtypes = ["dtypes", *(held(notes, name) for name in names), *missing]
-    rows = [[f"`{f}`" if is_name(f) else f, *(cell(notes, f, n) for n in names), *missing] for f in FEATURES]
+    rows = [[f"`{f}`" if is_name(f) else f, *(cell(notes, f, n) for n in names), *empty] for f in FEATURES]
     return table(header, [dtypes, *rows])
 
 
