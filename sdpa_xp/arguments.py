@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeVar
 
-from sdpa_xp import checks, namespace
+from sdpa_xp import checks, generators, namespace
 from sdpa_xp.biases.algebra import Bias, as_bias
 from sdpa_xp.biases.algebra import FromArray as BiasFromArray
 from sdpa_xp.dropout import Dropout
@@ -95,7 +95,7 @@ class Call(NamedTuple):
         if not self.dropout_p:
             return bound
         query = self.arrays["query"]
-        dropout = Dropout(self.dropout_p, namespace.random_words(self.rng, 4, query))
+        dropout = Dropout(self.dropout_p, generators.random_words(self.rng, 4, query))
         return [scores._replace(dropout=dropout) for scores in bound]
 
     def without_dropout(self, part: Part) -> Scores:

@@ -7,6 +7,7 @@ import numbers
 from collections.abc import Sequence
 from typing import NoReturn
 
+from sdpa_xp import generators
 from sdpa_xp import namespace as door
 from sdpa_xp.checks.messages import message, type_name
 from sdpa_xp.protocols import Array, Device, Dtype, Namespace
@@ -119,13 +120,13 @@ def function(where: str, name: str, value: object) -> None:
 
 def rng(function: str, value: object, query: Array, *, needed: bool) -> None:
     """A generator of the query's library; None where nothing is random."""
-    name = door.rng_name(query)
+    name = generators.rng_name(query)
     if value is None and needed:
         hint = "It is not drawn from a hidden state, so that a result can be had again."
         raise ValueError(message(function, f"`dropout_p` > 0 needs `rng`, a {name}", {"rng": None}, hint))
-    if value is not None and not door.is_rng(value, query):
+    if value is not None and not generators.is_rng(value, query):
         raise TypeError(message(function, f"`rng` must be a {name}", {"rng": type_name(value)}))
-    if value is not None and not door.can_draw(query):
+    if value is not None and not generators.can_draw(query):
         rule = "`rng` cannot be drawn from inside torch.compile"
         hint = "It takes no torch.Generator: leave this call out of what is compiled."
         raise TypeError(message(function, rule, {"rng": name}, hint))

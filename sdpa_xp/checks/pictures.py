@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from sdpa_xp import generators
 from sdpa_xp import namespace as door
 from sdpa_xp.checks.arrays import boolean, floating, plain_array
 from sdpa_xp.checks.host import vector
@@ -87,7 +88,7 @@ def lengths(function: str, name: str, value: object, least: int = 1) -> list[int
 
 def simulation(function: str, rng: object) -> Any:
     """A generator of NumPy."""
-    if not door.is_rng(rng, door.numpy_array()):
+    if not generators.is_rng(rng, door.numpy_array()):
         hint = "It is not drawn from a hidden state, so that a picture can be had again."
         rule = "`rng` must be a numpy.random.Generator"
         raise TypeError(message(function, rule, {"rng": type_name(rng)}, hint))

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, cast
 
-from sdpa_xp import checks, namespace
+from sdpa_xp import checks, generators, namespace
 from sdpa_xp.layers.moving import moved, place
 from sdpa_xp.protocols import AnyArray, Array
 
@@ -59,6 +59,6 @@ def _example(function: str, rng: Any) -> Array:
     for name in LIBRARIES:
         module: Any = sys.modules.get(name)
         array = None if module is None else module.zeros((0,), dtype=module.float32)
-        if array is not None and namespace.is_rng(rng, array):
+        if array is not None and generators.is_rng(rng, array):
             return cast(Array, array)
     return checks.generator(function, rng)
