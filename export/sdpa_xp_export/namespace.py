@@ -173,10 +173,12 @@ def ones_like(x: Any, /, *, dtype: Any = None, device: object = None) -> Any:
 
 
 def var(x: Any, /, *, axis: Any = None, correction: float = 0.0, keepdims: Any = False) -> Any:
-    """The mean of the squared distances from the mean."""
-    if correction:
-        raise NotImplementedError("var with a correction")
-    return mean(square(x - mean(x, axis=axis, keepdims=True)), axis=axis, keepdims=keepdims)
+    """The sum of the squared distances from the mean, over their count less `correction` or over 0."""
+    squares = square(x - mean(x, axis=axis, keepdims=True))
+    if not correction:
+        return mean(squares, axis=axis, keepdims=keepdims)
+    count = sum(ones_like(squares), axis=axis, keepdims=keepdims)
+    return sum(squares, axis=axis, keepdims=keepdims) / maximum(count - correction, 0.0)
 
 
 def std(x: Any, /, *, axis: Any = None, correction: float = 0.0, keepdims: Any = False) -> Any:

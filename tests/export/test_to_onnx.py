@@ -233,6 +233,9 @@ FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "indexing": lambda xp, x: x[:, 1:, None, ::2] + x[:1, :-1, None, 1::2] * x[0, 0, 0],
     "from_behind": lambda xp, x: x[..., -1] - x[:, ::-1, 3],
     "mean": lambda xp, x: (x - xp.mean(x, axis=-1, keepdims=True)) / xp.sqrt(xp.var(x, axis=-1, keepdims=True)),
+    "corrected": lambda xp, x: (
+        xp.std(x, axis=-1, correction=1) + xp.var(x, correction=0.5) * xp.var(x, axis=(0, 2), correction=2)
+    ),
     "sums": lambda xp, x: xp.sum(x, axis=(0, 2)) + xp.max(x) - xp.min(x, axis=-1)[0, :],
     "flattened": lambda xp, x: xp.reshape(x, (-1, 4)) * 2.0,
     "and_back": lambda xp, x: xp.reshape(xp.reshape(x, (-1,)), x.shape) @ OUT.T,
