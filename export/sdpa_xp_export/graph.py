@@ -15,23 +15,18 @@ from onnx import helper, numpy_helper
 
 from sdpa_xp.checks import message
 from sdpa_xp_export.array import Value
+from sdpa_xp_export.promotion import DTYPES
 from sdpa_xp_export.spec import Shape, TensorSpec
 
-ONNX_DTYPE = {
-    "float16": onnx.TensorProto.FLOAT16,
-    "bfloat16": onnx.TensorProto.BFLOAT16,
-    "float32": onnx.TensorProto.FLOAT,
-    "float64": onnx.TensorProto.DOUBLE,
-    "bool": onnx.TensorProto.BOOL,
-    "int32": onnx.TensorProto.INT32,
-    "int64": onnx.TensorProto.INT64,
-}
 CONTRIB = "com.microsoft"
 
 
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
     """The NumPy dtype of that name, bfloat16 too."""
     return np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+
+
+ONNX_DTYPE = {name: helper.np_dtype_to_tensor_dtype(numpy_dtype(name)) for name in DTYPES}
 
 
 @dataclass(slots=True)
@@ -50,6 +45,21 @@ class Graph:
     count: Iterator[int] = field(default_factory=itertools.count)
     function: str = "export_attention"
     """What messages name."""
+
+    @property
+    def mixes_kinds(self) -> bool:
+        """Whether dtypes of several kinds may be computed with each other, as in functions of the indices."""
+        return True
+
+    @property
+    def computes_bfloat16(self) -> bool:
+        """Whether the provider has kernels for bfloat16; the CPU has none that compute."""
+        return False
+
+    @property
+    def erf_keeps_nan(self) -> bool:
+        """Whether every release that the graph is for gives NaN for the Erf of NaN."""
+        return False
 
     def body(self) -> Graph:
         """The graph of a Loop within this one: it sees all that this one holds, and adds constants to it."""
@@ -81,6 +91,10 @@ class Graph:
             self.named[name] = Value(self, name, array.dtype.name, array.shape)
         return self.here(self.named[name])
 
+    def operand(self, given: object) -> Value:
+        """A value as it is; an array as `from_array` makes one of it."""
+        return given if isinstance(given, Value) else self.from_array(given)
+
     def from_array(self, array: object) -> Value:
         """What is neither a value nor a number, as a value; a function of the indices has no use for it."""
         rule = "a function of the indices must compute with its arguments and with numbers alone"
@@ -92,7 +106,8 @@ class Graph:
 
     def constant(self, value: object, dtype: str) -> Value:
         """An initializer; the same numbers are held once."""
-        array = np.asarray(value, dtype=numpy_dtype(dtype))
+        with np.errstate(over="ignore"):  # a number beyond a dtype is an infinity in it
+            array = np.asarray(value, dtype=numpy_dtype(dtype))
         key = (dtype, array.shape, array.tobytes())
         if key not in self.constants:
             name = f"constant_{len(self.constants)}"
@@ -118,6 +133,16 @@ class Graph:
         given = ["" if value is None else value.name for value in inputs]
         self.nodes.append(helper.make_node(op, given, names, name=name, domain=domain, **attributes))
         return [Value(self, each, *like) for each, like in zip(names, outputs, strict=True)]
+
+    def is_product(self, value: Value) -> bool:
+        """Whether `value` is what a MatMul returned; it may have been transposed since."""
+        name = value.name
+        for node in reversed(self.nodes):
+            if name in node.output:
+                if node.op_type != "Transpose":
+                    return str(node.op_type) == "MatMul"
+                name = node.input[0]
+        return False
 
     @staticmethod
     def onnx_dtype(dtype: str) -> int:

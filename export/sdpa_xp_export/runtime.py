@@ -31,6 +31,8 @@ FIRST_RELEASE_OF_OPSET = {24: (1, 24)}
 EMPTY_INPUTS = {"multi_head": (1, 31)}
 # From here on the window of GroupQueryAttention counts the query's own key; before, only those to its left.
 WINDOW_COUNTS_ITSELF = (1, 24)
+# From here on Erf of NaN is NaN on the CPU; before it is 1.
+ERF_KEEPS_NAN = (1, 28)
 
 # Up to so many scores, in all heads together, a call has few.
 FEW_SCORES = {"unmasked": 2**24, "causal": 2**20, "masked": 2**21}

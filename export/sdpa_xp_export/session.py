@@ -18,16 +18,14 @@ import onnx
 from numpy.typing import NDArray
 
 from sdpa_xp.checks import message
+from sdpa_xp_export import promotion
 from sdpa_xp_export.external import EXTERNAL_ABOVE, held
 from sdpa_xp_export.files import save
+from sdpa_xp_export.graph import numpy_dtype
 from sdpa_xp_export.runtime import PROVIDERS
 
-DTYPES = {
-    "tensor(float16)": np.float16,
-    "tensor(bfloat16)": ml_dtypes.bfloat16,
-    "tensor(float)": np.float32,
-    "tensor(double)": np.float64,
-}
+_NAMES = {"float32": "float", "float64": "double"}
+DTYPES = {f"tensor({_NAMES.get(name, name)})": numpy_dtype(name) for name in promotion.DTYPES}
 """NumPy's dtypes by the names that onnxruntime has for them."""
 
 
@@ -89,7 +87,7 @@ def _run_bound(session: Any, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDA
         binding.bind_output(each.name, "cpu")
     session.run_with_iobinding(binding)
     values = zip(session.get_outputs(), binding.get_outputs(), strict=True)
-    return {each.name: _copied(value, np.dtype(DTYPES[each.type])) for each, value in values}
+    return {each.name: _copied(value, DTYPES[each.type]) for each, value in values}
 
 
 def _copied(value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -10,7 +10,10 @@ from typing import Any
 
 from sdpa_xp.checks import message
 from sdpa_xp_export import pieces
-from sdpa_xp_export.array import Value, together
+from sdpa_xp_export.arithmetic import operands, together
+from sdpa_xp_export.array import Value
+from sdpa_xp_export.axes import axes_of, axis_of
+from sdpa_xp_export.promotion import INTEGERS
 from sdpa_xp_export.shapes import broadcasts_to, joint_shape
 from sdpa_xp_export.spec import Shape, total
 from sdpa_xp_export.trace import Trace
@@ -23,8 +26,9 @@ def sizes(trace: Trace, shape: Shape) -> Value:
     return pieces.join([trace.length(length) for length in shape], length=len(shape))
 
 
-def reshape(value: Value, shape: Sequence[Any]) -> Value:
+def reshape(value: Value, shape: Sequence[Any], *, copy: object = None) -> Value:
     """value -> Reshape; one length may be -1, what is left."""
+    del copy  # a value has no memory
     shape = (shape,) if isinstance(shape, int | str) else tuple(shape)
     shape = tuple(each if isinstance(each, str) else operator.index(each) for each in shape)
     left = [axis for axis, length in enumerate(shape) if length == -1]
@@ -66,34 +70,51 @@ def named(*parts: object) -> str:
 
 def permute_dims(value: Value, axes: Sequence[int]) -> Value:
     """value -> Transpose."""
-    perm = [axis % value.ndim for axis in axes]
+    perm = axes_of(value, axes)
+    if len(perm) != value.ndim:
+        rule = "`axes` must name each axis"
+        raise ValueError(message(value.graph.function, rule, {"axes": axes, "shape": value.shape}))
     shape = tuple(value.shape[axis] for axis in perm)
-    return value.graph.add("Transpose", value, dtype=value.dtype, shape=shape, perm=perm)
+    return value.graph.add("Transpose", value, dtype=value.dtype, shape=shape, perm=list(perm))
 
 
 def matrix_transpose(value: Value) -> Value:
     """(..., M, N) -> (..., N, M)."""
+    _at_least_two_axes(value, "matrix_transpose")
     return pieces.transpose(value)
 
 
-def moveaxis(value: Value, source: int, destination: int) -> Value:
+def _at_least_two_axes(value: Value, name: str) -> None:
+    if value.ndim < 2:
+        rule = f"`{name}` must be of at least two axes"
+        raise ValueError(message(value.graph.function, rule, {"shape": value.shape}))
+
+
+def moveaxis(value: Value, source: int | Sequence[int], destination: int | Sequence[int]) -> Value:
     """value -> Transpose."""
-    axes = [axis for axis in range(value.ndim) if axis != source % value.ndim]
-    axes.insert(destination % value.ndim, source % value.ndim)
+    sources, destinations = axes_of(value, source), axes_of(value, destination)
+    if len(sources) != len(destinations):
+        rule = "`source` and `destination` must be as many axes"
+        got = {"source": source, "destination": destination}
+        raise ValueError(message(value.graph.function, rule, got))
+    axes = [axis for axis in range(value.ndim) if axis not in sources]
+    for to, axis in sorted(zip(destinations, sources, strict=True)):
+        axes.insert(to, axis)
     return permute_dims(value, axes)
 
 
 def expand_dims(value: Value, *, axis: int = 0) -> Value:
     """value -> Unsqueeze."""
-    return pieces.unsqueeze(value, axis)
+    return pieces.unsqueeze(value, axis_of(value, axis, 1))
 
 
 def squeeze(value: Value, axis: int | Sequence[int]) -> Value:
     """value -> Squeeze of axes of length 1."""
-    gone = {each % value.ndim for each in ((axis,) if isinstance(axis, int) else axis)}
-    shape = tuple(length for at, length in enumerate(value.shape) if at not in gone)
-    axes = value.graph.constant(sorted(gone), "int64")
-    return value.graph.add("Squeeze", value, axes, dtype=value.dtype, shape=shape)
+    axes = axes_of(value, axis)
+    if any(isinstance(value.shape[each], int) and value.shape[each] != 1 for each in axes):
+        rule = "`axis` must name axes of length 1"
+        raise ValueError(message(value.graph.function, rule, {"axis": axis, "shape": value.shape}))
+    return pieces.squeeze(value, axes)
 
 
 def broadcast_to(value: Value, shape: Sequence[Any]) -> Value:
@@ -105,13 +126,16 @@ def broadcast_to(value: Value, shape: Sequence[Any]) -> Value:
     return value if value.shape == target else pieces.expand(value, sizes(_trace(value), target), target)
 
 
-def concat(values: Sequence[Value], *, axis: int = 0) -> Value:
-    """values -> Concat; a length that is joined is a sum."""
+def concat(values: Sequence[Value], *, axis: int | None = 0) -> Value:
+    """values -> Concat, flattened for no axis; a length that is joined is a sum."""
     one, *others = values
     for other in others:
-        one, other = together(one, other)
+        one, other = together("concat", one, other)
     values = [each.astype(one.dtype) for each in values]
-    at = axis % one.ndim
+    if axis is None:
+        values, axis = [reshape(each, (-1,)) for each in values], 0
+    at = axis_of(values[0], axis)
+    _alike(values, at)
     length = values[0].shape[at]
     for each in values[1:]:
         length = total(length, each.shape[at])
@@ -121,27 +145,61 @@ def concat(values: Sequence[Value], *, axis: int = 0) -> Value:
     return made
 
 
+def _alike(values: Sequence[Value], axis: int | None) -> None:
+    """Arrays that are joined have the same lengths, as far as these are known, except along `axis`."""
+    ranks = {each.ndim for each in values}
+    lengths = [
+        {each.shape[at] for each in values if isinstance(each.shape[at], int)}
+        for at in range(min(ranks))
+        if at != axis
+    ]
+    if len(ranks) > 1 or any(len(known) > 1 for known in lengths):
+        rule = "arrays that are joined must have the same shape" + (
+            "" if axis is None else ", except along `axis`"
+        )
+        got = {"shapes": ", ".join(str(each.shape) for each in values)}
+        raise ValueError(message(values[0].graph.function, rule, got))
+
+
 def stack(values: Sequence[Value], *, axis: int = 0) -> Value:
     """values -> Unsqueeze, Concat."""
-    return concat([pieces.unsqueeze(each, axis) for each in values], axis=axis)
+    _alike(values, None)
+    at = axis_of(values[0], axis, 1)
+    return concat([pieces.unsqueeze(each, at) for each in values], axis=at)
 
 
 def unstack(value: Value, *, axis: int = 0) -> tuple[Value, ...]:
     """value -> its entries along an axis whose length is known."""
-    before = (slice(None),) * (axis % value.ndim)
-    return tuple(item(value, (*before, index)) for index in range(value.shape[axis]))  # type: ignore[arg-type]
+    at = axis_of(value, axis)
+    count, before = value.shape[at], (slice(None),) * at
+    if isinstance(count, str):
+        rule = "`unstack` must be along an axis whose length is known"
+        raise TypeError(message(value.graph.function, rule, {"axis": axis, "shape": value.shape}))
+    return tuple(item(value, (*before, index)) for index in range(count))
 
 
-def take(value: Value, indices: Value, *, axis: int = 0) -> Value:
-    """value, indices of any shape -> Gather."""
-    return pieces.gather(value, indices, axis % value.ndim)
+def take(value: Value, indices: Value, *, axis: int | None = None) -> Value:
+    """value, indices of any shape -> Gather; one axis needs no name."""
+    if indices.dtype not in INTEGERS:
+        rule = "`indices` must be integers"
+        raise TypeError(message(value.graph.function, rule, {"indices.dtype": indices.dtype}))
+    if axis is None and value.ndim != 1:
+        rule = "`axis` must be given where there is not just one"
+        raise ValueError(message(value.graph.function, rule, {"shape": value.shape}))
+    index = indices if indices.dtype == "int32" else indices.astype("int64")
+    return pieces.gather(value, index, axis_of(value, axis or 0))
 
 
 def item(value: Value, index: object) -> Value:
     """`value[index]`, of integers, slices, None and an ellipsis."""
     given = index if isinstance(index, tuple) else (index,)
     counted = sum(1 for each in given if each is not None and each is not ...)
-    if not any(each is ... for each in given):
+    rests = sum(1 for each in given if each is ...)
+    if counted > value.ndim or rests > 1:
+        rule = "an index must have at most one ellipsis, and as many entries as the array has axes"
+        got = {"entries": counted, "ellipses": rests, "shape": value.shape}
+        raise IndexError(message(value.graph.function, rule, got))
+    if not rests:
         given = (*given, ...)
     axis, made = 0, value
     for each in given:
@@ -158,11 +216,17 @@ def item(value: Value, index: object) -> Value:
 
 def _entry(value: Value, index: Any, axis: int) -> Value:
     try:
+        if isinstance(index, bool):
+            raise TypeError
         number = operator.index(index)
     except TypeError as error:
         rule = "an index must be made of integers, slices, None and an ellipsis"
-        got = {"index": type(index).__name__}
+        got: dict[str, object] = {"index": type(index).__name__}
         raise TypeError(message(value.graph.function, rule, got, "`take` takes others.")) from error
+    length = value.shape[axis]
+    if isinstance(length, int) and not -length <= number < length:
+        rule, got = "an index must be within its axis", {"index": number, "length": length}
+        raise IndexError(message(value.graph.function, rule, got))
     return pieces.gather(value, value.graph.constant(number, "int64"), axis)
 
 
@@ -201,7 +265,12 @@ def _bound(value: Value, bound: Any, default: int) -> Value:
 
 def matmul(one: Value, other: Value) -> Value:
     """(..., M, K), (..., K, N) -> MatMul; a vector is a row on the left, and a column on the right."""
-    one, other = together(one, other)
+    one, other = operands("matmul", "numeric", one, other)
+    if not one.ndim or not other.ndim:
+        rule = "the operands of `matmul` must have axes"
+        raise ValueError(
+            message(one.graph.function, rule, {"first.shape": one.shape, "second.shape": other.shape})
+        )
     left = one.shape[:-1]
     right = other.shape[-1:] if other.ndim > 1 else ()
     if one.shape[-1] != other.shape[-2 if other.ndim > 1 else -1]:
@@ -209,17 +278,7 @@ def matmul(one: Value, other: Value) -> Value:
         got = {"first.shape": one.shape, "second.shape": other.shape}
         raise ValueError(message(one.graph.function, rule, got))
     batch = joint_shape(one.shape[:-2], other.shape[:-2])
-    shape = (*batch, *left[-1:], *right)
-    return one.graph.add("MatMul", one, other, dtype=one.dtype, shape=shape)
-
-
-def reduced(op: str, value: Value, axis: int | Sequence[int] | None, keepdims: bool) -> Value:
-    """value -> op over some axes, or all."""
-    axes = range(value.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
-    made = value
-    for each in axes:
-        made = pieces.reduce(op, made, each % value.ndim)
-    return made if keepdims or not axes else squeeze(made, tuple(axes))
+    return pieces.product(one, other, (*batch, *left[-1:], *right))
 
 
 def _trace(value: Value) -> Trace:

@@ -15,7 +15,7 @@ from sdpa_xp_export.array import Value
 from sdpa_xp_export.graph import Graph
 from sdpa_xp_export.lengths import Length
 from sdpa_xp_export.operands import numbers_of
-from sdpa_xp_export.runtime import Runtime
+from sdpa_xp_export.runtime import ERF_KEEPS_NAN, Runtime
 from sdpa_xp_export.spec import Shape, addends
 
 _OF_NODES = re.compile(r"(constant|[A-Z]\w*)_\d+")
@@ -40,6 +40,18 @@ class Trace(Graph):
     """By the name of a value, another with the same numbers, which an attention returns anyway."""
     chosen: list[tuple[str, str]] = field(default_factory=list)
     """The form of each attention, and why it is that one."""
+
+    @property
+    def mixes_kinds(self) -> bool:
+        return False
+
+    @property
+    def computes_bfloat16(self) -> bool:
+        return self.target.provider == "cuda"
+
+    @property
+    def erf_keeps_nan(self) -> bool:
+        return self.target.release >= ERF_KEEPS_NAN
 
     def input(self, name: str, dtype: str, shape: Shape) -> Value:
         """A new input of the graph, whose lengths are those that others are known by."""

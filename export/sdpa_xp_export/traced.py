@@ -43,6 +43,11 @@ def to_onnx(
     rotary too; its `key` and `value` are what the graph is to return for the next step, and a past of no
     tokens is one of its lengths.
 
+    Dtypes follow the array API standard 2024.12. A Python scalar takes the dtype of the array beside it, two
+    scalars get the default dtypes (int64, float32), integers stay exact, and dtypes of two kinds, such as int64
+    and float32, are refused: convert one of them with `astype`. Where onnxruntime's CPU provider has no kernel
+    for a dtype, the graph computes in a wider one and converts back.
+
     Shapes:
         Those of the layer. An entry of a spec may be a name; `x.shape` then has it, to be compared, put into
         a shape, added to another, and given to `arange` and `asarray`; Python can count no further with it. It

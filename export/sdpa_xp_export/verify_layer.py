@@ -21,6 +21,7 @@ from sdpa_xp_export.graph import ONNX_DTYPE, numpy_dtype
 from sdpa_xp_export.memory import peak_above
 from sdpa_xp_export.outputs import named_outputs
 from sdpa_xp_export.parameters import replaced
+from sdpa_xp_export.promotion import INTEGERS
 from sdpa_xp_export.report import LayerReport, Run
 from sdpa_xp_export.session import Placement, open_session, placements, providers, run, version
 from sdpa_xp_export.spec import Shape, TensorSpec, addends
@@ -142,7 +143,7 @@ def _mostly_true(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[An
     return np.asarray(rng.random(shape) < 0.75)
 
 
-_DEFAULT: dict[str, Draw] = {"int32": _zeros_and_ones, "int64": _zeros_and_ones, "bool": _mostly_true}
+_DEFAULT: dict[str, Draw] = {**dict.fromkeys(INTEGERS, _zeros_and_ones), "bool": _mostly_true}
 
 
 def _expected(layer: Callable[..., Any], arrays: Arrays) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:

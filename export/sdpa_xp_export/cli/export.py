@@ -14,8 +14,9 @@ from sdpa_xp_export.call import OUTPUTS
 from sdpa_xp_export.cli.options import AsJson, Force, completed_from
 from sdpa_xp_export.cli.printing import say, say_json
 from sdpa_xp_export.export import export_attention
+from sdpa_xp_export.promotion import FLOATING
 from sdpa_xp_export.runtime import DEFAULT_RUNTIME, OPSETS, PROVIDERS
-from sdpa_xp_export.spec import FLOATING, TensorSpec
+from sdpa_xp_export.spec import TensorSpec
 
 Spec = Annotated[
     str | None, typer.Option(help="dtype[length,...], as float32[B,8,L,64]; a name is a free length.")
