@@ -137,9 +137,9 @@ class Value:
         return shaping.matmul(self.graph.operand(other), self)
 
     def __getitem__(self, index: object) -> Value:
-        from sdpa_xp_export import shaping
+        from sdpa_xp_export import indexing
 
-        return shaping.item(self, index)
+        return indexing.item(self, index)
 
     def __iter__(self) -> Iterator[Value]:
         from sdpa_xp_export import shaping

@@ -13,7 +13,7 @@ from sdpa_xp_export.array import Value
 from sdpa_xp_export.dispatch import graph_of, is_array
 from sdpa_xp_export.dtypes import dtype_name
 from sdpa_xp_export.graph import Graph, numpy_dtype
-from sdpa_xp_export.lengths import Length
+from sdpa_xp_export.lengths import Length, named
 from sdpa_xp_export.promotion import DEFAULTS
 from sdpa_xp_export.trace import Trace
 
@@ -79,7 +79,7 @@ def _count(start: Any, stop: Any, step: Any) -> int | str:
         counted = stop - start if isinstance(step, int) and step == 1 else None
     except TypeError:
         counted = None
-    return counted if isinstance(counted, int | str) else shaping.named("arange", start, stop, step)
+    return counted if isinstance(counted, int | str) else named("arange", start, stop, step)
 
 
 def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: object = None) -> Any:

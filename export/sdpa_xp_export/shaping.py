@@ -13,10 +13,12 @@ from sdpa_xp_export import pieces
 from sdpa_xp_export.arithmetic import operands, together
 from sdpa_xp_export.array import Value
 from sdpa_xp_export.axes import axes_of, axis_of
+from sdpa_xp_export.indexing import item
+from sdpa_xp_export.lengths import has_names, named
 from sdpa_xp_export.promotion import INTEGERS
 from sdpa_xp_export.shapes import broadcasts_to, joint_shape
 from sdpa_xp_export.spec import Shape, total
-from sdpa_xp_export.trace import Trace
+from sdpa_xp_export.trace import Trace, trace_of
 
 
 def sizes(trace: Trace, shape: Shape) -> Value:
@@ -36,17 +38,13 @@ def reshape(value: Value, shape: Sequence[Any], *, copy: object = None) -> Value
     for axis in left:
         made[axis] = _left(value.shape, [length for length in shape if length != -1])
     kept = [0 if value.shape[axis : axis + 1] == (length,) else length for axis, length in enumerate(shape)]
-    target = pieces.join([_trace(value).length(each) for each in kept]) if _named(kept) else None
+    target = pieces.join([trace_of(value).length(each) for each in kept]) if has_names(kept) else None
     target = value.graph.constant(kept, "int64") if target is None else target
     found = pieces.reshape_to(value, target, tuple(made))
     for axis in left:
         if isinstance(made[axis], str):
-            _trace(value).having(found, axis, made[axis])
+            trace_of(value).having(found, axis, made[axis])
     return found
-
-
-def _named(shape: Sequence[Any]) -> bool:
-    return any(isinstance(length, str) for length in shape)
 
 
 def _left(shape: Shape, taken: list[Any]) -> int | str:
@@ -61,11 +59,6 @@ def _left(shape: Shape, taken: list[Any]) -> int | str:
         if len(parts) == 1 and one == other:
             return parts[0]
     return named("times", *parts, one, "over", *[n for n in names if names[n] < 0], other)
-
-
-def named(*parts: object) -> str:
-    """A name for a length that has none."""
-    return "_".join(str(part).replace("+", "_and_").replace("-", "minus_") for part in parts)
 
 
 def permute_dims(value: Value, axes: Sequence[int]) -> Value:
@@ -123,7 +116,7 @@ def broadcast_to(value: Value, shape: Sequence[Any]) -> Value:
     if not broadcasts_to(value.shape, target):
         rule = "`x` must broadcast to `shape`"
         raise ValueError(message(value.graph.function, rule, {"x.shape": value.shape, "shape": target}))
-    return value if value.shape == target else pieces.expand(value, sizes(_trace(value), target), target)
+    return value if value.shape == target else pieces.expand(value, sizes(trace_of(value), target), target)
 
 
 def concat(values: Sequence[Value], *, axis: int | None = 0) -> Value:
@@ -190,79 +183,6 @@ def take(value: Value, indices: Value, *, axis: int | None = None) -> Value:
     return pieces.gather(value, index, axis_of(value, axis or 0))
 
 
-def item(value: Value, index: object) -> Value:
-    """`value[index]`, of integers, slices, None and an ellipsis."""
-    given = index if isinstance(index, tuple) else (index,)
-    counted = sum(1 for each in given if each is not None and each is not ...)
-    rests = sum(1 for each in given if each is ...)
-    if counted > value.ndim or rests > 1:
-        rule = "an index must have at most one ellipsis, and as many entries as the array has axes"
-        got = {"entries": counted, "ellipses": rests, "shape": value.shape}
-        raise IndexError(message(value.graph.function, rule, got))
-    if not rests:
-        given = (*given, ...)
-    axis, made = 0, value
-    for each in given:
-        if each is ...:
-            axis += value.ndim - counted
-        elif each is None:
-            made, axis = pieces.unsqueeze(made, axis), axis + 1
-        elif isinstance(each, slice):
-            made, axis = _sliced(made, each, axis), axis + 1
-        else:
-            made = _entry(made, each, axis)
-    return made
-
-
-def _entry(value: Value, index: Any, axis: int) -> Value:
-    try:
-        if isinstance(index, bool):
-            raise TypeError
-        number = operator.index(index)
-    except TypeError as error:
-        rule = "an index must be made of integers, slices, None and an ellipsis"
-        got: dict[str, object] = {"index": type(index).__name__}
-        raise TypeError(message(value.graph.function, rule, got, "`take` takes others.")) from error
-    length = value.shape[axis]
-    if isinstance(length, int) and not -length <= number < length:
-        rule, got = "an index must be within its axis", {"index": number, "length": length}
-        raise IndexError(message(value.graph.function, rule, got))
-    return pieces.gather(value, value.graph.constant(number, "int64"), axis)
-
-
-def _sliced(value: Value, part: slice, axis: int) -> Value:
-    if part == slice(None):
-        return value
-    length, step = value.shape[axis], 1 if part.step is None else part.step
-    bounds = [_bound(value, part.start, 0 if step > 0 else 2**62)]
-    bounds.append(_bound(value, part.stop, 2**62 if step > 0 else -(2**62)))
-    new = _length_of(length, part.start, part.stop, step)
-    axes, steps = (value.graph.constant([each], "int64") for each in (axis, step))
-    shape = (*value.shape[:axis], new, *value.shape[axis + 1 :])
-    made = value.graph.add("Slice", value, *bounds, axes, steps, dtype=value.dtype, shape=shape)
-    return made if isinstance(new, int) else _trace(value).having(made, axis, new)
-
-
-def _length_of(length: int | str, start: Any, stop: Any, step: int) -> int | str:
-    """How many entries a slice has, or a name for that, one for all that are known to be alike."""
-    if isinstance(length, int) and not _named([start, stop]):
-        return len(range(length)[start:stop:step])
-    if start in (None, 0) and step == 1 and (stop == 1 or isinstance(stop, str)):
-        return 1 if stop == 1 else stop
-    if (start, stop, step) in ((None, None, -1), (-1, None, 1)):
-        return length if step == -1 else 1
-    front, behind = start or 0, stop or 0
-    if step == 1 and isinstance(front, int) and isinstance(behind, int) and front >= 0 >= behind:
-        return named(length, "less", front - behind)
-    return named(length, start, stop, step)
-
-
-def _bound(value: Value, bound: Any, default: int) -> Value:
-    if isinstance(bound, str):
-        return _trace(value).length(bound)
-    return value.graph.constant([default if bound is None else operator.index(bound)], "int64")
-
-
 def matmul(one: Value, other: Value) -> Value:
     """(..., M, K), (..., K, N) -> MatMul; a vector is a row on the left, and a column on the right."""
     one, other = operands("matmul", "numeric", one, other)
@@ -279,10 +199,3 @@ def matmul(one: Value, other: Value) -> Value:
         raise ValueError(message(one.graph.function, rule, got))
     batch = joint_shape(one.shape[:-2], other.shape[:-2])
     return pieces.product(one, other, (*batch, *left[-1:], *right))
-
-
-def _trace(value: Value) -> Trace:
-    if not isinstance(value.graph, Trace):
-        rule = "a function of the indices must use no length that is known only when the graph runs"
-        raise TypeError(message(value.graph.function, rule, {"shape": value.shape}))
-    return value.graph

@@ -132,6 +132,14 @@ class Trace(Graph):
         self.constants = {key: each for key, each in self.constants.items() if each.name in needed}
 
 
+def trace_of(value: Value) -> Trace:
+    """The graph of `value`, which knows the lengths that have names; that of indices does not."""
+    if not isinstance(value.graph, Trace):
+        rule = "a function of the indices must use no length that is known only when the graph runs"
+        raise TypeError(message(value.graph.function, rule, {"shape": value.shape}))
+    return value.graph
+
+
 def _captured(node: onnx.NodeProto) -> set[str]:
     """What the bodies of a node read, of the graph around them too."""
     bodies = [each.g for each in node.attribute if each.type == onnx.AttributeProto.GRAPH]
