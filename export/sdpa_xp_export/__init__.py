@@ -1,19 +1,23 @@
 """ONNX graphs that compute what sdpa_xp computes, and the proof of it."""
 
-from importlib.util import find_spec
+try:
+    import onnx as _onnx  # noqa: F401
+except ImportError as error:
+    _reason = error
 
-if find_spec("onnx") is None:
-    raise ModuleNotFoundError(
-        "sdpa_xp_export needs onnx and onnxruntime: pip install 'sdpa_xp[export]'", name="onnx"
-    )
+    def __getattr__(_: str) -> object:
+        """Say what to install. The import itself passes, so that the command can say it in one line, too."""
+        text = "sdpa_xp_export needs onnx and onnxruntime: pip install 'sdpa_xp[export]'"
+        raise ModuleNotFoundError(text, name="onnx") from _reason
 
-from sdpa_xp_export.export import export_attention
-from sdpa_xp_export.files import save
-from sdpa_xp_export.report import LayerReport, Report
-from sdpa_xp_export.spec import TensorSpec
-from sdpa_xp_export.traced import to_onnx
-from sdpa_xp_export.verify import verify
-from sdpa_xp_export.verify_layer import verify_layer
+else:
+    from sdpa_xp_export.export import export_attention
+    from sdpa_xp_export.files import save
+    from sdpa_xp_export.report import LayerReport, Report
+    from sdpa_xp_export.spec import TensorSpec
+    from sdpa_xp_export.traced import to_onnx
+    from sdpa_xp_export.verify import verify
+    from sdpa_xp_export.verify_layer import verify_layer
 
 __all__ = [
     "LayerReport",

@@ -44,10 +44,20 @@ class Placement:
         return self.provider != self.asked
 
 
+def installed_runtime() -> Any:
+    """onnxruntime, which is imported when a model is run."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        rule, hint = "onnxruntime must be installed", "`pip install 'sdpa_xp[export]'` brings it."
+        text = message("verify", rule, {"its error": error}, hint)
+        raise ModuleNotFoundError(text, name="onnxruntime") from error
+    return onnxruntime
+
+
 def open_session(model: onnx.ModelProto, provider: str, profile: Path | None = None) -> Any:
     """An onnxruntime session of `model` on `provider`, which must really start there."""
-    import onnxruntime
-
+    onnxruntime = installed_runtime()
     if provider == PROVIDERS["cuda"] and hasattr(onnxruntime, "preload_dlls"):
         onnxruntime.preload_dlls()  # finds the CUDA libraries that pip installed
     options = onnxruntime.SessionOptions()
@@ -99,11 +109,10 @@ def _copied(value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 def _shared(array: NDArray[Any]) -> Any:
     """A value of onnxruntime in the memory of `array`."""
-    from onnxruntime import OrtValue
-
+    values = installed_runtime().OrtValue
     if array.dtype != ml_dtypes.bfloat16:
-        return OrtValue.ortvalue_from_numpy(array)
-    return OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), onnx.TensorProto.BFLOAT16)
+        return values.ortvalue_from_numpy(array)
+    return values.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), onnx.TensorProto.BFLOAT16)
 
 
 @contextmanager
@@ -119,9 +128,7 @@ def _errors_as_one(what: str) -> Iterator[None]:
 
 def version() -> str:
     """The release of onnxruntime that is installed."""
-    import onnxruntime
-
-    return str(onnxruntime.__version__)
+    return str(installed_runtime().__version__)
 
 
 def placements(profile: Path, asked: str) -> list[Placement]:
@@ -138,9 +145,7 @@ def placements(profile: Path, asked: str) -> list[Placement]:
 
 def providers(asked: str | None = None) -> list[str]:
     """The execution providers to run on: the one asked for, or CUDA where offered and the CPU."""
-    import onnxruntime
-
-    offered = onnxruntime.get_available_providers()
+    offered = installed_runtime().get_available_providers()
     if asked is None:
         return [name for name in (PROVIDERS["cuda"], PROVIDERS["cpu"]) if name in offered]
     if asked not in PROVIDERS or PROVIDERS[asked] not in offered:
