@@ -116,10 +116,23 @@ __all__ = [
 ]
 
 bool = "bool"  # dtypes of a graph are their names
-int8, int16, int32, int64 = "int8", "int16", "int32", "int64"
-uint8, uint16, uint32, uint64 = "uint8", "uint16", "uint32", "uint64"
-float16, bfloat16, float32, float64 = "float16", "bfloat16", "float32", "float64"
-pi, e, inf, nan, newaxis = math.pi, math.e, math.inf, math.nan, None
+int8 = "int8"
+int16 = "int16"
+int32 = "int32"
+int64 = "int64"
+uint8 = "uint8"
+uint16 = "uint16"
+uint32 = "uint32"
+uint64 = "uint64"
+float16 = "float16"
+bfloat16 = "bfloat16"
+float32 = "float32"
+float64 = "float64"
+pi = math.pi
+e = math.e
+inf = math.inf
+nan = math.nan
+newaxis = None
 
 add = of_values("add", operator.add)
 subtract = of_values("subtract", operator.sub)
