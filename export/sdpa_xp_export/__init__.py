@@ -1,7 +1,9 @@
 """ONNX graphs that compute what sdpa_xp computes, and the proof of it."""
 
+from importlib import import_module
+
 try:
-    import onnx as _onnx  # noqa: F401
+    import_module("onnx")
 except ImportError as error:
     _reason = error
 
@@ -13,6 +15,7 @@ except ImportError as error:
 else:
     from sdpa_xp_export.export import export_attention
     from sdpa_xp_export.files import save
+    from sdpa_xp_export.large import LargeModel
     from sdpa_xp_export.report import LayerReport, Report
     from sdpa_xp_export.spec import TensorSpec
     from sdpa_xp_export.traced import to_onnx
@@ -20,6 +23,7 @@ else:
     from sdpa_xp_export.verify_layer import verify_layer
 
 __all__ = [
+    "LargeModel",
     "LayerReport",
     "Report",
     "TensorSpec",

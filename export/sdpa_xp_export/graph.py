@@ -15,8 +15,11 @@ from onnx import helper, numpy_helper
 
 from sdpa_xp.checks import message
 from sdpa_xp_export.array import Value
+from sdpa_xp_export.external import with_weights
+from sdpa_xp_export.large import Model
 from sdpa_xp_export.promotion import DTYPES
 from sdpa_xp_export.spec import Shape, TensorSpec
+from sdpa_xp_export.weights import Weight
 
 CONTRIB = "com.microsoft"
 
@@ -41,7 +44,7 @@ class Graph:
     constants: dict[tuple[str, tuple[int, ...], bytes], onnx.TensorProto] = field(default_factory=dict)
     named: dict[str, Value] = field(default_factory=dict)
     """Inputs and initializers that the call names."""
-    weights: list[onnx.TensorProto] = field(default_factory=list)
+    weights: list[Weight] = field(default_factory=list)
     count: Iterator[int] = field(default_factory=itertools.count)
     function: str = "export_attention"
     """What messages name."""
@@ -87,7 +90,7 @@ class Graph:
     def weight(self, name: str, array: NDArray[Any]) -> Value:
         """The initializer that the call names `name`."""
         if name not in self.named:
-            self.weights.append(numpy_helper.from_array(array, name))
+            self.weights.append(Weight(name, array))
             self.named[name] = Value(self, name, array.dtype.name, array.shape)
         return self.here(self.named[name])
 
@@ -153,7 +156,7 @@ class Graph:
         infos = [helper.make_tensor_value_info(out.name, ONNX_DTYPE[out.dtype], out.shape) for out in outputs]
         return helper.make_graph(self.nodes, "body", self.inputs, infos)
 
-    def model(self, outputs: Mapping[str, Value], metadata: dict[str, str]) -> onnx.ModelProto:
+    def model(self, outputs: Mapping[str, Value], metadata: dict[str, str]) -> Model:
         """The finished model, whose outputs get the names that they stand under."""
         names = {}
         for name, value in outputs.items():
@@ -164,8 +167,7 @@ class Graph:
             helper.make_tensor_value_info(name, ONNX_DTYPE[value.dtype], value.shape)
             for name, value in outputs.items()
         ]
-        initializers = [*self.constants.values(), *self.weights]
-        graph = helper.make_graph(self.nodes, "attention", self.inputs, infos, initializers)
+        graph = helper.make_graph(self.nodes, "attention", self.inputs, infos, [*self.constants.values()])
         opsets = [helper.make_opsetid("", self.opset)]
         ir_version = helper.find_min_ir_version_for(opsets)
         if any(node.domain == CONTRIB for node in self.nodes):
@@ -173,7 +175,7 @@ class Graph:
         model = helper.make_model(graph, opset_imports=opsets, producer_name="sdpa_xp")
         model.ir_version = ir_version
         helper.set_model_props(model, metadata)
-        return model
+        return with_weights(model, self.weights, self.function)
 
 
 def _identity(graph: Graph, value: Value) -> Value:

@@ -22,6 +22,7 @@ from sdpa_xp_export import promotion
 from sdpa_xp_export.external import EXTERNAL_ABOVE, held
 from sdpa_xp_export.files import save
 from sdpa_xp_export.graph import numpy_dtype
+from sdpa_xp_export.large import Model
 from sdpa_xp_export.runtime import PROVIDERS
 
 _NAMES = {"float32": "float", "float64": "double"}
@@ -55,7 +56,7 @@ def installed_runtime() -> Any:
     return onnxruntime
 
 
-def open_session(model: onnx.ModelProto, provider: str, profile: Path | None = None) -> Any:
+def open_session(model: Model, provider: str, profile: Path | None = None) -> Any:
     """An onnxruntime session of `model` on `provider`, which must really start there."""
     onnxruntime = installed_runtime()
     if provider == PROVIDERS["cuda"] and hasattr(onnxruntime, "preload_dlls"):
@@ -67,8 +68,10 @@ def open_session(model: onnx.ModelProto, provider: str, profile: Path | None = N
         options.profile_file_prefix = str(profile)
     wanted = list(dict.fromkeys([provider, PROVIDERS["cpu"]]))
     with tempfile.TemporaryDirectory() as folder:  # bytes where they fit: a path could refer to more files
-        small = held(model) <= EXTERNAL_ABOVE
-        source = model.SerializeToString() if small else save(model, Path(folder) / "model.onnx")
+        if isinstance(model, onnx.ModelProto) and held(model) <= EXTERNAL_ABOVE:
+            source: bytes | Path = model.SerializeToString()
+        else:
+            source = save(model, Path(folder) / "model.onnx")
         with _errors_as_one("load"):
             session = onnxruntime.InferenceSession(source, options, providers=wanted)
     if provider not in session.get_providers():  # an absent provider is no more than a warning there

@@ -16,6 +16,7 @@ from sdpa_xp.checks import message
 from sdpa_xp.masks import Mask
 from sdpa_xp_export.array import Value
 from sdpa_xp_export.external import without_numbers
+from sdpa_xp_export.large import Model
 from sdpa_xp_export.outputs import named_outputs
 from sdpa_xp_export.parameters import arrays_of, replaced
 from sdpa_xp_export.runtime import DEFAULT_OPSET, DEFAULT_RUNTIME, FIRST_RELEASE, OPSETS, Runtime
@@ -32,7 +33,7 @@ def to_onnx(
     opset: int | None = None,
     runtime: str = DEFAULT_RUNTIME,
     **keywords: Any,
-) -> onnx.ModelProto:
+) -> Model:
     """The ONNX graph of a layer, or of any function in array-API code, with the attention that it calls.
 
     The layer is called once, with values of the graph where it is given specs. Each operation on them becomes
@@ -68,13 +69,14 @@ def to_onnx(
     Returns:
         The model, which has passed onnx.checker in full. Its inputs have the names of the layer's arguments;
             its output is `output`, or a tuple's are `output_0` and on, or have a NamedTuple's or a mapping's
-            names. Its metadata holds the form of each attention, the reason for it, and the runtime. `save`
-            puts weights beyond 2 GiB into a file of their own.
+            names. Its metadata holds the form of each attention, the reason for it, and the runtime. Beyond
+            1.75 GiB of weights it is a LargeModel, which refers to the arrays until `save` writes them.
 
     Raises:
         TypeError: A layer that is not callable, or what it does with a value is not in the array API, or asks
             what only a run tells; names what must hold.
-        ValueError: Shapes that do not fit, or a form, an opset or a runtime that cannot compute a call.
+        ValueError: Shapes that do not fit, a form, an opset or a runtime that cannot compute a call, or a
+            large array that the layer writes to after the graph has met it.
 
     Examples:
         >>> import numpy as np

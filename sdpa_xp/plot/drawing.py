@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from sdpa_xp import checks
 
 
 def need_matplotlib(function: str) -> None:
     """Refuse a picture where matplotlib is not installed, with what brings it."""
     try:
-        import matplotlib.figure  # noqa: F401
+        import_module("matplotlib.figure")
     except ImportError as error:
         rule, hint = "matplotlib must be installed", "`pip install 'sdpa_xp[plot]'` brings it."
         raise ModuleNotFoundError(

@@ -14,6 +14,7 @@ from sdpa_xp_export.call import OUTPUTS
 from sdpa_xp_export.cli.options import AsJson, Force, completed_from
 from sdpa_xp_export.cli.printing import say, say_json
 from sdpa_xp_export.export import export_attention
+from sdpa_xp_export.large import Model
 from sdpa_xp_export.promotion import FLOATING
 from sdpa_xp_export.runtime import DEFAULT_RUNTIME, OPSETS, PROVIDERS
 from sdpa_xp_export.spec import TensorSpec
@@ -112,7 +113,7 @@ def export(
         say(f"runtime: {facts['runtime']}")
 
 
-def _facts(model: onnx.ModelProto, path: Path) -> dict[str, object]:
+def _facts(model: Model, path: Path) -> dict[str, object]:
     """What was written, for people and for scripts."""
     metadata = {entry.key.removeprefix("sdpa_xp."): entry.value for entry in model.metadata_props}
     return {
