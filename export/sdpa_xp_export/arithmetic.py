@@ -93,7 +93,7 @@ def computed(op: str, *values: Value, shape: Shape, dtype: str | None = None, **
 
 
 def _scales_a_product(one: Value, other: Value) -> bool:
-    """Whether one of them is the result of a MatMul, perhaps transposed, and the other a single number."""
+    """Whether one of them is the result of a MatMul, and the other a single number."""
     numbers = [all(length == 1 for length in each.shape) for each in (one, other)]
     return any(numbers) and any(one.graph.is_product(each) for each in (one, other))
 

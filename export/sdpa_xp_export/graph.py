@@ -138,14 +138,8 @@ class Graph:
         return [Value(self, each, *like) for each, like in zip(names, outputs, strict=True)]
 
     def is_product(self, value: Value) -> bool:
-        """Whether `value` is what a MatMul returned; it may have been transposed since."""
-        name = value.name
-        for node in reversed(self.nodes):
-            if name in node.output:
-                if node.op_type != "Transpose":
-                    return str(node.op_type) == "MatMul"
-                name = node.input[0]
-        return False
+        """Whether `value` is what a MatMul returned."""
+        return any(node.op_type == "MatMul" and value.name in node.output for node in self.nodes)
 
     @staticmethod
     def onnx_dtype(dtype: str) -> int:

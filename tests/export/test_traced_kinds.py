@@ -154,24 +154,25 @@ def test_is_masked() -> None:
     np.testing.assert_array_equal(found, np.isneginf(NUMBERS))
 
 
-@pytest.mark.parametrize("size", ["1", "3 4"])
-def test_numbers_beside_a_product_of_float64_stay_float64(size: str) -> None:
+THIRD = np.full((1, 1), 1 / 3)
+SCALED: dict[str, Callable[[Any, Any], Any]] = {
+    "before": lambda x, y: (x * 0.1) @ y,
+    "right": lambda x, y: x @ (y / 3.0),
+    "transposed": lambda x, y: x @ (y * 0.1).mT,
+    "behind": lambda x, y: (x @ y) * 0.1,
+    "in front": lambda x, y: 0.1 * (x @ y),
+    "over": lambda x, y: (x @ y) / 3.0,
+    "array": lambda x, y: THIRD * (x @ y),
+    "transposed, behind": lambda x, y: (x @ y).mT * 0.1,
+}
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_numbers_beside_a_product_of_float64_stay_float64(name: str) -> None:
     """onnxruntime folds such a number into the MatMul as a float32, before it and behind it."""
     x, y = np.random.default_rng(3).standard_normal((2, 4, 4))
-    third = np.full((1, 1) if size == "1" else (4, 4), 1 / 3)
-
-    def function(x: Any, y: Any) -> dict[str, Any]:
-        return {
-            "before": (x * 0.1) @ y,
-            "right": x @ (y / 3.0),
-            "transposed": x @ (y * 0.1).mT,
-            "behind": (x @ y) * 0.1,
-            "over": (x @ y) / 3.0,
-            "array": third * (x @ y).mT,
-        }
-
-    for found, expected in zip(traced(function, x, y), function(x, y).values(), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-14)
+    (found,) = traced(SCALED[name], x, y)
+    np.testing.assert_allclose(found, SCALED[name](x, y), rtol=0, atol=1e-14)
 
 
 def test_scalars_of_numpy_are_arrays_without_axes() -> None:
