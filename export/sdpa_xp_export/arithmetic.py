@@ -1,4 +1,4 @@
-"""Operators of one and two operands as nodes: their dtypes are those of the array API standard.
+"""Operators with one and two operands, written as nodes; dtypes follow the array API standard.
 
 A Python scalar takes the dtype of the array beside it. Kinds of dtypes do not mix (the standard leaves that
 undefined, and libraries differ), except in functions of the indices, which follow FlexAttention: there a bool
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
 
 
 def binary(op: str, name: str, category: str, one: Any, other: Any, dtype: str | None = None) -> Value:
-    """one, other -> op(one, other), elementwise with broadcasting, in their joint dtype or in `dtype`."""
+    """Write `op` of two operands: elementwise, with broadcasting and type promotion."""
     return elementwise(op, *operands(name, category, one, other), dtype=dtype)
 
 
 def unary(op: str, name: str, category: str, value: Value, **attributes: Any) -> Value:
-    """value -> op(value), of its dtype and shape."""
+    """Write `op` of one operand; the result has its dtype and shape."""
     value = admitted(name, category, value)
     return computed(op, value, shape=value.shape, **attributes)
 
 
 def operands(name: str, category: str, one: Any, other: Any) -> tuple[Value, Value]:
-    """Both as values of one dtype, which is in `category`."""
+    """Promote both operands to one dtype, and check that the dtype is in `category`."""
     first, second = together(name, one, other)
     return admitted(name, category, first), admitted(name, category, second)
 
 
 def together(name: str, one: Any, other: Any) -> tuple[Value, Value]:
-    """Both as values of the dtype that they have together; at least one is a value already."""
+    """Promote both operands to one dtype; at least one of them is a value of the graph."""
     graph: Graph = (one if hasattr(one, "graph") else other).graph
     first, second = (_scalar(graph, each) for each in (one, other))
     if first is not None:
@@ -60,7 +60,7 @@ def together(name: str, one: Any, other: Any) -> tuple[Value, Value]:
 
 
 def admitted(name: str, category: str, value: Value) -> Value:
-    """`value`, whose dtype is one that the function takes; in a function of the indices made into one."""
+    """Check that the function takes the dtype; in a function of the indices, convert it if needed."""
     if value.dtype in CATEGORIES[category]:
         return value
     if value.graph.mixes_kinds and category == "floating":
@@ -74,7 +74,7 @@ def admitted(name: str, category: str, value: Value) -> Value:
 
 
 def elementwise(op: str, one: Value, other: Value, dtype: str | None = None) -> Value:
-    """Two values of one dtype -> op of them.
+    """Write `op` of two values that have one dtype.
 
     onnxruntime folds a number that the result of a MatMul is multiplied with into the MatMul, as a float32. In
     float64 both get the other sign, across which it does not.
@@ -85,7 +85,7 @@ def elementwise(op: str, one: Value, other: Value, dtype: str | None = None) -> 
 
 
 def computed(op: str, *values: Value, shape: Shape, dtype: str | None = None, **attributes: Any) -> Value:
-    """Values of one dtype -> op of them, computed in a dtype that has a kernel; of theirs or of `dtype`."""
+    """Write `op` in a dtype that has a kernel, and convert the result back, or return it as `dtype`."""
     graph, own = values[0].graph, values[0].dtype
     inner = kernel_dtype(op, values[0])
     made = graph.add(op, *(x.astype(inner) for x in values), dtype=dtype or inner, shape=shape, **attributes)
@@ -93,13 +93,13 @@ def computed(op: str, *values: Value, shape: Shape, dtype: str | None = None, **
 
 
 def _scales_a_product(one: Value, other: Value) -> bool:
-    """Whether one of them is the result of a MatMul, and the other a single number."""
+    """Return whether one value is the result of a MatMul and the other a single number."""
     numbers = [all(length == 1 for length in each.shape) for each in (one, other)]
     return any(numbers) and any(one.graph.is_product(each) for each in (one, other))
 
 
 def kernel_dtype(op: str, value: Value) -> str:
-    """The dtype in which onnxruntime can compute `op` of `value`."""
+    """Return the dtype in which onnxruntime can compute `op` of `value`."""
     found = computable_dtype(op, value.dtype, bfloat16=value.graph.computes_bfloat16)
     if found is None:
         rule = f"{op} must be of a dtype for which onnxruntime has a kernel, or a wider one"
@@ -108,27 +108,27 @@ def kernel_dtype(op: str, value: Value) -> str:
 
 
 def negative(value: Value) -> Value:
-    """value -> Neg(value); unsigned integers wrap, as in NumPy."""
+    """Write Neg; unsigned integers wrap, as in NumPy."""
     return unary("Neg", "negative", "numeric", value)
 
 
 def compared(op: str, name: str, one: Any, other: Any) -> Value:
-    """one, other -> whether the first is less, greater, ..."""
+    """Write a comparison of two numbers."""
     return binary(op, name, "numeric", one, other, "bool")
 
 
 def equal(one: Any, other: Any) -> Value:
-    """one, other -> Equal(one, other)."""
+    """Write Equal of two operands of any dtype."""
     return binary("Equal", "equal", "any", one, other, "bool")
 
 
 def logical(op: str, name: str, one: Any, other: Any) -> Value:
-    """Two conditions -> And, Or or Xor of them."""
+    """Write And, Or or Xor of two conditions."""
     return binary(op, name, "boolean", one, other)
 
 
 def bitwise(op: str, name: str, one: Any, other: Any) -> Value:
-    """Two conditions -> And, Or or Xor of them; two integers -> that of their bits."""
+    """Write And, Or or Xor of two conditions, or of the bits of two integers."""
     first, second = operands(name, "integer or boolean", one, other)
     if first.dtype == "bool":
         return elementwise(op, first, second)
@@ -137,7 +137,7 @@ def bitwise(op: str, name: str, one: Any, other: Any) -> Value:
 
 
 def invert(value: Value) -> Value:
-    """value -> Not(value), or an integer with each bit inverted."""
+    """Write Not of a condition, or BitwiseNot of an integer."""
     value = admitted("bitwise_invert", "integer or boolean", value)
     if value.dtype == "bool":
         return computed("Not", value, shape=value.shape)
@@ -152,7 +152,7 @@ def _bits_need_opset(value: Value, name: str) -> None:
 
 
 def _scalar(graph: Graph, given: Any) -> bool | int | float | Length | None:
-    """A Python scalar as it is, and others as one of these; None for an array.
+    """Return a Python scalar, or None if `given` is an array.
 
     A scalar of NumPy is an array without axes, except a float64, which Python takes for a float; and except in
     functions of the indices.
@@ -169,7 +169,7 @@ def _scalar(graph: Graph, given: Any) -> bool | int | float | Length | None:
 
 
 def _with_scalar(name: str, value: Value, scalar: bool | int | float | Length) -> tuple[Value, Value]:
-    """A value and a scalar beside it, which takes its dtype."""
+    """Make a constant of `scalar`; it takes the dtype of `value`."""
     graph, dtype = value.graph, value.dtype
     if dtype not in of_scalar(scalar):
         if not graph.mixes_kinds:

@@ -15,7 +15,7 @@ Axes = int | Sequence[int] | None
 
 
 def axis_of(value: Value, axis: int, added: int = 0) -> int:
-    """`axis` counted from the front, of a value that gets `added` axes more."""
+    """Count `axis` from the front, for a value that gets `added` more axes."""
     count, number = value.ndim + added, operator.index(axis)
     if not -count <= number < count:
         rule = f"`axis` must be one of {count} axes"
@@ -24,7 +24,7 @@ def axis_of(value: Value, axis: int, added: int = 0) -> int:
 
 
 def axes_of(value: Value, axes: Axes) -> tuple[int, ...]:
-    """Several axes, each once; None for all."""
+    """Count several axes from the front; None means all of them."""
     if axes is None:
         return tuple(range(value.ndim))
     given = axes if isinstance(axes, Sequence) else (axes,)

@@ -19,7 +19,7 @@ from sdpa_xp_export.trace import Trace
 
 
 def astype(x: Any, dtype: Any, /, *, copy: Any = True, device: object = None) -> Any:
-    """`x` in another dtype, which may be that of an array of another library."""
+    """Convert `x` to a dtype, which may be the dtype of another library."""
     del copy, device  # a value has neither
     if isinstance(x, Value):
         return x.astype(dtype_name(dtype))
@@ -27,12 +27,12 @@ def astype(x: Any, dtype: Any, /, *, copy: Any = True, device: object = None) ->
 
 
 def own_dtype(array: Any, dtype: Any) -> Any:
-    """A dtype that is a name as the library of `array` has it."""
+    """Return the dtype of that name in the library of `array`."""
     return getattr(array_api_compat.array_namespace(array), dtype) if isinstance(dtype, str) else dtype
 
 
 def asarray(obj: Any, /, *, dtype: Any = None, device: object = None, copy: Any = None) -> Any:
-    """A value or an array as it is; a length as a value; numbers as a NumPy array, for an initializer."""
+    """Return values and arrays unchanged, a length as a value, and numbers as a NumPy array."""
     del device, copy
     made = obj.graph.operand(obj) if isinstance(obj, Length) else obj
     if isinstance(made, Value) or is_array(made):
@@ -46,7 +46,7 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: object = None, copy: Any 
 
 
 def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None, device: object = None) -> Any:
-    """start, start + step, ... below stop; a bound may be a length, or a sum of lengths."""
+    """Return start, start + step, ... below stop; a bound may be a length, or a sum of lengths."""
     del device
     start, stop = (0, start) if stop is None else (start, stop)
     graph = graph_of([start, stop, step])
@@ -63,7 +63,7 @@ def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None,
 
 
 def _whole(graph: Graph, bound: Any) -> Value:
-    """An integer, a length, or a value without axes that holds integers, as int64."""
+    """Convert a bound to int64: an integer, a length, or a value without axes."""
     if isinstance(bound, int) and not isinstance(bound, bool):
         return graph.constant(bound, "int64")
     value = graph.operand(bound) if isinstance(bound, Value | Length) else None
@@ -74,7 +74,7 @@ def _whole(graph: Graph, bound: Any) -> Value:
 
 
 def _count(start: Any, stop: Any, step: Any) -> int | str:
-    """How many numbers there are from `start` to `stop`, or a name for that."""
+    """Return how many numbers there are from `start` to `stop`, or a name for that."""
     try:
         counted = stop - start if isinstance(step, int) and step == 1 else None
     except TypeError:
@@ -83,7 +83,7 @@ def _count(start: Any, stop: Any, step: Any) -> int | str:
 
 
 def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: object = None) -> Any:
-    """`fill_value` in each entry."""
+    """Return an array that is filled with `fill_value`."""
     filled = asarray(fill_value, dtype=dtype, device=device)
     shape = (shape,) if isinstance(shape, int | str) else tuple(shape)
     graph = graph_of([*shape, filled])
@@ -95,20 +95,20 @@ def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: object = Non
 
 
 def zeros(shape: Any, *, dtype: Any = None, device: object = None) -> Any:
-    """0 in each entry."""
+    """Return an array of zeros."""
     return full(shape, 0, dtype=DEFAULTS[float] if dtype is None else dtype, device=device)
 
 
 def ones(shape: Any, *, dtype: Any = None, device: object = None) -> Any:
-    """1 in each entry."""
+    """Return an array of ones."""
     return full(shape, 1, dtype=DEFAULTS[float] if dtype is None else dtype, device=device)
 
 
 def zeros_like(x: Any, /, *, dtype: Any = None, device: object = None) -> Any:
-    """0 in each entry."""
+    """Return an array of zeros."""
     return full(x.shape, 0, dtype=x.dtype if dtype is None else dtype, device=device)
 
 
 def ones_like(x: Any, /, *, dtype: Any = None, device: object = None) -> Any:
-    """1 in each entry."""
+    """Return an array of ones."""
     return full(x.shape, 1, dtype=x.dtype if dtype is None else dtype, device=device)

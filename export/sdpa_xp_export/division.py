@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def divide(one: Any, other: Any) -> Value:
-    """one, other -> Div(one, other), of floats."""
+    """Divide floats."""
     return binary("Div", "divide", "floating", one, other)
 
 
 def floor_divide(one: Any, other: Any) -> Value:
-    """one, other -> the quotient rounded down."""
+    """Divide and round down."""
     first, second = operands("floor_divide", "numeric", one, other)
     if first.dtype in FLOATING:
         return _of_floats(first, second)[0]
@@ -37,7 +37,7 @@ def floor_divide(one: Any, other: Any) -> Value:
 
 
 def remainder(one: Any, other: Any) -> Value:
-    """one, other -> the remainder, with the sign of the divisor."""
+    """Return the remainder, which has the sign of the divisor."""
     first, second = operands("remainder", "numeric", one, other)
     if first.dtype in FLOATING:
         return _of_floats(first, second)[1]
@@ -47,7 +47,7 @@ def remainder(one: Any, other: Any) -> Value:
 
 
 def _known(first: Value, divisor: Any) -> int | None:
-    """A divisor that is a Python integer."""
+    """Return a divisor that is a Python integer, else None; 0 is refused."""
     if not isinstance(divisor, int):
         return None
     if divisor == 0:
@@ -57,13 +57,13 @@ def _known(first: Value, divisor: Any) -> int | None:
 
 
 def _safe(divisor: Value) -> Value:
-    """Integers -> 1 instead of 0 and -1."""
+    """Replace the divisors 0 and -1 by 1."""
     found = where(equal(divisor, 0), 1, divisor)
     return where(equal(divisor, -1), 1, found) if divisor.dtype in SIGNED else found
 
 
 def _quotient(one: Value, other: Value, known: int | None) -> Value:
-    """The quotient of integers that Div can divide: 1 less where it was rounded up."""
+    """Divide integers with Div, and subtract 1 where Div rounded up."""
     found = elementwise("Div", one, other)
     if one.dtype not in SIGNED:
         return found
@@ -77,7 +77,7 @@ def _quotient(one: Value, other: Value, known: int | None) -> Value:
 
 
 def _of_floats(one: Value, other: Value) -> tuple[Value, Value]:
-    """The quotient rounded down, and the remainder, in the steps of NumPy's `npy_divmod`.
+    """Return the quotient rounded down and the remainder, by the steps of NumPy's `npy_divmod`.
 
     The quotient follows from the remainder, which is exact: 1.0 // 0.1 is 9, though 1.0 / 0.1 is 10.
     """

@@ -30,11 +30,11 @@ KINDS = {
 """The dtypes of each kind, by the names that the standard has for kinds."""
 
 EVERYWHERE = tuple(dtype for dtype in DTYPES if dtype not in ("float16", "bfloat16"))
-"""What there is on every runtime."""
+"""The dtypes that every runtime has."""
 
 
 def dtype_name(dtype: Any) -> str:
-    """The name of a dtype of any library."""
+    """Return the name of a dtype of any library."""
     found = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
     name = str(found).rpartition(".")[2]
     if name not in DTYPES:
@@ -44,7 +44,7 @@ def dtype_name(dtype: Any) -> str:
 
 
 def result_type(*arrays_and_dtypes: Any) -> str:
-    """The dtype that arrays, dtypes and Python scalars have together."""
+    """Return the dtype that arrays, dtypes and Python scalars promote to."""
     scalars = [each for each in arrays_and_dtypes if isinstance(each, bool | int | float)]
     dtypes = [
         dtype_name(getattr(each, "dtype", each))
@@ -68,18 +68,18 @@ def result_type(*arrays_and_dtypes: Any) -> str:
 
 
 class Info:
-    """What there is on every runtime."""
+    """The dtypes that every runtime has."""
 
     @staticmethod
     def default_dtypes(*, device: object = None) -> dict[str, str]:
-        """The dtypes of Python scalars that no array stands beside."""
+        """Return the dtypes of Python scalars that stand beside no array."""
         del device
         integer = DEFAULTS[int]
         return {"real floating": DEFAULTS[float], "integral": integer, "indexing": integer}
 
     @staticmethod
     def dtypes(*, device: object = None, kind: Any = None) -> dict[str, str]:
-        """Dtypes by their names, of all kinds or of some."""
+        """Return dtypes by name, of all kinds or of some."""
         del device
         kinds = KINDS if kind is None else (kind,) if isinstance(kind, str) else kind
         named = {name for each in kinds for name in KINDS[each]}
@@ -87,5 +87,5 @@ class Info:
 
 
 def __array_namespace_info__() -> Info:  # noqa: N807, the standard's name
-    """Which dtypes there are."""
+    """Return what there is to know of the dtypes."""
     return Info()

@@ -34,7 +34,7 @@ SMALLEST = 1024
 
 
 def with_weights(model: onnx.ModelProto, weights: Sequence[Weight], function: str) -> Model:
-    """A model without its weights -> with them: in it where it can hold them, else beside it."""
+    """Put the weights into a model if it can hold them; else return a LargeModel that refers to them."""
     large = sum(weight.nbytes for weight in weights) + held(model) > EXTERNAL_ABOVE
     beside = {weight.name: weight for weight in weights if large and weight.nbytes >= SMALLEST}
     for weight in weights:
@@ -47,7 +47,7 @@ def with_weights(model: onnx.ModelProto, weights: Sequence[Weight], function: st
 
 
 def held(model: Model) -> int:
-    """The bytes of the initializers together."""
+    """Return the number of bytes of all initializers."""
     beside = model.weights.values() if isinstance(model, LargeModel) else ()
     return sum(weight.nbytes for weight in beside) + sum(
         len(tensor.raw_data) for tensor in model.graph.initializer
@@ -69,7 +69,7 @@ def apart(model: Model, place: Place) -> onnx.ModelProto:
 
 
 def whole(model: Model) -> onnx.ModelProto:
-    """A model with all numbers in it; it is copied where they are beside it."""
+    """Return a ModelProto that holds all numbers."""
     if isinstance(model, onnx.ModelProto):
         return model
     made = _without_initializers(model)
@@ -83,7 +83,7 @@ def whole(model: Model) -> onnx.ModelProto:
 
 
 def initializers(model: Model) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Each initializer by its name, as an array."""
+    """Yield the name and the array of each initializer."""
     beside = model.weights if isinstance(model, LargeModel) else {}
     for tensor in model.graph.initializer:
         large = beside.get(tensor.name)
@@ -109,7 +109,7 @@ def locations(model: onnx.ModelProto) -> set[str]:
 
 
 def check_holds_data(function: str, model: onnx.ModelProto) -> None:
-    """Refuse a model that refers to files: nobody knows in which folder they are."""
+    """Refuse a model that refers to files, since their folder is not known."""
     found = {
         entry.value for tensor in _tensors(model) for entry in tensor.external_data if entry.key == "location"
     }
@@ -119,7 +119,7 @@ def check_holds_data(function: str, model: onnx.ModelProto) -> None:
 
 
 def _tensors(part: Any) -> Iterator[onnx.TensorProto]:
-    """Every tensor in a part of a model: initializers, attributes, those of loops and functions."""
+    """Yield every tensor in a part of a model: initializers, attributes, those of loops and functions."""
     if isinstance(part, onnx.TensorProto):
         yield part
         return
@@ -130,7 +130,7 @@ def _tensors(part: Any) -> Iterator[onnx.TensorProto]:
 
 
 def _initializers(model: Model, function: str) -> Iterator[tuple[onnx.TensorProto, Chunks | None]]:
-    """Each initializer with its numbers where these are `SMALLEST` bytes or more, else without."""
+    """Yield each initializer, with its numbers if these are `SMALLEST` bytes or more, else None."""
     beside = model.weights if isinstance(model, LargeModel) else {}
     for tensor in model.graph.initializer:
         if tensor.name in beside:

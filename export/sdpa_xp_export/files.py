@@ -150,14 +150,14 @@ def _remove_unless_referred_to(files: set[Path], target: Path) -> None:
 
 
 def _remove_data(number: str, folder: Path) -> None:
-    """Remove the data that a dead save has written, or was about to remove."""
+    """Remove the data that a dead save wrote, or was about to remove."""
     for file in folder.glob(f"*.{number}.data"):
         with suppress(OSError):  # what cannot be read may refer to it
             _remove_unless_referred_to({file}, file.with_name(file.name.removesuffix(f".{number}.data")))
 
 
 def _mark(files: set[Path], writer: Writer) -> None:
-    """Until the data of the model that is replaced are gone, a marker of their number says so."""
+    """Mark the data of the model that is replaced, so that a later save removes them if this one dies."""
     for file in files:
         number = file.name.rpartition(".data")[0].rpartition(".")[2]
         with suppress(FileExistsError):

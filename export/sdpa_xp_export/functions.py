@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def where(condition: Value, one: Any, other: Any) -> Value:
-    """condition, one, other -> Where(condition, one, other); two Python scalars get the default dtypes."""
+    """Choose elements of one of two operands; two Python scalars get the default dtypes."""
     if getattr(condition, "dtype", None) != "bool":
         rule, got = "the condition of `where` must be a boolean array", {"condition": condition}
         raise TypeError(message("where", rule, got))
@@ -47,7 +47,7 @@ def _is_scalar(given: Any) -> bool:
 
 
 def _of_default_dtype(graph: Graph, *scalars: bool | int | float | Length) -> list[Value]:
-    """Python scalars as values of the default dtype of the widest kind among them; a length is an integer."""
+    """Make constants in the default dtype of the widest kind among scalars; a length is an integer."""
     dtype = DEFAULTS[int]
     if any(isinstance(each, float) for each in scalars):
         dtype = graph.real
@@ -60,17 +60,17 @@ def _of_default_dtype(graph: Graph, *scalars: bool | int | float | Length) -> li
 
 
 def maximum(one: Any, other: Any) -> Value:
-    """The larger of two; NaN where one of them is."""
+    """Return the larger of two numbers; NaN if one of them is NaN."""
     return _extreme("Max", "maximum", "Greater", one, other)
 
 
 def minimum(one: Any, other: Any) -> Value:
-    """The smaller of two; NaN where one of them is."""
+    """Return the smaller of two numbers; NaN if one of them is NaN."""
     return _extreme("Min", "minimum", "Less", one, other)
 
 
 def _extreme(op: str, name: str, compare: str, one: Any, other: Any) -> Value:
-    """Max or Min; of int64 a choice, since onnxruntime takes the lower halves of two for signed numbers."""
+    """Write Max or Min; int64 is compared and chosen, since onnxruntime's kernel misorders it."""
     first, second = operands(name, "numeric", one, other)
     if first.dtype != "int64":
         return elementwise(op, first, second)
@@ -78,7 +78,7 @@ def _extreme(op: str, name: str, compare: str, one: Any, other: Any) -> Value:
 
 
 def clip(value: Value, min: Any = None, max: Any = None) -> Value:
-    """`value` within bounds, in its own dtype; a bound may be None."""
+    """Limit `value` to bounds, each of which may be None; the result has the dtype of `value`."""
     if not hasattr(value, "graph"):
         raise TypeError(message("clip", "`x` must be an array", {"x": repr(value)}))
     found = value if min is None else maximum(value, min)
@@ -87,48 +87,48 @@ def clip(value: Value, min: Any = None, max: Any = None) -> Value:
 
 
 def absolute(value: Value) -> Value:
-    """Without the sign."""
+    """Return the absolute value."""
     return unary("Abs", "abs", "numeric", value)
 
 
 def positive(value: Value) -> Value:
-    """A number as it is."""
+    """Return the number itself."""
     return admitted("positive", "numeric", value)
 
 
 def square(value: Value) -> Value:
-    """The number times itself."""
+    """Return the number times itself."""
     number = admitted("square", "numeric", value)
     return number * number
 
 
 def exp(value: Value) -> Value:
-    """e to the power of it."""
+    """Return e to the power of the number."""
     return unary("Exp", "exp", "floating", value)
 
 
 def log(value: Value) -> Value:
-    """The natural logarithm."""
+    """Return the natural logarithm."""
     return unary("Log", "log", "floating", value)
 
 
 def sqrt(value: Value) -> Value:
-    """The square root."""
+    """Return the square root."""
     return unary("Sqrt", "sqrt", "floating", value)
 
 
 def tanh(value: Value) -> Value:
-    """The hyperbolic tangent."""
+    """Return the hyperbolic tangent."""
     return unary("Tanh", "tanh", "floating", value)
 
 
 def sin(value: Value) -> Value:
-    """The sine."""
+    """Return the sine."""
     return unary("Sin", "sin", "floating", value)
 
 
 def cos(value: Value) -> Value:
-    """The cosine; in float64 1 - 2 sin(x / 2)^2, since onnxruntime 1.23 has no Cos of it on the CPU."""
+    """Return the cosine; in float64 1 - 2 sin(x / 2)^2, for which onnxruntime 1.23 has no Cos."""
     real = admitted("cos", "floating", value)
     if real.dtype != "float64":
         return unary("Cos", "cos", "floating", real)
@@ -137,38 +137,38 @@ def cos(value: Value) -> Value:
 
 
 def erf(value: Value) -> Value:
-    """The error function, which the standard lacks; onnxruntime before 1.28 gives 1 for NaN on the CPU."""
+    """Return the error function, which the standard lacks; onnxruntime before 1.28 gives 1 for NaN."""
     number = admitted("erf", "floating", value)
     found = unary("Erf", "erf", "floating", number)
     return found if number.graph.erf_keeps_nan else where(equal(number, number), found, number)
 
 
 def floor(value: Value) -> Value:
-    """Rounded down; integers are as they are."""
+    """Round down; integers stay as they are."""
     number = admitted("floor", "numeric", value)
     return number if number.dtype in INTEGERS else computed("Floor", number, shape=number.shape)
 
 
 def logical_and(one: Any, other: Any) -> Value:
-    """Both."""
+    """Return whether both conditions hold."""
     return logical("And", "logical_and", one, other)
 
 
 def logical_or(one: Any, other: Any) -> Value:
-    """One of them."""
+    """Return whether at least one condition holds."""
     return logical("Or", "logical_or", one, other)
 
 
 def logical_xor(one: Any, other: Any) -> Value:
-    """One of them, and not both."""
+    """Return whether exactly one condition holds."""
     return logical("Xor", "logical_xor", one, other)
 
 
 def logical_not(value: Value) -> Value:
-    """Not."""
+    """Return whether a condition does not hold."""
     return invert(admitted("logical_not", "boolean", value))
 
 
 def is_masked(value: Value) -> Value:
-    """Where a score or a bias is -inf; a NaN is not."""
+    """Return whether a score or a bias is -inf."""
     return equal(admitted("is_masked", "floating", value), -math.inf)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def item(value: Value, index: object) -> Value:
-    """`value[index]`, of integers, slices, None and an ellipsis."""
+    """Write `value[index]` for an index of integers, slices, None and an ellipsis."""
     given = index if isinstance(index, tuple) else (index,)
     counted = sum(1 for each in given if each is not None and each is not ...)
     rests = sum(1 for each in given if each is ...)

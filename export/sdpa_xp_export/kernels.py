@@ -34,7 +34,7 @@ _WIDER = {
 
 
 def computable_dtype(op: str, dtype: str, *, bfloat16: bool = False) -> str | None:
-    """The dtype to compute `op` in for inputs of `dtype`: their own, or a wider one; None if there is none.
+    """Return the dtype to compute `op` in for inputs of `dtype`: the same, a wider one, or None.
 
     A Cast to the wider dtype and back loses nothing: integers wrap in both, and a result in bfloat16 is the
     result in float32 rounded once.

@@ -1,4 +1,4 @@
-"""A model of more than protobuf holds, whose large initializers stay the caller's arrays until it is saved."""
+"""A model beyond the 2 GiB of protobuf, which refers to the caller's arrays until it is saved."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LargeModel(ModelContainer):
 
     @property
     def graph(self) -> onnx.GraphProto:
-        """The graph, whose large initializers have a dtype and a shape, and no numbers."""
+        """The graph; its large initializers have a dtype and a shape, and no numbers."""
         return self.model_proto.graph
 
     @property
@@ -55,5 +55,5 @@ Model: TypeAlias = onnx.ModelProto | LargeModel
 
 
 def location(name: str) -> str:
-    """Where onnx looks for the numbers of an initializer that are in memory."""
+    """Return the location by which onnx marks an initializer whose numbers are in memory."""
     return f"#{name}"

@@ -42,7 +42,7 @@ def lock(descriptor: int, seconds: float = 0.0) -> bool:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[bool]:
-    """One at a time: what changes the names of a folder; yields False where that cannot be had."""
+    """Let one process at a time change the names in a folder; yield False if there is no lock."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:  # of a folder that may not be listed, or on Windows

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def power(one: Any, other: Any) -> Value:
-    """one, other -> one to the power of the other; of integers modulo 2 to the number of bits."""
+    """Raise one operand to the power of the other; integers wrap, as in NumPy."""
     base, exponent = operands("pow", "numeric", one, other)
     if base.dtype in FLOATING:
         return elementwise("Pow", base, exponent)
@@ -29,7 +29,7 @@ def power(one: Any, other: Any) -> Value:
 
 
 def _to_known(base: Value, exponent: int) -> Value:
-    """The product of the squares that the bits of `exponent` stand for."""
+    """Raise integers to a known power by repeated squaring."""
     found = base.graph.constant(1, base.dtype) if exponent else base * 0 + 1
     while exponent:
         if exponent & 1:
@@ -41,7 +41,7 @@ def _to_known(base: Value, exponent: int) -> Value:
 
 
 def _of_integers(base: Value, exponent: Value) -> Value:
-    """The same in a Loop over the bits of the largest exponent: result, base, exponent -> the next ones."""
+    """Raise integers to integer powers by repeated squaring, in a Loop over the bits of the exponents."""
     graph, dtype = base.graph, base.dtype
     states = (base * 0 + exponent * 0 + 1, base, exponent)
     body, number = graph.body(), next(graph.count)
@@ -65,7 +65,7 @@ def _of_integers(base: Value, exponent: Value) -> Value:
 
 
 def _any(conditions: Value) -> Value:
-    """Conditions of any shape -> whether one of them holds; of none, False."""
+    """Return whether any of the conditions holds; False if there are none."""
     graph = conditions.graph
     flat = pieces.reshape_to(conditions.astype("uint8"), graph.constant([-1], "int64"), ("all",))
     flat = pieces.join([graph.constant([0], "uint8"), flat], length="all_and_one")
@@ -73,7 +73,7 @@ def _any(conditions: Value) -> Value:
 
 
 def left_shift(one: Any, other: Any) -> Value:
-    """one, other -> BitShift to the left; 0 behind the last bit."""
+    """Shift to the left; a shift by all bits or more gives 0."""
     number, count = _shift("bitwise_left_shift", one, other)
     wide = count.astype("uint64")
     shifted = _shifted("LEFT", number.astype("uint64"), wide)
@@ -81,7 +81,7 @@ def left_shift(one: Any, other: Any) -> Value:
 
 
 def right_shift(one: Any, other: Any) -> Value:
-    """one, other -> BitShift to the right, which rounds down; so those below 0 end at -1."""
+    """Shift to the right, rounding down; a shift by all bits or more gives 0, or -1 below 0."""
     number, count = _shift("bitwise_right_shift", one, other)
     if number.dtype not in SIGNED:
         return _beyond_last_bit(number, count)
@@ -91,7 +91,7 @@ def right_shift(one: Any, other: Any) -> Value:
 
 
 def _shift(name: str, one: Any, other: Any) -> tuple[Value, Value]:
-    """A number, and by how many bits; what is below 0 when the graph runs shifts beyond the last bit."""
+    """Return the number and the count of bits; a count below 0 is refused where it is known."""
     number, count = operands(name, "integer", one, other)
     if isinstance(other, int) and other < 0:
         raise ValueError(
@@ -101,13 +101,13 @@ def _shift(name: str, one: Any, other: Any) -> tuple[Value, Value]:
 
 
 def _beyond_last_bit(number: Value, count: Value) -> Value:
-    """A number that is not below 0 -> it shifted to the right, 0 from its last bit on."""
+    """Shift numbers that are not below 0 to the right; a shift by all bits or more gives 0."""
     wide = count.astype("uint64")
     shifted = _shifted("RIGHT", number.astype("uint64"), wide)
     return where(compared("Less", "less", wide, 64), shifted, 0).astype(number.dtype)
 
 
 def _shifted(direction: str, number: Value, count: Value) -> Value:
-    """BitShift of 64 bits by at most 63, beyond which C++ leaves it undefined."""
+    """Write BitShift of 64 bits, by at most 63: C++ leaves more undefined."""
     shape = joint_shape(number.shape, count.shape)
     return computed("BitShift", number, minimum(count, 63), shape=shape, direction=direction)

@@ -1,4 +1,4 @@
-"""Which dtype two operands have together: the type promotion rules of the array API standard 2024.12.
+"""Type promotion: the dtype of a result, by the rules of the array API standard 2024.12.
 
 The standard has no half precision; float16 and bfloat16 are as in NumPy with ml_dtypes.
 """
@@ -25,17 +25,17 @@ CATEGORIES = {
 """The dtypes that a function takes, by the names that the standard has for these sets."""
 
 DEFAULTS = {bool: "bool", int: "int64", float: "float32"}
-"""The dtypes of Python scalars where no array says one."""
+"""The default dtypes: those of Python scalars that stand beside no array."""
 
 
 def bits(dtype: str) -> int:
-    """How many bits a number has."""
+    """Return the number of bits of one element."""
     found = re.search(r"\d+", dtype)
     return int(found[0]) if found else 8
 
 
 def joint(one: str, other: str) -> str | None:
-    """The dtype of two arrays together; None where the standard leaves it undefined."""
+    """Return the dtype that two dtypes promote to, or None where the standard leaves it undefined."""
     if one == other:
         return one
     for kind in (SIGNED, UNSIGNED):
@@ -51,7 +51,7 @@ def joint(one: str, other: str) -> str | None:
 
 
 def joint_of_kinds(one: str, other: str) -> str | None:
-    """Likewise where kinds may mix: a bool becomes a number, and an integer a float."""
+    """Promote dtypes of different kinds too: a bool becomes a number, and an integer becomes a float."""
     if one == "bool" or (one in INTEGERS and other in FLOATING):
         return other
     if other == "bool" or (other in INTEGERS and one in FLOATING):
@@ -60,14 +60,14 @@ def joint_of_kinds(one: str, other: str) -> str | None:
 
 
 def of_scalar(scalar: object) -> tuple[str, ...]:
-    """The dtypes of the arrays that a Python scalar may stand beside."""
+    """Return the dtypes of the arrays that a Python scalar may be combined with."""
     if isinstance(scalar, bool):
         return ("bool",)
     return FLOATING if isinstance(scalar, float) else NUMERIC
 
 
 def holds(dtype: str, number: int) -> bool:
-    """Whether an integer dtype has `number`."""
+    """Return whether an integer dtype can represent `number`."""
     size = bits(dtype)
     least, most = (0, 2**size - 1) if dtype in UNSIGNED else (-(2 ** (size - 1)), 2 ** (size - 1) - 1)
     return bool(least <= number <= most)

@@ -42,7 +42,7 @@ def publish(data: bytes, path: Path, asked: Asked, *, overwrite: bool = False) -
 
 @dataclass(slots=True)
 class Writer:
-    """Who writes files for one target: by a number of its own, with the mode of what is replaced."""
+    """Writes the files for one target, under a number of its own, with the mode of the replaced file."""
 
     target: Path
     mode: int | None
@@ -53,16 +53,16 @@ class Writer:
 
     @property
     def marker(self) -> Path:
-        """The name of an unfinished file, by which a later writer finds what a dead one has left."""
+        """The name of the unfinished file; a later writer recognises a dead writer by it."""
         return self.target.with_name(f".{self.number}.unfinished")
 
     def create(self, path: Path) -> Path:
-        """A new empty file, locked before another writer can take it for one that was left."""
+        """Create an empty file, and lock it before another writer can take it for a dead one's."""
         with locked(self.target.parent):
             return self.create_alone(path)
 
     def create_alone(self, path: Path) -> Path:
-        """Likewise where the folder is locked already; who may not read what is replaced may not read it."""
+        """Create a file while the folder is locked; at no time may more users read it than the old file."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         descriptor = os.open(path, flags, 0o666 if self.mode is None else self.mode & 0o600)
         self.files[path] = os.fdopen(descriptor, "wb")
@@ -73,7 +73,7 @@ class Writer:
         return path
 
     def write(self, path: Path, write: Callable[[BinaryIO], object]) -> None:
-        """Fill a created file; it is on the disk when this returns: it gets no name before its contents."""
+        """Fill a created file; when this returns, the contents are on the disk."""
         file = self.files[path]
         write(file)
         file.flush()
@@ -84,7 +84,7 @@ class Writer:
 
 @contextmanager
 def writing(target: Path, remove: Remove = lambda _number, _folder: None) -> Iterator[Writer]:
-    """A writer for `target`, once what dead ones left in its folder is gone; it leaves no unfinished file."""
+    """Remove what dead writers left in the folder, yield a writer, and remove its unfinished files."""
     mode = stat.S_IMODE(target.stat().st_mode) & 0o777 if target.exists() else None
     writer = Writer(target, mode)
     with locked(target.parent) as alone:
@@ -100,7 +100,7 @@ def writing(target: Path, remove: Remove = lambda _number, _folder: None) -> Ite
 
 
 def _remove_dead(folder: Path, remove: Remove) -> None:
-    """Remove unfinished files that nobody holds locked, and what else their writers have left."""
+    """Remove unfinished files that no process holds locked, and what else their writers left."""
     for path in [*folder.iterdir()]:
         found = _UNFINISHED.fullmatch(path.name)
         if found is None or path.is_symlink() or not path.is_file():

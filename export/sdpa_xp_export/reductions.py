@@ -19,7 +19,7 @@ LEAST, HALF = -(2**63), 2**31
 
 
 def total(value: Value, *, axis: Axes = None, keepdims: bool = False, dtype: str | None = None) -> Value:
-    """The sum: of integers in 64 bits, and of conditions how many hold, unless `dtype` says another."""
+    """Sum; integers are summed in 64 bits unless `dtype` says otherwise, and conditions are counted."""
     value = value if dtype is None else value.astype(dtype)
     number = value.astype("int64") if value.dtype == "bool" else admitted("sum", "numeric", value)
     if number.dtype in FLOATING:
@@ -29,22 +29,22 @@ def total(value: Value, *, axis: Axes = None, keepdims: bool = False, dtype: str
 
 
 def mean(value: Value, *, axis: Axes = None, keepdims: bool = False) -> Value:
-    """The mean of floats."""
+    """Return the mean of floats."""
     return _of_floats("ReduceMean", admitted("mean", "floating", value), axis, keepdims)
 
 
 def largest(value: Value, *, axis: Axes = None, keepdims: bool = False) -> Value:
-    """The largest number; NaN where one is NaN."""
+    """Return the largest number; NaN if one is NaN."""
     return _extreme("ReduceMax", admitted("max", "numeric", value), axis, keepdims)
 
 
 def smallest(value: Value, *, axis: Axes = None, keepdims: bool = False) -> Value:
-    """The smallest number; NaN where one is NaN."""
+    """Return the smallest number; NaN if one is NaN."""
     return _extreme("ReduceMin", admitted("min", "numeric", value), axis, keepdims)
 
 
 def var(value: Value, *, axis: Axes = None, correction: float = 0.0, keepdims: bool = False) -> Value:
-    """The sum of the squared distances from the mean, over their count less `correction` or over 0."""
+    """Divide the sum of squared distances from the mean by their count minus `correction`, or by 0."""
     number = admitted("var", "floating", value)
     wide = _widened(number)
     distance = wide - mean(wide, axis=axis, keepdims=True)
@@ -56,19 +56,19 @@ def var(value: Value, *, axis: Axes = None, correction: float = 0.0, keepdims: b
 
 
 def std(value: Value, *, axis: Axes = None, correction: float = 0.0, keepdims: bool = False) -> Value:
-    """The square root of `var`."""
+    """Return the square root of `var`."""
     number = admitted("std", "floating", value)
     found = var(_widened(number), axis=axis, correction=correction, keepdims=keepdims)
     return functions.sqrt(found).astype(number.dtype)
 
 
 def _widened(value: Value) -> Value:
-    """Half precision as float32, which it is summed in."""
+    """Convert half precision to float32, in which it is summed."""
     return value.astype("float32") if value.dtype in HALVES else value
 
 
 def _over(axes: tuple[int, ...], keepdims: bool, value: Value, reduce: Callable[[Value, int], Value]) -> Value:
-    """`reduce` over one axis after the other, each of which stays with a length of 1 or goes."""
+    """Reduce one axis after the other; each is kept with length 1, or removed."""
     for axis in axes:
         value = reduce(value, axis)
     return value if keepdims or not axes else pieces.squeeze(value, axes)
@@ -80,7 +80,7 @@ def _of_floats(op: str, value: Value, axis: Axes, keepdims: bool) -> Value:
 
 
 def _sum_of_integers(value: Value, axis: int) -> Value:
-    """Transpose -> MatMul with a column of ones; onnxruntime rounds a ReduceSum of integers from 1.28 on."""
+    """Sum by a MatMul with a column of ones: onnxruntime rounds a ReduceSum of integers from 1.28 on."""
     last = value if axis == value.ndim - 1 else pieces.swap(value, axis, -1)
     column = pieces.ones_column(last)
     found = computed("MatMul", last, column, shape=(*last.shape[:-1], 1))
@@ -102,7 +102,7 @@ def _extreme(op: str, value: Value, axis: Axes, keepdims: bool) -> Value:
 
 
 def _of_halves(op: str, value: Value, axes: tuple[int, ...], keepdims: bool) -> Value:
-    """The largest or smallest upper half, and among those that have it the largest or smallest lower half.
+    """Find the extreme upper 32 bits, then the extreme lower 32 bits among the numbers that have them.
 
     onnxruntime takes the lower halves of int64 for signed numbers where the upper ones are equal; so both
     halves are compared as int32, in which the lower ones are shifted to begin at the smallest.
@@ -122,7 +122,7 @@ def _of_halves(op: str, value: Value, axes: tuple[int, ...], keepdims: bool) -> 
 
 
 def _count(value: Value, axes: tuple[int, ...]) -> Value:
-    """How many elements there are along some axes, in the dtype of `value`."""
+    """Return the number of elements along some axes, in the dtype of `value`."""
     graph = value.graph
     count = graph.constant(1, "int64")
     for axis in axes:

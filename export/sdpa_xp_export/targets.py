@@ -1,4 +1,4 @@
-"""Where a file goes: a path that a caller gave, in messages about it, and followed to where its links end."""
+"""The path that a caller gave for a file: checked, named in messages, and followed through links."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Asked(NamedTuple):
         return message(self.function, f"`{self.argument}` {rule}", {self.argument: path}, hint)
 
     def path(self, given: object) -> Path:
-        """A path that the system can name."""
+        """Check that `given` is a path that the system can name."""
         if not isinstance(given, str | os.PathLike):
             raise TypeError(self.message("must be a path", type(given).__name__))
         path = Path(given)
@@ -49,7 +49,7 @@ def in_words_of(asked: Asked, path: str | Path) -> Iterator[None]:
 
 
 def free_target(path: str | Path, asked: Asked, *, overwrite: bool) -> Path:
-    """The file to write: where links end, so that a link stays one.
+    """Return the file to write, with links followed, so that a link stays a link.
 
     A link to a file that is not there leads out of its folder only with `overwrite`: whoever may write to the
     folder could else have a file made wherever the caller may write.
@@ -71,6 +71,6 @@ def free_target(path: str | Path, asked: Asked, *, overwrite: bool) -> Path:
 
 
 def taken(target: Path, asked: Asked) -> FileExistsError:
-    """What is raised where a file is in the way."""
+    """Return the error for a file that is in the way."""
     hint = "Pass overwrite=True (--force) to replace it."
     return FileExistsError(asked.message("must not exist", target, hint))

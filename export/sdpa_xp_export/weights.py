@@ -1,4 +1,4 @@
-"""The numbers of an initializer, which stay those of the caller until a model takes them or a file has them."""
+"""The numbers of an initializer: a reference to the caller's array until a model or a file holds a copy."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from onnx import helper
 from sdpa_xp.checks import message
 
 COPIED_BELOW = 2**20
-"""Bytes of an array that is copied at once; a larger one is referred to, and must not be written to."""
+"""A smaller array, in bytes, is copied at once; a larger one is referred to, and must not be written to."""
 
 CHUNK = 2**22
-"""Numbers that are in memory twice while an array goes to a file."""
+"""How many numbers are in memory twice while an array is written to a file."""
 
 
 @dataclass(slots=True, eq=False)
 class Weight:
-    """An initializer: its name, and its numbers as they are when this is made."""
+    """An initializer: its name and its numbers, which must not change later."""
 
     name: str
     array: NDArray[Any]
@@ -40,13 +40,13 @@ class Weight:
         return self.array.nbytes
 
     def chunks(self, function: str) -> Iterator[memoryview]:
-        """The numbers in their order, little-endian, a part at a time in the memory of the one before it.
+        """Yield the numbers in order, little-endian; each part reuses the memory of the one before.
 
         Args:
             function: Who asks, for the message.
 
         Raises:
-            ValueError: At the end, if they are others than when this was made.
+            ValueError: At the end, if the array was written to since this was made.
         """
         checksum = 0
         for chunk in self._read():
@@ -56,12 +56,12 @@ class Weight:
 
     @property
     def kind(self) -> tuple[str, int, tuple[int, ...]]:
-        """The name, ONNX's number of the dtype, and the shape."""
+        """Return the name, the number that ONNX has for the dtype, and the shape."""
         data_type = helper.np_dtype_to_tensor_dtype(self.array.dtype.newbyteorder("="))
         return self.name, data_type, self.array.shape
 
     def fill(self, tensor: onnx.TensorProto, function: str) -> None:
-        """Name `tensor`, and give it the numbers."""
+        """Copy the name, the dtype, the shape and the numbers to `tensor`."""
         tensor.name, tensor.data_type, dims = self.kind
         tensor.dims.extend(dims)
         raw = self.array.astype(self._little, copy=False).tobytes()
@@ -81,7 +81,7 @@ class Weight:
             raise ValueError(message(function, rule, {"shape": self.array.shape}, hint))
 
     def _read(self) -> Iterator[memoryview]:
-        """Parts of the array in their order, each in the memory of the one before it."""
+        """Yield the array in parts; each part reuses the memory of the one before."""
         with np.nditer(
             self.array,
             flags=["external_loop", "buffered", "zerosize_ok"],

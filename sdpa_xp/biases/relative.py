@@ -63,7 +63,7 @@ def relative(
 
 
 def buckets(count: int, max_distance: int, first: int, last: int, *, bidirectional: bool) -> list[int]:
-    """The bucket of each distance j - i from `first` to `last`."""
+    """Return the bucket of each distance j - i from `first` to `last`."""
     count = count // 2 if bidirectional else count
     begins = first_distances(count, max_distance, max(-first, last))
     behind = _of_consecutive(begins, max(0, -last), 1 - first)
@@ -72,7 +72,7 @@ def buckets(count: int, max_distance: int, first: int, last: int, *, bidirection
 
 
 def _of_consecutive(begins: list[int], start: int, stop: int) -> list[int]:
-    """The bucket of each distance of one direction, from `start` up to `stop`; runs of one bucket each."""
+    """Return the bucket of each distance of one direction, from `start` up to `stop`, run by run."""
     made: list[int] = []
     bucket = sum(1 for distance in begins if distance <= start)  # torch's compiler traces no bisect
     while start < stop:
@@ -83,7 +83,7 @@ def _of_consecutive(begins: list[int], start: int, stop: int) -> list[int]:
 
 
 def first_distances(count: int, max_distance: int, furthest: int) -> list[int]:
-    """The smallest distance of each bucket of one direction but the first, in order, up to `furthest`.
+    """Return the smallest distance of each bucket of one direction except the first, up to `furthest`.
 
     There are `count` buckets. An estimate by the inverse of the formula is moved to where the formula changes.
     """

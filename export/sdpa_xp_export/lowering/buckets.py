@@ -17,7 +17,7 @@ LISTED = 2**10
 
 
 class _WithBuckets(Protocol):
-    """What `biases.relative` makes."""
+    """The bias that `biases.relative` returns."""
 
     @property
     def first_distances(self) -> list[int]: ...
@@ -33,20 +33,20 @@ class Buckets:
 
     @property
     def of_one_direction(self) -> int:
-        """How many buckets there are for earlier keys; later ones have as many, or share the first."""
+        """The number of buckets for earlier keys; later keys have as many, or share the first."""
         return self.count // 2 if self.bidirectional else self.count
 
     def first_distances(self) -> list[int]:
-        """The smallest distance of each bucket of one direction but the first, in order, from the library."""
+        """Return the smallest distance of each bucket of one direction except the first, in order."""
         return cast(_WithBuckets, self._bias(0)).first_distances
 
     def of_each_distance(self) -> np.ndarray:
-        """The bucket of each distance from -max_distance to max_distance, from the library."""
+        """Return the bucket of each distance from -max_distance to max_distance."""
         bias, most = self._bias(self.max_distance), self.max_distance
         return np.asarray(biases.to_array(bias, (1, 1, 2 * most + 1))[0, 0], np.int64)
 
     def _bias(self, offset: int) -> Bias:
-        """A bias that adds the number of the bucket."""
+        """Return a bias of the library that adds the number of the bucket."""
         numbers = np.arange(float(self.count))[:, None]
         return biases.relative(
             numbers, bidirectional=self.bidirectional, max_distance=self.max_distance, offset=offset
@@ -54,7 +54,7 @@ class Buckets:
 
 
 def bucket(rules: Buckets, distance: Value) -> Value:
-    """distances j - i -> their buckets, by a search among the distances at which buckets begin.
+    """Find the buckets of distances j - i by a search among the distances at which buckets begin.
 
     Each step is one of a binary search, for all distances at once: Gather -> LessOrEqual -> Where. There are as
     many as the number of buckets has bits, and no rounding, as there would be in a logarithm.
