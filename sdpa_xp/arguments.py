@@ -11,6 +11,7 @@ from sdpa_xp import checks, generators, namespace
 from sdpa_xp.biases.algebra import Bias, as_bias
 from sdpa_xp.biases.algebra import FromArray as BiasFromArray
 from sdpa_xp.dropout import Dropout
+from sdpa_xp.environment import asked_threads
 from sdpa_xp.masks.algebra import AllOf, Mask, Pattern, as_mask
 from sdpa_xp.masks.bands import Causal
 from sdpa_xp.pairs import Pairs
@@ -209,6 +210,8 @@ def _checked(
         flat=sizes.flat,
         position=sizes.keys - sizes.queries if cached else 0,
     )
+    if pairs.engine == "threads":
+        asked_threads()  # a wrong value is refused by small calls too, which need no threads
     masks, biases = _masks_and_biases(function, rules, arrays)
     for name in ("scale", "sinks"):
         if name in arrays and arrays[name].ndim == 0:  # a number that the library holds, of any floating dtype
