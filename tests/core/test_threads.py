@@ -53,7 +53,7 @@ def call(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
 def test_each_task_is_done_once_and_blas_has_one_thread_meanwhile() -> None:
     done: Counter[int] = Counter()
     idents, seen = set(), set()
-    barrier = threading.Barrier(2, timeout=10)
+    barrier = threading.Barrier(2, timeout=60)
 
     def task(number: int) -> None:
         if number < 2:
@@ -95,7 +95,7 @@ def test_a_call_inside_a_task_runs_in_its_thread() -> None:
 def test_as_many_threads_as_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     def run_by(asked: int | None, expected: int) -> bool:
         """Whether as many threads as expected have a task at one time, and no more."""
-        found, barrier = set(), threading.Barrier(expected, timeout=10)
+        found, barrier = set(), threading.Barrier(expected, timeout=60)
 
         def task(_: int) -> None:
             found.add(threading.get_ident())
