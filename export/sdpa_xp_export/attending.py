@@ -119,8 +119,8 @@ def _one_head_each(inputs: Mapping[str, Value], rules: Mapping[str, object]) -> 
 def _knows_no_heads(rule: object) -> bool:
     if not isinstance(rule, Mask | Bias):
         return True
-    if rule.name in ("&", "|", "~", "+"):
-        return all(map(_knows_no_heads, rule.arguments.values()))
+    if rule.parts:
+        return all(map(_knows_no_heads, rule.parts))
     return rule.name in ("causal", "sliding_window", "chunked", "dilated", "from_array")
 
 

@@ -154,8 +154,8 @@ def _arrays(value: object) -> Iterator[Held]:
     """The arrays of pairs that a mask or a bias is or is made of."""
     if isinstance(value, Input | Initializer):
         yield value
-    elif isinstance(value, Mask | Bias) and value.name in ("&", "|", "~", "+", "from_array"):
-        for each in value.arguments.values():
+    elif isinstance(value, Mask | Bias):
+        for each in value.arguments.values() if value.name == "from_array" else value.parts:
             yield from _arrays(each)
 
 
