@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeVar
@@ -80,8 +81,9 @@ class Call(NamedTuple):
         return Part(self.pairs, self.arrays["query"], Whole(self.arrays["key"]))
 
     def quiet(self) -> AbstractContextManager[object]:
-        """Without the warnings of NumPy."""
-        return self.once("silence", lambda: namespace.silence_of(self.arrays["query"]))()
+        """Compute as `namespace.quiet` has it; an error gives the generator back the state that it had."""
+        quiet = self.once("quiet", lambda: namespace.quiet_for(self.arrays["query"]))()
+        return generators.Undrawn(self.rng, quiet) if self.dropout_p else quiet
 
     def once(self, name: str, find: Callable[[], T]) -> T:
         """What `find` returns, which follows from all of the call but the numbers in its arrays."""
@@ -193,6 +195,8 @@ def _checked(
     own = [array.shape for name, array in tensors.items() if name != "query"]
     seen = cached if isinstance(cached, tuple) else own
     sizes = checks.shapes(function, query.shape, *seen, layout=layout)
+    if cached and rules.is_causal is True:
+        checks.appended(function, sizes.queries, sizes.keys)
     device = namespace.device(query)
     held = namespace.accumulation_dtype(xp, query.dtype)
     dtype = checks.softmax_dtype(function, rules.softmax_dtype, held, xp, device)
@@ -244,8 +248,11 @@ def arrays_of(rules: Rules) -> Iterator[tuple[str, object]]:
     for name in ("attn_mask", "bias"):
         value = getattr(rules, name)
         if isinstance(value, Mask | Bias):
-            for number, (argument, array) in enumerate(value.arrays()):
-                yield f"{name}.{argument}" + (f" ({number + 1})" if number else ""), array
+            count = Counter[str]()
+            for argument, array in value.arrays():
+                count[argument] += 1
+                number = f" ({count[argument]})" if count[argument] > 1 else ""
+                yield f"{name}.{argument}{number}", array
         elif value is not None:
             yield name, value
     if namespace.is_array(rules.scale):

@@ -3,6 +3,7 @@
 from sdpa_xp.checks.arrays import (
     added_dtype,
     boolean,
+    called,
     floating,
     mask_dtype,
     mask_or_bias,
@@ -15,6 +16,7 @@ from sdpa_xp.checks.arrays import (
 )
 from sdpa_xp.checks.caches import (
     alike,
+    appended,
     block_table,
     newest,
     no_values,
@@ -100,6 +102,7 @@ __all__ = [
     "added_dtype",
     "alike",
     "allowed",
+    "appended",
     "as_many",
     "axes",
     "below",
@@ -110,6 +113,7 @@ __all__ = [
     "broadcasts",
     "bucket_table",
     "call_of",
+    "called",
     "columns",
     "cotangent",
     "cumulated",

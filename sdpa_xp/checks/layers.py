@@ -28,14 +28,16 @@ def one_kind(function: str, values: Mapping[str, object]) -> dict[str, Array]:
     return arrays
 
 
-def linear(function: str, weight: object, bias: object) -> None:
-    """A weight (out, in), and a bias (out,) if there is one."""
+def linear(function: str, weight: object, bias: object) -> dict[str, Array]:
+    """Return a weight (out, in), and a bias (out,) if there is one, as plain arrays."""
     given = {"weight": weight} | ({} if bias is None else {"bias": bias})
-    found = {name: array.shape for name, array in one_kind(function, given).items()}
+    arrays = one_kind(function, given)
+    found = {name: array.shape for name, array in arrays.items()}
     axes(function, {"weight": found["weight"]}, 2)
     if bias is not None and found["bias"] != found["weight"][:1]:
         rule = "`bias` must have a number for each row of `weight` (out)"
         raise ValueError(message(function, rule, {f"{name}.shape": shape for name, shape in found.items()}))
+    return arrays
 
 
 def inputs(function: str, given: Mapping[str, Any], weights: Mapping[str, Any]) -> None:
@@ -49,6 +51,8 @@ def inputs(function: str, given: Mapping[str, Any], weights: Mapping[str, Any]) 
     if alike is not None and alike in _PASSED:
         return
     if override(*given.values()) is None:
+        for name, x in given.items():
+            _as_weights(function, name, x, weights[name])
         one_kind(function, {**given, **{f"{name}.weight": x for name, x in weights.items()}})
     for name, array in given.items():
         shape, width = array.shape, weights[name].shape[-1]
@@ -59,6 +63,18 @@ def inputs(function: str, given: Mapping[str, Any], weights: Mapping[str, Any]) 
         if len(_PASSED) >= MOST_PASSED:
             _PASSED.clear()
         _PASSED.add(alike)
+
+
+def _as_weights(function: str, name: str, x: Any, weight: Any) -> None:
+    """An input has the dtype of the layer's weights: of the two it is the input that is converted."""
+    if door.is_array(x) and door.dtype_name(x.dtype) in door.FLOATING and x.dtype != weight.dtype:
+        if door.namespace(x) is not door.namespace(weight):
+            return  # refused for that
+        rule = f"`{name}` must have the dtype of the layer's weights"
+        got = {f"{name}.dtype": x.dtype, f"{name}.weight.dtype": weight.dtype}
+        hint = f"Convert the input: xp.astype({name}, layer.{name}.weight.dtype)."
+        hint = hint.replace("layer.x.weight", "layer.weight")  # of a Linear
+        raise TypeError(message(function, rule, got, hint))
 
 
 def with_lengths(function: str, given: Mapping[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 from sdpa_xp.checks.messages import message
@@ -42,8 +43,28 @@ class Sizes(NamedTuple):
 def shapes(function: str, query: Shape, key: Shape, value: Shape | None = None, *, layout: str = HLE) -> Sizes:
     """query (..., Hq, L, E), key (..., H, S, E) and value (..., H, S, Ev) fit; returns their lengths.
 
-    In the other layout the heads stand behind the length.
+    If they fit in the other layout alone, the message says so.
     """
+    try:
+        return _fitting(function, query, key, value, layout)
+    except ValueError as error:
+        other = LHE if layout == HLE else HLE
+        if not _fits(query, key, value, other):
+            raise
+        hint = f'These shapes fit with `layout="{other}"`.'
+        if function == "dot_product_attention":  # which has no such argument
+            hint = "These shapes fit `scaled_dot_product_attention`, with the heads before the length."
+        raise ValueError(f"{error} {hint}") from None
+
+
+def _fits(query: Shape, key: Shape, value: Shape | None, layout: str) -> bool:
+    with suppress(ValueError):
+        _fitting("", query, key, value, layout)
+        return True
+    return False
+
+
+def _fitting(function: str, query: Shape, key: Shape, value: Shape | None, layout: str) -> Sizes:
     named = {"query": query, "key": key} | ({} if value is None else {"value": value})
     for name, shape in named.items():
         known(function, name, shape)
@@ -91,7 +112,22 @@ def broadcasts(function: str, name: str, shape: Shape, target: Shape, letters: s
         hint = ""
         if len(target) == 4 and shape == (target[0], target[-1]):
             hint = f"One row a batch entry has the shape (B, 1, 1, S): {name}[:, None, None, :]."
+        elif target[-1:] == (1,) and len(target) <= 4:
+            hint = _row_hint(name, shape, target)
         raise ValueError(message(function, rule, {f"{name}.shape": shape, letters: target}, hint))
+
+
+def _row_hint(name: str, shape: Shape, target: Shape) -> str:
+    """How a number for each head, query or entry of (..., Hq, L, 1) gets the axes that it lacks."""
+    letters = ("B", "Hq", "L", "1")[-len(target) :]
+    for first in sorted(range(len(target) - 1), key=lambda axis: letters[axis] != "Hq"):
+        last = first + len(shape)
+        if shape and last < len(target) and shape == target[first:last]:
+            missing = len(target) - last
+            index = ", ".join([":"] * len(shape) + ["None"] * missing)
+            each = " and ".join(letters[first:last])
+            return f"One for each {each} has the shape {(*shape, *[1] * missing)}: {name}[{index}]."
+    return ""
 
 
 def broadcast(*shapes: Shape) -> Shape | None:

@@ -39,7 +39,9 @@ class Linear(Layer):
     bias: AnyArray | None = None
 
     def __post_init__(self) -> None:
-        checks.linear("Linear", self.weight, self.bias)
+        found = checks.linear("Linear", self.weight, self.bias)
+        for name, array in found.items():
+            object.__setattr__(self, name, array)
 
     def __call__(self, x: A) -> A:
         """The map of each row.
@@ -55,7 +57,7 @@ class Linear(Layer):
 
     def mapped(self, x: A) -> A:
         """The same, of what has been checked."""
-        array, weight = cast(Array, x), cast(Array, self.weight)
+        array, weight = namespace.plain(cast(Array, x)), cast(Array, self.weight)
         first = cast(Array, leading(array, weight))
         xp, held = namespace.namespace(first), first.dtype
         if namespace.library_name(first) == "other":  # NumPy's BLAS has no half, and Dask cannot sum bfloat16

@@ -210,4 +210,4 @@ def test_masks_are_nested_only_so_deep() -> None:
     with pytest.raises(ValueError, match=r"masks: .* nested at most 64 operators deep; got depth=65\."):
         mask & masks.prefix(1)
     with pytest.raises(ValueError, match="nested at most 64 operators deep"):
-        ~mask
+        assert ~mask
