@@ -91,7 +91,7 @@ def scaled_dot_product_attention(
         Half dtypes are scored, normalised and summed in float32, float64 in float64; the result is rounded
         once. A pair that is masked adds nothing, even when its key or value is NaN or inf; a NaN that may be
         attended shows in exactly the rows that attend it. A score of -inf has weight 0, so a row whose scores
-        are all -inf is 0, like a row with no key to attend. Inside a jit or a lazy graph, and by a vendor's
+        are all -inf is 0, like a row with no key to attend. torch.autocast changes neither dtype nor accuracy. Inside a jit or a lazy graph, and by a vendor's
         kernel, this holds for keys that no query attends (padding). It holds for results, not for gradients:
         those of a key that is NaN are NaN.
 

@@ -134,7 +134,8 @@ class PagedKVCache(Generic[A]):
         Args:
             key: (N, H, n, E), of the pool's library, device and dtype.
             value: (N, H, n, Ev).
-            in_place: Write into the pool, instead of copying it. Caches over the same pool see that.
+            in_place: Write into the pool, instead of copying it. Caches over the same pool see that. Keys and
+                values must share no memory.
 
         Returns:
             The new cache.
@@ -214,7 +215,8 @@ class PagedKVCache(Generic[A]):
 
         Raises:
             TypeError: As for `scaled_dot_product_attention`.
-            ValueError: As for `scaled_dot_product_attention`.
+            ValueError: As for `scaled_dot_product_attention`; or more queries than a sequence has tokens,
+                unless `is_causal` is False.
         """
         function = "PagedKVCache.attend"
         rules = Rules(
