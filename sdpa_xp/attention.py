@@ -90,10 +90,12 @@ def scaled_dot_product_attention(
     Numerics:
         Half dtypes are scored, normalised and summed in float32, float64 in float64; the result is rounded
         once. A pair that is masked adds nothing, even when its key or value is NaN or inf; a NaN that may be
-        attended shows in exactly the rows that attend it. A score of -inf has weight 0, so a row whose scores
-        are all -inf is 0, like a row with no key to attend. torch.autocast changes neither dtype nor accuracy. Inside a jit or a lazy graph, and by a vendor's
+        attended shows in exactly the rows that attend it. Inside a jit or a lazy graph, and by a vendor's
         kernel, this holds for keys that no query attends (padding). It holds for results, not for gradients:
         those of a key that is NaN are NaN.
+
+        A score of -inf has weight 0, so a row whose scores are all -inf is 0, like a row with no key to attend.
+        torch.autocast changes neither the dtype of a result nor its accuracy.
 
     Examples:
         >>> import numpy as np
