@@ -74,7 +74,10 @@ def one_dtype(function: str, arrays: Mapping[str, Array]) -> None:
         if array.dtype != reference.dtype:
             rule = f"`{first}` and `{name}` must have one dtype"
             got = {f"{first}.dtype": reference.dtype, f"{name}.dtype": array.dtype}
-            raise TypeError(message(function, rule, got, f"Convert one: xp.astype({name}, {first}.dtype)."))
+            hint = f"Convert one: xp.astype({name}, {first}.dtype)."
+            if name.endswith(".weight"):  # of a layer, whose input is what a caller converts
+                hint = f"Convert the input: xp.astype({first}, {name}.dtype)."
+            raise TypeError(message(function, rule, got, hint))
 
 
 def added_dtype(function: str, name: str, array: Array, query: Dtype, accumulation: Dtype) -> None:

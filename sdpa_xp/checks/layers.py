@@ -51,8 +51,6 @@ def inputs(function: str, given: Mapping[str, Any], weights: Mapping[str, Any]) 
     if alike is not None and alike in _PASSED:
         return
     if override(*given.values()) is None:
-        for name, x in given.items():
-            _as_weights(function, name, x, weights[name])
         one_kind(function, {**given, **{f"{name}.weight": x for name, x in weights.items()}})
     for name, array in given.items():
         shape, width = array.shape, weights[name].shape[-1]
@@ -63,18 +61,6 @@ def inputs(function: str, given: Mapping[str, Any], weights: Mapping[str, Any]) 
         if len(_PASSED) >= MOST_PASSED:
             _PASSED.clear()
         _PASSED.add(alike)
-
-
-def _as_weights(function: str, name: str, x: Any, weight: Any) -> None:
-    """An input has the dtype of the layer's weights: of the two it is the input that is converted."""
-    if door.is_array(x) and door.dtype_name(x.dtype) in door.FLOATING and x.dtype != weight.dtype:
-        if door.namespace(x) is not door.namespace(weight):
-            return  # refused for that
-        rule = f"`{name}` must have the dtype of the layer's weights"
-        got = {f"{name}.dtype": x.dtype, f"{name}.weight.dtype": weight.dtype}
-        hint = f"Convert the input: xp.astype({name}, layer.{name}.weight.dtype)."
-        hint = hint.replace("layer.x.weight", "layer.weight")  # of a Linear
-        raise TypeError(message(function, rule, got, hint))
 
 
 def with_lengths(function: str, given: Mapping[str, Any]) -> None:
