@@ -1,0 +1,138 @@
+"""Draw mutants, run for each the tests that run its line, and write what survived.
+
+    PYTHONPATH=tests python -m mutants.run --seed 15 --count 200
+
+The tests are recorded first, unless `build/mutants` has a recording. A mutant is written into a copy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import tomllib
+from dataclasses import asdict
+from pathlib import Path
+
+from mutants.draw import draw
+from mutants.sites import Mutant
+from mutants.suites import SUITES, Recording, pytest
+
+ROOT = Path(__file__).parents[2]
+BUILD = ROOT / "build" / "mutants"
+HERE = Path(__file__).parent
+MOST = {"numpy": 60.0, "rest": 90.0}
+"""Seconds of tests a mutant; `OTHERS` for the suites that are not named."""
+OTHERS = 30.0
+NOT_RUN = 5
+"""The exit status of pytest where no test was collected."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seed", type=int, default=15)
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--only", default="", help="mutants of files whose path has this in it")
+    asked = parser.parse_args()
+    drawn = [each for each in draw(ROOT, asked.count, asked.seed) if asked.only in each.file]
+    with tempfile.TemporaryDirectory() as folder:
+        tree = copied(Path(folder) / "tree")
+        recordings = recorded(tree)
+        found = BUILD / f"{asked.seed}.json"
+        before = {tuple(each["name"]): each for each in json.loads(found.read_text())} if found.exists() else {}
+        outcomes = []
+        for number, mutant in enumerate(drawn, 1):
+            killer = before.get(mutant.name, {}).get("killer", "")
+            outcome = judged(tree, mutant, number, recordings, killer)
+            outcomes.append({"name": mutant.name, **outcome, **asdict(mutant)})
+            print(
+                f"{number}/{len(drawn)} {outcome['outcome']} {mutant.file}:{mutant.line} {mutant.after!r}",
+                flush=True,
+            )
+            found.write_text(json.dumps(outcomes, indent=1))
+    summarise(asked.seed, asked.count, drawn, outcomes)
+
+
+def copied(tree: Path) -> Path:
+    """A copy of what git has and of what is new, at `tree`."""
+    listed = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
+    for name in subprocess.run(listed, check=True, capture_output=True, text=True).stdout.splitlines():
+        if (ROOT / name).is_file():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, tree / name)
+    (tree / ".venv").symlink_to(ROOT / ".venv")
+    return tree
+
+
+def recorded(tree: Path) -> list[Recording]:
+    BUILD.mkdir(parents=True, exist_ok=True)
+    recordings = [Recording(name, BUILD) for name in SUITES]
+    for each in recordings:
+        if not (BUILD / f"{each.suite}.json").exists():
+            print(f"recording {each.suite}", flush=True)
+            each.make(tree)
+    return recordings
+
+
+def judged(
+    tree: Path, mutant: Mutant, number: int, recordings: list[Recording], killer: str
+) -> dict[str, str | int]:
+    """Whether a test fails of the suites that run the mutant's line; `killer` is tried first."""
+    path = tree / mutant.file
+    source, when = path.read_text(), path.stat()
+    path.write_text(mutant.applied(source))
+    os.utime(path, (number, number))  # compiled files are known by this time, in whole seconds
+    tried = 0
+    try:
+        plans = [(each, each.tests_of(mutant, MOST.get(each.suite, OTHERS))) for each in recordings]
+        quick = [(each, [killer]) for each, tests in plans if killer in tests]
+        for recording, tests in [*quick[:1], *plans]:
+            tried += len(tests)
+            if tests and (failed := first_failure(tree, recording, tests)):
+                return {"outcome": "killed", "suite": recording.suite, "killer": failed, "tests": tried}
+    finally:
+        path.write_text(source)
+        os.utime(path, ns=(when.st_atime_ns, when.st_mtime_ns))
+    return {"outcome": "survived" if tried else "not run", "tests": tried}
+
+
+def first_failure(tree: Path, recording: Recording, tests: list[str]) -> str:
+    """The test that failed, or how the run ended without one; empty if all pass."""
+    chosen = tree / "chosen.list"
+    chosen.write_text("\n".join(tests))
+    failed = chosen.with_suffix(".failed")
+    failed.unlink(missing_ok=True)
+    files = list(dict.fromkeys(name.partition("::")[0] for name in tests))
+    options = [each for each in SUITES[recording.suite] if each.startswith("--")]
+    limit = 60 + 4 * sum(recording.seconds[name] for name in tests)
+    arguments = ["-x", "-p", "mutants.chosen", *options, *files]
+    status = pytest(tree, arguments, limit, MUTANTS_CHOSEN=str(chosen))
+    if status == NOT_RUN:
+        raise RuntimeError(f"no test ran: {(tree / 'pytest.log').read_text()[-2000:]}")
+    if failed.exists():
+        return failed.read_text()
+    return "" if status == 0 else f"the run ended with {'a timeout' if status is None else status}"
+
+
+def summarise(seed: int, count: int, drawn: list[Mutant], outcomes: list[dict[str, object]]) -> None:
+    listed = tomllib.loads((HERE / "equivalent.toml").read_text())["mutant"]
+    equivalent = {(e["file"], e["function"], e["before"], e["after"]) for e in listed}
+    alive = [m for m, found in zip(drawn, outcomes, strict=True) if found["outcome"] != "killed"]
+    left = [m for m in alive if m.name not in equivalent]
+    killed, same = len(drawn) - len(alive), len(alive) - len(left)
+    print(f"seed {seed}: {killed} of {len(drawn)} killed, {same} equivalent, {len(left)} survived")
+    print(f"{100 * killed / max(len(drawn) - same, 1):.1f} % of those that are not equivalent")
+    results = HERE / "results.json"
+    kept = json.loads(results.read_text()) if results.exists() else {}
+    keys = ("file", "function", "operator", "before", "after")
+    names = [{key: getattr(m, key) for key in keys} for m in left]
+    kept[str(seed)] = {"drawn": count, "killed": killed, "equivalent": same, "survived": names}
+    if len(drawn) == count:
+        results.write_text(json.dumps(kept, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
