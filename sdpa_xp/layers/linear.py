@@ -97,7 +97,9 @@ class Linear(Layer):
             TypeError: `rng` is no generator, or a width no integer.
             ValueError: A width below 1.
         """
-        found = drawn("Linear.init", rng, {"": (in_dim, out_dim)}, bias=bias, like=like)
+        function = "Linear.init"
+        widths = checks.width(function, "in_dim", in_dim), checks.width(function, "out_dim", out_dim)
+        found = drawn(function, rng, {"": widths}, bias=bias, like=like)
         return cls(*found[""])
 
     @classmethod
@@ -112,9 +114,13 @@ class Linear(Layer):
             The map, of the arrays themselves.
 
         Raises:
+            TypeError: `mapping` is no mapping, or `prefix` no string.
             ValueError: There is no such weight.
         """
-        weight = checks.entry("Linear.from_mapping", mapping, f"{prefix}weight")
+        function = "Linear.from_mapping"
+        checks.named_arrays(function, "mapping", mapping)
+        checks.text(function, "prefix", prefix)
+        weight = checks.entry(function, mapping, f"{prefix}weight")
         return cls(cast(AnyArray, weight), mapping.get(f"{prefix}bias"))
 
 
