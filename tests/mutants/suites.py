@@ -6,9 +6,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import Path
 
 import coverage
@@ -23,6 +24,7 @@ SUITES = {
     **{name: ["tests/core", f"--backends={name}"] for name in ("torch", "dask", "jax", "mlx")},
 }
 """In the order in which they are tried."""
+FEW_FILES, FEW_SECONDS = 3, 4.0
 
 
 def pytest(tree: Path, arguments: list[str], seconds: float | None = None, **environment: str) -> int | None:
@@ -50,6 +52,17 @@ def pytest(tree: Path, arguments: list[str], seconds: float | None = None, **env
             return None
 
 
+def quick(tests: list[str], seconds: Mapping[str, float]) -> list[str]:
+    """Of these tests the first few, of few files, which is where most mutants end."""
+    files = list(dict.fromkeys(name.partition("::")[0] for name in tests))[:FEW_FILES]
+    near = [name for name in tests if name.partition("::")[0] in files]
+    return [
+        name
+        for name, spent in zip(near, accumulate(seconds[x] for x in near), strict=True)
+        if spent < FEW_SECONDS
+    ]
+
+
 @dataclass(frozen=True)
 class Recording:
     """What the tests of one suite ran, in a tree that was not changed."""
@@ -72,21 +85,25 @@ class Recording:
         return found
 
     @cached_property
-    def lines(self) -> dict[str, dict[int, list[str]]]:
-        """By the end of a file's path, which tests run each line of it."""
-        data = coverage.CoverageData(str(self.folder / f"{self.suite}.coverage"))
-        data.read()
-        return {file: data.contexts_by_lineno(file) for file in data.measured_files()}
+    def data(self) -> coverage.CoverageData:
+        read = coverage.CoverageData(str(self.folder / f"{self.suite}.coverage"))
+        read.read()
+        return read
+
+    def lines(self, file: str) -> dict[int, list[str]]:
+        """Which tests run each line of a file; "" is what runs when the file is imported."""
+        paths = [path for path in self.data.measured_files() if path.endswith("/" + file)]
+        return self.data.contexts_by_lineno(paths[0]) if paths else {}
 
     def tests_of(self, mutant: Mutant, most: float) -> list[str]:
         """The tests that run the line of a mutant, of each function the fastest first; `most` seconds of them.
 
         What runs when a module is imported is judged by all the tests that run any line of the file.
         """
-        (lines,) = [each for file, each in self.lines.items() if file.endswith("/" + mutant.file)] or [{}]
+        lines = self.lines(mutant.file)
         stop = mutant.line + mutant.before.count("\n")
         tests = {name for line in range(mutant.line, stop + 1) for name in lines.get(line, ())}
-        if "" in tests or (tests and mutant.function == "<module>"):
+        if "" in tests:
             tests = {name for each in lines.values() for name in each}
         return self._within(sorted(tests & self.seconds.keys()), most)
 
