@@ -14,6 +14,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from sdpa_xp import checks
 from sdpa_xp.biases import Bias
 from sdpa_xp.checks import message
 from sdpa_xp.masks import Mask
@@ -58,6 +59,7 @@ def verify(
             node the provider that it ran on, as the profile of the run has it.
 
     Raises:
+        TypeError: An argument of another type; names it.
         ValueError: A file that is no ONNX model, a model without the metadata, or a provider that
             onnxruntime does not offer here.
         FileNotFoundError: No such file.
@@ -68,6 +70,7 @@ def verify(
         >>> verify(export_attention(qkv, qkv, qkv, is_causal=True)).agrees
         True
     """
+    _checked(model, seed, attn_mask, bias, watch)
     loaded = model if isinstance(model, onnx.ModelProto) else load("verify", Path(model))
     functions = {name: each for name, each in (("attn_mask", attn_mask), ("bias", bias)) if each is not None}
     call, metadata = _stated(loaded, functions)
@@ -80,6 +83,18 @@ def verify(
         placed += where
     form, reason = (metadata.get(f"sdpa_xp.{key}", "unknown") for key in ("form", "reason"))
     return Report(form, reason, version(), tuple(runs), tuple(placed), call)
+
+
+def _checked(model: object, seed: object, attn_mask: object, bias: object, watch: object) -> None:
+    """The arguments are of the types that they are stated to be."""
+    if not isinstance(model, onnx.ModelProto | str | Path):
+        rule = "`model` must be an ONNX model, or the path of its file"
+        raise TypeError(message("verify", rule, {"model": type(model).__name__}))
+    checks.integer("verify", "seed", seed, least=0)
+    checks.instance("verify", "attn_mask", attn_mask, Mask)
+    checks.instance("verify", "bias", bias, Bias)
+    if watch is not None:
+        checks.function("verify", "watch", watch)
 
 
 def _run_on(
