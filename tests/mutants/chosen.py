@@ -17,5 +17,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    pytest_collectreport(report)
+
+
+def pytest_collectreport(report: pytest.CollectReport | pytest.TestReport) -> None:
     if report.failed:
         LIST.with_suffix(".failed").write_text(report.nodeid)

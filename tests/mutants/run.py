@@ -27,8 +27,8 @@ HERE = Path(__file__).parent
 MOST = {"numpy": 10.0, "rest": 12.0}
 """Seconds of tests a mutant; `OTHERS` for the suites that are not named."""
 OTHERS = 6.0
-NOT_RUN = 5
-"""The exit status of pytest where no test was collected."""
+FAILED, NOT_RUN = 1, 5
+"""Exit statuses of pytest: tests failed, or none was collected."""
 
 
 def main() -> None:
@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("--go-on", action="store_true", help="keep what an interrupted run found out")
     parser.add_argument("--suites", default=",".join(SUITES), help="comma-separated, of %(default)s")
     asked = parser.parse_args()
+    os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
     drawn = [each for each in draw(ROOT, asked.count, asked.seed) if asked.only in each.file]
     with tempfile.TemporaryDirectory() as folder:
         tree = copied(Path(folder) / "tree")
@@ -114,10 +115,10 @@ def first_failure(tree: Path, recording: Recording, tests: list[str]) -> str:
     limit = 60 + 4 * sum(recording.seconds[name] for name in tests)
     arguments = ["-x", "-p", "mutants.chosen", *options, *files]
     status = pytest(tree, arguments, limit, MUTANTS_CHOSEN=str(chosen))
-    if status == NOT_RUN:
-        raise RuntimeError(f"no test ran: {(tree / 'pytest.log').read_text()[-2000:]}")
     if failed.exists():
         return failed.read_text()
+    if status in (FAILED, NOT_RUN):
+        raise RuntimeError(f"no test failed, and yet: {(tree / 'pytest.log').read_text()[-2000:]}")
     return "" if status == 0 else f"the run ended with {'a timeout' if status is None else status}"
 
 
