@@ -93,10 +93,28 @@ def test_opset_of_forms_of_old_operators(form: str, rules: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize(
-    ("rules", "wanted"), [({}, 23), ({"is_causal": True}, 23), ({"attn_mask": LENGTHS}, 24)]
+    ("rules", "wanted"),
+    [
+        ({}, 23),
+        ({"is_causal": True}, 23),
+        ({"attn_mask": LENGTHS}, 24),
+        ({"attn_mask": LENGTHS, "is_causal": True}, 23),
+        ({"attn_mask": LENGTHS, "bias": TensorSpec("float32", (6, 6))}, 23),
+        ({"attn_mask": masks.padding([3, 4], [2, 6])}, 23),
+        ({"attn_mask": masks.padding(3)}, 23),
+        ({"attn_mask": masks.prefix([3, 4])}, 23),
+    ],
 )
 def test_opset_of_attention(rules: dict[str, Any], wanted: int) -> None:
+    """24 has lengths of keys, for which nothing else may mask or be added."""
     assert opset(export_attention(*specs(2, 4, 6, 6), **rules, form="attention")) == wanted
+
+
+def test_opset_of_attention_of_three_axes() -> None:
+    x = TensorSpec("float32", (4, 6, 16))
+    model = export_attention(x, x, x, masks.padding(3), form="attention")
+    assert opset(model) == 23
+    assert verify(model, provider="cpu").agrees
 
 
 @pytest.mark.parametrize(("runtime", "wanted"), [("onnxruntime>=1.28;cpu", 24), ("onnxruntime>=1.27;cpu", 18)])

@@ -68,6 +68,29 @@ def test_nodes_of_fused_operators(form: str, causal: bool) -> None:
     assert sum(count.values()) <= FUSED[form, causal], count
 
 
+CACHED = {
+    ("joined", "...HLE"): (1, 73, 26),
+    ("joined", "...LHE"): (9, 77, 30),
+    ("padded", "...HLE"): (13, 105, 55),
+    ("padded", "...LHE"): (17, 109, 59),
+}
+"""Nodes of a causal call beside a cache, of each of the three forms."""
+
+
+@pytest.mark.parametrize(("kind", "layout"), CACHED)
+def test_nodes_beside_a_cache(kind: str, layout: str) -> None:
+    def tokens(heads: int, length: str) -> TensorSpec:
+        shape = (heads, length) if layout == "...HLE" else (length, heads)
+        return TensorSpec("float32", ("B", *shape, 16))
+
+    lengths = {"past_lengths": TensorSpec("int64", ("B",))} if kind == "padded" else {}
+    cache = {"past_key": tokens(2, "P"), "past_value": tokens(2, "P")} | lengths
+    specs = [tokens(heads, "L") for heads in (4, 2, 2)]
+    for form, most in zip(MOST, CACHED[kind, layout], strict=True):
+        count = counted(export_attention(*specs, **cache, is_causal=True, layout=layout, form=form))
+        assert sum(count.values()) <= most, (form, count)
+
+
 @pytest.mark.parametrize("rule", ["plain", "causal", "window", "slopes", "softcap"])
 def test_nodes_of_a_traced_function(rule: str) -> None:
     """A call in a layer is the graph that it is alone."""

@@ -29,7 +29,7 @@ EXPECTED = [
     ("<module>", "3", "4"),
     ("f", "-1", "(-2)"),
     ("f", "True", "False"),
-    ("f", "x is None or x < 1", "(not (x is None or x < 1))"),
+    ("f", "x is None or x < 1", "((not (x is None or x < 1)))"),
     ("f", "return 0", "pass"),
     ("f", "x is None or x < 1", "(x is None and x < 1)"),
     ("f", "x is None", "(x is not None)"),
