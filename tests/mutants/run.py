@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import tempfile
 import tomllib
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
@@ -27,6 +28,8 @@ HERE = Path(__file__).parent
 MOST = {"numpy": 10.0, "rest": 12.0}
 """Seconds of tests a mutant; `OTHERS` for the suites that are not named."""
 OTHERS = 6.0
+NAME = ("file", "function", "text", "before", "after")
+"""What a mutant is known by in `equivalent.toml`."""
 FAILED, NOT_RUN = 1, 5
 """Exit statuses of pytest: tests failed, or none was collected."""
 
@@ -36,7 +39,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=15)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--only", default="", help="mutants of files whose path has this in it")
-    parser.add_argument("--go-on", action="store_true", help="keep what an interrupted run found out")
+    parser.add_argument("--go-on", action="store_true", help="do not run again what was killed before")
     parser.add_argument("--suites", default=",".join(SUITES), help="comma-separated, of %(default)s")
     asked = parser.parse_args()
     os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
@@ -46,10 +49,12 @@ def main() -> None:
         recordings = recorded(tree, asked.suites.split(","))
         found = BUILD / f"{asked.seed}.json"
         before = {(*each["name"],): each for each in json.loads(found.read_text())} if found.exists() else {}
-        outcomes = []
+        outcomes, known = [], listed()
         for number, mutant in enumerate(drawn, 1):
             outcome = before.get(mutant.name, {})
-            if not (asked.go_on and outcome):
+            if mutant.name in known:
+                outcome = {"outcome": "equivalent"}
+            elif not (asked.go_on and outcome.get("outcome") == "killed"):
                 outcome = judged(tree, mutant, number, recordings, outcome.get("killer", ""))
             outcomes.append({**asdict(mutant), **outcome, "name": mutant.name})
             print(
@@ -122,18 +127,23 @@ def first_failure(tree: Path, recording: Recording, tests: list[str]) -> str:
     return "" if status == 0 else f"the run ended with {'a timeout' if status is None else status}"
 
 
+def listed() -> set[tuple[str, ...]]:
+    """The names of the mutants that are known to change nothing."""
+    read = tomllib.loads((HERE / "equivalent.toml").read_text())
+    return {tuple(each[key] for key in NAME) for each in read["mutant"]}
+
+
 def summarise(seed: int, count: int, drawn: list[Mutant], outcomes: list[dict[str, object]]) -> None:
-    listed = tomllib.loads((HERE / "equivalent.toml").read_text())["mutant"]
-    equivalent = {(e["file"], e["function"], e["before"], e["after"]) for e in listed}
-    alive = [m for m, found in zip(drawn, outcomes, strict=True) if found["outcome"] != "killed"]
-    left = [m for m in alive if m.name not in equivalent]
-    killed, same = len(drawn) - len(alive), len(alive) - len(left)
-    print(f"seed {seed}: {killed} of {len(drawn)} killed, {same} equivalent, {len(left)} survived")
-    print(f"{100 * killed / max(len(drawn) - same, 1):.1f} % of those that are not equivalent")
+    number = Counter(str(each["outcome"]) for each in outcomes)
+    left = [m for m, found in zip(drawn, outcomes, strict=True) if found["outcome"] in ("survived", "not run")]
+    killed, same = number["killed"], number["equivalent"]
+    print(f"seed {seed}: of {len(drawn)} mutants {same} are equivalent, {killed} were killed")
+    print(f"{100 * killed / max(len(drawn) - same, 1):.1f} % of those that are not equivalent; what survived:")
+    for each in left:
+        print(f"  {each.file}:{each.line} {each.function}: {each.before!r} -> {each.after!r}")
     results = HERE / "results.json"
     kept = json.loads(results.read_text()) if results.exists() else {}
-    keys = ("file", "function", "operator", "before", "after")
-    names = [{key: getattr(m, key) for key in keys} for m in left]
+    names = [{key: getattr(m, key) for key in NAME} for m in left]
     kept[str(seed)] = {"drawn": count, "killed": killed, "equivalent": same, "survived": names}
     if len(drawn) == count:
         results.write_text(json.dumps(kept, indent=2) + "\n")

@@ -56,7 +56,7 @@ SAME_KIND, MIXED_UP = _both_ways(REDUCTIONS), _both_ways(NEIGHBOURS)
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change: in this file and function, at this line, the text before and after."""
+    """One change: what stands there before and after, in a function and on a line that has this `text`."""
 
     file: str
     function: str
@@ -66,11 +66,12 @@ class Mutant:
     after: str
     start: int
     stop: int
+    text: str
 
     @property
-    def name(self) -> tuple[str, str, str, str]:
+    def name(self) -> tuple[str, ...]:
         """What stays the same when lines move."""
-        return self.file, self.function, self.before, self.after
+        return self.file, self.function, self.text, self.before, self.after
 
     def applied(self, source: str) -> str:
         text = source.encode()
@@ -113,7 +114,8 @@ class _Finder(ast.NodeVisitor):
         ):
             text = f"({text})"
         where = ".".join(self.path) or "<module>"
-        self.found.append(Mutant(self.file, where, node.lineno, operator, before, text, start, stop))
+        line = self.source.splitlines()[node.lineno - 1].strip()
+        self.found.append(Mutant(self.file, where, node.lineno, operator, before, text, start, stop, line))
 
     # What is not looked into.
 

@@ -25,7 +25,10 @@ SUITES = {
         f"tests/{name}" for name in ("export", "conformance", "peers", "examples", "agreement", "packaging")
     ],
     "doctest": ["--doctest-modules", "sdpa_xp", "export/sdpa_xp_export"],
-    **{name: ["tests/core", f"--backends={name}"] for name in ("torch", "dask", "jax", "mlx")},
+    **{
+        name: ["tests/core", f"--backends={name}"]
+        for name in ("torch", "strict-CPU_DEVICE", "dask", "mlx", "jax")
+    },
 }
 """In the order in which they are tried."""
 PRELOADED = ("numpy", "ml_dtypes", "onnx", "onnxruntime", "torch", "array_api_strict")
