@@ -94,7 +94,7 @@ def _checked(model: object, seed: object, attn_mask: object, bias: object, watch
     checks.instance("verify", "attn_mask", attn_mask, Mask)
     checks.instance("verify", "bias", bias, Bias)
     if watch is not None:
-        checks.function("verify", "watch", watch)
+        checks.function("verify", "watch", watch, ("shown",))
 
 
 def _run_on(

@@ -100,6 +100,16 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         TypeError,
         "Linear.from_mapping: `prefix` must be a string; got prefix=builtins.int",
     ),
+    "more queries than tokens": (
+        lambda: KVCache(X, X).attend(np.ones((1, 2, 4, 8), F)),
+        ValueError,
+        "KVCache.attend: `query` must have at most as many tokens (L) as the cache; got L=4, tokens=3",
+    ),
+    "a function with `and`": (
+        lambda: attend(X, X, X, masks.from_function(lambda b, h, i, j: i > j and j > 1)),
+        ValueError,
+        "the function of `attn_mask` must compute with arrays of indices",
+    ),
     "too few tokens": (
         lambda: plot.attention(WEIGHTS, query_tokens=["a"]),
         ValueError,
