@@ -67,6 +67,8 @@ class Mutant:
     start: int
     stop: int
     text: str
+    scope: tuple[int, int]
+    """The lines of the function; of the module, all."""
 
     @property
     def name(self) -> tuple[str, ...]:
@@ -99,6 +101,7 @@ class _Finder(ast.NodeVisitor):
         self.file, self.source = file, source
         self.found: list[Mutant] = []
         self.path: list[str] = []
+        self.scopes = [(1, len(source.splitlines()))]
         starts = [0]
         for line in source.encode().splitlines(keepends=True):
             starts.append(starts[-1] + len(line))
@@ -115,7 +118,8 @@ class _Finder(ast.NodeVisitor):
             text = f"({text})"
         where = ".".join(self.path) or "<module>"
         line = self.source.splitlines()[node.lineno - 1].strip()
-        self.found.append(Mutant(self.file, where, node.lineno, operator, before, text, start, stop, line))
+        place = (start, stop, line, self.scopes[-1])
+        self.found.append(Mutant(self.file, where, node.lineno, operator, before, text, *place))
 
     # What is not looked into.
 
@@ -124,9 +128,11 @@ class _Finder(ast.NodeVisitor):
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         defaults = [*node.args.defaults, *(d for d in node.args.kw_defaults if d is not None)]
         self.path.append(node.name)
+        self.scopes.append((node.lineno, node.end_lineno or node.lineno))
         for part in [*defaults, *node.body]:
             self.visit(part)
         self.path.pop()
+        self.scopes.pop()
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         self.path.append(node.name)

@@ -127,13 +127,15 @@ class Recording:
     def tests_of(self, mutant: Mutant, most: float) -> list[str]:
         """The tests that run the line of a mutant, of each function the fastest first; `most` seconds of them.
 
-        What runs when a module is imported is judged by all the tests that run any line of the file.
+        What runs when a module is imported, such as a default, is judged by all that run its function or file.
         """
         lines = self.lines(mutant.file)
         stop = mutant.line + mutant.before.count("\n")
         tests = {name for line in range(mutant.line, stop + 1) for name in lines.get(line, ())}
         if "" in tests:
-            tests = {name for each in lines.values() for name in each}
+            first, last = mutant.scope
+            inner = {name for line, names in lines.items() if first <= line <= last for name in names}
+            tests = inner if inner - {""} else {name for each in lines.values() for name in each}
         return self._within(sorted(tests & self.seconds.keys()), most)
 
     def _within(self, tests: list[str], most: float) -> list[str]:
