@@ -36,7 +36,7 @@ class MultiHeadAttention(Attention):
         sinks: (Hq,): a logit of each head that joins the sum of the softmax, or None.
 
     Raises:
-        TypeError: Arrays of several libraries or dtypes.
+        TypeError: A map that is no `Linear`, or arrays of several libraries or dtypes.
         ValueError: Shapes that do not fit.
 
     Examples:
@@ -150,6 +150,7 @@ class MultiHeadAttention(Attention):
             The layer, of the arrays themselves. Without an `out.weight` its heads stand side by side.
 
         Raises:
+            TypeError: `mapping` or `names` is no mapping, or `prefix` no string.
             ValueError: A weight is not there, or shapes do not fit.
 
         Examples:

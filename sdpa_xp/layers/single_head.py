@@ -32,7 +32,7 @@ class SingleHeadAttention(Attention):
         temperature: What the scale is divided by: higher spreads the weights. A number or an array, likewise.
 
     Raises:
-        TypeError: Arrays of several libraries or dtypes.
+        TypeError: A map that is no `Linear`, or arrays of several libraries or dtypes.
         ValueError: Shapes that do not fit.
 
     Examples:
@@ -102,6 +102,7 @@ class SingleHeadAttention(Attention):
             The layer, of the arrays themselves.
 
         Raises:
+            TypeError: `mapping` or `names` is no mapping, or `prefix` no string.
             ValueError: A weight is not there.
         """
         function = "SingleHeadAttention.from_mapping"
