@@ -69,6 +69,8 @@ class Mutant:
     text: str
     scope: tuple[int, int]
     """The lines of the function; of the module, all."""
+    at_import: bool
+    """Whether it runs when the module is imported, as defaults do."""
 
     @property
     def name(self) -> tuple[str, ...]:
@@ -102,6 +104,7 @@ class _Finder(ast.NodeVisitor):
         self.found: list[Mutant] = []
         self.path: list[str] = []
         self.scopes = [(1, len(source.splitlines()))]
+        self.at_import = True
         starts = [0]
         for line in source.encode().splitlines(keepends=True):
             starts.append(starts[-1] + len(line))
@@ -118,7 +121,7 @@ class _Finder(ast.NodeVisitor):
             text = f"({text})"
         where = ".".join(self.path) or "<module>"
         line = self.source.splitlines()[node.lineno - 1].strip()
-        place = (start, stop, line, self.scopes[-1])
+        place = (start, stop, line, self.scopes[-1], self.at_import)
         self.found.append(Mutant(self.file, where, node.lineno, operator, before, text, *place))
 
     # What is not looked into.
@@ -129,8 +132,11 @@ class _Finder(ast.NodeVisitor):
         defaults = [*node.args.defaults, *(d for d in node.args.kw_defaults if d is not None)]
         self.path.append(node.name)
         self.scopes.append((node.lineno, node.end_lineno or node.lineno))
+        outside = self.at_import
         for part in [*defaults, *node.body]:
+            self.at_import = outside and part in defaults
             self.visit(part)
+        self.at_import = outside
         self.path.pop()
         self.scopes.pop()
 

@@ -132,7 +132,7 @@ class Recording:
         lines = self.lines(mutant.file)
         stop = mutant.line + mutant.before.count("\n")
         tests = {name for line in range(mutant.line, stop + 1) for name in lines.get(line, ())}
-        if "" in tests:
+        if mutant.at_import or "" in tests:
             first, last = mutant.scope
             inner = {name for line, names in lines.items() if first <= line <= last for name in names}
             tests = inner if inner - {""} else {name for each in lines.values() for name in each}

@@ -76,6 +76,11 @@ def test_a_mutant_changes_its_site_alone(file: Path) -> None:
         assert each.before.splitlines()[0] in line
 
 
+def test_defaults_run_at_import(file: Path) -> None:
+    found = {(each.before, each.after) for each in mutants(file.parents[1], file) if each.at_import}
+    assert found == {("3", "4"), ("-1", "(-2)"), ("True", "False")}
+
+
 def test_letters_of_several_bytes(tmp_path: Path) -> None:
     path = tmp_path / "sdpa_xp" / "module.py"
     path.parent.mkdir()
