@@ -62,7 +62,8 @@ def main() -> None:
                 flush=True,
             )
             found.write_text(json.dumps(outcomes, indent=1))
-    summarise(asked.seed, asked.count, drawn, outcomes)
+    whole = not asked.only and asked.suites == ",".join(SUITES)
+    summarise(asked.seed, drawn, outcomes, HERE / "results.json" if whole else BUILD / "results.json")
 
 
 def copied(tree: Path) -> Path:
@@ -133,7 +134,7 @@ def listed() -> set[tuple[str, ...]]:
     return {tuple(each[key] for key in NAME) for each in read["mutant"]}
 
 
-def summarise(seed: int, count: int, drawn: list[Mutant], outcomes: list[dict[str, object]]) -> None:
+def summarise(seed: int, drawn: list[Mutant], outcomes: list[dict[str, object]], results: Path) -> None:
     number = Counter(str(each["outcome"]) for each in outcomes)
     left = [m for m, found in zip(drawn, outcomes, strict=True) if found["outcome"] in ("survived", "not run")]
     killed, same = number["killed"], number["equivalent"]
@@ -141,12 +142,10 @@ def summarise(seed: int, count: int, drawn: list[Mutant], outcomes: list[dict[st
     print(f"{100 * killed / max(len(drawn) - same, 1):.1f} % of those that are not equivalent; what survived:")
     for each in left:
         print(f"  {each.file}:{each.line} {each.function}: {each.before!r} -> {each.after!r}")
-    results = HERE / "results.json"
     kept = json.loads(results.read_text()) if results.exists() else {}
     names = [{key: getattr(m, key) for key in NAME} for m in left]
-    kept[str(seed)] = {"drawn": count, "killed": killed, "equivalent": same, "survived": names}
-    if len(drawn) == count:
-        results.write_text(json.dumps(kept, indent=2) + "\n")
+    kept[str(seed)] = {"drawn": len(drawn), "killed": killed, "equivalent": same, "survived": names}
+    results.write_text(json.dumps(kept, indent=2) + "\n")
 
 
 if __name__ == "__main__":
