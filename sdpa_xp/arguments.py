@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeVar
@@ -123,7 +122,7 @@ class Call(NamedTuple):
         if self.scale is None or isinstance(self.scale, float):
             return 1.0 / math.sqrt(self.sizes.width) if self.scale is None else self.scale
         one_a_row = (*pairs.shape[:-1], 1)
-        checks.broadcasts(pairs.function, "scale", self.scale.shape, one_a_row, "(..., Hq, L, 1)")
+        checks.broadcasts(pairs.function, "scale", self.scale.shape, one_a_row, checks.ONE_A_ROW)
         return pairs.cut(self.scale, 3)
 
     def _sinks(self, pairs: Pairs) -> Array | None:
@@ -195,7 +194,7 @@ def _checked(
     own = [array.shape for name, array in tensors.items() if name != "query"]
     seen = cached if isinstance(cached, tuple) else own
     sizes = checks.shapes(function, query.shape, *seen, layout=layout)
-    if cached and rules.is_causal is True:
+    if cached and checks.flag(function, "is_causal", rules.is_causal):
         checks.appended(function, sizes.queries, sizes.keys)
     device = namespace.device(query)
     held = namespace.accumulation_dtype(xp, query.dtype)
@@ -248,9 +247,9 @@ def arrays_of(rules: Rules) -> Iterator[tuple[str, object]]:
     for name in ("attn_mask", "bias"):
         value = getattr(rules, name)
         if isinstance(value, Mask | Bias):
-            count = Counter[str]()
+            count: dict[str, int] = {}
             for argument, array in value.arrays():
-                count[argument] += 1
+                count[argument] = count.get(argument, 0) + 1
                 number = f" ({count[argument]})" if count[argument] > 1 else ""
                 yield f"{name}.{argument}{number}", array
         elif value is not None:

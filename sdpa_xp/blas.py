@@ -23,7 +23,7 @@ class _Blas:
     """The BLAS of this process, and the calls that hold it now."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # a signal handler may attend while a call holds it
         self.calls: list[threading.Lock] = []
         self.threads_before: list[tuple[Any, int]] = []
         """Each library with its number of threads before the first of `calls`; empty if there is no call."""
@@ -50,8 +50,9 @@ class _Blas:
     def hold(self, call: threading.Lock) -> None:
         with self.lock:
             self.calls.append(call)
-            if not self.threads_before:
-                self.threads_before = [(library, library.num_threads) for library in _libraries()]
+            before = [(library, library.num_threads) for library in _libraries()]
+            if not self.threads_before:  # asked after them: a handler's call may have come between
+                self.threads_before = before
             if not self.is_held:  # not even if a call began: it may have been interrupted in the loop below
                 for library, _ in self.threads_before:
                     _set_threads(library, 1)

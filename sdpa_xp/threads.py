@@ -52,7 +52,7 @@ class _Pool:
     """Threads that wait for work, as those of a BLAS do: many a call is shorter than the start of a thread."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # a signal handler may attend while a call holds it
         self.owner: threading.Lock | None = None
         """The lock of the call that has the threads; a call that was interrupted may have left its own."""
         self.helpers = SimpleQueue[_Helper]()

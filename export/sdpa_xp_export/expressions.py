@@ -25,7 +25,7 @@ from sdpa_xp_export.spec import TensorSpec
 Expression: TypeAlias = Mask | Bias | TensorSpec | Initializer
 
 LONGEST = 100_000
-DEEPEST = 100
+DEEPEST = 160  # more than masks nest, less than Python's parser reads
 _TOO_DEEP = f"nested more than {DEEPEST} deep"
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.BitAnd: operator.and_,

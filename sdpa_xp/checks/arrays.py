@@ -28,7 +28,7 @@ def plain_array(function: str, name: str, value: object) -> Array:
     hint = door.unfit(value)
     if door.is_array(value) and not hint:
         return door.plain(value)
-    if callable(value) and not hint:
+    if callable(value) and name in ("attn_mask", "mask", "bias") and not hint:
         hint = "`masks.from_function` and `biases.from_function` take a function of the indices."
     if isinstance(value, list | tuple) and not hint:
         hint = "numpy.asarray(...) makes one of a list."
@@ -76,7 +76,7 @@ def one_dtype(function: str, arrays: Mapping[str, Array]) -> None:
             got = {f"{first}.dtype": reference.dtype, f"{name}.dtype": array.dtype}
             hint = f"Convert one: xp.astype({name}, {first}.dtype)."
             if name.endswith(".weight"):  # of a layer, whose input is what a caller converts
-                hint = f"Convert the input: xp.astype({first}, {name}.dtype)."
+                hint = f"Convert the input: xp.astype({first}, xp.{door.dtype_name(array.dtype)})."
             raise TypeError(message(function, rule, got, hint))
 
 
@@ -131,14 +131,25 @@ def _boolean_hint(name: str, array: Array) -> str:
 
 
 def called(function: str, name: str, of_caller: Callable[..., object], arguments: Sequence[Array]) -> object:
-    """Return what a caller's function of the indices returns; an error of arrays names the argument."""
+    """Return what a caller's function of the indices returns.
+
+    An error names the argument; one of a class of its own stays of that class.
+    """
     try:
         return of_caller(*arguments)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except Exception as error:
+        kind = type(error)
+        if kind not in (TypeError, ValueError, RuntimeError):
+            error.add_note(f"{function}: it was raised by the function of `{name}`.")
+            raise
         rule = f"the function of `{name}` must compute with arrays of indices"
-        hint = "Conditions combine with `&`, `|` and `~`, not with `and`, `or` and `not`."
-        kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(message(function, rule, {"its error": f"{type(error).__name__}: {error}"}, hint)) from error
+        asked_for_truth = any(word in str(error).lower() for word in ("truth", "ambiguous", "bool", "length-1"))
+        hint = (
+            "Conditions combine with `&`, `|` and `~`, not with `and`, `or` and `not`."
+            if asked_for_truth
+            else ""
+        )
+        raise kind(message(function, rule, {"its error": error}, hint)) from error
 
 
 def of_function(function: str, name: str, result: object, target: Shape, xp: Namespace) -> Array:

@@ -78,12 +78,13 @@ def two_pools(function: str, key_blocks: Array, value_blocks: Array) -> None:
 
 
 def appended(function: str, queries: int, tokens: int, sequence: int | None = None) -> None:
-    """The queries are the last tokens of the cache, so there are no more of them; a symbol is not looked at."""
+    """Refuse more queries than tokens, since the queries are the last tokens; lengths that are symbols pass."""
     if isinstance(queries, int) and isinstance(tokens, int) and queries > tokens:
         rule = "`query` must have at most as many tokens (L) as " + (
             "the cache" if sequence is None else f"sequence {sequence} of the cache"
         )
-        hint = "`append` the keys and values of the new tokens first; `is_causal=False` is for other queries."
+        hint = "`append` the keys and values of the new tokens first. "
+        hint += "For queries that are not the last tokens, or an idle sequence, pass `is_causal=False`."
         raise ValueError(message(function, rule, {"L": queries, "tokens": tokens}, hint))
 
 

@@ -120,7 +120,7 @@ def function(where: str, name: str, value: object, arguments: Sequence[str]) -> 
     if door.is_compiling():
         return
     try:
-        signature = inspect.signature(value)
+        signature = inspect.signature(value, follow_wrapped=False)
     except (TypeError, ValueError):  # of a builtin
         return
     try:

@@ -12,6 +12,7 @@ from sdpa_xp.protocols import Shape
 
 HLE = "...HLE"
 LHE = "...LHE"
+ONE_A_ROW = "(..., Hq, L, 1)"
 LAYOUTS = (HLE, LHE)
 """Heads before the length, as in torch and ONNX; or behind it, as in JAX, Keras and flash-attention."""
 
@@ -51,14 +52,18 @@ def shapes(function: str, query: Shape, key: Shape, value: Shape | None = None, 
         other = LHE if layout == HLE else HLE
         if not _fits(query, key, value, other):
             raise
-        hint = f'These shapes fit with `layout="{other}"`.'
+        hint = f'If the length comes before the heads, it is `layout="{other}"`.'
+        if layout == LHE:
+            hint = f'If the heads come before the length, it is `layout="{other}"`.'
         if function == "dot_product_attention":  # which has no such argument
-            hint = "These shapes fit `scaled_dot_product_attention`, with the heads before the length."
+            hint = "If the heads come before the length, it is `scaled_dot_product_attention`."
+        elif function.endswith(".attend"):
+            hint = hint.replace("it is `layout", "the cache needs `layout")
         raise ValueError(f"{error} {hint}") from None
 
 
 def _fits(query: Shape, key: Shape, value: Shape | None, layout: str) -> bool:
-    with suppress(ValueError):
+    with suppress(ValueError, TypeError):  # the second where a length that is a symbol stands for the heads
         _fitting("", query, key, value, layout)
         return True
     return False
@@ -112,21 +117,19 @@ def broadcasts(function: str, name: str, shape: Shape, target: Shape, letters: s
         hint = ""
         if len(target) == 4 and shape == (target[0], target[-1]):
             hint = f"One row a batch entry has the shape (B, 1, 1, S): {name}[:, None, None, :]."
-        elif target[-1:] == (1,) and len(target) <= 4:
+        elif letters == ONE_A_ROW:
             hint = _row_hint(name, shape, target)
         raise ValueError(message(function, rule, {f"{name}.shape": shape, letters: target}, hint))
 
 
 def _row_hint(name: str, shape: Shape, target: Shape) -> str:
-    """How a number for each head, query or entry of (..., Hq, L, 1) gets the axes that it lacks."""
-    letters = ("B", "Hq", "L", "1")[-len(target) :]
-    for first in sorted(range(len(target) - 1), key=lambda axis: letters[axis] != "Hq"):
+    """Say how an array gets the axes that it lacks to broadcast to (..., Hq, L, 1)."""
+    for letters, first in (("Hq", -3), ("L", -2), ("Hq and L", -3), ("B", -4), ("B and Hq", -4)):
         last = first + len(shape)
-        if shape and last < len(target) and shape == target[first:last]:
-            missing = len(target) - last
-            index = ", ".join([":"] * len(shape) + ["None"] * missing)
-            each = " and ".join(letters[first:last])
-            return f"One for each {each} has the shape {(*shape, *[1] * missing)}: {name}[{index}]."
+        count = 1 + letters.count("and")
+        if len(shape) == count and len(target) >= -first and shape == target[first:last]:
+            index = ", ".join([":"] * count + ["None"] * -last)
+            return f"One for each {letters} has the shape {(*shape, *[1] * -last)}: {name}[{index}]."
     return ""
 
 

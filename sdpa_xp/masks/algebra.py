@@ -18,8 +18,8 @@ from sdpa_xp.values import Value
 
 Allowed: TypeAlias = bool | Array
 """True: every pair of the tile may attend. False: none may. An array: those where it is True."""
-DEEPEST = 64
-"""Operators inside each other, each of which takes a few of the interpreter's nested calls."""
+DEEPEST = 150
+"""How many operators may be inside each other. A call nests a few functions for each; Python allows 1000."""
 
 
 class Pattern(ABC):
@@ -73,7 +73,7 @@ class Mask(Value, ABC):
         return _joined(Or, as_mask("masks", "mask", other), self)
 
     def __invert__(self) -> Mask:
-        return Not((self,))
+        return self.masks[0] if isinstance(self, Not) else Not((self,))
 
     def __bool__(self) -> bool:
         rule, hint = "a mask is neither true nor false", "Combine masks with `&`, `|` and `~`."
@@ -93,7 +93,9 @@ class Combined(Mask, ABC):
         return self.masks
 
     def __post_init__(self) -> None:
-        depth = 1 + max((mask.depth for mask in self.parts if isinstance(mask, Combined)), default=0)
+        depth = 1
+        for mask in self.masks:  # a loop, since torch.compile traces no `max` of a generator
+            depth = max(depth, 1 + mask.depth) if isinstance(mask, Combined) else depth
         object.__setattr__(self, "depth", depth)
         if depth > DEEPEST:
             rule = f"masks must be nested at most {DEEPEST} operators deep"

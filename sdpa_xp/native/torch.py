@@ -150,10 +150,19 @@ def _attend_now(call: Call) -> Array | None:
 
 def _kept_nan(output: Any, query: Any, key: Any, scale: float | Array | None) -> bool:
     """Whether no row of `output` can be 0 in place of NaN: it holds no 0, or all scores are finite."""
+    torch = sys.modules["torch"]
+    if torch._C._len_torch_dispatch_stack() and _has_no_values(torch):
+        return True
     if output.all():
         return True
     largest = query.abs().sum() * key.abs().sum()  # no score is larger, and it is NaN or inf if one is
     return bool((largest * max(1.0, cast(float, scale or 1.0))).isfinite())
+
+
+def _has_no_values(torch: Any) -> bool:
+    """Whether tensors stand for others: inside FakeTensorMode, and in make_fx."""
+    kinds = torch._C._TorchDispatchModeKey
+    return any(torch._C._get_dispatch_mode(kind) is not None for kind in (kinds.FAKE, kinds.PROXY))
 
 
 def _is_positive(scale: float | Array) -> bool:

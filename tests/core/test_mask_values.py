@@ -204,10 +204,18 @@ def test_long_chains_of_one_operator(library: Library) -> None:
 
 def test_masks_are_nested_only_so_deep() -> None:
     mask = masks.causal()
-    for _ in range(32):
+    for _ in range(75):
         mask = (mask & masks.prefix(1)) | masks.prefix(2)
     assert scaled_dot_product_attention(*[np.ones((1, 2, 2))] * 3, mask).shape == (1, 2, 2)
-    with pytest.raises(ValueError, match=r"masks: .* nested at most 64 operators deep; got depth=65\."):
+    with pytest.raises(ValueError, match=r"masks: .* nested at most 150 operators deep; got depth=151\."):
         mask & masks.prefix(1)
-    with pytest.raises(ValueError, match="nested at most 64 operators deep"):
+    with pytest.raises(ValueError, match="nested at most 150 operators deep"):
         assert ~mask
+
+
+def test_not_not_is_the_mask_itself() -> None:
+    mask = masks.causal()
+    assert ~~mask is mask
+    for _ in range(500):
+        mask = ~mask
+    assert mask == masks.causal()

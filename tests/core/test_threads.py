@@ -338,3 +338,30 @@ def test_blas_has_its_threads_again_after_an_exception_at_any_line() -> None:
         assert set(blas()) == {2}, f"interrupted at line {lines} of the call"
     assert lines > 30
     test_each_task_is_done_once_and_blas_has_one_thread_meanwhile()
+
+
+HANDLER = """
+import signal, sys
+import numpy as np
+from sdpa_xp import scaled_dot_product_attention
+
+x = np.random.default_rng(0).standard_normal((2, 300, 64)).astype(np.float32)
+expected, inside = scaled_dot_product_attention(x, x, x), []
+
+def attend(*_):
+    if not inside:
+        inside.append(1)
+        assert np.array_equal(scaled_dot_product_attention(x, x, x), expected)
+        inside.clear()
+
+signal.signal(signal.SIGALRM, attend)
+signal.setitimer(signal.ITIMER_REAL, 1e-3, 1e-3)
+same = [np.array_equal(scaled_dot_product_attention(x, x, x), expected) for _ in range(1000)]
+signal.setitimer(signal.ITIMER_REAL, 0)
+print(all(same))
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="the system has no timer that sends signals")
+def test_a_signal_handler_may_attend() -> None:
+    assert run_story(HANDLER) == ["True"]

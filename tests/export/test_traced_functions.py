@@ -146,7 +146,6 @@ TRACES = "must be made of a function that traces to ONNX"
         (lambda b, h, i, j: xp(i).asinh(i) < 3, f"{TRACES}.*asinh"),
         (lambda b, h, i, j: i & j, f"{TRACES}.*between conditions.*int64"),
         (lambda b, h, i, j: ~i, f"{TRACES}.*between conditions"),
-        (lambda b, h, i: i > 0, TRACES),
         (lambda b, h, i, j: "causal", "must be made of a function that returns a condition; got.*str"),
         (lambda b, h, i, j: i - j, "must be made of a function that returns a condition; got.*int64"),
         (lambda b, h, i, j: 1, "must be made of a function that returns a condition; got.*int"),
