@@ -38,9 +38,9 @@ def write(graph: Graph, call: Call, _runtime: Runtime) -> dict[str, Value]:
         sizes = min(length, ROWS), -(-length // ROWS)
         rows, count = (graph.constant([size], "int64") for size in sizes)
         even = length % sizes[0] == 0
-    else:
-        rows = functions.minimum(queries, ROWS)
-        count, even = (queries + (rows - 1)) // rows, False
+    else:  # without a query one block of one row; a block of none would be divided by, which ends old releases
+        rows = functions.clip(queries, 1, ROWS)
+        count, even = functions.maximum((queries + (rows - 1)) // rows, 1), False
     blocks = _in_blocks(query if even else _filled_up(query, queries, rows, count), rows, count)
     steps = pieces.arange(pieces.scalar(count), "blocks")
     body = graph.body()
