@@ -101,7 +101,10 @@ def _softmax(scores: Value) -> Value:
 
 
 def _explicit_softmax(tile: Tile, scores: Value) -> tuple[Value, Value]:
-    """scores -> exp(s - m) / l and m + log(l), where the sinks count in m and l."""
+    """scores -> exp(s - m) / l and m + log(l), where the sinks count in m and l.
+
+    Where l is 0, both are written out: WebGPU leaves log(0) open, and a software adapter gives -88.
+    """
     call = tile.call
     m = pieces.reduce("ReduceMax", scores)
     sinks = None
@@ -115,7 +118,9 @@ def _explicit_softmax(tile: Tile, scores: Value) -> tuple[Value, Value]:
     l = pieces.reduce("ReduceSum", p)
     if sinks is not None:
         l = l + functions.exp(sinks - shift)
-    weights = p / functions.where(l <= 0.0, 1.0, l)
-    lse = functions.log(l) + shift
+    empty = l <= 0.0
+    l = functions.where(empty, 1.0, l)
+    weights = p / l
+    lse = functions.where(empty, -math.inf, functions.log(l) + shift)
     axis = lse.graph.constant([-1], "int64")
     return weights, lse.graph.add("Squeeze", lse, axis, dtype=lse.dtype, shape=lse.shape[:-1])
