@@ -21,7 +21,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import onnxruntime
 from runtime.jobs import Job, jobs, own
@@ -33,7 +32,7 @@ from sdpa_xp_export.checking import checked
 from sdpa_xp_export.choice import FORMS, refusal
 from sdpa_xp_export.export import export_call
 from sdpa_xp_export.runtime import DEFAULT_RUNTIME, Runtime
-from sdpa_xp_export.session import placements
+from sdpa_xp_export.session import placements, run
 
 TARGET = Runtime.parse("runtime.webgpu", DEFAULT_RUNTIME.replace("cpu", "web"))
 PROVIDER = "WebGpuExecutionProvider"
@@ -91,15 +90,11 @@ def computed(model: onnx.ModelProto, job: Job, ran: Counter[str]) -> str | None:
         options.add_provider_for_devices(devices[:1], {})
         try:
             session = onnxruntime.InferenceSession(model.SerializeToString(), options)
-            if PROVIDER not in session.get_providers():  # without a device it silently falls back to the CPU
-                raise RuntimeError(f"{PROVIDER} found no adapter")
-            names = [each.name for each in session.get_outputs()]
-            runs = [
-                dict(zip(names, map(np.asarray, session.run(None, dict(feeds))), strict=True))
-                for feeds in job.feeds
-            ]
-        except onnxruntime.capi.onnxruntime_pybind11_state.Fail as error:
+            runs = [run(session, feeds) for feeds in job.feeds]
+        except Exception as error:  # those of onnxruntime have no common base
             return str(error).splitlines()[0]
+        if PROVIDER not in session.get_providers():  # without an adapter it silently falls back to the CPU
+            raise RuntimeError(f"{PROVIDER} found no adapter")
         ran.update(each.provider for each in placements(Path(session.end_profiling()), PROVIDER))
     return job.fault(runs)
 
