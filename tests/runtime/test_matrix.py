@@ -7,6 +7,7 @@ installs all, `make test` those that it needs.
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -97,6 +98,27 @@ def test_a_graph_that_ends_the_process_is_told_from_the_others(tmp_path: Path) -
         np.testing.assert_array_equal(outputs["output"], np.ones((1, 1, 2, 4), np.float32))
     assert results["deadly"] == "the process died: SIGFPE"
     assert "NoSuchOperator" in results["none"]
+
+
+def test_only_a_graph_that_hangs_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long all graphs take together: six times a third of the limit, then one without an end."""
+    fake = tmp_path / "python"
+    fake.write_text(
+        f"#!{sys.executable}\n"
+        "import sys, time\n"
+        f"print({INSTALLED!r}, flush=True)\n"
+        "for name in sys.argv[4:]:\n"
+        "    print(name, flush=True)\n"
+        "    time.sleep(1 if name < '0006' else 600)\n"
+    )
+    fake.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(fake))
+    monkeypatch.setattr("runtime.releases.SECONDS", 3)
+    graphs = {name: (onnx.ModelProto(), []) for name in range(7)}
+    folder = tmp_path / "jobs"
+    folder.mkdir()
+    results = run_graphs(INSTALLED, graphs, folder)
+    assert results == {**{name: [] for name in range(6)}, 6: "the process hung for 3 s"}
 
 
 def test_a_release_that_is_not_installed_is_an_error(tmp_path: Path) -> None:
