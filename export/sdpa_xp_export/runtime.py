@@ -101,5 +101,13 @@ class Runtime:
             raise ValueError(message(function, rule, {"runtime": repr(text)}))
         return cls(release, found[3])
 
+    @property
+    def softmax_hides_nan(self) -> bool:
+        """Whether Softmax gives 0 for NaN: on WebGPU it ends in `max(value, 0)`, "to protect against NaN".
+
+        Before 1.24 it also gives 0 for a row of the smallest finite numbers, which do not mask.
+        """
+        return self.provider == "web"
+
     def __str__(self) -> str:
         return f"onnxruntime>={self.release[0]}.{self.release[1]};{self.provider}"

@@ -6,11 +6,12 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from sdpa_xp import masks
 from sdpa_xp.layers import MultiHeadAttention
-from sdpa_xp_export import TensorSpec, export_attention, to_onnx
+from sdpa_xp_export import TensorSpec, export_attention, to_onnx, verify
 from sdpa_xp_export.choice import FORMS
 from sdpa_xp_export.runtime import FEW_SCORES, FIRST_RELEASE, OPSETS, PREFERRED, VERY_MANY_SCORES
 
@@ -87,6 +88,25 @@ def test_web_takes_the_forms_of_primitives(rules: dict[str, Any], length: int | 
     form = form_of(spec, spec, spec, **rules, runtime=f"onnxruntime>=1.{minor};web")
     many = length in (4096, 2**14, "L") and rules is not RULES["weights"]
     assert form == ("tiled" if many else "primitive")
+
+
+@pytest.mark.parametrize("form", ["primitive", "tiled"])
+@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
+def test_web_writes_no_softmax(form: str, rules: dict[str, Any]) -> None:
+    """WebGPU's gives 0 for a row with a NaN, and a model that diverges would look healthy."""
+    rules = rules | {"outputs": ("output",)}  # tiled gives no weights
+    for minor in (23, 31):
+        said = rules | {"form": form, "runtime": f"onnxruntime>=1.{minor};web"}
+        model = export_attention(FIXED, FIXED, FIXED, **said)
+        assert "Softmax" not in operators(model.graph)
+        assert verify(model).agrees
+    assert "Softmax" in operators(export_attention(FIXED, FIXED, FIXED, **rules, form=form).graph)
+
+
+def operators(graph: onnx.GraphProto) -> set[str]:
+    """The operators of a graph, and of the bodies of its loops."""
+    bodies = [each.g for node in graph.node for each in node.attribute if each.name == "body"]
+    return {node.op_type for node in graph.node}.union(*map(operators, bodies))
 
 
 def test_web_takes_them_in_layers_too() -> None:
