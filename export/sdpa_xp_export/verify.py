@@ -43,7 +43,8 @@ def verify(
 
     The call is read from the model's metadata, where `export_attention` left it. The inputs are random, of
     several lengths, all of them 1 among these, and once with scores of some hundreds; masks have rows without
-    a key, lengths are ragged, and keys that no query attends hold NaN.
+    a key, lengths are ragged, and keys that no query attends hold NaN. If a mask or a bias holds a number, as
+    the width of a window, one run is longer than it, unless that takes more than 8 million scores.
 
     Args:
         model: What `export_attention` returned, or the path of its file.
