@@ -1,21 +1,29 @@
 """ONNX graphs that compute what sdpa_xp computes, and the proof of it."""
 
-from importlib.util import find_spec
+from importlib import import_module
 
-if find_spec("onnx") is None:
-    raise ModuleNotFoundError(
-        "sdpa_xp_export needs onnx and onnxruntime: pip install 'sdpa_xp[export]'", name="onnx"
-    )
+try:
+    import_module("onnx")
+except ImportError as error:
+    _reason = error
 
-from sdpa_xp_export.export import export_attention
-from sdpa_xp_export.files import save
-from sdpa_xp_export.report import LayerReport, Report
-from sdpa_xp_export.spec import TensorSpec
-from sdpa_xp_export.traced import to_onnx
-from sdpa_xp_export.verify import verify
-from sdpa_xp_export.verify_layer import verify_layer
+    def __getattr__(_: str) -> object:
+        """Say what to install. The import itself passes, so that the command can say it in one line, too."""
+        text = "sdpa_xp_export needs onnx and onnxruntime: pip install 'sdpa_xp[export]'"
+        raise ModuleNotFoundError(text, name="onnx") from _reason
+
+else:
+    from sdpa_xp_export.export import export_attention
+    from sdpa_xp_export.files import save
+    from sdpa_xp_export.large import LargeModel
+    from sdpa_xp_export.report import LayerReport, Report
+    from sdpa_xp_export.spec import TensorSpec
+    from sdpa_xp_export.traced import to_onnx
+    from sdpa_xp_export.verify import verify
+    from sdpa_xp_export.verify_layer import verify_layer
 
 __all__ = [
+    "LargeModel",
     "LayerReport",
     "Report",
     "TensorSpec",

@@ -14,7 +14,8 @@ from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp_export.call import OUTPUTS, SPECS, Arguments, Call
 from sdpa_xp_export.operands import Held, Initializer, Input, Names
-from sdpa_xp_export.spec import INTEGERS, TensorSpec, total
+from sdpa_xp_export.promotion import INTEGERS
+from sdpa_xp_export.spec import TensorSpec, total
 
 
 def checked(function: str, query: object, key: object, value: object, given: Arguments) -> Call:

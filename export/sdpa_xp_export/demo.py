@@ -15,9 +15,10 @@ from sdpa_xp_export.export import export_call
 from sdpa_xp_export.figure import attention_of_word
 from sdpa_xp_export.files import save
 from sdpa_xp_export.minilm import Activations, activations
-from sdpa_xp_export.publishing import Asked, publish
+from sdpa_xp_export.publishing import publish
 from sdpa_xp_export.session import providers
 from sdpa_xp_export.spec import TensorSpec
+from sdpa_xp_export.targets import Asked
 
 SENTENCES = ("It took one minute.", "The size was minute.")
 WORD = "minute"

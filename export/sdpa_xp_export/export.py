@@ -15,6 +15,7 @@ from sdpa_xp_export.checking import checked
 from sdpa_xp_export.choice import FORMS, choose, fitting_opset
 from sdpa_xp_export.external import without_numbers
 from sdpa_xp_export.graph import Graph
+from sdpa_xp_export.large import Model
 from sdpa_xp_export.metadata import to_json
 from sdpa_xp_export.runtime import DEFAULT_OPSET, DEFAULT_RUNTIME, OPSETS, Runtime
 from sdpa_xp_export.spec import TensorSpec
@@ -42,7 +43,7 @@ def export_attention(
     form: str = "auto",
     opset: int | None = None,
     runtime: str = DEFAULT_RUNTIME,
-) -> onnx.ModelProto:
+) -> Model:
     """The ONNX graph that computes `sdpa_xp.scaled_dot_product_attention` of the same arguments.
 
     Its inputs are named as the arguments that are given, its output `output`. The semantics are those of the
@@ -90,7 +91,7 @@ def export_attention(
     Returns:
         The model, which has passed onnx.checker in full. Its metadata holds the call, the form, the reason
             for the form, and the runtime, from which `verify` knows what it has to compute. Arrays in masks,
-            biases, `scale` or `sinks` become initializers.
+            biases, `scale` or `sinks` become initializers; beyond 1.75 GiB of these it is a LargeModel.
 
     Raises:
         TypeError: An argument of a wrong type or dtype, or a function of the indices that does not trace to
@@ -135,7 +136,7 @@ def export_call(
     opset: int | None = None,
     runtime: str = DEFAULT_RUNTIME,
     function: str = "export_attention",
-) -> onnx.ModelProto:
+) -> Model:
     """The model of a call that has been checked."""
     target = Runtime.parse(function, runtime)
     name, reason = choose(function, call, form, opset, target)

@@ -1,107 +1,174 @@
-"""The functions of the array API that a caller's function of the indices may use, on the values of a graph."""
+"""The elementwise functions of the array API on the values of a graph."""
 
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, Any
 
-from sdpa_xp_export.array import Value, together, unary
+from sdpa_xp.checks import message
+from sdpa_xp_export.arithmetic import (
+    admitted,
+    computed,
+    elementwise,
+    equal,
+    invert,
+    kernel_dtype,
+    logical,
+    operands,
+    together,
+    unary,
+)
+from sdpa_xp_export.lengths import Length
+from sdpa_xp_export.promotion import DEFAULTS, INTEGERS
 from sdpa_xp_export.shapes import joint_shape
 
-bool = "bool"  # dtypes of a graph are their names
-int32, int64, float16, float32, float64 = "int32", "int64", "float16", "float32", "float64"
+if TYPE_CHECKING:
+    from sdpa_xp_export.array import Value
+    from sdpa_xp_export.graph import Graph
 
 
-def where(condition: Value, one: Value | float, other: Value | float) -> Value:
-    """condition, one, other -> Where(condition, one, other)."""
-    if isinstance(one, Value):
-        one, two = together(one, other)
-    elif isinstance(other, Value):
-        two, one = together(other, one)
-    else:
-        graph = condition.graph
-        one, two = (graph.constant(number, graph.real) for number in (one, other))
-    shape = joint_shape(condition.shape, one.shape, two.shape)
-    return condition.graph.add("Where", condition, one, two, dtype=one.dtype, shape=shape)
+def where(condition: Value, one: Any, other: Any) -> Value:
+    """condition, one, other -> Where(condition, one, other); two Python scalars get the default dtypes."""
+    if getattr(condition, "dtype", None) != "bool":
+        rule, got = "the condition of `where` must be a boolean array", {"condition": condition}
+        raise TypeError(message("where", rule, got))
+    graph = condition.graph
+    if _is_scalar(one) and _is_scalar(other):
+        one, other = _of_default_dtype(graph, one, other)
+    first, second = together("where", one, other)
+    inner = kernel_dtype("Where", first)
+    shape = joint_shape(condition.shape, first.shape, second.shape)
+    made = graph.add("Where", condition, first.astype(inner), second.astype(inner), dtype=inner, shape=shape)
+    return made.astype(first.dtype)
 
 
-def maximum(one: Value, other: Value | float) -> Value:
-    """The larger of two."""
-    return one.with_other("Max", other)
+def _is_scalar(given: Any) -> bool:
+    return isinstance(given, bool | int | float | Length)
 
 
-def minimum(one: Value, other: Value | float) -> Value:
-    """The smaller of two."""
-    return one.with_other("Min", other)
+def _of_default_dtype(graph: Graph, *scalars: bool | int | float | Length) -> list[Value]:
+    """Python scalars as values of the default dtype of the widest kind among them; a length is an integer."""
+    dtype = DEFAULTS[int]
+    if any(isinstance(each, float) for each in scalars):
+        dtype = graph.real
+    elif all(isinstance(each, bool) for each in scalars):
+        dtype = DEFAULTS[bool]
+    return [
+        graph.operand(each).astype(dtype) if isinstance(each, Length) else graph.constant(each, dtype)
+        for each in scalars
+    ]
 
 
-def clip(value: Value, least: float, most: float) -> Value:
-    """`value`, within bounds."""
-    return minimum(maximum(value, least), most)
+def maximum(one: Any, other: Any) -> Value:
+    """The larger of two; NaN where one of them is."""
+    return _extreme("Max", "maximum", "Greater", one, other)
 
 
-def astype(value: Value, dtype: str) -> Value:
-    """`value` in another dtype."""
-    return value.astype(dtype)
+def minimum(one: Any, other: Any) -> Value:
+    """The smaller of two; NaN where one of them is."""
+    return _extreme("Min", "minimum", "Less", one, other)
 
 
-def abs(value: Value) -> Value:
+def _extreme(op: str, name: str, compare: str, one: Any, other: Any) -> Value:
+    """Max or Min; of int64 a choice, since onnxruntime takes the lower halves of two for signed numbers."""
+    first, second = operands(name, "numeric", one, other)
+    if first.dtype != "int64":
+        return elementwise(op, first, second)
+    return where(elementwise(compare, first, second, dtype="bool"), first, second)
+
+
+def clip(value: Value, min: Any = None, max: Any = None) -> Value:
+    """`value` within bounds, in its own dtype; a bound may be None."""
+    if not hasattr(value, "graph"):
+        raise TypeError(message("clip", "`x` must be an array", {"x": repr(value)}))
+    found = value if min is None else maximum(value, min)
+    found = found if max is None else minimum(found, max)
+    return admitted("clip", "numeric", found).astype(value.dtype)
+
+
+def absolute(value: Value) -> Value:
     """Without the sign."""
-    return unary("Abs", value)
+    return unary("Abs", "abs", "numeric", value)
+
+
+def positive(value: Value) -> Value:
+    """A number as it is."""
+    return admitted("positive", "numeric", value)
+
+
+def square(value: Value) -> Value:
+    """The number times itself."""
+    number = admitted("square", "numeric", value)
+    return number * number
 
 
 def exp(value: Value) -> Value:
     """e to the power of it."""
-    return unary("Exp", _real(value))
+    return unary("Exp", "exp", "floating", value)
 
 
 def log(value: Value) -> Value:
     """The natural logarithm."""
-    return unary("Log", _real(value))
+    return unary("Log", "log", "floating", value)
 
 
 def sqrt(value: Value) -> Value:
     """The square root."""
-    return unary("Sqrt", _real(value))
+    return unary("Sqrt", "sqrt", "floating", value)
 
 
 def tanh(value: Value) -> Value:
     """The hyperbolic tangent."""
-    return unary("Tanh", _real(value))
+    return unary("Tanh", "tanh", "floating", value)
+
+
+def sin(value: Value) -> Value:
+    """The sine."""
+    return unary("Sin", "sin", "floating", value)
 
 
 def cos(value: Value) -> Value:
     """The cosine; in float64 1 - 2 sin(x / 2)^2, since onnxruntime 1.23 has no Cos of it on the CPU."""
-    real = _real(value)
+    real = admitted("cos", "floating", value)
     if real.dtype != "float64":
-        return unary("Cos", real)
-    half = unary("Sin", real * 0.5)
+        return unary("Cos", "cos", "floating", real)
+    half = unary("Sin", "sin", "floating", real * 0.5)
     return 1.0 - half * half * 2.0
 
 
+def erf(value: Value) -> Value:
+    """The error function, which the standard lacks; onnxruntime before 1.28 gives 1 for NaN on the CPU."""
+    number = admitted("erf", "floating", value)
+    found = unary("Erf", "erf", "floating", number)
+    return found if number.graph.erf_keeps_nan else where(equal(number, number), found, number)
+
+
 def floor(value: Value) -> Value:
-    """Rounded down."""
-    return unary("Floor", _real(value))
+    """Rounded down; integers are as they are."""
+    number = admitted("floor", "numeric", value)
+    return number if number.dtype in INTEGERS else computed("Floor", number, shape=number.shape)
 
 
-def logical_and(one: Value, other: Value) -> Value:
+def logical_and(one: Any, other: Any) -> Value:
     """Both."""
-    return one & other
+    return logical("And", "logical_and", one, other)
 
 
-def logical_or(one: Value, other: Value) -> Value:
+def logical_or(one: Any, other: Any) -> Value:
     """One of them."""
-    return one | other
+    return logical("Or", "logical_or", one, other)
+
+
+def logical_xor(one: Any, other: Any) -> Value:
+    """One of them, and not both."""
+    return logical("Xor", "logical_xor", one, other)
 
 
 def logical_not(value: Value) -> Value:
     """Not."""
-    return ~value
+    return invert(admitted("logical_not", "boolean", value))
 
 
 def is_masked(value: Value) -> Value:
     """Where a score or a bias is -inf; a NaN is not."""
-    return value == -math.inf
-
-
-def _real(value: Value) -> Value:
-    return value if value.floating else value.astype(value.graph.real)
+    return equal(admitted("is_masked", "floating", value), -math.inf)

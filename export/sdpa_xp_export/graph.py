@@ -15,23 +15,21 @@ from onnx import helper, numpy_helper
 
 from sdpa_xp.checks import message
 from sdpa_xp_export.array import Value
+from sdpa_xp_export.external import with_weights
+from sdpa_xp_export.large import Model
+from sdpa_xp_export.promotion import DTYPES
 from sdpa_xp_export.spec import Shape, TensorSpec
+from sdpa_xp_export.weights import Weight
 
-ONNX_DTYPE = {
-    "float16": onnx.TensorProto.FLOAT16,
-    "bfloat16": onnx.TensorProto.BFLOAT16,
-    "float32": onnx.TensorProto.FLOAT,
-    "float64": onnx.TensorProto.DOUBLE,
-    "bool": onnx.TensorProto.BOOL,
-    "int32": onnx.TensorProto.INT32,
-    "int64": onnx.TensorProto.INT64,
-}
 CONTRIB = "com.microsoft"
 
 
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
     """The NumPy dtype of that name, bfloat16 too."""
     return np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+
+
+ONNX_DTYPE = {name: helper.np_dtype_to_tensor_dtype(numpy_dtype(name)) for name in DTYPES}
 
 
 @dataclass(slots=True)
@@ -46,10 +44,25 @@ class Graph:
     constants: dict[tuple[str, tuple[int, ...], bytes], onnx.TensorProto] = field(default_factory=dict)
     named: dict[str, Value] = field(default_factory=dict)
     """Inputs and initializers that the call names."""
-    weights: list[onnx.TensorProto] = field(default_factory=list)
+    weights: list[Weight] = field(default_factory=list)
     count: Iterator[int] = field(default_factory=itertools.count)
     function: str = "export_attention"
     """What messages name."""
+
+    @property
+    def mixes_kinds(self) -> bool:
+        """Whether dtypes of several kinds may be computed with each other, as in functions of the indices."""
+        return True
+
+    @property
+    def computes_bfloat16(self) -> bool:
+        """Whether the provider has kernels for bfloat16; the CPU has none that compute."""
+        return False
+
+    @property
+    def erf_keeps_nan(self) -> bool:
+        """Whether every release that the graph is for gives NaN for the Erf of NaN."""
+        return False
 
     def body(self) -> Graph:
         """The graph of a Loop within this one: it sees all that this one holds, and adds constants to it."""
@@ -77,9 +90,13 @@ class Graph:
     def weight(self, name: str, array: NDArray[Any]) -> Value:
         """The initializer that the call names `name`."""
         if name not in self.named:
-            self.weights.append(numpy_helper.from_array(array, name))
+            self.weights.append(Weight(name, array))
             self.named[name] = Value(self, name, array.dtype.name, array.shape)
         return self.here(self.named[name])
+
+    def operand(self, given: object) -> Value:
+        """A value as it is; an array as `from_array` makes one of it."""
+        return given if isinstance(given, Value) else self.from_array(given)
 
     def from_array(self, array: object) -> Value:
         """What is neither a value nor a number, as a value; a function of the indices has no use for it."""
@@ -92,7 +109,8 @@ class Graph:
 
     def constant(self, value: object, dtype: str) -> Value:
         """An initializer; the same numbers are held once."""
-        array = np.asarray(value, dtype=numpy_dtype(dtype))
+        with np.errstate(over="ignore"):  # a number beyond a dtype is an infinity in it
+            array = np.asarray(value, dtype=numpy_dtype(dtype))
         key = (dtype, array.shape, array.tobytes())
         if key not in self.constants:
             name = f"constant_{len(self.constants)}"
@@ -119,6 +137,10 @@ class Graph:
         self.nodes.append(helper.make_node(op, given, names, name=name, domain=domain, **attributes))
         return [Value(self, each, *like) for each, like in zip(names, outputs, strict=True)]
 
+    def is_product(self, value: Value) -> bool:
+        """Whether `value` is what a MatMul returned."""
+        return any(node.op_type == "MatMul" and value.name in node.output for node in self.nodes)
+
     @staticmethod
     def onnx_dtype(dtype: str) -> int:
         return ONNX_DTYPE[dtype]
@@ -128,7 +150,7 @@ class Graph:
         infos = [helper.make_tensor_value_info(out.name, ONNX_DTYPE[out.dtype], out.shape) for out in outputs]
         return helper.make_graph(self.nodes, "body", self.inputs, infos)
 
-    def model(self, outputs: Mapping[str, Value], metadata: dict[str, str]) -> onnx.ModelProto:
+    def model(self, outputs: Mapping[str, Value], metadata: dict[str, str]) -> Model:
         """The finished model, whose outputs get the names that they stand under."""
         names = {}
         for name, value in outputs.items():
@@ -139,8 +161,7 @@ class Graph:
             helper.make_tensor_value_info(name, ONNX_DTYPE[value.dtype], value.shape)
             for name, value in outputs.items()
         ]
-        initializers = [*self.constants.values(), *self.weights]
-        graph = helper.make_graph(self.nodes, "attention", self.inputs, infos, initializers)
+        graph = helper.make_graph(self.nodes, "attention", self.inputs, infos, [*self.constants.values()])
         opsets = [helper.make_opsetid("", self.opset)]
         ir_version = helper.find_min_ir_version_for(opsets)
         if any(node.domain == CONTRIB for node in self.nodes):
@@ -148,7 +169,7 @@ class Graph:
         model = helper.make_model(graph, opset_imports=opsets, producer_name="sdpa_xp")
         model.ir_version = ir_version
         helper.set_model_props(model, metadata)
-        return model
+        return with_weights(model, self.weights, self.function)
 
 
 def _identity(graph: Graph, value: Value) -> Value:

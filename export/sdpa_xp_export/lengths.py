@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sdpa_xp.checks import message
@@ -82,3 +83,13 @@ class Length(str):
     __pow__: Any = _refuse
     __rpow__: Any = _refuse
     __neg__: Any = _refuse
+
+
+def has_names(shape: Sequence[Any]) -> bool:
+    """Whether one of the lengths is known only when the graph runs."""
+    return any(isinstance(length, str) for length in shape)
+
+
+def named(*parts: object) -> str:
+    """A name for a length that has none."""
+    return "_".join(str(part).replace("+", "_and_").replace("-", "minus_") for part in parts)

@@ -26,6 +26,7 @@ from sdpa_xp_export.call import Call
 from sdpa_xp_export.oserrors import reason, worded
 from sdpa_xp_export.samples import several_lengths
 from sdpa_xp_export.spec import Shape, addends
+from sdpa_xp_export.targets import Asked
 
 LARGEST = 2**31 - 1
 """Bytes of a model with its external data: what protobuf can hold. A call within `MOST` is far below."""
@@ -58,7 +59,7 @@ def load(function: str, path: str | Path, *, largest: int = LARGEST) -> onnx.Mod
         ValueError: It is no whole ONNX model, it is too large, or its external data is not in regular files
             within its folder, of no other name.
     """
-    file = Path(os.path.realpath(path))
+    file = Path(os.path.realpath(Asked(function, "model").path(path)))
     try:
         if file.is_file():
             return _with_data(_parsed(file, largest), file, largest)

@@ -128,13 +128,13 @@ def with_operands(value: Any, operand: Callable[[str, Any], Any]) -> Any:
 
 
 def numbers_of(function: str, name: str, array: Any) -> NDArray[Any]:
-    """The numbers of an array of any library, in memory of their own."""
+    """The numbers of an array of any library, in its memory where that is the host's."""
     if array_api_compat.is_torch_array(array):
         array = array.detach()
     if array_api_compat.is_torch_array(array) or array_api_compat.is_cupy_array(array):
         array = array_api_compat.to_device(array, "cpu")
     plain = array_api_compat.is_numpy_array(array) or not hasattr(array, "__dlpack__")
-    numbers: NDArray[Any] = np.array(array if plain else np.from_dlpack(array))
+    numbers: NDArray[Any] = np.asarray(array if plain else np.from_dlpack(array))
     if numbers.dtype.name not in DTYPES:
         rule = f"`{name}` must be of a dtype that a graph holds, {', '.join(DTYPES)}"
         raise TypeError(message(function, rule, {f"{name}.dtype": numbers.dtype}))

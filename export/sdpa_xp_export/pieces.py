@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from sdpa_xp.checks import HLE
 from sdpa_xp_export import functions
-from sdpa_xp_export.array import Value
+from sdpa_xp_export.arithmetic import computed, kernel_dtype
 from sdpa_xp_export.shapes import joint_shape
 from sdpa_xp_export.spec import Shape
+
+if TYPE_CHECKING:
+    from sdpa_xp_export.array import Value
 
 
 def at_least(value: Value, number: float) -> Value:
@@ -50,13 +54,18 @@ def to_rank(value: Value, rank: int) -> Value:
     return value
 
 
+def squeeze(value: Value, axes: Sequence[int]) -> Value:
+    """value -> value without these axes, counted from the front, of length 1."""
+    shape = tuple(length for at, length in enumerate(value.shape) if at not in axes)
+    at = value.graph.constant(sorted(axes), "int64")
+    return value.graph.add("Squeeze", value, at, dtype=value.dtype, shape=shape)
+
+
 def squeeze_front(value: Value, rank: int) -> Value:
     """value -> value without its first axes, down to `rank` axes; they are of length 1."""
     if value.ndim <= rank:
         return value
-    extra = value.ndim - rank
-    axes = value.graph.constant(list(range(extra)), "int64")
-    return value.graph.add("Squeeze", value, axes, dtype=value.dtype, shape=value.shape[extra:])
+    return squeeze(value, range(value.ndim - rank))
 
 
 def reshape(value: Value, target: Sequence[int], shape: Shape) -> Value:
@@ -74,11 +83,11 @@ def reshape_to(value: Value, target: Value, shape: Shape) -> Value:
 def expand(value: Value, target: Value, shape: Shape) -> Value:
     """value, lengths -> value that is broadcast to these lengths."""
     joint = joint_shape(value.shape, shape)
-    return (
-        value
-        if value.shape == joint
-        else value.graph.add("Expand", value, target, dtype=value.dtype, shape=joint)
-    )
+    if value.shape == joint:
+        return value
+    inner = kernel_dtype("Expand", value)
+    made = value.graph.add("Expand", value.astype(inner), target, dtype=inner, shape=joint)
+    return made.astype(value.dtype)
 
 
 def transpose(value: Value) -> Value:
@@ -99,23 +108,34 @@ def in_layout(value: Value, layout: str) -> Value:
     return value if layout == HLE or value.ndim < 3 else swap(value, -2, -3)
 
 
+def product(one: Value, other: Value, shape: Shape) -> Value:
+    """one, other -> MatMul; in float64 of both with the other sign.
+
+    onnxruntime folds a number that an operand of a MatMul is multiplied with into the MatMul, as a float32; and
+    before 1.26 it joins a Transpose and a MatMul of float64 to what has no kernel. It does neither across Neg.
+    """
+    if one.dtype == "float64":
+        one, other = -one, -other
+    return computed("MatMul", one, other, shape=shape)
+
+
 def matmul_grouped(rows: Value, shared: Value) -> Value:
     """rows (..., Hq, L, X), shared (..., H, X, Y) -> (..., Hq, L, Y); head h meets shared head h // G.
 
     The G = Hq // H heads of a group become rows of one product, so `shared` is never repeated:
     Reshape -> MatMul -> Reshape; where Hq = H, MatMul alone.
     """
-    graph, heads, groups = rows.graph, rows.shape[-3], shared.shape[-3]
+    heads, groups = rows.shape[-3], shared.shape[-3]
     batch = joint_shape(rows.shape[:-3], shared.shape[:-3])
     shape = (*batch, heads, rows.shape[-2], shared.shape[-1])
     if heads == groups:
-        return graph.add("MatMul", rows, shared, dtype=rows.dtype, shape=shape)
+        return product(rows, shared, shape)
     assert isinstance(groups, int)
     assert isinstance(heads, int)
     folded = (*rows.shape[:-3], groups, "rows", rows.shape[-1])
     rows = reshape(rows, [0] * (rows.ndim - 3) + [groups, -1, 0], folded)
-    product = graph.add("MatMul", rows, shared, dtype=rows.dtype, shape=(*batch, *folded[-3:-1], shape[-1]))
-    return reshape(product, [0] * len(batch) + [heads, -1, 0], shape)
+    found = product(rows, shared, (*batch, *folded[-3:-1], shape[-1]))
+    return reshape(found, [0] * len(batch) + [heads, -1, 0], shape)
 
 
 def cut(value: Value, bounds: tuple[Value, Value], axis: int, length: int | str) -> Value:
@@ -142,21 +162,27 @@ def reduce(op: str, value: Value, axis: int = -1) -> Value:
     return value.graph.add(op, value, axes, dtype=dtype, shape=reduced, keepdims=1)
 
 
+def ones_column(value: Value) -> Value:
+    """value (..., N) -> ones (N, 1), by which a product sums its last axis.
+
+    Shape -> Expand. It is no ReduceSum, which in onnxruntime gives the wrong shape where there is no element.
+    """
+    graph, last = value.graph, value.ndim - 1
+    length = graph.add("Shape", value, dtype="int64", shape=(1,), start=last, end=last + 1)
+    target = join([length, graph.constant([1], "int64")])
+    return graph.add(
+        "Expand", graph.constant([[1]], value.dtype), target, dtype=value.dtype, shape=(value.shape[last], 1)
+    )
+
+
 def attending(allowed: Value) -> Value:
     """allowed (..., Hq, L, S), any axis of which may be 1 -> boolean (..., Hq, L, 1): is there a key.
 
-    Cast -> MatMul with a column of ones -> Greater 0. It is no ReduceSum, which in onnxruntime gives the wrong
-    shape where there is no element.
+    Cast -> MatMul with a column of ones -> Greater 0.
     """
-    graph, counted = allowed.graph, to_rank(allowed, 2).astype("float32")
-    start = counted.ndim - 1
-    keys = graph.add("Shape", counted, dtype="int64", shape=(1,), start=start, end=start + 1)
-    one = graph.constant([[1.0]], "float32")
-    column = graph.add(
-        "Expand", one, join([keys, graph.constant([1], "int64")]), dtype="float32", shape=("S", 1)
-    )
+    counted = to_rank(allowed, 2).astype("float32")
     shape = (*counted.shape[:-1], 1)
-    return graph.add("MatMul", counted, column, dtype="float32", shape=shape) > 0.0
+    return allowed.graph.add("MatMul", counted, ones_column(counted), dtype="float32", shape=shape) > 0.0
 
 
 def attended(allowed: Value, groups: int) -> Value:

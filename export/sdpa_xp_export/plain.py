@@ -31,6 +31,7 @@ def plain(call: Call, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
 
     In a padded cache, what is not real is 0 and masked.
     """
+    arrays = {name: x.astype(np.int64) if x.dtype.kind in "iu" else x for name, x in arrays.items()}
     query, key, value = (_in_layout(call, arrays[name]) for name in ("query", "key", "value"))
     filled = None
     if call.cached:

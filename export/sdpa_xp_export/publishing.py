@@ -1,76 +1,120 @@
-"""Files that are whole or not there, and take no other file's name unless told to."""
+"""Files that are whole or not there, and take no other file's name unless told to.
+
+A file is written under a name of its own, `.<32 hex digits>.unfinished`, which the writer keeps locked. A later
+writer in the folder removes those that nobody holds: they were left by a process that was killed.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
+import stat
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
-from sdpa_xp.checks import message
-from sdpa_xp_export.oserrors import reason, worded
+from sdpa_xp_export.locking import HAS_LOCKS, lock, locked
+from sdpa_xp_export.targets import Asked, free_target, in_words_of, taken
 
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 """How file systems without hard links, as FAT, refuse one."""
 
+_UNFINISHED = re.compile(r"\.([0-9a-f]{32})(?:\.\w+)?\.unfinished")
 
-class Asked(NamedTuple):
-    """By which argument of which function a path came, as messages say it."""
-
-    function: str
-    argument: str
-
-    def message(self, rule: str, path: str | Path, hint: str = "") -> str:
-        """What must hold for `path`."""
-        return message(self.function, f"`{self.argument}` {rule}", {self.argument: path}, hint)
+Remove = Callable[[str, Path], None]
+"""Removes what else the dead writer of that number has left in a folder."""
 
 
 def publish(data: bytes, path: Path, asked: Asked, *, overwrite: bool = False) -> Path:
     """Write `data` to `path`, which then holds all of it or what it held before; returns where links end."""
     with in_words_of(asked, path):
         target = free_target(path, asked, overwrite=overwrite)
-        unfinished = target.with_name(f".{uuid.uuid4().hex}{target.suffix}")
-        try:
-            write(unfinished, lambda file: file.write(data))
+        with writing(target) as writer:
+            unfinished = writer.create(writer.marker)
+            writer.write(unfinished, lambda file: file.write(data))
             give_name(unfinished, target, asked, overwrite=overwrite)
-        finally:
-            unfinished.unlink(missing_ok=True)
     return target
 
 
-@contextmanager
-def in_words_of(asked: Asked, path: str | Path) -> Iterator[None]:
-    """An error of the system names the path that the user gave, and not one that is ours."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None:  # it is in our words
-            raise
-        raise worded(error, asked.message(f"must be writable ({reason(error)})", path)) from error
+@dataclass(slots=True)
+class Writer:
+    """Who writes files for one target: by a number of its own, with the mode of what is replaced."""
 
+    target: Path
+    mode: int | None
+    """The permissions of the file that is there; None for those of a new file."""
+    number: str = field(default_factory=lambda: uuid.uuid4().hex)
+    files: dict[Path, BinaryIO] = field(default_factory=dict)
+    """Files that were created, which stay open and locked."""
 
-def free_target(path: str | Path, asked: Asked, *, overwrite: bool) -> Path:
-    """The file to write: where links end, so that a link stays one."""
-    target = Path(os.path.realpath(path))
-    if target.is_symlink() or (target.exists() and not target.is_file()):  # still a link: they run in a circle
-        raise FileExistsError(asked.message("must be a file", target))
-    if not target.parent.is_dir():
-        rule = f"the folder of `{asked.argument}` must exist"
-        raise FileNotFoundError(message(asked.function, rule, {asked.argument: target}))
-    if target.exists() and not overwrite:
-        raise _taken(target, asked)
-    return target
+    @property
+    def marker(self) -> Path:
+        """The name of an unfinished file, by which a later writer finds what a dead one has left."""
+        return self.target.with_name(f".{self.number}.unfinished")
 
+    def create(self, path: Path) -> Path:
+        """A new empty file, locked before another writer can take it for one that was left."""
+        with locked(self.target.parent):
+            return self.create_alone(path)
 
-def write(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """A new file, on the disk when this returns: it must not get its name before its contents."""
-    with path.open("xb") as file:
+    def create_alone(self, path: Path) -> Path:
+        """Likewise where the folder is locked already; who may not read what is replaced may not read it."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        descriptor = os.open(path, flags, 0o666 if self.mode is None else self.mode & 0o600)
+        self.files[path] = os.fdopen(descriptor, "wb")
+        lock(descriptor)
+        if self.mode is not None:
+            with suppress(PermissionError):  # of a file system without modes
+                os.chmod(path, self.mode)
+        return path
+
+    def write(self, path: Path, write: Callable[[BinaryIO], object]) -> None:
+        """Fill a created file; it is on the disk when this returns: it gets no name before its contents."""
+        file = self.files[path]
         write(file)
         file.flush()
         os.fsync(file.fileno())
+        if not HAS_LOCKS:  # a system that renames no open file
+            file.close()
+
+
+@contextmanager
+def writing(target: Path, remove: Remove = lambda _number, _folder: None) -> Iterator[Writer]:
+    """A writer for `target`, once what dead ones left in its folder is gone; it leaves no unfinished file."""
+    mode = stat.S_IMODE(target.stat().st_mode) & 0o777 if target.exists() else None
+    writer = Writer(target, mode)
+    with locked(target.parent) as alone:
+        if alone:
+            _remove_dead(target.parent, remove)
+    try:
+        yield writer
+    finally:
+        for path, file in writer.files.items():
+            if _UNFINISHED.fullmatch(path.name):
+                path.unlink(missing_ok=True)
+            file.close()
+
+
+def _remove_dead(folder: Path, remove: Remove) -> None:
+    """Remove unfinished files that nobody holds locked, and what else their writers have left."""
+    for path in [*folder.iterdir()]:
+        found = _UNFINISHED.fullmatch(path.name)
+        if found is None or not stat.S_ISREG(path.lstat().st_mode):
+            continue
+        try:
+            descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+        except OSError:  # gone, or of another user
+            continue
+        try:
+            if lock(descriptor):
+                remove(found[1], folder)
+                path.unlink(missing_ok=True)
+        finally:
+            os.close(descriptor)
 
 
 def give_name(unfinished: Path, target: Path, asked: Asked, *, overwrite: bool) -> None:
@@ -81,7 +125,7 @@ def give_name(unfinished: Path, target: Path, asked: Asked, *, overwrite: bool) 
     try:
         _take(unfinished, target)
     except FileExistsError:
-        raise _taken(target, asked) from None
+        raise taken(target, asked) from None
 
 
 def _take(unfinished: Path, target: Path) -> None:
@@ -96,10 +140,3 @@ def _take(unfinished: Path, target: Path) -> None:
         except BaseException:
             target.unlink()
             raise
-
-
-def _taken(target: Path, asked: Asked) -> FileExistsError:
-    hint = "Pass overwrite=True (--force) to replace it."
-    return FileExistsError(
-        message(asked.function, f"`{asked.argument}` must not exist", {asked.argument: target}, hint)
-    )

@@ -145,16 +145,22 @@ def _drawn(
         drawn = rng.integers(0, most[stem] + 1, shape)
         if drawn.size > 1:
             drawn.flat[0], drawn.flat[-1] = 0, most[stem]
-        return drawn.astype(dtype)
+        return _held(drawn, dtype)
     if stem in ("query_ids", "key_ids"):
         return np.sort(rng.integers(0, 3, shape), axis=-1).astype(dtype)
     if stem == "offset":
-        return rng.integers(-2, max(keys - queries, 0) + 3, shape).astype(dtype)
+        return _held(rng.integers(-2, max(keys - queries, 0) + 3, shape), dtype)
     if stem in ("attn_mask", "bias"):
         return _of_pairs(spec, shape, rng, least=_takes_least(call))
     if stem == "slopes":
         return np.asarray(rng.random(shape), dtype)
     return rng.standard_normal(shape).astype(dtype)
+
+
+def _held(drawn: NDArray[np.int64], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Small integers in `dtype`, those beyond it at its ends."""
+    ends = np.iinfo(dtype)
+    return np.clip(drawn, ends.min, min(ends.max, 2**31)).astype(dtype)
 
 
 def _takes_least(call: Call) -> bool:
@@ -193,7 +199,7 @@ def _beyond_is_nan(call: Call, arrays: Arrays) -> Arrays:
         return arrays
     for name in ("past_key", "past_value"):
         seen = arrays[name] if call.layout == HLE else arrays[name].swapaxes(-2, -3)
-        for entry, filled in enumerate(arrays["past_lengths"]):
+        for entry, filled in enumerate(arrays["past_lengths"].tolist()):
             seen[entry, :, filled:] = np.nan
     return arrays
 

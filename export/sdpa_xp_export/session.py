@@ -18,16 +18,15 @@ import onnx
 from numpy.typing import NDArray
 
 from sdpa_xp.checks import message
+from sdpa_xp_export import promotion
 from sdpa_xp_export.external import EXTERNAL_ABOVE, held
 from sdpa_xp_export.files import save
+from sdpa_xp_export.graph import numpy_dtype
+from sdpa_xp_export.large import Model
 from sdpa_xp_export.runtime import PROVIDERS
 
-DTYPES = {
-    "tensor(float16)": np.float16,
-    "tensor(bfloat16)": ml_dtypes.bfloat16,
-    "tensor(float)": np.float32,
-    "tensor(double)": np.float64,
-}
+_NAMES = {"float32": "float", "float64": "double"}
+DTYPES = {f"tensor({_NAMES.get(name, name)})": numpy_dtype(name) for name in promotion.DTYPES}
 """NumPy's dtypes by the names that onnxruntime has for them."""
 
 
@@ -46,10 +45,20 @@ class Placement:
         return self.provider != self.asked
 
 
-def open_session(model: onnx.ModelProto, provider: str, profile: Path | None = None) -> Any:
-    """An onnxruntime session of `model` on `provider`, which must really start there."""
-    import onnxruntime
+def installed_runtime() -> Any:
+    """onnxruntime, which is imported when a model is run."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        rule, hint = "onnxruntime must be installed", "`pip install 'sdpa_xp[export]'` brings it."
+        text = message("verify", rule, {"its error": error}, hint)
+        raise ModuleNotFoundError(text, name="onnxruntime") from error
+    return onnxruntime
 
+
+def open_session(model: Model, provider: str, profile: Path | None = None) -> Any:
+    """An onnxruntime session of `model` on `provider`, which must really start there."""
+    onnxruntime = installed_runtime()
     if provider == PROVIDERS["cuda"] and hasattr(onnxruntime, "preload_dlls"):
         onnxruntime.preload_dlls()  # finds the CUDA libraries that pip installed
     options = onnxruntime.SessionOptions()
@@ -59,8 +68,10 @@ def open_session(model: onnx.ModelProto, provider: str, profile: Path | None = N
         options.profile_file_prefix = str(profile)
     wanted = list(dict.fromkeys([provider, PROVIDERS["cpu"]]))
     with tempfile.TemporaryDirectory() as folder:  # bytes where they fit: a path could refer to more files
-        small = held(model) <= EXTERNAL_ABOVE
-        source = model.SerializeToString() if small else save(model, Path(folder) / "model.onnx")
+        if isinstance(model, onnx.ModelProto) and held(model) <= EXTERNAL_ABOVE:
+            source: bytes | Path = model.SerializeToString()
+        else:
+            source = save(model, Path(folder) / "model.onnx")
         with _errors_as_one("load"):
             session = onnxruntime.InferenceSession(source, options, providers=wanted)
     if provider not in session.get_providers():  # an absent provider is no more than a warning there
@@ -89,7 +100,7 @@ def _run_bound(session: Any, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDA
         binding.bind_output(each.name, "cpu")
     session.run_with_iobinding(binding)
     values = zip(session.get_outputs(), binding.get_outputs(), strict=True)
-    return {each.name: _copied(value, np.dtype(DTYPES[each.type])) for each, value in values}
+    return {each.name: _copied(value, DTYPES[each.type]) for each, value in values}
 
 
 def _copied(value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -101,11 +112,10 @@ def _copied(value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 def _shared(array: NDArray[Any]) -> Any:
     """A value of onnxruntime in the memory of `array`."""
-    from onnxruntime import OrtValue
-
+    values = installed_runtime().OrtValue
     if array.dtype != ml_dtypes.bfloat16:
-        return OrtValue.ortvalue_from_numpy(array)
-    return OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), onnx.TensorProto.BFLOAT16)
+        return values.ortvalue_from_numpy(array)
+    return values.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), onnx.TensorProto.BFLOAT16)
 
 
 @contextmanager
@@ -121,9 +131,7 @@ def _errors_as_one(what: str) -> Iterator[None]:
 
 def version() -> str:
     """The release of onnxruntime that is installed."""
-    import onnxruntime
-
-    return str(onnxruntime.__version__)
+    return str(installed_runtime().__version__)
 
 
 def placements(profile: Path, asked: str) -> list[Placement]:
@@ -140,9 +148,7 @@ def placements(profile: Path, asked: str) -> list[Placement]:
 
 def providers(asked: str | None = None) -> list[str]:
     """The execution providers to run on: the one asked for, or CUDA where offered and the CPU."""
-    import onnxruntime
-
-    offered = onnxruntime.get_available_providers()
+    offered = installed_runtime().get_available_providers()
     if asked is None:
         return [name for name in (PROVIDERS["cuda"], PROVIDERS["cpu"]) if name in offered]
     if asked not in PROVIDERS or PROVIDERS[asked] not in offered:

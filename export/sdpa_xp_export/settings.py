@@ -20,7 +20,8 @@ from typing import Any
 
 from sdpa_xp.checks import message
 from sdpa_xp_export import expressions
-from sdpa_xp_export.spec import FLOATING, TensorSpec
+from sdpa_xp_export.promotion import FLOATING
+from sdpa_xp_export.spec import TensorSpec
 
 TEXT, NUMBER = (str,), (int, float)
 KINDS: dict[str, tuple[type, ...]] = {

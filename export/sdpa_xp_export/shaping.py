@@ -10,10 +10,15 @@ from typing import Any
 
 from sdpa_xp.checks import message
 from sdpa_xp_export import pieces
-from sdpa_xp_export.array import Value, together
+from sdpa_xp_export.arithmetic import operands, together
+from sdpa_xp_export.array import Value
+from sdpa_xp_export.axes import axes_of, axis_of
+from sdpa_xp_export.indexing import item
+from sdpa_xp_export.lengths import has_names, named
+from sdpa_xp_export.promotion import INTEGERS
 from sdpa_xp_export.shapes import broadcasts_to, joint_shape
 from sdpa_xp_export.spec import Shape, total
-from sdpa_xp_export.trace import Trace
+from sdpa_xp_export.trace import Trace, trace_of
 
 
 def sizes(trace: Trace, shape: Shape) -> Value:
@@ -23,8 +28,9 @@ def sizes(trace: Trace, shape: Shape) -> Value:
     return pieces.join([trace.length(length) for length in shape], length=len(shape))
 
 
-def reshape(value: Value, shape: Sequence[Any]) -> Value:
+def reshape(value: Value, shape: Sequence[Any], *, copy: object = None) -> Value:
     """value -> Reshape; one length may be -1, what is left."""
+    del copy  # a value has no memory
     shape = (shape,) if isinstance(shape, int | str) else tuple(shape)
     shape = tuple(each if isinstance(each, str) else operator.index(each) for each in shape)
     left = [axis for axis, length in enumerate(shape) if length == -1]
@@ -32,17 +38,13 @@ def reshape(value: Value, shape: Sequence[Any]) -> Value:
     for axis in left:
         made[axis] = _left(value.shape, [length for length in shape if length != -1])
     kept = [0 if value.shape[axis : axis + 1] == (length,) else length for axis, length in enumerate(shape)]
-    target = pieces.join([_trace(value).length(each) for each in kept]) if _named(kept) else None
+    target = pieces.join([trace_of(value).length(each) for each in kept]) if has_names(kept) else None
     target = value.graph.constant(kept, "int64") if target is None else target
     found = pieces.reshape_to(value, target, tuple(made))
     for axis in left:
         if isinstance(made[axis], str):
-            _trace(value).having(found, axis, made[axis])
+            trace_of(value).having(found, axis, made[axis])
     return found
-
-
-def _named(shape: Sequence[Any]) -> bool:
-    return any(isinstance(length, str) for length in shape)
 
 
 def _left(shape: Shape, taken: list[Any]) -> int | str:
@@ -59,41 +61,53 @@ def _left(shape: Shape, taken: list[Any]) -> int | str:
     return named("times", *parts, one, "over", *[n for n in names if names[n] < 0], other)
 
 
-def named(*parts: object) -> str:
-    """A name for a length that has none."""
-    return "_".join(str(part).replace("+", "_and_").replace("-", "minus_") for part in parts)
-
-
 def permute_dims(value: Value, axes: Sequence[int]) -> Value:
     """value -> Transpose."""
-    perm = [axis % value.ndim for axis in axes]
+    perm = axes_of(value, axes)
+    if len(perm) != value.ndim:
+        rule = "`axes` must name each axis"
+        raise ValueError(message(value.graph.function, rule, {"axes": axes, "shape": value.shape}))
     shape = tuple(value.shape[axis] for axis in perm)
-    return value.graph.add("Transpose", value, dtype=value.dtype, shape=shape, perm=perm)
+    return value.graph.add("Transpose", value, dtype=value.dtype, shape=shape, perm=list(perm))
 
 
 def matrix_transpose(value: Value) -> Value:
     """(..., M, N) -> (..., N, M)."""
+    _at_least_two_axes(value, "matrix_transpose")
     return pieces.transpose(value)
 
 
-def moveaxis(value: Value, source: int, destination: int) -> Value:
+def _at_least_two_axes(value: Value, name: str) -> None:
+    if value.ndim < 2:
+        rule = f"`{name}` must be of at least two axes"
+        raise ValueError(message(value.graph.function, rule, {"shape": value.shape}))
+
+
+def moveaxis(value: Value, source: int | Sequence[int], destination: int | Sequence[int]) -> Value:
     """value -> Transpose."""
-    axes = [axis for axis in range(value.ndim) if axis != source % value.ndim]
-    axes.insert(destination % value.ndim, source % value.ndim)
+    sources, destinations = axes_of(value, source), axes_of(value, destination)
+    if len(sources) != len(destinations):
+        rule = "`source` and `destination` must be as many axes"
+        got = {"source": source, "destination": destination}
+        raise ValueError(message(value.graph.function, rule, got))
+    axes = [axis for axis in range(value.ndim) if axis not in sources]
+    for to, axis in sorted(zip(destinations, sources, strict=True)):
+        axes.insert(to, axis)
     return permute_dims(value, axes)
 
 
 def expand_dims(value: Value, *, axis: int = 0) -> Value:
     """value -> Unsqueeze."""
-    return pieces.unsqueeze(value, axis)
+    return pieces.unsqueeze(value, axis_of(value, axis, 1))
 
 
 def squeeze(value: Value, axis: int | Sequence[int]) -> Value:
     """value -> Squeeze of axes of length 1."""
-    gone = {each % value.ndim for each in ((axis,) if isinstance(axis, int) else axis)}
-    shape = tuple(length for at, length in enumerate(value.shape) if at not in gone)
-    axes = value.graph.constant(sorted(gone), "int64")
-    return value.graph.add("Squeeze", value, axes, dtype=value.dtype, shape=shape)
+    axes = axes_of(value, axis)
+    if any(isinstance(value.shape[each], int) and value.shape[each] != 1 for each in axes):
+        rule = "`axis` must name axes of length 1"
+        raise ValueError(message(value.graph.function, rule, {"axis": axis, "shape": value.shape}))
+    return pieces.squeeze(value, axes)
 
 
 def broadcast_to(value: Value, shape: Sequence[Any]) -> Value:
@@ -102,16 +116,19 @@ def broadcast_to(value: Value, shape: Sequence[Any]) -> Value:
     if not broadcasts_to(value.shape, target):
         rule = "`x` must broadcast to `shape`"
         raise ValueError(message(value.graph.function, rule, {"x.shape": value.shape, "shape": target}))
-    return value if value.shape == target else pieces.expand(value, sizes(_trace(value), target), target)
+    return value if value.shape == target else pieces.expand(value, sizes(trace_of(value), target), target)
 
 
-def concat(values: Sequence[Value], *, axis: int = 0) -> Value:
-    """values -> Concat; a length that is joined is a sum."""
+def concat(values: Sequence[Value], *, axis: int | None = 0) -> Value:
+    """values -> Concat, flattened for no axis; a length that is joined is a sum."""
     one, *others = values
     for other in others:
-        one, other = together(one, other)
+        one, other = together("concat", one, other)
     values = [each.astype(one.dtype) for each in values]
-    at = axis % one.ndim
+    if axis is None:
+        values, axis = [reshape(each, (-1,)) for each in values], 0
+    at = axis_of(values[0], axis)
+    _alike(values, at)
     length = values[0].shape[at]
     for each in values[1:]:
         length = total(length, each.shape[at])
@@ -121,87 +138,59 @@ def concat(values: Sequence[Value], *, axis: int = 0) -> Value:
     return made
 
 
+def _alike(values: Sequence[Value], axis: int | None) -> None:
+    """Arrays that are joined have the same lengths, as far as these are known, except along `axis`."""
+    ranks = {each.ndim for each in values}
+    lengths = [
+        {each.shape[at] for each in values if isinstance(each.shape[at], int)}
+        for at in range(min(ranks))
+        if at != axis
+    ]
+    if len(ranks) > 1 or any(len(known) > 1 for known in lengths):
+        rule = "arrays that are joined must have the same shape" + (
+            "" if axis is None else ", except along `axis`"
+        )
+        got = {"shapes": ", ".join(str(each.shape) for each in values)}
+        raise ValueError(message(values[0].graph.function, rule, got))
+
+
 def stack(values: Sequence[Value], *, axis: int = 0) -> Value:
     """values -> Unsqueeze, Concat."""
-    return concat([pieces.unsqueeze(each, axis) for each in values], axis=axis)
+    _alike(values, None)
+    at = axis_of(values[0], axis, 1)
+    return concat([pieces.unsqueeze(each, at) for each in values], axis=at)
 
 
 def unstack(value: Value, *, axis: int = 0) -> tuple[Value, ...]:
     """value -> its entries along an axis whose length is known."""
-    before = (slice(None),) * (axis % value.ndim)
-    return tuple(item(value, (*before, index)) for index in range(value.shape[axis]))  # type: ignore[arg-type]
+    at = axis_of(value, axis)
+    count, before = value.shape[at], (slice(None),) * at
+    if isinstance(count, str):
+        rule = "`unstack` must be along an axis whose length is known"
+        raise TypeError(message(value.graph.function, rule, {"axis": axis, "shape": value.shape}))
+    return tuple(item(value, (*before, index)) for index in range(count))
 
 
-def take(value: Value, indices: Value, *, axis: int = 0) -> Value:
-    """value, indices of any shape -> Gather."""
-    return pieces.gather(value, indices, axis % value.ndim)
-
-
-def item(value: Value, index: object) -> Value:
-    """`value[index]`, of integers, slices, None and an ellipsis."""
-    given = index if isinstance(index, tuple) else (index,)
-    counted = sum(1 for each in given if each is not None and each is not ...)
-    if not any(each is ... for each in given):
-        given = (*given, ...)
-    axis, made = 0, value
-    for each in given:
-        if each is ...:
-            axis += value.ndim - counted
-        elif each is None:
-            made, axis = pieces.unsqueeze(made, axis), axis + 1
-        elif isinstance(each, slice):
-            made, axis = _sliced(made, each, axis), axis + 1
-        else:
-            made = _entry(made, each, axis)
-    return made
-
-
-def _entry(value: Value, index: Any, axis: int) -> Value:
-    try:
-        number = operator.index(index)
-    except TypeError as error:
-        rule = "an index must be made of integers, slices, None and an ellipsis"
-        got = {"index": type(index).__name__}
-        raise TypeError(message(value.graph.function, rule, got, "`take` takes others.")) from error
-    return pieces.gather(value, value.graph.constant(number, "int64"), axis)
-
-
-def _sliced(value: Value, part: slice, axis: int) -> Value:
-    if part == slice(None):
-        return value
-    length, step = value.shape[axis], 1 if part.step is None else part.step
-    bounds = [_bound(value, part.start, 0 if step > 0 else 2**62)]
-    bounds.append(_bound(value, part.stop, 2**62 if step > 0 else -(2**62)))
-    new = _length_of(length, part.start, part.stop, step)
-    axes, steps = (value.graph.constant([each], "int64") for each in (axis, step))
-    shape = (*value.shape[:axis], new, *value.shape[axis + 1 :])
-    made = value.graph.add("Slice", value, *bounds, axes, steps, dtype=value.dtype, shape=shape)
-    return made if isinstance(new, int) else _trace(value).having(made, axis, new)
-
-
-def _length_of(length: int | str, start: Any, stop: Any, step: int) -> int | str:
-    """How many entries a slice has, or a name for that, one for all that are known to be alike."""
-    if isinstance(length, int) and not _named([start, stop]):
-        return len(range(length)[start:stop:step])
-    if start in (None, 0) and step == 1 and (stop == 1 or isinstance(stop, str)):
-        return 1 if stop == 1 else stop
-    if (start, stop, step) in ((None, None, -1), (-1, None, 1)):
-        return length if step == -1 else 1
-    front, behind = start or 0, stop or 0
-    if step == 1 and isinstance(front, int) and isinstance(behind, int) and front >= 0 >= behind:
-        return named(length, "less", front - behind)
-    return named(length, start, stop, step)
-
-
-def _bound(value: Value, bound: Any, default: int) -> Value:
-    if isinstance(bound, str):
-        return _trace(value).length(bound)
-    return value.graph.constant([default if bound is None else operator.index(bound)], "int64")
+def take(value: Value, indices: Value, *, axis: int | None = None) -> Value:
+    """value, indices of any shape -> Gather; one axis needs no name."""
+    if indices.dtype not in INTEGERS:
+        rule = "`indices` must be integers"
+        raise TypeError(message(value.graph.function, rule, {"indices.dtype": indices.dtype}))
+    if axis is None and value.ndim != 1:
+        rule = "`axis` must be given where there is not just one"
+        raise ValueError(message(value.graph.function, rule, {"shape": value.shape}))
+    index = indices if indices.dtype == "int32" else indices.astype("int64")
+    return pieces.gather(value, index, axis_of(value, axis or 0))
 
 
 def matmul(one: Value, other: Value) -> Value:
     """(..., M, K), (..., K, N) -> MatMul; a vector is a row on the left, and a column on the right."""
-    one, other = together(one, other)
+    one, other = operands("matmul", "numeric", one, other)
+    if not one.ndim or not other.ndim:
+        rule = "the operands of `matmul` must have axes"
+        raise ValueError(
+            message(one.graph.function, rule, {"first.shape": one.shape, "second.shape": other.shape})
+        )
     left = one.shape[:-1]
     right = other.shape[-1:] if other.ndim > 1 else ()
     if one.shape[-1] != other.shape[-2 if other.ndim > 1 else -1]:
@@ -209,21 +198,4 @@ def matmul(one: Value, other: Value) -> Value:
         got = {"first.shape": one.shape, "second.shape": other.shape}
         raise ValueError(message(one.graph.function, rule, got))
     batch = joint_shape(one.shape[:-2], other.shape[:-2])
-    shape = (*batch, *left[-1:], *right)
-    return one.graph.add("MatMul", one, other, dtype=one.dtype, shape=shape)
-
-
-def reduced(op: str, value: Value, axis: int | Sequence[int] | None, keepdims: bool) -> Value:
-    """value -> op over some axes, or all."""
-    axes = range(value.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
-    made = value
-    for each in axes:
-        made = pieces.reduce(op, made, each % value.ndim)
-    return made if keepdims or not axes else squeeze(made, tuple(axes))
-
-
-def _trace(value: Value) -> Trace:
-    if not isinstance(value.graph, Trace):
-        rule = "a function of the indices must use no length that is known only when the graph runs"
-        raise TypeError(message(value.graph.function, rule, {"shape": value.shape}))
-    return value.graph
+    return pieces.product(one, other, (*batch, *left[-1:], *right))

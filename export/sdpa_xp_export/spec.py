@@ -9,11 +9,10 @@ from types import ModuleType
 from typing import TypeAlias
 
 from sdpa_xp.checks import message
+from sdpa_xp_export.promotion import FLOATING, INTEGERS
 
 Shape: TypeAlias = tuple[int | str, ...]
 
-FLOATING = ("float16", "bfloat16", "float32", "float64")
-INTEGERS = ("int32", "int64")
 DTYPES = (*FLOATING, *INTEGERS, "bool")
 _SPEC = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[^\]]*)\]")
 
@@ -23,7 +22,8 @@ class TensorSpec:
     """The dtype and the shape of an input of the graph. It may stand wherever the library takes an array.
 
     Args:
-        dtype: `"float16"`, `"bfloat16"`, `"float32"`, `"float64"`, `"int32"`, `"int64"` or `"bool"`.
+        dtype: `"float16"`, `"bfloat16"`, `"float32"`, `"float64"`, `"int8"` to `"int64"`, `"uint8"` to
+            `"uint64"`, or `"bool"`.
         shape: A length is an int, or a name for one that is known only when the graph runs; the same name
             stands for the same length everywhere in the call. `"P+L"` is a sum of names.
 

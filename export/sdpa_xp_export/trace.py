@@ -15,7 +15,7 @@ from sdpa_xp_export.array import Value
 from sdpa_xp_export.graph import Graph
 from sdpa_xp_export.lengths import Length
 from sdpa_xp_export.operands import numbers_of
-from sdpa_xp_export.runtime import Runtime
+from sdpa_xp_export.runtime import ERF_KEEPS_NAN, Runtime
 from sdpa_xp_export.spec import Shape, addends
 
 _OF_NODES = re.compile(r"(constant|[A-Z]\w*)_\d+")
@@ -40,6 +40,18 @@ class Trace(Graph):
     """By the name of a value, another with the same numbers, which an attention returns anyway."""
     chosen: list[tuple[str, str]] = field(default_factory=list)
     """The form of each attention, and why it is that one."""
+
+    @property
+    def mixes_kinds(self) -> bool:
+        return False
+
+    @property
+    def computes_bfloat16(self) -> bool:
+        return self.target.provider == "cuda"
+
+    @property
+    def erf_keeps_nan(self) -> bool:
+        return self.target.release >= ERF_KEEPS_NAN
 
     def input(self, name: str, dtype: str, shape: Shape) -> Value:
         """A new input of the graph, whose lengths are those that others are known by."""
@@ -118,6 +130,14 @@ class Trace(Graph):
         self.nodes[:] = reversed(kept)
         self.weights[:] = [weight for weight in self.weights if weight.name in needed]
         self.constants = {key: each for key, each in self.constants.items() if each.name in needed}
+
+
+def trace_of(value: Value) -> Trace:
+    """The graph of `value`, which knows the lengths that have names; that of indices does not."""
+    if not isinstance(value.graph, Trace):
+        rule = "a function of the indices must use no length that is known only when the graph runs"
+        raise TypeError(message(value.graph.function, rule, {"shape": value.shape}))
+    return value.graph
 
 
 def _captured(node: onnx.NodeProto) -> set[str]:

@@ -17,6 +17,7 @@ from sdpa_xp.masks import Mask
 from sdpa_xp_export.array import Value
 from sdpa_xp_export.choice import loaded_opset
 from sdpa_xp_export.external import without_numbers
+from sdpa_xp_export.large import Model
 from sdpa_xp_export.outputs import named_outputs
 from sdpa_xp_export.parameters import arrays_of, replaced
 from sdpa_xp_export.runtime import DEFAULT_OPSET, DEFAULT_RUNTIME, FIRST_RELEASE, OPSETS, Runtime
@@ -33,7 +34,7 @@ def to_onnx(
     opset: int | None = None,
     runtime: str = DEFAULT_RUNTIME,
     **keywords: Any,
-) -> onnx.ModelProto:
+) -> Model:
     """The ONNX graph of a layer, or of any function in array-API code, with the attention that it calls.
 
     The layer is called once, with values of the graph where it is given specs. Each operation on them becomes
@@ -43,6 +44,11 @@ def to_onnx(
     `export_attention` would write it. A `KVCache` of values takes `append` (not in place) and `attend`, with a
     rotary too; its `key` and `value` are what the graph is to return for the next step, and a past of no
     tokens is one of its lengths.
+
+    Dtypes follow the array API standard 2024.12. A Python scalar takes the dtype of the array beside it, two
+    scalars get the default dtypes (int64, float32), integers stay exact, and dtypes of two kinds, such as int64
+    and float32, are refused: convert one of them with `astype`. Where onnxruntime's CPU provider has no kernel
+    for a dtype, the graph computes in a wider one and converts back.
 
     Shapes:
         Those of the layer. An entry of a spec may be a name; `x.shape` then has it, to be compared, put into
@@ -64,13 +70,14 @@ def to_onnx(
     Returns:
         The model, which has passed onnx.checker in full. Its inputs have the names of the layer's arguments;
             its output is `output`, or a tuple's are `output_0` and on, or have a NamedTuple's or a mapping's
-            names. Its metadata holds the form of each attention, the reason for it, and the runtime. `save`
-            puts weights beyond 2 GiB into a file of their own.
+            names. Its metadata holds the form of each attention, the reason for it, and the runtime. Beyond
+            1.75 GiB of weights it is a LargeModel, which refers to the arrays until `save` writes them.
 
     Raises:
         TypeError: A layer that is not callable, or what it does with a value is not in the array API, or asks
             what only a run tells; names what must hold.
-        ValueError: Shapes that do not fit, or a form, an opset or a runtime that cannot compute a call.
+        ValueError: Shapes that do not fit, a form, an opset or a runtime that cannot compute a call, or a
+            large array that the layer writes to after the graph has met it.
 
     Examples:
         >>> import numpy as np

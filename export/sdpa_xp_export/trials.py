@@ -87,6 +87,6 @@ def _real(call: Call, name: str, inputs: Arrays, result: NDArray[Any]) -> NDArra
     result = result.copy()
     rows = result if call.layout == HLE else result.swapaxes(-2, -3)
     new = inputs["key"].shape[-2 if call.layout == HLE else -3]
-    for entry, past in enumerate(inputs["past_lengths"]):
+    for entry, past in enumerate(inputs["past_lengths"].tolist()):
         rows[entry, :, past + new :] = 0
     return result

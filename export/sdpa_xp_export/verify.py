@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import numpy_helper
 
 from sdpa_xp import checks
 from sdpa_xp.biases import Bias
 from sdpa_xp.checks import message
 from sdpa_xp.masks import Mask
 from sdpa_xp_export.call import Call
+from sdpa_xp_export.external import check_holds_data, initializers
 from sdpa_xp_export.forms import tiled
+from sdpa_xp_export.large import LargeModel, Model
 from sdpa_xp_export.loading import bounded, load
 from sdpa_xp_export.memory import peak_above
 from sdpa_xp_export.metadata import from_json
@@ -31,7 +32,7 @@ from sdpa_xp_export.trials import Trial, judged, trials
 
 
 def verify(
-    model: onnx.ModelProto | str | Path,
+    model: Model | str | Path,
     *,
     provider: str | None = None,
     seed: int = 0,
@@ -47,7 +48,7 @@ def verify(
     the width of a window, one run is longer than it, unless that takes more than 8 million scores.
 
     Args:
-        model: What `export_attention` returned, or the path of its file.
+        model: What `export_attention` returned, or the path of its file, where also its data may be.
         provider: `"cpu"` or `"cuda"`. Default: CUDA where onnxruntime offers it, and the CPU always.
         seed: Of the random inputs.
         attn_mask: The mask that the model was exported with, if it holds a `from_function`, which cannot be
@@ -61,8 +62,8 @@ def verify(
 
     Raises:
         TypeError: An argument of another type; names it.
-        ValueError: A file that is no ONNX model, a model without the metadata, or a provider that
-            onnxruntime does not offer here.
+        ValueError: A file that is no ONNX model, a model without the metadata or that refers to external data,
+            or a provider that onnxruntime does not offer here.
         FileNotFoundError: No such file.
 
     Examples:
@@ -72,7 +73,7 @@ def verify(
         True
     """
     _checked(model, seed, attn_mask, bias, watch)
-    loaded = model if isinstance(model, onnx.ModelProto) else load("verify", Path(model))
+    loaded = _loaded(model)
     functions = {name: each for name, each in (("attn_mask", attn_mask), ("bias", bias)) if each is not None}
     call, metadata = _stated(loaded, functions)
     bounded("verify", call)
@@ -88,7 +89,7 @@ def verify(
 
 def _checked(model: object, seed: object, attn_mask: object, bias: object, watch: object) -> None:
     """The arguments are of the types that they are stated to be."""
-    if not isinstance(model, onnx.ModelProto | str | Path):
+    if not isinstance(model, onnx.ModelProto | LargeModel | str | Path):
         rule = "`model` must be an ONNX model, or the path of its file"
         raise TypeError(message("verify", rule, {"model": type(model).__name__}))
     checks.integer("verify", "seed", seed, least=0)
@@ -98,8 +99,17 @@ def _checked(model: object, seed: object, attn_mask: object, bias: object, watch
         checks.function("verify", "watch", watch, ("shown",))
 
 
+def _loaded(model: Model | str | Path) -> Model:
+    if isinstance(model, LargeModel):
+        return model
+    if isinstance(model, onnx.ModelProto):
+        check_holds_data("verify", model)
+        return model
+    return load("verify", model)
+
+
 def _run_on(
-    model: onnx.ModelProto, call: Call, provider: str, seed: int, watch: Callable[[str], None] | None
+    model: Model, call: Call, provider: str, seed: int, watch: Callable[[str], None] | None
 ) -> tuple[list[Run], list[Placement]]:
     seen: list[tuple[Trial, dict[str, NDArray[Any]], float, int | None]] = []
     rows = tiled.ROWS if any(node.op_type == "Scan" for node in model.graph.node) else None
@@ -125,12 +135,10 @@ def _run_on(
     return runs, where
 
 
-def _stated(model: onnx.ModelProto, functions: Mapping[str, Any]) -> tuple[Call, dict[str, str]]:
+def _stated(model: Model, functions: Mapping[str, Any]) -> tuple[Call, dict[str, str]]:
     """The call that the metadata state, and the metadata; the graph must have its inputs and outputs."""
     metadata = {entry.key: entry.value for entry in model.metadata_props}
-    weights = {
-        each.name: Initializer(each.name, numpy_helper.to_array(each)) for each in model.graph.initializer
-    }
+    weights = {name: Initializer(name, numbers) for name, numbers in initializers(model)}
     try:
         call = from_json(metadata["sdpa_xp.call"], weights, functions)
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:

@@ -17,10 +17,13 @@ from numpy.typing import NDArray
 
 from sdpa_xp.checks import message
 from sdpa_xp_export.agreement import EPS, judge_together
+from sdpa_xp_export.external import check_holds_data
 from sdpa_xp_export.graph import ONNX_DTYPE, numpy_dtype
+from sdpa_xp_export.large import LargeModel, Model
 from sdpa_xp_export.memory import peak_above
 from sdpa_xp_export.outputs import named_outputs
 from sdpa_xp_export.parameters import replaced
+from sdpa_xp_export.promotion import INTEGERS
 from sdpa_xp_export.report import LayerReport, Run
 from sdpa_xp_export.session import Placement, open_session, placements, providers, run, version
 from sdpa_xp_export.spec import Shape, TensorSpec, addends
@@ -30,7 +33,7 @@ Arrays: TypeAlias = dict[str, NDArray[Any]]
 
 
 def verify_layer(
-    model: onnx.ModelProto,
+    model: Model,
     layer: Callable[..., Any],
     *,
     draw: Mapping[str, Draw] | None = None,
@@ -58,7 +61,9 @@ def verify_layer(
             node the provider that it ran on.
 
     Raises:
-        ValueError: A provider that onnxruntime does not offer here, or a name in `draw` that is no input.
+        TypeError: A model that is none.
+        ValueError: A provider that onnxruntime does not offer here, a name in `draw` that is no input, or a
+            model that refers to external data.
 
     Examples:
         >>> from sdpa_xp import scaled_dot_product_attention
@@ -68,6 +73,11 @@ def verify_layer(
         >>> verify_layer(to_onnx(layer, TensorSpec("float32", ("B", 2, "L", 8))), layer).agrees
         True
     """
+    if isinstance(model, onnx.ModelProto):
+        check_holds_data("verify_layer", model)
+    elif not isinstance(model, LargeModel):
+        rule = "`model` must be what to_onnx returned"
+        raise TypeError(message("verify_layer", rule, {"type": type(model).__name__}))
     specs, draws = _inputs(model), dict(draw or {})
     for name in draws.keys() - specs.keys():
         rule = "`draw` must name inputs of the model"
@@ -95,7 +105,7 @@ def verify_layer(
     return LayerReport(form, reason, version(), tuple(runs), tuple(placed))
 
 
-def _inputs(model: onnx.ModelProto) -> dict[str, TensorSpec]:
+def _inputs(model: Model) -> dict[str, TensorSpec]:
     names = {number: name for name, number in ONNX_DTYPE.items()}
     found = {}
     for each in model.graph.input:
@@ -142,7 +152,7 @@ def _mostly_true(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[An
     return np.asarray(rng.random(shape) < 0.75)
 
 
-_DEFAULT: dict[str, Draw] = {"int32": _zeros_and_ones, "int64": _zeros_and_ones, "bool": _mostly_true}
+_DEFAULT: dict[str, Draw] = {**dict.fromkeys(INTEGERS, _zeros_and_ones), "bool": _mostly_true}
 
 
 def _expected(layer: Callable[..., Any], arrays: Arrays) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
@@ -177,7 +187,7 @@ def _shown(lengths: Mapping[str, int]) -> str:
     return " ".join(f"{name}={length}" for name, length in lengths.items()) or "fixed"
 
 
-def _forms(model: onnx.ModelProto) -> tuple[str, str]:
+def _forms(model: Model) -> tuple[str, str]:
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     chosen = json.loads(metadata.get("sdpa_xp.forms", "[]"))
     forms, reasons = (dict.fromkeys(each[key] for each in chosen) for key in ("form", "reason"))

@@ -62,12 +62,43 @@ def relative(
     return Relative(array, both_ways, furthest, shift)
 
 
-def buckets(count: int, max_distance: int, span: int, *, bidirectional: bool) -> list[int]:
-    """The bucket of each distance j - i from -span to span."""
+def buckets(count: int, max_distance: int, first: int, last: int, *, bidirectional: bool) -> list[int]:
+    """The bucket of each distance j - i from `first` to `last`."""
     count = count // 2 if bidirectional else count
-    away = [_bucket(distance, count, max_distance) for distance in range(span + 1)]
-    ahead = [count + bucket if bidirectional else 0 for bucket in away]
-    return [*reversed(away), *ahead[1:]]
+    begins = first_distances(count, max_distance, max(-first, last))
+    behind = _of_consecutive(begins, max(0, -last), 1 - first)
+    ahead = _of_consecutive(begins, max(1, first), last + 1)
+    return [*reversed(behind), *((count + bucket if bidirectional else 0) for bucket in ahead)]
+
+
+def _of_consecutive(begins: list[int], start: int, stop: int) -> list[int]:
+    """The bucket of each distance of one direction, from `start` up to `stop`; runs of one bucket each."""
+    made: list[int] = []
+    bucket = sum(1 for distance in begins if distance <= start)  # torch's compiler traces no bisect
+    while start < stop:
+        end = min(stop, begins[bucket]) if bucket < len(begins) else stop
+        made += [bucket] * (end - start)
+        start, bucket = end, bucket + 1
+    return made
+
+
+def first_distances(count: int, max_distance: int, furthest: int) -> list[int]:
+    """The smallest distance of each bucket of one direction but the first, in order, up to `furthest`.
+
+    There are `count` buckets. An estimate by the inverse of the formula is moved to where the formula changes.
+    """
+    exact = count // 2
+    begins = list(range(1, min(exact, furthest) + 1))
+    for bucket in range(exact + 1, count):
+        distance = math.floor(exact * (max_distance / exact) ** ((bucket - exact) / (count - exact)))
+        if distance > furthest + 1:
+            break
+        while _bucket(distance, count, max_distance) >= bucket:
+            distance -= 1
+        while _bucket(distance, count, max_distance) < bucket:
+            distance += 1
+        begins.append(distance)
+    return begins
 
 
 def _bucket(distance: int, count: int, max_distance: int) -> int:
@@ -96,20 +127,32 @@ class Relative(Bias):
         pairs.fits("bias.table", table)
         checks.columns(pairs.function, "bias.table", table.shape[1], pairs.heads)
         offset = cast(int, pairs.offset("bias.offset", self.offset).values)
-        # no pair of the call is farther apart
-        span = min(self.max_distance, pairs.queries + pairs.keys + abs(pairs.position) + abs(offset))
-        index = buckets(table.shape[0], self.max_distance, span, bidirectional=self.bidirectional)
+        # The distances of the pairs of the call; beyond `max_distance` all are alike.
+        first = self._within(1 - pairs.queries - pairs.position - offset)
+        last = max(first, self._within(pairs.keys - 1 - pairs.position - offset))
+        index = buckets(table.shape[0], self.max_distance, first, last, bidirectional=self.bidirectional)
         chosen = xp.asarray(index, dtype=xp.int32, device=pairs.device)
         by_distance = xp.take(xp.astype(table, pairs.dtype, copy=False), chosen, axis=0)
-        return (ByDistance(xp.matrix_transpose(by_distance), span, offset, chosen, table.shape[0]),)
+        table_by_distance = xp.matrix_transpose(by_distance)
+        return (ByDistance(table_by_distance, first, last, offset, chosen, table.shape[0]),)
+
+    @property
+    def first_distances(self) -> list[int]:
+        """The smallest |j - i - offset| of each bucket of one direction but the first, in order."""
+        count = self.table.shape[0] // 2 if self.bidirectional else self.table.shape[0]
+        return first_distances(count, self.max_distance, self.max_distance)
+
+    def _within(self, distance: int) -> int:
+        return max(-self.max_distance, min(distance, self.max_distance))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ByDistance(Added):
-    """A number for each distance, (Hq, 2 * furthest + 1), the outermost for all beyond."""
+    """A number for each distance from `first` to `last`, (Hq, distances); the outermost for all beyond."""
 
     table: Array
-    furthest: int
+    first: int
+    last: int
     offset: int
     buckets: Array
     """Where each of them was taken from, int32."""
@@ -140,7 +183,7 @@ class ByDistance(Added):
 
     def _index(self, xp: Namespace, distance: Array) -> Array:
         """Where the number of each j - i is."""
-        return xp.clip(distance - self.offset, -self.furthest, self.furthest) + self.furthest
+        return xp.clip(distance - self.offset, self.first, self.last) - self.first
 
 
 def diagonals(pairs: Pairs, scores: Array) -> Array:

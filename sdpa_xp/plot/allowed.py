@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sdpa_xp import checks
 from sdpa_xp.masks import Mask, to_array
+from sdpa_xp.plot.drawing import need_matplotlib
 from sdpa_xp.plot.panels import LETTER, ThemeName, grid, labels, theme_of
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def mask(mask: Mask, shape: tuple[int, ...], *, like: Any = None, theme: ThemeNa
     References:
         Dong et al., "Flex Attention", arXiv 2412.05496, figure 2.
     """
+    need_matplotlib(FUNCTION)
     from matplotlib.colors import ListedColormap
 
     colours = theme_of(FUNCTION, theme)

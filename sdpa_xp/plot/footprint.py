@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sdpa_xp import checks, namespace
 from sdpa_xp.explanation import explain
+from sdpa_xp.plot.drawing import need_matplotlib
 from sdpa_xp.plot.panels import FONT, ThemeName, paint, theme_of
 from sdpa_xp.protocols import Array
 
@@ -60,6 +61,7 @@ def memory(
         Rabe and Staats, "Self-attention does not need O(n^2) memory", arXiv 2112.05682.
         Dao, "FlashAttention-2", arXiv 2307.08691, section 3.1.
     """
+    need_matplotlib(FUNCTION)
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator
 

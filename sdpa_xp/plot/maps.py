@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sdpa_xp import checks
 from sdpa_xp.masks import Mask, to_array
+from sdpa_xp.plot.drawing import need_matplotlib
 from sdpa_xp.plot.panels import ThemeName, grid, labels, paint, theme_of
 from sdpa_xp.protocols import AnyArray, Shape
 
@@ -66,6 +67,7 @@ def attention(
     References:
         Vaswani et al., "Attention is all you need", arXiv 1706.03762, figures 3 to 5.
     """
+    need_matplotlib(FUNCTION)
     from matplotlib.colors import LinearSegmentedColormap
 
     colours = theme_of(FUNCTION, theme)

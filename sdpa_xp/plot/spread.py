@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sdpa_xp import checks
+from sdpa_xp.plot.drawing import need_matplotlib
 from sdpa_xp.plot.panels import FONT, Theme, ThemeName, paint, theme_of
 from sdpa_xp.weights import attention_scores, attention_weights
 
@@ -60,6 +61,7 @@ def saturation(
     References:
         Vaswani et al., "Attention is all you need", arXiv 1706.03762, section 3.2.1, footnote 4.
     """
+    need_matplotlib(FUNCTION)
     from matplotlib.figure import Figure
 
     colours = theme_of(FUNCTION, theme)

@@ -93,10 +93,10 @@ def test_refused(change: dict[str, Any], error: type[Exception], words: str) -> 
     ("dtype", "shape", "error", "words"),
     [
         (
-            "int8",
+            "int4",
             (1, 2),
             ValueError,
-            "`dtype` must be one of float16, .*, bool; got dtype='int8'",
+            "`dtype` must be one of float16, .*, bool; got dtype='int4'",
         ),
         ("complex64", (1, 2), ValueError, "`dtype` must be one of"),
         ("float32", ("P+", 2), ValueError, "must be an identifier, or a sum of them"),

@@ -169,7 +169,7 @@ REFUSED = {
     "too many arguments": ("causal(1, 2)", "takes from 0 to 1 positional arguments but 2 were given"),
     "an unknown argument": ("causal(of=1)", "unexpected keyword argument 'of'"),
     "what the function refuses": ("sliding_window(-1, 0)", "`left` must be at least 0; got left=-1."),
-    "a dtype": ("int8[B]", "`dtype` must be one of float16"),
+    "a dtype": ("int4[B]", "`dtype` must be one of float16"),
     "a shape": ("bool[2*B]", "a name in `shape` must be an identifier"),
     "a length": ("bool[0]", "a length in `shape` must be at least 1"),
     "a backslash": (r"initializer('\x41')", "no backslash belongs here"),

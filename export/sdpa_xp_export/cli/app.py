@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
+from sdpa_xp import __version__
 from sdpa_xp_export.cli import INTERRUPTED, __doc__
 from sdpa_xp_export.cli.compare import agree, list_backends, run_demo
 from sdpa_xp_export.cli.export import export
+from sdpa_xp_export.cli.printing import say
 from sdpa_xp_export.cli.verify import run_verify
 
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, help=__doc__)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        say(f"sdpa-xp {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", "-V", help="Print the version.", is_eager=True, callback=_print_version),
+    ] = False,
+) -> None:
+    """What every command has."""
+
+
 app.command("export")(export)
 app.command("verify")(run_verify)
 app.command("agree")(agree)

@@ -8,13 +8,14 @@ from typing import Annotated
 
 import typer
 
+from sdpa_xp.checks import message
 from sdpa_xp_export import backends, demo
 from sdpa_xp_export.agree import Row, compare, feature_jobs
 from sdpa_xp_export.cli import DISAGREES
 from sdpa_xp_export.cli.options import DTYPES, AsJson, Force, completed_from
 from sdpa_xp_export.cli.printing import NO, YES, Cell, progress, say, say_json, say_table
 from sdpa_xp_export.runtime import OPSETS
-from sdpa_xp_export.session import providers
+from sdpa_xp_export.session import providers, version
 
 COLUMNS = ("backend", "implementation", "dtype", "device", "abs", "rel", "bound", "agrees", "ms")
 
@@ -50,7 +51,12 @@ def agree(
     as_json: AsJson = False,
 ) -> None:
     """Every feature on every array library and in every exported form; exits 1 if anything disagrees."""
-    found, offered, dtypes = backends.find(backend), providers(), dtype or DTYPES
+    dtypes = dtype or DTYPES
+    for each in dtypes:
+        if each not in DTYPES:
+            rule = f"`dtype` must be one of {', '.join(DTYPES)}"
+            raise ValueError(message("agree", rule, {"dtype": repr(each)}))
+    found, offered = backends.find(backend), providers()
     most = len(dtypes) * (len(found) + len(offered) * len(OPSETS))
     rows = (row for each in dtypes for row in compare(feature_jobs(each), each, found, offered))
     seen = _collected("agree", rows, most, quiet=as_json)
@@ -63,10 +69,8 @@ def agree(
 
 def list_backends(as_json: AsJson = False) -> None:
     """The array libraries and the onnxruntime providers found here."""
-    import onnxruntime
-
     found = [(each.name, each.version, each.device) for each in backends.find()]
-    found += [("onnxruntime", onnxruntime.__version__, name) for name in providers()]
+    found += [("onnxruntime", version(), name) for name in providers()]
     if as_json:
         say_json([dict(zip(("name", "version", "device"), row, strict=True)) for row in found])
     else:

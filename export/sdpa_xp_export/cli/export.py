@@ -14,8 +14,10 @@ from sdpa_xp_export.call import OUTPUTS
 from sdpa_xp_export.cli.options import AsJson, Force, completed_from
 from sdpa_xp_export.cli.printing import say, say_json
 from sdpa_xp_export.export import export_attention
+from sdpa_xp_export.large import Model
+from sdpa_xp_export.promotion import FLOATING
 from sdpa_xp_export.runtime import DEFAULT_RUNTIME, OPSETS, PREFERRED
-from sdpa_xp_export.spec import FLOATING, TensorSpec
+from sdpa_xp_export.spec import TensorSpec
 
 Spec = Annotated[
     str | None, typer.Option(help="dtype[length,...], as float32[B,8,L,64]; a name is a free length.")
@@ -114,7 +116,7 @@ def export(
         say(f"runtime: {facts['runtime']}")
 
 
-def _facts(model: onnx.ModelProto, path: Path) -> dict[str, object]:
+def _facts(model: Model, path: Path) -> dict[str, object]:
     """What was written, for people and for scripts."""
     metadata = {entry.key.removeprefix("sdpa_xp."): entry.value for entry in model.metadata_props}
     return {

@@ -13,9 +13,10 @@ from sdpa_xp_export import page
 from sdpa_xp_export.cli import DISAGREES
 from sdpa_xp_export.cli.options import AsJson, Force, Provider, completed_from
 from sdpa_xp_export.cli.printing import NO, YES, progress, say, say_json, say_table
-from sdpa_xp_export.publishing import Asked, free_target, publish
+from sdpa_xp_export.publishing import publish
 from sdpa_xp_export.report import Report
 from sdpa_xp_export.runtime import PROVIDERS
+from sdpa_xp_export.targets import Asked, free_target
 from sdpa_xp_export.verify import verify
 
 HTML = Asked("verify", "html")

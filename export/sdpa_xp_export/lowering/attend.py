@@ -16,24 +16,12 @@ from sdpa_xp_export.structure import has_empty_rows, hides_keys, only_causal
 
 
 def scaled(tile: Tile, query: Value) -> Value:
-    """query -> query * scale, over the soft cap for the Tanh of the scores; for `_products`."""
+    """query -> query * scale, over the soft cap for the Tanh of the scores."""
     call = tile.call
     if isinstance(call.scale, Input | Initializer):
         query = query * tile.operand(call.scale).astype(query.dtype)
-        query = query if call.softcap is None else query / call.softcap
-    else:
-        query = query * (call.scale / (call.softcap or 1.0))
-    return -query if query.dtype == "float64" else query
-
-
-def _products(query: Value, key: Value) -> Value:
-    """A `scaled` query and key -> query @ key^T.
-
-    In float64 as (-query) @ (-key^T): onnxruntime folds a Mul that stands right before a MatMul into it, as a
-    float32; and before 1.26 it joins a Transpose and a MatMul to what has no kernel.
-    """
-    transposed = pieces.transpose(key)
-    return pieces.matmul_grouped(query, -transposed if key.dtype == "float64" else transposed)
+        return query if call.softcap is None else query / call.softcap
+    return query * (call.scale / (call.softcap or 1.0))
 
 
 def attend(tile: Tile, query: Value, key: Value, value: Value, *, sums: bool = False) -> dict[str, Value]:
@@ -62,7 +50,7 @@ def attend(tile: Tile, query: Value, key: Value, value: Value, *, sums: bool = F
 def masked_scores(tile: Tile, query: Value, key: Value) -> tuple[Value, Allowed]:
     """query, key -> query @ key^T -> Tanh, Mul softcap -> biases -> Where(may attend, scores, -inf)."""
     call = tile.call
-    scores = _products(query, key)
+    scores = pieces.matmul_grouped(query, pieces.transpose(key))
     if call.softcap is not None:
         scores = functions.tanh(scores) * call.softcap
     scores, may = biased(call.biases, tile, scores, all_allowed(tile, call.masks))

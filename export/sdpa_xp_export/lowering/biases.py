@@ -11,6 +11,7 @@ from sdpa_xp import biases, checks
 from sdpa_xp.biases import Bias
 from sdpa_xp_export import functions, pieces
 from sdpa_xp_export.array import Value
+from sdpa_xp_export.lowering.buckets import LISTED, Buckets, bucket
 from sdpa_xp_export.lowering.masks import Allowed, both, traced
 from sdpa_xp_export.lowering.pairs import FUNCTION, Tile
 from sdpa_xp_export.operands import Initializer, Input
@@ -81,24 +82,22 @@ def _alibi(tile: Tile, slopes: object, offset: object) -> Value:
 
 
 def _relative(tile: Tile, table: Any, bidirectional: bool, max_distance: int, offset: object) -> Value:
-    """table (buckets, Hq) -> Gather by distance -> (Hq, rows, columns); beyond `max_distance` all are alike."""
+    """table (buckets, Hq) -> Gather by the bucket of each distance -> (Hq, rows, columns)."""
     count, heads = table.shape
     if isinstance(count, str):
         rule = "`bias.table` must have a number of buckets that is an int"
         raise ValueError(checks.message(FUNCTION, rule, {"table.shape": table.shape}))
     checks.columns(FUNCTION, "bias.table", heads, tile.call.sizes.query_heads)
-    ramp = biases.relative(
-        np.arange(float(count))[:, None],
-        bidirectional=bidirectional,
-        max_distance=max_distance,
-        offset=max_distance,
-    )
-    buckets = biases.to_array(ramp, (1, 1, 2 * max_distance + 1))[0, 0]  # of the distances -max to max
-    chosen = tile.graph.constant(buckets, "int64")
-    by_distance = pieces.gather(tile.operand(table).astype(tile.graph.real), chosen, 0)
     distance = tile.key_index - (tile.query_index + tile.integers("bias.offset", offset))
-    index = functions.clip(distance, -max_distance, max_distance) + max_distance
-    found = pieces.gather(pieces.transpose(by_distance), index, 1)
+    rules = Buckets(count, bidirectional, max_distance)
+    by_bucket = tile.operand(table).astype(tile.graph.real)
+    if max_distance <= LISTED:  # a list of all distances, read once
+        every = tile.graph.constant(rules.of_each_distance(), "int64")
+        by_bucket = pieces.gather(by_bucket, every, 0)
+        index = functions.clip(distance, -max_distance, max_distance) + max_distance
+    else:
+        index = bucket(rules, distance)
+    found = pieces.gather(pieces.transpose(by_bucket), index, 1)
     # (Hq, rows, columns); where entries stand at different keys (Hq, B, 1, rows, columns) -> (B, Hq, ...)
     return found if index.ndim == 2 else pieces.squeeze_front(pieces.swap(found, 0, 2), 4)
 

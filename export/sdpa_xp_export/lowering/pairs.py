@@ -12,6 +12,7 @@ from sdpa_xp_export.array import Value
 from sdpa_xp_export.call import Call
 from sdpa_xp_export.graph import Graph
 from sdpa_xp_export.operands import Held, Initializer, Input
+from sdpa_xp_export.promotion import INTEGERS
 from sdpa_xp_export.spec import addends
 from sdpa_xp_export.structure import cuts_keys
 
@@ -173,7 +174,7 @@ class Tile:
     def vector(self, name: str, value: object) -> Value:
         """Integers: a list of them, an input or an initializer."""
         if isinstance(value, Input | Initializer):
-            if value.dtype not in ("int32", "int64"):
+            if value.dtype not in INTEGERS:
                 rule = f"`{name}` must hold integers"
                 raise TypeError(checks.message(FUNCTION, rule, {f"{name}.dtype": value.dtype}))
             return self.operand(value).astype("int64")

@@ -10,6 +10,9 @@ from sdpa_xp_export import functions, pieces
 from sdpa_xp_export.array import Value
 from sdpa_xp_export.lowering.pairs import Tile
 
+BEYOND = 2**30
+"""Further than any length; numbers are cut off here, since onnxruntime compares larger ones wrong."""
+
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
@@ -59,7 +62,7 @@ def most(tile: Tile, value: Value | int) -> Value:
 def _extreme(tile: Tile, op: str, value: Value | int) -> Value:
     if isinstance(value, int):
         return tile.graph.constant([value], "int64")
-    flat = pieces.reshape(value, [-1], ("all",))
+    flat = pieces.reshape(functions.clip(value, -BEYOND, BEYOND), [-1], ("all",))
     return pieces.reduce(op, flat)
 
 

@@ -1,0 +1,114 @@
+"""The functions that make arrays: of lengths as values of the graph, of numbers as NumPy arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import array_api_compat
+import numpy as np
+
+from sdpa_xp.checks import message
+from sdpa_xp_export import pieces, shaping
+from sdpa_xp_export.array import Value
+from sdpa_xp_export.dispatch import graph_of, is_array
+from sdpa_xp_export.dtypes import dtype_name
+from sdpa_xp_export.graph import Graph, numpy_dtype
+from sdpa_xp_export.lengths import Length, named
+from sdpa_xp_export.promotion import DEFAULTS
+from sdpa_xp_export.trace import Trace
+
+
+def astype(x: Any, dtype: Any, /, *, copy: Any = True, device: object = None) -> Any:
+    """`x` in another dtype, which may be that of an array of another library."""
+    del copy, device  # a value has neither
+    if isinstance(x, Value):
+        return x.astype(dtype_name(dtype))
+    return array_api_compat.array_namespace(x).astype(x, own_dtype(x, dtype))
+
+
+def own_dtype(array: Any, dtype: Any) -> Any:
+    """A dtype that is a name as the library of `array` has it."""
+    return getattr(array_api_compat.array_namespace(array), dtype) if isinstance(dtype, str) else dtype
+
+
+def asarray(obj: Any, /, *, dtype: Any = None, device: object = None, copy: Any = None) -> Any:
+    """A value or an array as it is; a length as a value; numbers as a NumPy array, for an initializer."""
+    del device, copy
+    made = obj.graph.operand(obj) if isinstance(obj, Length) else obj
+    if isinstance(made, Value) or is_array(made):
+        return made if dtype is None else astype(made, dtype)
+    numbers = np.asarray(made)
+    if numbers.dtype.kind not in "biuf":
+        rule = "`obj` must be an array, or numbers"
+        raise TypeError(message("asarray", rule, {"obj": type(obj).__name__}, "`stack` joins arrays."))
+    kind = {"b": bool, "f": float}.get(numbers.dtype.kind, int)
+    return np.asarray(made, numpy_dtype(DEFAULTS[kind] if dtype is None else dtype_name(dtype)))
+
+
+def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None, device: object = None) -> Any:
+    """start, start + step, ... below stop; a bound may be a length, or a sum of lengths."""
+    del device
+    start, stop = (0, start) if stop is None else (start, stop)
+    graph = graph_of([start, stop, step])
+    if graph is None:
+        numbers = np.arange(start, stop, step)
+        default = DEFAULTS[float if numbers.dtype.kind == "f" else int]
+        return np.asarray(numbers, numpy_dtype(default if dtype is None else dtype_name(dtype)))
+    bounds = [_whole(graph, each) for each in (start, stop, step)]
+    length = _count(start, stop, step)
+    made = graph.add("Range", *bounds, dtype="int64", shape=(length,))
+    if isinstance(graph, Trace) and isinstance(length, str):
+        graph.having(made, 0, length)
+    return made if dtype is None else made.astype(dtype_name(dtype))
+
+
+def _whole(graph: Graph, bound: Any) -> Value:
+    """An integer, a length, or a value without axes that holds integers, as int64."""
+    if isinstance(bound, int) and not isinstance(bound, bool):
+        return graph.constant(bound, "int64")
+    value = graph.operand(bound) if isinstance(bound, Value | Length) else None
+    if value is None or value.shape or "int" not in value.dtype:
+        rule = "a range to or from a length must be of integers"
+        raise TypeError(message(graph.function, rule, {"bound": repr(bound)}))
+    return value.astype("int64")
+
+
+def _count(start: Any, stop: Any, step: Any) -> int | str:
+    """How many numbers there are from `start` to `stop`, or a name for that."""
+    try:
+        counted = stop - start if isinstance(step, int) and step == 1 else None
+    except TypeError:
+        counted = None
+    return counted if isinstance(counted, int | str) else named("arange", start, stop, step)
+
+
+def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: object = None) -> Any:
+    """`fill_value` in each entry."""
+    filled = asarray(fill_value, dtype=dtype, device=device)
+    shape = (shape,) if isinstance(shape, int | str) else tuple(shape)
+    graph = graph_of([*shape, filled])
+    if graph is None:
+        return np.full(shape, filled)
+    plain = isinstance(filled, np.ndarray)
+    value = graph.constant(filled, filled.dtype.name) if plain else graph.operand(filled)
+    return shaping.broadcast_to(pieces.to_rank(value, len(shape)), shape)
+
+
+def zeros(shape: Any, *, dtype: Any = None, device: object = None) -> Any:
+    """0 in each entry."""
+    return full(shape, 0, dtype=DEFAULTS[float] if dtype is None else dtype, device=device)
+
+
+def ones(shape: Any, *, dtype: Any = None, device: object = None) -> Any:
+    """1 in each entry."""
+    return full(shape, 1, dtype=DEFAULTS[float] if dtype is None else dtype, device=device)
+
+
+def zeros_like(x: Any, /, *, dtype: Any = None, device: object = None) -> Any:
+    """0 in each entry."""
+    return full(x.shape, 0, dtype=x.dtype if dtype is None else dtype, device=device)
+
+
+def ones_like(x: Any, /, *, dtype: Any = None, device: object = None) -> Any:
+    """1 in each entry."""
+    return full(x.shape, 1, dtype=x.dtype if dtype is None else dtype, device=device)

@@ -1,0 +1,74 @@
+"""The bucket of a distance in a graph, as `biases.relative` has it, for a `max_distance` of any size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import numpy as np
+
+from sdpa_xp import biases
+from sdpa_xp.biases import Bias
+from sdpa_xp_export import functions, pieces
+from sdpa_xp_export.array import Value
+
+LISTED = 2**10
+"""Up to this `max_distance` a graph holds the bucket of each distance; beyond it only where buckets begin."""
+
+
+class _WithBuckets(Protocol):
+    """What `biases.relative` makes."""
+
+    @property
+    def first_distances(self) -> list[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """How `biases.relative` sorts distances into `count` buckets."""
+
+    count: int
+    bidirectional: bool
+    max_distance: int
+
+    @property
+    def of_one_direction(self) -> int:
+        """How many buckets there are for earlier keys; later ones have as many, or share the first."""
+        return self.count // 2 if self.bidirectional else self.count
+
+    def first_distances(self) -> list[int]:
+        """The smallest distance of each bucket of one direction but the first, in order, from the library."""
+        return cast(_WithBuckets, self._bias(0)).first_distances
+
+    def of_each_distance(self) -> np.ndarray:
+        """The bucket of each distance from -max_distance to max_distance, from the library."""
+        bias, most = self._bias(self.max_distance), self.max_distance
+        return np.asarray(biases.to_array(bias, (1, 1, 2 * most + 1))[0, 0], np.int64)
+
+    def _bias(self, offset: int) -> Bias:
+        """A bias that adds the number of the bucket."""
+        numbers = np.arange(float(self.count))[:, None]
+        return biases.relative(
+            numbers, bidirectional=self.bidirectional, max_distance=self.max_distance, offset=offset
+        )
+
+
+def bucket(rules: Buckets, distance: Value) -> Value:
+    """distances j - i -> their buckets, by a search among the distances at which buckets begin.
+
+    Each step is one of a binary search, for all distances at once: Gather -> LessOrEqual -> Where. There are as
+    many as the number of buckets has bits, and no rounding, as there would be in a logarithm.
+    """
+    graph, away = distance.graph, abs(distance)
+    begins = [0, *rules.first_distances()]
+    steps = range(len(begins).bit_length() - 1, -1, -1)
+    never = [2**62] * (2 ** len(steps) - len(begins))
+    listed = graph.constant([*begins, *never], "int64")
+    found = distance * 0
+    for step in steps:
+        further = found + 2**step
+        reached = pieces.gather(listed, further, 0) <= away
+        found = functions.where(reached, further, found)
+    if rules.bidirectional:
+        return functions.where(distance > 0, found + rules.of_one_direction, found)
+    return functions.where(distance > 0, 0, found)

@@ -1,0 +1,74 @@
+"""Relative positions in a graph: the library's bucket at every distance, in a graph of one size for all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from graphs import check_forms, qkv
+
+from sdpa_xp import biases
+from sdpa_xp_export import TensorSpec, export_attention, to_onnx
+from sdpa_xp_export.lowering.buckets import LISTED, Buckets, bucket
+
+QKV = TensorSpec("float32", ("B", 4, "L", 8))
+RULES = [(32, 128), (32, 10**7), (16, 2**29), (8, 20), (4, 5), (1000, 10**7), (6, 9), (200, 120)]
+
+
+def library(rules: Buckets, distances: np.ndarray) -> list[int]:
+    """The bucket of each distance by the library, which is asked for five distances in a row."""
+    numbers = np.arange(float(rules.count))[:, None]
+    found = []
+    for distance in distances.tolist():
+        bias = biases.relative(
+            numbers, bidirectional=rules.bidirectional, max_distance=rules.max_distance, offset=-distance
+        )
+        found.append(int(biases.to_array(bias, (1, 1, 1))[0, 0, 0]))
+    return found
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize(("count", "max_distance"), RULES)
+def test_the_library_s_bucket(count: int, max_distance: int, bidirectional: bool) -> None:
+    """Near each distance at which a bucket begins, in both directions, and in between."""
+    rules = Buckets(count, bidirectional, max_distance)
+    begins = [0, *rules.first_distances(), max_distance]
+    near = {begin + by for begin in begins[:: max(1, len(begins) // 40)] for by in (-2, -1, 0, 1, 2)}
+    near |= {*np.random.default_rng(7).integers(0, max_distance + 9, 60).tolist(), 2**29}
+    distances = np.asarray(sorted({sign * each for each in near for sign in (1, -1) if each <= 2**29}))
+    model = to_onnx(lambda d: bucket(rules, d), TensorSpec("int64", ("N",)))
+    (found,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"d": distances})
+    np.testing.assert_array_equal(found, library(rules, distances))
+
+
+@pytest.mark.parametrize("max_distance", [LISTED, LISTED + 1, 10**7])
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize("offset", [0, 900, -(10**6), "lower_right"])
+def test_calls(rng: np.random.Generator, offset: Any, bidirectional: bool, max_distance: int) -> None:
+    """In every form, on both sides of where a graph stops to list all distances."""
+
+    def rules(table: Any) -> dict[str, Any]:
+        bias = biases.relative(table, bidirectional=bidirectional, max_distance=max_distance, offset=offset)
+        return {"bias": bias}
+
+    table = rng.standard_normal((12, 4)).astype(np.float32)
+    check_forms(qkv(rng), rules, {"table": table}, names={3: "B", 5: "L", 9: "S"})
+
+
+@pytest.mark.parametrize("form", ["primitive", "tiled"])
+def test_a_graph_is_no_larger_for_further_distances(form: str) -> None:
+    """Neither by a list of distances nor by nodes."""
+    sizes = {
+        max_distance: export_attention(
+            QKV,
+            QKV,
+            QKV,
+            bias=biases.relative(TensorSpec("float32", (32, 4)), max_distance=max_distance),
+            form=form,
+        ).ByteSize()
+        for max_distance in (LISTED, 10**4, 10**7, 2**29)
+    }
+    assert max(sizes.values()) <= sizes[LISTED]
+    assert sizes[2**29] - sizes[10**4] < 64

@@ -1,0 +1,339 @@
+"""Saves that are killed, that run at once, and that replace files: nothing is lost, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from sdpa_xp_export import TensorSpec, export_attention, save, verify, verify_layer
+from sdpa_xp_export.publishing import publish
+from sdpa_xp_export.targets import Asked
+
+MODEL = export_attention(*[TensorSpec("float32", (2, 4))] * 3)
+
+
+def filled(number: float, size: int = 1000) -> onnx.ModelProto:
+    """A model that returns its one initializer."""
+    array = np.full(size, number, np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["array"], ["copy"])],
+        "copy",
+        [],
+        [helper.make_tensor_value_info("copy", TensorProto.FLOAT, [size])],
+        [numpy_helper.from_array(array, "array")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    model.ir_version = 8
+    return model
+
+
+def number_in(path: Path) -> float:
+    """What `filled` was given."""
+    array = numpy_helper.to_array(onnx.load(path).graph.initializer[0])
+    assert (array == array[0]).all()
+    return float(array[0])
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.iterdir())
+
+
+def assert_one_model(folder: Path, number: float) -> None:
+    """`a.onnx` with its data file, and nothing else."""
+    assert number_in(folder / "a.onnx") == number
+    model = onnx.load(folder / "a.onnx", load_external_data=False)
+    (location,) = (each.value for each in model.graph.initializer[0].external_data if each.key == "location")
+    assert names(folder) == ["a.onnx", location]
+
+
+CHILD = """
+import os, signal, sys
+from pathlib import Path
+import onnx
+from sdpa_xp_export import files, publishing, save
+
+model, target, step, overwrite = sys.argv[1:]
+
+def dying(name, function):
+    def called(*args, **named):
+        if step == name:
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = function(*args, **named)
+        if step == f"after {name}":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+    return called
+
+counts = iter(range(1, 99))
+sync, fsync = os.fsync, lambda descriptor: dying(f"sync {next(counts)}", sync)(descriptor)
+os.fsync = fsync
+files.give_name = dying("name", files.give_name)
+os.rename = dying("rename", os.rename)
+Path.rename = dying("rename", Path.rename)
+Path.unlink = dying("unlink", Path.unlink)
+save(onnx.load(model), target, overwrite=overwrite == "True", external_above=0)
+"""
+STEPS = [
+    "sync 1",
+    "after sync 1",
+    "rename",
+    "after rename",
+    "sync 2",
+    "name",
+    "after name",
+    "unlink",
+    "after unlink",
+]
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("overwrite", [True, False])
+@pytest.mark.parametrize("later", ["a.onnx", "b.onnx"])
+def test_what_a_killed_save_has_left_goes_with_a_later_one(
+    tmp_path: Path, step: str, overwrite: bool, later: str
+) -> None:
+    """Also one of another file of the folder; the model that was there is whole at any time."""
+    folder = tmp_path / "out"
+    folder.mkdir()
+    onnx.save(filled(2), tmp_path / "in.onnx")
+    if overwrite:
+        save(filled(1), folder / "a.onnx", external_above=0)
+    command = [sys.executable, "-c", CHILD, tmp_path / "in.onnx", folder / "a.onnx", step, str(overwrite)]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    found = number_in(folder / "a.onnx") if (folder / "a.onnx").exists() else None
+    assert found in ((1, 2) if overwrite else (None, 2))
+    save(filled(3), folder / later, external_above=0, overwrite=(folder / later).exists())
+    if later == "b.onnx":
+        assert number_in(folder / "b.onnx") == 3
+        for file in folder.glob("b.onnx*"):
+            file.unlink()
+        if found is None:
+            assert names(folder) == []
+            return
+    assert_one_model(folder, 3 if later == "a.onnx" else found or 0)
+
+
+PAUSED = """
+import os, sys
+import onnx
+from sdpa_xp_export import save
+
+model, target = sys.argv[1:]
+sync = os.fsync
+
+def paused(descriptor):
+    print("writing", flush=True)
+    sys.stdin.readline()
+    sync(descriptor)
+
+os.fsync = paused
+save(onnx.load(model), target, overwrite=True, external_above=0)
+"""
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_files_of_a_save_that_runs_are_left(tmp_path: Path, at: int) -> None:
+    """Two saves meanwhile, of the same file and of another; then it goes on, and is the last."""
+    folder = tmp_path / "out"
+    folder.mkdir()
+    onnx.save(filled(2), tmp_path / "in.onnx")
+    command = [sys.executable, "-c", PAUSED, tmp_path / "in.onnx", folder / "a.onnx"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        for step in (1, 2):
+            assert process.stdout.readline() == "writing\n"
+            if step == at:
+                before = names(folder)
+                save(filled(1), folder / "a.onnx", external_above=0)
+                save(filled(4), folder / "b.onnx")
+                assert {*before} < {*names(folder)}
+            process.stdin.write("\n")
+            process.stdin.flush()
+    assert process.returncode == 0
+    (folder / "b.onnx").unlink()
+    assert_one_model(folder, 2)
+
+
+SEVERAL = """
+import sys
+import onnx
+from sdpa_xp_export import save
+model = onnx.load(sys.argv[1])
+for _ in range(12):
+    save(model, sys.argv[2], overwrite=True, external_above=0)
+"""
+
+
+def test_saves_at_once_leave_one_model(tmp_path: Path) -> None:
+    """Of several processes; none removes the data of another's model, and none leaves its own."""
+    folder = tmp_path / "out"
+    folder.mkdir()
+    processes = []
+    for number in (1, 2, 3):
+        onnx.save(filled(number), tmp_path / f"{number}.onnx")
+        command = [sys.executable, "-c", SEVERAL, tmp_path / f"{number}.onnx", folder / "a.onnx"]
+        processes.append(subprocess.Popen(command))
+    assert [process.wait(120) for process in processes] == [0, 0, 0]
+    assert_one_model(folder, number_in(folder / "a.onnx"))
+
+
+def test_saves_of_several_threads_leave_one_model(tmp_path: Path) -> None:
+    def saves(number: int) -> None:
+        for _ in range(8):
+            save(filled(number), tmp_path / "a.onnx", overwrite=True, external_above=0)
+
+    threads = [threading.Thread(target=saves, args=(number,)) for number in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert_one_model(tmp_path, number_in(tmp_path / "a.onnx"))
+
+
+def test_files_that_are_named_alike_are_left(tmp_path: Path) -> None:
+    """What no dead save has left: a folder, a link, data that nobody refers to, and other names."""
+    (tmp_path / f".{'0' * 32}.unfinished").mkdir()
+    (tmp_path / f".{'1' * 32}.unfinished").symlink_to(tmp_path / "none")
+    (tmp_path / f"a.onnx.{'2' * 32}.data").touch()
+    (tmp_path / ".3.unfinished").touch()
+    before = names(tmp_path)
+    save(filled(1), tmp_path / "a.onnx")
+    assert names(tmp_path) == sorted([*before, "a.onnx"])
+    (tmp_path / f".{'2' * 32}.unfinished").touch()
+    save(filled(1), tmp_path / "a.onnx", overwrite=True)
+    assert f"a.onnx.{'2' * 32}.data" not in names(tmp_path)
+
+
+def test_nothing_is_removed_where_nobody_can_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system without locks."""
+
+    def none(*_: object) -> None:
+        raise OSError("no locks")
+
+    left = tmp_path / f".{'0' * 32}.unfinished"
+    left.touch()
+    monkeypatch.setattr("sdpa_xp_export.locking.flock", none)
+    save(filled(1), tmp_path / "a.onnx", external_above=0)
+    save(filled(2), tmp_path / "a.onnx", external_above=0, overwrite=True)
+    left.unlink()
+    assert_one_model(tmp_path, 2)
+    monkeypatch.setattr("sdpa_xp_export.locking.HAS_LOCKS", False)
+    monkeypatch.setattr("sdpa_xp_export.publishing.HAS_LOCKS", False)
+    save(filled(3), tmp_path / "a.onnx", external_above=0, overwrite=True)
+    assert_one_model(tmp_path, 3)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o666, 0o755, 0o400])
+@pytest.mark.parametrize("external_above", [0, 2**30])
+def test_what_replaces_a_file_has_its_mode(tmp_path: Path, mode: int, external_above: int) -> None:
+    """And its data have it, whatever the umask."""
+    path = tmp_path / "a.onnx"
+    save(filled(1), path)
+    path.chmod(mode)
+    before = os.umask(0o027)
+    try:
+        save(filled(2), path, overwrite=True, external_above=external_above)
+    finally:
+        os.umask(before)
+    assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {mode}
+    page = tmp_path / "r.html"
+    page.touch()
+    page.chmod(mode)
+    publish(b"text", page, Asked("verify", "html"), overwrite=True)
+    assert page.stat().st_mode & 0o777 == mode
+
+
+def test_nobody_reads_what_replaces_a_private_file_before_it_has_its_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def looking(path: Path, mode: int) -> None:
+        seen.append(Path(path).stat().st_mode & 0o777)
+        chmod(path, mode)
+
+    chmod = os.chmod
+    path = save(filled(1), tmp_path / "a.onnx")
+    path.chmod(0o640)
+    monkeypatch.setattr(os, "chmod", looking)
+    save(filled(2), path, overwrite=True, external_above=0)
+    assert seen == [0o600, 0o600]
+
+
+def linked(folder: Path, target: Path) -> Path:
+    link = folder / "named" / "a.onnx"
+    link.parent.mkdir()
+    link.symlink_to(target)
+    return link
+
+
+@pytest.mark.parametrize("to", ["absolute", "..", "through a folder"])
+def test_a_link_to_nothing_leads_out_of_its_folder_only_when_told(tmp_path: Path, to: str) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    targets = {"absolute": outside / "a.onnx", "..": Path("..") / "outside" / "a.onnx"}
+    (tmp_path / "folder").symlink_to(outside)
+    link = linked(tmp_path, targets.get(to, Path("..") / "folder" / "a.onnx"))
+    for write in (lambda: save(MODEL, link), lambda: publish(b"", link, Asked("save", "path"))):
+        with pytest.raises(
+            FileExistsError,
+            match=r"^save: `path` must not be a link out of its folder; got path=.*--force",
+        ):
+            write()
+    assert names(outside) == []
+    assert save(MODEL, link, overwrite=True) == outside / "a.onnx"
+
+
+def test_a_folder_may_be_a_link(tmp_path: Path) -> None:
+    """It is the one that was named; and a link to nothing may stay within it."""
+    (tmp_path / "real" / "deeper").mkdir(parents=True)
+    (tmp_path / "folder").symlink_to(tmp_path / "real")
+    assert save(MODEL, tmp_path / "folder" / "a.onnx") == tmp_path / "real" / "a.onnx"
+    (tmp_path / "real" / "b.onnx").symlink_to(Path("deeper") / "c.onnx")
+    assert save(MODEL, tmp_path / "folder" / "b.onnx") == tmp_path / "real" / "deeper" / "c.onnx"
+
+
+PATHS: dict[str, tuple[Any, type[Exception], str]] = {
+    "NUL": ("a\0b.onnx", ValueError, r"must hold no NUL; got {name}='a\\x00b\.onnx'\.$"),
+    "a surrogate": ("a\ud800.onnx", ValueError, r"must be of characters that the file system can name; got"),
+    "bytes": (b"a.onnx", TypeError, "must be a path; got {name}=bytes"),
+    "None": (None, TypeError, "must be a path; got {name}=NoneType"),
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_paths_that_name_no_file(path: str) -> None:
+    given, error, words = PATHS[path]
+    with pytest.raises(error, match=f"^save: `path` {words.format(name='path')}"):
+        save(MODEL, given)
+    with pytest.raises(error, match=f"^verify: `model` {words.format(name='model')}"):
+        verify(given)
+
+
+def test_a_model_that_refers_to_files_is_asked_for_by_path(tmp_path: Path) -> None:
+    path = save(filled(1), tmp_path / "a.onnx", external_above=0)
+    model = onnx.load(path, load_external_data=False)
+    constant = helper.make_node("Constant", [], ["y"], value=model.graph.initializer[0])
+    nested = helper.make_model(helper.make_graph([constant], "nested", [], []))
+    words = r"`model` must hold its data; got external data=\['a\.onnx\..*\.data'\]\. onnx\.load reads it\."
+    calls: dict[str, Callable[[onnx.ModelProto], Any]] = {
+        "verify": verify,
+        "verify_layer": lambda model: verify_layer(model, lambda: None),
+        "save": lambda model: save(model, tmp_path / "b.onnx"),
+    }
+    for name, call in calls.items():
+        for each in (model, nested):
+            with pytest.raises(ValueError, match=f"^{name}: {words}"):
+                call(each)

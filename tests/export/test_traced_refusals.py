@@ -1,0 +1,78 @@
+"""What a traced function must not do: a row a message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sdpa_xp_export import TensorSpec, to_onnx
+
+OPEN = ("unstack", "range", "bits", "exp", "scalar", "take")
+"""The rows whose first length is known only when the graph runs."""
+
+REFUSED: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
+    "kinds": (lambda xp, x: x + xp.arange(4), TypeError, "operands of `add` must have dtypes.*int64.*`astype`"),
+    "halves": (
+        lambda xp, x: xp.astype(x, "float16") + xp.astype(x, "bfloat16"),
+        TypeError,
+        "operands of `add`",
+    ),
+    "scalar": (
+        lambda xp, x: xp.arange(x.shape[0]) * 0.5,
+        TypeError,
+        "scalar in `multiply` must be of the kind",
+    ),
+    "condition": (lambda xp, x: (x > 0) + 1, TypeError, "scalar in `add` must be of the kind.*dtype=bool"),
+    "exp": (
+        lambda xp, x: xp.exp(xp.arange(x.shape[0])),
+        TypeError,
+        "`exp` must be of dtypes that are floating",
+    ),
+    "where": (lambda xp, x: xp.where(x, 1, 0), TypeError, "condition of `where` must be a boolean array"),
+    "axis": (lambda xp, x: xp.sum(x, axis=2), ValueError, "`axis` must be one of 2 axes; got axis=2"),
+    "twice": (lambda xp, x: xp.max(x, axis=(0, -2)), ValueError, "`axis` must name each axis once"),
+    "squeeze": (lambda xp, x: xp.squeeze(x, axis=1), ValueError, "`axis` must name axes of length 1"),
+    "perm": (lambda xp, x: xp.permute_dims(x, (0,)), ValueError, "`axes` must name each axis"),
+    "take": (lambda xp, x: xp.take(x, xp.arange(x.shape[0])), ValueError, "`axis` must be given"),
+    "indices": (lambda xp, x: xp.take(x, x[0, :], axis=0), TypeError, "`indices` must be integers"),
+    "index": (lambda xp, x: x[0, 4], IndexError, "index must be within its axis; got index=4, length=4"),
+    "more": (lambda xp, x: x[0, 0, 0], IndexError, "as many entries as the array has axes"),
+    "bool": (lambda xp, x: x[True], TypeError, "an index must be made of integers"),
+    "concat": (lambda xp, x: xp.concat([x, x.mT], axis=0), ValueError, "must have the same shape, except"),
+    "stack": (lambda xp, x: xp.stack([x, x[:1, :]]), ValueError, "joined must have the same shape; got"),
+    "unstack": (lambda xp, x: xp.unstack(xp.ones_like(x), axis=0), TypeError, "axis whose length is known"),
+    "no axes": (lambda xp, x: x[0, 0] @ x, ValueError, "the operands of `matmul` must have axes"),
+    "vector": (lambda xp, x: xp.matrix_transpose(x[0, :]), ValueError, "must be of at least two axes"),
+    "dtype": (
+        lambda xp, x: xp.astype(x, "complex64"),
+        TypeError,
+        "`dtype` must be one of.*got dtype='complex64'",
+    ),
+    "moves": (
+        lambda xp, x: xp.moveaxis(x, (0, 1), 0),
+        ValueError,
+        "`source` and `destination` must be as many",
+    ),
+    "range": (
+        lambda xp, x: xp.arange(0.5, x.shape[0]),
+        TypeError,
+        "a range to or from a length must be of integers",
+    ),
+    "list": (lambda xp, x: xp.asarray([x, x]), TypeError, "`obj` must be an array, or numbers.*`stack`"),
+    "bits": (
+        lambda xp, x: xp.arange(x.shape[0]) & 1,
+        ValueError,
+        "`opset` must be at least 18 for `bitwise_and`",
+    ),
+    "nothing": (lambda xp, x: xp.result_type(1.0), ValueError, "there must be an array or a dtype"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    function, error, words = REFUSED[name]
+    spec = TensorSpec("float32", ("N" if name in OPEN else 3, 4))
+    with pytest.raises(error, match=words):
+        to_onnx(lambda x: function(x.__array_namespace__(), x), spec, opset=17 if name == "bits" else None)

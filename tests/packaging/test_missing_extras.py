@@ -1,0 +1,123 @@
+"""Where an extra is not installed, one line says what to install; and where the command is, whoever asks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import sdpa_xp
+
+BLOCK = """
+import importlib.abc, runpy, sys
+
+class Blocker(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Blocker())
+"""
+COMMAND = "sys.argv = ['sdpa-xp', *{arguments}]; from sdpa_xp_export.cli import main; main()"
+MODULE = "sys.argv = ['x', *{arguments}]; runpy.run_module('sdpa_xp_export', run_name='__main__')"
+
+
+def without(blocked: list[str], code: str) -> subprocess.CompletedProcess[str]:
+    """`code` in an interpreter that has none of some packages."""
+    program = BLOCK.format(blocked=blocked) + code
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("blocked", "start", "arguments"),
+    [
+        ("typer", COMMAND, []),
+        ("typer", MODULE, ["--version"]),
+        ("rich", COMMAND, ["--help"]),
+        ("onnx", COMMAND, ["backends"]),
+        ("onnx", MODULE, []),
+        ("onnxruntime", COMMAND, ["backends"]),
+        ("ml_dtypes", MODULE, ["export"]),
+    ],
+)
+def test_the_command_says_what_it_needs(blocked: str, start: str, arguments: list[str]) -> None:
+    done = without([blocked], start.format(arguments=arguments))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("sdpa-xp: ")
+    assert blocked in done.stderr
+    assert done.stderr.count("pip install 'sdpa_xp[cli,export]'") == 1
+
+
+def test_all_of_the_extra_missing() -> None:
+    done = without(["typer", "rich", "onnx", "onnxruntime", "matplotlib"], COMMAND.format(arguments=["export"]))
+    line = "sdpa-xp: No module named 'typer'; `pip install 'sdpa_xp[cli,export]'` brings all that it uses\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", line)
+
+
+PICTURES = {
+    "attention": "plot.attention(numpy.eye(3))",
+    "mask": "plot.mask(masks.causal(), (2, 2))",
+    "memory": "plot.memory([8])",
+    "saturation": "plot.saturation([4], rng=numpy.random.default_rng(0))",
+}
+
+
+@pytest.mark.parametrize("picture", PICTURES)
+def test_a_picture_says_what_it_needs(picture: str) -> None:
+    code = f"""
+import numpy
+from sdpa_xp import masks, plot
+try:
+    {PICTURES[picture]}
+except ModuleNotFoundError as error:
+    print(error)
+"""
+    done = without(["matplotlib"], code)
+    start = f"plot.{picture}: matplotlib must be installed; got error=No module named 'matplotlib"
+    assert done.stdout.startswith(start)
+    assert done.stdout.endswith(" `pip install 'sdpa_xp[plot]'` brings it.\n")
+    assert done.stdout.count("\n") == 1
+
+
+@pytest.mark.parametrize("code", ["sdpa_xp_export.to_onnx", "from sdpa_xp_export import verify"])
+def test_the_exporter_says_what_it_needs(code: str) -> None:
+    done = without(["onnx"], f"import sdpa_xp_export\n{code}")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "ModuleNotFoundError: sdpa_xp_export needs onnx and onnxruntime: pip install 'sdpa_xp[export]'"
+    )
+
+
+def test_a_run_says_what_it_needs() -> None:
+    code = """
+from sdpa_xp_export import TensorSpec, export_attention, verify
+x = TensorSpec("float32", (2, 4))
+try:
+    verify(export_attention(x, x, x))
+except ModuleNotFoundError as error:
+    print(error)
+"""
+    done = without(["onnxruntime"], code)
+    assert done.stdout.startswith("verify: onnxruntime must be installed; got its error=No module named")
+    assert done.stdout.endswith("`pip install 'sdpa_xp[export]'` brings it.\n")
+
+
+def module(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_version(option: str) -> None:
+    done = module("sdpa_xp_export", option)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"sdpa-xp {sdpa_xp.__version__}\n", "")
+
+
+@pytest.mark.parametrize("arguments", [[], ["export", "--help"]])
+def test_the_library_says_where_the_command_is(arguments: list[str]) -> None:
+    done = module("sdpa_xp", *arguments)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count("\n") == 1
+    assert "its command is `sdpa-xp`, or `python -m sdpa_xp_export`" in done.stderr

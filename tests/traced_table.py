@@ -1,0 +1,153 @@
+"""What the namespace of a traced function offers: the calls by which each function meets each dtype.
+
+A row is called with a namespace and its arguments, arrays (3, 4) or Python scalars, on array-api-strict and on
+the values of a graph alike.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+Row = Callable[..., Any]
+
+
+def _named(names: str) -> dict[str, Row]:
+    return {name: lambda xp, *given, name=name: getattr(xp, name)(*given) for name in names.split()}
+
+
+def _operators(**found: Callable[..., Any]) -> dict[str, Row]:
+    return {f"__{name.rstrip('_')}__": lambda xp, *given, f=f: f(*given) for name, f in found.items()}
+
+
+BINARY: dict[str, Row] = _named(
+    "add subtract multiply divide floor_divide remainder pow equal not_equal less less_equal greater"
+    " greater_equal bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift"
+    " logical_and logical_or logical_xor maximum minimum"
+) | {
+    "where": lambda xp, x, y: xp.where(xp.asarray([[True], [False], [True]]), x, y),
+    "clip": lambda xp, x, y: (xp.clip(x, y), xp.clip(x, None, y), xp.clip(x, max=y, min=y)),
+    "result_type": lambda xp, x, y: xp.astype(xp.ones((2,)), xp.result_type(x, y)),
+}
+"""Functions of two arrays, one of which may be a Python scalar."""
+
+JOINED: dict[str, Row] = {
+    "matmul": lambda xp, x, y: xp.matmul(x, xp.matrix_transpose(y)),
+    "__matmul__": lambda xp, x, y: x @ y.mT,
+    "concat": lambda xp, x, y: (xp.concat([x, y], axis=-1), xp.concat((x, y, x), axis=None)),
+    "stack": lambda xp, x, y: (xp.stack([x, y], axis=-1), xp.stack([x, y])),
+}
+"""Functions of two arrays alone."""
+
+OPERATORS: dict[str, Row] = _operators(
+    add=operator.add,
+    sub=operator.sub,
+    mul=operator.mul,
+    truediv=operator.truediv,
+    floordiv=operator.floordiv,
+    mod=operator.mod,
+    pow=operator.pow,
+    lshift=operator.lshift,
+    rshift=operator.rshift,
+    and_=operator.and_,
+    or_=operator.or_,
+    xor=operator.xor,
+    eq=operator.eq,
+    ne=operator.ne,
+    lt=operator.lt,
+    le=operator.le,
+    gt=operator.gt,
+    ge=operator.ge,
+)
+
+UNARY: dict[str, Row] = (
+    _named(
+        "abs negative positive square floor exp log sqrt tanh sin cos bitwise_invert logical_not"
+        " mean max min var std matrix_transpose ones_like zeros_like"
+    )
+    | _operators(neg=operator.neg, pos=operator.pos, abs=operator.abs, invert=operator.invert)
+    | {
+        "sum": lambda xp, x: (
+            xp.sum(x),
+            xp.sum(x, axis=-1),
+            xp.sum(x, axis=(0, 1), keepdims=True),
+            xp.sum(x, axis=()),
+            *(xp.sum(x, axis=0, dtype=getattr(xp, dtype)) for dtype in ("float64", "int64", "uint8", "int32")),
+        ),
+        "mean": lambda xp, x: (xp.mean(x), xp.mean(x, axis=0), xp.mean(x, axis=(1, 0), keepdims=True)),
+        "max": lambda xp, x: (xp.max(x), xp.max(x, axis=0), xp.max(x, axis=-1, keepdims=True)),
+        "min": lambda xp, x: (xp.min(x), xp.min(x, axis=0), xp.min(x, axis=-1, keepdims=True)),
+        "var": lambda xp, x: (xp.var(x, axis=1), xp.var(x, correction=1.5), xp.var(x, axis=0, keepdims=True)),
+        "std": lambda xp, x: (xp.std(x, axis=1), xp.std(x, correction=1), xp.std(x, axis=0, keepdims=True)),
+        "take": lambda xp, x: (
+            xp.take(x, xp.asarray([3, 0, 0], dtype=xp.uint8), axis=1),
+            xp.take(x, xp.asarray([2, 1], dtype=xp.int32), axis=-2),
+            xp.take(xp.reshape(x, (12,)), xp.asarray([11, 0], dtype=xp.uint64)),
+        ),
+        "reshape": lambda xp, x: (xp.reshape(x, (2, -1)), xp.reshape(x, (-1,)), xp.reshape(x, (3, 2, 2))),
+        "permute_dims": lambda xp, x: xp.permute_dims(x[None, :, :], (2, 0, -2)),
+        "moveaxis": lambda xp, x: (
+            xp.moveaxis(x[None, :, :], 0, -1),
+            xp.moveaxis(x[None, :, :], (0, -1), (1, 0)),
+        ),
+        "expand_dims": lambda xp, x: (xp.expand_dims(x, axis=-1), xp.expand_dims(x, axis=1)),
+        "squeeze": lambda xp, x: (
+            xp.squeeze(x[:, None, :1], axis=(1, -1)),
+            xp.squeeze(x[:, None, :], axis=-2),
+        ),
+        "broadcast_to": lambda xp, x: xp.broadcast_to(x[:1, :], (2, 3, 4)),
+        "unstack": lambda xp, x: (*xp.unstack(x), *xp.unstack(x, axis=-1)),
+        "__getitem__": lambda xp, x: (x[-1, ...], x[:, 1:3], x[..., ::-2], x[0, 3], x[None, 1:, None, -2]),
+        "__iter__": lambda xp, x: tuple(x[1, :]),
+        "mT": lambda xp, x: x.mT,
+        "astype": lambda xp, x: tuple(
+            xp.astype(x, getattr(xp, dtype))
+            for dtype in ("bool", "int8", "int64", "uint16", "uint64", "float32", "float64")
+        ),
+        "asarray": lambda xp, x: (
+            xp.asarray(x),
+            xp.asarray(x, dtype=x.dtype, copy=False),
+            xp.astype(xp.asarray([1, 0, 3]), x.dtype) + x[0, :3],
+        ),
+        "full": lambda xp, x: (
+            xp.full((2, 3), 1, dtype=x.dtype) + x[:2, :3],
+            x + xp.full(4, True, dtype=x.dtype),
+        ),
+        "ones": lambda xp, x: xp.ones((3, 1), dtype=x.dtype) * x,
+        "zeros": lambda xp, x: xp.zeros(4, dtype=x.dtype) + x,
+        "ones_like": lambda xp, x: (xp.ones_like(x), xp.ones_like(x, dtype=xp.int16)),
+        "zeros_like": lambda xp, x: (xp.zeros_like(x), xp.zeros_like(x, dtype=xp.bool)),
+        "arange": lambda xp, x: x + xp.arange(1, 9, 2, dtype=x.dtype),
+    }
+)
+"""Functions of one array, also those that make another beside it."""
+
+BESIDE_THE_STANDARD = {"erf", "is_masked"}
+"""Functions that array-api-strict lacks; they have tests of their own."""
+
+ULPS = {
+    **dict.fromkeys(("exp", "log", "tanh", "sin", "cos"), 4),
+    **dict.fromkeys(("pow", "__pow__"), 4),
+    **dict.fromkeys(("mean", "sum", "var", "std", "matmul", "__matmul__"), 8),
+}
+"""Units in the last place, of the largest number of the result, that it may be off by; others are exact."""
+
+SIGN_OF_ZERO = {"where", "maximum", "minimum", "clip", "floor_divide", "remainder", "__floordiv__", "__mod__"}
+"""Functions whose zeros may have another sign: onnxruntime's Where makes 0 of -0 where the condition holds."""
+
+COUNTED = {"pow", "__pow__", "bitwise_left_shift", "bitwise_right_shift", "__lshift__", "__rshift__"}
+"""Functions whose second integers must not be below 0, which the standard leaves undefined."""
+
+DIVIDED = {"floor_divide", "remainder", "__floordiv__", "__mod__"}
+"""Functions that refuse a Python 0 as the divisor of integers; in an array it gives 0, as in NumPy."""
+
+COUNTS = {"sum"}
+"""Functions that take conditions, too, as NumPy, torch and JAX do: how many hold."""
+
+
+def refused_here(name: str, given: tuple[Any, ...]) -> bool:
+    """Whether a call is refused that array-api-strict answers with a warning, or with what is undefined."""
+    if len(given) < 2 or not isinstance(given[1], int) or "int" not in str(getattr(given[0], "dtype", "")):
+        return False
+    return (name in COUNTED and given[1] < 0) or (name in DIVIDED and given[1] == 0)
