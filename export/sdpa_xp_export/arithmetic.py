@@ -183,4 +183,8 @@ def _with_scalar(name: str, value: Value, scalar: bool | int | float | Length) -
     if dtype in INTEGERS and not holds(dtype, int(scalar)):
         rule = f"a Python integer in `{name}` must be within the dtype of the array beside it"
         raise OverflowError(message(graph.function, rule, {"integer": scalar, "dtype": dtype}))
-    return value.astype(dtype), graph.constant(scalar, dtype)
+    try:
+        return value.astype(dtype), graph.constant(scalar, dtype)
+    except OverflowError as error:  # of an integer that no float holds
+        rule = f"a Python integer in `{name}` must be within the dtype of the array beside it"
+        raise OverflowError(message(graph.function, rule, {"dtype": dtype})) from error

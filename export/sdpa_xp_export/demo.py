@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
@@ -45,18 +46,18 @@ def rows(encoded: Activations, dtypes: tuple[str, ...] = ("float32", "float16"))
 def check_folder(folder: Path, *, overwrite: bool) -> None:
     """The files of the demo are not there yet, or may be replaced."""
     for name in (MODEL, PICTURE):
-        if (folder / name).exists() and not overwrite:
+        if os.path.lexists(folder / name) and not overwrite:  # also a link to nothing
             hint = "Pass --force to replace it."
             raise FileExistsError(message("demo", "`output` must not hold it", {"path": folder / name}, hint))
 
 
-def write(encoded: Activations, folder: Path) -> tuple[Path, Path]:
+def write(encoded: Activations, folder: Path, *, overwrite: bool) -> tuple[Path, Path]:
     """Save the exported graph and the picture in `folder`; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    save(export_call(call("float32")), folder / MODEL, overwrite=True)
+    save(export_call(call("float32")), folder / MODEL, overwrite=overwrite)
     drawn = BytesIO()
     attention_of_word(encoded, WORD).savefig(drawn, dpi=150)
-    publish(drawn.getvalue(), folder / PICTURE, Asked("demo", "output"), overwrite=True)
+    publish(drawn.getvalue(), folder / PICTURE, Asked("demo", "output"), overwrite=overwrite)
     return folder / MODEL, folder / PICTURE
 
 

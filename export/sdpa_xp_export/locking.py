@@ -6,6 +6,7 @@ Where a system or a file system has none, nobody can tell whether a save still r
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,15 +19,25 @@ else:
     HAS_LOCKS = True
 
 
-def lock(descriptor: int, *, wait: bool = False) -> bool:
+SECONDS = 10.0
+"""How long a writer waits for another that changes the names of a folder, and may have been stopped."""
+
+
+def lock(descriptor: int, seconds: float = 0.0) -> bool:
     """Lock an open file or folder until it is closed; False where another has it, or there are no locks."""
-    if not HAS_LOCKS:
-        return False
-    try:
-        flock(descriptor, LOCK_EX if wait else LOCK_EX | LOCK_NB)
-    except OSError:
-        return False
-    return True
+    until = time.monotonic() + seconds
+    while HAS_LOCKS:
+        try:
+            flock(descriptor, LOCK_EX | LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(0.005)
+        except OSError:
+            return False
+        else:
+            return True
+    return False
 
 
 @contextmanager
@@ -38,6 +49,6 @@ def locked(folder: Path) -> Iterator[bool]:
         yield False
         return
     try:
-        yield lock(descriptor, wait=True)
+        yield lock(descriptor, SECONDS)
     finally:
         os.close(descriptor)

@@ -103,18 +103,16 @@ def _remove_dead(folder: Path, remove: Remove) -> None:
     """Remove unfinished files that nobody holds locked, and what else their writers have left."""
     for path in [*folder.iterdir()]:
         found = _UNFINISHED.fullmatch(path.name)
-        if found is None or not stat.S_ISREG(path.lstat().st_mode):
+        if found is None or path.is_symlink() or not path.is_file():
             continue
-        try:
+        with suppress(OSError):  # gone meanwhile, or of another user
             descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
-        except OSError:  # gone, or of another user
-            continue
-        try:
-            if lock(descriptor):
-                remove(found[1], folder)
-                path.unlink(missing_ok=True)
-        finally:
-            os.close(descriptor)
+            try:
+                if lock(descriptor):
+                    remove(found[1], folder)
+                    path.unlink(missing_ok=True)
+            finally:
+                os.close(descriptor)
 
 
 def give_name(unfinished: Path, target: Path, asked: Asked, *, overwrite: bool) -> None:

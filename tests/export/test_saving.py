@@ -16,7 +16,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from sdpa_xp_export import TensorSpec, export_attention, save, verify, verify_layer
+from sdpa_xp_export import TensorSpec, demo, export_attention, save, verify, verify_layer
+from sdpa_xp_export.locking import lock
 from sdpa_xp_export.publishing import publish
 from sdpa_xp_export.targets import Asked
 
@@ -235,6 +236,19 @@ def test_nothing_is_removed_where_nobody_can_tell(tmp_path: Path, monkeypatch: p
     assert_one_model(tmp_path, 3)
 
 
+def test_a_writer_that_was_stopped_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have the folder to itself for good."""
+    monkeypatch.setattr("sdpa_xp_export.locking.SECONDS", 0.05)
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    try:
+        assert lock(descriptor)
+        save(filled(1), tmp_path / "a.onnx", external_above=0)
+        save(filled(2), tmp_path / "a.onnx", external_above=0, overwrite=True)
+    finally:
+        os.close(descriptor)
+    assert_one_model(tmp_path, 2)
+
+
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o666, 0o755, 0o400])
 @pytest.mark.parametrize("external_above", [0, 2**30])
 def test_what_replaces_a_file_has_its_mode(tmp_path: Path, mode: int, external_above: int) -> None:
@@ -294,6 +308,13 @@ def test_a_link_to_nothing_leads_out_of_its_folder_only_when_told(tmp_path: Path
             write()
     assert names(outside) == []
     assert save(MODEL, link, overwrite=True) == outside / "a.onnx"
+
+
+def test_the_demo_follows_no_link_to_nothing(tmp_path: Path) -> None:
+    linked(tmp_path, tmp_path / "elsewhere.onnx").rename(tmp_path / "named" / demo.MODEL)
+    with pytest.raises(FileExistsError, match=r"^demo: `output` must not hold it"):
+        demo.check_folder(tmp_path / "named", overwrite=False)
+    demo.check_folder(tmp_path / "named", overwrite=True)
 
 
 def test_a_folder_may_be_a_link(tmp_path: Path) -> None:

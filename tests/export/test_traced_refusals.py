@@ -24,6 +24,12 @@ REFUSED: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
         TypeError,
         "scalar in `multiply` must be of the kind",
     ),
+    "huge": (lambda xp, x: x * 10**400, OverflowError, "integer in `multiply` must be within the dtype"),
+    "wide": (
+        lambda xp, x: xp.astype(x, xp.int8) + 128,
+        OverflowError,
+        "within the dtype.*got integer=128, dtype=int8",
+    ),
     "condition": (lambda xp, x: (x > 0) + 1, TypeError, "scalar in `add` must be of the kind.*dtype=bool"),
     "exp": (
         lambda xp, x: xp.exp(xp.arange(x.shape[0])),

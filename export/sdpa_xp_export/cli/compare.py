@@ -32,7 +32,7 @@ def run_demo(
         say("  " + " ".join(tokens))
     rows = _collected("demo", demo.rows(encoded))
     _show(rows)
-    for path in demo.write(encoded, folder):
+    for path in demo.write(encoded, folder, overwrite=force):
         say(f"wrote {path}")
     _judge(rows)
 
