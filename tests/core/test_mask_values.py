@@ -192,9 +192,9 @@ def test_long_chains_of_one_operator(library: Library) -> None:
     both = functools.reduce(operator.and_, [masks.causal(n % 3) for n in range(3000)])
     added = functools.reduce(operator.add, [biases.alibi([n % 2]) for n in range(3000)])
     np.testing.assert_array_equal(masks.to_array(either & both, (3, 4)), masks.to_array(masks.causal(), (3, 4)))
-    found = library.get(library.call(attention_scores, query, query, either, bias=added))
+    found = library.get(library.call(attention_scores, query, query, attn_mask=either, bias=added))
     expected = library.get(
-        library.call(attention_scores, query, query, masks.causal(), bias=biases.alibi([1500.0]))
+        library.call(attention_scores, query, query, attn_mask=masks.causal(), bias=biases.alibi([1500.0]))
     )
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert str(either).count("|") == str(both).count("&") == str(added).count("+") == 2999

@@ -178,6 +178,14 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
             masks.causal(1),
         )
     ),
+    (
+        "grouped_query",
+        self_attention()
+        | CAUSAL
+        | {"attn_mask": masks.sliding_window(3, None), "runtime": "onnxruntime>=1.23;cpu"},
+        "a window of GroupQueryAttention has one key less from onnxruntime 1.24 on than before, so that a graph is "
+        "right from 1.24 on at the earliest, and `runtime` is onnxruntime>=1.23;cpu",
+    ),
     *(
         ("grouped_query", given | CAUSAL, "GroupQueryAttention takes one width, a multiple of 8")
         for given in (

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from sdpa_xp_export import functions, pieces
+from sdpa_xp_export import pieces
 from sdpa_xp_export.array import Value
 from sdpa_xp_export.call import OUTPUTS, Call
 from sdpa_xp_export.forms.inputs import Inputs, finished, read
 from sdpa_xp_export.graph import Graph
+from sdpa_xp_export.lowering import counting
 from sdpa_xp_export.lowering.attend import attend, scaled
 from sdpa_xp_export.lowering.pairs import Pairs, Range, Tile
 from sdpa_xp_export.lowering.reach import reach
@@ -39,8 +40,8 @@ def write(graph: Graph, call: Call, runtime: Runtime) -> dict[str, Value]:
         rows, count = (graph.constant([size], "int64") for size in sizes)
         even = length % sizes[0] == 0
     else:  # without a query one block of one row; a block of none would be divided by, which ends old releases
-        rows = functions.clip(queries, 1, ROWS)
-        count, even = functions.maximum((queries + (rows - 1)) // rows, 1), False
+        rows = counting.within(queries, 1, ROWS)
+        count, even = counting.larger(counting.shared(queries + (rows - 1), rows), 1), False
     blocks = _in_blocks(query if even else _filled_up(query, queries, rows, count), rows, count)
     steps = pieces.arange(pieces.scalar(count), "blocks")
     body = graph.body()
@@ -91,7 +92,7 @@ def _body(body: Graph, inputs: Inputs, blocks: Value, rows: Value, *, sums: bool
     first = step * body.here(rows)
     stop = first + body.here(rows)
     tile = _Block(pairs, body, Range("queries", "rows", first, stop), Range("keys", inputs.key.shape[-2]), last)
-    keys = reach(tile, first, functions.minimum(stop - 1, last))
+    keys = reach(tile, first, counting.smaller(stop - 1, last))
     key, value = body.here(inputs.key), body.here(inputs.value)
     if keys is not None:
         tile.column_range = Range("keys", "columns", *keys)
@@ -108,7 +109,7 @@ class _Block(Tile):
 
     @cached_property
     def rows(self) -> Value:
-        return functions.minimum(self._numbers(self.row_range), self.last)
+        return counting.smaller(self._numbers(self.row_range), self.last)
 
     def cut(self, value: Value) -> Value:
         rows = self.rows if value.ndim > 1 and value.shape[-2] != 1 else None
