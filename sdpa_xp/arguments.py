@@ -11,6 +11,7 @@ from sdpa_xp import checks, generators, namespace
 from sdpa_xp.biases.algebra import Bias, as_bias
 from sdpa_xp.biases.algebra import FromArray as BiasFromArray
 from sdpa_xp.dropout import Dropout
+from sdpa_xp.environment import asked_threads
 from sdpa_xp.masks.algebra import AllOf, Mask, Pattern, as_mask
 from sdpa_xp.masks.bands import Causal
 from sdpa_xp.pairs import Pairs
@@ -79,8 +80,9 @@ class Call(NamedTuple):
         return Part(self.pairs, self.arrays["query"], Whole(self.arrays["key"]))
 
     def quiet(self) -> AbstractContextManager[object]:
-        """Without the warnings of NumPy."""
-        return self.once("silence", lambda: namespace.silence_of(self.arrays["query"]))()
+        """Compute as `namespace.quiet` has it; an error gives the generator back the state that it had."""
+        quiet = self.once("quiet", lambda: namespace.quiet_for(self.arrays["query"]))()
+        return generators.Undrawn(self.rng, quiet) if self.dropout_p else quiet
 
     def once(self, name: str, find: Callable[[], T]) -> T:
         """What `find` returns, which follows from all of the call but the numbers in its arrays."""
@@ -120,7 +122,7 @@ class Call(NamedTuple):
         if self.scale is None or isinstance(self.scale, float):
             return 1.0 / math.sqrt(self.sizes.width) if self.scale is None else self.scale
         one_a_row = (*pairs.shape[:-1], 1)
-        checks.broadcasts(pairs.function, "scale", self.scale.shape, one_a_row, "(..., Hq, L, 1)")
+        checks.broadcasts(pairs.function, "scale", self.scale.shape, one_a_row, checks.ONE_A_ROW)
         return pairs.cut(self.scale, 3)
 
     def _sinks(self, pairs: Pairs) -> Array | None:
@@ -192,6 +194,8 @@ def _checked(
     own = [array.shape for name, array in tensors.items() if name != "query"]
     seen = cached if isinstance(cached, tuple) else own
     sizes = checks.shapes(function, query.shape, *seen, layout=layout)
+    if cached and checks.flag(function, "is_causal", rules.is_causal):
+        checks.appended(function, sizes.queries, sizes.keys)
     device = namespace.device(query)
     held = namespace.accumulation_dtype(xp, query.dtype)
     dtype = checks.softmax_dtype(function, rules.softmax_dtype, held, xp, device)
@@ -209,6 +213,8 @@ def _checked(
         flat=sizes.flat,
         position=sizes.keys - sizes.queries if cached else 0,
     )
+    if pairs.engine == "threads":
+        asked_threads()  # a wrong value is refused by small calls too, which need no threads
     masks, biases = _masks_and_biases(function, rules, arrays)
     for name in ("scale", "sinks"):
         if name in arrays and arrays[name].ndim == 0:  # a number that the library holds, of any floating dtype
@@ -241,8 +247,11 @@ def arrays_of(rules: Rules) -> Iterator[tuple[str, object]]:
     for name in ("attn_mask", "bias"):
         value = getattr(rules, name)
         if isinstance(value, Mask | Bias):
-            for number, (argument, array) in enumerate(value.arrays()):
-                yield f"{name}.{argument}" + (f" ({number + 1})" if number else ""), array
+            count: dict[str, int] = {}
+            for argument, array in value.arrays():
+                count[argument] = count.get(argument, 0) + 1
+                number = f" ({count[argument]})" if count[argument] > 1 else ""
+                yield f"{name}.{argument}{number}", array
         elif value is not None:
             yield name, value
     if namespace.is_array(rules.scale):

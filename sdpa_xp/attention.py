@@ -94,6 +94,10 @@ def scaled_dot_product_attention(
         kernel, this holds for keys that no query attends (padding). It holds for results, not for gradients:
         those of a key that is NaN are NaN.
 
+        A score of -inf has weight 0, so a row whose scores are all -inf is 0, like a row with no key to attend.
+        torch.autocast changes neither the dtype of a result nor its accuracy; run the backward pass outside of
+        it, as torch asks.
+
     Examples:
         >>> import numpy as np
         >>> query, key = np.eye(2, 4), np.eye(3, 4)

@@ -186,7 +186,8 @@ class KVCache(Generic[A]):
 
         Raises:
             TypeError: As for `scaled_dot_product_attention`.
-            ValueError: As for `scaled_dot_product_attention`.
+            ValueError: As for `scaled_dot_product_attention`; or more queries than tokens, unless `is_causal`
+                is False.
         """
         rules = Rules(
             attn_mask,

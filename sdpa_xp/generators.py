@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager
 from typing import Any, cast
 
 from sdpa_xp import mlx
@@ -60,3 +61,31 @@ def random_words(rng: Any, count: int, array: Array) -> Array:
         return cast(Array, words)
     xp = namespace(array)
     return xp.asarray(words.tolist(), dtype=xp.int32, device=device(array))
+
+
+class Undrawn:
+    """A context in which an error leaves a generator as it was before, so that the call can be made again.
+
+    Keys of JAX and MLX have no state, and that of a cupy.random.Generator cannot be read.
+    """
+
+    def __init__(self, rng: Any, inner: AbstractContextManager[object]) -> None:
+        self.rng, self.inner = rng, inner
+
+    def __enter__(self) -> None:
+        self.state = self._state()
+        self.inner.__enter__()
+
+    def __exit__(self, error: type[BaseException] | None, *rest: Any) -> None:
+        self.inner.__exit__(error, *rest)
+        if error is None or self.state is None:
+            return
+        if hasattr(self.rng, "set_state"):
+            self.rng.set_state(self.state)
+        else:
+            self.rng.bit_generator.state = self.state
+
+    def _state(self) -> Any:
+        if hasattr(self.rng, "get_state"):  # torch
+            return self.rng.get_state()
+        return getattr(getattr(self.rng, "bit_generator", None), "state", None)

@@ -7,13 +7,14 @@ import sys
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, Literal, TypeAlias, TypeGuard, cast
+from typing import Any, Literal, TypeAlias, TypeGuard, TypeVar, cast
 
 import array_api_compat as compat
 
 from sdpa_xp import mlx
 from sdpa_xp.protocols import AnyArray, Array, Device, Dtype, Namespace
 
+A = TypeVar("A")
 FLOATING = ("float16", "bfloat16", "float32", "float64")
 Engine: TypeAlias = Literal["traced", "threads", "cores", "device"]
 """What computes: a compiler later; one core a thread; all cores together; a device, or what is not known.
@@ -42,11 +43,38 @@ def unfit(value: object) -> str:
         return "Its own mask would be ignored: pass `.data`, and an `attn_mask` of what may attend."
     if numpy is not None and isinstance(value, numpy.matrix):
         return "Its `*` is a matrix product: pass numpy.asarray(...) of it."
+    if numpy is not None and isinstance(value, numpy.ndarray) and _overrides_operations(type(value), numpy):
+        return "Its class changes what operations mean: pass numpy.asarray(...) of it."
     if bias is not None and isinstance(value, bias.CausalBias):
         return "It holds no elements: `masks.causal()` and `masks.causal('lower_right')` say the same."
     if is_array(value) and not _is_dense(value):
         return "A sparse or nested tensor is none: `.to_dense()` or padding makes one."
     return ""
+
+
+def _overrides_operations(kind: type[Any], numpy: Any) -> bool:
+    """Whether a subclass of ndarray defines what NumPy's functions do with it, as units and masks need."""
+    if kind is numpy.ndarray:
+        return False
+    hooks = ("__array_ufunc__", "__array_function__")
+    return any(getattr(kind, hook) is not getattr(numpy.ndarray, hook) for hook in hooks)
+
+
+def plain(array: A) -> A:
+    """Return `array` in the class that its library's functions return: a subclass as a view of its elements.
+
+    A tensor whose class has a `__torch_function__` or `__torch_dispatch__` of its own stays as it is.
+    """
+    kind: Any = type(array)
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None and isinstance(array, numpy.ndarray):
+        return array if kind is numpy.ndarray else cast(A, numpy.asarray(array))
+    if torch is None or not isinstance(array, torch.Tensor) or kind in (torch.Tensor, torch.nn.Parameter):
+        return array
+    function = getattr(kind.__torch_function__, "__func__", None)
+    plain_function = function is torch.Tensor.__torch_function__.__func__
+    plain_dispatch = kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    return cast(A, array.as_subclass(torch.Tensor)) if plain_function and plain_dispatch else array
 
 
 def numpy_array() -> Array:
@@ -145,18 +173,29 @@ def accumulation_dtype(xp: Namespace, dtype: Dtype) -> Dtype:
 
 
 def quiet(array: Array) -> AbstractContextManager[object]:
-    """Without the floating-point warnings of NumPy.
+    """Compute without the floating-point warnings of NumPy, and without torch's autocast.
 
-    They would tell of what is meant here: exp underflows, and a NaN or inf under a mask is put aside.
+    The warnings would tell of what is meant here: exp underflows, and a NaN or inf under a mask is put aside.
+    Autocast would round float32 products to a half.
     """
-    return silence_of(array)()
+    return quiet_for(array)()
 
 
-def silence_of(array: Array) -> Callable[[], AbstractContextManager[object]]:
-    """What `quiet` does for arrays of the library of `array`."""
-    numpy = sys.modules.get("numpy")
-    loud = numpy is not None and library_name(array) == "other"
+def quiet_for(array: Array) -> Callable[[], AbstractContextManager[object]]:
+    """Return what `quiet` calls for every array of this library and device."""
+    numpy, library = sys.modules.get("numpy"), library_name(array)
+    if library == "torch":
+        torch, kind = sys.modules["torch"], device(array).type
+        if torch.amp.is_autocast_available(kind):
+            return partial(_without_autocast, torch, kind)
+    loud = numpy is not None and library == "other"
     return partial(cast(Any, numpy).errstate, all="ignore") if loud else nullcontext
+
+
+def _without_autocast(torch: Any, kind: str) -> AbstractContextManager[object]:
+    if not torch.is_autocast_enabled(kind):
+        return nullcontext()
+    return cast(AbstractContextManager[object], torch.autocast(kind, enabled=False))
 
 
 def is_traced(array: Array) -> bool:
@@ -173,6 +212,12 @@ def is_traced(array: Array) -> bool:
 def _is_transforming(torch: Any) -> bool:
     """Inside torch.compile, torch.export, torch.func.vmap or grad."""
     return bool(torch.compiler.is_compiling()) or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def is_compiling() -> bool:
+    """Whether torch.compile or torch.export traces what is called now."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.compiler.is_compiling())
 
 
 def has_tangents() -> bool:

@@ -9,7 +9,7 @@ from sdpa_xp import checks, streaming
 from sdpa_xp.arguments import Part, Rules, check
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
-from sdpa_xp.namespace import namespace, quiet
+from sdpa_xp.namespace import namespace
 from sdpa_xp.positional.rotary import Rotary, turned
 from sdpa_xp.protocols import AnyArray, Array, Shape
 from sdpa_xp.sources import Blocks, Layout, at
@@ -134,7 +134,8 @@ class PagedKVCache(Generic[A]):
         Args:
             key: (N, H, n, E), of the pool's library, device and dtype.
             value: (N, H, n, Ev).
-            in_place: Write into the pool, instead of copying it. Caches over the same pool see that.
+            in_place: Write into the pool, instead of copying it. Caches over the same pool see that. Keys and
+                values must share no memory.
 
         Returns:
             The new cache.
@@ -214,7 +215,8 @@ class PagedKVCache(Generic[A]):
 
         Raises:
             TypeError: As for `scaled_dot_product_attention`.
-            ValueError: As for `scaled_dot_product_attention`.
+            ValueError: As for `scaled_dot_product_attention`; or more queries than a sequence has tokens,
+                unless `is_causal` is False.
         """
         function = "PagedKVCache.attend"
         rules = Rules(
@@ -236,13 +238,16 @@ class PagedKVCache(Generic[A]):
         call = check(function, {"query": placed, **pools}, rules, cached=self._shapes())
         arrays, xp = call.arrays, call.pairs.xp
         parts, values = [], []
+        queries = call.sizes.queries
+        if is_causal:
+            for number, length in enumerate(self._lengths):
+                checks.appended(function, queries, length, number)
         for number, (row, length) in enumerate(zip(self._table, self._lengths, strict=True)):
-            queries = call.sizes.queries
             pairs = call.pairs.one_entry(number, queries, length, position=length - queries)
             keys = Blocks(arrays["key_blocks"], row)
             parts.append(Part(pairs, arrays["query"][number, ...], keys))
             values.append(Blocks(arrays["value_blocks"], row))
-        with quiet(arrays["query"]):
+        with call.quiet():
             outputs = []
             for scores, own in zip(call.bind(parts), values, strict=True):
                 tiles = plan_blocks(scores.pairs.queries, scores.pairs.keys, self.block_size)

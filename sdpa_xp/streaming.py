@@ -182,8 +182,10 @@ def _with_maximum(scores: Scores, query: Array, value: Source, plan: Plan, rows:
 def _without_maximum(scores: Scores, query: Array, value: Source, plan: Plan, rows: range) -> Rows:
     """With m = 0, which is exact where the scores are bounded."""
     xp, pairs = scores.xp, scores.pairs
-    shape = (*pairs.scores[:-2], len(rows))
-    l, o = (xp.zeros((*shape, n), dtype=pairs.dtype, device=pairs.device) for n in (1, value.width))
+    leading = pairs.scores[:-2]
+    l, o = (
+        xp.zeros((*leading, len(rows), n), dtype=pairs.dtype, device=pairs.device) for n in (1, value.width)
+    )
     ones = xp.full((plan.columns, 1), 1.0, dtype=pairs.dtype, device=pairs.device)
     for tile, allowed in scores.trimmed(rows, plan):
         own = (..., slice(tile.rows.start - rows.start, tile.rows.stop - rows.start), slice(None))
@@ -191,9 +193,9 @@ def _without_maximum(scores: Scores, query: Array, value: Source, plan: Plan, ro
         p = exp_in_place(xp, s)
         if not isinstance(allowed, bool):
             attends = xp.astype(allowed, p.dtype)
-            if p.shape[:-2] == shape[:-2]:
+            if p.shape[:-2] == leading:
                 p *= attends
-            else:  # the values and the mask have a batch that queries and keys have not
+            else:  # the values and the mask have a batch that queries and keys do not have
                 p = p * attends
         l[own] += p @ ones[: len(tile.columns), :]
         kept = p if scores.dropout is None else scores.dropout.apply(tile, p)

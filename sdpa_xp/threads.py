@@ -1,161 +1,156 @@
 """Tasks in threads, with BLAS held to one thread in each of them.
 
-NumPy's matrix products and ufuncs leave the interpreter to other threads. A BLAS that takes all cores for each
-product of two tiles would wait for its own threads most of the time, and write what it made through memory;
-a thread that has a core to itself keeps its tile in that core's cache.
+NumPy's matrix products and ufuncs let other threads of the interpreter run. A BLAS that takes all cores for
+each product of two tiles would wait for its own threads most of the time, and write its results through memory.
+A thread that has a core to itself keeps its tile in that core's cache.
+
+An exception may reach the calling thread at any moment (Ctrl-C). Then the other threads stop at their next
+task: they look at the lock of the call, which the caller's `with` statement releases in any case.
 """
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import Context, copy_context
+from queue import SimpleQueue
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
-
-from sdpa_xp import checks
+from sdpa_xp import blas
+from sdpa_xp.environment import asked_threads
 
 T = TypeVar("T")
 
-VARIABLE = "SDPA_XP_NUM_THREADS"
-_FREE = threading.Lock()
+
+class _Helper:
+    """Work that another thread is asked to do, once."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self.work = work
+        self.begun, self.ended = threading.Lock(), threading.Lock()
+        self.ended.acquire()
+
+    def run(self) -> None:
+        """Do the work, unless it was called off."""
+        if self.begun.acquire(blocking=False):
+            try:
+                self.work()
+            finally:
+                self.ended.release()
+
+    def wait(self) -> None:
+        """Call the work off; if it has begun, wait for its end."""
+        if not self.begun.acquire(blocking=False):
+            self.ended.acquire()
+
+
+class _Pool:
+    """Threads that wait for work, as those of a BLAS do: many a call is shorter than the start of a thread."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()  # a signal handler may attend while a call holds it
+        self.owner: threading.Lock | None = None
+        """The lock of the call that has the threads; a call that was interrupted may have left its own."""
+        self.helpers = SimpleQueue[_Helper]()
+        self.count = 0
+
+    def claim(self, call: threading.Lock) -> bool:
+        """Give the threads to `call` if no other call has them."""
+        with self.lock:
+            if self.owner is not None and self.owner.locked():
+                return False
+            self.owner = call
+            return True
+
+    def release(self, call: threading.Lock) -> None:
+        """Take the threads back from `call` if it has them."""
+        with self.lock:
+            if self.owner is call:
+                self.owner = None
+
+    def start(self, helpers: Sequence[_Helper]) -> None:
+        """Have each of `helpers` run in a thread."""
+        with contextlib.suppress(RuntimeError):  # an interpreter that is shutting down starts no thread
+            while self.count < len(helpers):
+                _thread.start_new_thread(self.serve, ())
+                self.count += 1
+        for helper in helpers:
+            self.helpers.put(helper)
+
+    def serve(self) -> None:
+        """Run one helper after the other, as long as the process lives."""
+        while True:
+            self.helpers.get().run()
+
+
+_POOL = _Pool()
 
 
 def run(function: Callable[[T], None], tasks: Iterable[T], threads: int | None) -> None:
-    """Call `function` with each task; None is as many threads as BLAS has, which is held to one then.
+    """Call `function` with each task, in so many threads.
 
-    One call at a time has threads. Others that come meanwhile, from a thread of the caller or from inside a
-    task, run in the thread that they came in.
+    None is the number of threads that BLAS has, which is held to one thread meanwhile. Only one call at a time
+    has threads. A call that comes meanwhile, from another thread or from inside a task, runs where it came in.
     """
     tasks = list(tasks)
     if threads == 1:
-        _share(function, tasks, 1)
+        for task in tasks:
+            function(task)
         return
-    with _BLAS.in_one_thread() as found:
-        if not _FREE.acquire(blocking=False):
-            _share(function, tasks, 1)
-            return
-        try:
-            _share(function, tasks, threads or given() or found)
-        finally:
-            _FREE.release()
+    call = threading.Lock()
+    try:
+        with call:
+            blas.hold(call)
+            _share(function, tasks, (threads or count()) if _POOL.claim(call) else 1, call)
+            _POOL.release(call)
+    finally:
+        blas.give_back(call)
 
 
 def count() -> int:
-    """How many threads share the tasks, where there is none of them yet."""
-    return given() or max((library.num_threads for library in _blas()), default=_cores())
+    """Return the number of threads that a call would use."""
+    return asked_threads() or blas.thread_count()
 
 
-def given() -> int | None:
-    """What the environment asks for; None where it is silent."""
-    asked = os.environ.get(VARIABLE)
-    if not asked:
-        return None
-    if not asked.isdecimal() or int(asked) == 0:
-        rule = f"the environment's {VARIABLE} must be a positive integer"
-        raise ValueError(checks.message("sdpa_xp", rule, {VARIABLE: asked}))
-    return int(asked)
-
-
-def _share(function: Callable[[T], None], tasks: Sequence[T], threads: int) -> None:
-    """The calling thread and `threads` - 1 others take one task after the other; the first error ends all."""
-    shared, errors = iter(tasks), list[BaseException]()
+def _share(function: Callable[[T], None], tasks: Sequence[T], threads: int, call: threading.Lock) -> None:
+    """Let `threads` threads, the caller's among them, take one task after the other; an error ends all."""
+    remaining, errors = iter(tasks), list[BaseException]()
 
     def work() -> None:
         try:
-            for task in shared:  # an iterator over a list gives each element to one thread
-                if errors:
+            for task in remaining:  # an iterator over a list gives each element to one thread
+                if errors or not call.locked():
                     return
                 function(task)
         except BaseException as error:
             errors.append(error)
+            raise
 
-    others = []
-    with contextlib.suppress(RuntimeError):  # an interpreter that ends starts no thread
-        for _ in range(min(threads, len(tasks)) - 1):
-            others.append(_workers().submit(copy_context().run, work))
-    work()
-    for other in others:
-        if not other.cancel():
-            other.result()
+    def help_out(context: Context) -> None:
+        with contextlib.suppress(BaseException):  # the calling thread raises it
+            context.run(work)
+
+    others = min(threads, len(tasks)) - 1
+    helpers = [_Helper(functools.partial(help_out, copy_context())) for _ in range(others)]
+    _POOL.start(helpers)
+    try:
+        work()
+    finally:
+        for helper in helpers:
+            helper.wait()
     if errors:
         raise errors[0]
 
 
-@functools.cache
-def _workers() -> ThreadPoolExecutor:
-    """Threads that wait for work, as those of a BLAS do: to start one takes longer than many a call.
-
-    There are as many as were needed at once.
-    """
-    from concurrent.futures import ThreadPoolExecutor  # brings logging along
-
-    return ThreadPoolExecutor(1024, thread_name_prefix="sdpa_xp")
-
-
-class _Blas:
-    """NumPy's BLAS, held to one thread while some call computes; the last one to end gives them back."""
-
-    def __init__(self) -> None:
-        self.lock, self.calls, self.had = threading.Lock(), 0, list[tuple[Any, int]]()
-
-    @contextlib.contextmanager
-    def in_one_thread(self) -> Iterator[int]:
-        """Gives the number of threads that it had, and gives them back, whatever happens."""
-        with self.lock:
-            if not self.calls:
-                self.had = [(library, library.num_threads) for library in _blas()]
-                for library, _ in self.had:
-                    _set_threads(library, 1)
-            self.calls += 1
-            found = max((count for _, count in self.had), default=_cores())
-        try:
-            yield found
-        finally:
-            with self.lock:
-                self.calls -= 1
-                if not self.calls:
-                    self.give_back()
-
-    def give_back(self) -> None:
-        for library, count in self.had:
-            _set_threads(library, count)
-
-
-def _set_threads(library: Any, count: int) -> None:
-    """For the whole process, as OpenBLAS does it; threadpoolctl 3.8 lets no thread but the first one."""
-    getattr(library, "_real_set_num_threads", library.set_num_threads)(count)
-
-
-_BLAS = _Blas()
-
-
-def _begin_anew() -> None:
-    """In a process that was forked, which has none of the threads, and locks that no one will release."""
-    global _FREE, _BLAS
-    if _BLAS.calls:
-        _BLAS.give_back()
-    _FREE, _BLAS = threading.Lock(), _Blas()
-    _workers.cache_clear()
+def _after_fork() -> None:
+    """Make a new pool in a forked process: it has no other threads, and no one releases its locks."""
+    global _POOL
+    _POOL = _Pool()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)
-
-
-@functools.cache
-def _blas() -> tuple[Any, ...]:
-    """The BLAS libraries of this process; asked for when NumPy is in use, so NumPy's is among them."""
-    from threadpoolctl import ThreadpoolController
-
-    return tuple(ThreadpoolController().select(user_api="blas").lib_controllers)
-
-
-def _cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    os.register_at_fork(after_in_child=_after_fork)

@@ -21,10 +21,15 @@ class Value:
         """The arrays that the value holds, by the names of its arguments."""
         for field in fields(self):
             held = getattr(self, field.name)
-            if isinstance(held, Value):
-                yield from held.arrays()
-            elif namespace.is_array(held):
+            if namespace.is_array(held):
                 yield field.name, held
+        for part in self.parts:
+            yield from part.arrays()
+
+    @property
+    def parts(self) -> tuple[Value, ...]:
+        """The values that an operator joined to this one."""
+        return ()
 
     @property
     def arguments(self) -> dict[str, object]:

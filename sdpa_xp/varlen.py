@@ -10,7 +10,6 @@ from sdpa_xp import checks, streaming
 from sdpa_xp.arguments import Part, Rules, check
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
-from sdpa_xp.namespace import quiet
 from sdpa_xp.protocols import AnyArray
 from sdpa_xp.sources import Layout, Whole
 from sdpa_xp.tiles import plan
@@ -103,7 +102,7 @@ def varlen_attention(
         rows = arrays["query"][:, first_q:last_q, :]
         parts.append(Part(pairs, rows, Whole(arrays["key"][:, first_k:last_k, :])))
         values.append(Whole(arrays["value"][:, first_k:last_k, :]))
-    with quiet(arrays["query"]):
+    with call.quiet():
         outputs = []
         for scores, own in zip(call.bind(parts), values, strict=True):
             tiles = plan(scores.pairs, scores.group, call.sizes.width + own.width)

@@ -9,7 +9,6 @@ from sdpa_xp import streaming
 from sdpa_xp.arguments import Rules, check
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
-from sdpa_xp.namespace import quiet
 from sdpa_xp.overrides import override
 from sdpa_xp.protocols import AnyArray, Array, Dtype
 from sdpa_xp.scores import Scores
@@ -151,8 +150,8 @@ def _of_all_pairs(
     if (answer := override(query, key)) is not None:
         return cast(Array, answer(function, inputs, rules._asdict()))
     call = check(function, inputs, rules)
-    (scores,) = call.bind([call.whole])
     sizes = call.sizes
     tiles = plan_rows(sizes.queries, sizes.keys, sizes.all_heads, traced=call.pairs.traced)
-    with quiet(scores.query):
+    with call.quiet():
+        (scores,) = call.bind([call.whole])
         return call.without_heads(compute(scores, tiles, call.dtype))

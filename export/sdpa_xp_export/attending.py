@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 from sdpa_xp import AttentionState
@@ -18,6 +18,7 @@ from sdpa_xp_export.checking import checked
 from sdpa_xp_export.choice import FORMS, choose, fitting_opset
 from sdpa_xp_export.dispatch import is_array
 from sdpa_xp_export.graph import Graph
+from sdpa_xp_export.operands import with_operands
 from sdpa_xp_export.spec import TensorSpec
 from sdpa_xp_export.trace import Trace
 
@@ -98,8 +99,7 @@ def _in_place(graph: Trace, rule: Any, single: bool) -> Any:
         value = _value(graph, rule)
         return _spec(_with_head(value) if single else value)
     if isinstance(rule, Mask | Bias):
-        held = {name: _in_place(graph, each, single) for name, each in rule.arguments.items()}
-        return replace(rule, **held)
+        return with_operands(rule, lambda _, each: _in_place(graph, each, single))
     return rule
 
 
@@ -119,8 +119,8 @@ def _one_head_each(inputs: Mapping[str, Value], rules: Mapping[str, object]) -> 
 def _knows_no_heads(rule: object) -> bool:
     if not isinstance(rule, Mask | Bias):
         return True
-    if rule.name in ("&", "|", "~", "+"):
-        return all(map(_knows_no_heads, rule.arguments.values()))
+    if rule.parts:
+        return all(map(_knows_no_heads, rule.parts))
     return rule.name in ("causal", "sliding_window", "chunked", "dilated", "from_array")
 
 

@@ -105,10 +105,10 @@ class Call:
 def _conjuncts(mask: Mask) -> list[Mask]:
     if mask.name != "&":
         return [mask]
-    return [each for part in mask.arguments.values() for each in _conjuncts(cast(Mask, part))]
+    return [each for part in mask.parts for each in _conjuncts(part)]
 
 
 def _addends(bias: Bias) -> list[Bias]:
     if bias.name != "+":
         return [bias]
-    return [each for part in bias.arguments.values() for each in _addends(cast(Bias, part))]
+    return [each for part in bias.parts for each in _addends(part)]

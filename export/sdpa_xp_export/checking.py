@@ -7,6 +7,8 @@ import numbers
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
+import array_api_compat
+
 from sdpa_xp import checks
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
@@ -89,10 +91,12 @@ def _mask_or_bias(function: str, name: str, value: object) -> object:
         raise TypeError(checks.message(function, rule, {f"{name}.dtype": value.dtype}))
     if name == "bias" and isinstance(value, TensorSpec) and value.dtype == "bool":
         raise TypeError(checks.message(function, "`bias` must have a floating dtype", {"bias.dtype": "bool"}))
-    if name == "attn_mask":
-        checks.mask_or_bias(function, name, value, Bias, "Pass it as `bias`.")
-    else:
-        checks.mask_or_bias(function, name, value, Mask, "Pass it as `attn_mask`.")
+    own, other, hint = (Mask, Bias, "bias") if name == "attn_mask" else (Bias, Mask, "attn_mask")
+    checks.mask_or_bias(function, name, value, other, f"Pass it as `{hint}`.")
+    known = isinstance(value, own | TensorSpec | Held) or array_api_compat.is_array_api_obj(value)
+    if value is not None and not known:
+        rule = f"`{name}` must be a {own.__name__}, a TensorSpec or an array"
+        raise TypeError(checks.message(function, rule, {name: repr(value)}))
     return value
 
 
@@ -155,8 +159,8 @@ def _arrays(value: object) -> Iterator[Held]:
     """The arrays of pairs that a mask or a bias is or is made of."""
     if isinstance(value, Input | Initializer):
         yield value
-    elif isinstance(value, Mask | Bias) and value.name in ("&", "|", "~", "+", "from_array"):
-        for each in value.arguments.values():
+    elif isinstance(value, Mask | Bias):
+        for each in value.arguments.values() if value.name == "from_array" else value.parts:
             yield from _arrays(each)
 
 

@@ -15,6 +15,7 @@ from sdpa_xp_export.runtime import (
     OPSETS,
     PREFERRED,
     VERY_MANY_SCORES,
+    WRONG_ON,
     Runtime,
 )
 from sdpa_xp_export.structure import only_causal, unmasked
@@ -39,10 +40,8 @@ def choose(function: str, call: Call, form: str, opset: int | None, target: Runt
         first, last = OPSETS["primitive"][0], OPSETS["primitive"][-1]
         rule = f"`opset` must be {first} to {last}, and no form takes {opset!r}"
         raise ValueError(message(function, rule, {"opset": repr(opset)}))
-    oldest = FIRST_RELEASE_OF_OPSET.get(opset or 0, (0, 0))
-    if target.release < oldest:
-        rule = f"`opset` {opset} is loaded from onnxruntime {oldest[0]}.{oldest[1]} on"
-        raise ValueError(message(function, rule, {"opset": opset, "runtime": target}))
+    if opset is not None:
+        loaded_opset(function, opset, target)
     if form == "auto":
         return _best(call, opset, target)
     if why := refusal(form, call, target):
@@ -52,12 +51,22 @@ def choose(function: str, call: Call, form: str, opset: int | None, target: Runt
 
 
 def refusal(name: str, call: Call, target: Runtime) -> str | None:
-    """Why the form `name` does not compute the call right on that runtime; None where it does."""
+    """Why the form does not compute the call right on that runtime and on later ones; None where it does."""
     oldest = FIRST_RELEASE[name]
     if target.release < oldest:
         return f"onnxruntime computes it right from {oldest[0]}.{oldest[1]} on, and `runtime` is {target}"
+    if wrong := WRONG_ON.get(target.provider, {}).get(name):
+        return f"{wrong}, and `runtime` is {target}"
     why: str | None = FORMS[name].refusal(call, target)
     return why
+
+
+def loaded_opset(function: str, opset: int, target: Runtime) -> None:
+    """The runtime loads graphs of that opset."""
+    oldest = FIRST_RELEASE_OF_OPSET.get(opset, (0, 0))
+    if target.release < oldest:
+        rule = f"`opset` {opset} is loaded from onnxruntime {oldest[0]}.{oldest[1]} on"
+        raise ValueError(message(function, rule, {"opset": opset, "runtime": target}))
 
 
 def fitting_opset(function: str, form: str, opset: int) -> None:

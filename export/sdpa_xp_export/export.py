@@ -80,12 +80,13 @@ def export_attention(
         form: `"attention"` is ai.onnx Attention; `"multi_head"` and `"grouped_query"` are the operators of that
             name in com.microsoft; `"tiled"` is MatMul and Softmax in a Scan over blocks of queries, in memory
             linear in S; `"primitive"` is MatMul and Softmax; `"auto"` is the one of them that suits the call
-            and the runtime best, of those that compute it right there.
+            and the runtime best, of those that compute it right there and on every later release.
         opset: 23 or 24 for `"attention"`, 17 to 24 for the others. By default 23 (24 where lengths of keys are
             stated) and 18.
-        runtime: The oldest release that has to compute it right and the provider it is meant for, as
-            `"onnxruntime>=1.28;cpu"`; the provider is `cpu`, `cuda` or `web`. A half dtype is computed in
-            float32, but for `cuda` by the accumulation of the fused kernel where one is taken.
+        runtime: The oldest release that has to compute it right, as every later one does, and the provider,
+            as `"onnxruntime>=1.28;cpu"`. The provider is `cpu`, `cuda` or `web`, which is onnxruntime-web on
+            WebAssembly and on WebGPU. A half dtype is computed in float32, but for `cuda` by the accumulation
+            of the fused kernel where one is taken.
 
     Returns:
         The model, which has passed onnx.checker in full. Its metadata holds the call, the form, the reason

@@ -11,6 +11,7 @@ import numbers
 import operator
 import re
 from collections.abc import Callable, Mapping
+from functools import reduce
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -24,7 +25,7 @@ from sdpa_xp_export.spec import TensorSpec
 Expression: TypeAlias = Mask | Bias | TensorSpec | Initializer
 
 LONGEST = 100_000
-DEEPEST = 100
+DEEPEST = 160  # more than masks nest, less than Python's parser reads
 _TOO_DEEP = f"nested more than {DEEPEST} deep"
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.BitAnd: operator.and_,
@@ -78,9 +79,9 @@ def text_of(value: object) -> str:
         return _literal_text(value)
     held = value.arguments
     if value.name in ("&", "|", "+"):
-        return "(" + f" {value.name} ".join(text_of(each) for each in held.values()) + ")"
+        return "(" + f" {value.name} ".join(map(text_of, value.parts)) + ")"
     if value.name == "~":
-        return f"~{text_of(held['mask'])}"
+        return f"~{text_of(*value.parts)}"
     if value.name == "from_array":  # the array itself says as much
         (array,) = (each for name, each in held.items() if name in ("boolean", "array"))
         return f"from_array({text_of(array)})"
@@ -98,6 +99,15 @@ def _literal_text(value: object) -> str:
     return (
         repr(float(value)) if isinstance(value, numbers.Real) and not isinstance(value, bool) else repr(value)
     )
+
+
+def _chain(node: ast.expr, op: ast.operator) -> list[ast.expr]:
+    """a & b & c, which Python's parser nests, as [a, b, c]: a chain of one operator is one level deep."""
+    operands = []
+    while isinstance(node, ast.BinOp) and type(node.op) is type(op):
+        operands.append(node.right)
+        node = node.left
+    return [node, *reversed(operands)]
 
 
 class _Reader:
@@ -118,8 +128,8 @@ class _Reader:
         if depth > DEEPEST:
             raise ValueError(_TOO_DEEP)
         match node:
-            case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-                return _BINARY[type(op)](self.combined(left, depth), self.combined(right, depth))
+            case ast.BinOp(op=op) if type(op) in _BINARY:
+                return reduce(_BINARY[type(op)], [self.combined(each, depth) for each in _chain(node, op)])
             case ast.UnaryOp(op=ast.Invert(), operand=operand):
                 return ~self.combined(operand, depth)
             case ast.Call(func=ast.Name(id="spec"), args=[ast.Constant(value=str(text))], keywords=[]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -96,11 +97,9 @@ class Names:
             self.inputs[free] = value
             return Input(free, value)
         if isinstance(value, Mask | Bias):
-            held = {
-                argument: self.operand(getattr(value, "argument", argument), each)
-                for argument, each in value.arguments.items()
-            }
-            return replace(value, **held)
+            return with_operands(
+                value, lambda argument, each: self.operand(getattr(value, "argument", argument), each)
+            )
         if isinstance(value, Initializer):  # read back from a model
             self.initializers[value.name] = value
             return value
@@ -115,6 +114,17 @@ class Names:
         return next(
             free for n in range(1, len(taken) + 2) if (free := f"{name}_{n}" if n > 1 else name) not in taken
         )
+
+
+def with_operands(value: Any, operand: Callable[[str, Any], Any]) -> Any:
+    """Return a mask or a bias with `operand(name, argument)` in place of each argument or joined part."""
+    return replace(
+        value,
+        **{
+            name: tuple(operand(name, part) for part in value.parts) if value.parts else operand(name, argument)
+            for name, argument in value.arguments.items()
+        },
+    )
 
 
 def numbers_of(function: str, name: str, array: Any) -> NDArray[Any]:

@@ -18,7 +18,7 @@ from sdpa_xp.biases import Bias
 from sdpa_xp.checks import HLE
 from sdpa_xp.masks import Mask
 from sdpa_xp_export.call import Call
-from sdpa_xp_export.operands import Initializer, Input
+from sdpa_xp_export.operands import Initializer, Input, with_operands
 
 Arrays: TypeAlias = dict[str, Any]
 """NumPy arrays by the name of the argument, or of the input of a graph."""
@@ -51,8 +51,7 @@ def plain(call: Call, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
 def bound(value: Any, arrays: Mapping[str, Any]) -> Any:
     """A mask or a bias with the arrays of this run instead of the inputs; an operand as its array."""
     if isinstance(value, Mask | Bias):
-        held = {name: bound(each, arrays) for name, each in value.arguments.items()}
-        return replace(value, **held)
+        return with_operands(value, lambda _, each: bound(each, arrays))
     return _held(value, arrays)
 
 
@@ -159,7 +158,9 @@ class _Terms:
         """A mask or a bias with the arrays of this run; with `tokens`, as if `first` queries came before."""
         if not isinstance(value, Mask | Bias):
             return _held(value, self.arrays)
-        held = {name: self._with_arrays(each, first, tokens) for name, each in value.arguments.items()}
+        if value.parts:
+            return with_operands(value, lambda _, each: self._with_arrays(each, first, tokens))
+        held = {name: _held(each, self.arrays) for name, each in value.arguments.items()}
         if value.name == "padding":
             held = _within(held, first, self.pairs[-2], self.pairs[-1] if tokens is None else tokens)
         if tokens is None:

@@ -75,8 +75,10 @@ def attention(
         logits = scores if extra is None else np.append(scores, extra[(*entry, head)])
         if not logits.size:
             continue
-        total = np.exp(logits - logits.max()).sum()
-        lse[at] = logits.max() + math.log(total) if total == total else math.nan
-        weights[at][js] = np.exp(scores - logits.max()) / total
+        largest = logits.max()
+        if largest > -np.inf or largest != largest:  # else no key has a weight
+            total = np.exp(logits - largest).sum()
+            lse[at] = largest + math.log(total) if total == total else math.nan
+            weights[at][js] = np.exp(scores - largest) / total
         output[at] = weights[at][js] @ v[shared][js]
     return (output[0], lse[0], weights[0]) if flat else (output, lse, weights)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from sdpa_xp.checks import message
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
-"""Those that models are run on here. `web`, onnxruntime-web, computes with the kernels of the CPU."""
+"""The providers that `verify` runs models on. `web` stands for the two of onnxruntime-web: WebAssembly, which
+computes with the kernels of the CPU, and WebGPU, which has kernels of its own."""
 
 # The first release on which each form computes every call that it takes. ai.onnx Attention gives wrong
 # numbers before 1.28: masked keys leak with a softcap (to 1.26), causal masks move (1.25 to 1.27).
@@ -29,8 +30,17 @@ DEFAULT_OPSET = {"attention": 23, "multi_head": 18, "grouped_query": 18, "tiled"
 FIRST_RELEASE_OF_OPSET = {24: (1, 24)}
 # The first release on which an empty batch or length gives an empty result, and does not end the process.
 EMPTY_INPUTS = {"multi_head": (1, 31)}
-# From here on the window of GroupQueryAttention counts the query's own key; before, only those to its left.
+# From here on the window of GroupQueryAttention counts the query's own key; before, only the keys to its left
+# (onnxruntime 25927). So no graph with a window is right on both sides of it.
 WINDOW_COUNTS_ITSELF = (1, 24)
+# Why a provider computes a form wrong. WebGPU: outputs are off by 0.1 to 1.5 in 1.30 and 1.31 where the adapter
+# has subgroups and its FlashAttention uses them; tests/runtime/webgpu.py runs the other forms there.
+WRONG_ON = {
+    "web": {
+        "multi_head": "the WebGPU provider computes MultiHeadAttention wrong from 32 tokens on",
+        "grouped_query": "the WebGPU provider computes GroupQueryAttention wrong from 32 tokens on",
+    }
+}
 # From here on Erf of NaN is NaN on the CPU; before it is 1.
 ERF_KEEPS_NAN = (1, 28)
 
@@ -56,7 +66,11 @@ _CUDA: dict[str, tuple[str, ...]] = dict.fromkeys(_CPU, ("attention", "tiled", "
     "unmasked, few scores": ("attention", "primitive"),
     "causal, few scores": ("attention", "primitive"),
 }
-PREFERRED: dict[str, dict[str, tuple[str, ...]]] = {"cpu": _CPU, "web": _CPU, "cuda": _CUDA}
+# Of the forms that WebGPU has kernels for: its Attention falls back to the CPU.
+_WEB: dict[str, tuple[str, ...]] = {
+    case: ("primitive",) if case.endswith("few scores") else ("tiled", "primitive") for case in _CPU
+}
+PREFERRED: dict[str, dict[str, tuple[str, ...]]] = {"cpu": _CPU, "web": _WEB, "cuda": _CUDA}
 
 DEFAULT_RUNTIME = "onnxruntime>=1.28;cpu"
 _RUNTIME = re.compile(r"onnxruntime>=(\d+)\.(\d+)(?:\.\d+)?;(\w+)")
@@ -88,6 +102,14 @@ class Runtime:
             rule = f"`runtime` must be a release that was tried, onnxruntime>={oldest} or later"
             raise ValueError(message(function, rule, {"runtime": repr(text)}))
         return cls(release, found[3])
+
+    @property
+    def softmax_hides_nan(self) -> bool:
+        """Whether Softmax gives 0 for NaN: on WebGPU it ends in `max(value, 0)`, "to protect against NaN".
+
+        Before 1.24 it also gives 0 for a row of the smallest finite numbers, which do not mask.
+        """
+        return self.provider == "web"
 
     def __str__(self) -> str:
         return f"onnxruntime>={self.release[0]}.{self.release[1]};{self.provider}"

@@ -12,12 +12,15 @@ from numpy.typing import NDArray
 
 from sdpa_xp.checks import HLE
 from sdpa_xp_export.call import Call
+from sdpa_xp_export.constants import largest
 from sdpa_xp_export.graph import numpy_dtype
 from sdpa_xp_export.plain import Arrays, plain
 from sdpa_xp_export.spec import TensorSpec, addends
 
 LARGE = 40.0
 """By how much larger scores are at that edge: the largest of them have no exponential in float32."""
+MOST_SCORES = 2**23
+"""How many scores are worth to see the end of a long window."""
 
 
 def sample(call: Call, lengths: Mapping[str, int], rng: np.random.Generator, size: float = 1.0) -> Arrays:
@@ -72,7 +75,8 @@ def several_lengths(call: Call) -> Iterator[dict[str, int]]:
         yield from ({}, {}, {})
         return
     several = [length for length, _ in zip(itertools.cycle([2, 5, 9, 7, 3]), symbols, strict=False)]
-    for each in (several, several[::-1], [1] * len(symbols)):
+    other = several[::-1] if len(symbols) > 1 else [5]
+    for each in (several, other, [1] * len(symbols)):
         yield _with_room(call, dict(zip(symbols, each, strict=True)))
 
 
@@ -85,6 +89,23 @@ def blocks_of_queries(call: Call, rows: int) -> dict[str, int] | None:
     lengths |= {name: rows + 9 for name in (keys,) if name in lengths}
     lengths |= {name: rows + 3 for name in (queries,) if name in lengths}
     return _with_room(call, lengths)
+
+
+def beyond_constants(call: Call) -> dict[str, int] | None:
+    """Lengths at which each number in a mask or a bias matters: a window ends, a second chunk begins.
+
+    None where there is no such number, no length to choose, or no room for so many scores.
+    """
+    reach = largest(call)
+    counted = {*addends(str(call.sizes.queries)), *addends(str(call.sizes.keys))}
+    free = [name for name in call.symbols if name in counted]
+    if not reach or not free:
+        return None
+    lengths = dict(zip(call.symbols, itertools.cycle([2, 3]), strict=False))
+    lengths |= {name: reach + 3 + 2 * number for number, name in enumerate(free)}
+    lengths = _with_room(call, lengths)
+    scores = math.prod(_length(length, lengths) for length in call.sizes.pairs)
+    return lengths if scores <= MOST_SCORES else None
 
 
 def _with_room(call: Call, lengths: dict[str, int]) -> dict[str, int]:

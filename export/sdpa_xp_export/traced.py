@@ -15,6 +15,7 @@ from sdpa_xp.biases import Bias
 from sdpa_xp.checks import message
 from sdpa_xp.masks import Mask
 from sdpa_xp_export.array import Value
+from sdpa_xp_export.choice import loaded_opset
 from sdpa_xp_export.external import without_numbers
 from sdpa_xp_export.large import Model
 from sdpa_xp_export.outputs import named_outputs
@@ -125,6 +126,7 @@ def _opset(opset: int | None, target: Runtime) -> int:
     if opset not in allowed:
         rule = f"`opset` must be {allowed[0]} to {allowed[-1]}"
         raise ValueError(message(FUNCTION, rule, {"opset": opset}))
+    loaded_opset(FUNCTION, opset, target)  # also where no attention is called, which would ask for it
     return opset
 
 

@@ -15,7 +15,7 @@ from sdpa_xp_export import reference
 from sdpa_xp_export.agreement import Agreement, judge_together
 from sdpa_xp_export.call import Call
 from sdpa_xp_export.plain import Arrays, plain, present
-from sdpa_xp_export.samples import LARGE, blocks_of_queries, poison, sample, several_lengths
+from sdpa_xp_export.samples import LARGE, beyond_constants, blocks_of_queries, poison, sample, several_lengths
 from sdpa_xp_export.textbook import stages
 
 
@@ -30,8 +30,10 @@ class Trial:
 
 
 def trials(call: Call, rng: np.random.Generator, rows: int | None = None) -> Iterator[Trial]:
-    """Runs of several lengths; also with more queries than `rows`, those of a block."""
+    """Runs of several lengths, some beyond the numbers in masks, some beyond `rows`, the queries of a block."""
     settings = [(lengths, 1.0) for lengths in several_lengths(call)]
+    if lengths := beyond_constants(call):
+        settings.append((lengths, 1.0))
     if rows is not None and (lengths := blocks_of_queries(call, rows)):
         settings.append((lengths, 1.0))
     if "scores" not in call.outputs:  # the reference has them from the weights, which are 0 there

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from sdpa_xp import checks
 from sdpa_xp.biases import Bias
 from sdpa_xp.checks import message
 from sdpa_xp.masks import Mask
@@ -43,7 +44,8 @@ def verify(
 
     The call is read from the model's metadata, where `export_attention` left it. The inputs are random, of
     several lengths, all of them 1 among these, and once with scores of some hundreds; masks have rows without
-    a key, lengths are ragged, and keys that no query attends hold NaN.
+    a key, lengths are ragged, and keys that no query attends hold NaN. If a mask or a bias holds a number, as
+    the width of a window, one run is longer than it, unless that takes more than 8 million scores.
 
     Args:
         model: What `export_attention` returned, or the path of its file, where also its data may be.
@@ -59,7 +61,7 @@ def verify(
             node the provider that it ran on, as the profile of the run has it.
 
     Raises:
-        TypeError: A model that is none, nor a path.
+        TypeError: An argument of another type; names it.
         ValueError: A file that is no ONNX model, a model without the metadata or that refers to external data,
             or a provider that onnxruntime does not offer here.
         FileNotFoundError: No such file.
@@ -70,6 +72,7 @@ def verify(
         >>> verify(export_attention(qkv, qkv, qkv, is_causal=True)).agrees
         True
     """
+    _checked(model, seed, attn_mask, bias, watch)
     loaded = _loaded(model)
     functions = {name: each for name, each in (("attn_mask", attn_mask), ("bias", bias)) if each is not None}
     call, metadata = _stated(loaded, functions)
@@ -82,6 +85,18 @@ def verify(
         placed += where
     form, reason = (metadata.get(f"sdpa_xp.{key}", "unknown") for key in ("form", "reason"))
     return Report(form, reason, version(), tuple(runs), tuple(placed), call)
+
+
+def _checked(model: object, seed: object, attn_mask: object, bias: object, watch: object) -> None:
+    """The arguments are of the types that they are stated to be."""
+    if not isinstance(model, onnx.ModelProto | LargeModel | str | Path):
+        rule = "`model` must be an ONNX model, or the path of its file"
+        raise TypeError(message("verify", rule, {"model": type(model).__name__}))
+    checks.integer("verify", "seed", seed, least=0)
+    checks.instance("verify", "attn_mask", attn_mask, Mask)
+    checks.instance("verify", "bias", bias, Bias)
+    if watch is not None:
+        checks.function("verify", "watch", watch, ("shown",))
 
 
 def _loaded(model: Model | str | Path) -> Model:

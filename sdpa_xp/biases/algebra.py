@@ -52,15 +52,20 @@ class Bias(Value, ABC):
         alibi(8) + alibi((0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5))
     """
 
+    @property
+    def parts(self) -> tuple[Bias, ...]:
+        """The biases that `+` joined to this one."""
+        return ()
+
     @abstractmethod
     def bind(self, pairs: Pairs, /) -> tuple[Term, ...]:
         """The terms of this bias over `pairs`, in their order; refuses what does not fit them."""
 
     def __add__(self, other: Bias | AnyArray) -> Bias:
-        return Sum(self, as_bias("biases", "bias", other))
+        return _summed(self, as_bias("biases", "bias", other))
 
     def __radd__(self, other: AnyArray) -> Bias:
-        return Sum(as_bias("biases", "bias", other), self)
+        return _summed(as_bias("biases", "bias", other), self)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -68,14 +73,22 @@ class Sum(Bias):
     """One bias after the other."""
 
     name = "+"
-    one: Bias
-    other: Bias
+    biases: tuple[Bias, ...]
+
+    @property
+    def parts(self) -> tuple[Bias, ...]:
+        return self.biases
 
     def bind(self, pairs: Pairs) -> tuple[Term, ...]:
-        return self.one.bind(pairs) + self.other.bind(pairs)
+        return tuple(term for bias in self.parts for term in bias.bind(pairs))
 
     def __repr__(self) -> str:
-        return f"{self.one} + {self.other}"
+        return " + ".join(map(str, self.parts))
+
+
+def _summed(*biases: Bias) -> Bias:
+    """Join biases by `+`; a sum among them becomes part of the chain, so that none is inside another."""
+    return Sum(sum((bias.parts if isinstance(bias, Sum) else (bias,) for bias in biases), ()))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

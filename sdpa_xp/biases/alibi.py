@@ -53,7 +53,8 @@ def alibi(slopes: int | Sequence[float] | AnyArray, *, offset: IntegersLike | st
     elif isinstance(slopes, list | tuple):
         slopes = tuple(checks.number("alibi", f"slopes[{head}]", slope) for head, slope in enumerate(slopes))
     else:
-        checks.floating("alibi", "slopes", checks.plain_array("alibi", "slopes", slopes))
+        slopes = checks.plain_array("alibi", "slopes", slopes)
+        checks.floating("alibi", "slopes", slopes)
     return Alibi(slopes, checks.frozen(offset))
 
 

@@ -78,7 +78,7 @@ def from_function(score_mod: ScoreFunction) -> Bias:
     References:
         Dong et al., "Flex Attention", arXiv 2412.05496, section 3.1.
     """
-    checks.function("from_function", "score_mod", score_mod)
+    checks.function("from_function", "score_mod", score_mod, ("score", "b", "h", "q_idx", "kv_idx"))
     return FromFunction(score_mod)
 
 
@@ -94,7 +94,8 @@ class FromFunction(Bias, Term):
 
     def apply(self, tile: Tile, scores: Array) -> tuple[Array, Allowed]:
         xp, function = tile.pairs.xp, tile.pairs.function
-        result = checks.of_function(function, "bias", self.score_mod(scores, *tile.indices), tile.shape, xp)
+        made = checks.called(function, "bias", self.score_mod, (scores, *tile.indices))
+        result = checks.of_function(function, "bias", made, tile.shape, xp)
         checks.floating(function, "bias", result)
         shape = checks.broadcast(result.shape, scores.shape) or tile.shape
         # float32 with the int32 of an index is float64 in NumPy

@@ -59,7 +59,7 @@ def relative(
     exact = array.shape[0] // (4 if both_ways else 2)
     furthest = checks.integer("relative", "max_distance", max_distance, least=exact + 1)
     shift = offset if isinstance(offset, str) else checks.integer("relative", "offset", offset)
-    return Relative(table, both_ways, furthest, shift)
+    return Relative(array, both_ways, furthest, shift)
 
 
 def buckets(count: int, max_distance: int, first: int, last: int, *, bidirectional: bool) -> list[int]:

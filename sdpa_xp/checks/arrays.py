@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from sdpa_xp import namespace as door
 from sdpa_xp.checks.messages import message, type_name
@@ -27,12 +27,23 @@ def plain_array(function: str, name: str, value: object) -> Array:
     """`value`, when it is an array whose arithmetic is that of the standard."""
     hint = door.unfit(value)
     if door.is_array(value) and not hint:
-        return value
-    if callable(value) and not hint:
+        return door.plain(value)
+    if callable(value) and name in ("attn_mask", "mask", "bias") and not hint:
         hint = "`masks.from_function` and `biases.from_function` take a function of the indices."
-    hint = hint or "numpy.asarray(...) makes one of a list."
+    if isinstance(value, list | tuple) and not hint:
+        hint = "numpy.asarray(...) makes one of a list."
+    hint = hint or _named_hint(name, value)
     rule = f"`{name}` must be a plain array of a library that follows the array API standard"
     raise TypeError(message(function, rule, {name: type_name(value)}, hint))
+
+
+def _named_hint(name: str, value: object) -> str:
+    """Where the masks and biases are that a caller asks for by a name."""
+    if isinstance(value, str) and name in ("attn_mask", "mask"):
+        return "`is_causal=True` and `masks.causal()` are the causal mask; `sdpa_xp.masks` has others."
+    if isinstance(value, str) and name == "bias":
+        return "`sdpa_xp.biases` has them, such as `biases.alibi(heads)`."
+    return ""
 
 
 def one_device(function: str, arrays: Mapping[str, Array]) -> None:
@@ -51,6 +62,8 @@ def floating(function: str, name: str, array: Array) -> None:
     if door.dtype_name(array.dtype) not in door.FLOATING:
         rule = f"`{name}` must be one of {', '.join(door.FLOATING)}"
         hint = f"Convert it first: xp.astype({name}, xp.float32)."
+        if door.dtype_name(array.dtype).startswith("complex"):
+            hint = f"Attention of complex numbers is not defined; xp.real({name}) and xp.imag({name}) are real."
         raise TypeError(message(function, rule, {f"{name}.dtype": array.dtype}, hint))
 
 
@@ -61,7 +74,10 @@ def one_dtype(function: str, arrays: Mapping[str, Array]) -> None:
         if array.dtype != reference.dtype:
             rule = f"`{first}` and `{name}` must have one dtype"
             got = {f"{first}.dtype": reference.dtype, f"{name}.dtype": array.dtype}
-            raise TypeError(message(function, rule, got, f"Convert one: xp.astype({name}, {first}.dtype)."))
+            hint = f"Convert one: xp.astype({name}, {first}.dtype)."
+            if name.endswith(".weight"):  # of a layer, whose input is what a caller converts
+                hint = f"Convert the input: xp.astype({first}, xp.{door.dtype_name(array.dtype)})."
+            raise TypeError(message(function, rule, got, hint))
 
 
 def added_dtype(function: str, name: str, array: Array, query: Dtype, accumulation: Dtype) -> None:
@@ -77,7 +93,9 @@ def added_dtype(function: str, name: str, array: Array, query: Dtype, accumulati
 def operand(function: str, name: str, value: object, rule: str) -> None:
     """What stands where a mask or a bias may stand is an array, if it is not one of these."""
     if not door.is_array(value):
-        hint = "`from_function` takes a function of the indices." if callable(value) else ""
+        hint = (
+            "`from_function` takes a function of the indices." if callable(value) else _named_hint(name, value)
+        )
         raise TypeError(message(function, f"`{name}` must be {rule}", {name: type_name(value)}, hint))
 
 
@@ -110,6 +128,28 @@ def _boolean_hint(name: str, array: Array) -> str:
     if not door.dtype_name(array.dtype).startswith(("int", "uint")):
         return ""
     return f"An integer mask is ambiguous: pass `{name} != 0` if 1 means may attend, `== 0` if 0 does."
+
+
+def called(function: str, name: str, of_caller: Callable[..., object], arguments: Sequence[Array]) -> object:
+    """Return what a caller's function of the indices returns.
+
+    An error names the argument; one of a class of its own stays of that class.
+    """
+    try:
+        return of_caller(*arguments)
+    except Exception as error:
+        kind = type(error)
+        if kind not in (TypeError, ValueError, RuntimeError):
+            error.add_note(f"{function}: it was raised by the function of `{name}`.")
+            raise
+        rule = f"the function of `{name}` must compute with arrays of indices"
+        asked_for_truth = any(word in str(error).lower() for word in ("truth", "ambiguous", "bool", "length-1"))
+        hint = (
+            "Conditions combine with `&`, `|` and `~`, not with `and`, `or` and `not`."
+            if asked_for_truth
+            else ""
+        )
+        raise kind(message(function, rule, {"its error": error}, hint)) from error
 
 
 def of_function(function: str, name: str, result: object, target: Shape, xp: Namespace) -> Array:

@@ -8,6 +8,7 @@ from sdpa_xp import namespace as door
 from sdpa_xp.checks.arrays import floating, one_device, one_dtype
 from sdpa_xp.checks.messages import message
 from sdpa_xp.checks.shapes import known
+from sdpa_xp.memory import share_memory
 from sdpa_xp.overrides import override
 from sdpa_xp.protocols import Array, Shape
 
@@ -69,10 +70,22 @@ def pool(function: str, sequences: int, size: int) -> None:
 
 
 def two_pools(function: str, key_blocks: Array, value_blocks: Array) -> None:
-    """Keys and values do not go to one place."""
-    if key_blocks is value_blocks:
-        rule = "`key_blocks` and `value_blocks` must be two arrays to be written to"
-        raise ValueError(message(function, rule, {"value_blocks": "key_blocks"}, "Copy one of them."))
+    """Keys and values do not go to one place; views that interleave do not."""
+    if share_memory(key_blocks, value_blocks):
+        rule = "`key_blocks` and `value_blocks` must share no memory to be written to"
+        got = {"value_blocks": "key_blocks" if key_blocks is value_blocks else "a view of the same numbers"}
+        raise ValueError(message(function, rule, got, "Copy one of them."))
+
+
+def appended(function: str, queries: int, tokens: int, sequence: int | None = None) -> None:
+    """Refuse more queries than tokens, since the queries are the last tokens; lengths that are symbols pass."""
+    if isinstance(queries, int) and isinstance(tokens, int) and queries > tokens:
+        rule = "`query` must have at most as many tokens (L) as " + (
+            "the cache" if sequence is None else f"sequence {sequence} of the cache"
+        )
+        hint = "`append` the keys and values of the new tokens first. "
+        hint += "For queries that are not the last tokens, or an idle sequence, pass `is_causal=False`."
+        raise ValueError(message(function, rule, {"L": queries, "tokens": tokens}, hint))
 
 
 def room(function: str, needed: int, capacity: int) -> None:

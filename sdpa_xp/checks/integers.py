@@ -67,7 +67,7 @@ def integers(
         number = integer(function, name, value, least)
         return Integers(number, number, number)
     _integral(function, name, value)
-    whole, value = door.dtype_name(value.dtype) == "uint64", door.signed(value)
+    whole, value = door.dtype_name(value.dtype) == "uint64", door.signed(door.plain(value))
     if traced or 0 in value.shape:
         return Integers(xp.astype(value, xp.int32, copy=False), -math.inf, math.inf)
     smallest, largest = int(xp.min(value)), int(xp.max(value))
@@ -96,7 +96,7 @@ def ids(function: str, name: str, value: object, xp: Namespace, device: Device) 
     """Integers that are compared and not counted with: an array keeps its dtype, and so its values."""
     if door.is_array(value):
         _integral(function, name, value)
-        return door.signed(value)
+        return door.signed(door.plain(value))
     found = integers(function, name, value, xp, device, traced=True).values
     return xp.asarray(found, dtype=xp.int32, device=device) if isinstance(found, int) else found
 

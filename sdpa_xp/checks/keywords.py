@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import numbers
 from collections.abc import Sequence
@@ -112,10 +113,22 @@ def lse_base(function: str, value: object) -> float | None:
     raise ValueError(message(function, "`lse_base` must be None (e) or 2", {"lse_base": repr(value)}))
 
 
-def function(where: str, name: str, value: object) -> None:
-    """Something that can be called."""
+def function(where: str, name: str, value: object, arguments: Sequence[str]) -> None:
+    """Something that can be called with so many arguments, as far as it tells."""
     if not callable(value):
         raise TypeError(message(where, f"`{name}` must be a function", {name: type_name(value)}))
+    if door.is_compiling():
+        return
+    try:
+        signature = inspect.signature(value, follow_wrapped=False)
+    except (TypeError, ValueError):  # of a builtin
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        rule = f"`{name}` must be a function of {len(arguments)} arguments ({', '.join(arguments)})"
+        shown = getattr(value, "__name__", type_name(value))
+        raise TypeError(message(where, rule, {name: f"{shown}{signature}"})) from None
 
 
 def rng(function: str, value: object, query: Array, *, needed: bool) -> None:

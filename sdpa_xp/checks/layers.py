@@ -28,14 +28,41 @@ def one_kind(function: str, values: Mapping[str, object]) -> dict[str, Array]:
     return arrays
 
 
-def linear(function: str, weight: object, bias: object) -> None:
-    """A weight (out, in), and a bias (out,) if there is one."""
+def width(function: str, name: str, value: object) -> int:
+    """How wide something is: an integer of at least 1."""
+    return integer(function, name, value, least=1)
+
+
+def maps(function: str, given: Mapping[str, object], kind: type) -> None:
+    """Each of `given` is a map of that kind."""
+    for name, value in given.items():
+        if not isinstance(value, kind):
+            rule = f"`{name}` must be a {kind.__name__}"
+            raise TypeError(message(function, rule, {name: type_name(value)}))
+
+
+def named_arrays(function: str, name: str, value: object) -> None:
+    """A mapping, such as a file of safetensors or `parameters` gives."""
+    if not isinstance(value, Mapping):
+        raise TypeError(message(function, f"`{name}` must be a mapping of names", {name: type_name(value)}))
+
+
+def text(function: str, name: str, value: object) -> None:
+    """A string."""
+    if not isinstance(value, str):
+        raise TypeError(message(function, f"`{name}` must be a string", {name: type_name(value)}))
+
+
+def linear(function: str, weight: object, bias: object) -> dict[str, Array]:
+    """Return a weight (out, in), and a bias (out,) if there is one, as plain arrays."""
     given = {"weight": weight} | ({} if bias is None else {"bias": bias})
-    found = {name: array.shape for name, array in one_kind(function, given).items()}
+    arrays = one_kind(function, given)
+    found = {name: array.shape for name, array in arrays.items()}
     axes(function, {"weight": found["weight"]}, 2)
     if bias is not None and found["bias"] != found["weight"][:1]:
         rule = "`bias` must have a number for each row of `weight` (out)"
         raise ValueError(message(function, rule, {f"{name}.shape": shape for name, shape in found.items()}))
+    return arrays
 
 
 def inputs(function: str, given: Mapping[str, Any], weights: Mapping[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 from sdpa_xp.checks.messages import message
@@ -11,6 +12,7 @@ from sdpa_xp.protocols import Shape
 
 HLE = "...HLE"
 LHE = "...LHE"
+ONE_A_ROW = "(..., Hq, L, 1)"
 LAYOUTS = (HLE, LHE)
 """Heads before the length, as in torch and ONNX; or behind it, as in JAX, Keras and flash-attention."""
 
@@ -42,8 +44,32 @@ class Sizes(NamedTuple):
 def shapes(function: str, query: Shape, key: Shape, value: Shape | None = None, *, layout: str = HLE) -> Sizes:
     """query (..., Hq, L, E), key (..., H, S, E) and value (..., H, S, Ev) fit; returns their lengths.
 
-    In the other layout the heads stand behind the length.
+    If they fit in the other layout alone, the message says so.
     """
+    try:
+        return _fitting(function, query, key, value, layout)
+    except ValueError as error:
+        other = LHE if layout == HLE else HLE
+        if not _fits(query, key, value, other):
+            raise
+        hint = f'If the length comes before the heads, it is `layout="{other}"`.'
+        if layout == LHE:
+            hint = f'If the heads come before the length, it is `layout="{other}"`.'
+        if function == "dot_product_attention":  # which has no such argument
+            hint = "If the heads come before the length, it is `scaled_dot_product_attention`."
+        elif function.endswith(".attend"):
+            hint = hint.replace("it is `layout", "the cache needs `layout")
+        raise ValueError(f"{error} {hint}") from None
+
+
+def _fits(query: Shape, key: Shape, value: Shape | None, layout: str) -> bool:
+    with suppress(ValueError, TypeError):  # the second where a length that is a symbol stands for the heads
+        _fitting("", query, key, value, layout)
+        return True
+    return False
+
+
+def _fitting(function: str, query: Shape, key: Shape, value: Shape | None, layout: str) -> Sizes:
     named = {"query": query, "key": key} | ({} if value is None else {"value": value})
     for name, shape in named.items():
         known(function, name, shape)
@@ -91,7 +117,20 @@ def broadcasts(function: str, name: str, shape: Shape, target: Shape, letters: s
         hint = ""
         if len(target) == 4 and shape == (target[0], target[-1]):
             hint = f"One row a batch entry has the shape (B, 1, 1, S): {name}[:, None, None, :]."
+        elif letters == ONE_A_ROW:
+            hint = _row_hint(name, shape, target)
         raise ValueError(message(function, rule, {f"{name}.shape": shape, letters: target}, hint))
+
+
+def _row_hint(name: str, shape: Shape, target: Shape) -> str:
+    """Say how an array gets the axes that it lacks to broadcast to (..., Hq, L, 1)."""
+    for letters, first in (("Hq", -3), ("L", -2), ("Hq and L", -3), ("B", -4), ("B and Hq", -4)):
+        last = first + len(shape)
+        count = 1 + letters.count("and")
+        if len(shape) == count and len(target) >= -first and shape == target[first:last]:
+            index = ", ".join([":"] * count + ["None"] * -last)
+            return f"One for each {letters} has the shape {(*shape, *[1] * -last)}: {name}[{index}]."
+    return ""
 
 
 def broadcast(*shapes: Shape) -> Shape | None:

@@ -27,8 +27,9 @@ def states(function: str, given: object, layout: str) -> tuple[Namespace, Sequen
     pairs = cast(Sequence[tuple[Array, Array]], parts)
     outputs = {f"states[{index}].output": output for index, (output, _) in enumerate(pairs)}
     lses = {f"states[{index}].lse": lse for index, (_, lse) in enumerate(pairs)}
-    xp, _ = one_library(function, outputs | lses)
-    one_device(function, outputs | lses)
+    xp, arrays = one_library(function, outputs | lses)
+    outputs, lses = ({name: arrays[name] for name in named} for named in (outputs, lses))
+    one_device(function, arrays)
     for arrays in (outputs, lses):
         (first, reference), *_ = arrays.items()
         floating(function, first, reference)
@@ -38,6 +39,7 @@ def states(function: str, given: object, layout: str) -> tuple[Namespace, Sequen
                 rule = f"`{first}` and `{name}` must have one shape"
                 got = {f"{first}.shape": reference.shape, f"{name}.shape": array.shape}
                 raise ValueError(message(function, rule, got))
+    pairs = [(outputs[one], lses[other]) for one, other in zip(outputs, lses, strict=True)]
     output, lse = pairs[0]
     least = door.dtype_name(door.accumulation_dtype(xp, output.dtype))
     if door.dtype_name(lse.dtype) not in (least, "float64"):  # float64 by `softmax_dtype`

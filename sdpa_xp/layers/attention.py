@@ -213,6 +213,7 @@ class Attention(Layer):
         Returns:
             (..., L, Hq * Ev): the heads side by side.
         """
+        checks.plain_array(f"{type(self).__name__}.combine", "heads", heads)
         xp = namespace(heads)
         apart = swapped(xp, cast(Array, heads), checks.LHE)
         return cast(A, xp.reshape(apart, (*apart.shape[:-2], apart.shape[-2] * apart.shape[-1])))
@@ -246,6 +247,12 @@ class Attention(Layer):
             return namespace(number).reshape(number, (number.shape[0], 1, 1))
         return cast("float | Array", number)
 
+    def _widths(self) -> dict[str, int]:
+        """How wide what comes out of each map is."""
+        found: dict[str, Linear] = {name: getattr(self, name) for name in ("query", "key", "value")}
+        checks.maps(type(self).__name__, found, Linear)
+        return {name: each.widths[1] for name, each in found.items()}
+
     def _check(self, extra: dict[str, object]) -> None:
         """The arrays of the layer are of one kind, and what is for each head has one for each."""
         name = type(self).__name__
@@ -257,9 +264,17 @@ class Attention(Layer):
 
 
 def read(
-    mapping: Mapping[str, AnyArray], prefix: str, names: Mapping[str, str] | None, fields: Sequence[str]
+    function: str,
+    mapping: Mapping[str, AnyArray],
+    prefix: str,
+    names: Mapping[str, str] | None,
+    fields: Sequence[str],
 ) -> dict[str, Any]:
     """The maps and arrays that are there: `query` from `prefix` + what `names` calls it, and so on."""
+    checks.named_arrays(function, "mapping", mapping)
+    checks.text(function, "prefix", prefix)
+    if names is not None:
+        checks.named_arrays(function, "names", names)
     found: dict[str, Any] = {}
     for role in fields:
         name = prefix + (names or {}).get(role, role)

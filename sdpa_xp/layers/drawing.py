@@ -26,8 +26,8 @@ def drawn(
 
     The generator is drawn from once, and what it gives is cut: a key of JAX has no second draw.
     """
-    sizes = [checks.integer(function, "a width", width, least=1) for pair in widths.values() for width in pair]
-    count = sum(into * out for into, out in zip(sizes[::2], sizes[1::2], strict=True))
+    checks.flag(function, "bias", bias)
+    count = sum(into * out for into, out in widths.values())
     numbers = _uniform(function, rng, count, like)
     dtype = numbers.dtype if like is None else like.dtype
     xp, device, start, made = namespace.namespace(numbers), namespace.device(numbers), 0, {}

@@ -39,7 +39,9 @@ class Linear(Layer):
     bias: AnyArray | None = None
 
     def __post_init__(self) -> None:
-        checks.linear("Linear", self.weight, self.bias)
+        found = checks.linear("Linear", self.weight, self.bias)
+        for name, array in found.items():
+            object.__setattr__(self, name, array)
 
     def __call__(self, x: A) -> A:
         """The map of each row.
@@ -55,7 +57,7 @@ class Linear(Layer):
 
     def mapped(self, x: A) -> A:
         """The same, of what has been checked."""
-        array, weight = cast(Array, x), cast(Array, self.weight)
+        array, weight = namespace.plain(cast(Array, x)), cast(Array, self.weight)
         first = cast(Array, leading(array, weight))
         xp, held = namespace.namespace(first), first.dtype
         if namespace.library_name(first) == "other":  # NumPy's BLAS has no half, and Dask cannot sum bfloat16
@@ -95,7 +97,9 @@ class Linear(Layer):
             TypeError: `rng` is no generator, or a width no integer.
             ValueError: A width below 1.
         """
-        found = drawn("Linear.init", rng, {"": (in_dim, out_dim)}, bias=bias, like=like)
+        function = "Linear.init"
+        widths = checks.width(function, "in_dim", in_dim), checks.width(function, "out_dim", out_dim)
+        found = drawn(function, rng, {"": widths}, bias=bias, like=like)
         return cls(*found[""])
 
     @classmethod
@@ -110,9 +114,13 @@ class Linear(Layer):
             The map, of the arrays themselves.
 
         Raises:
+            TypeError: `mapping` is no mapping, or `prefix` no string.
             ValueError: There is no such weight.
         """
-        weight = checks.entry("Linear.from_mapping", mapping, f"{prefix}weight")
+        function = "Linear.from_mapping"
+        checks.named_arrays(function, "mapping", mapping)
+        checks.text(function, "prefix", prefix)
+        weight = checks.entry(function, mapping, f"{prefix}weight")
         return cls(cast(AnyArray, weight), mapping.get(f"{prefix}bias"))
 
 

@@ -36,7 +36,7 @@ class MultiHeadAttention(Attention):
         sinks: (Hq,): a logit of each head that joins the sum of the softmax, or None.
 
     Raises:
-        TypeError: Arrays of several libraries or dtypes.
+        TypeError: A map that is no `Linear`, or arrays of several libraries or dtypes.
         ValueError: Shapes that do not fit.
 
     Examples:
@@ -58,7 +58,9 @@ class MultiHeadAttention(Attention):
     sinks: AnyArray | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        widths = {name: getattr(self, name).widths[1] for name in ("query", "key", "value")}
+        widths = self._widths()
+        if self.out is not None:
+            checks.maps("MultiHeadAttention", {"out": self.out}, Linear)
         taken = None if self.out is None else self.out.widths[0]
         _, shared = checks.layer_heads("MultiHeadAttention", widths, self.num_heads, self.num_kv_heads, taken)
         object.__setattr__(self, "num_kv_heads", shared)
@@ -104,15 +106,21 @@ class MultiHeadAttention(Attention):
         """
         function = "MultiHeadAttention.init"
         heads = checks.integer(function, "num_heads", num_heads, least=1)
-        shared = heads if num_kv_heads is None else num_kv_heads
-        key_dim = query_dim if key_dim is None else key_dim
-        value_dim = key_dim if value_dim is None else value_dim
-        head_dim = checks.whole_heads(function, query_dim, heads) if head_dim is None else head_dim
+        shared = (
+            heads if num_kv_heads is None else checks.integer(function, "num_kv_heads", num_kv_heads, least=1)
+        )
+        query_dim = checks.width(function, "query_dim", query_dim)
+        key_dim = query_dim if key_dim is None else checks.width(function, "key_dim", key_dim)
+        value_dim = key_dim if value_dim is None else checks.width(function, "value_dim", value_dim)
+        if head_dim is None:
+            head_dim = checks.whole_heads(function, query_dim, heads)
+        head_dim = checks.width(function, "head_dim", head_dim)
+        out_dim = query_dim if out_dim is None else checks.width(function, "out_dim", out_dim)
         widths = {
             "query": (query_dim, heads * head_dim),
             "key": (key_dim, shared * head_dim),
             "value": (value_dim, shared * head_dim),
-            "out": (heads * head_dim, query_dim if out_dim is None else out_dim),
+            "out": (heads * head_dim, out_dim),
         }
         maps: dict[str, Any] = linears(function, rng, widths, bias=bias, like=like)
         return cls(**maps, num_heads=heads, num_kv_heads=shared)
@@ -142,6 +150,7 @@ class MultiHeadAttention(Attention):
             The layer, of the arrays themselves. Without an `out.weight` its heads stand side by side.
 
         Raises:
+            TypeError: `mapping` or `names` is no mapping, or `prefix` no string.
             ValueError: A weight is not there, or shapes do not fit.
 
         Examples:
@@ -151,10 +160,13 @@ class MultiHeadAttention(Attention):
             >>> MultiHeadAttention.from_mapping(file, "encoder.", num_heads=2).num_kv_heads
             2
         """
+        function = "MultiHeadAttention.from_mapping"
+        checks.named_arrays(function, "mapping", mapping)
+        checks.text(function, "prefix", prefix)
         if torch_names.is_torch(mapping, prefix):
-            mapping, prefix = torch_names.renamed("MultiHeadAttention.from_mapping", mapping, prefix), ""
+            mapping, prefix = torch_names.renamed(function, mapping, prefix), ""
         fields = ("query", "key", "value", "out", "scale", "temperature", "sinks")
-        parts = read(mapping, prefix, names, fields)
+        parts = read(function, mapping, prefix, names, fields)
         return cls(**parts, num_heads=num_heads, num_kv_heads=cast(int, num_kv_heads))
 
     @classmethod

@@ -54,6 +54,7 @@ class Layer:
             TypeError: Something that is no array, or arrays of several libraries or dtypes.
             ValueError: A name that the layer does not have, or shapes that do not fit.
         """
+        checks.named_arrays(f"{type(self).__name__}.with_parameters", "parameters", parameters)
         checks.known_names(type(self).__name__, parameters, self.parameters)
         return self._with(parameters, "")
 

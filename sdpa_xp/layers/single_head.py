@@ -32,7 +32,7 @@ class SingleHeadAttention(Attention):
         temperature: What the scale is divided by: higher spreads the weights. A number or an array, likewise.
 
     Raises:
-        TypeError: Arrays of several libraries or dtypes.
+        TypeError: A map that is no `Linear`, or arrays of several libraries or dtypes.
         ValueError: Shapes that do not fit.
 
     Examples:
@@ -47,8 +47,7 @@ class SingleHeadAttention(Attention):
     """
 
     def __post_init__(self) -> None:
-        widths = {name: getattr(self, name).widths[1] for name in ("query", "key", "value")}
-        checks.layer_heads("SingleHeadAttention", widths, 1, 1, None)
+        checks.layer_heads("SingleHeadAttention", self._widths(), 1, 1, None)
         self._check({"scale": self.scale})
 
     @classmethod
@@ -78,11 +77,14 @@ class SingleHeadAttention(Attention):
         Returns:
             The layer.
         """
-        key_dim = embedding_dim if key_dim is None else key_dim
-        value_dim = key_dim if value_dim is None else value_dim
+        function = "SingleHeadAttention.init"
+        embedding_dim = checks.width(function, "embedding_dim", embedding_dim)
+        attention_dim = checks.width(function, "attention_dim", attention_dim)
+        key_dim = embedding_dim if key_dim is None else checks.width(function, "key_dim", key_dim)
+        value_dim = key_dim if value_dim is None else checks.width(function, "value_dim", value_dim)
         widths = {"query": embedding_dim, "key": key_dim, "value": value_dim}
         shapes = {name: (width, attention_dim) for name, width in widths.items()}
-        maps: dict[str, Any] = linears("SingleHeadAttention.init", rng, shapes, bias=bias, like=like)
+        maps: dict[str, Any] = linears(function, rng, shapes, bias=bias, like=like)
         return cls(**maps)
 
     @classmethod
@@ -100,9 +102,11 @@ class SingleHeadAttention(Attention):
             The layer, of the arrays themselves.
 
         Raises:
+            TypeError: `mapping` or `names` is no mapping, or `prefix` no string.
             ValueError: A weight is not there.
         """
-        return cls(**read(mapping, prefix, names, ("query", "key", "value", "scale", "temperature")))
+        function = "SingleHeadAttention.from_mapping"
+        return cls(**read(function, mapping, prefix, names, ("query", "key", "value", "scale", "temperature")))
 
     def weights(
         self,

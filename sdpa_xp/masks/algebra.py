@@ -18,6 +18,8 @@ from sdpa_xp.values import Value
 
 Allowed: TypeAlias = bool | Array
 """True: every pair of the tile may attend. False: none may. An array: those where it is True."""
+DEEPEST = 150
+"""How many operators may be inside each other. A call nests a few functions for each; Python allows 1000."""
 
 
 class Pattern(ABC):
@@ -49,24 +51,29 @@ class Mask(Value, ABC):
         causal() & ~prefix(2)
     """
 
+    @property
+    def parts(self) -> tuple[Mask, ...]:
+        """The masks that an operator joined to this one."""
+        return ()
+
     @abstractmethod
     def bind(self, pairs: Pairs, /) -> Pattern:
         """The pattern of this mask over `pairs`; refuses what does not fit them."""
 
     def __and__(self, other: Mask | AnyArray) -> Mask:
-        return And(self, as_mask("masks", "mask", other))
+        return _joined(And, self, as_mask("masks", "mask", other))
 
     def __rand__(self, other: AnyArray) -> Mask:
-        return And(as_mask("masks", "mask", other), self)
+        return _joined(And, as_mask("masks", "mask", other), self)
 
     def __or__(self, other: Mask | AnyArray) -> Mask:
-        return Or(self, as_mask("masks", "mask", other))
+        return _joined(Or, self, as_mask("masks", "mask", other))
 
     def __ror__(self, other: AnyArray) -> Mask:
-        return Or(as_mask("masks", "mask", other), self)
+        return _joined(Or, as_mask("masks", "mask", other), self)
 
     def __invert__(self) -> Mask:
-        return Not(self)
+        return self.masks[0] if isinstance(self, Not) else Not((self,))
 
     def __bool__(self) -> bool:
         rule, hint = "a mask is neither true nor false", "Combine masks with `&`, `|` and `~`."
@@ -74,47 +81,71 @@ class Mask(Value, ABC):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class And(Mask):
-    """The pairs that both masks let attend."""
+class Combined(Mask, ABC):
+    """Masks joined by one operator; a chain of the same operator is one value, so that it nests no deeper."""
 
-    name = "&"
-    one: Mask
-    other: Mask
+    masks: tuple[Mask, ...]
+    depth: int = field(init=False, repr=False)
+    """How many operators are inside each other."""
 
-    def bind(self, pairs: Pairs) -> Pattern:
-        return AllOf((self.one.bind(pairs), self.other.bind(pairs)))
+    @property
+    def parts(self) -> tuple[Mask, ...]:
+        return self.masks
 
-    def __repr__(self) -> str:
-        return " & ".join(f"({x})" if isinstance(x, Or) else str(x) for x in (self.one, self.other))
+    def __post_init__(self) -> None:
+        depth = 1
+        for mask in self.masks:  # a loop, since torch.compile traces no `max` of a generator
+            depth = max(depth, 1 + mask.depth) if isinstance(mask, Combined) else depth
+        object.__setattr__(self, "depth", depth)
+        if depth > DEEPEST:
+            rule = f"masks must be nested at most {DEEPEST} operators deep"
+            hint = "A chain of one operator counts once; `masks.from_function` computes anything else."
+            raise ValueError(checks.message("masks", rule, {"depth": depth}, hint))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Or(Mask):
+class And(Combined):
+    """The pairs that every mask lets attend."""
+
+    name = "&"
+
+    def bind(self, pairs: Pairs) -> Pattern:
+        return AllOf(tuple(mask.bind(pairs) for mask in self.parts))
+
+    def __repr__(self) -> str:
+        return " & ".join(f"({mask})" if isinstance(mask, Or) else str(mask) for mask in self.parts)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Or(Combined):
     """The pairs that one of the masks lets attend."""
 
     name = "|"
-    one: Mask
-    other: Mask
 
     def bind(self, pairs: Pairs) -> Pattern:
-        return AnyOf((self.one.bind(pairs), self.other.bind(pairs)))
+        return AnyOf(tuple(mask.bind(pairs) for mask in self.parts))
 
     def __repr__(self) -> str:
-        return " | ".join(f"({x})" if isinstance(x, And) else str(x) for x in (self.one, self.other))
+        return " | ".join(f"({mask})" if isinstance(mask, And) else str(mask) for mask in self.parts)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Not(Mask):
+class Not(Combined):
     """The pairs that the mask does not let attend."""
 
     name = "~"
-    mask: Mask
 
     def bind(self, pairs: Pairs) -> Pattern:
-        return NoneOf(self.mask.bind(pairs))
+        return NoneOf(self.parts[0].bind(pairs))
 
     def __repr__(self) -> str:
-        return f"~({self.mask})" if isinstance(self.mask, And | Or) else f"~{self.mask}"
+        (mask,) = self.parts
+        return f"~({mask})" if isinstance(mask, And | Or) else f"~{mask}"
+
+
+def _joined(operator: type[And | Or], *masks: Mask) -> Mask:
+    """Join masks by `&` or `|`; what the same operator joined before becomes part of the chain."""
+    return operator(sum((mask.parts if isinstance(mask, operator) else (mask,) for mask in masks), ()))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -41,8 +41,9 @@ def from_array(boolean: AnyArray) -> Mask:
     References:
         Vaswani et al., "Attention is all you need", arXiv 1706.03762, section 3.2.3.
     """
-    checks.boolean("from_array", "boolean", checks.plain_array("from_array", "boolean", boolean))
-    return FromArray(boolean)
+    array = checks.plain_array("from_array", "boolean", boolean)
+    checks.boolean("from_array", "boolean", array)
+    return FromArray(array)
 
 
 def from_function(mask_mod: MaskFunction) -> Mask:
@@ -76,7 +77,7 @@ def from_function(mask_mod: MaskFunction) -> Mask:
     References:
         Dong et al., "Flex Attention", arXiv 2412.05496, section 3.1.
     """
-    checks.function("from_function", "mask_mod", mask_mod)
+    checks.function("from_function", "mask_mod", mask_mod, ("b", "h", "q_idx", "kv_idx"))
     return FromFunction(mask_mod)
 
 
@@ -91,7 +92,7 @@ class FromFunction(Mask, Pattern):
         return self
 
     def on(self, tile: Tile) -> Allowed:
-        allowed = self.mask_mod(*tile.indices)
+        allowed = checks.called(tile.pairs.function, "attn_mask", self.mask_mod, tile.indices)
         if isinstance(allowed, bool):
             return allowed
         array = checks.of_function(tile.pairs.function, "attn_mask", allowed, tile.shape, tile.pairs.xp)

@@ -9,6 +9,7 @@ for GPUs can be had by name, and are no default: no test has run on one. It diff
 - the lengths differ: "causal" lets the last query attend the last key; it is a mask like the others here;
 - a masked key or value holds NaN, which 0 * NaN lets through: that shows in the output, and the portable
   implementation computes it again; inside mx.compile and mx.vmap what no query attends is blanked;
+- all scores of a row are -inf: NaN, which shows in the output likewise;
 - the dtype is a half: the scores are rounded to it, so that float32 is what is computed in;
 - the dtype is float64: exp is that of float32.
 """
@@ -60,7 +61,7 @@ def refusal(call: Call) -> str | None:
 
 
 def attend(call: Call) -> Array | None:
-    """The output, (..., Hq, L, Ev); None where the kernel does not keep a NaN out."""
+    """The output, (..., Hq, L, Ev); None if it holds a NaN or inf, which may be the kernel's own."""
     if _is_masked(call) or call.scale is not None:
         call.bind([call.whole])  # refuses arrays that do not fit
     xp, dtype, sizes = call.pairs.xp, call.pairs.dtype, call.sizes
@@ -81,9 +82,8 @@ def attend(call: Call) -> Array | None:
         sinks=None if call.sinks is None else xp.astype(call.sinks, dtype, copy=False),
     )
     output = operands.of_the_batch(call, output)
-    if allowed is None:
-        return output
-    output = xp.where(xp.any(allowed, axis=-1, keepdims=True), output, 0.0)
+    if allowed is not None:
+        output = xp.where(xp.any(allowed, axis=-1, keepdims=True), output, 0.0)
     return output if call.pairs.traced or bool(xp.isfinite(xp.sum(output))) else None
 
 

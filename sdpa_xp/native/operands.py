@@ -51,7 +51,7 @@ def mask_size(call: Call) -> int:
 def _parts(masks: Iterable[Mask]) -> Iterator[Mask]:
     """The masks that all have to hold, those joined by `&` among them."""
     for mask in masks:
-        yield from _parts((mask.one, mask.other)) if isinstance(mask, And) else (mask,)
+        yield from _parts(mask.parts) if isinstance(mask, And) else (mask,)
 
 
 def is_causal(call: Call) -> bool:

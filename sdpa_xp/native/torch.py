@@ -1,8 +1,10 @@
 """torch.nn.functional.scaled_dot_product_attention, of which torch.onnx.export makes ai.onnx Attention.
 
-On the CPU the kernel meets the contract, but for a masked NaN, which 0 * NaN lets through: that shows in the
-output, and the portable implementation computes it again; and for halves, of which it rounds the weights and
-takes a row with an inf for an empty one: they are computed in float32. Elsewhere the kernel, or what an
+On the CPU the kernel meets the contract except in three cases. A masked NaN gets through, because 0 * NaN is
+NaN: the output shows it, and the portable implementation computes the call again. A row whose scores are all
+NaN becomes 0 if they do not fill a vector register, because the kernel then takes the row for an empty one: if
+the output holds a 0, the inputs are searched for NaN and inf. Halves are computed in float32, because the
+kernel rounds their weights and takes a row with an inf for an empty one. Elsewhere the kernel, or what an
 exporter and onnxruntime make of it, differs where
 
 - a key or value that is masked holds NaN, which 0 * NaN lets through: what no query attends is blanked;
@@ -17,6 +19,7 @@ exporter and onnxruntime make of it, differs where
 from __future__ import annotations
 
 import math
+import operator
 import sys
 from typing import Any, cast
 
@@ -25,6 +28,9 @@ from sdpa_xp.namespace import LARGEST, converted, dtype_name, has_tangents
 from sdpa_xp.native import operands
 from sdpa_xp.protocols import Array
 from sdpa_xp.scores import attended
+
+LONGEST_VECTOR = 64
+"""float32 numbers in the widest vector register that there is (2048 bits of Arm's SVE)."""
 
 
 def is_by_name(call: Call) -> str | None:
@@ -70,11 +76,15 @@ def refusal(call: Call) -> str | None:
 
 
 def attend(call: Call) -> Array | None:
-    """The output, (..., Hq, L, Ev); None where the kernel does not keep a NaN out."""
+    """The output, (..., Hq, L, Ev); None if the kernel gets a NaN or inf wrong."""
     if call.once("plain", lambda: _is_plain(call)):
         kernel = sys.modules["torch"].nn.functional.scaled_dot_product_attention
-        plain: Array = kernel(*map(_in_rows, call.arrays.values()), scale=call.scale)
-        return plain
+        query, key, value = call.arrays.values()
+        if not _stride(query) == _stride(key) == _stride(value) == 1:
+            query, key, value = map(_in_rows, (query, key, value))
+        plain: Array = kernel(query, key, value, scale=call.scale)
+        many = call.sizes.keys >= LONGEST_VECTOR
+        return plain if many or _kept_nan(plain, query, key, call.scale) else None
     if _is_eager(call):
         return _attend_now(call)
     call.bind([call.whole])  # refuses arrays that do not fit
@@ -107,8 +117,10 @@ def _is_plain(call: Call) -> bool:
 
 def _in_rows(array: Array) -> Array:
     """With the elements of a row side by side: of others the kernel makes all scores at once."""
-    strided = cast(Any, array)
-    return array if strided.stride(-1) == 1 else cast(Array, strided.contiguous())
+    return array if _stride(array) == 1 else cast(Array, cast(Any, array).contiguous())
+
+
+_stride = operator.methodcaller("stride", -1)
 
 
 def _attend_now(call: Call) -> Array | None:
@@ -129,7 +141,28 @@ def _attend_now(call: Call) -> Array | None:
     )
     if masked and not bool(xp.isfinite(xp.sum(output))):
         return None
+    # A mask may leave a row only the keys of a last, partly filled register, however many keys there are.
+    short = call.sizes.keys < LONGEST_VECTOR
+    if (masked or short) and not _kept_nan(output, query, key, scale):
+        return None
     return operands.of_the_batch(call, output)
+
+
+def _kept_nan(output: Any, query: Any, key: Any, scale: float | Array | None) -> bool:
+    """Whether no row of `output` can be 0 in place of NaN: it holds no 0, or all scores are finite."""
+    torch = sys.modules["torch"]
+    if torch._C._len_torch_dispatch_stack() and _has_no_values(torch):
+        return True
+    if output.all():
+        return True
+    largest = query.abs().sum() * key.abs().sum()  # no score is larger, and it is NaN or inf if one is
+    return bool((largest * max(1.0, cast(float, scale or 1.0))).isfinite())
+
+
+def _has_no_values(torch: Any) -> bool:
+    """Whether tensors stand for others: inside FakeTensorMode, and in make_fx."""
+    kinds = torch._C._TorchDispatchModeKey
+    return any(torch._C._get_dispatch_mode(kind) is not None for kind in (kinds.FAKE, kinds.PROXY))
 
 
 def _is_positive(scale: float | Array) -> bool:

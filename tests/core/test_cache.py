@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from libraries import LIBRARIES, Library
 
-from sdpa_xp import KVCache, biases, masks
+from sdpa_xp import KVCache, biases, masks, scaled_dot_product_attention
 from sdpa_xp.namespace import namespace
 from sdpa_xp_export import reference
 from sdpa_xp_export.agreement import judge
@@ -194,18 +194,38 @@ def test_layouts_and_capacity(library: Library, arrays: Arrays, layout: str, cap
 
 @pytest.mark.parametrize("capacity", [None, TOKENS])
 def test_empty_start(library: Library, arrays: Arrays, capacity: int | None) -> None:
-    """A cache of no tokens: attention from it is 0, and it fills up like another."""
+    """A cache of no tokens: without `is_causal` attention from it is 0, and it fills up like another."""
     if library.lazy or (capacity and not can_write(library)):
         pytest.skip("Dask has no arrays of size 0; in place needs arrays that can be written to")
     with library.guard():
         query, key, value = (library.put(x) for x in arrays.values())
         cache = KVCache(key[:, :, :0, :], value[:, :, :0, :], capacity=capacity)
         assert len(cache) == 0
-        nothing = cache.attend(query[:, :, :1, :])
+        nothing = cache.attend(query[:, :, :1, :], is_causal=False)
         filled = cache.append(key, value, in_place=capacity is not None)
         output = filled.attend(query)
     np.testing.assert_array_equal(library.get(nothing), np.zeros((2, HEADS, 1, 5)))
     assert_agrees(library, library.get(output), expected(arrays, [TOKENS], CASES["plain"]))
+
+
+@pytest.mark.parametrize("tokens", [0, 3])
+def test_more_queries_than_tokens(library: Library, arrays: Arrays, tokens: int) -> None:
+    """Refused, since an `append` is missing; without `is_causal` each query attends the whole cache."""
+    if library.lazy and not tokens:
+        pytest.skip("Dask has no arrays of size 0")
+    with library.guard():
+        query, key, value = (library.put(x) for x in arrays.values())
+        cache = KVCache(key[:, :, :tokens, :], value[:, :, :tokens, :])
+        with pytest.raises(
+            ValueError,
+            match=rf"attend: `query` .* as the cache; got L={tokens + 1}, tokens={tokens}\. `append`",
+        ):
+            cache.attend(query[:, :, : tokens + 1, :])
+        other = cache.attend(query[:, :, : tokens + 1, :], is_causal=False)
+        plain = scaled_dot_product_attention(
+            query[:, :, : tokens + 1, :], cache.key, cache.value, implementation="xp"
+        )
+    np.testing.assert_array_equal(library.get(other), library.get(plain))
 
 
 def parts(library: Library, arrays: Arrays, *cuts: int) -> list[tuple[Any, Any]]:

@@ -315,12 +315,35 @@ def test_one_pool_for_both_is_not_written_in_place() -> None:
     held = PagedKVCache(pool, pool, [range(2)], [0])
     token = ones(1, 1, 1, 1)
     with pytest.raises(
-        ValueError, match=r"^PagedKVCache.append: `key_blocks` and `value_blocks` must be two arrays"
+        ValueError,
+        match=r"^PagedKVCache.append: `key_blocks` and `value_blocks` must share no memory .*=key_blocks",
     ):
         held.append(token, 2 * token, in_place=True)
     copied = held.append(token, 2 * token)
     assert (copied.key_blocks[0, 0, 0, 0], copied.value_blocks[0, 0, 0, 0]) == (1, 2)
     assert not pool.any()
+
+
+@pytest.mark.parametrize("of", ["numpy", "torch", "strict"])
+def test_overlapping_pools_are_not_written_in_place(of: str) -> None:
+    """Views of the same numbers; those that interleave share none, as the two halves of one pool."""
+    modules = {"numpy": "numpy", "torch": "torch", "strict": "array_api_strict"}
+    xp = pytest.importorskip(modules[of])
+    both = xp.zeros((5, 2, 4, 4), dtype=xp.float32)
+    token = xp.ones((1, 2, 1, 2), dtype=xp.float32)
+    overlapping = [
+        (both[:4, ..., :2], both[1:, ..., :2]),
+        (both[..., :3, :2], both[..., 1:, :2]),
+        (both[..., :2], both[..., 1:3]),
+    ]
+    for key_blocks, value_blocks in overlapping:
+        cache = PagedKVCache(key_blocks, value_blocks, [range(2)], [0])
+        with pytest.raises(ValueError, match=r"must share no memory .*value_blocks=a view of the same numbers"):
+            cache.append(token, token, in_place=True)
+    assert not xp.any(both)
+    for key_blocks, value_blocks in ((both[..., :2], both[..., 2:]), (both[..., 0::2], both[..., 1::2])):
+        PagedKVCache(key_blocks, value_blocks, [range(2)], [0]).append(token, 2 * token, in_place=True)
+    np.testing.assert_array_equal(np.asarray(both[0, 0, 0, :]), [1, 2, 1, 2])
 
 
 def test_at_least_one_sequence() -> None:

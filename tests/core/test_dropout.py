@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 from libraries import Library, generator
 
-from sdpa_xp import attention_state, attention_weights, masks, scaled_dot_product_attention
+from sdpa_xp import (
+    KVCache,
+    attention_state,
+    attention_weights,
+    biases,
+    masks,
+    scaled_dot_product_attention,
+    scaled_dot_product_attention_vjp,
+    varlen_attention,
+)
 from sdpa_xp.tiles import Cut
 
 F = np.float32
@@ -182,3 +191,46 @@ def test_refused(call: dict[str, np.ndarray], p: Any, error: type[Exception], wo
     with pytest.raises(ValueError, match="`attn_mask` must broadcast"):
         scaled_dot_product_attention(**call, attn_mask=np.ones((2, 2), bool), dropout_p=0.5, rng=rng)
     assert rng.bit_generator.state == before  # nothing is drawn for a call that is refused
+
+
+def state_of(rng: Any) -> Any:
+    """What a generator would draw next."""
+    if hasattr(rng, "get_state"):
+        return rng.get_state().tolist()
+    return rng.bit_generator.state if hasattr(rng, "bit_generator") else None
+
+
+def refuses(*_: Any) -> Any:
+    raise LookupError("refused")
+
+
+def of_another_dtype(_b: Any, _h: Any, i: Any, j: Any) -> Any:
+    return i - j
+
+
+FAILING: dict[str, Any] = {
+    "a mask function that raises": {"attn_mask": masks.from_function(refuses)},
+    "a mask function that returns no condition": {"attn_mask": masks.from_function(of_another_dtype)},
+    "a bias function that raises": {"bias": biases.from_function(refuses)},
+    "a mask that does not fit": {"attn_mask": masks.padding([1, 2, 3])},
+}
+FUNCTIONS: dict[str, Any] = {
+    "attention": lambda x, **rules: scaled_dot_product_attention(x, x, x, **rules),
+    "state": lambda x, **rules: attention_state(x, x, x, **rules),
+    "weights": lambda x, **rules: attention_weights(x, x, **rules),
+    "gradients": lambda x, **rules: scaled_dot_product_attention_vjp(x, x, x, **rules),
+    "cache": lambda x, **rules: KVCache(x, x).attend(x, **rules),
+    "varlen": lambda x, **rules: varlen_attention(x[0, ...], x[0, ...], x[0, ...], [0, 5], [0, 5], **rules),
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
+@pytest.mark.parametrize("rules", FAILING.values(), ids=FAILING)
+def test_a_call_that_fails_draws_nothing(library: Library, function: Any, rules: dict[str, Any]) -> None:
+    if library.lazy:
+        pytest.skip("the mask of a lazy call is not computed yet")
+    rng = generator(library)
+    before = state_of(rng)
+    with library.guard(), pytest.raises((TypeError, ValueError, LookupError)):
+        function(library.put(np.ones((1, 5, 2, 4), np.float32)), dropout_p=0.5, rng=rng, **rules)
+    assert state_of(rng) == before

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
-from sdpa_xp import explain, masks, native, scaled_dot_product_attention, streaming, threads
+from sdpa_xp import environment, explain, masks, native, scaled_dot_product_attention, streaming
 
 CALLS = [
     {},
@@ -84,14 +84,14 @@ def test_inside_a_transform_the_kernel_is_not_the_default(call: tuple[np.ndarray
 def test_threads_are_for_large_calls_on_numpy(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(threads.VARIABLE, raising=False)
+    monkeypatch.delenv(environment.VARIABLE, raising=False)
     small, large = (rng.standard_normal((4, n, 64)).astype(np.float32) for n in (8, 1024))
     with threadpool_limits(3, "blas"):
         assert explain(small, small, small).threads == 1
         assert explain(large, large, large).threads == 3
         tensor = pytest.importorskip("torch").from_numpy(large)
         assert explain(tensor, tensor, tensor, implementation="xp").threads == 1
-    monkeypatch.setenv(threads.VARIABLE, "5")
+    monkeypatch.setenv(environment.VARIABLE, "5")
     assert explain(large, large, large).threads == 5
     assert "in 5 threads" in str(explain(large, large, large))
 

@@ -115,12 +115,12 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "no width of a map": (
         lambda: Linear.init(np.random.default_rng(0), 8, 0),
         ValueError,
-        "^Linear.init: `a width` must be at least 1",
+        "^Linear.init: `out_dim` must be at least 1",
     ),
     "no width": (
         lambda: SingleHeadAttention.init(np.random.default_rng(0), 8, 0),
         ValueError,
-        "a width` must be at least 1",
+        "^SingleHeadAttention.init: `attention_dim` must be at least 1",
     ),
 }
 

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from typing import Any
 
 import numpy as np
 import pytest
 from libraries import Library
 
-from sdpa_xp import attention_weights, biases, checks, masks, scaled_dot_product_attention, varlen_attention
+from sdpa_xp import (
+    attention_scores,
+    attention_weights,
+    biases,
+    checks,
+    masks,
+    scaled_dot_product_attention,
+    varlen_attention,
+)
 
 F = np.float32
 
@@ -173,3 +183,39 @@ def test_a_batch_of_its_own_lengths_is_not_read_again_for_each(monkeypatch: pyte
     starts = list(range(513))
     varlen_attention(rows, rows, rows, starts, starts, masks.padding([1] * 512))
     assert looked == [1] * 512
+
+
+def test_long_chains_of_one_operator(library: Library) -> None:
+    """A chain is one value: no chain of masks or biases is too long, and its parts hold as they do apart."""
+    query = np.ones((1, 3, 2), np.float32)
+    either = functools.reduce(operator.or_, [masks.causal(-2 + n % 3) for n in range(3000)])
+    both = functools.reduce(operator.and_, [masks.causal(n % 3) for n in range(3000)])
+    added = functools.reduce(operator.add, [biases.alibi([n % 2]) for n in range(3000)])
+    np.testing.assert_array_equal(masks.to_array(either & both, (3, 4)), masks.to_array(masks.causal(), (3, 4)))
+    found = library.get(library.call(attention_scores, query, query, attn_mask=either, bias=added))
+    expected = library.get(
+        library.call(attention_scores, query, query, attn_mask=masks.causal(), bias=biases.alibi([1500.0]))
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert str(either).count("|") == str(both).count("&") == str(added).count("+") == 2999
+    assert either == functools.reduce(operator.or_, either.parts)
+    assert hash(either) == hash(functools.reduce(operator.or_, either.parts))
+
+
+def test_masks_are_nested_only_so_deep() -> None:
+    mask = masks.causal()
+    for _ in range(75):
+        mask = (mask & masks.prefix(1)) | masks.prefix(2)
+    assert scaled_dot_product_attention(*[np.ones((1, 2, 2))] * 3, mask).shape == (1, 2, 2)
+    with pytest.raises(ValueError, match=r"masks: .* nested at most 150 operators deep; got depth=151\."):
+        mask & masks.prefix(1)
+    with pytest.raises(ValueError, match="nested at most 150 operators deep"):
+        assert ~mask
+
+
+def test_not_not_is_the_mask_itself() -> None:
+    mask = masks.causal()
+    assert ~~mask is mask
+    for _ in range(500):
+        mask = ~mask
+    assert mask == masks.causal()

@@ -195,16 +195,20 @@ def test_padding_of_each_sequence(library: Library, arrays: Arrays) -> None:
 
 
 def test_more_queries_than_tokens(library: Library, arrays: Arrays) -> None:
-    """The last query stands at the last token; those before the first attend nothing, and give 0."""
-    lengths = [0, 1, 6]
-    cache = cache_of(library, arrays, lengths)
+    """Refused, since an `append` is missing; without `is_causal` each query attends its whole sequence."""
     query = arrays["query"][:, :, :2]
-    with library.guard():
-        output = library.get(cache.attend(library.put(query)))
-    b, _, i, j = np.ogrid[:3, :1, :2, :LONGEST]
-    assert_agrees(library, output, arrays | {"query": query, "attn_mask": j <= i + each(lengths, b) - 2})
-    np.testing.assert_array_equal(output[0], np.zeros((HEADS, 2, 5)))
-    np.testing.assert_array_equal(output[1, :, 0], np.zeros((HEADS, 5)))
+    for lengths, sequence in (([0, 2, 6], 0), ([2, 6, 1], 2)):
+        cache = cache_of(library, arrays, lengths)
+        with library.guard():
+            placed = library.put(query)
+            message = rf"`query` .* sequence {sequence} of the cache; got L=2, tokens="
+            with pytest.raises(ValueError, match=message):
+                cache.attend(placed)
+            output = library.get(cache.attend(placed, is_causal=False))
+        b, _, _, j = np.ogrid[:3, :1, :2, :LONGEST]
+        mask = np.array(np.broadcast_to(j < each(lengths, b), (3, 1, 2, LONGEST)))
+        assert_agrees(library, output, arrays | {"query": query, "attn_mask": mask})
+    np.testing.assert_array_equal(cache_of(library, arrays, [0, 1, 1]).lengths, (0, 1, 1))
 
 
 @pytest.mark.parametrize("how", ["list", "int32", "int64", "of the library"])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from libraries import Library
 
-from sdpa_xp import KVCache, PagedKVCache
+from sdpa_xp import KVCache, PagedKVCache, masks
 from sdpa_xp.positional import LinearScaling, Rotary, YaRNScaling
 from sdpa_xp_export import reference
 from sdpa_xp_export.agreement import judge
@@ -162,12 +162,12 @@ def test_paged_cache(library: Library, arrays: Arrays, name: str, in_place: bool
 
 
 def test_the_first_tokens_of_a_longer_query_stand_before_the_sequence(library: Library, arrays: Arrays) -> None:
-    """At positions below 0, where they attend nothing."""
+    """At positions below 0, where a causal mask lets them attend nothing."""
     key, value, query = (arrays[name][:, :, :2].copy() for name in ("key", "value", "query"))
     with library.guard():
         cache = KVCache(
             library.put(key[:, :, :1].copy()), library.put(value[:, :, :1].copy()), rotary=Rotary(8)
         )
-        found = library.get(cache.attend(library.put(query)))
+        found = library.get(cache.attend(library.put(query), masks.causal(), is_causal=False))
     np.testing.assert_array_equal(found[:, :, 0], np.zeros((3, 4, 5)))
     np.testing.assert_allclose(found[:, :, 1], np.repeat(value[:, :, 0], 2, axis=1), rtol=1e-6)

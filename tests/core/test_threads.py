@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import linecache
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +18,15 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from sdpa_xp import masks, scaled_dot_product_attention, scaled_dot_product_attention_vjp, threads
+from sdpa_xp import (
+    attention_state,
+    environment,
+    masks,
+    scaled_dot_product_attention,
+    scaled_dot_product_attention_vjp,
+    threads,
+)
+from sdpa_xp import blas as blas_module
 from sdpa_xp_export import reference
 
 
@@ -28,7 +39,7 @@ def blas() -> list[int]:
 @pytest.fixture(autouse=True)
 def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As on a machine with two cores, whatever the environment of the tests says."""
-    monkeypatch.delenv(threads.VARIABLE, raising=False)
+    monkeypatch.delenv(environment.VARIABLE, raising=False)
     with threadpool_limits(2, "blas"):
         yield
 
@@ -41,19 +52,19 @@ def call(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
 
 def test_each_task_is_done_once_and_blas_has_one_thread_meanwhile() -> None:
     done: Counter[int] = Counter()
-    names, seen = set(), set()
-    barrier = threading.Barrier(2, timeout=10)
+    idents, seen = set(), set()
+    barrier = threading.Barrier(2, timeout=60)
 
     def task(number: int) -> None:
         if number < 2:
             barrier.wait()  # passes only if two threads are at work
-        names.add(threading.current_thread().name)
+        idents.add(threading.get_ident())
         seen.update(blas())
         done[number] += 1
 
     threads.run(task, range(50), None)
     assert done == Counter(range(50))
-    assert len(names) == 2
+    assert len(idents) == 2
     assert seen == {1}
     assert set(blas()) == {2}
 
@@ -73,8 +84,8 @@ def test_a_call_inside_a_task_runs_in_its_thread() -> None:
     inside = []
 
     def task(_: int) -> None:
-        own = threading.current_thread()
-        threads.run(lambda _: inside.append(threading.current_thread() is own), range(3), None)
+        thread = threading.get_ident()
+        threads.run(lambda _: inside.append(threading.get_ident() == thread), range(3), None)
 
     threads.run(task, range(4), None)
     assert inside == [True] * 12
@@ -84,10 +95,10 @@ def test_a_call_inside_a_task_runs_in_its_thread() -> None:
 def test_as_many_threads_as_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     def run_by(asked: int | None, expected: int) -> bool:
         """Whether as many threads as expected have a task at one time, and no more."""
-        found, barrier = set(), threading.Barrier(expected, timeout=10)
+        found, barrier = set(), threading.Barrier(expected, timeout=60)
 
         def task(_: int) -> None:
-            found.add(threading.current_thread().name)
+            found.add(threading.get_ident())
             barrier.wait()
 
         threads.run(task, range(expected), asked)
@@ -95,13 +106,25 @@ def test_as_many_threads_as_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> No
 
     assert run_by(1, 1)
     assert run_by(3, 3)
-    monkeypatch.setenv(threads.VARIABLE, "3")
+    monkeypatch.setenv(environment.VARIABLE, "3")
     assert run_by(None, 3)
     assert run_by(1, 1)
     for wrong in ("0", "-1", "many"):
-        monkeypatch.setenv(threads.VARIABLE, wrong)
-        with pytest.raises(ValueError, match=f"{threads.VARIABLE} must be a positive integer; got"):
+        monkeypatch.setenv(environment.VARIABLE, wrong)
+        with pytest.raises(ValueError, match=f"{environment.VARIABLE} must be a positive integer; got"):
             run_by(None, 1)
+
+
+@pytest.mark.parametrize("wrong", ["0", "-1", "many", "2.0"])
+def test_a_small_call_refuses_a_wrong_number_of_threads(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+    x = np.ones((1, 2, 3), np.float32) * len(wrong)
+    monkeypatch.setattr("sdpa_xp.arguments._PASSED", {})
+    monkeypatch.setenv(environment.VARIABLE, wrong)
+    for function in (scaled_dot_product_attention, attention_state, scaled_dot_product_attention_vjp):
+        with pytest.raises(
+            ValueError, match=f"{environment.VARIABLE} must be a positive integer; got .*{wrong}"
+        ):
+            function(x, x, x)
 
 
 def test_calls_from_many_threads(call: tuple[np.ndarray, ...]) -> None:
@@ -122,17 +145,17 @@ def test_what_else_goes_on_changes_no_bit(rng: np.random.Generator, monkeypatch:
     with ThreadPoolExecutor(3) as pool:
         found = [*pool.map(lambda _: scaled_dot_product_attention(x, x, x), range(30))]
     assert all(np.array_equal(each, alone) for each in found)
-    monkeypatch.setenv(threads.VARIABLE, "1")
+    monkeypatch.setenv(environment.VARIABLE, "1")
     assert np.array_equal(scaled_dot_product_attention(x, x, x), alone)
     assert set(blas()) == {2}
 
 
-def test_there_are_no_more_threads_than_were_needed_at_once() -> None:
-    threads._workers.cache_clear()
-    before = threading.active_count()
+def test_there_are_no_more_threads_than_were_needed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_POOL", threads._Pool())
+    before = len(sys._current_frames())
     for count in (2, 3, 9, 17):
         threads.run(lambda _: None, range(4), count)
-    assert threading.active_count() - before <= 3
+    assert len(sys._current_frames()) - before <= 4  # three that help, and the one that keeps watch
 
 
 def test_the_number_of_threads_changes_no_bit(
@@ -140,7 +163,7 @@ def test_the_number_of_threads_changes_no_bit(
 ) -> None:
     results = []
     for count in ("1", "2", "5"):
-        monkeypatch.setenv(threads.VARIABLE, count)
+        monkeypatch.setenv(environment.VARIABLE, count)
         results.append(scaled_dot_product_attention(*call, is_causal=True))
     assert np.array_equal(results[0], results[1])
     assert np.array_equal(results[0], results[2])
@@ -162,9 +185,9 @@ def test_the_number_of_threads_changes_no_bit_of_a_gradient(
 ) -> None:
     """Nor does what else goes on, though several parts of a call add to what they share."""
     output, pullback = scaled_dot_product_attention_vjp(*call, is_causal=True, **rules)
-    monkeypatch.setenv(threads.VARIABLE, "1")
+    monkeypatch.setenv(environment.VARIABLE, "1")
     alone = pullback(output)
-    monkeypatch.setenv(threads.VARIABLE, "5")
+    monkeypatch.setenv(environment.VARIABLE, "5")
     for _ in range(3):
         found = pullback(output)
         assert all(np.array_equal(found[name], alone[name]) for name in alone)
@@ -199,17 +222,17 @@ def test_a_warning_of_numpy_stays_quiet_in_each_thread(call: tuple[np.ndarray, .
 STORY = """
 import atexit, os, time
 import numpy as np
-from sdpa_xp import scaled_dot_product_attention, threads
+from sdpa_xp import blas, scaled_dot_product_attention, threads
 
 x = np.random.default_rng(0).standard_normal((4, 600, 16)).astype(np.float32)
 expected = scaled_dot_product_attention(x, x, x)
 same = lambda: np.array_equal(scaled_dot_product_attention(x, x, x), expected)
 
-with threads._FREE:  # as if another thread of the parent were computing
+with threads._POOL.lock, blas._BLAS.lock:  # as if another thread of the parent were computing
     child = os.fork()
 if child == 0:
     found, names = same(), set()
-    threads.run(lambda _: names.add(threads.threading.current_thread().name) or time.sleep(0.01), range(9), 2)
+    threads.run(lambda _: names.add(threads.threading.get_ident()) or time.sleep(0.01), range(9), 2)
     os._exit(0 if found and len(names) == 2 else 1)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 atexit.register(lambda: print(same()))
@@ -219,7 +242,126 @@ atexit.register(lambda: print(same()))
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 def test_a_forked_process_and_an_ending_one_compute_too() -> None:
     """The first has no threads but its own; the second starts none."""
-    environment = os.environ | {threads.VARIABLE: "2"}
-    command = [sys.executable, "-c", STORY]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=environment)
-    assert done.stdout.split() == ["0", "True"], done.stderr
+    assert run_story(STORY) == ["0", "True"]
+
+
+def run_story(story: str) -> list[str]:
+    """The words that a script prints in a process of its own, which has two threads."""
+    variables = os.environ | {environment.VARIABLE: "2"}
+    done = subprocess.run(
+        [sys.executable, "-c", story], capture_output=True, text=True, check=False, timeout=120, env=variables
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+SIGNALS = """
+import random, signal, time
+import numpy as np
+from threadpoolctl import threadpool_info, threadpool_limits
+from sdpa_xp import scaled_dot_product_attention
+
+class Interrupt(Exception):
+    pass
+
+def interrupt(*_):
+    raise Interrupt
+
+def blas():
+    return {each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"}
+
+draw = random.Random(0)
+x = np.random.default_rng(0).standard_normal((2, 300, 64)).astype(np.float32)
+with threadpool_limits(2, "blas"):
+    expected = scaled_dot_product_attention(x, x, x)
+    signal.signal(signal.SIGALRM, interrupt)
+    interrupted = left = 0
+    for _ in range(600):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, draw.uniform(2e-5, 4e-3))
+            for _ in range(20):
+                scaled_dot_product_attention(x, x, x)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except Interrupt:
+            interrupted += 1
+        deadline = time.monotonic() + 5
+        while blas() != {2} and time.monotonic() < deadline:
+            time.sleep(1e-4)
+        left += blas() != {2}
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    print(interrupted > 300, left, np.array_equal(scaled_dot_product_attention(x, x, x), expected))
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="the system has no timer that sends signals")
+def test_blas_has_its_threads_again_after_a_signal_at_any_moment() -> None:
+    assert run_story(SIGNALS) == ["True", "0", "True"]
+
+
+def test_blas_has_its_threads_again_after_an_exception_at_any_line() -> None:
+    """As a signal handler raises it in the calling thread: at each line that a call runs in turn.
+
+    A `with` statement is left out: CPython runs no handler while it enters or leaves one.
+    """
+    own = {blas_module.__file__, threads.__file__}
+    lines = 0
+
+    def run(interrupt_at: int) -> bool:
+        """Whether the exception came at that line, counted from the start of the call."""
+        seen = 0
+
+        def trace(frame: Any, event: str, _argument: Any) -> Any:
+            nonlocal seen
+            if frame.f_code.co_filename not in own:
+                return None
+            source = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+            if event == "line" and not source.lstrip().startswith("with "):
+                seen += 1
+                if seen == interrupt_at:
+                    raise KeyboardInterrupt
+            return trace
+
+        sys.settrace(trace)
+        try:
+            threads.run(lambda _: None, range(3), 2)
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(None)
+        return False
+
+    while run(lines + 1):
+        lines += 1
+        deadline = time.monotonic() + 5
+        while set(blas()) != {2} and time.monotonic() < deadline:
+            time.sleep(1e-4)
+        assert set(blas()) == {2}, f"interrupted at line {lines} of the call"
+    assert lines > 30
+    test_each_task_is_done_once_and_blas_has_one_thread_meanwhile()
+
+
+HANDLER = """
+import signal, sys
+import numpy as np
+from sdpa_xp import scaled_dot_product_attention
+
+x = np.random.default_rng(0).standard_normal((2, 300, 64)).astype(np.float32)
+expected, inside = scaled_dot_product_attention(x, x, x), []
+
+def attend(*_):
+    if not inside:
+        inside.append(1)
+        assert np.array_equal(scaled_dot_product_attention(x, x, x), expected)
+        inside.clear()
+
+signal.signal(signal.SIGALRM, attend)
+signal.setitimer(signal.ITIMER_REAL, 1e-3, 1e-3)
+same = [np.array_equal(scaled_dot_product_attention(x, x, x), expected) for _ in range(1000)]
+signal.setitimer(signal.ITIMER_REAL, 0)
+print(all(same))
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="the system has no timer that sends signals")
+def test_a_signal_handler_may_attend() -> None:
+    assert run_story(HANDLER) == ["True"]

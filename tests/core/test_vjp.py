@@ -95,9 +95,9 @@ CALLS = {
     "bias, 2-D": Call(shapes((7, 8), (11, 8), bias=(7, 11))),
     "mask and bias": Call(shapes(attn_mask=(7, 11), bias=(4, 1, 11))),
     "biases of several kinds": Call(
-        shapes(**{"bias.array": (7, 11), "bias.slopes (2)": (4,)}),
-        holds=lambda x: {"bias": biases.from_array(x["bias.array"]) + biases.alibi(x["bias.slopes (2)"])},
-        added=lambda x, i, j: x["bias.array"] + alibi({"bias.slopes": x["bias.slopes (2)"]}, i, j),
+        shapes(**{"bias.array": (7, 11), "bias.slopes": (4,)}),
+        holds=lambda x: {"bias": biases.from_array(x["bias.array"]) + biases.alibi(x["bias.slopes"])},
+        added=lambda x, i, j: x["bias.array"] + alibi({"bias.slopes": x["bias.slopes"]}, i, j),
     ),
     "slopes of each head": Call(
         shapes(**{"bias.slopes": (4,)}), holds=lambda x: {"bias": biases.alibi(x["bias.slopes"])}, added=alibi

@@ -56,6 +56,32 @@ def test_two_products_a_tile(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(products) == 2 * explain(x, x, x, **rules).tiles > 2
 
 
+class Counted(np.ndarray):
+    """Scores of a tile that count how often a product with them makes another array."""
+
+    made = 0
+
+    def __mul__(self, other: Any) -> Any:
+        Counted.made += 1
+        return super().__mul__(other)
+
+
+def test_a_mask_multiplies_the_scores_of_a_tile_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """exp and the mask of a tile take no memory of their own."""
+    exp, tiles = streaming.exp_in_place, []
+
+    def counted(xp: Any, array: np.ndarray) -> np.ndarray:
+        tiles.append(array.shape)
+        return exp(xp, array).view(Counted)
+
+    monkeypatch.setattr(streaming, "exp_in_place", counted)
+    monkeypatch.setattr(Counted, "made", 0)
+    x = np.random.default_rng(0).standard_normal((2, 4, 700, 16), dtype=np.float32)
+    scaled_dot_product_attention(x, x, x, np.arange(700) % 3 > 0, is_causal=True)
+    assert len(tiles) > 8
+    assert Counted.made == 0
+
+
 @pytest.mark.parametrize("of", ["numpy", "torch"])
 def test_functions_called_by_a_tiny_call(of: str) -> None:
     if of == "torch":

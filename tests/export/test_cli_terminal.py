@@ -102,7 +102,7 @@ COMPLETIONS = {
     "export --layout ": {"...HLE", "...LHE"},
     "export --dtype b": {"bfloat16"},
     "export --softmax-dtype ": {"float32", "float64"},
-    "export --runtime ": {"onnxruntime>=1.28;cpu", "onnxruntime>=1.28;cuda"},
+    "export --runtime ": {f"onnxruntime>=1.28;{provider}" for provider in ("cpu", "cuda", "web")},
     "export --outputs ": {"output", "lse", "weights", "scores"},
     "verify a.onnx --provider ": {"cpu", "cuda"},
     "verify a.onnx --require-provider cu": {"cuda"},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,9 @@ MASKS: dict[str, Any] = {
     "and": masks.causal() & masks.prefix(2) & masks.dilated(2),
     "or in and": (masks.causal() | masks.prefix(2)) & masks.dilated(2),
     "and in or": masks.causal() | (masks.prefix(2) & masks.dilated(2)),
+    "a long chain": functools.reduce(
+        operator.or_, [masks.prefix(n % 3) & masks.dilated(2) for n in range(300)]
+    ),
     "not": ~masks.causal(),
     "not of or": ~(masks.causal() | ~masks.prefix(2)) & masks.chunked(4),
 }

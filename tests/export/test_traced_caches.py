@@ -156,12 +156,13 @@ def test_several_appends_and_attentions() -> None:
 
 
 def test_a_cache_that_was_not_appended_to() -> None:
-    """Queries of any length are its last tokens; and without `is_causal` they are none of them."""
+    """One query is its last token; without `is_causal` queries are of any number, and none of its tokens."""
 
     def plain(query: Any, past_key: Any, past_value: Any, key_lengths: Any) -> tuple[Any, ...]:
         cache = KVCache(past_key, past_value)
         may = masks.padding(key_lengths)
-        return cache.attend(query), cache.attend(query, may, is_causal=False), cache.attend(query[:, :, :1, :])
+        apart = cache.attend(query, is_causal=False), cache.attend(query, may, is_causal=False)
+        return *apart, cache.attend(query[:, :, :1, :])
 
     model = to_onnx(plain, QUERY, PAST, PAST, TensorSpec("int64", ("B",)))
     lengths = {"key_lengths": lambda rng, shape: rng.integers(1, 2, shape)}

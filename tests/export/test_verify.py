@@ -295,7 +295,7 @@ def test_provider_that_does_not_start_is_no_fallback(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("onnxruntime.preload_dlls", lambda: None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with pytest.raises(ValueError, match="could not start CUDAExecutionProvider"):
+        with pytest.raises(ValueError, match="onnxruntime could not start CUDAExecutionProvider"):
             verify(export_attention(QKV, QKV, QKV), provider="cuda")
 
 

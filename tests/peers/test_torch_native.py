@@ -342,3 +342,17 @@ def test_halves_go_to_the_kernel_as_they_are(dtype: Any, monkeypatch: pytest.Mon
     plain = textbook(array_api_compat.torch, q, k, v, is_causal=True).double().numpy()
     name = str(dtype).rpartition(".")[2]
     assert judge(found.double().numpy(), expected, plain, name).agrees
+
+
+def test_tensors_without_values() -> None:
+    """Inside FakeTensorMode, and in make_fx, no number can be looked at; a short call is the kernel alone."""
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    (x,) = tensors(0, (1, 2, 3, 4))
+    with FakeTensorMode():
+        fake = torch.randn(1, 2, 3, 4)
+        assert scaled_dot_product_attention(fake, fake, fake).shape == (1, 2, 3, 4)
+    for mode in ("real", "fake", "symbolic"):
+        graph = make_fx(lambda q: scaled_dot_product_attention(q, q, q), tracing_mode=mode)(x)
+        torch.testing.assert_close(graph(x), scaled_dot_product_attention(x, x, x))

@@ -247,6 +247,7 @@ def _long(dtype: str) -> Calls:
         for heads, length in ((2, 150), (2, 160), (1, "S+140"), (1, "P"))
     )
     several, one = TensorSpec(dtype, (1, 2, "L+130", 8)), TensorSpec(dtype, (1, 1, "L+130", 8))
+    whole, shared_whole = TensorSpec(dtype, (1, 2, 300, 8)), TensorSpec(dtype, (1, 1, 300, 8))
     lengths = TensorSpec("int64", (1,))
     return {
         "long": _call(query, key, outputs=("output", "lse")),
@@ -262,6 +263,11 @@ def _long(dtype: str) -> Calls:
             sinks=TensorSpec("float32", (2,)),
         ),
         "long, mask": _call(several, shared, attn_mask=TensorSpec("bool", ("L+130", "S+140"))),
+        "long, of itself": _call(whole, whole),
+        "long, of itself, causal": _call(whole, shared_whole, is_causal=True),
+        "long, of itself, window": _call(
+            whole, shared_whole, attn_mask=masks.sliding_window(40, 0), is_causal=True
+        ),
     }
 
 

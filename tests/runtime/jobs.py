@@ -33,7 +33,7 @@ class Job:
 def jobs() -> list[Job]:
     """All of them, in an order that stays."""
     onnx = [_of_onnx(export) for case in CASES for export in exports(case)]
-    return onnx + [job for dtype in DTYPES for job in _own(dtype)]
+    return onnx + [job for dtype in DTYPES for job in own(features(dtype), dtype)]
 
 
 def _of_onnx(export: Export) -> Job:
@@ -47,8 +47,9 @@ def _of_onnx(export: Export) -> Job:
     return Job(export.name, export.call, (export.feeds,), fault)
 
 
-def _own(dtype: str) -> Iterator[Job]:
-    for name, call in features(dtype).items():
+def own(calls: Mapping[str, Call], dtype: str) -> Iterator[Job]:
+    """Calls of our own, with inputs as `sdpa_xp_export.verify` draws them."""
+    for name, call in calls.items():
         tried = list(trials(call, np.random.default_rng(SEED)))
         feeds = tuple(trial.inputs for trial in tried)
         yield Job(f"{name} ({dtype})", call, feeds, partial(_fault, call, tried))

@@ -1,4 +1,6 @@
-"""`python -m runtime.matrix`: every form of every call in every release, into results.json and RESULTS.md.
+"""`python -m runtime.matrix`: every form of every call, for every release, into results.json and RESULTS.md.
+
+Each graph runs in the release that it is written for and in each later one, since `runtime` names the oldest.
 
 `make runtimes` installs the releases and runs it. test_matrix.py runs a part of it with every change.
 """
@@ -14,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.jobs import jobs
-from runtime.outcomes import choices, outcomes
+from runtime.outcomes import choices, exports, faults, wrong
 from runtime.releases import RELEASES, path_of
 from runtime.table import markdown
 
@@ -30,14 +32,23 @@ def measured() -> dict[str, Any]:
     calls = jobs()
     for release in RELEASES:
         path_of(release)
+    made = exports(RELEASES, list(FORMS), calls)
+    found = {}
+    for release in RELEASES:
+        found[release] = faults(release, made)
+        print(f"{release}: {len(found[release])} graphs are wrong", flush=True)
+    listed = wrong(made, found)
     releases: dict[str, Any] = {}
     for release in RELEASES:
         chosen = list(choices(release, calls).values())
-        forms = {}
-        for form, outcome in outcomes(release, list(FORMS), calls).items():
-            refused = dict(sorted(outcome.refused.items()))
-            forms[form] = {"right": outcome.right, "refused": refused, "wrong": outcome.wrong}
-            print(f"{release} {form}: {outcome.right} right, {len(outcome.wrong)} wrong", flush=True)
+        forms = {
+            form: {
+                "right": len(exported.graphs) - len(listed[release][form]),
+                "refused": dict(sorted(exported.refused.items())),
+                "wrong": listed[release][form],
+            }
+            for form, exported in made[release].items()
+        }
         releases[release] = {"auto": {form: chosen.count(form) for form in FORMS}, "forms": forms}
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),

@@ -1,30 +1,50 @@
-"""For one release: which form computes which call right, which the exporter refuses, and which is wrong."""
+"""The graphs that are written for some releases, run in one of them: which are wrong there, and how.
+
+`runtime` names the oldest release that has to compute a graph right. So a graph runs in the release that it is
+written for and in each later one.
+"""
 
 from __future__ import annotations
 
 import tempfile
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
+import onnx
 from runtime.jobs import Job
-from runtime.releases import Graph, run_graphs
+from runtime.releases import run_graphs
 
 from sdpa_xp_export.choice import choose, refusal
 from sdpa_xp_export.export import export_call
 from sdpa_xp_export.runtime import Runtime
 
 
-@dataclass(slots=True)
-class Outcome:
-    """How one form did over all calls."""
+class Graph(NamedTuple):
+    """What is run: one graph for a call. Two releases that get the same bytes for a call share one."""
 
-    right: int = 0
+    job: Job
+    model: bytes
+
+
+@dataclass(slots=True)
+class Exported:
+    """What the exporter made of all calls, in one form and for one release."""
+
+    graphs: list[Graph] = field(default_factory=list)
     refused: Counter[str] = field(default_factory=Counter)
     """The exporter's reasons, and for how many calls it gave them."""
-    wrong: dict[str, str] = field(default_factory=dict)
-    """By the name of a call, what is wrong with it."""
+
+
+Exports: TypeAlias = Mapping[str, Mapping[str, Exported]]
+"""By the release that graphs are for, and by form."""
+
+
+def number(release: str) -> tuple[int, ...]:
+    """`1.28.0` -> (1, 28, 0)."""
+    return tuple(map(int, release.split(".")))
 
 
 def runtime_of(release: str) -> str:
@@ -44,29 +64,56 @@ def choices(release: str, jobs: Sequence[Job]) -> dict[str, str]:
     return {job.name: choose("runtime", job.call, "auto", None, target)[0] for job in jobs}
 
 
-def outcomes(release: str, forms: Sequence[str], jobs: Sequence[Job]) -> dict[str, Outcome]:
-    """By form, how it did in `release`; "auto" is whichever form the exporter chooses."""
-    target = Runtime.parse("runtime", runtime_of(release))
-    chosen = choices(release, jobs)
-    found = {form: Outcome() for form in forms}
-    graphs: dict[tuple[str, str], Graph] = {}
-    asked: list[tuple[str, str, Job]] = []
-    for job in jobs:
-        for form in forms:
-            made = chosen[job.name] if form == "auto" else form
-            if why := refusal(made, job.call, target):
-                found[form].refused[why] += 1
-                continue
-            asked.append((form, made, job))
-            if (made, job.name) not in graphs:
-                graphs[made, job.name] = export_call(job.call, form=made, runtime=str(target)), job.feeds
+def exports(releases: Sequence[str], forms: Sequence[str], jobs: Sequence[Job]) -> Exports:
+    """The graphs of all calls, for each of the releases and in each form."""
+    return {release: {form: _exported(release, form, jobs) for form in forms} for release in releases}
+
+
+def faults(release: str, made: Exports) -> dict[Graph, str]:
+    """Run in `release` each graph that is written for it or an older one; those that are wrong, and how."""
+    graphs = list(dict.fromkeys(_meant_for(release, made)))
     with tempfile.TemporaryDirectory() as folder:
-        results = run_graphs(release, graphs, Path(folder))
-    for form, made, job in asked:
-        result = results[made, job.name]
-        fault = result if isinstance(result, str) else job.fault(result)
-        if fault is None:
-            found[form].right += 1
-        else:
-            found[form].wrong[job.name] = fault
+        models = {graph: (onnx.load_from_string(graph.model), graph.job.feeds) for graph in graphs}
+        results = run_graphs(release, models, Path(folder))
+    found = {}
+    for graph, result in results.items():
+        fault = result if isinstance(result, str) else graph.job.fault(result)
+        if fault is not None:
+            found[graph] = fault
     return found
+
+
+def wrong(made: Exports, found: Mapping[str, Mapping[Graph, str]]) -> dict[str, dict[str, dict[str, str]]]:
+    """By the release that graphs are for and by form, the calls that are wrong, there or in a later release.
+
+    `found` holds the faults by the release that the graphs ran in.
+    """
+    listed: dict[str, dict[str, dict[str, str]]] = defaultdict(dict)
+    for target, of_target in made.items():
+        later = [release for release in found if number(release) >= number(target)]
+        for form, exported in of_target.items():
+            listed[target][form] = {
+                graph.job.name: "; ".join(f"{release}: {found[release][graph]}" for release in bad)
+                for graph in exported.graphs
+                if (bad := [release for release in later if graph in found[release]])
+            }
+    return dict(listed)
+
+
+def _meant_for(release: str, made: Exports) -> Iterator[Graph]:
+    for target, of_target in made.items():
+        if number(target) <= number(release):
+            for exported in of_target.values():
+                yield from exported.graphs
+
+
+def _exported(release: str, form: str, jobs: Sequence[Job]) -> Exported:
+    target, exported = Runtime.parse("runtime", runtime_of(release)), Exported()
+    for job in jobs:
+        if why := refusal(form, job.call, target):
+            exported.refused[why] += 1
+            continue
+        model = export_call(job.call, form=form, runtime=str(target))
+        del model.metadata_props[:]  # they name the release, so that no two graphs would be alike
+        exported.graphs.append(Graph(job, model.SerializeToString(deterministic=True)))
+    return exported

@@ -71,24 +71,33 @@ def _found(job: Path, runs: int) -> list[Outputs] | str:
     return [load(job / f"outputs-{number:02d}") for number in range(runs)]
 
 
+def _ended(process: subprocess.Popen[bytes], log: Path) -> int | None:
+    """The exit status of a process; None if it was stopped, since it began no job for so long."""
+    written = -1
+    while True:
+        try:
+            return process.wait(timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            if log.stat().st_size == written:
+                process.kill()
+                return None
+            written = log.stat().st_size
+
+
 def _child(release: str, folder: Path, jobs: Sequence[str]) -> tuple[str, str] | None:
     """Run the jobs; None if the process came to the end of them, else which one ended it, and how."""
     paths = [path_of(release), TESTS, os.environ.get("PYTHONPATH")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(str(path) for path in paths if path)}
     with (folder / "log").open("w") as log, (folder / "errors").open("w") as errors:
         command = [sys.executable, "-m", "runtime.child", str(folder), *jobs]
-        try:
-            code = subprocess.run(
-                command, env=environment, stdout=log, stderr=errors, timeout=SECONDS, check=False
-            ).returncode
-        except subprocess.TimeoutExpired:
-            code = None
+        with subprocess.Popen(command, env=environment, stdout=log, stderr=errors) as process:
+            code = _ended(process, folder / "log")
     seen = (folder / "log").read_text().split()
     if seen[:1] != [release] or (code and len(seen) == 1):
         raise RuntimeError(f"onnxruntime {release} did not start:\n{(folder / 'errors').read_text()}")
     if code == 0:
         return None
     if code is None:
-        return seen[-1], f"did not end within {SECONDS} s"
+        return seen[-1], f"the process hung for {SECONDS} s"
     how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
     return seen[-1], f"the process died: {how}"

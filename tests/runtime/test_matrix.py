@@ -7,6 +7,7 @@ installs all, `make test` those that it needs.
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -17,13 +18,12 @@ import pytest
 from runtime.arrays import load, save
 from runtime.jobs import Job, jobs
 from runtime.matrix import RESULTS, TABLE
-from runtime.outcomes import choices, outcomes, refusals
+from runtime.outcomes import choices, exports, faults, number, refusals, wrong
 from runtime.releases import INSTALLED, REDUCED, RELEASES, Graph, run_graphs
 from runtime.table import markdown
 
 from sdpa_xp_export.choice import FORMS
-
-TRIED = ("auto", "primitive")
+from sdpa_xp_export.forms import grouped_query
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -37,11 +37,31 @@ def all_jobs() -> list[Job]:
     return jobs()
 
 
-def test_a_release_computes_every_call(release: str) -> None:
-    """Whatever form the exporter takes for the release is right, and so is the one that is right everywhere."""
-    found = outcomes(release, TRIED, all_jobs())
-    assert [outcome.wrong for outcome in found.values()] == [{}, {}]
-    assert [outcome.right for outcome in found.values()] == [len(all_jobs())] * 2
+def test_a_release_computes_its_own_graphs_and_those_of_older_ones(release: str) -> None:
+    """In every form that is not refused, among them whichever the exporter chooses."""
+    calls, targets = all_jobs(), [each for each in REDUCED if number(each) <= number(release)]
+    made = exports(targets or [release], list(FORMS), calls)
+    found = wrong(made, {release: faults(release, made)})
+    assert {target: each for target, each in found.items() if any(each.values())} == {}
+    for target, of_target in made.items():
+        written = {(graph.job.name, form) for form, each in of_target.items() for graph in each.graphs}
+        assert choices(target, calls).items() <= written
+        assert len(of_target["primitive"].graphs) == len(calls)
+
+
+def test_a_graph_that_a_later_release_computes_otherwise_is_wrong_for_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A window of GroupQueryAttention as onnxruntime 1.23 counts its keys, which is one key more since 1.24."""
+    monkeypatch.setattr(grouped_query, "WINDOW_COUNTS_ITSELF", (1, 23))
+    monkeypatch.setattr(grouped_query, "_window", lambda call: 40)
+    calls = [job for job in all_jobs() if job.name == "long, of itself, window (float32)"]
+    made = exports(["1.23.2", INSTALLED], ["grouped_query"], calls)
+    found = {release: faults(release, made) for release in ("1.23.2", INSTALLED)}
+    assert not found["1.23.2"]
+    (fault,) = wrong(made, found)["1.23.2"]["grouped_query"].values()
+    assert fault.startswith(f"{INSTALLED}: output is off by")
+    assert [len(each) for each in found.values()] == [0, 1]  # one graph, although two releases have it
 
 
 def test_the_results_are_of_all_releases_and_of_this_code() -> None:
@@ -78,6 +98,27 @@ def test_a_graph_that_ends_the_process_is_told_from_the_others(tmp_path: Path) -
         np.testing.assert_array_equal(outputs["output"], np.ones((1, 1, 2, 4), np.float32))
     assert results["deadly"] == "the process died: SIGFPE"
     assert "NoSuchOperator" in results["none"]
+
+
+def test_only_a_graph_that_hangs_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long all graphs take together: six times a third of the limit, then one without an end."""
+    fake = tmp_path / "python"
+    fake.write_text(
+        f"#!{sys.executable}\n"
+        "import sys, time\n"
+        f"print({INSTALLED!r}, flush=True)\n"
+        "for name in sys.argv[4:]:\n"
+        "    print(name, flush=True)\n"
+        "    time.sleep(1 if name < '0006' else 600)\n"
+    )
+    fake.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(fake))
+    monkeypatch.setattr("runtime.releases.SECONDS", 3)
+    graphs = {name: (onnx.ModelProto(), []) for name in range(7)}
+    folder = tmp_path / "jobs"
+    folder.mkdir()
+    results = run_graphs(INSTALLED, graphs, folder)
+    assert results == {**{name: [] for name in range(6)}, 6: "the process hung for 3 s"}
 
 
 def test_a_release_that_is_not_installed_is_an_error(tmp_path: Path) -> None:

@@ -16,14 +16,14 @@ from sdpa_xp_export.cli.printing import say, say_json
 from sdpa_xp_export.export import export_attention
 from sdpa_xp_export.large import Model
 from sdpa_xp_export.promotion import FLOATING
-from sdpa_xp_export.runtime import DEFAULT_RUNTIME, OPSETS, PROVIDERS
+from sdpa_xp_export.runtime import DEFAULT_RUNTIME, OPSETS, PREFERRED
 from sdpa_xp_export.spec import TensorSpec
 
 Spec = Annotated[
     str | None, typer.Option(help="dtype[length,...], as float32[B,8,L,64]; a name is a free length.")
 ]
 OptionalSpec = Annotated[str | None, typer.Option(help="dtype[length,...].")]
-RUNTIMES = [DEFAULT_RUNTIME.replace("cpu", provider) for provider in PROVIDERS]
+RUNTIMES = [DEFAULT_RUNTIME.replace("cpu", provider) for provider in PREFERRED]
 
 
 def export(
@@ -66,7 +66,10 @@ def export(
     opset: Annotated[int | None, typer.Option(help="Default: the form's.")] = None,
     runtime: Annotated[
         str | None,
-        typer.Option(help=f"Default {DEFAULT_RUNTIME}.", autocompletion=completed_from(RUNTIMES)),
+        typer.Option(
+            help=f"The oldest release, and {', '.join(PREFERRED)}; default {DEFAULT_RUNTIME}.",
+            autocompletion=completed_from(RUNTIMES),
+        ),
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Default attention.onnx.")] = None,
     config: Annotated[

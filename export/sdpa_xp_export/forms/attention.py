@@ -84,7 +84,11 @@ def _with_past(graph: Graph, call: Call, dtype: str) -> dict[str, Value]:
 
 
 def _with_lengths(inputs: Inputs) -> dict[str, Value]:
-    """Keys that are real up to a length -> nonpad_kv_seqlen; a NaN in a value behind it would leak."""
+    """Keys that are real up to a length -> nonpad_kv_seqlen, with 0 in the keys and values behind it.
+
+    The operator only adds -inf to their scores, so a NaN behind the length would leak wherever a kernel does
+    not skip such keys: onnxruntime's does, ONNX's own reference does not.
+    """
     call = inputs.pairs.call
     tile = inputs.pairs.whole(inputs.key)
     lengths = inputs.pairs.filled
@@ -92,13 +96,14 @@ def _with_lengths(inputs: Inputs) -> dict[str, Value]:
         (padding,) = call.masks
         lengths = cast(Value, tile.integers("attn_mask.key_lengths", padding.arguments["key_lengths"]))
     batch = call.sizes.batch[0]
-    guarded = functions.where(pieces.unsqueeze(tile.columns, -1) < lengths, inputs.value, 0.0)
+    real = pieces.unsqueeze(tile.columns, -1) < lengths
+    key, value = (functions.where(real, each, 0.0) for each in (inputs.key, inputs.value))
     counted = pieces.reshape(lengths, [-1], (batch,))
     output, *_ = _node(
         tile,
         inputs.query,
-        inputs.key,
-        guarded,
+        key,
+        value,
         None,
         None,
         None,

@@ -14,6 +14,8 @@ from sdpa_xp_export.runtime import WINDOW_COUNTS_ITSELF, Runtime
 from sdpa_xp_export.structure import is_causal
 
 WIDTHS = 8
+ALL = -1
+"""The window that is none: all keys up to the query's own."""
 
 
 def refusal(call: Call, runtime: Runtime) -> str | None:
@@ -26,6 +28,12 @@ def refusal(call: Call, runtime: Runtime) -> str | None:
         return "GroupQueryAttention is causal"
     if _left(call) is None:
         return "GroupQueryAttention has no masks but the diagonal and one window that ends there"
+    if _left(call) != ALL and runtime.release < WINDOW_COUNTS_ITSELF:
+        since = ".".join(map(str, WINDOW_COUNTS_ITSELF))
+        return (
+            f"a window of GroupQueryAttention has one key less from onnxruntime {since} on than before, "
+            f"so that a graph is right from {since} on at the earliest, and `runtime` is {runtime}"
+        )
     if call.value.shape[-1] != call.sizes.width or call.sizes.width % WIDTHS:
         return "GroupQueryAttention takes one width, a multiple of 8"
     if runtime.provider == "cuda" and call.query.dtype == "float32":
@@ -48,7 +56,7 @@ def write(graph: Graph, call: Call, runtime: Runtime) -> dict[str, Value]:
     parts = 2 if call.sizes.heads % 2 == 0 else 1
     query, key, value = (_split(each, parts, axis=1) for each in (inputs.query, inputs.key, inputs.value))
     sinks_of = [None] * parts if sinks is None else _split(sinks, parts, axis=0)
-    lengths, window = _lengths(inputs), _window(call, runtime)
+    lengths, window = _lengths(inputs), _window(call)
     halves = [
         _node(call, q, k, v, lengths, of_heads, window)
         for q, k, v, of_heads in zip(query, key, value, sinks_of, strict=True)
@@ -110,10 +118,10 @@ def _split(value: Value, parts: int, axis: int) -> list[Value]:
     return value.graph.add_many("Split", value, sizes, outputs=[(value.dtype, shape)] * parts, axis=axis)
 
 
-def _window(call: Call, runtime: Runtime) -> int:
-    """How many keys a query sees, -1 for all, as the release counts them."""
+def _window(call: Call) -> int:
+    """How many keys a query sees, its own among them."""
     left = _left(call)
-    return -1 if left is None or left < 0 else left + int(runtime.release >= WINDOW_COUNTS_ITSELF)
+    return ALL if left is None or left == ALL else left + 1
 
 
 def _lengths(inputs: Inputs) -> tuple[Value, Value]:
@@ -126,13 +134,13 @@ def _lengths(inputs: Inputs) -> tuple[Value, Value]:
 
 
 def _left(call: Call) -> int | None:
-    """How many earlier keys a query sees: -1 for all of them, None for masks that say something else."""
+    """How many earlier keys a query sees; None for masks that say something else."""
     windows = [mask.arguments for mask in call.masks if not is_causal(mask)]
     if not windows:
-        return -1
+        return ALL
     window = windows[0]
     named = all(mask.name in ("causal", "sliding_window") for mask in call.masks)
     if len(windows) > 1 or not named or window.get("offset") != 0 or "left" not in window:
         return None
     left = window["left"]
-    return -1 if left is None else int(str(left))
+    return ALL if left is None else int(str(left))

@@ -15,11 +15,12 @@ def refusal(_call: Call, _runtime: Runtime) -> str | None:
     return None
 
 
-def write(graph: Graph, call: Call, _runtime: Runtime) -> dict[str, Value]:
+def write(graph: Graph, call: Call, runtime: Runtime) -> dict[str, Value]:
     """query, key, value -> MatMul -> softcap -> biases -> Where -> Softmax -> Where -> MatMul.
 
     Half inputs are computed in float32.
     """
     inputs = read(graph, call, call.held)
     tile = inputs.pairs.whole(inputs.key)
-    return finished(inputs, attend(tile, scaled(tile, inputs.query), inputs.key, inputs.value))
+    query, sums = scaled(tile, inputs.query), runtime.softmax_hides_nan
+    return finished(inputs, attend(tile, query, inputs.key, inputs.value, sums=sums))

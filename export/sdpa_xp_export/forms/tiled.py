@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from sdpa_xp_export import functions, pieces
+from sdpa_xp_export import pieces
 from sdpa_xp_export.array import Value
 from sdpa_xp_export.call import OUTPUTS, Call
 from sdpa_xp_export.forms.inputs import Inputs, finished, read
 from sdpa_xp_export.graph import Graph
+from sdpa_xp_export.lowering import counting
 from sdpa_xp_export.lowering.attend import attend, scaled
 from sdpa_xp_export.lowering.pairs import Pairs, Range, Tile
 from sdpa_xp_export.lowering.reach import reach
@@ -26,7 +27,7 @@ def refusal(call: Call, _runtime: Runtime) -> str | None:
     return None
 
 
-def write(graph: Graph, call: Call, _runtime: Runtime) -> dict[str, Value]:
+def write(graph: Graph, call: Call, runtime: Runtime) -> dict[str, Value]:
     """query -> Pad, Reshape to blocks -> Scan(Slice keys -> attention of the block) -> Reshape, Slice."""
     ranks = [spec.ndim for spec in (call.query, call.key, call.value)]
     inputs = read(graph, call, call.held, max(3, *ranks))
@@ -38,13 +39,13 @@ def write(graph: Graph, call: Call, _runtime: Runtime) -> dict[str, Value]:
         sizes = min(length, ROWS), -(-length // ROWS)
         rows, count = (graph.constant([size], "int64") for size in sizes)
         even = length % sizes[0] == 0
-    else:
-        rows = functions.minimum(queries, ROWS)
-        count, even = (queries + (rows - 1)) // rows, False
+    else:  # without a query one block of one row; a block of none would be divided by, which ends old releases
+        rows = counting.within(queries, 1, ROWS)
+        count, even = counting.larger(counting.shared(queries + (rows - 1), rows), 1), False
     blocks = _in_blocks(query if even else _filled_up(query, queries, rows, count), rows, count)
     steps = pieces.arange(pieces.scalar(count), "blocks")
     body = graph.body()
-    made = _body(body, inputs, blocks, rows)
+    made = _body(body, inputs, blocks, rows, sums=runtime.softmax_hides_nan)
     axis = query.ndim - 2
     names = [name for name in OUTPUTS if name in call.outputs]
     scanned = graph.add_many(
@@ -81,7 +82,7 @@ def _in_blocks(query: Value, rows: Value, count: Value) -> Value:
     return pieces.reshape_to(query, target, (*query.shape[:-2], "blocks", "rows", width))
 
 
-def _body(body: Graph, inputs: Inputs, blocks: Value, rows: Value) -> dict[str, Value]:
+def _body(body: Graph, inputs: Inputs, blocks: Value, rows: Value, *, sums: bool) -> dict[str, Value]:
     """One block of queries and its number -> what attention makes of it, over the keys that it may attend."""
     pairs = inputs.pairs
     query = body.input("block", blocks.dtype, (*blocks.shape[:-3], *blocks.shape[-2:]))
@@ -91,12 +92,12 @@ def _body(body: Graph, inputs: Inputs, blocks: Value, rows: Value) -> dict[str, 
     first = step * body.here(rows)
     stop = first + body.here(rows)
     tile = _Block(pairs, body, Range("queries", "rows", first, stop), Range("keys", inputs.key.shape[-2]), last)
-    keys = reach(tile, first, functions.minimum(stop - 1, last))
+    keys = reach(tile, first, counting.smaller(stop - 1, last))
     key, value = body.here(inputs.key), body.here(inputs.value)
     if keys is not None:
         tile.column_range = Range("keys", "columns", *keys)
         key, value = (pieces.cut(each, keys, -2, "columns") for each in (key, value))
-    return attend(tile, query, key, value)
+    return attend(tile, query, key, value, sums=sums)
 
 
 class _Block(Tile):
@@ -108,7 +109,7 @@ class _Block(Tile):
 
     @cached_property
     def rows(self) -> Value:
-        return functions.minimum(self._numbers(self.row_range), self.last)
+        return counting.smaller(self._numbers(self.row_range), self.last)
 
     def cut(self, value: Value) -> Value:
         rows = self.rows if value.ndim > 1 and value.shape[-2] != 1 else None

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from sdpa_xp.masks import Mask
 from sdpa_xp_export import functions, pieces
 from sdpa_xp_export.array import Value
-from sdpa_xp_export.call import Call
 from sdpa_xp_export.lowering.biases import biased
 from sdpa_xp_export.lowering.masks import Allowed, allowed, both
 from sdpa_xp_export.lowering.pairs import Tile
@@ -25,21 +24,23 @@ def scaled(tile: Tile, query: Value) -> Value:
     return query * (call.scale / (call.softcap or 1.0))
 
 
-def attend(tile: Tile, query: Value, key: Value, value: Value) -> dict[str, Value]:
+def attend(tile: Tile, query: Value, key: Value, value: Value, *, sums: bool = False) -> dict[str, Value]:
     """A `scaled` query, key and value of the tile -> what the call asks for, by name.
 
-    A row without a key comes out of Softmax as NaN; the Where at the end makes it 0.
+    A row without a key comes out of Softmax as NaN; the Where at the end makes it 0. With `sums` there is no
+    Softmax, but its sum is written out, which is 0 for such a row.
     """
     call = tile.call
     scores, may = masked_scores(tile, query, key)
     scores = scores if call.outputs == ("output",) else _of_each_entry(tile, scores)
-    weights, lse = _explicit_softmax(tile, scores) if _needs_sums(call) else (_softmax(scores), None)
+    sums = sums or call.sinks is not None or "lse" in call.outputs
+    weights, lse = _explicit_softmax(tile, scores) if sums else (_softmax(scores), None)
     if isinstance(may, Value) and hides_keys(call):
         value = functions.where(pieces.attended(may, int(value.shape[-3])), value, 0.0)
     made = {"output": pieces.matmul_grouped(weights, value), "weights": weights, "scores": scores}
     if lse is not None:
-        return made | {"lse": lse}
-    if isinstance(may, Value) and has_empty_rows(call):
+        made["lse"] = lse
+    if not sums and isinstance(may, Value) and has_empty_rows(call):
         attends = pieces.attending(may)
         kept = {name: functions.where(attends, made[name], 0.0) for name in call.outputs if name != "scores"}
         made |= kept
@@ -80,16 +81,15 @@ def all_allowed(tile: Tile, masks: Sequence[Mask]) -> Allowed:
     return tile.graph.constant(False, "bool") if may is False else may
 
 
-def _needs_sums(call: Call) -> bool:
-    return call.sinks is not None or "lse" in call.outputs
-
-
 def _softmax(scores: Value) -> Value:
     return scores.graph.add("Softmax", scores, dtype=scores.dtype, shape=scores.shape, axis=-1)
 
 
-def _explicit_softmax(tile: Tile, scores: Value) -> tuple[Value, Value]:
-    """scores -> exp(s - m) / l and m + log(l), where the sinks count in m and l."""
+def _explicit_softmax(tile: Tile, scores: Value) -> tuple[Value, Value | None]:
+    """scores -> exp(s - m) / l and, if the call asks for it, m + log(l), where the sinks count in m and l.
+
+    Where l is 0, both are written out: WebGPU leaves log(0) open, and a software adapter gives -88.
+    """
     call = tile.call
     m = pieces.reduce("ReduceMax", scores)
     sinks = None
@@ -103,7 +103,11 @@ def _explicit_softmax(tile: Tile, scores: Value) -> tuple[Value, Value]:
     l = pieces.reduce("ReduceSum", p)
     if sinks is not None:
         l = l + functions.exp(sinks - shift)
-    weights = p / functions.where(l <= 0.0, 1.0, l)
-    lse = functions.log(l) + shift
+    empty = l <= 0.0
+    l = functions.where(empty, 1.0, l)
+    weights = p / l
+    if "lse" not in call.outputs:
+        return weights, None
+    lse = functions.where(empty, -math.inf, functions.log(l) + shift)
     axis = lse.graph.constant([-1], "int64")
     return weights, lse.graph.add("Squeeze", lse, axis, dtype=lse.dtype, shape=lse.shape[:-1])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,18 +24,24 @@ def allowed(mask: Mask, tile: Tile) -> Allowed:
     return _LOWERED[mask.name](tile, **mask.arguments)
 
 
-def _both(tile: Tile, one: Mask, other: Mask) -> Allowed:
-    return both(allowed(one, tile), allowed(other, tile))
+def _all_of(tile: Tile, masks: Sequence[Mask]) -> Allowed:
+    return reduce(both, (allowed(mask, tile) for mask in masks))
 
 
-def _either(tile: Tile, one: Mask, other: Mask) -> Allowed:
-    left, right = allowed(one, tile), allowed(other, tile)
-    if left is True or right is True:
+def _any_of(tile: Tile, masks: Sequence[Mask]) -> Allowed:
+    return reduce(_either, (allowed(mask, tile) for mask in masks))
+
+
+def _either(one: Allowed, other: Allowed) -> Allowed:
+    if one is True or other is True:
         return True
-    return right if left is False else left | right
+    if one is False or other is False:
+        return other if one is False else one
+    return one | other
 
 
-def _neither(tile: Tile, mask: Mask) -> Allowed:
+def _none_of(tile: Tile, masks: Sequence[Mask]) -> Allowed:
+    (mask,) = masks
     found = allowed(mask, tile)
     return not found if isinstance(found, bool) else ~found
 
@@ -129,9 +136,9 @@ def traced(name: str, function: Callable[..., Any], arguments: tuple[Value, ...]
 
 
 _LOWERED: dict[str, Callable[..., Allowed]] = {
-    "&": _both,
-    "|": _either,
-    "~": _neither,
+    "&": _all_of,
+    "|": _any_of,
+    "~": _none_of,
     "causal": _causal,
     "sliding_window": _sliding_window,
     "padding": _padding,

@@ -7,10 +7,11 @@ from functools import cached_property
 from typing import cast
 
 from sdpa_xp import checks
-from sdpa_xp_export import functions, pieces
+from sdpa_xp_export import pieces
 from sdpa_xp_export.array import Value
 from sdpa_xp_export.call import Call
 from sdpa_xp_export.graph import Graph
+from sdpa_xp_export.lowering import counting
 from sdpa_xp_export.operands import Held, Initializer, Input
 from sdpa_xp_export.promotion import INTEGERS
 from sdpa_xp_export.spec import addends
@@ -46,7 +47,7 @@ class Pairs:
     @cached_property
     def kept_keys(self) -> Value:
         """How many keys are left when those behind the last query are cut off."""
-        return functions.minimum(self.queries, self.keys) if cuts_keys(self.call) else self.keys
+        return counting.smaller(self.queries, self.keys) if cuts_keys(self.call) else self.keys
 
     @cached_property
     def filled(self) -> Value | None:

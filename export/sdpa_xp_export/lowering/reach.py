@@ -8,6 +8,7 @@ from typing import Any
 
 from sdpa_xp_export import functions, pieces
 from sdpa_xp_export.array import Value
+from sdpa_xp_export.lowering import counting
 from sdpa_xp_export.lowering.pairs import Tile
 
 BEYOND = 2**30
@@ -42,11 +43,11 @@ def reach(tile: Tile, first: Value, last: Value) -> tuple[Value, Value] | None:
     zero, keys = tile.graph.constant([0], "int64"), pieces.unsqueeze(tile.here(tile.pairs.kept_keys), 0)
     start, stop = zero, keys
     for each in starts:
-        start = functions.maximum(start, each)
+        start = counting.larger(start, each)
     for each in stops:
-        stop = functions.minimum(stop, each)
-    start = functions.maximum(functions.minimum(start, keys - 1), zero)
-    return start, functions.maximum(stop, start + 1)
+        stop = counting.smaller(stop, each)
+    start = counting.larger(counting.smaller(start, keys - 1), zero)
+    return start, counting.larger(stop, start + 1)
 
 
 def least(tile: Tile, value: Value | int) -> Value:

@@ -1,0 +1,29 @@
+"""Arithmetic of lengths and positions, which are small integers: ONNX's own operators are exact for these.
+
+The functions of the array API are exact for all of int64, and take several nodes each for that.
+"""
+
+from __future__ import annotations
+
+from sdpa_xp_export.arithmetic import elementwise, operands
+from sdpa_xp_export.array import Value
+
+
+def larger(one: Value, other: Value | int) -> Value:
+    """one, other -> Max(one, other)."""
+    return elementwise("Max", *operands("maximum", "numeric", one, other))
+
+
+def smaller(one: Value, other: Value | int) -> Value:
+    """one, other -> Min(one, other)."""
+    return elementwise("Min", *operands("minimum", "numeric", one, other))
+
+
+def within(value: Value, least: int, most: int) -> Value:
+    """value -> Min(Max(value, least), most)."""
+    return smaller(larger(value, least), most)
+
+
+def shared(count: Value, size: Value) -> Value:
+    """count, size -> Div(count, size), of a count that is not negative and a size that is positive."""
+    return elementwise("Div", *operands("floor_divide", "numeric", count, size))

@@ -1,0 +1,141 @@
+"""Each argument of each public function refuses an object of no sensible type, by its name.
+
+The functions and their arguments are read from the packages, so a new one has to be given a call here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sdpa_xp
+from sdpa_xp import KVCache, PagedKVCache, attention_state, biases, layers, masks, positional
+from sdpa_xp.layers import Linear, MultiHeadAttention, SingleHeadAttention
+
+F = np.float32
+Q, K, V = (np.ones(shape, F) for shape in ((2, 4, 3, 8), (2, 2, 5, 8), (2, 2, 5, 6)))
+CALL = {"query": Q, "key": K, "value": V}
+PACKED = {name: x[0].swapaxes(0, 1) for name, x in CALL.items()} | {
+    "cu_seqlens_q": [0, 3],
+    "cu_seqlens_k": [0, 5],
+}
+LINEAR = Linear(np.ones((8, 8), F))
+BLOCKS = np.ones((3, 2, 4, 8), F)
+CACHE, PAGED = KVCache(K, V), PagedKVCache(BLOCKS, BLOCKS, [[0], [1]], [1, 2])
+NEW = {"key": np.ones((2, 2, 1, 8), F)}
+HEADS = MultiHeadAttention(LINEAR, LINEAR, LINEAR, LINEAR, num_heads=2)
+SINGLE = SingleHeadAttention(LINEAR, LINEAR, LINEAR)
+MAPPING = {f"{name}.weight": np.ones((8, 8), F) for name in ("query", "key", "value", "out")}
+TOKENS = np.ones((2, 3, 8), F)
+
+CALLS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
+    (sdpa_xp.scaled_dot_product_attention, CALL),
+    (sdpa_xp.scaled_dot_product_attention_vjp, CALL),
+    (attention_state, CALL),
+    (sdpa_xp.attention_weights, {"query": Q, "key": K}),
+    (sdpa_xp.attention_scores, {"query": Q, "key": K}),
+    (sdpa_xp.explain, CALL),
+    (sdpa_xp.varlen_attention, PACKED),
+    (sdpa_xp.dot_product_attention, {name: x.swapaxes(-2, -3) for name, x in CALL.items()}),
+    (sdpa_xp.merge_states, {"states": [attention_state(**CALL)] * 2}),
+    (KVCache, {"key": K, "value": V}),
+    (CACHE.append, NEW | {"value": np.ones((2, 2, 1, 6), F)}),
+    (CACHE.attend, {"query": Q}),
+    (
+        PagedKVCache,
+        {"key_blocks": BLOCKS, "value_blocks": BLOCKS, "block_table": [[0], [1]], "lengths": [1, 2]},
+    ),
+    (PAGED.append, NEW | {"value": np.ones((2, 2, 1, 8), F)}),
+    (PAGED.attend, {"query": np.ones((2, 4, 1, 8), F)}),
+    (masks.causal, {}),
+    (masks.chunked, {"size": 2}),
+    (masks.dilated, {"step": 2}),
+    (masks.document, {"query_ids": [0, 0, 1], "key_ids": [0] * 5}),
+    (masks.from_array, {"boolean": np.ones((3, 5), bool)}),
+    (masks.from_function, {"mask_mod": lambda b, h, i, j: i >= j}),
+    (masks.padding, {"key_lengths": 3}),
+    (masks.prefix, {"length": 3}),
+    (masks.sliding_window, {"left": 1, "right": 0}),
+    (masks.to_array, {"mask": masks.causal(), "shape": (3, 5)}),
+    (biases.alibi, {"slopes": 4}),
+    (biases.from_array, {"array": np.ones((3, 5), F)}),
+    (biases.from_function, {"score_mod": lambda s, b, h, i, j: s}),
+    (biases.relative, {"table": np.ones((8, 4), F)}),
+    (biases.to_array, {"bias": biases.alibi(4), "shape": (4, 3, 5)}),
+    (positional.LinearScaling, {"factor": 2.0}),
+    (positional.NTKScaling, {"factor": 2.0}),
+    (positional.Llama3Scaling, {"factor": 2.0}),
+    (positional.YaRNScaling, {"factor": 2.0, "original_length": 64}),
+    (positional.Rotary, {"width": 8}),
+    (positional.Rotary(8).apply, {"x": K, "positions": 0}),
+    (positional.Rotary(8).cos_sin, {"positions": [0, 1]}),
+    (positional.alibi_slopes, {"heads": 4}),
+    (positional.learned, {"table": np.ones((9, 8), F), "positions": [0, 1]}),
+    (positional.sinusoidal, {"positions": 3, "width": 8}),
+    (layers.Linear, {"weight": np.ones((8, 8), F)}),
+    (LINEAR.to, {"like": np.ones(1)}),
+    (LINEAR.with_parameters, {"parameters": LINEAR.parameters}),
+    (Linear.init, {"rng": np.random.default_rng(0), "in_dim": 4, "out_dim": 4}),
+    (Linear.from_mapping, {"mapping": {"weight": np.ones((8, 8), F)}}),
+    (layers.MultiHeadAttention, {"query": LINEAR, "key": LINEAR, "value": LINEAR, "num_heads": 2}),
+    (MultiHeadAttention.init, {"rng": np.random.default_rng(0), "query_dim": 8, "num_heads": 2}),
+    (MultiHeadAttention.from_mapping, {"mapping": MAPPING, "num_heads": 2}),
+    (MultiHeadAttention.from_torch, {"module": None}),
+    (HEADS.combine, {"heads": np.ones((2, 2, 3, 4), F)}),
+    (HEADS.with_parameters, {"parameters": HEADS.parameters}),
+    (layers.SingleHeadAttention, {"query": LINEAR, "key": LINEAR, "value": LINEAR}),
+    (SingleHeadAttention.init, {"rng": np.random.default_rng(0), "embedding_dim": 8, "attention_dim": 8}),
+    (SingleHeadAttention.from_mapping, {"mapping": MAPPING}),
+    (SINGLE.weights, {"query": TOKENS}),
+]
+
+
+WITHOUT = ("AttentionState", "Explanation", "Mask", "Bias", "Scaling", "Layer")
+"""What is returned, or what one's own is derived from."""
+
+
+class Odd:
+    """An object that is nothing that a function takes."""
+
+    def __repr__(self) -> str:
+        return "Odd()"
+
+
+FOREIGN = {("to", "device")}
+"""What is for another library to know."""
+
+
+def cases() -> Iterator[Any]:
+    for function, valid in CALLS:
+        for name, parameter in inspect.signature(function).parameters.items():
+            if parameter.kind is not inspect.Parameter.VAR_KEYWORD and (function.__name__, name) not in FOREIGN:
+                yield pytest.param(function, valid, name, id=f"{function.__qualname__}-{name}")
+
+
+def used(made: object) -> None:
+    """Masks and biases look at some of what they hold when they meet a call."""
+    if isinstance(made, masks.Mask):
+        masks.to_array(made, (2, 4, 3, 5))
+    if isinstance(made, biases.Bias):
+        biases.to_array(made, (2, 4, 3, 5))
+
+
+@pytest.mark.parametrize(("function", "valid", "name"), list(cases()))
+def test_an_odd_object_is_refused_by_name(
+    function: Callable[..., Any], valid: dict[str, Any], name: str
+) -> None:
+    with pytest.raises((TypeError, ValueError), match=rf"^[\w. ]+: .*`([\w.]+\.)?{name}\b.*Odd"):
+        used(function(**(valid | {name: Odd()})))
+
+
+def test_each_public_function_has_a_call() -> None:
+    called = {getattr(function, "__self__", function) for function, _ in CALLS} | {f for f, _ in CALLS}
+    for module in (sdpa_xp, masks, biases, positional, layers):
+        for name in module.__all__:
+            found = getattr(module, name)
+            if callable(found) and name not in WITHOUT:
+                assert found in called, f"{module.__name__}.{name} has no call here"

@@ -1,0 +1,206 @@
+"""The last sentence of a refusal says what mends it, for the mistakes that callers make."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from libraries import Library
+
+from sdpa_xp import (
+    KVCache,
+    attention_scores,
+    attention_weights,
+    biases,
+    dot_product_attention,
+    layers,
+    masks,
+    scaled_dot_product_attention,
+    varlen_attention,
+)
+
+F = np.float32
+
+
+def ones(*shape: int, dtype: Any = F) -> np.ndarray:
+    return np.ones(shape, dtype)
+
+
+Q, K = ones(2, 4, 5, 8), ones(2, 4, 7, 8)
+
+
+@pytest.mark.parametrize(
+    ("call", "layout"),
+    [
+        (lambda: scaled_dot_product_attention(ones(2, 5, 4, 8), ones(2, 7, 4, 8), ones(2, 7, 4, 8)), "...LHE"),
+        (lambda: scaled_dot_product_attention(ones(5, 4, 8), ones(7, 2, 8), ones(7, 2, 3)), "...LHE"),
+        (lambda: attention_weights(ones(2, 5, 4, 8), ones(2, 7, 4, 8)), "...LHE"),
+        (lambda: scaled_dot_product_attention(Q, K, K, layout="...LHE"), "...HLE"),
+        (lambda: KVCache(ones(1, 7, 4, 8), ones(1, 7, 4, 8)).attend(ones(1, 5, 4, 8)), "...LHE"),
+        (lambda: varlen_attention(ones(4, 5, 8), ones(4, 7, 8), ones(4, 7, 8), [0, 5], [0, 7]), "...HLE"),
+    ],
+)
+def test_shapes_of_the_other_layout(call: Any, layout: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f'`layout="{layout}"`.')):
+        call()
+
+
+def test_a_function_without_a_layout_names_the_one_that_has_it() -> None:
+    with pytest.raises(
+        ValueError, match="If the heads come before the length, it is `scaled_dot_product_attention`"
+    ):
+        dot_product_attention(Q, K, K)
+
+
+def test_shapes_that_fit_no_layout_get_no_such_hint() -> None:
+    with pytest.raises(ValueError, match="must agree on axis -1") as error:
+        scaled_dot_product_attention(Q, ones(2, 4, 7, 9), K)
+    assert "layout" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("rules", "hint"),
+    [
+        ({"attn_mask": "causal"}, "`is_causal=True` and `masks.causal()` are the causal mask;"),
+        ({"bias": "alibi"}, "`biases.alibi(heads)`."),
+        ({"attn_mask": [[True]]}, "numpy.asarray(...) makes one of a list."),
+        ({"scale": ones(4)}, "One for each Hq has the shape (4, 1, 1): scale[:, None, None]."),
+        ({"scale": ones(2)}, "One for each B has the shape (2, 1, 1, 1): scale[:, None, None, None]."),
+        ({"scale": ones(5)}, "One for each L has the shape (5, 1): scale[:, None]."),
+        ({"scale": ones(2, 4)}, "One for each B and Hq has the shape (2, 4, 1, 1): scale[:, :, None, None]."),
+        ({"scale": ones(4, 5)}, "One for each Hq and L has the shape (4, 5, 1): scale[:, :, None]."),
+        ({"attn_mask": ones(2, 7) > 0}, "attn_mask[:, None, None, :]."),
+    ],
+    ids=str,
+)
+def test_keywords(rules: dict[str, Any], hint: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=re.escape(hint)):
+        scaled_dot_product_attention(Q, K, K, **rules)
+
+
+@pytest.mark.parametrize("wrong", [None, 0.0, 3, "query", object()], ids=lambda x: type(x).__name__)
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+def test_what_is_no_list_is_not_told_how_a_list_becomes_an_array(name: str, wrong: object) -> None:
+    arrays: dict[str, Any] = {"query": Q, "key": K, "value": K} | {name: wrong}
+    with pytest.raises(TypeError, match=f"`{name}` must be a plain array") as error:
+        scaled_dot_product_attention(**arrays)
+    assert "list" not in str(error.value)
+
+
+def test_complex_numbers_are_not_told_to_drop_a_part() -> None:
+    with pytest.raises(TypeError, match=r"xp\.real\(key\) and xp\.imag\(key\)") as error:
+        scaled_dot_product_attention(Q, K.astype(np.complex64), K)
+    assert "astype" not in str(error.value)
+    with pytest.raises(TypeError, match=r"xp\.astype\(key, xp\.float32\)"):
+        scaled_dot_product_attention(Q, K.astype(np.int32), K)
+
+
+def test_a_layer_asks_for_another_input_and_not_for_other_weights() -> None:
+    layer = layers.MultiHeadAttention.init(np.random.default_rng(0), 8, num_heads=2)
+    x = np.ones((3, 8))
+    with pytest.raises(TypeError, match=r"Convert the input: xp\.astype\(query, xp\.float32\)"):
+        layer(x)
+    with pytest.raises(TypeError, match=r"Convert one: xp\.astype\(value, query\.dtype\)"):
+        layer(x.astype(F), x.astype(F), x)
+    with pytest.raises(TypeError, match=r"Convert the input: xp\.astype\(x, xp\.float32\)"):
+        layer.query(x)
+
+
+WRONG_CONDITIONS: dict[str, Any] = {
+    "and": lambda b, h, i, j: i >= j and j > 0,
+    "or": lambda b, h, i, j: j > i or i > 2,
+    "not": lambda b, h, i, j: not j > i,
+    "if": lambda b, h, i, j: j if j > 2 else i,
+    "chained": lambda b, h, i, j: 0 < j < i,
+}
+
+
+@pytest.mark.parametrize("mask_mod", WRONG_CONDITIONS.values(), ids=WRONG_CONDITIONS)
+def test_a_condition_of_python_in_a_mask_function(library: Library, mask_mod: Any) -> None:
+    if library.lazy:
+        pytest.skip("Dask's own error says what it is about, and a mask is computed to find it")
+    query = np.ones((1, 5, 2), F)
+    with pytest.raises(
+        (TypeError, ValueError, RuntimeError),
+        match=r"the function of `attn_mask` .* combine with `&`, `|` and `~`",
+    ):
+        library.call(attention_scores, query, query, attn_mask=masks.from_function(mask_mod))
+
+
+def test_an_error_in_a_score_function_names_the_argument() -> None:
+    bias = biases.from_function(lambda s, b, h, i, j: s if j > i else s - 1)
+    with pytest.raises(
+        ValueError, match=r"the function of `bias` must compute with arrays .* its error=.*ambiguous"
+    ):
+        scaled_dot_product_attention(Q, K, K, bias=bias)
+    wrong = biases.from_function(lambda s, b, h, i, j: s + "1")
+    with pytest.raises(TypeError, match="raised by the function of `bias`"):  # a class of NumPy's own
+        scaled_dot_product_attention(Q, K, K, bias=wrong)
+
+
+def test_a_function_of_another_number_of_arguments() -> None:
+    with pytest.raises(
+        TypeError, match=r"`mask_mod` must be a function of 4 arguments \(b, h, q_idx, kv_idx\); got"
+    ):
+        masks.from_function(lambda i, j: i >= j)
+    with pytest.raises(
+        TypeError, match=r"`score_mod` must be a function of 5 arguments \(score, b, h, q_idx, kv_idx\)"
+    ):
+        biases.from_function(lambda s, i, j: s)
+    masks.from_function(lambda *indices: indices[2] >= indices[3])
+    masks.from_function(lambda b, h, i, j, window=3: i - j < window)
+
+
+class OwnError(ValueError):
+    """What a caller's function raises, and the caller expects."""
+
+
+@pytest.mark.parametrize("error", [LookupError, OwnError, NotImplementedError, KeyboardInterrupt])
+def test_an_error_of_the_callers_own_comes_out_as_it_is(error: type[BaseException]) -> None:
+    def mask_mod(*_: Any) -> Any:
+        raise error("no such table")
+
+    with pytest.raises(error, match="no such table") as raised:
+        scaled_dot_product_attention(Q, K, K, masks.from_function(mask_mod))
+    assert type(raised.value) is error
+
+
+def test_an_error_about_something_else_gets_no_hint_about_conditions() -> None:
+    mask = masks.from_function(lambda b, h, i, j: (i > j) & np.ones(9, bool))
+    with pytest.raises(ValueError, match="the function of `attn_mask` must compute with arrays") as error:
+        scaled_dot_product_attention(Q, K, K, mask)
+    assert "Conditions" not in str(error.value)
+
+
+def test_a_decorated_function_counts_by_its_own_arguments() -> None:
+    def with_width(function: Any) -> Any:
+        @functools.wraps(function)
+        def inner(b: Any, h: Any, i: Any, j: Any) -> Any:
+            return function(b, h, i, j, 3)
+
+        return inner
+
+    @with_width
+    def window(b: Any, h: Any, i: Any, j: Any, width: int) -> Any:
+        del b, h
+        return i - j < width
+
+    assert scaled_dot_product_attention(Q, K, K, masks.from_function(window)).shape == (2, 4, 5, 8)
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [{"sinks": ones(2)}, {"attn_mask": ones(3) > 0}, {"bias": ones(3)}],
+    ids=str,
+)
+def test_what_is_not_one_number_a_row_gets_no_such_hint(rules: dict[str, Any]) -> None:
+    q, k = ones(2, 1, 3, 4), ones(2, 1, 1, 4)
+    for name, value in rules.items():
+        with pytest.raises(ValueError, match=f"`{name}` must broadcast") as error:
+            scaled_dot_product_attention(
+                q, k if name != "sinks" else q, k if name != "sinks" else q, **{name: value[:2]}
+            )
+        assert "One for each" not in str(error.value)

@@ -1,0 +1,124 @@
+"""How much work a traced call is, in counts: products, loops and operations of JAX, and tasks of Dask."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from libraries import Library
+
+from sdpa_xp import biases, masks, scaled_dot_product_attention
+from sdpa_xp import scaled_dot_product_attention_vjp as vjp
+
+RULES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "padding": {"attn_mask": masks.padding(3)},
+    "slopes": {"bias": biases.alibi(4)},
+    "softcap": {"softcap": 2.0},
+}
+MOST = {
+    ("plain", 8): (25, 70, 73),
+    ("causal", 8): (43, 96, 176),
+    ("padding", 8): (27, 74, 157),
+    ("slopes", 8): (39, 84, 110),
+    ("softcap", 8): (28, 79, 84),
+    ("plain", 4096): (40, 125, 92),
+    ("causal", 4096): (59, 173, 196),
+    ("padding", 4096): (42, 131, 176),
+    ("slopes", 4096): (55, 154, 130),
+    ("softcap", 4096): (43, 137, 103),
+}
+"""Operations of the call, of its gradients by JAX, and of those by the library; none to be raised."""
+TASKS = {"plain": 26, "causal": 36, "padding": 27, "slopes": 38, "softcap": 29}
+"""Tasks of Dask's graph for one block, likewise."""
+
+
+def operations(program: Any) -> Iterator[Any]:
+    """Those of a program of JAX, and of the programs in it."""
+    for operation in program.eqns:
+        yield operation
+        for held in operation.params.values():
+            for each in held if isinstance(held, tuple | list) else (held,):
+                inner = getattr(each, "jaxpr", each)
+                if hasattr(inner, "eqns"):
+                    yield from operations(inner)
+
+
+def counted(function: Callable[..., Any], length: int) -> Counter[str]:
+    import jax
+
+    query, shared = (jax.ShapeDtypeStruct((2, heads, length, 16), np.float32) for heads in (4, 2))
+    program = jax.make_jaxpr(function)(query, shared, shared)
+    return Counter(operation.primitive.name for operation in operations(program.jaxpr))
+
+
+@pytest.fixture
+def _of_jax(library: Library) -> Iterator[None]:
+    if library.name != "jax":
+        pytest.skip("a program of JAX")
+    with library.guard():
+        yield
+
+
+def functions(name: str) -> tuple[Callable[..., Any], ...]:
+    """The call, its gradients by JAX, and those by the library."""
+    import jax
+
+    def call(*inputs: Any) -> Any:
+        return scaled_dot_product_attention(*inputs, implementation="xp", **RULES[name])
+
+    def pulled(*inputs: Any) -> Any:
+        output, pullback = vjp(*inputs, **RULES[name])
+        return pullback(output)
+
+    return call, jax.grad(lambda *inputs: call(*inputs).sum(), argnums=(0, 1, 2)), pulled
+
+
+@pytest.mark.usefixtures("_of_jax")
+@pytest.mark.parametrize("length", [8, 300, 4096])
+@pytest.mark.parametrize("name", RULES)
+def test_two_products_and_one_exponential(name: str, length: int) -> None:
+    """In one loop where the call is long, and else in none."""
+    count = counted(functions(name)[0], length)
+    assert count["dot_general"] == 2
+    assert count["exp"] == 1
+    assert count["scan"] + count["while"] == (length > 300)
+
+
+@pytest.mark.usefixtures("_of_jax")
+@pytest.mark.parametrize("name", RULES)
+def test_products_of_gradients(name: str) -> None:
+    """JAX keeps the weights of a short call, and computes those of a long one again; the library always does.
+
+    What a mask may hide is looked at for NaN, which takes three products more.
+    """
+    for length, by_jax in ((8, 6), (4096, 8)):
+        _, derived, pulled = functions(name)
+        assert counted(derived, length)["dot_general"] == by_jax
+        assert counted(pulled, length)["dot_general"] == (10 if name in ("causal", "padding") else 7)
+
+
+@pytest.mark.usefixtures("_of_jax")
+@pytest.mark.parametrize(("name", "length"), MOST)
+def test_operations(name: str, length: int) -> None:
+    found = tuple(sum(counted(each, length).values()) for each in functions(name))
+    assert all(own <= most for own, most in zip(found, MOST[name, length], strict=True)), found
+
+
+@pytest.mark.parametrize("length", [8, 1100])
+@pytest.mark.parametrize("name", RULES)
+def test_tasks_of_a_lazy_graph(library: Library, name: str, length: int) -> None:
+    if not library.lazy:
+        pytest.skip("only Dask has one")
+    import dask.array as da
+
+    query, shared = (da.zeros((2, heads, length, 16), dtype=np.float32, chunks=-1) for heads in (4, 2))
+    with library.guard():
+        output = scaled_dot_product_attention(query, shared, shared, **RULES[name])
+    tasks = dict(output.__dask_graph__())
+    assert sum("matmul" in str(name) for name in tasks) == 2
+    assert len(tasks) <= TASKS[name]

@@ -1,0 +1,130 @@
+"""A form is right on the release that `runtime` names, on each later one and on each provider, or refused."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from sdpa_xp import masks
+from sdpa_xp.layers import MultiHeadAttention
+from sdpa_xp_export import TensorSpec, export_attention, to_onnx, verify
+from sdpa_xp_export.choice import FORMS
+from sdpa_xp_export.runtime import FEW_SCORES, FIRST_RELEASE, OPSETS, PREFERRED, VERY_MANY_SCORES
+
+FIXED = TensorSpec("float32", (1, 4, 40, 64))
+RULES: dict[str, dict[str, Any]] = {
+    "all pairs": {},
+    "causal": {"is_causal": True},
+    "window": {"is_causal": True, "attn_mask": masks.sliding_window(7, 0)},
+    "padding": {"attn_mask": masks.padding(TensorSpec("int64", (1,)))},
+    "weights": {"outputs": ("output", "weights")},
+}
+
+
+def form_of(*specs: TensorSpec, **said: Any) -> str:
+    """The form that a model says it is of."""
+    model = export_attention(*specs, **said)
+    return next(entry.value for entry in model.metadata_props if entry.key == "sdpa_xp.form")
+
+
+@pytest.mark.parametrize("release", ["1.23", "1.23.2"])
+def test_a_window_that_releases_count_otherwise_is_refused(release: str) -> None:
+    """GroupQueryAttention with a window: no graph is right on onnxruntime 1.23 and on 1.24."""
+    call: dict[str, Any] = {"form": "grouped_query", "is_causal": True}
+    near = call | {"attn_mask": masks.sliding_window(7, 0)}
+    words = "right from 1.24 on at the earliest, and `runtime` is onnxruntime>=1.23;cpu.*form='primitive'"
+    with pytest.raises(ValueError, match=f"^export_attention: `form` cannot be 'grouped_query': .*{words}"):
+        export_attention(FIXED, FIXED, FIXED, **near, runtime=f"onnxruntime>={release};cpu")
+    assert form_of(FIXED, FIXED, FIXED, **near, runtime="onnxruntime>=1.24;cpu") == "grouped_query"
+    for open_window in (call, call | {"attn_mask": masks.sliding_window(None, 0)}):
+        form = form_of(FIXED, FIXED, FIXED, **open_window, runtime=f"onnxruntime>={release};cpu")
+        assert form == "grouped_query"
+
+
+def test_an_opset_that_the_release_does_not_load_is_refused_without_an_attention_too() -> None:
+    words = "`opset` 24 is loaded from onnxruntime 1.24 on; .*1.23"
+    with pytest.raises(ValueError, match=f"^to_onnx: {words}"):
+        to_onnx(lambda x: x + 1, FIXED, opset=24, runtime="onnxruntime>=1.23;cpu")
+    to_onnx(lambda x: x + 1, FIXED, opset=24, runtime="onnxruntime>=1.24;cpu")
+
+
+@pytest.mark.parametrize("provider", PREFERRED)
+@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
+def test_a_graph_of_an_old_release_is_one_of_each_later_release(provider: str, rules: dict[str, Any]) -> None:
+    """Or it is refused: what is written for a release may not become wrong by an update of onnxruntime."""
+    newest: dict[str, bytes] = {}
+    for minor, form in product(reversed(range(23, 32)), FORMS):
+        said: dict[str, Any] = rules | {"form": form, "runtime": f"onnxruntime>=1.{minor};{provider}"}
+        try:
+            model = export_attention(FIXED, FIXED, FIXED, **said)
+        except ValueError:
+            newest.setdefault(form, b"refused")
+            continue
+        del model.metadata_props[:]
+        written = model.SerializeToString(deterministic=True)
+        assert written == newest.setdefault(form, written), f"{form} for 1.{minor}"
+
+
+@pytest.mark.parametrize("operator", ["MultiHeadAttention", "GroupQueryAttention"])
+def test_web_refuses_what_webgpu_computes_wrong(operator: str) -> None:
+    form = {"MultiHeadAttention": "multi_head", "GroupQueryAttention": "grouped_query"}[operator]
+    said: dict[str, Any] = {"is_causal": True, "form": form}
+    assert form_of(FIXED, FIXED, FIXED, **said) == form
+    words = f"the WebGPU provider computes {operator} wrong from 32 tokens on, .*;web.* form='primitive'"
+    with pytest.raises(ValueError, match=f"^export_attention: `form` cannot be '{form}': {words}"):
+        export_attention(FIXED, FIXED, FIXED, **said, runtime="onnxruntime>=1.31;web")
+
+
+@pytest.mark.parametrize("minor", [23, 28, 31])
+@pytest.mark.parametrize("length", [5, 31, 32, 33, 4096, 2**14, "L"])
+@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
+def test_web_takes_the_forms_of_primitives(rules: dict[str, Any], length: int | str, minor: int) -> None:
+    """They are right on WebAssembly and on WebGPU, and have kernels on both."""
+    spec = TensorSpec("float32", (1, 8, length, 64))
+    form = form_of(spec, spec, spec, **rules, runtime=f"onnxruntime>=1.{minor};web")
+    many = length in (4096, 2**14, "L") and rules is not RULES["weights"]
+    assert form == ("tiled" if many else "primitive")
+
+
+@pytest.mark.parametrize("form", ["primitive", "tiled"])
+@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
+def test_web_writes_no_softmax(form: str, rules: dict[str, Any]) -> None:
+    """WebGPU's gives 0 for a row with a NaN, and a model that diverges would look healthy."""
+    rules = rules | {"outputs": ("output",)}  # tiled gives no weights
+    for minor in (23, 31):
+        said = rules | {"form": form, "runtime": f"onnxruntime>=1.{minor};web"}
+        model = export_attention(FIXED, FIXED, FIXED, **said)
+        assert "Softmax" not in operators(model.graph)
+        assert verify(model).agrees
+    assert "Softmax" in operators(export_attention(FIXED, FIXED, FIXED, **rules, form=form).graph)
+
+
+def operators(graph: onnx.GraphProto) -> set[str]:
+    """The operators of a graph, and of the bodies of its loops."""
+    bodies = [each.g for node in graph.node for each in node.attribute if each.name == "body"]
+    return {node.op_type for node in graph.node}.union(*map(operators, bodies))
+
+
+def test_web_takes_them_in_layers_too() -> None:
+    """Fixed and long, without a mask: for the CPU that is MultiHeadAttention."""
+    layer = MultiHeadAttention.init(np.random.default_rng(0), 64, num_heads=8)
+    words = TensorSpec("float32", (1, 2048, 64))
+    operators = {}
+    for provider in ("cpu", "web"):
+        model = to_onnx(layer, words, runtime=f"onnxruntime>=1.28;{provider}")
+        operators[provider] = {node.op_type for node in model.graph.node if node.domain}
+    assert operators == {"cpu": {"MultiHeadAttention"}, "web": set()}
+
+
+def test_every_form_and_case_has_a_place() -> None:
+    """A new form or kind of call that a table lacks would only be noticed by the call that it is for."""
+    cases = {f"{kind}, {many} scores" for kind in FEW_SCORES for many in ("few", "many", "very many")}
+    assert {*FIRST_RELEASE} == {*OPSETS} == {*FORMS}
+    for of_provider in PREFERRED.values():
+        assert {*of_provider} == cases
+        assert all(forms[-1] == "primitive" and {*forms} <= {*FORMS} for forms in of_provider.values())
+    assert max(FEW_SCORES.values()) < VERY_MANY_SCORES

@@ -1,0 +1,151 @@
+"""What an export chooses where the caller says nothing: the form by the size of a call, and the opset."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from sdpa_xp import masks, scaled_dot_product_attention
+from sdpa_xp_export import TensorSpec, export_attention, to_onnx, verify
+from sdpa_xp_export.graph import Graph
+from sdpa_xp_export.lowering.masks import both
+from sdpa_xp_export.runtime import FEW_SCORES, VERY_MANY_SCORES
+
+
+def specs(batch: Any, heads: int, queries: Any, keys: Any) -> list[TensorSpec]:
+    shared = TensorSpec("float32", (batch, heads, keys, 16))
+    return [TensorSpec("float32", (batch, heads, queries, 16)), shared, shared]
+
+
+def reason(model: onnx.ModelProto) -> str:
+    return {each.key: each.value for each in model.metadata_props}["sdpa_xp.reason"]
+
+
+FEW, VERY_MANY = FEW_SCORES["unmasked"], VERY_MANY_SCORES
+
+
+@pytest.mark.parametrize(
+    ("sizes", "size"),
+    [
+        ((1, 1, 16, FEW // 16), "few"),
+        ((1, 1, FEW // 16, 16), "few"),
+        ((2, 4, 8, FEW // 64), "few"),
+        ((1, 1, 16, FEW // 16 + 1), "many"),
+        ((1, 1, FEW // 16 + 1, 16), "many"),
+        ((2, 1, 16, FEW // 16), "many"),
+        ((1, 2, 16, FEW // 16), "many"),
+        ((1, 1, 16, VERY_MANY // 16), "many"),
+        ((1, 1, VERY_MANY // 16, 16), "many"),
+        ((1, 1, 16, VERY_MANY // 16 + 1), "very many"),
+        ((1, 1, VERY_MANY // 16 + 1, 16), "very many"),
+        (("B", 1, 2, 2), "many"),
+        ((1, 1, "L", 2), "many"),
+        ((1, 1, 2, "S"), "many"),
+    ],
+)
+def test_how_many_scores(sizes: Any, size: str) -> None:
+    """Of all heads and batch entries together; many where a length is not known."""
+    assert reason(export_attention(*specs(*sizes))).startswith(f"the best for unmasked, {size} scores on cpu")
+
+
+@pytest.mark.parametrize(
+    ("rules", "kind"),
+    [
+        ({}, "unmasked"),
+        ({"is_causal": True}, "causal"),
+        ({"attn_mask": masks.causal()}, "causal"),
+        ({"attn_mask": masks.causal(1)}, "masked"),
+        ({"attn_mask": masks.sliding_window(1, 0)}, "masked"),
+        ({"attn_mask": masks.padding([3, 4]), "is_causal": True}, "masked"),
+        ({"bias": TensorSpec("float32", (6, 6))}, "masked"),
+    ],
+)
+def test_what_masks_a_call(rules: dict[str, Any], kind: str) -> None:
+    assert reason(export_attention(*specs(2, 4, 6, 6), **rules)).startswith(f"the best for {kind}, few scores")
+
+
+def test_what_was_passed_over_is_named() -> None:
+    given = export_attention(*specs(2, 4, 6, 6), sinks=np.ones(4, np.float32))
+    assert (
+        reason(given)
+        == "the best for unmasked, few scores on cpu; not attention: ai.onnx Attention has no sinks"
+    )
+    older = export_attention(*specs(2, 4, 6, 6), opset=18)
+    assert reason(older) == "the best for unmasked, few scores on cpu; not attention: opset 18 was asked for"
+    assert reason(export_attention(*specs(2, 4, 6, 6), form="tiled")) == "asked for"
+
+
+def opset(model: onnx.ModelProto) -> int:
+    (found,) = (each.version for each in model.opset_import if not each.domain)
+    return int(found)
+
+
+LENGTHS = masks.padding(TensorSpec("int64", (2,)))
+
+
+@pytest.mark.parametrize("form", ["tiled", "primitive"])
+@pytest.mark.parametrize("rules", [{}, {"attn_mask": LENGTHS}, {"is_causal": True}])
+def test_opset_of_forms_of_old_operators(form: str, rules: dict[str, Any]) -> None:
+    assert opset(export_attention(*specs(2, 4, 6, 6), **rules, form=form)) == 18
+
+
+@pytest.mark.parametrize(
+    ("rules", "wanted"),
+    [
+        ({}, 23),
+        ({"is_causal": True}, 23),
+        ({"attn_mask": LENGTHS}, 24),
+        ({"attn_mask": LENGTHS, "is_causal": True}, 23),
+        ({"attn_mask": LENGTHS, "bias": TensorSpec("float32", (6, 6))}, 23),
+        ({"attn_mask": masks.padding([3, 4], [2, 6])}, 23),
+        ({"attn_mask": masks.padding(3)}, 23),
+        ({"attn_mask": masks.prefix([3, 4])}, 23),
+    ],
+)
+def test_opset_of_attention(rules: dict[str, Any], wanted: int) -> None:
+    """24 has lengths of keys, for which nothing else may mask or be added."""
+    assert opset(export_attention(*specs(2, 4, 6, 6), **rules, form="attention")) == wanted
+
+
+def test_opset_of_attention_of_three_axes() -> None:
+    x = TensorSpec("float32", (4, 6, 16))
+    model = export_attention(x, x, x, masks.padding(3), form="attention")
+    assert opset(model) == 23
+    assert verify(model, provider="cpu").agrees
+
+
+@pytest.mark.parametrize(("runtime", "wanted"), [("onnxruntime>=1.28;cpu", 24), ("onnxruntime>=1.27;cpu", 18)])
+def test_opset_of_a_layer(runtime: str, wanted: int) -> None:
+    x = TensorSpec("float32", (2, 4, 6, 16))
+    assert opset(to_onnx(lambda x: scaled_dot_product_attention(x, x, x), x, runtime=runtime)) == wanted
+
+
+def test_pairs_that_both_let_attend() -> None:
+    """No node for what is known while the graph is written."""
+    graph = Graph(18)
+    one, other = (graph.input(name, "bool", (2, 3)) for name in "ab")
+    for known in (True, False, one):
+        assert both(True, known) is known
+        assert both(known, True) is known
+        assert both(False, known) is False
+        assert both(known, False) is False
+    assert not graph.nodes
+    assert both(one, other).name == graph.nodes[0].output[0]
+    assert graph.nodes[0].op_type == "And"
+
+
+def test_a_spec_of_a_list_is_that_of_a_tuple() -> None:
+    one, other = TensorSpec("float32", ["B", 2]), TensorSpec("float32", ("B", 2))
+    assert one == other
+    assert hash(one) == hash(other)
+    assert one.shape == ("B", 2)
+
+
+def test_some_inputs_of_bfloat16() -> None:
+    """NumPy has no bfloat16, so such a run is bound by memory; its mask and its lengths are as ever."""
+    x = TensorSpec("bfloat16", (2, 4, 6, 16))
+    rules = {"attn_mask": LENGTHS & masks.from_array(np.tri(6, dtype=bool))}
+    assert verify(export_attention(x, x, x, **rules, form="primitive"), provider="cpu").agrees

@@ -1,0 +1,250 @@
+"""Each reason for which a form does not state a call, by a call that nothing else keeps from it.
+
+A call that is refused for two reasons tests neither, so each case has a neighbour that the form takes.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sdpa_xp import biases, masks
+from sdpa_xp_export import TensorSpec, export_attention, forms
+
+OLD, NEW, CUDA = "onnxruntime>=1.28;cpu", "onnxruntime>=1.31;cpu", "onnxruntime>=1.31;cuda"
+
+
+def specs(*shapes: tuple[Any, ...], dtype: str = "float32") -> dict[str, Any]:
+    return {
+        name: TensorSpec(dtype, shape) for name, shape in zip(("query", "key", "value"), shapes, strict=True)
+    }
+
+
+def self_attention(
+    *, batch: Any = 2, heads: int = 4, groups: int = 4, length: Any = 6, width: int = 16, dtype: str = "float32"
+) -> dict[str, Any]:
+    query, shared = (batch, heads, length, width), (batch, groups, length, width)
+    return specs(query, shared, shared, dtype=dtype)
+
+
+FLOAT = TensorSpec("float32", (6, 6))
+CAUSAL = {"is_causal": True}
+MORE_KEYS = specs((2, 4, 6, 16), (2, 4, 9, 16), (2, 4, 9, 16))
+ONE_KEY_BATCH = specs((2, 4, 6, 16), (1, 4, 6, 16), (1, 4, 6, 16))
+WINDOW = {"attn_mask": masks.causal() & masks.sliding_window(3, None)}
+CAPPED = {"runtime": NEW, "softcap": 2.0}
+
+TAKEN: dict[str, list[dict[str, Any]]] = {
+    "attention": [
+        specs(("B", 4, "L", 16), ("B", 2, "S", 16), ("B", 2, "S", 5)),
+        self_attention() | {"bias": FLOAT, "attn_mask": masks.padding([4, 6])},
+        self_attention(dtype="float16"),
+    ],
+    "multi_head": [
+        self_attention(),
+        self_attention() | CAUSAL,
+        MORE_KEYS,
+        self_attention(batch="B", length="L") | {"runtime": NEW},
+    ],
+    "grouped_query": [
+        self_attention(groups=2, length="L") | CAUSAL,
+        self_attention(groups=2) | CAUSAL | {"softcap": 2.0, "sinks": np.ones(4, np.float32)},
+        self_attention() | WINDOW,
+        self_attention(dtype="float16") | CAUSAL | {"runtime": CUDA},
+    ],
+    "tiled": [self_attention() | {"outputs": ("output", "lse")}],
+}
+"""Calls of each form that it states: what is refused below differs from one of them in one thing."""
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("attention", specs(*[(3, 2, 4, 6, 16)] * 3), "ai.onnx Attention takes at most 4 axes"),
+    (
+        "attention",
+        ONE_KEY_BATCH,
+        "ai.onnx Attention does not broadcast the batch of query, key and value",
+    ),
+    (
+        "attention",
+        self_attention(dtype="float64"),
+        "onnxruntime computes a float64 Attention to float32 accuracy",
+    ),
+    (
+        "attention",
+        self_attention() | {"softmax_dtype": "float64"},
+        "onnxruntime computes a float64 Attention to float32 accuracy",
+    ),
+    ("attention", self_attention() | {"sinks": np.ones(4, np.float32)}, "ai.onnx Attention has no sinks"),
+    *(
+        (
+            "attention",
+            self_attention() | {"outputs": outputs},
+            "ai.onnx Attention gives no lse, and its weights and scores are not those of the library",
+        )
+        for outputs in (("lse",), ("output", "lse"), ("output", "weights"), ("scores",))
+    ),
+    (
+        "attention",
+        self_attention() | {"bias": biases.from_function(lambda s, b, h, i, j: s * 2) + np.ones(6, np.float32)},
+        "ai.onnx Attention takes no function of the scores",
+    ),
+    *(
+        (form, given | more, words)
+        for form, more in (("multi_head", {}), ("grouped_query", CAUSAL))
+        for given, words in (
+            (specs(*[(4, 6, 16)] * 3), "com.microsoft operators take 4 axes with one batch"),
+            (ONE_KEY_BATCH, "com.microsoft operators take 4 axes with one batch"),
+            (self_attention(dtype="float64"), "com.microsoft operators do not take float64"),
+            (self_attention() | {"softmax_dtype": "float64"}, "com.microsoft operators do not take float64"),
+            (self_attention() | {"outputs": ("lse",)}, "com.microsoft operators give the output alone"),
+            (
+                self_attention() | {"outputs": ("output", "lse")},
+                "com.microsoft operators give the output alone",
+            ),
+            (
+                self_attention() | {"bias": FLOAT},
+                "com.microsoft operators give NaN for a row that a bias masks",
+            ),
+            (
+                self_attention() | {"scale": np.ones((4, 1, 1), np.float32)},
+                "com.microsoft operators take a scale that is a number",
+            ),
+            (self_attention() | {"scale": 0.0}, "com.microsoft operators hold a scale of 0 for none"),
+        )
+    ),
+    ("multi_head", self_attention(groups=2), "MultiHeadAttention has no grouped heads"),
+    ("multi_head", self_attention() | {"softcap": 2.0}, "MultiHeadAttention has neither a soft cap nor sinks"),
+    (
+        "multi_head",
+        self_attention() | {"sinks": np.ones(4, np.float32)},
+        "MultiHeadAttention has neither a soft cap nor sinks",
+    ),
+    *(
+        (
+            "multi_head",
+            given,
+            "MultiHeadAttention gives NaN for empty rows, and misplaces the diagonal where L is not S",
+        )
+        for given in (
+            MORE_KEYS | CAUSAL,
+            self_attention() | {"attn_mask": masks.padding([4, 6])},
+            self_attention() | {"attn_mask": masks.causal() & masks.padding([4, 6])},
+            self_attention() | {"attn_mask": masks.causal(1)},
+        )
+    ),
+    *(
+        (
+            "multi_head",
+            self_attention(**open_length) | {"runtime": OLD},
+            "an empty batch ends the process in MultiHeadAttention before 1.31: fix the lengths",
+        )
+        for open_length in ({"batch": "B"}, {"length": "L"})
+    ),
+    *(
+        ("grouped_query", given, "GroupQueryAttention takes as many keys as queries here")
+        for given in (
+            MORE_KEYS | CAUSAL,
+            self_attention()
+            | {"past_key": TensorSpec("float32", (2, 4, 3, 16))}
+            | {"past_value": TensorSpec("float32", (2, 4, 3, 16)), "is_causal": True},
+        )
+    ),
+    *(
+        ("grouped_query", given, "GroupQueryAttention is causal")
+        for given in (
+            self_attention(groups=2),
+            self_attention(groups=2, length="L"),
+            self_attention() | {"attn_mask": masks.sliding_window(3, 0)},
+            self_attention() | {"attn_mask": masks.causal(1)},
+        )
+    ),
+    *(
+        (
+            "grouped_query",
+            self_attention() | {"attn_mask": masks.causal() & mask},
+            "GroupQueryAttention has no masks but the diagonal and one window that ends there",
+        )
+        for mask in (
+            masks.padding([4, 6]),
+            masks.prefix(3),
+            masks.sliding_window(3, None, offset=1),
+            masks.sliding_window(3, None) & masks.sliding_window(2, None),
+            masks.sliding_window(2, None) & masks.padding([4, 6]),
+            masks.causal(1),
+        )
+    ),
+    (
+        "grouped_query",
+        self_attention()
+        | CAUSAL
+        | {"attn_mask": masks.sliding_window(3, None), "runtime": "onnxruntime>=1.23;cpu"},
+        "a window of GroupQueryAttention has one key less from onnxruntime 1.24 on than before, so that a graph is "
+        "right from 1.24 on at the earliest, and `runtime` is onnxruntime>=1.23;cpu",
+    ),
+    *(
+        ("grouped_query", given | CAUSAL, "GroupQueryAttention takes one width, a multiple of 8")
+        for given in (
+            specs((2, 4, 6, 16), (2, 4, 6, 16), (2, 4, 6, 8)),
+            specs(*[(2, 4, 6, 12)] * 3),
+        )
+    ),
+    (
+        "grouped_query",
+        self_attention() | CAUSAL | {"runtime": CUDA},
+        "GroupQueryAttention runs on the CPU in float32",
+    ),
+    (
+        "grouped_query",
+        self_attention() | CAUSAL | {"sinks": np.ones((2, 4), np.float32)},
+        "GroupQueryAttention takes sinks of shape (Hq,)",
+    ),
+    (
+        "grouped_query",
+        self_attention(batch="B") | CAUSAL,
+        "GroupQueryAttention of an empty batch ends the process: fix the batch",
+    ),
+    *(
+        (
+            "tiled",
+            self_attention() | {"outputs": outputs},
+            "weights and scores are as large as what the blocks are to avoid",
+        )
+        for outputs in (("weights",), ("output", "scores"))
+    ),
+]
+
+
+@pytest.mark.parametrize(("form", "given", "words"), REFUSED, ids=lambda value: str(value)[:40])
+def test_refused(form: str, given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=f"`form` cannot be '{form}': {re.escape(words)};"):
+        export_attention(**given, form=form)
+
+
+@pytest.mark.parametrize(("form", "given"), [(form, given) for form, calls in TAKEN.items() for given in calls])
+def test_taken(form: str, given: dict[str, Any]) -> None:
+    model = export_attention(**given, form=form)
+    assert {each.key: each.value for each in model.metadata_props}["sdpa_xp.form"] == form
+
+
+def reasons() -> Iterator[str]:
+    """The texts that the functions named `refusal` return, with {} for what is filled in."""
+    for path in Path(str(forms.__file__)).parent.glob("*.py"):
+        for function in ast.parse(path.read_text()).body:
+            if isinstance(function, ast.FunctionDef) and function.name == "refusal":
+                for node in ast.walk(function):
+                    if isinstance(node, ast.Return) and isinstance(node.value, ast.Constant | ast.JoinedStr):
+                        text = ast.unparse(node.value)
+                        if text != "None":
+                            yield str(eval(re.sub(r"^f(.)", r"\1", text)))
+
+
+def test_each_reason_has_a_case() -> None:
+    tested = {words for _, _, words in REFUSED}
+    for reason in reasons():
+        pattern = re.sub(r"\\\{.*?\\\}", ".*", re.escape(reason))
+        assert any(re.fullmatch(pattern, words) for words in tested), f"no call is refused since {reason!r}"

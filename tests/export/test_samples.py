@@ -1,0 +1,322 @@
+"""The inputs that `verify` tries a model with, each by what its docstring promises."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sdpa_xp import biases, masks
+from sdpa_xp_export import TensorSpec
+from sdpa_xp_export.call import Arguments, Call
+from sdpa_xp_export.checking import checked
+from sdpa_xp_export.samples import LARGE, blocks_of_queries, poison, sample, several_lengths
+from sdpa_xp_export.trials import trials
+
+LENGTHS = {"B": 3, "L": 7, "S": 11, "P": 5, "T": 2}
+
+
+def spec(*shape: int | str, dtype: str = "float32") -> TensorSpec:
+    return TensorSpec(dtype, shape)
+
+
+def ints(*shape: int | str) -> TensorSpec:
+    return TensorSpec("int64", shape)
+
+
+def call(*, layout: str = "...HLE", dtype: str = "float32", **rules: Any) -> Call:
+    """4 query heads, 2 key heads, widths 16 and 5."""
+    shapes = {"query": ("B", 4, "L", 16), "key": ("B", 2, "S", 16), "value": ("B", 2, "S", 5)}
+    if layout == "...LHE":
+        shapes = {name: (b, length, h, width) for name, (b, h, length, width) in shapes.items()}
+    specs = [TensorSpec(dtype, shape) for shape in shapes.values()]
+    return checked("test", *specs, Arguments(layout=layout, **rules))
+
+
+def drawn(given: Call, size: float = 1.0, seed: int = 0, **lengths: int) -> dict[str, Any]:
+    return sample(given, LENGTHS | lengths, np.random.default_rng(seed), size)
+
+
+def test_shapes_and_dtypes() -> None:
+    given = call(dtype="float16", attn_mask=spec("B", 1, "L", "S", dtype="bool"), sinks=spec(4))
+    arrays = drawn(given)
+    assert {name: (x.dtype.name, x.shape) for name, x in arrays.items()} == {
+        "query": ("float16", (3, 4, 7, 16)),
+        "key": ("float16", (3, 2, 11, 16)),
+        "value": ("float16", (3, 2, 11, 5)),
+        "attn_mask": ("bool", (3, 1, 7, 11)),
+        "sinks": ("float32", (4,)),
+    }
+
+
+def test_one_seed_draws_one_sample() -> None:
+    one, same, other = (drawn(call(), seed=seed)["query"] for seed in (3, 3, 4))
+    np.testing.assert_array_equal(one, same)
+    assert not np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("scale", [None, 3.0, -0.02, 40.0])
+@pytest.mark.parametrize("size", [1.0, LARGE])
+def test_scores_are_of_the_size_that_is_asked_for(scale: float | None, size: float) -> None:
+    given = call(scale=scale)
+    arrays = drawn(given, size, B=30, L=40)
+    key = np.repeat(arrays["key"], 2, axis=1)
+    scores = arrays["query"] @ key.swapaxes(-1, -2) * given.scale
+    assert np.std(scores) == pytest.approx(size, rel=0.1)
+
+
+@pytest.mark.parametrize(("scale", "own"), [(0.0, 1.0), (spec(4, 1, 1), 4.0)])
+def test_a_scale_that_is_0_or_an_input_counts_for_1(scale: Any, own: float) -> None:
+    arrays = drawn(call(scale=scale), B=30, L=40)
+    assert np.std(arrays["query"]) == pytest.approx(1 / own, rel=0.1)
+
+
+class TestMasksOfPairs:
+    """A last key that no query attends, and a first query that attends none."""
+
+    def test_boolean(self) -> None:
+        mask = drawn(call(attn_mask=spec("B", 1, "L", "S", dtype="bool")), B=40)["attn_mask"]
+        assert not mask[..., -1].any()
+        assert not mask[..., 0, :].any()
+        assert mask[..., 1:, :-1].mean() == pytest.approx(0.75, abs=0.05)
+
+    @pytest.mark.parametrize("shape", [("B", 1, 1, "S"), ("S",)])
+    def test_without_a_row_for_each_query_only_the_last_key_is_hidden(self, shape: Any) -> None:
+        mask = drawn(call(attn_mask=TensorSpec("bool", shape)), S=40)["attn_mask"]
+        assert not mask[..., -1].any()
+        assert mask[..., :-1].mean() > 0.5
+
+    def test_with_one_key_it_is_not_hidden(self) -> None:
+        mask = drawn(call(attn_mask=spec("B", 1, "L", "S", dtype="bool")), B=50, S=1)["attn_mask"]
+        assert mask[..., 1:, :].mean() == pytest.approx(0.75, abs=0.1)
+        assert not mask[..., 0, :].any()
+
+    def test_with_one_query_it_attends(self) -> None:
+        mask = drawn(call(attn_mask=spec("B", 1, "L", "S", dtype="bool")), B=50, L=1)["attn_mask"]
+        assert mask[..., :-1].mean() == pytest.approx(0.75, abs=0.1)
+
+    @pytest.mark.parametrize("argument", ["attn_mask", "bias"])
+    def test_floating(self, argument: str) -> None:
+        added = drawn(call(**{argument: spec("B", 1, "L", "S")}), S=40)[argument]
+        assert np.isneginf(added[..., -1]).all()
+        assert np.isneginf(added[..., 0, :]).all()
+        last = added[-1, 0, -1]
+        least = np.finfo(np.float32).min
+        assert set(last) == {-np.inf, least}
+        others = added[:, :, :-1][np.isfinite(added[:, :, :-1])]
+        assert np.abs(others).max() < 10
+        assert 0.6 < np.isfinite(added[:-1, :, 1:, :-1]).mean() < 0.9
+
+    @pytest.mark.parametrize(
+        "rules",
+        [
+            {"outputs": ("output", "lse")},
+            {"outputs": ("scores",)},
+            {"dtype": "float16", "bias": spec("L", "S", dtype="float16")},
+            {"attn_mask": spec("L", "S")},
+        ],
+    )
+    def test_the_smallest_number_stands_where_a_bound_bears_it(self, rules: dict[str, Any]) -> None:
+        added = drawn(call(**({"bias": spec("L", "S")} | rules)))["bias"]
+        assert np.abs(added[np.isfinite(added)]).max() < 10
+
+    def test_two_rows_keep_their_numbers(self) -> None:
+        added = drawn(call(bias=spec("L", "S")), L=2)["bias"]
+        assert np.abs(added[np.isfinite(added)]).max() < 10
+
+
+class TestIntegers:
+    def test_lengths_are_ragged(self) -> None:
+        arrays = drawn(call(attn_mask=masks.padding(ints("B"), ints("B"))), B=60)
+        for name, most in (("key_lengths", 11), ("query_lengths", 7)):
+            lengths = arrays[name]
+            assert (lengths[0], lengths[-1]) == (0, most)
+            assert set(lengths) == set(range(most + 1))
+
+    def test_one_length_for_all(self) -> None:
+        found = {int(drawn(call(attn_mask=masks.prefix(ints())), seed=seed)["length"]) for seed in range(60)}
+        assert found == set(range(12))
+
+    def test_offsets_reach_beyond_both_ends(self) -> None:
+        rules = {"attn_mask": masks.causal(ints("B"))}
+        assert set(drawn(call(**rules), B=200)["offset"]) == set(range(-2, 11 - 7 + 3))
+        assert set(drawn(call(**rules), B=200, L=30)["offset"]) == set(range(-2, 3))
+
+    def test_ids_rise(self) -> None:
+        arrays = drawn(call(attn_mask=masks.document(ints("B", "L"), ints("B", "S"))), B=20)
+        for name in ("query_ids", "key_ids"):
+            assert (np.diff(arrays[name], axis=-1) >= 0).all()
+            assert set(arrays[name].ravel()) == {0, 1, 2}
+
+    def test_numbered_inputs_are_drawn_by_their_stem(self) -> None:
+        mask = masks.padding(ints("B")) | masks.padding(ints("B"))
+        arrays = drawn(call(attn_mask=mask), B=9)
+        assert arrays["key_lengths_2"][-1] == 11
+
+    def test_slopes_are_positive(self) -> None:
+        slopes = drawn(call(bias=biases.alibi(spec("B", 4))), B=50)["slopes"]
+        assert slopes.min() >= 0
+        assert slopes.max() < 1
+
+
+def cached(*, layout: str = "...HLE", padded: bool = True) -> Call:
+    """New tokens beside a cache of P with 2 key heads; padded, it is filled up to `past_lengths`."""
+    shapes = {"query": ("B", 4, "L", 16), "key": ("B", 2, "T", 16), "value": ("B", 2, "T", 5)}
+    shapes |= {"past_key": ("B", 2, "P", 16), "past_value": ("B", 2, "P", 5)}
+    if layout == "...LHE":
+        shapes = {name: (b, length, h, width) for name, (b, h, length, width) in shapes.items()}
+    specs = {name: TensorSpec("float32", shape) for name, shape in shapes.items()}
+    more = {"past_lengths": ints("B")} if padded else {}
+    query, key, value = (specs.pop(name) for name in ("query", "key", "value"))
+    return checked("test", query, key, value, Arguments(layout=layout, **specs, **more))
+
+
+@pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
+def test_a_padded_cache_has_no_number_where_no_token_is(layout: str) -> None:
+    arrays = drawn(cached(layout=layout), B=8, P=9)
+    filled = arrays["past_lengths"]
+    assert (filled[0], filled[-1], filled.max()) == (0, 9 - 2, 9 - 2)
+    for name in ("past_key", "past_value"):
+        past = arrays[name] if layout == "...HLE" else arrays[name].swapaxes(1, 2)
+        for entry, real in enumerate(filled):
+            assert np.isfinite(past[entry, :, :real]).all()
+            assert np.isnan(past[entry, :, real:]).all()
+
+
+class TestPoison:
+    """NaN in the keys and values that no query of their group attends, and in no other."""
+
+    @pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
+    def test_padding(self, layout: str) -> None:
+        given = call(layout=layout, attn_mask=masks.padding(ints("B")))
+        arrays = drawn(given)
+        arrays["key_lengths"] = np.asarray([4, 0, 11])
+        found = poison(given, arrays)
+        for name in ("key", "value"):
+            array = found[name] if layout == "...HLE" else found[name].swapaxes(1, 2)
+            for entry, real in enumerate((4, 0, 11)):
+                assert np.isnan(array[entry, :, real:]).all()
+                assert np.isfinite(array[entry, :, :real]).all()
+            assert np.isfinite(arrays[name]).all()
+        assert np.isfinite(found["query"]).all()
+
+    def test_a_key_that_one_head_of_the_group_attends_is_kept(self) -> None:
+        given = call(attn_mask=spec(4, "L", "S", dtype="bool"))
+        arrays = drawn(given)
+        allowed = np.zeros((4, 7, 11), bool)
+        allowed[1, 2, 5], allowed[2, :, 6] = True, True  # of key head 0, and of key head 1
+        found = poison(given, arrays | {"attn_mask": allowed})["key"]
+        seen = np.isfinite(found).all(axis=-1)
+        assert [list(np.flatnonzero(seen[0, head])) for head in (0, 1)] == [[5], [6]]
+        assert np.isnan(found).all(axis=-1).sum() == 3 * 20
+
+    def test_what_a_bias_masks(self) -> None:
+        given = call(bias=spec("S"))
+        added = np.zeros(11, np.float32)
+        added[[1, 10]] = -np.inf, np.finfo(np.float32).min
+        found = poison(given, drawn(given) | {"bias": added})["value"]
+        assert list(np.flatnonzero(np.isnan(found[0, 0, :, 0]))) == [1]
+
+    def test_a_mask_and_a_bias_together(self) -> None:
+        given = call(attn_mask=spec("S", dtype="bool"), bias=spec("S"))
+        allowed, added = np.arange(11) < 6, np.where(np.arange(11) > 3, 0, -np.inf).astype(np.float32)
+        found = poison(given, drawn(given) | {"attn_mask": allowed, "bias": added})["key"]
+        assert list(np.flatnonzero(np.isfinite(found[0, 0, :, 0]))) == [4, 5]
+
+    def test_an_array_for_all_entries_has_it_where_none_reads(self) -> None:
+        shapes = [spec("B", 4, "L", 16), spec(1, 2, "S", 16), spec(2, "S", 5)]
+        given = checked("test", *shapes, Arguments(attn_mask=masks.padding(ints("B"))))
+        arrays = drawn(given) | {"key_lengths": np.asarray([4, 8, 2])}
+        found = poison(given, arrays)
+        for name in ("key", "value"):
+            array = found[name].reshape(2, 11, -1)
+            assert np.isnan(array[:, 8:]).all()
+            assert np.isfinite(array[:, :8]).all()
+
+    def test_two_axes(self) -> None:
+        given = checked(
+            "test", spec("L", 16), spec("S", 16), spec("S", 5), Arguments(attn_mask=masks.padding(4))
+        )
+        found = poison(given, drawn(given))
+        assert list(np.flatnonzero(np.isfinite(found["key"][:, 0]))) == [0, 1, 2, 3]
+
+    def test_a_cache_is_left_as_it_is(self) -> None:
+        given = cached()
+        arrays = drawn(given)
+        assert poison(given, arrays) is arrays
+
+
+class TestLengths:
+    def test_several(self) -> None:
+        one, reversed_, ones = several_lengths(call())
+        assert one == {"B": 2, "L": 5, "S": 9}
+        assert reversed_ == {"B": 9, "L": 5, "S": 2}
+        assert ones == {"B": 1, "L": 1, "S": 1}
+
+    def test_fixed_lengths_are_run_three_times_too(self) -> None:
+        given = checked("test", *[spec(2, 3, 4)] * 3, Arguments())
+        assert list(several_lengths(given)) == [{}, {}, {}]
+
+    def test_a_padded_cache_has_room(self) -> None:
+        for lengths in several_lengths(cached()):
+            arrays = sample(cached(), lengths, np.random.default_rng(0))
+            assert arrays["past_key"].shape[2] >= lengths["T"] + 3 + 1
+
+    def test_a_cache_that_is_joined_needs_none(self) -> None:
+        for lengths in several_lengths(cached(padded=False)):
+            assert set(lengths.values()) <= {1, 2, 3, 5, 7, 9}
+
+    def test_blocks_of_queries(self) -> None:
+        """More queries than a block has rows, and still more keys."""
+        lengths = blocks_of_queries(call(), 128)
+        assert lengths is not None
+        assert (lengths["L"], lengths["S"]) == (131, 137)
+        assert lengths["B"] < 4
+
+    def test_blocks_of_as_many_queries_as_keys(self) -> None:
+        given = checked("test", *[spec("B", 4, "L", 16)] * 3, Arguments())
+        assert blocks_of_queries(given, 128) == {"B": 2, "L": 131}
+
+    def test_blocks_of_queries_of_a_fixed_number(self) -> None:
+        given = checked("test", spec("B", 4, 7, 16), *[spec("B", 4, "S", 16)] * 2, Arguments())
+        assert blocks_of_queries(given, 128) is None
+
+
+class TestTrials:
+    def settings(self, given: Call, rows: int | None = None) -> list[tuple[str, float]]:
+        return [(each.shown, each.size) for each in trials(given, np.random.default_rng(0), rows)]
+
+    def test_each_length_twice(self) -> None:
+        shown = ["B=2 L=5 S=9", "B=9 L=5 S=2", "B=1 L=1 S=1"]
+        wanted = [(each, 1.0) for each in shown] + [(f"{each}, large scores", LARGE) for each in shown]
+        assert self.settings(call()) == wanted
+
+    def test_once_more_than_a_block(self) -> None:
+        assert ("B=2 L=131 S=137", 1.0) in self.settings(call(), rows=128)
+        assert len(self.settings(call(), rows=128)) == 7
+
+    def test_scores_that_are_returned_are_not_large(self) -> None:
+        given = call(outputs=("output", "scores"))
+        assert {size for _, size in self.settings(given)} == {1.0}
+
+    def test_fixed(self) -> None:
+        given = checked("test", *[spec(2, 3, 4)] * 3, Arguments())
+        assert [shown for shown, _ in self.settings(given)] == ["fixed"] * 3 + ["fixed, large scores"] * 3
+
+    def test_inputs_are_poisoned_and_what_is_expected_is_not(self) -> None:
+        for trial in trials(call(attn_mask=masks.padding(ints("B"))), np.random.default_rng(0)):
+            if trial.inputs["key_lengths"].min() < trial.inputs["key"].shape[-2]:
+                assert np.isnan(trial.inputs["value"]).any()
+            for exact, _ in trial.expected.values():
+                assert np.isfinite(exact).all()
+
+    def test_large_scores_have_no_exponential_in_float32(self) -> None:
+        *_, trial = trials(call(), np.random.default_rng(0))
+        first = next(each for each in trials(call(), np.random.default_rng(0)) if each.size == LARGE)
+        key = np.repeat(first.inputs["key"], 2, axis=1)
+        assert np.abs(first.inputs["query"] @ key.swapaxes(-1, -2) / 4).max() > math.log(
+            np.finfo(np.float32).max
+        )
+        assert trial.size == LARGE

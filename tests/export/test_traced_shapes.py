@@ -1,0 +1,102 @@
+"""Shapes of what a layer computes, as the graph states them, and lengths that are made on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import array_api_compat
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from sdpa_xp_export import TensorSpec, to_onnx
+
+X = TensorSpec("float32", ("B", "L", 7))
+SIZES = {"B": 3, "L": 5}
+
+
+def run(model: onnx.ModelProto, **feeds: np.ndarray) -> np.ndarray:
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (output,) = session.run(None, feeds)
+    found: np.ndarray = output
+    return found
+
+
+def both(function: Callable[[Any, Any], Any]) -> tuple[np.ndarray, np.ndarray, list[Any]]:
+    """What onnxruntime and NumPy make of a function, and the shape that the graph states."""
+
+    def layer(x: Any) -> Any:
+        return function(array_api_compat.array_namespace(x), x)
+
+    x = np.random.default_rng(2).standard_normal((3, 5, 7)).astype(np.float32)
+    model = to_onnx(layer, X)
+    (output,) = model.graph.output
+    stated = [each.dim_param or each.dim_value for each in output.type.tensor_type.shape.dim]
+    return run(model, x=x), np.asarray(layer(x)), stated
+
+
+REDUCTIONS = ("sum", "mean", "max", "min", "var", "std")
+AXES: dict[str, tuple[dict[str, Any], list[Any]]] = {
+    "all": ({}, []),
+    "last": ({"axis": -1}, ["B", "L"]),
+    "first": ({"axis": 0}, ["L", 7]),
+    "two": ({"axis": (0, -1)}, ["L"]),
+    "kept": ({"axis": 1, "keepdims": True}, ["B", 1, 7]),
+    "all kept": ({"keepdims": True}, [1, 1, 1]),
+}
+
+
+@pytest.mark.parametrize("axes", AXES)
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_reductions(name: str, axes: str) -> None:
+    keywords, stated = AXES[axes]
+    corrections: list[dict[str, Any]] = [{}, {"correction": 1}] if name in ("var", "std") else [{}]
+    for more in corrections:
+        found, wanted, shape = both(lambda xp, x, more=more: getattr(xp, name)(x, **keywords, **more))
+        assert (found.shape, shape) == (wanted.shape, stated)
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda xp, x: xp.astype(xp.arange(x.shape[1]), xp.float32),
+        lambda xp, x: xp.astype(xp.arange(1, x.shape[1]), xp.float32),
+        lambda xp, x: xp.astype(xp.arange(0, x.shape[1], 2), xp.float32),
+        lambda xp, x: xp.astype(xp.arange(x.shape[0] + x.shape[1]), xp.float32),
+    ],
+)
+def test_a_range_has_a_length_of_its_own(function: Callable[[Any, Any], Any]) -> None:
+    """What is made of it can be joined, and made as long as it is."""
+
+    def joined(xp: Any, x: Any) -> Any:
+        numbers = function(xp, x)
+        return xp.concat([numbers, xp.zeros(numbers.shape, dtype=xp.float32), x[0, 0, :]])
+
+    for each in (function, joined):
+        found, wanted, _ = both(each)
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_conditions_are_counted() -> None:
+    """The number of entries above 0 and above 1, by adding what is true."""
+    found, wanted, _ = both(
+        lambda xp, x: xp.astype(xp.astype(x > 0, xp.int64) + xp.astype(x > 1, xp.int64), xp.float32)
+    )
+    np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("narrow", "wide"), [("float32", "float64"), ("int32", "int64"), ("float16", "float32")]
+)
+def test_the_wider_dtype_of_two(narrow: str, wide: str) -> None:
+    specs = [TensorSpec(dtype, (3,)) for dtype in (narrow, wide)]
+    one, other = np.asarray([1, 2, 3], narrow), np.asarray([4, 5, 6], wide)
+    for function in (lambda a, b: a + b, lambda a, b: b - a, lambda a, b: a * b):
+        model = to_onnx(lambda a, b, function=function: function(a, b), *specs)
+        found = run(model, a=one, b=other)
+        wanted = function(one, other)
+        assert found.dtype == wanted.dtype
+        np.testing.assert_array_equal(found, wanted)

@@ -1,0 +1,75 @@
+"""A pytest plugin for a recording: which test runs which lines, how long it takes, and whether it passes.
+
+Of a function whose cases take long, some cases are recorded, spread over all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import coverage
+import pytest
+
+WHERE = Path(os.environ["MUTANTS_RECORDING"])
+SOURCES = os.environ["MUTANTS_SOURCES"].split(os.pathsep)
+MOST = 12.0
+"""Seconds of the cases of one function."""
+
+recording = coverage.Coverage(data_file=str(WHERE.with_suffix(".coverage")), config_file=False, source=SOURCES)
+recording.start()  # before conftest imports the packages
+
+seconds: dict[str, float] = {}
+of_function: dict[str, float] = defaultdict(float)
+unfit: set[str] = set()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The cases of a function: the first, then the one in the middle, those between, and so on."""
+    cases: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        cases[_function(item)].append(item)
+    items[:] = [each[at] for each in cases.values() for at in _spread(len(each))]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    start = time.perf_counter()
+    recording.switch_context(item.nodeid)
+    result = yield
+    recording.switch_context("")
+    of_function[_function(item)] += time.perf_counter() - start
+    return result
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if of_function[_function(item)] > MOST:
+        pytest.skip("other cases are recorded")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    seconds[report.nodeid] = seconds.get(report.nodeid, 0) + report.duration
+    if report.outcome != "passed":
+        unfit.add(report.nodeid)
+
+
+def pytest_sessionfinish() -> None:
+    recording.stop()
+    recording.save()
+    passed = {name: round(spent, 4) for name, spent in seconds.items() if name not in unfit}
+    WHERE.write_text(json.dumps({"passed": passed, "unfit": sorted(unfit)}, indent=0))
+
+
+def _function(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]
+
+
+def _spread(count: int) -> list[int]:
+    """0 to count - 1, each early number far from the ones before it."""
+    digits = max(count - 1, 1).bit_length()
+    reversed_bits = (int(f"{at:0{digits}b}"[::-1], 2) for at in range(2**digits))
+    return [at for at in reversed_bits if at < count]

@@ -1,0 +1,96 @@
+"""What is a mutant and what is none, and that a draw is the same for one seed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from mutants.draw import draw
+from mutants.sites import differs, mutants
+
+SOURCE = '''
+"""A module: 1 < 2."""
+__all__ = ["f"]
+LIMIT: int = 3
+
+
+@cached(maxsize=4)
+def f(x: "a < b", axis=-1, *, flag=True) -> int:
+    """Text with 5 and 6."""
+    if x is None or x < 1:
+        return 0
+    if not x:
+        raise ValueError(f"no {x + 1}")
+    value = max(x, key) + rows[1:x]
+    value += call(one, two, three)
+    return value
+'''
+EXPECTED = [
+    ("<module>", "3", "4"),
+    ("f", "-1", "(-2)"),
+    ("f", "True", "False"),
+    ("f", "x is None or x < 1", "((not (x is None or x < 1)))"),
+    ("f", "return 0", "pass"),
+    ("f", "x is None or x < 1", "(x is None and x < 1)"),
+    ("f", "x is None", "(x is not None)"),
+    ("f", "x < 1", "(x <= 1)"),
+    ("f", "1", "2"),
+    ("f", "0", "1"),
+    ("f", "not x", "(x)"),
+    ("f", 'raise ValueError(f"no {x + 1}")', "pass"),
+    ("f", "max(x, key) + rows[1:x]", "(max(x, key) - rows[1:x])"),
+    ("f", "max(x, key)", "max(key, x)"),
+    ("f", "max", "min"),
+    ("f", "key", "value"),
+    ("f", "rows", "columns"),
+    ("f", "1", "None"),
+    ("f", "x", "None"),
+    ("f", "1", "2"),
+    ("f", "value += call(one, two, three)", "pass"),
+    ("f", "value += call(one, two, three)", "value -= call(one, two, three)"),
+    ("f", "call(one, two, three)", "call(two, one, three)"),
+    ("f", "value", "key"),
+]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "sdpa_xp" / "module.py"
+    path.parent.mkdir()
+    path.write_text(SOURCE)
+    return path
+
+
+def test_sites(file: Path) -> None:
+    found = mutants(file.parents[1], file)
+    assert {each.file for each in found} == {"sdpa_xp/module.py"}
+    assert sorted((each.function, each.before, each.after) for each in found) == sorted(EXPECTED)
+
+
+def test_a_mutant_changes_its_site_alone(file: Path) -> None:
+    for each in mutants(file.parents[1], file):
+        made = each.applied(SOURCE)
+        assert differs(SOURCE, each)
+        assert len(made) == len(SOURCE) + len(each.after) - len(each.before)
+        line = SOURCE.splitlines()[each.line - 1]
+        assert each.before.splitlines()[0] in line
+
+
+def test_defaults_run_at_import(file: Path) -> None:
+    found = {(each.before, each.after) for each in mutants(file.parents[1], file) if each.at_import}
+    assert found == {("3", "4"), ("-1", "(-2)"), ("True", "False")}
+
+
+def test_letters_of_several_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "sdpa_xp" / "module.py"
+    path.parent.mkdir()
+    path.write_text('x = "äß", 1\n')
+    (only,) = mutants(tmp_path, path)
+    assert only.applied(path.read_text()) == 'x = "äß", 2\n'
+
+
+def test_a_draw_follows_from_its_seed(file: Path) -> None:
+    root = file.parents[1]
+    one, same, other = (draw(root, 10, seed) for seed in (1, 1, 2))
+    assert one == same != other
+    assert len(set(one)) == 10
