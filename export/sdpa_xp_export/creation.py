@@ -28,7 +28,11 @@ def astype(x: Any, dtype: Any, /, *, copy: Any = True, device: object = None) ->
 
 def own_dtype(array: Any, dtype: Any) -> Any:
     """Return the dtype of that name in the library of `array`."""
-    return getattr(array_api_compat.array_namespace(array), dtype) if isinstance(dtype, str) else dtype
+    if not isinstance(dtype, str):
+        return dtype
+    if array_api_compat.is_numpy_array(array):
+        return numpy_dtype(dtype)  # which has bfloat16, too
+    return getattr(array_api_compat.array_namespace(array), dtype)
 
 
 def asarray(obj: Any, /, *, dtype: Any = None, device: object = None, copy: Any = None) -> Any:

@@ -223,6 +223,8 @@ def test_an_array_keeps_its_dtype() -> None:
         assert xp.asarray(weight).dtype == np.float64
         assert xp.asarray([1.5]).dtype == np.float32
         assert xp.asarray(weight, dtype=xp.float32).dtype == np.float32
+        assert xp.astype(weight, xp.bfloat16).dtype == ml_dtypes.bfloat16
+        assert xp.sum(weight, dtype=xp.float32).dtype == np.float32
         return x + xp.asarray(weight)
 
     (found,) = traced(function, NUMBERS)

@@ -1,0 +1,42 @@
+"""The functions of a traced namespace in every release: each lacks some kernels, and has faults of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from runtime.outcomes import runtime_of
+from runtime.releases import REDUCED, Graph, run_graphs
+from traced_calls import DTYPES, assert_all_same, expected_of, feeds_of, model_of, numbers, of_two_arrays
+from traced_table import BINARY, JOINED, OPERATORS, UNARY
+
+MIXED = [
+    ("int8", "uint16"),
+    ("uint32", "int64"),
+    ("int16", "int64"),
+    ("float32", "float64"),
+    ("uint8", "uint64"),
+]
+
+
+@pytest.mark.parametrize("release", REDUCED)
+def test_a_release_computes_every_function_of_every_dtype(release: str, tmp_path: Path) -> None:
+    graphs: dict[str, Graph] = {}
+    wanted = {}
+    calls = {f"{dtype} {seed}": [(UNARY, (numbers(dtype, seed),))] for dtype in DTYPES for seed in (0, 1)}
+    calls |= {
+        f"{one} {other}": of_two_arrays(BINARY | OPERATORS | JOINED, one, other)
+        for one, other in [*zip(DTYPES, DTYPES, strict=True), *MIXED]
+    }
+    for name, several in calls.items():
+        for number, (rows, given) in enumerate(several):
+            expected = expected_of(rows, *given)
+            if expected:
+                taken = {each: rows[each] for each in expected}
+                model, counts = model_of(taken, *given, runtime=runtime_of(release))
+                graphs[f"{name} {number}"] = model, [feeds_of(*given)]
+                wanted[f"{name} {number}"] = expected, counts
+    for name, found in run_graphs(release, graphs, tmp_path).items():
+        assert not isinstance(found, str), f"{name}: {found}"
+        expected, counts = wanted[name]
+        assert_all_same(expected, counts, found[0])
