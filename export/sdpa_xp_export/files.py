@@ -90,6 +90,7 @@ def save(
                     before |= _data_of(target)
                     _mark(before, writer)
                     give_name(unfinished, target, ASKED, overwrite=overwrite)
+                    writer.forget(unfinished)
             finally:
                 _remove_unless_referred_to({data, *before}, target)
     return target

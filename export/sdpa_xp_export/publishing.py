@@ -69,7 +69,7 @@ class Writer:
         lock(descriptor)
         if self.mode is not None:
             with suppress(PermissionError):  # of a file system without modes
-                os.chmod(path, self.mode)
+                os.chmod(descriptor if os.chmod in os.supports_fd else path, self.mode)
         return path
 
     def write(self, path: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -80,6 +80,11 @@ class Writer:
         os.fsync(file.fileno())
         if not HAS_LOCKS:  # a system that renames no open file
             file.close()
+
+    def forget(self, path: Path) -> None:
+        """Remove a file that has got its name, while the folder is locked: another may take the old name."""
+        path.unlink(missing_ok=True)
+        self.files.pop(path).close()
 
 
 @contextmanager

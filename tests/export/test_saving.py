@@ -274,9 +274,9 @@ def test_nobody_reads_what_replaces_a_private_file_before_it_has_its_mode(
 ) -> None:
     seen = []
 
-    def looking(path: Path, mode: int) -> None:
-        seen.append(Path(path).stat().st_mode & 0o777)
-        chmod(path, mode)
+    def looking(file: int | Path, mode: int) -> None:
+        seen.append(os.stat(file).st_mode & 0o777)
+        chmod(file, mode)
 
     chmod = os.chmod
     path = save(filled(1), tmp_path / "a.onnx")
