@@ -201,7 +201,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "conditions of numbers": (
         lambda: export(attn_mask=masks.from_function(lambda b, h, i, j: i & j)),
         TypeError,
-        "in a function of the indices must be between conditions; got dtype=int64",
+        "`attn_mask` must be made of a function that returns a condition; got its result=int64",
     ),
     "a library of no name here": (
         lambda: backends.find(["numpi"]),
