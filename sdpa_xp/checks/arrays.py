@@ -137,7 +137,7 @@ def called(function: str, name: str, of_caller: Callable[..., object], arguments
     """
     try:
         return of_caller(*arguments)
-    except Exception as error:
+    except Exception as error:  # a caller's function may raise anything; all of it goes on, with a name
         kind = type(error)
         if kind not in (TypeError, ValueError, RuntimeError):
             error.add_note(f"{function}: it was raised by the function of `{name}`.")
