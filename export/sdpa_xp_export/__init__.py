@@ -7,8 +7,10 @@ try:
 except ImportError as error:
     _reason = error
 
-    def __getattr__(_: str) -> object:
+    def __getattr__(name: str) -> object:
         """Say what to install. The import itself passes, so that the command can say it in one line, too."""
+        if name not in __all__:  # a module of the package is found, and may need no onnx
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         text = "sdpa_xp_export needs onnx and onnxruntime: pip install 'sdpa_xp[export]'"
         raise ModuleNotFoundError(text, name="onnx") from _reason
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from libraries import LIBRARIES
+from libraries import LIBRARIES, each_module
 
 from sdpa_xp import KVCache, PagedKVCache, biases, masks, varlen_attention
 from sdpa_xp.positional import Rotary
@@ -184,16 +185,23 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize(("function", "name", "other"), ARRAYS)
-def test_what_is_no_array_or_of_another_library(function: str, name: str, other: str) -> None:
+@pytest.mark.parametrize(("function", "name"), [case[:2] for case in ARRAYS])
+def test_what_is_no_array(function: str, name: str) -> None:
     refused(function, {name: [[1.0]]}, TypeError, f"`{name}` must be a plain array.*got {name}=builtins.list")
     x = ones(*SHAPES[function.rpartition(".")[2]][name])
     masked = np.ma.MaskedArray(x)
     refused(function, {name: masked}, TypeError, f"`{name}` must be a plain array.*MaskedArray")
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize(("function", "name", "other"), ARRAYS)
+def test_an_array_of_another_library(function: str, name: str, other: str) -> None:
+    x = ones(*SHAPES[function.rpartition(".")[2]][name])
     words = f"(`{name}` and `{other}`|`{other}` and `{name}`) must be arrays of one library.*"
     refused(function, {name: LIBRARIES["torch"][1]().put(x)}, TypeError, words + f"{name}=torch.Tensor")
 
 
+@pytest.mark.needs("array_api_strict")
 def test_several_devices() -> None:
     here, there = (LIBRARIES[f"strict-{device}"][1]() for device in ("CPU_DEVICE", "device1"))
     k, v, q = ones(2, 2, 3, 8), ones(2, 2, 3, 5), ones(2, 4, 1, 8)
@@ -250,6 +258,7 @@ def test_no_sequence() -> None:
     assert re.match(r"\(0, 4, 1, 5\)$|PagedKVCache", found)
 
 
+@pytest.mark.needs("dask")
 def test_unknown_lengths() -> None:
     import dask.array
 
@@ -264,6 +273,7 @@ STATIC = r"must be static inside a jit.*got {0}=a traced array.*Pass a tuple of 
 
 @pytest.mark.parametrize("inside", ["an argument", "made there", "a constant"])
 @pytest.mark.parametrize("name", ["cu_seqlens_q", "block_table", "lengths"])
+@pytest.mark.needs("jax")
 def test_traced_by_jax(name: str, inside: str) -> None:
     """An array that is held outside may be read or refused, but not fail by another's message."""
     import jax
@@ -291,6 +301,8 @@ def test_traced_by_jax(name: str, inside: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 @pytest.mark.parametrize("name", ["cu_seqlens_q", "block_table", "lengths"])
+@pytest.mark.needs("torch")
+@pytest.mark.slow
 def test_traced_by_torch(name: str) -> None:
     import torch
 
@@ -324,11 +336,10 @@ def test_one_pool_for_both_is_not_written_in_place() -> None:
     assert not pool.any()
 
 
-@pytest.mark.parametrize("of", ["numpy", "torch", "strict"])
-def test_overlapping_pools_are_not_written_in_place(of: str) -> None:
+@pytest.mark.parametrize("module", each_module("numpy", "torch", "array_api_strict"))
+def test_overlapping_pools_are_not_written_in_place(module: str) -> None:
     """Views of the same numbers; those that interleave share none, as the two halves of one pool."""
-    modules = {"numpy": "numpy", "torch": "torch", "strict": "array_api_strict"}
-    xp = pytest.importorskip(modules[of])
+    xp = importlib.import_module(module)
     both = xp.zeros((5, 2, 4, 4), dtype=xp.float32)
     token = xp.ones((1, 2, 1, 2), dtype=xp.float32)
     overlapping = [
@@ -353,6 +364,7 @@ def test_at_least_one_sequence() -> None:
     assert varlen_attention(row, row, row, [0, 0], [0, 0]).shape == (0, 2, 4)
 
 
+@pytest.mark.needs("torch")
 def test_a_pool_whose_blocks_are_one_is_not_written_in_place() -> None:
     """Torch lets an expanded tensor be written to: one token would stand in all blocks."""
     import torch

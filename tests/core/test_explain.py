@@ -59,10 +59,12 @@ def test_tiles_are_those_that_are_computed(
     ],
     ids=str,
 )
+@pytest.mark.needs("torch")
 def test_the_implementation_is_the_one_that_computes(
     call: tuple[np.ndarray, ...], rules: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     kernel, asked = native.KERNELS["torch"], []
     monkeypatch.setattr(kernel, "attend", lambda call, attend=kernel.attend: asked.append(1) or attend(call))
     tensors = [torch.from_numpy(x) for x in call]
@@ -74,8 +76,11 @@ def test_the_implementation_is_the_one_that_computes(
     assert reason in str(explained)
 
 
+@pytest.mark.needs("torch")
 def test_inside_a_transform_the_kernel_is_not_the_default(call: tuple[np.ndarray, ...]) -> None:
-    found, torch = [], pytest.importorskip("torch")
+    import torch
+
+    found: list[Any] = []
     torch.func.vmap(lambda x: found.append(explain(x, x, x)) or x)(torch.from_numpy(call[0])[None])
     assert (found[0].implementation, found[0].of_tiles) == ("xp", 1)
     assert "torch.func" in found[0].reason
@@ -89,11 +94,19 @@ def test_threads_are_for_large_calls_on_numpy(
     with threadpool_limits(3, "blas"):
         assert explain(small, small, small).threads == 1
         assert explain(large, large, large).threads == 3
-        tensor = pytest.importorskip("torch").from_numpy(large)
-        assert explain(tensor, tensor, tensor, implementation="xp").threads == 1
     monkeypatch.setenv(environment.VARIABLE, "5")
     assert explain(large, large, large).threads == 5
     assert "in 5 threads" in str(explain(large, large, large))
+
+
+@pytest.mark.needs("torch")
+def test_threads_are_not_for_other_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.delenv(environment.VARIABLE, raising=False)
+    large = torch.ones(4, 1024, 64)
+    with threadpool_limits(3, "blas"):
+        assert explain(large, large, large, implementation="xp").threads == 1
 
 
 def test_nothing_is_drawn() -> None:

@@ -8,23 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sdpa_xp import biases, masks, plot, scaled_dot_product_attention
+from sdpa_xp import biases, masks, scaled_dot_product_attention
 from sdpa_xp.layers import Linear
 
 F = np.float32
 X = np.ones((2, 3, 8), F)
-MAPS = np.full((2, 2, 3, 3), 1 / 3, F)
 
 HINTS: dict[str, tuple[str, Callable[[], Any], Callable[[], Any]]] = {
     "an array where a number belongs": (
         "Inside a jit it has to be static.",
         lambda: masks.sliding_window(np.ones(1, int), 0),
         lambda: masks.sliding_window(1.5, 0),
-    ),
-    "a batch of maps": (
-        "One entry of a batch is weights[0, ...].",
-        lambda: plot.attention(MAPS),
-        lambda: plot.attention(MAPS[0, 0, 0]),
     ),
     "conditions joined by words": (
         "`&`, `|` and `~` combine conditions.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import math
 import sys
 from collections.abc import Callable
@@ -482,15 +483,19 @@ MODULES = {
     "mlx": "mlx.core",
     "strict": "array_api_strict",
 }
+each_target = pytest.mark.parametrize(
+    "target",
+    [pytest.param(name, marks=pytest.mark.needs(module.split(".")[0])) for name, module in MODULES.items()],
+)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("target", MODULES)
+@each_target
 def test_to_each_library(library: Library, target: str, dtype: str) -> None:
     """Also bfloat16, which stays where the library has it and is float32, of the same value, where not."""
     if not library.holds(dtype):
         pytest.skip(f"{library.name} has no {dtype}")
-    module = pytest.importorskip(MODULES[target])
+    module = importlib.import_module(MODULES[target])
     layer = multi(8)()
     layer = on(
         library, layer.with_parameters({n: x.astype(DTYPES.get(dtype, F)) for n, x in layer.parameters.items()})
@@ -506,18 +511,20 @@ def test_to_each_library(library: Library, target: str, dtype: str) -> None:
         np.testing.assert_array_equal(np.asarray(put.get(x), F), expected)
 
 
-@pytest.mark.parametrize("target", MODULES)
+@each_target
 def test_float64_in_each_library(target: str) -> None:
     """It stays where the library has it, and is float32 in JAX without x64 and in MLX."""
-    module = pytest.importorskip(MODULES[target])
+    module = importlib.import_module(MODULES[target])
     there = Linear(np.asarray([[1 / 3]])).to(module).weight
     assert str(there.dtype).rpartition(".")[2] == ("float32" if target in ("jax", "mlx") else "float64")
     assert float(there[0, 0]) == (float(F(1 / 3)) if target in ("jax", "mlx") else 1 / 3)
 
 
+@pytest.mark.needs("torch")
 def test_to_copies() -> None:
     """DLPack shares memory, and a layer does not change: what is written to one is not seen in the other."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     arrays = {"weight": np.ones((2, 3), F), "bias": np.ones(2, F)}
     there = Linear(**arrays).to(torch)
     again = there.to(torch)
@@ -545,10 +552,11 @@ def test_layers_in_a_tuple(library: Library) -> None:
         np.testing.assert_array_equal(library.get(each.weight), np.full((2, 3), n, F))
 
 
-@pytest.mark.parametrize("target", MODULES)
+@each_target
+@pytest.mark.needs("torch")
 def test_traps_of_moving(target: str) -> None:
     """Read-only and transposed arrays of NumPy, and tensors that require a gradient."""
-    torch, module = pytest.importorskip("torch"), pytest.importorskip(MODULES[target])
+    torch, module = importlib.import_module("torch"), importlib.import_module(MODULES[target])
     put = LIBRARIES[{"strict": "strict-CPU_DEVICE"}.get(target, target)][1]()
     numbers = np.arange(6, dtype=F).reshape(2, 3)
     learned = torch.asarray(numbers).clone().requires_grad_()

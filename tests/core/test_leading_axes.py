@@ -43,6 +43,7 @@ def chosen(names: tuple[str, ...]) -> list[frozenset[str]]:
 
 
 @pytest.mark.parametrize("joined", [(), ("attn_mask",), ("attn_mask", "scale"), ("bias", "sinks")], ids=str)
+@pytest.mark.slow
 def test_every_input_may_have_the_batch_alone(library: Library, joined: tuple[str, ...]) -> None:
     names = ("query", "key", "value", *joined)
     subsets = chosen(names)

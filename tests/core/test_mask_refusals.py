@@ -222,6 +222,7 @@ def holders(put: Callable[[np.ndarray], Any]) -> list[tuple[str, str, Any]]:
 
 
 @pytest.mark.parametrize("at", range(len(holders(np.asarray))))
+@pytest.mark.needs("torch")
 def test_arrays_of_another_library(at: int) -> None:
     """Also where another mask holds an array of the same name, which is of the right one."""
     torch = LIBRARIES["torch"][1]()
@@ -238,6 +239,7 @@ def test_arrays_of_another_library(at: int) -> None:
 
 
 @pytest.mark.parametrize("at", range(len(holders(np.asarray))))
+@pytest.mark.needs("array_api_strict")
 def test_arrays_on_another_device(at: int) -> None:
     first, other = (LIBRARIES[f"strict-{device}"][1]() for device in ("CPU_DEVICE", "device1"))
     (keyword, name, value), (_, _, fitting) = holders(other.put)[at], holders(first.put)[at]
@@ -248,6 +250,7 @@ def test_arrays_on_another_device(at: int) -> None:
 
 
 @pytest.mark.parametrize("keyword", ["attn_mask", "bias"])
+@pytest.mark.needs("torch")
 def test_function_that_returns_another_library(keyword: str) -> None:
     torch = LIBRARIES["torch"][1]()
     value: Any = masks.from_function(lambda *_: torch.put(boolean(3, 5)))

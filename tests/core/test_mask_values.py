@@ -185,6 +185,7 @@ def test_a_batch_of_its_own_lengths_is_not_read_again_for_each(monkeypatch: pyte
     assert looked == [1] * 512
 
 
+@pytest.mark.slow
 def test_long_chains_of_one_operator(library: Library) -> None:
     """A chain is one value: no chain of masks or biases is too long, and its parts hold as they do apart."""
     query = np.ones((1, 3, 2), np.float32)

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import itertools
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pytest
 from libraries import Library
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
 
 from sdpa_xp import attention_weights, masks, plot, scaled_dot_product_attention
 from sdpa_xp.scores import Scores
 from sdpa_xp.tiles import Tile
+
+matplotlib = pytest.importorskip("matplotlib")
+agg = pytest.importorskip("matplotlib.backends.backend_agg")
+colors = pytest.importorskip("matplotlib.colors")
+
+pytestmark = pytest.mark.slow
 
 WORDS = ["it", "took", "one", "minute"]
 LONG = ["pneumonoultramicroscopicsilicovolcanoconiosis", "$x$", "a\nb", "[SEP]"]
@@ -30,7 +33,7 @@ def drawn(axes: Any) -> np.ndarray:
     return np.asarray(axes.images[0].get_array())
 
 
-def panels(figure: Figure) -> list[Any]:
+def panels(figure: Any) -> list[Any]:
     """The axes with a picture of pairs, and not those of the colour bar."""
     return [axes for axes in figure.axes if axes.get_visible() and axes.images and axes.get_label() == ""]
 
@@ -140,7 +143,7 @@ def test_tokens_are_shown_as_they_are() -> None:
     assert not any(label.get_parse_math() for label in labels)
 
 
-PICTURES: dict[str, Callable[[Any], Figure]] = {
+PICTURES: dict[str, Callable[[Any], Any]] = {
     "one": lambda theme: plot.attention(
         of_random_weights(4, 4), query_tokens=WORDS, key_tokens=WORDS, mask=masks.causal(), theme=theme
     ),
@@ -168,7 +171,7 @@ PICTURES: dict[str, Callable[[Any], Figure]] = {
 @pytest.mark.parametrize("name", PICTURES)
 def test_nothing_is_cut_off_or_overlaps(name: str) -> None:
     figure = PICTURES[name]("light")
-    canvas = FigureCanvasAgg(figure)
+    canvas = agg.FigureCanvasAgg(figure)
     canvas.draw()
     whole, box = figure.bbox_inches, figure.get_tightbbox(canvas.get_renderer())
     assert whole.x0 <= box.x0 <= box.x1 <= whole.x1
@@ -188,8 +191,8 @@ def test_ink_is_for_the_page_and_the_ground_is_clear(name: str) -> None:
         shown = [axes for axes in figure.axes if axes.get_visible()]
         texts = [text for axes in shown for text in (axes.title, axes.xaxis.label, axes.yaxis.label)]
         texts += [label for axes in shown for label in (*axes.get_xticklabels(), *axes.get_yticklabels())]
-        found = {to_hex(text.get_color()) for text in texts if text.get_text()}
-        found |= {to_hex(spine.get_edgecolor()) for axes in shown for spine in axes.spines.values()}
+        found = {colors.to_hex(text.get_color()) for text in texts if text.get_text()}
+        found |= {colors.to_hex(spine.get_edgecolor()) for axes in shown for spine in axes.spines.values()}
         assert len(found) == 1
         inks.append(sum(bytes.fromhex(found.pop()[1:])))
         assert figure.get_facecolor()[3] == 0
@@ -346,6 +349,25 @@ def test_refused(draw: Callable[[], object], error: type[Exception], words: str)
         draw()
 
 
+def test_the_hint_for_a_batch_comes_for_a_batch_alone() -> None:
+    hint = "One entry of a batch is weights[0, ...]."
+    maps = np.full((2, 2, 3, 3), 1 / 3, F)
+    with pytest.raises(ValueError, match=r"^plot.attention: ") as several:
+        plot.attention(maps)
+    with pytest.raises(ValueError, match=r"^plot.attention: ") as one:
+        plot.attention(maps[0, 0, 0])
+    assert hint in str(several.value)
+    assert hint not in str(one.value)
+
+
+def test_the_number_of_tokens_is_that_of_their_axis() -> None:
+    words = re.escape(
+        "`query_tokens` must be as many as `weights` has on the axis of them (L); got len(query_tokens)=1, L=2"
+    )
+    with pytest.raises(ValueError, match=words):
+        plot.attention(np.full((2, 3), 1 / 3), query_tokens=["a"])
+
+
 def test_inside_a_jit_there_is_nothing_to_draw(library: Library) -> None:
     if library.jit is None:
         pytest.skip(f"{library.name} traces nothing here")
@@ -367,7 +389,7 @@ def test_nothing_is_shown_or_kept() -> None:
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_settings_of_matplotlib_stay(name: str) -> None:
-    FigureCanvasAgg(PICTURES[name]("dark")).draw()
+    agg.FigureCanvasAgg(PICTURES[name]("dark")).draw()
     assert dict(matplotlib.rcParams) == SETTINGS
 
 
@@ -380,15 +402,18 @@ def test_weights_of_the_library_are_taken(library: Library, rng: np.random.Gener
         np.testing.assert_array_equal(drawn(axes), numbers)
 
 
+@pytest.mark.needs("dask")
 def test_a_lazy_array_is_computed_once() -> None:
-    array = pytest.importorskip("dask.array")
+    import dask.array
+
     computed: list[int] = []
 
     def weights(block: np.ndarray) -> np.ndarray:
         computed.append(block.size)
         return block
 
-    lazy = array.map_blocks(weights, array.from_array(of_random_weights(3, 4)), meta=np.empty((0, 0)))
+    whole = dask.array.from_array(of_random_weights(3, 4))
+    lazy = dask.array.map_blocks(weights, whole, meta=np.empty((0, 0)))
     plot.attention(lazy)
     assert computed == [12]
 

@@ -34,7 +34,6 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: Rotary(8).apply(X, [0, 1.0, 2, 3, 4]), TypeError, r"Rotary.apply: `positions\[1\]` must be an integer"),
     (lambda: Rotary(8).apply(X, np.ones(5, bool)), TypeError, "Rotary.apply: `positions` must hold numbers; got positions.dtype=bool"),
     (lambda: Rotary(8).apply(X, None), TypeError, "Rotary.apply: `positions` must be a plain array"),
-    (lambda: Rotary(8).apply(X, LIBRARIES["torch"][1]().put(np.arange(5))), TypeError, "Rotary.apply: `x` and `positions` must be arrays of one library"),
     (lambda: Rotary(8).apply(X, range(2**40, 2**40 + 5)), ValueError, "Rotary.apply: `positions` must be at most"),
     (lambda: Rotary(8).cos_sin(4), TypeError, r"Rotary.cos_sin: `positions` must be a range.*positions=4. range\(n\)"),
     (lambda: Rotary(8).cos_sin(range(4), like=np.ones(1, int)), TypeError, "Rotary.cos_sin: `like` must be one of float16"),
@@ -70,3 +69,10 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
 def test_refused(call: Callable[[], Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=f"^{words}"):
         call()
+
+
+@pytest.mark.needs("torch")
+def test_positions_of_another_library() -> None:
+    positions = LIBRARIES["torch"][1]().put(np.arange(5))
+    with pytest.raises(TypeError, match=r"^Rotary.apply: `x` and `positions` must be arrays of one library"):
+        Rotary(8).apply(X, positions)

@@ -134,6 +134,7 @@ def test_no_plain_array(name: str, make: Any, words: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 @pytest.mark.parametrize("how", ["to_sparse", "to_sparse_csr"])
+@pytest.mark.needs("torch")
 def test_sparse_tensors(how: str) -> None:
     import torch
 
@@ -151,6 +152,7 @@ def test_no_numbers(dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["key", "value", "attn_mask", "bias", "scale"])
+@pytest.mark.needs("torch")
 def test_mixed_libraries(name: str) -> None:
     torch = LIBRARIES["torch"][1]()
     arguments = {"query": shaped(3, 8), "key": shaped(5, 8), "value": shaped(5, 6)}
@@ -161,6 +163,7 @@ def test_mixed_libraries(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["key", "value", "attn_mask", "bias", "scale"])
+@pytest.mark.needs("array_api_strict")
 def test_mixed_devices(name: str) -> None:
     first, other = (LIBRARIES[f"strict-{device}"][1]() for device in ("CPU_DEVICE", "device1"))
     arrays = {"query": shaped(3, 8), "key": shaped(5, 8), "value": shaped(5, 6)}
@@ -170,6 +173,7 @@ def test_mixed_devices(name: str) -> None:
         scaled_dot_product_attention(**placed)
 
 
+@pytest.mark.needs("dask")
 def test_unknown_lengths() -> None:
     import dask.array
 

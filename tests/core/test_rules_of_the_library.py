@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sdpa_xp import KVCache, PagedKVCache, attention_state, masks, merge_states, plot, positional
+from sdpa_xp import KVCache, PagedKVCache, attention_state, masks, merge_states, positional
 from sdpa_xp import scaled_dot_product_attention as attend
 from sdpa_xp.layers import Linear, MultiHeadAttention
 
@@ -18,7 +18,6 @@ X, INTEGERS = np.ones((1, 2, 3, 8), F), np.ones((3, 3), int)
 LINEAR = Linear(np.ones((8, 8), F))
 LAYER = MultiHeadAttention(LINEAR, LINEAR, LINEAR, num_heads=2)
 STATE = attention_state(X, X, X)
-WEIGHTS = np.full((2, 3), 1 / 3)
 
 LAYOUT = "`layout` must be '...HLE' or '...LHE'; got layout='...HEL'"
 REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
@@ -109,11 +108,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: attend(X, X, X, masks.from_function(lambda b, h, i, j: i > j and j > 1)),
         ValueError,
         "the function of `attn_mask` must compute with arrays of indices",
-    ),
-    "too few tokens": (
-        lambda: plot.attention(WEIGHTS, query_tokens=["a"]),
-        ValueError,
-        "`query_tokens` must be as many as `weights` has on the axis of them (L); got len(query_tokens)=1, L=2",
     ),
 }
 

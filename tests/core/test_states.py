@@ -153,6 +153,7 @@ def test_refused(states: Any, error: type[Exception], words: str) -> None:
         merge_states(states)
 
 
+@pytest.mark.needs("array_api_strict")
 def test_states_on_several_devices_are_refused() -> None:
     first, other = (LIBRARIES[f"strict-{device}"][1]() for device in ("CPU_DEVICE", "device1"))
     output, lse = np.zeros((3, 2), F), np.zeros(3, F)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -131,8 +130,10 @@ def test_a_subclass_that_changes_operations_is_refused(call: Any, kind: type[np.
 
 
 @pytest.mark.parametrize("length", [4, 3000])
+@pytest.mark.needs("torch")
+@pytest.mark.slow
 def test_a_plain_subclass_of_a_tensor_is_a_tensor(length: int) -> None:
-    torch = importlib.import_module("torch") if importlib.util.find_spec("torch") else pytest.skip("no torch")
+    import torch
 
     class Named(torch.Tensor):
         """Adds nothing to a tensor."""

@@ -158,6 +158,7 @@ def test_there_are_no_more_threads_than_were_needed_at_once(monkeypatch: pytest.
     assert len(sys._current_frames()) - before <= 4  # three that help, and the one that keeps watch
 
 
+@pytest.mark.slow
 def test_the_number_of_threads_changes_no_bit(
     call: tuple[np.ndarray, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,6 +241,7 @@ atexit.register(lambda: print(same()))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+@pytest.mark.slow
 def test_a_forked_process_and_an_ending_one_compute_too() -> None:
     """The first has no threads but its own; the second starts none."""
     assert run_story(STORY) == ["0", "True"]
@@ -294,6 +296,7 @@ with threadpool_limits(2, "blas"):
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="the system has no timer that sends signals")
+@pytest.mark.slow
 def test_blas_has_its_threads_again_after_a_signal_at_any_moment() -> None:
     assert run_story(SIGNALS) == ["True", "0", "True"]
 
@@ -363,5 +366,6 @@ print(all(same))
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="the system has no timer that sends signals")
+@pytest.mark.slow
 def test_a_signal_handler_may_attend() -> None:
     assert run_story(HANDLER) == ["True"]

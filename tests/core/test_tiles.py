@@ -122,6 +122,7 @@ def test_threads_get_a_task_each() -> None:
         assert len(plan(call_of("threads", *shape), 1, 128).tasks()) >= cores
 
 
+@pytest.mark.slow
 def test_weights_take_as_many_rows_as_their_keys_leave_room_for(visited: list[Tile]) -> None:
     assert plan_rows(10**6, 2**14, 16, traced=False).rows == DEVICE.scores // 2**18
     assert plan_rows(8, 10**9, 16, traced=False).rows == 1

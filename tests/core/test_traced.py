@@ -90,6 +90,7 @@ def test_vmap(library: Library, call: dict[str, np.ndarray], rules: dict[str, An
 
 
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
+@pytest.mark.slow
 def test_compile_into_one_graph(library: Library, call: dict[str, np.ndarray]) -> None:
     if not of(library, "torch"):
         pytest.skip("torch.compile is torch's")
@@ -115,6 +116,7 @@ def test_padding_by_a_bias_in_a_traced_call(library: Library, call: dict[str, np
     np.testing.assert_allclose(result, reference.attention(**call)[0], rtol=0, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_shapes_without_data(library: Library) -> None:
     """torch's meta device: shape, dtype and device of the result, and nothing is computed."""
     if not of(library, "torch"):

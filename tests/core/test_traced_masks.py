@@ -91,6 +91,7 @@ CALLS: dict[str, Calls] = {
 
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.slow
 def test_one_graph_of_it(library: Library, arrays: Arrays, call: Calls) -> None:
     """Nothing is read of any array, and the numbers are those of NumPy, tile by tile, without a trace."""
     name = library.name.split("-")[0]
@@ -108,6 +109,8 @@ def test_one_graph_of_it(library: Library, arrays: Arrays, call: Calls) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=4e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 def test_dropout_inside_a_jit(library: Library, arrays: Arrays) -> None:
     """A key of JAX or MLX is an argument like the others; torch.compile takes no generator, which the message
     says."""

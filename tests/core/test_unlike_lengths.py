@@ -19,6 +19,8 @@ from sdpa_xp.namespace import namespace
 from sdpa_xp.tiles import Cut
 from sdpa_xp_export.agreement import judge_together
 
+pytestmark = pytest.mark.needs("torch")  # the formula is by its autograd
+
 F = np.float32
 B, H, HQ, E, EV = 3, 2, 4, 7, 5
 FEW, MANY = 6, 17

@@ -201,6 +201,7 @@ def assert_agree(library: Library, call: Call, rng: np.random.Generator, dtype: 
 
 @pytest.mark.usefixtures("several_tiles")
 @each_call
+@pytest.mark.needs("torch")
 def test_float32(library: Library, rng: np.random.Generator, call: Call) -> None:
     if library.lazy and "function" in repr(call.rules.get("bias")):
         pytest.skip("a lazy graph cannot try a function: test_vjp_refusals.py")
@@ -210,6 +211,7 @@ def test_float32(library: Library, rng: np.random.Generator, call: Call) -> None
 @pytest.mark.usefixtures("several_tiles")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 @pytest.mark.parametrize("name", ["grouped heads", "mask and bias", "relative", "all"])
+@pytest.mark.needs("torch")
 def test_dtypes(library: Library, rng: np.random.Generator, name: str, dtype: str) -> None:
     if not library.holds(dtype):
         pytest.skip(f"{library.name} has no {dtype}")
@@ -232,6 +234,7 @@ def test_half_is_float32_rounded_once(library: Library, rng: np.random.Generator
         np.testing.assert_array_equal(library.get(gradient).astype(half), rounded)
 
 
+@pytest.mark.needs("torch")
 def test_softmax_dtype(library: Library, rng: np.random.Generator) -> None:
     """Computed in float64, the gradients are those of float64, rounded to the dtype of the arrays."""
     if not library.holds("float64"):
@@ -269,6 +272,7 @@ def test_finite_differences(library: Library, rng: np.random.Generator, name: st
 
 @pytest.mark.usefixtures("several_tiles")
 @pytest.mark.parametrize("p", [0.4, 1.0])
+@pytest.mark.needs("torch")
 def test_dropout_is_that_of_the_output(library: Library, rng: np.random.Generator, p: float) -> None:
     """Each pullback drops the same weights, those that `attention_weights` shows, and draws nothing."""
     call = CALLS["causal"]
@@ -383,6 +387,7 @@ def test_padding_adds_nothing(library: Library, rng: np.random.Generator) -> Non
         np.testing.assert_allclose(library.get(gradient), library.get(clean[name]), rtol=0, atol=1e-6)
 
 
+@pytest.mark.needs("torch")
 def test_inside_a_jit(library: Library, rng: np.random.Generator) -> None:
     if library.jit is None:
         pytest.skip("the library has no jit")

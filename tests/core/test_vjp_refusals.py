@@ -49,12 +49,14 @@ def test_cotangents(cotangent: Any, error: type[Exception], words: str) -> None:
     assert pullback(X).keys() == {"query", "key", "value"}
 
 
+@pytest.mark.needs("torch")
 def test_a_cotangent_of_another_library() -> None:
     torch = LIBRARIES["torch"][1]()
     with pytest.raises(TypeError, match="`query` and `cotangent` must be arrays of one library"):
         vjp(X, X, X)[1](torch.put(X))
 
 
+@pytest.mark.needs("array_api_strict")
 def test_a_cotangent_on_another_device() -> None:
     first, other = (LIBRARIES[f"strict-{device}"][1]() for device in ("CPU_DEVICE", "device1"))
     _, pullback = vjp(*(first.put(X) for _ in range(3)))

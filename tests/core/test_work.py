@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import Any
 
 import numpy as np
 import pytest
+from libraries import each_module
 
 from sdpa_xp import explain, masks, scaled_dot_product_attention, scores, streaming
 from sdpa_xp.tiles import CORES
@@ -82,12 +84,10 @@ def test_a_mask_multiplies_the_scores_of_a_tile_in_place(monkeypatch: pytest.Mon
     assert Counted.made == 0
 
 
-@pytest.mark.parametrize("of", ["numpy", "torch"])
+@pytest.mark.parametrize("of", each_module("numpy", "torch"))
 def test_functions_called_by_a_tiny_call(of: str) -> None:
-    if of == "torch":
-        pytest.importorskip("torch")
-    x: Any = np.ones((1, 1, 8, 8), np.float32)
-    x = sys.modules["torch"].from_numpy(x) if of == "torch" else x
+    xp: Any = importlib.import_module(of)
+    x = xp.ones((1, 1, 8, 8), dtype=xp.float32)
     calls: list[str] = []
 
     def count(_frame: Any, event: str, _argument: Any) -> None:

@@ -90,6 +90,12 @@ def test_the_exporter_says_what_it_needs(code: str) -> None:
     )
 
 
+def test_a_name_that_the_exporter_has_not_is_an_attribute_error_without_onnx_too() -> None:
+    """So that `hasattr` works, and a module that needs no onnx can be imported from the package."""
+    code = "import sdpa_xp_export; print(hasattr(sdpa_xp_export, 'nothing'))"
+    assert without(["onnx"], code).stdout == "False\n"
+
+
 def test_a_run_says_what_it_needs() -> None:
     code = """
 from sdpa_xp_export import TensorSpec, export_attention, verify
