@@ -50,7 +50,7 @@ class _Blas:
     def hold(self, call: threading.Lock) -> None:
         with self.lock:
             self.calls.append(call)
-            before = [(library, library.num_threads) for library in _libraries()]
+            before = _threads_now()
             if not self.threads_before:  # asked after them: a handler's call may have come between
                 self.threads_before = before
             if not self.is_held:  # not even if a call began: it may have been interrupted in the loop below
@@ -89,8 +89,17 @@ def give_back(call: threading.Lock) -> None:
 
 def thread_count() -> int:
     """Return the number of threads that the BLAS has, or had before it was held."""
-    counts = _BLAS.threads_before or [(library, library.num_threads) for library in _libraries()]
+    counts = _BLAS.threads_before or _threads_now()
     return max((count for _, count in counts), default=usable_cores())
+
+
+def _threads_now() -> list[tuple[Any, int]]:
+    """Return each library with its number of threads.
+
+    This is no comprehension inside of `hold`: since Python 3.12 a comprehension is inlined, and if a trace
+    function raises an exception in one, the `with` statement around it does not release the lock.
+    """
+    return [(library, library.num_threads) for library in _libraries()]
 
 
 def _set_threads(library: Any, count: int) -> None:
