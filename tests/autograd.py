@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from calls import draw_named
 
 INPUTS = ("query", "key", "value")
 
@@ -26,7 +27,7 @@ class Call(NamedTuple):
 
 
 def arrays(call: Call, rng: np.random.Generator, dtype: Any) -> dict[str, np.ndarray]:
-    return {name: rng.standard_normal(shape).astype(dtype) for name, shape in call.shapes.items()}
+    return draw_named(rng, call.shapes, dtype)
 
 
 def keywords(call: Call, placed: Mapping[str, Any]) -> dict[str, Any]:

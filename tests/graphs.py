@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
+from calls import draw_named
 
 from sdpa_xp import attention_scores, attention_state, attention_weights
 from sdpa_xp.biases import Bias
@@ -52,7 +53,7 @@ def qkv(
         "key": (*batch, heads[1], keys, 16),
         "value": (*batch, heads[1], keys, 12),
     }
-    return {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
+    return draw_named(rng, shapes, dtype)
 
 
 def operand(name: str, rng: np.random.Generator, queries: int, keys: int, dtype: str = "float32") -> np.ndarray:

@@ -7,6 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from calls import draw_named
 from libraries import Library
 
 from sdpa_xp import attention_state, attention_weights, scaled_dot_product_attention
@@ -53,7 +54,7 @@ def draw(rng: np.random.Generator, shapes: tuple[Any, ...], dtype: Any) -> dict[
     """Arrays of a call: a mask with an empty row where it has rows, a bias with some -inf."""
     names = ("query", "key", "value", "attn_mask", "bias")
     named = {name: shape for name, shape in zip(names, shapes, strict=True) if shape is not None}
-    arrays = {name: rng.standard_normal(shape).astype(dtype) for name, shape in named.items()}
+    arrays = draw_named(rng, named, dtype)
     if "attn_mask" in named:
         arrays["attn_mask"] = rng.random(named["attn_mask"]) < 0.7
         if len(named["attn_mask"]) > 1:

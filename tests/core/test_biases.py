@@ -8,13 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from calls import assert_agrees, draw
 from libraries import Library
 
 from sdpa_xp import attention_state, attention_weights, biases, masks, scaled_dot_product_attention
 from sdpa_xp.namespace import device, namespace
 from sdpa_xp_export import reference
-from sdpa_xp_export.agreement import judge
-from sdpa_xp_export.textbook import textbook
 
 F = np.float32
 PAIRS = (2, 4, 7, 11)  # B, Hq, L, S
@@ -115,16 +114,7 @@ def whole(added: np.ndarray) -> np.ndarray:
 def grouped(rng: np.random.Generator) -> list[np.ndarray]:
     """Query, key and value whose scores are PAIRS; two query heads read one key head."""
     shapes = ((2, 4, 7, 8), (2, 2, 11, 8), (2, 2, 11, 5))
-    return [rng.standard_normal(shape).astype(F) for shape in shapes]
-
-
-def assert_agrees(library: Library, found: Any, inputs: list[np.ndarray], **rules: Any) -> None:
-    """As near to the reference with an array as the house's rule asks."""
-    plain = library.call(lambda *x, **y: textbook(library.xp, *x, **y), *inputs, **rules)
-    agreement = judge(
-        library.get(found), reference.attention(*inputs, **rules)[0], library.get(plain), "float32"
-    )
-    assert agreement.agrees, agreement
+    return draw(rng, *shapes)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -148,7 +138,8 @@ def test_attention(library: Library, rng: np.random.Generator, name: str) -> Non
     with library.guard():
         bias = CASES[name].make(library.put)
     found = library.call(scaled_dot_product_attention, *inputs, bias=bias)
-    assert_agrees(library, found, inputs, bias=whole(CASES[name].added))
+    call = dict(zip(("query", "key", "value"), inputs, strict=True))
+    assert_agrees(library, library.get(found), call, bias=whole(CASES[name].added))
 
 
 @pytest.mark.usefixtures("tiles")
@@ -160,7 +151,10 @@ def test_bias_with_a_mask(library: Library, rng: np.random.Generator) -> None:
     with library.guard():
         bias = biases.alibi([0.5] * 4) + library.put(added)
     state = library.call(attention_state, *inputs, attn_mask=masks.causal(2), bias=bias)
-    assert_agrees(library, state.output, inputs, attn_mask=J <= I + 2, bias=whole(linear([0.5] * 4) + added))
+    call = dict(zip(("query", "key", "value"), inputs, strict=True))
+    assert_agrees(
+        library, library.get(state.output), call, attn_mask=J <= I + 2, bias=whole(linear([0.5] * 4) + added)
+    )
     np.testing.assert_array_equal(library.get(state.output)[:, :, 2], 0)
     np.testing.assert_array_equal(np.isneginf(library.get(state.lse)).all((0, 1)), np.arange(7) == 2)
 

@@ -9,13 +9,11 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 import pytest
+from calls import assert_agrees, draw, draw_named, moved
 from libraries import LIBRARIES, Library
 
 from sdpa_xp import KVCache, biases, masks, scaled_dot_product_attention
 from sdpa_xp.namespace import namespace
-from sdpa_xp_export import reference
-from sdpa_xp_export.agreement import judge
-from sdpa_xp_export.textbook import textbook
 
 F = np.float32
 TOKENS, HEADS = 7, 4
@@ -73,15 +71,11 @@ CASES = {
 @pytest.fixture
 def arrays(rng: np.random.Generator) -> Arrays:
     shapes = {"query": (2, HEADS, TOKENS, 8), "key": (2, 2, TOKENS, 8), "value": (2, 2, TOKENS, 5)}
-    return {name: rng.standard_normal(shape).astype(F) for name, shape in shapes.items()}
+    return draw_named(rng, shapes)
 
 
 def can_write(library: Library) -> bool:
     return library.name.startswith(("numpy", "torch", "strict", "mlx"))
-
-
-def moved(x: np.ndarray, layout: str) -> np.ndarray:
-    return x if layout == "...HLE" else np.ascontiguousarray(np.swapaxes(x, -2, -3))
 
 
 def decode(
@@ -114,18 +108,6 @@ def expected(arrays: Arrays, steps: list[int], case: Case) -> Arrays:
     allowed = np.broadcast_to(case.allowed(h, i, j) & (j < cached), (2, HEADS, TOKENS, TOKENS))
     bias = np.broadcast_to(case.bias(h, i, j), allowed.shape).astype(arrays["query"].dtype)
     return arrays | {"attn_mask": allowed.copy(), "bias": bias}
-
-
-def assert_agrees(
-    library: Library, found: np.ndarray, call: Arrays, sinks: np.ndarray | None = None, **rules: Any
-) -> None:
-    """A sink joins the sum of a row, so it takes its share of the output."""
-    with np.errstate(all="ignore"):
-        plain = library.get(library.call(lambda **x: textbook(library.xp, **x), **call, **rules))
-        output, lse, _ = reference.attention(**call, **rules)
-        share = 1.0 if sinks is None else 1 / (1 + np.exp(sinks[..., None] - lse))[..., None]
-    agreement = judge(found, output * share, plain * share, call["query"].dtype.name)
-    assert agreement.agrees, agreement
 
 
 @pytest.mark.usefixtures("small_tiles")
@@ -166,7 +148,7 @@ def test_sinks(library: Library, arrays: Arrays, sinks: np.ndarray) -> None:
 
 def test_scale_softcap_and_arrays(library: Library, arrays: Arrays, rng: np.random.Generator) -> None:
     """What broadcasts to (..., Hq, L, S) does so with the L and S of its step."""
-    scale, bias = (rng.standard_normal(shape).astype(F) for shape in ((HEADS, 1, 1), (2, HEADS, 1, 1)))
+    scale, bias = draw(rng, (HEADS, 1, 1), (2, HEADS, 1, 1))
     mask = np.asarray([True, False, True, True])[:, None, None]
     found = decode(library, arrays, MIXED, attn_mask=mask, bias=bias, scale=scale, softcap=1.5)
     call = expected(arrays, MIXED, CASES["plain"])

@@ -9,16 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from calls import ones
 from libraries import LIBRARIES, each_module
 
 from sdpa_xp import KVCache, PagedKVCache, biases, masks, varlen_attention
 from sdpa_xp.positional import Rotary
 
 F, INT = np.float32, np.int64
-
-
-def ones(*shape: int, dtype: Any = F) -> np.ndarray:
-    return np.ones(shape, dtype)
 
 
 def cache(**change: Any) -> KVCache[Any]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from calls import draw
 from libraries import Library
 
 from sdpa_xp import biases, dot_product_attention, masks
@@ -19,7 +20,7 @@ def swapped(x: np.ndarray) -> np.ndarray:
 
 
 def test_every_argument_together(library: Library, rng: np.random.Generator) -> None:
-    q, k, v = (rng.standard_normal(s).astype(F) for s in ((2, 7, 4, 8), (2, 11, 2, 8), (2, 11, 2, 5)))
+    q, k, v = draw(rng, (2, 7, 4, 8), (2, 11, 2, 8), (2, 11, 2, 5))
     bias, mask = rng.standard_normal((4, 7, 11)).astype(F), rng.random((2, 1, 7, 11)) < 0.8
     found = library.call(
         dot_product_attention,

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from calls import attend, draw_named
 from libraries import Library, generator
 
 from sdpa_xp import (
@@ -28,11 +29,7 @@ SEED = 20170612
 @pytest.fixture
 def call(rng: np.random.Generator) -> dict[str, np.ndarray]:
     shapes = {"query": (2, 4, 9, 8), "key": (2, 2, 13, 8), "value": (2, 2, 13, 5)}
-    return {name: rng.standard_normal(shape).astype(F) for name, shape in shapes.items()}
-
-
-def attend(library: Library, call: dict[str, np.ndarray], **rules: Any) -> np.ndarray:
-    return library.get(library.call(scaled_dot_product_attention, **call, **rules))
+    return draw_named(rng, shapes)
 
 
 def weigh(library: Library, call: dict[str, np.ndarray], **rules: Any) -> np.ndarray:
@@ -58,13 +55,13 @@ def test_output_is_the_dropped_weights_times_value(
     for rows, columns in ((256, 1024), (5, 7)):
         for name in ("CORES", "SHARED", "DEVICE"):
             monkeypatch.setattr(f"sdpa_xp.tiles.{name}", Cut(rows, columns, rows * columns))
-        output = attend(library, call, dropout_p=0.5, rng=generator(library), **rules)
+        output = attend(library, **call, dropout_p=0.5, rng=generator(library), **rules)
         np.testing.assert_allclose(output, expected, rtol=0, atol=4e-6)
 
 
 def test_same_state_same_result(library: Library, call: dict[str, np.ndarray]) -> None:
     first, again, other = (
-        attend(library, call, dropout_p=0.5, rng=generator(library, seed)) for seed in (1, 1, 2)
+        attend(library, **call, dropout_p=0.5, rng=generator(library, seed)) for seed in (1, 1, 2)
     )
     np.testing.assert_array_equal(first, again)
     assert np.mean(first != other) > 0.9
@@ -73,7 +70,7 @@ def test_same_state_same_result(library: Library, call: dict[str, np.ndarray]) -
 def test_a_generator_moves_on(library: Library, call: dict[str, np.ndarray]) -> None:
     """But a key of JAX or MLX, which has no state."""
     rng = generator(library)
-    first, second = (attend(library, call, dropout_p=0.5, rng=rng) for _ in range(2))
+    first, second = (attend(library, **call, dropout_p=0.5, rng=rng) for _ in range(2))
     assert np.array_equal(first, second) == library.name.startswith(("jax", "mlx"))
 
 
@@ -85,8 +82,8 @@ def test_log_sum_exp_is_not_touched(library: Library, call: dict[str, np.ndarray
 
 @pytest.mark.parametrize(("p", "left"), [(0.0, 1.0), (1.0, 0.0), (1e-12, 1.0)])
 def test_none_or_all(library: Library, call: dict[str, np.ndarray], p: float, left: float) -> None:
-    found = attend(library, call, dropout_p=p, rng=generator(library))
-    np.testing.assert_allclose(found, left * attend(library, call), rtol=0, atol=1e-6)
+    found = attend(library, **call, dropout_p=p, rng=generator(library))
+    np.testing.assert_allclose(found, left * attend(library, **call), rtol=0, atol=1e-6)
 
 
 def test_expectation_is_the_result_without(library: Library, call: dict[str, np.ndarray]) -> None:

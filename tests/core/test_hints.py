@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from calls import ones
 from libraries import Library
 
 from sdpa_xp import (
@@ -23,10 +24,6 @@ from sdpa_xp import (
 )
 
 F = np.float32
-
-
-def ones(*shape: int, dtype: Any = F) -> np.ndarray:
-    return np.ones(shape, dtype)
 
 
 Q, K = ones(2, 4, 5, 8), ones(2, 4, 7, 8)

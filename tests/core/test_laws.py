@@ -7,10 +7,11 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+from calls import attend
 from hypothesis import given
 from libraries import Library
 
-from sdpa_xp import attention_state, attention_weights, merge_states, scaled_dot_product_attention
+from sdpa_xp import attention_state, attention_weights, merge_states
 
 F = np.float32
 # Scores stay below about 10, where their rounding is 2^-20; the laws are exact but for that.
@@ -37,10 +38,6 @@ def calls(draw: Any) -> tuple[list[np.ndarray], dict[str, Any], Any]:
             st.sampled_from([0.1, 0.8])
         )
     return [x.astype(F) for x in (q, k, v)], rules, rng
-
-
-def attend(library: Library, *args: np.ndarray, **rules: Any) -> np.ndarray:
-    return library.get(library.call(scaled_dot_product_attention, *args, **rules))
 
 
 def close(one: np.ndarray, other: np.ndarray) -> None:

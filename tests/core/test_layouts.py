@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from calls import draw_named
 from libraries import Library
 
 from sdpa_xp import attention_scores, attention_state, attention_weights, scaled_dot_product_attention
@@ -17,7 +18,7 @@ NAMES = ("query", "key", "value")
 @pytest.fixture
 def call(rng: np.random.Generator) -> dict[str, np.ndarray]:
     shapes = {"query": (2, 4, 7, 8), "key": (2, 2, 11, 8), "value": (2, 2, 11, 5)}
-    return {name: rng.standard_normal(shape).astype(F) for name, shape in shapes.items()}
+    return draw_named(rng, shapes)
 
 
 def swapped(call: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

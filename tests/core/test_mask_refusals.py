@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from calls import ones
 from libraries import LIBRARIES
 
 from sdpa_xp import attention_state, attention_weights, biases, masks, scaled_dot_product_attention
@@ -24,10 +25,6 @@ def boolean(*shape: int) -> np.ndarray:
     return np.ones(shape, bool)
 
 
-def floats(*shape: int) -> np.ndarray:
-    return np.ones(shape, F)
-
-
 MASKS: list[tuple[masks.Mask, type[Exception], str]] = [
     (masks.causal("upper_left"), ValueError, "`attn_mask.offset` must be 'lower_right' or integers.*got attn_mask.offset='upper_left'"),
     (masks.causal(None), TypeError, r"`attn_mask.offset` must be an integer.*got attn_mask.offset=None \(builtins.NoneType\)"),
@@ -39,7 +36,7 @@ MASKS: list[tuple[masks.Mask, type[Exception], str]] = [
     (masks.causal([0, 1.5]), TypeError, r"`attn_mask.offset\[1\]` must be an integer; got attn_mask.offset\[1\]=1.5"),
     (masks.causal([0, FAR]), ValueError, r"`attn_mask.offset\[1\]` must be at most"),
     (masks.causal([0, 1, 2]), ValueError, r"`attn_mask.offset` must broadcast to the batch \(...\); got.*\(3,\).*\(2,\)"),
-    (masks.causal(floats(2)), TypeError, "`attn_mask.offset` must hold integers; got attn_mask.offset.dtype=float32"),
+    (masks.causal(ones(2)), TypeError, "`attn_mask.offset` must hold integers; got attn_mask.offset.dtype=float32"),
     (masks.causal(boolean(2)), TypeError, "`attn_mask.offset` must hold integers; got attn_mask.offset.dtype=bool"),
     (masks.causal(ints(0, FAR)), ValueError, f"`attn_mask.offset` must be at most .*{FAR}"),
     (masks.causal(ints([0], [1])), ValueError, r"`attn_mask.offset` must broadcast.*\(2, 1\)"),
@@ -53,7 +50,7 @@ MASKS: list[tuple[masks.Mask, type[Exception], str]] = [
     (masks.padding(ints(3, -1)), ValueError, "`attn_mask.key_lengths` must be at least 0; got attn_mask.key_lengths=-1"),
     (masks.padding(3.0), TypeError, r"`attn_mask.key_lengths` must be an integer; got attn_mask.key_lengths=3.0 \(builtins.float\)"),
     (masks.padding([3.0, 2]), TypeError, r"`attn_mask.key_lengths\[0\]` must be an integer; got.*3.0"),
-    (masks.padding(floats(2)), TypeError, "`attn_mask.key_lengths` must hold integers; got attn_mask.key_lengths.dtype=float32"),
+    (masks.padding(ones(2)), TypeError, "`attn_mask.key_lengths` must hold integers; got attn_mask.key_lengths.dtype=float32"),
     (masks.padding(True), TypeError, "`attn_mask.key_lengths` must be an integer; got attn_mask.key_lengths=True"),
     (masks.padding([True, False]), TypeError, r"`attn_mask.key_lengths\[0\]` must be an integer; got.*True"),
     (masks.padding(boolean(2)), TypeError, "`attn_mask.key_lengths` must hold integers; got.*bool"),
@@ -61,14 +58,14 @@ MASKS: list[tuple[masks.Mask, type[Exception], str]] = [
     (masks.padding([1, 2, 3]), ValueError, r"`attn_mask.key_lengths` must broadcast to the batch \(...\); got.*\(3,\)"),
     (masks.padding(3, 4), ValueError, "`attn_mask.query_lengths` must be at most L; got attn_mask.query_lengths=4, L=3"),
     (masks.padding(3, [0, -2]), ValueError, r"`attn_mask.query_lengths\[1\]` must be at least 0; got.*-2"),
-    (masks.padding(3, floats(2)), TypeError, "`attn_mask.query_lengths` must hold integers"),
+    (masks.padding(3, ones(2)), TypeError, "`attn_mask.query_lengths` must hold integers"),
     (masks.document([0, 0], [0] * 5), ValueError, r"`attn_mask.query_ids` must have one integer for each of L.*\(2,\).*\(2, 3\)"),
     (masks.document([0] * 3, [0] * 4), ValueError, r"`attn_mask.key_ids` must have one integer for each of S.*\(4,\).*\(2, 5\)"),
     (masks.document([0] * 3), ValueError, r"`attn_mask.query_ids` must have one integer for each of S.*\(3,\).*\(2, 5\)"),
     (masks.document(7, 7), ValueError, r"`attn_mask.query_ids` must have one integer for each of L.*\(\)"),
     (masks.document(ints(0), ints(*[0] * 5)), ValueError, r"`attn_mask.query_ids` must have one integer for each of L.*\(1,\)"),
     (masks.document(np.zeros((4, 3), int), [0] * 5), ValueError, r"`attn_mask.query_ids` must have one.*\(4, 3\).*\(2, 3\)"),
-    (masks.document(floats(3), [0] * 5), TypeError, "`attn_mask.query_ids` must hold integers; got attn_mask.query_ids.dtype=float32"),
+    (masks.document(ones(3), [0] * 5), TypeError, "`attn_mask.query_ids` must hold integers; got attn_mask.query_ids.dtype=float32"),
     (masks.document([0] * 3, boolean(5)), TypeError, "`attn_mask.key_ids` must hold integers; got attn_mask.key_ids.dtype=bool"),
     (masks.document(["a"] * 3, [0] * 5), TypeError, r"`attn_mask.query_ids\[0\]` must be an integer; got.*'a'"),
     (masks.document(None), TypeError, "`attn_mask.query_ids` must be .*got attn_mask.query_ids=None"),
@@ -78,34 +75,34 @@ MASKS: list[tuple[masks.Mask, type[Exception], str]] = [
     (masks.from_array(boolean(3, 4)), ValueError, r"`attn_mask` must broadcast to \(..., Hq, L, S\).*\(3, 4\).*\(2, 4, 3, 5\)"),
     (masks.from_array(boolean(2, 5)), ValueError, r"`attn_mask` must broadcast.*attn_mask\[:, None, None, :\]"),
     (masks.causal() & boolean(7, 1, 1, 1, 5), ValueError, "`attn_mask` must broadcast"),
-    (masks.causal() & floats(3, 5), TypeError, "`attn_mask` must be boolean.*got attn_mask.dtype=float32"),
+    (masks.causal() & ones(3, 5), TypeError, "`attn_mask` must be boolean.*got attn_mask.dtype=float32"),
     (masks.causal() | ints(*[1] * 5), TypeError, "`attn_mask` must be boolean.*got attn_mask.dtype=int64.*attn_mask != 0"),
     (masks.from_function(lambda *_: 1), TypeError, "the function of `attn_mask` must return an array; got result=builtins.int"),
     (masks.from_function(lambda *_: None), TypeError, "the function of `attn_mask` must return an array.*NoneType"),
     (masks.from_function(lambda *_: [True]), TypeError, "the function of `attn_mask` must return an array.*list"),
     (masks.from_function(lambda _b, _h, i, j: i - j), TypeError, "`attn_mask` must be boolean.*got attn_mask.dtype=int32"),
-    (masks.from_function(lambda *_: floats(3, 5)), TypeError, "`attn_mask` must be boolean.*float32"),
+    (masks.from_function(lambda *_: ones(3, 5)), TypeError, "`attn_mask` must be boolean.*float32"),
     (masks.from_function(lambda *_: boolean(3, 3)), ValueError, r"function of `attn_mask` returns must broadcast.*\(3, 3\).*\(2, 4, 3, 5\)"),
     (masks.from_function(lambda *_: boolean(1, 2, 4, 3, 5)), ValueError, r"function of `attn_mask` returns must broadcast.*\(1, 2, 4, 3, 5\)"),
 ]  # fmt: skip
 
-TABLE = floats(8, 4)
+TABLE = ones(8, 4)
 BIASES: list[tuple[biases.Bias, type[Exception], str]] = [
     (biases.alibi(3), ValueError, r"`bias.slopes` must be for as many heads as `query` has \(Hq\); got .*for 3, Hq=4"),
     (biases.alibi(1), ValueError, "`bias.slopes` must be for as many heads.*for 1, Hq=4"),
     (biases.alibi([0.1, 0.2, 0.3]), ValueError, r"`bias.slopes` must broadcast to \(..., Hq\).*\(3,\).*\(2, 4\)"),
     (biases.alibi([]), ValueError, r"`bias.slopes` must broadcast.*\(0,\)"),
-    (biases.alibi(floats(3, 4)), ValueError, r"`bias.slopes` must broadcast.*\(3, 4\)"),
+    (biases.alibi(ones(3, 4)), ValueError, r"`bias.slopes` must broadcast.*\(3, 4\)"),
     (biases.alibi(4, offset="left"), ValueError, "`bias.offset` must be 'lower_right' or integers.*'left'"),
     (biases.alibi(4, offset=0.5), TypeError, "`bias.offset` must be an integer; got bias.offset=0.5"),
     (biases.alibi(4, offset=[1, 2, 3]), ValueError, r"`bias.offset` must broadcast.*\(3,\)"),
-    (biases.alibi(4, offset=floats(2)), TypeError, "`bias.offset` must hold integers.*float32"),
-    (biases.relative(floats(8, 3)), ValueError, "`bias.table` must be for as many heads.*for 3, Hq=4"),
-    (biases.relative(floats(8, 1)), ValueError, "`bias.table` must be for as many heads.*for 1, Hq=4"),
+    (biases.alibi(4, offset=ones(2)), TypeError, "`bias.offset` must hold integers.*float32"),
+    (biases.relative(ones(8, 3)), ValueError, "`bias.table` must be for as many heads.*for 3, Hq=4"),
+    (biases.relative(ones(8, 1)), ValueError, "`bias.table` must be for as many heads.*for 1, Hq=4"),
     (biases.relative(TABLE, offset="left"), ValueError, "`bias.offset` must be 'lower_right' or integers.*'left'"),
-    (biases.from_array(floats(3, 4)), ValueError, r"`bias` must broadcast to \(..., Hq, L, S\).*\(3, 4\)"),
+    (biases.from_array(ones(3, 4)), ValueError, r"`bias` must broadcast to \(..., Hq, L, S\).*\(3, 4\)"),
     (biases.from_array(np.ones((3, 5))), TypeError, "`bias` must have the dtype of `query` or of the scores .float32.; got.*float64"),
-    (biases.alibi(4) + floats(4), ValueError, "`bias` must broadcast"),
+    (biases.alibi(4) + ones(4), ValueError, "`bias` must broadcast"),
     (biases.alibi(4) + np.ones(5, np.float16), TypeError, "`bias` must have the dtype of `query`.*float16"),
     (biases.alibi(4) + ints(1), TypeError, "`bias` must be one of float16.*int64"),
     (biases.alibi(4) + boolean(3, 5), TypeError, "`bias` must be one of float16.*bool"),
@@ -154,7 +151,7 @@ def test_bias_refused_by_a_call(bias: biases.Bias, error: type[Exception], words
         (lambda: masks.dilated(None), TypeError, "dilated: `step` must be an integer; got step=None"),
         (lambda: masks.from_array([True]), TypeError, "from_array: `boolean` must be a plain array.*got boolean=builtins.list.*asarray"),
         (lambda: masks.from_array(ints(1)), TypeError, "from_array: `boolean` must be boolean.*got boolean.dtype=int64"),
-        (lambda: masks.from_array(floats(3)), TypeError, "from_array: `boolean` must be boolean.*got boolean.dtype=float32"),
+        (lambda: masks.from_array(ones(3)), TypeError, "from_array: `boolean` must be boolean.*got boolean.dtype=float32"),
         (lambda: masks.from_function(boolean(3)), TypeError, "from_function: `mask_mod` must be a function; got mask_mod=numpy.ndarray"),
         (lambda: masks.causal() & 1, TypeError, r"masks: `\w*mask` must be .*got \w*mask=builtins.int"),
         (lambda: masks.causal() | None, TypeError, r"masks: `\w*mask` must be .*got \w*mask=builtins.NoneType"),
@@ -177,9 +174,9 @@ def test_bias_refused_by_a_call(bias: biases.Bias, error: type[Exception], words
         (lambda: biases.alibi(ints(1, 2)), TypeError, "alibi: `slopes` must be one of float16.*got slopes.dtype=int64"),
         (lambda: biases.relative([[1.0]]), TypeError, "relative: `table` must be a plain array.*got table=builtins.list"),
         (lambda: biases.relative(np.ones((8, 4), int)), TypeError, "relative: `table` must be one of float16.*int64"),
-        (lambda: biases.relative(floats(8)), ValueError, r"relative: `table` must be \(buckets, Hq\), with 4 buckets.*got table.shape=\(8,\)"),
-        (lambda: biases.relative(floats(7, 4)), ValueError, r"relative: `table` must be .*an even number of them; got table.shape=\(7, 4\)"),
-        (lambda: biases.relative(floats(1, 4), bidirectional=False), ValueError, "relative: `table` must be .*2 buckets or more; got"),
+        (lambda: biases.relative(ones(8)), ValueError, r"relative: `table` must be \(buckets, Hq\), with 4 buckets.*got table.shape=\(8,\)"),
+        (lambda: biases.relative(ones(7, 4)), ValueError, r"relative: `table` must be .*an even number of them; got table.shape=\(7, 4\)"),
+        (lambda: biases.relative(ones(1, 4), bidirectional=False), ValueError, "relative: `table` must be .*2 buckets or more; got"),
         (lambda: biases.relative(TABLE, bidirectional=1), TypeError, "relative: `bidirectional` must be True or False; got bidirectional=1"),
         (lambda: biases.relative(TABLE, max_distance=2), ValueError, "relative: `max_distance` must be at least 3; got max_distance=2"),
         (lambda: biases.relative(TABLE, max_distance=8.0), TypeError, "relative: `max_distance` must be an integer; got max_distance=8.0"),
@@ -213,11 +210,11 @@ def holders(put: Callable[[np.ndarray], Any]) -> list[tuple[str, str, Any]]:
         ("attn_mask", "length", masks.prefix(offsets)),
         ("attn_mask", "boolean", masks.from_array(put(boolean(3, 5)))),
         ("attn_mask", "boolean", ~(masks.causal() | put(boolean(3, 5)))),
-        ("bias", "slopes", biases.alibi(put(floats(4)))),
+        ("bias", "slopes", biases.alibi(put(ones(4)))),
         ("bias", "offset", biases.alibi(4, offset=offsets)),
         ("bias", "table", biases.relative(put(TABLE))),
-        ("bias", "array", biases.from_array(put(floats(3, 5)))),
-        ("bias", "array", biases.alibi(4) + put(floats(3, 5))),
+        ("bias", "array", biases.from_array(put(ones(3, 5)))),
+        ("bias", "array", biases.alibi(4) + put(ones(3, 5))),
     ]
 
 

@@ -8,13 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from calls import assert_agrees, draw
 from libraries import Library
 
 from sdpa_xp import attention_scores, attention_state, attention_weights, masks, scaled_dot_product_attention
 from sdpa_xp.namespace import device, namespace
 from sdpa_xp_export import reference
-from sdpa_xp_export.agreement import judge
-from sdpa_xp_export.textbook import textbook
 
 F = np.float32
 PAIRS = (2, 4, 7, 11)  # B, Hq, L, S
@@ -112,23 +111,9 @@ def whole(allowed: Any) -> np.ndarray:
     return np.array(np.broadcast_to(allowed, PAIRS))
 
 
-def arrays(rng: np.random.Generator, *shapes: tuple[int, ...]) -> list[np.ndarray]:
-    return [rng.standard_normal(shape).astype(F) for shape in shapes]
-
-
 def grouped(rng: np.random.Generator) -> list[np.ndarray]:
     """Query, key and value whose scores are PAIRS; two query heads read one key head."""
-    return arrays(rng, (2, 4, 7, 8), (2, 2, 11, 8), (2, 2, 11, 5))
-
-
-def assert_agrees(
-    library: Library, found: Any, inputs: list[np.ndarray], allowed: np.ndarray, **rules: Any
-) -> None:
-    """As near to the reference with a boolean array as the house's rule asks."""
-    plain = library.call(lambda *x, **y: textbook(library.xp, *x, **y), *inputs, attn_mask=allowed, **rules)
-    expected = reference.attention(*inputs, allowed, **rules)[0]
-    agreement = judge(library.get(found), expected, library.get(plain), "float32")
-    assert agreement.agrees, agreement
+    return draw(rng, (2, 4, 7, 8), (2, 2, 11, 8), (2, 2, 11, 5))
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -149,7 +134,8 @@ def test_attention(library: Library, rng: np.random.Generator, name: str) -> Non
     with library.guard():
         mask = case.make(library.put)
     found = library.call(scaled_dot_product_attention, *inputs, attn_mask=mask)
-    assert_agrees(library, found, inputs, whole(case.allowed))
+    call = dict(zip(("query", "key", "value"), inputs, strict=True))
+    assert_agrees(library, library.get(found), call, attn_mask=whole(case.allowed))
 
 
 def test_array_on_the_left(library: Library) -> None:
@@ -214,10 +200,11 @@ def test_row_without_a_key(library: Library, rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("rules", [{}, {"softcap": 1.5, "scale": 0.7}], ids=["plain", "softcap"])
 def test_mask_and_bias_array(library: Library, rng: np.random.Generator, rules: dict[str, Any]) -> None:
     inputs = grouped(rng)
-    rules = rules | {"bias": arrays(rng, (4, 7, 11))[0]}
+    rules = rules | {"bias": draw(rng, (4, 7, 11))[0]}
     rules["bias"][0, 3] = -math.inf
     found = library.call(scaled_dot_product_attention, *inputs, attn_mask=masks.causal(2), **rules)
-    assert_agrees(library, found, inputs, whole(J <= I + 2), **rules)
+    call = dict(zip(("query", "key", "value"), inputs, strict=True))
+    assert_agrees(library, library.get(found), call, attn_mask=whole(J <= I + 2), **rules)
 
 
 def test_a_mask_is_its_boolean_array(library: Library, rng: np.random.Generator) -> None:

@@ -8,14 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from calls import assert_agrees, draw_named, moved
 from libraries import Library
 
 from sdpa_xp import PagedKVCache, biases, masks
 from sdpa_xp.scores import Scores
 from sdpa_xp.sources import Blocks
-from sdpa_xp_export import reference
-from sdpa_xp_export.agreement import judge
-from sdpa_xp_export.textbook import textbook
 
 F = np.float32
 HEADS, SIZE, POOL = 4, 4, 10
@@ -71,11 +69,7 @@ CASES = {
 def arrays(rng: np.random.Generator) -> Arrays:
     """Queries of the new tokens; keys and values of all, as if padded."""
     shapes = {"query": (3, HEADS, 3, 8), "key": (3, 2, LONGEST, 8), "value": (3, 2, LONGEST, 5)}
-    return {name: rng.standard_normal(shape).astype(F) for name, shape in shapes.items()}
-
-
-def moved(x: np.ndarray, layout: str) -> np.ndarray:
-    return x if layout == "...HLE" else np.ascontiguousarray(np.swapaxes(x, -2, -3))
+    return draw_named(rng, shapes)
 
 
 def pool_of(tokens: np.ndarray, lengths: list[int], table: list[list[int]], blocks: int = POOL) -> np.ndarray:
@@ -131,18 +125,6 @@ def expected(arrays: Arrays, case: Case, steps: Sequence[int] = (2,)) -> Arrays:
     allowed = np.broadcast_to(allowed, (3, HEADS, sum(steps), LONGEST))
     bias = np.broadcast_to(case.bias(b, h, start + row, j), allowed.shape).astype(F)
     return arrays | {"query": arrays["query"][:, :, : sum(steps)], "attn_mask": allowed.copy(), "bias": bias}
-
-
-def assert_agrees(
-    library: Library, found: np.ndarray, call: Arrays, sinks: np.ndarray | None = None, **rules: Any
-) -> None:
-    """A sink joins the sum of a row, so it takes its share of the output."""
-    with np.errstate(all="ignore"):
-        plain = library.get(library.call(lambda **x: textbook(library.xp, **x), **call, **rules))
-        output, lse, _ = reference.attention(**call, **rules)
-        share = 1.0 if sinks is None else 1 / (1 + np.exp(sinks[..., None] - lse))[..., None]
-    agreement = judge(found, output * share, plain * share, call["query"].dtype.name)
-    assert agreement.agrees, agreement
 
 
 @pytest.mark.parametrize("name", CASES)

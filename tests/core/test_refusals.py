@@ -7,6 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from calls import ones
 from libraries import LIBRARIES, Library
 
 from sdpa_xp import attention_state, attention_weights, scaled_dot_product_attention
@@ -15,73 +16,69 @@ F = np.float32
 Q, K, V = (np.ones(shape, F) for shape in ((2, 4, 3, 8), (2, 2, 5, 8), (2, 2, 5, 6)))
 
 
-def shaped(*shape: int, dtype: Any = F) -> np.ndarray:
-    return np.ones(shape, dtype)
-
-
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"query": shaped(8)}, ValueError, r"`query` must have at least 2 axes.*query.shape=\(8,\)"),
-        ({"key": shaped()}, ValueError, r"`key` must have at least 2 axes.*key.shape=\(\)"),
-        ({"key": shaped(2, 2, 5, 7)}, ValueError, r"`query` and `key` must agree on axis -1 \(E\).*8\).*7\)"),
+        ({"query": ones(8)}, ValueError, r"`query` must have at least 2 axes.*query.shape=\(8,\)"),
+        ({"key": ones()}, ValueError, r"`key` must have at least 2 axes.*key.shape=\(\)"),
+        ({"key": ones(2, 2, 5, 7)}, ValueError, r"`query` and `key` must agree on axis -1 \(E\).*8\).*7\)"),
         (
-            {"value": shaped(2, 2, 4, 6)},
+            {"value": ones(2, 2, 4, 6)},
             ValueError,
             r"`key` and `value` must agree on axis -2 \(S\).*5, 8\).*4, 6\)",
         ),
-        ({"value": shaped(2, 1, 5, 6)}, ValueError, r"`key` and `value` must agree on axis -3 \(H\)"),
+        ({"value": ones(2, 1, 5, 6)}, ValueError, r"`key` and `value` must agree on axis -3 \(H\)"),
         (
-            {"query": shaped(2, 4, 3, 0), "key": shaped(2, 2, 5, 0)},
+            {"query": ones(2, 4, 3, 0), "key": ones(2, 2, 5, 0)},
             ValueError,
             r"width \(axis -1, E\) of at least 1",
         ),
         (
-            {"query": shaped(2, 3, 3, 8)},
+            {"query": ones(2, 3, 3, 8)},
             ValueError,
             r"heads of `query` \(axis -3, Hq\) must be a multiple.*\(H\)",
         ),
-        ({"query": shaped(2, 1, 3, 8)}, ValueError, "multiple.* broadcast `query` to the heads of `key`"),
-        ({"key": shaped(2, 0, 5, 8), "value": shaped(2, 0, 5, 6)}, ValueError, "must be a multiple"),
-        ({"query": shaped(3, 4, 3, 8)}, ValueError, "leading axes of `query`, `key`, `value` must broadcast"),
+        ({"query": ones(2, 1, 3, 8)}, ValueError, "multiple.* broadcast `query` to the heads of `key`"),
+        ({"key": ones(2, 0, 5, 8), "value": ones(2, 0, 5, 6)}, ValueError, "must be a multiple"),
+        ({"query": ones(3, 4, 3, 8)}, ValueError, "leading axes of `query`, `key`, `value` must broadcast"),
         (
-            {"query": shaped(2, 4, 3, 8, dtype=np.int32)},
+            {"query": ones(2, 4, 3, 8, dtype=np.int32)},
             TypeError,
             "`query` must be one of float16.*int32.*astype",
         ),
-        ({"value": shaped(2, 2, 5, 6, dtype=np.complex64)}, TypeError, "`value` must be one of.*complex64"),
-        ({"key": shaped(2, 2, 5, 8, dtype=bool)}, TypeError, "`key` must be one of.*bool"),
+        ({"value": ones(2, 2, 5, 6, dtype=np.complex64)}, TypeError, "`value` must be one of.*complex64"),
+        ({"key": ones(2, 2, 5, 8, dtype=bool)}, TypeError, "`key` must be one of.*bool"),
         (
-            {"key": shaped(2, 2, 5, 8, dtype=np.float16)},
+            {"key": ones(2, 2, 5, 8, dtype=np.float16)},
             TypeError,
             "`query` and `key` must have one dtype.*float32.*float16",
         ),
         (
-            {"attn_mask": shaped(3, 5, dtype=np.int64)},
+            {"attn_mask": ones(3, 5, dtype=np.int64)},
             TypeError,
             "`attn_mask` must be boolean.*int64.*attn_mask != 0",
         ),
-        ({"attn_mask": shaped(3, 5, dtype=np.uint8)}, TypeError, "`attn_mask` must be boolean.*uint8"),
+        ({"attn_mask": ones(3, 5, dtype=np.uint8)}, TypeError, "`attn_mask` must be boolean.*uint8"),
         (
-            {"attn_mask": shaped(3, 5, dtype=np.float16)},
+            {"attn_mask": ones(3, 5, dtype=np.float16)},
             TypeError,
             "`attn_mask` must have the dtype of `query`.*float16",
         ),
-        ({"attn_mask": shaped(3, 5, dtype=np.complex64)}, TypeError, "`attn_mask` must be one of.*complex64"),
+        ({"attn_mask": ones(3, 5, dtype=np.complex64)}, TypeError, "`attn_mask` must be one of.*complex64"),
         (
-            {"attn_mask": shaped(3, 4)},
+            {"attn_mask": ones(3, 4)},
             ValueError,
             r"`attn_mask` must broadcast to \(..., Hq, L, S\).*\(3, 4\).*\(2, 4, 3, 5\)",
         ),
-        ({"attn_mask": shaped(2, 5)}, ValueError, r"must broadcast.*attn_mask\[:, None, None, :\]"),
-        ({"attn_mask": shaped(7, 2, 4, 3, 5)}, ValueError, "`attn_mask` must broadcast"),
-        ({"bias": shaped(3, 5, dtype=bool)}, TypeError, "`bias` must be one of float16.*bool"),
+        ({"attn_mask": ones(2, 5)}, ValueError, r"must broadcast.*attn_mask\[:, None, None, :\]"),
+        ({"attn_mask": ones(7, 2, 4, 3, 5)}, ValueError, "`attn_mask` must broadcast"),
+        ({"bias": ones(3, 5, dtype=bool)}, TypeError, "`bias` must be one of float16.*bool"),
         (
-            {"bias": shaped(3, 5, dtype=np.float64)},
+            {"bias": ones(3, 5, dtype=np.float64)},
             TypeError,
             "`bias` must have the dtype of `query` or of the scores .float32.; got.*float64",
         ),
-        ({"bias": shaped(3, 3, 5)}, ValueError, "`bias` must broadcast"),
+        ({"bias": ones(3, 3, 5)}, ValueError, "`bias` must broadcast"),
         ({"is_causal": 1}, TypeError, "`is_causal` must be True or False; got is_causal=1"),
         ({"is_causal": "yes"}, TypeError, "`is_causal` must be True or False"),
         ({"scale": "1"}, TypeError, "`scale` must be a real number; got scale='1'"),
@@ -91,11 +88,11 @@ def shaped(*shape: int, dtype: Any = F) -> np.ndarray:
         ({"scale": 1j}, TypeError, "`scale` must be a real number"),
         ({"scale": float("nan")}, ValueError, "`scale` must be finite; got scale=nan"),
         ({"scale": float("inf")}, ValueError, "`scale` must be finite"),
-        ({"scale": shaped(4, 1, 1, dtype=np.int64)}, TypeError, "`scale` must be one of float16"),
-        ({"scale": shaped(1, 1, 3, 5)}, ValueError, r"`scale` must broadcast to \(..., Hq, L, 1\)"),
+        ({"scale": ones(4, 1, 1, dtype=np.int64)}, TypeError, "`scale` must be one of float16"),
+        ({"scale": ones(1, 1, 3, 5)}, ValueError, r"`scale` must broadcast to \(..., Hq, L, 1\)"),
         ({"softcap": -1.0}, ValueError, "`softcap` must be positive, or None or 0 for off; got softcap=-1.0"),
         ({"softcap": float("inf")}, ValueError, "`softcap` must be finite"),
-        ({"softcap": shaped(1)}, TypeError, "`softcap` must be a real number"),
+        ({"softcap": ones(1)}, TypeError, "`softcap` must be a real number"),
         ({"implementation": "native"}, ValueError, "`implementation` must be None or 'xp'.*'native'"),
         ({"implementation": 3}, ValueError, "`implementation` must be None or 'xp'"),
     ],
@@ -124,8 +121,8 @@ def test_refused(change: dict[str, Any], error: type[Exception], words: str) -> 
     ],
 )
 def test_no_plain_array(name: str, make: Any, words: str) -> None:
-    arguments = {"query": shaped(3, 8), "key": shaped(5, 8), "value": shaped(5, 6)}
-    arguments[name] = make(shaped(3, 5) if name in ("attn_mask", "bias") else arguments[name])
+    arguments = {"query": ones(3, 8), "key": ones(5, 8), "value": ones(5, 6)}
+    arguments[name] = make(ones(3, 5) if name in ("attn_mask", "bias") else arguments[name])
     with pytest.raises(
         TypeError, match=f"scaled_dot_product_attention: `{name}` must be a plain array.*{words}"
     ):
@@ -155,8 +152,8 @@ def test_no_numbers(dtype: Any) -> None:
 @pytest.mark.needs("torch")
 def test_mixed_libraries(name: str) -> None:
     torch = LIBRARIES["torch"][1]()
-    arguments = {"query": shaped(3, 8), "key": shaped(5, 8), "value": shaped(5, 6)}
-    arguments[name] = torch.put(arguments.get(name, shaped(1, 1)))
+    arguments = {"query": ones(3, 8), "key": ones(5, 8), "value": ones(5, 6)}
+    arguments[name] = torch.put(arguments.get(name, ones(1, 1)))
     words = f"`query` and `{name}` must be arrays of one library; got query=numpy.ndarray, {name}=torch.Tensor"
     with pytest.raises(TypeError, match=words):
         scaled_dot_product_attention(**arguments)
@@ -166,8 +163,8 @@ def test_mixed_libraries(name: str) -> None:
 @pytest.mark.needs("array_api_strict")
 def test_mixed_devices(name: str) -> None:
     first, other = (LIBRARIES[f"strict-{device}"][1]() for device in ("CPU_DEVICE", "device1"))
-    arrays = {"query": shaped(3, 8), "key": shaped(5, 8), "value": shaped(5, 6)}
-    arrays.setdefault(name, shaped(1, 1))
+    arrays = {"query": ones(3, 8), "key": ones(5, 8), "value": ones(5, 6)}
+    arrays.setdefault(name, ones(1, 1))
     placed = {each: (other if each == name else first).put(x) for each, x in arrays.items()}
     with pytest.raises(ValueError, match=f"`query` and `{name}` must be on one device.*CPU_DEVICE.*device1"):
         scaled_dot_product_attention(**placed)
@@ -187,9 +184,9 @@ def test_unknown_lengths() -> None:
 
 def test_refused_on_every_library(library: Library) -> None:
     """One message of each kind, where dtypes and shapes are the library's own."""
-    x = shaped(3, 8)
+    x = ones(3, 8)
     for arrays, error, words in [
-        ((x, shaped(5, 7), shaped(5, 7)), ValueError, r"agree on axis -1 \(E\)"),
+        ((x, ones(5, 7), ones(5, 7)), ValueError, r"agree on axis -1 \(E\)"),
         ((x.astype(np.int32), x, x), TypeError, "`query` must be one of float16"),
     ]:
         with pytest.raises(error, match=words):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from calls import draw_named, moved
 from libraries import Library
 
 from sdpa_xp import KVCache, PagedKVCache, masks
@@ -32,11 +33,7 @@ Arrays = dict[str, np.ndarray]
 @pytest.fixture
 def arrays(rng: np.random.Generator) -> Arrays:
     shapes = {"query": (3, 4, TOKENS, 8), "key": (3, 2, TOKENS, 8), "value": (3, 2, TOKENS, 5)}
-    return {name: rng.standard_normal(shape).astype(F) for name, shape in shapes.items()}
-
-
-def moved(x: np.ndarray, layout: str) -> np.ndarray:
-    return x if layout == "...HLE" else np.ascontiguousarray(np.swapaxes(x, -2, -3))
+    return draw_named(rng, shapes)
 
 
 def turned(x: np.ndarray, positions: np.ndarray, rotary: Rotary) -> np.ndarray:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from calls import draw
 
 from sdpa_xp import arguments, attention_state, attention_weights, scaled_dot_product_attention
 from sdpa_xp import scaled_dot_product_attention_vjp as vjp
@@ -19,7 +20,7 @@ KEYS = {2: (5, 8), 3: (2, 5, 8), 4: (2, 2, 5, 8), 5: (3, 2, 2, 5, 8)}
 def drawn(ranks: tuple[int, int, int], layout: str, seed: int) -> list[np.ndarray]:
     rng = np.random.default_rng(seed)
     shapes = [QUERIES[ranks[0]], KEYS[ranks[1]], (*KEYS[ranks[2]][:-1], 3)]
-    arrays = [rng.standard_normal(shape).astype(F) for shape in shapes]
+    arrays = draw(rng, *shapes)
     return [x.swapaxes(-2, -3) if layout == "...LHE" and x.ndim > 2 else x for x in arrays]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from calls import attend, draw
 from libraries import Library
 
 from sdpa_xp import attention_state, attention_weights, masks, scaled_dot_product_attention
@@ -14,20 +15,12 @@ from sdpa_xp import attention_state, attention_weights, masks, scaled_dot_produc
 F = np.float32
 
 
-def arrays(rng: np.random.Generator, *shapes: tuple[int, ...], dtype: Any = F) -> list[np.ndarray]:
-    return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
-
-
-def attend(library: Library, *args: np.ndarray, **rules: Any) -> np.ndarray:
-    return library.get(library.call(scaled_dot_product_attention, *args, **rules))
-
-
 def weights(library: Library, *args: np.ndarray, **rules: Any) -> np.ndarray:
     return library.get(library.call(attention_weights, *args, **rules))
 
 
 def test_2d_is_one_head_without_batch(library: Library, rng: np.random.Generator) -> None:
-    q, k, v = arrays(rng, (3, 4), (5, 4), (5, 2))
+    q, k, v = draw(rng, (3, 4), (5, 4), (5, 2))
     flat = attend(library, q, k, v)
     headed = attend(library, q[None], k[None], v[None])
     assert flat.shape == (3, 2)
@@ -36,7 +29,7 @@ def test_2d_is_one_head_without_batch(library: Library, rng: np.random.Generator
 
 
 def test_query_head_h_reads_key_head_h_div_group(library: Library, rng: np.random.Generator) -> None:
-    q, k, v = arrays(rng, (6, 3, 4), (2, 5, 4), (2, 5, 4))
+    q, k, v = draw(rng, (6, 3, 4), (2, 5, 4), (2, 5, 4))
     marked = np.stack([np.full((5, 1), 10, F), np.full((5, 1), 20, F)])
     np.testing.assert_allclose(attend(library, q, k, marked)[:, 0, 0], [10, 10, 10, 20, 20, 20], rtol=1e-6)
     repeated = [np.repeat(x, 3, axis=0) for x in (k, v)]
@@ -50,7 +43,7 @@ def test_boolean_true_means_may_attend(library: Library) -> None:
 
 
 def test_floating_mask_is_added(library: Library, rng: np.random.Generator) -> None:
-    q, k, v, added = arrays(rng, (2, 3, 4), (2, 5, 4), (2, 5, 4), (3, 5))
+    q, k, v, added = draw(rng, (2, 3, 4), (2, 5, 4), (2, 5, 4), (3, 5))
     as_mask = attend(library, q, k, v, attn_mask=added)
     as_bias = attend(library, q, k, v, bias=added)
     np.testing.assert_array_equal(as_mask, as_bias)
@@ -61,7 +54,7 @@ def test_floating_mask_is_added(library: Library, rng: np.random.Generator) -> N
     "shape", [(2, 4, 3, 5), (1, 4, 3, 5), (2, 1, 1, 5), (4, 1, 5), (3, 5), (3, 1), (5,), (1,), ()]
 )
 def test_mask_of_any_broadcastable_shape(library: Library, rng: np.random.Generator, shape: Any) -> None:
-    q, k, v = arrays(rng, (2, 4, 3, 8), (2, 4, 5, 8), (2, 4, 5, 8))
+    q, k, v = draw(rng, (2, 4, 3, 8), (2, 4, 5, 8), (2, 4, 5, 8))
     mask = np.asarray(rng.random(shape) < 0.6)
     whole = np.array(np.broadcast_to(mask, (2, 4, 3, 5)))
     np.testing.assert_array_equal(
@@ -100,7 +93,7 @@ def test_order_is_scale_softcap_bias_mask(library: Library) -> None:
 @pytest.mark.parametrize("how", ["boolean", "bias", "floating mask", "causal and mask"])
 def test_row_without_a_key(library: Library, rng: np.random.Generator, how: str) -> None:
     """Output 0, weights 0, lse -inf, never NaN; the other rows are as without it."""
-    q, k, v = arrays(rng, (3, 4), (5, 4), (5, 2))
+    q, k, v = draw(rng, (3, 4), (5, 4), (5, 2))
     allowed = np.ones((3, 5), bool)
     allowed[1] = False
     added = np.where(allowed, 0, -np.inf).astype(F)
@@ -134,7 +127,7 @@ NONFINITE = [math.nan, math.inf, -math.inf]
 @pytest.mark.parametrize("bad", NONFINITE)
 @pytest.mark.parametrize("where", ["key", "value", "both"])
 def test_padding_may_hold_anything(library: Library, rng: np.random.Generator, bad: float, where: str) -> None:
-    q, k, v = arrays(rng, (2, 4, 3, 8), (2, 2, 5, 8), (2, 2, 5, 8))
+    q, k, v = draw(rng, (2, 4, 3, 8), (2, 2, 5, 8), (2, 2, 5, 8))
     mask = np.ones((2, 1, 1, 5), bool)
     mask[1, ..., 3:] = False
     clean = attend(library, q, k, v, attn_mask=mask)
@@ -153,7 +146,7 @@ def test_nonfinite_shows_in_exactly_the_rows_that_attend_it(
     """Key 2 of 4 is bad: under a causal mask rows 2 and 3 attend it, and must not hide it."""
     if library.lazy:
         pytest.skip("a lazy graph promises this only for keys that no query attends")
-    q, k, v = arrays(rng, (2, 4, 8), (2, 4, 8), (2, 4, 8))
+    q, k, v = draw(rng, (2, 4, 8), (2, 4, 8), (2, 4, 8))
     allowed = np.tril(np.ones((4, 4), bool))
     rules: dict[str, Any] = {
         "causal": {"is_causal": True},
@@ -180,7 +173,7 @@ def test_nonfinite_shows_in_exactly_the_rows_that_attend_it(
 
 
 def test_nonfinite_of_one_head_stays_in_its_group(library: Library, rng: np.random.Generator) -> None:
-    q, k, v = arrays(rng, (4, 3, 8), (2, 5, 8), (2, 5, 8))
+    q, k, v = draw(rng, (4, 3, 8), (2, 5, 8), (2, 5, 8))
     mask = np.ones((4, 3, 5), bool)
     mask[2:, :, 4] = False
     clean = attend(library, q, k, v, attn_mask=mask)
@@ -209,7 +202,7 @@ def test_no_key_for_any_query_gives_gradients_of_0(dtype: str, keys: int) -> Non
 
 
 def test_nan_query_is_not_an_empty_row(library: Library, rng: np.random.Generator) -> None:
-    q, k, v = arrays(rng, (3, 4), (5, 4), (5, 4))
+    q, k, v = draw(rng, (3, 4), (5, 4), (5, 4))
     q[1] = math.nan
     state = library.call(attention_state, q, k, v, is_causal=True)
     assert np.all(np.isnan(library.get(state.output)[1]))
@@ -218,7 +211,7 @@ def test_nan_query_is_not_an_empty_row(library: Library, rng: np.random.Generato
 
 
 def test_nan_bias_is_attended(library: Library, rng: np.random.Generator) -> None:
-    q, k, v, bias = arrays(rng, (2, 4), (3, 4), (3, 4), (2, 3))
+    q, k, v, bias = draw(rng, (2, 4), (3, 4), (3, 4), (2, 3))
     bias[0, 1] = math.nan
     output = attend(library, q, k, v, bias=bias)
     assert np.all(np.isnan(output[0]))
@@ -226,13 +219,13 @@ def test_nan_bias_is_attended(library: Library, rng: np.random.Generator) -> Non
 
 
 def test_default_scale_is_one_over_root_of_width(library: Library, rng: np.random.Generator) -> None:
-    q, k, v = arrays(rng, (3, 16), (5, 16), (5, 16))
+    q, k, v = draw(rng, (3, 16), (5, 16), (5, 16))
     np.testing.assert_array_equal(attend(library, q, k, v), attend(library, q, k, v, scale=0.25))
 
 
 @pytest.mark.parametrize("off", [None, 0, 0.0])
 def test_softcap_off(library: Library, rng: np.random.Generator, off: Any) -> None:
-    q, k, v = arrays(rng, (3, 16), (5, 16), (5, 16))
+    q, k, v = draw(rng, (3, 16), (5, 16), (5, 16))
     np.testing.assert_array_equal(attend(library, q, k, v, softcap=off), attend(library, q, k, v))
 
 
@@ -271,7 +264,7 @@ def test_empty_axes(
     """No key: zeros and lse -inf; nothing else to compute: an empty result."""
     if library.lazy:
         pytest.skip("Dask has no arrays of size 0")
-    state = library.call(attention_state, *arrays(rng, query, key, value), is_causal=is_causal)
+    state = library.call(attention_state, *draw(rng, query, key, value), is_causal=is_causal)
     output, lse = library.get(state.output), library.get(state.lse)
     shape = (*query[:-1], value[-1])
     assert output.shape == shape
@@ -279,12 +272,12 @@ def test_empty_axes(
     np.testing.assert_array_equal(output, np.zeros(shape))
     if key[-2] == 0:
         assert np.all(lse == -math.inf)
-    w = weights(library, *arrays(rng, query, key), is_causal=is_causal)
+    w = weights(library, *draw(rng, query, key), is_causal=is_causal)
     assert w.shape == (*query[:-1], key[-2])
 
 
 def test_inputs_are_not_written(library: Library, rng: np.random.Generator) -> None:
-    before = arrays(rng, (2, 4, 3, 8), (2, 2, 5, 8), (2, 2, 5, 8), (3, 5))
+    before = draw(rng, (2, 4, 3, 8), (2, 2, 5, 8), (2, 2, 5, 8), (3, 5))
     before[1][0, 0, 0] = math.nan
     placed = [library.put(x.copy()) for x in before]
     with library.guard():
@@ -294,7 +287,7 @@ def test_inputs_are_not_written(library: Library, rng: np.random.Generator) -> N
 
 
 def test_the_same_result_every_time(library: Library, rng: np.random.Generator) -> None:
-    args = arrays(rng, (2, 4, 30, 8), (2, 2, 50, 8), (2, 2, 50, 8))
+    args = draw(rng, (2, 4, 30, 8), (2, 2, 50, 8), (2, 2, 50, 8))
     first = attend(library, *args, is_causal=True)
     for _ in range(3):
         np.testing.assert_array_equal(attend(library, *args, is_causal=True), first)
@@ -314,7 +307,7 @@ def test_result_may_be_written(library: Library) -> None:
 
 def test_scalars_of_numpy_are_numbers(library: Library, rng: np.random.Generator) -> None:
     """For arrays of any library: no array, whose library would have to be the query's."""
-    q, k, v = arrays(rng, (3, 4), (5, 4), (5, 2))
+    q, k, v = draw(rng, (3, 4), (5, 4), (5, 2))
     numbers = {"scale": np.float32(0.5), "softcap": np.float64(2), "dropout_p": np.float32(0)}
     expected = attend(library, q, k, v, scale=0.5, softcap=2.0)
     placed = [library.put(x) for x in (q, k, v)]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from calls import draw_named
 from libraries import Library
 
 from sdpa_xp import attention_state, attention_weights, masks, merge_states, scaled_dot_product_attention
@@ -22,7 +23,7 @@ Call = dict[str, np.ndarray]
 def call(rng: np.random.Generator) -> Call:
     """Four query heads over two key heads, 7 queries, 11 keys; query 1 has no key."""
     shapes = {"query": (2, 4, 7, 8), "key": (2, 2, 11, 8), "value": (2, 2, 11, 5)}
-    arrays = {name: rng.standard_normal(shape).astype(F) for name, shape in shapes.items()}
+    arrays = draw_named(rng, shapes)
     mask = rng.random((7, 11)) < 0.7
     mask[1] = False
     return arrays | {"attn_mask": mask}

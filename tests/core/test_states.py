@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from calls import draw
 from libraries import LIBRARIES, Library
 
 from sdpa_xp import AttentionState, attention_state, merge_states
@@ -21,7 +22,7 @@ F = np.float32
 def test_any_split_merges_to_the_whole(library: Library, rng: np.random.Generator, cuts: list[int]) -> None:
     if library.lazy and len(set(cuts)) < len(cuts):
         pytest.skip("Dask has no arrays of size 0")
-    q, k, v = (rng.standard_normal(shape).astype(F) for shape in ((2, 4, 3, 8), (2, 2, 13, 8), (2, 2, 13, 5)))
+    q, k, v = draw(rng, (2, 4, 3, 8), (2, 2, 13, 8), (2, 2, 13, 5))
     mask = rng.random((4, 3, 13)) < 0.5
     mask[:, 1] = False
     states = [
@@ -38,7 +39,7 @@ def test_any_split_merges_to_the_whole(library: Library, rng: np.random.Generato
 
 def test_base_2_in_and_out(library: Library, rng: np.random.Generator) -> None:
     """As FlashInfer has it: 2^lse is the sum of exp(score); -inf stays, and the outputs are the same."""
-    q, k, v = (rng.standard_normal(shape).astype(F) for shape in ((4, 3, 8), (2, 13, 8), (2, 13, 5)))
+    q, k, v = draw(rng, (4, 3, 8), (2, 13, 8), (2, 13, 5))
     mask = np.ones((3, 13), bool)
     mask[1] = False
     output, lse, _ = reference.attention(q, k, v, mask)
@@ -58,7 +59,7 @@ def test_base_2_in_and_out(library: Library, rng: np.random.Generator) -> None:
 
 def test_states_in_the_other_layout(library: Library, rng: np.random.Generator) -> None:
     """As many queries as heads: nothing but `layout` tells which axis of the output is which."""
-    q, k, v = (rng.standard_normal(s).astype(F) for s in ((2, 4, 4, 8), (2, 9, 4, 8), (2, 9, 4, 6)))
+    q, k, v = draw(rng, (2, 4, 4, 8), (2, 9, 4, 8), (2, 9, 4, 6))
     parts = [
         library.call(attention_state, q, k[:, at], v[:, at], layout="...LHE")
         for at in (slice(0, 3), slice(3, 9))
@@ -73,7 +74,7 @@ def test_states_in_the_other_layout(library: Library, rng: np.random.Generator) 
 def test_states_of_a_wider_softmax(library: Library, rng: np.random.Generator) -> None:
     if not library.holds("float64"):
         pytest.skip(f"{library.name} has no float64")
-    q, k, v = (rng.standard_normal(s).astype(F) for s in ((3, 8), (9, 8), (9, 5)))
+    q, k, v = draw(rng, (3, 8), (9, 8), (9, 5))
     parts = [library.call(attention_state, q, k[at], v[at], softmax_dtype="float64") for at in np.s_[:4, 4:]]
     with library.guard():
         merged = merge_states(parts)
@@ -169,7 +170,7 @@ def test_half_states(library: Library, rng: np.random.Generator, dtype: str) -> 
     if not library.holds(dtype):
         pytest.skip(f"{library.name} has no {dtype}")
     kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16
-    q, k, v = (rng.standard_normal(s).astype(kind) for s in ((3, 8), (9, 8), (9, 4)))
+    q, k, v = draw(rng, (3, 8), (9, 8), (9, 4), dtype=kind)
     states = [library.call(attention_state, q, k[i : i + 3], v[i : i + 3]) for i in (0, 3, 6)]
     with library.guard():
         merged = merge_states([tuple(state) for state in states])

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from calls import draw_named
 from libraries import Library
 
 from sdpa_xp import attention_state, attention_weights, scaled_dot_product_attention
@@ -19,7 +20,7 @@ F = np.float32
 def call(rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Grouped heads, a mask with an empty row, and padding that holds NaN."""
     shapes = {"query": (4, 3, 8), "key": (2, 6, 8), "value": (2, 6, 5)}
-    arrays = {name: rng.standard_normal(shape).astype(F) for name, shape in shapes.items()}
+    arrays = draw_named(rng, shapes)
     mask = rng.random((4, 3, 6)) < 0.7
     mask[:, 1], mask[..., 4] = False, False
     return arrays | {"attn_mask": mask}

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from calls import draw_named
 from libraries import Library
 
 from sdpa_xp import attention_state, biases, masks, scaled_dot_product_attention
@@ -34,7 +35,7 @@ def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def arrays(rng: np.random.Generator) -> Arrays:
     """8 queries, which are no whole number of blocks, in grouped heads."""
     shapes = {"query": (2, 4, 8, 8), "key": (2, 2, 12, 8), "value": (2, 2, 12, 5)}
-    made = {name: rng.standard_normal(shape).astype(F) for name, shape in shapes.items()}
+    made = draw_named(rng, shapes)
     allowed = rng.random((2, 4, 8, 12)) < 0.6
     allowed[:, :, 6], allowed[..., 9] = False, False
     bias = rng.standard_normal((4, 8, 12)).astype(F)
@@ -42,7 +43,7 @@ def arrays(rng: np.random.Generator) -> Arrays:
     return made | {
         "allowed": allowed,
         "bias": np.where(allowed[0], bias, -np.inf).astype(F),
-        **{name: rng.standard_normal(shape).astype(F) for name, shape in learned.items()},
+        **draw_named(rng, learned),
         "lengths": np.asarray([5, 12], np.int32),
         "rows": np.asarray([7, 2], np.int32),
         "ids": np.asarray([[0, 0, 1, 1, 1, 2, 2, 2], [0] * 8], np.int32),

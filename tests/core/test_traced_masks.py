@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from calls import draw_named
 from libraries import Library, generator
 
 from sdpa_xp import (
@@ -31,7 +32,7 @@ LATE = masks.causal() & ~masks.chunked(2)  # torch.compile does not trace `~` of
 def arrays(rng: np.random.Generator) -> Arrays:
     """Inputs, and what masks and biases are made of: an array each, so that a trace sees all of them."""
     shapes = {"q": (2, 4, 8, 8), "k": (2, 2, 12, 8), "v": (2, 2, 12, 5), "table": (8, 4), "slopes": (4,)}
-    made = {name: rng.standard_normal(shape).astype(F) for name, shape in shapes.items()}
+    made = draw_named(rng, shapes)
     return made | {
         "lengths": np.asarray([5, 12], np.int32),
         "small": np.asarray([3, 11], np.uint8),

@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from calls import attend, draw
 from libraries import Library
 
 from sdpa_xp import attention_state, attention_weights, merge_states, scaled_dot_product_attention
@@ -17,14 +18,10 @@ from sdpa_xp_export import reference
 F = np.float32
 
 
-def attend(library: Library, *args: np.ndarray, **rules: Any) -> np.ndarray:
-    return library.get(library.call(scaled_dot_product_attention, *args, **rules))
-
-
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("how", ["boolean", "bias"])
 def test_row_whose_first_tiles_are_masked(library: Library, rng: np.random.Generator, how: str) -> None:
-    q, k, v = (rng.standard_normal(shape).astype(F) for shape in ((3, 4), (14, 4), (14, 4)))
+    q, k, v = draw(rng, (3, 4), (14, 4), (14, 4))
     allowed = np.zeros((3, 14), bool)
     allowed[:, 13] = True
     rules = {"attn_mask": allowed} if how == "boolean" else {"bias": np.where(allowed, 0, -np.inf).astype(F)}
@@ -90,7 +87,7 @@ def test_large_scores_stay_exact(library: Library) -> None:
 
 
 def test_large_bias_cancels(library: Library, rng: np.random.Generator) -> None:
-    q, k, v = (rng.standard_normal(shape).astype(F) for shape in ((3, 4), (5, 4), (5, 4)))
+    q, k, v = draw(rng, (3, 4), (5, 4), (5, 4))
     shifted = attend(library, q, k, v, bias=np.full((3, 5), 2.0**10, F))
     np.testing.assert_allclose(shifted, attend(library, q, k, v), rtol=0, atol=2**-11)
 
@@ -184,7 +181,7 @@ def test_half_biases_are_added_in_float32(library: Library, rng: np.random.Gener
 def test_a_bias_that_masks_does_so_whatever_the_other_is(
     library: Library, rng: np.random.Generator, other: float
 ) -> None:
-    q, k, v = (rng.standard_normal(s).astype(F) for s in ((3, 4), (5, 4), (5, 4)))
+    q, k, v = draw(rng, (3, 4), (5, 4), (5, 4))
     mask, bias = np.zeros((3, 5), F), np.zeros((3, 5), F)
     mask[:, 0], bias[:, 0] = -math.inf, other
     expected = attend(library, q, k[1:], v[1:])
@@ -219,7 +216,7 @@ def test_no_warning_and_no_error_of_numpy(library: Library, rng: np.random.Gener
     """Under errstate raise: exp underflows, inf - inf, and a half result that is subnormal."""
     if library.lazy:
         pytest.skip("Dask computes after the call")
-    q, k, v = (rng.standard_normal(s).astype(F) for s in ((3, 4), (5, 4), (5, 4)))
+    q, k, v = draw(rng, (3, 4), (5, 4), (5, 4))
     k[4], k[3] = math.inf, 1e3
     bias = np.where(np.eye(3, 5) > 0, -math.inf, -90).astype(F)
     tiny = (np.asarray([[1], [0], [1], [0], [0]]) * np.asarray([[6e-8, 6e-8]])).astype(np.float16)
@@ -237,7 +234,7 @@ def test_no_warning_and_no_error_of_numpy(library: Library, rng: np.random.Gener
 
 
 def test_extreme_scales_and_caps_are_refused_or_right(library: Library, rng: np.random.Generator) -> None:
-    q, k, v = (rng.standard_normal(s).astype(F) for s in ((3, 4), (5, 4), (5, 4)))
+    q, k, v = draw(rng, (3, 4), (5, 4), (5, 4))
     for rules, words in [
         ({"softcap": 1e39}, "`softcap` must be finite in float32"),
         ({"softcap": 1e-50}, "`softcap` must be 0 or at least"),

@@ -11,6 +11,7 @@ import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+from calls import draw_named
 from libraries import Library
 
 from sdpa_xp import biases, masks, scaled_dot_product_attention, varlen_attention
@@ -77,7 +78,7 @@ def packed(queries: list[int], keys: list[int], seed: int = 0) -> Packed:
     """(Hq, T, E), (H, U, E) and (H, U, Ev)."""
     rng = np.random.default_rng(seed)
     shapes = {"query": (HEADS, sum(queries), 8), "key": (2, sum(keys), 8), "value": (2, sum(keys), 5)}
-    return {name: rng.standard_normal(shape).astype(F) for name, shape in shapes.items()}
+    return draw_named(rng, shapes)
 
 
 def padded(arrays: Packed, queries: list[int], keys: list[int], case: Case) -> Packed:

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnx.numpy_helper
 import pytest
+from calls import moved
 from graphs import BATCH, CLOSE, EVERY_CALL, FORMS, Arrays, Rules, assert_verified, operands, qkv, run, spec
 
 from sdpa_xp import KVCache, PagedKVCache, biases, masks
@@ -71,10 +72,6 @@ STEPS = {"prefill": (5, 6), "step": (1, 7), "first step": (1, 1)}
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 2 queries, the last of them smaller."""
     monkeypatch.setattr("sdpa_xp_export.forms.tiled.ROWS", 2)
-
-
-def moved(x: np.ndarray, layout: str) -> np.ndarray:
-    return x if layout == "...HLE" else np.ascontiguousarray(x.swapaxes(-2, -3))
 
 
 def past_of(rng: np.random.Generator, tokens: int) -> Arrays:

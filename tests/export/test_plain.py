@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from calls import draw_named
 
 from sdpa_xp import biases, masks
 from sdpa_xp_export import TensorSpec
@@ -25,7 +26,7 @@ CACHE = {"past_key": (B, H, ROOM, E), "past_value": (B, H, ROOM, EV)}
 
 def drawn(shapes: dict[str, tuple[int, ...]], layout: str = "...HLE") -> dict[str, Any]:
     rng = np.random.default_rng(11)
-    arrays = {name: rng.standard_normal(shape).astype(F) for name, shape in shapes.items()}
+    arrays = draw_named(rng, shapes)
     return arrays if layout == "...HLE" else {name: x.swapaxes(-2, -3) for name, x in arrays.items()}
 
 

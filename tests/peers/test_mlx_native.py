@@ -8,6 +8,7 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+from calls import draw
 from hypothesis import given
 
 from sdpa_xp import biases, masks, scaled_dot_product_attention
@@ -25,7 +26,7 @@ NAMES = ("query", "key", "value")
 
 def numbers(seed: int, *shapes: tuple[int, ...]) -> list[np.ndarray]:
     rng = np.random.default_rng(seed)
-    return [rng.standard_normal(shape).astype(F) for shape in shapes]
+    return draw(rng, *shapes)
 
 
 def put(x: Any) -> Any:

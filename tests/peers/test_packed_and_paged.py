@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from calls import draw
 from numpy.typing import NDArray
 from peers.judged import CLOSE
 
@@ -16,10 +17,6 @@ from sdpa_xp import PagedKVCache, biases, masks, scaled_dot_product_attention, v
 Floats = NDArray[np.float64]
 CU_Q, CU_K = [0, 2, 7, 7, 10, 13], [0, 5, 7, 9, 9, 12]
 """Sequences of (2, 5), (5, 2), (0, 2), (3, 0) and (3, 3) queries and keys."""
-
-
-def draw(rng: np.random.Generator, *shapes: tuple[int, ...]) -> list[Any]:
-    return [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
 
 
 def close(ours: Any, theirs: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from calls import draw
 from numpy.typing import NDArray
 from peers.judged import CLOSE
 
@@ -27,10 +28,6 @@ from sdpa_xp import (
 
 Floats = NDArray[np.float64]
 INF = math.inf
-
-
-def draw(rng: np.random.Generator, *shapes: tuple[int, ...], dtype: Any = np.float32) -> list[Any]:
-    return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
 
 
 def wide(*arrays: Any) -> list[Floats]:

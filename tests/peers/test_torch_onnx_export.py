@@ -14,6 +14,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from calls import draw
 
 from sdpa_xp import biases, dot_product_attention, masks, scaled_dot_product_attention
 from sdpa_xp_export import reference
@@ -61,10 +62,6 @@ def run(model: Any, arrays: list[np.ndarray]) -> np.ndarray:
     session = onnxruntime.InferenceSession(model.SerializeToString())
     names = [each.name for each in session.get_inputs()]
     return session.run(None, dict(zip(names, arrays, strict=True)))[0]
-
-
-def draw(rng: np.random.Generator, *shapes: tuple[int, ...], dtype: Any = np.float32) -> list[np.ndarray]:
-    return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
 
 
 def boolean(rng: np.random.Generator, *shape: int) -> np.ndarray:
