@@ -38,8 +38,8 @@ check: $(VENV)/test
 	$(BIN)/lint-imports
 
 bench: $(VENV)/test
-	$(BIN)/python tests/benchmarks/attention.py
-	$(BIN)/python tests/benchmarks/exported.py
+	$(BIN)/python benchmarks/attention.py
+	$(BIN)/python benchmarks/exported.py
 
 # About an hour: the tests are recorded, and run for each of 200 mutants as far as they run its line.
 mutants: $(VENV)/mutants

@@ -16,7 +16,7 @@ from sdpa_xp.protocols import Array, Shape
 
 
 class Cut(NamedTuple):
-    """How large tiles are. Measured: tests/benchmarks/attention.py."""
+    """How large tiles are. Measured: benchmarks/attention.py."""
 
     rows: int
     columns: int

@@ -44,7 +44,7 @@ def used(found: dict[str, float]) -> float:
 
 
 def releases() -> str:
-    """tests/runtime/results.json, under headings of this page."""
-    results = json.loads((ROOT / "tests" / "runtime" / "results.json").read_text())
+    """results/runtimes.json, under headings of this page."""
+    results = json.loads((ROOT / "results" / "runtimes.json").read_text())
     title, _, rest = markdown(results).partition("\n")
     return f"## {title.removeprefix('# ')}\n{rest}"

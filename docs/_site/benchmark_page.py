@@ -1,4 +1,4 @@
-"""The benchmarks of tests/benchmarks, as they were measured: bars, plots, tables, on which machine and when."""
+"""The benchmarks, as they were measured: bars, plots, tables, on which machine and when."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from evidence import ROOT
 from figures import inline
 from measuring import Row, Spread
 
-BENCHMARKS = ROOT / "tests" / "benchmarks"
-GPU = ROOT / "tests" / "gpu" / "results.json"
+RESULTS = ROOT / "results"
+GPU = RESULTS / "gpu.json"
 SEEN = {
     "time": "Milliseconds over S, for all pairs and for causal calls, a line a library: all grow as S squared.",
     "ratio": "Time over that of torch SDPA, over S, for all pairs and for causal calls, a line a library.",
@@ -26,7 +26,7 @@ SEEN = {
 
 
 def page() -> str:
-    facts = json.loads((BENCHMARKS / "attention.json").read_text())
+    facts = json.loads((RESULTS / "attention.json").read_text())
     rows = [row_of(each) for each in facts["rows"]]
     return "\n\n".join([*attention(facts, rows), *graphs(), *gpu()])
 
@@ -58,7 +58,7 @@ def attention(facts: dict[str, Any], rows: list[Row]) -> Iterator[str]:
 
 
 def graphs() -> Iterator[str]:
-    text = exported.page(json.loads((BENCHMARKS / "exported.json").read_text()))
+    text = exported.page(json.loads((RESULTS / "exported.json").read_text()))
     title, _, rest = text.partition("\n")
     yield f"## {title.removeprefix('# ')}"
     yield rest
@@ -67,7 +67,8 @@ def graphs() -> Iterator[str]:
 def gpu() -> Iterator[str]:
     yield "## On a GPU"
     if not GPU.exists():
-        yield "No results of a GPU are in the repository; `python tests/gpu/run.py` measures them on one."
+        command = "python tests/gpu/run.py results/gpu.json"
+        yield f"No results of a GPU are in the repository; `{command}` measures them on one."
         return
     results = json.loads(GPU.read_text())
     yield f"{results['gpu']}, Python {results['python']}, {results['date']}."

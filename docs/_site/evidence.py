@@ -1,4 +1,4 @@
-"""What tests/agreement/results.json says: each feature, on each library and in each exported form."""
+"""What results/agreement.json says: each feature, on each library and in each exported form."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-RESULTS: dict[str, Any] = json.loads((ROOT / "tests" / "agreement" / "results.json").read_text())
+RESULTS: dict[str, Any] = json.loads((ROOT / "results" / "agreement.json").read_text())
 ROWS: list[dict[str, Any]] = RESULTS["rows"]
 DTYPES = list(dict.fromkeys(row["dtype"] for row in ROWS))
 FEATURES = [each["feature"] for each in ROWS[0]["features"]]

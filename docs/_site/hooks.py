@@ -39,7 +39,7 @@ MARKS = {
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Let the blocks of pages import what makes their figures and tables, and the examples."""
     root = HERE.parents[1]
-    folders = (HERE, root / "examples", root / "tests", root / "tests" / "benchmarks")
+    folders = (HERE, root / "examples", root / "tests", root / "benchmarks")
     sys.path += [str(path) for path in folders if str(path) not in sys.path]
     return config
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).parents[2] / "tests" / "runtime"
+FOLDER = Path(__file__).parents[2] / "results"
 KINDS = {
     "a row without keys": ("fullymasked", "boolmask", "softmax_precision", "empty"),
     "a soft cap": ("softcap",),
@@ -19,7 +19,7 @@ KINDS = {
 
 def standard() -> str:
     """ONNX's own cases: how many each release computes, refuses, and computes wrong without a word."""
-    found, total = _read("standard.json"), _read("standard.json")["cases"]
+    found, total = _read("conformance.json"), _read("conformance.json")["cases"]
     rows = []
     for release, faults in found["releases"].items():
         refused = sum(fault == "refused" for fault in faults.values())
@@ -29,7 +29,7 @@ def standard() -> str:
 
 def wrong() -> str:
     """What the cases that are computed wrong are about, and the worst that each release makes of it."""
-    releases = _read("standard.json")["releases"]
+    releases = _read("conformance.json")["releases"]
     rows = []
     for kind in (*KINDS, "something else"):
         cells = [_shown(kind, faults) for faults in releases.values()]
@@ -40,13 +40,13 @@ def wrong() -> str:
 
 def newest_wrong() -> set[str]:
     """What the cases are about that the newest release computes wrong."""
-    newest = [*_read("standard.json")["releases"].values()][-1]
+    newest = [*_read("conformance.json")["releases"].values()][-1]
     return {_kind(name) for name, fault in newest.items() if fault != "refused"}
 
 
 def forms() -> str:
     """Which form is taken for how many of all calls, and that none is wrong."""
-    found = _read("results.json")
+    found = _read("runtimes.json")
     rows = []
     for release, each in found["releases"].items():
         count = sum(len(form["wrong"]) for form in each["forms"].values())
@@ -57,14 +57,14 @@ def forms() -> str:
 
 def reasons(form: str) -> str:
     """Why a form is refused on the newest release, and for how many of all calls."""
-    newest = [*_read("results.json")["releases"].values()][-1]
+    newest = [*_read("runtimes.json")["releases"].values()][-1]
     refused = newest["forms"][form]["refused"]
     return _table(["reason", "calls"], sorted(refused.items(), key=lambda each: -each[1]))
 
 
 def calls() -> int:
     """How many calls the results are of."""
-    return int(_read("results.json")["calls"])
+    return int(_read("runtimes.json")["calls"])
 
 
 def _shown(kind: str, faults: dict[str, str]) -> str:

@@ -49,7 +49,7 @@ FEW_SCORES = {"unmasked": 2**24, "causal": 2**20, "masked": 2**21}
 # Beyond so many it has very many.
 VERY_MANY_SCORES = 2**26
 # The forms to take, the best first, by provider and by what the call is like; measured, see
-# tests/benchmarks.
+# benchmarks/.
 _CPU: dict[str, tuple[str, ...]] = {
     "unmasked, few scores": ("attention", "primitive"),
     "unmasked, many scores": ("multi_head", "tiled", "primitive"),

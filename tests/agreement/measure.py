@@ -1,4 +1,6 @@
-"""`python tests/agreement/measure.py`: what `sdpa-xp agree` says here of every feature, into results.json.
+"""`python tests/agreement/measure.py`: what `sdpa-xp agree` says here of every feature.
+
+It writes results/agreement.json.
 
 Two pages of the site are made of it, the support matrix and the agreement; test_results.py holds it fresh.
 """
@@ -11,15 +13,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[2]))
 from benchmarks import machine
-
 from sdpa_xp_export import backends, session
 from sdpa_xp_export.agree import compare, feature_jobs
 from sdpa_xp_export.backends import LIBRARIES
 from sdpa_xp_export.cli.options import DTYPES
 
-RESULTS = Path(__file__).with_name("results.json")
+RESULTS = Path(__file__).parents[2] / "results" / "agreement.json"
 PACKAGES = ("sdpa_xp", "numpy", "onnx", "ml_dtypes")
 
 

@@ -1,4 +1,4 @@
-"""results.json is what `sdpa-xp agree` says today: the same features, the same refused, for the same reason."""
+"""results/agreement.json is what `sdpa-xp agree` says today: the same features, refused for the same reason."""
 
 from __future__ import annotations
 

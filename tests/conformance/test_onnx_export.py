@@ -23,7 +23,7 @@ TARGET = Runtime.parse("test", DEFAULT_RUNTIME)
 
 
 def test_every_case_is_exported() -> None:
-    """`primitive` states whatever ONNX asks; what another form refuses is in tests/runtime/results.json."""
+    """`primitive` states whatever ONNX asks; what another form refuses is in results/runtimes.json."""
     assert [each.case for each in EXPORTS if "output" in each.call.outputs] == list(CASES)
     assert not [each.name for each in EXPORTS if refusal("primitive", each.call, TARGET)]
 

@@ -1,4 +1,4 @@
-"""All that needs a GPU, in one run: `python tests/gpu/run.py results.json [--only NAME,...] [--quick]`.
+"""All that needs a GPU, in one run: `python tests/gpu/run.py results/gpu.json [--only NAME,...] [--quick]`.
 
 Runs the core tests on torch's CUDA device and on CuPy, the `cuda` tests, the table of the benchmark and the
 agreement table. One file says what they said, on which machine, with which versions and when, and is written
@@ -23,10 +23,11 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[2]))
 from benchmarks import machine
 
 ROOT = Path(__file__).parents[2]
+
 DISTRIBUTIONS = (
     "numpy",
     "torch",
@@ -76,7 +77,7 @@ def steps(device: str, quick: bool, folder: Path) -> dict[str, Step]:
         f"core tests, {name}": Step([*pytest, *spread, "tests/core", f"--backends={name}"], 180)
         for name in LIBRARIES[device]
     }
-    table = [python, "tests/benchmarks/on_device.py", "--into", str(folder), "--device", device]
+    table = [python, "benchmarks/on_device.py", "--into", str(folder), "--device", device]
     agree = [python, "-m", "sdpa_xp_export", "agree", "--json"]
     return {
         **cores,

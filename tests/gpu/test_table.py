@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 CELLS = ("all pairs", "causal", "memory, all pairs", "memory, causal")
 
 

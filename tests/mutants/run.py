@@ -63,7 +63,9 @@ def main() -> None:
             )
             found.write_text(json.dumps(outcomes, indent=1))
     whole = not asked.only and asked.suites == ",".join(SUITES)
-    summarise(asked.seed, drawn, outcomes, HERE / "results.json" if whole else BUILD / "results.json")
+    summarise(
+        asked.seed, drawn, outcomes, ROOT / "results" / "mutants.json" if whole else BUILD / "results.json"
+    )
 
 
 def copied(tree: Path) -> Path:

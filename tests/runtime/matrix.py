@@ -1,4 +1,4 @@
-"""`python -m runtime.matrix`: every form of every call, for every release, into results.json and RESULTS.md.
+"""`python -m runtime.matrix`: every form of every call, for every release, into results/runtimes.json and .md.
 
 Each graph runs in the release that it is written for and in each later one, since `runtime` names the oldest.
 
@@ -22,13 +22,14 @@ from runtime.table import markdown
 
 from sdpa_xp_export.choice import FORMS
 
-RESULTS = Path(__file__).with_name("results.json")
-TABLE = Path(__file__).with_name("RESULTS.md")
+FOLDER = Path(__file__).parents[2] / "results"
+RESULTS = FOLDER / "runtimes.json"
+TABLE = FOLDER / "runtimes.md"
 PACKAGES = ("numpy", "onnx", "sdpa_xp")
 
 
 def measured() -> dict[str, Any]:
-    """What goes into results.json."""
+    """What goes into runtimes.json."""
     calls = jobs()
     for release in RELEASES:
         path_of(release)

@@ -1,4 +1,4 @@
-"""`python -m runtime.standard`: ONNX's own cases of Attention in every release, into standard.json.
+"""`python -m runtime.standard`: ONNX's own cases of Attention in every release, into results/conformance.json.
 
 No graph of this project is in it: it is what the releases make of the operator itself, and why the exporter
 does not always write it. `make runtimes` runs it too.
@@ -20,7 +20,7 @@ from runtime.releases import RELEASES, Graph, run_graphs
 
 from sdpa_xp_export.agreement import EPS, ROUNDINGS
 
-RESULTS = Path(__file__).with_name("standard.json")
+RESULTS = Path(__file__).parents[2] / "results" / "conformance.json"
 IR_VERSION = 10  # onnx writes a later one than old releases load
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def markdown(results: Mapping[str, Any]) -> str:
-    """results.json -> RESULTS.md."""
+    """runtimes.json -> runtimes.md."""
     return "\n".join(_lines(results)) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""What standard.json says of the releases is what they do."""
+"""What results/conformance.json says of the releases is what they do."""
 
 from __future__ import annotations
 

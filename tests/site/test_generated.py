@@ -11,7 +11,7 @@ import pytest
 from documented import PUBLIC
 
 ROOT = Path(__file__).parents[2]
-sys.path += [str(ROOT / each) for each in ("docs/_site", "tests/benchmarks")]
+sys.path += [str(ROOT / each) for each in ("docs/_site", "benchmarks")]
 
 import agreement_page  # noqa: E402
 import benchmark_page  # noqa: E402

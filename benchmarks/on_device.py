@@ -1,6 +1,6 @@
 """Attention on a GPU in float16: sdpa_xp on CuPy and torch beside torch's own kernels and onnxruntime.
 
-`python tests/benchmarks/on_device.py --into FOLDER [--quick] [--device cpu]` writes on_device.json and
+`python benchmarks/on_device.py --into FOLDER [--quick] [--device cpu]` writes on_device.json and
 on_device.md there, again after each cell. A cell without numbers says why. On the CPU it is a trial of the
 table: NumPy stands where CuPy would.
 """
@@ -23,7 +23,7 @@ import array_api_compat.numpy as numpy_namespace
 import machine
 import report
 from bars import MEMORY, Bar, row_of
-from calls import CELLS, HEADS, WIDTH, Call
+from cells import CELLS, HEADS, WIDTH, Call
 from device_contenders import (
     CONTENDERS,
     CUPY,

@@ -1,6 +1,6 @@
 """Peak memory of one call in a process of its own, measured by the operating system.
 
-`python tests/benchmarks/memory.py [--contender NAME] [--heads 1] [--length 100000]` prints what it holds above
+`python benchmarks/memory.py [--contender NAME] [--heads 1] [--length 100000]` prints what it holds above
 the inputs, and above the inputs and the output. At 100,000 queries and keys the scores of a head are 40 GB.
 """
 
@@ -14,7 +14,7 @@ import sys
 import machine
 import numpy as np
 from bars import MEMORY
-from calls import HEADS, Call
+from cells import HEADS, Call
 from contenders import CONTENDERS, NUMPY, QUADRATIC, TEXTBOOK, TORCH
 from measuring import Row, Spread
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
-from calls import Call
+from cells import Call
 from numpy.typing import NDArray
 
 from sdpa_xp import scaled_dot_product_attention

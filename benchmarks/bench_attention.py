@@ -1,6 +1,6 @@
 """A handful of calls for whoever works on their speed: seconds to run, and comparable from change to change.
 
-`python -m pytest tests/benchmarks/bench_attention.py --benchmark-only --benchmark-autosave`, and after the
+`python -m pytest benchmarks/bench_attention.py --benchmark-only --benchmark-autosave`, and after the
 change once more with `--benchmark-compare`. The tables of attention.py say how it stands beside others.
 """
 
@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.calls import CELLS, ONE_QUERY, TINY, Call
 
+from benchmarks.cells import CELLS, ONE_QUERY, TINY, Call
 from sdpa_xp import KVCache, scaled_dot_product_attention
 
 CALLS = {"tiny": TINY, "one query": ONE_QUERY, **{name: call(1024) for name, call in CELLS.items()}}

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from calls import Call
+from cells import Call
 from numpy.typing import NDArray
 
 from sdpa_xp import masks, scaled_dot_product_attention

@@ -1,7 +1,7 @@
 """Attention on the CPU: sdpa_xp beside torch, JAX, onnxruntime, the textbook formula, and the matmuls alone.
 
-`python tests/benchmarks/attention.py [--quick] [--only NAME,...]` writes attention.json, attention.md and
-plots/*.svg beside it; a quick or partial run prints its numbers, and writes only where `--into` says.
+`python benchmarks/attention.py [--quick] [--only NAME,...]` writes attention.json, attention.md and
+plots/*.svg into results/; a quick or partial run prints its numbers, and writes only where `--into` says.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import memory
 import numpy as np
 import plots
 import report
-from calls import BY_CALL, CELLS, HEADS, LENGTHS, ONE_QUERY, TINY, WIDTH, Call
+from cells import BY_CALL, CELLS, HEADS, LENGTHS, ONE_QUERY, TINY, WIDTH, Call
 from contenders import CONTENDERS, MATMULS, NUMPY, ON_TORCH, TEXTBOOK, TORCH, Ready, ours_numpy, ready
 from measuring import Row, Spread, interleaved, ratios
 
@@ -160,7 +160,7 @@ def main() -> None:
     rows = measured({name: cells[name] for name in only})
     print(*report.bars(rows), sep="\n")
     whole = not (arguments.quick or arguments.only)
-    folder = arguments.into or (Path(__file__).parent if whole else None)
+    folder = arguments.into or (Path(__file__).parents[1] / "results" if whole else None)
     if folder is not None:
         written(folder, rows)
 

@@ -66,10 +66,11 @@ def page(facts: dict[str, Any], rows: Sequence[Row], plots: Iterable[str]) -> st
         "",
         HOW,
         "",
-        "`python tests/benchmarks/attention.py` writes this page.",
+        "`python benchmarks/attention.py` writes this page.",
         "",
     ]
-    lines += ["## Bars", "", *bars(rows), "", "[What was tried](NOTES.md) to reach those that are missed.", ""]
+    tried = "[What was tried](../benchmarks/NOTES.md) to reach those that are missed."
+    lines += ["## Bars", "", *bars(rows), "", tried, ""]
     lines += ["## Where the time goes", "", WHERE, "", *parts(rows), ""]
     lines += [f"![{name}](plots/{name}.svg)" for name in plots]
     for cell, title, what in TABLES:

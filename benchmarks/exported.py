@@ -4,7 +4,7 @@ One process holds a session of each graph and runs them in turn; a number is the
 peak of memory is that of a fresh process, above what it held before the first run. Inputs and outputs are
 (1, 8, S, 64), float32, heads before lengths, so the fused operators pay for the Transposes that they need.
 
-`python tests/benchmarks/exported.py [--quick]` writes exported.json and exported.md beside it.
+`python benchmarks/exported.py [--quick]` writes exported.json and exported.md into results/.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HEADS, WIDTH = 8, 64
 LENGTHS = (128, 512, 2048, 4096)
 FORMS = ("auto", "primitive", "tiled", "attention", "multi_head", "grouped_query")
 TORCH_OPSETS = (18, 23)
-RESULTS = Path(__file__).parent / "exported.json"
+RESULTS = Path(__file__).parents[1] / "results" / "exported.json"
 SECONDS = 2.0
 """Per graph and cell."""
 
