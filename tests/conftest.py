@@ -7,6 +7,8 @@ torch if it is installed, and leaves out the tests that are marked `slow`.
 
 from __future__ import annotations
 
+from collections import Counter
+
 import hypothesis
 import numpy as np
 import pytest
@@ -21,11 +23,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help=f"comma-separated, of {', '.join(LIBRARIES)}; default: those installed of {', '.join(DEFAULT)}",
     )
     parser.addoption("--fast", action="store_true", help=f"{' and '.join(FAST)}, without slow tests")
+    parser.addoption(
+        "--thin",
+        type=int,
+        default=1,
+        metavar="N",
+        help="of each test function, the first of N cases",
+    )
     parser.addoption("--runtimes", help="comma-separated releases of onnxruntime, which must be installed")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """JAX compiles each operation for each shape, so it gets fewer random calls."""
+    """JAX compiles each operation for each shape, and Dask makes a graph of it: they get fewer random calls."""
     asked = _asked(config) or []
     for name in asked:
         if name not in LIBRARIES:
@@ -34,7 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError(f"--backends: {name} needs {LIBRARIES[name][0]}, which is not installed")
     hypothesis.settings.register_profile(
         "sdpa_xp",
-        max_examples=3 if asked and asked[0].startswith("jax") else 15,
+        max_examples=3 if asked and asked[0].startswith(("jax", "dask")) else 15,
         deadline=None,
         derandomize=True,
         suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow],
@@ -61,10 +70,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Keep the tests of the libraries that were asked for, and skip what needs a package that is not there."""
     asked, fast = _asked(config), config.getoption("--fast")
     kept, left_out = [], []
+    cases: Counter[str] = Counter()
     for item in items:
         needed = {name for marker in item.iter_markers("needs") for name in marker.args}
         absent = sorted(name for name in needed if not installed(name))
         if not _is_asked(item, needed, asked) or (fast and (absent or item.get_closest_marker("slow"))):
+            left_out.append(item)
+            continue
+        function = item.nodeid.partition("[")[0]
+        cases[function] += 1
+        if (cases[function] - 1) % config.getoption("--thin"):
             left_out.append(item)
             continue
         kept.append(item)

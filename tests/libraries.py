@@ -7,6 +7,7 @@ runs (no write, no computing of a lazy graph, no use of what the standard lacks)
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import shutil
 from collections.abc import Callable, Iterator
@@ -30,6 +31,8 @@ class Library:
     guard: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     jit: Callable[..., Any] | None = None
     """What traces a function of arrays, by its own name or another."""
+    traces: bool = False
+    """Whether `call` runs the function inside of `jit`."""
 
     @property
     def xp(self) -> Any:
@@ -50,8 +53,12 @@ class Library:
     def call(self, function: Callable[..., Any], *arrays: np.ndarray, **rules: Any) -> Any:
         """`function` of the arrays in this library; NumPy arrays among the keywords are put in as well."""
         with self.guard():
-            placed = {k: self.put(x) if isinstance(x, np.ndarray) else x for k, x in rules.items()}
-            return function(*(self.put(x) for x in arrays), **placed)
+            placed = {k: self.put(x) for k, x in rules.items() if isinstance(x, np.ndarray)}
+            fixed = {k: x for k, x in rules.items() if k not in placed}
+            bound = functools.partial(function, **fixed)
+            if self.traces and self.jit is not None:
+                bound = self.jit(bound)
+            return bound(*(self.put(x) for x in arrays), **placed)
 
 
 def read_only(x: np.ndarray) -> np.ndarray:
@@ -122,7 +129,7 @@ def _strict(device: str) -> Callable[[], Library]:
     return make
 
 
-def _jax(x64: bool) -> Callable[[], Library]:
+def _jax(x64: bool, traces: bool = False) -> Callable[[], Library]:
     def make() -> Library:
         import jax
 
@@ -133,7 +140,8 @@ def _jax(x64: bool) -> Callable[[], Library]:
             with jax.enable_x64(x64), jax.default_matmul_precision("float32"):
                 yield
 
-        return Library("jax-x64" if x64 else "jax", _put, np.asarray, guard, jax.jit)
+        name = "jax-jit" if traces else "jax-x64" if x64 else "jax"
+        return Library(name, _put, np.asarray, guard, jax.jit, traces)
 
     def _put(x: np.ndarray) -> Any:
         import jax
@@ -184,14 +192,17 @@ LIBRARIES: dict[str, tuple[str, Callable[[], Library]]] = {
     "strict-no_x64": ("array_api_strict", _strict("no_x64")),
     "jax": ("jax", _jax(x64=False)),
     "jax-x64": ("jax", _jax(x64=True)),
+    "jax-jit": ("jax", _jax(x64=False, traces=True)),
     "dask": ("dask", _dask),
     "mlx": ("mlx", _mlx),
     "cupy": ("cupy", _cupy),
     "torch-cuda": ("torch", _torch_cuda),
 }
-"""By name: the module to import, and how the library is made. The last two run only when asked for by name."""
+"""By name: the module to import, and how the library is made."""
 
-DEFAULT = [name for name in LIBRARIES if name not in ("cupy", "torch-cuda")]
+BY_NAME_ALONE = ("jax-jit", "cupy", "torch-cuda")
+"""These run only if they are asked for."""
+DEFAULT = [name for name in LIBRARIES if name not in BY_NAME_ALONE]
 FAST = ["numpy", "torch"]
 """The libraries of a contributor's loop, as far as they are installed."""
 
