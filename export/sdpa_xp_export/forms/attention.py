@@ -94,7 +94,8 @@ def _with_lengths(inputs: Inputs) -> dict[str, Value]:
     lengths = inputs.pairs.filled
     if lengths is None:
         (padding,) = call.masks
-        lengths = cast(Value, tile.integers("attn_mask.key_lengths", padding.arguments["key_lengths"]))
+        given = padding.arguments["key_lengths"]
+        lengths = cast(Value, tile.lengths("attn_mask.key_lengths", given, call.sizes.keys))
     batch = call.sizes.batch[0]
     real = pieces.unsqueeze(tile.columns, -1) < lengths
     key, value = (functions.where(real, each, 0.0) for each in (inputs.key, inputs.value))

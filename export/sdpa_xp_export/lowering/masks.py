@@ -52,9 +52,10 @@ def _causal(tile: Tile, offset: object) -> Allowed:
 
 def _sliding_window(tile: Tile, left: int | None, right: int | None, offset: object) -> Allowed:
     found: Allowed = True
+    shift = tile.integers("attn_mask.offset", offset)
     if left is None and right is None:
         return found
-    middle = tile.query_index + tile.integers("attn_mask.offset", offset)
+    middle = tile.query_index + shift
     if left is not None:
         found = tile.key_index >= middle - left
     if right is not None:
@@ -65,14 +66,15 @@ def _sliding_window(tile: Tile, left: int | None, right: int | None, offset: obj
 def _padding(tile: Tile, key_lengths: object, query_lengths: object) -> Allowed:
     found: Allowed = True
     if key_lengths is not None:
-        found = tile.key_index < tile.integers("attn_mask.key_lengths", key_lengths)
+        found = tile.key_index < tile.lengths("attn_mask.key_lengths", key_lengths, tile.call.sizes.keys)
     if query_lengths is not None:
-        found = both(found, tile.row < tile.integers("attn_mask.query_lengths", query_lengths))
+        real = tile.lengths("attn_mask.query_lengths", query_lengths, tile.call.sizes.queries)
+        found = both(found, tile.row < real)
     return found
 
 
 def _prefix(tile: Tile, length: object) -> Allowed:
-    return tile.key_index < tile.integers("attn_mask.length", length)
+    return tile.key_index < tile.lengths("attn_mask.length", length)
 
 
 def _document(tile: Tile, query_ids: object, key_ids: object) -> Allowed:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
 
+import numpy as np
+
 from sdpa_xp import checks
 from sdpa_xp_export import pieces
 from sdpa_xp_export.array import Value
@@ -162,6 +164,7 @@ class Tile:
         """One integer, or one a batch entry as (..., 1, 1, 1); "lower_right" is S - L."""
         if value == "lower_right" and isinstance(value, str):
             return 0 if self.call.cached else self.here(self.pairs.keys) - self.here(self.pairs.queries)
+        _check_range(name, value, -checks.LARGEST_INTEGER, checks.LARGEST_INTEGER)
         if isinstance(value, int):
             return value
         found = self.vector(name, value)
@@ -171,6 +174,12 @@ class Tile:
             return pieces.reshape(found, (1, 1, 1), (1, 1, 1))
         checks.broadcasts(FUNCTION, name, shape, batch, "(...), one a batch entry")
         return pieces.reshape(found, (*[0] * len(shape), 1, 1, 1), (*shape, 1, 1, 1))
+
+    def lengths(self, name: str, value: object, limit: int | str | None = None) -> Value | int:
+        """Lengths, likewise; those that are known are not below 0, nor above a `limit` that is known."""
+        most = limit if isinstance(limit, int) else checks.LARGEST_INTEGER
+        _check_range(name, value, 0, most)
+        return self.integers(name, value)
 
     def vector(self, name: str, value: object) -> Value:
         """Integers: a list of them, an input or an initializer."""
@@ -210,3 +219,12 @@ class Tile:
         ones = [self.graph.constant([1], "int64")] * 3
         target = pieces.join([*lengths, *ones])
         return pieces.reshape_to(pieces.arange(count, "entries"), target, (*batch, 1, 1, 1))
+
+
+def _check_range(name: str, value: object, least: int, most: int) -> None:
+    """Refuse integers that the library refuses, as far as they are known now; an input's are not."""
+    given = value.numbers.ravel().tolist() if isinstance(value, Initializer) else value
+    for number in given if isinstance(given, tuple | list) else [given]:
+        if isinstance(number, int | np.integer) and not least <= number <= most:
+            rule = f"`{name}` must be " + (f"at least {least}" if number < least else f"at most {most}")
+            raise ValueError(checks.message(FUNCTION, rule, {name: int(number)}))

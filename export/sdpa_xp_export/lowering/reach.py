@@ -84,11 +84,11 @@ def _sliding_window(
 def _padding(tile: Tile, _first: Value, _last: Value, key_lengths: object, **_: Any) -> Bounds:
     if key_lengths is None:
         return Bounds()
-    return Bounds(stop=most(tile, tile.integers("attn_mask.key_lengths", key_lengths)))
+    return Bounds(stop=most(tile, tile.lengths("attn_mask.key_lengths", key_lengths)))
 
 
 def _prefix(tile: Tile, _first: Value, _last: Value, length: object) -> Bounds:
-    return Bounds(stop=most(tile, tile.integers("attn_mask.length", length)))
+    return Bounds(stop=most(tile, tile.lengths("attn_mask.length", length)))
 
 
 def _chunked(_tile: Tile, first: Value, last: Value, size: int) -> Bounds:
