@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 from contextlib import suppress
+from numbers import Integral
 from pathlib import Path
 from typing import BinaryIO
 
 import onnx
 from google.protobuf.message import DecodeError, EncodeError
 
-from sdpa_xp.checks import message
+from sdpa_xp.checks import flag, message
 from sdpa_xp_export.external import (
     EXTERNAL_ABOVE,
     Chunks,
@@ -33,7 +35,7 @@ ALIGNED = 2**16
 
 def save(
     model: Model,
-    path: str | Path,
+    path: str | os.PathLike[str],
     *,
     overwrite: bool = False,
     external_above: int = EXTERNAL_ABOVE,
@@ -59,7 +61,8 @@ def save(
         The path of the file that holds the model, links resolved.
 
     Raises:
-        TypeError: `model` is no ModelProto and no LargeModel, or `path` is no path.
+        TypeError: `model` is no ModelProto and no LargeModel, `path` is no path, `overwrite` is no bool, or
+            `external_above` no integer.
         ValueError: `model` refers to external data itself, its graph alone is over 2 GiB, or an array that a
             LargeModel refers to was written to; `path` holds what no file system can name.
         FileExistsError: `path` is there and `overwrite` is False, or is a link out of its folder to a file that
@@ -76,9 +79,13 @@ def save(
         'attention.onnx'
     """
     _check_model(model)
+    replaces = flag("save", "overwrite", overwrite)
+    if isinstance(external_above, bool) or not isinstance(external_above, Integral):
+        got = {"external_above": repr(external_above)}
+        raise TypeError(message("save", "`external_above` must be an integer", got))
     small = held(model) <= external_above
     with in_words_of(ASKED, path):
-        target = free_target(path, ASKED, overwrite=overwrite)
+        target = free_target(path, ASKED, overwrite=replaces)
         with writing(target, _remove_data) as writer:
             data = _data_file(target, writer.number)
             before: set[Path] = set()
@@ -89,7 +96,7 @@ def save(
                 with locked(target.parent):  # what another save has written meanwhile is replaced, too
                     before |= _data_of(target)
                     _mark(before, writer)
-                    give_name(unfinished, target, ASKED, overwrite=overwrite)
+                    give_name(unfinished, target, ASKED, overwrite=replaces)
                     writer.forget(unfinished)
             finally:
                 _remove_unless_referred_to({data, *before}, target)

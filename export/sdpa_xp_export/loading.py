@@ -45,7 +45,7 @@ class _UnfitError(Exception):
         self.rule, self.got = rule, got or {}
 
 
-def load(function: str, path: str | Path, *, largest: int = LARGEST) -> onnx.ModelProto:
+def load(function: str, path: str | os.PathLike[str], *, largest: int = LARGEST) -> onnx.ModelProto:
     """The model in the file `path`, its external data in it.
 
     Args:

@@ -24,9 +24,13 @@ class Asked(NamedTuple):
 
     def path(self, given: object) -> Path:
         """Check that `given` is a path that the system can name."""
-        if not isinstance(given, str | os.PathLike):
-            raise TypeError(self.message("must be a path", type(given).__name__))
-        path = Path(given)
+        try:
+            named = os.fspath(given) if isinstance(given, str | os.PathLike) else given
+        except TypeError as error:  # an object whose `__fspath__` returns neither str nor bytes
+            raise TypeError(self.message("must be a path", type(given).__name__)) from error
+        if not isinstance(named, str):
+            raise TypeError(self.message("must be a path, of characters", type(named).__name__))
+        path = Path(named)
         try:
             encoded = os.fsencode(path)
         except UnicodeEncodeError as error:
@@ -38,7 +42,7 @@ class Asked(NamedTuple):
 
 
 @contextmanager
-def in_words_of(asked: Asked, path: str | Path) -> Iterator[None]:
+def in_words_of(asked: Asked, path: str | os.PathLike[str]) -> Iterator[None]:
     """An error of the system names the path that the user gave, and not one that is ours."""
     try:
         yield
@@ -48,7 +52,7 @@ def in_words_of(asked: Asked, path: str | Path) -> Iterator[None]:
         raise worded(error, asked.message(f"must be writable ({reason(error)})", path)) from error
 
 
-def free_target(path: str | Path, asked: Asked, *, overwrite: bool) -> Path:
+def free_target(path: str | os.PathLike[str], asked: Asked, *, overwrite: bool) -> Path:
     """Return the file to write, with links followed, so that a link stays a link.
 
     A link to a file that is not there leads out of its folder only with `overwrite`: whoever may write to the

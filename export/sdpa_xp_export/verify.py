@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -32,7 +33,7 @@ from sdpa_xp_export.trials import Trial, judged, trials
 
 
 def verify(
-    model: Model | str | Path,
+    model: Model | str | os.PathLike[str],
     *,
     provider: str | None = None,
     seed: int = 0,
@@ -89,7 +90,7 @@ def verify(
 
 def _checked(model: object, seed: object, attn_mask: object, bias: object, watch: object) -> None:
     """The arguments are of the types that they are stated to be."""
-    if not isinstance(model, onnx.ModelProto | LargeModel | str | Path):
+    if not isinstance(model, onnx.ModelProto | LargeModel | str | os.PathLike):
         rule = "`model` must be an ONNX model, or the path of its file"
         raise TypeError(message("verify", rule, {"model": type(model).__name__}))
     checks.integer("verify", "seed", seed, least=0)
@@ -99,7 +100,7 @@ def _checked(model: object, seed: object, attn_mask: object, bias: object, watch
         checks.function("verify", "watch", watch, ("shown",))
 
 
-def _loaded(model: Model | str | Path) -> Model:
+def _loaded(model: Model | str | os.PathLike[str]) -> Model:
     if isinstance(model, LargeModel):
         return model
     if isinstance(model, onnx.ModelProto):
