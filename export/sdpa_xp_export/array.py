@@ -6,13 +6,16 @@ of the indices becomes ONNX by being called.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
 
 from sdpa_xp.checks import message
-from sdpa_xp_export import arithmetic, division, functions, powers
+from sdpa_xp_export import arithmetic, division, functions, in_place, powers
 from sdpa_xp_export.arithmetic import binary
 from sdpa_xp_export.lengths import Length
 from sdpa_xp_export.promotion import FLOATING
@@ -30,8 +33,6 @@ class Value:
     name: str
     dtype: str
     shape: Shape
-
-    __array_ufunc__: ClassVar[None] = None  # so that NumPy's `number + value` asks the value
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", Length.of(self.graph, self.shape))
@@ -71,6 +72,10 @@ class Value:
         if self.dtype == dtype:
             return self
         return self.graph.add("Cast", self, dtype=dtype, shape=self.shape, to=self.graph.onnx_dtype(dtype))
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **keywords: Any) -> Any:
+        """An operator of NumPy with an array or a number on the left."""
+        return in_place.of_ufunc(self, ufunc, method, inputs, **keywords)
 
     def __add__(self, other: object) -> Value:
         return binary("Add", "add", "numeric", self, other)
@@ -145,6 +150,20 @@ class Value:
         from sdpa_xp_export import shaping
 
         return iter(shaping.unstack(self))
+
+    __iadd__ = in_place.operator_of(operator.add)
+    __isub__ = in_place.operator_of(operator.sub)
+    __imul__ = in_place.operator_of(operator.mul)
+    __itruediv__ = in_place.operator_of(operator.truediv)
+    __ifloordiv__ = in_place.operator_of(operator.floordiv)
+    __imod__ = in_place.operator_of(operator.mod)
+    __ipow__ = in_place.operator_of(operator.pow)
+    __imatmul__ = in_place.operator_of(operator.matmul)
+    __iand__ = in_place.operator_of(operator.and_)
+    __ior__ = in_place.operator_of(operator.or_)
+    __ixor__ = in_place.operator_of(operator.xor)
+    __ilshift__ = in_place.operator_of(operator.lshift)
+    __irshift__ = in_place.operator_of(operator.rshift)
 
     def __neg__(self) -> Value:
         return arithmetic.negative(self)

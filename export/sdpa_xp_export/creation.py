@@ -39,6 +39,7 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: object = None, copy: Any 
     """Return values and arrays unchanged, a length as a value, and numbers as a NumPy array."""
     del device, copy
     made = obj.graph.operand(obj) if isinstance(obj, Length) else obj
+    made = np.asarray(made) if isinstance(made, np.generic) and not isinstance(made, float) else made
     if isinstance(made, Value) or is_array(made):
         return made if dtype is None else astype(made, dtype)
     numbers = np.asarray(made)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import array_api_compat
+import numpy as np
 
 from sdpa_xp_export.array import Value
 from sdpa_xp_export.graph import Graph
@@ -22,6 +23,7 @@ def of_values(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         graph = graph_of(arguments)
         if graph is None:
             arrays = [each for each in _leaves(arguments) if is_array(each)]
+            arrays = arrays or [np.asarray(each) for each in _leaves(arguments) if isinstance(each, np.generic)]
             return getattr(array_api_compat.array_namespace(*arrays), name)(*arguments, **keywords)
         return function(*(_as_values(graph, each) for each in arguments), **keywords)
 
@@ -47,4 +49,6 @@ def _leaves(arguments: Sequence[Any]) -> Iterator[Any]:
 def _as_values(graph: Graph, given: Any) -> Any:
     if isinstance(given, tuple | list):
         return type(given)(_as_values(graph, each) for each in given)
+    if isinstance(given, np.generic) and not isinstance(given, float):  # what NumPy makes of arrays of no axes
+        return given.item() if graph.mixes_kinds else graph.from_array(np.asarray(given))
     return graph.from_array(given) if is_array(given) else given

@@ -50,6 +50,9 @@ def to_onnx(
     and float32, are refused: convert one of them with `astype`. Where onnxruntime's CPU provider has no kernel
     for a dtype, the graph computes in a wider one and converts back.
 
+    `x += y` gives the name `x` to the sum, which must have the dtype and the shape of `x`; no array is written
+    to. So `x` may also be an array of NumPy, as `zeros` makes it.
+
     Shapes:
         Those of the layer. An entry of a spec may be a name; `x.shape` then has it, to be compared, put into
         a shape, added to another, and given to `arange` and `asarray`; Python can count no further with it. It
