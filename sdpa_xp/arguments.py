@@ -7,15 +7,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeVar
 
-from sdpa_xp import checks, generators, namespace
+from sdpa_xp import checks
+from sdpa_xp._libraries import (
+    accumulation_dtype,
+    array_signature,
+    astype_if_needed,
+    device_of,
+    execution_kind,
+    is_array,
+    library_of,
+)
+from sdpa_xp._libraries.protocols import Array, Dtype, Namespace, Shape
 from sdpa_xp.biases.algebra import Bias, as_bias
 from sdpa_xp.biases.algebra import FromArray as BiasFromArray
 from sdpa_xp.dropout import Dropout
 from sdpa_xp.environment import asked_threads
+from sdpa_xp.generators import Undrawn
 from sdpa_xp.masks.algebra import AllOf, Mask, Pattern, as_mask
 from sdpa_xp.masks.bands import Causal
 from sdpa_xp.pairs import Pairs
-from sdpa_xp.protocols import Array, Dtype, Namespace, Shape
 from sdpa_xp.scores import Scores
 from sdpa_xp.sources import Source, Whole, swapped
 
@@ -80,9 +90,9 @@ class Call(NamedTuple):
         return Part(self.pairs, self.arrays["query"], Whole(self.arrays["key"]))
 
     def quiet(self) -> AbstractContextManager[object]:
-        """Compute as `namespace.quiet` has it; an error gives the generator back the state that it had."""
-        quiet = self.once("quiet", lambda: namespace.quiet_for(self.arrays["query"]))()
-        return generators.Undrawn(self.rng, quiet) if self.dropout_p else quiet
+        """Compute without warnings and autocast; if the call fails, its generator has the state that it had."""
+        quiet = self.once("quiet", lambda: library_of(self.arrays["query"]).quiet(self.arrays["query"]))()
+        return Undrawn(self.rng, library_of(self.arrays["query"]), quiet) if self.dropout_p else quiet
 
     def once(self, name: str, find: Callable[[], T]) -> T:
         """What `find` returns, which follows from all of the call but the numbers in its arrays."""
@@ -97,7 +107,7 @@ class Call(NamedTuple):
         if not self.dropout_p:
             return bound
         query = self.arrays["query"]
-        dropout = Dropout(self.dropout_p, generators.random_words(self.rng, 4, query))
+        dropout = Dropout(self.dropout_p, library_of(query).random_words(self.rng, 4, query))
         return [scores._replace(dropout=dropout) for scores in bound]
 
     def without_dropout(self, part: Part) -> Scores:
@@ -134,7 +144,7 @@ class Call(NamedTuple):
 
     def result(self, output: Array) -> Array:
         """An output (..., Hq, L, Ev) in the caller's dtype and layout; 2-D inputs get no head axis."""
-        output = namespace.converted(self.pairs.xp, output, self.dtype)
+        output = astype_if_needed(self.pairs.xp, output, self.dtype)
         return output[0, ...] if self.sizes.flat else swapped(self.pairs.xp, output, self.layout)
 
     def without_heads(self, computed: Array) -> Array:
@@ -174,7 +184,7 @@ def _signature(function: str, inputs: Mapping[str, Any], rules: Rules, cached: o
     types = tuple(map(type, rules))
     if not PLAIN.issuperset(types):
         return None
-    arrays = tuple(map(namespace.fingerprint, inputs.values()))
+    arrays = tuple(map(array_signature, inputs.values()))
     return None if None in arrays else (function, cached, types, rules, arrays)
 
 
@@ -196,16 +206,17 @@ def _checked(
     sizes = checks.shapes(function, query.shape, *seen, layout=layout)
     if cached and checks.flag(function, "is_causal", rules.is_causal):
         checks.appended(function, sizes.queries, sizes.keys)
-    device = namespace.device(query)
-    held = namespace.accumulation_dtype(xp, query.dtype)
-    dtype = checks.softmax_dtype(function, rules.softmax_dtype, held, xp, device)
+    device = device_of(query)
+    held = accumulation_dtype(xp, query.dtype)
+    dtype = checks.softmax_dtype(function, rules.softmax_dtype, held, query)
     pairs = Pairs(
         function=function,
+        library=library_of(query),
         xp=xp,
         device=device,
         dtype=dtype,
         input_dtype=query.dtype,
-        engine=namespace.engine(arrays.values()),
+        execution_kind=execution_kind(arrays.values()),
         batch=sizes.batch,
         heads=sizes.query_heads,
         queries=sizes.queries,
@@ -213,7 +224,7 @@ def _checked(
         flat=sizes.flat,
         position=sizes.keys - sizes.queries if cached else 0,
     )
-    if pairs.engine == "threads":
+    if pairs.execution_kind == "blas_threaded":
         asked_threads()  # a wrong value is refused by small calls too, which need no threads
     masks, biases = _masks_and_biases(function, rules, arrays)
     for name in ("scale", "sinks"):
@@ -254,7 +265,7 @@ def arrays_of(rules: Rules) -> Iterator[tuple[str, object]]:
                 yield f"{name}.{argument}{number}", array
         elif value is not None:
             yield name, value
-    if namespace.is_array(rules.scale):
+    if is_array(rules.scale):
         yield "scale", rules.scale
     if rules.sinks is not None:
         yield "sinks", rules.sinks

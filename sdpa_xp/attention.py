@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TypeVar, cast
 
 from sdpa_xp import checks, native, streaming
+from sdpa_xp._libraries import library_of, override
+from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.arguments import Call, Rules, check
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
-from sdpa_xp.namespace import tied
-from sdpa_xp.overrides import override
-from sdpa_xp.protocols import AnyArray, Array
 from sdpa_xp.sources import Layout, Whole
 from sdpa_xp.states import AttentionState, in_base
 from sdpa_xp.tiles import plan
@@ -229,4 +228,4 @@ def _streamed(call: Call, *, with_lse: bool) -> tuple[Array, Array | None]:
     output, lse = streaming.attend(scores, value, tiles, call.dtype, with_lse=with_lse)
     if getattr(output, "requires_grad", True):  # only torch has it, and of no key it follows from nothing
         return output, lse
-    return tied(output, call.arrays.values()), lse
+    return library_of(output).attach_zero_gradient(output, call.arrays.values()), lse

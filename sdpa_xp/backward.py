@@ -16,10 +16,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from sdpa_xp import threads
+from sdpa_xp._libraries import astype_if_needed, is_traced, quiet
+from sdpa_xp._libraries.protocols import Array, Namespace, Shape
 from sdpa_xp.biases.algebra import is_masked
 from sdpa_xp.masks.algebra import Allowed
-from sdpa_xp.namespace import converted, is_traced, quiet
-from sdpa_xp.protocols import Array, Namespace, Shape
 from sdpa_xp.scores import Scores, matmul_grouped, matmul_over_group, of_keys
 from sdpa_xp.sources import Source
 from sdpa_xp.tiles import Part, Plan, Tile, cut_leading
@@ -55,7 +55,7 @@ class Forward(NamedTuple):
 
     def in_one_tile(self) -> Forward:
         """For values that cannot be read; a compiler's loop over the queries sums over none of its passes."""
-        pairs = replace(self.scores.pairs, engine="traced")
+        pairs = replace(self.scores.pairs, execution_kind="traced")
         rows, columns = max(1, self.plan.queries), max(1, self.plan.keys)
         plan = replace(self.plan, rows=rows, columns=columns, parts=(), rolled=False)
         return self._replace(scores=self.scores._replace(pairs=pairs), plan=plan)
@@ -143,7 +143,7 @@ def _add_rows(
     scores = forward.scores
     xp, dtype = scores.xp, scores.pairs.dtype
     here = scores.tile(rows, range(1))
-    own = converted(xp, here.of_queries(cotangent), dtype)
+    own = astype_if_needed(xp, here.of_queries(cotangent), dtype)
     lse = here.of_queries(forward.lse)
     delta = xp.sum(own * here.of_queries(forward.output), axis=-1, keepdims=True)
     state = Rows(scores.scaled_query(rows), own, delta, xp.where(is_masked(lse), 0.0, lse))
@@ -155,9 +155,9 @@ def _add_rows(
         totals["sinks"].add(here, -xp.exp(scores.sinks - state.shift) * delta)
     if to_query is None:
         return
-    query, scale = converted(xp, here.of_queries(scores.query), dtype), scores.scale
+    query, scale = astype_if_needed(xp, here.of_queries(scores.query), dtype), scores.scale
     if not isinstance(scale, float):
-        scale = converted(xp, here.cut(scale), dtype)
+        scale = astype_if_needed(xp, here.cut(scale), dtype)
         scale, query = (_finite(xp, x) if guarded else x for x in (scale, query))
     totals["query"].add(here, to_query * scale)
     if "scale" in totals:
@@ -178,7 +178,7 @@ def _add_tile(
 ) -> Array:
     """Add what a tile contributes; returns what it does to the gradient of the scaled queries."""
     scores, xp, dtype = forward.scores, forward.scores.xp, forward.scores.pairs.dtype
-    key, value = scores.keys(tile.columns), converted(xp, forward.value.cut(tile.columns), dtype)
+    key, value = scores.keys(tile.columns), astype_if_needed(xp, forward.value.cut(tile.columns), dtype)
     capped = scores.capped(tile, rows.query)
     s, allowed = scores.biased(tile, capped, allowed)
     if guarded and not isinstance(allowed, bool):

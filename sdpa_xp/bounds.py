@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from sdpa_xp.protocols import Array, Namespace
+from sdpa_xp._libraries.protocols import Array, Namespace
 from sdpa_xp.scores import Scores
 from sdpa_xp.tiles import Part, Plan
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
-from sdpa_xp import checks, namespace
+from sdpa_xp import checks
+from sdpa_xp._libraries import device_of, namespace_of
+from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.arguments import Rules
 from sdpa_xp.attention import output_of
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp.positional import rotary as rotation
 from sdpa_xp.positional.rotary import Rotary
-from sdpa_xp.protocols import AnyArray, Array
 from sdpa_xp.sources import Layout, at
 
 A = TypeVar("A", bound=AnyArray)
@@ -227,8 +228,8 @@ class KVCache(Generic[A]):
         return buffer if whole else buffer[at(self._axis, 0, self._length)]
 
     def _with_room(self, array: Array, room: int) -> Array:
-        xp = namespace.namespace(array)
+        xp = namespace_of(array)
         shape = list(array.shape)
         shape[self._axis] = room
-        free = xp.zeros(tuple(shape), dtype=array.dtype, device=namespace.device(array))
+        free = xp.zeros(tuple(shape), dtype=array.dtype, device=device_of(array))
         return xp.concat([array, free], axis=self._axis)

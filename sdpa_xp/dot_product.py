@@ -7,6 +7,7 @@ import operator
 from typing import TypeVar
 
 from sdpa_xp import checks
+from sdpa_xp._libraries.protocols import AnyArray
 from sdpa_xp.arguments import Rules
 from sdpa_xp.attention import output_of
 from sdpa_xp.biases import Bias
@@ -15,7 +16,6 @@ from sdpa_xp.masks import Mask
 from sdpa_xp.masks.algebra import as_mask
 from sdpa_xp.masks.bands import SlidingWindow
 from sdpa_xp.masks.lengths import Padding
-from sdpa_xp.protocols import AnyArray
 
 A = TypeVar("A", bound=AnyArray)
 

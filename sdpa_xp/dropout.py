@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sdpa_xp.protocols import Array
+from sdpa_xp._libraries.protocols import Array
 from sdpa_xp.tiles import Tile
 
 

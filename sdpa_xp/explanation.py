@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sdpa_xp import native, threads
+from sdpa_xp._libraries.protocols import AnyArray
 from sdpa_xp.arguments import Rules, check
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
-from sdpa_xp.protocols import AnyArray
 from sdpa_xp.scores import Scores
 from sdpa_xp.sources import Layout
 from sdpa_xp.tiles import Plan, plan

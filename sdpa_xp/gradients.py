@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, TypeVar, cast
 
 from sdpa_xp import checks, streaming
+from sdpa_xp._libraries import FLOATING, astype_if_needed, dtype_name
+from sdpa_xp._libraries.overrides import override
+from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.arguments import Call, Rules, arrays_of, check
 from sdpa_xp.backward import Forward, gradients
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
-from sdpa_xp.namespace import FLOATING, converted, dtype_name
-from sdpa_xp.overrides import override
-from sdpa_xp.protocols import AnyArray, Array
 from sdpa_xp.scores import Scores
 from sdpa_xp.sources import Layout, Whole, swapped
 from sdpa_xp.tiles import plan
@@ -172,7 +172,7 @@ def _backward(call: Call, forward: Forward, given: Mapping[str, Array], cotangen
     for name in call.arrays:
         found[name] = found[name][0, ...] if given[name].ndim == 2 else swapped(xp, found[name], call.layout)
     return {
-        name: converted(xp, forward.learned[name].as_given(xp, found[name], array.shape), array.dtype)
+        name: astype_if_needed(xp, forward.learned[name].as_given(xp, found[name], array.shape), array.dtype)
         for name, array in given.items()
     }
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar, cast
 
 from sdpa_xp import checks, streaming
+from sdpa_xp._libraries import namespace_of
+from sdpa_xp._libraries.protocols import AnyArray, Array, Shape
 from sdpa_xp.arguments import Part, Rules, check
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
-from sdpa_xp.namespace import namespace
 from sdpa_xp.positional.rotary import Rotary, turned
-from sdpa_xp.protocols import AnyArray, Array, Shape
 from sdpa_xp.sources import Blocks, Layout, at
 from sdpa_xp.tiles import plan_blocks
 
@@ -285,7 +285,7 @@ class PagedKVCache(Generic[A]):
         """A copy of the pool with what is written; in calls that every library has."""
         if not writes:
             return pool
-        xp, axis = namespace(pool), self._token_axis
+        xp, axis = namespace_of(pool), self._token_axis
         blocks: dict[int, Array] = {}
         for write in writes:
             old = pool[write.block, ...]

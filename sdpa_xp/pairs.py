@@ -7,11 +7,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from sdpa_xp import checks, namespace
+from sdpa_xp import checks
+from sdpa_xp._libraries import (
+    ExecutionKind,
+    Library,
+    device_of,
+    execution_kind,
+    is_array,
+    library_of,
+    numpy_array,
+    widest_dtype,
+)
+from sdpa_xp._libraries.protocols import Array, Device, Dtype, Namespace, Shape
 from sdpa_xp.checks import Integers
-from sdpa_xp.loops import rows_from
-from sdpa_xp.namespace import Engine
-from sdpa_xp.protocols import Array, Device, Dtype, Namespace, Shape
 
 
 class Block(NamedTuple):
@@ -22,7 +30,7 @@ class Block(NamedTuple):
 
     def of(self, array: Array) -> Array:
         """The block's rows of an array that broadcasts to (..., L, width)."""
-        return array if array.ndim < 2 or array.shape[-2] == 1 else rows_from(array, *self)
+        return array if array.ndim < 2 or array.shape[-2] == 1 else library_of(array).rows_from(array, *self)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,13 +42,14 @@ class Pairs:
     """
 
     function: str
+    library: Library
     xp: Namespace
     device: Device
     dtype: Dtype
     """The accumulation dtype."""
     input_dtype: Dtype
     """That of the query, which arrays of a bias may have as well; None where there is none."""
-    engine: Engine
+    execution_kind: ExecutionKind
     batch: Shape
     heads: int
     queries: int
@@ -58,12 +67,12 @@ class Pairs:
     @property
     def traced(self) -> bool:
         """Whether values cannot be read now."""
-        return self.engine == "traced"
+        return self.execution_kind == "traced"
 
     @property
     def writeable(self) -> bool:
         """Whether what was computed can be written to."""
-        return self.engine in ("threads", "cores")
+        return self.execution_kind in ("blas_threaded", "threaded")
 
     @property
     def shape(self) -> Shape:
@@ -97,7 +106,7 @@ class Pairs:
 
     def integers(self, name: str, value: object, least: int = -checks.LARGEST_INTEGER) -> Integers:
         """One integer for all, or one a batch entry: an int or (..., 1, 1, 1)."""
-        if self.entry is not None and (isinstance(value, tuple | list) or namespace.is_array(value)):
+        if self.entry is not None and (isinstance(value, tuple | list) or is_array(value)):
             value = self._own(name, value)
         found = checks.integers(
             self.function, name, value, self.xp, self.device, traced=self.traced, least=least
@@ -181,16 +190,18 @@ def pairs_of(
         raise ValueError(checks.message(function, rule, {"shape": shape}))
     named = {} if like is None else {"like": like}
     named |= {f"{name}.{argument} ({n + 1})": array for n, (argument, array) in enumerate(held)}
-    xp, arrays = checks.one_library(function, named or {"like": namespace.numpy_array()})
+    xp, arrays = checks.one_library(function, named or {"like": numpy_array()})
     checks.one_device(function, arrays)
-    device = namespace.device(next(iter(arrays.values())))
+    first = next(iter(arrays.values()))
+    device = device_of(first)
     return Pairs(
         function=function,
+        library=library_of(first),
         xp=xp,
         device=device,
-        dtype=namespace.widest_dtype(xp, device),
+        dtype=widest_dtype(first),
         input_dtype=None,
-        engine=namespace.engine(arrays.values()),
+        execution_kind=execution_kind(arrays.values()),
         batch=sizes[:-3],
         heads=sizes[-3] if len(sizes) > 2 else 1,
         queries=sizes[-2],

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
+from sdpa_xp._libraries import LARGEST, astype_if_needed, dtype_name
+from sdpa_xp._libraries.protocols import Array, Namespace
 from sdpa_xp.biases.algebra import Term, is_masked
 from sdpa_xp.dropout import Dropout
 from sdpa_xp.masks.algebra import AllOf, Allowed, Pattern, both
-from sdpa_xp.namespace import LARGEST, converted, dtype_name
 from sdpa_xp.pairs import Block, Pairs
-from sdpa_xp.protocols import Array, Namespace
 from sdpa_xp.sources import Source
 from sdpa_xp.tiles import Part, Plan, Tile, cut_leading
 
@@ -91,7 +91,7 @@ class Scores(NamedTuple):
         """Queries times the scale, (..., Hq, rows, E): scaled once, not once a key tile."""
         query, whole = self.query, len(rows) == self.pairs.queries and self.pairs.block is None
         query = query if whole else self.tile(rows, range(1)).of_queries(query)
-        query = converted(self.xp, query, self.pairs.dtype)
+        query = astype_if_needed(self.xp, query, self.pairs.dtype)
         if isinstance(self.scale, float):
             return query * self.scale
         scale = self.tile(rows, range(1)).cut(self.scale)
@@ -99,7 +99,7 @@ class Scores(NamedTuple):
 
     def keys(self, columns: range) -> Array:
         """Keys, (..., H, columns, E)."""
-        return converted(self.xp, self.key.cut(columns), self.pairs.dtype)
+        return astype_if_needed(self.xp, self.key.cut(columns), self.pairs.dtype)
 
     def capped(self, tile: Tile, query: Array) -> Array:
         """Products (..., Hq, rows, columns) of a `scaled_query`, after the soft cap."""

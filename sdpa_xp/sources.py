@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from sdpa_xp import checks
-from sdpa_xp.protocols import Array, Namespace
+from sdpa_xp._libraries.protocols import Array, Namespace
 from sdpa_xp.tiles import Part, cut_leading
 
 Layout: TypeAlias = Literal["...HLE", "...LHE"]

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Generic, NamedTuple, TypeVar, cast
 
 from sdpa_xp import checks, streaming
-from sdpa_xp.namespace import quiet
-from sdpa_xp.protocols import AnyArray, Array
+from sdpa_xp._libraries import quiet
+from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.sources import Layout, swapped
 
 A = TypeVar("A", bound=AnyArray)

@@ -15,13 +15,12 @@ from functools import reduce
 from typing import Literal, NamedTuple, TypeAlias
 
 from sdpa_xp import threads
+from sdpa_xp._libraries import astype_if_needed, exp_in_place, is_traced, quiet
+from sdpa_xp._libraries.protocols import Array, Dtype, Namespace
 from sdpa_xp.biases.algebra import is_masked
 from sdpa_xp.bounds import LEAST_SUM, Bounds
-from sdpa_xp.loops import rolled
 from sdpa_xp.masks.algebra import Allowed
-from sdpa_xp.namespace import converted, exp_in_place, is_traced, quiet
 from sdpa_xp.pairs import Block
-from sdpa_xp.protocols import Array, Dtype, Namespace
 from sdpa_xp.scores import Scores, attended, matmul_grouped, of_keys
 from sdpa_xp.sources import Source
 from sdpa_xp.tiles import Plan, Task
@@ -43,7 +42,7 @@ def attend(
     def compute(task: Task) -> tuple[Array, Array | None]:
         own = value if task.part is None else value.of(of_keys(task.part, scores.group))
         rows = _of_rows(scores.of(task.part), own, plan, task.rows, bounds)
-        return converted(xp, rows.output, dtype), rows.lse(xp) if with_lse else None
+        return astype_if_needed(xp, rows.output, dtype), rows.lse(xp) if with_lse else None
 
     if plan.is_one_task:
         return compute(Task(None, range(plan.queries)))
@@ -118,10 +117,12 @@ def _in_a_loop(
     def compute(start: Array) -> tuple[Array, Array | None]:
         block = scores.within(Block(start, plan.rows))
         rows = _with_maximum(block, block.scaled_query(every), value, plan, every, "columns")
-        return converted(xp, rows.output, dtype), xp.expand_dims(rows.lse(xp), axis=-1) if with_lse else None
+        return astype_if_needed(xp, rows.output, dtype), xp.expand_dims(
+            rows.lse(xp), axis=-1
+        ) if with_lse else None
 
     passes = xp.arange(0, -(-plan.queries // plan.rows), dtype=xp.int32, device=pairs.device)
-    outputs, lses = rolled(compute, xp.clip(passes * plan.rows, 0, plan.queries - plan.rows))
+    outputs, lses = pairs.library.rolled(compute, xp.clip(passes * plan.rows, 0, plan.queries - plan.rows))
     lse = None if lses is None else _joined(xp, lses, plan.queries)[..., 0]
     return _joined(xp, outputs, plan.queries), lse
 
@@ -168,7 +169,7 @@ def _with_maximum(scores: Scores, query: Array, value: Source, plan: Plan, rows:
         p = _exp(scores, s, shift)
         l_new = xp.sum(p, axis=-1, keepdims=True)
         kept = p if scores.dropout is None else scores.dropout.apply(tile, p)
-        v = converted(xp, value.cut(tile.columns), scores.pairs.dtype)
+        v = astype_if_needed(xp, value.cut(tile.columns), scores.pairs.dtype)
         o_new = _weigh(xp, kept, v, allowed, guard)
         if state is not None:
             m, l, o = state
@@ -199,7 +200,7 @@ def _without_maximum(scores: Scores, query: Array, value: Source, plan: Plan, ro
                 p = p * attends
         l[own] += p @ ones[: len(tile.columns), :]
         kept = p if scores.dropout is None else scores.dropout.apply(tile, p)
-        o[own] += matmul_grouped(xp, kept, converted(xp, value.cut(tile.columns), pairs.dtype))
+        o[own] += matmul_grouped(xp, kept, astype_if_needed(xp, value.cut(tile.columns), pairs.dtype))
     return Rows(o / _nonzero(l, LEAST_SUM), None, l)
 
 

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
+from sdpa_xp._libraries.protocols import Array, Shape
 from sdpa_xp.checks import Integers
-from sdpa_xp.loops import has_loops
 from sdpa_xp.pairs import Pairs
-from sdpa_xp.protocols import Array, Shape
 
 
 class Cut(NamedTuple):
@@ -169,21 +168,21 @@ def plan(pairs: Pairs, group: int, widths: int) -> Plan:
     """
     queries, keys, heads = pairs.queries, pairs.keys, math.prod(pairs.leading)
     empty = heads == 0 or queries == 0
-    if pairs.traced and not empty and has_loops(pairs.xp) and _are_many(heads * queries * keys):
+    if pairs.traced and not empty and pairs.library.has_loops() and _are_many(heads * queries * keys):
         most = max(SMALLEST, DEVICE.scores // (heads * keys))
         passes = -(-queries // most)
         return Plan(queries, keys, -(-queries // passes), keys, rolled=True)
     if pairs.traced or empty or keys == 0:
         return Plan(queries, keys, max(1, queries), max(1, keys), empty)
-    if pairs.engine == "device":
+    if pairs.execution_kind == "device":
         rows, columns, _ = DEVICE
         while heads * rows * columns > DEVICE.scores and columns > SMALLEST:
             columns //= 2
             rows = max(rows // 2, SMALLEST)
         return Plan(queries, keys, rows, columns)
     cores, groups = os.cpu_count() or 1, heads // group
-    one, together = (CORES, 1) if pairs.engine == "threads" else (SHARED, cores)
-    threaded = pairs.engine == "threads" and heads * queries * keys * widths >= WORTH_THREADS
+    one, together = (CORES, 1) if pairs.execution_kind == "blas_threaded" else (SHARED, cores)
+    threaded = pairs.execution_kind == "blas_threaded" and heads * queries * keys * widths >= WORTH_THREADS
     share = -(-queries * groups // (2 * cores)) if threaded else queries  # rows enough for each core
     rows = min(queries, max(1, one.rows // group), max(SMALLEST, share))
     columns = max(one.scores // (rows * group), one.columns)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
+from sdpa_xp._libraries.protocols import Array, Namespace, Shape
 from sdpa_xp.pairs import Pairs
-from sdpa_xp.protocols import Array, Namespace, Shape
 from sdpa_xp.tiles import Part, Plan, Tile
 
 Axis: TypeAlias = Literal["rows", "columns"] | None

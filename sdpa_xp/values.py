@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
-from sdpa_xp import checks, namespace
+from sdpa_xp import checks
+from sdpa_xp._libraries import is_array
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -21,7 +22,7 @@ class Value:
         """The arrays that the value holds, by the names of its arguments."""
         for field in fields(self):
             held = getattr(self, field.name)
-            if namespace.is_array(held):
+            if is_array(held):
                 yield field.name, held
         for part in self.parts:
             yield from part.arrays()
@@ -48,4 +49,4 @@ class Value:
 
     def _key(self) -> tuple[object, ...]:
         held = (getattr(self, field.name) for field in fields(self))
-        return type(self), *(id(x) if namespace.is_array(x) else x for x in held)
+        return type(self), *(id(x) if is_array(x) else x for x in held)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import TypeVar, cast
 
 from sdpa_xp import checks, streaming
+from sdpa_xp._libraries.protocols import AnyArray
 from sdpa_xp.arguments import Part, Rules, check
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
-from sdpa_xp.protocols import AnyArray
 from sdpa_xp.sources import Layout, Whole
 from sdpa_xp.tiles import plan
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import TypeVar, cast
 
 from sdpa_xp import streaming
+from sdpa_xp._libraries.overrides import override
+from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype
 from sdpa_xp.arguments import Rules, check
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
-from sdpa_xp.overrides import override
-from sdpa_xp.protocols import AnyArray, Array, Dtype
 from sdpa_xp.scores import Scores
 from sdpa_xp.sources import Layout
 from sdpa_xp.tiles import Plan, plan_rows

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from sdpa_xp import checks
+from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.masks.algebra import Allowed
 from sdpa_xp.pairs import Pairs
-from sdpa_xp.protocols import AnyArray, Array
 from sdpa_xp.tiles import Tile
 from sdpa_xp.totals import Learned
 from sdpa_xp.values import Value

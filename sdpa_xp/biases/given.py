@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from sdpa_xp import checks
+from sdpa_xp._libraries import dtype_name, is_traced
+from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.biases.algebra import Bias, Term, as_bias, is_masked
 from sdpa_xp.masks.algebra import Allowed
-from sdpa_xp.namespace import dtype_name, is_traced
 from sdpa_xp.pairs import Pairs
-from sdpa_xp.protocols import AnyArray, Array
 from sdpa_xp.tiles import Tile
 
 ScoreFunction: TypeAlias = Callable[[Any, Any, Any, Any, Any], Any]

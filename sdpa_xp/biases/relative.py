@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import cast
 
 from sdpa_xp import checks
+from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace
 from sdpa_xp.biases.algebra import Added, Bias, Term
 from sdpa_xp.pairs import Pairs
-from sdpa_xp.protocols import AnyArray, Array, Namespace
 from sdpa_xp.tiles import Tile
 from sdpa_xp.totals import Learned
 

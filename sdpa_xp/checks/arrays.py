@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from sdpa_xp import namespace as door
+from sdpa_xp._libraries import FLOATING, device_of, dtype_name, is_array, library_of, namespace_of, plain
+from sdpa_xp._libraries.protocols import Array, Dtype, Namespace, Shape
 from sdpa_xp.checks.messages import message, type_name
 from sdpa_xp.checks.shapes import broadcast
-from sdpa_xp.protocols import Array, Dtype, Namespace, Shape
 
 
 def one_library(function: str, values: Mapping[str, object]) -> tuple[Namespace, dict[str, Array]]:
     """All of `values` are plain arrays of one library; returns its namespace, and them as arrays."""
     arrays = {name: plain_array(function, name, value) for name, value in values.items()}
-    spaces = {name: door.namespace(array) for name, array in arrays.items()}
+    spaces = {name: namespace_of(array) for name, array in arrays.items()}
     first, xp = next(iter(spaces.items()))
     for name, other in spaces.items():
         if other is not xp:
@@ -25,9 +25,9 @@ def one_library(function: str, values: Mapping[str, object]) -> tuple[Namespace,
 
 def plain_array(function: str, name: str, value: object) -> Array:
     """`value`, when it is an array whose arithmetic is that of the standard."""
-    hint = door.unfit(value)
-    if door.is_array(value) and not hint:
-        return door.plain(value)
+    hint = library_of(value).unsupported_reason(value)
+    if is_array(value) and not hint:
+        return plain(value)
     if callable(value) and name in ("attn_mask", "mask", "bias") and not hint:
         hint = "`masks.from_function` and `biases.from_function` take a function of the indices."
     if isinstance(value, list | tuple) and not hint:
@@ -48,7 +48,7 @@ def _named_hint(name: str, value: object) -> str:
 
 def one_device(function: str, arrays: Mapping[str, Array]) -> None:
     """All of `arrays` live on one device, as far as their library says."""
-    devices = {name: door.device(array) for name, array in arrays.items()}
+    devices = {name: device_of(array) for name, array in arrays.items()}
     known = {name: device for name, device in devices.items() if device is not None}
     for name, device in known.items():
         first, reference = next(iter(known.items()))
@@ -59,10 +59,10 @@ def one_device(function: str, arrays: Mapping[str, Array]) -> None:
 
 def floating(function: str, name: str, array: Array) -> None:
     """`array` holds real floating numbers of a dtype that is supported."""
-    if door.dtype_name(array.dtype) not in door.FLOATING:
-        rule = f"`{name}` must be one of {', '.join(door.FLOATING)}"
+    if dtype_name(array.dtype) not in FLOATING:
+        rule = f"`{name}` must be one of {', '.join(FLOATING)}"
         hint = f"Convert it first: xp.astype({name}, xp.float32)."
-        if door.dtype_name(array.dtype).startswith("complex"):
+        if dtype_name(array.dtype).startswith("complex"):
             hint = f"Attention of complex numbers is not defined; xp.real({name}) and xp.imag({name}) are real."
         raise TypeError(message(function, rule, {f"{name}.dtype": array.dtype}, hint))
 
@@ -76,23 +76,23 @@ def one_dtype(function: str, arrays: Mapping[str, Array]) -> None:
             got = {f"{first}.dtype": reference.dtype, f"{name}.dtype": array.dtype}
             hint = f"Convert one: xp.astype({name}, {first}.dtype)."
             if name.endswith(".weight"):  # of a layer, whose input is what a caller converts
-                hint = f"Convert the input: xp.astype({first}, xp.{door.dtype_name(array.dtype)})."
+                hint = f"Convert the input: xp.astype({first}, xp.{dtype_name(array.dtype)})."
             raise TypeError(message(function, rule, got, hint))
 
 
 def added_dtype(function: str, name: str, array: Array, query: Dtype, accumulation: Dtype) -> None:
     """What joins the scores has the query's dtype, or the one that the scores are held in."""
     floating(function, name, array)
-    half = door.dtype_name(query) in ("float16", "bfloat16") and door.dtype_name(array.dtype) == "float32"
+    half = dtype_name(query) in ("float16", "bfloat16") and dtype_name(array.dtype) == "float32"
     if array.dtype != query and array.dtype != accumulation and not half:
-        rule = f"`{name}` must have the dtype of `query` or of the scores ({door.dtype_name(accumulation)})"
+        rule = f"`{name}` must have the dtype of `query` or of the scores ({dtype_name(accumulation)})"
         got = {f"{name}.dtype": array.dtype, "query.dtype": query}
         raise TypeError(message(function, rule, got, f"Convert it: xp.astype({name}, query.dtype)."))
 
 
 def operand(function: str, name: str, value: object, rule: str) -> None:
     """What stands where a mask or a bias may stand is an array, if it is not one of these."""
-    if not door.is_array(value):
+    if not is_array(value):
         hint = (
             "`from_function` takes a function of the indices." if callable(value) else _named_hint(name, value)
         )
@@ -109,7 +109,7 @@ def mask_or_bias(function: str, name: str, value: object, other: type, hint: str
 
 def mask_dtype(function: str, mask: Array) -> bool:
     """`attn_mask` is boolean or floating; returns whether it is boolean."""
-    name = door.dtype_name(mask.dtype)
+    name = dtype_name(mask.dtype)
     if name.startswith(("int", "uint")):
         rule = "`attn_mask` must be boolean (True = may attend) or floating (added to the scores)"
         got = {"attn_mask.dtype": mask.dtype}
@@ -119,13 +119,13 @@ def mask_dtype(function: str, mask: Array) -> bool:
 
 def boolean(function: str, name: str, array: Array) -> None:
     """`array` is boolean."""
-    if not door.dtype_name(array.dtype).startswith("bool"):
+    if not dtype_name(array.dtype).startswith("bool"):
         rule = f"`{name}` must be boolean (True = may attend)"
         raise TypeError(message(function, rule, {f"{name}.dtype": array.dtype}, _boolean_hint(name, array)))
 
 
 def _boolean_hint(name: str, array: Array) -> str:
-    if not door.dtype_name(array.dtype).startswith(("int", "uint")):
+    if not dtype_name(array.dtype).startswith(("int", "uint")):
         return ""
     return f"An integer mask is ambiguous: pass `{name} != 0` if 1 means may attend, `== 0` if 0 does."
 
@@ -154,11 +154,11 @@ def called(function: str, name: str, of_caller: Callable[..., object], arguments
 
 def of_function(function: str, name: str, result: object, target: Shape, xp: Namespace) -> Array:
     """What a caller's function of the indices returned fits the tile that it was asked for."""
-    if not door.is_array(result):
+    if not is_array(result):
         rule = f"the function of `{name}` must return an array"
         hint = "`&`, `|` and `~` combine conditions." if isinstance(result, bool) else ""
         raise TypeError(message(function, rule, {"result": type_name(result)}, hint))
-    if door.namespace(result) is not xp:
+    if namespace_of(result) is not xp:
         rule = f"`query` and what the function of `{name}` returns must be arrays of one library"
         raise TypeError(message(function, rule, {"result": type_name(result)}))
     if broadcast(result.shape, target) != target:

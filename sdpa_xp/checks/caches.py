@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sdpa_xp import namespace as door
+from sdpa_xp._libraries import full_name, library_of, share_memory
+from sdpa_xp._libraries.overrides import override
+from sdpa_xp._libraries.protocols import Array, Shape
 from sdpa_xp.checks.arrays import floating, one_device, one_dtype
 from sdpa_xp.checks.messages import message
 from sdpa_xp.checks.shapes import known
-from sdpa_xp.memory import share_memory
-from sdpa_xp.overrides import override
-from sdpa_xp.protocols import Array, Shape
 
 
 def alike(function: str, arrays: Mapping[str, Array]) -> None:
@@ -45,17 +44,17 @@ def same_but(function: str, name: str, shape: Shape, cached: Shape, axis: int) -
 def writeable(function: str, what: str, arrays: Mapping[str, Array]) -> None:
     """Each of `arrays` can be written to; `what` needs that."""
     for name, array in arrays.items():
-        if not door.is_writeable(array):
+        if not library_of(array).is_writeable(array):
             rule = f"{what} needs arrays that can be written to"
             hint = "Without it `append` copies, with any library."
-            raise TypeError(message(function, rule, {name: f"a read-only {door.full_name(array)}"}, hint))
+            raise TypeError(message(function, rule, {name: f"a read-only {full_name(array)}"}, hint))
 
 
 def no_values(function: str, what: str, arrays: Mapping[str, Array]) -> None:
     """`what` is not for values of a graph that is being written."""
     if override(*arrays.values()) is not None:
         rule = f"{what} must be of arrays, and of no values of a graph"
-        got = {name: door.full_name(array) for name, array in arrays.items()}
+        got = {name: full_name(array) for name, array in arrays.items()}
         raise TypeError(message(function, rule, got, "A graph takes a KVCache without a capacity."))
 
 

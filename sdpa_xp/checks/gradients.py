@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+from sdpa_xp._libraries.protocols import Array, Shape
 from sdpa_xp.checks.arrays import one_device, one_dtype, one_library
 from sdpa_xp.checks.messages import message
-from sdpa_xp.protocols import Array, Shape
 
 
 def cotangent(function: str, value: object, query: Array, output: Shape) -> Array:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sdpa_xp import namespace as door
+from sdpa_xp._libraries import dtype_name, is_array, is_traced, library_of
 from sdpa_xp.checks.arrays import plain_array
 from sdpa_xp.checks.integers import integer
 from sdpa_xp.checks.messages import message
@@ -48,17 +48,17 @@ def table(function: str, name: str, value: object) -> list[list[int]]:
 def _read(function: str, name: str, value: object) -> list[Any]:
     if isinstance(value, list | tuple | range):
         return list(value)
-    if not door.is_array(value) or value.ndim == 0:
+    if not is_array(value) or value.ndim == 0:
         rule = f"`{name}` must be a list or an integer array"
         raise TypeError(message(function, rule, {name: repr(value)}))
     plain_array(function, name, value)
-    if door.is_traced(value):
+    if is_traced(value):
         rule = f"`{name}` must be static inside a jit or a lazy graph, since shapes follow from it"
         raise TypeError(
             message(function, rule, {name: f"a traced array {value.shape}"}, "Pass a tuple of ints.")
         )
-    if not door.dtype_name(value.dtype).startswith(("int", "uint")):
+    if not dtype_name(value.dtype).startswith(("int", "uint")):
         rule = f"`{name}` must hold integers"
         raise TypeError(message(function, rule, {f"{name}.dtype": value.dtype}))
-    read: list[Any] = door.to_list(value)
+    read: list[Any] = library_of(value).to_list(value)
     return read

@@ -7,10 +7,10 @@ import numbers
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from sdpa_xp import namespace as door
+from sdpa_xp._libraries import as_signed, dtype_name, is_array, plain
+from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace, Shape
 from sdpa_xp.checks.messages import message, type_name
 from sdpa_xp.checks.shapes import broadcast
-from sdpa_xp.protocols import AnyArray, Array, Device, Namespace, Shape
 
 IntegersLike: TypeAlias = int | Sequence[int] | AnyArray
 """What a caller may pass for integers: one, a list of them, or an array of an integer dtype."""
@@ -39,7 +39,7 @@ def integer(function: str, name: str, value: object, least: int = -LARGEST) -> i
     """One integer, of Python or NumPy, that is at least `least`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         rule = f"`{name}` must be an integer"
-        hint = "Inside a jit it has to be static." if door.is_array(value) else ""
+        hint = "Inside a jit it has to be static." if is_array(value) else ""
         raise TypeError(message(function, rule, {name: _shown(value)}, hint))
     number = int(value)
     if not least <= number <= LARGEST:
@@ -63,11 +63,11 @@ def integers(
         checked = [integer(function, f"{name}[{index}]", each, least) for index, each in enumerate(value)]
         array = xp.asarray(checked, dtype=xp.int32, device=device)
         return Integers(array, min(checked, default=0), max(checked, default=0))
-    if not door.is_array(value):
+    if not is_array(value):
         number = integer(function, name, value, least)
         return Integers(number, number, number)
     _integral(function, name, value)
-    whole, value = door.dtype_name(value.dtype) == "uint64", door.signed(door.plain(value))
+    whole, value = dtype_name(value.dtype) == "uint64", as_signed(plain(value))
     if traced or 0 in value.shape:
         return Integers(xp.astype(value, xp.int32, copy=False), -math.inf, math.inf)
     smallest, largest = int(xp.min(value)), int(xp.max(value))
@@ -94,9 +94,9 @@ def within(function: str, name: str, lengths: Integers, limit: int, letter: str)
 
 def ids(function: str, name: str, value: object, xp: Namespace, device: Device) -> Array:
     """Integers that are compared and not counted with: an array keeps its dtype, and so its values."""
-    if door.is_array(value):
+    if is_array(value):
         _integral(function, name, value)
-        return door.signed(door.plain(value))
+        return as_signed(plain(value))
     found = integers(function, name, value, xp, device, traced=True).values
     return xp.asarray(found, dtype=xp.int32, device=device) if isinstance(found, int) else found
 
@@ -110,7 +110,7 @@ def one_each(function: str, name: str, shape: Shape, target: Shape, letter: str,
 
 
 def _integral(function: str, name: str, array: Array) -> None:
-    if not door.dtype_name(array.dtype).startswith(("int", "uint")):
+    if not dtype_name(array.dtype).startswith(("int", "uint")):
         raise TypeError(message(function, f"`{name}` must hold integers", {f"{name}.dtype": array.dtype}))
 
 
@@ -122,4 +122,4 @@ def frozen(value: Any) -> Any:
 
 
 def _shown(value: object) -> str:
-    return type_name(value) if door.is_array(value) else f"{value!r} ({type_name(value)})"
+    return type_name(value) if is_array(value) else f"{value!r} ({type_name(value)})"

@@ -8,10 +8,9 @@ import numbers
 from collections.abc import Sequence
 from typing import NoReturn
 
-from sdpa_xp import generators
-from sdpa_xp import namespace as door
+from sdpa_xp._libraries import LARGEST, dtype_name, is_compiling, library_of
+from sdpa_xp._libraries.protocols import Array, Dtype
 from sdpa_xp.checks.messages import message, type_name
-from sdpa_xp.protocols import Array, Device, Dtype, Namespace
 
 
 def flag(function: str, name: str, value: object) -> bool:
@@ -30,9 +29,9 @@ def number(function: str, name: str, value: object, dtype: Dtype = "float64") ->
         result = float(value)
     except OverflowError:
         result = math.inf
-    largest = door.LARGEST[door.dtype_name(dtype)]
+    largest = LARGEST[dtype_name(dtype)]
     if not abs(result) <= largest:
-        rule = f"`{name}` must be finite" + (f" in {door.dtype_name(dtype)}" if math.isfinite(result) else "")
+        rule = f"`{name}` must be finite" + (f" in {dtype_name(dtype)}" if math.isfinite(result) else "")
         raise ValueError(message(function, rule, {name: result}))
     if 0 < abs(result) < 1 / largest:
         rule = f"`{name}` must be 0 or at least {1 / largest:.1e} in size"
@@ -89,16 +88,18 @@ def probability(function: str, name: str, value: object) -> float:
     return result
 
 
-def softmax_dtype(function: str, value: object, held: Dtype, xp: Namespace, device: Device) -> Dtype:
+def softmax_dtype(function: str, value: object, held: Dtype, query: Array) -> Dtype:
     """The dtype that scores are held in: `held`, or the wider one that was asked for."""
     if value is None:
         return held
-    asked, least = door.dtype_name(value), door.dtype_name(held)
+    asked, least = dtype_name(value), dtype_name(held)
     if asked not in ("float32", "float64") or asked < least:
         rule = "`softmax_dtype` must be None, or float32 or float64 and no narrower than the scores"
         hint = "A narrower one would only lose digits."
         raise ValueError(message(function, rule, {"softmax_dtype": asked, "scores": least}, hint))
-    if asked not in door.real_dtypes(xp, device):
+    library = library_of(query)
+    xp, device = library.namespace(query), library.device(query)
+    if asked not in library.real_dtypes(xp, device):
         rule = f"`softmax_dtype` must be one that {xp.__name__} has on this device"
         raise ValueError(message(function, rule, {"softmax_dtype": asked, "device": device}))
     return getattr(xp, asked)
@@ -117,7 +118,7 @@ def function(where: str, name: str, value: object, arguments: Sequence[str]) -> 
     """Something that can be called with so many arguments, as far as it tells."""
     if not callable(value):
         raise TypeError(message(where, f"`{name}` must be a function", {name: type_name(value)}))
-    if door.is_compiling():
+    if is_compiling():
         return
     try:
         signature = inspect.signature(value, follow_wrapped=False)
@@ -133,13 +134,13 @@ def function(where: str, name: str, value: object, arguments: Sequence[str]) -> 
 
 def rng(function: str, value: object, query: Array, *, needed: bool) -> None:
     """A generator of the query's library; None where nothing is random."""
-    name = generators.rng_name(query)
+    name = library_of(query).rng_name
     if value is None and needed:
         hint = "It is not drawn from a hidden state, so that a result can be had again."
         raise ValueError(message(function, f"`dropout_p` > 0 needs `rng`, a {name}", {"rng": None}, hint))
-    if value is not None and not generators.is_rng(value, query):
+    if value is not None and not library_of(query).is_rng(value):
         raise TypeError(message(function, f"`rng` must be a {name}", {"rng": type_name(value)}))
-    if value is not None and not generators.can_draw(query):
+    if value is not None and not library_of(query).can_draw():
         rule = "`rng` cannot be drawn from inside torch.compile"
         hint = "It takes no torch.Generator: leave this call out of what is compiled."
         raise TypeError(message(function, rule, {"rng": name}, hint))

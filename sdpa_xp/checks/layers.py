@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from sdpa_xp import namespace as door
+from sdpa_xp._libraries import array_signature, is_array
+from sdpa_xp._libraries.overrides import override
+from sdpa_xp._libraries.protocols import Array, Dtype
 from sdpa_xp.checks.arrays import floating, one_device, one_dtype, one_library
 from sdpa_xp.checks.integers import integer
 from sdpa_xp.checks.keywords import number
 from sdpa_xp.checks.messages import message, type_name
 from sdpa_xp.checks.shapes import axes
-from sdpa_xp.overrides import override
-from sdpa_xp.protocols import Array, Dtype
 
 MOST_PASSED = 1024
 _PASSED: set[object] = set()
@@ -71,7 +71,7 @@ def inputs(function: str, given: Mapping[str, Any], weights: Mapping[str, Any]) 
     A value of a graph is of none: what is computed of it meets arrays of any library. What is alike but for its
     numbers is looked at once.
     """
-    kinds = [door.fingerprint(array) for name, x in given.items() for array in (x, weights[name])]
+    kinds = [array_signature(array) for name, x in given.items() for array in (x, weights[name])]
     alike = None if None in kinds else (function, *given, *kinds)
     if alike is not None and alike in _PASSED:
         return
@@ -127,7 +127,7 @@ def layer_heads(
 
 def of_heads(function: str, name: str, value: object, count: int, dtype: Dtype) -> None:
     """A number, or an array of one number or of one for each head."""
-    if not door.is_array(value):
+    if not is_array(value):
         number(function, name, value, dtype)
     elif value.shape not in ((), (count,)):
         rule = f"`{name}` must be a number, or an array of one for each head"

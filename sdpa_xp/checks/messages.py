@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from sdpa_xp import namespace as door
-from sdpa_xp.overrides import override
-from sdpa_xp.protocols import Array
+from sdpa_xp._libraries import dtype_name, is_array, is_traced
+from sdpa_xp._libraries.overrides import override
+from sdpa_xp._libraries.protocols import Array
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -30,16 +30,16 @@ def brief(value: object) -> str:
     """A value as a repr shows it: a short array by its elements, a longer one by its dtype and shape."""
     if isinstance(value, tuple) and len(value) > FEW:
         return f"<{len(value)} numbers>"
-    if not door.is_array(value):
+    if not is_array(value):
         return getattr(value, "__qualname__", None) or repr(value)
     if value.ndim == 1 and _is_seen(value) and value.shape[0] <= FEW:
         return "[" + ", ".join(f"{float(value[index]):g}" for index in range(value.shape[0])) + "]"
-    return f"<{door.dtype_name(value.dtype)} {tuple(value.shape)}>"
+    return f"<{dtype_name(value.dtype)} {tuple(value.shape)}>"
 
 
 def _is_seen(array: Array) -> bool:
     """Whether the elements can be looked at: a spec has none, and a value of a graph has none yet."""
-    return hasattr(array, "__getitem__") and override(array) is None and not door.is_traced(array)
+    return hasattr(array, "__getitem__") and override(array) is None and not is_traced(array)
 
 
 def call_of(value: DataclassInstance, name: str) -> str:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sdpa_xp import generators
-from sdpa_xp import namespace as door
+from sdpa_xp._libraries import is_number, is_traced, library_of, namespace_of, numpy_array
+from sdpa_xp._libraries.protocols import Array, Shape
 from sdpa_xp.checks.arrays import boolean, floating, plain_array
 from sdpa_xp.checks.host import vector
 from sdpa_xp.checks.integers import integer
 from sdpa_xp.checks.messages import message, type_name
 from sdpa_xp.checks.shapes import broadcasts
-from sdpa_xp.protocols import Array, Shape
 
 
 def weights(function: str, value: object) -> list[list[list[float]]]:
@@ -37,7 +36,7 @@ def allowed(function: str, value: Array, shape: Shape) -> Array:
     """A boolean array that broadcasts to the weights, made as large."""
     boolean(function, "mask", value)
     broadcasts(function, "mask", value.shape, shape, "(Hq, L, S)" if len(shape) == 3 else "(L, S)")
-    return door.namespace(value).broadcast_to(value, shape)
+    return namespace_of(value).broadcast_to(value, shape)
 
 
 def not_empty(function: str, name: str, shape: Shape) -> None:
@@ -48,10 +47,10 @@ def not_empty(function: str, name: str, shape: Shape) -> None:
 
 def readable(function: str, name: str, array: Array) -> Any:
     """The numbers of an array, in nested lists."""
-    if door.is_traced(array) and door.library_name(array) != "other":  # a lazy one of Dask is computed
+    if is_traced(array) and not library_of(array).computes_on_demand:
         rule = f"`{name}` must have numbers that can be read, which none has inside a jit"
         raise TypeError(message(function, rule, {name: type_name(array)}))
-    return door.to_list(array)
+    return library_of(array).to_list(array)
 
 
 def tokens(function: str, name: str, value: object, count: int, letter: str) -> Sequence[str] | None:
@@ -70,7 +69,7 @@ def heads(function: str, value: object, count: int) -> list[int]:
     """Numbers of heads that there are; None is all of them."""
     if value is None:
         return [*range(count)]
-    asked = [integer(function, "heads", value, least=0)] if door.is_number(value) else None
+    asked = [integer(function, "heads", value, least=0)] if is_number(value) else None
     found = lengths(function, "heads", value, least=0) if asked is None else asked
     if max(found) >= count:
         rule = "`heads` must be among those of `weights` (Hq), counted from 0"
@@ -88,7 +87,7 @@ def lengths(function: str, name: str, value: object, least: int = 1) -> list[int
 
 def simulation(function: str, rng: object) -> Any:
     """A generator of NumPy."""
-    if not generators.is_rng(rng, door.numpy_array()):
+    if not library_of(numpy_array()).is_rng(rng):
         hint = "It is not drawn from a hidden state, so that a picture can be had again."
         rule = "`rng` must be a numpy.random.Generator"
         raise TypeError(message(function, rule, {"rng": type_name(rng)}, hint))

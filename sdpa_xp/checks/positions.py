@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import math
 
-from sdpa_xp import namespace as door
+from sdpa_xp._libraries import FLOATING, dtype_name, is_number
+from sdpa_xp._libraries.protocols import Array, Shape
 from sdpa_xp.checks.arrays import plain_array
 from sdpa_xp.checks.integers import Integers, integer
 from sdpa_xp.checks.keywords import number
 from sdpa_xp.checks.messages import message, type_name
-from sdpa_xp.protocols import Array, Shape
 
 
 def real_numbers(function: str, name: str, value: object) -> Array:
     """An array of integers or of real floating numbers."""
     array = plain_array(function, name, value)
-    dtype = door.dtype_name(array.dtype)
-    if dtype not in door.FLOATING and not dtype.startswith(("int", "uint")):
+    dtype = dtype_name(array.dtype)
+    if dtype not in FLOATING and not dtype.startswith(("int", "uint")):
         raise TypeError(message(function, f"`{name}` must hold numbers", {f"{name}.dtype": array.dtype}))
     return array
 
 
 def several(function: str, name: str, value: object) -> object:
     """Not one number, which might be a position as well as a length."""
-    if door.is_number(value):
+    if is_number(value):
         hint = "range(n) is for the first n."
         raise TypeError(message(function, f"`{name}` must be a range, a list or an array", {name: value}, hint))
     return value

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
+from sdpa_xp._libraries.protocols import Shape
 from sdpa_xp.checks.messages import message
-from sdpa_xp.protocols import Shape
 
 HLE = "...HLE"
 LHE = "...LHE"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import cast
 
-from sdpa_xp import namespace as door
+from sdpa_xp._libraries import accumulation_dtype, dtype_name
+from sdpa_xp._libraries.protocols import Array, Namespace
 from sdpa_xp.checks.arrays import floating, one_device, one_dtype, one_library
 from sdpa_xp.checks.messages import message, type_name
 from sdpa_xp.checks.shapes import HLE, headed
-from sdpa_xp.protocols import Array, Namespace
 
 
 def states(function: str, given: object, layout: str) -> tuple[Namespace, Sequence[tuple[Array, Array]]]:
@@ -41,9 +41,9 @@ def states(function: str, given: object, layout: str) -> tuple[Namespace, Sequen
                 raise ValueError(message(function, rule, got))
     pairs = [(outputs[one], lses[other]) for one, other in zip(outputs, lses, strict=True)]
     output, lse = pairs[0]
-    least = door.dtype_name(door.accumulation_dtype(xp, output.dtype))
-    if door.dtype_name(lse.dtype) not in (least, "float64"):  # float64 by `softmax_dtype`
-        rule = f"`lse` must be {least} where `output` is {door.dtype_name(output.dtype)}"
+    least = dtype_name(accumulation_dtype(xp, output.dtype))
+    if dtype_name(lse.dtype) not in (least, "float64"):  # float64 by `softmax_dtype`
+        rule = f"`lse` must be {least} where `output` is {dtype_name(output.dtype)}"
         raise TypeError(message(function, rule, {"lse.dtype": lse.dtype}))
     rows = output.shape if output.ndim < 3 else headed(output.shape, layout)
     if output.ndim < 2 or lse.shape != rows[:-1]:

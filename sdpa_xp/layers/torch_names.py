@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sdpa_xp import checks
-from sdpa_xp.protocols import AnyArray
+from sdpa_xp._libraries.protocols import AnyArray
 
 ROLES = ("query", "key", "value")
 

@@ -10,9 +10,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TypeAlias, cast
 
-from sdpa_xp import checks, namespace
+from sdpa_xp import checks
+from sdpa_xp._libraries import is_traced
+from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.pairs import Pairs
-from sdpa_xp.protocols import AnyArray, Array
 from sdpa_xp.tiles import Tile
 from sdpa_xp.values import Value
 
@@ -248,7 +249,7 @@ def _hull(ranges: list[range]) -> range:
 def settled(tile: Tile, allowed: Array) -> Allowed:
     """True or False where `allowed` says the same of every pair; a traced array cannot be looked at."""
     xp = tile.pairs.xp
-    if tile.pairs.traced or namespace.is_traced(allowed):
+    if tile.pairs.traced or is_traced(allowed):
         return allowed
     if not bool(xp.any(allowed)):
         return False

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sdpa_xp import checks
+from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.masks.algebra import Allowed, Mask, Pattern
 from sdpa_xp.pairs import Pairs
-from sdpa_xp.protocols import AnyArray, Array
 from sdpa_xp.tiles import Tile
 
 

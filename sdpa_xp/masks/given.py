@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from sdpa_xp import checks
+from sdpa_xp._libraries.protocols import AnyArray
 from sdpa_xp.masks.algebra import Allowed, FromArray, Mask, Pattern, settled
 from sdpa_xp.pairs import Pairs
-from sdpa_xp.protocols import AnyArray
 from sdpa_xp.tiles import Tile
 
 MaskFunction: TypeAlias = Callable[[Any, Any, Any, Any], Any]

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from sdpa_xp import checks, namespace
+from sdpa_xp import checks
+from sdpa_xp._libraries import library_of
+from sdpa_xp._libraries.protocols import Array
 from sdpa_xp.arguments import Call
 from sdpa_xp.native import jax, mlx, torch
-from sdpa_xp.protocols import Array
 
 
 class Kernel(Protocol):
@@ -44,7 +45,7 @@ def choose(call: Call) -> Choice:
     if call.implementation == "xp":
         return Choice(None, "the call asks for it")
     asked = call.implementation == "native"
-    library = namespace.library_name(call.arrays["query"])
+    library = library_of(call.arrays["query"]).name
     kernel = KERNELS.get(library)
     if kernel is None:
         name = call.pairs.xp.__name__.removeprefix("array_api_compat.")

@@ -17,10 +17,10 @@ import math
 import sys
 from typing import Any, cast
 
+from sdpa_xp._libraries import dtype_name, is_traced
+from sdpa_xp._libraries.protocols import Array, Namespace, Shape
 from sdpa_xp.arguments import Call
 from sdpa_xp.biases.algebra import Added, is_masked
-from sdpa_xp.namespace import dtype_name, is_traced
-from sdpa_xp.protocols import Array, Namespace, Shape
 from sdpa_xp.scores import attended
 
 MANY_SCORES = 2**17

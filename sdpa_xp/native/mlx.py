@@ -19,10 +19,10 @@ from __future__ import annotations
 import math
 import sys
 
+from sdpa_xp._libraries import dtype_name
+from sdpa_xp._libraries.protocols import Array
 from sdpa_xp.arguments import Call
-from sdpa_xp.namespace import dtype_name
 from sdpa_xp.native import operands
-from sdpa_xp.protocols import Array
 from sdpa_xp.scores import attended
 
 

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator
 from functools import reduce
 from typing import cast
 
+from sdpa_xp._libraries.protocols import Array
 from sdpa_xp.arguments import Call
 from sdpa_xp.biases.algebra import FromArray as BiasFromArray
 from sdpa_xp.biases.algebra import is_masked
 from sdpa_xp.masks.algebra import And, FromArray, Mask
 from sdpa_xp.masks.bands import Causal
-from sdpa_xp.protocols import Array
 
 CAUSAL = Causal()
 MANY_SCORES = 2**20

@@ -23,10 +23,10 @@ import operator
 import sys
 from typing import Any, cast
 
+from sdpa_xp._libraries import LARGEST, astype_if_needed, dtype_name, has_tangents
+from sdpa_xp._libraries.protocols import Array
 from sdpa_xp.arguments import Call
-from sdpa_xp.namespace import LARGEST, converted, dtype_name, has_tangents
 from sdpa_xp.native import operands
-from sdpa_xp.protocols import Array
 from sdpa_xp.scores import attended
 
 LONGEST_VECTOR = 64
@@ -128,7 +128,7 @@ def _attend_now(call: Call) -> Array | None:
     masked = bool(call.masks or call.biases)
     if masked or call.scale is not None:
         call.bind([call.whole])  # refuses arrays that do not fit
-    query, key, value = (_in_rows(converted(xp, x, call.pairs.dtype)) for x in call.arrays.values())
+    query, key, value = (_in_rows(astype_if_needed(xp, x, call.pairs.dtype)) for x in call.arrays.values())
     query, scale = _scaled(call, query)
     allowed = operands.allowed(call) if masked else None
     mask = None if allowed is None else _mask(call, allowed)

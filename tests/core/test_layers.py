@@ -15,9 +15,9 @@ import pytest
 from libraries import LIBRARIES, Library, generator, read_only
 
 from sdpa_xp import KVCache, PagedKVCache, masks, merge_states
+from sdpa_xp._libraries import namespace_of as namespace
 from sdpa_xp.layers import Layer as Parameters
 from sdpa_xp.layers import Linear, MultiHeadAttention, SingleHeadAttention
-from sdpa_xp.namespace import namespace
 from sdpa_xp_export import reference
 from sdpa_xp_export.agreement import judge
 from sdpa_xp_export.textbook import stages

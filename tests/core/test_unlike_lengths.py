@@ -15,7 +15,7 @@ from libraries import Library
 
 from sdpa_xp import attention_state, attention_weights, biases, masks, scaled_dot_product_attention
 from sdpa_xp import scaled_dot_product_attention_vjp as vjp
-from sdpa_xp.namespace import namespace
+from sdpa_xp._libraries import namespace_of as namespace
 from sdpa_xp.tiles import Cut
 from sdpa_xp_export.agreement import judge_together
 

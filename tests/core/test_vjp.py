@@ -14,7 +14,8 @@ from libraries import Library, generator
 
 from sdpa_xp import attention_weights, biases, masks, scaled_dot_product_attention
 from sdpa_xp import scaled_dot_product_attention_vjp as vjp
-from sdpa_xp.namespace import device, namespace
+from sdpa_xp._libraries import device_of as device
+from sdpa_xp._libraries import namespace_of as namespace
 from sdpa_xp.tiles import Cut
 from sdpa_xp_export.agreement import judge_together
 

@@ -2,44 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
-import sys
 from types import ModuleType
-from typing import Any, TypeGuard, cast
+from typing import Any, cast
 
-from sdpa_xp.protocols import Array, Device, Dtype, Namespace, Shape
-
-
-def is_mlx_array(array: object) -> TypeGuard[Array]:
-    """Whether `array` is one of MLX."""
-    core = sys.modules.get("mlx.core")
-    return core is not None and isinstance(array, core.array)
-
-
-def namespace() -> Namespace:
-    """mlx.core with what the standard has beyond it."""
-    return cast(Namespace, _compatible(sys.modules["mlx.core"]))
-
-
-def device() -> Device:
-    """Where MLX computes: its arrays are in memory that all devices share."""
-    return sys.modules["mlx.core"].default_device()
-
-
-def is_traced(array: Array) -> bool:
-    """Whether values cannot be read now: inside mx.compile and mx.vmap; inside mx.grad they can.
-
-    MLX says so only when asked to evaluate. The first way to ask does not wait for the result, but is refused
-    inside mx.grad too.
-    """
-    core = sys.modules["mlx.core"]
-    for evaluate in (core.async_eval, core.eval):
-        with contextlib.suppress(ValueError):
-            evaluate(array)
-            return False
-    return True
+from sdpa_xp._libraries.protocols import Array, Device, Dtype, Shape
 
 
 class Compatible:
@@ -98,4 +66,4 @@ class Compatible:
         return cast(Array, self._core.zeros(shape, dtype=dtype))
 
 
-_compatible = functools.cache(Compatible)
+compatible = functools.cache(Compatible)
