@@ -1,18 +1,23 @@
-"""Attention, and its log-sum-exp: check, plan, compute."""
+"""Attention, and its log-sum-exp: prepare, choose a kernel, plan the tiles, compute."""
 
 from __future__ import annotations
 
 from typing import TypeVar, cast
 
-from sdpa_xp import checks, native, streaming
-from sdpa_xp._libraries import library_of, override
+from sdpa_xp import _checks as checks
+from sdpa_xp._call.options import CallOptions
+from sdpa_xp._call.prepare import prepare
+from sdpa_xp._call.prepared_call import PreparedCall
+from sdpa_xp._core import streaming
+from sdpa_xp._core.key_value_source import ContiguousSource
+from sdpa_xp._kernels import choose_kernel
+from sdpa_xp._libraries import override
 from sdpa_xp._libraries.protocols import AnyArray, Array
-from sdpa_xp.arguments import Call, Rules, check
+from sdpa_xp._tiles.layout import Layout
+from sdpa_xp._tiles.plan import plan_tiles
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
-from sdpa_xp.sources import Layout, Whole
-from sdpa_xp.states import AttentionState, in_base
-from sdpa_xp.tiles import plan
+from sdpa_xp.states import AttentionState, to_base
 
 A = TypeVar("A", bound=AnyArray)
 
@@ -112,10 +117,10 @@ def scaled_dot_product_attention(
         Xiao et al., "Efficient Streaming Language Models with Attention Sinks", arXiv 2309.17453, section 3,
         and Miller, "Attention is off by one", 2023, for the sinks.
     """
-    rules = Rules(
+    options = CallOptions(
         attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
     )
-    return output_of("scaled_dot_product_attention", query, key, value, rules)
+    return attend("scaled_dot_product_attention", query, key, value, options)
 
 
 def attention_state(
@@ -177,55 +182,54 @@ def attention_state(
     References:
         Dao, "FlashAttention-2", arXiv 2307.08691, section 3.1.
     """
-    rules = Rules(
+    options = CallOptions(
         attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
     )
-    return state_of("attention_state", query, key, value, rules, lse_base=lse_base)
+    return attend_with_lse("attention_state", query, key, value, options, lse_base=lse_base)
 
 
-def output_of(
-    function: str, query: A, key: AnyArray, value: AnyArray, rules: Rules, *, cached: bool = False
+def attend(
+    function: str, query: A, key: AnyArray, value: AnyArray, options: CallOptions, *, of_kv_cache: bool = False
 ) -> A:
-    """Output of one call, by a vendor's kernel where that is to be used; of a cache none is."""
+    """Return the output of a call of `function`; a vendor's kernel computes it if one is chosen."""
     inputs = {"query": query, "key": key, "value": value}
     if (answer := override(query, key, value)) is not None:
-        return cast(A, answer(function, inputs, rules._asdict()))
-    call = check(function, inputs, rules, cached=cached, kernels=not cached)
-    kernel = None if cached else call.once("choice", lambda: native.choose(call)).kernel
+        return cast(A, answer(function, inputs, options._asdict()))
+    call = prepare(function, inputs, options, of_kv_cache=of_kv_cache, has_kernels=not of_kv_cache)
+    # The queries of a cache stand at its end. No kernel takes that position.
+    kernel = None if of_kv_cache else call.cached("kernel", lambda: choose_kernel(call)).kernel
     with call.quiet():
         output = None if kernel is None else kernel.attend(call)
         if output is None:
-            output, _ = _streamed(call, with_lse=False)
+            output, _ = _attend_portably(call, with_lse=False)
         return cast(A, call.result(output))
 
 
-def state_of(
+def attend_with_lse(
     function: str,
     query: A,
     key: AnyArray,
     value: AnyArray,
-    rules: Rules,
+    options: CallOptions,
     *,
     lse_base: object = None,
 ) -> AttentionState[A]:
-    """Output and log-sum-exp of one call, whichever public function it came by."""
+    """Return the output and the log-sum-exp of a call of `function`."""
     base = checks.lse_base(function, lse_base)
     inputs = {"query": query, "key": key, "value": value}
     if (answer := override(query, key, value)) is not None:
-        return cast(AttentionState[A], answer(function, inputs, rules._asdict() | {"lse_base": lse_base}))
-    call = check(function, inputs, rules)
+        return cast(AttentionState[A], answer(function, inputs, options._asdict() | {"lse_base": lse_base}))
+    call = prepare(function, inputs, options)
     with call.quiet():
-        output, lse = _streamed(call, with_lse=True)
-        lse = call.without_heads(in_base(cast(Array, lse), base))
+        output, lse = _attend_portably(call, with_lse=True)
+        lse = call.remove_head_axis(to_base(cast(Array, lse), base))
         return AttentionState(cast(A, call.result(output)), cast(A, lse))
 
 
-def _streamed(call: Call, *, with_lse: bool) -> tuple[Array, Array | None]:
-    """Output and log-sum-exp by the portable implementation."""
-    (scores,) = call.bind([call.whole])
-    value = Whole(call.arrays["value"])
-    tiles = call.once("plan", lambda: plan(call.pairs, scores.group, call.sizes.width + value.width))
-    output, lse = streaming.attend(scores, value, tiles, call.dtype, with_lse=with_lse)
-    if getattr(output, "requires_grad", True):  # only torch has it, and of no key it follows from nothing
-        return output, lse
-    return library_of(output).attach_zero_gradient(output, call.arrays.values()), lse
+def _attend_portably(call: PreparedCall, *, with_lse: bool) -> tuple[Array, Array | None]:
+    """Return output and log-sum-exp, computed by the portable implementation."""
+    scores, value = call.scores(), ContiguousSource(call.arrays["value"])
+    plan = call.cached("plan", lambda: plan_tiles(call.grid, scores.group, call.sizes.width + value.width))
+    output, lse = streaming.attend(scores, value, plan, call.dtype, with_lse=with_lse)
+    # Without keys the output is a constant: autograd needs it connected to the inputs.
+    return call.grid.library.attach_zero_gradient(output, call.arrays.values()), lse

@@ -6,12 +6,12 @@ import functools
 import operator
 from typing import TypeVar
 
-from sdpa_xp import checks
+from sdpa_xp import _checks as checks
+from sdpa_xp._call.options import CallOptions
+from sdpa_xp._checks import IntegersLike
 from sdpa_xp._libraries.protocols import AnyArray
-from sdpa_xp.arguments import Rules
-from sdpa_xp.attention import output_of
+from sdpa_xp.attention import attend
 from sdpa_xp.biases import Bias
-from sdpa_xp.checks import IntegersLike
 from sdpa_xp.masks import Mask
 from sdpa_xp.masks.algebra import as_mask
 from sdpa_xp.masks.bands import SlidingWindow
@@ -85,5 +85,5 @@ def dot_product_attention(
         names = ("key_value_seq_lengths", "query_seq_lengths")
         masks.append(Padding(checks.frozen(key_value_seq_lengths), checks.frozen(query_seq_lengths), names))
     joined = functools.reduce(operator.and_, masks) if masks else None
-    rules = Rules(joined, bias, is_causal, scale, layout=checks.LHE, implementation=implementation)
-    return output_of(function, query, key, value, rules)
+    options = CallOptions(joined, bias, is_causal, scale, layout=checks.LHE, implementation=implementation)
+    return attend(function, query, key, value, options)

@@ -6,13 +6,17 @@ import itertools
 from collections.abc import Sequence
 from typing import TypeVar, cast
 
-from sdpa_xp import checks, streaming
+from sdpa_xp import _checks as checks
+from sdpa_xp._call.options import CallOptions
+from sdpa_xp._call.prepare import prepare
+from sdpa_xp._call.prepared_call import BatchEntry
+from sdpa_xp._core import streaming
+from sdpa_xp._core.key_value_source import ContiguousSource
 from sdpa_xp._libraries.protocols import AnyArray
-from sdpa_xp.arguments import Part, Rules, check
+from sdpa_xp._tiles.layout import Layout
+from sdpa_xp._tiles.plan import plan_tiles
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
-from sdpa_xp.sources import Layout, Whole
-from sdpa_xp.tiles import plan
 
 A = TypeVar("A", bound=AnyArray)
 
@@ -84,27 +88,28 @@ def varlen_attention(
         Dao, "FlashAttention-2", arXiv 2307.08691; `flash_attn_varlen_func` of its code.
     """
     function = "varlen_attention"
-    rules = Rules(
+    options = CallOptions(
         attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
     )
-    call = check(function, {"query": query, "key": key, "value": value}, rules)
-    arrays, xp = call.arrays, call.pairs.xp
+    inputs = {"query": query, "key": key, "value": value}
+    call = prepare(function, inputs, options, has_entries=True)
+    arrays, xp = call.arrays, call.grid.xp
     checks.axes(function, {"query": query.shape, "key": key.shape, "value": value.shape}, 3)
     starts_q = checks.cumulated(function, "cu_seqlens_q", cu_seqlens_q, call.sizes.queries, "query")
     starts_k = checks.cumulated(function, "cu_seqlens_k", cu_seqlens_k, call.sizes.keys, "key")
     checks.as_many(function, {"cu_seqlens_q": starts_q, "cu_seqlens_k": starts_k})
 
-    parts, values = [], []
-    batch = call.pairs.of_batch((len(starts_q) - 1,))
+    entries, values = [], []
+    batch = call.grid.with_batch((len(starts_q) - 1,))
     sequences = zip(itertools.pairwise(starts_q), itertools.pairwise(starts_k), strict=True)
     for number, ((first_q, last_q), (first_k, last_k)) in enumerate(sequences):
-        pairs = batch.one_entry(number, last_q - first_q, last_k - first_k)
+        grid = batch.for_entry(number, last_q - first_q, last_k - first_k)
         rows = arrays["query"][:, first_q:last_q, :]
-        parts.append(Part(pairs, rows, Whole(arrays["key"][:, first_k:last_k, :])))
-        values.append(Whole(arrays["value"][:, first_k:last_k, :]))
+        entries.append(BatchEntry(grid, rows, ContiguousSource(arrays["key"][:, first_k:last_k, :])))
+        values.append(ContiguousSource(arrays["value"][:, first_k:last_k, :]))
     with call.quiet():
         outputs = []
-        for scores, own in zip(call.bind(parts), values, strict=True):
-            tiles = plan(scores.pairs, scores.group, call.sizes.width + own.width)
-            outputs.append(streaming.attend(scores, own, tiles, call.dtype, with_lse=False)[0])
+        for scores, value_source in zip(call.scores_of(entries), values, strict=True):
+            plan = plan_tiles(scores.grid, scores.group, call.sizes.width + value_source.width)
+            outputs.append(streaming.attend(scores, value_source, plan, call.dtype, with_lse=False)[0])
         return cast(A, call.result(xp.concat(outputs, axis=-2)))

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar, cast
 
-from sdpa_xp import streaming
+from sdpa_xp._call.options import CallOptions
+from sdpa_xp._call.prepare import prepare
+from sdpa_xp._core.full_matrix import full_scores, full_weights
+from sdpa_xp._core.scores import Scores
 from sdpa_xp._libraries.overrides import override
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype
-from sdpa_xp.arguments import Rules, check
+from sdpa_xp._tiles.layout import Layout
+from sdpa_xp._tiles.plan import Plan, plan_full_rows
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
-from sdpa_xp.scores import Scores
-from sdpa_xp.sources import Layout
-from sdpa_xp.tiles import Plan, plan_rows
 
 A = TypeVar("A", bound=AnyArray)
 
@@ -73,10 +74,10 @@ def attention_weights(
     References:
         Vaswani et al., "Attention is all you need", arXiv 1706.03762, section 3.2.1.
     """
-    rules = Rules(
+    options = CallOptions(
         attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
     )
-    return cast(A, _of_all_pairs("attention_weights", streaming.weights, query, key, rules))
+    return cast(A, _full_matrix("attention_weights", full_weights, query, key, options))
 
 
 def attention_scores(
@@ -130,7 +131,7 @@ def attention_scores(
     References:
         Vaswani et al., "Attention is all you need", arXiv 1706.03762, section 3.2.1.
     """
-    rules = Rules(
+    options = CallOptions(
         attn_mask,
         bias,
         is_causal,
@@ -140,18 +141,21 @@ def attention_scores(
         layout=layout,
         implementation=implementation,
     )
-    return cast(A, _of_all_pairs("attention_scores", streaming.scores_of_all, query, key, rules))
+    return cast(A, _full_matrix("attention_scores", full_scores, query, key, options))
 
 
-def _of_all_pairs(
-    function: str, compute: Callable[[Scores, Plan, Dtype], Array], query: AnyArray, key: AnyArray, rules: Rules
+def _full_matrix(
+    function: str,
+    compute: Callable[[Scores, Plan, Dtype], Array],
+    query: AnyArray,
+    key: AnyArray,
+    options: CallOptions,
 ) -> Array:
     inputs = {"query": query, "key": key}
     if (answer := override(query, key)) is not None:
-        return cast(Array, answer(function, inputs, rules._asdict()))
-    call = check(function, inputs, rules)
+        return cast(Array, answer(function, inputs, options._asdict()))
+    call = prepare(function, inputs, options)
     sizes = call.sizes
-    tiles = plan_rows(sizes.queries, sizes.keys, sizes.all_heads, traced=call.pairs.traced)
+    plan = plan_full_rows(sizes.queries, sizes.keys, sizes.all_heads, is_traced=call.grid.is_traced)
     with call.quiet():
-        (scores,) = call.bind([call.whole])
-        return call.without_heads(compute(scores, tiles, call.dtype))
+        return call.remove_head_axis(compute(call.scores(), plan, call.dtype))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sdpa_xp.checks import message
+from sdpa_xp._checks import message
 from sdpa_xp_export.kernels import computable_dtype
 from sdpa_xp_export.lengths import Length
 from sdpa_xp_export.promotion import CATEGORIES, INTEGERS, holds, joint, joint_of_kinds, of_scalar

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from sdpa_xp.checks import message
+from sdpa_xp._checks import message
 from sdpa_xp_export import arithmetic, division, functions, in_place, powers
 from sdpa_xp_export.arithmetic import binary
 from sdpa_xp_export.lengths import Length

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sdpa_xp.checks import message
+from sdpa_xp._checks import message
 
 if TYPE_CHECKING:
     from sdpa_xp_export.array import Value

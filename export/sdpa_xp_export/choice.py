@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from types import ModuleType
 
-from sdpa_xp.checks import message
+from sdpa_xp._checks import message
 from sdpa_xp_export.call import Call
 from sdpa_xp_export.forms import attention, grouped_query, multi_head, primitive, tiled
 from sdpa_xp_export.runtime import (

@@ -7,7 +7,7 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from sdpa_xp.checks import message
+from sdpa_xp._checks import message
 from sdpa_xp_export import pieces, shaping
 from sdpa_xp_export.array import Value
 from sdpa_xp_export.dispatch import graph_of, is_array

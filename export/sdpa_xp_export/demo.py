@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 
-from sdpa_xp.checks import message
+from sdpa_xp._checks import message
 from sdpa_xp_export.agree import Job, Row, compare
 from sdpa_xp_export.backends import find
 from sdpa_xp_export.call import Arguments, Call

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sdpa_xp.checks import message
+from sdpa_xp._checks import message
 from sdpa_xp_export.arithmetic import binary, compared, computed, elementwise, equal, negative, operands
 from sdpa_xp_export.functions import where
 from sdpa_xp_export.promotion import FLOATING, SIGNED

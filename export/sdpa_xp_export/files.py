@@ -12,7 +12,7 @@ from typing import BinaryIO
 import onnx
 from google.protobuf.message import DecodeError, EncodeError
 
-from sdpa_xp.checks import flag, message
+from sdpa_xp._checks import flag, message
 from sdpa_xp_export.external import (
     EXTERNAL_ABOVE,
     Chunks,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from sdpa_xp.checks import message
+from sdpa_xp._checks import message
 from sdpa_xp_export.arithmetic import (
     admitted,
     computed,

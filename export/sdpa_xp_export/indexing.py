@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from typing import TYPE_CHECKING, Any
 
-from sdpa_xp.checks import message
+from sdpa_xp._checks import message
 from sdpa_xp_export import pieces
 from sdpa_xp_export.lengths import has_names, named
 from sdpa_xp_export.trace import trace_of

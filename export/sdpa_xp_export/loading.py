@@ -21,7 +21,7 @@ from onnx import numpy_helper
 from onnx.checker import ValidationError
 from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
-from sdpa_xp.checks import message
+from sdpa_xp._checks import message
 from sdpa_xp_export.call import Call
 from sdpa_xp_export.oserrors import reason, worded
 from sdpa_xp_export.samples import several_lengths

@@ -12,8 +12,8 @@ import array_api_compat
 import numpy as np
 from numpy.typing import NDArray
 
+from sdpa_xp._checks import message
 from sdpa_xp.biases import Bias
-from sdpa_xp.checks import message
 from sdpa_xp.masks import Mask
 from sdpa_xp_export.spec import DTYPES, Shape, TensorSpec
 

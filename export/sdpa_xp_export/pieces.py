@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sdpa_xp.checks import HLE
+from sdpa_xp._checks import HLE
 from sdpa_xp_export import functions
 from sdpa_xp_export.arithmetic import computed, kernel_dtype
 from sdpa_xp_export.shapes import joint_shape

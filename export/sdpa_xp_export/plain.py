@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdpa_xp import biases, masks
+from sdpa_xp._checks import HLE
 from sdpa_xp.biases import Bias
-from sdpa_xp.checks import HLE
 from sdpa_xp.masks import Mask
 from sdpa_xp_export.call import Call
 from sdpa_xp_export.operands import Initializer, Input, with_operands

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sdpa_xp.checks import message
+from sdpa_xp._checks import message
 from sdpa_xp_export import pieces
 from sdpa_xp_export.arithmetic import compared, computed, elementwise, equal, operands
 from sdpa_xp_export.functions import minimum, where

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from sdpa_xp.checks import message
+from sdpa_xp._checks import message
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 """The providers that `verify` runs models on. `web` stands for the two of onnxruntime-web: WebAssembly, which

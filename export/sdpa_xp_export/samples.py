@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sdpa_xp.checks import HLE
+from sdpa_xp._checks import HLE
 from sdpa_xp_export.call import Call
 from sdpa_xp_export.constants import largest
 from sdpa_xp_export.graph import numpy_dtype

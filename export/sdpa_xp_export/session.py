@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from sdpa_xp.checks import message
+from sdpa_xp._checks import message
 from sdpa_xp_export import promotion
 from sdpa_xp_export.external import EXTERNAL_ABOVE, held
 from sdpa_xp_export.files import save

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from sdpa_xp.checks import message
+from sdpa_xp._checks import message
 from sdpa_xp_export import pieces
 from sdpa_xp_export.arithmetic import operands, together
 from sdpa_xp_export.array import Value

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from sdpa_xp._checks import HLE
 from sdpa_xp.biases import Bias
-from sdpa_xp.checks import HLE
 from sdpa_xp.masks import Mask
 from sdpa_xp_export.call import Call
 

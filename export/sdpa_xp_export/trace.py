@@ -10,7 +10,7 @@ from typing import Any
 import array_api_compat
 import onnx
 
-from sdpa_xp.checks import message
+from sdpa_xp._checks import message
 from sdpa_xp_export.array import Value
 from sdpa_xp_export.graph import Graph
 from sdpa_xp_export.lengths import Length

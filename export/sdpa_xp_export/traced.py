@@ -11,8 +11,8 @@ from typing import Any
 import onnx
 
 import sdpa_xp
+from sdpa_xp._checks import message
 from sdpa_xp.biases import Bias
-from sdpa_xp.checks import message
 from sdpa_xp.masks import Mask
 from sdpa_xp_export.array import Value
 from sdpa_xp_export.choice import loaded_opset

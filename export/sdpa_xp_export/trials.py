@@ -10,7 +10,7 @@ import array_api_compat.numpy as numpy_namespace
 import numpy as np
 from numpy.typing import NDArray
 
-from sdpa_xp.checks import HLE, LHE
+from sdpa_xp._checks import HLE, LHE
 from sdpa_xp_export import reference
 from sdpa_xp_export.agreement import Agreement, judge_together
 from sdpa_xp_export.call import Call

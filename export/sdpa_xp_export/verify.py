@@ -14,9 +14,9 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from sdpa_xp import checks
+from sdpa_xp import _checks as checks
+from sdpa_xp._checks import message
 from sdpa_xp.biases import Bias
-from sdpa_xp.checks import message
 from sdpa_xp.masks import Mask
 from sdpa_xp_export.call import Call
 from sdpa_xp_export.external import check_holds_data, initializers

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from sdpa_xp.checks import message
+from sdpa_xp._checks import message
 from sdpa_xp_export.agreement import EPS, judge_together
 from sdpa_xp_export.external import check_holds_data
 from sdpa_xp_export.graph import ONNX_DTYPE, numpy_dtype

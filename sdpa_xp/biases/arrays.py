@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sdpa_xp import checks
+from sdpa_xp import _checks as checks
+from sdpa_xp._tiles.score_grid import grid_of
+from sdpa_xp._tiles.tile import Tile
 from sdpa_xp.biases.algebra import Bias
-from sdpa_xp.pairs import pairs_of
-from sdpa_xp.tiles import Tile
 
 
 def to_array(bias: Bias, shape: tuple[int, ...], *, like: Any = None) -> Any:
@@ -40,13 +40,13 @@ def to_array(bias: Bias, shape: tuple[int, ...], *, like: Any = None) -> Any:
     """
     if not isinstance(bias, Bias):
         raise TypeError(checks.message("to_array", "`bias` must be a bias", {"bias": checks.brief(bias)}))
-    pairs = pairs_of("to_array", "bias", shape, bias.arrays(), like)
-    xp = pairs.xp
-    if 0 in pairs.scores:
-        return xp.zeros(tuple(shape), dtype=pairs.dtype, device=pairs.device)
-    scores = xp.zeros(pairs.scores, dtype=pairs.dtype, device=pairs.device)
-    tile = Tile(range(pairs.queries), range(pairs.keys), pairs)
-    for term in bias.bind(pairs):
+    grid = grid_of("to_array", "bias", shape, bias.arrays(), like)
+    xp = grid.xp
+    if 0 in grid.shape:
+        return xp.zeros(tuple(shape), dtype=grid.dtype, device=grid.device)
+    scores = xp.zeros(grid.shape, dtype=grid.dtype, device=grid.device)
+    tile = Tile(range(grid.queries), range(grid.keys), grid)
+    for term in bias.bind(grid):
         scores, _ = term.apply(tile, scores)
-    whole = xp.reshape(xp.broadcast_to(scores, pairs.scores), tuple(shape))
-    return xp.astype(whole, pairs.dtype, copy=True)  # no view: neither read-only nor the caller's own
+    whole = xp.reshape(xp.broadcast_to(scores, grid.shape), tuple(shape))
+    return xp.astype(whole, grid.dtype, copy=True)  # no view: neither read-only nor the caller's own

@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict, TypeVar, Unpack, cast
 
-from sdpa_xp import checks
+from sdpa_xp import _checks as checks
 from sdpa_xp._libraries import accumulation_dtype, is_array, namespace_of
 from sdpa_xp._libraries.protocols import AnyArray, Array
+from sdpa_xp._tiles.layout import swap_heads_and_length
 from sdpa_xp.attention import attention_state, scaled_dot_product_attention
 from sdpa_xp.biases import Bias
-from sdpa_xp.cache import KVCache
+from sdpa_xp.kv_cache import KVCache
 from sdpa_xp.layers.linear import Linear
 from sdpa_xp.layers.parameters import Layer
 from sdpa_xp.masks import Mask
-from sdpa_xp.paged import PagedKVCache
-from sdpa_xp.sources import swapped
+from sdpa_xp.paged_cache import PagedKVCache
 from sdpa_xp.states import AttentionState
 from sdpa_xp.weights import attention_weights
 
@@ -215,7 +215,7 @@ class Attention(Layer):
         """
         checks.plain_array(f"{type(self).__name__}.combine", "heads", heads)
         xp = namespace_of(heads)
-        apart = swapped(xp, cast(Array, heads), checks.LHE)
+        apart = swap_heads_and_length(xp, cast(Array, heads), checks.LHE)
         return cast(A, xp.reshape(apart, (*apart.shape[:-2], apart.shape[-2] * apart.shape[-1])))
 
     def _heads(self, inputs: dict[str, AnyArray]) -> list[AnyArray]:
@@ -228,7 +228,7 @@ class Attention(Layer):
             flat, count = cast(Array, getattr(self, role).mapped(x)), queries if role == "query" else shared
             xp = namespace_of(flat)
             apart = xp.reshape(flat, (*flat.shape[:-1], count, flat.shape[-1] // count))
-            found.append(swapped(xp, apart, checks.LHE))
+            found.append(swap_heads_and_length(xp, apart, checks.LHE))
         return found
 
     def _scaling(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from sdpa_xp import checks
+from sdpa_xp import _checks as checks
 from sdpa_xp._libraries import LIBRARIES, Library, astype_if_needed, device_of, namespace_of
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.layers.moving import moved, place

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar, cast
 
-from sdpa_xp import checks
+from sdpa_xp import _checks as checks
 from sdpa_xp._libraries import accumulation_dtype, astype_if_needed, library_of, namespace_of, plain, quiet
 from sdpa_xp._libraries.overrides import leading
 from sdpa_xp._libraries.protocols import AnyArray, Array

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, cast
 
-from sdpa_xp import checks
+from sdpa_xp import _checks as checks
 from sdpa_xp._libraries import Library, device_of, dtype_name, is_array, library_of, namespace_of, numpy_array
 from sdpa_xp._libraries.protocols import Array, Device
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from sdpa_xp import checks
+from sdpa_xp import _checks as checks
 from sdpa_xp._libraries import is_array
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.layers.moving import moved, place

@@ -15,8 +15,8 @@ Inside torch.compile, `~mask` and `mask & tensor` cannot be traced: make the mas
 from sdpa_xp.masks.algebra import Mask
 from sdpa_xp.masks.arrays import to_array
 from sdpa_xp.masks.bands import causal, sliding_window
+from sdpa_xp.masks.custom import from_array, from_function
 from sdpa_xp.masks.documents import document
-from sdpa_xp.masks.given import from_array, from_function
 from sdpa_xp.masks.lengths import padding, prefix
 from sdpa_xp.masks.patterns import chunked, dilated
 

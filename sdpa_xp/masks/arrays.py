@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sdpa_xp import checks
+from sdpa_xp import _checks as checks
+from sdpa_xp._tiles.score_grid import grid_of
+from sdpa_xp._tiles.tile import Tile
 from sdpa_xp.masks.algebra import Mask
-from sdpa_xp.pairs import pairs_of
-from sdpa_xp.tiles import Tile
 
 
 def to_array(mask: Mask, shape: tuple[int, ...], *, like: Any = None) -> Any:
@@ -40,12 +40,12 @@ def to_array(mask: Mask, shape: tuple[int, ...], *, like: Any = None) -> Any:
     if not isinstance(mask, Mask):
         rule = "`mask` must be a mask"
         raise TypeError(checks.message("to_array", rule, {"mask": checks.brief(mask)}))
-    pairs = pairs_of("to_array", "mask", shape, mask.arrays(), like)
-    xp = pairs.xp
-    if 0 in pairs.scores:
-        return xp.zeros(tuple(shape), dtype=xp.bool, device=pairs.device)
-    allowed = mask.bind(pairs).on(Tile(range(pairs.queries), range(pairs.keys), pairs))
+    grid = grid_of("to_array", "mask", shape, mask.arrays(), like)
+    xp = grid.xp
+    if 0 in grid.shape:
+        return xp.zeros(tuple(shape), dtype=xp.bool, device=grid.device)
+    allowed = mask.bind(grid).allowed_in(Tile(range(grid.queries), range(grid.keys), grid))
     if isinstance(allowed, bool):
-        return xp.full(tuple(shape), allowed, dtype=xp.bool, device=pairs.device)
-    whole = xp.reshape(xp.broadcast_to(allowed, pairs.scores), tuple(shape))
+        return xp.full(tuple(shape), allowed, dtype=xp.bool, device=grid.device)
+    whole = xp.reshape(xp.broadcast_to(allowed, grid.shape), tuple(shape))
     return xp.astype(whole, xp.bool, copy=True)  # no view: neither read-only nor the caller's own

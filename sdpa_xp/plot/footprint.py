@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from sdpa_xp import checks
+from sdpa_xp import _checks as checks
 from sdpa_xp._libraries import device_of, dtype_name, namespace_of, numpy_array
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp.explanation import explain

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TypeVar, cast
 
-from sdpa_xp import checks
+from sdpa_xp import _checks as checks
 from sdpa_xp._libraries import is_array, is_traced
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.positional.positions import PositionsLike, first, place

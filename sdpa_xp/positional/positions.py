@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias, cast
 
-from sdpa_xp import checks
+from sdpa_xp import _checks as checks
 from sdpa_xp._libraries import device_of, is_number, numpy_array, widest_dtype
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
-from sdpa_xp import checks
+from sdpa_xp import _checks as checks
 from sdpa_xp._libraries import accumulation_dtype, astype_if_needed, is_number
 from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace
+from sdpa_xp._tiles.layout import Layout
 from sdpa_xp.positional.positions import Place, PositionsLike, as_array, place
 from sdpa_xp.positional.scaling import Scaling, geometric
-from sdpa_xp.sources import Layout
 
 A = TypeVar("A", bound=AnyArray)
 

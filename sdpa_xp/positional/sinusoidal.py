@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sdpa_xp import checks
+from sdpa_xp import _checks as checks
 from sdpa_xp._libraries import astype_if_needed
 from sdpa_xp.positional.positions import PositionsLike, as_array, first, place
 from sdpa_xp.positional.scaling import geometric

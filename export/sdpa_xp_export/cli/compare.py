@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sdpa_xp.checks import message
+from sdpa_xp._checks import message
 from sdpa_xp_export import backends, demo
 from sdpa_xp_export.agree import Row, compare, feature_jobs
 from sdpa_xp_export.cli import DISAGREES

@@ -8,7 +8,7 @@ from typing import Annotated
 import onnx
 import typer
 
-from sdpa_xp.checks import LAYOUTS
+from sdpa_xp._checks import LAYOUTS
 from sdpa_xp_export import files, settings
 from sdpa_xp_export.call import OUTPUTS
 from sdpa_xp_export.cli.options import AsJson, Force, completed_from

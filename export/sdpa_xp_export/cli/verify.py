@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sdpa_xp.checks import message
+from sdpa_xp._checks import message
 from sdpa_xp_export import page
 from sdpa_xp_export.cli import DISAGREES
 from sdpa_xp_export.cli.options import AsJson, Force, Provider, completed_from

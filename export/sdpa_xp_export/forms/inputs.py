@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sdpa_xp import checks
+from sdpa_xp import _checks as checks
 from sdpa_xp_export import pieces
 from sdpa_xp_export.array import Value
 from sdpa_xp_export.call import Call

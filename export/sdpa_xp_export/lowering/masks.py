@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from sdpa_xp import checks
+from sdpa_xp import _checks as checks
 from sdpa_xp.masks import Mask
 from sdpa_xp_export import pieces
 from sdpa_xp_export.array import Value
