@@ -11,7 +11,7 @@ from sdpa_xp._libraries import Library
 class RngRollback:
     """A context in which an error gives a generator back its state, so that the call can be made again.
 
-    The keys of some libraries have no state, and that of a cupy.random.Generator cannot be read.
+    Keys have no state, and the state of some generators cannot be read: these are not restored.
     """
 
     def __init__(self, rng: Any, library: Library, quiet: AbstractContextManager[object]) -> None:
