@@ -16,9 +16,23 @@ ARRAY_LIBRARY = re.compile(
     r"(?<![a-z])(numpy|torch|jax|cupy|mlx|dask|array.api.(strict|compat))(?![a-z])", re.IGNORECASE
 )
 PRONOUNS = frozenset(
-    {"own", "found", "given", "held", "made", "each", "once", "of", "at", "on", "some", "seen", "asked", "taken", "it"}
-)
-    "own found given held made each once of at on some seen asked taken it these those".split()
+    [
+        "own",
+        "found",
+        "given",
+        "held",
+        "made",
+        "each",
+        "once",
+        "of",
+        "at",
+        "on",
+        "some",
+        "seen",
+        "asked",
+        "taken",
+        "it",
+    ]
 )
 """Words that do not say what they name."""
 
