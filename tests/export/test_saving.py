@@ -383,12 +383,12 @@ def test_an_object_may_name_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argument", "given", "words"),
     [
-        ("overwrite", "no", "must be True or False; got overwrite='no'"),
-        ("overwrite", None, "must be True or False; got overwrite=None"),
-        ("external_above", "0", "must be an integer; got external_above='0'"),
-        ("external_above", None, "must be an integer; got external_above=None"),
-        ("external_above", float("nan"), "must be an integer; got external_above=nan"),
-        ("external_above", True, "must be an integer; got external_above=True"),
+        ("overwrite", "no", "`overwrite` must be True or False; got overwrite='no'"),
+        ("overwrite", None, "`overwrite` must be True or False; got overwrite=None"),
+        ("external_above", "0", "`external_above` must be an integer; got external_above='0'"),
+        ("external_above", None, "`external_above` must be an integer; got external_above=None"),
+        ("external_above", float("nan"), "`external_above` must be an integer; got external_above=nan"),
+        ("external_above", True, "`external_above` must be an integer; got external_above=True"),
     ],
 )
 def test_arguments_are_checked_before_anything_is_written(
@@ -397,7 +397,7 @@ def test_arguments_are_checked_before_anything_is_written(
     """A text is no answer to whether a file may be replaced."""
     path = tmp_path / "a.onnx"
     path.write_bytes(b"before")
-    with pytest.raises(TypeError, match=f"^save: `{argument}` {re.escape(words)}"):
+    with pytest.raises(TypeError, match=f"^save: {re.escape(words)}"):
         save(MODEL, path, **{"overwrite": True, argument: given})
     assert path.read_bytes() == b"before"
     assert [each.name for each in tmp_path.iterdir()] == ["a.onnx"]
