@@ -1,4 +1,4 @@
-"""Attention with linear biases: the farther a key, the lower its score."""
+"""ALiBi, attention with linear biases: the farther a key, the lower its score."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ def alibi(slopes: int | Sequence[float] | AnyArray, *, offset: IntegersLike | st
         `Hq` query heads, `L` queries, `S` keys, `...` batch.
 
     Args:
-        slopes: The number of query heads, for the slopes of the paper; or the slopes, a list of Hq numbers or
-            a floating array (..., Hq).
-        offset: Which key the first query stands at: an integer, one a batch entry, or "lower_right" for
-            S - L, which flash-attention means. Beside a causal mask it changes nothing: it moves all scores of
-            a row alike.
+        slopes: The number of query heads, for the slopes of the paper; or the slopes, as a list of Hq numbers
+            or a floating array (..., Hq).
+        offset: The position of the first query among the keys: an integer, one for each batch entry, or
+            "lower_right" for S - L, as in flash-attention. With a causal mask it changes no output, because it
+            shifts all scores of a row by the same number.
 
     Returns:
         The bias.
 
     Raises:
-        TypeError: Slopes that are no numbers; when a call uses the bias, an array of another library.
-        ValueError: Fewer heads than 1; when a call uses the bias, slopes that do not fit its heads.
+        TypeError: The slopes are not numbers; when a call uses the bias, their array belongs to another
+            library.
+        ValueError: There are fewer heads than 1; when a call uses the bias, the slopes do not fit its heads.
 
     Examples:
         >>> from sdpa_xp import biases
@@ -59,23 +60,23 @@ def alibi(slopes: int | Sequence[float] | AnyArray, *, offset: IntegersLike | st
 
 
 def alibi_slopes(heads: int) -> tuple[float, ...]:
-    r"""$2^{-8/n}, 2^{-16/n}, \dots$ for n heads: how fast the scores of each fall with the distance.
+    r"""Return the slopes of ALiBi for n heads, $2^{-8/n}, 2^{-16/n}, \dots$
 
-    Where n is no power of two they are those of the next lower one, and every other of the next higher one,
-    as in the authors' code.
+    If n is not a power of two, they are the slopes of the next lower power of two, followed by every other
+    slope of the next higher one, as in the authors' code.
 
     Shapes:
-        One number a head.
+        One number for each head.
 
     Args:
-        heads: How many query heads there are.
+        heads: The number of query heads.
 
     Returns:
-        The slopes, which `biases.alibi` takes; it makes them itself of a number of heads.
+        The slopes. `biases.alibi(heads)` uses the same.
 
     Raises:
-        TypeError: A number of heads that is no integer.
-        ValueError: Fewer heads than 1.
+        TypeError: `heads` is not an integer.
+        ValueError: `heads` is below 1.
 
     Examples:
         >>> from sdpa_xp import positional

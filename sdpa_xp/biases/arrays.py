@@ -1,4 +1,4 @@
-"""The array of a bias, to look at or to hand to another library."""
+"""Convert a bias to an array, to look at it or to pass it to another library."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from sdpa_xp.biases.algebra import Bias
 
 
 def to_array(bias: Bias, shape: tuple[int, ...], *, like: Any = None) -> Any:
-    """What the bias adds, as an array: what it makes of scores of 0.
+    """Convert a bias to an array: the scores that it makes of scores of 0.
 
     Shapes:
         `Hq` query heads, `L` queries, `S` keys, `...` batch.
 
     Args:
         bias: A bias.
-        shape: (L, S), or (..., Hq, L, S) where the bias differs from one batch entry or head to another.
-        like: An array of the library, and on the device, that the result is to be of. By default those of
-            the first array that the bias holds, else NumPy.
+        shape: (L, S), or (..., Hq, L, S) if the bias differs between batch entries or heads.
+        like: An array with the library and the device of the result. By default the first array in the bias, or
+            NumPy if there is none.
 
     Returns:
-        A floating array of `shape`, float64 where the library has it.
+        A floating array of `shape`; float64 if the device has it, else float32.
 
     Raises:
-        TypeError: Something that is no bias, or a bias whose arrays are of another library.
-        ValueError: A shape that has no L and S, or that the bias does not fit.
+        TypeError: `bias` is not a bias, or its arrays belong to another library.
+        ValueError: `shape` has no L and S, or the bias does not fit it.
 
     Examples:
         >>> from sdpa_xp import biases

@@ -21,7 +21,7 @@ ROUNDING = {"float32": 2.0**-20, "float64": 2.0**-49}
 
 
 def from_array(array: AnyArray) -> Bias:
-    """What `array` holds is added, to combine with other biases.
+    """Convert a floating array to a bias, which combines with other biases.
 
     Shapes:
         `Hq` query heads, `L` queries, `S` keys, `...` batch.
@@ -30,11 +30,11 @@ def from_array(array: AnyArray) -> Bias:
         array: A floating array that broadcasts to (..., Hq, L, S); -inf masks.
 
     Returns:
-        The bias. `bias` takes the array itself as well, and `+` does.
+        The bias. `bias` and `+` also take the array itself.
 
     Raises:
-        TypeError: Something that is no floating array.
-        ValueError: When a call uses the bias: a shape that does not broadcast.
+        TypeError: `array` is not a floating array.
+        ValueError: When a call uses the bias: the shape does not broadcast to (..., Hq, L, S).
 
     Examples:
         >>> import numpy as np
@@ -56,17 +56,18 @@ def from_function(score_mod: ScoreFunction) -> Bias:
         `Hq` query heads, `L` queries, `S` keys, `...` batch.
 
     Args:
-        score_mod: A function with the signature of FlexAttention's. It gets the scores of a tile, after
-            scale and softcap, (..., Hq, rows, columns) in the accumulation dtype, and int32 arrays that
-            broadcast to them, and returns the new scores. -inf masks. In a sum of biases it gets what
-            those before it made. For NumPy arrays threads call it at the same time.
+        score_mod: A function with the signature of FlexAttention's `score_mod`. It is called once for each
+            tile, with the scores after scale and softcap, (..., Hq, rows, columns) in the accumulation dtype,
+            and int32 arrays that broadcast to them. It returns the new scores; -inf masks. In a sum of biases
+            it gets the scores with the biases before it. For NumPy arrays, several threads call the function at
+            the same time.
 
     Returns:
         The bias.
 
     Raises:
-        TypeError: Something that cannot be called; when a call uses the bias, a result that is not floating.
-        ValueError: When a call uses the bias: a result that does not have the shape of the scores.
+        TypeError: `score_mod` cannot be called; when a call uses the bias, its result is not floating.
+        ValueError: When a call uses the bias: the result does not have the shape of the scores.
 
     Examples:
         >>> from sdpa_xp import biases

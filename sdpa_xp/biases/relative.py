@@ -1,4 +1,4 @@
-"""A learned bias for each distance, in buckets that widen with it, as T5 has it."""
+"""A learned bias for each distance, in buckets that widen with the distance, as in T5."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ def relative(
 ) -> Bias:
     r"""`table[bucket(j - i - offset), h]` for query i and key j in head h.
 
-    The first half of the buckets of a direction holds one distance each; the others widen logarithmically up
-    to `max_distance`, beyond which all share the last.
+    The first half of the buckets of a direction has one distance each. The others widen logarithmically up to
+    `max_distance`; all distances beyond share the last bucket.
 
     Shapes:
         `Hq` query heads, `L` queries, `S` keys.
 
     Args:
         table: (buckets, Hq), floating: `relative_attention_bias.weight` of a T5 model.
-        bidirectional: Whether later keys have buckets of their own, half of them, as in an encoder; else
-            all of them share the bucket of distance 0.
-        max_distance: Where the last bucket begins.
-        offset: Which key the first query stands at: an integer, or "lower_right" for S - L.
+        bidirectional: Whether later keys have their own half of the buckets, as in an encoder; if not, they
+            share the bucket of distance 0.
+        max_distance: The distance at which the last bucket begins.
+        offset: The position of the first query among the keys: an integer, or "lower_right" for S - L.
 
     Returns:
-        The bias. T5 computes attention with it and with `scale=1`.
+        The bias. T5 uses it with `scale=1`.
 
     Raises:
-        TypeError: A table that is no floating array, or a distance that is no integer.
-        ValueError: A table that is not (buckets, Hq), too few buckets, or a `max_distance` that the buckets of
-            one distance each already reach; when a call uses the bias, a table for another number of heads.
+        TypeError: `table` is not a floating array, or a distance is not an integer.
+        ValueError: `table` is not (buckets, Hq) or has too few buckets, or the buckets of one distance each
+            already reach `max_distance`; when a call uses the bias, `table` is for another number of heads.
 
     Examples:
         >>> import numpy as np

@@ -1,4 +1,4 @@
-"""The boolean array of a mask, to look at or to hand to another library."""
+"""Convert a mask to a boolean array, to look at it or to pass it to another library."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from sdpa_xp.masks.algebra import Mask
 
 
 def to_array(mask: Mask, shape: tuple[int, ...], *, like: Any = None) -> Any:
-    """Which pairs may attend, as a boolean array.
+    """Convert a mask to a boolean array.
 
     Shapes:
         `Hq` query heads, `L` queries, `S` keys, `...` batch.
 
     Args:
         mask: A mask.
-        shape: (L, S), or (..., Hq, L, S) where the mask differs from one batch entry or head to another.
-        like: An array of the library, and on the device, that the result is to be of. By default those of
-            the first array that the mask holds, else NumPy.
+        shape: (L, S), or (..., Hq, L, S) if the mask differs between batch entries or heads.
+        like: An array with the library and the device of the result. By default the first array in the mask, or
+            NumPy if there is none.
 
     Returns:
         A boolean array of `shape`; True = may attend.
 
     Raises:
-        TypeError: Something that is no mask, or a mask whose arrays are of another library.
-        ValueError: A shape that has no L and S, or that the mask does not fit.
+        TypeError: `mask` is not a mask, or its arrays belong to another library.
+        ValueError: `shape` has no L and S, or the mask does not fit it.
 
     Examples:
         >>> from sdpa_xp import masks

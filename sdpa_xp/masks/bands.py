@@ -24,17 +24,17 @@ def causal(offset: IntegersLike | str = 0) -> Mask:
         `L` queries, `S` keys, `...` batch.
 
     Args:
-        offset: Which key the first query stands at: an integer, or one a batch entry, as a list or an integer
-            array that broadcasts to (...). 0 aligns the upper left corner, as `is_causal=True` does.
-            "lower_right" is S - L, so that the last query attends all keys, as where the queries continue a
-            cache.
+        offset: The position of the first query among the keys. Pass an integer, or one for each batch entry as
+            a list or an integer array that broadcasts to (...). 0 aligns the upper left corner, as
+            `is_causal=True` does. "lower_right" is S - L: the last query attends all keys, as when the queries
+            continue a cache.
 
     Returns:
-        The mask, which takes next to no memory. No array of L x S is made of it.
+        The mask. It works for any length and never builds an L x S array.
 
     Raises:
-        TypeError: When a call uses the mask: an offset that is no integer, or not of the query's library.
-        ValueError: Likewise: a name other than "lower_right", or a shape that does not fit the batch.
+        TypeError: When a call uses the mask: the offset is not an integer, or belongs to another library.
+        ValueError: When a call uses the mask: the offset has another name, or does not fit the batch.
 
     Examples:
         >>> import numpy as np
@@ -61,16 +61,16 @@ def sliding_window(left: int | None, right: int | None, *, offset: IntegersLike 
         `L` queries, `S` keys, `...` batch.
 
     Args:
-        left: How many keys before its own a query attends; None for all of them.
-        right: How many keys after its own; None for all of them, 0 for a causal window.
-        offset: Which key the first query stands at, as for `causal`.
+        left: The number of keys before its own position that a query attends; None for all of them.
+        right: The number of keys after its own position; None for all of them, 0 for a causal window.
+        offset: The position of the first query among the keys, as for `causal`.
 
     Returns:
-        The mask. Tiles outside the window are not looked at, so the work grows with L, not with L x S.
+        The mask. Tiles outside the window are skipped, so the work grows with L, not with L x S.
 
     Raises:
-        TypeError: A width that is no integer; when a call uses the mask, an offset that is none.
-        ValueError: A negative width; when a call uses the mask, an offset that does not fit the batch.
+        TypeError: A width is not an integer; when a call uses the mask, the offset is not an integer.
+        ValueError: A width is negative; when a call uses the mask, the offset does not fit the batch.
 
     Examples:
         >>> from sdpa_xp import masks

@@ -1,4 +1,4 @@
-"""Masks that the caller computes: an array, or a function of the indices."""
+"""Masks from the caller's own array, or from a function of the indices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MaskFunction: TypeAlias = Callable[[Any, Any, Any, Any], Any]
 
 
 def from_array(boolean: AnyArray) -> Mask:
-    """The pairs where `boolean` is True, to combine with other masks.
+    """Convert a boolean array to a mask, which combines with other masks.
 
     Shapes:
         `Hq` query heads, `L` queries, `S` keys, `...` batch.
@@ -27,11 +27,11 @@ def from_array(boolean: AnyArray) -> Mask:
         boolean: A boolean array that broadcasts to (..., Hq, L, S); True = may attend.
 
     Returns:
-        The mask. `attn_mask` takes the array itself as well, and `&` and `|` do.
+        The mask. `attn_mask`, `&` and `|` also take the array itself.
 
     Raises:
-        TypeError: Something that is no array; when a call uses the mask, an array that is not boolean.
-        ValueError: When a call uses the mask: a shape that does not broadcast.
+        TypeError: `boolean` is not an array, or not a boolean one.
+        ValueError: When a call uses the mask: the shape does not broadcast to (..., Hq, L, S).
 
     Examples:
         >>> import numpy as np
@@ -54,18 +54,18 @@ def from_function(mask_mod: MaskFunction) -> Mask:
         `Hq` query heads, `L` queries, `S` keys, `...` batch.
 
     Args:
-        mask_mod: A function with the signature of FlexAttention's. It gets int32 arrays that broadcast
-            against each other, (..., 1, 1, 1), (Hq, 1, 1), (rows, 1) and (1, columns), once for each tile,
-            and returns a boolean array or a bool. So it combines conditions with `&` and `|`, not with
-            `and` and `or`. A batch of several axes is counted through. For NumPy arrays threads call it at the
-            same time.
+        mask_mod: A function with the signature of FlexAttention's `mask_mod`. It is called once for each tile,
+            with int32 arrays of shape (..., 1, 1, 1), (Hq, 1, 1), (rows, 1) and (1, columns), and returns a
+            boolean array or a bool. So combine conditions with `&` and `|`, not with `and` and `or`. If the
+            batch has several axes, b counts through all of them. For NumPy arrays, several threads call the
+            function at the same time.
 
     Returns:
-        The mask. Tiles where the function is False everywhere are not computed further.
+        The mask. Tiles in which the function is False everywhere are skipped.
 
     Raises:
-        TypeError: Something that cannot be called; when a call uses the mask, a result that is not boolean.
-        ValueError: When a call uses the mask: a result that does not broadcast to the tile.
+        TypeError: `mask_mod` cannot be called; when a call uses the mask, its result is not boolean.
+        ValueError: When a call uses the mask: the result does not broadcast to the tile.
 
     Examples:
         >>> from sdpa_xp import masks

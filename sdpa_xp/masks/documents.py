@@ -1,4 +1,4 @@
-"""Masks for several sequences in one row: a token attends its own document alone."""
+"""A mask for several documents in one row: a token attends only its own document."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ def document(query_ids: Sequence[int] | AnyArray, key_ids: Sequence[int] | AnyAr
 
     Args:
         query_ids: The document of each query: a list of L integers, or an integer array (..., L).
-        key_ids: The document of each key, (..., S). None where they are those of the queries.
+        key_ids: The document of each key, (..., S). None if keys and queries have the same ids.
 
     Returns:
-        The mask. It holds L + S integers. Where ids are sorted, as in a packed row, tiles of two documents
-            that do not meet are not looked at; `varlen_attention` does the same from cumulated lengths.
+        The mask. It holds L + S integers. If the ids are sorted, as in a packed row, tiles of two different
+            documents are skipped. `varlen_attention` computes the same from cumulative lengths.
 
     Raises:
-        TypeError: When a call uses the mask: ids that are no integers, or not of the query's library.
-        ValueError: Likewise: ids of another length than L (or S), or that do not fit the batch.
+        TypeError: When a call uses the mask: the ids are not integers, or belong to another library.
+        ValueError: When a call uses the mask: the ids have another length than L (or S), or do not fit the
+            batch.
 
     Examples:
         >>> from sdpa_xp import masks

@@ -13,7 +13,7 @@ from sdpa_xp.masks.algebra import AllOf, Mask, Pattern
 
 
 def padding(key_lengths: IntegersLike | None, query_lengths: IntegersLike | None = None) -> Mask:
-    """Key j of batch entry b may be attended iff j < key_lengths[b]; what stands behind is padding.
+    """Key j of batch entry b may be attended iff j < key_lengths[b]; the keys behind it are padding.
 
         key_lengths=[3, 5], S=5:  entry 0   1 1 1 0 0      entry 1   1 1 1 1 1
 
@@ -21,17 +21,18 @@ def padding(key_lengths: IntegersLike | None, query_lengths: IntegersLike | None
         `L` queries, `S` keys, `...` batch.
 
     Args:
-        key_lengths: How many of the S keys are real: an integer, or one a batch entry, as a list or an
-            integer array that broadcasts to (...). 0 is legal, and None is for all of them.
-        query_lengths: Likewise how many of the L queries are. The rows behind attend nothing: their output
-            is 0. None for all.
+        key_lengths: The number of real keys among the S. Pass an integer, or one for each batch entry as a list
+            or an integer array that broadcasts to (...). 0 is legal. None means that all keys are real.
+        query_lengths: The number of real queries among the L, in the same forms. The rows behind them attend no
+            key: their output is 0.
 
     Returns:
-        The mask. Padding may hold anything, NaN too.
+        The mask. Padding may hold any values, including NaN.
 
     Raises:
-        TypeError: When a call uses the mask: lengths that are no integers, or not of the query's library.
-        ValueError: Likewise: lengths that are negative, beyond S (or L), or that do not fit the batch.
+        TypeError: When a call uses the mask: the lengths are not integers, or belong to another library.
+        ValueError: When a call uses the mask: a length is negative or beyond S (or L), or the lengths do not
+            fit the batch.
 
     Examples:
         >>> from sdpa_xp import masks
@@ -58,15 +59,15 @@ def prefix(length: IntegersLike) -> Mask:
         `L` queries, `S` keys, `...` batch.
 
     Args:
-        length: An integer, or one a batch entry, as a list or an integer array that broadcasts to (...). It
-            may exceed S.
+        length: The number of keys in the prefix. Pass an integer, or one for each batch entry as a list or an
+            integer array that broadcasts to (...). It may exceed S.
 
     Returns:
         The mask.
 
     Raises:
-        TypeError: When a call uses the mask: a length that is no integer, or not of the query's library.
-        ValueError: Likewise: a length that is negative or does not fit the batch.
+        TypeError: When a call uses the mask: the length is not an integer, or belongs to another library.
+        ValueError: When a call uses the mask: the length is negative, or does not fit the batch.
 
     Examples:
         >>> from sdpa_xp import masks

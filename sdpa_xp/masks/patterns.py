@@ -12,7 +12,7 @@ from sdpa_xp.masks.algebra import Mask, Pattern
 
 
 def chunked(size: int) -> Mask:
-    """Query i attends key j iff both stand in one chunk: i // size == j // size.
+    """Query i attends key j iff both are in the same chunk: i // size == j // size.
 
         chunked(2)            causal() & chunked(2)
             1 1 0 0 0             1 0 0 0 0
@@ -25,14 +25,14 @@ def chunked(size: int) -> Mask:
         `L` queries, `S` keys.
 
     Args:
-        size: Keys in a chunk, at least 1. The first query stands at the first key.
+        size: The number of keys in a chunk, at least 1. The first query has the position of the first key.
 
     Returns:
-        The mask. Other chunks are not looked at.
+        The mask. Tiles of other chunks are skipped.
 
     Raises:
-        TypeError: A size that is no integer.
-        ValueError: A size below 1.
+        TypeError: `size` is not an integer.
+        ValueError: `size` is below 1.
 
     Examples:
         >>> from sdpa_xp import masks
@@ -59,14 +59,14 @@ def dilated(step: int) -> Mask:
         `L` queries, `S` keys.
 
     Args:
-        step: The distance, at least 1. 1 is every key.
+        step: The distance between attended keys, at least 1. 1 attends every key.
 
     Returns:
-        The mask. By itself it saves no work, since it skips grid, not tiles.
+        The mask. By itself it saves no work, because it skips pairs, not tiles.
 
     Raises:
-        TypeError: A step that is no integer.
-        ValueError: A step below 1.
+        TypeError: `step` is not an integer.
+        ValueError: `step` is below 1.
 
     Examples:
         >>> from sdpa_xp import masks
