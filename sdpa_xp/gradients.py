@@ -1,4 +1,4 @@
-"""Attention with its gradients, where no framework differentiates: check, compute, and a way back."""
+"""Attention with a function that computes its gradients, for arrays that no framework differentiates."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ def scaled_dot_product_attention_vjp(
     layout: Layout = "...HLE",
     implementation: str | None = None,
 ) -> tuple[A, Pullback[A]]:
-    r"""Attention, and the function that takes a gradient of its output back to its inputs.
+    r"""Compute attention, and return a function that computes the gradients of the inputs.
 
-    This needs no framework that differentiates: NumPy can train with it. As in the forward pass no scores are
-    kept: a pullback makes them once more, tile by tile, and memory grows with L + S.
+    This needs no framework that differentiates, so you can train with NumPy. No scores are kept: the pullback
+    computes them again, tile by tile, and memory grows with L + S.
 
     Shapes:
         As for `scaled_dot_product_attention`.
 
     Args:
-        query: (..., Hq, L, E), as for `scaled_dot_product_attention`; so are all that follow.
+        query: (..., Hq, L, E). This and the other arguments are those of `scaled_dot_product_attention`.
         key: (..., H, S, E).
         value: (..., H, S, Ev).
         attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).
@@ -67,31 +67,31 @@ def scaled_dot_product_attention_vjp(
         softcap: A positive number, or None.
         sinks: (..., Hq).
         dropout_p: From 0 to 1.
-        rng: Needed if dropout_p > 0. It is drawn from once: each pullback drops what the output dropped.
+        rng: Required if dropout_p > 0. Each pullback drops the weights that the output dropped.
         softmax_dtype: float32, float64 or None.
         layout: "...HLE" or "...LHE".
         implementation: `"xp"` or None.
 
     Returns:
-        The output, (..., Hq, L, Ev), and `pullback`. `pullback(cotangent)`, with the gradient of some number
-            in the output, like the output in shape, dtype, library and device, returns the gradients of that
-            number by name: "query", "key" and "value", and whichever of "attn_mask", "bias", "scale" and
-            "sinks" was given as a floating array. What a bias holds is called as messages call it:
+        The output, (..., Hq, L, Ev), and `pullback`. Call `pullback(cotangent)` with the gradient of a number
+            with respect to the output, which has the shape, dtype, library and device of the output. It returns
+            the gradients of that number by name: "query", "key", "value", and each of "attn_mask", "bias",
+            "scale" and "sinks" that is a floating array. The arrays of a bias are named as in messages:
             "bias.array", "bias.slopes" of ALiBi, "bias.table" of relative positions. Each gradient has the
-            shape and the dtype of its array. It may be called several times; it reads the inputs and the
-            output again, which must not be written to before.
+            shape and dtype of its array. You can call the pullback several times. It reads the inputs and the
+            output again, so do not write to them before.
 
     Raises:
-        TypeError: As for `scaled_dot_product_attention`; likewise `pullback`, for its `cotangent`.
-        ValueError: As for `scaled_dot_product_attention`; or a function as bias that does more than to add.
-            `pullback`, for a `cotangent` of another shape or device.
+        TypeError: As for `scaled_dot_product_attention`. `pullback` raises it for its `cotangent`.
+        ValueError: As for `scaled_dot_product_attention`; or the function of a bias does more than add.
+            `pullback` raises it for a `cotangent` of another shape or device.
 
     Numerics:
-        Gradients are summed in the accumulation dtype and rounded once. A row without a key to attend has the
-        gradient 0. A pair that is masked adds nothing, even when its query, key, value or cotangent is NaN or
-        inf: one that may be attended shows in the gradients of exactly the rows that attend it, and of the
-        keys and values that these rows attend. Inside a jit or a lazy graph this holds for keys that no query
-        attends, and all pairs are one tile, so that memory is the compiler's.
+        Gradients are summed in the accumulation dtype and rounded once. A row without a key to attend has
+        gradient 0. A masked pair adds nothing, even if its query, key, value or cotangent is NaN or inf. A NaN
+        that may be attended shows in the gradients of exactly the rows that attend it, and of the keys and
+        values that these rows attend. Inside a jit or a lazy graph this holds for keys that no query attends;
+        there all pairs are one tile, so the compiler decides on the memory.
 
     Examples:
         >>> import numpy as np

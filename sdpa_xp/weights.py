@@ -1,4 +1,4 @@
-"""The weights of attention and the scores that they follow from: the two results of L x S."""
+"""The attention weights, and the scores before the softmax. Only these two build an L x S array."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def attention_weights(
     layout: Layout = "...HLE",
     implementation: str | None = None,
 ) -> A:
-    r"""The weights that attention gives to each key, $\mathrm{softmax}(q k^T \cdot scale + bias)$.
+    r"""Compute the attention weights, $\mathrm{softmax}(q k^T \cdot scale + bias)$.
 
-    This makes an array of L x S; attention itself does not need it.
+    This builds an L x S array; `scaled_dot_product_attention` does not.
 
     Shapes:
         As for `scaled_dot_product_attention`.
 
     Args:
-        query: (..., Hq, L, E), as for `scaled_dot_product_attention`; so are all that follow.
+        query: (..., Hq, L, E). This and the other arguments are those of `scaled_dot_product_attention`.
         key: (..., H, S, E).
         attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).
         bias: A bias, or an array that broadcasts to (..., Hq, L, S).
@@ -52,14 +52,14 @@ def attention_weights(
         softcap: A positive number, or None.
         sinks: (..., Hq).
         dropout_p: From 0 to 1.
-        rng: Needed if dropout_p > 0. The weights are those after dropout.
+        rng: Required if dropout_p > 0. The result has the weights after dropout.
         softmax_dtype: float32, float64 or None.
         layout: "...HLE" or "...LHE".
         implementation: `"xp"` or None.
 
     Returns:
-        (..., Hq, L, S), or (L, S) for 2-D inputs, in the query's dtype. A row sums to 1, to less beside a
-            sink, or to 0 where no key may be attended; a masked pair is 0.
+        (..., Hq, L, S), or (L, S) for 2-D inputs, in the dtype of the query. A row sums to 1, with a sink to
+            less, and to 0 if it has no key to attend. A masked pair is 0.
 
     Raises:
         TypeError: As for `scaled_dot_product_attention`.
@@ -93,15 +93,15 @@ def attention_scores(
     layout: Layout = "...HLE",
     implementation: str | None = None,
 ) -> A:
-    r"""What the softmax is taken of, $\mathrm{softcap}(q k^T \cdot scale) + bias$, -inf where masked.
+    r"""Compute the scores before the softmax, $\mathrm{softcap}(q k^T \cdot scale) + bias$, -inf where masked.
 
-    This makes an array of L x S; attention itself does not need it.
+    This builds an L x S array; `scaled_dot_product_attention` does not.
 
     Shapes:
         As for `scaled_dot_product_attention`.
 
     Args:
-        query: (..., Hq, L, E), as for `scaled_dot_product_attention`; so are all that follow.
+        query: (..., Hq, L, E). This and the other arguments are those of `scaled_dot_product_attention`.
         key: (..., H, S, E).
         attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).
         bias: A bias, or an array that broadcasts to (..., Hq, L, S).
@@ -113,7 +113,7 @@ def attention_scores(
         implementation: `"xp"` or None.
 
     Returns:
-        (..., Hq, L, S), or (L, S) for 2-D inputs, in the query's dtype.
+        (..., Hq, L, S), or (L, S) for 2-D inputs, in the dtype of the query.
 
     Numerics:
         Computed in the accumulation dtype and rounded once: a score beyond 65504 is inf in float16.
