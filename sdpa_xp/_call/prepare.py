@@ -135,10 +135,11 @@ def _validated(
             checks.added_dtype(function, name, arrays[name], query.dtype, dtype)
     dropout_p = checks.probability(function, "dropout_p", options.dropout_p)
     checks.rng(function, options.rng, query, needed=dropout_p > 0)
+    is_default_layout = layout == checks.HLE and all(array.ndim > 2 for array in tensors.values())
     return PreparedCall(
         grid=grid,
-        arrays=_to_heads_first(xp, tensors, layout),
-        is_default_layout=layout == checks.HLE and all(array.ndim > 2 for array in tensors.values()),
+        arrays=tensors if is_default_layout else _to_heads_first(xp, tensors, layout),
+        is_default_layout=is_default_layout,
         sizes=sizes,
         masks=masks,
         biases=biases,

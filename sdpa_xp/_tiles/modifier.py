@@ -22,7 +22,7 @@ class ScoreModifier:
 
     name: ClassVar[str] = ""
     """The function that made it, such as "causal", or the operator that joined two, such as "&"."""
-    __array_ufunc__: ClassVar[None] = None  # so that in NumPy's `array & mask` the mask decides
+    __array_ufunc__: ClassVar[None] = None  # so that in `array & mask` the mask decides, not the array
     _signature: tuple[object] | None = field(init=False, repr=False, default=None)
     """`signature`, once it is known."""
 
