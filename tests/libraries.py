@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from sdpa_xp import namespace
-from sdpa_xp_export import backends
+from sdpa_xp_export._agree import backends
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,11 @@ import numpy as np
 import onnxruntime
 
 from sdpa_xp import masks, scaled_dot_product_attention
-from sdpa_xp_export import TensorSpec, export_attention, reference
-from sdpa_xp_export.agreement import judge
-from sdpa_xp_export.backends import Backend, find
-from sdpa_xp_export.textbook import textbook
+from sdpa_xp_export import TensorSpec, export_attention
+from sdpa_xp_export._agree.backends import Backend, find
+from sdpa_xp_export._verify import reference
+from sdpa_xp_export._verify.agreement import judge
+from sdpa_xp_export._verify.textbook import textbook
 
 LIBRARIES = {"numpy": "NumPy", "torch": "torch", "jax": "JAX", "array-api-strict": "array-api-strict"}
 RULES: dict[str, dict[str, Any]] = {

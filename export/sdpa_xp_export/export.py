@@ -10,16 +10,16 @@ import onnx
 import sdpa_xp
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
-from sdpa_xp_export.call import Arguments, Call
-from sdpa_xp_export.checking import checked
-from sdpa_xp_export.choice import FORMS, choose, fitting_opset
-from sdpa_xp_export.external import without_numbers
-from sdpa_xp_export.graph import Graph
-from sdpa_xp_export.large import Model
-from sdpa_xp_export.metadata import to_json
-from sdpa_xp_export.runtime import DEFAULT_OPSET, DEFAULT_RUNTIME, OPSETS, Runtime
+from sdpa_xp_export._call.call import Arguments, Call
+from sdpa_xp_export._call.checking import checked
+from sdpa_xp_export._call.mask_analysis import counts_real_keys
+from sdpa_xp_export._call.metadata import to_json
+from sdpa_xp_export._graph.graph import Graph
+from sdpa_xp_export._model.external_data import without_numbers
+from sdpa_xp_export._model.large_model import Model
+from sdpa_xp_export._runtime.releases import DEFAULT_OPSET, DEFAULT_RUNTIME, OPSETS, Runtime
+from sdpa_xp_export.forms.choice import FORMS, choose, fitting_opset
 from sdpa_xp_export.spec import TensorSpec
-from sdpa_xp_export.structure import counts_real_keys
 
 
 def export_attention(

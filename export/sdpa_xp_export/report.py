@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sdpa_xp_export.agreement import Agreement
-from sdpa_xp_export.call import Call
-from sdpa_xp_export.session import Placement
+from sdpa_xp_export._call.call import Call
+from sdpa_xp_export._runtime.session import Placement
+from sdpa_xp_export._verify.agreement import Agreement
 
 
 @dataclass(frozen=True, slots=True)

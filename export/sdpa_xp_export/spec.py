@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TypeAlias
 
 from sdpa_xp.checks import message
-from sdpa_xp_export.promotion import FLOATING, INTEGERS
+from sdpa_xp_export._dtypes.promotion import FLOATING, INTEGERS
 
 Shape: TypeAlias = tuple[int | str, ...]
 
@@ -93,7 +93,7 @@ class TensorSpec:
 
     def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
         """What makes a spec an array to the library's masks and biases, which look at dtype and shape."""
-        from sdpa_xp_export import namespace
+        from sdpa_xp_export._array_api import namespace
 
         return namespace
 

@@ -17,18 +17,18 @@ from sdpa_xp import checks
 from sdpa_xp.biases import Bias
 from sdpa_xp.checks import message
 from sdpa_xp.masks import Mask
-from sdpa_xp_export.call import Call
-from sdpa_xp_export.external import check_holds_data, initializers
+from sdpa_xp_export._call.call import Call
+from sdpa_xp_export._call.metadata import from_json
+from sdpa_xp_export._call.operands import Initializer
+from sdpa_xp_export._files.loading import bounded, load
+from sdpa_xp_export._model.external_data import check_holds_data, initializers
+from sdpa_xp_export._model.large_model import LargeModel, Model
+from sdpa_xp_export._runtime.memory import peak_above
+from sdpa_xp_export._runtime.session import Placement, open_session, placements, providers, run, version
+from sdpa_xp_export._verify.random_inputs import LARGE
+from sdpa_xp_export._verify.verification_inputs import Trial, judged, trials
 from sdpa_xp_export.forms import tiled
-from sdpa_xp_export.large import LargeModel, Model
-from sdpa_xp_export.loading import bounded, load
-from sdpa_xp_export.memory import peak_above
-from sdpa_xp_export.metadata import from_json
-from sdpa_xp_export.operands import Initializer
 from sdpa_xp_export.report import Report, Run
-from sdpa_xp_export.samples import LARGE
-from sdpa_xp_export.session import Placement, open_session, placements, providers, run, version
-from sdpa_xp_export.trials import Trial, judged, trials
 
 
 def verify(

@@ -16,16 +16,16 @@ import onnx
 from numpy.typing import NDArray
 
 from sdpa_xp.checks import message
-from sdpa_xp_export.agreement import EPS, judge_together
-from sdpa_xp_export.external import check_holds_data
-from sdpa_xp_export.graph import ONNX_DTYPE, numpy_dtype
-from sdpa_xp_export.large import LargeModel, Model
-from sdpa_xp_export.memory import peak_above
+from sdpa_xp_export._dtypes.promotion import INTEGERS
+from sdpa_xp_export._graph.graph import ONNX_DTYPE, numpy_dtype
+from sdpa_xp_export._layer import replaced
+from sdpa_xp_export._model.external_data import check_holds_data
+from sdpa_xp_export._model.large_model import LargeModel, Model
+from sdpa_xp_export._runtime.memory import peak_above
+from sdpa_xp_export._runtime.session import Placement, open_session, placements, providers, run, version
+from sdpa_xp_export._verify.agreement import EPS, judge_together
 from sdpa_xp_export.outputs import named_outputs
-from sdpa_xp_export.parameters import replaced
-from sdpa_xp_export.promotion import INTEGERS
 from sdpa_xp_export.report import LayerReport, Run
-from sdpa_xp_export.session import Placement, open_session, placements, providers, run, version
 from sdpa_xp_export.spec import Shape, TensorSpec, addends
 
 Draw: TypeAlias = Callable[[np.random.Generator, tuple[int, ...]], NDArray[Any]]

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from agreement.measure import RESULTS, rounded, written
 
-from sdpa_xp_export import backends, session
-from sdpa_xp_export.agree import compare, feature_jobs
-from sdpa_xp_export.choice import FORMS
+from sdpa_xp_export._agree import backends
+from sdpa_xp_export._agree.comparison import compare, feature_jobs
+from sdpa_xp_export._agree.features import features
+from sdpa_xp_export._agree.library_calls import attention
+from sdpa_xp_export._runtime import session
 from sdpa_xp_export.cli.options import DTYPES
-from sdpa_xp_export.features import features
-from sdpa_xp_export.library import attention
+from sdpa_xp_export.forms.choice import FORMS
 
 COMMITTED = json.loads(RESULTS.read_text())
 MADE = "`make agreement` writes it anew"

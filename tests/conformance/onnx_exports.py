@@ -19,9 +19,10 @@ from conformance.onnx_numbers import check, dtype_of, exact_stage, in_numpy, pla
 from libraries import LIBRARIES
 from numpy.typing import NDArray
 
-from sdpa_xp_export import TensorSpec, reference
-from sdpa_xp_export.call import Arguments, Call
-from sdpa_xp_export.checking import checked
+from sdpa_xp_export import TensorSpec
+from sdpa_xp_export._call.call import Arguments, Call
+from sdpa_xp_export._call.checking import checked
+from sdpa_xp_export._verify import reference
 
 WHOLE = 2  # the mode in which `qk_matmul_output` has all that `scores` has
 

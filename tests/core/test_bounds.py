@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sdpa_xp import attention_state, biases, masks, streaming
-from sdpa_xp_export import agreement, reference, textbook
+from sdpa_xp_export._verify import agreement, reference, textbook
 
 F = np.float32
 

@@ -27,7 +27,7 @@ from sdpa_xp import (
     threads,
 )
 from sdpa_xp import blas as blas_module
-from sdpa_xp_export import reference
+from sdpa_xp_export._verify import reference
 
 
 def blas() -> list[int]:

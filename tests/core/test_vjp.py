@@ -16,7 +16,7 @@ from sdpa_xp import attention_weights, biases, masks, scaled_dot_product_attenti
 from sdpa_xp import scaled_dot_product_attention_vjp as vjp
 from sdpa_xp.namespace import device, namespace
 from sdpa_xp.tiles import Cut
-from sdpa_xp_export.agreement import judge_together
+from sdpa_xp_export._verify.agreement import judge_together
 
 F = np.float32
 

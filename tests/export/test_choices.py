@@ -10,9 +10,9 @@ import pytest
 
 from sdpa_xp import masks, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, export_attention, to_onnx, verify
-from sdpa_xp_export.graph import Graph
+from sdpa_xp_export._graph.graph import Graph
+from sdpa_xp_export._runtime.releases import FEW_SCORES, VERY_MANY_SCORES
 from sdpa_xp_export.lowering.masks import both
-from sdpa_xp_export.runtime import FEW_SCORES, VERY_MANY_SCORES
 
 
 def specs(batch: Any, heads: int, queries: Any, keys: Any) -> list[TensorSpec]:

@@ -13,8 +13,11 @@ import numpy as np
 import pytest
 from command import refused, run
 
-from sdpa_xp_export import TensorSpec, agree, backends, demo, verify
-from sdpa_xp_export.features import features
+from sdpa_xp_export import TensorSpec, verify
+from sdpa_xp_export._agree import backends
+from sdpa_xp_export._agree import comparison as agree
+from sdpa_xp_export._agree.features import features
+from sdpa_xp_export._demo import demo
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,12 @@ import pytest
 
 from sdpa_xp import biases, masks
 from sdpa_xp_export import TensorSpec, export_attention
-from sdpa_xp_export.array import Value
-from sdpa_xp_export.call import Arguments, Call
-from sdpa_xp_export.checking import checked
-from sdpa_xp_export.choice import refusal
-from sdpa_xp_export.graph import Graph
-from sdpa_xp_export.runtime import Runtime
+from sdpa_xp_export._call.call import Arguments, Call
+from sdpa_xp_export._call.checking import checked
+from sdpa_xp_export._graph.graph import Graph
+from sdpa_xp_export._graph.value import Value
+from sdpa_xp_export._runtime.releases import Runtime
+from sdpa_xp_export.forms.choice import unsupported_reason
 
 KERNELS = json.loads((Path(__file__).parent / "cuda_kernels.json").read_text())
 TARGET = Runtime.parse("test", "onnxruntime>=1.31;cuda")
@@ -132,7 +132,7 @@ def test_each_form_has_kernels(written: list[Node], form: str, dtype: str) -> No
     stated = 0
     for name, call in calls(dtype).items():
         written.clear()
-        if refusal(form, checked_call(**call), TARGET):
+        if unsupported_reason(form, checked_call(**call), TARGET):
             continue
         export_attention(**call, form=form, runtime=str(TARGET))
         stated += 1

@@ -17,10 +17,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from sdpa_xp import biases
 from sdpa_xp_export import TensorSpec, export_attention, save, verify
-from sdpa_xp_export.call import Arguments, Call
-from sdpa_xp_export.checking import checked
-from sdpa_xp_export.loading import MOST, bounded, load
-from sdpa_xp_export.memory import peak_above
+from sdpa_xp_export._call.call import Arguments, Call
+from sdpa_xp_export._call.checking import checked
+from sdpa_xp_export._files.loading import MOST, bounded, load
+from sdpa_xp_export._runtime.memory import peak_above
 
 MODEL = export_attention(*[TensorSpec("float32", (2, 4))] * 3)
 ARRAY = np.arange(16, dtype=np.float32).reshape(4, 4)

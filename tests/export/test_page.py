@@ -11,9 +11,9 @@ import pytest
 
 from sdpa_xp import masks
 from sdpa_xp_export import Report, TensorSpec, export_attention, verify
-from sdpa_xp_export.page import page
-from sdpa_xp_export.publishing import Asked, publish
-from sdpa_xp_export.session import Placement
+from sdpa_xp_export._files.atomic import Asked, publish
+from sdpa_xp_export._runtime.session import Placement
+from sdpa_xp_export.cli.report_page import page
 
 VOID = ("meta", "link")
 EVIL = "<script>alert(1)</script>&\"'\x1b[31m\u202e"

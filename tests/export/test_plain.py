@@ -11,9 +11,9 @@ import pytest
 
 from sdpa_xp import biases, masks
 from sdpa_xp_export import TensorSpec
-from sdpa_xp_export.call import Arguments, Call
-from sdpa_xp_export.checking import checked
-from sdpa_xp_export.plain import bound, library_arguments, plain, present
+from sdpa_xp_export._call.call import Arguments, Call
+from sdpa_xp_export._call.checking import checked
+from sdpa_xp_export._verify.reference_inputs import bound, library_arguments, plain, present
 
 B, HQ, H, E, EV = 3, 4, 2, 8, 5
 NEW, ROOM = 2, 9

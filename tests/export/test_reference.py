@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from sdpa_xp_export import reference
-from sdpa_xp_export.agreement import EPS, judge
-from sdpa_xp_export.features import LENGTHS, features
-from sdpa_xp_export.samples import sample
-from sdpa_xp_export.trials import expected
+from sdpa_xp_export._agree.features import LENGTHS, features
+from sdpa_xp_export._verify import reference
+from sdpa_xp_export._verify.agreement import EPS, judge
+from sdpa_xp_export._verify.random_inputs import sample
+from sdpa_xp_export._verify.verification_inputs import expected
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

@@ -10,10 +10,10 @@ import pytest
 
 from sdpa_xp import biases, masks
 from sdpa_xp_export import TensorSpec
-from sdpa_xp_export.call import Arguments, Call
-from sdpa_xp_export.checking import checked
-from sdpa_xp_export.samples import LARGE, blocks_of_queries, poison, sample, several_lengths
-from sdpa_xp_export.trials import trials
+from sdpa_xp_export._call.call import Arguments, Call
+from sdpa_xp_export._call.checking import checked
+from sdpa_xp_export._verify.random_inputs import LARGE, blocks_of_queries, poison, sample, several_lengths
+from sdpa_xp_export._verify.verification_inputs import trials
 
 LENGTHS = {"B": 3, "L": 7, "S": 11, "P": 5, "T": 2}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sdpa_xp_export import backends
-from sdpa_xp_export.backends import Backend
+from sdpa_xp_export._agree import backends
+from sdpa_xp_export._agree.backends import Backend
 
 
 def on_cuda(name: str) -> list[Backend]:

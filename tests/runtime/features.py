@@ -1,13 +1,14 @@
-"""Our own list of what a call may ask, beyond `sdpa_xp_export.cases`: each feature alone, some together."""
+"""Our own list of what a call may ask, beyond `_agree.cases`: each feature alone, some together."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from sdpa_xp import biases, masks
-from sdpa_xp_export import TensorSpec, cases
-from sdpa_xp_export.call import Arguments, Call
-from sdpa_xp_export.checking import checked
+from sdpa_xp_export import TensorSpec
+from sdpa_xp_export._agree import cases
+from sdpa_xp_export._call.call import Arguments, Call
+from sdpa_xp_export._call.checking import checked
 
 Calls = dict[str, Call]
 DTYPES = ("float32", "float16", "bfloat16", "float64")

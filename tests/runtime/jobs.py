@@ -13,8 +13,8 @@ from conformance.onnx_exports import Export, check_outputs, exports
 from numpy.typing import NDArray
 from runtime.features import DTYPES, features
 
-from sdpa_xp_export.call import Call
-from sdpa_xp_export.trials import Trial, judged, trials
+from sdpa_xp_export._call.call import Call
+from sdpa_xp_export._verify.verification_inputs import Trial, judged, trials
 
 Outputs: TypeAlias = Mapping[str, NDArray[Any]]
 SEED = 20170612

@@ -9,13 +9,14 @@ from typing import Annotated
 import typer
 
 from sdpa_xp.checks import message
-from sdpa_xp_export import backends, demo
-from sdpa_xp_export.agree import Row, compare, feature_jobs
+from sdpa_xp_export._agree import backends
+from sdpa_xp_export._agree.comparison import Row, compare, feature_jobs
+from sdpa_xp_export._demo import demo
+from sdpa_xp_export._runtime.releases import OPSETS
+from sdpa_xp_export._runtime.session import providers, version
 from sdpa_xp_export.cli import DISAGREES
 from sdpa_xp_export.cli.options import DTYPES, AsJson, Force, completed_from
 from sdpa_xp_export.cli.printing import NO, YES, Cell, progress, say, say_json, say_table
-from sdpa_xp_export.runtime import OPSETS
-from sdpa_xp_export.session import providers, version
 
 COLUMNS = ("backend", "implementation", "dtype", "device", "abs", "rel", "bound", "agrees", "ms")
 

@@ -9,14 +9,15 @@ import onnx
 import typer
 
 from sdpa_xp.checks import LAYOUTS
-from sdpa_xp_export import files, settings
-from sdpa_xp_export.call import OUTPUTS
+from sdpa_xp_export._call.call import OUTPUTS
+from sdpa_xp_export._dtypes.promotion import FLOATING
+from sdpa_xp_export._files import model_files as files
+from sdpa_xp_export._model.large_model import Model
+from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, OPSETS, PREFERRED
+from sdpa_xp_export.cli import settings
 from sdpa_xp_export.cli.options import AsJson, Force, completed_from
 from sdpa_xp_export.cli.printing import say, say_json
 from sdpa_xp_export.export import export_attention
-from sdpa_xp_export.large import Model
-from sdpa_xp_export.promotion import FLOATING
-from sdpa_xp_export.runtime import DEFAULT_RUNTIME, OPSETS, PREFERRED
 from sdpa_xp_export.spec import TensorSpec
 
 Spec = Annotated[

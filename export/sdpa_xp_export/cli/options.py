@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sdpa_xp_export.runtime import PROVIDERS
+from sdpa_xp_export._runtime.releases import PROVIDERS
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 

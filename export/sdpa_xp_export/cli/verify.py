@@ -9,14 +9,14 @@ from typing import Annotated
 import typer
 
 from sdpa_xp.checks import message
-from sdpa_xp_export import page
+from sdpa_xp_export._files.atomic import publish
+from sdpa_xp_export._files.paths import Asked, free_target
+from sdpa_xp_export._runtime.releases import PROVIDERS
 from sdpa_xp_export.cli import DISAGREES
+from sdpa_xp_export.cli import report_page as page
 from sdpa_xp_export.cli.options import AsJson, Force, Provider, completed_from
 from sdpa_xp_export.cli.printing import NO, YES, progress, say, say_json, say_table
-from sdpa_xp_export.publishing import publish
 from sdpa_xp_export.report import Report
-from sdpa_xp_export.runtime import PROVIDERS
-from sdpa_xp_export.targets import Asked, free_target
 from sdpa_xp_export.verify import verify
 
 HTML = Asked("verify", "html")

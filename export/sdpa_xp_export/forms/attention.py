@@ -7,17 +7,18 @@ from typing import cast
 
 import numpy as np
 
-from sdpa_xp_export import functions, pieces
-from sdpa_xp_export.array import Value
-from sdpa_xp_export.call import Call
+from sdpa_xp_export._array_api import elementwise as functions
+from sdpa_xp_export._array_api import pieces
+from sdpa_xp_export._call.call import Call
+from sdpa_xp_export._call.mask_analysis import counts_real_keys, hides_keys, is_causal, only_appends
+from sdpa_xp_export._graph.graph import Graph
+from sdpa_xp_export._graph.value import Value
+from sdpa_xp_export._runtime.releases import Runtime
 from sdpa_xp_export.forms.inputs import Inputs, finished, read
-from sdpa_xp_export.graph import Graph
-from sdpa_xp_export.lowering.attend import all_allowed
 from sdpa_xp_export.lowering.biases import biased, is_added
 from sdpa_xp_export.lowering.masks import Allowed, both
-from sdpa_xp_export.lowering.pairs import Tile
-from sdpa_xp_export.runtime import Runtime
-from sdpa_xp_export.structure import counts_real_keys, hides_keys, is_causal, only_appends
+from sdpa_xp_export.lowering.tile import Tile
+from sdpa_xp_export.lowering.tile_attention import all_allowed
 
 RANK = 4
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sdpa_xp_export import pieces
-from sdpa_xp_export.array import Value
-from sdpa_xp_export.call import Call
+from sdpa_xp_export._array_api import pieces
+from sdpa_xp_export._call.call import Call
+from sdpa_xp_export._graph.value import Value
 
 RANK = 4
 

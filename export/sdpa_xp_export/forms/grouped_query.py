@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 
-from sdpa_xp_export import functions, pieces
-from sdpa_xp_export.array import Value
-from sdpa_xp_export.call import Call
+from sdpa_xp_export._array_api import elementwise as functions
+from sdpa_xp_export._array_api import pieces
+from sdpa_xp_export._call.call import Call
+from sdpa_xp_export._call.mask_analysis import is_causal
+from sdpa_xp_export._graph.graph import CONTRIB, Graph
+from sdpa_xp_export._graph.value import Value
+from sdpa_xp_export._runtime.releases import WINDOW_COUNTS_ITSELF, Runtime
 from sdpa_xp_export.forms import contrib
 from sdpa_xp_export.forms.inputs import Inputs, finished, read
-from sdpa_xp_export.graph import CONTRIB, Graph
-from sdpa_xp_export.runtime import WINDOW_COUNTS_ITSELF, Runtime
-from sdpa_xp_export.structure import is_causal
 
 WIDTHS = 8
 ALL = -1

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sdpa_xp import checks
-from sdpa_xp_export import pieces
-from sdpa_xp_export.array import Value
-from sdpa_xp_export.call import Call
-from sdpa_xp_export.graph import Graph
-from sdpa_xp_export.lowering.pairs import Pairs
-from sdpa_xp_export.structure import cuts_keys
+from sdpa_xp_export._array_api import pieces
+from sdpa_xp_export._call.call import Call
+from sdpa_xp_export._call.mask_analysis import cuts_keys
+from sdpa_xp_export._graph.graph import Graph
+from sdpa_xp_export._graph.value import Value
+from sdpa_xp_export.lowering.tile import Pairs
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from sdpa_xp_export.array import Value
-from sdpa_xp_export.call import Call
+from sdpa_xp_export._call.call import Call
+from sdpa_xp_export._graph.graph import Graph
+from sdpa_xp_export._graph.value import Value
+from sdpa_xp_export._runtime.releases import Runtime
 from sdpa_xp_export.forms.inputs import finished, read
-from sdpa_xp_export.graph import Graph
-from sdpa_xp_export.lowering.attend import attend, scaled
-from sdpa_xp_export.runtime import Runtime
+from sdpa_xp_export.lowering.tile_attention import attend, scaled
 
 
 def refusal(_call: Call, _runtime: Runtime) -> str | None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from sdpa_xp_export import pieces
-from sdpa_xp_export.array import Value
-from sdpa_xp_export.call import OUTPUTS, Call
+from sdpa_xp_export._array_api import pieces
+from sdpa_xp_export._call.call import OUTPUTS, Call
+from sdpa_xp_export._graph.graph import Graph
+from sdpa_xp_export._graph.value import Value
+from sdpa_xp_export._runtime.releases import Runtime
 from sdpa_xp_export.forms.inputs import Inputs, finished, read
-from sdpa_xp_export.graph import Graph
 from sdpa_xp_export.lowering import counting
-from sdpa_xp_export.lowering.attend import attend, scaled
-from sdpa_xp_export.lowering.pairs import Pairs, Range, Tile
-from sdpa_xp_export.lowering.reach import reach
-from sdpa_xp_export.runtime import Runtime
+from sdpa_xp_export.lowering.key_range import reach
+from sdpa_xp_export.lowering.tile import Pairs, Range, Tile
+from sdpa_xp_export.lowering.tile_attention import attend, scaled
 from sdpa_xp_export.spec import Shape
 
 ROWS = 128

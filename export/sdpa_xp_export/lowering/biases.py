@@ -9,13 +9,14 @@ import numpy as np
 
 from sdpa_xp import biases, checks
 from sdpa_xp.biases import Bias
-from sdpa_xp_export import functions, pieces
-from sdpa_xp_export.array import Value
+from sdpa_xp_export._array_api import elementwise as functions
+from sdpa_xp_export._array_api import pieces
+from sdpa_xp_export._call.mask_analysis import may_mask
+from sdpa_xp_export._call.operands import Initializer, Input
+from sdpa_xp_export._graph.value import Value
 from sdpa_xp_export.lowering.buckets import LISTED, Buckets, bucket
 from sdpa_xp_export.lowering.masks import Allowed, both, traced
-from sdpa_xp_export.lowering.pairs import FUNCTION, Tile
-from sdpa_xp_export.operands import Initializer, Input
-from sdpa_xp_export.structure import may_mask
+from sdpa_xp_export.lowering.tile import FUNCTION, Tile
 
 
 def biased(given: Sequence[Bias], tile: Tile, scores: Value, allowed: Allowed) -> tuple[Value, Allowed]:

@@ -9,8 +9,9 @@ import numpy as np
 
 from sdpa_xp import biases
 from sdpa_xp.biases import Bias
-from sdpa_xp_export import functions, pieces
-from sdpa_xp_export.array import Value
+from sdpa_xp_export._array_api import elementwise as functions
+from sdpa_xp_export._array_api import pieces
+from sdpa_xp_export._graph.value import Value
 
 LISTED = 2**10
 """Up to this `max_distance` a graph holds the bucket of each distance; beyond it only where buckets begin."""

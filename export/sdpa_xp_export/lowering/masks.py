@@ -10,10 +10,10 @@ import numpy as np
 
 from sdpa_xp import checks
 from sdpa_xp.masks import Mask
-from sdpa_xp_export import pieces
-from sdpa_xp_export.array import Value
-from sdpa_xp_export.lowering.pairs import FUNCTION, Tile
-from sdpa_xp_export.shapes import broadcasts_to
+from sdpa_xp_export._array_api import pieces
+from sdpa_xp_export._graph.shapes import broadcasts_to
+from sdpa_xp_export._graph.value import Value
+from sdpa_xp_export.lowering.tile import FUNCTION, Tile
 
 Allowed: TypeAlias = Value | bool
 """Boolean, broadcasts to (..., Hq, rows, columns); True where every pair may attend."""

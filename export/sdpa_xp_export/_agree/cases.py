@@ -1,0 +1,40 @@
+"""The calls that every backend and every exported graph are held against, by what they are about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sdpa_xp_export._call.call import Arguments, Call
+from sdpa_xp_export._call.checking import checked
+from sdpa_xp_export.spec import TensorSpec
+
+LENGTHS = {"B": 2, "L": 19, "S": 33}
+
+
+def calls(dtype: str) -> dict[str, Call]:
+    """Each feature alone, then together; batch and lengths are symbols."""
+    query = TensorSpec(dtype, ("B", 8, "L", 32))
+    key = TensorSpec(dtype, ("B", 8, "S", 32))
+    shared = TensorSpec(dtype, ("B", 2, "S", 32))
+    narrow = TensorSpec(dtype, ("B", 2, "S", 16))
+    padding = TensorSpec("bool", ("B", 1, 1, "S"))
+    pairs = TensorSpec("bool", ("L", "S"))
+    added = TensorSpec(dtype, (8, "L", "S"))
+
+    def call(key: TensorSpec, value: TensorSpec, **rules: Any) -> Call:
+        return checked("calls", query, key, value, Arguments(**rules))
+
+    return {
+        "plain": call(key, key),
+        "is_causal": call(key, key, is_causal=True),
+        "padding mask (B, 1, 1, S)": call(key, key, attn_mask=padding),
+        "boolean mask with empty rows": call(key, key, attn_mask=pairs),
+        "floating mask": call(key, key, attn_mask=added),
+        "boolean mask and bias": call(key, key, attn_mask=pairs, bias=added),
+        "grouped heads, Ev != E": call(shared, narrow),
+        "scale": call(key, key, scale=0.5),
+        "softcap": call(key, key, softcap=5.0),
+        "all of it": call(
+            shared, narrow, attn_mask=padding, bias=added, is_causal=True, scale=-0.3, softcap=5.0
+        ),
+    }

@@ -1,0 +1,87 @@
+"""`value[index]` as nodes: entries, slices, new axes."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+from sdpa_xp.checks import message
+from sdpa_xp_export._array_api import pieces
+from sdpa_xp_export._graph.lengths import has_names, named
+from sdpa_xp_export._graph.traced_graph import trace_of
+
+if TYPE_CHECKING:
+    from sdpa_xp_export._graph.value import Value
+
+
+def item(value: Value, index: object) -> Value:
+    """Write `value[index]` for an index of integers, slices, None and an ellipsis."""
+    given = index if isinstance(index, tuple) else (index,)
+    counted = sum(1 for each in given if each is not None and each is not ...)
+    rests = sum(1 for each in given if each is ...)
+    if counted > value.ndim or rests > 1:
+        rule = "an index must have at most one ellipsis, and as many entries as the array has axes"
+        got = {"entries": counted, "ellipses": rests, "shape": value.shape}
+        raise IndexError(message(value.graph.function, rule, got))
+    if not rests:
+        given = (*given, ...)
+    axis, made = 0, value
+    for each in given:
+        if each is ...:
+            axis += value.ndim - counted
+        elif each is None:
+            made, axis = pieces.unsqueeze(made, axis), axis + 1
+        elif isinstance(each, slice):
+            made, axis = _sliced(made, each, axis), axis + 1
+        else:
+            made = _entry(made, each, axis)
+    return made
+
+
+def _entry(value: Value, index: Any, axis: int) -> Value:
+    try:
+        if isinstance(index, bool):
+            raise TypeError
+        number = operator.index(index)
+    except TypeError as error:
+        rule = "an index must be made of integers, slices, None and an ellipsis"
+        got: dict[str, object] = {"index": type(index).__name__}
+        raise TypeError(message(value.graph.function, rule, got, "`take` takes others.")) from error
+    length = value.shape[axis]
+    if isinstance(length, int) and not -length <= number < length:
+        rule, got = "an index must be within its axis", {"index": number, "length": length}
+        raise IndexError(message(value.graph.function, rule, got))
+    return pieces.gather(value, value.graph.constant(number, "int64"), axis)
+
+
+def _sliced(value: Value, part: slice, axis: int) -> Value:
+    if part == slice(None):
+        return value
+    length, step = value.shape[axis], 1 if part.step is None else part.step
+    bounds = [_bound(value, part.start, 0 if step > 0 else 2**62)]
+    bounds.append(_bound(value, part.stop, 2**62 if step > 0 else -(2**62)))
+    new = _length_of(length, part.start, part.stop, step)
+    axes, steps = (value.graph.constant([each], "int64") for each in (axis, step))
+    shape = (*value.shape[:axis], new, *value.shape[axis + 1 :])
+    made = value.graph.add("Slice", value, *bounds, axes, steps, dtype=value.dtype, shape=shape)
+    return made if isinstance(new, int) else trace_of(value).having(made, axis, new)
+
+
+def _length_of(length: int | str, start: Any, stop: Any, step: int) -> int | str:
+    """How many entries a slice has, or a name for that, one for all that are known to be alike."""
+    if isinstance(length, int) and not has_names([start, stop]):
+        return len(range(length)[start:stop:step])
+    if start in (None, 0) and step == 1 and (stop == 1 or isinstance(stop, str)):
+        return 1 if stop == 1 else stop
+    if (start, stop, step) in ((None, None, -1), (-1, None, 1)):
+        return length if step == -1 else 1
+    front, behind = start or 0, stop or 0
+    if step == 1 and isinstance(front, int) and isinstance(behind, int) and front >= 0 >= behind:
+        return named(length, "less", front - behind)
+    return named(length, start, stop, step)
+
+
+def _bound(value: Value, bound: Any, default: int) -> Value:
+    if isinstance(bound, str):
+        return trace_of(value).length(bound)
+    return value.graph.constant([default if bound is None else operator.index(bound)], "int64")

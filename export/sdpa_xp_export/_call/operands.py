@@ -1,0 +1,141 @@
+"""What a call holds where the library's has arrays: inputs of the graph, and numbers that go into it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import array_api_compat
+import numpy as np
+from numpy.typing import NDArray
+
+from sdpa_xp.biases import Bias
+from sdpa_xp.checks import message
+from sdpa_xp.masks import Mask
+from sdpa_xp_export.spec import DTYPES, Shape, TensorSpec
+
+
+class Operand(ABC):
+    """An array to the library's masks and biases, which look at its dtype and shape alone."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def dtype(self) -> str: ...
+
+    @property
+    @abstractmethod
+    def shape(self) -> Shape: ...
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
+        from sdpa_xp_export._array_api import namespace
+
+        return namespace
+
+
+@dataclass(frozen=True, slots=True)
+class Input(Operand):
+    """An input of the graph, by its name."""
+
+    name: str
+    spec: TensorSpec
+
+    @property
+    def dtype(self) -> str:
+        return self.spec.dtype
+
+    @property
+    def shape(self) -> Shape:
+        return self.spec.shape
+
+    def __str__(self) -> str:
+        return str(self.spec)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Initializer(Operand):
+    """Numbers that the graph holds under a name."""
+
+    name: str
+    numbers: NDArray[Any]
+
+    @property
+    def dtype(self) -> str:
+        return str(self.numbers.dtype.name)
+
+    @property
+    def shape(self) -> Shape:
+        return self.numbers.shape
+
+    def __str__(self) -> str:
+        return f"initializer({self.name!r})"
+
+
+Held: TypeAlias = Input | Initializer
+
+
+@dataclass(slots=True)
+class Names:
+    """Gives each spec and each array of a call a name of its own, that of its argument where that is free."""
+
+    function: str
+    inputs: dict[str, TensorSpec] = field(default_factory=dict)
+    initializers: dict[str, Initializer] = field(default_factory=dict)
+
+    def operand(self, name: str, value: object) -> Any:
+        """`value`, with inputs and initializers instead of the specs and arrays that it is or holds."""
+        if isinstance(value, TensorSpec):
+            free = self._free(name)
+            self.inputs[free] = value
+            return Input(free, value)
+        if isinstance(value, Mask | Bias):
+            return with_operands(
+                value, lambda argument, each: self.operand(getattr(value, "argument", argument), each)
+            )
+        if isinstance(value, Initializer):  # read back from a model
+            self.initializers[value.name] = value
+            return value
+        if array_api_compat.is_array_api_obj(value):
+            free = self._free(name)
+            self.initializers[free] = Initializer(free, numbers_of(self.function, name, value))
+            return self.initializers[free]
+        return value
+
+    def _free(self, name: str) -> str:
+        taken = {*self.inputs, *self.initializers}
+        return next(
+            free for n in range(1, len(taken) + 2) if (free := f"{name}_{n}" if n > 1 else name) not in taken
+        )
+
+
+def with_operands(value: Any, operand: Callable[[str, Any], Any]) -> Any:
+    """Return a mask or a bias with `operand(name, argument)` in place of each argument or joined part."""
+    return replace(
+        value,
+        **{
+            name: tuple(operand(name, part) for part in value.parts) if value.parts else operand(name, argument)
+            for name, argument in value.arguments.items()
+        },
+    )
+
+
+def numbers_of(function: str, name: str, array: Any) -> NDArray[Any]:
+    """The numbers of an array of any library, in its memory where that is the host's."""
+    if array_api_compat.is_torch_array(array):
+        array = array.detach()
+    if array_api_compat.is_torch_array(array) or array_api_compat.is_cupy_array(array):
+        array = array_api_compat.to_device(array, "cpu")
+    plain = array_api_compat.is_numpy_array(array) or not hasattr(array, "__dlpack__")
+    numbers: NDArray[Any] = np.asarray(array if plain else np.from_dlpack(array))
+    if numbers.dtype.name not in DTYPES:
+        rule = f"`{name}` must be of a dtype that a graph holds, {', '.join(DTYPES)}"
+        raise TypeError(message(function, rule, {f"{name}.dtype": numbers.dtype}))
+    return numbers

@@ -1,0 +1,66 @@
+"""The main job: attention of a real encoder on everything found here, and the graph that computes the same."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+
+from sdpa_xp.checks import message
+from sdpa_xp_export._agree.backends import find
+from sdpa_xp_export._agree.comparison import Job, Row, compare
+from sdpa_xp_export._call.call import Arguments, Call
+from sdpa_xp_export._call.checking import checked
+from sdpa_xp_export._demo.encoder import Activations, activations
+from sdpa_xp_export._demo.picture import attention_of_word
+from sdpa_xp_export._files.atomic import publish
+from sdpa_xp_export._files.model_files import save
+from sdpa_xp_export._files.paths import Asked
+from sdpa_xp_export._runtime.session import providers
+from sdpa_xp_export.export import export_call
+from sdpa_xp_export.spec import TensorSpec
+
+SENTENCES = ("It took one minute.", "The size was minute.")
+WORD = "minute"
+MODEL, PICTURE = "attention.onnx", "attention.png"
+
+
+def call(dtype: str) -> Call:
+    """The attention of the encoder: 12 heads of width 32 and a padding mask, any batch, any length."""
+    qkv = TensorSpec(dtype, ("B", 12, "L", 32))
+    return checked("demo", qkv, qkv, qkv, Arguments(attn_mask=TensorSpec("bool", ("B", 1, 1, "L"))))
+
+
+def rows(encoded: Activations, dtypes: tuple[str, ...] = ("float32", "float16")) -> Iterator[Row]:
+    """The table: each backend and each exported form on the inputs of every layer."""
+    for dtype in dtypes:
+        jobs = {}
+        for index, layer in enumerate(encoded.layers, start=1):
+            arrays = {"query": layer.query, "key": layer.key, "value": layer.value}
+            inputs = {name: x.astype(dtype) for name, x in arrays.items()} | {"attn_mask": encoded.mask}
+            jobs[f"layer {index}"] = Job(call(dtype), inputs, inputs)
+        yield from compare(jobs, dtype, find(), providers())
+
+
+def check_folder(folder: Path, *, overwrite: bool) -> None:
+    """The files of the demo are not there yet, or may be replaced."""
+    for name in (MODEL, PICTURE):
+        if os.path.lexists(folder / name) and not overwrite:  # also a link to nothing
+            hint = "Pass --force to replace it."
+            raise FileExistsError(message("demo", "`output` must not hold it", {"path": folder / name}, hint))
+
+
+def write(encoded: Activations, folder: Path, *, overwrite: bool) -> tuple[Path, Path]:
+    """Save the exported graph and the picture in `folder`; returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save(export_call(call("float32")), folder / MODEL, overwrite=overwrite)
+    drawn = BytesIO()
+    attention_of_word(encoded, WORD).savefig(drawn, dpi=150)
+    publish(drawn.getvalue(), folder / PICTURE, Asked("demo", "output"), overwrite=overwrite)
+    return folder / MODEL, folder / PICTURE
+
+
+def encode() -> Activations:
+    """The attention inputs of the two sentences."""
+    return activations(SENTENCES)

@@ -1,0 +1,190 @@
+"""Read a model from a file that anyone may have written, and bound what it can ask for.
+
+What a file says is held against its own size before memory is spent on it. External data is read only from
+regular files within the folder of the model, and all into memory: onnxruntime, which follows hard links, is
+given a model that refers to no file.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+from google.protobuf.message import DecodeError, Message
+from onnx import numpy_helper
+from onnx.checker import ValidationError
+from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
+
+from sdpa_xp.checks import message
+from sdpa_xp_export._call.call import Call
+from sdpa_xp_export._files.oserrors import reason, worded
+from sdpa_xp_export._files.paths import Asked
+from sdpa_xp_export._verify.random_inputs import several_lengths
+from sdpa_xp_export.spec import Shape, addends
+
+LARGEST = 2**31 - 1
+"""Bytes of a model with its external data: what protobuf can hold. A call within `MOST` is far below."""
+
+MOST = 2**26
+"""Numbers in the inputs, the scores and the output of a call: some three minutes of `reference`, and 2 GiB."""
+
+_KEYS = ("location", "offset", "length", "checksum")
+
+
+class _UnfitError(Exception):
+    """What `model` must do, and what it does."""
+
+    def __init__(self, rule: str, got: Mapping[str, object] | None = None) -> None:
+        super().__init__(rule)
+        self.rule, self.got = rule, got or {}
+
+
+def load(function: str, path: str | Path, *, largest: int = LARGEST) -> onnx.ModelProto:
+    """The model in the file `path`, its external data in it.
+
+    Args:
+        function: Who asks, for the messages.
+        path: The file, or a link to it.
+        largest: The bytes of the file and of its external data together.
+
+    Raises:
+        FileNotFoundError: `path` is no regular file.
+        OSError: It cannot be read.
+        ValueError: It is no whole ONNX model, it is too large, or its external data is not in regular files
+            within its folder, of no other name.
+    """
+    file = Path(os.path.realpath(Asked(function, "model").path(path)))
+    try:
+        if file.is_file():
+            return _with_data(_parsed(file, largest), file, largest)
+    except _UnfitError as error:
+        text = message(function, f"`model` must {error.rule}", {"model": path, **error.got})
+        raise ValueError(text) from error
+    except OSError as error:
+        rule = f"`model` must be readable ({reason(error)})"
+        raise worded(error, message(function, rule, {"model": path})) from error
+    raise FileNotFoundError(message(function, "`model` must be a file", {"model": path}))
+
+
+def bounded(function: str, call: Call, most: int = MOST) -> None:
+    """Refuse a call whose random inputs, scores and output would be of more than `most` numbers.
+
+    Raises:
+        ValueError: With the number.
+    """
+    for lengths in several_lengths(call):
+        shapes = [*(spec.shape for spec in call.inputs.values()), call.sizes.pairs]
+        shapes.append((*call.sizes.pairs[:-1], call.value.shape[-1]))
+        numbers = sum(_numbers(shape, lengths) for shape in shapes)
+        if numbers > most:
+            rule = f"the inputs, the scores and the output of `model` must be at most {most} numbers together"
+            sizes = " ".join(map(str, (call.query, call.key, call.value)))
+            raise ValueError(message(function, rule, {"numbers": f"{numbers:.3g}", "call": sizes[:200]}))
+
+
+def _numbers(shape: Shape, lengths: Mapping[str, int]) -> float:
+    """How many numbers an array of `shape` has; a float, which can be as large as an int is slow."""
+    sums = (sum(lengths.get(part) or int(part) for part in addends(str(length))) for length in shape)
+    return math.prod(float(min(length, 2**63)) for length in sums)
+
+
+def _parsed(file: Path, largest: int) -> onnx.ModelProto:
+    if file.stat().st_size > largest:
+        raise _UnfitError(f"be at most {largest} bytes", {"bytes": file.stat().st_size})
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(file.read_bytes())
+    except DecodeError:
+        raise _UnfitError("be an ONNX model") from None
+    if not (model.ir_version and model.opset_import and model.graph.node):  # much else is protobuf too
+        raise _UnfitError("be an ONNX model")
+    return model
+
+
+def _with_data(model: onnx.ModelProto, file: Path, largest: int) -> onnx.ModelProto:
+    tensors = list(_tensors(model))
+    external = [tensor for tensor in tensors if uses_external_data(tensor)]
+    size = file.stat().st_size + sum(_extent(tensor, file.parent) for tensor in external)
+    if size > largest:
+        raise _UnfitError(f"be at most {largest} bytes with its external data", {"bytes": size})
+    for tensor in external:
+        try:  # it opens the file anew, and holds it against the same rules
+            load_external_data_for_tensor(tensor, str(file.parent))
+        except (ValidationError, ValueError) as error:
+            raise _UnfitError(f"have its external data ({str(error).splitlines()[0]})") from error
+    for tensor in tensors:
+        _check_numbers(tensor)
+    return model
+
+
+def _tensors(message: Any) -> Iterator[onnx.TensorProto]:
+    """Every tensor there is: initializers, dense and sparse, attributes, bodies of loops, functions.
+
+    Each text is looked at on the way: protobuf gives one that is no UTF-8 as bytes, where nobody expects any.
+    """
+    if isinstance(message, onnx.TensorProto):
+        yield message
+    for field, value in message.ListFields():
+        single = isinstance(value, Message | str | bytes)
+        if field.type == field.TYPE_STRING and any(
+            isinstance(t, bytes) for t in ([value] if single else value)
+        ):
+            raise _UnfitError("be an ONNX model")
+        if field.type == field.TYPE_MESSAGE:
+            for each in [value] if single else value:
+                yield from _tensors(each)
+
+
+def _extent(tensor: onnx.TensorProto, folder: Path) -> int:
+    """The bytes of external data that `tensor` takes, which are there."""
+    said = {entry.key: entry.value for entry in tensor.external_data}
+    if unknown := said.keys() - set(_KEYS):
+        rule = f"describe external data by {', '.join(_KEYS)} alone"
+        raise _UnfitError(rule, {"keys": _short(sorted(unknown))})
+    size = _size_of_regular(folder, said.get("location", ""))
+    offset = _count(said, "offset") if "offset" in said else 0
+    length = _count(said, "length") if "length" in said else size - offset
+    if length < 0 or offset + length > size:
+        raise _UnfitError("have all of its external data", {"said": _short(said), "bytes of the file": size})
+    return length
+
+
+def _size_of_regular(folder: Path, location: str) -> int:
+    path = folder / location
+    if "\0" in location or os.path.isabs(location) or os.path.realpath(path) != str(path):  # .. or a link
+        raise _UnfitError(
+            "keep its external data in its own folder, without links", {"location": _short(location)}
+        )
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        raise _UnfitError("have its external data", {"location": _short(location)}) from None
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        rule = "keep its external data in regular files with no other name"
+        raise _UnfitError(rule, {"location": _short(location)})
+    return found.st_size
+
+
+def _count(said: Mapping[str, str], key: str) -> int:
+    if not re.fullmatch("[0-9]{1,19}", said[key]):
+        raise _UnfitError("have offsets and lengths that are numbers", {key: _short(said[key])})
+    return int(said[key])
+
+
+def _check_numbers(tensor: onnx.TensorProto) -> None:
+    """Its dtype is known, and its shape fits what it holds."""
+    try:
+        numpy_helper.to_array(tensor)
+    except Exception as error:  # onnx raises whatever it comes upon
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise _UnfitError(f"hold tensors as they say ({why})") from error
+
+
+def _short(value: object) -> str:
+    return repr(value)[:200]

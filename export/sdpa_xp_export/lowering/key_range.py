@@ -1,0 +1,105 @@
+"""Which keys some queries may attend at all, as two numbers: what a block of queries does not look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sdpa_xp_export._array_api import elementwise as functions
+from sdpa_xp_export._array_api import pieces
+from sdpa_xp_export._graph.value import Value
+from sdpa_xp_export.lowering import counting
+from sdpa_xp_export.lowering.tile import Tile
+
+BEYOND = 2**30
+"""Further than any length; numbers are cut off here, since onnxruntime compares larger ones wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """First key, and last + 1; None where a mask sets no bound."""
+
+    start: Value | None = None
+    stop: Value | None = None
+
+
+def reach(tile: Tile, first: Value, last: Value) -> tuple[Value, Value] | None:
+    """Queries first to last, (1,) each -> keys from start to stop, (1,) each, at least one; None for all."""
+    position = tile.pairs.position
+    if isinstance(position, Value):
+        low, high = least(tile, tile.here(position)), most(tile, tile.here(position))
+        first, last = first + low, last + high
+    found = [
+        _BOUNDS[mask.name](tile, first, last, **mask.arguments)
+        for mask in tile.call.masks
+        if mask.name in _BOUNDS
+    ]
+    if tile.pairs.filled is not None:
+        found.append(Bounds(stop=most(tile, tile.here(tile.pairs.filled))))
+    starts = [bounds.start for bounds in found if bounds.start is not None]
+    stops = [bounds.stop for bounds in found if bounds.stop is not None]
+    if not starts and not stops:
+        return None
+    zero, keys = tile.graph.constant([0], "int64"), pieces.unsqueeze(tile.here(tile.pairs.kept_keys), 0)
+    start, stop = zero, keys
+    for each in starts:
+        start = counting.larger(start, each)
+    for each in stops:
+        stop = counting.smaller(stop, each)
+    start = counting.larger(counting.smaller(start, keys - 1), zero)
+    return start, counting.larger(stop, start + 1)
+
+
+def least(tile: Tile, value: Value | int) -> Value:
+    """The smallest of integers, (1,)."""
+    return _extreme(tile, "ReduceMin", value)
+
+
+def most(tile: Tile, value: Value | int) -> Value:
+    """The largest of integers, (1,)."""
+    return _extreme(tile, "ReduceMax", value)
+
+
+def _extreme(tile: Tile, op: str, value: Value | int) -> Value:
+    if isinstance(value, int):
+        return tile.graph.constant([value], "int64")
+    flat = pieces.reshape(functions.clip(value, -BEYOND, BEYOND), [-1], ("all",))
+    return pieces.reduce(op, flat)
+
+
+def _causal(tile: Tile, _first: Value, last: Value, offset: object) -> Bounds:
+    return Bounds(stop=last + most(tile, tile.integers("attn_mask.offset", offset)) + 1)
+
+
+def _sliding_window(
+    tile: Tile, first: Value, last: Value, left: int | None, right: int | None, offset: object
+) -> Bounds:
+    shift = tile.integers("attn_mask.offset", offset)
+    return Bounds(
+        None if left is None else first + least(tile, shift) - left,
+        None if right is None else last + most(tile, shift) + (right + 1),
+    )
+
+
+def _padding(tile: Tile, _first: Value, _last: Value, key_lengths: object, **_: Any) -> Bounds:
+    if key_lengths is None:
+        return Bounds()
+    return Bounds(stop=most(tile, tile.integers("attn_mask.key_lengths", key_lengths)))
+
+
+def _prefix(tile: Tile, _first: Value, _last: Value, length: object) -> Bounds:
+    return Bounds(stop=most(tile, tile.integers("attn_mask.length", length)))
+
+
+def _chunked(_tile: Tile, first: Value, last: Value, size: int) -> Bounds:
+    return Bounds(first // size * size, (last // size + 1) * size)
+
+
+_BOUNDS: dict[str, Callable[..., Bounds]] = {
+    "causal": _causal,
+    "sliding_window": _sliding_window,
+    "padding": _padding,
+    "prefix": _prefix,
+    "chunked": _chunked,
+}

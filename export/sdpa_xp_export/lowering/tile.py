@@ -1,0 +1,212 @@
+"""All pairs of a call in a graph, and a tile of them: what masks and biases are asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import cast
+
+from sdpa_xp import checks
+from sdpa_xp_export._array_api import pieces
+from sdpa_xp_export._call.call import Call
+from sdpa_xp_export._call.mask_analysis import cuts_keys
+from sdpa_xp_export._call.operands import Held, Initializer, Input
+from sdpa_xp_export._dtypes.promotion import INTEGERS
+from sdpa_xp_export._graph.graph import Graph
+from sdpa_xp_export._graph.value import Value
+from sdpa_xp_export.lowering import counting
+from sdpa_xp_export.spec import addends
+
+FUNCTION = "export_attention"
+
+
+class Pairs:
+    """The lengths of a call as values of its graph; each is written when it is first asked for."""
+
+    def __init__(self, graph: Graph, call: Call) -> None:
+        self.graph = graph
+        self.call = call
+        self._known: dict[int | str, Value] = {}
+
+    def length(self, name: int | str) -> Value:
+        """The length of that name, (1,): the Shape of an input that has it."""
+        if name not in self._known:
+            self._known[name] = self._read(name)
+        return self._known[name]
+
+    @cached_property
+    def queries(self) -> Value:
+        """L, a scalar."""
+        return pieces.scalar(self.length(self.call.sizes.queries))
+
+    @cached_property
+    def keys(self) -> Value:
+        """S, a scalar: the length of the keys, with those of the cache."""
+        return pieces.scalar(self.length(self.call.sizes.keys))
+
+    @cached_property
+    def kept_keys(self) -> Value:
+        """How many keys are left when those behind the last query are cut off."""
+        return counting.smaller(self.queries, self.keys) if cuts_keys(self.call) else self.keys
+
+    @cached_property
+    def filled(self) -> Value | None:
+        """How many tokens of a padded cache are real, with the new ones, (B, 1, 1, 1); None for other calls."""
+        call = self.call
+        if call.past_lengths is None:
+            return None
+        past = self.graph.argument("past_lengths", call.past_lengths).astype("int64")
+        axis = -2 if call.layout == checks.HLE else -3
+        return pieces.reshape(past + self.length(call.key.shape[axis]), (0, 1, 1, 1), (*past.shape, 1, 1, 1))
+
+    @cached_property
+    def position(self) -> Value | int:
+        """Where the first query stands among the keys: 0, or so that the last query is the last token."""
+        if not self.call.cached:
+            return 0
+        return (self.keys if self.filled is None else self.filled) - self.queries
+
+    def whole(self, key: Value) -> Tile:
+        """All queries against all of `key`, (..., S, E), or of what was left of it."""
+        return Tile(self, self.graph, Range("queries", self.call.sizes.queries), Range("keys", key.shape[-2]))
+
+    def _read(self, name: int | str) -> Value:
+        if isinstance(name, int) or name.isdecimal():
+            return self.graph.constant([int(name)], "int64")
+        for argument, spec in self.call.inputs.items():
+            if name in spec.shape:
+                axis = spec.shape.index(name)
+                value = self.graph.argument(argument, spec)
+                return self.graph.add("Shape", value, dtype="int64", shape=(1,), start=axis, end=axis + 1)
+        if self.call.past_key is not None and name == str(self.call.sizes.keys):  # a sum, perhaps of sums
+            axis = -2 if self.call.layout == checks.HLE else -3
+            return self.length(self.call.past_key.shape[axis]) + self.length(self.call.key.shape[axis])
+        one, *others = (self.length(part) for part in addends(name))
+        for other in others:
+            one = one + other
+        return one
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Queries or keys of a tile: from `start` to `stop`, (1,) each, or all that there are."""
+
+    of: str
+    length: int | str
+    start: Value | None = None
+    stop: Value | None = None
+
+    @property
+    def whole(self) -> bool:
+        return self.start is None
+
+
+class Tile:
+    """Some queries against some keys; its values are written into `graph`, the body of a loop perhaps."""
+
+    def __init__(self, pairs: Pairs, graph: Graph, rows: Range, columns: Range) -> None:
+        self.pairs = pairs
+        self.graph = graph
+        self.row_range = rows
+        self.column_range = columns
+
+    @property
+    def call(self) -> Call:
+        return self.pairs.call
+
+    @cached_property
+    def rows(self) -> Value:
+        """Numbers of the queries, (rows,)."""
+        return self._numbers(self.row_range)
+
+    @cached_property
+    def columns(self) -> Value:
+        """Numbers of the keys, (columns,)."""
+        return self._numbers(self.column_range)
+
+    @property
+    def row(self) -> Value:
+        """Numbers of the queries, (rows, 1)."""
+        return pieces.unsqueeze(self.rows, -1)
+
+    @property
+    def query_index(self) -> Value:
+        """Where the queries stand among the keys, (rows, 1); (B, 1, rows, 1) where entries differ."""
+        position = self.pairs.position
+        return self.row if isinstance(position, int) else self.row + self.here(position)
+
+    @property
+    def key_index(self) -> Value:
+        """Numbers of the keys, (1, columns)."""
+        return pieces.unsqueeze(self.columns, 0)
+
+    @property
+    def indices(self) -> tuple[Value, Value, Value, Value]:
+        """b, h, i and j, which broadcast to (..., Hq, rows, columns)."""
+        sizes, graph = self.call.sizes, self.graph
+        heads = graph.constant([[[head]] for head in range(sizes.query_heads)], "int64")
+        return self._entries(), heads, self.query_index, self.key_index
+
+    def here(self, value: Value) -> Value:
+        """A value of the outer graph, to compute with in this one."""
+        return self.graph.here(value)
+
+    def operand(self, held: Held) -> Value:
+        """An input or an initializer of the call."""
+        outer = self.pairs.graph
+        if isinstance(held, Input):
+            return self.here(outer.argument(held.name, held.spec))
+        return self.here(outer.weight(held.name, held.numbers))
+
+    def integers(self, name: str, value: object) -> Value | int:
+        """One integer, or one a batch entry as (..., 1, 1, 1); "lower_right" is S - L."""
+        if value == "lower_right" and isinstance(value, str):
+            return 0 if self.call.cached else self.here(self.pairs.keys) - self.here(self.pairs.queries)
+        if isinstance(value, int):
+            return value
+        found = self.vector(name, value)
+        batch = self.call.sizes.batch
+        shape = cast(tuple[int, ...], found.shape)
+        if shape == (1,) and not batch:
+            return pieces.reshape(found, (1, 1, 1), (1, 1, 1))
+        checks.broadcasts(FUNCTION, name, shape, batch, "(...), one a batch entry")
+        return pieces.reshape(found, (*[0] * len(shape), 1, 1, 1), (*shape, 1, 1, 1))
+
+    def vector(self, name: str, value: object) -> Value:
+        """Integers: a list of them, an input or an initializer."""
+        if isinstance(value, Input | Initializer):
+            if value.dtype not in INTEGERS:
+                rule = f"`{name}` must hold integers"
+                raise TypeError(checks.message(FUNCTION, rule, {f"{name}.dtype": value.dtype}))
+            return self.operand(value).astype("int64")
+        if isinstance(value, tuple | list):
+            numbers = [checks.integer(FUNCTION, f"{name}[{at}]", each) for at, each in enumerate(value)]
+            return self.graph.constant(numbers, "int64")
+        rule = f"`{name}` must be an integer, a list of them, or a TensorSpec"
+        raise TypeError(checks.message(FUNCTION, rule, {name: repr(value)}))
+
+    def cut(self, value: Value) -> Value:
+        """The tile's part of what broadcasts to (..., Hq, L, S); an axis of 1 stays as it is."""
+        return self._cut(self._cut(value, -2, self.row_range), -1, self.column_range)
+
+    @staticmethod
+    def _cut(value: Value, axis: int, part: Range) -> Value:
+        if part.start is None or part.stop is None or value.ndim < -axis or value.shape[axis] == 1:
+            return value
+        return pieces.cut(value, (part.start, part.stop), axis, part.length)
+
+    def _numbers(self, part: Range) -> Value:
+        if part.start is not None and part.stop is not None:
+            return pieces.arange(pieces.scalar(part.stop), part.length, pieces.scalar(part.start))
+        stop = self.pairs.queries if part.of == "queries" else self.pairs.kept_keys
+        return pieces.arange(self.here(stop), part.length)
+
+    def _entries(self) -> Value:
+        batch = self.call.sizes.batch
+        count = self.graph.constant(1, "int64")
+        lengths = [self.here(self.pairs.length(length)) for length in batch]
+        for length in lengths:
+            count = count * pieces.scalar(length)
+        ones = [self.graph.constant([1], "int64")] * 3
+        target = pieces.join([*lengths, *ones])
+        return pieces.reshape_to(pieces.arange(count, "entries"), target, (*batch, 1, 1, 1))
