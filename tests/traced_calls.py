@@ -12,7 +12,7 @@ import onnx
 from traced_table import COUNTED, COUNTS, SIGN_OF_ZERO, ULPS, Row, refused_here
 
 from sdpa_xp_export import TensorSpec, to_onnx
-from sdpa_xp_export._graph.value import Value
+from sdpa_xp_export._graph.graph import Value
 
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 DTYPES = ("bool", *INTEGERS, "float32", "float64")

@@ -1,4 +1,4 @@
-"""A layer with other arrays: the values of a graph, or the same numbers in float64."""
+"""A layer as the exporter meets it: its parameters, which others can replace, and its outputs by name."""
 
 from __future__ import annotations
 
@@ -10,29 +10,43 @@ from typing import Any
 from sdpa_xp_export._array_api.dispatch import is_array
 
 
-def arrays_of(layer: object) -> dict[str, Any]:
-    """The parameters of a layer, of the layer that a method is of, or of what a `functools.partial` calls."""
+def parameter_arrays(layer: object) -> dict[str, Any]:
+    """Return the parameters of a layer, also through a method of it or a `functools.partial`, by name."""
     if isinstance(layer, partial):
-        return arrays_of(layer.func)
+        return parameter_arrays(layer.func)
     parameters = getattr(getattr(layer, "__self__", layer), "parameters", None)
     if not isinstance(parameters, Mapping):
         return {}
     return {name: array for name, array in parameters.items() if is_array(array)}
 
 
-def replaced(layer: Callable[..., Any], change: Callable[[str, Any], Any]) -> Callable[..., Any]:
-    """`layer`, each of whose parameters is what `change` makes of its name and array.
+def with_parameters(layer: Callable[..., Any], change: Callable[[str, Any], Any]) -> Callable[..., Any]:
+    """Return `layer` with `change(name, array)` in place of each parameter.
 
-    That is for a layer like those of `sdpa_xp.layers`, with `parameters` and `with_parameters`, and for its
-    methods; any other function stays as it is.
+    This concerns a layer that has `parameters` and `with_parameters`, like those of `sdpa_xp.layers`, and its
+    methods; any other function is returned unchanged.
     """
     if isinstance(layer, partial):
-        return partial(replaced(layer.func, change), *layer.args, **layer.keywords)
+        return partial(with_parameters(layer.func, change), *layer.args, **layer.keywords)
     if isinstance(layer, MethodType):
-        found: Callable[..., Any] = MethodType(layer.__func__, replaced(layer.__self__, change))  # type: ignore[arg-type]
-        return found
-    with_parameters, arrays = getattr(layer, "with_parameters", None), arrays_of(layer)
-    if with_parameters is None or not arrays:
+        changed_self = with_parameters(layer.__self__, change)  # type: ignore[arg-type]
+        method: Callable[..., Any] = MethodType(layer.__func__, changed_self)
+        return method
+    replace, arrays = getattr(layer, "with_parameters", None), parameter_arrays(layer)
+    if replace is None or not arrays:
         return layer
-    changed: Callable[..., Any] = with_parameters({name: change(name, x) for name, x in arrays.items()})
+    changed: Callable[..., Any] = replace({name: change(name, array) for name, array in arrays.items()})
     return changed
+
+
+def named_outputs(result: Any) -> dict[str, Any]:
+    """Return what a layer returned, by name.
+
+    A mapping and a NamedTuple have names; else they are `output`, or `output_0` and on.
+    """
+    if isinstance(result, Mapping):
+        return dict(result)
+    if isinstance(result, tuple | list):
+        fields = getattr(result, "_fields", [f"output_{n}" for n in range(len(result))])
+        return dict(zip(fields, result, strict=True))
+    return {"output": result}

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import onnx
-
 import sdpa_xp
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
+from sdpa_xp_export._array_api import namespace
 from sdpa_xp_export._call.call import Arguments, Call
 from sdpa_xp_export._call.checking import checked
 from sdpa_xp_export._call.mask_analysis import counts_real_keys
 from sdpa_xp_export._call.metadata import to_json
+from sdpa_xp_export._graph.finished_model import finished_model
 from sdpa_xp_export._graph.graph import Graph
-from sdpa_xp_export._model.external_data import without_numbers
 from sdpa_xp_export._model.large_model import Model
 from sdpa_xp_export._runtime.releases import DEFAULT_OPSET, DEFAULT_RUNTIME, OPSETS, Runtime
 from sdpa_xp_export.forms.choice import FORMS, choose, fitting_opset
+from sdpa_xp_export.forms.traced_attention import refuse_attention
 from sdpa_xp_export.spec import TensorSpec
 
 
@@ -140,7 +140,12 @@ def export_call(
     """The model of a call that has been checked."""
     target = Runtime.parse(function, runtime)
     name, reason = choose(function, call, form, opset, target)
-    graph = Graph(_opset(function, name, opset, call), call.held)
+    graph = Graph(
+        opset=_opset(function, name, opset, call),
+        namespace=namespace,
+        attend=refuse_attention,
+        float_dtype=call.held,
+    )
     metadata = {
         "sdpa_xp.version": sdpa_xp.__version__,
         "sdpa_xp.call": to_json(call),
@@ -148,9 +153,7 @@ def export_call(
         "sdpa_xp.reason": reason,
         "sdpa_xp.runtime": str(target),
     }
-    model = graph.model(FORMS[name].write(graph, call, target), metadata)
-    onnx.checker.check_model(without_numbers(model), full_check=True)  # which takes no more than 2 GiB
-    return model
+    return finished_model(graph, FORMS[name].write(graph, call, target), metadata)
 
 
 def _opset(function: str, form: str, opset: int | None, call: Call) -> int:

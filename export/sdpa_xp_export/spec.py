@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import TypeAlias
 
 from sdpa_xp.checks import message
+from sdpa_xp_export._dtypes import names
 from sdpa_xp_export._dtypes.promotion import FLOATING, INTEGERS
 
 Shape: TypeAlias = tuple[int | str, ...]
@@ -93,9 +94,7 @@ class TensorSpec:
 
     def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
         """What makes a spec an array to the library's masks and biases, which look at dtype and shape."""
-        from sdpa_xp_export._array_api import namespace
-
-        return namespace
+        return names
 
 
 def _is_name(length: str) -> bool:

@@ -8,20 +8,26 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import onnx
-
 import sdpa_xp
 from sdpa_xp.biases import Bias
 from sdpa_xp.checks import message
 from sdpa_xp.masks import Mask
-from sdpa_xp_export._graph.traced_graph import Trace
-from sdpa_xp_export._graph.value import Value
-from sdpa_xp_export._layer import arrays_of, replaced
-from sdpa_xp_export._model.external_data import without_numbers
+from sdpa_xp_export._array_api import namespace
+from sdpa_xp_export._graph.finished_model import finished_model
+from sdpa_xp_export._graph.graph import Value
+from sdpa_xp_export._graph.traced_graph import TracedGraph
+from sdpa_xp_export._layer import named_outputs, parameter_arrays, with_parameters
 from sdpa_xp_export._model.large_model import Model
-from sdpa_xp_export._runtime.releases import DEFAULT_OPSET, DEFAULT_RUNTIME, FIRST_RELEASE, OPSETS, Runtime
+from sdpa_xp_export._runtime.releases import (
+    DEFAULT_OPSET,
+    DEFAULT_RUNTIME,
+    ERF_KEEPS_NAN,
+    FIRST_RELEASE,
+    OPSETS,
+    Runtime,
+)
 from sdpa_xp_export.forms.choice import loaded_opset
-from sdpa_xp_export.outputs import named_outputs
+from sdpa_xp_export.forms.traced_attention import TracedAttention
 from sdpa_xp_export.spec import TensorSpec
 
 FUNCTION = "to_onnx"
@@ -95,25 +101,30 @@ def to_onnx(
     if not callable(layer):
         raise TypeError(message(FUNCTION, "`layer` must be callable", {"layer": type(layer).__name__}))
     target = Runtime.parse(FUNCTION, runtime)
-    names = {id(array): name for name, array in arrays_of(layer).items()}
-    trace = Trace(_opset(opset, target), target=target, form=form, names=names)
-    given = inspect.signature(layer).bind(*inputs, **keywords)
-    for name, value in given.arguments.items():
-        given.arguments[name] = _entered(trace, name, value)
-    if not trace.inputs:
+    attention = TracedAttention(form, target)
+    graph = TracedGraph(
+        opset=_opset(opset, target),
+        namespace=namespace,
+        attend=attention,
+        computes_bfloat16=target.provider == "cuda",
+        erf_keeps_nan=target.release >= ERF_KEEPS_NAN,
+        array_names={id(array): name for name, array in parameter_arrays(layer).items()},
+    )
+    bound = inspect.signature(layer).bind(*inputs, **keywords)
+    for name, argument in bound.arguments.items():
+        bound.arguments[name] = _with_inputs(graph, name, argument)
+    if not graph.inputs:
         rule = "there must be a TensorSpec among the arguments of `layer`"
-        raise TypeError(message(FUNCTION, rule, {"arguments": [*given.arguments]}))
-    traced = replaced(layer, lambda _, array: trace.from_array(array))
-    outputs = _outputs(trace, traced(*given.args, **given.kwargs))
-    trace.prune([*outputs.values()])
+        raise TypeError(message(FUNCTION, rule, {"arguments": [*bound.arguments]}))
+    traced_layer = with_parameters(layer, lambda _, array: graph.from_array(array))
+    outputs = _outputs(graph, traced_layer(*bound.args, **bound.kwargs))
+    graph.prune([*outputs.values()])
     metadata = {
         "sdpa_xp.version": sdpa_xp.__version__,
-        "sdpa_xp.forms": json.dumps([{"form": form, "reason": reason} for form, reason in trace.chosen]),
+        "sdpa_xp.forms": json.dumps([{"form": form, "reason": reason} for form, reason in attention.chosen]),
         "sdpa_xp.runtime": str(target),
     }
-    model = trace.model(outputs, metadata)
-    onnx.checker.check_model(without_numbers(model), full_check=True)  # which takes no more than 2 GiB
-    return model
+    return finished_model(graph, outputs, metadata)
 
 
 def _opset(opset: int | None, target: Runtime) -> int:
@@ -126,31 +137,31 @@ def _opset(opset: int | None, target: Runtime) -> int:
     if opset not in allowed:
         rule = f"`opset` must be {allowed[0]} to {allowed[-1]}"
         raise ValueError(message(FUNCTION, rule, {"opset": opset}))
-    loaded_opset(FUNCTION, opset, target)  # also where no attention is called, which would ask for it
+    loaded_opset(FUNCTION, opset, target)  # a layer may call no attention, which would check it
     return opset
 
 
-def _entered(trace: Trace, name: str, given: Any) -> Any:
-    """An argument with inputs of the graph where it is or holds specs."""
-    if isinstance(given, TensorSpec):
-        return trace.input(trace.free(name), given.dtype, given.shape)
-    if isinstance(given, Mask | Bias):
-        held = {
-            argument: _entered(trace, getattr(given, "argument", argument), each)
-            for argument, each in given.arguments.items()
+def _with_inputs(graph: TracedGraph, name: str, argument: Any) -> Any:
+    """Return an argument of the layer with an input of the graph in place of each spec that it is or holds."""
+    if isinstance(argument, TensorSpec):
+        return graph.input(graph.free_name(name), argument.dtype, argument.shape)
+    if isinstance(argument, Mask | Bias):
+        operands = {
+            field: _with_inputs(graph, getattr(argument, "argument", field), operand)
+            for field, operand in argument.arguments.items()
         }
-        return replace(given, **held)
-    if type(given) in (tuple, list):  # the first holds *arguments
-        return type(given)(_entered(trace, name, each) for each in given)
-    if isinstance(given, dict):
-        return {each: _entered(trace, each, value) for each, value in given.items()}
-    return given
+        return replace(argument, **operands)
+    if type(argument) in (tuple, list):  # a tuple may be the layer's *arguments
+        return type(argument)(_with_inputs(graph, name, element) for element in argument)
+    if isinstance(argument, dict):
+        return {key: _with_inputs(graph, key, element) for key, element in argument.items()}
+    return argument
 
 
-def _outputs(trace: Trace, result: Any) -> dict[str, Value]:
-    """The outputs of the graph by name, each a value of its own."""
-    made: dict[str, Value] = {}
-    used = trace.used
+def _outputs(graph: TracedGraph, result: Any) -> dict[str, Value]:
+    """Return the outputs of the graph by name, each of which is a value of its own."""
+    outputs: dict[str, Value] = {}
+    used = graph.used_names
     for name, value in named_outputs(result).items():
         if name in used:
             rule = "an output must not have the name of an argument, a parameter, or another value"
@@ -159,8 +170,8 @@ def _outputs(trace: Trace, result: Any) -> dict[str, Value]:
         if not isinstance(value, Value):
             rule = "`layer` must return what it computes of its arguments, an array or several"
             raise TypeError(message(FUNCTION, rule, {name: type(value).__name__}))
-        value = trace.same.get(value.name, value)
-        taken = {each.name for each in made.values()}
-        again = trace.add("Identity", value, dtype=value.dtype, shape=value.shape)
-        made[name] = again if value.name in taken else trace.here(value)
-    return made
+        value = graph.equal_values.get(value.name, value)
+        taken = {output.name for output in outputs.values()}
+        copy = graph.add("Identity", value, dtype=value.dtype, shape=value.shape)
+        outputs[name] = copy if value.name in taken else graph.here(value)
+    return outputs

@@ -16,15 +16,14 @@ import onnx
 from numpy.typing import NDArray
 
 from sdpa_xp.checks import message
+from sdpa_xp_export._dtypes.conversion import ONNX_DTYPE, numpy_dtype
 from sdpa_xp_export._dtypes.promotion import INTEGERS
-from sdpa_xp_export._graph.graph import ONNX_DTYPE, numpy_dtype
-from sdpa_xp_export._layer import replaced
+from sdpa_xp_export._layer import named_outputs, with_parameters
 from sdpa_xp_export._model.external_data import check_holds_data
 from sdpa_xp_export._model.large_model import LargeModel, Model
 from sdpa_xp_export._runtime.memory import peak_above
 from sdpa_xp_export._runtime.session import Placement, open_session, placements, providers, run, version
 from sdpa_xp_export._verify.agreement import EPS, judge_together
-from sdpa_xp_export.outputs import named_outputs
 from sdpa_xp_export.report import LayerReport, Run
 from sdpa_xp_export.spec import Shape, TensorSpec, addends
 
@@ -159,7 +158,7 @@ def _expected(layer: Callable[..., Any], arrays: Arrays) -> dict[str, tuple[NDAr
     """For each output: what the layer gives in float64, and in the dtype of the inputs."""
     wide = {name: _wide(x) for name, x in arrays.items()}
     with np.errstate(all="ignore"):
-        widened = replaced(layer, lambda _, x: _wide(np.asarray(x)))
+        widened = with_parameters(layer, lambda _, x: _wide(np.asarray(x)))
         exact, own = named_outputs(widened(**wide)), named_outputs(layer(**arrays))
     return {name: (np.asarray(exact[name], np.float64), np.asarray(own[name])) for name in exact}
 

@@ -10,8 +10,10 @@ import pytest
 
 from sdpa_xp import masks, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, export_attention, to_onnx, verify
+from sdpa_xp_export._array_api import namespace
 from sdpa_xp_export._graph.graph import Graph
 from sdpa_xp_export._runtime.releases import FEW_SCORES, VERY_MANY_SCORES
+from sdpa_xp_export.forms.traced_attention import refuse_attention
 from sdpa_xp_export.lowering.masks import both
 
 
@@ -125,7 +127,7 @@ def test_opset_of_a_layer(runtime: str, wanted: int) -> None:
 
 def test_pairs_that_both_let_attend() -> None:
     """No node for what is known while the graph is written."""
-    graph = Graph(18)
+    graph = Graph(opset=18, namespace=namespace, attend=refuse_attention)
     one, other = (graph.input(name, "bool", (2, 3)) for name in "ab")
     for known in (True, False, one):
         assert both(True, known) is known

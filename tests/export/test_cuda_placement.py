@@ -19,8 +19,7 @@ from sdpa_xp import biases, masks
 from sdpa_xp_export import TensorSpec, export_attention
 from sdpa_xp_export._call.call import Arguments, Call
 from sdpa_xp_export._call.checking import checked
-from sdpa_xp_export._graph.graph import Graph
-from sdpa_xp_export._graph.value import Value
+from sdpa_xp_export._graph.graph import Graph, Value
 from sdpa_xp_export._runtime.releases import Runtime
 from sdpa_xp_export.forms.choice import unsupported_reason
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdpa_xp.checks import message
-from sdpa_xp_export._graph.graph import numpy_dtype
+from sdpa_xp_export._dtypes.conversion import numpy_dtype
 
 BFLOAT16 = "bfloat16"
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from sdpa_xp.checks import message
-
-if TYPE_CHECKING:
-    from sdpa_xp_export._graph.value import Value
+from sdpa_xp_export._graph.graph import Value
 
 Axes = int | Sequence[int] | None
 
@@ -27,9 +24,8 @@ def axes_of(value: Value, axes: Axes) -> tuple[int, ...]:
     """Count several axes from the front; None means all of them."""
     if axes is None:
         return tuple(range(value.ndim))
-    given = axes if isinstance(axes, Sequence) else (axes,)
-    found = tuple(axis_of(value, axis) for axis in given)
-    if len({*found}) < len(found):
+    counted = tuple(axis_of(value, axis) for axis in (axes if isinstance(axes, Sequence) else (axes,)))
+    if len({*counted}) < len(counted):
         rule = "`axis` must name each axis once"
         raise ValueError(message(value.graph.function, rule, {"axis": axes, "shape": value.shape}))
-    return found
+    return counted

@@ -1,4 +1,4 @@
-"""The functions that make arrays: of lengths as values of the graph, of numbers as NumPy arrays."""
+"""The functions that make arrays: from lengths they make values of the graph, from numbers NumPy arrays."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import array_api_compat
 import numpy as np
 
 from sdpa_xp.checks import message
-from sdpa_xp_export._array_api import pieces, shaping
+from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._array_api.dispatch import graph_of, is_array
+from sdpa_xp_export._array_api.shaping import broadcast_to
+from sdpa_xp_export._dtypes.conversion import numpy_dtype
 from sdpa_xp_export._dtypes.promotion import DEFAULTS
 from sdpa_xp_export._dtypes.standard import dtype_name
-from sdpa_xp_export._graph.graph import Graph, numpy_dtype
-from sdpa_xp_export._graph.lengths import Length, named
-from sdpa_xp_export._graph.traced_graph import Trace
-from sdpa_xp_export._graph.value import Value
+from sdpa_xp_export._graph.graph import Graph, Value
+from sdpa_xp_export._graph.lengths import Length, joined_name
+from sdpa_xp_export._graph.traced_graph import TracedGraph
 
 
 def astype(x: Any, dtype: Any, /, *, copy: Any = True, device: object = None) -> Any:
@@ -23,30 +24,31 @@ def astype(x: Any, dtype: Any, /, *, copy: Any = True, device: object = None) ->
     del copy, device  # a value has neither
     if isinstance(x, Value):
         return x.astype(dtype_name(dtype))
-    return array_api_compat.array_namespace(x).astype(x, own_dtype(x, dtype))
+    return array_api_compat.array_namespace(x).astype(x, dtype_like(x, dtype))
 
 
-def own_dtype(array: Any, dtype: Any) -> Any:
+def dtype_like(array: Any, dtype: Any) -> Any:
     """Return the dtype of that name in the library of `array`."""
     if not isinstance(dtype, str):
         return dtype
     if array_api_compat.is_numpy_array(array):
-        return numpy_dtype(dtype)  # which has bfloat16, too
+        return numpy_dtype(dtype)  # NumPy alone has no name for bfloat16
     return getattr(array_api_compat.array_namespace(array), dtype)
 
 
 def asarray(obj: Any, /, *, dtype: Any = None, device: object = None, copy: Any = None) -> Any:
     """Return values and arrays unchanged, a length as a value, and numbers as a NumPy array."""
     del device, copy
-    made = obj.graph.operand(obj) if isinstance(obj, Length) else obj
-    if isinstance(made, Value) or is_array(made):
-        return made if dtype is None else astype(made, dtype)
-    numbers = np.asarray(made)
+    graph = graph_of([obj]) if isinstance(obj, Length) else None
+    array = obj if graph is None else graph.operand(obj)
+    if isinstance(array, Value) or is_array(array):
+        return array if dtype is None else astype(array, dtype)
+    numbers = np.asarray(array)
     if numbers.dtype.kind not in "biuf":
         rule = "`obj` must be an array, or numbers"
         raise TypeError(message("asarray", rule, {"obj": type(obj).__name__}, "`stack` joins arrays."))
     kind = {"b": bool, "f": float}.get(numbers.dtype.kind, int)
-    return np.asarray(made, numpy_dtype(DEFAULTS[kind] if dtype is None else dtype_name(dtype)))
+    return np.asarray(array, numpy_dtype(DEFAULTS[kind] if dtype is None else dtype_name(dtype)))
 
 
 def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None, device: object = None) -> Any:
@@ -58,15 +60,15 @@ def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None,
         numbers = np.arange(start, stop, step)
         default = DEFAULTS[float if numbers.dtype.kind == "f" else int]
         return np.asarray(numbers, numpy_dtype(default if dtype is None else dtype_name(dtype)))
-    bounds = [_whole(graph, each) for each in (start, stop, step)]
+    bounds = [_as_int64(graph, bound) for bound in (start, stop, step)]
     length = _count(start, stop, step)
-    made = graph.add("Range", *bounds, dtype="int64", shape=(length,))
-    if isinstance(graph, Trace) and isinstance(length, str):
-        graph.having(made, 0, length)
-    return made if dtype is None else made.astype(dtype_name(dtype))
+    counted = graph.add("Range", *bounds, dtype="int64", shape=(length,))
+    if isinstance(graph, TracedGraph) and isinstance(length, str):
+        graph.name_length(counted, 0, length)
+    return counted if dtype is None else counted.astype(dtype_name(dtype))
 
 
-def _whole(graph: Graph, bound: Any) -> Value:
+def _as_int64(graph: Graph, bound: Any) -> Value:
     """Convert a bound to int64: an integer, a length, or a value without axes."""
     if isinstance(bound, int) and not isinstance(bound, bool):
         return graph.constant(bound, "int64")
@@ -83,7 +85,7 @@ def _count(start: Any, stop: Any, step: Any) -> int | str:
         counted = stop - start if isinstance(step, int) and step == 1 else None
     except TypeError:
         counted = None
-    return counted if isinstance(counted, int | str) else named("arange", start, stop, step)
+    return counted if isinstance(counted, int | str) else joined_name("arange", start, stop, step)
 
 
 def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: object = None) -> Any:
@@ -93,9 +95,9 @@ def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: object = Non
     graph = graph_of([*shape, filled])
     if graph is None:
         return np.full(shape, filled)
-    plain = isinstance(filled, np.ndarray)
-    value = graph.constant(filled, filled.dtype.name) if plain else graph.operand(filled)
-    return shaping.broadcast_to(pieces.to_rank(value, len(shape)), shape)
+    is_numpy = isinstance(filled, np.ndarray)
+    value = graph.constant(filled, filled.dtype.name) if is_numpy else graph.operand(filled)
+    return broadcast_to(ops.to_rank(value, len(shape)), shape)
 
 
 def zeros(shape: Any, *, dtype: Any = None, device: object = None) -> Any:

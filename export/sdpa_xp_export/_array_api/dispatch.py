@@ -1,50 +1,61 @@
-"""Whose function computes: the graph's where a value is among the arguments, else the arrays' own library's."""
+"""Which library computes: the graph if a value is among the arguments, else the library of the arrays."""
 
 from __future__ import annotations
 
 import functools
 import numbers
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import array_api_compat
+import numpy as np
 
-from sdpa_xp_export._graph.graph import Graph
+from sdpa_xp_export._graph.graph import Graph, Value
 from sdpa_xp_export._graph.lengths import Length
-from sdpa_xp_export._graph.value import Value
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-def of_values(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` of values and of arrays beside them; of arrays alone, the one of their own library."""
+def array_function(function: Callable[P, T]) -> Callable[P, T]:
+    """Make a function of values one of the namespace: other arrays may stand beside a value.
+
+    Without a value among the arguments, the function of that name in the arrays' own library is called.
+    """
 
     @functools.wraps(function)
-    def either(*arguments: Any, **keywords: Any) -> Any:
+    def dispatched(*arguments: Any, **keywords: Any) -> Any:
         graph = graph_of(arguments)
         if graph is None:
-            arrays = [each for each in _leaves(arguments) if is_array(each)]
-            return getattr(array_api_compat.array_namespace(*arrays), name)(*arguments, **keywords)
-        return function(*(_as_values(graph, each) for each in arguments), **keywords)
+            arrays = [leaf for leaf in _leaves(arguments) if is_array(leaf)]
+            namespace = array_api_compat.array_namespace(*arrays)
+            return getattr(namespace, function.__name__)(*arguments, **keywords)
+        compute: Callable[..., Any] = function
+        return compute(*(_as_values(graph, argument) for argument in arguments), **keywords)
 
-    return either
+    return dispatched
 
 
 def graph_of(arguments: Sequence[Any]) -> Graph | None:
-    """The graph of the first value or length among arguments, and in lists of them."""
-    return next((each.graph for each in _leaves(arguments) if isinstance(each, Value | Length)), None)
+    """Return the graph of the first value or length among arguments, and in lists of them."""
+    graphs = (leaf.graph for leaf in _leaves(arguments) if isinstance(leaf, Value | Length))
+    return next((graph for graph in graphs if isinstance(graph, Graph)), None)
 
 
-def is_array(value: object) -> bool:
-    """Whether `value` is an array of some library, and neither a number nor a value of a graph."""
-    number = isinstance(value, numbers.Number | Value)
-    return not number and bool(array_api_compat.is_array_api_obj(value))
+def is_array(operand: object) -> bool:
+    """Return whether `operand` is an array of some library, and neither a number nor a value of a graph."""
+    known = isinstance(operand, numbers.Number | Value)
+    return not known and bool(array_api_compat.is_array_api_obj(operand))
 
 
 def _leaves(arguments: Sequence[Any]) -> Iterator[Any]:
-    for each in arguments:
-        yield from _leaves(each) if isinstance(each, tuple | list) else (each,)
+    for argument in arguments:
+        yield from _leaves(argument) if isinstance(argument, tuple | list) else (argument,)
 
 
-def _as_values(graph: Graph, given: Any) -> Any:
-    if isinstance(given, tuple | list):
-        return type(given)(_as_values(graph, each) for each in given)
-    return graph.from_array(given) if is_array(given) else given
+def _as_values(graph: Graph, argument: Any) -> Any:
+    if isinstance(argument, tuple | list):
+        return type(argument)(_as_values(graph, element) for element in argument)
+    if graph.mixes_kinds and isinstance(argument, np.generic):  # an index function takes scalars of NumPy
+        return argument
+    return graph.from_array(argument) if is_array(argument) else argument

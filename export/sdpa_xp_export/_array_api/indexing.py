@@ -3,39 +3,37 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sdpa_xp.checks import message
-from sdpa_xp_export._array_api import pieces
-from sdpa_xp_export._graph.lengths import has_names, named
-from sdpa_xp_export._graph.traced_graph import trace_of
-
-if TYPE_CHECKING:
-    from sdpa_xp_export._graph.value import Value
+from sdpa_xp_export._array_api import ops
+from sdpa_xp_export._graph.graph import Value
+from sdpa_xp_export._graph.lengths import has_names, joined_name
+from sdpa_xp_export._graph.traced_graph import traced_graph_of
 
 
 def item(value: Value, index: object) -> Value:
     """Write `value[index]` for an index of integers, slices, None and an ellipsis."""
-    given = index if isinstance(index, tuple) else (index,)
-    counted = sum(1 for each in given if each is not None and each is not ...)
-    rests = sum(1 for each in given if each is ...)
+    entries = index if isinstance(index, tuple) else (index,)
+    counted = sum(1 for entry in entries if entry is not None and entry is not ...)
+    rests = sum(1 for entry in entries if entry is ...)
     if counted > value.ndim or rests > 1:
         rule = "an index must have at most one ellipsis, and as many entries as the array has axes"
         got = {"entries": counted, "ellipses": rests, "shape": value.shape}
         raise IndexError(message(value.graph.function, rule, got))
     if not rests:
-        given = (*given, ...)
-    axis, made = 0, value
-    for each in given:
-        if each is ...:
+        entries = (*entries, ...)
+    axis, result = 0, value
+    for entry in entries:
+        if entry is ...:
             axis += value.ndim - counted
-        elif each is None:
-            made, axis = pieces.unsqueeze(made, axis), axis + 1
-        elif isinstance(each, slice):
-            made, axis = _sliced(made, each, axis), axis + 1
+        elif entry is None:
+            result, axis = ops.unsqueeze(result, axis), axis + 1
+        elif isinstance(entry, slice):
+            result, axis = _sliced(result, entry, axis), axis + 1
         else:
-            made = _entry(made, each, axis)
-    return made
+            result = _entry(result, entry, axis)
+    return result
 
 
 def _entry(value: Value, index: Any, axis: int) -> Value:
@@ -51,7 +49,7 @@ def _entry(value: Value, index: Any, axis: int) -> Value:
     if isinstance(length, int) and not -length <= number < length:
         rule, got = "an index must be within its axis", {"index": number, "length": length}
         raise IndexError(message(value.graph.function, rule, got))
-    return pieces.gather(value, value.graph.constant(number, "int64"), axis)
+    return ops.gather(value, value.graph.constant(number, "int64"), axis)
 
 
 def _sliced(value: Value, part: slice, axis: int) -> Value:
@@ -61,14 +59,14 @@ def _sliced(value: Value, part: slice, axis: int) -> Value:
     bounds = [_bound(value, part.start, 0 if step > 0 else 2**62)]
     bounds.append(_bound(value, part.stop, 2**62 if step > 0 else -(2**62)))
     new = _length_of(length, part.start, part.stop, step)
-    axes, steps = (value.graph.constant([each], "int64") for each in (axis, step))
+    axes, steps = (value.graph.constant([number], "int64") for number in (axis, step))
     shape = (*value.shape[:axis], new, *value.shape[axis + 1 :])
-    made = value.graph.add("Slice", value, *bounds, axes, steps, dtype=value.dtype, shape=shape)
-    return made if isinstance(new, int) else trace_of(value).having(made, axis, new)
+    sliced = value.graph.add("Slice", value, *bounds, axes, steps, dtype=value.dtype, shape=shape)
+    return sliced if isinstance(new, int) else traced_graph_of(value).name_length(sliced, axis, new)
 
 
 def _length_of(length: int | str, start: Any, stop: Any, step: int) -> int | str:
-    """How many entries a slice has, or a name for that, one for all that are known to be alike."""
+    """Return how many entries a slice has, or a name for that; slices that are known to be alike share it."""
     if isinstance(length, int) and not has_names([start, stop]):
         return len(range(length)[start:stop:step])
     if start in (None, 0) and step == 1 and (stop == 1 or isinstance(stop, str)):
@@ -77,11 +75,11 @@ def _length_of(length: int | str, start: Any, stop: Any, step: int) -> int | str
         return length if step == -1 else 1
     front, behind = start or 0, stop or 0
     if step == 1 and isinstance(front, int) and isinstance(behind, int) and front >= 0 >= behind:
-        return named(length, "less", front - behind)
-    return named(length, start, stop, step)
+        return joined_name(length, "less", front - behind)
+    return joined_name(length, start, stop, step)
 
 
 def _bound(value: Value, bound: Any, default: int) -> Value:
     if isinstance(bound, str):
-        return trace_of(value).length(bound)
+        return traced_graph_of(value).length(bound)
     return value.graph.constant([default if bound is None else operator.index(bound)], "int64")

@@ -1,49 +1,63 @@
-"""Sums, means, extremes and variances over axes of values, as the array API has them."""
+"""Sums, means, extremes and variances over axes of values."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
-from sdpa_xp_export._array_api import arithmetic, pieces
-from sdpa_xp_export._array_api import elementwise as functions
-from sdpa_xp_export._array_api.arithmetic import admitted, computed, elementwise, kernel_dtype
+import array_api_compat
+
+from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._array_api.axes import Axes, axes_of
+from sdpa_xp_export._array_api.creation import dtype_like
+from sdpa_xp_export._array_api.dispatch import array_function
+from sdpa_xp_export._array_api.elementwise import equal, maximum, sqrt, where
+from sdpa_xp_export._array_api.operators import admitted, computed, elementwise, kernel_dtype
 from sdpa_xp_export._dtypes.promotion import FLOATING, UNSIGNED
-
-if TYPE_CHECKING:
-    from sdpa_xp_export._graph.value import Value
+from sdpa_xp_export._dtypes.standard import dtype_name
+from sdpa_xp_export._graph.graph import Value
 
 HALVES = ("float16", "bfloat16")
 LEAST, HALF = -(2**63), 2**31
 
 
-def total(value: Value, *, axis: Axes = None, keepdims: bool = False, dtype: str | None = None) -> Value:
+def sum(x: Any, /, *, axis: Axes = None, dtype: Any = None, keepdims: bool = False) -> Any:
     """Sum; integers are summed in 64 bits unless `dtype` says otherwise, and conditions are counted."""
+    if isinstance(x, Value):
+        return _sum(x, axis, keepdims, None if dtype is None else dtype_name(dtype))
+    dtype = None if dtype is None else dtype_like(x, dtype)
+    return array_api_compat.array_namespace(x).sum(x, axis=axis, dtype=dtype, keepdims=keepdims)
+
+
+def _sum(value: Value, axis: Axes, keepdims: bool, dtype: str | None = None) -> Value:
     value = value if dtype is None else value.astype(dtype)
     number = value.astype("int64") if value.dtype == "bool" else admitted("sum", "numeric", value)
     if number.dtype in FLOATING:
         return _of_floats("ReduceSum", number, axis, keepdims)
-    found = _over(axes_of(number, axis), keepdims, number.astype("int64"), _sum_of_integers)
-    return found.astype(dtype or ("uint64" if number.dtype in UNSIGNED else "int64"))
+    total = _over(axes_of(number, axis), keepdims, number.astype("int64"), _sum_of_integers)
+    return total.astype(dtype or ("uint64" if number.dtype in UNSIGNED else "int64"))
 
 
+@array_function
 def mean(value: Value, *, axis: Axes = None, keepdims: bool = False) -> Value:
     """Return the mean of floats."""
     return _of_floats("ReduceMean", admitted("mean", "floating", value), axis, keepdims)
 
 
-def largest(value: Value, *, axis: Axes = None, keepdims: bool = False) -> Value:
+@array_function
+def max(value: Value, *, axis: Axes = None, keepdims: bool = False) -> Value:
     """Return the largest number; NaN if one is NaN."""
     return _extreme("ReduceMax", admitted("max", "numeric", value), axis, keepdims)
 
 
-def smallest(value: Value, *, axis: Axes = None, keepdims: bool = False) -> Value:
+@array_function
+def min(value: Value, *, axis: Axes = None, keepdims: bool = False) -> Value:
     """Return the smallest number; NaN if one is NaN."""
     return _extreme("ReduceMin", admitted("min", "numeric", value), axis, keepdims)
 
 
+@array_function
 def var(value: Value, *, axis: Axes = None, correction: float = 0.0, keepdims: bool = False) -> Value:
     """Divide the sum of squared distances from the mean by their count minus `correction`, or by 0."""
     number = admitted("var", "floating", value)
@@ -52,15 +66,16 @@ def var(value: Value, *, axis: Axes = None, correction: float = 0.0, keepdims: b
     squares = distance * distance
     if not correction:
         return mean(squares, axis=axis, keepdims=keepdims).astype(number.dtype)
-    count = functions.maximum(_count(wide, axes_of(wide, axis)) - correction, 0.0)
-    return (total(squares, axis=axis, keepdims=keepdims) / count).astype(number.dtype)
+    count = maximum(_count(wide, axes_of(wide, axis)) - correction, 0.0)
+    return (_sum(squares, axis, keepdims) / count).astype(number.dtype)
 
 
+@array_function
 def std(value: Value, *, axis: Axes = None, correction: float = 0.0, keepdims: bool = False) -> Value:
     """Return the square root of `var`."""
     number = admitted("std", "floating", value)
-    found = var(_widened(number), axis=axis, correction=correction, keepdims=keepdims)
-    return functions.sqrt(found).astype(number.dtype)
+    variance = var(_widened(number), axis=axis, correction=correction, keepdims=keepdims)
+    return sqrt(variance).astype(number.dtype)
 
 
 def _widened(value: Value) -> Value:
@@ -72,40 +87,40 @@ def _over(axes: tuple[int, ...], keepdims: bool, value: Value, reduce: Callable[
     """Reduce one axis after the other; each is kept with length 1, or removed."""
     for axis in axes:
         value = reduce(value, axis)
-    return value if keepdims or not axes else pieces.squeeze(value, axes)
+    return value if keepdims or not axes else ops.squeeze(value, axes)
 
 
 def _of_floats(op: str, value: Value, axis: Axes, keepdims: bool) -> Value:
-    found = _over(axes_of(value, axis), keepdims, _widened(value), lambda x, each: pieces.reduce(op, x, each))
-    return found.astype(value.dtype)
+    reduced = _over(axes_of(value, axis), keepdims, _widened(value), lambda x, at: ops.reduce(op, x, at))
+    return reduced.astype(value.dtype)
 
 
 def _sum_of_integers(value: Value, axis: int) -> Value:
     """Sum by a MatMul with a column of ones: onnxruntime rounds a ReduceSum of integers from 1.28 on."""
-    last = value if axis == value.ndim - 1 else pieces.swap(value, axis, -1)
-    column = pieces.ones_column(last)
-    found = computed("MatMul", last, column, shape=(*last.shape[:-1], 1))
-    return found if axis == value.ndim - 1 else pieces.swap(found, axis, -1)
+    last = value if axis == value.ndim - 1 else ops.swap(value, axis, -1)
+    column = ops.ones_column(last)
+    total = computed("MatMul", last, column, shape=(*last.shape[:-1], 1))
+    return total if axis == value.ndim - 1 else ops.swap(total, axis, -1)
 
 
 def _extreme(op: str, value: Value, axis: Axes, keepdims: bool) -> Value:
     axes = axes_of(value, axis)
     if value.dtype in ("uint32", "int64", "uint64"):
-        return _of_halves(op, value, axes, keepdims)
+        return _extreme_by_halves(op, value, axes, keepdims)
     wide = value.astype(kernel_dtype(op, value))
-    found = _over(axes, keepdims, wide, lambda x, each: pieces.reduce(op, x, each))
+    extreme = _over(axes, keepdims, wide, lambda x, at: ops.reduce(op, x, at))
     if value.dtype not in FLOATING:
-        return found.astype(value.dtype)
+        return extreme.astype(value.dtype)
     # onnxruntime leaves a NaN out unless it comes first.
-    unlike = (~elementwise("Equal", wide, wide, dtype="bool")).astype("uint8")
-    nan = _over(axes, keepdims, unlike, lambda x, each: pieces.reduce("ReduceMax", x, each)).astype("bool")
-    return functions.where(nan, math.nan, found).astype(value.dtype)
+    is_nan = (~elementwise("Equal", wide, wide, dtype="bool")).astype("uint8")
+    has_nan = _over(axes, keepdims, is_nan, lambda x, at: ops.reduce("ReduceMax", x, at)).astype("bool")
+    return where(has_nan, math.nan, extreme).astype(value.dtype)
 
 
-def _of_halves(op: str, value: Value, axes: tuple[int, ...], keepdims: bool) -> Value:
+def _extreme_by_halves(op: str, value: Value, axes: tuple[int, ...], keepdims: bool) -> Value:
     """Find the extreme upper 32 bits, then the extreme lower 32 bits among the numbers that have them.
 
-    onnxruntime takes the lower halves of int64 for signed numbers where the upper ones are equal; so both
+    onnxruntime takes the lower halves of int64 for signed numbers where the upper ones are equal. So both
     halves are compared as int32, in which the lower ones are shifted to begin at the smallest.
     """
     whole = value.astype("int64")
@@ -113,24 +128,19 @@ def _of_halves(op: str, value: Value, axes: tuple[int, ...], keepdims: bool) -> 
         whole = whole + LEAST
     upper = (whole >> 32).astype("int32")
     lower = (whole - HALF).astype("int32")
-    most = _over(axes, True, upper, lambda x, each: pieces.reduce(op, x, each))
-    least = -HALF if op == "ReduceMax" else HALF - 1
-    lower = functions.where(arithmetic.equal(upper, most), lower, least)
-    rest = _over(axes, True, lower, lambda x, each: pieces.reduce(op, x, each))
-    found = (most.astype("int64") << 32) + rest.astype("int64") + HALF
-    found = (found + LEAST if value.dtype == "uint64" else found).astype(value.dtype)
-    return found if keepdims or not axes else pieces.squeeze(found, axes)
+    extreme = _over(axes, True, upper, lambda x, at: ops.reduce(op, x, at))
+    never_chosen = -HALF if op == "ReduceMax" else HALF - 1
+    lower = where(equal(upper, extreme), lower, never_chosen)
+    rest = _over(axes, True, lower, lambda x, at: ops.reduce(op, x, at))
+    result = (extreme.astype("int64") << 32) + rest.astype("int64") + HALF
+    result = (result + LEAST if value.dtype == "uint64" else result).astype(value.dtype)
+    return result if keepdims or not axes else ops.squeeze(result, axes)
 
 
 def _count(value: Value, axes: tuple[int, ...]) -> Value:
     """Return the number of elements along some axes, in the dtype of `value`."""
-    graph = value.graph
-    count = graph.constant(1, "int64")
+    count = value.graph.constant(1, "int64")
     for axis in axes:
         length = value.shape[axis]
-        if isinstance(length, int):
-            count = count * length
-        else:
-            found = graph.add("Shape", value, dtype="int64", shape=(1,), start=axis, end=axis + 1)
-            count = count * pieces.scalar(found)
+        count = count * (length if isinstance(length, int) else ops.scalar(ops.length_of(value, axis)))
     return count.astype(value.dtype)

@@ -9,80 +9,76 @@ from collections.abc import Sequence
 from typing import Any
 
 from sdpa_xp.checks import message
-from sdpa_xp_export._array_api import pieces
-from sdpa_xp_export._array_api.arithmetic import operands, together
+from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._array_api.axes import axes_of, axis_of
+from sdpa_xp_export._array_api.dispatch import array_function
 from sdpa_xp_export._array_api.indexing import item
+from sdpa_xp_export._array_api.operators import operands, promoted
 from sdpa_xp_export._dtypes.promotion import INTEGERS
-from sdpa_xp_export._graph.lengths import has_names, named
+from sdpa_xp_export._graph.graph import Value
+from sdpa_xp_export._graph.lengths import has_names, joined_name
 from sdpa_xp_export._graph.shapes import broadcasts_to, joint_shape
-from sdpa_xp_export._graph.traced_graph import Trace, trace_of
-from sdpa_xp_export._graph.value import Value
+from sdpa_xp_export._graph.traced_graph import TracedGraph, traced_graph_of
 from sdpa_xp_export.spec import Shape, total
 
 
-def sizes(trace: Trace, shape: Shape) -> Value:
-    """Lengths -> (n,) integers."""
-    if all(isinstance(length, int) for length in shape):
-        return trace.constant(list(shape), "int64")
-    return pieces.join([trace.length(length) for length in shape], length=len(shape))
-
-
+@array_function
 def reshape(value: Value, shape: Sequence[Any], *, copy: object = None) -> Value:
-    """value -> Reshape; one length may be -1, what is left."""
+    """value -> Reshape; one length may be -1, which is what is left."""
     del copy  # a value has no memory
     shape = (shape,) if isinstance(shape, int | str) else tuple(shape)
-    shape = tuple(each if isinstance(each, str) else operator.index(each) for each in shape)
+    shape = tuple(length if isinstance(length, str) else operator.index(length) for length in shape)
     left = [axis for axis, length in enumerate(shape) if length == -1]
-    made = list(shape)
+    stated = list(shape)
     for axis in left:
-        made[axis] = _left(value.shape, [length for length in shape if length != -1])
+        stated[axis] = _left(value.shape, [length for length in shape if length != -1])
+    # A length that stays where it is needs not be read: in the target of Reshape 0 stands for it.
     kept = [0 if value.shape[axis : axis + 1] == (length,) else length for axis, length in enumerate(shape)]
-    target = pieces.join([trace_of(value).length(each) for each in kept]) if has_names(kept) else None
-    target = value.graph.constant(kept, "int64") if target is None else target
-    found = pieces.reshape_to(value, target, tuple(made))
+    if has_names(kept):
+        target = ops.join([traced_graph_of(value).length(length) for length in kept])
+    else:
+        target = value.graph.constant(kept, "int64")
+    reshaped = ops.reshape_to(value, target, tuple(stated))
     for axis in left:
-        if isinstance(made[axis], str):
-            trace_of(value).having(found, axis, made[axis])
-    return found
+        if isinstance(stated[axis], str):
+            traced_graph_of(value).name_length(reshaped, axis, stated[axis])
+    return reshaped
 
 
 def _left(shape: Shape, taken: list[Any]) -> int | str:
-    """What -1 stands for: the product of `shape` over that of `taken`, as a number or a name."""
-    names = Counter(each for each in shape if isinstance(each, str))
-    names.subtract(each for each in taken if isinstance(each, str))
-    one, other = (math.prod(each for each in side if isinstance(each, int)) for side in (shape, taken))
+    """Return what -1 stands for: the product of `shape` over the product of `taken`, as a number or a name."""
+    names = Counter(length for length in shape if isinstance(length, str))
+    names.subtract(length for length in taken if isinstance(length, str))
+    one, other = (math.prod(length for length in side if isinstance(length, int)) for side in (shape, taken))
     parts = [name for name, count in names.items() for _ in range(count)]
     if min(names.values(), default=0) >= 0 and other and one % other == 0:
         if not parts:
             return one // other
         if len(parts) == 1 and one == other:
             return parts[0]
-    return named("times", *parts, one, "over", *[n for n in names if names[n] < 0], other)
+    return joined_name("times", *parts, one, "over", *[n for n in names if names[n] < 0], other)
 
 
+@array_function
 def permute_dims(value: Value, axes: Sequence[int]) -> Value:
     """value -> Transpose."""
     perm = axes_of(value, axes)
     if len(perm) != value.ndim:
         rule = "`axes` must name each axis"
         raise ValueError(message(value.graph.function, rule, {"axes": axes, "shape": value.shape}))
-    shape = tuple(value.shape[axis] for axis in perm)
-    return value.graph.add("Transpose", value, dtype=value.dtype, shape=shape, perm=list(perm))
+    return ops.permute(value, perm)
 
 
+@array_function
 def matrix_transpose(value: Value) -> Value:
     """(..., M, N) -> (..., N, M)."""
-    _at_least_two_axes(value, "matrix_transpose")
-    return pieces.transpose(value)
-
-
-def _at_least_two_axes(value: Value, name: str) -> None:
     if value.ndim < 2:
-        rule = f"`{name}` must be of at least two axes"
+        rule = "`matrix_transpose` must be of at least two axes"
         raise ValueError(message(value.graph.function, rule, {"shape": value.shape}))
+    return ops.transpose(value)
 
 
+@array_function
 def moveaxis(value: Value, source: int | Sequence[int], destination: int | Sequence[int]) -> Value:
     """value -> Transpose."""
     sources, destinations = axes_of(value, source), axes_of(value, destination)
@@ -96,53 +92,64 @@ def moveaxis(value: Value, source: int | Sequence[int], destination: int | Seque
     return permute_dims(value, axes)
 
 
+@array_function
 def expand_dims(value: Value, *, axis: int = 0) -> Value:
     """value -> Unsqueeze."""
-    return pieces.unsqueeze(value, axis_of(value, axis, 1))
+    return ops.unsqueeze(value, axis_of(value, axis, 1))
 
 
+@array_function
 def squeeze(value: Value, axis: int | Sequence[int]) -> Value:
     """value -> Squeeze of axes of length 1."""
     axes = axes_of(value, axis)
-    if any(isinstance(value.shape[each], int) and value.shape[each] != 1 for each in axes):
+    if any(isinstance(value.shape[at], int) and value.shape[at] != 1 for at in axes):
         rule = "`axis` must name axes of length 1"
         raise ValueError(message(value.graph.function, rule, {"axis": axis, "shape": value.shape}))
-    return pieces.squeeze(value, axes)
+    return ops.squeeze(value, axes)
 
 
+@array_function
 def broadcast_to(value: Value, shape: Sequence[Any]) -> Value:
     """value -> Expand."""
     target = tuple(shape)
     if not broadcasts_to(value.shape, target):
         rule = "`x` must broadcast to `shape`"
         raise ValueError(message(value.graph.function, rule, {"x.shape": value.shape, "shape": target}))
-    return value if value.shape == target else pieces.expand(value, sizes(trace_of(value), target), target)
+    if value.shape == target:
+        return value
+    graph = traced_graph_of(value)
+    if has_names(target):
+        lengths = ops.join([graph.length(length) for length in target], length=len(target))
+    else:
+        lengths = graph.constant(list(target), "int64")
+    return ops.expand(value, lengths, target)
 
 
+@array_function
 def concat(values: Sequence[Value], *, axis: int | None = 0) -> Value:
     """values -> Concat, flattened for no axis; a length that is joined is a sum."""
     one, *others = values
     for other in others:
-        one, other = together("concat", one, other)
-    values = [each.astype(one.dtype) for each in values]
+        one, other = promoted("concat", one, other)
+    values = [value.astype(one.dtype) for value in values]
     if axis is None:
-        values, axis = [reshape(each, (-1,)) for each in values], 0
+        values, axis = [reshape(value, (-1,)) for value in values], 0
     at = axis_of(values[0], axis)
-    _alike(values, at)
+    _check_alike(values, at)
     length = values[0].shape[at]
-    for each in values[1:]:
-        length = total(length, each.shape[at])
-    made = pieces.join(values, at, length)
-    if len(values) == 2 and isinstance(made.graph, Trace):
-        made.graph.joined[made.name] = at - made.ndim, values[0], values[1]
-    return made
+    for value in values[1:]:
+        length = total(length, value.shape[at])
+    joined = ops.join(values, at, length)
+    if len(values) == 2 and isinstance(joined.graph, TracedGraph):
+        joined.graph.concatenated[joined.name] = at - joined.ndim, values[0], values[1]
+    return joined
 
 
-def _alike(values: Sequence[Value], axis: int | None) -> None:
-    """Arrays that are joined have the same lengths, as far as these are known, except along `axis`."""
-    ranks = {each.ndim for each in values}
+def _check_alike(values: Sequence[Value], axis: int | None) -> None:
+    """Check that all values have the same lengths, as far as these are known, except along `axis`."""
+    ranks = {value.ndim for value in values}
     lengths = [
-        {each.shape[at] for each in values if isinstance(each.shape[at], int)}
+        {value.shape[at] for value in values if isinstance(value.shape[at], int)}
         for at in range(min(ranks))
         if at != axis
     ]
@@ -150,19 +157,21 @@ def _alike(values: Sequence[Value], axis: int | None) -> None:
         rule = "arrays that are joined must have the same shape" + (
             "" if axis is None else ", except along `axis`"
         )
-        got = {"shapes": ", ".join(str(each.shape) for each in values)}
+        got = {"shapes": ", ".join(str(value.shape) for value in values)}
         raise ValueError(message(values[0].graph.function, rule, got))
 
 
+@array_function
 def stack(values: Sequence[Value], *, axis: int = 0) -> Value:
     """values -> Unsqueeze, Concat."""
-    _alike(values, None)
+    _check_alike(values, None)
     at = axis_of(values[0], axis, 1)
-    return concat([pieces.unsqueeze(each, at) for each in values], axis=at)
+    return concat([ops.unsqueeze(value, at) for value in values], axis=at)
 
 
+@array_function
 def unstack(value: Value, *, axis: int = 0) -> tuple[Value, ...]:
-    """value -> its entries along an axis whose length is known."""
+    """value -> its entries along an axis, whose length must be known."""
     at = axis_of(value, axis)
     count, before = value.shape[at], (slice(None),) * at
     if isinstance(count, str):
@@ -171,8 +180,9 @@ def unstack(value: Value, *, axis: int = 0) -> tuple[Value, ...]:
     return tuple(item(value, (*before, index)) for index in range(count))
 
 
+@array_function
 def take(value: Value, indices: Value, *, axis: int | None = None) -> Value:
-    """value, indices of any shape -> Gather; one axis needs no name."""
+    """value, indices of any shape -> Gather; `axis` may be left out if there is just one."""
     if indices.dtype not in INTEGERS:
         rule = "`indices` must be integers"
         raise TypeError(message(value.graph.function, rule, {"indices.dtype": indices.dtype}))
@@ -180,9 +190,10 @@ def take(value: Value, indices: Value, *, axis: int | None = None) -> Value:
         rule = "`axis` must be given where there is not just one"
         raise ValueError(message(value.graph.function, rule, {"shape": value.shape}))
     index = indices if indices.dtype == "int32" else indices.astype("int64")
-    return pieces.gather(value, index, axis_of(value, axis or 0))
+    return ops.gather(value, index, axis_of(value, axis or 0))
 
 
+@array_function
 def matmul(one: Value, other: Value) -> Value:
     """(..., M, K), (..., K, N) -> MatMul; a vector is a row on the left, and a column on the right."""
     one, other = operands("matmul", "numeric", one, other)
@@ -198,4 +209,4 @@ def matmul(one: Value, other: Value) -> Value:
         got = {"first.shape": one.shape, "second.shape": other.shape}
         raise ValueError(message(one.graph.function, rule, got))
     batch = joint_shape(one.shape[:-2], other.shape[:-2])
-    return pieces.product(one, other, (*batch, *left[-1:], *right))
+    return ops.product(one, other, (*batch, *left[-1:], *right))

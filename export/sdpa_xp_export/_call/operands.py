@@ -9,13 +9,13 @@ from types import ModuleType
 from typing import Any, TypeAlias
 
 import array_api_compat
-import numpy as np
 from numpy.typing import NDArray
 
 from sdpa_xp.biases import Bias
-from sdpa_xp.checks import message
 from sdpa_xp.masks import Mask
-from sdpa_xp_export.spec import DTYPES, Shape, TensorSpec
+from sdpa_xp_export._dtypes import names
+from sdpa_xp_export._dtypes.conversion import to_numpy
+from sdpa_xp_export.spec import Shape, TensorSpec
 
 
 class Operand(ABC):
@@ -36,9 +36,7 @@ class Operand(ABC):
         return len(self.shape)
 
     def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
-        from sdpa_xp_export._array_api import namespace
-
-        return namespace
+        return names
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +103,7 @@ class Names:
             return value
         if array_api_compat.is_array_api_obj(value):
             free = self._free(name)
-            self.initializers[free] = Initializer(free, numbers_of(self.function, name, value))
+            self.initializers[free] = Initializer(free, to_numpy(self.function, name, value))
             return self.initializers[free]
         return value
 
@@ -125,17 +123,3 @@ def with_operands(value: Any, operand: Callable[[str, Any], Any]) -> Any:
             for name, argument in value.arguments.items()
         },
     )
-
-
-def numbers_of(function: str, name: str, array: Any) -> NDArray[Any]:
-    """The numbers of an array of any library, in its memory where that is the host's."""
-    if array_api_compat.is_torch_array(array):
-        array = array.detach()
-    if array_api_compat.is_torch_array(array) or array_api_compat.is_cupy_array(array):
-        array = array_api_compat.to_device(array, "cpu")
-    plain = array_api_compat.is_numpy_array(array) or not hasattr(array, "__dlpack__")
-    numbers: NDArray[Any] = np.asarray(array if plain else np.from_dlpack(array))
-    if numbers.dtype.name not in DTYPES:
-        rule = f"`{name}` must be of a dtype that a graph holds, {', '.join(DTYPES)}"
-        raise TypeError(message(function, rule, {f"{name}.dtype": numbers.dtype}))
-    return numbers

@@ -1,4 +1,4 @@
-"""Dtypes in the namespace of values, where they are names: what they promote to, and which there are."""
+"""The functions of the array API that concern dtypes alone; a dtype is its name."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ EVERYWHERE = tuple(dtype for dtype in DTYPES if dtype not in ("float16", "bfloat
 
 def dtype_name(dtype: Any) -> str:
     """Return the name of a dtype of any library."""
-    found = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
-    name = str(found).rpartition(".")[2]
+    text = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
+    name = str(text).rpartition(".")[2]
     if name not in DTYPES:
         rule = f"`dtype` must be one of {', '.join(DTYPES)}"
         raise TypeError(message("to_onnx", rule, {"dtype": repr(dtype)}))
@@ -45,47 +45,47 @@ def dtype_name(dtype: Any) -> str:
 
 def result_type(*arrays_and_dtypes: Any) -> str:
     """Return the dtype that arrays, dtypes and Python scalars promote to."""
-    scalars = [each for each in arrays_and_dtypes if isinstance(each, bool | int | float)]
+    scalars = [argument for argument in arrays_and_dtypes if isinstance(argument, bool | int | float)]
     dtypes = [
-        dtype_name(getattr(each, "dtype", each))
-        for each in arrays_and_dtypes
-        if not isinstance(each, bool | int | float)
+        dtype_name(getattr(argument, "dtype", argument))
+        for argument in arrays_and_dtypes
+        if not isinstance(argument, bool | int | float)
     ]
     if not dtypes:
         rule = "there must be an array or a dtype"
         raise ValueError(message("result_type", rule, {"arguments": arrays_and_dtypes}))
-    found: str | None = dtypes[0]
+    promoted: str | None = dtypes[0]
     for dtype in dtypes[1:]:
-        found = joint(found, dtype) if found else None
-    if found is None or any(found not in of_scalar(each) for each in scalars):
+        promoted = joint(promoted, dtype) if promoted else None
+    if promoted is None or any(promoted not in of_scalar(scalar) for scalar in scalars):
         rule = "the arguments must have dtypes that the array API promotes to one"
         raise TypeError(message("result_type", rule, {"dtypes": ", ".join(dtypes), "scalars": scalars}))
-    for each in scalars:
-        if found in INTEGERS and not holds(found, int(each)):
+    for scalar in scalars:
+        if promoted in INTEGERS and not holds(promoted, int(scalar)):
             rule = "a Python integer must be within the dtype of the arrays"
-            raise OverflowError(message("result_type", rule, {"integer": each, "dtype": found}))
-    return found
+            raise OverflowError(message("result_type", rule, {"integer": scalar, "dtype": promoted}))
+    return promoted
 
 
-class Info:
+class NamespaceInfo:
     """The dtypes that every runtime has."""
 
     @staticmethod
     def default_dtypes(*, device: object = None) -> dict[str, str]:
-        """Return the dtypes of Python scalars that stand beside no array."""
+        """Return the dtypes of Python scalars that are combined with no array."""
         del device
         integer = DEFAULTS[int]
         return {"real floating": DEFAULTS[float], "integral": integer, "indexing": integer}
 
     @staticmethod
     def dtypes(*, device: object = None, kind: Any = None) -> dict[str, str]:
-        """Return dtypes by name, of all kinds or of some."""
+        """Return the dtypes of all kinds, or of one or several, by name."""
         del device
         kinds = KINDS if kind is None else (kind,) if isinstance(kind, str) else kind
-        named = {name for each in kinds for name in KINDS[each]}
-        return {name: name for name in EVERYWHERE if name in named}
+        wanted = {name for kind in kinds for name in KINDS[kind]}
+        return {name: name for name in EVERYWHERE if name in wanted}
 
 
-def __array_namespace_info__() -> Info:  # noqa: N807, the standard's name
-    """Return what there is to know of the dtypes."""
-    return Info()
+def __array_namespace_info__() -> NamespaceInfo:  # noqa: N807, the standard's name
+    """Return the object that describes the dtypes."""
+    return NamespaceInfo()

@@ -1,115 +1,108 @@
-"""A graph while it is being written: nodes in order, each value with its dtype and shape."""
+"""A graph while it is being written, and its values: arrays whose operators write nodes.
+
+So a mask is lowered by the line that defines it, `key_index <= query_index + offset`, and a caller's function
+of the indices becomes ONNX when it is called. A value finds the functions of its array API, and the attention
+that it may be used in, through its graph; whoever begins a graph passes both.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from types import ModuleType
+from typing import Any, ClassVar, NoReturn, TypeAlias
 
-import ml_dtypes
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from sdpa_xp.checks import message
-from sdpa_xp_export._dtypes.promotion import DTYPES
-from sdpa_xp_export._graph.value import Value
-from sdpa_xp_export._model.external_data import with_weights
-from sdpa_xp_export._model.large_model import Model
+from sdpa_xp_export._dtypes.conversion import ONNX_DTYPE, numpy_dtype
+from sdpa_xp_export._graph.lengths import Length
 from sdpa_xp_export._model.weights import Weight
 from sdpa_xp_export.spec import Shape, TensorSpec
 
-CONTRIB = "com.microsoft"
+Attend: TypeAlias = Callable[["Graph", str, Mapping[str, object], Mapping[str, object]], Any]
+"""Writes a call of the library: the graph, the public function, its arrays by name, its other arguments."""
 
 
-def numpy_dtype(dtype: str) -> np.dtype[Any]:
-    """The NumPy dtype of that name, bfloat16 too."""
-    return np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
-
-
-ONNX_DTYPE = {name: helper.np_dtype_to_tensor_dtype(numpy_dtype(name)) for name in DTYPES}
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Graph:
     """Nodes, constants and inputs; `add` names what it adds after the operator and a count."""
 
     opset: int
-    real: str = "float32"
-    """The dtype of what is computed of integers: that which scores are held in."""
+    namespace: ModuleType
+    """The array API of the values, whose functions write nodes."""
+    attend: Attend
+    """What a call of the library with values of this graph becomes."""
+    float_dtype: str = "float32"
+    """The dtype of floats that are computed from integers: the dtype that scores are held in."""
+    mixes_kinds: bool = True
+    """Whether operands of different kinds promote to one dtype, as in functions of the indices."""
+    computes_bfloat16: bool = False
+    """Whether the provider has kernels for bfloat16; the CPU provider has none that compute."""
+    erf_keeps_nan: bool = False
+    """Whether every release that the graph is for returns NaN for the Erf of NaN."""
+    function: str = "export_attention"
+    """The function that messages name."""
     inputs: list[onnx.ValueInfoProto] = field(default_factory=list)
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     constants: dict[tuple[str, tuple[int, ...], bytes], onnx.TensorProto] = field(default_factory=dict)
     named: dict[str, Value] = field(default_factory=dict)
-    """Inputs and initializers that the call names."""
+    """Inputs and initializers, by the names that the call has for them."""
     weights: list[Weight] = field(default_factory=list)
     count: Iterator[int] = field(default_factory=itertools.count)
-    function: str = "export_attention"
-    """What messages name."""
 
-    @property
-    def mixes_kinds(self) -> bool:
-        """Whether dtypes of several kinds may be computed with each other, as in functions of the indices."""
-        return True
-
-    @property
-    def computes_bfloat16(self) -> bool:
-        """Whether the provider has kernels for bfloat16; the CPU has none that compute."""
-        return False
-
-    @property
-    def erf_keeps_nan(self) -> bool:
-        """Whether every release that the graph is for gives NaN for the Erf of NaN."""
-        return False
-
-    def body(self) -> Graph:
-        """The graph of a Loop within this one: it sees all that this one holds, and adds constants to it."""
+    def loop_body(self) -> Graph:
+        """Return the graph of a loop inside this one, whose values and constants it shares."""
         return Graph(
-            self.opset,
-            self.real,
+            opset=self.opset,
+            namespace=self.namespace,
+            attend=self.attend,
+            float_dtype=self.float_dtype,
+            function=self.function,
             constants=self.constants,
             named=self.named,
             weights=self.weights,
             count=self.count,
-            function=self.function,
         )
 
     def input(self, name: str, dtype: str, shape: Shape) -> Value:
-        """A new input of the graph."""
+        """Add an input."""
         self.inputs.append(helper.make_tensor_value_info(name, ONNX_DTYPE[dtype], shape))
         return Value(self, name, dtype, shape)
 
     def argument(self, name: str, spec: TensorSpec) -> Value:
-        """The input that the call names `name`."""
+        """Return the input that the call names `name`, which is added when it is first asked for."""
         if name not in self.named:
             self.named[name] = self.input(name, spec.dtype, spec.shape)
         return self.here(self.named[name])
 
     def weight(self, name: str, array: NDArray[Any]) -> Value:
-        """The initializer that the call names `name`."""
+        """Return the initializer that the call names `name`, which is added when it is first asked for."""
         if name not in self.named:
             self.weights.append(Weight(name, array))
             self.named[name] = Value(self, name, array.dtype.name, array.shape)
         return self.here(self.named[name])
 
-    def operand(self, given: object) -> Value:
-        """A value as it is; an array as `from_array` makes one of it."""
-        return given if isinstance(given, Value) else self.from_array(given)
+    def operand(self, operand: object) -> Value:
+        """Return a value unchanged, and an array as `from_array` converts it."""
+        return operand if isinstance(operand, Value) else self.from_array(operand)
 
     def from_array(self, array: object) -> Value:
-        """What is neither a value nor a number, as a value; a function of the indices has no use for it."""
+        """Refuse an array: a function of the indices has no use for one. `TracedGraph` takes arrays."""
         rule = "a function of the indices must compute with its arguments and with numbers alone"
         raise TypeError(message(self.function, rule, {"operand": type(array).__name__}))
 
     def here(self, value: Value) -> Value:
-        """A value of an outer graph, whose operators write nodes into this one."""
+        """Return a value of an outer graph as one of this graph: its operators write nodes here."""
         return Value(self, value.name, value.dtype, value.shape)
 
     def constant(self, value: object, dtype: str) -> Value:
-        """An initializer; the same numbers are held once."""
-        with np.errstate(over="ignore"):  # a number beyond a dtype is an infinity in it
+        """Return an initializer; equal numbers share one."""
+        with np.errstate(over="ignore"):  # a number that a dtype cannot hold becomes an infinity
             array = np.asarray(value, dtype=numpy_dtype(dtype))
         key = (dtype, array.shape, array.tobytes())
         if key not in self.constants:
@@ -118,7 +111,7 @@ class Graph:
         return Value(self, self.constants[key].name, dtype, array.shape)
 
     def add(self, op: str, *inputs: Value | None, dtype: str, shape: Shape, **attributes: Any) -> Value:
-        """A new node with one output of `dtype` and `shape`; None where an input is left out."""
+        """Add a node with one output of `dtype` and `shape`; None leaves out an optional input."""
         (value,) = self.add_many(op, *inputs, outputs=[(dtype, shape)], **attributes)
         return value
 
@@ -130,58 +123,133 @@ class Graph:
         domain: str = "",
         **attributes: Any,
     ) -> list[Value]:
-        """A new node with an output for each dtype and shape in `outputs`."""
+        """Add a node with one output for each dtype and shape in `outputs`."""
         name = f"{op}_{next(self.count)}"
         names = [name, *(f"{name}_{index}" for index in range(1, len(outputs)))]
-        given = ["" if value is None else value.name for value in inputs]
-        self.nodes.append(helper.make_node(op, given, names, name=name, domain=domain, **attributes))
-        return [Value(self, each, *like) for each, like in zip(names, outputs, strict=True)]
+        input_names = ["" if value is None else value.name for value in inputs]
+        self.nodes.append(helper.make_node(op, input_names, names, name=name, domain=domain, **attributes))
+        return [Value(self, output, *like) for output, like in zip(names, outputs, strict=True)]
 
     def is_product(self, value: Value) -> bool:
-        """Whether `value` is what a MatMul returned."""
+        """Return whether `value` is the output of a MatMul."""
         return any(node.op_type == "MatMul" and value.name in node.output for node in self.nodes)
 
-    @staticmethod
-    def onnx_dtype(dtype: str) -> int:
-        return ONNX_DTYPE[dtype]
-
     def subgraph(self, outputs: list[Value]) -> onnx.GraphProto:
-        """This graph as the body of a Loop."""
+        """Return this graph as the body of a Loop or a Scan."""
         infos = [helper.make_tensor_value_info(out.name, ONNX_DTYPE[out.dtype], out.shape) for out in outputs]
         return helper.make_graph(self.nodes, "body", self.inputs, infos)
 
-    def model(self, outputs: Mapping[str, Value], metadata: dict[str, str]) -> Model:
-        """The finished model, whose outputs get the names that they stand under."""
-        names = {}
-        for name, value in outputs.items():
-            made = value if any(value.name in node.output for node in self.nodes) else _identity(self, value)
-            names[made.name] = name
-        _rename(self.nodes, names)
-        infos = [
-            helper.make_tensor_value_info(name, ONNX_DTYPE[value.dtype], value.shape)
-            for name, value in outputs.items()
-        ]
-        graph = helper.make_graph(self.nodes, "attention", self.inputs, infos, [*self.constants.values()])
-        opsets = [helper.make_opsetid("", self.opset)]
-        ir_version = helper.find_min_ir_version_for(opsets)
-        if any(node.domain == CONTRIB for node in self.nodes):
-            opsets.append(helper.make_opsetid(CONTRIB, 1))
-        model = helper.make_model(graph, opset_imports=opsets, producer_name="sdpa_xp")
-        model.ir_version = ir_version
-        helper.set_model_props(model, metadata)
-        return with_weights(model, self.weights, self.function)
+
+def _unary(function: str) -> Callable[[Value], Value]:
+    """Return an operator that calls a function of the value's array API."""
+
+    def operator(value: Value) -> Value:
+        result: Value = getattr(value.graph.namespace, function)(value)
+        return result
+
+    return operator
 
 
-def _identity(graph: Graph, value: Value) -> Value:
-    """value -> Identity(value), where an output would else be an input."""
-    return graph.add("Identity", value, dtype=value.dtype, shape=value.shape)
+def _binary(function: str) -> Callable[[Value, object], Value]:
+    """Likewise, for an operator with a right operand."""
+
+    def operator(value: Value, other: object) -> Value:
+        result: Value = getattr(value.graph.namespace, function)(value, other)
+        return result
+
+    return operator
 
 
-def _rename(nodes: list[onnx.NodeProto], names: dict[str, str]) -> None:
-    """Values of these names get others, in bodies of loops too."""
-    for node in nodes:
-        node.input[:] = [names.get(name, name) for name in node.input]
-        node.output[:] = [names.get(name, name) for name in node.output]
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                _rename(list(attribute.g.node), names)
+def _reflected(function: str) -> Callable[[Value, object], Value]:
+    """Likewise, where the value is the right operand."""
+
+    def operator(value: Value, other: object) -> Value:
+        result: Value = getattr(value.graph.namespace, function)(other, value)
+        return result
+
+    return operator
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Value:
+    """An edge of the graph, with the operators of the array API."""
+
+    graph: Graph = field(repr=False)
+    name: str
+    dtype: str
+    shape: Shape
+
+    __array_ufunc__: ClassVar[None] = None  # NumPy then leaves `array + value` to the value
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", Length.in_shape(self.graph, self.shape))
+
+    @property
+    def device(self) -> None:
+        """None: a value has no device while the graph is written."""
+        return
+
+    @property
+    def mT(self) -> Value:  # noqa: N802, the standard's name
+        result: Value = self.graph.namespace.matrix_transpose(self)
+        return result
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
+        return self.graph.namespace
+
+    def __sdpa_xp__(self, function: str, inputs: Mapping[str, object], rules: Mapping[str, object]) -> Any:
+        """Write a call of the library that has this value among its query, key and value."""
+        return self.graph.attend(self.graph, function, inputs, rules)
+
+    def astype(self, dtype: str) -> Value:
+        """value -> Cast(value); the value itself if it has the dtype."""
+        if self.dtype == dtype:
+            return self
+        return self.graph.add("Cast", self, dtype=dtype, shape=self.shape, to=ONNX_DTYPE[dtype])
+
+    __add__, __radd__ = _binary("add"), _reflected("add")
+    __sub__, __rsub__ = _binary("subtract"), _reflected("subtract")
+    __mul__, __rmul__ = _binary("multiply"), _reflected("multiply")
+    __truediv__, __rtruediv__ = _binary("divide"), _reflected("divide")
+    __mod__, __rmod__ = _binary("remainder"), _reflected("remainder")
+    __floordiv__, __rfloordiv__ = _binary("floor_divide"), _reflected("floor_divide")
+    __pow__, __rpow__ = _binary("pow"), _reflected("pow")
+    __lshift__, __rlshift__ = _binary("bitwise_left_shift"), _reflected("bitwise_left_shift")
+    __rshift__, __rrshift__ = _binary("bitwise_right_shift"), _reflected("bitwise_right_shift")
+    __and__ = __rand__ = _binary("bitwise_and")
+    __or__ = __ror__ = _binary("bitwise_or")
+    __xor__ = __rxor__ = _binary("bitwise_xor")
+    __le__, __lt__ = _binary("less_equal"), _binary("less")
+    __ge__, __gt__ = _binary("greater_equal"), _binary("greater")
+    __neg__, __pos__, __abs__ = _unary("negative"), _unary("positive"), _unary("abs")
+    __invert__ = _unary("bitwise_invert")
+    __getitem__ = _binary("item")
+
+    # Python's own == returns a bool; an array's returns an answer for each element.
+    def __eq__(self, other: object) -> Value:  # type: ignore[override]
+        result: Value = self.graph.namespace.equal(self, other)
+        return result
+
+    def __ne__(self, other: object) -> Value:  # type: ignore[override]
+        result: Value = self.graph.namespace.not_equal(self, other)
+        return result
+
+    def __matmul__(self, other: object) -> Value:
+        result: Value = self.graph.namespace.matmul(self, self.graph.operand(other))
+        return result
+
+    def __rmatmul__(self, other: object) -> Value:
+        result: Value = self.graph.namespace.matmul(self.graph.operand(other), self)
+        return result
+
+    def __iter__(self) -> Iterator[Value]:
+        return iter(self.graph.namespace.unstack(self))
+
+    def __bool__(self) -> NoReturn:
+        rule = "a value of a graph is neither true nor false while the graph is written"
+        hint = "Combine conditions with `&`, `|` and `~`, and choose with `where`."
+        raise TypeError(message(self.graph.function, rule, {"value": self}, hint))

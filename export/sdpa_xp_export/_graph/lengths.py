@@ -3,39 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from sdpa_xp.checks import message
 from sdpa_xp_export.spec import Shape, addends
 
-if TYPE_CHECKING:
-    from sdpa_xp_export._graph.graph import Graph
+
+class LengthOwner(Protocol):
+    """The graph of a length, of which a length itself asks only the name for messages."""
+
+    @property
+    def function(self) -> str: ...
 
 
 class Length(str):
-    """The name of a length, or a sum of names. It stands in shapes and is compared; it is no number.
+    """The name of a length, or a sum of names. It stands in shapes and can be compared; it is no number.
 
-    `past + new` is the length of both, and `past + new - new` is `past` again: so much is needed to say where
-    the tokens of a cache stand.
+    `past + new` is the length of both, and `past + new - new` is `past` again. A cache needs no more to say
+    where its tokens stand.
     """
 
-    graph: Graph
+    graph: LengthOwner
 
     @classmethod
-    def of(cls, graph: Graph, shape: Shape) -> tuple[int | Length, ...]:
-        """A shape whose names know the graph that has them."""
-        return tuple(each if isinstance(each, int) else cls._named(graph, each) for each in shape)
+    def in_shape(cls, graph: LengthOwner, shape: Shape) -> tuple[int | Length, ...]:
+        """Return a shape whose names know their graph."""
+        return tuple(length if isinstance(length, int) else cls._of(graph, length) for length in shape)
 
     @classmethod
-    def _named(cls, graph: Graph, name: str) -> Length:
-        made = cls(name)
-        made.graph = graph
-        return made
+    def _of(cls, graph: LengthOwner, name: str) -> Length:
+        length = cls(name)
+        length.graph = graph
+        return length
 
     def _sum(self, parts: list[str]) -> int | Length:
         if all(part.isdecimal() for part in parts):
             return sum(map(int, parts))
-        return self._named(self.graph, "+".join(parts))
+        return self._of(self.graph, "+".join(parts))
 
     def __add__(self, other: object) -> Any:
         return self._sum([*addends(self), *self._parts(other)])
@@ -52,7 +56,7 @@ class Length(str):
         return self._sum(left)
 
     def _parts(self, other: object) -> list[str]:
-        """What a length or a number is the sum of; 0 is the sum of none."""
+        """Return the names and numbers that a length or a number is the sum of; 0 has none."""
         if isinstance(other, Length):
             return addends(other)
         if isinstance(other, bool) or not isinstance(other, int) or other < 0:
@@ -86,10 +90,10 @@ class Length(str):
 
 
 def has_names(shape: Sequence[Any]) -> bool:
-    """Whether one of the lengths is known only when the graph runs."""
+    """Return whether one of the lengths is known only when the graph runs."""
     return any(isinstance(length, str) for length in shape)
 
 
-def named(*parts: object) -> str:
-    """A name for a length that has none."""
+def joined_name(*parts: object) -> str:
+    """Return a name for a new length, made of what it follows from; equal parts give equal names."""
     return "_".join(str(part).replace("+", "_and_").replace("-", "minus_") for part in parts)

@@ -9,8 +9,8 @@ from sdpa_xp_export.spec import Shape
 
 
 def joint_shape(*shapes: Shape) -> Shape:
-    """The shape that `shapes` broadcast to."""
-    # It compares lengths and never counts with them, so a name serves where the type says int.
+    """Return the shape that `shapes` broadcast to."""
+    # `broadcast` compares lengths and never counts with them, so a name may stand where its type says int.
     joint = broadcast(*(cast(tuple[int, ...], shape) for shape in shapes))
     if joint is None:
         rule = "shapes must broadcast, where a name is a length of its own"
@@ -19,5 +19,5 @@ def joint_shape(*shapes: Shape) -> Shape:
 
 
 def broadcasts_to(shape: Shape, target: Shape) -> bool:
-    """Whether an array of `shape` broadcasts to `target` without making it larger."""
+    """Return whether an array of `shape` broadcasts to `target` without making it larger."""
     return broadcast(*(cast(tuple[int, ...], each) for each in (shape, target))) == target

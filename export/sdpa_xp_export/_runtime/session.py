@@ -18,16 +18,11 @@ import onnx
 from numpy.typing import NDArray
 
 from sdpa_xp.checks import message
-from sdpa_xp_export._dtypes import promotion
+from sdpa_xp_export._dtypes.conversion import RUNTIME_DTYPES
 from sdpa_xp_export._files.model_files import save
-from sdpa_xp_export._graph.graph import numpy_dtype
 from sdpa_xp_export._model.external_data import EXTERNAL_ABOVE, held
 from sdpa_xp_export._model.large_model import Model
 from sdpa_xp_export._runtime.releases import PROVIDERS
-
-_NAMES = {"float32": "float", "float64": "double"}
-DTYPES = {f"tensor({_NAMES.get(name, name)})": numpy_dtype(name) for name in promotion.DTYPES}
-"""NumPy's dtypes by the names that onnxruntime has for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +95,7 @@ def _run_bound(session: Any, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDA
         binding.bind_output(each.name, "cpu")
     session.run_with_iobinding(binding)
     values = zip(session.get_outputs(), binding.get_outputs(), strict=True)
-    return {each.name: _copied(value, DTYPES[each.type]) for each, value in values}
+    return {each.name: _copied(value, RUNTIME_DTYPES[each.type]) for each, value in values}
 
 
 def _copied(value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:

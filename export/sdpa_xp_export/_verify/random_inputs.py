@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from sdpa_xp.checks import HLE
 from sdpa_xp_export._call.call import Call
-from sdpa_xp_export._graph.graph import numpy_dtype
+from sdpa_xp_export._dtypes.conversion import numpy_dtype
 from sdpa_xp_export._verify.constants import largest
 from sdpa_xp_export._verify.reference_inputs import Arrays, plain
 from sdpa_xp_export.spec import TensorSpec, addends

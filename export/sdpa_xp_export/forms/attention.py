@@ -7,14 +7,14 @@ from typing import cast
 
 import numpy as np
 
-from sdpa_xp_export._array_api import elementwise as functions
-from sdpa_xp_export._array_api import pieces
+from sdpa_xp_export._array_api import namespace as xp
+from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._call.call import Call
 from sdpa_xp_export._call.mask_analysis import counts_real_keys, hides_keys, is_causal, only_appends
-from sdpa_xp_export._graph.graph import Graph
-from sdpa_xp_export._graph.value import Value
+from sdpa_xp_export._graph.graph import Graph, Value
 from sdpa_xp_export._runtime.releases import Runtime
 from sdpa_xp_export.forms.inputs import Inputs, finished, read
+from sdpa_xp_export.lowering import heads
 from sdpa_xp_export.lowering.biases import biased, is_added
 from sdpa_xp_export.lowering.masks import Allowed, both
 from sdpa_xp_export.lowering.tile import Tile
@@ -60,8 +60,8 @@ def write(graph: Graph, call: Call, runtime: Runtime) -> dict[str, Value]:
     if hides_keys(call):
         seen = both(may, all_allowed(tile, [each for each in call.masks if causal and is_causal(each)]))
         if isinstance(seen, Value):
-            guard = pieces.attended(seen, int(key.shape[-3]))
-            key, value = (functions.where(guard, each, 0.0) for each in (key, value))
+            guard = heads.is_attended(seen, int(key.shape[-3]))
+            key, value = (xp.where(guard, each, 0.0) for each in (key, value))
     exact = None if mask is None else _exact(inputs, mask)
     return finished(inputs, {"output": _node(tile, inputs.query, key, value, exact, is_causal=causal)[0]})
 
@@ -71,14 +71,14 @@ def _with_past(graph: Graph, call: Call, dtype: str) -> dict[str, Value]:
     inputs = read(graph, call, dtype, RANK, append=False)
     tile = inputs.pairs.whole(inputs.key)
     past = [
-        pieces.in_layout(graph.argument(f"past_{name}", spec).astype(dtype), call.layout)
+        heads.in_layout(graph.argument(f"past_{name}", spec).astype(dtype), call.layout)
         for name, spec in (("key", call.past_key), ("value", call.past_value))
         if spec is not None
     ]
     causal = bool(call.masks)
     output, *present = _node(tile, inputs.query, inputs.key, inputs.value, None, *past, is_causal=causal)
     returned = {
-        f"present_{name}": pieces.in_layout(each, call.layout).astype(call.query.dtype)
+        f"present_{name}": heads.in_layout(each, call.layout).astype(call.query.dtype)
         for name, each in zip(("key", "value"), present, strict=True)
     }
     return finished(inputs, {"output": output}) | returned
@@ -97,9 +97,9 @@ def _with_lengths(inputs: Inputs) -> dict[str, Value]:
         (padding,) = call.masks
         lengths = cast(Value, tile.integers("attn_mask.key_lengths", padding.arguments["key_lengths"]))
     batch = call.sizes.batch[0]
-    real = pieces.unsqueeze(tile.columns, -1) < lengths
-    key, value = (functions.where(real, each, 0.0) for each in (inputs.key, inputs.value))
-    counted = pieces.reshape(lengths, [-1], (batch,))
+    real = ops.unsqueeze(tile.columns, -1) < lengths
+    key, value = (xp.where(real, each, 0.0) for each in (inputs.key, inputs.value))
+    counted = ops.reshape(lengths, [-1], (batch,))
     output, *_ = _node(
         tile,
         inputs.query,
@@ -130,7 +130,7 @@ def _node(
         "Attention", *given, outputs=outputs, scale=scale, softcap=call.softcap or 0.0, is_causal=int(is_causal)
     )
     ranks = [spec.ndim for spec in (call.query, call.key, call.value)]
-    return [pieces.squeeze_front(each, max(3, *ranks)) for each in (output, *present)]
+    return [ops.squeeze_front(each, max(3, *ranks)) for each in (output, *present)]
 
 
 def _scaled(tile: Tile, query: Value) -> tuple[Value, float]:
@@ -156,8 +156,8 @@ def _mask(tile: Tile, dtype: str, causal: bool) -> tuple[Value | None, Allowed]:
         return (None if given is True else cast(Value, given)), given
     total, given = biased(call.biases, tile, tile.graph.constant(0.0, "float32"), given)
     least = float(np.finfo("float16" if dtype == "float16" else "float32").min) * (1 - 2**-7)
-    total = pieces.at_least(total, least)
-    total = total if given is True else functions.where(cast(Value, given), total, -math.inf)
+    total = xp.where(total < least, least, total)
+    total = total if given is True else xp.where(cast(Value, given), total, -math.inf)
     return total.astype(dtype), given
 
 
@@ -166,6 +166,6 @@ def _exact(inputs: Inputs, mask: Value) -> Value:
     pairs, wanted = inputs.pairs, (inputs.query.shape[-2], inputs.key.shape[-2])
     if mask.shape[-2:] != wanted:
         columns = pairs.kept_keys if wanted[1] == "first_keys" else pairs.keys
-        ends = [pieces.unsqueeze(each, 0) for each in (pairs.queries, columns)]
-        mask = pieces.expand(mask, pieces.join(ends), wanted)
-    return mask if mask.ndim == 2 else pieces.to_rank(mask, RANK)
+        ends = [ops.unsqueeze(each, 0) for each in (pairs.queries, columns)]
+        mask = ops.expand(mask, ops.join(ends), wanted)
+    return mask if mask.ndim == 2 else ops.to_rank(mask, RANK)

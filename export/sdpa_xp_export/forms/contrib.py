@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sdpa_xp_export._array_api import pieces
+from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._call.call import Call
-from sdpa_xp_export._graph.value import Value
+from sdpa_xp_export._graph.graph import Value
 
 RANK = 4
 
@@ -32,13 +32,13 @@ def packed(value: Value) -> Value:
     heads, width = value.shape[-3], value.shape[-1]
     assert isinstance(heads, int)
     assert isinstance(width, int)
-    swapped = pieces.swap(value, -2, -3)
-    return pieces.reshape(swapped, [0, 0, heads * width], (*swapped.shape[:2], heads * width))
+    swapped = ops.swap(value, -2, -3)
+    return ops.reshape(swapped, [0, 0, heads * width], (*swapped.shape[:2], heads * width))
 
 
 def unpacked(value: Value, heads: int) -> Value:
     """(B, L, H * Ev) -> (B, H, L, Ev)."""
     batch, length, width = value.shape
     assert isinstance(width, int)
-    split = pieces.reshape(value, [0, 0, heads, width // heads], (batch, length, heads, width // heads))
-    return pieces.swap(split, -2, -3)
+    split = ops.reshape(value, [0, 0, heads, width // heads], (batch, length, heads, width // heads))
+    return ops.swap(split, -2, -3)

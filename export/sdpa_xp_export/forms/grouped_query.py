@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from sdpa_xp_export._array_api import elementwise as functions
-from sdpa_xp_export._array_api import pieces
+from sdpa_xp_export._array_api import namespace as xp
+from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._call.call import Call
 from sdpa_xp_export._call.mask_analysis import is_causal
-from sdpa_xp_export._graph.graph import CONTRIB, Graph
-from sdpa_xp_export._graph.value import Value
+from sdpa_xp_export._graph.finished_model import CONTRIB
+from sdpa_xp_export._graph.graph import Graph, Value
 from sdpa_xp_export._runtime.releases import WINDOW_COUNTS_ITSELF, Runtime
 from sdpa_xp_export.forms import contrib
 from sdpa_xp_export.forms.inputs import Inputs, finished, read
@@ -62,8 +62,8 @@ def write(graph: Graph, call: Call, runtime: Runtime) -> dict[str, Value]:
         _node(call, q, k, v, lengths, of_heads, window)
         for q, k, v, of_heads in zip(query, key, value, sinks_of, strict=True)
     ]
-    output = halves[0] if parts == 1 else pieces.join(halves, 1, call.sizes.query_heads)
-    return finished(inputs, {"output": functions.where(_no_number(inputs), math.nan, output)})
+    output = halves[0] if parts == 1 else ops.join(halves, 1, call.sizes.query_heads)
+    return finished(inputs, {"output": xp.where(_no_number(inputs), math.nan, output)})
 
 
 def _node(
@@ -96,13 +96,13 @@ def _node(
 def _no_number(inputs: Inputs) -> Value:
     """Rows whose query or own key holds a NaN, (B, Hq, L, 1): the operator gives 0 there, from 1.28 on."""
     call = inputs.pairs.call
-    query, key = (pieces.reduce("ReduceSum", each).astype("float32") for each in (inputs.query, inputs.key))
+    query, key = (ops.reduce("ReduceSum", each).astype("float32") for each in (inputs.query, inputs.key))
     group = call.sizes.query_heads // call.sizes.heads
     if group > 1:
         shape = (*key.shape[:2], group, *key.shape[2:])
         times = query.graph.constant([1, 1, group, 1, 1], "int64")
-        key = pieces.reshape(
-            pieces.expand(pieces.unsqueeze(key, 2), times, shape),
+        key = ops.reshape(
+            ops.expand(ops.unsqueeze(key, 2), times, shape),
             [0, call.sizes.query_heads, -1, 1],
             query.shape,
         )
@@ -128,7 +128,7 @@ def _window(call: Call) -> int:
 def _lengths(inputs: Inputs) -> tuple[Value, Value]:
     """seqlens_k, S - 1 for each batch entry, and the largest S."""
     pairs = inputs.pairs
-    last = pieces.unsqueeze(pairs.keys, 0) - 1
+    last = ops.unsqueeze(pairs.keys, 0) - 1
     batch = pairs.length(pairs.call.sizes.batch[0])
     each = pairs.graph.add("Expand", last, batch, dtype="int64", shape=(pairs.call.sizes.batch[0],))
     return each.astype("int32"), pairs.keys.astype("int32")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sdpa_xp import checks
-from sdpa_xp_export._array_api import pieces
+from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._call.call import Call
 from sdpa_xp_export._call.mask_analysis import cuts_keys
-from sdpa_xp_export._graph.graph import Graph
-from sdpa_xp_export._graph.value import Value
+from sdpa_xp_export._graph.graph import Graph, Value
+from sdpa_xp_export.lowering import heads
 from sdpa_xp_export.lowering.tile import Pairs
 
 
@@ -41,7 +41,7 @@ def read(
             past, new = given[f"past_{name}"], given[name]
             present[f"present_{name}"] = given[name] = _appended(pairs, past, new, in_place=in_place)
     query, key, value = (
-        pieces.to_rank(pieces.in_layout(given[name].astype(dtype), call.layout), rank)
+        ops.to_rank(heads.in_layout(given[name].astype(dtype), call.layout), rank)
         for name in ("query", "key", "value")
     )
     if cuts_keys(call):
@@ -54,8 +54,8 @@ def finished(inputs: Inputs, made: dict[str, Value]) -> dict[str, Value]:
     call = inputs.pairs.call
     outputs = {}
     for name in call.outputs:
-        value = made[name] if call.sizes.flat is False else pieces.squeeze_front(made[name], _rank(name) - 1)
-        value = pieces.in_layout(value, call.layout) if name == "output" else value
+        value = made[name] if call.sizes.flat is False else ops.squeeze_front(made[name], _rank(name) - 1)
+        value = heads.in_layout(value, call.layout) if name == "output" else value
         outputs[name] = value if name == "lse" else value.astype(call.query.dtype)
     return outputs | inputs.present
 
@@ -69,20 +69,20 @@ def _appended(pairs: Pairs, past: Value, new: Value, *, in_place: bool) -> Value
     call = pairs.call
     axis = -2 if call.layout == checks.HLE else -3
     if call.past_lengths is None:
-        return pieces.join([past, new], new.ndim + axis, call.sizes.keys)
+        return ops.join([past, new], new.ndim + axis, call.sizes.keys)
     graph = pairs.graph
     filled = graph.argument("past_lengths", call.past_lengths).astype("int64")
     if in_place:
         return graph.add("TensorScatter", past, new, filled, dtype=past.dtype, shape=past.shape, axis=axis)
-    count = pieces.scalar(pairs.length(call.key.shape[axis]))
+    count = ops.scalar(pairs.length(call.key.shape[axis]))
     ones = [1] * (new.ndim - 1)
-    first = pieces.reshape(filled, [-1, *ones], (*filled.shape, *ones))
+    first = ops.reshape(filled, [-1, *ones], (*filled.shape, *ones))
     shape = [1] * new.ndim
     shape[axis] = -1
-    steps = pieces.arange(count, call.key.shape[axis])
-    steps = pieces.reshape(steps, shape, tuple(new.shape[axis] if n == -1 else 1 for n in shape))
+    steps = ops.arange(count, call.key.shape[axis])
+    steps = ops.reshape(steps, shape, tuple(new.shape[axis] if n == -1 else 1 for n in shape))
     lengths = graph.add("Shape", new, dtype="int64", shape=(new.ndim,))
-    index = pieces.expand(first + steps, lengths, new.shape)
+    index = ops.expand(first + steps, lengths, new.shape)
     return graph.add(
         "ScatterElements", past, index, new, dtype=past.dtype, shape=past.shape, axis=new.ndim + axis
     )
@@ -91,4 +91,4 @@ def _appended(pairs: Pairs, past: Value, new: Value, *, in_place: bool) -> Value
 def _first_keys(pairs: Pairs, value: Value) -> Value:
     """(..., S, E) -> the first L of them."""
     zero = pairs.graph.constant([0], "int64")
-    return pieces.cut(value, (zero, pairs.length(pairs.call.sizes.queries)), -2, "first_keys")
+    return ops.cut(value, (zero, pairs.length(pairs.call.sizes.queries)), -2, "first_keys")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sdpa_xp_export._call.call import Call
 from sdpa_xp_export._call.mask_analysis import only_causal, unmasked
-from sdpa_xp_export._graph.graph import CONTRIB, Graph
-from sdpa_xp_export._graph.value import Value
+from sdpa_xp_export._graph.finished_model import CONTRIB
+from sdpa_xp_export._graph.graph import Graph, Value
 from sdpa_xp_export._runtime.releases import EMPTY_INPUTS, Runtime
 from sdpa_xp_export.forms import contrib
 from sdpa_xp_export.forms.inputs import finished, read

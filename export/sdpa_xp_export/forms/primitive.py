@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from sdpa_xp_export._call.call import Call
-from sdpa_xp_export._graph.graph import Graph
-from sdpa_xp_export._graph.value import Value
+from sdpa_xp_export._graph.graph import Graph, Value
 from sdpa_xp_export._runtime.releases import Runtime
 from sdpa_xp_export.forms.inputs import finished, read
 from sdpa_xp_export.lowering.tile_attention import attend, scaled

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from sdpa_xp_export._array_api import pieces
+from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._call.call import OUTPUTS, Call
-from sdpa_xp_export._graph.graph import Graph
-from sdpa_xp_export._graph.value import Value
+from sdpa_xp_export._graph.graph import Graph, Value
 from sdpa_xp_export._runtime.releases import Runtime
 from sdpa_xp_export.forms.inputs import Inputs, finished, read
 from sdpa_xp_export.lowering import counting
@@ -34,7 +33,7 @@ def write(graph: Graph, call: Call, runtime: Runtime) -> dict[str, Value]:
     whole = inputs.pairs.whole(inputs.key)
     query = scaled(whole, inputs.query)
     length = call.sizes.queries
-    queries = pieces.unsqueeze(inputs.pairs.queries, 0)
+    queries = ops.unsqueeze(inputs.pairs.queries, 0)
     if isinstance(length, int):
         sizes = min(length, ROWS), -(-length // ROWS)
         rows, count = (graph.constant([size], "int64") for size in sizes)
@@ -43,8 +42,8 @@ def write(graph: Graph, call: Call, runtime: Runtime) -> dict[str, Value]:
         rows = counting.within(queries, 1, ROWS)
         count, even = counting.larger(counting.shared(queries + (rows - 1), rows), 1), False
     blocks = _in_blocks(query if even else _filled_up(query, queries, rows, count), rows, count)
-    steps = pieces.arange(pieces.scalar(count), "blocks")
-    body = graph.body()
+    steps = ops.arange(ops.scalar(count), "blocks")
+    body = graph.loop_body()
     made = _body(body, inputs, blocks, rows, sums=runtime.softmax_hides_nan)
     axis = query.ndim - 2
     names = [name for name in OUTPUTS if name in call.outputs]
@@ -69,7 +68,7 @@ def _filled_up(query: Value, queries: Value, rows: Value, count: Value) -> Value
     """(..., L, E) -> as many rows as the blocks have, those behind the last query 0."""
     graph = query.graph
     before, behind = (graph.constant([0] * length, "int64") for length in (2 * query.ndim - 2, 1))
-    pads = pieces.join([before, count * rows - queries, behind])
+    pads = ops.join([before, count * rows - queries, behind])
     shape = (*query.shape[:-2], "padded", query.shape[-1])
     return graph.add("Pad", query, pads, dtype=query.dtype, shape=shape)
 
@@ -78,17 +77,17 @@ def _in_blocks(query: Value, rows: Value, count: Value) -> Value:
     """(..., blocks * rows, E) -> (..., blocks, rows, E)."""
     graph, width = query.graph, query.shape[-1]
     kept = graph.constant([0] * (query.ndim - 2), "int64")  # lengths that stay
-    target = pieces.join([kept, count, rows, graph.constant([width], "int64")])
-    return pieces.reshape_to(query, target, (*query.shape[:-2], "blocks", "rows", width))
+    target = ops.join([kept, count, rows, graph.constant([width], "int64")])
+    return ops.reshape_to(query, target, (*query.shape[:-2], "blocks", "rows", width))
 
 
 def _body(body: Graph, inputs: Inputs, blocks: Value, rows: Value, *, sums: bool) -> dict[str, Value]:
     """One block of queries and its number -> what attention makes of it, over the keys that it may attend."""
     pairs = inputs.pairs
     query = body.input("block", blocks.dtype, (*blocks.shape[:-3], *blocks.shape[-2:]))
-    step = pieces.unsqueeze(body.input("step", "int64", ()), 0)
+    step = ops.unsqueeze(body.input("step", "int64", ()), 0)
     # The queries that fill up the last block repeat the last one: all that is asked about them exists.
-    last = pieces.unsqueeze(body.here(pairs.queries), 0) - 1
+    last = ops.unsqueeze(body.here(pairs.queries), 0) - 1
     first = step * body.here(rows)
     stop = first + body.here(rows)
     tile = _Block(pairs, body, Range("queries", "rows", first, stop), Range("keys", inputs.key.shape[-2]), last)
@@ -96,7 +95,7 @@ def _body(body: Graph, inputs: Inputs, blocks: Value, rows: Value, *, sums: bool
     key, value = body.here(inputs.key), body.here(inputs.value)
     if keys is not None:
         tile.column_range = Range("keys", "columns", *keys)
-        key, value = (pieces.cut(each, keys, -2, "columns") for each in (key, value))
+        key, value = (ops.cut(each, keys, -2, "columns") for each in (key, value))
     return attend(tile, query, key, value, sums=sums)
 
 
@@ -113,7 +112,7 @@ class _Block(Tile):
 
     def cut(self, value: Value) -> Value:
         rows = self.rows if value.ndim > 1 and value.shape[-2] != 1 else None
-        value = value if rows is None else pieces.gather(value, rows, value.ndim - 2)
+        value = value if rows is None else ops.gather(value, rows, value.ndim - 2)
         return self._cut(value, -1, self.column_range)
 
 
@@ -126,7 +125,7 @@ def _joined(value: Value, axis: int, length: int | str, queries: Value | None) -
     graph, rest = value.graph, value.shape[axis + 2 :]
     target = graph.constant([*[0] * axis, -1, *rest], "int64")
     whole = length if queries is None else "padded"
-    joined = pieces.reshape_to(value, target, (*value.shape[:axis], whole, *rest))
+    joined = ops.reshape_to(value, target, (*value.shape[:axis], whole, *rest))
     if queries is None:
         return joined
-    return pieces.cut(joined, (graph.constant([0], "int64"), queries), axis - joined.ndim, length)
+    return ops.cut(joined, (graph.constant([0], "int64"), queries), axis - joined.ndim, length)

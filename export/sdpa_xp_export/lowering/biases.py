@@ -9,11 +9,11 @@ import numpy as np
 
 from sdpa_xp import biases, checks
 from sdpa_xp.biases import Bias
-from sdpa_xp_export._array_api import elementwise as functions
-from sdpa_xp_export._array_api import pieces
+from sdpa_xp_export._array_api import namespace as xp
+from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._call.mask_analysis import may_mask
 from sdpa_xp_export._call.operands import Initializer, Input
-from sdpa_xp_export._graph.value import Value
+from sdpa_xp_export._graph.graph import Value
 from sdpa_xp_export.lowering.buckets import LISTED, Buckets, bucket
 from sdpa_xp_export.lowering.masks import Allowed, both, traced
 from sdpa_xp_export.lowering.tile import FUNCTION, Tile
@@ -34,10 +34,10 @@ def biased(given: Sequence[Bias], tile: Tile, scores: Value, allowed: Allowed) -
             term = added(bias, tile).astype(scores.dtype)
             scores = scores + term
         if may_mask(bias):
-            allowed = both(allowed, ~functions.is_masked(term))
+            allowed = both(allowed, ~xp.is_masked(term))
     if len(given) > 1:
         least = float(np.finfo(scores.dtype).min)
-        scores = functions.where(functions.is_masked(scores), least, scores)
+        scores = xp.where(xp.is_masked(scores), least, scores)
     return scores, allowed
 
 
@@ -46,7 +46,7 @@ def _for_all_pairs(made: Value, scores: Value) -> Value:
     if made.shape == scores.shape:
         return made
     lengths = scores.graph.add("Shape", scores, dtype="int64", shape=(scores.ndim,))
-    return pieces.expand(made, lengths, scores.shape)
+    return ops.expand(made, lengths, scores.shape)
 
 
 def added(bias: Bias, tile: Tile) -> Value:
@@ -71,15 +71,15 @@ def _alibi(tile: Tile, slopes: object, offset: object) -> Value:
         ramp = biases.to_array(biases.alibi(slopes), (slopes, 1, 2))  # at distances 0 and 1
         slopes = tuple(-ramp[:, 0, 1])
     if isinstance(slopes, Input | Initializer):
-        values = tile.operand(slopes).astype(graph.real)
+        values = tile.operand(slopes).astype(graph.float_dtype)
     else:
-        values = graph.constant(slopes, graph.real)
+        values = graph.constant(slopes, graph.float_dtype)
     target = (*tile.call.sizes.batch, heads)
     checks.broadcasts(FUNCTION, "bias.slopes", cast(tuple[int, ...], values.shape), target, "(..., Hq)")
     shape = values.shape
-    values = pieces.reshape(values, (*[0] * len(shape), 1, 1), (*shape, 1, 1))
+    values = ops.reshape(values, (*[0] * len(shape), 1, 1), (*shape, 1, 1))
     distance = abs(tile.query_index + tile.integers("bias.offset", offset) - tile.key_index)
-    return -values * distance.astype(graph.real)
+    return -values * distance.astype(graph.float_dtype)
 
 
 def _relative(tile: Tile, table: Any, bidirectional: bool, max_distance: int, offset: object) -> Value:
@@ -91,16 +91,16 @@ def _relative(tile: Tile, table: Any, bidirectional: bool, max_distance: int, of
     checks.columns(FUNCTION, "bias.table", heads, tile.call.sizes.query_heads)
     distance = tile.key_index - (tile.query_index + tile.integers("bias.offset", offset))
     rules = Buckets(count, bidirectional, max_distance)
-    by_bucket = tile.operand(table).astype(tile.graph.real)
+    by_bucket = tile.operand(table).astype(tile.graph.float_dtype)
     if max_distance <= LISTED:  # a list of all distances, read once
         every = tile.graph.constant(rules.of_each_distance(), "int64")
-        by_bucket = pieces.gather(by_bucket, every, 0)
-        index = functions.clip(distance, -max_distance, max_distance) + max_distance
+        by_bucket = ops.gather(by_bucket, every, 0)
+        index = xp.clip(distance, -max_distance, max_distance) + max_distance
     else:
         index = bucket(rules, distance)
-    found = pieces.gather(pieces.transpose(by_bucket), index, 1)
+    found = ops.gather(ops.transpose(by_bucket), index, 1)
     # (Hq, rows, columns); where entries stand at different keys (Hq, B, 1, rows, columns) -> (B, Hq, ...)
-    return found if index.ndim == 2 else pieces.squeeze_front(pieces.swap(found, 0, 2), 4)
+    return found if index.ndim == 2 else ops.squeeze_front(ops.swap(found, 0, 2), 4)
 
 
 _LOWERED: dict[str, Callable[..., Value]] = {

@@ -9,9 +9,9 @@ import numpy as np
 
 from sdpa_xp import biases
 from sdpa_xp.biases import Bias
-from sdpa_xp_export._array_api import elementwise as functions
-from sdpa_xp_export._array_api import pieces
-from sdpa_xp_export._graph.value import Value
+from sdpa_xp_export._array_api import namespace as xp
+from sdpa_xp_export._array_api import ops
+from sdpa_xp_export._graph.graph import Value
 
 LISTED = 2**10
 """Up to this `max_distance` a graph holds the bucket of each distance; beyond it only where buckets begin."""
@@ -68,8 +68,8 @@ def bucket(rules: Buckets, distance: Value) -> Value:
     found = distance * 0
     for step in steps:
         further = found + 2**step
-        reached = pieces.gather(listed, further, 0) <= away
-        found = functions.where(reached, further, found)
+        reached = ops.gather(listed, further, 0) <= away
+        found = xp.where(reached, further, found)
     if rules.bidirectional:
-        return functions.where(distance > 0, found + rules.of_one_direction, found)
-    return functions.where(distance > 0, 0, found)
+        return xp.where(distance > 0, found + rules.of_one_direction, found)
+    return xp.where(distance > 0, 0, found)

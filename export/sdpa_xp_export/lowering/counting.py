@@ -5,8 +5,8 @@ The functions of the array API are exact for all of int64, and take several node
 
 from __future__ import annotations
 
-from sdpa_xp_export._array_api.arithmetic import elementwise, operands
-from sdpa_xp_export._graph.value import Value
+from sdpa_xp_export._array_api.operators import elementwise, operands
+from sdpa_xp_export._graph.graph import Value
 
 
 def larger(one: Value, other: Value | int) -> Value:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sdpa_xp_export._array_api import elementwise as functions
-from sdpa_xp_export._array_api import pieces
-from sdpa_xp_export._graph.value import Value
+from sdpa_xp_export._array_api import namespace as xp
+from sdpa_xp_export._array_api import ops
+from sdpa_xp_export._graph.graph import Value
 from sdpa_xp_export.lowering import counting
 from sdpa_xp_export.lowering.tile import Tile
 
@@ -41,7 +41,7 @@ def reach(tile: Tile, first: Value, last: Value) -> tuple[Value, Value] | None:
     stops = [bounds.stop for bounds in found if bounds.stop is not None]
     if not starts and not stops:
         return None
-    zero, keys = tile.graph.constant([0], "int64"), pieces.unsqueeze(tile.here(tile.pairs.kept_keys), 0)
+    zero, keys = tile.graph.constant([0], "int64"), ops.unsqueeze(tile.here(tile.pairs.kept_keys), 0)
     start, stop = zero, keys
     for each in starts:
         start = counting.larger(start, each)
@@ -64,8 +64,8 @@ def most(tile: Tile, value: Value | int) -> Value:
 def _extreme(tile: Tile, op: str, value: Value | int) -> Value:
     if isinstance(value, int):
         return tile.graph.constant([value], "int64")
-    flat = pieces.reshape(functions.clip(value, -BEYOND, BEYOND), [-1], ("all",))
-    return pieces.reduce(op, flat)
+    flat = ops.reshape(xp.clip(value, -BEYOND, BEYOND), [-1], ("all",))
+    return ops.reduce(op, flat)
 
 
 def _causal(tile: Tile, _first: Value, last: Value, offset: object) -> Bounds:

@@ -10,9 +10,9 @@ import numpy as np
 
 from sdpa_xp import checks
 from sdpa_xp.masks import Mask
-from sdpa_xp_export._array_api import pieces
+from sdpa_xp_export._array_api import ops
+from sdpa_xp_export._graph.graph import Value
 from sdpa_xp_export._graph.shapes import broadcasts_to
-from sdpa_xp_export._graph.value import Value
 from sdpa_xp_export.lowering.tile import FUNCTION, Tile
 
 Allowed: TypeAlias = Value | bool
@@ -89,8 +89,8 @@ def _document(tile: Tile, query_ids: object, key_ids: object) -> Allowed:
         if ids.shape[-1:] != (length,) or not broadcasts_to(ids.shape, target):
             rule = f"`attn_mask.{name}` must have one integer for each of its tokens"
             raise ValueError(checks.message(FUNCTION, rule, {f"{name}.shape": ids.shape, "expected": target}))
-    queries, keys = (pieces.unsqueeze(ids, -2) for ids in (queries, keys))
-    return tile.cut(pieces.unsqueeze(queries, -1)) == tile.cut(pieces.unsqueeze(keys, -2))
+    queries, keys = (ops.unsqueeze(ids, -2) for ids in (queries, keys))
+    return tile.cut(ops.unsqueeze(queries, -1)) == tile.cut(ops.unsqueeze(keys, -2))
 
 
 def _chunked(tile: Tile, size: int) -> Allowed:

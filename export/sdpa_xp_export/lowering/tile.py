@@ -7,13 +7,12 @@ from functools import cached_property
 from typing import cast
 
 from sdpa_xp import checks
-from sdpa_xp_export._array_api import pieces
+from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._call.call import Call
 from sdpa_xp_export._call.mask_analysis import cuts_keys
 from sdpa_xp_export._call.operands import Held, Initializer, Input
 from sdpa_xp_export._dtypes.promotion import INTEGERS
-from sdpa_xp_export._graph.graph import Graph
-from sdpa_xp_export._graph.value import Value
+from sdpa_xp_export._graph.graph import Graph, Value
 from sdpa_xp_export.lowering import counting
 from sdpa_xp_export.spec import addends
 
@@ -37,12 +36,12 @@ class Pairs:
     @cached_property
     def queries(self) -> Value:
         """L, a scalar."""
-        return pieces.scalar(self.length(self.call.sizes.queries))
+        return ops.scalar(self.length(self.call.sizes.queries))
 
     @cached_property
     def keys(self) -> Value:
         """S, a scalar: the length of the keys, with those of the cache."""
-        return pieces.scalar(self.length(self.call.sizes.keys))
+        return ops.scalar(self.length(self.call.sizes.keys))
 
     @cached_property
     def kept_keys(self) -> Value:
@@ -57,7 +56,7 @@ class Pairs:
             return None
         past = self.graph.argument("past_lengths", call.past_lengths).astype("int64")
         axis = -2 if call.layout == checks.HLE else -3
-        return pieces.reshape(past + self.length(call.key.shape[axis]), (0, 1, 1, 1), (*past.shape, 1, 1, 1))
+        return ops.reshape(past + self.length(call.key.shape[axis]), (0, 1, 1, 1), (*past.shape, 1, 1, 1))
 
     @cached_property
     def position(self) -> Value | int:
@@ -127,7 +126,7 @@ class Tile:
     @property
     def row(self) -> Value:
         """Numbers of the queries, (rows, 1)."""
-        return pieces.unsqueeze(self.rows, -1)
+        return ops.unsqueeze(self.rows, -1)
 
     @property
     def query_index(self) -> Value:
@@ -138,7 +137,7 @@ class Tile:
     @property
     def key_index(self) -> Value:
         """Numbers of the keys, (1, columns)."""
-        return pieces.unsqueeze(self.columns, 0)
+        return ops.unsqueeze(self.columns, 0)
 
     @property
     def indices(self) -> tuple[Value, Value, Value, Value]:
@@ -168,9 +167,9 @@ class Tile:
         batch = self.call.sizes.batch
         shape = cast(tuple[int, ...], found.shape)
         if shape == (1,) and not batch:
-            return pieces.reshape(found, (1, 1, 1), (1, 1, 1))
+            return ops.reshape(found, (1, 1, 1), (1, 1, 1))
         checks.broadcasts(FUNCTION, name, shape, batch, "(...), one a batch entry")
-        return pieces.reshape(found, (*[0] * len(shape), 1, 1, 1), (*shape, 1, 1, 1))
+        return ops.reshape(found, (*[0] * len(shape), 1, 1, 1), (*shape, 1, 1, 1))
 
     def vector(self, name: str, value: object) -> Value:
         """Integers: a list of them, an input or an initializer."""
@@ -193,20 +192,20 @@ class Tile:
     def _cut(value: Value, axis: int, part: Range) -> Value:
         if part.start is None or part.stop is None or value.ndim < -axis or value.shape[axis] == 1:
             return value
-        return pieces.cut(value, (part.start, part.stop), axis, part.length)
+        return ops.cut(value, (part.start, part.stop), axis, part.length)
 
     def _numbers(self, part: Range) -> Value:
         if part.start is not None and part.stop is not None:
-            return pieces.arange(pieces.scalar(part.stop), part.length, pieces.scalar(part.start))
+            return ops.arange(ops.scalar(part.stop), part.length, ops.scalar(part.start))
         stop = self.pairs.queries if part.of == "queries" else self.pairs.kept_keys
-        return pieces.arange(self.here(stop), part.length)
+        return ops.arange(self.here(stop), part.length)
 
     def _entries(self) -> Value:
         batch = self.call.sizes.batch
         count = self.graph.constant(1, "int64")
         lengths = [self.here(self.pairs.length(length)) for length in batch]
         for length in lengths:
-            count = count * pieces.scalar(length)
+            count = count * ops.scalar(length)
         ones = [self.graph.constant([1], "int64")] * 3
-        target = pieces.join([*lengths, *ones])
-        return pieces.reshape_to(pieces.arange(count, "entries"), target, (*batch, 1, 1, 1))
+        target = ops.join([*lengths, *ones])
+        return ops.reshape_to(ops.arange(count, "entries"), target, (*batch, 1, 1, 1))

@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence
 
 from sdpa_xp.masks import Mask
-from sdpa_xp_export._array_api import elementwise as functions
-from sdpa_xp_export._array_api import pieces
+from sdpa_xp_export._array_api import namespace as xp
+from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._call.mask_analysis import has_empty_rows, hides_keys, only_causal
 from sdpa_xp_export._call.operands import Initializer, Input
-from sdpa_xp_export._graph.value import Value
+from sdpa_xp_export._graph.graph import Value
+from sdpa_xp_export.lowering import heads
 from sdpa_xp_export.lowering.biases import biased
 from sdpa_xp_export.lowering.masks import Allowed, allowed, both
 from sdpa_xp_export.lowering.tile import Tile
@@ -37,13 +38,13 @@ def attend(tile: Tile, query: Value, key: Value, value: Value, *, sums: bool = F
     sums = sums or call.sinks is not None or "lse" in call.outputs
     weights, lse = _explicit_softmax(tile, scores) if sums else (_softmax(scores), None)
     if isinstance(may, Value) and hides_keys(call):
-        value = functions.where(pieces.attended(may, int(value.shape[-3])), value, 0.0)
-    made = {"output": pieces.matmul_grouped(weights, value), "weights": weights, "scores": scores}
+        value = xp.where(heads.is_attended(may, int(value.shape[-3])), value, 0.0)
+    made = {"output": heads.matmul_grouped(weights, value), "weights": weights, "scores": scores}
     if lse is not None:
         made["lse"] = lse
     if not sums and isinstance(may, Value) and has_empty_rows(call):
-        attends = pieces.attending(may)
-        kept = {name: functions.where(attends, made[name], 0.0) for name in call.outputs if name != "scores"}
+        attends = heads.has_allowed_key(may)
+        kept = {name: xp.where(attends, made[name], 0.0) for name in call.outputs if name != "scores"}
         made |= kept
     return made
 
@@ -51,15 +52,15 @@ def attend(tile: Tile, query: Value, key: Value, value: Value, *, sums: bool = F
 def masked_scores(tile: Tile, query: Value, key: Value) -> tuple[Value, Allowed]:
     """query, key -> query @ key^T -> Tanh, Mul softcap -> biases -> Where(may attend, scores, -inf)."""
     call = tile.call
-    scores = pieces.matmul_grouped(query, pieces.transpose(key))
+    scores = heads.matmul_grouped(query, ops.transpose(key))
     if call.softcap is not None:
-        scores = functions.tanh(scores) * call.softcap
+        scores = xp.tanh(scores) * call.softcap
     scores, may = biased(call.biases, tile, scores, all_allowed(tile, call.masks))
     if isinstance(may, bool):
         return scores, may
     if only_causal(call) and not hides_keys(call):  # one small array for all heads
-        return scores + functions.where(may, tile.graph.constant(0.0, scores.dtype), -math.inf), may
-    return functions.where(may, scores, -math.inf), may
+        return scores + xp.where(may, tile.graph.constant(0.0, scores.dtype), -math.inf), may
+    return xp.where(may, scores, -math.inf), may
 
 
 def _of_each_entry(tile: Tile, scores: Value) -> Value:
@@ -68,8 +69,8 @@ def _of_each_entry(tile: Tile, scores: Value) -> Value:
     if scores.shape[:-3] == batch:
         return scores
     lengths = [tile.here(tile.pairs.length(length)) for length in batch]
-    target = pieces.join([*lengths, *[tile.graph.constant([1], "int64")] * 3])
-    return pieces.expand(scores, target, (*batch, *scores.shape[-3:]))
+    target = ops.join([*lengths, *[tile.graph.constant([1], "int64")] * 3])
+    return ops.expand(scores, target, (*batch, *scores.shape[-3:]))
 
 
 def all_allowed(tile: Tile, masks: Sequence[Mask]) -> Allowed:
@@ -92,23 +93,23 @@ def _explicit_softmax(tile: Tile, scores: Value) -> tuple[Value, Value | None]:
     Where l is 0, both are written out: WebGPU leaves log(0) open, and a software adapter gives -88.
     """
     call = tile.call
-    m = pieces.reduce("ReduceMax", scores)
+    m = ops.reduce("ReduceMax", scores)
     sinks = None
     if call.sinks is not None:
         sinks = tile.operand(call.sinks).astype(scores.dtype)
         shape = sinks.shape
-        sinks = pieces.reshape(sinks, (*[0] * len(shape), 1, 1), (*shape, 1, 1))
-        m = functions.maximum(m, sinks)
-    shift = functions.where(functions.is_masked(m), 0.0, m)
-    p = functions.exp(scores - shift)
-    l = pieces.reduce("ReduceSum", p)
+        sinks = ops.reshape(sinks, (*[0] * len(shape), 1, 1), (*shape, 1, 1))
+        m = xp.maximum(m, sinks)
+    shift = xp.where(xp.is_masked(m), 0.0, m)
+    p = xp.exp(scores - shift)
+    l = ops.reduce("ReduceSum", p)
     if sinks is not None:
-        l = l + functions.exp(sinks - shift)
+        l = l + xp.exp(sinks - shift)
     empty = l <= 0.0
-    l = functions.where(empty, 1.0, l)
+    l = xp.where(empty, 1.0, l)
     weights = p / l
     if "lse" not in call.outputs:
         return weights, None
-    lse = functions.where(empty, -math.inf, functions.log(l) + shift)
+    lse = xp.where(empty, -math.inf, xp.log(l) + shift)
     axis = lse.graph.constant([-1], "int64")
     return weights, lse.graph.add("Squeeze", lse, axis, dtype=lse.dtype, shape=lse.shape[:-1])
