@@ -13,10 +13,10 @@ except ImportError as error:
         raise ModuleNotFoundError(text, name="onnx") from _reason
 
 else:
-    from sdpa_xp_export._files.model_files import save
     from sdpa_xp_export._model.large_model import LargeModel
     from sdpa_xp_export.export import export_attention
     from sdpa_xp_export.report import LayerReport, Report
+    from sdpa_xp_export.save import save
     from sdpa_xp_export.spec import TensorSpec
     from sdpa_xp_export.to_onnx import to_onnx
     from sdpa_xp_export.verify import verify

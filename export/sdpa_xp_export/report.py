@@ -2,11 +2,48 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from sdpa_xp_export._call.call import Call
-from sdpa_xp_export._runtime.session import Placement
-from sdpa_xp_export._verify.agreement import Agreement
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How far a result is from the float64 reference, and how far it may be."""
+
+    absolute: float
+    """Largest absolute error; inf where NaN and inf stand at other places than in the reference."""
+    relative: float
+    """The same, over the largest absolute value of the reference."""
+    bound: float
+    """What `absolute` may be at most."""
+
+    @property
+    def agrees(self) -> bool:
+        return self.absolute <= self.bound
+
+    @property
+    def share(self) -> float:
+        """How much of the bound is used up; beyond 1 it does not hold."""
+        if self.absolute == 0:
+            return 0.0
+        return self.absolute / self.bound if self.bound else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A node that ran, after the runtime's own optimisation, and the provider that it ran on."""
+
+    node: str
+    op: str
+    provider: str
+    asked: str
+    """The provider that the session was to run on; a node of another has fallen back."""
+
+    @property
+    def fell_back(self) -> bool:
+        return self.provider != self.asked
 
 
 @dataclass(frozen=True, slots=True)

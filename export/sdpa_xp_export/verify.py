@@ -20,15 +20,16 @@ from sdpa_xp.masks import Mask
 from sdpa_xp_export._call.call import Call
 from sdpa_xp_export._call.metadata import from_json
 from sdpa_xp_export._call.operands import Initializer
-from sdpa_xp_export._files.loading import bounded, load
+from sdpa_xp_export._files.loading import load
 from sdpa_xp_export._model.external_data import check_holds_data, initializers
 from sdpa_xp_export._model.large_model import LargeModel, Model
 from sdpa_xp_export._runtime.memory import peak_above
-from sdpa_xp_export._runtime.session import Placement, open_session, placements, providers, run, version
+from sdpa_xp_export._runtime.session import open_session, placements, providers, run, version
 from sdpa_xp_export._verify.random_inputs import LARGE
+from sdpa_xp_export._verify.trial_lengths import check_size
 from sdpa_xp_export._verify.verification_inputs import Trial, judged, trials
 from sdpa_xp_export.forms import tiled
-from sdpa_xp_export.report import Report, Run
+from sdpa_xp_export.report import Placement, Report, Run
 
 
 def verify(
@@ -76,7 +77,7 @@ def verify(
     loaded = _loaded(model)
     functions = {name: each for name, each in (("attn_mask", attn_mask), ("bias", bias)) if each is not None}
     call, metadata = _stated(loaded, functions)
-    bounded("verify", call)
+    check_size("verify", call)
     runs: list[Run] = []
     placed: list[Placement] = []
     for name in providers(provider):

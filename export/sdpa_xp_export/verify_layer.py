@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import tempfile
 import time
@@ -22,10 +21,11 @@ from sdpa_xp_export._layer import named_outputs, with_parameters
 from sdpa_xp_export._model.external_data import check_holds_data
 from sdpa_xp_export._model.large_model import LargeModel, Model
 from sdpa_xp_export._runtime.memory import peak_above
-from sdpa_xp_export._runtime.session import Placement, open_session, placements, providers, run, version
+from sdpa_xp_export._runtime.session import open_session, placements, providers, run, version
 from sdpa_xp_export._verify.agreement import EPS, judge_together
-from sdpa_xp_export.report import LayerReport, Run
-from sdpa_xp_export.spec import Shape, TensorSpec, addends
+from sdpa_xp_export._verify.trial_lengths import small_lengths
+from sdpa_xp_export.report import LayerReport, Placement, Run
+from sdpa_xp_export.spec import TensorSpec, addends, evaluated
 
 Draw: TypeAlias = Callable[[np.random.Generator, tuple[int, ...]], NDArray[Any]]
 Arrays: TypeAlias = dict[str, NDArray[Any]]
@@ -115,11 +115,8 @@ def _inputs(model: Model) -> dict[str, TensorSpec]:
 
 
 def _several_lengths(specs: Mapping[str, TensorSpec]) -> list[dict[str, int]]:
-    shapes: list[Shape] = [spec.shape for spec in specs.values()]
-    parts = [part for shape in shapes for length in shape for part in addends(str(length))]
-    names = [name for name in dict.fromkeys(parts) if not name.isdecimal()]
-    several = [length for length, _ in zip(itertools.cycle([2, 5, 9, 7, 3]), names, strict=False)]
-    return [dict(zip(names, each, strict=True)) for each in (several, several[::-1], [1] * len(names))]
+    parts = [part for spec in specs.values() for length in spec.shape for part in addends(str(length))]
+    return [*small_lengths([name for name in dict.fromkeys(parts) if not name.isdecimal()])]
 
 
 def _drawn(
@@ -130,10 +127,7 @@ def _drawn(
 ) -> Arrays:
     arrays = {}
     for name, spec in specs.items():
-        shape = tuple(
-            sum(int(part) if part.isdecimal() else lengths[part] for part in addends(str(length)))
-            for length in spec.shape
-        )
+        shape = tuple(evaluated(length, lengths) for length in spec.shape)
         drawn = draws.get(name, _DEFAULT.get(spec.dtype, _normal))(rng, shape)
         arrays[name] = np.asarray(drawn, numpy_dtype(spec.dtype)).reshape(shape)
     return arrays

@@ -12,7 +12,8 @@ from sdpa_xp import biases, masks
 from sdpa_xp_export import TensorSpec
 from sdpa_xp_export._call.call import Arguments, Call
 from sdpa_xp_export._call.checking import checked
-from sdpa_xp_export._verify.random_inputs import LARGE, blocks_of_queries, poison, sample, several_lengths
+from sdpa_xp_export._verify.random_inputs import LARGE, poison, sample
+from sdpa_xp_export._verify.trial_lengths import blocks_of_queries, several_lengths
 from sdpa_xp_export._verify.verification_inputs import trials
 
 LENGTHS = {"B": 3, "L": 7, "S": 11, "P": 5, "T": 2}

@@ -20,7 +20,7 @@ from sdpa_xp_export import TensorSpec, export_attention, save, verify, verify_la
 from sdpa_xp_export._demo import demo
 from sdpa_xp_export._files.atomic import publish
 from sdpa_xp_export._files.locks import lock
-from sdpa_xp_export._files.paths import Asked
+from sdpa_xp_export._files.paths import PathArgument
 
 MODEL = export_attention(*[TensorSpec("float32", (2, 4))] * 3)
 
@@ -269,7 +269,7 @@ def test_what_replaces_a_file_has_its_mode(tmp_path: Path, mode: int, external_a
     page = tmp_path / "r.html"
     page.touch()
     page.chmod(mode)
-    publish(b"text", page, Asked("verify", "html"), overwrite=True)
+    publish(b"text", page, PathArgument("verify", "html"), overwrite=True)
     assert page.stat().st_mode & 0o777 == mode
 
 
@@ -304,7 +304,7 @@ def test_a_link_to_nothing_leads_out_of_its_folder_only_when_told(tmp_path: Path
     targets = {"absolute": outside / "a.onnx", "..": Path("..") / "outside" / "a.onnx"}
     (tmp_path / "folder").symlink_to(outside)
     link = linked(tmp_path, targets.get(to, Path("..") / "folder" / "a.onnx"))
-    for write in (lambda: save(MODEL, link), lambda: publish(b"", link, Asked("save", "path"))):
+    for write in (lambda: save(MODEL, link), lambda: publish(b"", link, PathArgument("save", "path"))):
         with pytest.raises(
             FileExistsError,
             match=r"^save: `path` must not be a link out of its folder; got path=.*--force",

@@ -17,13 +17,14 @@ from sdpa_xp_export._agree.features import LENGTHS, features
 from sdpa_xp_export._call.call import Call
 from sdpa_xp_export._runtime import session
 from sdpa_xp_export._runtime.releases import Runtime, runtime_of
-from sdpa_xp_export._verify.agreement import Agreement, judge
+from sdpa_xp_export._verify.agreement import judge
 from sdpa_xp_export._verify.random_inputs import poison, sample
 from sdpa_xp_export._verify.reference_inputs import Arrays, plain
 from sdpa_xp_export._verify.textbook import stages
 from sdpa_xp_export._verify.verification_inputs import as_returned, expected
 from sdpa_xp_export.export import export_call
 from sdpa_xp_export.forms.choice import FORMS, unsupported_reason
+from sdpa_xp_export.report import Agreement
 
 Expected = Mapping[str, tuple[NDArray[np.float64], NDArray[Any]]]
 """By job: the output of the reference, and that of the textbook formula in NumPy."""

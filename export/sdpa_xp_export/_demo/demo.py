@@ -15,10 +15,10 @@ from sdpa_xp_export._call.checking import checked
 from sdpa_xp_export._demo.encoder import Activations, activations
 from sdpa_xp_export._demo.picture import attention_of_word
 from sdpa_xp_export._files.atomic import publish
-from sdpa_xp_export._files.model_files import save
-from sdpa_xp_export._files.paths import Asked
+from sdpa_xp_export._files.paths import PathArgument
 from sdpa_xp_export._runtime.session import providers
 from sdpa_xp_export.export import export_call
+from sdpa_xp_export.save import save
 from sdpa_xp_export.spec import TensorSpec
 
 SENTENCES = ("It took one minute.", "The size was minute.")
@@ -57,7 +57,7 @@ def write(encoded: Activations, folder: Path, *, overwrite: bool) -> tuple[Path,
     save(export_call(call("float32")), folder / MODEL, overwrite=overwrite)
     drawn = BytesIO()
     attention_of_word(encoded, WORD).savefig(drawn, dpi=150)
-    publish(drawn.getvalue(), folder / PICTURE, Asked("demo", "output"), overwrite=overwrite)
+    publish(drawn.getvalue(), folder / PICTURE, PathArgument("demo", "output"), overwrite=overwrite)
     return folder / MODEL, folder / PICTURE
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from sdpa_xp_export._files.locks import HAS_LOCKS, lock, locked
-from sdpa_xp_export._files.paths import Asked, free_target, in_words_of, taken
+from sdpa_xp_export._files.paths import PathArgument, free_target, reworded, taken
 
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 """How file systems without hard links, as FAT, refuse one."""
@@ -29,14 +29,14 @@ Remove = Callable[[str, Path], None]
 """Removes what else the dead writer of that number has left in a folder."""
 
 
-def publish(data: bytes, path: Path, asked: Asked, *, overwrite: bool = False) -> Path:
+def publish(data: bytes, path: Path, argument: PathArgument, *, overwrite: bool = False) -> Path:
     """Write `data` to `path`, which then holds all of it or what it held before; returns where links end."""
-    with in_words_of(asked, path):
-        target = free_target(path, asked, overwrite=overwrite)
+    with reworded(argument, path):
+        target = free_target(path, argument, overwrite=overwrite)
         with writing(target) as writer:
             unfinished = writer.create(writer.marker)
             writer.write(unfinished, lambda file: file.write(data))
-            give_name(unfinished, target, asked, overwrite=overwrite)
+            give_name(unfinished, target, argument, overwrite=overwrite)
     return target
 
 
@@ -120,7 +120,7 @@ def _remove_dead(folder: Path, remove: Remove) -> None:
                 os.close(descriptor)
 
 
-def give_name(unfinished: Path, target: Path, asked: Asked, *, overwrite: bool) -> None:
+def give_name(unfinished: Path, target: Path, argument: PathArgument, *, overwrite: bool) -> None:
     """Give the finished file its name, unless the name is taken: one step, so that no writer is overrun."""
     if overwrite:
         unfinished.replace(target)
@@ -128,7 +128,7 @@ def give_name(unfinished: Path, target: Path, asked: Asked, *, overwrite: bool) 
     try:
         _take(unfinished, target)
     except FileExistsError:
-        raise taken(target, asked) from None
+        raise taken(target, argument) from None
 
 
 def _take(unfinished: Path, target: Path) -> None:

@@ -7,7 +7,6 @@ given a model that refers to no file.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import stat
@@ -22,17 +21,10 @@ from onnx.checker import ValidationError
 from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
 from sdpa_xp.checks import message
-from sdpa_xp_export._call.call import Call
-from sdpa_xp_export._files.oserrors import reason, worded
-from sdpa_xp_export._files.paths import Asked
-from sdpa_xp_export._verify.random_inputs import several_lengths
-from sdpa_xp_export.spec import Shape, addends
+from sdpa_xp_export._files.paths import PathArgument, reason, with_text
 
 LARGEST = 2**31 - 1
-"""Bytes of a model with its external data: what protobuf can hold. A call within `MOST` is far below."""
-
-MOST = 2**26
-"""Numbers in the inputs, the scores and the output of a call: some three minutes of `reference`, and 2 GiB."""
+"""Bytes of a model with its external data, which is what protobuf can hold."""
 
 _KEYS = ("location", "offset", "length", "checksum")
 
@@ -59,7 +51,7 @@ def load(function: str, path: str | Path, *, largest: int = LARGEST) -> onnx.Mod
         ValueError: It is no whole ONNX model, it is too large, or its external data is not in regular files
             within its folder, of no other name.
     """
-    file = Path(os.path.realpath(Asked(function, "model").path(path)))
+    file = Path(os.path.realpath(PathArgument(function, "model").checked(path)))
     try:
         if file.is_file():
             return _with_data(_parsed(file, largest), file, largest)
@@ -68,30 +60,8 @@ def load(function: str, path: str | Path, *, largest: int = LARGEST) -> onnx.Mod
         raise ValueError(text) from error
     except OSError as error:
         rule = f"`model` must be readable ({reason(error)})"
-        raise worded(error, message(function, rule, {"model": path})) from error
+        raise with_text(error, message(function, rule, {"model": path})) from error
     raise FileNotFoundError(message(function, "`model` must be a file", {"model": path}))
-
-
-def bounded(function: str, call: Call, most: int = MOST) -> None:
-    """Refuse a call whose random inputs, scores and output would be of more than `most` numbers.
-
-    Raises:
-        ValueError: With the number.
-    """
-    for lengths in several_lengths(call):
-        shapes = [*(spec.shape for spec in call.inputs.values()), call.sizes.pairs]
-        shapes.append((*call.sizes.pairs[:-1], call.value.shape[-1]))
-        numbers = sum(_numbers(shape, lengths) for shape in shapes)
-        if numbers > most:
-            rule = f"the inputs, the scores and the output of `model` must be at most {most} numbers together"
-            sizes = " ".join(map(str, (call.query, call.key, call.value)))
-            raise ValueError(message(function, rule, {"numbers": f"{numbers:.3g}", "call": sizes[:200]}))
-
-
-def _numbers(shape: Shape, lengths: Mapping[str, int]) -> float:
-    """How many numbers an array of `shape` has; a float, which can be as large as an int is slow."""
-    sums = (sum(lengths.get(part) or int(part) for part in addends(str(length))) for length in shape)
-    return math.prod(float(min(length, 2**63)) for length in sums)
 
 
 def _parsed(file: Path, largest: int) -> onnx.ModelProto:

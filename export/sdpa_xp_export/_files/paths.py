@@ -1,4 +1,4 @@
-"""The path that a caller gave for a file: checked, named in messages, and followed through links."""
+"""The path that a caller passed for a file: checked, followed through links, and named in errors."""
 
 from __future__ import annotations
 
@@ -9,24 +9,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sdpa_xp.checks import message
-from sdpa_xp_export._files.oserrors import reason, worded
 
 
-class Asked(NamedTuple):
-    """By which argument of which function a path came, as messages say it."""
+class PathArgument(NamedTuple):
+    """The argument of the function that a path was passed as, for messages."""
 
     function: str
     argument: str
 
     def message(self, rule: str, path: object, hint: str = "") -> str:
-        """What must hold for `path`."""
+        """Return the message that says what must hold for `path`."""
         return message(self.function, f"`{self.argument}` {rule}", {self.argument: path}, hint)
 
-    def path(self, given: object) -> Path:
-        """Check that `given` is a path that the system can name."""
-        if not isinstance(given, str | os.PathLike):
-            raise TypeError(self.message("must be a path", type(given).__name__))
-        path = Path(given)
+    def checked(self, path: object) -> Path:
+        """Check that `path` is a path that the system can name."""
+        if not isinstance(path, str | os.PathLike):
+            raise TypeError(self.message("must be a path", type(path).__name__))
+        path = Path(path)
         try:
             encoded = os.fsencode(path)
         except UnicodeEncodeError as error:
@@ -38,39 +37,52 @@ class Asked(NamedTuple):
 
 
 @contextmanager
-def in_words_of(asked: Asked, path: str | Path) -> Iterator[None]:
-    """An error of the system names the path that the user gave, and not one that is ours."""
+def reworded(argument: PathArgument, path: str | Path) -> Iterator[None]:
+    """Reword errors of the system: they then name the path that the user passed, and no temporary one."""
     try:
         yield
     except OSError as error:
-        if error.errno is None:  # it is in our words
+        if error.errno is None:  # this package raised it
             raise
-        raise worded(error, asked.message(f"must be writable ({reason(error)})", path)) from error
+        raise with_text(error, argument.message(f"must be writable ({reason(error)})", path)) from error
 
 
-def free_target(path: str | Path, asked: Asked, *, overwrite: bool) -> Path:
+def free_target(path: str | Path, argument: PathArgument, *, overwrite: bool) -> Path:
     """Return the file to write, with links followed, so that a link stays a link.
 
-    A link to a file that is not there leads out of its folder only with `overwrite`: whoever may write to the
-    folder could else have a file made wherever the caller may write.
+    A link to a file that is not there leads out of its folder only with `overwrite`. Otherwise whoever may
+    write to the folder could have a file made wherever the caller may write.
     """
-    given = asked.path(path)
-    target = Path(os.path.realpath(given))
-    if target.is_symlink() or (target.exists() and not target.is_file()):  # still a link: they run in a circle
-        raise FileExistsError(asked.message("must be a file", target))
+    checked = argument.checked(path)
+    target = Path(os.path.realpath(checked))
+    # A real path that is still a link belongs to links that run in a circle.
+    if target.is_symlink() or (target.exists() and not target.is_file()):
+        raise FileExistsError(argument.message("must be a file", target))
     if not target.parent.is_dir():
-        rule = f"the folder of `{asked.argument}` must exist"
-        raise FileNotFoundError(message(asked.function, rule, {asked.argument: target}))
+        rule = f"the folder of `{argument.argument}` must exist"
+        raise FileNotFoundError(message(argument.function, rule, {argument.argument: target}))
     if target.exists() and not overwrite:
-        raise taken(target, asked)
-    folder = Path(os.path.realpath(given.parent))
+        raise taken(target, argument)
+    folder = Path(os.path.realpath(checked.parent))
     if not overwrite and folder != target.parent and folder not in target.parents:
         rule, hint = "must not be a link out of its folder", "Pass overwrite=True (--force) to follow it."
-        raise FileExistsError(asked.message(rule, given, hint))
+        raise FileExistsError(argument.message(rule, checked, hint))
     return target
 
 
-def taken(target: Path, asked: Asked) -> FileExistsError:
+def taken(target: Path, argument: PathArgument) -> FileExistsError:
     """Return the error for a file that is in the way."""
     hint = "Pass overwrite=True (--force) to replace it."
-    return FileExistsError(asked.message("must not exist", target, hint))
+    return FileExistsError(argument.message("must not exist", target, hint))
+
+
+def with_text(error: OSError, text: str) -> OSError:
+    """Return an error of the class and the number of `error` that says `text` alone."""
+    reworded = type(error)(text)
+    reworded.errno = error.errno
+    return reworded
+
+
+def reason(error: OSError) -> str:
+    """Return what went wrong, without the path, which may be one that the user never named."""
+    return error.strerror or str(error)

@@ -8,7 +8,6 @@ import math
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +18,11 @@ from numpy.typing import NDArray
 
 from sdpa_xp.checks import message
 from sdpa_xp_export._dtypes.conversion import RUNTIME_DTYPES
-from sdpa_xp_export._files.model_files import save
+from sdpa_xp_export._files.model_files import write_model
 from sdpa_xp_export._model.external_data import EXTERNAL_ABOVE, held
 from sdpa_xp_export._model.large_model import Model
 from sdpa_xp_export._runtime.releases import PROVIDERS
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """A node that ran, after the runtime's own optimisation, and the provider that it ran on."""
-
-    node: str
-    op: str
-    provider: str
-    asked: str
-    """The provider that the session was to run on; a node of another has fallen back."""
-
-    @property
-    def fell_back(self) -> bool:
-        return self.provider != self.asked
+from sdpa_xp_export.report import Placement
 
 
 def installed_runtime() -> Any:
@@ -66,7 +51,8 @@ def open_session(model: Model, provider: str, profile: Path | None = None) -> An
         if isinstance(model, onnx.ModelProto) and held(model) <= EXTERNAL_ABOVE:
             source: bytes | Path = model.SerializeToString()
         else:
-            source = save(model, Path(folder) / "model.onnx")
+            path = Path(folder) / "model.onnx"
+            source = write_model(model, path, overwrite=False, external_above=EXTERNAL_ABOVE)
         with _errors_as_one("load"):
             session = onnxruntime.InferenceSession(source, options, providers=wanted)
     if provider not in session.get_providers():  # an absent provider is no more than a warning there

@@ -8,39 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sdpa_xp.checks import message
+from sdpa_xp_export.report import Agreement
 
 ROUNDINGS = 4
 EPS = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
-
-
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """How far a result is from the float64 reference, and how far it may be."""
-
-    absolute: float
-    """Largest absolute error; inf where NaN and inf stand at other places than in the reference."""
-    relative: float
-    """The same, over the largest absolute value of the reference."""
-    bound: float
-    """What `absolute` may be at most."""
-
-    @property
-    def agrees(self) -> bool:
-        return self.absolute <= self.bound
-
-    @property
-    def share(self) -> float:
-        """How much of the bound is used up; beyond 1 it does not hold."""
-        if self.absolute == 0:
-            return 0.0
-        return self.absolute / self.bound if self.bound else math.inf
 
 
 def judge(

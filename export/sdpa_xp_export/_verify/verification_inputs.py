@@ -13,17 +13,12 @@ from numpy.typing import NDArray
 from sdpa_xp.checks import HLE, LHE
 from sdpa_xp_export._call.call import Call
 from sdpa_xp_export._verify import reference
-from sdpa_xp_export._verify.agreement import Agreement, judge_together
-from sdpa_xp_export._verify.random_inputs import (
-    LARGE,
-    beyond_constants,
-    blocks_of_queries,
-    poison,
-    sample,
-    several_lengths,
-)
+from sdpa_xp_export._verify.agreement import judge_together
+from sdpa_xp_export._verify.random_inputs import LARGE, poison, sample
 from sdpa_xp_export._verify.reference_inputs import Arrays, plain, present
 from sdpa_xp_export._verify.textbook import stages
+from sdpa_xp_export._verify.trial_lengths import beyond_constants, blocks_of_queries, several_lengths
+from sdpa_xp_export.report import Agreement
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,13 @@ import typer
 from sdpa_xp.checks import LAYOUTS
 from sdpa_xp_export._call.call import OUTPUTS
 from sdpa_xp_export._dtypes.promotion import FLOATING
-from sdpa_xp_export._files import model_files as files
 from sdpa_xp_export._model.large_model import Model
 from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, OPSETS, PREFERRED
 from sdpa_xp_export.cli import settings
 from sdpa_xp_export.cli.options import AsJson, Force, completed_from
 from sdpa_xp_export.cli.printing import say, say_json
 from sdpa_xp_export.export import export_attention
+from sdpa_xp_export.save import save
 from sdpa_xp_export.spec import TensorSpec
 
 Spec = Annotated[
@@ -106,7 +106,7 @@ def export(
     given |= {name: flag for name, flag in flags.items() if flag is not None}
     target = Path(given.pop("output", "attention.onnx"))
     model = export_attention(**settings.arguments(given))
-    path = files.save(model, target, overwrite=force)
+    path = save(model, target, overwrite=force)
     facts = _facts(model, path)
     if as_json:
         say_json(facts)

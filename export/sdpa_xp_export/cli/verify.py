@@ -10,7 +10,7 @@ import typer
 
 from sdpa_xp.checks import message
 from sdpa_xp_export._files.atomic import publish
-from sdpa_xp_export._files.paths import Asked, free_target
+from sdpa_xp_export._files.paths import PathArgument, free_target
 from sdpa_xp_export._runtime.releases import PROVIDERS
 from sdpa_xp_export.cli import DISAGREES
 from sdpa_xp_export.cli import report_page as page
@@ -19,7 +19,7 @@ from sdpa_xp_export.cli.printing import NO, YES, progress, say, say_json, say_ta
 from sdpa_xp_export.report import Report
 from sdpa_xp_export.verify import verify
 
-HTML = Asked("verify", "html")
+HTML = PathArgument("verify", "html")
 
 
 def run_verify(
