@@ -9,15 +9,15 @@ import sdpa_xp
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._array_api import namespace
-from sdpa_xp_export._call.call import Arguments, Call
-from sdpa_xp_export._call.checking import checked
+from sdpa_xp_export._call.call import ExportCall, ExportOptions
+from sdpa_xp_export._call.checking import checked_call
 from sdpa_xp_export._call.mask_analysis import counts_real_keys
 from sdpa_xp_export._call.metadata import to_json
 from sdpa_xp_export._graph.finished_model import finished_model
 from sdpa_xp_export._graph.graph import Graph
 from sdpa_xp_export._model.large_model import Model
 from sdpa_xp_export._runtime.releases import DEFAULT_OPSET, DEFAULT_RUNTIME, OPSETS, Runtime
-from sdpa_xp_export.forms.choice import FORMS, choose, fitting_opset
+from sdpa_xp_export.forms.choice import FORMS, check_form_opset, choose
 from sdpa_xp_export.forms.traced_attention import refuse_attention
 from sdpa_xp_export.spec import TensorSpec
 
@@ -110,7 +110,7 @@ def export_attention(
         ONNX operators, Attention-23 and Attention-24; onnxruntime, ContribOperators.md.
     """
     function = "export_attention"
-    given = Arguments(
+    given = ExportOptions(
         attn_mask,
         bias,
         is_causal,
@@ -125,12 +125,12 @@ def export_attention(
         past_lengths,
         outputs,
     )
-    call = checked(function, query, key, value, given)
+    call = checked_call(function, query, key, value, given)
     return export_call(call, form=form, opset=opset, runtime=runtime, function=function)
 
 
 def export_call(
-    call: Call,
+    call: ExportCall,
     *,
     form: str = "auto",
     opset: int | None = None,
@@ -156,8 +156,8 @@ def export_call(
     return finished_model(graph, FORMS[name].write(graph, call, target), metadata)
 
 
-def _opset(function: str, form: str, opset: int | None, call: Call) -> int:
+def _opset(function: str, form: str, opset: int | None, call: ExportCall) -> int:
     if opset is None:
         return OPSETS[form][-1] if form == "attention" and counts_real_keys(call) else DEFAULT_OPSET[form]
-    fitting_opset(function, form, opset)
+    check_form_opset(function, form, opset)
     return opset

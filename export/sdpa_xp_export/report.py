@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sdpa_xp_export._call.call import Call
+from sdpa_xp_export._call.call import ExportCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,5 +107,5 @@ class LayerReport:
 class Report(LayerReport):
     """What `verify` saw; `print` shows it in a line."""
 
-    call: Call
+    call: ExportCall
     """What the model states that it computes."""

@@ -12,7 +12,7 @@ from sdpa_xp.checks import message
 from sdpa_xp_export._dtypes import names
 from sdpa_xp_export._dtypes.promotion import FLOATING, INTEGERS
 
-Shape: TypeAlias = tuple[int | str, ...]
+SymbolicShape: TypeAlias = tuple[int | str, ...]
 
 DTYPES = (*FLOATING, *INTEGERS, "bool")
 _SPEC = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[^\]]*)\]")
@@ -40,7 +40,7 @@ class TensorSpec:
     """
 
     dtype: str
-    shape: Shape
+    shape: SymbolicShape
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

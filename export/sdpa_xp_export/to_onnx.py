@@ -14,7 +14,7 @@ from sdpa_xp.checks import message
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._array_api import namespace
 from sdpa_xp_export._graph.finished_model import finished_model
-from sdpa_xp_export._graph.graph import Value
+from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export._graph.traced_graph import TracedGraph
 from sdpa_xp_export._layer import named_outputs, parameter_arrays, with_parameters
 from sdpa_xp_export._model.large_model import Model
@@ -26,7 +26,7 @@ from sdpa_xp_export._runtime.releases import (
     OPSETS,
     Runtime,
 )
-from sdpa_xp_export.forms.choice import loaded_opset
+from sdpa_xp_export.forms.choice import check_loaded_opset
 from sdpa_xp_export.forms.traced_attention import TracedAttention
 from sdpa_xp_export.spec import TensorSpec
 
@@ -137,7 +137,7 @@ def _opset(opset: int | None, target: Runtime) -> int:
     if opset not in allowed:
         rule = f"`opset` must be {allowed[0]} to {allowed[-1]}"
         raise ValueError(message(FUNCTION, rule, {"opset": opset}))
-    loaded_opset(FUNCTION, opset, target)  # a layer may call no attention, which would check it
+    check_loaded_opset(FUNCTION, opset, target)  # a layer may call no attention, which would check it
     return opset
 
 
@@ -158,16 +158,16 @@ def _with_inputs(graph: TracedGraph, name: str, argument: Any) -> Any:
     return argument
 
 
-def _outputs(graph: TracedGraph, result: Any) -> dict[str, Value]:
+def _outputs(graph: TracedGraph, result: Any) -> dict[str, GraphValue]:
     """Return the outputs of the graph by name, each of which is a value of its own."""
-    outputs: dict[str, Value] = {}
+    outputs: dict[str, GraphValue] = {}
     used = graph.used_names
     for name, value in named_outputs(result).items():
         if name in used:
             rule = "an output must not have the name of an argument, a parameter, or another value"
             hint = "Return a mapping or a NamedTuple: its names are those of the outputs."
             raise ValueError(message(FUNCTION, rule, {"output": repr(name)}, hint))
-        if not isinstance(value, Value):
+        if not isinstance(value, GraphValue):
             rule = "`layer` must return what it computes of its arguments, an array or several"
             raise TypeError(message(FUNCTION, rule, {name: type(value).__name__}))
         value = graph.equal_values.get(value.name, value)

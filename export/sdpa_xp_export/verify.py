@@ -17,7 +17,7 @@ from sdpa_xp import checks
 from sdpa_xp.biases import Bias
 from sdpa_xp.checks import message
 from sdpa_xp.masks import Mask
-from sdpa_xp_export._call.call import Call
+from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.metadata import from_json
 from sdpa_xp_export._call.operands import Initializer
 from sdpa_xp_export._files.loading import load
@@ -27,7 +27,7 @@ from sdpa_xp_export._runtime.memory import peak_above
 from sdpa_xp_export._runtime.session import open_session, placements, providers, run, version
 from sdpa_xp_export._verify.random_inputs import LARGE
 from sdpa_xp_export._verify.trial_lengths import check_size
-from sdpa_xp_export._verify.verification_inputs import Trial, judged, trials
+from sdpa_xp_export._verify.verification_inputs import Trial, judge_output, verification_inputs
 from sdpa_xp_export.forms import tiled
 from sdpa_xp_export.report import Placement, Report, Run
 
@@ -110,13 +110,13 @@ def _loaded(model: Model | str | Path) -> Model:
 
 
 def _run_on(
-    model: Model, call: Call, provider: str, seed: int, watch: Callable[[str], None] | None
+    model: Model, call: ExportCall, provider: str, seed: int, watch: Callable[[str], None] | None
 ) -> tuple[list[Run], list[Placement]]:
     seen: list[tuple[Trial, dict[str, NDArray[Any]], float, int | None]] = []
     rows = tiled.ROWS if any(node.op_type == "Scan" for node in model.graph.node) else None
     with tempfile.TemporaryDirectory() as folder:
         session = open_session(model, provider, Path(folder) / "profile")
-        for case in trials(call, np.random.default_rng(seed), rows):
+        for case in verification_inputs(call, np.random.default_rng(seed), rows):
             _, peak = peak_above(partial(run, session, case.inputs))
             start = time.perf_counter()
             outputs = run(session, case.inputs)
@@ -128,7 +128,9 @@ def _run_on(
     for size in (1.0, LARGE):  # one bound for all runs of a size
         alike = [each for each in seen if each[0].size == size]
         for name in alike[0][0].expected if alike else ():
-            agreements = judged(call, name, [(case, outputs[name]) for case, outputs, _, _ in alike], size)
+            agreements = judge_output(
+                call, name, [(case, outputs[name]) for case, outputs, _, _ in alike], size
+            )
             runs += [
                 Run(case.shown, provider, name, agreement, seconds, peak)
                 for (case, _, seconds, peak), agreement in zip(alike, agreements, strict=True)
@@ -136,7 +138,7 @@ def _run_on(
     return runs, where
 
 
-def _stated(model: Model, functions: Mapping[str, Any]) -> tuple[Call, dict[str, str]]:
+def _stated(model: Model, functions: Mapping[str, Any]) -> tuple[ExportCall, dict[str, str]]:
     """The call that the metadata state, and the metadata; the graph must have its inputs and outputs."""
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     weights = {name: Initializer(name, numbers) for name, numbers in initializers(model)}

@@ -26,7 +26,7 @@ PACKAGES = ("sdpa_xp", "numpy", "onnx", "ml_dtypes")
 
 def measured() -> dict[str, Any]:
     """Machine, versions, and each row of `sdpa-xp agree`, with the libraries that were not found."""
-    found, providers = backends.find(), session.providers()
+    found, providers = backends.find_backends(), session.providers()
     rows = []
     for dtype in DTYPES:
         for row in compare(feature_jobs(dtype), dtype, found, providers):

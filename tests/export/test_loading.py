@@ -17,8 +17,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from sdpa_xp import biases
 from sdpa_xp_export import TensorSpec, export_attention, save, verify
-from sdpa_xp_export._call.call import Arguments, Call
-from sdpa_xp_export._call.checking import checked
+from sdpa_xp_export._call.call import ExportCall, ExportOptions
+from sdpa_xp_export._call.checking import checked_call
 from sdpa_xp_export._files.loading import load
 from sdpa_xp_export._runtime.memory import peak_above
 from sdpa_xp_export._verify.trial_lengths import MOST_NUMBERS, check_size
@@ -266,9 +266,9 @@ def test_damaged_files_are_refused_or_read(tmp_path: Path) -> None:
     assert all(re.fullmatch("verify: `model` must .*", each) for each in refusals)
 
 
-def call(query: str, key: str, value: str | None = None, **more: Any) -> Call:
+def call(query: str, key: str, value: str | None = None, **more: Any) -> ExportCall:
     specs = [TensorSpec.parse(spec) for spec in (query, key, value or key)]
-    return checked("verify", *specs, Arguments(**more))
+    return checked_call("verify", *specs, ExportOptions(**more))
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def call(query: str, key: str, value: str | None = None, **more: Any) -> Call:
     ],
     ids=["width", "pairs", "named", "broadcast", "output", "many names", "digits", "cache"],
 )  # fmt: skip
-def test_a_call_too_large_to_verify(made: Callable[[], Call]) -> None:
+def test_a_call_too_large_to_verify(made: Callable[[], ExportCall]) -> None:
     rule = "verify: the inputs, the scores and the output of `model` must be at most 67108864 numbers together"
     with pytest.raises(ValueError, match=f"^{rule}; got numbers=.*, call=float32") as caught:
         check_size("verify", made())

@@ -206,12 +206,12 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "`attn_mask` must be made of a function that returns a condition; got its result=int64",
     ),
     "a library of no name here": (
-        lambda: backends.find(["numpi"]),
+        lambda: backends.find_backends(["numpi"]),
         ValueError,
         "find: `backends` must be among numpy,",
     ),
     "a library that is not here": (
-        lambda: backends.find(["cupy"]),
+        lambda: backends.find_backends(["cupy"]),
         ValueError,
         "find: `backends` must be installed and have a device here; got backend='cupy'",
     ),

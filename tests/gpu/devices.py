@@ -11,7 +11,7 @@ from sdpa_xp_export._agree.backends import Backend
 def on_cuda(name: str) -> list[Backend]:
     """The library on each CUDA device here."""
     try:
-        found = backends.find([name])
+        found = backends.find_backends([name])
     except ValueError as error:
         pytest.skip(str(error))
     devices = [backend for backend in found if backend.device.startswith("cuda")]

@@ -27,8 +27,8 @@ from runtime.jobs import Job, jobs, own
 
 from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec
-from sdpa_xp_export._call.call import Arguments, Call
-from sdpa_xp_export._call.checking import checked
+from sdpa_xp_export._call.call import ExportCall, ExportOptions
+from sdpa_xp_export._call.checking import checked_call
 from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, Runtime
 from sdpa_xp_export._runtime.session import placements, run
 from sdpa_xp_export.export import export_call
@@ -71,11 +71,11 @@ def by_length() -> Iterator[Job]:
     }
     for length in LENGTHS:
         query, shared = (TensorSpec("float32", (1, heads, length, 64)) for heads in (4, 2))
-        calls: dict[str, Call] = {}
+        calls: dict[str, ExportCall] = {}
         for name, rule in rules.items():
             for key in (query, shared):
                 what = f"{length} tokens, {name}, {key.shape[1]} key heads"
-                calls[what] = checked("runtime.webgpu", query, key, key, Arguments(**rule))
+                calls[what] = checked_call("runtime.webgpu", query, key, key, ExportOptions(**rule))
         yield from own(calls, "float32")
 
 

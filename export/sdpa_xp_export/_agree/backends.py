@@ -43,7 +43,7 @@ class Backend:
             return False
 
 
-def find(names: Sequence[str] | None = None) -> list[Backend]:
+def find_backends(names: Sequence[str] | None = None) -> list[Backend]:
     """Each of the libraries in `names` on each of its devices; without names, all that are installed.
 
     Raises:

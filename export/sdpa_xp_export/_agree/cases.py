@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from sdpa_xp_export._call.call import Arguments, Call
-from sdpa_xp_export._call.checking import checked
+from sdpa_xp_export._call.call import ExportCall, ExportOptions
+from sdpa_xp_export._call.checking import checked_call
 from sdpa_xp_export.spec import TensorSpec
 
 LENGTHS = {"B": 2, "L": 19, "S": 33}
 
 
-def calls(dtype: str) -> dict[str, Call]:
+def basic_calls(dtype: str) -> dict[str, ExportCall]:
     """Each feature alone, then together; batch and lengths are symbols."""
     query = TensorSpec(dtype, ("B", 8, "L", 32))
     key = TensorSpec(dtype, ("B", 8, "S", 32))
@@ -21,8 +21,8 @@ def calls(dtype: str) -> dict[str, Call]:
     pairs = TensorSpec("bool", ("L", "S"))
     added = TensorSpec(dtype, (8, "L", "S"))
 
-    def call(key: TensorSpec, value: TensorSpec, **rules: Any) -> Call:
-        return checked("calls", query, key, value, Arguments(**rules))
+    def call(key: TensorSpec, value: TensorSpec, **rules: Any) -> ExportCall:
+        return checked_call("calls", query, key, value, ExportOptions(**rules))
 
     return {
         "plain": call(key, key),

@@ -14,14 +14,14 @@ import sdpa_xp
 from sdpa_xp_export._agree import library_calls as library
 from sdpa_xp_export._agree.backends import Backend
 from sdpa_xp_export._agree.features import LENGTHS, features
-from sdpa_xp_export._call.call import Call
+from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._runtime import session
-from sdpa_xp_export._runtime.releases import Runtime, runtime_of
+from sdpa_xp_export._runtime.releases import Runtime, runtime_text
 from sdpa_xp_export._verify.agreement import judge
-from sdpa_xp_export._verify.random_inputs import poison, sample
-from sdpa_xp_export._verify.reference_inputs import Arrays, plain
+from sdpa_xp_export._verify.random_inputs import poison, random_inputs
+from sdpa_xp_export._verify.reference_inputs import Arrays, reference_inputs
 from sdpa_xp_export._verify.textbook import stages
-from sdpa_xp_export._verify.verification_inputs import as_returned, expected
+from sdpa_xp_export._verify.verification_inputs import as_returned, expected_outputs
 from sdpa_xp_export.export import export_call
 from sdpa_xp_export.forms.choice import FORMS, unsupported_reason
 from sdpa_xp_export.report import Agreement
@@ -34,7 +34,7 @@ Expected = Mapping[str, tuple[NDArray[np.float64], NDArray[Any]]]
 class Job:
     """A call with inputs for it. `hidden` are the same inputs with NaN where no query attends."""
 
-    call: Call
+    call: ExportCall
     inputs: Arrays
     hidden: Arrays
     compute: library.Compute = library.attention
@@ -42,7 +42,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class JobResult:
     """How one job went; without an agreement it was refused."""
 
     feature: str
@@ -63,7 +63,7 @@ class Row:
     implementation: str
     dtype: str
     device: str
-    results: tuple[Result, ...]
+    results: tuple[JobResult, ...]
     seconds: float
     """All jobs together, each timed once after a run that was not."""
 
@@ -109,7 +109,7 @@ def feature_jobs(dtype: str, seed: int = 0) -> dict[str, Job]:
     rng = np.random.default_rng(seed)
     jobs = {}
     for name, feature in features(dtype).items():
-        inputs = sample(feature.call, LENGTHS, rng)
+        inputs = random_inputs(feature.call, LENGTHS, rng)
         hidden = poison(feature.call, inputs)
         jobs[name] = Job(feature.call, inputs, hidden, feature.compute, feature.no_graph)
     return jobs
@@ -119,7 +119,9 @@ def compare(
     jobs: Mapping[str, Job], dtype: str, backends: Iterable[Backend], providers: Sequence[str]
 ) -> Iterator[Row]:
     """A row for each backend that holds `dtype`, then one for each exported form and provider."""
-    exact: Expected = {name: expected(job.call, job.inputs)[job.call.outputs[0]] for name, job in jobs.items()}
+    exact: Expected = {
+        name: expected_outputs(job.call, job.inputs)[job.call.outputs[0]] for name, job in jobs.items()
+    }
     for backend in backends:
         if backend.holds(dtype):
             labels = (backend.name, "xp", dtype, backend.device)
@@ -134,16 +136,16 @@ def compare(
 Run = Callable[[], NDArray[Any]]
 Prepare = Callable[[Job], Run | str]
 """A job -> what runs it, or why it is refused."""
-Own = Callable[[Job], NDArray[Any]]
+TextbookOf = Callable[[Job], NDArray[Any]]
 """A job -> the output of the textbook formula, in the same library."""
 
 
-def _on_backend(backend: Backend) -> tuple[Own, Prepare]:
+def _on_backend(backend: Backend) -> tuple[TextbookOf, Prepare]:
     xp = backend.namespace()
 
     def own(job: Job) -> NDArray[Any]:
         (output,) = job.call.outputs
-        made = stages(xp, **_put(plain(job.call, job.inputs), backend))[output]
+        made = stages(xp, **_put(reference_inputs(job.call, job.inputs), backend))[output]
         return as_returned(job.call, output, backend.get(made))
 
     def prepare(job: Job) -> Run:
@@ -154,7 +156,7 @@ def _on_backend(backend: Backend) -> tuple[Own, Prepare]:
 
 
 def _on_runtime(form: str, provider: str) -> Prepare:
-    runtime = runtime_of(provider, session.version())
+    runtime = runtime_text(provider, session.version())
     target = Runtime.parse("agree", runtime)
 
     def prepare(job: Job) -> Run | str:
@@ -181,7 +183,7 @@ def _row(
     labels: tuple[str, str, str, str],
     jobs: Mapping[str, Job],
     exact: Expected,
-    own: Own | None,
+    own: TextbookOf | None,
     prepare: Prepare,
 ) -> Row:
     """Each job run twice, once timed; without `own` the bound is that of NumPy's textbook."""
@@ -189,12 +191,12 @@ def _row(
     for name, job in jobs.items():
         run = prepare(job)
         if isinstance(run, str):
-            results.append(Result(name, None, run))
+            results.append(JobResult(name, None, run))
             continue
         try:
             run()
         except (TypeError, ValueError) as error:
-            results.append(Result(name, None, _as_refusal(error)))
+            results.append(JobResult(name, None, _as_refusal(error)))
             continue
         start = time.perf_counter()
         result = run()
@@ -204,7 +206,7 @@ def _row(
         textbook = by_numpy if own is None else own(job)
         as_stated = result.shape == reference.shape and result.dtype.name == dtype
         found = result if as_stated else np.full(reference.shape, np.nan)
-        results.append(Result(name, judge(found, reference, textbook, dtype)))
+        results.append(JobResult(name, judge(found, reference, textbook, dtype)))
     return Row(*labels, tuple(results), seconds)
 
 

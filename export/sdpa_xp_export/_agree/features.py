@@ -9,8 +9,8 @@ from sdpa_xp import biases, masks
 from sdpa_xp_export._agree import cases
 from sdpa_xp_export._agree import library_calls as library
 from sdpa_xp_export._agree.library_calls import Compute
-from sdpa_xp_export._call.call import Arguments, Call
-from sdpa_xp_export._call.checking import checked
+from sdpa_xp_export._call.call import ExportCall, ExportOptions
+from sdpa_xp_export._call.checking import checked_call
 from sdpa_xp_export.spec import TensorSpec
 
 LENGTHS = cases.LENGTHS | {"P": 14, "R": 40}
@@ -22,7 +22,7 @@ QUERY_IDS, KEY_IDS = [0] * 4 + [1] * 9 + [2] * 6, [0] * 10 + [1] * 8 + [2] * 15
 class Feature:
     """A call, and how the library computes its one output."""
 
-    call: Call
+    call: ExportCall
     compute: Compute = library.attention
     no_graph: str = ""
     """Why there is no graph of it; nothing where there is one."""
@@ -31,7 +31,7 @@ class Feature:
 def features(dtype: str) -> dict[str, Feature]:
     """Each feature by its name; batch and lengths are symbols, but where a fused operator wants numbers."""
     return (
-        {name: Feature(call) for name, call in cases.calls(dtype).items()}
+        {name: Feature(call) for name, call in cases.basic_calls(dtype).items()}
         | _masks(dtype)
         | _biases(dtype)
         | _rules(dtype)
@@ -40,8 +40,8 @@ def features(dtype: str) -> dict[str, Feature]:
     )
 
 
-def _call(query: TensorSpec, key: TensorSpec, **rules: Any) -> Call:
-    return checked("features", query, key, key, Arguments(**rules))
+def _call(query: TensorSpec, key: TensorSpec, **rules: Any) -> ExportCall:
+    return checked_call("features", query, key, key, ExportOptions(**rules))
 
 
 def _tokens(dtype: str, length: int | str, heads: int = 8, batch: int | str = "B") -> TensorSpec:
@@ -110,7 +110,7 @@ def _outputs(dtype: str) -> dict[str, Feature]:
     query, key, entry = _tokens(dtype, "L"), _tokens(dtype, "S"), _given("int64", "B")
     rules: dict[str, Any] = {"attn_mask": masks.padding(entry), "softcap": 5.0}
 
-    def of(name: str) -> Call:
+    def of(name: str) -> ExportCall:
         return _call(query, key, **rules, outputs=(name,))
 
     merged = "no graph merges states: it gives output and lse of one of them"

@@ -8,10 +8,10 @@ from typing import Any, TypeAlias
 
 import sdpa_xp
 from sdpa_xp import masks
-from sdpa_xp_export._call.call import Call
+from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._verify.reference_inputs import Arrays, library_arguments
 
-Compute: TypeAlias = Callable[[Any, Call, Mapping[str, Any]], Any]
+Compute: TypeAlias = Callable[[Any, ExportCall, Mapping[str, Any]], Any]
 """A namespace, a call, and inputs of the call in that namespace -> the output of the call."""
 
 PORTABLE: dict[str, Any] = {"implementation": "xp"}
@@ -19,24 +19,24 @@ BLOCK = 4
 """Tokens in a block of a paged cache."""
 
 
-def attention(_xp: Any, call: Call, arrays: Mapping[str, Any]) -> Any:
+def attention(_xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
     return sdpa_xp.scaled_dot_product_attention(**library_arguments(call, arrays), **PORTABLE)
 
 
-def lse(_xp: Any, call: Call, arrays: Mapping[str, Any]) -> Any:
+def lse(_xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
     return sdpa_xp.attention_state(**library_arguments(call, arrays), **PORTABLE).lse
 
 
-def weights(_xp: Any, call: Call, arrays: Mapping[str, Any]) -> Any:
+def weights(_xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
     return sdpa_xp.attention_weights(**_without(library_arguments(call, arrays), "value"), **PORTABLE)
 
 
-def scores(_xp: Any, call: Call, arrays: Mapping[str, Any]) -> Any:
+def scores(_xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
     arguments = _without(library_arguments(call, arrays), "value", "sinks")
     return sdpa_xp.attention_scores(**arguments, **PORTABLE)
 
 
-def merged(_xp: Any, call: Call, arrays: Mapping[str, Any]) -> Any:
+def merged(_xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
     """From the states over the first half of the keys and over the second."""
     arguments = library_arguments(call, arrays)
     query, key = arguments["query"], arguments["key"]
@@ -50,18 +50,18 @@ def merged(_xp: Any, call: Call, arrays: Mapping[str, Any]) -> Any:
     return sdpa_xp.merge_states(states).output
 
 
-def by_the_names_of_jax(xp: Any, call: Call, arrays: Mapping[str, Any]) -> Any:
+def by_the_names_of_jax(xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
     swapped = {name: xp.permute_dims(arrays[name], (0, 2, 1, 3)) for name in ("query", "key", "value")}
     rules: dict[str, Any] = {"scale": call.scale, "is_causal": call.is_causal, **PORTABLE}
     return xp.permute_dims(sdpa_xp.dot_product_attention(**swapped, **rules), (0, 2, 1, 3))
 
 
-def cached(_xp: Any, call: Call, arrays: Mapping[str, Any]) -> Any:
+def cached(_xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
     cache = sdpa_xp.KVCache(arrays["past_key"], arrays["past_value"])
     return _decoded(cache, call, arrays)
 
 
-def paged(xp: Any, call: Call, arrays: Mapping[str, Any]) -> Any:
+def paged(xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
     """From a cache with room, cut into blocks."""
     entries, heads, room, width = arrays["past_key"].shape
     each = room // BLOCK
@@ -80,7 +80,7 @@ def packed(query_ids: Sequence[int], key_ids: Sequence[int]) -> Compute:
     """Of queries and keys whose documents have these ids, which rise from 0."""
     starts_q, starts_k = _starts(query_ids), _starts(key_ids)
 
-    def compute(_xp: Any, _call: Call, arrays: Mapping[str, Any]) -> Any:
+    def compute(_xp: Any, _call: ExportCall, arrays: Mapping[str, Any]) -> Any:
         query, key, value = (arrays[name][0, ...] for name in ("query", "key", "value"))
         rules: dict[str, Any] = {"layout": "...HLE", **PORTABLE}
         return sdpa_xp.varlen_attention(query, key, value, starts_q, starts_k, **rules)[None, ...]
@@ -93,7 +93,7 @@ def _starts(ids: Sequence[int]) -> list[int]:
     return [0, *accumulate(list(ids).count(number) for number in range(max(ids) + 1))]
 
 
-def _decoded(cache: Any, call: Call, arrays: Mapping[str, Any]) -> Any:
+def _decoded(cache: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
     """Attention of the new tokens, once they are in the cache."""
     arguments = _without(library_arguments(call, arrays), "key", "value", "layout")
     return cache.append(arrays["key"], arrays["value"]).attend(**arguments, **PORTABLE)

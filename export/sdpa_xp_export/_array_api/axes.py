@@ -6,12 +6,12 @@ import operator
 from collections.abc import Sequence
 
 from sdpa_xp.checks import message
-from sdpa_xp_export._graph.graph import Value
+from sdpa_xp_export._graph.graph import GraphValue
 
 Axes = int | Sequence[int] | None
 
 
-def axis_of(value: Value, axis: int, added: int = 0) -> int:
+def axis_of(value: GraphValue, axis: int, added: int = 0) -> int:
     """Count `axis` from the front, for a value that gets `added` more axes."""
     count, number = value.ndim + added, operator.index(axis)
     if not -count <= number < count:
@@ -20,7 +20,7 @@ def axis_of(value: Value, axis: int, added: int = 0) -> int:
     return number % count
 
 
-def axes_of(value: Value, axes: Axes) -> tuple[int, ...]:
+def axes_of(value: GraphValue, axes: Axes) -> tuple[int, ...]:
     """Count several axes from the front; None means all of them."""
     if axes is None:
         return tuple(range(value.ndim))

@@ -14,7 +14,7 @@ from sdpa_xp_export._array_api.shaping import broadcast_to
 from sdpa_xp_export._dtypes.conversion import numpy_dtype
 from sdpa_xp_export._dtypes.promotion import DEFAULTS
 from sdpa_xp_export._dtypes.standard import dtype_name
-from sdpa_xp_export._graph.graph import Graph, Value
+from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._graph.lengths import Length, joined_name
 from sdpa_xp_export._graph.traced_graph import TracedGraph
 
@@ -22,7 +22,7 @@ from sdpa_xp_export._graph.traced_graph import TracedGraph
 def astype(x: Any, dtype: Any, /, *, copy: Any = True, device: object = None) -> Any:
     """Convert `x` to a dtype, which may be the dtype of another library."""
     del copy, device  # a value has neither
-    if isinstance(x, Value):
+    if isinstance(x, GraphValue):
         return x.astype(dtype_name(dtype))
     return array_api_compat.array_namespace(x).astype(x, dtype_like(x, dtype))
 
@@ -41,7 +41,7 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: object = None, copy: Any 
     del device, copy
     graph = graph_of([obj]) if isinstance(obj, Length) else None
     array = obj if graph is None else graph.operand(obj)
-    if isinstance(array, Value) or is_array(array):
+    if isinstance(array, GraphValue) or is_array(array):
         return array if dtype is None else astype(array, dtype)
     numbers = np.asarray(array)
     if numbers.dtype.kind not in "biuf":
@@ -68,11 +68,11 @@ def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None,
     return counted if dtype is None else counted.astype(dtype_name(dtype))
 
 
-def _as_int64(graph: Graph, bound: Any) -> Value:
+def _as_int64(graph: Graph, bound: Any) -> GraphValue:
     """Convert a bound to int64: an integer, a length, or a value without axes."""
     if isinstance(bound, int) and not isinstance(bound, bool):
         return graph.constant(bound, "int64")
-    value = graph.operand(bound) if isinstance(bound, Value | Length) else None
+    value = graph.operand(bound) if isinstance(bound, GraphValue | Length) else None
     if value is None or value.shape or "int" not in value.dtype:
         rule = "a range to or from a length must be of integers"
         raise TypeError(message(graph.function, rule, {"bound": repr(bound)}))

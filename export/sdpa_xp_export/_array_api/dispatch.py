@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 import array_api_compat
 import numpy as np
 
-from sdpa_xp_export._graph.graph import Graph, Value
+from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._graph.lengths import Length
 
 P = ParamSpec("P")
@@ -38,13 +38,13 @@ def array_function(function: Callable[P, T]) -> Callable[P, T]:
 
 def graph_of(arguments: Sequence[Any]) -> Graph | None:
     """Return the graph of the first value or length among arguments, and in lists of them."""
-    graphs = (leaf.graph for leaf in _leaves(arguments) if isinstance(leaf, Value | Length))
+    graphs = (leaf.graph for leaf in _leaves(arguments) if isinstance(leaf, GraphValue | Length))
     return next((graph for graph in graphs if isinstance(graph, Graph)), None)
 
 
 def is_array(operand: object) -> bool:
     """Return whether `operand` is an array of some library, and neither a number nor a value of a graph."""
-    known = isinstance(operand, numbers.Number | Value)
+    known = isinstance(operand, numbers.Number | GraphValue)
     return not known and bool(array_api_compat.is_array_api_obj(operand))
 
 

@@ -14,18 +14,18 @@ from sdpa_xp_export._array_api.dispatch import array_function
 from sdpa_xp_export._array_api.elementwise import equal, less, negative, where
 from sdpa_xp_export._array_api.operators import binary, computed, elementwise, operands
 from sdpa_xp_export._dtypes.promotion import FLOATING, SIGNED
-from sdpa_xp_export._graph.graph import Value
+from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export._graph.shapes import joint_shape
 
 
 @array_function
-def divide(one: Any, other: Any) -> Value:
+def divide(one: Any, other: Any) -> GraphValue:
     """Divide floats."""
     return binary("Div", "divide", "floating", one, other)
 
 
 @array_function
-def floor_divide(one: Any, other: Any) -> Value:
+def floor_divide(one: Any, other: Any) -> GraphValue:
     """Divide and round down."""
     first, second = operands("floor_divide", "numeric", one, other)
     if first.dtype in FLOATING:
@@ -38,7 +38,7 @@ def floor_divide(one: Any, other: Any) -> Value:
 
 
 @array_function
-def remainder(one: Any, other: Any) -> Value:
+def remainder(one: Any, other: Any) -> GraphValue:
     """Return the remainder, which has the sign of the divisor."""
     first, second = operands("remainder", "numeric", one, other)
     if first.dtype in FLOATING:
@@ -48,7 +48,7 @@ def remainder(one: Any, other: Any) -> Value:
     return where(equal(second, 0), 0, elementwise("Mod", first, _safe_divisor(second)))
 
 
-def _known_divisor(first: Value, divisor: Any) -> int | None:
+def _known_divisor(first: GraphValue, divisor: Any) -> int | None:
     """Return a divisor that is a Python integer, else None; 0 is refused."""
     if not isinstance(divisor, int):
         return None
@@ -58,13 +58,13 @@ def _known_divisor(first: Value, divisor: Any) -> int | None:
     return divisor
 
 
-def _safe_divisor(divisor: Value) -> Value:
+def _safe_divisor(divisor: GraphValue) -> GraphValue:
     """Replace the divisors 0 and -1 by 1."""
     safe = where(equal(divisor, 0), 1, divisor)
     return where(equal(divisor, -1), 1, safe) if divisor.dtype in SIGNED else safe
 
 
-def _rounded_down(one: Value, other: Value, known: int | None) -> Value:
+def _rounded_down(one: GraphValue, other: GraphValue, known: int | None) -> GraphValue:
     """Divide integers with Div, and subtract 1 where Div rounded up."""
     quotient = elementwise("Div", one, other)
     if one.dtype not in SIGNED:
@@ -78,7 +78,7 @@ def _rounded_down(one: Value, other: Value, known: int | None) -> Value:
     return elementwise("Sub", quotient, rounded_up.astype(quotient.dtype))
 
 
-def _quotient_and_remainder_of_floats(one: Value, other: Value) -> tuple[Value, Value]:
+def _quotient_and_remainder_of_floats(one: GraphValue, other: GraphValue) -> tuple[GraphValue, GraphValue]:
     """Return the quotient rounded down and the remainder, by the steps of NumPy's `npy_divmod`.
 
     The quotient follows from the remainder, which is exact: 1.0 // 0.1 is 9, though 1.0 / 0.1 is 10.

@@ -18,86 +18,86 @@ from sdpa_xp_export._array_api.operators import (
     unary,
 )
 from sdpa_xp_export._dtypes.promotion import DEFAULTS, INTEGERS
-from sdpa_xp_export._graph.graph import Graph, Value
+from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._graph.lengths import Length
 from sdpa_xp_export._graph.shapes import joint_shape
 
 
 @array_function
-def add(one: Any, other: Any) -> Value:
+def add(one: Any, other: Any) -> GraphValue:
     """Add."""
     return binary("Add", "add", "numeric", one, other)
 
 
 @array_function
-def subtract(one: Any, other: Any) -> Value:
+def subtract(one: Any, other: Any) -> GraphValue:
     """Subtract."""
     return binary("Sub", "subtract", "numeric", one, other)
 
 
 @array_function
-def multiply(one: Any, other: Any) -> Value:
+def multiply(one: Any, other: Any) -> GraphValue:
     """Multiply."""
     return binary("Mul", "multiply", "numeric", one, other)
 
 
 @array_function
-def negative(value: Value) -> Value:
+def negative(value: GraphValue) -> GraphValue:
     """Change the sign; unsigned integers wrap, as in NumPy."""
     return unary("Neg", "negative", "numeric", value)
 
 
 @array_function
-def positive(value: Value) -> Value:
+def positive(value: GraphValue) -> GraphValue:
     """Return the number itself."""
     return admitted("positive", "numeric", value)
 
 
 @array_function
-def abs(value: Value) -> Value:
+def abs(value: GraphValue) -> GraphValue:
     """Return the absolute value."""
     return unary("Abs", "abs", "numeric", value)
 
 
 @array_function
-def square(value: Value) -> Value:
+def square(value: GraphValue) -> GraphValue:
     """Return the number times itself."""
     number = admitted("square", "numeric", value)
     return number * number
 
 
 @array_function
-def exp(value: Value) -> Value:
+def exp(value: GraphValue) -> GraphValue:
     """Return e to the power of the number."""
     return unary("Exp", "exp", "floating", value)
 
 
 @array_function
-def log(value: Value) -> Value:
+def log(value: GraphValue) -> GraphValue:
     """Return the natural logarithm."""
     return unary("Log", "log", "floating", value)
 
 
 @array_function
-def sqrt(value: Value) -> Value:
+def sqrt(value: GraphValue) -> GraphValue:
     """Return the square root."""
     return unary("Sqrt", "sqrt", "floating", value)
 
 
 @array_function
-def tanh(value: Value) -> Value:
+def tanh(value: GraphValue) -> GraphValue:
     """Return the hyperbolic tangent."""
     return unary("Tanh", "tanh", "floating", value)
 
 
 @array_function
-def sin(value: Value) -> Value:
+def sin(value: GraphValue) -> GraphValue:
     """Return the sine."""
     return unary("Sin", "sin", "floating", value)
 
 
 @array_function
-def cos(value: Value) -> Value:
+def cos(value: GraphValue) -> GraphValue:
     """Return the cosine."""
     number = admitted("cos", "floating", value)
     if number.dtype != "float64":
@@ -108,7 +108,7 @@ def cos(value: Value) -> Value:
 
 
 @array_function
-def erf(value: Value) -> Value:
+def erf(value: GraphValue) -> GraphValue:
     """Return the error function, which the standard lacks."""
     number = admitted("erf", "floating", value)
     result = unary("Erf", "erf", "floating", number)
@@ -117,25 +117,25 @@ def erf(value: Value) -> Value:
 
 
 @array_function
-def floor(value: Value) -> Value:
+def floor(value: GraphValue) -> GraphValue:
     """Round down; integers stay unchanged."""
     number = admitted("floor", "numeric", value)
     return number if number.dtype in INTEGERS else computed("Floor", number, shape=number.shape)
 
 
 @array_function
-def maximum(one: Any, other: Any) -> Value:
+def maximum(one: Any, other: Any) -> GraphValue:
     """Return the larger of two numbers; NaN if one of them is NaN."""
     return _extreme("Max", "maximum", "Greater", one, other)
 
 
 @array_function
-def minimum(one: Any, other: Any) -> Value:
+def minimum(one: Any, other: Any) -> GraphValue:
     """Return the smaller of two numbers; NaN if one of them is NaN."""
     return _extreme("Min", "minimum", "Less", one, other)
 
 
-def _extreme(op: str, name: str, compare: str, one: Any, other: Any) -> Value:
+def _extreme(op: str, name: str, compare: str, one: Any, other: Any) -> GraphValue:
     first, second = operands(name, "numeric", one, other)
     if first.dtype != "int64":
         return elementwise(op, first, second)
@@ -144,7 +144,7 @@ def _extreme(op: str, name: str, compare: str, one: Any, other: Any) -> Value:
 
 
 @array_function
-def clip(value: Value, min: Any = None, max: Any = None) -> Value:
+def clip(value: GraphValue, min: Any = None, max: Any = None) -> GraphValue:
     """Limit `value` to bounds, each of which may be None; the result has the dtype of `value`."""
     if not hasattr(value, "graph"):
         raise TypeError(message("clip", "`x` must be an array", {"x": repr(value)}))
@@ -154,7 +154,7 @@ def clip(value: Value, min: Any = None, max: Any = None) -> Value:
 
 
 @array_function
-def where(condition: Value, one: Any, other: Any) -> Value:
+def where(condition: GraphValue, one: Any, other: Any) -> GraphValue:
     """Choose elements of one of two operands; two Python scalars get the default dtypes."""
     if getattr(condition, "dtype", None) != "bool":
         rule, got = "the condition of `where` must be a boolean array", {"condition": condition}
@@ -173,7 +173,7 @@ def _is_scalar(operand: Any) -> bool:
     return isinstance(operand, bool | int | float | Length)
 
 
-def _of_default_dtype(graph: Graph, *scalars: bool | int | float | Length) -> list[Value]:
+def _of_default_dtype(graph: Graph, *scalars: bool | int | float | Length) -> list[GraphValue]:
     """Return constants in the default dtype of the widest kind among scalars; a length is an integer."""
     dtype = DEFAULTS[int]
     if any(isinstance(scalar, float) for scalar in scalars):
@@ -187,89 +187,89 @@ def _of_default_dtype(graph: Graph, *scalars: bool | int | float | Length) -> li
 
 
 @array_function
-def equal(one: Any, other: Any) -> Value:
+def equal(one: Any, other: Any) -> GraphValue:
     """Return whether two operands of any dtype are equal."""
     return binary("Equal", "equal", "any", one, other, "bool")
 
 
 @array_function
-def not_equal(one: Any, other: Any) -> Value:
+def not_equal(one: Any, other: Any) -> GraphValue:
     """Return whether two operands of any dtype differ."""
     return bitwise_invert(equal(one, other))
 
 
 @array_function
-def less(one: Any, other: Any) -> Value:
+def less(one: Any, other: Any) -> GraphValue:
     """Return whether the first number is smaller."""
     return binary("Less", "less", "numeric", one, other, "bool")
 
 
 @array_function
-def less_equal(one: Any, other: Any) -> Value:
+def less_equal(one: Any, other: Any) -> GraphValue:
     """Return whether the first number is not larger."""
     return binary("LessOrEqual", "less_equal", "numeric", one, other, "bool")
 
 
 @array_function
-def greater(one: Any, other: Any) -> Value:
+def greater(one: Any, other: Any) -> GraphValue:
     """Return whether the first number is larger."""
     return binary("Greater", "greater", "numeric", one, other, "bool")
 
 
 @array_function
-def greater_equal(one: Any, other: Any) -> Value:
+def greater_equal(one: Any, other: Any) -> GraphValue:
     """Return whether the first number is not smaller."""
     return binary("GreaterOrEqual", "greater_equal", "numeric", one, other, "bool")
 
 
-def is_masked(value: Value) -> Value:
+def is_masked(value: GraphValue) -> GraphValue:
     """Return whether a score or a bias is -inf."""
     return equal(admitted("is_masked", "floating", value), -math.inf)
 
 
 @array_function
-def logical_and(one: Any, other: Any) -> Value:
+def logical_and(one: Any, other: Any) -> GraphValue:
     """Return whether both conditions hold."""
     return binary("And", "logical_and", "boolean", one, other)
 
 
 @array_function
-def logical_or(one: Any, other: Any) -> Value:
+def logical_or(one: Any, other: Any) -> GraphValue:
     """Return whether at least one condition holds."""
     return binary("Or", "logical_or", "boolean", one, other)
 
 
 @array_function
-def logical_xor(one: Any, other: Any) -> Value:
+def logical_xor(one: Any, other: Any) -> GraphValue:
     """Return whether exactly one condition holds."""
     return binary("Xor", "logical_xor", "boolean", one, other)
 
 
 @array_function
-def logical_not(value: Value) -> Value:
+def logical_not(value: GraphValue) -> GraphValue:
     """Return whether a condition does not hold."""
     return bitwise_invert(admitted("logical_not", "boolean", value))
 
 
 @array_function
-def bitwise_and(one: Any, other: Any) -> Value:
+def bitwise_and(one: Any, other: Any) -> GraphValue:
     """Combine two conditions, or the bits of two integers."""
     return _bitwise("And", "bitwise_and", one, other)
 
 
 @array_function
-def bitwise_or(one: Any, other: Any) -> Value:
+def bitwise_or(one: Any, other: Any) -> GraphValue:
     """Combine two conditions, or the bits of two integers."""
     return _bitwise("Or", "bitwise_or", one, other)
 
 
 @array_function
-def bitwise_xor(one: Any, other: Any) -> Value:
+def bitwise_xor(one: Any, other: Any) -> GraphValue:
     """Combine two conditions, or the bits of two integers."""
     return _bitwise("Xor", "bitwise_xor", one, other)
 
 
-def _bitwise(op: str, name: str, one: Any, other: Any) -> Value:
+def _bitwise(op: str, name: str, one: Any, other: Any) -> GraphValue:
     first, second = operands(name, "integer or boolean", one, other)
     if first.dtype == "bool":
         return elementwise(op, first, second)
@@ -278,7 +278,7 @@ def _bitwise(op: str, name: str, one: Any, other: Any) -> Value:
 
 
 @array_function
-def bitwise_invert(value: Value) -> Value:
+def bitwise_invert(value: GraphValue) -> GraphValue:
     """Invert a condition, or the bits of an integer."""
     value = admitted("bitwise_invert", "integer or boolean", value)
     if value.dtype == "bool":
@@ -287,7 +287,7 @@ def bitwise_invert(value: Value) -> Value:
     return computed("BitwiseNot", value, shape=value.shape)
 
 
-def _bits_need_opset(value: Value, name: str) -> None:
+def _bits_need_opset(value: GraphValue, name: str) -> None:
     if value.graph.opset < 18:  # the first with BitwiseAnd, BitwiseOr, BitwiseXor and BitwiseNot
         rule = f"`opset` must be at least 18 for `{name}` of integers"
         raise ValueError(message(value.graph.function, rule, {"opset": value.graph.opset}))

@@ -7,12 +7,12 @@ from typing import Any
 
 from sdpa_xp.checks import message
 from sdpa_xp_export._array_api import ops
-from sdpa_xp_export._graph.graph import Value
+from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export._graph.lengths import has_names, joined_name
 from sdpa_xp_export._graph.traced_graph import traced_graph_of
 
 
-def item(value: Value, index: object) -> Value:
+def item(value: GraphValue, index: object) -> GraphValue:
     """Write `value[index]` for an index of integers, slices, None and an ellipsis."""
     entries = index if isinstance(index, tuple) else (index,)
     counted = sum(1 for entry in entries if entry is not None and entry is not ...)
@@ -36,7 +36,7 @@ def item(value: Value, index: object) -> Value:
     return result
 
 
-def _entry(value: Value, index: Any, axis: int) -> Value:
+def _entry(value: GraphValue, index: Any, axis: int) -> GraphValue:
     try:
         if isinstance(index, bool):
             raise TypeError
@@ -52,7 +52,7 @@ def _entry(value: Value, index: Any, axis: int) -> Value:
     return ops.gather(value, value.graph.constant(number, "int64"), axis)
 
 
-def _sliced(value: Value, part: slice, axis: int) -> Value:
+def _sliced(value: GraphValue, part: slice, axis: int) -> GraphValue:
     if part == slice(None):
         return value
     length, step = value.shape[axis], 1 if part.step is None else part.step
@@ -79,7 +79,7 @@ def _length_of(length: int | str, start: Any, stop: Any, step: int) -> int | str
     return joined_name(length, start, stop, step)
 
 
-def _bound(value: Value, bound: Any, default: int) -> Value:
+def _bound(value: GraphValue, bound: Any, default: int) -> GraphValue:
     if isinstance(bound, str):
         return traced_graph_of(value).length(bound)
     return value.graph.constant([default if bound is None else operator.index(bound)], "int64")

@@ -15,13 +15,13 @@ import numpy as np
 from sdpa_xp.checks import message
 from sdpa_xp_export._dtypes.kernels import computable_dtype
 from sdpa_xp_export._dtypes.promotion import CATEGORIES, INTEGERS, holds, joint, joint_of_kinds, of_scalar
-from sdpa_xp_export._graph.graph import Graph, Value
+from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._graph.lengths import Length
 from sdpa_xp_export._graph.shapes import joint_shape
-from sdpa_xp_export.spec import Shape
+from sdpa_xp_export.spec import SymbolicShape
 
 
-def binary(op: str, name: str, category: str, one: Any, other: Any, dtype: str | None = None) -> Value:
+def binary(op: str, name: str, category: str, one: Any, other: Any, dtype: str | None = None) -> GraphValue:
     """Write `op` of two operands: elementwise, with broadcasting and type promotion.
 
     Args:
@@ -35,19 +35,19 @@ def binary(op: str, name: str, category: str, one: Any, other: Any, dtype: str |
     return elementwise(op, *operands(name, category, one, other), dtype=dtype)
 
 
-def unary(op: str, name: str, category: str, value: Value) -> Value:
+def unary(op: str, name: str, category: str, value: GraphValue) -> GraphValue:
     """Write `op` of one operand; the result has its dtype and shape."""
     value = admitted(name, category, value)
     return computed(op, value, shape=value.shape)
 
 
-def operands(name: str, category: str, one: Any, other: Any) -> tuple[Value, Value]:
+def operands(name: str, category: str, one: Any, other: Any) -> tuple[GraphValue, GraphValue]:
     """Promote both operands to one dtype, and check that the dtype is in `category`."""
     first, second = promoted(name, one, other)
     return admitted(name, category, first), admitted(name, category, second)
 
 
-def promoted(name: str, one: Any, other: Any) -> tuple[Value, Value]:
+def promoted(name: str, one: Any, other: Any) -> tuple[GraphValue, GraphValue]:
     """Promote both operands to one dtype; at least one of them is a value of the graph."""
     graph: Graph = (one if hasattr(one, "graph") else other).graph
     first, second = (_scalar(graph, operand) for operand in (one, other))
@@ -65,7 +65,7 @@ def promoted(name: str, one: Any, other: Any) -> tuple[Value, Value]:
     return values[0].astype(dtype), values[1].astype(dtype)
 
 
-def admitted(name: str, category: str, value: Value) -> Value:
+def admitted(name: str, category: str, value: GraphValue) -> GraphValue:
     """Check that the function takes the dtype; in a function of the indices, convert it if needed."""
     if value.dtype in CATEGORIES[category]:
         return value
@@ -79,7 +79,7 @@ def admitted(name: str, category: str, value: Value) -> Value:
     )
 
 
-def elementwise(op: str, one: Value, other: Value, dtype: str | None = None) -> Value:
+def elementwise(op: str, one: GraphValue, other: GraphValue, dtype: str | None = None) -> GraphValue:
     """Write `op` of two values that have one dtype."""
     # onnxruntime folds a number that the result of a MatMul is multiplied with into the MatMul, as a float32.
     # So in float64 both operands are negated, since it does not fold a number across Neg.
@@ -88,7 +88,9 @@ def elementwise(op: str, one: Value, other: Value, dtype: str | None = None) -> 
     return computed(op, one, other, shape=joint_shape(one.shape, other.shape), dtype=dtype)
 
 
-def computed(op: str, *values: Value, shape: Shape, dtype: str | None = None, **attributes: Any) -> Value:
+def computed(
+    op: str, *values: GraphValue, shape: SymbolicShape, dtype: str | None = None, **attributes: Any
+) -> GraphValue:
     """Write `op` in a dtype that has a kernel, and convert the result back, or to `dtype`."""
     graph = values[0].graph
     inner = kernel_dtype(op, values[0])
@@ -97,13 +99,13 @@ def computed(op: str, *values: Value, shape: Shape, dtype: str | None = None, **
     return result.astype(dtype or values[0].dtype)
 
 
-def _scales_a_product(one: Value, other: Value) -> bool:
+def _scales_a_product(one: GraphValue, other: GraphValue) -> bool:
     """Return whether one value is the result of a MatMul and the other a single number."""
     has_single = any(all(length == 1 for length in value.shape) for value in (one, other))
     return has_single and any(one.graph.is_product(value) for value in (one, other))
 
 
-def kernel_dtype(op: str, value: Value) -> str:
+def kernel_dtype(op: str, value: GraphValue) -> str:
     """Return the dtype in which onnxruntime can compute `op` of `value`."""
     dtype = computable_dtype(op, value.dtype, bfloat16=value.graph.computes_bfloat16)
     if dtype is None:
@@ -129,7 +131,9 @@ def _scalar(graph: Graph, operand: Any) -> bool | int | float | Length | None:
     return float(operand) if isinstance(operand, numbers.Real) else None
 
 
-def _with_scalar(name: str, value: Value, scalar: bool | int | float | Length) -> tuple[Value, Value]:
+def _with_scalar(
+    name: str, value: GraphValue, scalar: bool | int | float | Length
+) -> tuple[GraphValue, GraphValue]:
     """Return `value` and a constant of `scalar`, which takes the dtype of `value`."""
     graph, dtype = value.graph, value.dtype
     if dtype not in of_scalar(scalar):

@@ -10,12 +10,12 @@ from sdpa_xp_export._array_api.dispatch import array_function
 from sdpa_xp_export._array_api.elementwise import equal, less, minimum, where
 from sdpa_xp_export._array_api.operators import computed, elementwise, operands
 from sdpa_xp_export._dtypes.promotion import FLOATING, SIGNED, bits
-from sdpa_xp_export._graph.graph import Value
+from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export._graph.shapes import joint_shape
 
 
 @array_function
-def pow(one: Any, other: Any) -> Value:
+def pow(one: Any, other: Any) -> GraphValue:
     """Raise one operand to the power of the other; integers wrap, as in NumPy."""
     base, exponent = operands("pow", "numeric", one, other)
     if base.dtype in FLOATING:
@@ -28,7 +28,7 @@ def pow(one: Any, other: Any) -> Value:
     return _known_power(base, other)
 
 
-def _known_power(base: Value, exponent: int) -> Value:
+def _known_power(base: GraphValue, exponent: int) -> GraphValue:
     """Raise integers to a known power by repeated squaring."""
     power = base.graph.constant(1, base.dtype) if exponent else base * 0 + 1
     while exponent:
@@ -40,7 +40,7 @@ def _known_power(base: Value, exponent: int) -> Value:
     return power
 
 
-def _power_of_integers(base: Value, exponent: Value) -> Value:
+def _power_of_integers(base: GraphValue, exponent: GraphValue) -> GraphValue:
     """Raise integers to integer powers by repeated squaring, in a Loop over the bits of the exponents."""
     graph, dtype = base.graph, base.dtype
     states = (base * 0 + exponent * 0 + 1, base, exponent)
@@ -64,7 +64,7 @@ def _power_of_integers(base: Value, exponent: Value) -> Value:
     return outputs[0]
 
 
-def _any(conditions: Value) -> Value:
+def _any(conditions: GraphValue) -> GraphValue:
     """Return whether any of the conditions holds; False if there are none."""
     graph = conditions.graph
     flat = ops.reshape_to(conditions.astype("uint8"), graph.constant([-1], "int64"), ("all",))
@@ -73,14 +73,14 @@ def _any(conditions: Value) -> Value:
 
 
 @array_function
-def bitwise_left_shift(one: Any, other: Any) -> Value:
+def bitwise_left_shift(one: Any, other: Any) -> GraphValue:
     """Shift to the left; a shift by all bits or more gives 0."""
     number, count = _number_and_count("bitwise_left_shift", one, other)
     return _shifted("LEFT", number, count)
 
 
 @array_function
-def bitwise_right_shift(one: Any, other: Any) -> Value:
+def bitwise_right_shift(one: Any, other: Any) -> GraphValue:
     """Shift to the right, rounding down; a shift by all bits or more gives 0, or -1 below 0."""
     number, count = _number_and_count("bitwise_right_shift", one, other)
     if number.dtype not in SIGNED:
@@ -91,7 +91,7 @@ def bitwise_right_shift(one: Any, other: Any) -> Value:
     return where(below, -1 - shifted, shifted)
 
 
-def _number_and_count(name: str, one: Any, other: Any) -> tuple[Value, Value]:
+def _number_and_count(name: str, one: Any, other: Any) -> tuple[GraphValue, GraphValue]:
     """Return the number and the count of bits; a known count below 0 is refused."""
     number, count = operands(name, "integer", one, other)
     if isinstance(other, int) and other < 0:
@@ -101,7 +101,7 @@ def _number_and_count(name: str, one: Any, other: Any) -> tuple[Value, Value]:
     return number, count
 
 
-def _shifted(direction: str, number: Value, count: Value) -> Value:
+def _shifted(direction: str, number: GraphValue, count: GraphValue) -> GraphValue:
     """Shift numbers as 64 bits; a shift by 64 bits or more, which C++ leaves undefined, gives 0."""
     wide, shape = count.astype("uint64"), joint_shape(number.shape, count.shape)
     bits_of = number.astype("uint64")

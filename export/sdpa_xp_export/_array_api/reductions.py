@@ -16,7 +16,7 @@ from sdpa_xp_export._array_api.elementwise import equal, maximum, sqrt, where
 from sdpa_xp_export._array_api.operators import admitted, computed, elementwise, kernel_dtype
 from sdpa_xp_export._dtypes.promotion import FLOATING, UNSIGNED
 from sdpa_xp_export._dtypes.standard import dtype_name
-from sdpa_xp_export._graph.graph import Value
+from sdpa_xp_export._graph.graph import GraphValue
 
 HALVES = ("float16", "bfloat16")
 LEAST, HALF = -(2**63), 2**31
@@ -24,13 +24,13 @@ LEAST, HALF = -(2**63), 2**31
 
 def sum(x: Any, /, *, axis: Axes = None, dtype: Any = None, keepdims: bool = False) -> Any:
     """Sum; integers are summed in 64 bits unless `dtype` says otherwise, and conditions are counted."""
-    if isinstance(x, Value):
+    if isinstance(x, GraphValue):
         return _sum(x, axis, keepdims, None if dtype is None else dtype_name(dtype))
     dtype = None if dtype is None else dtype_like(x, dtype)
     return array_api_compat.array_namespace(x).sum(x, axis=axis, dtype=dtype, keepdims=keepdims)
 
 
-def _sum(value: Value, axis: Axes, keepdims: bool, dtype: str | None = None) -> Value:
+def _sum(value: GraphValue, axis: Axes, keepdims: bool, dtype: str | None = None) -> GraphValue:
     value = value if dtype is None else value.astype(dtype)
     number = value.astype("int64") if value.dtype == "bool" else admitted("sum", "numeric", value)
     if number.dtype in FLOATING:
@@ -40,25 +40,25 @@ def _sum(value: Value, axis: Axes, keepdims: bool, dtype: str | None = None) -> 
 
 
 @array_function
-def mean(value: Value, *, axis: Axes = None, keepdims: bool = False) -> Value:
+def mean(value: GraphValue, *, axis: Axes = None, keepdims: bool = False) -> GraphValue:
     """Return the mean of floats."""
     return _of_floats("ReduceMean", admitted("mean", "floating", value), axis, keepdims)
 
 
 @array_function
-def max(value: Value, *, axis: Axes = None, keepdims: bool = False) -> Value:
+def max(value: GraphValue, *, axis: Axes = None, keepdims: bool = False) -> GraphValue:
     """Return the largest number; NaN if one is NaN."""
     return _extreme("ReduceMax", admitted("max", "numeric", value), axis, keepdims)
 
 
 @array_function
-def min(value: Value, *, axis: Axes = None, keepdims: bool = False) -> Value:
+def min(value: GraphValue, *, axis: Axes = None, keepdims: bool = False) -> GraphValue:
     """Return the smallest number; NaN if one is NaN."""
     return _extreme("ReduceMin", admitted("min", "numeric", value), axis, keepdims)
 
 
 @array_function
-def var(value: Value, *, axis: Axes = None, correction: float = 0.0, keepdims: bool = False) -> Value:
+def var(value: GraphValue, *, axis: Axes = None, correction: float = 0.0, keepdims: bool = False) -> GraphValue:
     """Divide the sum of squared distances from the mean by their count minus `correction`, or by 0."""
     number = admitted("var", "floating", value)
     wide = _widened(number)
@@ -71,31 +71,33 @@ def var(value: Value, *, axis: Axes = None, correction: float = 0.0, keepdims: b
 
 
 @array_function
-def std(value: Value, *, axis: Axes = None, correction: float = 0.0, keepdims: bool = False) -> Value:
+def std(value: GraphValue, *, axis: Axes = None, correction: float = 0.0, keepdims: bool = False) -> GraphValue:
     """Return the square root of `var`."""
     number = admitted("std", "floating", value)
     variance = var(_widened(number), axis=axis, correction=correction, keepdims=keepdims)
     return sqrt(variance).astype(number.dtype)
 
 
-def _widened(value: Value) -> Value:
+def _widened(value: GraphValue) -> GraphValue:
     """Convert half precision to float32, in which it is summed."""
     return value.astype("float32") if value.dtype in HALVES else value
 
 
-def _over(axes: tuple[int, ...], keepdims: bool, value: Value, reduce: Callable[[Value, int], Value]) -> Value:
+def _over(
+    axes: tuple[int, ...], keepdims: bool, value: GraphValue, reduce: Callable[[GraphValue, int], GraphValue]
+) -> GraphValue:
     """Reduce one axis after the other; each is kept with length 1, or removed."""
     for axis in axes:
         value = reduce(value, axis)
     return value if keepdims or not axes else ops.squeeze(value, axes)
 
 
-def _of_floats(op: str, value: Value, axis: Axes, keepdims: bool) -> Value:
+def _of_floats(op: str, value: GraphValue, axis: Axes, keepdims: bool) -> GraphValue:
     reduced = _over(axes_of(value, axis), keepdims, _widened(value), lambda x, at: ops.reduce(op, x, at))
     return reduced.astype(value.dtype)
 
 
-def _sum_of_integers(value: Value, axis: int) -> Value:
+def _sum_of_integers(value: GraphValue, axis: int) -> GraphValue:
     """Sum by a MatMul with a column of ones: onnxruntime rounds a ReduceSum of integers from 1.28 on."""
     last = value if axis == value.ndim - 1 else ops.swap(value, axis, -1)
     column = ops.ones_column(last)
@@ -103,7 +105,7 @@ def _sum_of_integers(value: Value, axis: int) -> Value:
     return total if axis == value.ndim - 1 else ops.swap(total, axis, -1)
 
 
-def _extreme(op: str, value: Value, axis: Axes, keepdims: bool) -> Value:
+def _extreme(op: str, value: GraphValue, axis: Axes, keepdims: bool) -> GraphValue:
     axes = axes_of(value, axis)
     if value.dtype in ("uint32", "int64", "uint64"):
         return _extreme_by_halves(op, value, axes, keepdims)
@@ -117,7 +119,7 @@ def _extreme(op: str, value: Value, axis: Axes, keepdims: bool) -> Value:
     return where(has_nan, math.nan, extreme).astype(value.dtype)
 
 
-def _extreme_by_halves(op: str, value: Value, axes: tuple[int, ...], keepdims: bool) -> Value:
+def _extreme_by_halves(op: str, value: GraphValue, axes: tuple[int, ...], keepdims: bool) -> GraphValue:
     """Find the extreme upper 32 bits, then the extreme lower 32 bits among the numbers that have them.
 
     onnxruntime takes the lower halves of int64 for signed numbers where the upper ones are equal. So both
@@ -137,7 +139,7 @@ def _extreme_by_halves(op: str, value: Value, axes: tuple[int, ...], keepdims: b
     return result if keepdims or not axes else ops.squeeze(result, axes)
 
 
-def _count(value: Value, axes: tuple[int, ...]) -> Value:
+def _count(value: GraphValue, axes: tuple[int, ...]) -> GraphValue:
     """Return the number of elements along some axes, in the dtype of `value`."""
     count = value.graph.constant(1, "int64")
     for axis in axes:

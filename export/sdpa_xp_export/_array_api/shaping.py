@@ -15,15 +15,15 @@ from sdpa_xp_export._array_api.dispatch import array_function
 from sdpa_xp_export._array_api.indexing import item
 from sdpa_xp_export._array_api.operators import operands, promoted
 from sdpa_xp_export._dtypes.promotion import INTEGERS
-from sdpa_xp_export._graph.graph import Value
+from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export._graph.lengths import has_names, joined_name
 from sdpa_xp_export._graph.shapes import broadcasts_to, joint_shape
 from sdpa_xp_export._graph.traced_graph import TracedGraph, traced_graph_of
-from sdpa_xp_export.spec import Shape, total
+from sdpa_xp_export.spec import SymbolicShape, total
 
 
 @array_function
-def reshape(value: Value, shape: Sequence[Any], *, copy: object = None) -> Value:
+def reshape(value: GraphValue, shape: Sequence[Any], *, copy: object = None) -> GraphValue:
     """value -> Reshape; one length may be -1, which is what is left."""
     del copy  # a value has no memory
     shape = (shape,) if isinstance(shape, int | str) else tuple(shape)
@@ -45,7 +45,7 @@ def reshape(value: Value, shape: Sequence[Any], *, copy: object = None) -> Value
     return reshaped
 
 
-def _left(shape: Shape, taken: list[Any]) -> int | str:
+def _left(shape: SymbolicShape, taken: list[Any]) -> int | str:
     """Return what -1 stands for: the product of `shape` over the product of `taken`, as a number or a name."""
     names = Counter(length for length in shape if isinstance(length, str))
     names.subtract(length for length in taken if isinstance(length, str))
@@ -60,7 +60,7 @@ def _left(shape: Shape, taken: list[Any]) -> int | str:
 
 
 @array_function
-def permute_dims(value: Value, axes: Sequence[int]) -> Value:
+def permute_dims(value: GraphValue, axes: Sequence[int]) -> GraphValue:
     """value -> Transpose."""
     perm = axes_of(value, axes)
     if len(perm) != value.ndim:
@@ -70,7 +70,7 @@ def permute_dims(value: Value, axes: Sequence[int]) -> Value:
 
 
 @array_function
-def matrix_transpose(value: Value) -> Value:
+def matrix_transpose(value: GraphValue) -> GraphValue:
     """(..., M, N) -> (..., N, M)."""
     if value.ndim < 2:
         rule = "`matrix_transpose` must be of at least two axes"
@@ -79,7 +79,7 @@ def matrix_transpose(value: Value) -> Value:
 
 
 @array_function
-def moveaxis(value: Value, source: int | Sequence[int], destination: int | Sequence[int]) -> Value:
+def moveaxis(value: GraphValue, source: int | Sequence[int], destination: int | Sequence[int]) -> GraphValue:
     """value -> Transpose."""
     sources, destinations = axes_of(value, source), axes_of(value, destination)
     if len(sources) != len(destinations):
@@ -93,13 +93,13 @@ def moveaxis(value: Value, source: int | Sequence[int], destination: int | Seque
 
 
 @array_function
-def expand_dims(value: Value, *, axis: int = 0) -> Value:
+def expand_dims(value: GraphValue, *, axis: int = 0) -> GraphValue:
     """value -> Unsqueeze."""
     return ops.unsqueeze(value, axis_of(value, axis, 1))
 
 
 @array_function
-def squeeze(value: Value, axis: int | Sequence[int]) -> Value:
+def squeeze(value: GraphValue, axis: int | Sequence[int]) -> GraphValue:
     """value -> Squeeze of axes of length 1."""
     axes = axes_of(value, axis)
     if any(isinstance(value.shape[at], int) and value.shape[at] != 1 for at in axes):
@@ -109,7 +109,7 @@ def squeeze(value: Value, axis: int | Sequence[int]) -> Value:
 
 
 @array_function
-def broadcast_to(value: Value, shape: Sequence[Any]) -> Value:
+def broadcast_to(value: GraphValue, shape: Sequence[Any]) -> GraphValue:
     """value -> Expand."""
     target = tuple(shape)
     if not broadcasts_to(value.shape, target):
@@ -126,7 +126,7 @@ def broadcast_to(value: Value, shape: Sequence[Any]) -> Value:
 
 
 @array_function
-def concat(values: Sequence[Value], *, axis: int | None = 0) -> Value:
+def concat(values: Sequence[GraphValue], *, axis: int | None = 0) -> GraphValue:
     """values -> Concat, flattened for no axis; a length that is joined is a sum."""
     one, *others = values
     for other in others:
@@ -145,7 +145,7 @@ def concat(values: Sequence[Value], *, axis: int | None = 0) -> Value:
     return joined
 
 
-def _check_alike(values: Sequence[Value], axis: int | None) -> None:
+def _check_alike(values: Sequence[GraphValue], axis: int | None) -> None:
     """Check that all values have the same lengths, as far as these are known, except along `axis`."""
     ranks = {value.ndim for value in values}
     lengths = [
@@ -162,7 +162,7 @@ def _check_alike(values: Sequence[Value], axis: int | None) -> None:
 
 
 @array_function
-def stack(values: Sequence[Value], *, axis: int = 0) -> Value:
+def stack(values: Sequence[GraphValue], *, axis: int = 0) -> GraphValue:
     """values -> Unsqueeze, Concat."""
     _check_alike(values, None)
     at = axis_of(values[0], axis, 1)
@@ -170,7 +170,7 @@ def stack(values: Sequence[Value], *, axis: int = 0) -> Value:
 
 
 @array_function
-def unstack(value: Value, *, axis: int = 0) -> tuple[Value, ...]:
+def unstack(value: GraphValue, *, axis: int = 0) -> tuple[GraphValue, ...]:
     """value -> its entries along an axis, whose length must be known."""
     at = axis_of(value, axis)
     count, before = value.shape[at], (slice(None),) * at
@@ -181,7 +181,7 @@ def unstack(value: Value, *, axis: int = 0) -> tuple[Value, ...]:
 
 
 @array_function
-def take(value: Value, indices: Value, *, axis: int | None = None) -> Value:
+def take(value: GraphValue, indices: GraphValue, *, axis: int | None = None) -> GraphValue:
     """value, indices of any shape -> Gather; `axis` may be left out if there is just one."""
     if indices.dtype not in INTEGERS:
         rule = "`indices` must be integers"
@@ -194,7 +194,7 @@ def take(value: Value, indices: Value, *, axis: int | None = None) -> Value:
 
 
 @array_function
-def matmul(one: Value, other: Value) -> Value:
+def matmul(one: GraphValue, other: GraphValue) -> GraphValue:
     """(..., M, K), (..., K, N) -> MatMul; a vector is a row on the left, and a column on the right."""
     one, other = operands("matmul", "numeric", one, other)
     if not one.ndim or not other.ndim:

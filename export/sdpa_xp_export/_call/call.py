@@ -9,14 +9,14 @@ from typing import Any, NamedTuple, cast
 from sdpa_xp import biases, checks, masks
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
-from sdpa_xp_export._call.operands import Held, Initializer, Input
+from sdpa_xp_export._call.operands import GraphOperand, Initializer, Input
 from sdpa_xp_export.spec import TensorSpec
 
 OUTPUTS = ("output", "lse", "weights", "scores")
 SPECS = ("query", "key", "value", "past_key", "past_value", "past_lengths")
 
 
-class Arguments(NamedTuple):
+class ExportOptions(NamedTuple):
     """What a caller passed besides query, key and value, as it came."""
 
     attn_mask: object = None
@@ -36,7 +36,7 @@ class Arguments(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Call:
+class ExportCall:
     """A call that has been checked, with the defaults filled in."""
 
     query: TensorSpec
@@ -48,9 +48,9 @@ class Call:
     attn_mask: Mask | Input | Initializer | None
     bias: Bias | Input | Initializer | None
     is_causal: bool
-    scale: float | Held
+    scale: float | GraphOperand
     softcap: float | None
-    sinks: Held | None
+    sinks: GraphOperand | None
     softmax_dtype: str | None
     layout: str
     outputs: tuple[str, ...]

@@ -12,13 +12,13 @@ import array_api_compat
 from sdpa_xp import checks
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
-from sdpa_xp_export._call.call import OUTPUTS, SPECS, Arguments, Call
-from sdpa_xp_export._call.operands import Held, Initializer, Input, Names
+from sdpa_xp_export._call.call import OUTPUTS, SPECS, ExportCall, ExportOptions
+from sdpa_xp_export._call.operands import GraphOperand, Initializer, Input, OperandNamer
 from sdpa_xp_export._dtypes.promotion import INTEGERS
 from sdpa_xp_export.spec import TensorSpec, total
 
 
-def checked(function: str, query: object, key: object, value: object, given: Arguments) -> Call:
+def checked_call(function: str, query: object, key: object, value: object, given: ExportOptions) -> ExportCall:
     """The call, when it is one that the library takes and a graph can state."""
     specs: dict[str, Any] = {"query": query, "key": key, "value": value}
     specs |= {name: given._asdict()[name] for name in SPECS[3:] if given._asdict()[name] is not None}
@@ -30,7 +30,7 @@ def checked(function: str, query: object, key: object, value: object, given: Arg
     if checks.probability(function, "dropout_p", given.dropout_p):
         rule = "`dropout_p` must be 0, since a graph draws no random numbers"
         raise ValueError(checks.message(function, rule, {"dropout_p": given.dropout_p}))
-    names = Names(function, inputs=dict(specs))
+    names = OperandNamer(function, inputs=dict(specs))
     dtype = specs["query"].dtype
     for name, spec in specs.items():
         _fitting_dtype(function, name, spec, dtype)
@@ -45,7 +45,7 @@ def checked(function: str, query: object, key: object, value: object, given: Arg
         rule = "`softmax_dtype` must be None, or float32 or float64 and no narrower than the scores"
         raise ValueError(checks.message(function, rule, {"softmax_dtype": repr(given.softmax_dtype)}))
     scale, sinks = _scale(function, names, given.scale, sizes, held), _sinks(function, names, given.sinks)
-    call = Call(
+    call = ExportCall(
         query=specs["query"],
         key=specs["key"],
         value=specs["value"],
@@ -93,14 +93,16 @@ def _mask_or_bias(function: str, name: str, value: object) -> object:
         raise TypeError(checks.message(function, "`bias` must have a floating dtype", {"bias.dtype": "bool"}))
     own, other, hint = (Mask, Bias, "bias") if name == "attn_mask" else (Bias, Mask, "attn_mask")
     checks.mask_or_bias(function, name, value, other, f"Pass it as `{hint}`.")
-    known = isinstance(value, own | TensorSpec | Held) or array_api_compat.is_array_api_obj(value)
+    known = isinstance(value, own | TensorSpec | GraphOperand) or array_api_compat.is_array_api_obj(value)
     if value is not None and not known:
         rule = f"`{name}` must be a {own.__name__}, a TensorSpec or an array"
         raise TypeError(checks.message(function, rule, {name: repr(value)}))
     return value
 
 
-def _scale(function: str, names: Names, scale: object, sizes: checks.Sizes, held: str) -> float | Held:
+def _scale(
+    function: str, names: OperandNamer, scale: object, sizes: checks.Sizes, held: str
+) -> float | GraphOperand:
     if scale is None:
         return 1.0 / math.sqrt(sizes.width)
     if isinstance(scale, numbers.Number):
@@ -111,7 +113,7 @@ def _scale(function: str, names: Names, scale: object, sizes: checks.Sizes, held
     )
 
 
-def _sinks(function: str, names: Names, sinks: object) -> Held | None:
+def _sinks(function: str, names: OperandNamer, sinks: object) -> GraphOperand | None:
     operand = names.operand("sinks", sinks)
     if operand is None or isinstance(operand, Input | Initializer):
         return operand
@@ -128,7 +130,7 @@ def _outputs(function: str, outputs: object) -> tuple[str, ...]:
     return given
 
 
-def _fitting_operands(function: str, call: Call) -> None:
+def _fitting_operands(function: str, call: ExportCall) -> None:
     """What joins the scores has a dtype and a shape that fit them."""
     pairs = call.sizes.pairs
     fitting = {call.query.dtype, "float32", call.held}
@@ -155,7 +157,7 @@ def _fitting_operands(function: str, call: Call) -> None:
             checks.broadcasts(function, name, cast(tuple[int, ...], each.shape), pairs, "(..., Hq, L, S)")
 
 
-def _arrays(value: object) -> Iterator[Held]:
+def _arrays(value: object) -> Iterator[GraphOperand]:
     """The arrays of pairs that a mask or a bias is or is made of."""
     if isinstance(value, Input | Initializer):
         yield value

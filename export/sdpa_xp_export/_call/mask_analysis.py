@@ -5,7 +5,7 @@ from __future__ import annotations
 from sdpa_xp.biases import Bias
 from sdpa_xp.checks import HLE
 from sdpa_xp.masks import Mask
-from sdpa_xp_export._call.call import Call
+from sdpa_xp_export._call.call import ExportCall
 
 
 def is_causal(mask: Mask) -> bool:
@@ -18,19 +18,19 @@ def may_mask(bias: Bias) -> bool:
     return bias.name != "alibi"
 
 
-def only_causal(call: Call) -> bool:
+def only_causal(call: ExportCall) -> bool:
     """Whether the diagonal is the one thing that masks."""
     if not call.masks or call.past_lengths is not None or any(map(may_mask, call.biases)):
         return False
     return all(is_causal(mask) for mask in call.masks)
 
 
-def unmasked(call: Call) -> bool:
+def unmasked(call: ExportCall) -> bool:
     """Whether every pair may attend, whatever the values."""
     return not call.masks and call.past_lengths is None and not any(map(may_mask, call.biases))
 
 
-def more_keys(call: Call) -> bool:
+def more_keys(call: ExportCall) -> bool:
     """Whether S > L cannot be ruled out now."""
     queries, keys = call.sizes.queries, call.sizes.keys
     if isinstance(queries, int) and isinstance(keys, int):
@@ -38,33 +38,33 @@ def more_keys(call: Call) -> bool:
     return queries != keys
 
 
-def cuts_keys(call: Call) -> bool:
+def cuts_keys(call: ExportCall) -> bool:
     """Whether keys behind the last query, which is_causal hides, are cut off before anything is computed."""
     return only_causal(call) and not call.cached and more_keys(call) and call.outputs == ("output",)
 
 
-def has_empty_rows(call: Call) -> bool:
+def has_empty_rows(call: ExportCall) -> bool:
     """Whether some query may attend no key; under `is_causal` each attends its own, or the first one."""
     if unmasked(call):
         return False
     return not only_causal(call) or (call.cached and not _as_many_new(call))
 
 
-def hides_keys(call: Call) -> bool:
+def hides_keys(call: ExportCall) -> bool:
     """Whether some key, which is not cut off, may be attended by no query: a NaN in it must not matter."""
     if unmasked(call) or cuts_keys(call):
         return False
     return not only_causal(call) or (more_keys(call) and not call.cached)
 
 
-def only_appends(call: Call) -> bool:
+def only_appends(call: ExportCall) -> bool:
     """Whether a cache is joined with as many new keys as there are queries, and the diagonal alone masks."""
     if not call.cached or call.past_lengths is not None or call.biases or call.query.ndim != 4:
         return False
     return _as_many_new(call) and all(is_causal(mask) for mask in call.masks)
 
 
-def counts_real_keys(call: Call) -> bool:
+def counts_real_keys(call: ExportCall) -> bool:
     """Whether how many keys of each batch entry are real, and in a cache the diagonal, is all that masks."""
     if call.biases or call.query.ndim != 4:
         return False
@@ -76,6 +76,6 @@ def counts_real_keys(call: Call) -> bool:
     return given["query_lengths"] is None and getattr(given["key_lengths"], "shape", ()) == call.sizes.batch
 
 
-def _as_many_new(call: Call) -> bool:
+def _as_many_new(call: ExportCall) -> bool:
     """Whether a cache gets as many new keys as there are queries."""
     return call.key.shape[-2 if call.layout == HLE else -3] == call.sizes.queries

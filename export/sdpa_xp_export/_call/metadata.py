@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from sdpa_xp_export._call import expressions
-from sdpa_xp_export._call.call import SPECS, Arguments, Call
-from sdpa_xp_export._call.checking import checked
+from sdpa_xp_export._call.call import SPECS, ExportCall, ExportOptions
+from sdpa_xp_export._call.checking import checked_call
 from sdpa_xp_export._call.operands import Initializer
 from sdpa_xp_export.spec import TensorSpec
 
@@ -16,7 +16,7 @@ LONGEST = 1_000_000
 """Characters of a call; a list of ids is the longest that it may hold."""
 
 
-def to_json(call: Call) -> str:
+def to_json(call: ExportCall) -> str:
     """The call as text."""
     written: dict[str, Any] = {name: str(spec) for name in SPECS if (spec := getattr(call, name)) is not None}
     for name in ("attn_mask", "bias", "scale", "sinks"):
@@ -24,7 +24,7 @@ def to_json(call: Call) -> str:
         if value is not None:
             written[name] = value if isinstance(value, float) else expressions.text_of(value)
     written |= {"is_causal": call.is_causal, "softcap": call.softcap}
-    defaults = Arguments()
+    defaults = ExportOptions()
     for name in ("softmax_dtype", "layout", "outputs"):
         if getattr(call, name) != getattr(defaults, name):
             written[name] = getattr(call, name)
@@ -33,7 +33,7 @@ def to_json(call: Call) -> str:
 
 def from_json(
     text: str, initializers: Mapping[str, Initializer], functions: Mapping[str, object] | None = None
-) -> Call:
+) -> ExportCall:
     """The call that `to_json` wrote; checked, since a file may hold anything.
 
     `functions` are the masks and biases that cannot be written as text.
@@ -53,4 +53,4 @@ def from_json(
         if isinstance(read.get(name), str):
             read[name] = expressions.parse("verify", "bias", read[name], initializers)
     query, key, value = (specs.pop(name) for name in ("query", "key", "value"))
-    return checked("verify", query, key, value, Arguments(**read | specs))
+    return checked_call("verify", query, key, value, ExportOptions(**read | specs))

@@ -15,7 +15,7 @@ from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._dtypes import names
 from sdpa_xp_export._dtypes.conversion import to_numpy
-from sdpa_xp_export.spec import Shape, TensorSpec
+from sdpa_xp_export.spec import SymbolicShape, TensorSpec
 
 
 class Operand(ABC):
@@ -29,7 +29,7 @@ class Operand(ABC):
 
     @property
     @abstractmethod
-    def shape(self) -> Shape: ...
+    def shape(self) -> SymbolicShape: ...
 
     @property
     def ndim(self) -> int:
@@ -51,7 +51,7 @@ class Input(Operand):
         return self.spec.dtype
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> SymbolicShape:
         return self.spec.shape
 
     def __str__(self) -> str:
@@ -70,18 +70,18 @@ class Initializer(Operand):
         return str(self.numbers.dtype.name)
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> SymbolicShape:
         return self.numbers.shape
 
     def __str__(self) -> str:
         return f"initializer({self.name!r})"
 
 
-Held: TypeAlias = Input | Initializer
+GraphOperand: TypeAlias = Input | Initializer
 
 
 @dataclass(slots=True)
-class Names:
+class OperandNamer:
     """Gives each spec and each array of a call a name of its own, that of its argument where that is free."""
 
     function: str

@@ -8,10 +8,10 @@ from io import BytesIO
 from pathlib import Path
 
 from sdpa_xp.checks import message
-from sdpa_xp_export._agree.backends import find
+from sdpa_xp_export._agree.backends import find_backends
 from sdpa_xp_export._agree.comparison import Job, Row, compare
-from sdpa_xp_export._call.call import Arguments, Call
-from sdpa_xp_export._call.checking import checked
+from sdpa_xp_export._call.call import ExportCall, ExportOptions
+from sdpa_xp_export._call.checking import checked_call
 from sdpa_xp_export._demo.encoder import Activations, activations
 from sdpa_xp_export._demo.picture import attention_of_word
 from sdpa_xp_export._files.atomic import publish
@@ -26,10 +26,10 @@ WORD = "minute"
 MODEL, PICTURE = "attention.onnx", "attention.png"
 
 
-def call(dtype: str) -> Call:
+def call(dtype: str) -> ExportCall:
     """The attention of the encoder: 12 heads of width 32 and a padding mask, any batch, any length."""
     qkv = TensorSpec(dtype, ("B", 12, "L", 32))
-    return checked("demo", qkv, qkv, qkv, Arguments(attn_mask=TensorSpec("bool", ("B", 1, 1, "L"))))
+    return checked_call("demo", qkv, qkv, qkv, ExportOptions(attn_mask=TensorSpec("bool", ("B", 1, 1, "L"))))
 
 
 def rows(encoded: Activations, dtypes: tuple[str, ...] = ("float32", "float16")) -> Iterator[Row]:
@@ -40,7 +40,7 @@ def rows(encoded: Activations, dtypes: tuple[str, ...] = ("float32", "float16"))
             arrays = {"query": layer.query, "key": layer.key, "value": layer.value}
             inputs = {name: x.astype(dtype) for name, x in arrays.items()} | {"attn_mask": encoded.mask}
             jobs[f"layer {index}"] = Job(call(dtype), inputs, inputs)
-        yield from compare(jobs, dtype, find(), providers())
+        yield from compare(jobs, dtype, find_backends(), providers())
 
 
 def check_folder(folder: Path, *, overwrite: bool) -> None:

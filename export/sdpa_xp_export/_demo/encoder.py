@@ -25,7 +25,7 @@ Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class AttentionInputs:
     """What goes into the attention of one layer, each (batch, heads, tokens, width)."""
 
     query: Floats
@@ -40,7 +40,7 @@ class Activations:
     tokens: list[list[str]]
     mask: NDArray[np.bool_]
     """(batch, 1, 1, tokens); True = a token, False = padding."""
-    layers: list[Layer]
+    layers: list[AttentionInputs]
 
 
 def activations(sentences: Sequence[str], multiple: int = 8) -> Activations:
@@ -67,7 +67,9 @@ def activations(sentences: Sequence[str], multiple: int = 8) -> Activations:
     layers = []
     for index in range(LAYERS):
         part = _part(weights, f"encoder.layer.{index}")
-        layer = Layer(*(_heads(_linear(x, _part(part, f"attention.self.{name}"))) for name in _PROJECTIONS))
+        layer = AttentionInputs(
+            *(_heads(_linear(x, _part(part, f"attention.self.{name}"))) for name in _PROJECTIONS)
+        )
         layers.append(layer)
         x = _encoder_layer(x, layer, mask, part)
     return Activations([sentence.tokens for sentence in encoded], mask, layers)
@@ -85,7 +87,9 @@ def _model_folder() -> Path:
     return Path(found.origin).parent / "model"
 
 
-def _encoder_layer(x: Floats, layer: Layer, mask: NDArray[np.bool_], part: Mapping[str, Floats]) -> Floats:
+def _encoder_layer(
+    x: Floats, layer: AttentionInputs, mask: NDArray[np.bool_], part: Mapping[str, Floats]
+) -> Floats:
     attended = scaled_dot_product_attention(layer.query, layer.key, layer.value, mask)
     merged = np.swapaxes(attended, 1, 2).reshape(x.shape)
     x = _layer_norm(

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdpa_xp import attention_weights
-from sdpa_xp_export._demo.encoder import HEADS, Activations, Layer
+from sdpa_xp_export._demo.encoder import HEADS, Activations, AttentionInputs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,7 +37,7 @@ def attention_of_word(activations: Activations, word: str) -> Figure:
     return figure
 
 
-def _weights(layer: Layer, mask: NDArray[np.bool_]) -> NDArray[np.float32]:
+def _weights(layer: AttentionInputs, mask: NDArray[np.bool_]) -> NDArray[np.float32]:
     """(batch, tokens, tokens), the mean over the heads."""
     weights: NDArray[np.float32] = attention_weights(layer.query, layer.key, mask)
     return np.asarray(weights.mean(axis=1))

@@ -16,10 +16,10 @@ from sdpa_xp_export._files.locks import locked
 from sdpa_xp_export._files.paths import PathArgument, free_target, reworded
 from sdpa_xp_export._model.external_data import (
     Chunks,
-    apart,
-    held,
+    initializer_bytes,
     locations,
-    whole,
+    with_data_apart,
+    with_data_inside,
 )
 from sdpa_xp_export._model.large_model import Model
 
@@ -31,7 +31,7 @@ ALIGNED = 2**16
 
 def write_model(model: Model, path: str | Path, *, overwrite: bool, external_above: int) -> Path:
     """Write `model` to `path` as `save` says; returns the file, with links followed."""
-    small = held(model) <= external_above
+    small = initializer_bytes(model) <= external_above
     with reworded(ASKED, path):
         target = free_target(path, ASKED, overwrite=overwrite)
         with writing(target, _remove_data) as writer:
@@ -62,7 +62,7 @@ def _with_data_in(data: Path, model: Model, writer: Writer) -> onnx.ModelProto:
                 file.write(chunk)
             return data.name, offset, file.tell() - offset
 
-        referring.append(apart(model, place))
+        referring.append(with_data_apart(model, place))
 
     unfinished = writer.create(writer.marker.with_suffix(".data.unfinished"))
     writer.write(unfinished, write_all)
@@ -72,9 +72,9 @@ def _with_data_in(data: Path, model: Model, writer: Writer) -> onnx.ModelProto:
 
 
 def _in_one_file(model: Model) -> onnx.ModelProto:
-    if held(model) >= 2**31:
+    if initializer_bytes(model) >= 2**31:
         raise _too_large(model)
-    return whole(model)
+    return with_data_inside(model)
 
 
 def _serialized(model: onnx.ModelProto) -> bytes:
@@ -86,7 +86,7 @@ def _serialized(model: onnx.ModelProto) -> bytes:
 
 def _too_large(model: Model) -> ValueError:
     rule = "`model` must be under 2 GiB without the raw data of its initializers"
-    return ValueError(message("save", rule, {"bytes of raw data": held(model)}))
+    return ValueError(message("save", rule, {"bytes of raw data": initializer_bytes(model)}))
 
 
 def _remove_unless_referred_to(files: set[Path], target: Path) -> None:

@@ -8,7 +8,7 @@ import onnx
 from onnx import helper
 
 from sdpa_xp_export._dtypes.conversion import ONNX_DTYPE
-from sdpa_xp_export._graph.graph import Graph, Value
+from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._model.external_data import with_weights, without_numbers
 from sdpa_xp_export._model.large_model import Model
 
@@ -16,7 +16,7 @@ CONTRIB = "com.microsoft"
 """The domain of onnxruntime's own operators."""
 
 
-def finished_model(graph: Graph, outputs: Mapping[str, Value], metadata: Mapping[str, str]) -> Model:
+def finished_model(graph: Graph, outputs: Mapping[str, GraphValue], metadata: Mapping[str, str]) -> Model:
     """Return the model, which has passed onnx.checker; its outputs get the names that they stand under."""
     names = {}
     for name, value in outputs.items():

@@ -22,7 +22,7 @@ from sdpa_xp.checks import message
 from sdpa_xp_export._dtypes.conversion import ONNX_DTYPE, numpy_dtype
 from sdpa_xp_export._graph.lengths import Length
 from sdpa_xp_export._model.weights import Weight
-from sdpa_xp_export.spec import Shape, TensorSpec
+from sdpa_xp_export.spec import SymbolicShape, TensorSpec
 
 Attend: TypeAlias = Callable[["Graph", str, Mapping[str, object], Mapping[str, object]], Any]
 """Writes a call of the library: the graph, the public function, its arrays by name, its other arguments."""
@@ -50,7 +50,7 @@ class Graph:
     inputs: list[onnx.ValueInfoProto] = field(default_factory=list)
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     constants: dict[tuple[str, tuple[int, ...], bytes], onnx.TensorProto] = field(default_factory=dict)
-    named: dict[str, Value] = field(default_factory=dict)
+    named: dict[str, GraphValue] = field(default_factory=dict)
     """Inputs and initializers, by the names that the call has for them."""
     weights: list[Weight] = field(default_factory=list)
     count: Iterator[int] = field(default_factory=itertools.count)
@@ -69,38 +69,38 @@ class Graph:
             count=self.count,
         )
 
-    def input(self, name: str, dtype: str, shape: Shape) -> Value:
+    def input(self, name: str, dtype: str, shape: SymbolicShape) -> GraphValue:
         """Add an input."""
         self.inputs.append(helper.make_tensor_value_info(name, ONNX_DTYPE[dtype], shape))
-        return Value(self, name, dtype, shape)
+        return GraphValue(self, name, dtype, shape)
 
-    def argument(self, name: str, spec: TensorSpec) -> Value:
+    def argument(self, name: str, spec: TensorSpec) -> GraphValue:
         """Return the input that the call names `name`, which is added when it is first asked for."""
         if name not in self.named:
             self.named[name] = self.input(name, spec.dtype, spec.shape)
         return self.here(self.named[name])
 
-    def weight(self, name: str, array: NDArray[Any]) -> Value:
+    def weight(self, name: str, array: NDArray[Any]) -> GraphValue:
         """Return the initializer that the call names `name`, which is added when it is first asked for."""
         if name not in self.named:
             self.weights.append(Weight(name, array))
-            self.named[name] = Value(self, name, array.dtype.name, array.shape)
+            self.named[name] = GraphValue(self, name, array.dtype.name, array.shape)
         return self.here(self.named[name])
 
-    def operand(self, operand: object) -> Value:
+    def operand(self, operand: object) -> GraphValue:
         """Return a value unchanged, and an array as `from_array` converts it."""
-        return operand if isinstance(operand, Value) else self.from_array(operand)
+        return operand if isinstance(operand, GraphValue) else self.from_array(operand)
 
-    def from_array(self, array: object) -> Value:
+    def from_array(self, array: object) -> GraphValue:
         """Refuse an array: a function of the indices has no use for one. `TracedGraph` takes arrays."""
         rule = "a function of the indices must compute with its arguments and with numbers alone"
         raise TypeError(message(self.function, rule, {"operand": type(array).__name__}))
 
-    def here(self, value: Value) -> Value:
+    def here(self, value: GraphValue) -> GraphValue:
         """Return a value of an outer graph as one of this graph: its operators write nodes here."""
-        return Value(self, value.name, value.dtype, value.shape)
+        return GraphValue(self, value.name, value.dtype, value.shape)
 
-    def constant(self, value: object, dtype: str) -> Value:
+    def constant(self, value: object, dtype: str) -> GraphValue:
         """Return an initializer; equal numbers share one."""
         with np.errstate(over="ignore"):  # a number that a dtype cannot hold becomes an infinity
             array = np.asarray(value, dtype=numpy_dtype(dtype))
@@ -108,9 +108,11 @@ class Graph:
         if key not in self.constants:
             name = f"constant_{len(self.constants)}"
             self.constants[key] = numpy_helper.from_array(array, name)
-        return Value(self, self.constants[key].name, dtype, array.shape)
+        return GraphValue(self, self.constants[key].name, dtype, array.shape)
 
-    def add(self, op: str, *inputs: Value | None, dtype: str, shape: Shape, **attributes: Any) -> Value:
+    def add(
+        self, op: str, *inputs: GraphValue | None, dtype: str, shape: SymbolicShape, **attributes: Any
+    ) -> GraphValue:
         """Add a node with one output of `dtype` and `shape`; None leaves out an optional input."""
         (value,) = self.add_many(op, *inputs, outputs=[(dtype, shape)], **attributes)
         return value
@@ -118,66 +120,66 @@ class Graph:
     def add_many(
         self,
         op: str,
-        *inputs: Value | None,
-        outputs: list[tuple[str, Shape]],
+        *inputs: GraphValue | None,
+        outputs: list[tuple[str, SymbolicShape]],
         domain: str = "",
         **attributes: Any,
-    ) -> list[Value]:
+    ) -> list[GraphValue]:
         """Add a node with one output for each dtype and shape in `outputs`."""
         name = f"{op}_{next(self.count)}"
         names = [name, *(f"{name}_{index}" for index in range(1, len(outputs)))]
         input_names = ["" if value is None else value.name for value in inputs]
         self.nodes.append(helper.make_node(op, input_names, names, name=name, domain=domain, **attributes))
-        return [Value(self, output, *like) for output, like in zip(names, outputs, strict=True)]
+        return [GraphValue(self, output, *like) for output, like in zip(names, outputs, strict=True)]
 
-    def is_product(self, value: Value) -> bool:
+    def is_product(self, value: GraphValue) -> bool:
         """Return whether `value` is the output of a MatMul."""
         return any(node.op_type == "MatMul" and value.name in node.output for node in self.nodes)
 
-    def subgraph(self, outputs: list[Value]) -> onnx.GraphProto:
+    def subgraph(self, outputs: list[GraphValue]) -> onnx.GraphProto:
         """Return this graph as the body of a Loop or a Scan."""
         infos = [helper.make_tensor_value_info(out.name, ONNX_DTYPE[out.dtype], out.shape) for out in outputs]
         return helper.make_graph(self.nodes, "body", self.inputs, infos)
 
 
-def _unary(function: str) -> Callable[[Value], Value]:
+def _unary(function: str) -> Callable[[GraphValue], GraphValue]:
     """Return an operator that calls a function of the value's array API."""
 
-    def operator(value: Value) -> Value:
-        result: Value = getattr(value.graph.namespace, function)(value)
+    def operator(value: GraphValue) -> GraphValue:
+        result: GraphValue = getattr(value.graph.namespace, function)(value)
         return result
 
     return operator
 
 
-def _binary(function: str) -> Callable[[Value, object], Value]:
+def _binary(function: str) -> Callable[[GraphValue, object], GraphValue]:
     """Likewise, for an operator with a right operand."""
 
-    def operator(value: Value, other: object) -> Value:
-        result: Value = getattr(value.graph.namespace, function)(value, other)
+    def operator(value: GraphValue, other: object) -> GraphValue:
+        result: GraphValue = getattr(value.graph.namespace, function)(value, other)
         return result
 
     return operator
 
 
-def _reflected(function: str) -> Callable[[Value, object], Value]:
+def _reflected(function: str) -> Callable[[GraphValue, object], GraphValue]:
     """Likewise, where the value is the right operand."""
 
-    def operator(value: Value, other: object) -> Value:
-        result: Value = getattr(value.graph.namespace, function)(other, value)
+    def operator(value: GraphValue, other: object) -> GraphValue:
+        result: GraphValue = getattr(value.graph.namespace, function)(other, value)
         return result
 
     return operator
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Value:
+class GraphValue:
     """An edge of the graph, with the operators of the array API."""
 
     graph: Graph = field(repr=False)
     name: str
     dtype: str
-    shape: Shape
+    shape: SymbolicShape
 
     __array_ufunc__: ClassVar[None] = None  # NumPy then leaves `array + value` to the value
 
@@ -190,8 +192,8 @@ class Value:
         return
 
     @property
-    def mT(self) -> Value:  # noqa: N802, the standard's name
-        result: Value = self.graph.namespace.matrix_transpose(self)
+    def mT(self) -> GraphValue:  # noqa: N802, the standard's name
+        result: GraphValue = self.graph.namespace.matrix_transpose(self)
         return result
 
     @property
@@ -205,7 +207,7 @@ class Value:
         """Write a call of the library that has this value among its query, key and value."""
         return self.graph.attend(self.graph, function, inputs, rules)
 
-    def astype(self, dtype: str) -> Value:
+    def astype(self, dtype: str) -> GraphValue:
         """value -> Cast(value); the value itself if it has the dtype."""
         if self.dtype == dtype:
             return self
@@ -230,23 +232,23 @@ class Value:
     __getitem__ = _binary("item")
 
     # Python's own == returns a bool; an array's returns an answer for each element.
-    def __eq__(self, other: object) -> Value:  # type: ignore[override]
-        result: Value = self.graph.namespace.equal(self, other)
+    def __eq__(self, other: object) -> GraphValue:  # type: ignore[override]
+        result: GraphValue = self.graph.namespace.equal(self, other)
         return result
 
-    def __ne__(self, other: object) -> Value:  # type: ignore[override]
-        result: Value = self.graph.namespace.not_equal(self, other)
+    def __ne__(self, other: object) -> GraphValue:  # type: ignore[override]
+        result: GraphValue = self.graph.namespace.not_equal(self, other)
         return result
 
-    def __matmul__(self, other: object) -> Value:
-        result: Value = self.graph.namespace.matmul(self, self.graph.operand(other))
+    def __matmul__(self, other: object) -> GraphValue:
+        result: GraphValue = self.graph.namespace.matmul(self, self.graph.operand(other))
         return result
 
-    def __rmatmul__(self, other: object) -> Value:
-        result: Value = self.graph.namespace.matmul(self.graph.operand(other), self)
+    def __rmatmul__(self, other: object) -> GraphValue:
+        result: GraphValue = self.graph.namespace.matmul(self.graph.operand(other), self)
         return result
 
-    def __iter__(self) -> Iterator[Value]:
+    def __iter__(self) -> Iterator[GraphValue]:
         return iter(self.graph.namespace.unstack(self))
 
     def __bool__(self) -> NoReturn:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn, Protocol
 
 from sdpa_xp.checks import message
-from sdpa_xp_export.spec import Shape, addends
+from sdpa_xp_export.spec import SymbolicShape, addends
 
 
 class LengthOwner(Protocol):
@@ -26,7 +26,7 @@ class Length(str):
     graph: LengthOwner
 
     @classmethod
-    def in_shape(cls, graph: LengthOwner, shape: Shape) -> tuple[int | Length, ...]:
+    def in_shape(cls, graph: LengthOwner, shape: SymbolicShape) -> tuple[int | Length, ...]:
         """Return a shape whose names know their graph."""
         return tuple(length if isinstance(length, int) else cls._of(graph, length) for length in shape)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import cast
 
 from sdpa_xp.checks import broadcast, message
-from sdpa_xp_export.spec import Shape
+from sdpa_xp_export.spec import SymbolicShape
 
 
-def joint_shape(*shapes: Shape) -> Shape:
+def joint_shape(*shapes: SymbolicShape) -> SymbolicShape:
     """Return the shape that `shapes` broadcast to."""
     # `broadcast` compares lengths and never counts with them, so a name may stand where its type says int.
     joint = broadcast(*(cast(tuple[int, ...], shape) for shape in shapes))
@@ -18,6 +18,6 @@ def joint_shape(*shapes: Shape) -> Shape:
     return joint
 
 
-def broadcasts_to(shape: Shape, target: Shape) -> bool:
+def broadcasts_to(shape: SymbolicShape, target: SymbolicShape) -> bool:
     """Return whether an array of `shape` broadcasts to `target` without making it larger."""
     return broadcast(*(cast(tuple[int, ...], each) for each in (shape, target))) == target

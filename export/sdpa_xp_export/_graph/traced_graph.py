@@ -12,9 +12,9 @@ import onnx
 
 from sdpa_xp.checks import message
 from sdpa_xp_export._dtypes.conversion import to_numpy
-from sdpa_xp_export._graph.graph import Attend, Graph, Value
+from sdpa_xp_export._graph.graph import Attend, Graph, GraphValue
 from sdpa_xp_export._graph.lengths import Length
-from sdpa_xp_export.spec import Shape, addends
+from sdpa_xp_export.spec import SymbolicShape, addends
 
 _NODE_NAME = re.compile(r"(constant|[A-Z]\w*)_\d+")
 
@@ -27,16 +27,16 @@ class TracedGraph(Graph):
     mixes_kinds: bool = False
     array_names: dict[int, str] = field(default_factory=dict)
     """The name that the initializer of an array gets, by the identity of the array."""
-    initializers: dict[int, tuple[Any, Value]] = field(default_factory=dict)
+    initializers: dict[int, tuple[Any, GraphValue]] = field(default_factory=dict)
     """By identity: each array that met a value, which keeps it alive, and its initializer."""
-    length_sources: dict[str, tuple[Value, int]] = field(default_factory=dict)
+    length_sources: dict[str, tuple[GraphValue, int]] = field(default_factory=dict)
     """By the name of a length: a value that has it, and the axis."""
-    concatenated: dict[str, tuple[int, Value, Value]] = field(default_factory=dict)
+    concatenated: dict[str, tuple[int, GraphValue, GraphValue]] = field(default_factory=dict)
     """By the name of a value that joins two others: the axis and these two. A cache is such a value."""
-    equal_values: dict[str, Value] = field(default_factory=dict)
+    equal_values: dict[str, GraphValue] = field(default_factory=dict)
     """By the name of a value: another one with the same numbers, which an attention node returns anyway."""
 
-    def input(self, name: str, dtype: str, shape: Shape) -> Value:
+    def input(self, name: str, dtype: str, shape: SymbolicShape) -> GraphValue:
         """Add an input; its named lengths are read from it."""
         value = Graph.input(self, name, dtype, shape)
         self.named[name] = value
@@ -57,12 +57,12 @@ class TracedGraph(Graph):
         candidates = (f"{name}_{n}" if n else name for n in itertools.count())
         return next(candidate for candidate in candidates if candidate not in used)
 
-    def name_length(self, value: Value, axis: int, name: str) -> Value:
+    def name_length(self, value: GraphValue, axis: int, name: str) -> GraphValue:
         """Give the length of `value` along `axis` a name that it can be read by; return `value`."""
         self.length_sources.setdefault(name, (value, axis))
         return value
 
-    def length(self, name: int | str) -> Value:
+    def length(self, name: int | str) -> GraphValue:
         """Return the length of that name, (1,)."""
         if isinstance(name, int) or name.isdecimal():
             return self.constant([int(name)], "int64")
@@ -74,7 +74,7 @@ class TracedGraph(Graph):
             total = total + other
         return total
 
-    def from_array(self, array: object) -> Value:
+    def from_array(self, array: object) -> GraphValue:
         """Convert an array of any library to an initializer, one for each array, and a length to a number."""
         if isinstance(array, Length):
             axes = self.constant([0], "int64")
@@ -88,7 +88,7 @@ class TracedGraph(Graph):
             self.initializers[id(array)] = array, initializer
         return self.initializers[id(array)][1]
 
-    def call_graph(self, named: dict[str, Value], float_dtype: str, attend: Attend) -> Graph:
+    def call_graph(self, named: dict[str, GraphValue], float_dtype: str, attend: Attend) -> Graph:
         """Return this graph as the graph of one call of attention, whose inputs are values of this graph."""
         return Graph(
             opset=self.opset,
@@ -104,7 +104,7 @@ class TracedGraph(Graph):
             count=self.count,
         )
 
-    def prune(self, outputs: list[Value]) -> None:
+    def prune(self, outputs: list[GraphValue]) -> None:
         """Remove everything that no output depends on, except inputs."""
         needed = {value.name for value in outputs}
         kept = []
@@ -117,7 +117,7 @@ class TracedGraph(Graph):
         self.constants = {key: constant for key, constant in self.constants.items() if constant.name in needed}
 
 
-def traced_graph_of(value: Value) -> TracedGraph:
+def traced_graph_of(value: GraphValue) -> TracedGraph:
     """Return the graph of `value`, which can read named lengths; the graph of an index function cannot."""
     if not isinstance(value.graph, TracedGraph):
         rule = "a function of the indices must use no length that is known only when the graph runs"

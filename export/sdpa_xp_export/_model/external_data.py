@@ -23,7 +23,7 @@ M = TypeVar("M", bound=Any)
 
 Chunks: TypeAlias = Iterable[Any]
 """The bytes of one initializer, a part at a time."""
-Place: TypeAlias = Callable[[Chunks], tuple[str, int, int]]
+StoreChunks: TypeAlias = Callable[[Chunks], tuple[str, int, int]]
 """Keeps the bytes of one initializer; says at which location, at which offset there, and how many they are."""
 
 EXTERNAL_ABOVE = 2**31 - 2**28
@@ -35,7 +35,7 @@ SMALLEST = 1024
 
 def with_weights(model: onnx.ModelProto, weights: Sequence[Weight], function: str) -> Model:
     """Put the weights into a model if it can hold them; else return a LargeModel that refers to them."""
-    large = sum(weight.nbytes for weight in weights) + held(model) > EXTERNAL_ABOVE
+    large = sum(weight.nbytes for weight in weights) + initializer_bytes(model) > EXTERNAL_ABOVE
     beside = {weight.name: weight for weight in weights if large and weight.nbytes >= SMALLEST}
     for weight in weights:
         tensor = model.graph.initializer.add()
@@ -46,7 +46,7 @@ def with_weights(model: onnx.ModelProto, weights: Sequence[Weight], function: st
     return LargeModel(model, beside) if large else model
 
 
-def held(model: Model) -> int:
+def initializer_bytes(model: Model) -> int:
     """Return the number of bytes of all initializers."""
     beside = model.weights.values() if isinstance(model, LargeModel) else ()
     return sum(weight.nbytes for weight in beside) + sum(
@@ -54,7 +54,7 @@ def held(model: Model) -> int:
     )
 
 
-def apart(model: Model, place: Place) -> onnx.ModelProto:
+def with_data_apart(model: Model, place: StoreChunks) -> onnx.ModelProto:
     """initializer(raw_data) -> initializer(location, offset, length), for each of `SMALLEST` bytes or more.
 
     The model itself is left as it is, and never copied whole: at most one initializer is in memory twice.
@@ -68,7 +68,7 @@ def apart(model: Model, place: Place) -> onnx.ModelProto:
     return made
 
 
-def whole(model: Model) -> onnx.ModelProto:
+def with_data_inside(model: Model) -> onnx.ModelProto:
     """Return a ModelProto that holds all numbers."""
     if isinstance(model, onnx.ModelProto):
         return model

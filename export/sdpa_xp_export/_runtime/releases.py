@@ -76,7 +76,7 @@ DEFAULT_RUNTIME = "onnxruntime>=1.28;cpu"
 _RUNTIME = re.compile(r"onnxruntime>=(\d+)\.(\d+)(?:\.\d+)?;(\w+)")
 
 
-def runtime_of(provider: str, release: str) -> str:
+def runtime_text(provider: str, release: str) -> str:
     """A release of onnxruntime with the provider of that full name."""
     (short,) = (name for name, full in PROVIDERS.items() if full == provider)
     return f"onnxruntime>={release};{short}"

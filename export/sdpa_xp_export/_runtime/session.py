@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from sdpa_xp.checks import message
 from sdpa_xp_export._dtypes.conversion import RUNTIME_DTYPES
 from sdpa_xp_export._files.model_files import write_model
-from sdpa_xp_export._model.external_data import EXTERNAL_ABOVE, held
+from sdpa_xp_export._model.external_data import EXTERNAL_ABOVE, initializer_bytes
 from sdpa_xp_export._model.large_model import Model
 from sdpa_xp_export._runtime.releases import PROVIDERS
 from sdpa_xp_export.report import Placement
@@ -48,7 +48,7 @@ def open_session(model: Model, provider: str, profile: Path | None = None) -> An
         options.profile_file_prefix = str(profile)
     wanted = list(dict.fromkeys([provider, PROVIDERS["cpu"]]))
     with tempfile.TemporaryDirectory() as folder:  # bytes where they fit: a path could refer to more files
-        if isinstance(model, onnx.ModelProto) and held(model) <= EXTERNAL_ABOVE:
+        if isinstance(model, onnx.ModelProto) and initializer_bytes(model) <= EXTERNAL_ABOVE:
             source: bytes | Path = model.SerializeToString()
         else:
             path = Path(folder) / "model.onnx"

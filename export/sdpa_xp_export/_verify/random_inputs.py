@@ -10,16 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdpa_xp.checks import HLE
-from sdpa_xp_export._call.call import Call
+from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._dtypes.conversion import numpy_dtype
-from sdpa_xp_export._verify.reference_inputs import Arrays, plain
+from sdpa_xp_export._verify.reference_inputs import Arrays, reference_inputs
 from sdpa_xp_export.spec import TensorSpec, evaluated
 
 LARGE = 40.0
 """The size of large scores: the largest of them have no exponential in float32."""
 
 
-def sample(call: Call, lengths: Mapping[str, int], rng: np.random.Generator, size: float = 1.0) -> Arrays:
+def random_inputs(
+    call: ExportCall, lengths: Mapping[str, int], rng: np.random.Generator, size: float = 1.0
+) -> Arrays:
     """Return random inputs for a call whose symbols have `lengths`; its scores are of `size` at any scale.
 
     A boolean mask is True for three pairs of four. It is False for the whole last key and, if it has a row for
@@ -38,11 +40,11 @@ def sample(call: Call, lengths: Mapping[str, int], rng: np.random.Generator, siz
     return _with_nan_beyond(call, arrays)
 
 
-def poison(call: Call, arrays: Arrays) -> Arrays:
+def poison(call: ExportCall, arrays: Arrays) -> Arrays:
     """Return the inputs with NaN in every key and value that no query attends; a cache stays unchanged."""
     if call.cached:
         return arrays
-    arguments = plain(call, arrays)
+    arguments = reference_inputs(call, arrays)
     key, query = arguments["key"], arguments["query"]
     heads = key.shape[-3] if key.ndim > 2 else 1
     query_heads = query.shape[-3] if query.ndim > 2 else 1
@@ -67,7 +69,7 @@ def poison(call: Call, arrays: Arrays) -> Arrays:
 
 
 def _drawn(
-    call: Call,
+    call: ExportCall,
     name: str,
     spec: TensorSpec,
     shape: tuple[int, ...],
@@ -104,7 +106,7 @@ def _clipped(drawn: NDArray[np.int64], dtype: np.dtype[Any]) -> NDArray[Any]:
     return np.clip(drawn, ends.min, min(ends.max, 2**31)).astype(dtype)
 
 
-def _may_be_least(call: Call) -> bool:
+def _may_be_least(call: ExportCall) -> bool:
     """Return whether a bias may hold the smallest finite number without making the bound of an output void.
 
     The textbook formula loses the scores beside the smallest number of a half dtype, and beside two of them in
@@ -131,11 +133,11 @@ def _of_pairs(
     return added
 
 
-def _new(call: Call, lengths: Mapping[str, int]) -> int:
+def _new(call: ExportCall, lengths: Mapping[str, int]) -> int:
     return evaluated(call.key.shape[-2 if call.layout == HLE else -3], lengths)
 
 
-def _with_nan_beyond(call: Call, arrays: Arrays) -> Arrays:
+def _with_nan_beyond(call: ExportCall, arrays: Arrays) -> Arrays:
     """Put NaN into a padded cache where no token is yet."""
     if call.past_lengths is None:
         return arrays

@@ -17,16 +17,16 @@ from sdpa_xp import biases, masks
 from sdpa_xp.biases import Bias
 from sdpa_xp.checks import HLE
 from sdpa_xp.masks import Mask
-from sdpa_xp_export._call.call import Call
+from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.operands import Initializer, Input, with_operands
 
 Arrays: TypeAlias = dict[str, Any]
 """NumPy arrays by the name of the argument, or of the input of a graph."""
-ScoreFunction: TypeAlias = Callable[[Any, Any, Any, Any, Any], Any]
+ScoreMod: TypeAlias = Callable[[Any, Any, Any, Any, Any], Any]
 """score_mod(score, batch, head, query_index, key_index) -> score."""
 
 
-def plain(call: Call, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
+def reference_inputs(call: ExportCall, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
     """Inputs of the graph -> arguments of `reference.attention`, heads before lengths.
 
     In a padded cache, what is not real is 0 and masked.
@@ -41,33 +41,33 @@ def plain(call: Call, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
         else:
             filled = arrays["past_lengths"] + key.shape[-2]
             key, value = (_written(old, new, filled) for old, new in zip(past, (key, value), strict=True))
-    terms = _Terms(call, arrays, _pairs(query, key, value), filled)
+    terms = _PairTerms(call, arrays, _pairs(query, key, value), filled)
     scale, sinks = (_held(getattr(call, name), arrays) for name in ("scale", "sinks"))
     made: Arrays = {"query": query, "key": key, "value": value, "attn_mask": terms.allowed()}
     made |= {"bias": terms.added(), "scale": scale, "softcap": call.softcap, "sinks": sinks}
     return made
 
 
-def bound(value: Any, arrays: Mapping[str, Any]) -> Any:
+def with_arrays(value: Any, arrays: Mapping[str, Any]) -> Any:
     """A mask or a bias with the arrays of this run instead of the inputs; an operand as its array."""
     if isinstance(value, Mask | Bias):
-        return with_operands(value, lambda _, each: bound(each, arrays))
+        return with_operands(value, lambda _, each: with_arrays(each, arrays))
     return _held(value, arrays)
 
 
-def library_arguments(call: Call, arrays: Mapping[str, Any]) -> Arrays:
+def library_arguments(call: ExportCall, arrays: Mapping[str, Any]) -> Arrays:
     """Inputs of the graph -> keywords of `sdpa_xp.scaled_dot_product_attention`, of the new tokens alone."""
     made = {name: arrays[name] for name in ("query", "key", "value")}
-    made |= {name: bound(getattr(call, name), arrays) for name in ("attn_mask", "bias", "scale", "sinks")}
+    made |= {name: with_arrays(getattr(call, name), arrays) for name in ("attn_mask", "bias", "scale", "sinks")}
     return made | {name: getattr(call, name) for name in ("is_causal", "softcap", "softmax_dtype", "layout")}
 
 
-def present(call: Call, plain: Arrays) -> Arrays:
+def expected_cache(call: ExportCall, plain: Arrays) -> Arrays:
     """What the graph returns of the cache, as far as it is real; 0 elsewhere."""
     return {f"present_{name}": _in_layout(call, plain[name]) for name in ("key", "value")}
 
 
-def _in_layout(call: Call, array: NDArray[Any]) -> NDArray[Any]:
+def _in_layout(call: ExportCall, array: NDArray[Any]) -> NDArray[Any]:
     return array if call.layout == HLE or array.ndim < 3 else array.swapaxes(-2, -3)
 
 
@@ -96,7 +96,7 @@ def _held(value: object, arrays: Mapping[str, NDArray[Any]]) -> Any:
     return value.numbers if isinstance(value, Initializer) else value
 
 
-class _Terms:
+class _PairTerms:
     """Masks and biases of a call over its pairs, (..., Hq, L, S).
 
     In a cache they are asked about all its tokens as queries, of which those of the call are the last.
@@ -104,7 +104,7 @@ class _Terms:
 
     def __init__(
         self,
-        call: Call,
+        call: ExportCall,
         arrays: Mapping[str, NDArray[Any]],
         pairs: tuple[int, ...],
         filled: NDArray[Any] | None,
@@ -125,13 +125,13 @@ class _Terms:
     def added(self) -> tuple[Any, ...]:
         """What is added, one after the other: arrays, and functions of the scores."""
         return tuple(
-            self._from_position(cast(ScoreFunction, bias.arguments["score_mod"]))
+            self._from_position(cast(ScoreMod, bias.arguments["score_mod"]))
             if bias.name == "from_function"
             else self._over(bias, biases.to_array, 0.0)
             for bias in self.call.biases
         )
 
-    def _from_position(self, score_mod: ScoreFunction) -> ScoreFunction:
+    def _from_position(self, score_mod: ScoreMod) -> ScoreMod:
         """`score_mod`, whose queries are counted from where the first of them stands."""
         if not self.call.cached:
             return score_mod

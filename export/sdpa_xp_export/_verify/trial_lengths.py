@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from sdpa_xp.biases import Bias
 from sdpa_xp.checks import HLE, message
 from sdpa_xp.masks import Mask
-from sdpa_xp_export._call.call import Call
-from sdpa_xp_export.spec import Shape, addends, evaluated
+from sdpa_xp_export._call.call import ExportCall
+from sdpa_xp_export.spec import SymbolicShape, addends, evaluated
 
 MOST_SCORES = 2**23
 """A call with a long window is tried beyond the end of the window only up to this many scores."""
@@ -27,13 +27,13 @@ def small_lengths(names: Sequence[str]) -> Iterator[dict[str, int]]:
         yield dict(zip(names, lengths, strict=True))
 
 
-def several_lengths(call: Call) -> Iterator[dict[str, int]]:
+def several_lengths(call: ExportCall) -> Iterator[dict[str, int]]:
     """Yield small lengths for the names in a call."""
     for lengths in small_lengths(call.symbols):
         yield _with_room(call, lengths)
 
 
-def blocks_of_queries(call: Call, rows: int) -> dict[str, int] | None:
+def blocks_of_queries(call: ExportCall, rows: int) -> dict[str, int] | None:
     """Return lengths for more queries than `rows` and some more keys; None if the call fixes its queries."""
     queries, keys = call.sizes.queries, call.sizes.keys
     if not isinstance(queries, str):
@@ -44,7 +44,7 @@ def blocks_of_queries(call: Call, rows: int) -> dict[str, int] | None:
     return _with_room(call, lengths)
 
 
-def beyond_constants(call: Call) -> dict[str, int] | None:
+def beyond_constants(call: ExportCall) -> dict[str, int] | None:
     """Return lengths at which each number in a mask or a bias matters: a window ends, a second chunk begins.
 
     None if there is no such number, no length to choose, or no room for so many scores.
@@ -61,7 +61,7 @@ def beyond_constants(call: Call) -> dict[str, int] | None:
     return lengths if scores <= MOST_SCORES else None
 
 
-def check_size(function: str, call: Call, most: int = MOST_NUMBERS) -> None:
+def check_size(function: str, call: ExportCall, most: int = MOST_NUMBERS) -> None:
     """Refuse a call whose random inputs, scores and output would be of more than `most` numbers.
 
     Raises:
@@ -77,12 +77,12 @@ def check_size(function: str, call: Call, most: int = MOST_NUMBERS) -> None:
             raise ValueError(message(function, rule, {"numbers": f"{numbers:.3g}", "call": sizes[:200]}))
 
 
-def _size(shape: Shape, lengths: Mapping[str, int]) -> float:
+def _size(shape: SymbolicShape, lengths: Mapping[str, int]) -> float:
     """Return how many numbers an array of `shape` has, as a float: products of huge ints would be slow."""
     return math.prod(float(min(evaluated(length, lengths), 2**63)) for length in shape)
 
 
-def _with_room(call: Call, lengths: dict[str, int]) -> dict[str, int]:
+def _with_room(call: ExportCall, lengths: dict[str, int]) -> dict[str, int]:
     """Make a padded cache long enough for the new tokens and some more."""
     if call.past_lengths is None or call.past_key is None:
         return lengths
@@ -93,7 +93,7 @@ def _with_room(call: Call, lengths: dict[str, int]) -> dict[str, int]:
     return lengths
 
 
-def _largest_number(call: Call) -> int:
+def _largest_number(call: ExportCall) -> int:
     """Return the largest width, size, step, distance or offset of a mask or a bias; 0 if there is none."""
     return max((number for value in (*call.masks, *call.biases) for number in _numbers(value)), default=0)
 

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdpa_xp.checks import HLE, LHE
-from sdpa_xp_export._call.call import Call
+from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._verify import reference
 from sdpa_xp_export._verify.agreement import judge_together
-from sdpa_xp_export._verify.random_inputs import LARGE, poison, sample
-from sdpa_xp_export._verify.reference_inputs import Arrays, plain, present
+from sdpa_xp_export._verify.random_inputs import LARGE, poison, random_inputs
+from sdpa_xp_export._verify.reference_inputs import Arrays, expected_cache, reference_inputs
 from sdpa_xp_export._verify.textbook import stages
 from sdpa_xp_export._verify.trial_lengths import beyond_constants, blocks_of_queries, several_lengths
 from sdpa_xp_export.report import Agreement
@@ -31,7 +31,7 @@ class Trial:
     size: float
 
 
-def trials(call: Call, rng: np.random.Generator, rows: int | None = None) -> Iterator[Trial]:
+def verification_inputs(call: ExportCall, rng: np.random.Generator, rows: int | None = None) -> Iterator[Trial]:
     """Runs of several lengths, some beyond the numbers in masks, some beyond `rows`, the queries of a block."""
     settings = [(lengths, 1.0) for lengths in several_lengths(call)]
     if lengths := beyond_constants(call):
@@ -41,15 +41,15 @@ def trials(call: Call, rng: np.random.Generator, rows: int | None = None) -> Ite
     if "scores" not in call.outputs:  # the reference has them from the weights, which are 0 there
         settings += [(lengths, LARGE) for lengths in several_lengths(call)]
     for lengths, size in settings:
-        arrays = sample(call, lengths, rng, size)
+        arrays = random_inputs(call, lengths, rng, size)
         shown = " ".join(f"{name}={length}" for name, length in lengths.items()) or "fixed"
         shown += ", large scores" if size == LARGE else ""
-        yield Trial(shown, poison(call, arrays), expected(call, arrays), size)
+        yield Trial(shown, poison(call, arrays), expected_outputs(call, arrays), size)
 
 
-def expected(call: Call, arrays: Arrays) -> dict[str, tuple[NDArray[np.float64], NDArray[Any]]]:
+def expected_outputs(call: ExportCall, arrays: Arrays) -> dict[str, tuple[NDArray[np.float64], NDArray[Any]]]:
     """For each output of a call on `arrays`: the reference, and the textbook formula in the call's dtype."""
-    given = plain(call, arrays)
+    given = reference_inputs(call, arrays)
     with np.errstate(all="ignore"):
         output, lse, weights = reference.attention(**given)
         scores = np.where(weights > 0, np.log(weights), -np.inf) + np.where(np.isinf(lse), 0, lse)[..., None]
@@ -60,17 +60,19 @@ def expected(call: Call, arrays: Arrays) -> dict[str, tuple[NDArray[np.float64],
         for name in call.outputs
     }
     if call.cached:
-        made |= {name: (array.astype(np.float64), array) for name, array in present(call, given).items()}
+        made |= {name: (array.astype(np.float64), array) for name, array in expected_cache(call, given).items()}
     return made
 
 
-def as_returned(call: Call, name: str, array: NDArray[Any]) -> NDArray[Any]:
+def as_returned(call: ExportCall, name: str, array: NDArray[Any]) -> NDArray[Any]:
     """An output with heads before the length -> in the layout of the call."""
     swapped = name == "output" and call.layout == LHE and array.ndim > 2
     return array.swapaxes(-2, -3) if swapped else array
 
 
-def judged(call: Call, name: str, results: list[tuple[Trial, NDArray[Any]]], size: float) -> list[Agreement]:
+def judge_output(
+    call: ExportCall, name: str, results: list[tuple[Trial, NDArray[Any]]], size: float
+) -> list[Agreement]:
     """How far the output `name` of each trial is off, by one bound for all; their scores are of `size`."""
     dtype = call.held if name == "lse" else call.query.dtype
     triples = []
@@ -82,7 +84,7 @@ def judged(call: Call, name: str, results: list[tuple[Trial, NDArray[Any]]], siz
     return judge_together(triples, dtype, size if name in call.outputs else 0.0)  # a cache is copied
 
 
-def _real(call: Call, name: str, inputs: Arrays, result: NDArray[Any]) -> NDArray[Any]:
+def _real(call: ExportCall, name: str, inputs: Arrays, result: NDArray[Any]) -> NDArray[Any]:
     """Of a padded cache only what is real counts: 0 elsewhere."""
     if not name.startswith("present") or call.past_lengths is None:
         return result

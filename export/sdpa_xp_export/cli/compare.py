@@ -57,7 +57,7 @@ def agree(
         if each not in DTYPES:
             rule = f"`dtype` must be one of {', '.join(DTYPES)}"
             raise ValueError(message("agree", rule, {"dtype": repr(each)}))
-    found, offered = backends.find(backend), providers()
+    found, offered = backends.find_backends(backend), providers()
     most = len(dtypes) * (len(found) + len(offered) * len(OPSETS))
     rows = (row for each in dtypes for row in compare(feature_jobs(each), each, found, offered))
     seen = _collected("agree", rows, most, quiet=as_json)
@@ -70,7 +70,7 @@ def agree(
 
 def list_backends(as_json: AsJson = False) -> None:
     """The array libraries and the onnxruntime providers found here."""
-    found = [(each.name, each.version, each.device) for each in backends.find()]
+    found = [(each.name, each.version, each.device) for each in backends.find_backends()]
     found += [("onnxruntime", version(), name) for name in providers()]
     if as_json:
         say_json([dict(zip(("name", "version", "device"), row, strict=True)) for row in found])

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from sdpa_xp_export._call.call import Call
+from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.metadata import to_json
 from sdpa_xp_export.report import Report, Run
 
@@ -86,7 +86,7 @@ def page(report: Report, model: str, failures: Sequence[str] = ()) -> str:
     return "".join(parts)
 
 
-def stated(call: Call) -> dict[str, object]:
+def stated(call: ExportCall) -> dict[str, object]:
     """The call as the metadata of its model state it."""
     read: dict[str, object] = json.loads(to_json(call))
     return {name: value for name, value in read.items() if value is not None}

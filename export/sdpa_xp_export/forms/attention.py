@@ -9,21 +9,21 @@ import numpy as np
 
 from sdpa_xp_export._array_api import namespace as xp
 from sdpa_xp_export._array_api import ops
-from sdpa_xp_export._call.call import Call
+from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.mask_analysis import counts_real_keys, hides_keys, is_causal, only_appends
-from sdpa_xp_export._graph.graph import Graph, Value
+from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._runtime.releases import Runtime
-from sdpa_xp_export.forms.inputs import Inputs, finished, read
+from sdpa_xp_export.forms.inputs import FormInputs, finished_outputs, read_inputs
 from sdpa_xp_export.lowering import heads
-from sdpa_xp_export.lowering.biases import biased, is_added
-from sdpa_xp_export.lowering.masks import Allowed, both
-from sdpa_xp_export.lowering.tile import Tile
+from sdpa_xp_export.lowering.biases import add_biases, is_additive
+from sdpa_xp_export.lowering.masks import AllowedPairs, both_allow
+from sdpa_xp_export.lowering.tile import GraphTile
 from sdpa_xp_export.lowering.tile_attention import all_allowed
 
 RANK = 4
 
 
-def refusal(call: Call, _runtime: Runtime) -> str | None:
+def refusal(call: ExportCall, _runtime: Runtime) -> str | None:
     """Why this form cannot state the call; None where it can."""
     specs = (call.query, call.key, call.value)
     if max(spec.ndim for spec in specs) > RANK:
@@ -36,12 +36,12 @@ def refusal(call: Call, _runtime: Runtime) -> str | None:
         return "ai.onnx Attention has no sinks"
     if call.outputs != ("output",):
         return "ai.onnx Attention gives no lse, and its weights and scores are not those of the library"
-    if not all(is_added(bias) for bias in call.biases):
+    if not all(is_additive(bias) for bias in call.biases):
         return "ai.onnx Attention takes no function of the scores"
     return None
 
 
-def write(graph: Graph, call: Call, runtime: Runtime) -> dict[str, Value]:
+def write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphValue]:
     """query, key, value -> Attention(query, key, value, mask, past, lengths), its inputs mended as below.
 
     On the CPU the kernel of a half dtype overflows in its scores, so there it computes in float32; and so it
@@ -50,7 +50,7 @@ def write(graph: Graph, call: Call, runtime: Runtime) -> dict[str, Value]:
     dtype = call.query.dtype if runtime.provider == "cuda" and len(call.biases) < 2 else "float32"
     if only_appends(call):
         return _with_past(graph, call, dtype)
-    inputs = read(graph, call, dtype, RANK, in_place=graph.opset >= 24)
+    inputs = read_inputs(graph, call, dtype, RANK, in_place=graph.opset >= 24)
     if graph.opset >= 24 and counts_real_keys(call):
         return _with_lengths(inputs)
     tile = inputs.pairs.whole(inputs.key)
@@ -58,17 +58,19 @@ def write(graph: Graph, call: Call, runtime: Runtime) -> dict[str, Value]:
     causal = any(is_causal(mask) for mask in call.masks) and not call.cached
     mask, may = _mask(tile, dtype, causal)
     if hides_keys(call):
-        seen = both(may, all_allowed(tile, [each for each in call.masks if causal and is_causal(each)]))
-        if isinstance(seen, Value):
+        seen = both_allow(may, all_allowed(tile, [each for each in call.masks if causal and is_causal(each)]))
+        if isinstance(seen, GraphValue):
             guard = heads.is_attended(seen, int(key.shape[-3]))
             key, value = (xp.where(guard, each, 0.0) for each in (key, value))
     exact = None if mask is None else _exact(inputs, mask)
-    return finished(inputs, {"output": _node(tile, inputs.query, key, value, exact, is_causal=causal)[0]})
+    return finished_outputs(
+        inputs, {"output": _node(tile, inputs.query, key, value, exact, is_causal=causal)[0]}
+    )
 
 
-def _with_past(graph: Graph, call: Call, dtype: str) -> dict[str, Value]:
+def _with_past(graph: Graph, call: ExportCall, dtype: str) -> dict[str, GraphValue]:
     """A cache in front of as many new keys as queries: past_key, past_value -> Attention -> present ones."""
-    inputs = read(graph, call, dtype, RANK, append=False)
+    inputs = read_inputs(graph, call, dtype, RANK, append=False)
     tile = inputs.pairs.whole(inputs.key)
     past = [
         heads.in_layout(graph.argument(f"past_{name}", spec).astype(dtype), call.layout)
@@ -81,10 +83,10 @@ def _with_past(graph: Graph, call: Call, dtype: str) -> dict[str, Value]:
         f"present_{name}": heads.in_layout(each, call.layout).astype(call.query.dtype)
         for name, each in zip(("key", "value"), present, strict=True)
     }
-    return finished(inputs, {"output": output}) | returned
+    return finished_outputs(inputs, {"output": output}) | returned
 
 
-def _with_lengths(inputs: Inputs) -> dict[str, Value]:
+def _with_lengths(inputs: FormInputs) -> dict[str, GraphValue]:
     """Keys that are real up to a length -> nonpad_kv_seqlen, with 0 in the keys and values behind it.
 
     The operator only adds -inf to their scores, so a NaN behind the length would leak wherever a kernel does
@@ -95,7 +97,7 @@ def _with_lengths(inputs: Inputs) -> dict[str, Value]:
     lengths = inputs.pairs.filled
     if lengths is None:
         (padding,) = call.masks
-        lengths = cast(Value, tile.integers("attn_mask.key_lengths", padding.arguments["key_lengths"]))
+        lengths = cast(GraphValue, tile.integers("attn_mask.key_lengths", padding.arguments["key_lengths"]))
     batch = call.sizes.batch[0]
     real = ops.unsqueeze(tile.columns, -1) < lengths
     key, value = (xp.where(real, each, 0.0) for each in (inputs.key, inputs.value))
@@ -111,12 +113,17 @@ def _with_lengths(inputs: Inputs) -> dict[str, Value]:
         counted,
         is_causal=call.cached and bool(call.masks),
     )
-    return finished(inputs, {"output": output})
+    return finished_outputs(inputs, {"output": output})
 
 
 def _node(
-    tile: Tile, query: Value, key: Value, value: Value, *more: Value | None, is_causal: bool
-) -> list[Value]:
+    tile: GraphTile,
+    query: GraphValue,
+    key: GraphValue,
+    value: GraphValue,
+    *more: GraphValue | None,
+    is_causal: bool,
+) -> list[GraphValue]:
     """The node; behind the mask come past_key, past_value and nonpad_kv_seqlen."""
     call = tile.call
     query, scale = _scaled(tile, query)
@@ -133,7 +140,7 @@ def _node(
     return [ops.squeeze_front(each, max(3, *ranks)) for each in (output, *present)]
 
 
-def _scaled(tile: Tile, query: Value) -> tuple[Value, float]:
+def _scaled(tile: GraphTile, query: GraphValue) -> tuple[GraphValue, float]:
     """query, scale -> the query and a positive scale, of which the runtime takes the root."""
     scale = tile.call.scale
     if not isinstance(scale, float):
@@ -143,7 +150,7 @@ def _scaled(tile: Tile, query: Value) -> tuple[Value, float]:
     return query * (-1.0 if scale else 0.0), -scale or 1.0
 
 
-def _mask(tile: Tile, dtype: str, causal: bool) -> tuple[Value | None, Allowed]:
+def _mask(tile: GraphTile, dtype: str, causal: bool) -> tuple[GraphValue | None, AllowedPairs]:
     """masks, biases -> the one mask of the node, and which pairs may attend by it.
 
     The mask is the bias with -inf where a pair may not attend. The runtime holds a row whose entries are all
@@ -153,15 +160,15 @@ def _mask(tile: Tile, dtype: str, causal: bool) -> tuple[Value | None, Allowed]:
     call = tile.call
     given = all_allowed(tile, [mask for mask in call.masks if not (causal and is_causal(mask))])
     if not call.biases:
-        return (None if given is True else cast(Value, given)), given
-    total, given = biased(call.biases, tile, tile.graph.constant(0.0, "float32"), given)
+        return (None if given is True else cast(GraphValue, given)), given
+    total, given = add_biases(call.biases, tile, tile.graph.constant(0.0, "float32"), given)
     least = float(np.finfo("float16" if dtype == "float16" else "float32").min) * (1 - 2**-7)
     total = xp.where(total < least, least, total)
-    total = total if given is True else xp.where(cast(Value, given), total, -math.inf)
+    total = total if given is True else xp.where(cast(GraphValue, given), total, -math.inf)
     return total.astype(dtype), given
 
 
-def _exact(inputs: Inputs, mask: Value) -> Value:
+def _exact(inputs: FormInputs, mask: GraphValue) -> GraphValue:
     """mask -> Expand(mask, (L, S)): the runtime broadcasts batch and heads alone."""
     pairs, wanted = inputs.pairs, (inputs.query.shape[-2], inputs.key.shape[-2])
     if mask.shape[-2:] != wanted:

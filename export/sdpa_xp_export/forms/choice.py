@@ -6,7 +6,7 @@ import math
 from types import ModuleType
 
 from sdpa_xp.checks import message
-from sdpa_xp_export._call.call import Call
+from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.mask_analysis import only_causal, unmasked
 from sdpa_xp_export._runtime.releases import (
     FEW_SCORES,
@@ -29,7 +29,7 @@ FORMS: dict[str, ModuleType] = {
 }
 
 
-def choose(function: str, call: Call, form: str, opset: int | None, target: Runtime) -> tuple[str, str]:
+def choose(function: str, call: ExportCall, form: str, opset: int | None, target: Runtime) -> tuple[str, str]:
     """The form, and why it is that one."""
     if form not in (*FORMS, "auto"):
         rule = f"`form` must be auto, {', '.join(FORMS)}"
@@ -41,7 +41,7 @@ def choose(function: str, call: Call, form: str, opset: int | None, target: Runt
         rule = f"`opset` must be {first} to {last}, and no form takes {opset!r}"
         raise ValueError(message(function, rule, {"opset": repr(opset)}))
     if opset is not None:
-        loaded_opset(function, opset, target)
+        check_loaded_opset(function, opset, target)
     if form == "auto":
         return _best(call, opset, target)
     if why := unsupported_reason(form, call, target):
@@ -50,7 +50,7 @@ def choose(function: str, call: Call, form: str, opset: int | None, target: Runt
     return form, "asked for"
 
 
-def unsupported_reason(name: str, call: Call, target: Runtime) -> str | None:
+def unsupported_reason(name: str, call: ExportCall, target: Runtime) -> str | None:
     """Why the form does not compute the call right on that runtime and on later ones; None where it does."""
     oldest = FIRST_RELEASE[name]
     if target.release < oldest:
@@ -61,7 +61,7 @@ def unsupported_reason(name: str, call: Call, target: Runtime) -> str | None:
     return why
 
 
-def loaded_opset(function: str, opset: int, target: Runtime) -> None:
+def check_loaded_opset(function: str, opset: int, target: Runtime) -> None:
     """The runtime loads graphs of that opset."""
     oldest = FIRST_RELEASE_OF_OPSET.get(opset, (0, 0))
     if target.release < oldest:
@@ -69,7 +69,7 @@ def loaded_opset(function: str, opset: int, target: Runtime) -> None:
         raise ValueError(message(function, rule, {"opset": opset, "runtime": target}))
 
 
-def fitting_opset(function: str, form: str, opset: int) -> None:
+def check_form_opset(function: str, form: str, opset: int) -> None:
     """The form has that opset."""
     allowed = OPSETS[form]
     if opset not in allowed:
@@ -77,7 +77,7 @@ def fitting_opset(function: str, form: str, opset: int) -> None:
         raise ValueError(message(function, rule, {"opset": repr(opset)}))
 
 
-def _best(call: Call, opset: int | None, target: Runtime) -> tuple[str, str]:
+def _best(call: ExportCall, opset: int | None, target: Runtime) -> tuple[str, str]:
     """The first form of the table that computes the call, and what kept those before it from being taken."""
     case = _case(call)
     passed_over: list[str] = []
@@ -91,7 +91,7 @@ def _best(call: Call, opset: int | None, target: Runtime) -> tuple[str, str]:
     raise AssertionError("the primitive form states every call")
 
 
-def _case(call: Call) -> str:
+def _case(call: ExportCall) -> str:
     """What the table goes by: what masks the call, and whether its scores are known to be few."""
     kind = "unmasked" if unmasked(call) else "causal" if only_causal(call) and not call.cached else "masked"
     sizes = (*call.sizes.batch, call.sizes.query_heads, call.sizes.queries, call.sizes.keys)

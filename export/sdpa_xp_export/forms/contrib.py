@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from sdpa_xp_export._array_api import ops
-from sdpa_xp_export._call.call import Call
-from sdpa_xp_export._graph.graph import Value
+from sdpa_xp_export._call.call import ExportCall
+from sdpa_xp_export._graph.graph import GraphValue
 
 RANK = 4
 
 
-def refusal(call: Call) -> str | None:
+def refusal(call: ExportCall) -> str | None:
     """What no such operator can state; None where it is for the operator to say."""
     specs = (call.query, call.key, call.value)
     if any(spec.ndim != RANK for spec in specs) or len({spec.shape[0] for spec in specs}) > 1:
@@ -27,7 +27,7 @@ def refusal(call: Call) -> str | None:
     return None
 
 
-def packed(value: Value) -> Value:
+def packed(value: GraphValue) -> GraphValue:
     """(B, H, L, E) -> (B, L, H * E)."""
     heads, width = value.shape[-3], value.shape[-1]
     assert isinstance(heads, int)
@@ -36,7 +36,7 @@ def packed(value: Value) -> Value:
     return ops.reshape(swapped, [0, 0, heads * width], (*swapped.shape[:2], heads * width))
 
 
-def unpacked(value: Value, heads: int) -> Value:
+def unpacked(value: GraphValue, heads: int) -> GraphValue:
     """(B, L, H * Ev) -> (B, H, L, Ev)."""
     batch, length, width = value.shape
     assert isinstance(width, int)

@@ -6,20 +6,20 @@ import math
 
 from sdpa_xp_export._array_api import namespace as xp
 from sdpa_xp_export._array_api import ops
-from sdpa_xp_export._call.call import Call
+from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.mask_analysis import is_causal
 from sdpa_xp_export._graph.finished_model import CONTRIB
-from sdpa_xp_export._graph.graph import Graph, Value
+from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._runtime.releases import WINDOW_COUNTS_ITSELF, Runtime
 from sdpa_xp_export.forms import contrib
-from sdpa_xp_export.forms.inputs import Inputs, finished, read
+from sdpa_xp_export.forms.inputs import FormInputs, finished_outputs, read_inputs
 
 WIDTHS = 8
 ALL = -1
 """The window that is none: all keys up to the query's own."""
 
 
-def refusal(call: Call, runtime: Runtime) -> str | None:
+def refusal(call: ExportCall, runtime: Runtime) -> str | None:
     """Why this form cannot state the call; None where it can."""
     if common := contrib.refusal(call):
         return common
@@ -46,13 +46,13 @@ def refusal(call: Call, runtime: Runtime) -> str | None:
     return None
 
 
-def write(graph: Graph, call: Call, runtime: Runtime) -> dict[str, Value]:
+def write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphValue]:
     """query, key, value -> Transpose, Reshape -> GroupQueryAttention -> Reshape, Transpose.
 
     The operator copies all that it is given, so an even number of key heads goes through it in two halves.
     """
     dtype = call.query.dtype if runtime.provider == "cuda" else "float32"
-    inputs = read(graph, call, dtype)
+    inputs = read_inputs(graph, call, dtype)
     sinks = None if call.sinks is None else inputs.pairs.whole(inputs.key).operand(call.sinks).astype(dtype)
     parts = 2 if call.sizes.heads % 2 == 0 else 1
     query, key, value = (_split(each, parts, axis=1) for each in (inputs.query, inputs.key, inputs.value))
@@ -63,18 +63,18 @@ def write(graph: Graph, call: Call, runtime: Runtime) -> dict[str, Value]:
         for q, k, v, of_heads in zip(query, key, value, sinks_of, strict=True)
     ]
     output = halves[0] if parts == 1 else ops.join(halves, 1, call.sizes.query_heads)
-    return finished(inputs, {"output": xp.where(_no_number(inputs), math.nan, output)})
+    return finished_outputs(inputs, {"output": xp.where(_no_number(inputs), math.nan, output)})
 
 
 def _node(
-    call: Call,
-    query: Value,
-    key: Value,
-    value: Value,
-    lengths: tuple[Value, Value],
-    sinks: Value | None,
+    call: ExportCall,
+    query: GraphValue,
+    key: GraphValue,
+    value: GraphValue,
+    lengths: tuple[GraphValue, GraphValue],
+    sinks: GraphValue | None,
     window: int,
-) -> Value:
+) -> GraphValue:
     """All keys are real. The caches that it returns are named, or releases before 1.28 do not load it."""
     graph, heads, groups = query.graph, int(query.shape[-3]), int(key.shape[-3])
     packed = [contrib.packed(each) for each in (query, key, value)]
@@ -93,7 +93,7 @@ def _node(
     return contrib.unpacked(output, heads)
 
 
-def _no_number(inputs: Inputs) -> Value:
+def _no_number(inputs: FormInputs) -> GraphValue:
     """Rows whose query or own key holds a NaN, (B, Hq, L, 1): the operator gives 0 there, from 1.28 on."""
     call = inputs.pairs.call
     query, key = (ops.reduce("ReduceSum", each).astype("float32") for each in (inputs.query, inputs.key))
@@ -109,7 +109,7 @@ def _no_number(inputs: Inputs) -> Value:
     return (query != query) | (key != key)
 
 
-def _split(value: Value, parts: int, axis: int) -> list[Value]:
+def _split(value: GraphValue, parts: int, axis: int) -> list[GraphValue]:
     """value -> Split into equal parts along `axis`."""
     if parts == 1:
         return [value]
@@ -119,13 +119,13 @@ def _split(value: Value, parts: int, axis: int) -> list[Value]:
     return value.graph.add_many("Split", value, sizes, outputs=[(value.dtype, shape)] * parts, axis=axis)
 
 
-def _window(call: Call) -> int:
+def _window(call: ExportCall) -> int:
     """How many keys a query sees, its own among them."""
     left = _left(call)
     return ALL if left is None or left == ALL else left + 1
 
 
-def _lengths(inputs: Inputs) -> tuple[Value, Value]:
+def _lengths(inputs: FormInputs) -> tuple[GraphValue, GraphValue]:
     """seqlens_k, S - 1 for each batch entry, and the largest S."""
     pairs = inputs.pairs
     last = ops.unsqueeze(pairs.keys, 0) - 1
@@ -134,7 +134,7 @@ def _lengths(inputs: Inputs) -> tuple[Value, Value]:
     return each.astype("int32"), pairs.keys.astype("int32")
 
 
-def _left(call: Call) -> int | None:
+def _left(call: ExportCall) -> int | None:
     """How many earlier keys a query sees; None for masks that say something else."""
     windows = [mask.arguments for mask in call.masks if not is_causal(mask)]
     if not windows:

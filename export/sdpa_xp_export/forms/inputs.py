@@ -6,34 +6,34 @@ from dataclasses import dataclass, field
 
 from sdpa_xp import checks
 from sdpa_xp_export._array_api import ops
-from sdpa_xp_export._call.call import Call
+from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.mask_analysis import cuts_keys
-from sdpa_xp_export._graph.graph import Graph, Value
+from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export.lowering import heads
-from sdpa_xp_export.lowering.tile import Pairs
+from sdpa_xp_export.lowering.tile import GraphLengths
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class FormInputs:
     """query (..., Hq, L, E), key (..., H, S, E), value (..., H, S, Ev), with the heads before the length."""
 
-    pairs: Pairs
-    query: Value
-    key: Value
-    value: Value
-    present: dict[str, Value] = field(default_factory=dict)
+    pairs: GraphLengths
+    query: GraphValue
+    key: GraphValue
+    value: GraphValue
+    present: dict[str, GraphValue] = field(default_factory=dict)
     """The cache with the new tokens in it, as the graph returns it."""
 
 
-def read(
-    graph: Graph, call: Call, dtype: str, rank: int = 3, *, append: bool = True, in_place: bool = False
-) -> Inputs:
+def read_inputs(
+    graph: Graph, call: ExportCall, dtype: str, rank: int = 3, *, append: bool = True, in_place: bool = False
+) -> FormInputs:
     """Inputs of the graph -> inputs in `dtype` with at least `rank` axes.
 
     With `append` the keys are those of the cache and the new ones; `in_place` by an operator that can write
     them into the cache (opset 24).
     """
-    pairs = Pairs(graph, call)
+    pairs = GraphLengths(graph, call)
     given = {name: graph.argument(name, spec) for name, spec in call.inputs.items()}
     present = {}
     for name in ("key", "value"):
@@ -46,10 +46,10 @@ def read(
     )
     if cuts_keys(call):
         key, value = (_first_keys(pairs, each) for each in (key, value))
-    return Inputs(pairs, query, key, value, present)
+    return FormInputs(pairs, query, key, value, present)
 
 
-def finished(inputs: Inputs, made: dict[str, Value]) -> dict[str, Value]:
+def finished_outputs(inputs: FormInputs, made: dict[str, GraphValue]) -> dict[str, GraphValue]:
     """What a form made -> the outputs of the call, in its dtype, layout and rank."""
     call = inputs.pairs.call
     outputs = {}
@@ -64,7 +64,7 @@ def _rank(name: str) -> int:
     return 2 if name == "lse" else 3
 
 
-def _appended(pairs: Pairs, past: Value, new: Value, *, in_place: bool) -> Value:
+def _appended(pairs: GraphLengths, past: GraphValue, new: GraphValue, *, in_place: bool) -> GraphValue:
     """past, new -> Concat; or, where the past has room, the new tokens written behind its last ones."""
     call = pairs.call
     axis = -2 if call.layout == checks.HLE else -3
@@ -88,7 +88,7 @@ def _appended(pairs: Pairs, past: Value, new: Value, *, in_place: bool) -> Value
     )
 
 
-def _first_keys(pairs: Pairs, value: Value) -> Value:
+def _first_keys(pairs: GraphLengths, value: GraphValue) -> GraphValue:
     """(..., S, E) -> the first L of them."""
     zero = pairs.graph.constant([0], "int64")
     return ops.cut(value, (zero, pairs.length(pairs.call.sizes.queries)), -2, "first_keys")

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from sdpa_xp_export._call.call import Call
+from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.mask_analysis import only_causal, unmasked
 from sdpa_xp_export._graph.finished_model import CONTRIB
-from sdpa_xp_export._graph.graph import Graph, Value
+from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._runtime.releases import EMPTY_INPUTS, Runtime
 from sdpa_xp_export.forms import contrib
-from sdpa_xp_export.forms.inputs import finished, read
+from sdpa_xp_export.forms.inputs import finished_outputs, read_inputs
 
 
-def refusal(call: Call, runtime: Runtime) -> str | None:
+def refusal(call: ExportCall, runtime: Runtime) -> str | None:
     """Why this form cannot state the call; None where it can."""
     if common := contrib.refusal(call):
         return common
@@ -28,13 +28,13 @@ def refusal(call: Call, runtime: Runtime) -> str | None:
     return None
 
 
-def write(graph: Graph, call: Call, runtime: Runtime) -> dict[str, Value]:
+def write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphValue]:
     """query, key, value -> Transpose, Reshape -> MultiHeadAttention -> Reshape, Transpose.
 
     Key and value with 4 axes would spare two Transposes, and lose the kernel.
     """
     half = call.query.dtype if runtime.provider == "cuda" else "float32"
-    inputs = read(graph, call, half)
+    inputs = read_inputs(graph, call, half)
     heads = call.sizes.query_heads
     query, key, value = (contrib.packed(each) for each in (inputs.query, inputs.key, inputs.value))
     output = graph.add(
@@ -49,4 +49,4 @@ def write(graph: Graph, call: Call, runtime: Runtime) -> dict[str, Value]:
         scale=call.scale,
         unidirectional=int(only_causal(call)),
     )
-    return finished(inputs, {"output": contrib.unpacked(output, heads)})
+    return finished_outputs(inputs, {"output": contrib.unpacked(output, heads)})

@@ -5,33 +5,33 @@ from __future__ import annotations
 from functools import cached_property
 
 from sdpa_xp_export._array_api import ops
-from sdpa_xp_export._call.call import OUTPUTS, Call
-from sdpa_xp_export._graph.graph import Graph, Value
+from sdpa_xp_export._call.call import OUTPUTS, ExportCall
+from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._runtime.releases import Runtime
-from sdpa_xp_export.forms.inputs import Inputs, finished, read
+from sdpa_xp_export.forms.inputs import FormInputs, finished_outputs, read_inputs
 from sdpa_xp_export.lowering import counting
-from sdpa_xp_export.lowering.key_range import reach
-from sdpa_xp_export.lowering.tile import Pairs, Range, Tile
-from sdpa_xp_export.lowering.tile_attention import attend, scaled
-from sdpa_xp_export.spec import Shape
+from sdpa_xp_export.lowering.key_range import key_range
+from sdpa_xp_export.lowering.tile import GraphLengths, GraphTile, TileRange
+from sdpa_xp_export.lowering.tile_attention import attend_tile, scale_query
+from sdpa_xp_export.spec import SymbolicShape
 
 ROWS = 128
 """Queries in a block. A block meets all keys that it may attend at once, so its softmax is the plain one."""
 
 
-def refusal(call: Call, _runtime: Runtime) -> str | None:
+def refusal(call: ExportCall, _runtime: Runtime) -> str | None:
     """Why this form cannot state the call; None where it can."""
     if {"weights", "scores"} & set(call.outputs):
         return "weights and scores are as large as what the blocks are to avoid"
     return None
 
 
-def write(graph: Graph, call: Call, runtime: Runtime) -> dict[str, Value]:
+def write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphValue]:
     """query -> Pad, Reshape to blocks -> Scan(Slice keys -> attention of the block) -> Reshape, Slice."""
     ranks = [spec.ndim for spec in (call.query, call.key, call.value)]
-    inputs = read(graph, call, call.held, max(3, *ranks))
+    inputs = read_inputs(graph, call, call.held, max(3, *ranks))
     whole = inputs.pairs.whole(inputs.key)
-    query = scaled(whole, inputs.query)
+    query = scale_query(whole, inputs.query)
     length = call.sizes.queries
     queries = ops.unsqueeze(inputs.pairs.queries, 0)
     if isinstance(length, int):
@@ -61,10 +61,10 @@ def write(graph: Graph, call: Call, runtime: Runtime) -> dict[str, Value]:
         name: _joined(value, axis, length, None if even else queries)
         for name, value in zip(names, scanned, strict=True)
     }
-    return finished(inputs, joined)
+    return finished_outputs(inputs, joined)
 
 
-def _filled_up(query: Value, queries: Value, rows: Value, count: Value) -> Value:
+def _filled_up(query: GraphValue, queries: GraphValue, rows: GraphValue, count: GraphValue) -> GraphValue:
     """(..., L, E) -> as many rows as the blocks have, those behind the last query 0."""
     graph = query.graph
     before, behind = (graph.constant([0] * length, "int64") for length in (2 * query.ndim - 2, 1))
@@ -73,7 +73,7 @@ def _filled_up(query: Value, queries: Value, rows: Value, count: Value) -> Value
     return graph.add("Pad", query, pads, dtype=query.dtype, shape=shape)
 
 
-def _in_blocks(query: Value, rows: Value, count: Value) -> Value:
+def _in_blocks(query: GraphValue, rows: GraphValue, count: GraphValue) -> GraphValue:
     """(..., blocks * rows, E) -> (..., blocks, rows, E)."""
     graph, width = query.graph, query.shape[-1]
     kept = graph.constant([0] * (query.ndim - 2), "int64")  # lengths that stay
@@ -81,7 +81,9 @@ def _in_blocks(query: Value, rows: Value, count: Value) -> Value:
     return ops.reshape_to(query, target, (*query.shape[:-2], "blocks", "rows", width))
 
 
-def _body(body: Graph, inputs: Inputs, blocks: Value, rows: Value, *, sums: bool) -> dict[str, Value]:
+def _body(
+    body: Graph, inputs: FormInputs, blocks: GraphValue, rows: GraphValue, *, sums: bool
+) -> dict[str, GraphValue]:
     """One block of queries and its number -> what attention makes of it, over the keys that it may attend."""
     pairs = inputs.pairs
     query = body.input("block", blocks.dtype, (*blocks.shape[:-3], *blocks.shape[-2:]))
@@ -90,37 +92,41 @@ def _body(body: Graph, inputs: Inputs, blocks: Value, rows: Value, *, sums: bool
     last = ops.unsqueeze(body.here(pairs.queries), 0) - 1
     first = step * body.here(rows)
     stop = first + body.here(rows)
-    tile = _Block(pairs, body, Range("queries", "rows", first, stop), Range("keys", inputs.key.shape[-2]), last)
-    keys = reach(tile, first, counting.smaller(stop - 1, last))
+    tile = _QueryBlock(
+        pairs, body, TileRange("queries", "rows", first, stop), TileRange("keys", inputs.key.shape[-2]), last
+    )
+    keys = key_range(tile, first, counting.smaller(stop - 1, last))
     key, value = body.here(inputs.key), body.here(inputs.value)
     if keys is not None:
-        tile.column_range = Range("keys", "columns", *keys)
+        tile.column_range = TileRange("keys", "columns", *keys)
         key, value = (ops.cut(each, keys, -2, "columns") for each in (key, value))
-    return attend(tile, query, key, value, sums=sums)
+    return attend_tile(tile, query, key, value, sums=sums)
 
 
-class _Block(Tile):
+class _QueryBlock(GraphTile):
     """A block of queries, which may go beyond the last one."""
 
-    def __init__(self, pairs: Pairs, graph: Graph, rows: Range, columns: Range, last: Value) -> None:
+    def __init__(
+        self, pairs: GraphLengths, graph: Graph, rows: TileRange, columns: TileRange, last: GraphValue
+    ) -> None:
         super().__init__(pairs, graph, rows, columns)
         self.last = last
 
     @cached_property
-    def rows(self) -> Value:
+    def rows(self) -> GraphValue:
         return counting.smaller(self._numbers(self.row_range), self.last)
 
-    def cut(self, value: Value) -> Value:
+    def cut(self, value: GraphValue) -> GraphValue:
         rows = self.rows if value.ndim > 1 and value.shape[-2] != 1 else None
         value = value if rows is None else ops.gather(value, rows, value.ndim - 2)
         return self._cut(value, -1, self.column_range)
 
 
-def _stacked(shape: Shape, axis: int) -> Shape:
+def _stacked(shape: SymbolicShape, axis: int) -> SymbolicShape:
     return (*shape[:axis], "blocks", *shape[axis:])
 
 
-def _joined(value: Value, axis: int, length: int | str, queries: Value | None) -> Value:
+def _joined(value: GraphValue, axis: int, length: int | str, queries: GraphValue | None) -> GraphValue:
     """(..., blocks, rows, ...) -> (..., L, ...), without what filled up the last block."""
     graph, rest = value.graph, value.shape[axis + 2 :]
     target = graph.constant([*[0] * axis, -1, *rest], "int64")

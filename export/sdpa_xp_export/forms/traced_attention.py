@@ -14,13 +14,13 @@ from sdpa_xp.masks import Mask
 from sdpa_xp_export._array_api import namespace as xp
 from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._array_api.dispatch import is_array
-from sdpa_xp_export._call.call import Arguments
-from sdpa_xp_export._call.checking import checked
+from sdpa_xp_export._call.call import ExportOptions
+from sdpa_xp_export._call.checking import checked_call
 from sdpa_xp_export._call.operands import with_operands
-from sdpa_xp_export._graph.graph import Graph, Value
+from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._graph.traced_graph import TracedGraph
 from sdpa_xp_export._runtime.releases import Runtime
-from sdpa_xp_export.forms.choice import FORMS, choose, fitting_opset
+from sdpa_xp_export.forms.choice import FORMS, check_form_opset, choose
 from sdpa_xp_export.spec import TensorSpec
 
 OUTPUTS = {
@@ -38,7 +38,7 @@ OUTPUTS = {
 class ComputedSpec(TensorSpec):
     """A spec of an array that the graph computes, where an export has an input."""
 
-    value: Value
+    value: GraphValue
 
 
 def refuse_attention(
@@ -70,15 +70,15 @@ class TracedAttention:
         adds_head = _is_one_head_each(values, rules)
         specs = {name: _spec(_with_head(value) if adds_head else value) for name, value in values.items()}
         named = {
-            name: _with_specs(graph, rules[name], adds_head) for name in rules.keys() & {*Arguments._fields}
+            name: _with_specs(graph, rules[name], adds_head) for name in rules.keys() & {*ExportOptions._fields}
         }
         named |= {name: spec for name, spec in specs.items() if name.startswith("past_")}
         outputs = OUTPUTS[function]
         value = specs.get("value", specs["key"])  # weights and scores are computed without a value
-        options = Arguments(**named)._replace(outputs=outputs, cached=cached)
-        call = checked(graph.function, specs["query"], specs["key"], value, options)
+        options = ExportOptions(**named)._replace(outputs=outputs, cached=cached)
+        call = checked_call(graph.function, specs["query"], specs["key"], value, options)
         form, reason = choose(graph.function, call, self.form, graph.opset, self.target)
-        fitting_opset(graph.function, form, graph.opset)
+        check_form_opset(graph.function, form, graph.opset)
         self.chosen.append((form, reason))
         named_values = {name: cast(ComputedSpec, spec).value for name, spec in call.inputs.items()}
         part = graph.call_graph(named_values, call.held, refuse_attention)
@@ -98,7 +98,7 @@ class TracedAttention:
         return AttentionState(output, lse if base is None else lse / math.log(cast(float, base)))
 
 
-def _split_cache(graph: TracedGraph, values: Mapping[str, Value], layout: object) -> dict[str, Value]:
+def _split_cache(graph: TracedGraph, values: Mapping[str, GraphValue], layout: object) -> dict[str, GraphValue]:
     """Split a joined cache into past and new keys and values; without appended tokens it stays whole."""
     joins = [graph.concatenated.get(values[name].name) for name in ("key", "value")]
     axis = -2 if layout == HLE else -3
@@ -111,17 +111,17 @@ def _split_cache(graph: TracedGraph, values: Mapping[str, Value], layout: object
     return new | {"past_key": past_key, "past_value": past_value}
 
 
-def _value(graph: TracedGraph, array: object) -> Value:
-    return graph.here(array) if isinstance(array, Value) else graph.from_array(array)
+def _value(graph: TracedGraph, array: object) -> GraphValue:
+    return graph.here(array) if isinstance(array, GraphValue) else graph.from_array(array)
 
 
-def _spec(value: Value) -> ComputedSpec:
+def _spec(value: GraphValue) -> ComputedSpec:
     return ComputedSpec(value.dtype, value.shape, value)
 
 
 def _with_specs(graph: TracedGraph, argument: Any, adds_head: bool) -> Any:
     """Return an argument with specs in place of its arrays, also those that a mask or a bias holds."""
-    if isinstance(argument, Value) or is_array(argument):
+    if isinstance(argument, GraphValue) or is_array(argument):
         value = _value(graph, argument)
         return _spec(_with_head(value) if adds_head else value)
     if isinstance(argument, Mask | Bias):
@@ -129,7 +129,7 @@ def _with_specs(graph: TracedGraph, argument: Any, adds_head: bool) -> Any:
     return argument
 
 
-def _is_one_head_each(inputs: Mapping[str, Value], rules: Mapping[str, object]) -> bool:
+def _is_one_head_each(inputs: Mapping[str, GraphValue], rules: Mapping[str, object]) -> bool:
     """Return whether inputs (B, length, width), with a B that is not known, may get a head axis of length 1.
 
     Three axes are (heads, length, width), and a graph is written for a known number of heads. So B heads become
@@ -150,6 +150,6 @@ def _ignores_heads(argument: object) -> bool:
     return argument.name in ("causal", "sliding_window", "chunked", "dilated", "from_array")
 
 
-def _with_head(value: Value) -> Value:
+def _with_head(value: GraphValue) -> GraphValue:
     """(B, length, width) -> (B, 1, length, width); fewer axes have no heads."""
     return ops.unsqueeze(value, -3) if value.ndim == 3 else value

@@ -13,13 +13,15 @@ from sdpa_xp_export._array_api import namespace as xp
 from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._call.mask_analysis import may_mask
 from sdpa_xp_export._call.operands import Initializer, Input
-from sdpa_xp_export._graph.graph import Value
+from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export.lowering.buckets import LISTED, Buckets, bucket
-from sdpa_xp_export.lowering.masks import Allowed, both, traced
-from sdpa_xp_export.lowering.tile import FUNCTION, Tile
+from sdpa_xp_export.lowering.masks import AllowedPairs, both_allow, call_index_function
+from sdpa_xp_export.lowering.tile import FUNCTION, GraphTile
 
 
-def biased(given: Sequence[Bias], tile: Tile, scores: Value, allowed: Allowed) -> tuple[Value, Allowed]:
+def add_biases(
+    given: Sequence[Bias], tile: GraphTile, scores: GraphValue, allowed: AllowedPairs
+) -> tuple[GraphValue, AllowedPairs]:
     """scores -> scores with one bias after the other, and the pairs of `allowed` that none of them masks.
 
     Each is asked by itself, since -inf + inf is NaN, and two of the smallest finite numbers, which do not
@@ -28,20 +30,20 @@ def biased(given: Sequence[Bias], tile: Tile, scores: Value, allowed: Allowed) -
     for bias in given:
         if bias.name == "from_function":
             function = cast(Callable[..., Any], bias.arguments["score_mod"])
-            made = traced("bias", function, (scores, *tile.indices), scores.dtype)
+            made = call_index_function("bias", function, (scores, *tile.indices), scores.dtype)
             term = scores = _for_all_pairs(made, scores)
         else:
-            term = added(bias, tile).astype(scores.dtype)
+            term = bias_term(bias, tile).astype(scores.dtype)
             scores = scores + term
         if may_mask(bias):
-            allowed = both(allowed, ~xp.is_masked(term))
+            allowed = both_allow(allowed, ~xp.is_masked(term))
     if len(given) > 1:
         least = float(np.finfo(scores.dtype).min)
         scores = xp.where(xp.is_masked(scores), least, scores)
     return scores, allowed
 
 
-def _for_all_pairs(made: Value, scores: Value) -> Value:
+def _for_all_pairs(made: GraphValue, scores: GraphValue) -> GraphValue:
     """What a function made, perhaps without looking at the scores -> Expand to their shape."""
     if made.shape == scores.shape:
         return made
@@ -49,21 +51,21 @@ def _for_all_pairs(made: Value, scores: Value) -> Value:
     return ops.expand(made, lengths, scores.shape)
 
 
-def added(bias: Bias, tile: Tile) -> Value:
+def bias_term(bias: Bias, tile: GraphTile) -> GraphValue:
     """bias -> what it adds, which broadcasts to (..., Hq, rows, columns)."""
     return _LOWERED[bias.name](tile, **bias.arguments)
 
 
-def is_added(bias: Bias) -> bool:
+def is_additive(bias: Bias) -> bool:
     """Whether the bias adds something that does not depend on the scores."""
     return bias.name in _LOWERED
 
 
-def _from_array(tile: Tile, array: Any) -> Value:
+def _from_array(tile: GraphTile, array: Any) -> GraphValue:
     return tile.cut(tile.operand(array))
 
 
-def _alibi(tile: Tile, slopes: object, offset: object) -> Value:
+def _alibi(tile: GraphTile, slopes: object, offset: object) -> GraphValue:
     """-slope * |i + offset - j|, with slopes (..., Hq, 1, 1)."""
     graph, heads = tile.graph, tile.call.sizes.query_heads
     if isinstance(slopes, int):
@@ -82,7 +84,9 @@ def _alibi(tile: Tile, slopes: object, offset: object) -> Value:
     return -values * distance.astype(graph.float_dtype)
 
 
-def _relative(tile: Tile, table: Any, bidirectional: bool, max_distance: int, offset: object) -> Value:
+def _relative(
+    tile: GraphTile, table: Any, bidirectional: bool, max_distance: int, offset: object
+) -> GraphValue:
     """table (buckets, Hq) -> Gather by the bucket of each distance -> (Hq, rows, columns)."""
     count, heads = table.shape
     if isinstance(count, str):
@@ -103,7 +107,7 @@ def _relative(tile: Tile, table: Any, bidirectional: bool, max_distance: int, of
     return found if index.ndim == 2 else ops.squeeze_front(ops.swap(found, 0, 2), 4)
 
 
-_LOWERED: dict[str, Callable[..., Value]] = {
+_LOWERED: dict[str, Callable[..., GraphValue]] = {
     "from_array": _from_array,
     "alibi": _alibi,
     "relative": _relative,

@@ -11,13 +11,13 @@ from sdpa_xp import biases
 from sdpa_xp.biases import Bias
 from sdpa_xp_export._array_api import namespace as xp
 from sdpa_xp_export._array_api import ops
-from sdpa_xp_export._graph.graph import Value
+from sdpa_xp_export._graph.graph import GraphValue
 
 LISTED = 2**10
 """Up to this `max_distance` a graph holds the bucket of each distance; beyond it only where buckets begin."""
 
 
-class _WithBuckets(Protocol):
+class _HasFirstDistances(Protocol):
     """The bias that `biases.relative` returns."""
 
     @property
@@ -39,7 +39,7 @@ class Buckets:
 
     def first_distances(self) -> list[int]:
         """Return the smallest distance of each bucket of one direction except the first, in order."""
-        return cast(_WithBuckets, self._bias(0)).first_distances
+        return cast(_HasFirstDistances, self._bias(0)).first_distances
 
     def of_each_distance(self) -> np.ndarray:
         """Return the bucket of each distance from -max_distance to max_distance."""
@@ -54,7 +54,7 @@ class Buckets:
         )
 
 
-def bucket(rules: Buckets, distance: Value) -> Value:
+def bucket(rules: Buckets, distance: GraphValue) -> GraphValue:
     """Find the buckets of distances j - i by a search among the distances at which buckets begin.
 
     Each step is one of a binary search, for all distances at once: Gather -> LessOrEqual -> Where. There are as

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from sdpa_xp.checks import HLE
 from sdpa_xp_export._array_api import ops
-from sdpa_xp_export._graph.graph import Value
+from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export._graph.shapes import joint_shape
 
 
-def in_layout(value: Value, layout: str) -> Value:
+def in_layout(value: GraphValue, layout: str) -> GraphValue:
     """(..., heads, length, width) -> the axes in the order of `layout`, and back; 2-D has no heads."""
     return value if layout == HLE or value.ndim < 3 else ops.swap(value, -2, -3)
 
 
-def matmul_grouped(rows: Value, shared: Value) -> Value:
+def matmul_grouped(rows: GraphValue, shared: GraphValue) -> GraphValue:
     """rows (..., Hq, L, X), shared (..., H, X, Y) -> (..., Hq, L, Y); head h meets shared head h // G.
 
     The G = Hq // H heads of a group become rows of one product, so `shared` is never repeated:
@@ -32,7 +32,7 @@ def matmul_grouped(rows: Value, shared: Value) -> Value:
     return ops.reshape(result, [0] * len(batch) + [heads, -1, 0], shape)
 
 
-def has_allowed_key(allowed: Value) -> Value:
+def has_allowed_key(allowed: GraphValue) -> GraphValue:
     """allowed (..., Hq, L, S), any axis of which may be 1 -> boolean (..., Hq, L, 1): may it attend a key.
 
     Cast -> MatMul with a column of ones -> Greater 0.
@@ -42,7 +42,7 @@ def has_allowed_key(allowed: Value) -> Value:
     return allowed.graph.add("MatMul", flags, ops.ones_column(flags), dtype="float32", shape=shape) > 0.0
 
 
-def is_attended(allowed: Value, groups: int) -> Value:
+def is_attended(allowed: GraphValue, groups: int) -> GraphValue:
     """allowed (..., Hq, L, S), any axis of which may be 1 -> boolean (..., H, S, 1): may a query attend it.
 
     Cast -> ReduceSum over L -> ReduceSum over the heads of a group -> Transpose -> Greater 0.

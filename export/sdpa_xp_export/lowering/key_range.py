@@ -8,26 +8,26 @@ from typing import Any
 
 from sdpa_xp_export._array_api import namespace as xp
 from sdpa_xp_export._array_api import ops
-from sdpa_xp_export._graph.graph import Value
+from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export.lowering import counting
-from sdpa_xp_export.lowering.tile import Tile
+from sdpa_xp_export.lowering.tile import GraphTile
 
 BEYOND = 2**30
 """Further than any length; numbers are cut off here, since onnxruntime compares larger ones wrong."""
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class KeyRange:
     """First key, and last + 1; None where a mask sets no bound."""
 
-    start: Value | None = None
-    stop: Value | None = None
+    start: GraphValue | None = None
+    stop: GraphValue | None = None
 
 
-def reach(tile: Tile, first: Value, last: Value) -> tuple[Value, Value] | None:
+def key_range(tile: GraphTile, first: GraphValue, last: GraphValue) -> tuple[GraphValue, GraphValue] | None:
     """Queries first to last, (1,) each -> keys from start to stop, (1,) each, at least one; None for all."""
     position = tile.pairs.position
-    if isinstance(position, Value):
+    if isinstance(position, GraphValue):
         low, high = least(tile, tile.here(position)), most(tile, tile.here(position))
         first, last = first + low, last + high
     found = [
@@ -36,7 +36,7 @@ def reach(tile: Tile, first: Value, last: Value) -> tuple[Value, Value] | None:
         if mask.name in _BOUNDS
     ]
     if tile.pairs.filled is not None:
-        found.append(Bounds(stop=most(tile, tile.here(tile.pairs.filled))))
+        found.append(KeyRange(stop=most(tile, tile.here(tile.pairs.filled))))
     starts = [bounds.start for bounds in found if bounds.start is not None]
     stops = [bounds.stop for bounds in found if bounds.stop is not None]
     if not starts and not stops:
@@ -51,52 +51,52 @@ def reach(tile: Tile, first: Value, last: Value) -> tuple[Value, Value] | None:
     return start, counting.larger(stop, start + 1)
 
 
-def least(tile: Tile, value: Value | int) -> Value:
+def least(tile: GraphTile, value: GraphValue | int) -> GraphValue:
     """The smallest of integers, (1,)."""
     return _extreme(tile, "ReduceMin", value)
 
 
-def most(tile: Tile, value: Value | int) -> Value:
+def most(tile: GraphTile, value: GraphValue | int) -> GraphValue:
     """The largest of integers, (1,)."""
     return _extreme(tile, "ReduceMax", value)
 
 
-def _extreme(tile: Tile, op: str, value: Value | int) -> Value:
+def _extreme(tile: GraphTile, op: str, value: GraphValue | int) -> GraphValue:
     if isinstance(value, int):
         return tile.graph.constant([value], "int64")
     flat = ops.reshape(xp.clip(value, -BEYOND, BEYOND), [-1], ("all",))
     return ops.reduce(op, flat)
 
 
-def _causal(tile: Tile, _first: Value, last: Value, offset: object) -> Bounds:
-    return Bounds(stop=last + most(tile, tile.integers("attn_mask.offset", offset)) + 1)
+def _causal(tile: GraphTile, _first: GraphValue, last: GraphValue, offset: object) -> KeyRange:
+    return KeyRange(stop=last + most(tile, tile.integers("attn_mask.offset", offset)) + 1)
 
 
 def _sliding_window(
-    tile: Tile, first: Value, last: Value, left: int | None, right: int | None, offset: object
-) -> Bounds:
+    tile: GraphTile, first: GraphValue, last: GraphValue, left: int | None, right: int | None, offset: object
+) -> KeyRange:
     shift = tile.integers("attn_mask.offset", offset)
-    return Bounds(
+    return KeyRange(
         None if left is None else first + least(tile, shift) - left,
         None if right is None else last + most(tile, shift) + (right + 1),
     )
 
 
-def _padding(tile: Tile, _first: Value, _last: Value, key_lengths: object, **_: Any) -> Bounds:
+def _padding(tile: GraphTile, _first: GraphValue, _last: GraphValue, key_lengths: object, **_: Any) -> KeyRange:
     if key_lengths is None:
-        return Bounds()
-    return Bounds(stop=most(tile, tile.integers("attn_mask.key_lengths", key_lengths)))
+        return KeyRange()
+    return KeyRange(stop=most(tile, tile.integers("attn_mask.key_lengths", key_lengths)))
 
 
-def _prefix(tile: Tile, _first: Value, _last: Value, length: object) -> Bounds:
-    return Bounds(stop=most(tile, tile.integers("attn_mask.length", length)))
+def _prefix(tile: GraphTile, _first: GraphValue, _last: GraphValue, length: object) -> KeyRange:
+    return KeyRange(stop=most(tile, tile.integers("attn_mask.length", length)))
 
 
-def _chunked(_tile: Tile, first: Value, last: Value, size: int) -> Bounds:
-    return Bounds(first // size * size, (last // size + 1) * size)
+def _chunked(_tile: GraphTile, first: GraphValue, last: GraphValue, size: int) -> KeyRange:
+    return KeyRange(first // size * size, (last // size + 1) * size)
 
 
-_BOUNDS: dict[str, Callable[..., Bounds]] = {
+_BOUNDS: dict[str, Callable[..., KeyRange]] = {
     "causal": _causal,
     "sliding_window": _sliding_window,
     "padding": _padding,

@@ -8,48 +8,48 @@ from typing import cast
 
 from sdpa_xp import checks
 from sdpa_xp_export._array_api import ops
-from sdpa_xp_export._call.call import Call
+from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.mask_analysis import cuts_keys
-from sdpa_xp_export._call.operands import Held, Initializer, Input
+from sdpa_xp_export._call.operands import GraphOperand, Initializer, Input
 from sdpa_xp_export._dtypes.promotion import INTEGERS
-from sdpa_xp_export._graph.graph import Graph, Value
+from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export.lowering import counting
 from sdpa_xp_export.spec import addends
 
 FUNCTION = "export_attention"
 
 
-class Pairs:
+class GraphLengths:
     """The lengths of a call as values of its graph; each is written when it is first asked for."""
 
-    def __init__(self, graph: Graph, call: Call) -> None:
+    def __init__(self, graph: Graph, call: ExportCall) -> None:
         self.graph = graph
         self.call = call
-        self._known: dict[int | str, Value] = {}
+        self._known: dict[int | str, GraphValue] = {}
 
-    def length(self, name: int | str) -> Value:
-        """The length of that name, (1,): the Shape of an input that has it."""
+    def length(self, name: int | str) -> GraphValue:
+        """The length of that name, (1,): the SymbolicShape of an input that has it."""
         if name not in self._known:
             self._known[name] = self._read(name)
         return self._known[name]
 
     @cached_property
-    def queries(self) -> Value:
+    def queries(self) -> GraphValue:
         """L, a scalar."""
         return ops.scalar(self.length(self.call.sizes.queries))
 
     @cached_property
-    def keys(self) -> Value:
+    def keys(self) -> GraphValue:
         """S, a scalar: the length of the keys, with those of the cache."""
         return ops.scalar(self.length(self.call.sizes.keys))
 
     @cached_property
-    def kept_keys(self) -> Value:
+    def kept_keys(self) -> GraphValue:
         """How many keys are left when those behind the last query are cut off."""
         return counting.smaller(self.queries, self.keys) if cuts_keys(self.call) else self.keys
 
     @cached_property
-    def filled(self) -> Value | None:
+    def filled(self) -> GraphValue | None:
         """How many tokens of a padded cache are real, with the new ones, (B, 1, 1, 1); None for other calls."""
         call = self.call
         if call.past_lengths is None:
@@ -59,17 +59,19 @@ class Pairs:
         return ops.reshape(past + self.length(call.key.shape[axis]), (0, 1, 1, 1), (*past.shape, 1, 1, 1))
 
     @cached_property
-    def position(self) -> Value | int:
+    def position(self) -> GraphValue | int:
         """Where the first query stands among the keys: 0, or so that the last query is the last token."""
         if not self.call.cached:
             return 0
         return (self.keys if self.filled is None else self.filled) - self.queries
 
-    def whole(self, key: Value) -> Tile:
+    def whole(self, key: GraphValue) -> GraphTile:
         """All queries against all of `key`, (..., S, E), or of what was left of it."""
-        return Tile(self, self.graph, Range("queries", self.call.sizes.queries), Range("keys", key.shape[-2]))
+        return GraphTile(
+            self, self.graph, TileRange("queries", self.call.sizes.queries), TileRange("keys", key.shape[-2])
+        )
 
-    def _read(self, name: int | str) -> Value:
+    def _read(self, name: int | str) -> GraphValue:
         if isinstance(name, int) or name.isdecimal():
             return self.graph.constant([int(name)], "int64")
         for argument, spec in self.call.inputs.items():
@@ -87,77 +89,77 @@ class Pairs:
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class TileRange:
     """Queries or keys of a tile: from `start` to `stop`, (1,) each, or all that there are."""
 
     of: str
     length: int | str
-    start: Value | None = None
-    stop: Value | None = None
+    start: GraphValue | None = None
+    stop: GraphValue | None = None
 
     @property
     def whole(self) -> bool:
         return self.start is None
 
 
-class Tile:
+class GraphTile:
     """Some queries against some keys; its values are written into `graph`, the body of a loop perhaps."""
 
-    def __init__(self, pairs: Pairs, graph: Graph, rows: Range, columns: Range) -> None:
+    def __init__(self, pairs: GraphLengths, graph: Graph, rows: TileRange, columns: TileRange) -> None:
         self.pairs = pairs
         self.graph = graph
         self.row_range = rows
         self.column_range = columns
 
     @property
-    def call(self) -> Call:
+    def call(self) -> ExportCall:
         return self.pairs.call
 
     @cached_property
-    def rows(self) -> Value:
+    def rows(self) -> GraphValue:
         """Numbers of the queries, (rows,)."""
         return self._numbers(self.row_range)
 
     @cached_property
-    def columns(self) -> Value:
+    def columns(self) -> GraphValue:
         """Numbers of the keys, (columns,)."""
         return self._numbers(self.column_range)
 
     @property
-    def row(self) -> Value:
+    def row(self) -> GraphValue:
         """Numbers of the queries, (rows, 1)."""
         return ops.unsqueeze(self.rows, -1)
 
     @property
-    def query_index(self) -> Value:
+    def query_index(self) -> GraphValue:
         """Where the queries stand among the keys, (rows, 1); (B, 1, rows, 1) where entries differ."""
         position = self.pairs.position
         return self.row if isinstance(position, int) else self.row + self.here(position)
 
     @property
-    def key_index(self) -> Value:
+    def key_index(self) -> GraphValue:
         """Numbers of the keys, (1, columns)."""
         return ops.unsqueeze(self.columns, 0)
 
     @property
-    def indices(self) -> tuple[Value, Value, Value, Value]:
+    def indices(self) -> tuple[GraphValue, GraphValue, GraphValue, GraphValue]:
         """b, h, i and j, which broadcast to (..., Hq, rows, columns)."""
         sizes, graph = self.call.sizes, self.graph
         heads = graph.constant([[[head]] for head in range(sizes.query_heads)], "int64")
         return self._entries(), heads, self.query_index, self.key_index
 
-    def here(self, value: Value) -> Value:
+    def here(self, value: GraphValue) -> GraphValue:
         """A value of the outer graph, to compute with in this one."""
         return self.graph.here(value)
 
-    def operand(self, held: Held) -> Value:
+    def operand(self, held: GraphOperand) -> GraphValue:
         """An input or an initializer of the call."""
         outer = self.pairs.graph
         if isinstance(held, Input):
             return self.here(outer.argument(held.name, held.spec))
         return self.here(outer.weight(held.name, held.numbers))
 
-    def integers(self, name: str, value: object) -> Value | int:
+    def integers(self, name: str, value: object) -> GraphValue | int:
         """One integer, or one a batch entry as (..., 1, 1, 1); "lower_right" is S - L."""
         if value == "lower_right" and isinstance(value, str):
             return 0 if self.call.cached else self.here(self.pairs.keys) - self.here(self.pairs.queries)
@@ -171,7 +173,7 @@ class Tile:
         checks.broadcasts(FUNCTION, name, shape, batch, "(...), one a batch entry")
         return ops.reshape(found, (*[0] * len(shape), 1, 1, 1), (*shape, 1, 1, 1))
 
-    def vector(self, name: str, value: object) -> Value:
+    def vector(self, name: str, value: object) -> GraphValue:
         """Integers: a list of them, an input or an initializer."""
         if isinstance(value, Input | Initializer):
             if value.dtype not in INTEGERS:
@@ -184,23 +186,23 @@ class Tile:
         rule = f"`{name}` must be an integer, a list of them, or a TensorSpec"
         raise TypeError(checks.message(FUNCTION, rule, {name: repr(value)}))
 
-    def cut(self, value: Value) -> Value:
+    def cut(self, value: GraphValue) -> GraphValue:
         """The tile's part of what broadcasts to (..., Hq, L, S); an axis of 1 stays as it is."""
         return self._cut(self._cut(value, -2, self.row_range), -1, self.column_range)
 
     @staticmethod
-    def _cut(value: Value, axis: int, part: Range) -> Value:
+    def _cut(value: GraphValue, axis: int, part: TileRange) -> GraphValue:
         if part.start is None or part.stop is None or value.ndim < -axis or value.shape[axis] == 1:
             return value
         return ops.cut(value, (part.start, part.stop), axis, part.length)
 
-    def _numbers(self, part: Range) -> Value:
+    def _numbers(self, part: TileRange) -> GraphValue:
         if part.start is not None and part.stop is not None:
             return ops.arange(ops.scalar(part.stop), part.length, ops.scalar(part.start))
         stop = self.pairs.queries if part.of == "queries" else self.pairs.kept_keys
         return ops.arange(self.here(stop), part.length)
 
-    def _entries(self) -> Value:
+    def _entries(self) -> GraphValue:
         batch = self.call.sizes.batch
         count = self.graph.constant(1, "int64")
         lengths = [self.here(self.pairs.length(length)) for length in batch]
