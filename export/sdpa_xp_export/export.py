@@ -144,7 +144,7 @@ def export_call(
         opset=_opset(function, name, opset, call),
         namespace=namespace,
         attend=refuse_attention,
-        float_dtype=call.held,
+        float_dtype=call.accumulation_dtype,
     )
     metadata = {
         "sdpa_xp.version": sdpa_xp.__version__,

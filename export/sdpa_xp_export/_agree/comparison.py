@@ -202,7 +202,7 @@ def _row(
         result = run()
         seconds += time.perf_counter() - start
         reference, by_numpy = exact[name]
-        dtype = job.call.held if job.call.outputs == ("lse",) else labels[2]
+        dtype = job.call.accumulation_dtype if job.call.outputs == ("lse",) else labels[2]
         textbook = by_numpy if own is None else own(job)
         as_stated = result.shape == reference.shape and result.dtype.name == dtype
         found = result if as_stated else np.full(reference.shape, np.nan)

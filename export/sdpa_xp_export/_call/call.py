@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from sdpa_xp import biases, checks, masks
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
-from sdpa_xp_export._call.operands import GraphOperand, Initializer, Input
-from sdpa_xp_export.spec import TensorSpec
+from sdpa_xp_export._call.operands import GraphOperand, Initializer
+from sdpa_xp_export.spec import TensorSpec, addends
 
 OUTPUTS = ("output", "lse", "weights", "scores")
 SPECS = ("query", "key", "value", "past_key", "past_value", "past_lengths")
 
+Layout: TypeAlias = Literal["...HLE", "...LHE"]
+"""Heads in front of the length, or behind it."""
+OutputName: TypeAlias = Literal["output", "lse", "weights", "scores"]
+WideDtype: TypeAlias = Literal["float32", "float64"]
+"""The dtypes that scores can be held in."""
+
 
 class ExportOptions(NamedTuple):
-    """What a caller passed besides query, key and value, as it came."""
+    """The arguments besides query, key and value, as the caller passed them and not checked yet."""
 
     attn_mask: object = None
     bias: object = None
@@ -37,7 +43,7 @@ class ExportOptions(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExportCall:
-    """A call that has been checked, with the defaults filled in."""
+    """A call that has passed every check, with the defaults filled in."""
 
     query: TensorSpec
     key: TensorSpec
@@ -45,14 +51,14 @@ class ExportCall:
     past_key: TensorSpec | None
     past_value: TensorSpec | None
     past_lengths: TensorSpec | None
-    attn_mask: Mask | Input | Initializer | None
-    bias: Bias | Input | Initializer | None
+    attn_mask: Mask | GraphOperand | None
+    bias: Bias | GraphOperand | None
     is_causal: bool
     scale: float | GraphOperand
     softcap: float | None
     sinks: GraphOperand | None
     softmax_dtype: str | None
-    layout: str
+    layout: Layout
     outputs: tuple[str, ...]
     inputs: Mapping[str, TensorSpec]
     """The inputs of the graph, in their order."""
@@ -60,55 +66,57 @@ class ExportCall:
     cached: bool
     """Whether the queries are the last of more tokens: of `past_key` and `key`, or of `key` alone."""
     sizes: checks.Sizes = field(repr=False)
-    """The lengths, with all keys, those of the cache too; a name may stand where the type says int."""
+    """The lengths; the keys include those of the cache. A name may stand where the type says int."""
 
     @property
     def symbols(self) -> tuple[str, ...]:
         """The names of the lengths that are known only when the graph runs, in order of appearance."""
         lengths = (length for spec in self.inputs.values() for length in spec.shape)
-        names = (part for length in lengths if isinstance(length, str) for part in length.split("+"))
+        names = (part for length in lengths if isinstance(length, str) for part in addends(length))
         return tuple(dict.fromkeys(name for name in names if not name.isdecimal()))
 
     @property
-    def held(self) -> str:
+    def length_axis(self) -> int:
+        """The axis of a query, key or value that is its length, counted from the end."""
+        return -2 if self.layout == checks.HLE else -3
+
+    @property
+    def accumulation_dtype(self) -> WideDtype:
         """The dtype that scores and sums are held in."""
         return "float64" if "float64" in (self.query.dtype, self.softmax_dtype) else "float32"
 
     @property
     def masks(self) -> tuple[Mask, ...]:
-        """The masks that all have to hold; `is_causal` is one of them, and a padded cache another."""
-        found: list[Mask] = [masks.causal()] if self.is_causal else []
+        """The masks that must all allow a pair, `is_causal` among them; the lengths of a cache are not."""
+        conjuncts: list[Mask] = [masks.causal()] if self.is_causal else []
         if isinstance(self.attn_mask, Mask):
-            found += _conjuncts(self.attn_mask)
+            conjuncts += _conjuncts(self.attn_mask)
         elif self.attn_mask is not None and self.attn_mask.dtype == "bool":
-            found.append(masks.from_array(cast(Any, self.attn_mask)))
-        return tuple(found)
+            conjuncts.append(masks.from_array(cast(Any, self.attn_mask)))
+        return tuple(conjuncts)
 
     @property
     def biases(self) -> tuple[Bias, ...]:
-        """What is added to the scores, one after the other."""
-        given = [self.bias]
-        if (
-            self.attn_mask is not None
-            and not isinstance(self.attn_mask, Mask)
-            and self.attn_mask.dtype != "bool"
-        ):
-            given = [self.attn_mask, self.bias]
+        """The biases that are added to the scores, in order; a floating mask is one."""
+        terms: list[Bias | GraphOperand | None] = [self.bias]
+        mask = self.attn_mask
+        if mask is not None and not isinstance(mask, Mask) and mask.dtype != "bool":
+            terms = [mask, self.bias]
         wrapped = (
-            each if isinstance(each, Bias) else biases.from_array(cast(Any, each))
-            for each in given
-            if each is not None
+            term if isinstance(term, Bias) else biases.from_array(cast(Any, term))
+            for term in terms
+            if term is not None
         )
-        return tuple(addend for each in wrapped for addend in _addends(each))
+        return tuple(addend for bias in wrapped for addend in _addends(bias))
 
 
 def _conjuncts(mask: Mask) -> list[Mask]:
     if mask.name != "&":
         return [mask]
-    return [each for part in mask.parts for each in _conjuncts(part)]
+    return [conjunct for part in mask.parts for conjunct in _conjuncts(part)]
 
 
 def _addends(bias: Bias) -> list[Bias]:
     if bias.name != "+":
         return [bias]
-    return [each for part in bias.parts for each in _addends(part)]
+    return [addend for part in bias.parts for addend in _addends(part)]

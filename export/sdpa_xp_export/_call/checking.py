@@ -5,46 +5,52 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from typing import cast
 
 import array_api_compat
 
 from sdpa_xp import checks
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
-from sdpa_xp_export._call.call import OUTPUTS, SPECS, ExportCall, ExportOptions
+from sdpa_xp_export._call.call import OUTPUTS, SPECS, ExportCall, ExportOptions, Layout
 from sdpa_xp_export._call.operands import GraphOperand, Initializer, Input, OperandNamer
 from sdpa_xp_export._dtypes.promotion import INTEGERS
 from sdpa_xp_export.spec import TensorSpec, total
 
 
-def checked_call(function: str, query: object, key: object, value: object, given: ExportOptions) -> ExportCall:
-    """The call, when it is one that the library takes and a graph can state."""
-    specs: dict[str, Any] = {"query": query, "key": key, "value": value}
-    specs |= {name: given._asdict()[name] for name in SPECS[3:] if given._asdict()[name] is not None}
-    for name, spec in specs.items():
-        if not isinstance(spec, TensorSpec):
-            raise TypeError(
-                checks.message(function, f"`{name}` must be a TensorSpec", {name: type(spec).__name__})
-            )
-    if checks.probability(function, "dropout_p", given.dropout_p):
+def checked_call(
+    function: str, query: object, key: object, value: object, options: ExportOptions
+) -> ExportCall:
+    """Return the call, if the library takes it and a graph can state it.
+
+    Args:
+        function: The function that messages name.
+        query: A TensorSpec, like key and value.
+        key: Likewise.
+        value: Likewise.
+        options: All other arguments, as the caller passed them.
+    """
+    specs = _specs(function, query, key, value, options)
+    if checks.probability(function, "dropout_p", options.dropout_p):
         rule = "`dropout_p` must be 0, since a graph draws no random numbers"
-        raise ValueError(checks.message(function, rule, {"dropout_p": given.dropout_p}))
-    names = OperandNamer(function, inputs=dict(specs))
+        raise ValueError(checks.message(function, rule, {"dropout_p": options.dropout_p}))
     dtype = specs["query"].dtype
     for name, spec in specs.items():
-        _fitting_dtype(function, name, spec, dtype)
-    checks.named(function, "layout", given.layout, checks.LAYOUTS)
-    sizes = _sizes(function, specs, str(given.layout))
+        _check_dtype(function, name, spec, dtype)
+    checks.named(function, "layout", options.layout, checks.LAYOUTS)
+    layout = cast(Layout, options.layout)
+    sizes = _sizes(function, specs, layout)
+    namer = OperandNamer(function, inputs=dict(specs))
     mask, bias = (
-        names.operand(name, _mask_or_bias(function, name, getattr(given, name)))
+        namer.operand(name, _mask_or_bias(function, name, getattr(options, name)))
         for name in ("attn_mask", "bias")
     )
-    held = "float64" if "float64" in (dtype, given.softmax_dtype) else "float32"
-    if given.softmax_dtype not in (None, held):
+    wide = "float64" if "float64" in (dtype, options.softmax_dtype) else "float32"
+    if options.softmax_dtype not in (None, wide):
         rule = "`softmax_dtype` must be None, or float32 or float64 and no narrower than the scores"
-        raise ValueError(checks.message(function, rule, {"softmax_dtype": repr(given.softmax_dtype)}))
-    scale, sinks = _scale(function, names, given.scale, sizes, held), _sinks(function, names, given.sinks)
+        raise ValueError(checks.message(function, rule, {"softmax_dtype": repr(options.softmax_dtype)}))
+    scale = _scale(function, namer, options.scale, sizes, wide)
+    sinks = _sinks(function, namer, options.sinks)
     call = ExportCall(
         query=specs["query"],
         key=specs["key"],
@@ -54,32 +60,44 @@ def checked_call(function: str, query: object, key: object, value: object, given
         past_lengths=specs.get("past_lengths"),
         attn_mask=mask,
         bias=bias,
-        is_causal=checks.flag(function, "is_causal", given.is_causal),
+        is_causal=checks.flag(function, "is_causal", options.is_causal),
         scale=scale,
-        softcap=checks.softcap(function, given.softcap, held),
+        softcap=checks.softcap(function, options.softcap, wide),
         sinks=sinks,
-        softmax_dtype=given.softmax_dtype,
-        layout=str(given.layout),
-        outputs=_outputs(function, given.outputs),
-        inputs=names.inputs,
-        initializers=names.initializers,
-        cached="past_key" in specs or (bool(given.cached) and sizes.queries != sizes.keys),
+        softmax_dtype=options.softmax_dtype,
+        layout=layout,
+        outputs=_outputs(function, options.outputs),
+        inputs=namer.inputs,
+        initializers=namer.initializers,
+        cached="past_key" in specs or (bool(options.cached) and sizes.queries != sizes.keys),
         sizes=sizes,
     )
-    _fitting_operands(function, call)
+    _check_operands(function, call)
     return call
 
 
-def _fitting_dtype(function: str, name: str, spec: TensorSpec, dtype: str) -> None:
+def _specs(
+    function: str, query: object, key: object, value: object, options: ExportOptions
+) -> dict[str, TensorSpec]:
+    """Return the specs of query, key, value and cache by name."""
+    specs = {"query": query, "key": key, "value": value}
+    specs |= {name: spec for name in SPECS[3:] if (spec := getattr(options, name)) is not None}
+    for name, spec in specs.items():
+        if not isinstance(spec, TensorSpec):
+            rule = f"`{name}` must be a TensorSpec"
+            raise TypeError(checks.message(function, rule, {name: type(spec).__name__}))
+    return cast(dict[str, TensorSpec], specs)
+
+
+def _check_dtype(function: str, name: str, spec: TensorSpec, dtype: str) -> None:
     if name == "past_lengths":
         if spec.dtype not in INTEGERS:
             rule = "`past_lengths` must hold integers"
             raise TypeError(checks.message(function, rule, {f"{name}.dtype": spec.dtype}))
         return
     if not spec.floating:
-        raise TypeError(
-            checks.message(function, f"`{name}` must have a floating dtype", {f"{name}.dtype": spec.dtype})
-        )
+        rule = f"`{name}` must have a floating dtype"
+        raise TypeError(checks.message(function, rule, {f"{name}.dtype": spec.dtype}))
     if spec.dtype != dtype:
         rule = f"`query` and `{name}` must have one dtype"
         raise TypeError(checks.message(function, rule, {"query.dtype": dtype, f"{name}.dtype": spec.dtype}))
@@ -91,30 +109,30 @@ def _mask_or_bias(function: str, name: str, value: object) -> object:
         raise TypeError(checks.message(function, rule, {f"{name}.dtype": value.dtype}))
     if name == "bias" and isinstance(value, TensorSpec) and value.dtype == "bool":
         raise TypeError(checks.message(function, "`bias` must have a floating dtype", {"bias.dtype": "bool"}))
-    own, other, hint = (Mask, Bias, "bias") if name == "attn_mask" else (Bias, Mask, "attn_mask")
+    kind, other, hint = (Mask, Bias, "bias") if name == "attn_mask" else (Bias, Mask, "attn_mask")
     checks.mask_or_bias(function, name, value, other, f"Pass it as `{hint}`.")
-    known = isinstance(value, own | TensorSpec | GraphOperand) or array_api_compat.is_array_api_obj(value)
+    known = isinstance(value, kind | TensorSpec | GraphOperand) or array_api_compat.is_array_api_obj(value)
     if value is not None and not known:
-        rule = f"`{name}` must be a {own.__name__}, a TensorSpec or an array"
+        rule = f"`{name}` must be a {kind.__name__}, a TensorSpec or an array"
         raise TypeError(checks.message(function, rule, {name: repr(value)}))
     return value
 
 
 def _scale(
-    function: str, names: OperandNamer, scale: object, sizes: checks.Sizes, held: str
+    function: str, namer: OperandNamer, scale: object, sizes: checks.Sizes, wide: str
 ) -> float | GraphOperand:
     if scale is None:
         return 1.0 / math.sqrt(sizes.width)
     if isinstance(scale, numbers.Number):
-        return checks.number(function, "scale", scale, held)
-    operand = names.operand("scale", scale)
-    return (
-        operand if isinstance(operand, Input | Initializer) else checks.number(function, "scale", scale, held)
-    )
+        return checks.number(function, "scale", scale, wide)
+    operand = namer.operand("scale", scale)
+    if isinstance(operand, Input | Initializer):
+        return operand
+    return checks.number(function, "scale", scale, wide)
 
 
-def _sinks(function: str, names: OperandNamer, sinks: object) -> GraphOperand | None:
-    operand = names.operand("sinks", sinks)
+def _sinks(function: str, namer: OperandNamer, sinks: object) -> GraphOperand | None:
+    operand = namer.operand("sinks", sinks)
     if operand is None or isinstance(operand, Input | Initializer):
         return operand
     rule = "`sinks` must be a TensorSpec or an array, (..., Hq)"
@@ -122,52 +140,48 @@ def _sinks(function: str, names: OperandNamer, sinks: object) -> GraphOperand | 
 
 
 def _outputs(function: str, outputs: object) -> tuple[str, ...]:
-    given = (outputs,) if isinstance(outputs, str) else outputs
-    given = tuple(given) if isinstance(given, list | tuple) else ()
-    if not given or any(given.count(name) > 1 or name not in OUTPUTS for name in given):
+    names = (outputs,) if isinstance(outputs, str) else outputs
+    names = tuple(names) if isinstance(names, list | tuple) else ()
+    if not names or any(names.count(name) > 1 or name not in OUTPUTS for name in names):
         rule = f"`outputs` must be of {', '.join(OUTPUTS)}, each once"
         raise ValueError(checks.message(function, rule, {"outputs": repr(outputs)}))
-    return given
+    return names
 
 
-def _fitting_operands(function: str, call: ExportCall) -> None:
-    """What joins the scores has a dtype and a shape that fit them."""
+def _check_operands(function: str, call: ExportCall) -> None:
+    """Check that the dtype and the shape of everything that joins the scores fit them."""
     pairs = call.sizes.pairs
-    fitting = {call.query.dtype, "float32", call.held}
-    floats = {
-        name: each
-        for name, each in (("scale", call.scale), ("sinks", call.sinks))
-        if not isinstance(each, float)
-    }
-    for name, each in floats.items():
-        if each is None:
+    dtypes = {call.query.dtype, "float32", call.accumulation_dtype}
+    for name, operand in (("scale", call.scale), ("sinks", call.sinks)):
+        if operand is None or isinstance(operand, float):
             continue
-        if each.dtype not in fitting:
-            rule = f"`{name}` must have the dtype of `query` or of the scores ({call.held})"
-            raise TypeError(checks.message(function, rule, {f"{name}.dtype": each.dtype}))
+        if operand.dtype not in dtypes:
+            rule = f"`{name}` must have the dtype of `query` or of the scores ({call.accumulation_dtype})"
+            raise TypeError(checks.message(function, rule, {f"{name}.dtype": operand.dtype}))
         target = (*pairs[:-1], 1) if name == "scale" else (*call.sizes.batch, call.sizes.query_heads)
         letters = "(..., Hq, L, 1)" if name == "scale" else "(..., Hq)"
-        checks.broadcasts(function, name, cast(tuple[int, ...], each.shape), target, letters)
+        checks.broadcasts(function, name, cast(tuple[int, ...], operand.shape), target, letters)
     for name in ("attn_mask", "bias"):
-        for each in _arrays(getattr(call, name)):
-            if (name == "bias" or each.dtype != "bool") and each.dtype not in fitting:
+        for operand in _arrays(getattr(call, name)):
+            if (name == "bias" or operand.dtype != "bool") and operand.dtype not in dtypes:
                 rule = f"`query` and `{name}` must have one dtype"
-                got = {"query.dtype": call.query.dtype, f"{name}.dtype": each.dtype}
+                got = {"query.dtype": call.query.dtype, f"{name}.dtype": operand.dtype}
                 raise TypeError(checks.message(function, rule, got))
-            checks.broadcasts(function, name, cast(tuple[int, ...], each.shape), pairs, "(..., Hq, L, S)")
+            shape = cast(tuple[int, ...], operand.shape)
+            checks.broadcasts(function, name, shape, pairs, "(..., Hq, L, S)")
 
 
 def _arrays(value: object) -> Iterator[GraphOperand]:
-    """The arrays of pairs that a mask or a bias is or is made of."""
+    """Yield the arrays over all pairs that a mask or a bias is, or is made of."""
     if isinstance(value, Input | Initializer):
         yield value
     elif isinstance(value, Mask | Bias):
-        for each in value.arguments.values() if value.name == "from_array" else value.parts:
-            yield from _arrays(each)
+        for part in value.arguments.values() if value.name == "from_array" else value.parts:
+            yield from _arrays(part)
 
 
-def _sizes(function: str, specs: Mapping[str, TensorSpec], layout: str) -> checks.Sizes:
-    """The lengths of the call, whose heads and widths are ints: the graph is written for them."""
+def _sizes(function: str, specs: Mapping[str, TensorSpec], layout: Layout) -> checks.Sizes:
+    """Return the lengths of the call. Heads and widths must be ints, since the graph is written for them."""
     heads, length = (-3, -2) if layout == checks.HLE else (-2, -3)
     for name in ("query", "key", "value"):
         shape = specs[name].shape
@@ -181,27 +195,18 @@ def _sizes(function: str, specs: Mapping[str, TensorSpec], layout: str) -> check
     new = checks.shapes(function, *(cast(tuple[int, ...], shape) for shape in shapes.values()), layout=layout)
     if not {"past_key", "past_value", "past_lengths"} & specs.keys():
         return new
-    keys = _past(function, specs, length)
-    return new._replace(keys=cast(int, keys))
+    return new._replace(keys=cast(int, _cached_keys(function, specs, length)))
 
 
-def _past(function: str, specs: Mapping[str, TensorSpec], axis: int) -> int | str:
-    """The length of a cache with the new tokens in it."""
+def _cached_keys(function: str, specs: Mapping[str, TensorSpec], axis: int) -> int | str:
+    """Return the length of a cache with the new tokens in it."""
     if not {"past_key", "past_value"} <= specs.keys():
         rule = "`past_key` and `past_value` must be given together"
         raise ValueError(checks.message(function, rule, {name: str(spec) for name, spec in specs.items()}))
     lengths = []
     for name in ("key", "value"):
         past, new = specs[f"past_{name}"].shape, specs[name].shape
-        if (
-            len(new) < 3
-            or len(past) != len(new)
-            or any(
-                one != other
-                for at, (one, other) in enumerate(zip(past, new, strict=True))
-                if at != len(new) + axis
-            )
-        ):
+        if len(new) < 3 or len(past) != len(new) or _without(past, axis) != _without(new, axis):
             rule = f"`past_{name}` must have 3 axes or more, and those of `{name}` but for axis {axis}"
             raise ValueError(checks.message(function, rule, {f"past_{name}.shape": past, f"{name}.shape": new}))
         lengths.append(past[axis])
@@ -216,3 +221,8 @@ def _past(function: str, specs: Mapping[str, TensorSpec], axis: int) -> int | st
         got = {"past_lengths.shape": specs["past_lengths"].shape, "batch": batch}
         raise ValueError(checks.message(function, rule, got))
     return lengths[0]
+
+
+def _without(shape: tuple[int | str, ...], axis: int) -> tuple[int | str, ...]:
+    """Return the lengths of all axes but one."""
+    return tuple(length for at, length in enumerate(shape) if at != len(shape) + axis)

@@ -1,7 +1,7 @@
 """Masks and biases as text: `causal() & padding(int64[B])`, for the command line and the metadata of a model.
 
-The text is what their repr is, with specs for inputs. It is read as a tree, and nothing in it is run but the
-functions of `sdpa_xp.masks` and `sdpa_xp.biases`.
+The text is their repr, with specs for inputs. It is read as a syntax tree, of which only the functions of
+`sdpa_xp.masks` and `sdpa_xp.biases` are called.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _FOREIGN: dict[type[ast.expr], str] = {
 def parse(
     function: str, name: str, text: str, initializers: Mapping[str, Initializer] | None = None
 ) -> Expression:
-    """The mask or bias that `text` is of; `name` is the argument that it is for, "attn_mask" or "bias"."""
+    """Read a mask or a bias; `name` is the argument that it is for, "attn_mask" or "bias"."""
     kind = _KINDS[name]
     try:
         if not isinstance(text, str) or len(text) > LONGEST:
@@ -59,7 +59,7 @@ def parse(
             raise ValueError("no backslash belongs here")
         line = " ".join(text.splitlines()).strip()
         tree = ast.parse(_SPEC.sub(r"spec('\g<0>')", line), mode="eval")
-        found: Expression = _Reader(kind, initializers or {}).value(tree.body)
+        expression: Expression = _Reader(kind, initializers or {}).value(tree.body)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         why = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).splitlines())
         if isinstance(error, RecursionError | MemoryError):  # of Python's own parser
@@ -68,41 +68,41 @@ def parse(
         hint = f"It is a spec, as float32[B,1,L,S], or made of {public} ({kind.__name__})."
         got = {name: repr(text if len(str(text)) <= 200 else f"{str(text)[:200]}...")}
         raise ValueError(message(function, f"`{name}` must be readable ({why})", got, hint)) from error
-    return found
+    return expression
 
 
 def text_of(value: object) -> str:
-    """The text that `parse` reads as `value`."""
+    """Return the text that `parse` reads as `value`."""
     if isinstance(value, TensorSpec | Input | Initializer):
         return str(value)
     if not isinstance(value, Mask | Bias):
         return _literal_text(value)
-    held = value.arguments
+    arguments = value.arguments
     if value.name in ("&", "|", "+"):
         return "(" + f" {value.name} ".join(map(text_of, value.parts)) + ")"
     if value.name == "~":
         return f"~{text_of(*value.parts)}"
     if value.name == "from_array":  # the array itself says as much
-        (array,) = (each for name, each in held.items() if name in ("boolean", "array"))
+        (array,) = (array for name, array in arguments.items() if name in ("boolean", "array"))
         return f"from_array({text_of(array)})"
     if value.name == "from_function":
         return "from_function"
-    return f"{value.name}({', '.join(f'{name}={text_of(each)}' for name, each in held.items())})"
+    return f"{value.name}({', '.join(f'{name}={text_of(part)}' for name, part in arguments.items())})"
 
 
 def _literal_text(value: object) -> str:
-    """Numbers of NumPy are written as those of Python."""
+    """Return the text of a literal; numbers of NumPy are written as Python's."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_literal_text, value))}]"
     if isinstance(value, numbers.Integral) and not isinstance(value, bool):
         return repr(int(value))
-    return (
-        repr(float(value)) if isinstance(value, numbers.Real) and not isinstance(value, bool) else repr(value)
-    )
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        return repr(float(value))
+    return repr(value)
 
 
 def _chain(node: ast.expr, op: ast.operator) -> list[ast.expr]:
-    """a & b & c, which Python's parser nests, as [a, b, c]: a chain of one operator is one level deep."""
+    """Return a & b & c, which Python's parser nests, as [a, b, c], so that a chain is one level deep."""
     operands = []
     while isinstance(node, ast.BinOp) and type(node.op) is type(op):
         operands.append(node.right)
@@ -111,25 +111,25 @@ def _chain(node: ast.expr, op: ast.operator) -> list[ast.expr]:
 
 
 class _Reader:
-    """Reads a tree with the functions of one module."""
+    """Reads a syntax tree with the functions of one module."""
 
     def __init__(self, functions: ModuleType, initializers: Mapping[str, Initializer]) -> None:
         self.functions = functions
         self.initializers = initializers
 
     def value(self, node: ast.expr) -> Any:
-        """A mask, a bias or an array."""
-        found = self.read(node, 0)
-        if not isinstance(found, Mask | Bias | TensorSpec | Initializer):
-            raise TypeError(f"{str(found)[:40]!r} is no spec, mask or bias")
-        return found
+        """Read a mask, a bias or an array."""
+        value = self.read(node, 0)
+        if not isinstance(value, Mask | Bias | TensorSpec | Initializer):
+            raise TypeError(f"{str(value)[:40]!r} is no spec, mask or bias")
+        return value
 
     def read(self, node: ast.expr, depth: int) -> Any:
         if depth > DEEPEST:
             raise ValueError(_TOO_DEEP)
         match node:
             case ast.BinOp(op=op) if type(op) in _BINARY:
-                return reduce(_BINARY[type(op)], [self.combined(each, depth) for each in _chain(node, op)])
+                return reduce(_BINARY[type(op)], [self.combined(part, depth) for part in _chain(node, op)])
             case ast.UnaryOp(op=ast.Invert(), operand=operand):
                 return ~self.combined(operand, depth)
             case ast.Call(func=ast.Name(id="spec"), args=[ast.Constant(value=str(text))], keywords=[]):
@@ -145,18 +145,18 @@ class _Reader:
                 }
                 if len(named) < len(keywords):
                     raise ValueError("no ** belongs here, and an argument is given once")
-                return function(*(self.read(each, depth + 1) for each in positional), **named)
+                return function(*(self.read(argument, depth + 1) for argument in positional), **named)
             case _:
                 return self.literal(node)
 
     def combined(self, node: ast.expr, depth: int) -> Any:
-        """What stands beside an operator: a mask or a bias, or an array as one."""
-        found = self.read(node, depth + 1)
-        if isinstance(found, TensorSpec | Initializer):
-            found = self.functions.from_array(found)
-        if not isinstance(found, Mask | Bias):
-            raise TypeError(f"{str(found)[:40]!r} cannot be combined by & | ~ +")
-        return found
+        """Read an operand of an operator: a mask or a bias, or an array as one."""
+        value = self.read(node, depth + 1)
+        if isinstance(value, TensorSpec | Initializer):
+            value = self.functions.from_array(value)
+        if not isinstance(value, Mask | Bias):
+            raise TypeError(f"{str(value)[:40]!r} cannot be combined by & | ~ +")
+        return value
 
     def function(self, name: str) -> Any:
         if name == "from_function":
@@ -166,14 +166,14 @@ class _Reader:
         return getattr(self.functions, name)
 
     def literal(self, node: ast.expr) -> Any:
-        """A number, a word, True, False, None, or a list of them."""
+        """Read a number, a word, True, False, None, or a list of them."""
         match node:
             case ast.Constant(value=bool() | int() | float() | str() | None as value):
                 return value
             case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
                 return -number
             case ast.List(elts=elements) | ast.Tuple(elts=elements):
-                return [self.literal(each) for each in elements]
+                return [self.literal(element) for element in elements]
             case ast.Name(id=name):
                 self.function(name)
                 raise ValueError(f"a function is called, as in {name}(...)")

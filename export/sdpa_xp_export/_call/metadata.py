@@ -1,4 +1,4 @@
-"""A call as text, for the metadata of a model, and back."""
+"""A call as text, which the metadata of a model hold, and back."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sdpa_xp_export._call.operands import Initializer
 from sdpa_xp_export.spec import TensorSpec
 
 LONGEST = 1_000_000
-"""Characters of a call; a list of ids is the longest that it may hold."""
+"""Characters of a call; a list of ids takes the most of them."""
 
 
 def to_json(call: ExportCall) -> str:
-    """The call as text."""
+    """Return the call as text."""
     written: dict[str, Any] = {name: str(spec) for name in SPECS if (spec := getattr(call, name)) is not None}
     for name in ("attn_mask", "bias", "scale", "sinks"):
         value = getattr(call, name)
@@ -34,9 +34,12 @@ def to_json(call: ExportCall) -> str:
 def from_json(
     text: str, initializers: Mapping[str, Initializer], functions: Mapping[str, object] | None = None
 ) -> ExportCall:
-    """The call that `to_json` wrote; checked, since a file may hold anything.
+    """Return the call that `to_json` wrote; it is checked again, since a file may hold anything.
 
-    `functions` are the masks and biases that cannot be written as text.
+    Args:
+        text: The text.
+        initializers: The numbers that the model holds, by name.
+        functions: The masks and biases that cannot be written as text, by argument.
     """
     if len(text) > LONGEST:
         raise ValueError(f"a call of {len(text)} characters, more than {LONGEST}")

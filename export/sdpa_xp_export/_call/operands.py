@@ -1,4 +1,4 @@
-"""What a call holds where the library's has arrays: inputs of the graph, and numbers that go into it."""
+"""What an export has where the library has arrays: inputs of the graph, and numbers that the graph holds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sdpa_xp_export.spec import SymbolicShape, TensorSpec
 
 
 class Operand(ABC):
-    """An array to the library's masks and biases, which look at its dtype and shape alone."""
+    """An array to the library's masks and biases, which look only at its dtype and shape."""
 
     __slots__ = ()
 
@@ -82,21 +82,21 @@ GraphOperand: TypeAlias = Input | Initializer
 
 @dataclass(slots=True)
 class OperandNamer:
-    """Gives each spec and each array of a call a name of its own, that of its argument where that is free."""
+    """Gives each spec and each array of a call a name of its own: the name of its argument, if that is free."""
 
     function: str
     inputs: dict[str, TensorSpec] = field(default_factory=dict)
     initializers: dict[str, Initializer] = field(default_factory=dict)
 
     def operand(self, name: str, value: object) -> Any:
-        """`value`, with inputs and initializers instead of the specs and arrays that it is or holds."""
+        """Return `value` with inputs and initializers in place of the specs and arrays that it is or holds."""
         if isinstance(value, TensorSpec):
             free = self._free(name)
             self.inputs[free] = value
             return Input(free, value)
         if isinstance(value, Mask | Bias):
             return with_operands(
-                value, lambda argument, each: self.operand(getattr(value, "argument", argument), each)
+                value, lambda argument, operand: self.operand(getattr(value, "argument", argument), operand)
             )
         if isinstance(value, Initializer):  # read back from a model
             self.initializers[value.name] = value

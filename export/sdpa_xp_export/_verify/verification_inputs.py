@@ -74,7 +74,7 @@ def judge_output(
     call: ExportCall, name: str, results: list[tuple[Trial, NDArray[Any]]], size: float
 ) -> list[Agreement]:
     """How far the output `name` of each trial is off, by one bound for all; their scores are of `size`."""
-    dtype = call.held if name == "lse" else call.query.dtype
+    dtype = call.accumulation_dtype if name == "lse" else call.query.dtype
     triples = []
     for trial, result in results:
         exact, own = trial.expected[name]

@@ -30,7 +30,7 @@ def refusal(call: ExportCall, _runtime: Runtime) -> str | None:
         return "ai.onnx Attention takes at most 4 axes"
     if len({spec.shape[:-3] for spec in specs}) > 1:
         return "ai.onnx Attention does not broadcast the batch of query, key and value"
-    if call.held == "float64":
+    if call.accumulation_dtype == "float64":
         return "onnxruntime computes a float64 Attention to float32 accuracy"
     if call.sinks is not None:
         return "ai.onnx Attention has no sinks"

@@ -14,7 +14,7 @@ def refusal(call: ExportCall) -> str | None:
     specs = (call.query, call.key, call.value)
     if any(spec.ndim != RANK for spec in specs) or len({spec.shape[0] for spec in specs}) > 1:
         return "com.microsoft operators take 4 axes with one batch"
-    if call.held == "float64":
+    if call.accumulation_dtype == "float64":
         return "com.microsoft operators do not take float64"
     if call.outputs != ("output",):
         return "com.microsoft operators give the output alone"

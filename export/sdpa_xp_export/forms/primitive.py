@@ -19,7 +19,7 @@ def write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphVa
 
     Half inputs are computed in float32.
     """
-    inputs = read_inputs(graph, call, call.held)
+    inputs = read_inputs(graph, call, call.accumulation_dtype)
     tile = inputs.pairs.whole(inputs.key)
     query, sums = scale_query(tile, inputs.query), runtime.softmax_hides_nan
     return finished_outputs(inputs, attend_tile(tile, query, inputs.key, inputs.value, sums=sums))

@@ -29,7 +29,7 @@ def refusal(call: ExportCall, _runtime: Runtime) -> str | None:
 def write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphValue]:
     """query -> Pad, Reshape to blocks -> Scan(Slice keys -> attention of the block) -> Reshape, Slice."""
     ranks = [spec.ndim for spec in (call.query, call.key, call.value)]
-    inputs = read_inputs(graph, call, call.held, max(3, *ranks))
+    inputs = read_inputs(graph, call, call.accumulation_dtype, max(3, *ranks))
     whole = inputs.pairs.whole(inputs.key)
     query = scale_query(whole, inputs.query)
     length = call.sizes.queries

@@ -81,7 +81,7 @@ class TracedAttention:
         check_form_opset(graph.function, form, graph.opset)
         self.chosen.append((form, reason))
         named_values = {name: cast(ComputedSpec, spec).value for name, spec in call.inputs.items()}
-        part = graph.call_graph(named_values, call.held, refuse_attention)
+        part = graph.call_graph(named_values, call.accumulation_dtype, refuse_attention)
         written = FORMS[form].write(part, call, self.target)
         returned = {
             name: graph.here(xp.squeeze(value, axis=1) if adds_head else value)
