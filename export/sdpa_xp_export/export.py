@@ -9,14 +9,21 @@ import sdpa_xp
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._array_api import namespace
-from sdpa_xp_export._call.call import ExportCall, ExportOptions
+from sdpa_xp_export._call.call import ExportCall, ExportOptions, Layout, OutputName, WideDtype
 from sdpa_xp_export._call.checking import checked_call
 from sdpa_xp_export._call.mask_analysis import counts_real_keys
 from sdpa_xp_export._call.metadata import to_json
 from sdpa_xp_export._graph.finished_model import finished_model
 from sdpa_xp_export._graph.graph import Graph
 from sdpa_xp_export._model.large_model import Model
-from sdpa_xp_export._runtime.releases import DEFAULT_OPSET, DEFAULT_RUNTIME, OPSETS, Runtime
+from sdpa_xp_export._runtime.releases import (
+    DEFAULT_OPSET,
+    DEFAULT_RUNTIME,
+    OPSETS,
+    FormChoice,
+    FormName,
+    Runtime,
+)
 from sdpa_xp_export.forms.choice import FORMS, check_form_opset, choose
 from sdpa_xp_export.forms.traced_attention import refuse_attention
 from sdpa_xp_export.spec import TensorSpec
@@ -34,13 +41,13 @@ def export_attention(
     softcap: float | None = None,
     sinks: TensorSpec | Any | None = None,
     dropout_p: float = 0.0,
-    softmax_dtype: str | None = None,
-    layout: str = "...HLE",
+    softmax_dtype: WideDtype | None = None,
+    layout: Layout = "...HLE",
     past_key: TensorSpec | None = None,
     past_value: TensorSpec | None = None,
     past_lengths: TensorSpec | None = None,
-    outputs: Sequence[str] = ("output",),
-    form: str = "auto",
+    outputs: Sequence[OutputName] = ("output",),
+    form: FormChoice = "auto",
     opset: int | None = None,
     runtime: str = DEFAULT_RUNTIME,
 ) -> Model:
@@ -132,7 +139,7 @@ def export_attention(
 def export_call(
     call: ExportCall,
     *,
-    form: str = "auto",
+    form: FormChoice = "auto",
     opset: int | None = None,
     runtime: str = DEFAULT_RUNTIME,
     function: str = "export_attention",
@@ -156,7 +163,7 @@ def export_call(
     return finished_model(graph, FORMS[name].write(graph, call, target), metadata)
 
 
-def _opset(function: str, form: str, opset: int | None, call: ExportCall) -> int:
+def _opset(function: str, form: FormName, opset: int | None, call: ExportCall) -> int:
     if opset is None:
         return OPSETS[form][-1] if form == "attention" and counts_real_keys(call) else DEFAULT_OPSET[form]
     check_form_opset(function, form, opset)

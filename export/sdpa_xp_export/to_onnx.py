@@ -24,6 +24,7 @@ from sdpa_xp_export._runtime.releases import (
     ERF_KEEPS_NAN,
     FIRST_RELEASE,
     OPSETS,
+    FormChoice,
     Runtime,
 )
 from sdpa_xp_export.forms.choice import check_loaded_opset
@@ -36,7 +37,7 @@ FUNCTION = "to_onnx"
 def to_onnx(
     layer: Callable[..., Any],
     *inputs: Any,
-    form: str = "auto",
+    form: FormChoice = "auto",
     opset: int | None = None,
     runtime: str = DEFAULT_RUNTIME,
     **keywords: Any,

@@ -24,6 +24,7 @@ from sdpa_xp_export._files.loading import load
 from sdpa_xp_export._model.external_data import check_holds_data, initializers
 from sdpa_xp_export._model.large_model import LargeModel, Model
 from sdpa_xp_export._runtime.memory import peak_above
+from sdpa_xp_export._runtime.releases import ProviderName
 from sdpa_xp_export._runtime.session import open_session, placements, providers, run, version
 from sdpa_xp_export._verify.random_inputs import LARGE
 from sdpa_xp_export._verify.trial_lengths import check_size
@@ -35,7 +36,7 @@ from sdpa_xp_export.report import Placement, Report, Run
 def verify(
     model: Model | str | Path,
     *,
-    provider: str | None = None,
+    provider: ProviderName | None = None,
     seed: int = 0,
     attn_mask: Mask | None = None,
     bias: Bias | None = None,

@@ -21,6 +21,7 @@ from sdpa_xp_export._layer import named_outputs, with_parameters
 from sdpa_xp_export._model.external_data import check_holds_data
 from sdpa_xp_export._model.large_model import LargeModel, Model
 from sdpa_xp_export._runtime.memory import peak_above
+from sdpa_xp_export._runtime.releases import ProviderName
 from sdpa_xp_export._runtime.session import open_session, placements, providers, run, version
 from sdpa_xp_export._verify.agreement import EPS, judge_together
 from sdpa_xp_export._verify.trial_lengths import small_lengths
@@ -36,7 +37,7 @@ def verify_layer(
     layer: Callable[..., Any],
     *,
     draw: Mapping[str, Draw] | None = None,
-    provider: str | None = None,
+    provider: ProviderName | None = None,
     seed: int = 0,
 ) -> LayerReport:
     """Run the model that `to_onnx` made of `layer` against what `layer` computes in float64.

@@ -10,7 +10,7 @@ RANK = 4
 
 
 def refusal(call: ExportCall) -> str | None:
-    """What no such operator can state; None where it is for the operator to say."""
+    """Return what no such operator can state; None if it is for the operator to say."""
     specs = (call.query, call.key, call.value)
     if any(spec.ndim != RANK for spec in specs) or len({spec.shape[0] for spec in specs}) > 1:
         return "com.microsoft operators take 4 axes with one batch"

@@ -12,7 +12,7 @@ from sdpa_xp_export.forms.inputs import finished_outputs, read_inputs
 
 
 def refusal(call: ExportCall, runtime: Runtime) -> str | None:
-    """Why this form cannot state the call; None where it can."""
+    """Return why this form cannot state the call; None if it can."""
     if common := contrib.refusal(call):
         return common
     if call.sizes.query_heads != call.sizes.heads:
@@ -29,20 +29,19 @@ def refusal(call: ExportCall, runtime: Runtime) -> str | None:
 
 
 def write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphValue]:
-    """query, key, value -> Transpose, Reshape -> MultiHeadAttention -> Reshape, Transpose.
-
-    Key and value with 4 axes would spare two Transposes, and lose the kernel.
-    """
-    half = call.query.dtype if runtime.provider == "cuda" else "float32"
-    inputs = read_inputs(graph, call, half)
+    """query, key, value -> Transpose, Reshape -> MultiHeadAttention -> Reshape, Transpose."""
+    # The CPU has a kernel for float32 alone; CUDA for half dtypes too.
+    dtype = call.query.dtype if runtime.provider == "cuda" else "float32"
+    inputs = read_inputs(graph, call, dtype)
     heads = call.sizes.query_heads
-    query, key, value = (contrib.packed(each) for each in (inputs.query, inputs.key, inputs.value))
+    # Key and value with 4 axes would spare two Transposes, but lose the kernel without a matrix of scores.
+    query, key, value = (contrib.packed(array) for array in (inputs.query, inputs.key, inputs.value))
     output = graph.add(
         "MultiHeadAttention",
         query,
         key,
         value,
-        dtype=half,
+        dtype=dtype,
         shape=(*query.shape[:-1], value.shape[-1]),
         domain=CONTRIB,
         num_heads=heads,

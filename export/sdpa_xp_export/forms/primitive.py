@@ -6,11 +6,12 @@ from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._runtime.releases import Runtime
 from sdpa_xp_export.forms.inputs import finished_outputs, read_inputs
+from sdpa_xp_export.lowering.tile import whole_tile
 from sdpa_xp_export.lowering.tile_attention import attend_tile, scale_query
 
 
 def refusal(_call: ExportCall, _runtime: Runtime) -> str | None:
-    """Why this form cannot state the call; it can state every one."""
+    """Return why this form cannot state the call; it can state every one."""
     return None
 
 
@@ -20,6 +21,8 @@ def write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphVa
     Half inputs are computed in float32.
     """
     inputs = read_inputs(graph, call, call.accumulation_dtype)
-    tile = inputs.pairs.whole(inputs.key)
-    query, sums = scale_query(tile, inputs.query), runtime.softmax_hides_nan
-    return finished_outputs(inputs, attend_tile(tile, query, inputs.key, inputs.value, sums=sums))
+    tile = whole_tile(inputs.lengths, inputs.key)
+    query = scale_query(tile, inputs.query)
+    # A Softmax that hides NaN would hide it in a row that attends it, too.
+    results = attend_tile(tile, query, inputs.key, inputs.value, explicit_softmax=runtime.softmax_hides_nan)
+    return finished_outputs(inputs, results)

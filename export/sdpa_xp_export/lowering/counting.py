@@ -1,6 +1,6 @@
-"""Arithmetic of lengths and positions, which are small integers: ONNX's own operators are exact for these.
+"""Arithmetic of lengths and positions, for whose small integers ONNX's own operators are exact.
 
-The functions of the array API are exact for all of int64, and take several nodes each for that.
+The functions of the array API are exact for all of int64, and need several nodes each for that.
 """
 
 from __future__ import annotations
@@ -24,6 +24,6 @@ def within(value: GraphValue, least: int, most: int) -> GraphValue:
     return smaller(larger(value, least), most)
 
 
-def shared(count: GraphValue, size: GraphValue) -> GraphValue:
-    """count, size -> Div(count, size), of a count that is not negative and a size that is positive."""
+def divided(count: GraphValue, size: GraphValue) -> GraphValue:
+    """count, size -> Div(count, size), if count is not negative and size is positive."""
     return elementwise("Div", *operands("floor_divide", "numeric", count, size))

@@ -1,4 +1,4 @@
-"""Which keys some queries may attend at all, as two numbers: what a block of queries does not look at."""
+"""The range of keys that some queries may attend: outside of it a block of queries reads no key."""
 
 from __future__ import annotations
 
@@ -18,35 +18,40 @@ BEYOND = 2**30
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """First key, and last + 1; None where a mask sets no bound."""
+    """The first key, and the last + 1; None where a mask sets no bound."""
 
     start: GraphValue | None = None
     stop: GraphValue | None = None
 
 
 def key_range(tile: GraphTile, first: GraphValue, last: GraphValue) -> tuple[GraphValue, GraphValue] | None:
-    """Queries first to last, (1,) each -> keys from start to stop, (1,) each, at least one; None for all."""
-    position = tile.pairs.position
+    """Queries first to last, (1,) each -> the first key and the last + 1, (1,) each; None for all keys.
+
+    The range holds at least one key. A mask without an entry in `_RANGES`, such as an array, sets no bound.
+    """
+    position = tile.lengths.position
     if isinstance(position, GraphValue):
+        # Batch entries may stand at different keys: the range covers all of them.
         low, high = least(tile, tile.here(position)), most(tile, tile.here(position))
         first, last = first + low, last + high
-    found = [
-        _BOUNDS[mask.name](tile, first, last, **mask.arguments)
+    ranges = [
+        _RANGES[mask.name](tile, first, last, **mask.arguments)
         for mask in tile.call.masks
-        if mask.name in _BOUNDS
+        if mask.name in _RANGES
     ]
-    if tile.pairs.filled is not None:
-        found.append(KeyRange(stop=most(tile, tile.here(tile.pairs.filled))))
-    starts = [bounds.start for bounds in found if bounds.start is not None]
-    stops = [bounds.stop for bounds in found if bounds.stop is not None]
+    if tile.lengths.filled is not None:
+        ranges.append(KeyRange(stop=most(tile, tile.here(tile.lengths.filled))))
+    starts = [bounds.start for bounds in ranges if bounds.start is not None]
+    stops = [bounds.stop for bounds in ranges if bounds.stop is not None]
     if not starts and not stops:
         return None
-    zero, keys = tile.graph.constant([0], "int64"), ops.unsqueeze(tile.here(tile.pairs.kept_keys), 0)
+    zero, keys = tile.graph.constant([0], "int64"), ops.unsqueeze(tile.here(tile.lengths.kept_keys), 0)
     start, stop = zero, keys
-    for each in starts:
-        start = counting.larger(start, each)
-    for each in stops:
-        stop = counting.smaller(stop, each)
+    for bound in starts:
+        start = counting.larger(start, bound)
+    for bound in stops:
+        stop = counting.smaller(stop, bound)
+    # At least one key stays, so that no operator meets an empty axis; a query may still have no key among them.
     start = counting.larger(counting.smaller(start, keys - 1), zero)
     return start, counting.larger(stop, start + 1)
 
@@ -73,7 +78,12 @@ def _causal(tile: GraphTile, _first: GraphValue, last: GraphValue, offset: objec
 
 
 def _sliding_window(
-    tile: GraphTile, first: GraphValue, last: GraphValue, left: int | None, right: int | None, offset: object
+    tile: GraphTile,
+    first: GraphValue,
+    last: GraphValue,
+    left: int | None,
+    right: int | None,
+    offset: object,
 ) -> KeyRange:
     shift = tile.integers("attn_mask.offset", offset)
     return KeyRange(
@@ -96,10 +106,11 @@ def _chunked(_tile: GraphTile, first: GraphValue, last: GraphValue, size: int) -
     return KeyRange(first // size * size, (last // size + 1) * size)
 
 
-_BOUNDS: dict[str, Callable[..., KeyRange]] = {
+_RANGES: dict[str, Callable[..., KeyRange]] = {
     "causal": _causal,
     "sliding_window": _sliding_window,
     "padding": _padding,
     "prefix": _prefix,
     "chunked": _chunked,
 }
+"""The masks whose range follows from their numbers, by name."""

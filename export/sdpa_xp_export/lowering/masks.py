@@ -6,17 +6,16 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from sdpa_xp import checks
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export._graph.shapes import broadcasts_to
+from sdpa_xp_export.lowering.index_functions import call_index_function
 from sdpa_xp_export.lowering.tile import FUNCTION, GraphTile
 
 AllowedPairs: TypeAlias = GraphValue | bool
-"""Boolean, broadcasts to (..., Hq, rows, columns); True where every pair may attend."""
+"""Boolean, broadcasts to (..., Hq, rows, columns). True if every pair may attend, False if none may."""
 
 
 def allowed_pairs(mask: Mask, tile: GraphTile) -> AllowedPairs:
@@ -24,12 +23,21 @@ def allowed_pairs(mask: Mask, tile: GraphTile) -> AllowedPairs:
     return _LOWERED[mask.name](tile, **mask.arguments)
 
 
-def _all_of(tile: GraphTile, masks: Sequence[Mask]) -> AllowedPairs:
-    return reduce(both_allow, (allowed_pairs(mask, tile) for mask in masks))
+def all_allowed(tile: GraphTile, masks: Sequence[Mask]) -> AllowedPairs:
+    """masks -> And of the pairs that they allow, and of the real keys of a padded cache; False as a value."""
+    allowed: AllowedPairs = True
+    for mask in masks:
+        allowed = both_allow(allowed, allowed_pairs(mask, tile))
+    if tile.lengths.filled is not None:
+        allowed = both_allow(allowed, tile.key_index < tile.here(tile.lengths.filled))
+    return tile.graph.constant(False, "bool") if allowed is False else allowed
 
 
-def _any_of(tile: GraphTile, masks: Sequence[Mask]) -> AllowedPairs:
-    return reduce(_either_allows, (allowed_pairs(mask, tile) for mask in masks))
+def both_allow(one: AllowedPairs, other: AllowedPairs) -> AllowedPairs:
+    """Return the pairs that both allow."""
+    if one is True or other is False:
+        return other
+    return one if other is True or one is False else one & other
 
 
 def _either_allows(one: AllowedPairs, other: AllowedPairs) -> AllowedPairs:
@@ -40,10 +48,18 @@ def _either_allows(one: AllowedPairs, other: AllowedPairs) -> AllowedPairs:
     return one | other
 
 
+def _all_of(tile: GraphTile, masks: Sequence[Mask]) -> AllowedPairs:
+    return reduce(both_allow, (allowed_pairs(mask, tile) for mask in masks))
+
+
+def _any_of(tile: GraphTile, masks: Sequence[Mask]) -> AllowedPairs:
+    return reduce(_either_allows, (allowed_pairs(mask, tile) for mask in masks))
+
+
 def _none_of(tile: GraphTile, masks: Sequence[Mask]) -> AllowedPairs:
     (mask,) = masks
-    found = allowed_pairs(mask, tile)
-    return not found if isinstance(found, bool) else ~found
+    allowed = allowed_pairs(mask, tile)
+    return not allowed if isinstance(allowed, bool) else ~allowed
 
 
 def _causal(tile: GraphTile, offset: object) -> AllowedPairs:
@@ -51,24 +67,25 @@ def _causal(tile: GraphTile, offset: object) -> AllowedPairs:
 
 
 def _sliding_window(tile: GraphTile, left: int | None, right: int | None, offset: object) -> AllowedPairs:
-    found: AllowedPairs = True
     if left is None and right is None:
-        return found
+        return True
     middle = tile.query_index + tile.integers("attn_mask.offset", offset)
+    allowed: AllowedPairs = True
     if left is not None:
-        found = tile.key_index >= middle - left
+        allowed = tile.key_index >= middle - left
     if right is not None:
-        found = both_allow(found, tile.key_index <= middle + right)
-    return found
+        allowed = both_allow(allowed, tile.key_index <= middle + right)
+    return allowed
 
 
 def _padding(tile: GraphTile, key_lengths: object, query_lengths: object) -> AllowedPairs:
-    found: AllowedPairs = True
+    allowed: AllowedPairs = True
     if key_lengths is not None:
-        found = tile.key_index < tile.integers("attn_mask.key_lengths", key_lengths)
+        allowed = tile.key_index < tile.integers("attn_mask.key_lengths", key_lengths)
     if query_lengths is not None:
-        found = both_allow(found, tile.row < tile.integers("attn_mask.query_lengths", query_lengths))
-    return found
+        # Lengths count the queries of the call, so a cache does not move them.
+        allowed = both_allow(allowed, tile.row < tile.integers("attn_mask.query_lengths", query_lengths))
+    return allowed
 
 
 def _prefix(tile: GraphTile, length: object) -> AllowedPairs:
@@ -106,35 +123,8 @@ def _from_array(tile: GraphTile, boolean: Any) -> AllowedPairs:
 
 
 def _from_function(tile: GraphTile, mask_mod: Callable[..., Any]) -> AllowedPairs:
-    found: AllowedPairs = call_index_function("attn_mask", mask_mod, tile.indices, "bool")
-    return found
-
-
-def both_allow(one: AllowedPairs, other: AllowedPairs) -> AllowedPairs:
-    """The pairs that both let attend."""
-    if one is True or other is False:
-        return other
-    return one if other is True or one is False else one & other
-
-
-def call_index_function(
-    name: str, function: Callable[..., Any], arguments: tuple[GraphValue, ...], dtype: str
-) -> Any:
-    """What a caller's function makes of values of the graph: a value of `dtype`, or for conditions a bool."""
-    try:
-        result = function(*arguments)
-    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, NotImplementedError) as error:
-        rule = f"`{name}` must be made of a function that traces to ONNX"
-        hint = "Operators do, and the functions of `index.__array_namespace__()`."
-        raise TypeError(checks.message(FUNCTION, rule, {"its error": error}, hint)) from error
-    if isinstance(result, bool | np.bool_) and dtype == "bool":
-        return bool(result)
-    if not isinstance(result, GraphValue) or (result.dtype == "bool") != (dtype == "bool"):
-        kind = "a condition" if dtype == "bool" else "scores"
-        rule = f"`{name}` must be made of a function that returns {kind}"
-        got = result.dtype if isinstance(result, GraphValue) else type(result).__name__
-        raise TypeError(checks.message(FUNCTION, rule, {"its result": got}))
-    return result.astype(dtype)
+    allowed: AllowedPairs = call_index_function("attn_mask", mask_mod, tile.indices, "bool")
+    return allowed
 
 
 _LOWERED: dict[str, Callable[..., AllowedPairs]] = {
@@ -151,3 +141,4 @@ _LOWERED: dict[str, Callable[..., AllowedPairs]] = {
     "from_array": _from_array,
     "from_function": _from_function,
 }
+"""The lowering of each mask by its name; a new mask is a line here."""

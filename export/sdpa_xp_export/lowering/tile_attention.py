@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
-from sdpa_xp.masks import Mask
 from sdpa_xp_export._array_api import namespace as xp
 from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._call.mask_analysis import has_empty_rows, hides_keys, only_causal
@@ -13,12 +11,12 @@ from sdpa_xp_export._call.operands import Initializer, Input
 from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export.lowering import heads
 from sdpa_xp_export.lowering.biases import add_biases
-from sdpa_xp_export.lowering.masks import AllowedPairs, allowed_pairs, both_allow
+from sdpa_xp_export.lowering.masks import AllowedPairs, all_allowed
 from sdpa_xp_export.lowering.tile import GraphTile
 
 
 def scale_query(tile: GraphTile, query: GraphValue) -> GraphValue:
-    """query -> query * scale, over the soft cap for the Tanh of the scores."""
+    """query -> query * scale, also divided by the softcap, whose Tanh takes scores / softcap."""
     call = tile.call
     if isinstance(call.scale, Input | Initializer):
         query = query * tile.operand(call.scale).astype(query.dtype)
@@ -27,28 +25,30 @@ def scale_query(tile: GraphTile, query: GraphValue) -> GraphValue:
 
 
 def attend_tile(
-    tile: GraphTile, query: GraphValue, key: GraphValue, value: GraphValue, *, sums: bool = False
+    tile: GraphTile, query: GraphValue, key: GraphValue, value: GraphValue, *, explicit_softmax: bool = False
 ) -> dict[str, GraphValue]:
-    """A `scaled` query, key and value of the tile -> what the call asks for, by name.
+    """A query that `scale_query` returned, key and value -> what the call asks for, by name.
 
-    A row without a key comes out of Softmax as NaN; the Where at the end makes it 0. With `sums` there is no
-    Softmax, but its sum is written out, which is 0 for such a row.
+    With `explicit_softmax`, exponentials and their sum are written instead of a Softmax.
     """
     call = tile.call
-    scores, may = masked_scores(tile, query, key)
-    scores = scores if call.outputs == ("output",) else _of_each_entry(tile, scores)
-    sums = sums or call.sinks is not None or "lse" in call.outputs
-    weights, lse = _explicit_softmax(tile, scores) if sums else (_softmax(scores), None)
-    if isinstance(may, GraphValue) and hides_keys(call):
-        value = xp.where(heads.is_attended(may, int(value.shape[-3])), value, 0.0)
-    made = {"output": heads.matmul_grouped(weights, value), "weights": weights, "scores": scores}
+    scores, allowed = masked_scores(tile, query, key)
+    # Weights and scores have the whole batch, of which the values alone may have an axis.
+    scores = scores if call.outputs == ("output",) else _expand_to_batch(tile, scores)
+    # A Softmax node has no room for sinks, and returns no log-sum-exp.
+    explicit_softmax = explicit_softmax or call.sinks is not None or "lse" in call.outputs
+    weights, lse = _explicit_softmax(tile, scores) if explicit_softmax else (_softmax(scores), None)
+    if isinstance(allowed, GraphValue) and hides_keys(call):
+        # The weight of a masked pair is 0, but 0 * NaN is NaN: what no query attends becomes 0 first.
+        value = xp.where(heads.is_attended(allowed, int(value.shape[-3])), value, 0.0)
+    results = {"output": heads.matmul_grouped(weights, value), "weights": weights, "scores": scores}
     if lse is not None:
-        made["lse"] = lse
-    if not sums and isinstance(may, GraphValue) and has_empty_rows(call):
-        attends = heads.has_allowed_key(may)
-        kept = {name: xp.where(attends, made[name], 0.0) for name in call.outputs if name != "scores"}
-        made |= kept
-    return made
+        results["lse"] = lse
+    if not explicit_softmax and isinstance(allowed, GraphValue) and has_empty_rows(call):
+        # Softmax returns NaN for a row without a key. The explicit softmax divides by 1 there, and returns 0.
+        attends = heads.has_allowed_key(allowed)
+        results |= {name: xp.where(attends, results[name], 0.0) for name in call.outputs if name != "scores"}
+    return results
 
 
 def masked_scores(tile: GraphTile, query: GraphValue, key: GraphValue) -> tuple[GraphValue, AllowedPairs]:
@@ -57,32 +57,23 @@ def masked_scores(tile: GraphTile, query: GraphValue, key: GraphValue) -> tuple[
     scores = heads.matmul_grouped(query, ops.transpose(key))
     if call.softcap is not None:
         scores = xp.tanh(scores) * call.softcap
-    scores, may = add_biases(call.biases, tile, scores, all_allowed(tile, call.masks))
-    if isinstance(may, bool):
-        return scores, may
-    if only_causal(call) and not hides_keys(call):  # one small array for all heads
-        return scores + xp.where(may, tile.graph.constant(0.0, scores.dtype), -math.inf), may
-    return xp.where(may, scores, -math.inf), may
+    scores, allowed = add_biases(call.biases, tile, scores, all_allowed(tile, call.masks))
+    if isinstance(allowed, bool):
+        return scores, allowed
+    if only_causal(call) and not hides_keys(call):
+        # Some query attends each key that is left, so -inf may be added: one small array serves all heads.
+        return scores + xp.where(allowed, tile.graph.constant(0.0, scores.dtype), -math.inf), allowed
+    return xp.where(allowed, scores, -math.inf), allowed
 
 
-def _of_each_entry(tile: GraphTile, scores: GraphValue) -> GraphValue:
-    """scores -> Expand to the whole batch, of which the values alone may have an axis."""
+def _expand_to_batch(tile: GraphTile, scores: GraphValue) -> GraphValue:
+    """scores -> Expand to the whole batch."""
     batch = tile.call.sizes.batch
     if scores.shape[:-3] == batch:
         return scores
-    lengths = [tile.here(tile.pairs.length(length)) for length in batch]
+    lengths = [tile.here(tile.lengths.length(length)) for length in batch]
     target = ops.join([*lengths, *[tile.graph.constant([1], "int64")] * 3])
     return ops.expand(scores, target, (*batch, *scores.shape[-3:]))
-
-
-def all_allowed(tile: GraphTile, masks: Sequence[Mask]) -> AllowedPairs:
-    """masks -> And of what they let attend, and of what is real in a padded cache."""
-    may: AllowedPairs = True
-    for mask in masks:
-        may = both_allow(may, allowed_pairs(mask, tile))
-    if tile.pairs.filled is not None:
-        may = both_allow(may, tile.key_index < tile.here(tile.pairs.filled))
-    return tile.graph.constant(False, "bool") if may is False else may
 
 
 def _softmax(scores: GraphValue) -> GraphValue:
@@ -90,10 +81,7 @@ def _softmax(scores: GraphValue) -> GraphValue:
 
 
 def _explicit_softmax(tile: GraphTile, scores: GraphValue) -> tuple[GraphValue, GraphValue | None]:
-    """scores -> exp(s - m) / l and, if the call asks for it, m + log(l), where the sinks count in m and l.
-
-    Where l is 0, both are written out: WebGPU leaves log(0) open, and a software adapter gives -88.
-    """
+    """scores -> exp(s - m) / l and, if the call asks for it, m + log(l); sinks count in m and in l."""
     call = tile.call
     m = ops.reduce("ReduceMax", scores)
     sinks = None
@@ -102,7 +90,7 @@ def _explicit_softmax(tile: GraphTile, scores: GraphValue) -> tuple[GraphValue, 
         shape = sinks.shape
         sinks = ops.reshape(sinks, (*[0] * len(shape), 1, 1), (*shape, 1, 1))
         m = xp.maximum(m, sinks)
-    shift = xp.where(xp.is_masked(m), 0.0, m)
+    shift = xp.where(xp.is_masked(m), 0.0, m)  # -inf - -inf would be NaN
     p = xp.exp(scores - shift)
     l = ops.reduce("ReduceSum", p)
     if sinks is not None:
@@ -112,6 +100,7 @@ def _explicit_softmax(tile: GraphTile, scores: GraphValue) -> tuple[GraphValue, 
     weights = p / l
     if "lse" not in call.outputs:
         return weights, None
+    # -inf is written for empty rows: WebGPU leaves log(0) open, and a software adapter returns -88.
     lse = xp.where(empty, -math.inf, xp.log(l) + shift)
     axis = lse.graph.constant([-1], "int64")
     return weights, lse.graph.add("Squeeze", lse, axis, dtype=lse.dtype, shape=lse.shape[:-1])
