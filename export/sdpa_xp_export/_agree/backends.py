@@ -1,4 +1,4 @@
-"""The array libraries found here, and how NumPy arrays get into them and back."""
+"""The array libraries that are installed, and how NumPy arrays get into them and back."""
 
 from __future__ import annotations
 
@@ -39,27 +39,27 @@ class Backend:
         """Whether the library keeps this dtype; JAX turns float64 into float32 unless told otherwise."""
         try:
             return str(self.put(np.zeros(1, numpy_dtype(dtype))).dtype).endswith(dtype)
-        except TypeError:  # array-api-strict has only what the standard has
+        except TypeError:  # array-api-strict has only the dtypes of the standard
             return False
 
 
 def find_backends(names: Sequence[str] | None = None) -> list[Backend]:
-    """Each of the libraries in `names` on each of its devices; without names, all that are installed.
+    """Return each of the libraries in `names` on each of its devices; without names, all that are installed.
 
     Raises:
         ValueError: A library that is not known, not installed, or has no device here.
     """
-    found: list[Backend] = []
+    backends: list[Backend] = []
     for name in LIBRARIES if names is None else dict.fromkeys(names):
         if name not in LIBRARIES:
             rule = f"`backends` must be among {', '.join(LIBRARIES)}"
             raise ValueError(message("find", rule, {"backend": repr(name)}))
-        here = _OPEN[name]() if _installed(name) else []
-        if names is not None and not here:
+        opened = _OPEN[name]() if _installed(name) else []
+        if names is not None and not opened:
             rule = "`backends` must be installed and have a device here"
             raise ValueError(message("find", rule, {"backend": repr(name)}))
-        found += here
-    return found
+        backends += opened
+    return backends
 
 
 def _installed(name: str) -> bool:
@@ -79,7 +79,7 @@ def _torch() -> list[Backend]:
     import torch
 
     def put(x: NDArray[Any], device: str) -> Any:
-        if x.dtype.name == BFLOAT16:  # NumPy's is foreign to torch
+        if x.dtype.name == BFLOAT16:  # torch does not take NumPy's bfloat16
             return torch.asarray(x.astype(np.float32), device=device).to(torch.bfloat16)
         return torch.asarray(x, device=device)
 
@@ -138,9 +138,9 @@ def _mlx() -> list[Backend]:
     import mlx.core as mx
 
     def put(x: NDArray[Any]) -> Any:
-        if x.dtype.name == BFLOAT16:  # NumPy's is foreign to MLX
+        if x.dtype.name == BFLOAT16:  # MLX does not take NumPy's bfloat16
             return mx.array(x.astype(np.float32)).astype(mx.bfloat16)
-        wide = x.dtype == np.float64  # which MLX makes of it only where it is told to
+        wide = x.dtype == np.float64  # MLX makes float64 of it only if told to
         return mx.array(x, dtype=mx.float64) if wide else mx.array(x)
 
     def get(x: Any) -> NDArray[Any]:
@@ -152,7 +152,7 @@ def _mlx() -> list[Backend]:
 
 
 def _in_bfloat16(x: NDArray[Any]) -> NDArray[Any]:
-    """Numbers that bfloat16 holds, in NumPy's, which is foreign to other libraries."""
+    """Convert numbers to NumPy's bfloat16, which other libraries do not return."""
     return x.astype(numpy_dtype(BFLOAT16))
 
 

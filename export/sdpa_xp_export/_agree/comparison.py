@@ -5,18 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 import sdpa_xp
-from sdpa_xp_export._agree import library_calls as library
+from sdpa_xp_export._agree import library_calls
 from sdpa_xp_export._agree.backends import Backend
 from sdpa_xp_export._agree.features import LENGTHS, features
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._runtime import session
-from sdpa_xp_export._runtime.releases import Runtime, runtime_text
+from sdpa_xp_export._runtime.releases import FormName, Runtime, runtime_text
 from sdpa_xp_export._verify.agreement import judge
 from sdpa_xp_export._verify.random_inputs import poison, random_inputs
 from sdpa_xp_export._verify.reference_inputs import Arrays, reference_inputs
@@ -26,8 +26,8 @@ from sdpa_xp_export.export import export_call
 from sdpa_xp_export.forms.choice import FORMS, unsupported_reason
 from sdpa_xp_export.report import Agreement
 
-Expected = Mapping[str, tuple[NDArray[np.float64], NDArray[Any]]]
-"""By job: the output of the reference, and that of the textbook formula in NumPy."""
+Expected: TypeAlias = Mapping[str, tuple[NDArray[np.float64], NDArray[Any]]]
+"""By job: the output of the reference, and the output of the textbook formula in NumPy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,9 @@ class Job:
     call: ExportCall
     inputs: Arrays
     hidden: Arrays
-    compute: library.Compute = library.attention
+    compute: library_calls.Compute = library_calls.attention
     no_graph: str = ""
+    """Why no graph computes the call; empty if one does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +66,21 @@ class Row:
     device: str
     results: tuple[JobResult, ...]
     seconds: float
-    """All jobs together, each timed once after a run that was not."""
+    """The time of all jobs together; each is timed once, after a run that is not timed."""
 
     @property
     def ran(self) -> dict[str, Agreement]:
-        """What was not refused."""
-        return {each.feature: each.agreement for each in self.results if each.agreement is not None}
+        """The agreement of each job that was not refused."""
+        return {result.feature: result.agreement for result in self.results if result.agreement is not None}
 
     @property
     def worst(self) -> Agreement | None:
-        """Of the job that came nearest to its bound, or went furthest beyond."""
+        """The agreement that came nearest to its bound, or went furthest beyond."""
         return max(self.ran.values(), key=lambda agreement: agreement.share, default=None)
 
     @property
     def disagreeing(self) -> tuple[str, ...]:
-        return tuple(each.feature for each in self.results if not each.agrees)
+        return tuple(result.feature for result in self.results if not result.agrees)
 
     @property
     def agrees(self) -> bool:
@@ -87,9 +88,9 @@ class Row:
         return not self.disagreeing and (bool(self.ran) or self.backend == "onnxruntime")
 
     def as_json(self) -> dict[str, Any]:
-        """The row and what follows from its results, with each of them."""
+        """Return the row, what follows from its results, and each result."""
         worst = None if self.worst is None else asdict(self.worst)
-        results = [asdict(each) | {"agrees": each.agrees} for each in self.results]
+        results = [asdict(result) | {"agrees": result.agrees} for result in self.results]
         return {
             "backend": self.backend,
             "implementation": self.implementation,
@@ -105,7 +106,7 @@ class Row:
 
 
 def feature_jobs(dtype: str, seed: int = 0) -> dict[str, Job]:
-    """A job for each of `features`."""
+    """Return a job for each of `features`."""
     rng = np.random.default_rng(seed)
     jobs = {}
     for name, feature in features(dtype).items():
@@ -118,48 +119,54 @@ def feature_jobs(dtype: str, seed: int = 0) -> dict[str, Job]:
 def compare(
     jobs: Mapping[str, Job], dtype: str, backends: Iterable[Backend], providers: Sequence[str]
 ) -> Iterator[Row]:
-    """A row for each backend that holds `dtype`, then one for each exported form and provider."""
-    exact: Expected = {
+    """Yield a row for each backend that holds `dtype`, then one for each exported form and provider."""
+    expected: Expected = {
         name: expected_outputs(job.call, job.inputs)[job.call.outputs[0]] for name, job in jobs.items()
     }
     for backend in backends:
         if backend.holds(dtype):
             labels = (backend.name, "xp", dtype, backend.device)
-            yield _row(labels, jobs, exact, *_on_backend(backend))
+            yield _row(labels, jobs, expected, _on_backend(backend), _textbook_on(backend))
     for provider in providers:
         for form in FORMS:
             device = provider.removesuffix("ExecutionProvider").lower()
             labels = ("onnxruntime", form, dtype, device)
-            yield _row(labels, jobs, exact, None, _on_runtime(form, provider))
+            yield _row(labels, jobs, expected, _on_runtime(form, provider))
 
 
-Run = Callable[[], NDArray[Any]]
-Prepare = Callable[[Job], Run | str]
-"""A job -> what runs it, or why it is refused."""
-TextbookOf = Callable[[Job], NDArray[Any]]
+RunJob: TypeAlias = Callable[[], NDArray[Any]]
+Prepare: TypeAlias = Callable[[Job], RunJob | str]
+"""A job -> a function that runs it, or why it is refused."""
+TextbookOf: TypeAlias = Callable[[Job], NDArray[Any]]
 """A job -> the output of the textbook formula, in the same library."""
 
 
-def _on_backend(backend: Backend) -> tuple[TextbookOf, Prepare]:
+def _on_backend(backend: Backend) -> Prepare:
     xp = backend.namespace()
 
-    def own(job: Job) -> NDArray[Any]:
-        (output,) = job.call.outputs
-        made = stages(xp, **_put(reference_inputs(job.call, job.inputs), backend))[output]
-        return as_returned(job.call, output, backend.get(made))
-
-    def prepare(job: Job) -> Run:
+    def prepare(job: Job) -> RunJob:
         arrays = {name: backend.put(x) for name, x in job.hidden.items()}
         return lambda: backend.get(job.compute(xp, job.call, arrays))
 
-    return own, prepare
+    return prepare
 
 
-def _on_runtime(form: str, provider: str) -> Prepare:
+def _textbook_on(backend: Backend) -> TextbookOf:
+    xp = backend.namespace()
+
+    def textbook(job: Job) -> NDArray[Any]:
+        (output,) = job.call.outputs
+        arguments = _put(reference_inputs(job.call, job.inputs), backend)
+        return as_returned(job.call, output, backend.get(stages(xp, **arguments)[output]))
+
+    return textbook
+
+
+def _on_runtime(form: FormName, provider: str) -> Prepare:
     runtime = runtime_text(provider, session.version())
     target = Runtime.parse("agree", runtime)
 
-    def prepare(job: Job) -> Run | str:
+    def prepare(job: Job) -> RunJob | str:
         if why := job.no_graph or unsupported_reason(form, job.call, target):
             return why
         opened = session.open_session(export_call(job.call, form=form, runtime=runtime), provider)
@@ -169,11 +176,11 @@ def _on_runtime(form: str, provider: str) -> Prepare:
 
 
 def _put(arguments: Arrays, backend: Backend) -> Arrays:
-    """NumPy arrays, also those of several biases, on the backend."""
+    """Move NumPy arrays, also those of several biases, to the backend."""
 
     def put(value: Any) -> Any:
         if isinstance(value, tuple):
-            return tuple(put(each) for each in value)
+            return tuple(put(element) for element in value)
         return backend.put(value) if isinstance(value, np.ndarray) else value
 
     return {name: put(value) for name, value in arguments.items()}
@@ -182,11 +189,11 @@ def _put(arguments: Arrays, backend: Backend) -> Arrays:
 def _row(
     labels: tuple[str, str, str, str],
     jobs: Mapping[str, Job],
-    exact: Expected,
-    own: TextbookOf | None,
+    expected: Expected,
     prepare: Prepare,
+    textbook_of: TextbookOf | None = None,
 ) -> Row:
-    """Each job run twice, once timed; without `own` the bound is that of NumPy's textbook."""
+    """Run each job twice, once timed; without `textbook_of` the bound follows from NumPy's textbook formula."""
     results, seconds = [], 0.0
     for name, job in jobs.items():
         run = prepare(job)
@@ -196,22 +203,22 @@ def _row(
         try:
             run()
         except (TypeError, ValueError) as error:
-            results.append(JobResult(name, None, _as_refusal(error)))
+            results.append(JobResult(name, None, _refusal_rule(error)))
             continue
         start = time.perf_counter()
         result = run()
         seconds += time.perf_counter() - start
-        reference, by_numpy = exact[name]
+        reference, textbook = expected[name]
         dtype = job.call.accumulation_dtype if job.call.outputs == ("lse",) else labels[2]
-        textbook = by_numpy if own is None else own(job)
+        textbook = textbook if textbook_of is None else textbook_of(job)
         as_stated = result.shape == reference.shape and result.dtype.name == dtype
-        found = result if as_stated else np.full(reference.shape, np.nan)
-        results.append(JobResult(name, judge(found, reference, textbook, dtype)))
+        judged = result if as_stated else np.full(reference.shape, np.nan)
+        results.append(JobResult(name, judge(judged, reference, textbook, dtype)))
     return Row(*labels, tuple(results), seconds)
 
 
-def _as_refusal(error: Exception) -> str:
-    """What a function of the library says that it does not compute; any other error is one."""
+def _refusal_rule(error: Exception) -> str:
+    """Return the rule by which a function of the library refused a call; raise any other error."""
     function, _, rule = str(error).partition(": ")
     if function.partition(".")[0] not in sdpa_xp.__all__:
         raise error

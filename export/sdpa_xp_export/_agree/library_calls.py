@@ -1,4 +1,4 @@
-"""How the library computes the call of a feature, on arrays of any library."""
+"""How sdpa_xp computes the call of a feature, on arrays of any library."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._verify.reference_inputs import Arrays, library_arguments
 
 Compute: TypeAlias = Callable[[Any, ExportCall, Mapping[str, Any]], Any]
-"""A namespace, a call, and inputs of the call in that namespace -> the output of the call."""
+"""A namespace, a call, and its inputs as arrays of that namespace -> the one output of the call."""
 
 PORTABLE: dict[str, Any] = {"implementation": "xp"}
 BLOCK = 4
@@ -37,7 +37,7 @@ def scores(_xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
 
 
 def merged(_xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
-    """From the states over the first half of the keys and over the second."""
+    """Merge the states over the first half of the keys and over the second."""
     arguments = library_arguments(call, arrays)
     query, key = arguments["query"], arguments["key"]
     pairs = (*query.shape[:-1], key.shape[-2])
@@ -50,7 +50,7 @@ def merged(_xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
     return sdpa_xp.merge_states(states).output
 
 
-def by_the_names_of_jax(xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
+def dot_product(xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
     swapped = {name: xp.permute_dims(arrays[name], (0, 2, 1, 3)) for name in ("query", "key", "value")}
     rules: dict[str, Any] = {"scale": call.scale, "is_causal": call.is_causal, **PORTABLE}
     return xp.permute_dims(sdpa_xp.dot_product_attention(**swapped, **rules), (0, 2, 1, 3))
@@ -58,26 +58,26 @@ def by_the_names_of_jax(xp: Any, call: ExportCall, arrays: Mapping[str, Any]) ->
 
 def cached(_xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
     cache = sdpa_xp.KVCache(arrays["past_key"], arrays["past_value"])
-    return _decoded(cache, call, arrays)
+    return _append_and_attend(cache, call, arrays)
 
 
 def paged(xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
-    """From a cache with room, cut into blocks."""
+    """Attend a cache with room, cut into blocks."""
     entries, heads, room, width = arrays["past_key"].shape
-    each = room // BLOCK
+    count = room // BLOCK
 
     def blocks(past: Any) -> Any:
-        cut = xp.reshape(past, (entries, heads, each, BLOCK, width))
-        return xp.reshape(xp.permute_dims(cut, (0, 2, 1, 3, 4)), (entries * each, heads, BLOCK, width))
+        split = xp.reshape(past, (entries, heads, count, BLOCK, width))
+        return xp.reshape(xp.permute_dims(split, (0, 2, 1, 3, 4)), (entries * count, heads, BLOCK, width))
 
-    table = [[entry * each + number for number in range(each)] for entry in range(entries)]
+    table = [[entry * count + number for number in range(count)] for entry in range(entries)]
     lengths = [int(arrays["past_lengths"][entry]) for entry in range(entries)]
     pools = blocks(arrays["past_key"]), blocks(arrays["past_value"])
-    return _decoded(sdpa_xp.PagedKVCache(*pools, table, lengths), call, arrays)
+    return _append_and_attend(sdpa_xp.PagedKVCache(*pools, table, lengths), call, arrays)
 
 
 def packed(query_ids: Sequence[int], key_ids: Sequence[int]) -> Compute:
-    """Of queries and keys whose documents have these ids, which rise from 0."""
+    """Return how packed queries and keys are computed whose documents have these ids, which rise from 0."""
     starts_q, starts_k = _starts(query_ids), _starts(key_ids)
 
     def compute(_xp: Any, _call: ExportCall, arrays: Mapping[str, Any]) -> Any:
@@ -89,12 +89,12 @@ def packed(query_ids: Sequence[int], key_ids: Sequence[int]) -> Compute:
 
 
 def _starts(ids: Sequence[int]) -> list[int]:
-    """Where each document begins, and where the last ends."""
+    """Return where each document begins, and where the last one ends."""
     return [0, *accumulate(list(ids).count(number) for number in range(max(ids) + 1))]
 
 
-def _decoded(cache: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
-    """Attention of the new tokens, once they are in the cache."""
+def _append_and_attend(cache: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
+    """Append the new tokens to the cache, and attend it."""
     arguments = _without(library_arguments(call, arrays), "key", "value", "layout")
     return cache.append(arrays["key"], arrays["value"]).attend(**arguments, **PORTABLE)
 

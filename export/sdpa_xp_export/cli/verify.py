@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
 from sdpa_xp.checks import message
 from sdpa_xp_export._files.atomic import publish
 from sdpa_xp_export._files.paths import PathArgument, free_target
-from sdpa_xp_export._runtime.releases import PROVIDERS
+from sdpa_xp_export._runtime.releases import PROVIDERS, ProviderName
 from sdpa_xp_export.cli import DISAGREES
 from sdpa_xp_export.cli import report_page as page
 from sdpa_xp_export.cli.options import AsJson, Force, Provider, completed_from
@@ -39,7 +39,8 @@ def run_verify(
     """Run a model in onnxruntime against the float64 reference; exits 1 if it disagrees."""
     _check(provider, require_provider, html, as_json=as_json, force=force)
     with progress(f"verify {model.name}", quiet=as_json) as step:
-        report = verify(model, provider=require_provider or provider, seed=seed, watch=step)
+        asked = cast(ProviderName | None, require_provider or provider)  # `verify` refuses others
+        report = verify(model, provider=asked, seed=seed, watch=step)
     failures = _failures(report, required=require_provider is not None)
     if as_json:
         say_json(_facts(report, failures))
