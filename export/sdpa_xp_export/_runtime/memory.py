@@ -12,12 +12,12 @@ _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def peak_above(run: Callable[[], T]) -> tuple[T, int | None]:
-    """What `run` returns, and the bytes that the process held at most above those at its start.
+    """Return what `run` returns, and by how many bytes the process grew at most while it ran.
 
-    None for the bytes where the system cannot tell; Linux can.
+    The bytes are None if the system cannot tell; Linux can.
     """
     try:
-        _RESET.write_text("5")  # the peak is counted from now on, see proc(5)
+        _RESET.write_text("5")  # resets the peak to the present size, see proc(5)
         start = _kilobytes("VmRSS")
     except OSError:
         return run(), None
@@ -26,7 +26,7 @@ def peak_above(run: Callable[[], T]) -> tuple[T, int | None]:
 
 
 def _kilobytes(name: str) -> int:
-    found = re.search(rf"^{name}:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
-    if found is None:
+    line = re.search(rf"^{name}:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
+    if line is None:
         raise OSError(f"no {name} in {_STATUS}")
-    return int(found[1])
+    return int(line[1])

@@ -1,7 +1,7 @@
 """When two results agree: the rule of flash-attention's tests, relative to the textbook formula.
 
 A result in dtype d may be off by twice the error of the textbook formula computed in d by the same library,
-plus a few roundings. So nothing is tuned by hand: what a dtype and a library can do sets the bound.
+plus a few roundings. So no tolerance is tuned by hand: the dtype and the library set the bound.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def judge(
     result: NDArray[Any], reference: NDArray[np.float64], textbook: NDArray[Any], dtype: str
 ) -> Agreement:
     """Compare `result`, whose dtype is `dtype`, with the reference; `textbook` sets the bound."""
-    (found,) = judge_together([(result, reference, textbook)], dtype)
-    return found
+    (agreement,) = judge_together([(result, reference, textbook)], dtype)
+    return agreement
 
 
 def judge_together(
@@ -33,19 +33,18 @@ def judge_together(
 ) -> list[Agreement]:
     """Compare several results of one computation, each with its reference, by one bound for all.
 
-    What the textbook formula is off by is luck where a result has few elements; the worst of all runs, each
-    relative to the largest value of its reference, is less so. Scores of `size` have roundings of that size,
-    and so have their exponentials.
+    In a result of few elements the error of the textbook formula is a matter of luck. So the bound follows from
+    its worst error in all runs, each relative to the largest value of its reference. Scores of `size` have
+    roundings of that size, and so have their exponentials.
     """
     for result, reference, _ in runs:
         if result.shape != reference.shape:
             rule = "`result` must have the shape of the reference"
             got = {"result": result.shape, "reference": reference.shape}
             raise ValueError(message("judge", rule, got))
-    own = max(_own_error(reference, textbook) for _, reference, textbook in runs)
-    return [
-        _compare(result, reference, 2 * own + ROUNDINGS * size * EPS[dtype]) for result, reference, _ in runs
-    ]
+    error = max(_textbook_error(reference, textbook) for _, reference, textbook in runs)
+    relative_bound = 2 * error + ROUNDINGS * size * EPS[dtype]
+    return [_compare(result, reference, relative_bound) for result, reference, _ in runs]
 
 
 def _compare(result: NDArray[Any], reference: NDArray[np.float64], relative_bound: float) -> Agreement:
@@ -53,8 +52,8 @@ def _compare(result: NDArray[Any], reference: NDArray[np.float64], relative_boun
     return Agreement(error, error / largest if largest else error, relative_bound * largest)
 
 
-def _own_error(reference: NDArray[np.float64], textbook: NDArray[Any]) -> float:
-    """What the textbook formula is off by, over the largest value; where it overflows, nothing."""
+def _textbook_error(reference: NDArray[np.float64], textbook: NDArray[Any]) -> float:
+    """Return the error of the textbook formula over the largest value; 0 if it overflows."""
     largest = _largest(reference)
     error = _error(np.where(np.isfinite(reference), textbook, reference), reference)
     return error / largest if largest and math.isfinite(error) else 0.0

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sdpa_xp.checks import HLE
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._dtypes.conversion import numpy_dtype
-from sdpa_xp_export._verify.reference_inputs import Arrays, reference_inputs
+from sdpa_xp_export._verify.reference_inputs import Arrays, heads_first, reference_inputs, score_shape
 from sdpa_xp_export.spec import TensorSpec, evaluated
 
 LARGE = 40.0
@@ -47,9 +46,7 @@ def poison(call: ExportCall, arrays: Arrays) -> Arrays:
     arguments = reference_inputs(call, arrays)
     key, query = arguments["key"], arguments["query"]
     heads = key.shape[-3] if key.ndim > 2 else 1
-    query_heads = query.shape[-3] if query.ndim > 2 else 1
-    ranks = (x.shape[:-3] for x in (query, key, arguments["value"]))
-    pairs = (*np.broadcast_shapes(*ranks), query_heads, query.shape[-2], key.shape[-2])
+    pairs = score_shape(query, key, arguments["value"])
     allowed = np.ones(pairs, bool)
     if arguments["attn_mask"] is not None:
         allowed &= arguments["attn_mask"]
@@ -63,7 +60,7 @@ def poison(call: ExportCall, arrays: Arrays) -> Arrays:
     poisoned = {}
     for name in ("key", "value"):
         poisoned[name] = arrays[name].copy()
-        view = poisoned[name] if call.layout == HLE or key.ndim < 3 else poisoned[name].swapaxes(-2, -3)
+        view = heads_first(call, poisoned[name])
         view[_hidden_everywhere(hidden, view.shape[:-1])] = np.nan
     return arrays | poisoned
 
@@ -134,7 +131,7 @@ def _of_pairs(
 
 
 def _new(call: ExportCall, lengths: Mapping[str, int]) -> int:
-    return evaluated(call.key.shape[-2 if call.layout == HLE else -3], lengths)
+    return evaluated(call.key.shape[call.length_axis], lengths)
 
 
 def _with_nan_beyond(call: ExportCall, arrays: Arrays) -> Arrays:
@@ -142,7 +139,7 @@ def _with_nan_beyond(call: ExportCall, arrays: Arrays) -> Arrays:
     if call.past_lengths is None:
         return arrays
     for name in ("past_key", "past_value"):
-        view = arrays[name] if call.layout == HLE else arrays[name].swapaxes(-2, -3)
+        view = heads_first(call, arrays[name])
         for entry, filled in enumerate(arrays["past_lengths"].tolist()):
             view[entry, :, filled:] = np.nan
     return arrays

@@ -1,7 +1,7 @@
-"""The golden reference: attention in float64 NumPy, one row after the other, plainly.
+"""The golden reference: attention in float64 NumPy, one row after the other, in the plainest way.
 
-It shares no code with the library. A row looks only at the keys that it may attend, so what is masked
-cannot matter and a row without a key needs no rule of its own.
+It shares no code with the library. A row looks only at the keys that it may attend, so masked keys cannot
+matter, and a row without a key needs no rule of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats: TypeAlias = NDArray[np.float64]
-Term: TypeAlias = NDArray[Any] | Callable[..., Any]
+Addend: TypeAlias = NDArray[Any] | Callable[..., Any]
 """An array that is added, or score_mod(score, batch, head, query_index, key_index) -> score."""
 
 
@@ -24,13 +24,13 @@ def attention(
     value: NDArray[Any],
     attn_mask: NDArray[Any] | None = None,
     *,
-    bias: Term | tuple[Term, ...] | None = None,
+    bias: Addend | tuple[Addend, ...] | None = None,
     is_causal: bool = False,
     scale: float | NDArray[Any] | None = None,
     softcap: float | None = None,
     sinks: NDArray[Any] | None = None,
 ) -> tuple[Floats, Floats, Floats]:
-    """Output (..., Hq, L, Ev), log-sum-exp (..., Hq, L) and weights (..., Hq, L, S), in float64.
+    """Return output (..., Hq, L, Ev), log-sum-exp (..., Hq, L) and weights (..., Hq, L, S), in float64.
 
     Arguments are those of `sdpa_xp.scaled_dot_product_attention`, as NumPy arrays of any floating dtype; there
     may be several biases.
@@ -66,11 +66,11 @@ def attention(
         kept = np.ones(len(js), bool)
         for term in terms:
             if callable(term):
-                index = (np.asarray([each]) for each in (count // (heads * queries), head, i))
+                index = (np.asarray([number]) for number in (count // (heads * queries), head, i))
                 scores = np.broadcast_to(term(scores, *index, np.asarray(js, int)), scores.shape)
             else:
-                scores = np.maximum(scores + term[at][js], np.finfo(float).min)  # what -inf masks is not in js
-            kept &= ~np.isneginf(scores)  # what a function masked stays masked
+                scores = np.maximum(scores + term[at][js], np.finfo(float).min)  # pairs with -inf are not in js
+            kept &= ~np.isneginf(scores)  # a pair that a function masked stays masked
         js, scores = [j for j, keep in zip(js, kept, strict=True) if keep], scores[kept]
         logits = scores if extra is None else np.append(scores, extra[(*entry, head)])
         if not logits.size:

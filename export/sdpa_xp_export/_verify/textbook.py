@@ -1,4 +1,4 @@
-"""Attention as a textbook has it: whole arrays, and each step rounded to the dtype of the input."""
+"""Attention by the textbook formula: whole arrays, and each step rounded to the dtype of the input."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def textbook(xp: Any, *arguments: Any, **keywords: Any) -> Any:
-    """softmax(q k^T * scale + bias) v; arguments as for `stages`."""
+    """Return softmax(q k^T * scale + bias) v; the arguments are those of `stages`."""
     return stages(xp, *arguments, **keywords)["output"]
 
 
@@ -24,7 +24,7 @@ def stages(
     softcap: float | None = None,
     sinks: Any = None,
 ) -> dict[str, Any]:
-    """`scores`, `weights`, `lse` and `output`. `xp` is an array-API namespace; `bias` may be a tuple of them.
+    """Return `scores`, `weights`, `lse` and `output`. `xp` is an array-API namespace; `bias` may be a tuple.
 
     A row without a key is set to 0, and its lse to -inf.
     """
@@ -41,7 +41,7 @@ def stages(
     scores = rounded(rounded(query @ xp.matrix_transpose(key)) * scale)
     if softcap:
         scores = rounded(rounded(xp.tanh(rounded(scores / softcap))) * softcap)
-    masked = scores != scores  # none yet
+    masked = scores != scores  # no pair yet
     for term in (attn_mask, *(bias if isinstance(bias, tuple) else (bias,))):
         if term is None:
             continue
@@ -51,7 +51,7 @@ def stages(
             scores = xp.where(term, scores, -math.inf)
         else:
             scores = rounded(scores + rounded(term))
-        masked = masked | (scores == -math.inf)  # whatever a later function makes of it
+        masked = masked | (scores == -math.inf)  # a later function cannot unmask it
     scores = xp.where(masked, -math.inf, scores)
     if is_causal:
         later = xp.triu(xp.ones_like(scores), k=1) > 0
@@ -72,7 +72,7 @@ def stages(
 
 
 def _indices(xp: Any, scores: Any) -> tuple[Any, ...]:
-    """Batch entry, head, query and key of each score."""
+    """Return batch entry, head, query and key of each score."""
     *batch, heads, queries, keys = scores.shape
     entries = xp.reshape(xp.arange(math.prod(batch)), (*batch, 1, 1, 1))
     return (

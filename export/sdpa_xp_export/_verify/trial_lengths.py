@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from sdpa_xp.biases import Bias
-from sdpa_xp.checks import HLE, message
+from sdpa_xp.checks import message
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export.spec import SymbolicShape, addends, evaluated
@@ -86,8 +86,7 @@ def _with_room(call: ExportCall, lengths: dict[str, int]) -> dict[str, int]:
     """Make a padded cache long enough for the new tokens and some more."""
     if call.past_lengths is None or call.past_key is None:
         return lengths
-    axis = -2 if call.layout == HLE else -3
-    room, new = call.past_key.shape[axis], call.key.shape[axis]
+    room, new = (spec.shape[call.length_axis] for spec in (call.past_key, call.key))
     if isinstance(room, str):
         lengths[room] = 3 + lengths[room] + evaluated(new, lengths)
     return lengths

@@ -10,12 +10,11 @@ import array_api_compat.numpy as numpy_namespace
 import numpy as np
 from numpy.typing import NDArray
 
-from sdpa_xp.checks import HLE, LHE
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._verify import reference
 from sdpa_xp_export._verify.agreement import judge_together
 from sdpa_xp_export._verify.random_inputs import LARGE, poison, random_inputs
-from sdpa_xp_export._verify.reference_inputs import Arrays, expected_cache, reference_inputs
+from sdpa_xp_export._verify.reference_inputs import Arrays, expected_cache, heads_first, reference_inputs
 from sdpa_xp_export._verify.textbook import stages
 from sdpa_xp_export._verify.trial_lengths import beyond_constants, blocks_of_queries, several_lengths
 from sdpa_xp_export.report import Agreement
@@ -23,7 +22,7 @@ from sdpa_xp_export.report import Agreement
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Inputs of one run, and what each output should be: exactly, and by the textbook."""
+    """Inputs of one run, and what each output should be: exactly, and by the textbook formula."""
 
     shown: str
     inputs: Arrays
@@ -32,13 +31,14 @@ class Trial:
 
 
 def verification_inputs(call: ExportCall, rng: np.random.Generator, rows: int | None = None) -> Iterator[Trial]:
-    """Runs of several lengths, some beyond the numbers in masks, some beyond `rows`, the queries of a block."""
+    """Yield trials of several lengths, some beyond the numbers in masks, some beyond a block of `rows`."""
     settings = [(lengths, 1.0) for lengths in several_lengths(call)]
     if lengths := beyond_constants(call):
         settings.append((lengths, 1.0))
     if rows is not None and (lengths := blocks_of_queries(call, rows)):
         settings.append((lengths, 1.0))
-    if "scores" not in call.outputs:  # the reference has them from the weights, which are 0 there
+    # The reference computes scores from the weights, and large scores have weights of 0.
+    if "scores" not in call.outputs:
         settings += [(lengths, LARGE) for lengths in several_lengths(call)]
     for lengths, size in settings:
         arrays = random_inputs(call, lengths, rng, size)
@@ -48,49 +48,49 @@ def verification_inputs(call: ExportCall, rng: np.random.Generator, rows: int | 
 
 
 def expected_outputs(call: ExportCall, arrays: Arrays) -> dict[str, tuple[NDArray[np.float64], NDArray[Any]]]:
-    """For each output of a call on `arrays`: the reference, and the textbook formula in the call's dtype."""
-    given = reference_inputs(call, arrays)
+    """Return for each output the reference, and the textbook formula in the dtype of the call."""
+    arguments = reference_inputs(call, arrays)
     with np.errstate(all="ignore"):
-        output, lse, weights = reference.attention(**given)
+        output, lse, weights = reference.attention(**arguments)
         scores = np.where(weights > 0, np.log(weights), -np.inf) + np.where(np.isinf(lse), 0, lse)[..., None]
         exact = {"output": output, "lse": lse, "weights": weights, "scores": scores}
-        own = stages(numpy_namespace, **given)
-    made = {
-        name: (as_returned(call, name, exact[name]), as_returned(call, name, own[name]))
+        textbook = stages(numpy_namespace, **arguments)
+    expected = {
+        name: (as_returned(call, name, exact[name]), as_returned(call, name, textbook[name]))
         for name in call.outputs
     }
     if call.cached:
-        made |= {name: (array.astype(np.float64), array) for name, array in expected_cache(call, given).items()}
-    return made
+        cache = expected_cache(call, arguments)
+        expected |= {name: (array.astype(np.float64), array) for name, array in cache.items()}
+    return expected
 
 
 def as_returned(call: ExportCall, name: str, array: NDArray[Any]) -> NDArray[Any]:
-    """An output with heads before the length -> in the layout of the call."""
-    swapped = name == "output" and call.layout == LHE and array.ndim > 2
-    return array.swapaxes(-2, -3) if swapped else array
+    """Return an output, which has heads before the length, in the layout of the call."""
+    return heads_first(call, array) if name == "output" else array
 
 
 def judge_output(
     call: ExportCall, name: str, results: list[tuple[Trial, NDArray[Any]]], size: float
 ) -> list[Agreement]:
-    """How far the output `name` of each trial is off, by one bound for all; their scores are of `size`."""
+    """Compare the output `name` of each trial, by one bound for all; their scores are of `size`."""
     dtype = call.accumulation_dtype if name == "lse" else call.query.dtype
     triples = []
     for trial, result in results:
-        exact, own = trial.expected[name]
-        result = _real(call, name, trial.inputs, result)
-        as_stated = result.shape == exact.shape and result.dtype.name == dtype
-        triples.append((result if as_stated else np.full(exact.shape, np.nan), exact, own))
-    return judge_together(triples, dtype, size if name in call.outputs else 0.0)  # a cache is copied
+        reference, textbook = trial.expected[name]
+        result = _real_tokens(call, name, trial.inputs, result)
+        as_stated = result.shape == reference.shape and result.dtype.name == dtype
+        triples.append((result if as_stated else np.full(reference.shape, np.nan), reference, textbook))
+    return judge_together(triples, dtype, size if name in call.outputs else 0.0)  # a cache is only copied
 
 
-def _real(call: ExportCall, name: str, inputs: Arrays, result: NDArray[Any]) -> NDArray[Any]:
-    """Of a padded cache only what is real counts: 0 elsewhere."""
+def _real_tokens(call: ExportCall, name: str, inputs: Arrays, result: NDArray[Any]) -> NDArray[Any]:
+    """Return a padded cache with 0 where no real token is, and any other output unchanged."""
     if not name.startswith("present") or call.past_lengths is None:
         return result
     result = result.copy()
-    rows = result if call.layout == HLE else result.swapaxes(-2, -3)
-    new = inputs["key"].shape[-2 if call.layout == HLE else -3]
+    rows = heads_first(call, result)
+    new = inputs["key"].shape[call.length_axis]
     for entry, past in enumerate(inputs["past_lengths"].tolist()):
         rows[entry, :, past + new :] = 0
     return result
