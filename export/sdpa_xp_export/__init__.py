@@ -8,7 +8,7 @@ except ImportError as error:
     _reason = error
 
     def __getattr__(_: str) -> object:
-        """Say what to install. The import itself passes, so that the command can say it in one line, too."""
+        """Say what to install. The import itself passes: so the command line can say it in one line, too."""
         text = "sdpa_xp_export needs onnx and onnxruntime: pip install 'sdpa_xp[export]'"
         raise ModuleNotFoundError(text, name="onnx") from _reason
 

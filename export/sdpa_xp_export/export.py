@@ -117,7 +117,7 @@ def export_attention(
         ONNX operators, Attention-23 and Attention-24; onnxruntime, ContribOperators.md.
     """
     function = "export_attention"
-    given = ExportOptions(
+    options = ExportOptions(
         attn_mask,
         bias,
         is_causal,
@@ -132,7 +132,7 @@ def export_attention(
         past_lengths,
         outputs,
     )
-    call = checked_call(function, query, key, value, given)
+    call = checked_call(function, query, key, value, options)
     return export_call(call, form=form, opset=opset, runtime=runtime, function=function)
 
 
@@ -144,7 +144,7 @@ def export_call(
     runtime: str = DEFAULT_RUNTIME,
     function: str = "export_attention",
 ) -> Model:
-    """The model of a call that has been checked."""
+    """Return the model of a call that has been checked."""
     target = Runtime.parse(function, runtime)
     name, reason = choose(function, call, form, opset, target)
     graph = Graph(

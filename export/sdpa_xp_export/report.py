@@ -1,4 +1,4 @@
-"""What a verification saw: how far each run was off, where each node ran, how long and how much it took."""
+"""What a verification saw: the error of each run, where each node ran, and the time and memory it took."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class Agreement:
     """How far a result is from the float64 reference, and how far it may be."""
 
     absolute: float
-    """Largest absolute error; inf where NaN and inf stand at other places than in the reference."""
+    """Largest absolute error; inf if NaN and inf are not where the reference has them."""
     relative: float
-    """The same, over the largest absolute value of the reference."""
+    """The largest absolute error over the largest absolute value of the reference."""
     bound: float
-    """What `absolute` may be at most."""
+    """The largest value of `absolute` that agrees."""
 
     @property
     def agrees(self) -> bool:
@@ -25,7 +25,7 @@ class Agreement:
 
     @property
     def share(self) -> float:
-        """How much of the bound is used up; beyond 1 it does not hold."""
+        """The part of the bound that the error uses up; the result does not agree if it is more than 1."""
         if self.absolute == 0:
             return 0.0
         return self.absolute / self.bound if self.bound else math.inf
@@ -39,7 +39,7 @@ class Placement:
     op: str
     provider: str
     asked: str
-    """The provider that the session was to run on; a node of another has fallen back."""
+    """The provider that was asked for; a node that ran on another one has fallen back."""
 
     @property
     def fell_back(self) -> bool:
@@ -48,17 +48,17 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One output of one run: the lengths and scores it had, the provider it was asked of, how it did."""
+    """One output of one run: its lengths and scores, the provider that was asked for, and its agreement."""
 
     inputs: str
-    """The lengths, and "large scores" where they are."""
+    """The lengths, and "large scores" if the scores are large."""
     provider: str
     output: str
     agreement: Agreement
     seconds: float
-    """The run, after one that was not timed."""
+    """The time of the run; a run that is not timed comes before it."""
     peak_bytes: int | None
-    """Memory of the process above what it had before the first run; None where the system does not tell."""
+    """Memory of the process above what it had before the first run; None if the system does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class LayerReport:
     """What `verify_layer` saw; `print` shows it in a line."""
 
     form: str
-    """The form of attention; of a layer those of all its calls."""
+    """The form of attention; for a layer, the forms of all its calls."""
     reason: str
     """Why the exporter took that form."""
     onnxruntime: str

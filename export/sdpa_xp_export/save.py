@@ -21,19 +21,19 @@ def save(
 ) -> Path:
     """Write `model` to `path`, which then holds all of it or what it held before.
 
-    A model of up to 2 GiB is one file, which is where protobuf ends. Beyond that its initializers go to a
-    second file beside it, `<name>.<32 hex digits>.data`, under a name that no other save has. The data are
+    A model of up to 2 GiB, the limit of protobuf, is one file. Beyond that its initializers go to a second file
+    beside it, `<name>.<32 hex digits>.data`, under a name that no other save has. The data are
     complete before the model takes its own name, in one step: an interrupted save leaves the old model with its
-    own data. When a model is replaced, the data file that it had by this naming is removed, and when a save
-    fails, its own. What a process has left that was killed while it saved goes with the next save into the
-    folder. A file that replaces another has its permissions, and so have its data.
+    own data. When a model is replaced, its old data file of such a name is removed; when a save fails, its own.
+    Files that a killed process left while it saved are removed by the next save into the folder. A file that
+    replaces another gets its permissions, and so does its data file.
 
     Args:
         model: What `export_attention` or `to_onnx` returned; it is not changed.
-        path: The file; its folder must exist. Through a link the file that it points to is written, and the
+        path: The file; its folder must exist. If it is a link, the file that it points to is written, and the
             link is kept. onnxruntime looks for external data beside the path that it is given, so open such a
             model by the path that is returned.
-        overwrite: Whether a file that is there may be replaced.
+        overwrite: Whether an existing file may be replaced.
         external_above: The bytes of initializers that the file itself may hold.
 
     Returns:

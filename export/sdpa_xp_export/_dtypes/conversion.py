@@ -41,8 +41,8 @@ def to_numpy(function: str, name: str, array: Any) -> NDArray[Any]:
         array = array_api_compat.to_device(array, "cpu")
     direct = array_api_compat.is_numpy_array(array) or not hasattr(array, "__dlpack__")
     numbers: NDArray[Any] = np.asarray(array if direct else np.from_dlpack(array))
-    held = (*FLOATING, *INTEGERS, "bool")
-    if numbers.dtype.name not in held:
-        rule = f"`{name}` must be of a dtype that a graph holds, {', '.join(held)}"
+    dtypes = (*FLOATING, *INTEGERS, "bool")
+    if numbers.dtype.name not in dtypes:
+        rule = f"`{name}` must be of a dtype that a graph holds, {', '.join(dtypes)}"
         raise TypeError(message(function, rule, {f"{name}.dtype": numbers.dtype}))
     return numbers

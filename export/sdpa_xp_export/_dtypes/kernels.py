@@ -28,7 +28,7 @@ _WIDER = {
     "uint8": ("int32",),
     "uint16": ("int32",),
     "uint32": ("int64",),
-    "uint64": ("int64",),  # with the same bits: an order would not hold, sums, products and choices do
+    "uint64": ("int64",),  # the same bits: sums, products and choices stay right, an order would not
     "bfloat16": ("float32",),
 }
 

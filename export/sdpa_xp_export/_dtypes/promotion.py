@@ -25,17 +25,17 @@ CATEGORIES = {
 """The dtypes that a function takes, by the names that the standard has for these sets."""
 
 DEFAULTS = {bool: "bool", int: "int64", float: "float32"}
-"""The default dtypes: those of Python scalars that stand beside no array."""
+"""The default dtypes: those of Python scalars that are combined with no array."""
 
 
 def bits(dtype: str) -> int:
     """Return the number of bits of one element."""
-    found = re.search(r"\d+", dtype)
-    return int(found[0]) if found else 8
+    digits = re.search(r"\d+", dtype)
+    return int(digits[0]) if digits else 8
 
 
 def joint(one: str, other: str) -> str | None:
-    """Return the dtype that two dtypes promote to, or None where the standard leaves it undefined."""
+    """Return the dtype that two dtypes promote to, or None if the standard leaves it undefined."""
     if one == other:
         return one
     for kind in (SIGNED, UNSIGNED):

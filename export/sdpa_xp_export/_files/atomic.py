@@ -1,7 +1,7 @@
-"""Files that are whole or not there, and take no other file's name unless told to.
+"""Files that are whole or not there, and that replace another file only if told to.
 
-A file is written under a name of its own, `.<32 hex digits>.unfinished`, which the writer keeps locked. A later
-writer in the folder removes those that nobody holds: they were left by a process that was killed.
+A file is written under the name `.<32 hex digits>.unfinished`, which the writer keeps locked. A later writer in
+the folder removes such files that nobody has locked: a process left them that was killed.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from sdpa_xp_export._files.locks import HAS_LOCKS, lock, locked
 from sdpa_xp_export._files.paths import PathArgument, free_target, reworded, taken
 
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
-"""How file systems without hard links, as FAT, refuse one."""
+"""The errors by which file systems without hard links, such as FAT, refuse one."""
 
 _UNFINISHED = re.compile(r"\.([0-9a-f]{32})(?:\.\w+)?\.unfinished")
 
 Remove = Callable[[str, Path], None]
-"""Removes what else the dead writer of that number has left in a folder."""
+"""Removes the other files that the dead writer of that number left in a folder."""
 
 
 def publish(data: bytes, path: Path, argument: PathArgument, *, overwrite: bool = False) -> Path:
-    """Write `data` to `path`, which then holds all of it or what it held before; returns where links end."""
+    """Write `data` to `path`, which then holds all of it or what it held before; return the real path."""
     with reworded(argument, path):
         target = free_target(path, argument, overwrite=overwrite)
         with writing(target) as writer:
@@ -42,14 +42,14 @@ def publish(data: bytes, path: Path, argument: PathArgument, *, overwrite: bool 
 
 @dataclass(slots=True)
 class Writer:
-    """Writes the files for one target, under a number of its own, with the mode of the replaced file."""
+    """Writes the files for one target under its own number, with the permissions of the replaced file."""
 
     target: Path
     mode: int | None
-    """The permissions of the file that is there; None for those of a new file."""
+    """The permissions of the file that is replaced; None for a new file."""
     number: str = field(default_factory=lambda: uuid.uuid4().hex)
     files: dict[Path, BinaryIO] = field(default_factory=dict)
-    """Files that were created, which stay open and locked."""
+    """The files that were created; they stay open and locked."""
 
     @property
     def marker(self) -> Path:
@@ -57,7 +57,7 @@ class Writer:
         return self.target.with_name(f".{self.number}.unfinished")
 
     def create(self, path: Path) -> Path:
-        """Create an empty file, and lock it before another writer can take it for a dead one's."""
+        """Create an empty file, and lock it before another writer can take its writer for dead."""
         with locked(self.target.parent):
             return self.create_alone(path)
 
@@ -68,7 +68,7 @@ class Writer:
         self.files[path] = os.fdopen(descriptor, "wb")
         lock(descriptor)
         if self.mode is not None:
-            with suppress(PermissionError):  # of a file system without modes
+            with suppress(PermissionError):  # a file system without permissions
                 os.chmod(descriptor if os.chmod in os.supports_fd else path, self.mode)
         return path
 
@@ -78,7 +78,7 @@ class Writer:
         write(file)
         file.flush()
         os.fsync(file.fileno())
-        if not HAS_LOCKS:  # a system that renames no open file
+        if not HAS_LOCKS:  # such a system renames no open file
             file.close()
 
     def forget(self, path: Path) -> None:
@@ -105,23 +105,23 @@ def writing(target: Path, remove: Remove = lambda _number, _folder: None) -> Ite
 
 
 def _remove_dead(folder: Path, remove: Remove) -> None:
-    """Remove unfinished files that no process holds locked, and what else their writers left."""
+    """Remove unfinished files that no process has locked, and the other files that their writers left."""
     for path in [*folder.iterdir()]:
-        found = _UNFINISHED.fullmatch(path.name)
-        if found is None or path.is_symlink() or not path.is_file():
+        match = _UNFINISHED.fullmatch(path.name)
+        if match is None or path.is_symlink() or not path.is_file():
             continue
-        with suppress(OSError):  # gone meanwhile, or of another user
+        with suppress(OSError):  # the file is gone meanwhile, or belongs to another user
             descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
             try:
                 if lock(descriptor):
-                    remove(found[1], folder)
+                    remove(match[1], folder)
                     path.unlink(missing_ok=True)
             finally:
                 os.close(descriptor)
 
 
 def give_name(unfinished: Path, target: Path, argument: PathArgument, *, overwrite: bool) -> None:
-    """Give the finished file its name, unless the name is taken: one step, so that no writer is overrun."""
+    """Give the finished file its name, unless it is taken, in one step: no other writer can come between."""
     if overwrite:
         unfinished.replace(target)
         return
@@ -137,7 +137,7 @@ def _take(unfinished: Path, target: Path) -> None:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        target.touch(exist_ok=False)  # takes the name instead, which shows an empty file for a moment
+        target.touch(exist_ok=False)  # takes the name; for a moment the file is empty
         try:
             unfinished.replace(target)
         except BaseException:

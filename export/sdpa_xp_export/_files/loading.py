@@ -1,8 +1,8 @@
-"""Read a model from a file that anyone may have written, and bound what it can ask for.
+"""Read a model from a file that anyone may have written, and limit what it can ask for.
 
-What a file says is held against its own size before memory is spent on it. External data is read only from
-regular files within the folder of the model, and all into memory: onnxruntime, which follows hard links, is
-given a model that refers to no file.
+The sizes that a file states are compared with its own size before memory is spent on them. External data is
+read only from regular files within the folder of the model, and all of it into memory: onnxruntime, which
+follows hard links, gets a model that refers to no file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _KEYS = ("location", "offset", "length", "checksum")
 
 
 class _UnfitError(Exception):
-    """What `model` must do, and what it does."""
+    """The rule that `model` breaks, and what it has instead."""
 
     def __init__(self, rule: str, got: Mapping[str, object] | None = None) -> None:
         super().__init__(rule)
@@ -38,16 +38,16 @@ class _UnfitError(Exception):
 
 
 def load(function: str, path: str | Path, *, largest: int = LARGEST) -> onnx.ModelProto:
-    """The model in the file `path`, its external data in it.
+    """Read the model in the file `path`, with its external data.
 
     Args:
-        function: Who asks, for the messages.
+        function: The function that messages name.
         path: The file, or a link to it.
         largest: The bytes of the file and of its external data together.
 
     Raises:
         FileNotFoundError: `path` is no regular file.
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
         ValueError: It is no whole ONNX model, it is too large, or its external data is not in regular files
             within its folder, of no other name.
     """
@@ -72,7 +72,7 @@ def _parsed(file: Path, largest: int) -> onnx.ModelProto:
         model.ParseFromString(file.read_bytes())
     except DecodeError:
         raise _UnfitError("be an ONNX model") from None
-    if not (model.ir_version and model.opset_import and model.graph.node):  # much else is protobuf too
+    if not (model.ir_version and model.opset_import and model.graph.node):  # other files are protobuf, too
         raise _UnfitError("be an ONNX model")
     return model
 
@@ -84,7 +84,7 @@ def _with_data(model: onnx.ModelProto, file: Path, largest: int) -> onnx.ModelPr
     if size > largest:
         raise _UnfitError(f"be at most {largest} bytes with its external data", {"bytes": size})
     for tensor in external:
-        try:  # it opens the file anew, and holds it against the same rules
+        try:  # onnx opens the file again, and checks the same rules
             load_external_data_for_tensor(tensor, str(file.parent))
         except (ValidationError, ValueError) as error:
             raise _UnfitError(f"have its external data ({str(error).splitlines()[0]})") from error
@@ -94,9 +94,9 @@ def _with_data(model: onnx.ModelProto, file: Path, largest: int) -> onnx.ModelPr
 
 
 def _tensors(message: Any) -> Iterator[onnx.TensorProto]:
-    """Every tensor there is: initializers, dense and sparse, attributes, bodies of loops, functions.
+    """Yield every tensor: initializers, dense and sparse, in attributes, bodies of loops and functions.
 
-    Each text is looked at on the way: protobuf gives one that is no UTF-8 as bytes, where nobody expects any.
+    Texts are checked on the way: protobuf returns a text that is no UTF-8 as bytes, which no reader expects.
     """
     if isinstance(message, onnx.TensorProto):
         yield message
@@ -107,51 +107,51 @@ def _tensors(message: Any) -> Iterator[onnx.TensorProto]:
         ):
             raise _UnfitError("be an ONNX model")
         if field.type == field.TYPE_MESSAGE:
-            for each in [value] if single else value:
-                yield from _tensors(each)
+            for inner in [value] if single else value:
+                yield from _tensors(inner)
 
 
 def _extent(tensor: onnx.TensorProto, folder: Path) -> int:
-    """The bytes of external data that `tensor` takes, which are there."""
-    said = {entry.key: entry.value for entry in tensor.external_data}
-    if unknown := said.keys() - set(_KEYS):
+    """Return how many bytes of external data `tensor` takes; they must exist."""
+    stated = {entry.key: entry.value for entry in tensor.external_data}
+    if unknown := stated.keys() - set(_KEYS):
         rule = f"describe external data by {', '.join(_KEYS)} alone"
         raise _UnfitError(rule, {"keys": _short(sorted(unknown))})
-    size = _size_of_regular(folder, said.get("location", ""))
-    offset = _count(said, "offset") if "offset" in said else 0
-    length = _count(said, "length") if "length" in said else size - offset
+    size = _size_of_regular(folder, stated.get("location", ""))
+    offset = _count(stated, "offset") if "offset" in stated else 0
+    length = _count(stated, "length") if "length" in stated else size - offset
     if length < 0 or offset + length > size:
-        raise _UnfitError("have all of its external data", {"said": _short(said), "bytes of the file": size})
+        raise _UnfitError("have all of its external data", {"said": _short(stated), "bytes of the file": size})
     return length
 
 
 def _size_of_regular(folder: Path, location: str) -> int:
     path = folder / location
-    if "\0" in location or os.path.isabs(location) or os.path.realpath(path) != str(path):  # .. or a link
+    if "\0" in location or os.path.isabs(location) or os.path.realpath(path) != str(path):  # `..`, or a link
         raise _UnfitError(
             "keep its external data in its own folder, without links", {"location": _short(location)}
         )
     try:
-        found = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         raise _UnfitError("have its external data", {"location": _short(location)}) from None
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         rule = "keep its external data in regular files with no other name"
         raise _UnfitError(rule, {"location": _short(location)})
-    return found.st_size
+    return status.st_size
 
 
-def _count(said: Mapping[str, str], key: str) -> int:
-    if not re.fullmatch("[0-9]{1,19}", said[key]):
-        raise _UnfitError("have offsets and lengths that are numbers", {key: _short(said[key])})
-    return int(said[key])
+def _count(stated: Mapping[str, str], key: str) -> int:
+    if not re.fullmatch("[0-9]{1,19}", stated[key]):
+        raise _UnfitError("have offsets and lengths that are numbers", {key: _short(stated[key])})
+    return int(stated[key])
 
 
 def _check_numbers(tensor: onnx.TensorProto) -> None:
-    """Its dtype is known, and its shape fits what it holds."""
+    """Check that the dtype is known, and that the shape fits the data."""
     try:
         numpy_helper.to_array(tensor)
-    except Exception as error:  # onnx raises whatever it comes upon
+    except Exception as error:  # onnx raises errors of many classes
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise _UnfitError(f"hold tensors as they say ({why})") from error
 

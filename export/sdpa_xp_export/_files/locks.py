@@ -1,6 +1,6 @@
-"""Locks of files and folders that end with the process that holds them, whatever ends it (flock(2)).
+"""Locks of files and folders, which end with the process that holds them, whatever ends it (flock(2)).
 
-Where a system or a file system has none, nobody can tell whether a save still runs, and nothing is removed.
+If a system or a file system has no locks, nobody can tell whether a save still runs, and nothing is removed.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ else:
 
 
 SECONDS = 10.0
-"""How long a writer waits for another that changes the names of a folder, and may have been stopped."""
+"""How long a writer waits for another one that changes the names in a folder, and that may be stopped."""
 
 
 def lock(descriptor: int, seconds: float = 0.0) -> bool:
-    """Lock an open file or folder until it is closed; False where another has it, or there are no locks."""
+    """Lock an open file or folder until it is closed; False if another process has it or there are no locks."""
     until = time.monotonic() + seconds
     while HAS_LOCKS:
         try:
@@ -45,7 +45,7 @@ def locked(folder: Path) -> Iterator[bool]:
     """Let one process at a time change the names in a folder; yield False if there is no lock."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:  # of a folder that may not be listed, or on Windows
+    except OSError:  # the folder may not be listed, or the system is Windows
         yield False
         return
     try:

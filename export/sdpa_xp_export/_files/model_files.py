@@ -23,7 +23,7 @@ from sdpa_xp_export._model.external_data import (
 )
 from sdpa_xp_export._model.large_model import Model
 
-ASKED = PathArgument("save", "path")
+ARGUMENT = PathArgument("save", "path")
 
 ALIGNED = 2**16
 """Each initializer in a data file begins at a multiple of this, so that any system can map it into memory."""
@@ -32,8 +32,8 @@ ALIGNED = 2**16
 def write_model(model: Model, path: str | Path, *, overwrite: bool, external_above: int) -> Path:
     """Write `model` to `path` as `save` says; returns the file, with links followed."""
     small = initializer_bytes(model) <= external_above
-    with reworded(ASKED, path):
-        target = free_target(path, ASKED, overwrite=overwrite)
+    with reworded(ARGUMENT, path):
+        target = free_target(path, ARGUMENT, overwrite=overwrite)
         with writing(target, _remove_data) as writer:
             data = _data_file(target, writer.number)
             before: set[Path] = set()
@@ -41,10 +41,10 @@ def write_model(model: Model, path: str | Path, *, overwrite: bool, external_abo
                 proto = _in_one_file(model) if small else _with_data_in(data, model, writer)
                 unfinished = writer.marker if writer.marker in writer.files else writer.create(writer.marker)
                 writer.write(unfinished, lambda file: file.write(_serialized(proto)))
-                with locked(target.parent):  # what another save has written meanwhile is replaced, too
+                with locked(target.parent):  # the data of another save that wrote meanwhile are replaced, too
                     before |= _data_of(target)
                     _mark(before, writer)
-                    give_name(unfinished, target, ASKED, overwrite=overwrite)
+                    give_name(unfinished, target, ARGUMENT, overwrite=overwrite)
                     writer.forget(unfinished)
             finally:
                 _remove_unless_referred_to({data, *before}, target)
@@ -52,21 +52,21 @@ def write_model(model: Model, path: str | Path, *, overwrite: bool, external_abo
 
 
 def _with_data_in(data: Path, model: Model, writer: Writer) -> onnx.ModelProto:
-    """Write the numbers to `data`; returns the model that refers to them there."""
+    """Write the numbers to `data`; return the model that refers to them there."""
     referring = []
 
     def write_all(file: BinaryIO) -> None:
-        def place(chunks: Chunks) -> tuple[str, int, int]:
+        def store(chunks: Chunks) -> tuple[str, int, int]:
             offset = file.seek(-(-file.tell() // ALIGNED) * ALIGNED)
             for chunk in chunks:
                 file.write(chunk)
             return data.name, offset, file.tell() - offset
 
-        referring.append(with_data_apart(model, place))
+        referring.append(with_data_apart(model, store))
 
     unfinished = writer.create(writer.marker.with_suffix(".data.unfinished"))
     writer.write(unfinished, write_all)
-    writer.create(writer.marker)  # who comes upon it when this process is dead looks for `data`
+    writer.create(writer.marker)  # if this process dies, a later writer finds the marker, and removes `data`
     unfinished.rename(data)
     return referring[0]
 
@@ -90,16 +90,16 @@ def _too_large(model: Model) -> ValueError:
 
 
 def _remove_unless_referred_to(files: set[Path], target: Path) -> None:
-    """Right whatever has happened, and wherever it was interrupted: it asks the file that is there now."""
-    there = {file for file in files if file.exists()}
-    for left in there - _data_of(target) if there else ():
-        left.unlink(missing_ok=True)
+    """Remove data files that the model at `target` does not use now; wherever a save was interrupted."""
+    existing = {file for file in files if file.exists()}
+    for unused in existing - _data_of(target) if existing else ():
+        unused.unlink(missing_ok=True)
 
 
 def _remove_data(number: str, folder: Path) -> None:
     """Remove the data that a dead save wrote, or was about to remove."""
     for file in folder.glob(f"*.{number}.data"):
-        with suppress(OSError):  # what cannot be read may refer to it
+        with suppress(OSError):  # a model that cannot be read may refer to it
             _remove_unless_referred_to({file}, file.with_name(file.name.removesuffix(f".{number}.data")))
 
 
@@ -116,12 +116,12 @@ def _data_file(target: Path, number: str) -> Path:
 
 
 def _data_of(target: Path) -> set[Path]:
-    """The data files that the model at `target` refers to, of those that `save` has named."""
+    """Return the data files that the model at `target` refers to, among those that `save` named."""
     if not target.exists():
         return set()
     ours = re.compile(re.escape(target.name) + r"\.[0-9a-f]{32}\.data")
     files = [file for file in target.parent.iterdir() if ours.fullmatch(file.name)]
-    if not files:  # then `target`, which may be large, need not be read
+    if not files:  # then there is no need to read `target`, which may be large
         return set()
     try:
         referred = locations(onnx.load(target, format="protobuf", load_external_data=False))

@@ -20,4 +20,4 @@ def joint_shape(*shapes: SymbolicShape) -> SymbolicShape:
 
 def broadcasts_to(shape: SymbolicShape, target: SymbolicShape) -> bool:
     """Return whether an array of `shape` broadcasts to `target` without making it larger."""
-    return broadcast(*(cast(tuple[int, ...], each) for each in (shape, target))) == target
+    return broadcast(*(cast(tuple[int, ...], lengths) for lengths in (shape, target))) == target

@@ -1,7 +1,7 @@
 """The numbers of a model apart from its graph: what protobuf, which ends at 2 GiB, cannot hold together.
 
 Each large initializer becomes a reference to external data (ONNX, docs/ExternalData.md): a location, an
-offset and a length; where the numbers go is for the caller to say.
+offset and a length; the caller says where the numbers go.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ M = TypeVar("M", bound=Any)
 Chunks: TypeAlias = Iterable[Any]
 """The bytes of one initializer, a part at a time."""
 StoreChunks: TypeAlias = Callable[[Chunks], tuple[str, int, int]]
-"""Keeps the bytes of one initializer; says at which location, at which offset there, and how many they are."""
+"""Stores the bytes of one initializer; returns the location, the offset there, and how many bytes they are."""
 
 EXTERNAL_ABOVE = 2**31 - 2**28
-"""Bytes of initializers that stay in the model; what is left to 2 GiB is for the graph."""
+"""Bytes of initializers that may stay in the model; the rest up to 2 GiB is for the graph."""
 
 SMALLEST = 1024
-"""Bytes of an initializer that goes apart, as in onnx: shape inference has to see those that hold a shape."""
+"""Bytes of an initializer that is stored apart; shape inference has to see smaller ones."""
 
 
 def with_weights(model: onnx.ModelProto, weights: Sequence[Weight], function: str) -> Model:
@@ -54,32 +54,32 @@ def initializer_bytes(model: Model) -> int:
     )
 
 
-def with_data_apart(model: Model, place: StoreChunks) -> onnx.ModelProto:
+def with_data_apart(model: Model, store: StoreChunks) -> onnx.ModelProto:
     """initializer(raw_data) -> initializer(location, offset, length), for each of `SMALLEST` bytes or more.
 
-    The model itself is left as it is, and never copied whole: at most one initializer is in memory twice.
+    The model itself is not changed, and never copied whole: at most one initializer is in memory twice.
     """
-    made = _without_initializers(model)
+    copy = _without_initializers(model)
     for tensor, chunks in _initializers(model, "save"):
         if chunks is None:
-            made.graph.initializer.append(tensor)
+            copy.graph.initializer.append(tensor)
         else:
-            made.graph.initializer.append(_reference(tensor, *place(chunks)))
-    return made
+            copy.graph.initializer.append(_reference(tensor, *store(chunks)))
+    return copy
 
 
 def with_data_inside(model: Model) -> onnx.ModelProto:
     """Return a ModelProto that holds all numbers."""
     if isinstance(model, onnx.ModelProto):
         return model
-    made = _without_initializers(model)
+    copy = _without_initializers(model)
     for tensor in model.graph.initializer:
         weight = model.weights.get(tensor.name)
         if weight is None:
-            made.graph.initializer.append(tensor)
+            copy.graph.initializer.append(tensor)
         else:
-            weight.fill(made.graph.initializer.add(), "save")
-    return made
+            weight.fill(copy.graph.initializer.add(), "save")
+    return copy
 
 
 def initializers(model: Model) -> Iterator[tuple[str, NDArray[Any]]]:
@@ -91,42 +91,42 @@ def initializers(model: Model) -> Iterator[tuple[str, NDArray[Any]]]:
 
 
 def without_numbers(model: Model) -> onnx.ModelProto:
-    """initializer -> input of its dtype and shape, likewise: what a checker can read of a model of any size."""
-    made = _without_initializers(model)
+    """initializer -> input of its dtype and shape, likewise: a checker can read such a model of any size."""
+    copy = _without_initializers(model)
     for tensor, chunks in _initializers(model, "check"):
         if chunks is None:
-            made.graph.initializer.append(tensor)
+            copy.graph.initializer.append(tensor)
         else:
             info = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-            made.graph.input.append(info)
-    return made
+            copy.graph.input.append(info)
+    return copy
 
 
 def locations(model: onnx.ModelProto) -> set[str]:
-    """Where the external data of the initializers is."""
+    """Return the locations of the external data of the initializers."""
     entries = (entry for tensor in model.graph.initializer for entry in tensor.external_data)
     return {entry.value for entry in entries if entry.key == "location"}
 
 
 def check_holds_data(function: str, model: onnx.ModelProto) -> None:
     """Refuse a model that refers to files, since their folder is not known."""
-    found = {
+    outside = {
         entry.value for tensor in _tensors(model) for entry in tensor.external_data if entry.key == "location"
     }
-    if found:
+    if outside:
         rule, hint = "`model` must hold its data", "onnx.load reads it."
-        raise ValueError(message(function, rule, {"external data": sorted(found)}, hint))
+        raise ValueError(message(function, rule, {"external data": sorted(outside)}, hint))
 
 
 def _tensors(part: Any) -> Iterator[onnx.TensorProto]:
-    """Yield every tensor in a part of a model: initializers, attributes, those of loops and functions."""
+    """Yield every tensor in a part of a model, also in attributes, bodies of loops and functions."""
     if isinstance(part, onnx.TensorProto):
         yield part
         return
     for field, value in part.ListFields():
         if field.type == field.TYPE_MESSAGE:
-            for each in [value] if isinstance(value, Message) else value:
-                yield from _tensors(each)
+            for inner in [value] if isinstance(value, Message) else value:
+                yield from _tensors(inner)
 
 
 def _initializers(model: Model, function: str) -> Iterator[tuple[onnx.TensorProto, Chunks | None]]:
@@ -142,33 +142,33 @@ def _initializers(model: Model, function: str) -> Iterator[tuple[onnx.TensorProt
 
 
 def _reference(tensor: onnx.TensorProto, location: str, offset: int, length: int) -> onnx.TensorProto:
-    made = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+    reference = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
     if tensor.HasField("doc_string"):
-        made.doc_string = tensor.doc_string
-    made.metadata_props.extend(tensor.metadata_props)
-    made.data_location = onnx.TensorProto.EXTERNAL
+        reference.doc_string = tensor.doc_string
+    reference.metadata_props.extend(tensor.metadata_props)
+    reference.data_location = onnx.TensorProto.EXTERNAL
     for key, value in {"location": location, "offset": offset, "length": length}.items():
-        made.external_data.add(key=key, value=str(value))
-    return made
+        reference.external_data.add(key=key, value=str(value))
+    return reference
 
 
 def _without_initializers(model: Model) -> onnx.ModelProto:
     proto = model.model_proto if isinstance(model, LargeModel) else model
-    made = _all_but(proto, "graph")
-    made.graph.CopyFrom(_all_but(proto.graph, "initializer"))
-    return made
+    copy = _all_but(proto, "graph")
+    copy.graph.CopyFrom(_all_but(proto.graph, "initializer"))
+    return copy
 
 
 def _all_but(part: M, left_out: str) -> M:
-    """A copy of a message without one of its fields, which is not copied on the way."""
-    made: M = type(part)()
+    """Return a copy of a message without one of its fields, which is never copied."""
+    copy: M = type(part)()
     for field, value in part.ListFields():
         if field.name == left_out:
             continue
         if isinstance(value, Message):
-            getattr(made, field.name).CopyFrom(value)
+            getattr(copy, field.name).CopyFrom(value)
         elif isinstance(value, str | bytes | int | float):
-            setattr(made, field.name, value)
+            setattr(copy, field.name, value)
         else:
-            getattr(made, field.name).extend(value)
-    return made
+            getattr(copy, field.name).extend(value)
+    return copy

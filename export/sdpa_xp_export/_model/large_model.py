@@ -15,13 +15,13 @@ from sdpa_xp_export._model.weights import Weight
 class LargeModel(ModelContainer):
     """What an export returns beyond 1.75 GiB of initializers, since an ONNX file ends at 2 GiB.
 
-    `save`, `verify` and `verify_layer` take it as they take an onnx.ModelProto. The initializers of 1024 bytes
-    or more are no part of the graph: they are the caller's arrays, which must not be written to before the
-    model is saved. `save` refuses a model whose arrays were.
+    `save`, `verify` and `verify_layer` take it like an onnx.ModelProto. The initializers of 1024 bytes or more
+    are not part of the graph: they are the caller's arrays, which must not be written to before the model is saved.
+    `save` refuses a model whose arrays were written to.
 
     Args:
         proto: The model without the numbers of its large initializers.
-        weights: These, by name.
+        weights: The large initializers, by name.
 
     Examples:
         >>> from sdpa_xp_export import LargeModel
@@ -42,7 +42,7 @@ class LargeModel(ModelContainer):
 
     @property
     def metadata_props(self) -> RepeatedCompositeFieldContainer[onnx.StringStringEntryProto]:
-        """What the export wrote about itself, by name."""
+        """The metadata: what the export wrote about itself, by name."""
         return self.model_proto.metadata_props
 
     @property

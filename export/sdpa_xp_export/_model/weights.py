@@ -1,4 +1,4 @@
-"""The numbers of an initializer: a reference to the caller's array until a model or a file holds a copy."""
+"""The numbers of an initializer: the caller's array, until a model or a file holds a copy."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Weight:
         """Yield the numbers in order, little-endian; each part reuses the memory of the one before.
 
         Args:
-            function: Who asks, for the message.
+            function: The function that messages name.
 
         Raises:
             ValueError: At the end, if the array was written to since this was made.
@@ -70,7 +70,7 @@ class Weight:
 
     @property
     def _little(self) -> np.dtype[Any]:
-        """The dtype as ONNX has it; machines that compute are little-endian."""
+        """The dtype with the byte order of ONNX, which is little-endian."""
         dtype = self.array.dtype
         return dtype if dtype.isnative else dtype.newbyteorder("<")
 
@@ -90,6 +90,6 @@ class Weight:
             casting="equiv",
             buffersize=CHUNK,
         ) as chunks:
-            for chunk in map(np.asarray, chunks):  # one that is not copied may be long, and have gaps
+            for chunk in map(np.asarray, chunks):  # a chunk that is not copied may be long, and have gaps
                 for start in range(0, chunk.size, CHUNK):
                     yield np.ascontiguousarray(chunk[start : start + CHUNK]).view(np.uint8).data

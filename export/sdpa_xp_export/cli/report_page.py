@@ -1,4 +1,4 @@
-"""A report as one HTML page, which needs nothing but itself."""
+"""A report as one HTML page, which loads no other file."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ tbody th {{ font-weight: 400; min-width: 8rem; }}
 
 
 def page(report: Report, model: str, failures: Sequence[str] = ()) -> str:
-    """The page of a report on the model of that name; `failures` are what did not hold, a line each."""
+    """Return the page of a report on the model of that name; `failures` has a line for each failure."""
     verdict = "does not hold" if failures else "holds"
     facts = {
         "form": f"{report.form} ({report.reason})",
@@ -77,8 +77,8 @@ def page(report: Report, model: str, failures: Sequence[str] = ()) -> str:
             "Nodes that ran, after the runtime's own optimisation",
             NODE_COLUMNS,
             (
-                [*map(_safe, (each.node, each.op)), _placed(each.provider, each.fell_back), _safe(each.asked)]
-                for each in report.placements
+                [*map(_safe, (node.node, node.op)), _placed(node.provider, node.fell_back), _safe(node.asked)]
+                for node in report.placements
             ),
         ),
         "</main>\n</body>\n</html>\n",
@@ -87,18 +87,18 @@ def page(report: Report, model: str, failures: Sequence[str] = ()) -> str:
 
 
 def stated(call: ExportCall) -> dict[str, object]:
-    """The call as the metadata of its model state it."""
+    """Return the call as the metadata of its model state it."""
     read: dict[str, object] = json.loads(to_json(call))
     return {name: value for name, value in read.items() if value is not None}
 
 
 def megabytes(count: int | None) -> str:
-    """Bytes as a table shows them; "unknown" where the system does not tell."""
+    """Return megabytes as a table shows them; "unknown" if the system does not tell."""
     return "unknown" if count is None else f"{count / 1e6:.1f}"
 
 
 def _safe(text: str) -> str:
-    """Text of a model that anyone may have written: no markup, and nothing that turns the line around."""
+    """Escape text of a model that anyone may have written: no markup, and no control characters."""
     return escape("".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text))
 
 
@@ -132,7 +132,7 @@ def _list(lines: Sequence[str]) -> str:
 
 
 def _table(caption: str, columns: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of cells that are escaped already; one too wide for the screen scrolls, by keyboard too."""
+    """Return a table of cells that are escaped already; a wide one scrolls, also by keyboard."""
     head = "".join(f'<th scope="col">{_safe(column)}</th>' for column in columns)
     body = "".join(
         f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>\n'

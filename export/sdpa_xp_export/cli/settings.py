@@ -1,4 +1,4 @@
-"""The settings of an export from a TOML file, and what they are as arguments.
+"""The settings of an export from a TOML file, and the arguments that they stand for.
 
     query = "float32[B,8,L,64]"
     key = "float32[B,2,S,64]"
@@ -47,19 +47,19 @@ KINDS: dict[str, tuple[type, ...]] = {
     "output": TEXT,
 }
 SPECS = ("query", "key", "value", "sinks", "past_key", "past_value", "past_lengths")
-OF_THE_CALL = ("query", "key", "value", "past_key", "past_value")
-"""Whose dtype `dtype` replaces."""
+RETYPED = ("query", "key", "value", "past_key", "past_value")
+"""The specs whose dtype `dtype` replaces."""
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The settings that a file holds."""
+    """Read the settings that a file holds."""
     if not path.is_file():
         raise FileNotFoundError(message("export", "`config` must be a file", {"config": path}))
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # also of its encoding
+        settings = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # a UnicodeDecodeError, too
         raise ValueError(message("export", f"`config` must be TOML ({error})", {"config": path})) from error
-    for name, value in found.items():
+    for name, value in settings.items():
         if name not in KINDS:
             near = get_close_matches(name, KINDS, n=1)
             hint = f"The nearest is {near[0]}." if near else f"There are {', '.join(KINDS)}."
@@ -68,32 +68,32 @@ def read(path: Path) -> dict[str, Any]:
             kinds = " or ".join(kind.__name__ for kind in KINDS[name])
             rule = f"`{name}` in `config` must be of type {kinds}"
             raise TypeError(message("export", rule, {name: repr(value)}))
-    return found
+    return settings
 
 
-def arguments(settings: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of `export_attention` that `settings` state."""
-    made = {name: value for name, value in settings.items() if name != "dtype"}
+def export_arguments(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `export_attention` that `settings` state."""
+    arguments = {name: value for name, value in settings.items() if name != "dtype"}
     for name in ("query", "key"):
-        if name not in made:
+        if name not in arguments:
             hint = f"Pass --{name}, or --config with a file that has it."
             raise ValueError(
-                message("export", f"`{name}` must be given", {"given": ", ".join(made) or "none"}, hint)
+                message("export", f"`{name}` must be given", {"given": ", ".join(arguments) or "none"}, hint)
             )
-    made.setdefault("value", made["key"])
+    arguments.setdefault("value", arguments["key"])
     for name in SPECS:
-        if name in made:
-            made[name] = TensorSpec.parse(made[name])
+        if name in arguments:
+            arguments[name] = TensorSpec.parse(arguments[name])
     for name in ("attn_mask", "bias"):
-        if name in made:
-            made[name] = expressions.parse("export", name, made[name])
-    if isinstance(made.get("scale"), str):
-        made["scale"] = _number_or_spec(made["scale"])
-    if isinstance(made.get("outputs"), str):
-        made["outputs"] = [name.strip() for name in made["outputs"].split(",")]
+        if name in arguments:
+            arguments[name] = expressions.parse("export", name, arguments[name])
+    if isinstance(arguments.get("scale"), str):
+        arguments["scale"] = _number_or_spec(arguments["scale"])
+    if isinstance(arguments.get("outputs"), str):
+        arguments["outputs"] = [name.strip() for name in arguments["outputs"].split(",")]
     if "dtype" in settings:
-        made |= _with_dtype(made, settings["dtype"])
-    return made
+        arguments |= _with_dtype(arguments, settings["dtype"])
+    return arguments
 
 
 def _number_or_spec(text: str) -> float | TensorSpec:
@@ -103,10 +103,10 @@ def _number_or_spec(text: str) -> float | TensorSpec:
         return TensorSpec.parse(text)
 
 
-def _with_dtype(made: dict[str, Any], dtype: str) -> dict[str, TensorSpec]:
-    """The specs of the call in another floating dtype; those that are not floating stay, to be refused."""
+def _with_dtype(arguments: dict[str, Any], dtype: str) -> dict[str, TensorSpec]:
+    """Return the floating specs in another dtype; the others stay, and will be refused."""
     if dtype not in FLOATING:
         rule = f"`dtype` must be one of {', '.join(FLOATING)}"
         raise ValueError(message("export", rule, {"dtype": repr(dtype)}))
-    specs = {name: made[name] for name in OF_THE_CALL if name in made}
+    specs = {name: arguments[name] for name in RETYPED if name in arguments}
     return {name: replace(spec, dtype=dtype) for name, spec in specs.items() if spec.floating}

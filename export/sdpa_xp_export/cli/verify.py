@@ -60,7 +60,7 @@ def run_verify(
 def _check(
     provider: str | None, required: str | None, html: Path | None, *, as_json: bool, force: bool
 ) -> None:
-    """Before the long work: arguments that contradict each other, and a file in the way."""
+    """Refuse arguments that contradict each other, and a file in the way, before the long work."""
     if provider and required and provider != required:
         got = {"provider": provider, "require_provider": required}
         raise ValueError(message("verify", "`provider` must be the required one", got))
@@ -72,7 +72,7 @@ def _check(
 
 
 def _failures(report: Report, *, required: bool) -> list[str]:
-    """What does not hold, a line each."""
+    """Return a line for each thing that failed."""
     failures = [
         f"{run.output} of {run.inputs} on {run.provider}: "
         f"error {run.agreement.absolute:.2g}, bound {run.agreement.bound:.2g}"
@@ -119,6 +119,6 @@ def _show(report: Report) -> None:
         )
     say_table(page.RUN_COLUMNS, runs)
     say_table(
-        page.NODE_COLUMNS, [(each.node, each.op, each.provider, each.asked) for each in report.placements]
+        page.NODE_COLUMNS, [(node.node, node.op, node.provider, node.asked) for node in report.placements]
     )
     say(str(report))
