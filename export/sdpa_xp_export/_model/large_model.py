@@ -16,8 +16,8 @@ class LargeModel(ModelContainer):
     """What an export returns beyond 1.75 GiB of initializers, since an ONNX file ends at 2 GiB.
 
     `save`, `verify` and `verify_layer` take it like an onnx.ModelProto. The initializers of 1024 bytes or more
-    are not part of the graph: they are the caller's arrays, which must not be written to before the model is saved.
-    `save` refuses a model whose arrays were written to.
+    are not part of the graph: they are the caller's arrays, which must not be written to before the model is
+    saved. `save` refuses a model whose arrays were written to.
 
     Args:
         proto: The model without the numbers of its large initializers.
