@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sdpa_xp import native, threads
-from sdpa_xp.arguments import Rules, check
+from sdpa_xp._call.options import CallOptions
+from sdpa_xp._call.prepare import prepare
+from sdpa_xp._core import threads
+from sdpa_xp._core.scores import Scores
+from sdpa_xp._kernels import choose_kernel
+from sdpa_xp._libraries.protocols import AnyArray
+from sdpa_xp._tiles.layout import Layout
+from sdpa_xp._tiles.plan import Plan, plan_tiles
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
-from sdpa_xp.protocols import AnyArray
-from sdpa_xp.scores import Scores
-from sdpa_xp.sources import Layout
-from sdpa_xp.tiles import Plan, plan
 
 
 class Explanation(NamedTuple):
@@ -93,24 +95,24 @@ def explain(
     References:
         Dao, "FlashAttention-2", arXiv 2307.08691, section 3.1, for the tiles.
     """
-    rules = Rules(
+    options = CallOptions(
         attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
     )
-    call = check("explain", {"query": query, "key": key, "value": value}, rules, kernels=True)
-    choice = native.choose(call)
-    scores = call.without_dropout(call.whole)
-    tiles = plan(call.pairs, scores.group, call.sizes.width + call.arrays["value"].shape[-1])
-    ranges = len(tiles.tasks()) * len([*tiles.column_ranges(range(tiles.keys))])
+    call = prepare("explain", {"query": query, "key": key, "value": value}, options, has_kernels=True)
+    choice = choose_kernel(call)
+    scores = call.scores_without_dropout()
+    plan = plan_tiles(call.grid, scores.group, call.sizes.width + call.arrays["value"].shape[-1])
+    all_tiles = len(plan.tasks()) * len([*plan.column_ranges(range(plan.keys))])
     return Explanation(
         implementation="xp" if choice.kernel is None else "native",
         reason=choice.reason,
-        tile=(min(tiles.rows, tiles.queries), min(tiles.columns, tiles.keys)),
-        tiles=_computed(scores, tiles),
-        of_tiles=ranges,
-        threads=threads.count() if tiles.threads is None else 1,
+        tile=(min(plan.rows, plan.queries), min(plan.columns, plan.keys)),
+        tiles=_count_tiles(scores, plan),
+        of_tiles=all_tiles,
+        threads=threads.count() if plan.threads is None else 1,
     )
 
 
-def _computed(scores: Scores, tiles: Plan) -> int:
-    """The tiles in which some pair may attend."""
-    return sum(1 for task in tiles.tasks() for _ in scores.of(task.part).tiles(task.rows, tiles))
+def _count_tiles(scores: Scores, plan: Plan) -> int:
+    """Count the tiles in which some pair may attend."""
+    return sum(1 for task in plan.tasks() for _ in scores.slice_leading(task.leading).tiles(task.rows, plan))

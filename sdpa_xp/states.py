@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterable
 from typing import Generic, NamedTuple, TypeVar, cast
 
-from sdpa_xp import checks, streaming
-from sdpa_xp.namespace import quiet
-from sdpa_xp.protocols import AnyArray, Array
-from sdpa_xp.sources import Layout, swapped
+from sdpa_xp import _checks as checks
+from sdpa_xp._core.online_softmax import merge
+from sdpa_xp._libraries import quiet
+from sdpa_xp._libraries.protocols import AnyArray, Array
+from sdpa_xp._tiles.layout import Layout, swap_heads_and_length
 
 A = TypeVar("A", bound=AnyArray)
 
@@ -62,14 +63,14 @@ def merge_states(
     xp, parts = checks.states("merge_states", states, layout)
     with quiet(parts[0][0]):
         natural = [
-            (swapped(xp, output, layout), lse if base is None else lse * math.log(base))
+            (swap_heads_and_length(xp, output, layout), lse if base is None else lse * math.log(base))
             for output, lse in parts
         ]
-        output, lse = streaming.merge(xp, natural)
-        output = swapped(xp, xp.astype(output, parts[0][0].dtype, copy=False), layout)
-        return AttentionState(cast(A, output), cast(A, in_base(lse, base)))
+        output, lse = merge(xp, natural)
+        output = swap_heads_and_length(xp, xp.astype(output, parts[0][0].dtype, copy=False), layout)
+        return AttentionState(cast(A, output), cast(A, to_base(lse, base)))
 
 
-def in_base(lse: Array, base: float | None) -> Array:
-    """A natural logarithm in another base; None is e."""
+def to_base(lse: Array, base: float | None) -> Array:
+    """Convert a natural logarithm to another base; None is e."""
     return lse if base is None else lse * (1 / math.log(base))

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sdpa_xp import namespace
+from sdpa_xp._libraries import namespace_of
 from sdpa_xp_export._agree import backends
 
 
@@ -31,7 +31,7 @@ class Library:
 
     @property
     def xp(self) -> Any:
-        return namespace.namespace(self.put(np.zeros(1, np.float32)))
+        return namespace_of(self.put(np.zeros(1, np.float32)))
 
     @property
     def lazy(self) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sdpa_xp.arguments import Rules, check
+from sdpa_xp._call.prepared import Rules, check
+
+from sdpa_xp._tiles.plan import plan
 from sdpa_xp.masks import Mask
 from sdpa_xp.plot.panels import FONT, THEMES, paint
-from sdpa_xp.tiles import plan
 
 
 def computed(x: Any, mask: Mask) -> list[tuple[range, range, bool]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from numbers import Integral
 from pathlib import Path
 
 import onnx
 
-from sdpa_xp.checks import message
+from sdpa_xp._checks import flag, message
 from sdpa_xp_export._files.model_files import write_model
 from sdpa_xp_export._model.external_data import EXTERNAL_ABOVE, check_holds_data
 from sdpa_xp_export._model.large_model import LargeModel, Model
@@ -14,7 +16,7 @@ from sdpa_xp_export._model.large_model import LargeModel, Model
 
 def save(
     model: Model,
-    path: str | Path,
+    path: str | os.PathLike[str],
     *,
     overwrite: bool = False,
     external_above: int = EXTERNAL_ABOVE,
@@ -40,7 +42,8 @@ def save(
         The path of the file that holds the model, links resolved.
 
     Raises:
-        TypeError: `model` is no ModelProto and no LargeModel, or `path` is no path.
+        TypeError: `model` is no ModelProto and no LargeModel, `path` is no path, `overwrite` is no bool, or
+            `external_above` no integer.
         ValueError: `model` refers to external data itself, its graph alone is over 2 GiB, or an array that a
             LargeModel refers to was written to; `path` holds what no file system can name.
         FileExistsError: `path` is there and `overwrite` is False, or is a link out of its folder to a file that
@@ -61,4 +64,8 @@ def save(
         raise TypeError(message("save", rule, {"type": type(model).__name__}))
     if not isinstance(model, LargeModel):
         check_holds_data("save", model)  # onnx would look for external data beside `path`
-    return write_model(model, path, overwrite=overwrite, external_above=external_above)
+    replaces = flag("save", "overwrite", overwrite)
+    if isinstance(external_above, bool) or not isinstance(external_above, Integral):
+        got = {"external_above": repr(external_above)}
+        raise TypeError(message("save", "`external_above` must be an integer", got))
+    return write_model(model, path, overwrite=replaces, external_above=external_above)

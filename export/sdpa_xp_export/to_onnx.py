@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 import sdpa_xp
+from sdpa_xp._checks import message
 from sdpa_xp.biases import Bias
-from sdpa_xp.checks import message
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._array_api import namespace
 from sdpa_xp_export._graph.finished_model import finished_model
@@ -56,6 +56,9 @@ def to_onnx(
     scalars get the default dtypes (int64, float32), integers stay exact, and dtypes of two kinds, such as int64
     and float32, are refused: convert one of them with `astype`. Where onnxruntime's CPU provider has no kernel
     for a dtype, the graph computes in a wider one and converts back.
+
+    `x += y` gives the name `x` to the sum, which must have the dtype and the shape of `x`; no array is written
+    to. So `x` may also be an array of NumPy, as `zeros` makes it.
 
     Shapes:
         Those of the layer. An entry of a spec may be a name; `x.shape` then has it, to be compared, put into

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 
-from sdpa_xp import checks
+from sdpa_xp import _checks as checks
+from sdpa_xp._checks import message
 from sdpa_xp.biases import Bias
-from sdpa_xp.checks import message
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.metadata import from_json
@@ -29,7 +29,7 @@ from sdpa_xp_export.report import Placement, Report, Run
 
 
 def verify(
-    model: Model | str | Path,
+    model: Model | str | os.PathLike[str],
     *,
     provider: ProviderName | None = None,
     seed: int = 0,
@@ -85,7 +85,7 @@ def verify(
 
 
 def _check_arguments(model: object, seed: object, attn_mask: object, bias: object, watch: object) -> None:
-    if not isinstance(model, onnx.ModelProto | LargeModel | str | Path):
+    if not isinstance(model, onnx.ModelProto | LargeModel | str | os.PathLike):
         rule = "`model` must be an ONNX model, or the path of its file"
         raise TypeError(message("verify", rule, {"model": type(model).__name__}))
     checks.integer("verify", "seed", seed, least=0)
@@ -95,7 +95,7 @@ def _check_arguments(model: object, seed: object, attn_mask: object, bias: objec
         checks.function("verify", "watch", watch, ("shown",))
 
 
-def _loaded(model: Model | str | Path) -> Model:
+def _loaded(model: Model | str | os.PathLike[str]) -> Model:
     if isinstance(model, LargeModel):
         return model
     if isinstance(model, onnx.ModelProto):

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from sdpa_xp.checks import message
+from sdpa_xp._checks import message
 from sdpa_xp_export._dtypes.conversion import ONNX_DTYPE, numpy_dtype
 from sdpa_xp_export._dtypes.promotion import INTEGERS
 from sdpa_xp_export._layer import named_outputs, with_parameters

@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict, TypeVar, Unpack, cast
 
-from sdpa_xp import checks
+from sdpa_xp import _checks as checks
+from sdpa_xp._libraries import accumulation_dtype, is_array, namespace_of
+from sdpa_xp._libraries.protocols import AnyArray, Array
+from sdpa_xp._tiles.layout import swap_heads_and_length
 from sdpa_xp.attention import attention_state, scaled_dot_product_attention
 from sdpa_xp.biases import Bias
-from sdpa_xp.cache import KVCache
+from sdpa_xp.kv_cache import KVCache
 from sdpa_xp.layers.linear import Linear
 from sdpa_xp.layers.parameters import Layer
 from sdpa_xp.masks import Mask
-from sdpa_xp.namespace import accumulation_dtype, is_array, namespace
-from sdpa_xp.paged import PagedKVCache
-from sdpa_xp.protocols import AnyArray, Array
-from sdpa_xp.sources import swapped
+from sdpa_xp.paged_cache import PagedKVCache
 from sdpa_xp.states import AttentionState
 from sdpa_xp.weights import attention_weights
 
@@ -214,8 +214,8 @@ class Attention(Layer):
             (..., L, Hq * Ev): the heads side by side.
         """
         checks.plain_array(f"{type(self).__name__}.combine", "heads", heads)
-        xp = namespace(heads)
-        apart = swapped(xp, cast(Array, heads), checks.LHE)
+        xp = namespace_of(heads)
+        apart = swap_heads_and_length(xp, cast(Array, heads), checks.LHE)
         return cast(A, xp.reshape(apart, (*apart.shape[:-2], apart.shape[-2] * apart.shape[-1])))
 
     def _heads(self, inputs: dict[str, AnyArray]) -> list[AnyArray]:
@@ -226,9 +226,9 @@ class Attention(Layer):
         found: list[AnyArray] = []
         for role, x in inputs.items():
             flat, count = cast(Array, getattr(self, role).mapped(x)), queries if role == "query" else shared
-            xp = namespace(flat)
+            xp = namespace_of(flat)
             apart = xp.reshape(flat, (*flat.shape[:-1], count, flat.shape[-1] // count))
-            found.append(swapped(xp, apart, checks.LHE))
+            found.append(swap_heads_and_length(xp, apart, checks.LHE))
         return found
 
     def _scaling(self) -> dict[str, Any]:
@@ -244,7 +244,7 @@ class Attention(Layer):
     def _of_heads(self, number: float | AnyArray) -> float | Array:
         """An array of one number for each head, as it meets the scores."""
         if is_array(number) and len(number.shape) == 1:
-            return namespace(number).reshape(number, (number.shape[0], 1, 1))
+            return namespace_of(number).reshape(number, (number.shape[0], 1, 1))
         return cast("float | Array", number)
 
     def _widths(self) -> dict[str, int]:
@@ -257,7 +257,7 @@ class Attention(Layer):
         """The arrays of the layer are of one kind, and what is for each head has one for each."""
         name = type(self).__name__
         checks.one_kind(name, self.parameters)
-        dtype = accumulation_dtype(namespace(self.query.weight), self.query.weight.dtype)
+        dtype = accumulation_dtype(namespace_of(self.query.weight), self.query.weight.dtype)
         for role, value in ({"temperature": self.temperature} | extra).items():
             if value is not None:
                 checks.of_heads(name, role, value, self.counts[0], dtype)

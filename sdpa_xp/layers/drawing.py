@@ -8,15 +8,13 @@ comes back.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
-from sdpa_xp import checks, generators, namespace
+from sdpa_xp import _checks as checks
+from sdpa_xp._libraries import LIBRARIES, Library, astype_if_needed, device_of, namespace_of
+from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.layers.moving import moved, place
-from sdpa_xp.protocols import AnyArray, Array
-
-LIBRARIES = ("numpy", "torch", "jax.numpy", "mlx.core", "cupy")
 
 
 def drawn(
@@ -30,35 +28,26 @@ def drawn(
     count = sum(into * out for into, out in widths.values())
     numbers = _uniform(function, rng, count, like)
     dtype = numbers.dtype if like is None else like.dtype
-    xp, device, start, made = namespace.namespace(numbers), namespace.device(numbers), 0, {}
+    xp, device, start, made = namespace_of(numbers), device_of(numbers), 0, {}
     for name, (into, out) in widths.items():
         bound, stop = math.sqrt(6 / (into + out)), start + into * out
         weight = xp.reshape(numbers[start:stop] * (2 * bound) - bound, (out, into))
         zeros = xp.zeros((out,), dtype=dtype, device=device) if bias else None
-        made[name], start = (namespace.converted(xp, weight, dtype), zeros), stop
+        made[name], start = (astype_if_needed(xp, weight, dtype), zeros), stop
     return made
 
 
 def _uniform(function: str, rng: Any, count: int, like: AnyArray | None) -> Array:
     """Numbers from 0 to 1 in the library of `like`: float32, so that they are the same in each dtype."""
-    own = _example(function, rng)
-    library, xp = namespace.library_name(own), cast(Any, namespace.namespace(own))
-    if library == "torch":
-        numbers = xp.rand(count, generator=rng, dtype=xp.float32, device=rng.device)
-    elif library == "jax":
-        numbers = sys.modules["jax"].random.uniform(rng, (count,), xp.float32)
-    elif library == "mlx":
-        numbers = xp.random.uniform(shape=(count,), key=rng)
-    else:
-        numbers = rng.random(count, xp.float32)
-    return cast(Array, numbers if like is None else moved(numbers, place(function, like)))
+    library, example = _library_of_generator(function, rng)
+    numbers = library.uniform(rng, count, library.namespace(example))
+    return numbers if like is None else moved(numbers, place(function, like))
 
 
-def _example(function: str, rng: Any) -> Array:
-    """An array of the library that the generator belongs to."""
-    for name in LIBRARIES:
-        module: Any = sys.modules.get(name)
-        array = None if module is None else module.zeros((0,), dtype=module.float32)
-        if array is not None and generators.is_rng(rng, array):
-            return cast(Array, array)
+def _library_of_generator(function: str, rng: Any) -> tuple[Library, Array]:
+    """The library that the generator belongs to, and an array of it."""
+    for library in LIBRARIES:
+        example = library.example()
+        if example is not None and library.is_rng(rng):
+            return library, example
     return checks.generator(function, rng)

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar, cast
 
-from sdpa_xp import checks, namespace
+from sdpa_xp import _checks as checks
+from sdpa_xp._libraries import accumulation_dtype, astype_if_needed, library_of, namespace_of, plain, quiet
+from sdpa_xp._libraries.overrides import leading
+from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.layers.drawing import drawn
 from sdpa_xp.layers.parameters import Layer
-from sdpa_xp.overrides import leading
-from sdpa_xp.protocols import AnyArray, Array
 
 A = TypeVar("A", bound=AnyArray)
 
@@ -57,17 +58,17 @@ class Linear(Layer):
 
     def mapped(self, x: A) -> A:
         """The same, of what has been checked."""
-        array, weight = namespace.plain(cast(Array, x)), cast(Array, self.weight)
+        array, weight = plain(cast(Array, x)), cast(Array, self.weight)
         first = cast(Array, leading(array, weight))
-        xp, held = namespace.namespace(first), first.dtype
-        if namespace.library_name(first) == "other":  # NumPy's BLAS has no half, and Dask cannot sum bfloat16
-            held = namespace.accumulation_dtype(xp, first.dtype)
-        with namespace.quiet(first):
+        xp, held = namespace_of(first), first.dtype
+        if not library_of(first).multiplies_halves:  # NumPy's BLAS has no half, and Dask cannot sum bfloat16
+            held = accumulation_dtype(xp, first.dtype)
+        with quiet(first):
             if held != first.dtype:
-                array, weight = (namespace.converted(xp, x, held) for x in (array, weight))
+                array, weight = (astype_if_needed(xp, x, held) for x in (array, weight))
             y = array @ xp.matrix_transpose(weight)
             y = y if self.bias is None else y + cast(Array, self.bias)
-            return cast(A, namespace.converted(xp, y, x.dtype))
+            return cast(A, astype_if_needed(xp, y, x.dtype))
 
     @property
     def widths(self) -> tuple[int, int]:

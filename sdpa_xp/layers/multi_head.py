@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar, cast
 
-from sdpa_xp import checks
+from sdpa_xp import _checks as checks
+from sdpa_xp._libraries.protocols import AnyArray
 from sdpa_xp.layers import torch_names
 from sdpa_xp.layers.attention import Attention, read
 from sdpa_xp.layers.linear import Linear, linears
-from sdpa_xp.protocols import AnyArray
 
 A = TypeVar("A", bound=AnyArray)
 

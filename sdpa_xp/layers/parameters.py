@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from sdpa_xp import checks, namespace
+from sdpa_xp import _checks as checks
+from sdpa_xp._libraries import is_array
+from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.layers.moving import moved, place
-from sdpa_xp.protocols import AnyArray, Array
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -91,7 +92,7 @@ def _arrays(name: str, held: object) -> dict[str, AnyArray]:
         return {f"{name}.{inner}": array for inner, array in held.parameters.items()}
     if isinstance(held, tuple | list):
         return {each: x for n, one in enumerate(held) for each, x in _arrays(f"{name}.{n}", one).items()}
-    return {name: held} if namespace.is_array(held) else {}
+    return {name: held} if is_array(held) else {}
 
 
 def _changed(held: Any, parameters: Mapping[str, AnyArray], name: str) -> Any:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar, Unpack, cast
 
-from sdpa_xp import checks
+from sdpa_xp import _checks as checks
+from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.layers.attention import Attention, Keywords, read
 from sdpa_xp.layers.linear import linears
 from sdpa_xp.masks import Mask
-from sdpa_xp.protocols import AnyArray, Array
 
 A = TypeVar("A", bound=AnyArray)
 

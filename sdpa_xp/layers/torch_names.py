@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sdpa_xp import checks
-from sdpa_xp.protocols import AnyArray
+from sdpa_xp import _checks as checks
+from sdpa_xp._libraries.protocols import AnyArray
 
 ROLES = ("query", "key", "value")
 

@@ -6,7 +6,7 @@ import math
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from sdpa_xp import checks
+from sdpa_xp import _checks as checks
 from sdpa_xp.masks import Mask, to_array
 from sdpa_xp.plot.drawing import need_matplotlib
 from sdpa_xp.plot.panels import LETTER, ThemeName, grid, labels, theme_of

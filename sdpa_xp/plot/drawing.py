@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from sdpa_xp import checks
+from sdpa_xp import _checks as checks
 
 
 def need_matplotlib(function: str) -> None:

@@ -6,11 +6,12 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from sdpa_xp import checks, namespace
+from sdpa_xp import _checks as checks
+from sdpa_xp._libraries import device_of, dtype_name, namespace_of, numpy_array
+from sdpa_xp._libraries.protocols import Array
 from sdpa_xp.explanation import explain
 from sdpa_xp.plot.drawing import need_matplotlib
 from sdpa_xp.plot.panels import FONT, ThemeName, paint, theme_of
-from sdpa_xp.protocols import Array
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,7 +70,7 @@ def memory(
     lengths = sorted(checks.lengths(FUNCTION, "lengths", lengths))
     width = checks.integer(FUNCTION, "width", width, least=1)
     reference = _reference(like)
-    wide = namespace.dtype_name(reference.dtype)
+    wide = dtype_name(reference.dtype)
     score, element = 8 if wide == "float64" else 4, {"float64": 8, "float32": 4}.get(wide, 2)
 
     figure = Figure(figsize=(5.6, 3.8), layout="constrained", facecolor="none")
@@ -96,16 +97,16 @@ def memory(
 
 def _reference(like: Any) -> Array:
     """One number of the library and dtype."""
-    array = checks.plain_array(FUNCTION, "like", namespace.numpy_array() if like is None else like)
-    xp = namespace.namespace(array)
+    array = checks.plain_array(FUNCTION, "like", numpy_array() if like is None else like)
+    xp = namespace_of(array)
     checks.floating(FUNCTION, "like", array)
     dtype = xp.float32 if like is None else array.dtype
-    return xp.zeros((1, 1), dtype=dtype, device=namespace.device(array))
+    return xp.zeros((1, 1), dtype=dtype, device=device_of(array))
 
 
 def _held(reference: Array, length: int, width: int) -> int:
     """Scores that are held at one time; nothing is computed, and on NumPy and torch no memory taken."""
-    array = namespace.namespace(reference).broadcast_to(reference, (length, width))
+    array = namespace_of(reference).broadcast_to(reference, (length, width))
     found = explain(array, array, array, implementation="xp")
     rows, columns = found.tile
     return min(found.threads, -(-length // rows)) * rows * columns

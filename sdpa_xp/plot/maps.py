@@ -7,11 +7,11 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sdpa_xp import checks
+from sdpa_xp import _checks as checks
+from sdpa_xp._libraries.protocols import AnyArray, Shape
 from sdpa_xp.masks import Mask, to_array
 from sdpa_xp.plot.drawing import need_matplotlib
 from sdpa_xp.plot.panels import ThemeName, grid, labels, paint, theme_of
-from sdpa_xp.protocols import AnyArray, Shape
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

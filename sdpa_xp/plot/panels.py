@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from sdpa_xp import checks
+from sdpa_xp import _checks as checks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

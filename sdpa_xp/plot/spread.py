@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sdpa_xp import checks
+from sdpa_xp import _checks as checks
 from sdpa_xp.plot.drawing import need_matplotlib
 from sdpa_xp.plot.panels import FONT, Theme, ThemeName, paint, theme_of
 from sdpa_xp.weights import attention_scores, attention_weights

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import TypeVar, cast
 
-from sdpa_xp import checks, namespace
+from sdpa_xp import _checks as checks
+from sdpa_xp._libraries import is_array, is_traced
+from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.positional.positions import PositionsLike, first, place
-from sdpa_xp.protocols import AnyArray, Array
 
 A = TypeVar("A", bound=AnyArray)
 
@@ -46,7 +47,7 @@ def learned(table: A, positions: PositionsLike | int) -> A:
     rows = checks.plain_array(function, "table", table)
     checks.axes(function, {"table": rows.shape}, 2)
     asked = tuple(positions) if isinstance(positions, range) else positions
-    traced = namespace.is_array(asked) and namespace.is_traced(asked)
+    traced = is_array(asked) and is_traced(asked)
     found = checks.integers(function, "positions", asked, at.xp, at.device, traced=traced, least=0)
     checks.below(function, "positions", found, rows.shape[0], "P")
     index = cast(Array, found.values)

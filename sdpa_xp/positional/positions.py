@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias, cast
 
-from sdpa_xp import checks, namespace
-from sdpa_xp.protocols import AnyArray, Array, Device, Namespace
+from sdpa_xp import _checks as checks
+from sdpa_xp._libraries import device_of, is_number, numpy_array, widest_dtype
+from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace
 
 PositionsLike: TypeAlias = range | Sequence[int] | AnyArray
 """What a caller may pass: one integer for each token, or an array of numbers."""
@@ -34,7 +35,7 @@ class Place(NamedTuple):
 
         In float32 the angle of position 100,000 is off by up to 0.004.
         """
-        wide = namespace.widest_dtype(self.xp, self.device)
+        wide = widest_dtype(positions)
         factors = self.xp.asarray(frequencies, dtype=wide, device=self.device)
         return self.xp.expand_dims(self.xp.astype(positions, wide, copy=False), axis=-1) * factors
 
@@ -42,13 +43,13 @@ class Place(NamedTuple):
 def place(function: str, positions: object, like: object, name: str = "like") -> Place:
     """That of `like` and of `positions`, which must agree; NumPy's where neither is an array."""
     named = {} if like is None else {name: like}
-    if not (namespace.is_number(positions) or isinstance(positions, range | list | tuple)):
+    if not (is_number(positions) or isinstance(positions, range | list | tuple)):
         named["positions"] = positions
-    xp, arrays = checks.one_library(function, named or {"like": namespace.numpy_array()})
+    xp, arrays = checks.one_library(function, named or {"like": numpy_array()})
     checks.one_device(function, arrays)
     if like is not None:
         checks.floating(function, name, arrays[name])
-    return Place(xp, namespace.device(next(iter(arrays.values()))))
+    return Place(xp, device_of(next(iter(arrays.values()))))
 
 
 def as_array(function: str, positions: PositionsLike, at: Place) -> Array:
@@ -65,6 +66,6 @@ def as_array(function: str, positions: PositionsLike, at: Place) -> Array:
 
 def first(function: str, positions: PositionsLike | int) -> PositionsLike:
     """A length as the positions of so many tokens, from 0 on."""
-    if namespace.is_number(positions):
+    if is_number(positions):
         return range(checks.integer(function, "positions", positions, least=0))
     return cast(PositionsLike, positions)

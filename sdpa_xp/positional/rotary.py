@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
-from sdpa_xp import checks, namespace
+from sdpa_xp import _checks as checks
+from sdpa_xp._libraries import accumulation_dtype, astype_if_needed, is_number
+from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace
+from sdpa_xp._tiles.layout import Layout
 from sdpa_xp.positional.positions import Place, PositionsLike, as_array, place
 from sdpa_xp.positional.scaling import Scaling, geometric
-from sdpa_xp.protocols import AnyArray, Array, Namespace
-from sdpa_xp.sources import Layout
 
 A = TypeVar("A", bound=AnyArray)
 
@@ -87,7 +88,7 @@ class Rotary:
         checks.named(function, "layout", layout, checks.LAYOUTS)
         array = checks.plain_array(function, "x", x)
         at, tokens = _tokens(self, function, "x", array, layout, positions)
-        if namespace.is_number(positions):
+        if is_number(positions):
             where = at.following(checks.integer(function, "positions", positions), tokens)
         else:
             where = as_array(function, cast(PositionsLike, positions), at)
@@ -113,7 +114,7 @@ class Rotary:
         cos, sin = self._tables(as_array(function, positions, at), at)
         if like is None:
             return cos, sin
-        return namespace.converted(at.xp, cos, like.dtype), namespace.converted(at.xp, sin, like.dtype)
+        return astype_if_needed(at.xp, cos, like.dtype), astype_if_needed(at.xp, sin, like.dtype)
 
     def _tables(self, positions: Array, at: Place) -> tuple[Array, Array]:
         angles = at.angles(positions, self.frequencies)
@@ -148,14 +149,14 @@ def _tokens(
 
 def _turned(rotary: Rotary, x: Array, positions: Array, at: Place, layout: str) -> Array:
     """`x` at positions (..., L)."""
-    xp, held = at.xp, namespace.accumulation_dtype(at.xp, x.dtype)
-    cos, sin = (namespace.converted(xp, table, held) for table in rotary._tables(positions, at))
+    xp, held = at.xp, accumulation_dtype(at.xp, x.dtype)
+    cos, sin = (astype_if_needed(xp, table, held) for table in rotary._tables(positions, at))
     if x.ndim > 2:
         heads = -3 if layout == checks.HLE else -2
         cos, sin = (xp.expand_dims(table, axis=heads) for table in (cos, sin))
-    front = namespace.converted(xp, x[..., : rotary.width], held)
+    front = astype_if_needed(xp, x[..., : rotary.width], held)
     result = _rotation(xp, front, cos, sin, interleaved=rotary.interleaved)
-    result = namespace.converted(xp, result, x.dtype)
+    result = astype_if_needed(xp, result, x.dtype)
     whole = x.shape[-1] == rotary.width
     return result if whole else xp.concat([result, x[..., rotary.width :]], axis=-1)
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sdpa_xp import checks
+from sdpa_xp import _checks as checks
 
 Frequencies = tuple[float, ...]
 

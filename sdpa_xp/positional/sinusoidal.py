@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sdpa_xp import checks, namespace
+from sdpa_xp import _checks as checks
+from sdpa_xp._libraries import astype_if_needed
 from sdpa_xp.positional.positions import PositionsLike, as_array, first, place
 from sdpa_xp.positional.scaling import geometric
 
@@ -47,4 +48,4 @@ def sinusoidal(positions: PositionsLike | int, width: int, *, base: float = 1000
     angles = at.angles(as_array(function, positions, at), frequencies)
     waves = at.xp.stack([at.xp.sin(angles), at.xp.cos(angles)], axis=-1)
     encoding = at.xp.reshape(waves, (*angles.shape[:-1], width))
-    return encoding if like is None else namespace.converted(at.xp, encoding, like.dtype)
+    return encoding if like is None else astype_if_needed(at.xp, encoding, like.dtype)

@@ -12,7 +12,7 @@ import pytest
 from libraries import LIBRARIES, Library
 
 from sdpa_xp import KVCache, biases, masks, scaled_dot_product_attention
-from sdpa_xp.namespace import namespace
+from sdpa_xp._libraries import namespace_of as namespace
 from sdpa_xp_export._verify import reference
 from sdpa_xp_export._verify.agreement import judge
 from sdpa_xp_export._verify.textbook import textbook

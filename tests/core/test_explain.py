@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
-from sdpa_xp import environment, explain, masks, native, scaled_dot_product_attention, streaming
+from sdpa_xp import _kernels, explain, masks, scaled_dot_product_attention
+from sdpa_xp._core import environment, nonfinite, online_softmax
 
 CALLS = [
     {},
@@ -37,8 +38,9 @@ def test_tiles_are_those_that_are_computed(
     call: tuple[np.ndarray, ...], rules: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weighed: list[int] = []
-    product = streaming.matmul_grouped
-    monkeypatch.setattr(streaming, "matmul_grouped", lambda *rest: weighed.append(1) or product(*rest))
+    product = online_softmax.matmul_grouped
+    for module in (nonfinite, online_softmax):
+        monkeypatch.setattr(module, "matmul_grouped", lambda *rest: weighed.append(1) or product(*rest))
     explained = explain(*call, **rules)
     assert weighed == []
     assert (explained.implementation, explained.tile) == ("xp", (4, 6))
@@ -63,7 +65,7 @@ def test_the_implementation_is_the_one_that_computes(
     call: tuple[np.ndarray, ...], rules: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = pytest.importorskip("torch")
-    kernel, asked = native.KERNELS["torch"], []
+    kernel, asked = _kernels.KERNELS["torch"], []
     monkeypatch.setattr(kernel, "attend", lambda call, attend=kernel.attend: asked.append(1) or attend(call))
     tensors = [torch.from_numpy(x) for x in call]
     explained = explain(*tensors, **rules)

@@ -15,9 +15,9 @@ import pytest
 from libraries import LIBRARIES, Library, generator, read_only
 
 from sdpa_xp import KVCache, PagedKVCache, masks, merge_states
+from sdpa_xp._libraries import namespace_of as namespace
 from sdpa_xp.layers import Layer as Parameters
 from sdpa_xp.layers import Linear, MultiHeadAttention, SingleHeadAttention
-from sdpa_xp.namespace import namespace
 from sdpa_xp_export._verify import reference
 from sdpa_xp_export._verify.agreement import judge
 from sdpa_xp_export._verify.textbook import stages
@@ -190,7 +190,7 @@ def test_calls_that_are_alike_are_checked_once(monkeypatch: pytest.MonkeyPatch) 
     changed = layer.with_parameters({n: w.astype(np.float64) for n, w in layer.parameters.items()})
     layer(x, other)
     asked: list[str] = []
-    monkeypatch.setattr("sdpa_xp.checks.layers.one_kind", lambda function, values: asked.append(function))
+    monkeypatch.setattr("sdpa_xp._checks.layers.one_kind", lambda function, values: asked.append(function))
     layer(x + 1, other * 2)
     assert asked == []
     for odd in (other.astype(np.float64), other[:, :1], np.ma.asarray(other)):

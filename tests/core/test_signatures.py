@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sdpa_xp import arguments, attention_state, scaled_dot_product_attention
+from sdpa_xp import attention_state, scaled_dot_product_attention
+from sdpa_xp._call import prepare
 
 F = np.float32
 
@@ -16,9 +17,9 @@ F = np.float32
 def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The functions whose calls were checked, each time; none is known before."""
     calls: list[str] = []
-    check = arguments._checked
-    monkeypatch.setattr(arguments, "_PASSED", {})
-    monkeypatch.setattr(arguments, "_checked", lambda *rest: calls.append(rest[0]) or check(*rest))
+    check = prepare._validated
+    monkeypatch.setattr(prepare, "_CACHE", {})
+    monkeypatch.setattr(prepare, "_validated", lambda *rest: calls.append(rest[0]) or check(*rest))
     return calls
 
 
@@ -37,7 +38,7 @@ def test_an_alike_call_is_checked_once_and_computed_anew(checked: list[str]) -> 
 def test_no_array_is_kept() -> None:
     x = arrays(3, 4)
     scaled_dot_product_attention(x, x, x)
-    assert [call.arrays for call in arguments._PASSED.values()] == [{}]
+    assert [call.arrays for call in prepare._CACHE.values()] == [{}]
 
 
 @pytest.mark.parametrize(
@@ -85,8 +86,8 @@ def test_each_difference_is_seen(checked: list[str]) -> None:
 
 
 def test_what_is_remembered_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arguments, "MOST_PASSED", 5)
+    monkeypatch.setattr(prepare, "MOST_CACHED", 5)
     for length in range(1, 20):
         x = arrays(length, 4)
         scaled_dot_product_attention(x, x, x)
-        assert len(arguments._PASSED) <= 5
+        assert len(prepare._CACHE) <= 5

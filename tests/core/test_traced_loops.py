@@ -11,7 +11,7 @@ import pytest
 from libraries import Library
 
 from sdpa_xp import attention_state, biases, masks, scaled_dot_product_attention
-from sdpa_xp.tiles import Cut
+from sdpa_xp._tiles.plan import TileSize
 
 F = np.float32
 Arrays = dict[str, np.ndarray]
@@ -26,8 +26,8 @@ def _of_jax(library: Library) -> None:
 @pytest.fixture
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 3 queries each, wherever there are 6 scores."""
-    monkeypatch.setattr("sdpa_xp.tiles.DEVICE", Cut(4, 6, 5))
-    monkeypatch.setattr("sdpa_xp.tiles.SMALLEST", 3)
+    monkeypatch.setattr("sdpa_xp._tiles.plan.DEVICE", TileSize(4, 6, 5))
+    monkeypatch.setattr("sdpa_xp._tiles.plan.SMALLEST_SIDE", 3)
 
 
 @pytest.fixture

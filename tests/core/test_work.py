@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sdpa_xp import explain, masks, scaled_dot_product_attention, scores, streaming
-from sdpa_xp.tiles import CORES
+from sdpa_xp import explain, masks, scaled_dot_product_attention
+from sdpa_xp._core import nonfinite, online_softmax, scores
+from sdpa_xp._tiles.plan import ONE_CORE
 
 MOST_CALLS = {"numpy": 142, "torch": 65}
 """Of functions of Python and C in one tiny call: to be lowered when there are fewer, not to be raised."""
@@ -35,7 +36,7 @@ def test_a_tile_fits_into_the_cache_of_a_core(length: int) -> None:
     for heads in (1, 8, 32):
         x = np.broadcast_to(np.float32(0), (1, heads, length, 64))
         rows, columns = explain(x, x, x).tile
-        assert rows * columns <= CORES.scores
+        assert rows * columns <= ONE_CORE.scores
 
 
 def test_two_products_a_tile(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +48,7 @@ def test_two_products_a_tile(monkeypatch: pytest.MonkeyPatch) -> None:
         products.append(1)
         return product(*arrays)
 
-    for module in (scores, streaming):
+    for module in (scores, nonfinite, online_softmax):
         monkeypatch.setattr(module, "matmul_grouped", counted)
     x = np.random.default_rng(0).standard_normal((2, 1100, 16), dtype=np.float32)
     for rules in ({}, {"is_causal": True}, {"attn_mask": np.arange(1100) < 700}):
@@ -68,13 +69,13 @@ class Counted(np.ndarray):
 
 def test_a_mask_multiplies_the_scores_of_a_tile_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """exp and the mask of a tile take no memory of their own."""
-    exp, tiles = streaming.exp_in_place, []
+    exp, tiles = online_softmax.exp_in_place, []
 
     def counted(xp: Any, array: np.ndarray) -> np.ndarray:
         tiles.append(array.shape)
         return exp(xp, array).view(Counted)
 
-    monkeypatch.setattr(streaming, "exp_in_place", counted)
+    monkeypatch.setattr(online_softmax, "exp_in_place", counted)
     monkeypatch.setattr(Counted, "made", 0)
     x = np.random.default_rng(0).standard_normal((2, 4, 700, 16), dtype=np.float32)
     scaled_dot_product_attention(x, x, x, np.arange(700) % 3 > 0, is_causal=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -330,11 +331,23 @@ def test_a_folder_may_be_a_link(tmp_path: Path) -> None:
     assert save(MODEL, tmp_path / "folder" / "b.onnx") == tmp_path / "real" / "deeper" / "c.onnx"
 
 
+class PathLike:
+    """An object that the system asks for a path."""
+
+    def __init__(self, named: Any) -> None:
+        self.named = named
+
+    def __fspath__(self) -> Any:
+        return self.named
+
+
 PATHS: dict[str, tuple[Any, type[Exception], str]] = {
     "NUL": ("a\0b.onnx", ValueError, r"must hold no NUL; got {name}='a\\x00b\.onnx'\.$"),
     "a surrogate": ("a\ud800.onnx", ValueError, r"must be of characters that the file system can name; got"),
     "bytes": (b"a.onnx", TypeError, "must be .*path.*; got {name}=bytes"),
     "None": (None, TypeError, "must be .*path.*; got {name}=NoneType"),
+    "bytes of an object": (PathLike(b"a.onnx"), TypeError, "must be .*path.*; got {name}=bytes"),
+    "no path of an object": (PathLike(3), TypeError, "must be .*path.*; got {name}=PathLike"),
 }
 
 
@@ -362,3 +375,32 @@ def test_a_model_that_refers_to_files_is_asked_for_by_path(tmp_path: Path) -> No
         for each in (model, nested):
             with pytest.raises(ValueError, match=f"^{name}: {words}"):
                 call(each)
+
+
+def test_an_object_may_name_a_file(tmp_path: Path) -> None:
+    path = PathLike(str(tmp_path / "a.onnx"))
+    assert save(MODEL, path) == tmp_path / "a.onnx"
+    assert verify(path, provider="cpu").agrees
+
+
+@pytest.mark.parametrize(
+    ("argument", "given", "words"),
+    [
+        ("overwrite", "no", "`overwrite` must be True or False; got overwrite='no'"),
+        ("overwrite", None, "`overwrite` must be True or False; got overwrite=None"),
+        ("external_above", "0", "`external_above` must be an integer; got external_above='0'"),
+        ("external_above", None, "`external_above` must be an integer; got external_above=None"),
+        ("external_above", float("nan"), "`external_above` must be an integer; got external_above=nan"),
+        ("external_above", True, "`external_above` must be an integer; got external_above=True"),
+    ],
+)
+def test_arguments_are_checked_before_anything_is_written(
+    tmp_path: Path, argument: str, given: Any, words: str
+) -> None:
+    """A text is no answer to whether a file may be replaced."""
+    path = tmp_path / "a.onnx"
+    path.write_bytes(b"before")
+    with pytest.raises(TypeError, match=f"^save: {re.escape(words)}"):
+        save(MODEL, path, **{"overwrite": True, argument: given})
+    assert path.read_bytes() == b"before"
+    assert [each.name for each in tmp_path.iterdir()] == ["a.onnx"]

@@ -25,7 +25,7 @@ from traced_calls import (
     of_two_arrays,
     takes_conditions,
 )
-from traced_table import BESIDE_THE_STANDARD, BINARY, COUNTED, JOINED, OPERATORS, UNARY, Row
+from traced_table import BESIDE_THE_STANDARD, BINARY, COUNTED, IN_PLACE, JOINED, OPERATORS, UNARY, Row
 
 from sdpa_xp_export._array_api import namespace
 from sdpa_xp_export._graph.graph import GraphValue
@@ -65,20 +65,20 @@ def test_each_operator_has_a_row() -> None:
     }
     operators |= {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"}
     reflected = {f"__r{name[2:]}" for name in operators}
-    rows = {name for name in {*OPERATORS, *UNARY, *JOINED} if name[:2] == "__"}
+    rows = {name for name in {*OPERATORS, *IN_PLACE, *UNARY, *JOINED} if name[:2] == "__"}
     assert operators - reflected - OTHERS == rows
 
 
 @pytest.mark.parametrize(("one", "other"), [*itertools.product(DTYPES, DTYPES)])
 def test_of_two_arrays(one: str, other: str) -> None:
-    for rows, given in of_two_arrays(BINARY | OPERATORS | JOINED, one, other):
+    for rows, given in of_two_arrays(BINARY | OPERATORS | IN_PLACE | JOINED, one, other):
         check(rows, *given)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scalar", SCALARS)
 def test_of_an_array_and_a_scalar(dtype: str, scalar: Any) -> None:
-    rows = BINARY | OPERATORS
+    rows = BINARY | OPERATORS | {name: row for name, row in IN_PLACE.items() if name != "__imatmul__"}
     check(rows, numbers(dtype), scalar)
     check({name: row for name, row in rows.items() if name not in COUNTED}, scalar, numbers(dtype))
     counted = counts(dtype) if dtype in INTEGERS else numbers(dtype)

@@ -31,7 +31,7 @@ def python(code: str) -> str:
 def test_import_is_light() -> None:
     loaded = json.loads(python("import sdpa_xp, sys, json; print(json.dumps(list(sys.modules)))"))
     assert not set(HEAVY) & set(loaded)
-    assert "sdpa_xp.streaming" in loaded
+    assert "sdpa_xp._core.streaming" in loaded
 
 
 def test_a_call_imports_no_other_library() -> None:

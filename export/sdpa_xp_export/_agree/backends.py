@@ -13,7 +13,7 @@ import array_api_compat
 import numpy as np
 from numpy.typing import NDArray
 
-from sdpa_xp.checks import message
+from sdpa_xp._checks import message
 from sdpa_xp_export._dtypes.conversion import numpy_dtype
 
 BFLOAT16 = "bfloat16"

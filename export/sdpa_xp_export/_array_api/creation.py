@@ -7,7 +7,7 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from sdpa_xp.checks import message
+from sdpa_xp._checks import message
 from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._array_api.dispatch import graph_of, is_array
 from sdpa_xp_export._array_api.shaping import broadcast_to
@@ -41,6 +41,8 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: object = None, copy: Any 
     del device, copy
     graph = graph_of([obj]) if isinstance(obj, Length) else None
     array = obj if graph is None else graph.operand(obj)
+    if isinstance(array, np.generic) and not isinstance(array, float):  # an array without axes
+        array = np.asarray(array)
     if isinstance(array, GraphValue) or is_array(array):
         return array if dtype is None else astype(array, dtype)
     numbers = np.asarray(array)

@@ -28,6 +28,7 @@ def array_function(function: Callable[P, T]) -> Callable[P, T]:
         graph = graph_of(arguments)
         if graph is None:
             arrays = [leaf for leaf in _leaves(arguments) if is_array(leaf)]
+            arrays = arrays or [np.asarray(leaf) for leaf in _leaves(arguments) if isinstance(leaf, np.generic)]
             namespace = array_api_compat.array_namespace(*arrays)
             return getattr(namespace, function.__name__)(*arguments, **keywords)
         compute: Callable[..., Any] = function
@@ -56,6 +57,6 @@ def _leaves(arguments: Sequence[Any]) -> Iterator[Any]:
 def _as_values(graph: Graph, argument: Any) -> Any:
     if isinstance(argument, tuple | list):
         return type(argument)(_as_values(graph, element) for element in argument)
-    if graph.mixes_kinds and isinstance(argument, np.generic):  # an index function takes scalars of NumPy
-        return argument
+    if isinstance(argument, np.generic) and not isinstance(argument, float):  # an array of NumPy without axes
+        return argument.item() if graph.mixes_kinds else graph.from_array(argument)
     return graph.from_array(argument) if is_array(argument) else argument

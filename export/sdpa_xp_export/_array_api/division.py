@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sdpa_xp.checks import message
+from sdpa_xp._checks import message
 from sdpa_xp_export._array_api.dispatch import array_function
 from sdpa_xp_export._array_api.elementwise import equal, less, negative, where
 from sdpa_xp_export._array_api.operators import binary, computed, elementwise, operands

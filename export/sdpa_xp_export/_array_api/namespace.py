@@ -46,6 +46,8 @@ from sdpa_xp_export._array_api.elementwise import (
     tanh,
     where,
 )
+from sdpa_xp_export._array_api.in_place import in_place as in_place
+from sdpa_xp_export._array_api.in_place import of_ufunc as of_ufunc
 from sdpa_xp_export._array_api.indexing import item as item
 from sdpa_xp_export._array_api.powers import bitwise_left_shift, bitwise_right_shift, pow
 from sdpa_xp_export._array_api.reductions import max, mean, min, std, sum, var

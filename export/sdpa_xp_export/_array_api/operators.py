@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sdpa_xp.checks import message
+from sdpa_xp._checks import message
 from sdpa_xp_export._dtypes.kernels import computable_dtype
 from sdpa_xp_export._dtypes.promotion import CATEGORIES, INTEGERS, holds, joint, joint_of_kinds, of_scalar
 from sdpa_xp_export._graph.graph import Graph, GraphValue

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from sdpa_xp.checks import message
+from sdpa_xp._checks import message
 from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._array_api.axes import axes_of, axis_of
 from sdpa_xp_export._array_api.dispatch import array_function

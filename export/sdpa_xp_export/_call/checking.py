@@ -9,7 +9,7 @@ from typing import cast
 
 import array_api_compat
 
-from sdpa_xp import checks
+from sdpa_xp import _checks as checks
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._call.call import OUTPUTS, SPECS, ExportCall, ExportOptions, Layout

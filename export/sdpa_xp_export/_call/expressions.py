@@ -16,8 +16,8 @@ from types import ModuleType
 from typing import Any, TypeAlias
 
 from sdpa_xp import biases, masks
+from sdpa_xp._checks import message
 from sdpa_xp.biases import Bias
-from sdpa_xp.checks import message
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._call.operands import Initializer, Input
 from sdpa_xp_export.spec import TensorSpec

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 
-from sdpa_xp.checks import message
+from sdpa_xp._checks import message
 from sdpa_xp_export._agree.backends import find_backends
 from sdpa_xp_export._agree.comparison import Job, Row, compare
 from sdpa_xp_export._call.call import ExportCall, ExportOptions

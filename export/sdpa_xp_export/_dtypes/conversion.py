@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import helper
 
-from sdpa_xp.checks import message
+from sdpa_xp._checks import message
 from sdpa_xp_export._dtypes.promotion import DTYPES, FLOATING, INTEGERS
 
 

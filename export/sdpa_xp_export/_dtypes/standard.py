@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sdpa_xp.checks import message
+from sdpa_xp._checks import message
 from sdpa_xp_export._dtypes.promotion import (
     DEFAULTS,
     DTYPES,

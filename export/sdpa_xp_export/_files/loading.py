@@ -20,7 +20,7 @@ from onnx import numpy_helper
 from onnx.checker import ValidationError
 from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
-from sdpa_xp.checks import message
+from sdpa_xp._checks import message
 from sdpa_xp_export._files.paths import PathArgument, reason, with_text
 
 LARGEST = 2**31 - 1
@@ -37,7 +37,7 @@ class _UnfitError(Exception):
         self.rule, self.got = rule, got or {}
 
 
-def load(function: str, path: str | Path, *, largest: int = LARGEST) -> onnx.ModelProto:
+def load(function: str, path: str | os.PathLike[str], *, largest: int = LARGEST) -> onnx.ModelProto:
     """Read the model in the file `path`, with its external data.
 
     Args:

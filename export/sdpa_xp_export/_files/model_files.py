@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import BinaryIO
 import onnx
 from google.protobuf.message import DecodeError, EncodeError
 
-from sdpa_xp.checks import message
+from sdpa_xp._checks import message
 from sdpa_xp_export._files.atomic import Writer, give_name, writing
 from sdpa_xp_export._files.locks import locked
 from sdpa_xp_export._files.paths import PathArgument, free_target, reworded
@@ -29,7 +30,7 @@ ALIGNED = 2**16
 """Each initializer in a data file begins at a multiple of this, so that any system can map it into memory."""
 
 
-def write_model(model: Model, path: str | Path, *, overwrite: bool, external_above: int) -> Path:
+def write_model(model: Model, path: str | os.PathLike[str], *, overwrite: bool, external_above: int) -> Path:
     """Write `model` to `path` as `save` says; returns the file, with links followed."""
     small = initializer_bytes(model) <= external_above
     with reworded(ARGUMENT, path):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from sdpa_xp.checks import message
+from sdpa_xp._checks import message
 
 
 class PathArgument(NamedTuple):
@@ -23,9 +23,13 @@ class PathArgument(NamedTuple):
 
     def checked(self, path: object) -> Path:
         """Check that `path` is a path that the system can name."""
-        if not isinstance(path, str | os.PathLike):
-            raise TypeError(self.message("must be a path", type(path).__name__))
-        path = Path(path)
+        try:
+            name = os.fspath(path) if isinstance(path, str | os.PathLike) else path
+        except TypeError as error:  # an object whose `__fspath__` returns neither str nor bytes
+            raise TypeError(self.message("must be a path", type(path).__name__)) from error
+        if not isinstance(name, str):
+            raise TypeError(self.message("must be a path, of characters", type(name).__name__))
+        path = Path(name)
         try:
             encoded = os.fsencode(path)
         except UnicodeEncodeError as error:
@@ -37,7 +41,7 @@ class PathArgument(NamedTuple):
 
 
 @contextmanager
-def reworded(argument: PathArgument, path: str | Path) -> Iterator[None]:
+def reworded(argument: PathArgument, path: str | os.PathLike[str]) -> Iterator[None]:
     """Reword errors of the system: they then name the path that the user passed, and no temporary one."""
     try:
         yield
@@ -47,7 +51,7 @@ def reworded(argument: PathArgument, path: str | Path) -> Iterator[None]:
         raise with_text(error, argument.message(f"must be writable ({reason(error)})", path)) from error
 
 
-def free_target(path: str | Path, argument: PathArgument, *, overwrite: bool) -> Path:
+def free_target(path: str | os.PathLike[str], argument: PathArgument, *, overwrite: bool) -> Path:
     """Return the file to write, with links followed, so that a link stays a link.
 
     A link to a file that is not there leads out of its folder only with `overwrite`. Otherwise whoever may

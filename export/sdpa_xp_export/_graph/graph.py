@@ -11,14 +11,14 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, ClassVar, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from sdpa_xp.checks import message
+from sdpa_xp._checks import message
 from sdpa_xp_export._dtypes.conversion import ONNX_DTYPE, numpy_dtype
 from sdpa_xp_export._graph.lengths import Length
 from sdpa_xp_export._model.weights import Weight
@@ -172,6 +172,16 @@ def _reflected(function: str) -> Callable[[GraphValue, object], GraphValue]:
     return operator
 
 
+def _in_place(operator: str) -> Callable[[GraphValue, object], GraphValue]:
+    """Return the operator in place: the result takes the name of the value, and nothing is written to."""
+
+    def in_place(value: GraphValue, other: object) -> GraphValue:
+        result: GraphValue = value.graph.namespace.in_place(value, getattr(value, operator)(other))
+        return result
+
+    return in_place
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class GraphValue:
     """An edge of the graph, with the operators of the array API."""
@@ -180,8 +190,6 @@ class GraphValue:
     name: str
     dtype: str
     shape: SymbolicShape
-
-    __array_ufunc__: ClassVar[None] = None  # NumPy then leaves `array + value` to the value
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", Length.in_shape(self.graph, self.shape))
@@ -213,6 +221,10 @@ class GraphValue:
             return self
         return self.graph.add("Cast", self, dtype=dtype, shape=self.shape, to=ONNX_DTYPE[dtype])
 
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **keywords: Any) -> Any:
+        """Compute an operator that NumPy starts, with an array or a number on the left."""
+        return self.graph.namespace.of_ufunc(self, ufunc, method, inputs, **keywords)
+
     __add__, __radd__ = _binary("add"), _reflected("add")
     __sub__, __rsub__ = _binary("subtract"), _reflected("subtract")
     __mul__, __rmul__ = _binary("multiply"), _reflected("multiply")
@@ -225,6 +237,11 @@ class GraphValue:
     __and__ = __rand__ = _binary("bitwise_and")
     __or__ = __ror__ = _binary("bitwise_or")
     __xor__ = __rxor__ = _binary("bitwise_xor")
+    __iadd__, __isub__, __imul__ = _in_place("__add__"), _in_place("__sub__"), _in_place("__mul__")
+    __itruediv__, __ifloordiv__ = _in_place("__truediv__"), _in_place("__floordiv__")
+    __imod__, __ipow__, __imatmul__ = _in_place("__mod__"), _in_place("__pow__"), _in_place("__matmul__")
+    __iand__, __ior__, __ixor__ = _in_place("__and__"), _in_place("__or__"), _in_place("__xor__")
+    __ilshift__, __irshift__ = _in_place("__lshift__"), _in_place("__rshift__")
     __le__, __lt__ = _binary("less_equal"), _binary("less")
     __ge__, __gt__ = _binary("greater_equal"), _binary("greater")
     __neg__, __pos__, __abs__ = _unary("negative"), _unary("positive"), _unary("abs")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from sdpa_xp.checks import broadcast, message
+from sdpa_xp._checks import broadcast, message
 from sdpa_xp_export.spec import SymbolicShape
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import array_api_compat
 import onnx
 
-from sdpa_xp.checks import message
+from sdpa_xp._checks import message
 from sdpa_xp_export._dtypes.conversion import to_numpy
 from sdpa_xp_export._graph.graph import Attend, Graph, GraphValue
 from sdpa_xp_export._graph.lengths import Length

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from onnx.model_container import make_large_tensor_proto
 
-from sdpa_xp.checks import message
+from sdpa_xp._checks import message
 from sdpa_xp_export._model.large_model import LargeModel, Model, location
 from sdpa_xp_export._model.weights import Weight
 

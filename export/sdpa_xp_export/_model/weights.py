@@ -12,7 +12,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from sdpa_xp.checks import message
+from sdpa_xp._checks import message
 
 COPIED_BELOW = 2**20
 """A smaller array, in bytes, is copied at once; a larger one is referred to, and must not be written to."""

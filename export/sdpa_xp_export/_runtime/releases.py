@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from sdpa_xp.checks import message
+from sdpa_xp._checks import message
 
 FormName: TypeAlias = Literal["attention", "multi_head", "grouped_query", "tiled", "primitive"]
 FormChoice: TypeAlias = Literal["auto", FormName]

@@ -6,8 +6,8 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from sdpa_xp._checks import message
 from sdpa_xp.biases import Bias
-from sdpa_xp.checks import message
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export.spec import SymbolicShape, addends, evaluated

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sdpa_xp.checks import message
+from sdpa_xp._checks import message
 from sdpa_xp_export._agree import backends
 from sdpa_xp_export._agree.comparison import Row, compare, feature_jobs
 from sdpa_xp_export._demo import demo

@@ -18,7 +18,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from sdpa_xp.checks import message
+from sdpa_xp._checks import message
 from sdpa_xp_export._call import expressions
 from sdpa_xp_export._dtypes.promotion import FLOATING
 from sdpa_xp_export.spec import TensorSpec

@@ -8,7 +8,7 @@ from typing import Annotated, cast
 
 import typer
 
-from sdpa_xp.checks import message
+from sdpa_xp._checks import message
 from sdpa_xp_export._files.atomic import publish
 from sdpa_xp_export._files.paths import PathArgument, free_target
 from sdpa_xp_export._runtime.releases import PROVIDERS, ProviderName

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from types import ModuleType
 
-from sdpa_xp.checks import message
+from sdpa_xp._checks import message
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.mask_analysis import only_causal, unmasked
 from sdpa_xp_export._runtime.releases import (

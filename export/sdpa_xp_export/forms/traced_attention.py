@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, cast
 
 from sdpa_xp import AttentionState
+from sdpa_xp._checks import HLE, message
 from sdpa_xp.biases import Bias
-from sdpa_xp.checks import HLE, message
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._array_api import namespace as xp
 from sdpa_xp_export._array_api import ops

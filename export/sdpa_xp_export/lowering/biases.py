@@ -7,7 +7,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from sdpa_xp import biases, checks
+from sdpa_xp import _checks as checks
+from sdpa_xp import biases
 from sdpa_xp.biases import Bias
 from sdpa_xp_export._array_api import namespace as xp
 from sdpa_xp_export._array_api import ops

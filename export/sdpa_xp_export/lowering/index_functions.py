@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sdpa_xp import checks
+from sdpa_xp import _checks as checks
 from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export.lowering.tile import FUNCTION
 

@@ -95,11 +95,11 @@ def _sliding_window(
 def _padding(tile: GraphTile, _first: GraphValue, _last: GraphValue, key_lengths: object, **_: Any) -> KeyRange:
     if key_lengths is None:
         return KeyRange()
-    return KeyRange(stop=most(tile, tile.integers("attn_mask.key_lengths", key_lengths)))
+    return KeyRange(stop=most(tile, tile.limited("attn_mask.key_lengths", key_lengths)))
 
 
 def _prefix(tile: GraphTile, _first: GraphValue, _last: GraphValue, length: object) -> KeyRange:
-    return KeyRange(stop=most(tile, tile.integers("attn_mask.length", length)))
+    return KeyRange(stop=most(tile, tile.limited("attn_mask.length", length)))
 
 
 def _chunked(_tile: GraphTile, first: GraphValue, last: GraphValue, size: int) -> KeyRange:

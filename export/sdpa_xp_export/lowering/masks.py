@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any, TypeAlias
 
-from sdpa_xp import checks
+from sdpa_xp import _checks as checks
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._graph.graph import GraphValue
@@ -67,9 +67,10 @@ def _causal(tile: GraphTile, offset: object) -> AllowedPairs:
 
 
 def _sliding_window(tile: GraphTile, left: int | None, right: int | None, offset: object) -> AllowedPairs:
+    shift = tile.integers("attn_mask.offset", offset)  # an offset is checked even if it moves nothing
     if left is None and right is None:
         return True
-    middle = tile.query_index + tile.integers("attn_mask.offset", offset)
+    middle = tile.query_index + shift
     allowed: AllowedPairs = True
     if left is not None:
         allowed = tile.key_index >= middle - left
@@ -81,15 +82,16 @@ def _sliding_window(tile: GraphTile, left: int | None, right: int | None, offset
 def _padding(tile: GraphTile, key_lengths: object, query_lengths: object) -> AllowedPairs:
     allowed: AllowedPairs = True
     if key_lengths is not None:
-        allowed = tile.key_index < tile.integers("attn_mask.key_lengths", key_lengths)
+        allowed = tile.key_index < tile.limited("attn_mask.key_lengths", key_lengths, tile.call.sizes.keys)
     if query_lengths is not None:
         # Lengths count the queries of the call, so a cache does not move them.
-        allowed = both_allow(allowed, tile.row < tile.integers("attn_mask.query_lengths", query_lengths))
+        real = tile.limited("attn_mask.query_lengths", query_lengths, tile.call.sizes.queries)
+        allowed = both_allow(allowed, tile.row < real)
     return allowed
 
 
 def _prefix(tile: GraphTile, length: object) -> AllowedPairs:
-    return tile.key_index < tile.integers("attn_mask.length", length)
+    return tile.key_index < tile.limited("attn_mask.length", length)
 
 
 def _document(tile: GraphTile, query_ids: object, key_ids: object) -> AllowedPairs:

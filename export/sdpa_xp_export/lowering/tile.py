@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, cast
 
-from sdpa_xp import checks
+import numpy as np
+
+from sdpa_xp import _checks as checks
 from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.operands import GraphOperand, Initializer, Input
@@ -90,6 +92,7 @@ class GraphTile:
         if value == "lower_right" and isinstance(value, str):
             # A cache moves the queries to the last tokens already, so the offset is 0 there.
             return 0 if self.call.cached else self.here(self.lengths.keys) - self.here(self.lengths.queries)
+        _check_range(name, value, -checks.LARGEST_INTEGER, checks.LARGEST_INTEGER)
         if isinstance(value, int):
             return value
         vector = self.vector(name, value)
@@ -99,6 +102,12 @@ class GraphTile:
             return ops.reshape(vector, (1, 1, 1), (1, 1, 1))
         checks.broadcasts(FUNCTION, name, shape, batch, "(...), one a batch entry")
         return ops.reshape(vector, (*[0] * len(shape), 1, 1, 1), (*shape, 1, 1, 1))
+
+    def limited(self, name: str, value: object, limit: int | str | None = None) -> GraphValue | int:
+        """Return lengths as `integers` does; known ones must be at least 0, and at most a known `limit`."""
+        most = limit if isinstance(limit, int) else checks.LARGEST_INTEGER
+        _check_range(name, value, 0, most)
+        return self.integers(name, value)
 
     def vector(self, name: str, value: object) -> GraphValue:
         """Return integers as a value: a list of them, an input or an initializer."""
@@ -139,6 +148,15 @@ class GraphTile:
         ones = [self.graph.constant([1], "int64")] * 3
         target = ops.join([*lengths, *ones])
         return ops.reshape_to(ops.arange(count, "entries"), target, (*batch, 1, 1, 1))
+
+
+def _check_range(name: str, value: object, least: int, most: int) -> None:
+    """Refuse integers that the library refuses, if they are known now; those of an input are not."""
+    known = value.numbers.ravel().tolist() if isinstance(value, Initializer) else value
+    for number in known if isinstance(known, tuple | list) else [known]:
+        if isinstance(number, int | np.integer) and not least <= number <= most:
+            rule = f"`{name}` must be " + (f"at least {least}" if number < least else f"at most {most}")
+            raise ValueError(checks.message(FUNCTION, rule, {name: int(number)}))
 
 
 def whole_tile(lengths: GraphLengths, key: GraphValue) -> GraphTile:

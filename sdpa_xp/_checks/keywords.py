@@ -1,0 +1,146 @@
+"""Keywords that are no arrays: flags, numbers, names."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import numbers
+from collections.abc import Sequence
+from typing import NoReturn
+
+from sdpa_xp._checks.messages import message, type_name
+from sdpa_xp._libraries import LARGEST, dtype_name, is_compiling, library_of
+from sdpa_xp._libraries.protocols import Array, Dtype
+
+
+def flag(function: str, name: str, value: object) -> bool:
+    """A Python or NumPy bool."""
+    if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
+        return bool(value)
+    raise TypeError(message(function, f"`{name}` must be True or False", {name: repr(value)}))
+
+
+def number(function: str, name: str, value: object, dtype: Dtype = "float64") -> float:
+    """A real number, finite in `dtype`, and 0 there only if it is 0."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        rule = f"`{name}` must be a real number"
+        raise TypeError(message(function, rule, {name: f"{value!r} ({type_name(value)})"}))
+    try:
+        result = float(value)
+    except OverflowError:
+        result = math.inf
+    largest = LARGEST[dtype_name(dtype)]
+    if not abs(result) <= largest:
+        rule = f"`{name}` must be finite" + (f" in {dtype_name(dtype)}" if math.isfinite(result) else "")
+        raise ValueError(message(function, rule, {name: result}))
+    if 0 < abs(result) < 1 / largest:
+        rule = f"`{name}` must be 0 or at least {1 / largest:.1e} in size"
+        raise ValueError(message(function, rule, {name: result}))
+    return result
+
+
+def scale(function: str, value: object, dtype: Dtype) -> float | None:
+    """A number, or None for the default."""
+    return None if value is None else number(function, "scale", value, dtype)
+
+
+def softcap(function: str, value: object, dtype: Dtype = "float64") -> float | None:
+    """A positive number; None or 0 is off."""
+    cap = 0.0 if value is None else number(function, "softcap", value, dtype)
+    if cap < 0:
+        rule = "`softcap` must be positive, or None or 0 for off"
+        raise ValueError(message(function, rule, {"softcap": value}))
+    return cap or None
+
+
+def implementation(function: str, value: object, *, kernels: bool) -> str | None:
+    """One of the implementations that there are; "native" where vendors have `kernels` for the function."""
+    if value is None or (isinstance(value, str) and value == "xp"):
+        return value
+    if isinstance(value, str) and value == "native":
+        if kernels:
+            return value
+        no_kernel(function, "no vendor has a kernel for this function")
+    rule = "`implementation` must be None or 'xp', the portable one" + ", or 'native'" * kernels
+    raise ValueError(message(function, rule, {"implementation": repr(value)}))
+
+
+def no_kernel(function: str, reason: str) -> NoReturn:
+    """A kernel was asked for where there is none that computes the call."""
+    rule = f"`implementation` must be None or 'xp' where {reason}"
+    raise ValueError(message(function, rule, {"implementation": "'native'"}))
+
+
+def named(function: str, name: str, value: object, choices: Sequence[str], otherwise: str = "") -> None:
+    """`value` is one of the names that there are; `otherwise` says what else it may be."""
+    if not (isinstance(value, str) and value in choices):
+        rule = f"`{name}` must be " + " or ".join(
+            [repr(choice) for choice in choices] + [otherwise] * bool(otherwise)
+        )
+        raise ValueError(message(function, rule, {name: repr(value)}))
+
+
+def probability(function: str, name: str, value: object) -> float:
+    """A number from 0 to 1."""
+    result = number(function, name, value)
+    if not 0 <= result <= 1:
+        raise ValueError(message(function, f"`{name}` must be between 0 and 1", {name: value}))
+    return result
+
+
+def softmax_dtype(function: str, value: object, held: Dtype, query: Array) -> Dtype:
+    """The dtype that scores are held in: `held`, or the wider one that was asked for."""
+    if value is None:
+        return held
+    asked, least = dtype_name(value), dtype_name(held)
+    if asked not in ("float32", "float64") or asked < least:
+        rule = "`softmax_dtype` must be None, or float32 or float64 and no narrower than the scores"
+        hint = "A narrower one would only lose digits."
+        raise ValueError(message(function, rule, {"softmax_dtype": asked, "scores": least}, hint))
+    library = library_of(query)
+    xp, device = library.namespace(query), library.device(query)
+    if asked not in library.real_dtypes(xp, device):
+        rule = f"`softmax_dtype` must be one that {xp.__name__} has on this device"
+        raise ValueError(message(function, rule, {"softmax_dtype": asked, "device": device}))
+    return getattr(xp, asked)
+
+
+def lse_base(function: str, value: object) -> float | None:
+    """The base of the logarithm: None for e, or 2."""
+    if value is None or (
+        not isinstance(value, bool) and isinstance(value, numbers.Real) and value in (2, math.e)
+    ):
+        return None if value in (None, math.e) else 2.0
+    raise ValueError(message(function, "`lse_base` must be None (e) or 2", {"lse_base": repr(value)}))
+
+
+def function(where: str, name: str, value: object, arguments: Sequence[str]) -> None:
+    """Something that can be called with so many arguments, as far as it tells."""
+    if not callable(value):
+        raise TypeError(message(where, f"`{name}` must be a function", {name: type_name(value)}))
+    if is_compiling():
+        return
+    try:
+        signature = inspect.signature(value, follow_wrapped=False)
+    except (TypeError, ValueError):  # of a builtin
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        rule = f"`{name}` must be a function of {len(arguments)} arguments ({', '.join(arguments)})"
+        shown = getattr(value, "__name__", type_name(value))
+        raise TypeError(message(where, rule, {name: f"{shown}{signature}"})) from None
+
+
+def rng(function: str, value: object, query: Array, *, needed: bool) -> None:
+    """A generator of the query's library; None where nothing is random."""
+    name = library_of(query).rng_name
+    if value is None and needed:
+        hint = "It is not drawn from a hidden state, so that a result can be had again."
+        raise ValueError(message(function, f"`dropout_p` > 0 needs `rng`, a {name}", {"rng": None}, hint))
+    if value is not None and not library_of(query).is_rng(value):
+        raise TypeError(message(function, f"`rng` must be a {name}", {"rng": type_name(value)}))
+    if value is not None and not library_of(query).can_draw():
+        rule = "`rng` cannot be drawn from inside torch.compile"
+        hint = "It takes no torch.Generator: leave this call out of what is compiled."
+        raise TypeError(message(function, rule, {"rng": name}, hint))
