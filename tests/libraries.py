@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from sdpa_xp._libraries import namespace_of
-from sdpa_xp_export import backends
+from sdpa_xp_export._agree import backends
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def read_only(x: np.ndarray) -> np.ndarray:
 
 
 def _base(name: str) -> backends.Backend:
-    return backends.find([name])[0]
+    return backends.find_backends([name])[0]
 
 
 def _numpy() -> Library:
@@ -76,7 +76,7 @@ def _torch() -> Library:
 
 
 def _torch_cuda() -> Library:
-    base = next(each for each in backends.find(["torch"]) if each.device.startswith("cuda"))
+    base = next(each for each in backends.find_backends(["torch"]) if each.device.startswith("cuda"))
     return Library("torch-cuda", base.put, base.get)
 
 

@@ -5,21 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import onnx
-
 import sdpa_xp
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
-from sdpa_xp_export.call import Arguments, Call
-from sdpa_xp_export.checking import checked
-from sdpa_xp_export.choice import FORMS, choose, fitting_opset
-from sdpa_xp_export.external import without_numbers
-from sdpa_xp_export.graph import Graph
-from sdpa_xp_export.large import Model
-from sdpa_xp_export.metadata import to_json
-from sdpa_xp_export.runtime import DEFAULT_OPSET, DEFAULT_RUNTIME, OPSETS, Runtime
+from sdpa_xp_export._array_api import namespace
+from sdpa_xp_export._call.call import ExportCall, ExportOptions, Layout, OutputName, WideDtype
+from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._call.mask_analysis import counts_real_keys
+from sdpa_xp_export._call.metadata import to_json
+from sdpa_xp_export._graph.finished_model import finished_model
+from sdpa_xp_export._graph.graph import Graph
+from sdpa_xp_export._model.large_model import Model
+from sdpa_xp_export._runtime.releases import (
+    DEFAULT_OPSET,
+    DEFAULT_RUNTIME,
+    OPSETS,
+    FormChoice,
+    FormName,
+    Runtime,
+)
+from sdpa_xp_export.forms.choice import FORMS, check_form_opset, choose
+from sdpa_xp_export.forms.traced_attention import refuse_attention
 from sdpa_xp_export.spec import TensorSpec
-from sdpa_xp_export.structure import counts_real_keys
 
 
 def export_attention(
@@ -34,13 +41,13 @@ def export_attention(
     softcap: float | None = None,
     sinks: TensorSpec | Any | None = None,
     dropout_p: float = 0.0,
-    softmax_dtype: str | None = None,
-    layout: str = "...HLE",
+    softmax_dtype: WideDtype | None = None,
+    layout: Layout = "...HLE",
     past_key: TensorSpec | None = None,
     past_value: TensorSpec | None = None,
     past_lengths: TensorSpec | None = None,
-    outputs: Sequence[str] = ("output",),
-    form: str = "auto",
+    outputs: Sequence[OutputName] = ("output",),
+    form: FormChoice = "auto",
     opset: int | None = None,
     runtime: str = DEFAULT_RUNTIME,
 ) -> Model:
@@ -110,7 +117,7 @@ def export_attention(
         ONNX operators, Attention-23 and Attention-24; onnxruntime, ContribOperators.md.
     """
     function = "export_attention"
-    given = Arguments(
+    options = ExportOptions(
         attn_mask,
         bias,
         is_causal,
@@ -125,22 +132,27 @@ def export_attention(
         past_lengths,
         outputs,
     )
-    call = checked(function, query, key, value, given)
+    call = checked_call(function, query, key, value, options)
     return export_call(call, form=form, opset=opset, runtime=runtime, function=function)
 
 
 def export_call(
-    call: Call,
+    call: ExportCall,
     *,
-    form: str = "auto",
+    form: FormChoice = "auto",
     opset: int | None = None,
     runtime: str = DEFAULT_RUNTIME,
     function: str = "export_attention",
 ) -> Model:
-    """The model of a call that has been checked."""
+    """Return the model of a call that has been checked."""
     target = Runtime.parse(function, runtime)
     name, reason = choose(function, call, form, opset, target)
-    graph = Graph(_opset(function, name, opset, call), call.held)
+    graph = Graph(
+        opset=_opset(function, name, opset, call),
+        namespace=namespace,
+        attend=refuse_attention,
+        float_dtype=call.accumulation_dtype,
+    )
     metadata = {
         "sdpa_xp.version": sdpa_xp.__version__,
         "sdpa_xp.call": to_json(call),
@@ -148,13 +160,11 @@ def export_call(
         "sdpa_xp.reason": reason,
         "sdpa_xp.runtime": str(target),
     }
-    model = graph.model(FORMS[name].write(graph, call, target), metadata)
-    onnx.checker.check_model(without_numbers(model), full_check=True)  # which takes no more than 2 GiB
-    return model
+    return finished_model(graph, FORMS[name].write(graph, call, target), metadata)
 
 
-def _opset(function: str, form: str, opset: int | None, call: Call) -> int:
+def _opset(function: str, form: FormName, opset: int | None, call: ExportCall) -> int:
     if opset is None:
         return OPSETS[form][-1] if form == "attention" and counts_real_keys(call) else DEFAULT_OPSET[form]
-    fitting_opset(function, form, opset)
+    check_form_opset(function, form, opset)
     return opset

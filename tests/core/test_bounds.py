@@ -10,7 +10,7 @@ import pytest
 
 from sdpa_xp import attention_state, biases, masks
 from sdpa_xp._core import online_softmax
-from sdpa_xp_export import agreement, reference, textbook
+from sdpa_xp_export._verify import agreement, reference, textbook
 
 F = np.float32
 

@@ -13,9 +13,9 @@ from libraries import LIBRARIES, Library
 
 from sdpa_xp import KVCache, biases, masks, scaled_dot_product_attention
 from sdpa_xp._libraries import namespace_of as namespace
-from sdpa_xp_export import reference
-from sdpa_xp_export.agreement import judge
-from sdpa_xp_export.textbook import textbook
+from sdpa_xp_export._verify import reference
+from sdpa_xp_export._verify.agreement import judge
+from sdpa_xp_export._verify.textbook import textbook
 
 F = np.float32
 TOKENS, HEADS = 7, 4

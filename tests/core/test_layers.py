@@ -18,9 +18,9 @@ from sdpa_xp import KVCache, PagedKVCache, masks, merge_states
 from sdpa_xp._libraries import namespace_of as namespace
 from sdpa_xp.layers import Layer as Parameters
 from sdpa_xp.layers import Linear, MultiHeadAttention, SingleHeadAttention
-from sdpa_xp_export import reference
-from sdpa_xp_export.agreement import judge
-from sdpa_xp_export.textbook import stages
+from sdpa_xp_export._verify import reference
+from sdpa_xp_export._verify.agreement import judge
+from sdpa_xp_export._verify.textbook import stages
 
 F = np.float32
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float64": np.float64}

@@ -13,9 +13,9 @@ from libraries import Library
 from sdpa_xp import PagedKVCache, biases, masks
 from sdpa_xp._core.key_value_source import PagedSource
 from sdpa_xp._core.scores import Scores
-from sdpa_xp_export import reference
-from sdpa_xp_export.agreement import judge
-from sdpa_xp_export.textbook import textbook
+from sdpa_xp_export._verify import reference
+from sdpa_xp_export._verify.agreement import judge
+from sdpa_xp_export._verify.textbook import textbook
 
 F = np.float32
 HEADS, SIZE, POOL = 4, 4, 10

@@ -11,9 +11,9 @@ from libraries import Library
 
 from sdpa_xp import KVCache, PagedKVCache, masks
 from sdpa_xp.positional import LinearScaling, Rotary, YaRNScaling
-from sdpa_xp_export import reference
-from sdpa_xp_export.agreement import judge
-from sdpa_xp_export.textbook import textbook
+from sdpa_xp_export._verify import reference
+from sdpa_xp_export._verify.agreement import judge
+from sdpa_xp_export._verify.textbook import textbook
 
 F = np.float32
 TOKENS, SIZE = 9, 4

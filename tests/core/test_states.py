@@ -12,7 +12,7 @@ import pytest
 from libraries import LIBRARIES, Library
 
 from sdpa_xp import AttentionState, attention_state, merge_states
-from sdpa_xp_export import reference
+from sdpa_xp_export._verify import reference
 
 F = np.float32
 

@@ -21,7 +21,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from sdpa_xp import attention_state, masks, scaled_dot_product_attention, scaled_dot_product_attention_vjp
 from sdpa_xp._core import blas as blas_module
 from sdpa_xp._core import environment, threads
-from sdpa_xp_export import reference
+from sdpa_xp_export._verify import reference
 
 
 def blas() -> list[int]:

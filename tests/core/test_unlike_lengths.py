@@ -17,7 +17,7 @@ from sdpa_xp import attention_state, attention_weights, biases, masks, scaled_do
 from sdpa_xp import scaled_dot_product_attention_vjp as vjp
 from sdpa_xp._libraries import namespace_of as namespace
 from sdpa_xp._tiles.plan import TileSize
-from sdpa_xp_export.agreement import judge_together
+from sdpa_xp_export._verify.agreement import judge_together
 
 F = np.float32
 B, H, HQ, E, EV = 3, 2, 4, 7, 5

@@ -17,7 +17,7 @@ from sdpa_xp import scaled_dot_product_attention_vjp as vjp
 from sdpa_xp._libraries import device_of as device
 from sdpa_xp._libraries import namespace_of as namespace
 from sdpa_xp._tiles.plan import TileSize
-from sdpa_xp_export.agreement import judge_together
+from sdpa_xp_export._verify.agreement import judge_together
 
 F = np.float32
 

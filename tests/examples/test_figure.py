@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from sdpa_xp_export.figure import attention_of_word
-from sdpa_xp_export.minilm import Activations, Layer
+from sdpa_xp_export._demo.encoder import Activations, Layer
+from sdpa_xp_export._demo.picture import attention_of_word
 
 
 def activations() -> Activations:

@@ -17,10 +17,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from sdpa_xp_export import TensorSpec, demo, export_attention, save, verify, verify_layer
-from sdpa_xp_export.locking import lock
-from sdpa_xp_export.publishing import publish
-from sdpa_xp_export.targets import Asked
+from sdpa_xp_export import TensorSpec, export_attention, save, verify, verify_layer
+from sdpa_xp_export._demo import demo
+from sdpa_xp_export._files.atomic import publish
+from sdpa_xp_export._files.locks import lock
+from sdpa_xp_export._files.paths import PathArgument
 
 MODEL = export_attention(*[TensorSpec("float32", (2, 4))] * 3)
 
@@ -63,7 +64,9 @@ CHILD = """
 import os, signal, sys
 from pathlib import Path
 import onnx
-from sdpa_xp_export import files, publishing, save
+from sdpa_xp_export import save
+from sdpa_xp_export._files import model_files as files
+from sdpa_xp_export._files import atomic as publishing
 
 model, target, step, overwrite = sys.argv[1:]
 
@@ -227,20 +230,20 @@ def test_nothing_is_removed_where_nobody_can_tell(tmp_path: Path, monkeypatch: p
 
     left = tmp_path / f".{'0' * 32}.unfinished"
     left.touch()
-    monkeypatch.setattr("sdpa_xp_export.locking.flock", none)
+    monkeypatch.setattr("sdpa_xp_export._files.locks.flock", none)
     save(filled(1), tmp_path / "a.onnx", external_above=0)
     save(filled(2), tmp_path / "a.onnx", external_above=0, overwrite=True)
     left.unlink()
     assert_one_model(tmp_path, 2)
-    monkeypatch.setattr("sdpa_xp_export.locking.HAS_LOCKS", False)
-    monkeypatch.setattr("sdpa_xp_export.publishing.HAS_LOCKS", False)
+    monkeypatch.setattr("sdpa_xp_export._files.locks.HAS_LOCKS", False)
+    monkeypatch.setattr("sdpa_xp_export._files.atomic.HAS_LOCKS", False)
     save(filled(3), tmp_path / "a.onnx", external_above=0, overwrite=True)
     assert_one_model(tmp_path, 3)
 
 
 def test_a_writer_that_was_stopped_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have the folder to itself for good."""
-    monkeypatch.setattr("sdpa_xp_export.locking.SECONDS", 0.05)
+    monkeypatch.setattr("sdpa_xp_export._files.locks.SECONDS", 0.05)
     descriptor = os.open(tmp_path, os.O_RDONLY)
     try:
         assert lock(descriptor)
@@ -267,7 +270,7 @@ def test_what_replaces_a_file_has_its_mode(tmp_path: Path, mode: int, external_a
     page = tmp_path / "r.html"
     page.touch()
     page.chmod(mode)
-    publish(b"text", page, Asked("verify", "html"), overwrite=True)
+    publish(b"text", page, PathArgument("verify", "html"), overwrite=True)
     assert page.stat().st_mode & 0o777 == mode
 
 
@@ -302,7 +305,7 @@ def test_a_link_to_nothing_leads_out_of_its_folder_only_when_told(tmp_path: Path
     targets = {"absolute": outside / "a.onnx", "..": Path("..") / "outside" / "a.onnx"}
     (tmp_path / "folder").symlink_to(outside)
     link = linked(tmp_path, targets.get(to, Path("..") / "folder" / "a.onnx"))
-    for write in (lambda: save(MODEL, link), lambda: publish(b"", link, Asked("save", "path"))):
+    for write in (lambda: save(MODEL, link), lambda: publish(b"", link, PathArgument("save", "path"))):
         with pytest.raises(
             FileExistsError,
             match=r"^save: `path` must not be a link out of its folder; got path=.*--force",

@@ -15,7 +15,7 @@ import pytest
 from sdpa_xp import KVCache, PagedKVCache, biases, masks, scaled_dot_product_attention
 from sdpa_xp.positional import Rotary
 from sdpa_xp_export import TensorSpec, to_onnx, verify_layer
-from sdpa_xp_export.agreement import judge
+from sdpa_xp_export._verify.agreement import judge
 
 F = np.float32
 TOKENS, WIDTH = 7, 8

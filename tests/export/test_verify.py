@@ -17,8 +17,9 @@ from onnx import numpy_helper
 
 from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec, export_attention, verify
-from sdpa_xp_export.agreement import Agreement, judge
-from sdpa_xp_export.session import Placement, placements
+from sdpa_xp_export._runtime.session import placements
+from sdpa_xp_export._verify.agreement import judge
+from sdpa_xp_export.report import Agreement, Placement
 
 QKV = TensorSpec("float32", ("B", 4, "L", 16))
 FIXED = TensorSpec("float32", (2, 4, 5, 16))

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 
 from sdpa_xp import attention_state, biases, dot_product_attention, masks, scaled_dot_product_attention
-from sdpa_xp_export import reference
-from sdpa_xp_export.agreement import judge
-from sdpa_xp_export.textbook import textbook
+from sdpa_xp_export._verify import reference
+from sdpa_xp_export._verify.agreement import judge
+from sdpa_xp_export._verify.textbook import textbook
 
 NATIVE = {"implementation": "native"}
 

@@ -9,9 +9,9 @@ import pytest
 
 from sdpa_xp import attention_state
 from sdpa_xp._libraries import array_signature, is_traced
-from sdpa_xp_export import reference
-from sdpa_xp_export.agreement import judge
-from sdpa_xp_export.textbook import textbook
+from sdpa_xp_export._verify import reference
+from sdpa_xp_export._verify.agreement import judge
+from sdpa_xp_export._verify.textbook import textbook
 
 mx = pytest.importorskip("mlx.core")
 

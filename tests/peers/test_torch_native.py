@@ -23,9 +23,9 @@ from sdpa_xp import (
     scaled_dot_product_attention,
 )
 from sdpa_xp._call import prepare
-from sdpa_xp_export import reference
-from sdpa_xp_export.agreement import judge
-from sdpa_xp_export.textbook import textbook
+from sdpa_xp_export._verify import reference
+from sdpa_xp_export._verify.agreement import judge
+from sdpa_xp_export._verify.textbook import textbook
 
 NATIVE = {"implementation": "native"}
 

@@ -20,7 +20,7 @@ from runtime.outcomes import choices, exports, faults, wrong
 from runtime.releases import RELEASES, path_of
 from runtime.table import markdown
 
-from sdpa_xp_export.choice import FORMS
+from sdpa_xp_export.forms.choice import FORMS
 
 RESULTS = Path(__file__).with_name("results.json")
 TABLE = Path(__file__).with_name("RESULTS.md")
