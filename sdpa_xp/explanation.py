@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.prepare import prepare
+from sdpa_xp._checks import Implementation
 from sdpa_xp._core import threads
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._kernels import choose_kernel
-from sdpa_xp._libraries.protocols import AnyArray
+from sdpa_xp._libraries.protocols import AnyArray, Dtype, Rng
 from sdpa_xp._tiles.layout import Layout
 from sdpa_xp._tiles.plan import Plan, plan_tiles
 from sdpa_xp.biases import Bias
@@ -19,7 +20,7 @@ from sdpa_xp.masks import Mask
 class Explanation(NamedTuple):
     """How a call would be computed, as `explain` returns it; `print` shows it in two lines."""
 
-    implementation: str
+    implementation: Implementation
     """"xp" or "native"."""
     reason: str
     """Why this one; where it is "xp" without having been asked for, why not the native one."""
@@ -27,7 +28,7 @@ class Explanation(NamedTuple):
     """Queries and keys of a tile of the portable implementation, which also stands by for a native one."""
     tiles: int
     """How many of them it computes."""
-    of_tiles: int
+    total_tiles: int
     """How many there are; in the others no pair may attend."""
     threads: int
     """Threads that share the tiles; 1 where that is left to the arrays' library."""
@@ -35,7 +36,7 @@ class Explanation(NamedTuple):
     def __str__(self) -> str:
         rows, columns = self.tile
         shared = f"in {self.threads} threads" if self.threads > 1 else "one after the other"
-        tiles = f"{self.tiles} of {self.of_tiles} tiles of {rows} queries x {columns} keys, {shared}"
+        tiles = f"{self.tiles} of {self.total_tiles} tiles of {rows} queries x {columns} keys, {shared}"
         return f"{self.implementation}: {self.reason}\n" + (tiles if self.implementation == "xp" else "")
 
 
@@ -51,10 +52,10 @@ def explain(
     softcap: float | None = None,
     sinks: AnyArray | None = None,
     dropout_p: float = 0.0,
-    rng: object = None,
-    softmax_dtype: object = None,
+    rng: Rng | None = None,
+    softmax_dtype: Dtype | None = None,
     layout: Layout = "...HLE",
-    implementation: str | None = None,
+    implementation: Implementation | None = None,
 ) -> Explanation:
     """Which implementation `scaled_dot_product_attention` would choose for a call, and in what tiles.
 
@@ -108,7 +109,7 @@ def explain(
         reason=choice.reason,
         tile=(min(plan.rows, plan.queries), min(plan.columns, plan.keys)),
         tiles=_count_tiles(scores, plan),
-        of_tiles=all_tiles,
+        total_tiles=all_tiles,
         threads=threads.count() if plan.threads is None else 1,
     )
 

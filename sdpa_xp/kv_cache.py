@@ -7,8 +7,9 @@ from typing import Generic, TypeVar, cast
 
 from sdpa_xp import _checks as checks
 from sdpa_xp._call.options import CallOptions
+from sdpa_xp._checks import Implementation
 from sdpa_xp._libraries import device_of, namespace_of
-from sdpa_xp._libraries.protocols import AnyArray, Array
+from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp._tiles.layout import Layout, slice_of_axis
 from sdpa_xp.attention import attend
 from sdpa_xp.biases import Bias
@@ -47,7 +48,7 @@ class KVCache(Generic[A]):
         layout: Of all arrays that go in and come out: "...HLE", or "...LHE" with heads behind the length.
         rotary: What turns keys as they go in, those of the prompt too, and queries as they attend, each at
             its position in the cache. The first token stands at 0.
-        turned: Whether `key` has been turned before, as the `key` of another cache has.
+        rotated: Whether `key` has been rotated already, as the `key` of another cache has.
 
     Raises:
         TypeError: Arrays of several libraries or dtypes, or a capacity where arrays cannot be written to.
@@ -76,7 +77,7 @@ class KVCache(Generic[A]):
         capacity: int | None = None,
         layout: Layout = "...HLE",
         rotary: Rotary | None = None,
-        turned: bool = False,
+        rotated: bool = False,
     ) -> None:
         checks.named("KVCache", "layout", layout, checks.LAYOUTS)
         checks.instance("KVCache", "rotary", rotary, Rotary)
@@ -85,7 +86,7 @@ class KVCache(Generic[A]):
         checks.alike("KVCache", arrays)
         checks.same_but_width("KVCache", {name: array.shape for name, array in arrays.items()})
         self._length = arrays["key"].shape[self._axis]
-        if checks.flag("KVCache", "turned", turned) and rotary is not None:
+        if checks.flag("KVCache", "rotated", rotated) and rotary is not None:
             checks.rotated("KVCache", "key", arrays["key"].shape, rotary.width)
         else:
             arrays["key"] = rotation.turned(rotary, "KVCache", "key", arrays["key"], self._length, layout)
@@ -162,9 +163,9 @@ class KVCache(Generic[A]):
         softcap: float | None = None,
         sinks: AnyArray | None = None,
         dropout_p: float = 0.0,
-        rng: object = None,
-        softmax_dtype: object = None,
-        implementation: str | None = None,
+        rng: Rng | None = None,
+        softmax_dtype: Dtype | None = None,
+        implementation: Implementation | None = None,
     ) -> A:
         """Attention of the last L tokens of the cache over all of it.
 

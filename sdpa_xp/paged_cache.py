@@ -9,10 +9,11 @@ from sdpa_xp import _checks as checks
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.prepare import prepare
 from sdpa_xp._call.prepared_call import BatchEntry
+from sdpa_xp._checks import Implementation
 from sdpa_xp._core import streaming
 from sdpa_xp._core.key_value_source import PagedSource
 from sdpa_xp._libraries import namespace_of
-from sdpa_xp._libraries.protocols import AnyArray, Array, Shape
+from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng, Shape
 from sdpa_xp._tiles.layout import Layout, slice_of_axis
 from sdpa_xp._tiles.plan import plan_blocks
 from sdpa_xp.biases import Bias
@@ -194,9 +195,9 @@ class PagedKVCache(Generic[A]):
         softcap: float | None = None,
         sinks: AnyArray | None = None,
         dropout_p: float = 0.0,
-        rng: object = None,
-        softmax_dtype: object = None,
-        implementation: str | None = None,
+        rng: Rng | None = None,
+        softmax_dtype: Dtype | None = None,
+        implementation: Implementation | None = None,
     ) -> A:
         """Attention of the last L tokens of each sequence over all of its own.
 

@@ -10,9 +10,10 @@ from sdpa_xp import _checks as checks
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.prepare import prepare
 from sdpa_xp._call.prepared_call import BatchEntry
+from sdpa_xp._checks import Implementation
 from sdpa_xp._core import streaming
 from sdpa_xp._core.key_value_source import ContiguousSource
-from sdpa_xp._libraries.protocols import AnyArray
+from sdpa_xp._libraries.protocols import AnyArray, Dtype, Rng
 from sdpa_xp._tiles.layout import Layout
 from sdpa_xp._tiles.plan import plan_tiles
 from sdpa_xp.biases import Bias
@@ -35,10 +36,10 @@ def varlen_attention(
     softcap: float | None = None,
     sinks: AnyArray | None = None,
     dropout_p: float = 0.0,
-    rng: object = None,
-    softmax_dtype: object = None,
+    rng: Rng | None = None,
+    softmax_dtype: Dtype | None = None,
     layout: Layout = "...LHE",
-    implementation: str | None = None,
+    implementation: Implementation | None = None,
 ) -> A:
     r"""Compute attention of N packed sequences, each within itself.
 

@@ -43,6 +43,7 @@ from sdpa_xp._checks.integers import (
     within,
 )
 from sdpa_xp._checks.keywords import (
+    Implementation,
     flag,
     function,
     implementation,
@@ -101,6 +102,7 @@ __all__ = [
     "LAYOUTS",
     "LHE",
     "ONE_A_ROW",
+    "Implementation",
     "Integers",
     "IntegersLike",
     "Sizes",

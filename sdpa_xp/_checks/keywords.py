@@ -6,11 +6,14 @@ import inspect
 import math
 import numbers
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Literal, NoReturn, TypeAlias
 
 from sdpa_xp._checks.messages import message, type_name
 from sdpa_xp._libraries import LARGEST, dtype_name, is_compiling, library_of
 from sdpa_xp._libraries.protocols import Array, Dtype
+
+Implementation: TypeAlias = Literal["xp", "native"]
+"""The portable implementation in array-API calls, or a kernel of the arrays' own library."""
 
 
 def flag(function: str, name: str, value: object) -> bool:
@@ -53,13 +56,15 @@ def softcap(function: str, value: object, dtype: Dtype = "float64") -> float | N
     return cap or None
 
 
-def implementation(function: str, value: object, *, kernels: bool) -> str | None:
-    """One of the implementations that there are; "native" where vendors have `kernels` for the function."""
-    if value is None or (isinstance(value, str) and value == "xp"):
-        return value
+def implementation(function: str, value: object, *, kernels: bool) -> Implementation | None:
+    """Check for None, "xp", or "native" if vendors have `kernels` for the function."""
+    if value is None:
+        return None
+    if isinstance(value, str) and value == "xp":
+        return "xp"
     if isinstance(value, str) and value == "native":
         if kernels:
-            return value
+            return "native"
         no_kernel(function, "no vendor has a kernel for this function")
     rule = "`implementation` must be None or 'xp', the portable one" + ", or 'native'" * kernels
     raise ValueError(message(function, rule, {"implementation": repr(value)}))

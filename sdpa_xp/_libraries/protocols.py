@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
-Dtype: TypeAlias = Any  # each library has a class of its own, and the standard names no common base
+Dtype: TypeAlias = Any
+"""A dtype of the arrays' library. Each library has its own class, and the standard names no common base."""
 Device: TypeAlias = Any
 Shape: TypeAlias = tuple[int, ...]
 
@@ -21,6 +22,23 @@ class AnyArray(Protocol):
     def shape(self) -> tuple[int, ...]: ...
     @property
     def dtype(self) -> Dtype: ...
+
+
+class NumPyGenerator(Protocol):
+    """A numpy.random.Generator or a cupy.random.Generator."""
+
+    def random(self, size: Any = ..., dtype: Any = ...) -> Any: ...
+
+
+class TorchGenerator(Protocol):
+    """A torch.Generator."""
+
+    def get_state(self) -> Any: ...
+    def set_state(self, state: Any, /) -> Any: ...
+
+
+Rng: TypeAlias = NumPyGenerator | TorchGenerator | AnyArray
+"""A generator of NumPy, CuPy or torch; or a key of JAX or MLX, which is an array."""
 
 
 class Array(Protocol):

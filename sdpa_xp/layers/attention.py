@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypedDict, TypeVar, Unpack, cast
 
 from sdpa_xp import _checks as checks
+from sdpa_xp._checks import Implementation
 from sdpa_xp._libraries import accumulation_dtype, is_array, namespace_of
-from sdpa_xp._libraries.protocols import AnyArray, Array
+from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp._tiles.layout import swap_heads_and_length
 from sdpa_xp.attention import attention_state, scaled_dot_product_attention
 from sdpa_xp.biases import Bias
@@ -33,9 +34,9 @@ class Keywords(TypedDict, total=False):
     softcap: float | None
     sinks: AnyArray | None
     dropout_p: float
-    rng: object
-    softmax_dtype: object
-    implementation: str | None
+    rng: Rng | None
+    softmax_dtype: Dtype | None
+    implementation: Implementation | None
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -49,18 +50,18 @@ class Attention(Layer):
     temperature: float | AnyArray = field(default=1.0, kw_only=True)
 
     @property
-    def counts(self) -> tuple[int, int]:
-        """Heads of queries, and of keys and values."""
+    def head_counts(self) -> tuple[int, int]:
+        """The number of query heads, and of heads of keys and values."""
         return 1, 1
 
     @property
     def head_dim(self) -> int:
         """E, the width of a head of queries and keys."""
-        return self.query.widths[1] // self.counts[0]
+        return self.query.widths[1] // self.head_counts[0]
 
     @property
-    def rules(self) -> dict[str, Any]:
-        """What the layer adds to a call of its heads, such as `KVCache.attend(query, **layer.rules)`."""
+    def attention_options(self) -> dict[str, Any]:
+        """The keywords that the layer adds to a call: `KVCache.attend(query, **layer.attention_options)`."""
         return self._scaling()
 
     def __call__(
@@ -90,7 +91,7 @@ class Attention(Layer):
             ValueError: Likewise, or an input that is not as wide as the layer takes.
         """
         heads = self.project(query, key, value)
-        output: A = scaled_dot_product_attention(*heads, attn_mask, **self._rules(keywords))
+        output: A = scaled_dot_product_attention(*heads, attn_mask, **self._options(keywords))
         return self.combine(output)
 
     def state(
@@ -116,7 +117,7 @@ class Attention(Layer):
             `output`, (..., Hq, L, Ev), and `lse`, (..., Hq, L).
         """
         heads = self.project(query, key, value)
-        return attention_state(*heads, attn_mask, **self._rules(keywords))
+        return attention_state(*heads, attn_mask, **self._options(keywords))
 
     def weights(
         self,
@@ -137,7 +138,7 @@ class Attention(Layer):
             (..., Hq, L, S), or (..., L, S) of a `SingleHeadAttention`, which has no axis of heads.
         """
         q, k = self._heads({"query": query, "key": query if key is None else key})
-        return cast(A, attention_weights(q, k, attn_mask, **self._rules(keywords)))
+        return cast(A, attention_weights(q, k, attn_mask, **self._options(keywords)))
 
     def project(self, query: A, key: AnyArray | None = None, value: AnyArray | None = None) -> tuple[A, A, A]:
         """The heads of the inputs, as `scaled_dot_product_attention` and `KVCache` take them.
@@ -202,7 +203,7 @@ class Attention(Layer):
         """
         checks.named(f"{type(self).__name__}.attend", "cache.layout", cache.layout, [checks.HLE])
         (heads,) = self._heads({"query": query})
-        return self.combine(cache.attend(cast(A, heads), attn_mask, **self._rules(keywords)))
+        return self.combine(cache.attend(cast(A, heads), attn_mask, **self._options(keywords)))
 
     def combine(self, heads: A) -> A:
         """The output from that of each head.
@@ -220,12 +221,12 @@ class Attention(Layer):
 
     def _heads(self, inputs: dict[str, AnyArray]) -> list[AnyArray]:
         """(..., length, width) -> (..., heads, length, width of a head), each by its own map."""
-        name, (queries, shared) = type(self).__name__, self.counts
+        name, (queries, shared) = type(self).__name__, self.head_counts
         checks.inputs(name, inputs, {role: getattr(self, role).weight for role in inputs})
         checks.with_lengths(name, inputs)
         found: list[AnyArray] = []
         for role, x in inputs.items():
-            flat, count = cast(Array, getattr(self, role).mapped(x)), queries if role == "query" else shared
+            flat, count = cast(Array, getattr(self, role)._apply(x)), queries if role == "query" else shared
             xp = namespace_of(flat)
             apart = xp.reshape(flat, (*flat.shape[:-1], count, flat.shape[-1] // count))
             found.append(swap_heads_and_length(xp, apart, checks.LHE))
@@ -238,8 +239,8 @@ class Attention(Layer):
         scale: Any = 1 / math.sqrt(self.head_dim) if self.scale is None else self._of_heads(self.scale)
         return {"scale": scale / self._of_heads(self.temperature)}
 
-    def _rules(self, keywords: Keywords) -> Any:
-        return {**self.rules, **keywords}
+    def _options(self, keywords: Keywords) -> Any:
+        return {**self.attention_options, **keywords}
 
     def _of_heads(self, number: float | AnyArray) -> float | Array:
         """An array of one number for each head, as it meets the scores."""
@@ -260,7 +261,7 @@ class Attention(Layer):
         dtype = accumulation_dtype(namespace_of(self.query.weight), self.query.weight.dtype)
         for role, value in ({"temperature": self.temperature} | extra).items():
             if value is not None:
-                checks.of_heads(name, role, value, self.counts[0], dtype)
+                checks.of_heads(name, role, value, self.head_counts[0], dtype)
 
 
 def read(

@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar, cast
 from sdpa_xp import _checks as checks
 from sdpa_xp._libraries import accumulation_dtype, astype_if_needed, library_of, namespace_of, plain, quiet
 from sdpa_xp._libraries.overrides import leading
-from sdpa_xp._libraries.protocols import AnyArray, Array
+from sdpa_xp._libraries.protocols import AnyArray, Array, Rng
 from sdpa_xp.layers.drawing import drawn
 from sdpa_xp.layers.parameters import Layer
 
@@ -54,10 +54,10 @@ class Linear(Layer):
             (..., out).
         """
         checks.inputs("Linear", {"x": x}, {"x": self.weight})
-        return self.mapped(x)
+        return self._apply(x)
 
-    def mapped(self, x: A) -> A:
-        """The same, of what has been checked."""
+    def _apply(self, x: A) -> A:
+        """Return the map of an `x` that has been checked."""
         array, weight = plain(cast(Array, x)), cast(Array, self.weight)
         first = cast(Array, leading(array, weight))
         xp, held = namespace_of(first), first.dtype
@@ -78,7 +78,7 @@ class Linear(Layer):
 
     @classmethod
     def init(
-        cls, rng: object, in_dim: int, out_dim: int, *, bias: bool = True, like: AnyArray | None = None
+        cls, rng: Rng, in_dim: int, out_dim: int, *, bias: bool = True, like: AnyArray | None = None
     ) -> Self:
         """A map with weights by Xavier's rule, and biases of 0.
 

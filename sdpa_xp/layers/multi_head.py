@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar, cast
 
 from sdpa_xp import _checks as checks
-from sdpa_xp._libraries.protocols import AnyArray
+from sdpa_xp._libraries.protocols import AnyArray, Rng
 from sdpa_xp.layers import torch_names
 from sdpa_xp.layers.attention import Attention, read
 from sdpa_xp.layers.linear import Linear, linears
@@ -69,7 +69,7 @@ class MultiHeadAttention(Attention):
     @classmethod
     def init(
         cls,
-        rng: object,
+        rng: Rng,
         query_dim: int,
         key_dim: int | None = None,
         value_dim: int | None = None,
@@ -196,13 +196,13 @@ class MultiHeadAttention(Attention):
         return cls(layer.query, layer.key, layer.value, layer.out, num_heads=layer.num_heads, sinks=sinks)
 
     @property
-    def counts(self) -> tuple[int, int]:
-        """Heads of queries, and of keys and values."""
+    def head_counts(self) -> tuple[int, int]:
+        """The number of query heads, and of heads of keys and values."""
         return self.num_heads, self.num_kv_heads
 
     @property
-    def rules(self) -> dict[str, Any]:
-        """What the layer adds to a call of its heads, such as `KVCache.attend(query, **layer.rules)`."""
+    def attention_options(self) -> dict[str, Any]:
+        """The keywords that the layer adds to a call: `KVCache.attend(query, **layer.attention_options)`."""
         return self._scaling() | ({} if self.sinks is None else {"sinks": self.sinks})
 
     def combine(self, heads: A) -> A:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Self, TypeVar, Unpack, cast
 
 from sdpa_xp import _checks as checks
-from sdpa_xp._libraries.protocols import AnyArray, Array
+from sdpa_xp._libraries.protocols import AnyArray, Array, Rng
 from sdpa_xp.layers.attention import Attention, Keywords, read
 from sdpa_xp.layers.linear import linears
 from sdpa_xp.masks import Mask
@@ -53,7 +53,7 @@ class SingleHeadAttention(Attention):
     @classmethod
     def init(
         cls,
-        rng: object,
+        rng: Rng,
         embedding_dim: int,
         attention_dim: int,
         *,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sdpa_xp import _checks as checks
+from sdpa_xp._libraries.protocols import NumPyGenerator
 from sdpa_xp.plot.drawing import need_matplotlib
 from sdpa_xp.plot.panels import FONT, Theme, ThemeName, paint, theme_of
 from sdpa_xp.weights import attention_scores, attention_weights
@@ -27,7 +28,11 @@ class Curve(NamedTuple):
 
 
 def saturation(
-    widths: Sequence[int] = (1, 4, 16, 64, 256, 1024), *, rng: Any, keys: int = 32, theme: ThemeName = "light"
+    widths: Sequence[int] = (1, 4, 16, 64, 256, 1024),
+    *,
+    rng: NumPyGenerator,
+    keys: int = 32,
+    theme: ThemeName = "light",
 ) -> Figure:
     r"""Why scores are divided by $\sqrt{E}$: without it their spread grows with E, and one key takes all.
 
