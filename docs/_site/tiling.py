@@ -37,7 +37,7 @@ def draw(x: Any, masks: list[Mask], *, theme: str) -> Any:
                 [columns.start, columns.stop],
                 rows.start,
                 rows.stop,
-                facecolor=colours.full if whole else colours.other,
+                facecolor=colours.full if whole else colours.contrast,
                 edgecolor=colours.ink,
                 linewidth=0.4,
             )
@@ -45,7 +45,7 @@ def draw(x: Any, masks: list[Mask], *, theme: str) -> Any:
         axes.set(title=str(mask), facecolor=colours.empty)
         paint(axes, colours)
         axes.set_facecolor(colours.empty)
-    kinds = {"no mask needed": colours.full, "masked in part": colours.other, "skipped": colours.empty}
+    kinds = {"no mask needed": colours.full, "masked in part": colours.contrast, "skipped": colours.empty}
     patches = [Patch(facecolor=fill, edgecolor=colours.ink, label=name) for name, fill in kinds.items()]
     figure.legend(
         handles=patches,
