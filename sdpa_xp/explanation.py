@@ -1,4 +1,4 @@
-"""What a call would be computed with, and why: nothing is computed."""
+"""Explain how a call would be computed, and why, without computing it."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from sdpa_xp.masks import Mask
 
 
 class Explanation(NamedTuple):
-    """How a call would be computed, as `explain` returns it; `print` shows it in two lines."""
+    """How a call would be computed. `explain` returns it, and `print` shows it in two lines."""
 
     implementation: Implementation
     """"xp" or "native"."""
     reason: str
-    """Why this one; where it is "xp" without having been asked for, why not the native one."""
+    """Why this implementation was chosen; for "xp" by default, why not the native one."""
     tile: tuple[int, int]
-    """Queries and keys of a tile of the portable implementation, which also stands by for a native one."""
+    """The queries and keys of a tile of the portable implementation, which is also the fallback of a kernel."""
     tiles: int
-    """How many of them it computes."""
+    """The number of tiles that the portable implementation computes."""
     total_tiles: int
-    """How many there are; in the others no pair may attend."""
+    """The number of all tiles; the tiles that are not computed are fully masked."""
     threads: int
-    """Threads that share the tiles; 1 where that is left to the arrays' library."""
+    """The number of threads that share the tiles; 1 if the arrays' library decides about threads."""
 
     def __str__(self) -> str:
         rows, columns = self.tile
@@ -57,15 +57,15 @@ def explain(
     layout: Layout = "...HLE",
     implementation: Implementation | None = None,
 ) -> Explanation:
-    """Which implementation `scaled_dot_product_attention` would choose for a call, and in what tiles.
+    """Return which implementation `scaled_dot_product_attention` would choose for a call, and its tiles.
 
-    Nothing is computed but what the masks say of each tile, and nothing is drawn from `rng`.
+    Only the masks are evaluated, to find the tiles that are skipped. Nothing is drawn from `rng`.
 
     Shapes:
         As for `scaled_dot_product_attention`.
 
     Args:
-        query: (..., Hq, L, E), as for `scaled_dot_product_attention`; so are all that follow.
+        query: (..., Hq, L, E), as for `scaled_dot_product_attention`, like all arguments below.
         key: (..., H, S, E).
         value: (..., H, S, Ev).
         attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).
@@ -81,7 +81,7 @@ def explain(
         implementation: `"xp"`, `"native"` or None.
 
     Returns:
-        The implementation, the reason for it, and the tiles of the portable one.
+        The implementation, the reason for the choice, and the tiles of the portable implementation.
 
     Raises:
         TypeError: As for `scaled_dot_product_attention`.

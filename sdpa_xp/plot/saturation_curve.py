@@ -36,8 +36,9 @@ def saturation(
 ) -> Figure:
     r"""Draw why scores are divided by $\sqrt{E}$: without the scale one key gets all the weight.
 
-    The variance of unscaled scores grows with E, and the softmax saturates. Queries and keys are drawn from N(0, 1). The left panel shows the variance of their scores: E without the
-    scale, and 1 with it. The right panel shows the largest weight of a query, averaged over 200 queries.
+    The variance of unscaled scores grows with E, and the softmax saturates. Queries and keys are drawn from
+    N(0, 1). The left panel shows the variance of their scores: E without the scale, and 1 with it. The right
+    panel shows the largest weight of a query, averaged over 200 queries.
 
     Shapes:
         `E` width of a query or key, `S` keys.
