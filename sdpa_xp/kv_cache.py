@@ -84,15 +84,15 @@ class KVCache(Generic[A]):
         checks.instance("KVCache", "rotary", rotary, Rotary)
         self._layout, self._axis, self._rotary = layout, -2 if layout == checks.HLE else -3, rotary
         _, arrays = checks.one_library("KVCache", {"key": key, "value": value})
-        checks.alike("KVCache", arrays)
+        checks.same_dtype_and_device("KVCache", arrays)
         checks.same_but_width("KVCache", {name: array.shape for name, array in arrays.items()})
         self._length = arrays["key"].shape[self._axis]
         if checks.flag("KVCache", "rotated", rotated) and rotary is not None:
-            checks.rotated("KVCache", "key", arrays["key"].shape, rotary.width)
+            checks.fits_rotation("KVCache", "key", arrays["key"].shape, rotary.width)
         else:
             arrays["key"] = rotation.rotate(rotary, "KVCache", "key", arrays["key"], self._length, layout)
         if capacity is not None:
-            checks.no_values("KVCache", "`capacity`", arrays)
+            checks.no_graph_values("KVCache", "`capacity`", arrays)
             room = checks.integer("KVCache", "capacity", capacity, least=self._length) - self._length
             arrays = {name: self._with_room(array, room) for name, array in arrays.items()}
             checks.writeable("KVCache", "`capacity`", arrays)
@@ -141,7 +141,7 @@ class KVCache(Generic[A]):
         old = {"key": self._filled(self._buffers.key), "value": self._filled(self._buffers.value)}
         cached = {f"cache.{name}": array for name, array in old.items()}
         xp, arrays = checks.one_library("KVCache.append", {"key": key, "value": value, **cached})
-        checks.alike("KVCache.append", arrays)
+        checks.same_dtype_and_device("KVCache.append", arrays)
         new = {name: arrays[name] for name in ("key", "value")}
         for name, array in new.items():
             checks.same_but("KVCache.append", name, array.shape, old[name].shape, self._axis)
@@ -212,8 +212,8 @@ class KVCache(Generic[A]):
     def _append_in_place(self, key: Array, value: Array) -> KVCache[A]:
         function, buffers, stop = "KVCache.append", self._buffers, self._length + key.shape[self._axis]
         checks.writeable(function, "`in_place=True`", {"cache.key": buffers.key, "cache.value": buffers.value})
-        checks.room(function, stop, buffers.key.shape[self._axis])
-        checks.newest(function, self._length, buffers.filled)
+        checks.fits_capacity(function, stop, buffers.key.shape[self._axis])
+        checks.is_newest(function, self._length, buffers.filled)
         for buffer, tokens in ((buffers.key, key), (buffers.value, value)):
             buffer[slice_of_axis(self._axis, self._length, stop)] = tokens
         buffers.filled = stop

@@ -90,21 +90,21 @@ class PagedKVCache(Generic[A]):
         function = "PagedKVCache"
         checks.named(function, "layout", layout, checks.LAYOUTS)
         _, arrays = checks.one_library(function, {"key_blocks": key_blocks, "value_blocks": value_blocks})
-        checks.no_values(function, "a pool of blocks", arrays)
-        checks.alike(function, arrays)
+        checks.no_graph_values(function, "a pool of blocks", arrays)
+        checks.same_dtype_and_device(function, arrays)
         checks.axes(function, {name: array.shape for name, array in arrays.items()}, 4)
         checks.same_but_width(function, {name: array.shape for name, array in arrays.items()})
         checks.instance(function, "rotary", rotary, Rotary)
         if rotary is not None:
-            checks.rotated(function, "key_blocks", arrays["key_blocks"].shape, rotary.width)
+            checks.fits_rotation(function, "key_blocks", arrays["key_blocks"].shape, rotary.width)
         self._layout, self._token_axis, self._rotary = layout, -2 if layout == checks.HLE else -3, rotary
-        self._table = checks.table(function, "block_table", block_table)
-        token_counts = checks.vector(function, "lengths", lengths)
-        checks.as_many(function, {"block_table": self._table, "lengths": token_counts})
+        self._table = checks.integer_table(function, "block_table", block_table)
+        token_counts = checks.integer_list(function, "lengths", lengths)
+        checks.same_length(function, {"block_table": self._table, "lengths": token_counts})
         self._key_blocks = arrays["key_blocks"]
         self._value_blocks = arrays["value_blocks"]
         self._lengths = tuple(token_counts)
-        checks.pool(function, len(token_counts), self.block_size)
+        checks.pool_not_empty(function, len(token_counts), self.block_size)
         checks.block_table(function, self._table, token_counts, self.block_size, self._key_blocks.shape[0])
 
     def __repr__(self) -> str:
@@ -155,7 +155,7 @@ class PagedKVCache(Generic[A]):
         function = "PagedKVCache.append"
         pools = {"key_blocks": self._key_blocks, "value_blocks": self._value_blocks}
         _, arrays = checks.one_library(function, {"key": key, "value": value, **pools})
-        checks.alike(function, arrays)
+        checks.same_dtype_and_device(function, arrays)
         for name in ("key", "value"):
             target = (len(self._lengths), *pools[f"{name}_blocks"].shape[1:])
             checks.same_but(function, name, arrays[name].shape, target, self._token_axis)
@@ -166,11 +166,11 @@ class PagedKVCache(Generic[A]):
         checks.block_table(function, self._table, lengths, self.block_size, self._key_blocks.shape[0])
         writes = list(self._writes(count))
         used = [row[: -(-length // self.block_size)] for row, length in zip(self._table, lengths, strict=True)]
-        checks.own_blocks(function, [(write.sequence, write.block) for write in writes], used)
+        checks.exclusive_blocks(function, [(write.sequence, write.block) for write in writes], used)
         new["key"] = rotate(self._rotary, function, "key", new["key"], lengths, self._layout)
         if checks.flag(function, "in_place", in_place):
             checks.writeable(function, "`in_place=True`", pools)
-            checks.two_pools(function, self._key_blocks, self._value_blocks)
+            checks.separate_pools(function, self._key_blocks, self._value_blocks)
             for name in ("key", "value"):
                 self._write(pools[f"{name}_blocks"], new[name], writes)
         else:

@@ -97,9 +97,9 @@ def varlen_attention(
     call = prepare(function, inputs, options, has_entries=True)
     arrays, xp = call.arrays, call.grid.xp
     checks.axes(function, {"query": query.shape, "key": key.shape, "value": value.shape}, 3)
-    starts_q = checks.cumulated(function, "cu_seqlens_q", cu_seqlens_q, call.sizes.queries, "query")
-    starts_k = checks.cumulated(function, "cu_seqlens_k", cu_seqlens_k, call.sizes.keys, "key")
-    checks.as_many(function, {"cu_seqlens_q": starts_q, "cu_seqlens_k": starts_k})
+    starts_q = checks.cumulative_lengths(function, "cu_seqlens_q", cu_seqlens_q, call.sizes.queries, "query")
+    starts_k = checks.cumulative_lengths(function, "cu_seqlens_k", cu_seqlens_k, call.sizes.keys, "key")
+    checks.same_length(function, {"cu_seqlens_q": starts_q, "cu_seqlens_k": starts_k})
 
     entries, values = [], []
     batch = call.grid.with_batch((len(starts_q) - 1,))

@@ -264,7 +264,7 @@ class Attention(Layer):
         dtype = accumulation_dtype(namespace_of(self.query.weight), self.query.weight.dtype)
         for role, value in ({"temperature": self.temperature} | per_head).items():
             if value is not None:
-                checks.of_heads(name, role, value, self.head_counts[0], dtype)
+                checks.one_per_head(name, role, value, self.head_counts[0], dtype)
 
 
 def read_fields(

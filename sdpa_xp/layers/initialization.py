@@ -51,4 +51,4 @@ def _library_of_generator(function: str, rng: Any) -> tuple[Library, Array]:
         example = library.example()
         if example is not None and library.is_rng(rng):
             return library, example
-    return checks.generator(function, rng)
+    return checks.unknown_generator(function, rng)

@@ -121,7 +121,7 @@ class Linear(Layer):
         function = "Linear.from_mapping"
         checks.named_arrays(function, "mapping", mapping)
         checks.text(function, "prefix", prefix)
-        weight = checks.entry(function, mapping, f"{prefix}weight")
+        weight = checks.mapping_entry(function, mapping, f"{prefix}weight")
         return cls(cast(AnyArray, weight), mapping.get(f"{prefix}bias"))
 
 

@@ -73,7 +73,7 @@ def saturation(
     colours = theme_of(FUNCTION, theme)
     widths = sorted(checks.lengths(FUNCTION, "widths", widths))
     keys = checks.integer(FUNCTION, "keys", keys, least=2)
-    curves = _simulate(widths, keys, checks.simulation(FUNCTION, rng))
+    curves = _simulate(widths, keys, checks.numpy_generator(FUNCTION, rng))
 
     figure = Figure(figsize=(8, 3.4), layout="constrained", facecolor="none")
     variance, largest = figure.subplots(1, 2)

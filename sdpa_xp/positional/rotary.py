@@ -111,7 +111,7 @@ class Rotary:
             TypeError: The positions are no numbers, or an array of another library than `like`.
         """
         function = "Rotary.cos_sin"
-        factory = array_factory(function, checks.several(function, "positions", positions), like)
+        factory = array_factory(function, checks.not_one_number(function, "positions", positions), like)
         cos, sin = self._tables(as_array(function, positions, factory), factory)
         if like is None:
             return cos, sin
@@ -144,7 +144,7 @@ def _factory_and_length(
 ) -> tuple[ArrayFactory, int]:
     """Check `x` and `positions`, and return their array factory and the number of tokens."""
     factory = array_factory(function, positions, x, name)
-    checks.rotated(function, name, x.shape, rotary.width)
+    checks.fits_rotation(function, name, x.shape, rotary.width)
     return factory, checks.headed(x.shape, layout)[-2]
 
 
