@@ -1,7 +1,7 @@
-"""What sdpa_xp asks of an array and of its library: this page is the whole of it.
+"""Everything that sdpa_xp needs of arrays and of their namespace, as protocols.
 
-Everything here is in the Python array API standard 2024.12, so a library that has these names runs the
-portable implementation.
+Everything in `Array` and `Namespace` is in the Python array API standard 2024.12. A library that has these
+names runs the portable implementation.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Shape: TypeAlias = tuple[int, ...]
 
 
 class AnyArray(Protocol):
-    """What a caller passes: an array of any library that follows the standard."""
+    """An array as a caller passes it, of any library that follows the standard."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -42,7 +42,7 @@ Rng: TypeAlias = NumPyGenerator | TorchGenerator | AnyArray
 
 
 class Array(Protocol):
-    """What the implementation computes with: an array that has passed the checks."""
+    """An array that has passed the checks; the implementation computes with it."""
 
     @property
     def shape(self) -> Shape: ...

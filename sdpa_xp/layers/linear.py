@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar, cast
 
 from sdpa_xp import _checks as checks
 from sdpa_xp._libraries import accumulation_dtype, astype_if_needed, library_of, namespace_of, plain, quiet
-from sdpa_xp._libraries.overrides import leading
+from sdpa_xp._libraries.overrides import leading_array
 from sdpa_xp._libraries.protocols import AnyArray, Array, Rng
 from sdpa_xp.layers.initialization import draw_parameters
 from sdpa_xp.layers.parameters import Layer
@@ -59,7 +59,7 @@ class Linear(Layer):
     def _apply(self, x: A) -> A:
         """Return the map of an `x` that has been checked."""
         array, weight = plain(cast(Array, x)), cast(Array, self.weight)
-        leader = cast(Array, leading(array, weight))
+        leader = cast(Array, leading_array(array, weight))
         xp, dtype = namespace_of(leader), leader.dtype
         if not library_of(leader).multiplies_halves:  # NumPy's BLAS has no half, and Dask cannot sum bfloat16
             dtype = accumulation_dtype(xp, leader.dtype)

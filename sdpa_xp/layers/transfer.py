@@ -49,7 +49,7 @@ def copy_to(array: Array, destination: Destination) -> Array:
 
 def _copy_by_dlpack(array: Any, destination: Destination) -> Array:
     """Return `array` in the other library, on the device where it is: nothing passes through the CPU."""
-    return cast(Array, destination.xp.from_dlpack(library_of(array).detached(array)))
+    return cast(Array, destination.xp.from_dlpack(library_of(array).detach(array)))
 
 
 def _copy_by_numpy(array: Array, destination: Destination) -> Array:
