@@ -35,8 +35,8 @@ class Explanation(NamedTuple):
 
     def __str__(self) -> str:
         rows, columns = self.tile
-        shared = f"in {self.threads} threads" if self.threads > 1 else "one after the other"
-        tiles = f"{self.tiles} of {self.total_tiles} tiles of {rows} queries x {columns} keys, {shared}"
+        order = f"in {self.threads} threads" if self.threads > 1 else "one after the other"
+        tiles = f"{self.tiles} of {self.total_tiles} tiles of {rows} queries x {columns} keys, {order}"
         return f"{self.implementation}: {self.reason}\n" + (tiles if self.implementation == "xp" else "")
 
 

@@ -165,8 +165,10 @@ class PagedKVCache(Generic[A]):
         lengths = [length + count for length in self._lengths]
         checks.block_table(function, self._table, lengths, self.block_size, self._key_blocks.shape[0])
         writes = list(self._writes(count))
-        used = [row[: -(-length // self.block_size)] for row, length in zip(self._table, lengths, strict=True)]
-        checks.exclusive_blocks(function, [(write.sequence, write.block) for write in writes], used)
+        used_rows = [
+            row[: -(-length // self.block_size)] for row, length in zip(self._table, lengths, strict=True)
+        ]
+        checks.exclusive_blocks(function, [(write.sequence, write.block) for write in writes], used_rows)
         new["key"] = rotate(self._rotary, function, "key", new["key"], lengths, self._layout)
         if checks.flag(function, "in_place", in_place):
             checks.writeable(function, "`in_place=True`", pools)

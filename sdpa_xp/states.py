@@ -63,11 +63,11 @@ def merge_states(
     base = checks.lse_base("merge_states", lse_base)
     xp, parts = checks.states("merge_states", states, layout)
     with quiet(parts[0][0]):
-        natural = [
+        natural_states = [
             (swap_heads_and_length(xp, output, layout), lse if base is None else lse * math.log(base))
             for output, lse in parts
         ]
-        output, lse = merge(xp, natural)
+        output, lse = merge(xp, natural_states)
         output = swap_heads_and_length(xp, xp.astype(output, parts[0][0].dtype, copy=False), layout)
         return AttentionState(cast(A, output), cast(A, to_base(lse, base)))
 

@@ -13,9 +13,9 @@ from sdpa_xp._libraries.protocols import Array, Dtype, Namespace, Shape
 def one_library(function: str, values: Mapping[str, object]) -> tuple[Namespace, dict[str, Array]]:
     """Check that all values are plain arrays of one library, and return its namespace and the arrays."""
     arrays = {name: plain_array(function, name, value) for name, value in values.items()}
-    spaces = {name: namespace_of(array) for name, array in arrays.items()}
-    first, xp = next(iter(spaces.items()))
-    for name, namespace in spaces.items():
+    namespaces = {name: namespace_of(array) for name, array in arrays.items()}
+    first, xp = next(iter(namespaces.items()))
+    for name, namespace in namespaces.items():
         if namespace is not xp:
             rule = f"`{first}` and `{name}` must be arrays of one library"
             got = {first: type_name(arrays[first]), name: type_name(arrays[name])}
@@ -129,13 +129,15 @@ def _boolean_hint(name: str, array: Array) -> str:
     return f"An integer mask is ambiguous: pass `{name} != 0` if 1 means may attend, `== 0` if 0 does."
 
 
-def called(function: str, name: str, of_caller: Callable[..., object], arguments: Sequence[Array]) -> object:
+def called(
+    function: str, name: str, caller_function: Callable[..., object], arguments: Sequence[Array]
+) -> object:
     """Call a caller's function of the indices, and return its result.
 
     If it raises an error, the message names the argument. An error of a class of the caller keeps its class.
     """
     try:
-        return of_caller(*arguments)
+        return caller_function(*arguments)
     except Exception as error:  # a caller's function may raise anything; all of it goes on, with a name
         kind = type(error)
         if kind not in (TypeError, ValueError, RuntimeError):

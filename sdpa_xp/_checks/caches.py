@@ -42,19 +42,19 @@ def same_but(function: str, name: str, shape: Shape, cached: Shape, axis: int) -
         raise ValueError(message(function, rule, {f"{name}.shape": shape, f"cache.{name}.shape": cached}))
 
 
-def writeable(function: str, what: str, arrays: Mapping[str, Array]) -> None:
-    """Check that all arrays are writeable, which `what` needs."""
+def writeable(function: str, feature: str, arrays: Mapping[str, Array]) -> None:
+    """Check that all arrays are writeable, which `feature` needs."""
     for name, array in arrays.items():
         if not library_of(array).is_writeable(array):
-            rule = f"{what} needs arrays that can be written to"
+            rule = f"{feature} needs arrays that can be written to"
             hint = "Without it `append` copies, with any library."
             raise TypeError(message(function, rule, {name: f"a read-only {full_name(array)}"}, hint))
 
 
-def no_graph_values(function: str, what: str, arrays: Mapping[str, Array]) -> None:
-    """Check that `what` gets arrays, and no values of a graph that is being exported."""
+def no_graph_values(function: str, feature: str, arrays: Mapping[str, Array]) -> None:
+    """Check that `feature` gets arrays, and no values of a graph that is being exported."""
     if override(*arrays.values()) is not None:
-        rule = f"{what} must be of arrays, and of no values of a graph"
+        rule = f"{feature} must be of arrays, and of no values of a graph"
         got = {name: full_name(array) for name, array in arrays.items()}
         raise TypeError(message(function, rule, got, "A graph takes a KVCache without a capacity."))
 

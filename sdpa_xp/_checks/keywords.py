@@ -119,13 +119,13 @@ def lse_base(function: str, value: object) -> float | None:
     raise ValueError(message(function, "`lse_base` must be None (e) or 2", {"lse_base": repr(value)}))
 
 
-def function(where: str, name: str, value: object, arguments: Sequence[str]) -> None:
+def function(public_function: str, name: str, value: object, arguments: Sequence[str]) -> None:
     """Check that `value` is a function of these arguments, if its signature can be read.
 
-    `where` is the public function, for messages.
+    `public_function` is named in messages.
     """
     if not callable(value):
-        raise TypeError(message(where, f"`{name}` must be a function", {name: type_name(value)}))
+        raise TypeError(message(public_function, f"`{name}` must be a function", {name: type_name(value)}))
     if is_compiling():  # torch.compile cannot trace `inspect`
         return
     try:
@@ -137,7 +137,7 @@ def function(where: str, name: str, value: object, arguments: Sequence[str]) -> 
     except TypeError:
         rule = f"`{name}` must be a function of {len(arguments)} arguments ({', '.join(arguments)})"
         shown = getattr(value, "__name__", type_name(value))
-        raise TypeError(message(where, rule, {name: f"{shown}{signature}"})) from None
+        raise TypeError(message(public_function, rule, {name: f"{shown}{signature}"})) from None
 
 
 def rng(function: str, value: object, query: Array, *, needed: bool) -> None:

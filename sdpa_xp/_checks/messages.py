@@ -13,7 +13,7 @@ from sdpa_xp._libraries.protocols import Array
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-FEW = 8
+MOST_SHOWN = 8
 """Arrays and tuples with more elements than this are not written out."""
 
 
@@ -30,11 +30,11 @@ def type_name(value: object) -> str:
 
 def brief(value: object) -> str:
     """Return a value for a repr: a short array by its elements, a longer array by its dtype and shape."""
-    if isinstance(value, tuple) and len(value) > FEW:
+    if isinstance(value, tuple) and len(value) > MOST_SHOWN:
         return f"<{len(value)} numbers>"
     if not is_array(value):
         return getattr(value, "__qualname__", None) or repr(value)
-    if value.ndim == 1 and _is_readable(value) and value.shape[0] <= FEW:
+    if value.ndim == 1 and _is_readable(value) and value.shape[0] <= MOST_SHOWN:
         return "[" + ", ".join(f"{float(value[index]):g}" for index in range(value.shape[0])) + "]"
     return f"<{dtype_name(value.dtype)} {tuple(value.shape)}>"
 

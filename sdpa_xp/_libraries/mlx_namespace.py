@@ -32,8 +32,8 @@ class MlxNamespace:
 
         The relative error of `math.e` is 5e-17.
         """
-        wide = x.dtype == self._core.float64
-        return cast(Array, self._core.power(math.e, x) if wide else self._core.exp(x))
+        is_float64 = x.dtype == self._core.float64
+        return cast(Array, self._core.power(math.e, x) if is_float64 else self._core.exp(x))
 
     def cos(self, x: Array, /) -> Array:
         """Return cos. MLX computes cos of float64 in float32, which is wrong for large angles."""

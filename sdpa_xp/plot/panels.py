@@ -85,8 +85,8 @@ def grid(count: int, query_labels: Labels, key_labels: Labels, theme: Theme, *, 
     queries, keys = len(query_labels.texts), len(key_labels.texts)
     width, height = (min(max(CELL * length, LEAST), most) for length in (keys, queries))
     inches = columns * (width + 0.15), rows * (height + 0.35)
-    beside = query_labels.inches + (1.4 + 0.05 * width if count == 1 else 1.1)
-    size = max(inches[0] + beside, least_width), inches[1] + key_labels.inches + 0.3
+    beside_panels = query_labels.inches + (1.4 + 0.05 * width if count == 1 else 1.1)
+    size = max(inches[0] + beside_panels, least_width), inches[1] + key_labels.inches + 0.3
     figure = Figure(figsize=size, layout="constrained", facecolor="none")
     panels = [*figure.subplots(rows, columns, squeeze=False).flat]
     for number, axes in enumerate(panels):

@@ -62,8 +62,8 @@ def as_array(function: str, positions: PositionsLike, factory: ArrayFactory) -> 
             checks.integer(function, "positions", end)
         return factory.arange(0, len(positions)) * positions.step + positions.start
     if isinstance(positions, list | tuple):
-        listed = [checks.integer(function, f"positions[{n}]", p) for n, p in enumerate(positions)]
-        return factory.xp.asarray(listed, dtype=factory.xp.int32, device=factory.device)
+        integers = [checks.integer(function, f"positions[{n}]", p) for n, p in enumerate(positions)]
+        return factory.xp.asarray(integers, dtype=factory.xp.int32, device=factory.device)
     return checks.real_numbers(function, "positions", positions)
 
 

@@ -11,7 +11,7 @@ from sdpa_xp.positional.scaling import base_frequencies
 
 
 def sinusoidal(positions: PositionsLike | int, width: int, *, base: float = 10000.0, like: Any = None) -> Any:
-    r"""$PE_{2i} = \sin(p\,base^{-2i/width})$ and $PE_{2i+1} = \cos(p\,base^{-2i/width})$ for position p.
+    r"""Return $PE_{2i} = \sin(p\,base^{-2i/width})$ and $PE_{2i+1} = \cos(p\,base^{-2i/width})$ at position p.
 
     To get from the encoding of p to that of p + k, rotate each pair of elements by an angle that depends only
     on k.
