@@ -1,4 +1,4 @@
-"""NumPy: computed in threads of ours, with BLAS held to one thread in each."""
+"""NumPy: sdpa_xp computes in its own threads, with one BLAS thread in each."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class NumPy(Library):
             return "Its own mask would be ignored: pass `.data`, and an `attn_mask` of what may attend."
         if isinstance(array, numpy.matrix):
             return "Its `*` is a matrix product: pass numpy.asarray(...) of it."
-        hooks = ("__array_ufunc__", "__array_function__")  # units and masks define what NumPy does with them
+        hooks = ("__array_ufunc__", "__array_function__")  # arrays with units or masks define them
         if any(getattr(type(array), hook) is not getattr(numpy.ndarray, hook) for hook in hooks):
             return "Its class changes what operations mean: pass numpy.asarray(...) of it."
         return ""

@@ -1,11 +1,11 @@
-"""Calls that an array answers itself, as a value of a graph that is being written does.
+"""Types of array that override public functions, as the exporter's values of a graph do.
 
-What `__array_function__` is to NumPy, `__sdpa_xp__` is here: a method of a type of array,
+`__sdpa_xp__` is to this library what `__array_function__` is to NumPy. A type of array defines the method
 
-    def __sdpa_xp__(self, function, inputs, rules): ...
+    def __sdpa_xp__(self, function, inputs, options): ...
 
-which gets the name of a public function, the query, key and value that it was called with, by name, and its
-other arguments by name, all as they came. What it returns is the result.
+It gets the name of the public function, the arguments query, key and value by name, and the other arguments by
+name, not validated. Its return value is the result of the call.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ Override: TypeAlias = Callable[[str, Mapping[str, object], Mapping[str, object]]
 
 
 def override(*inputs: Any) -> Override | None:
-    """The method of the first of `inputs` that has one."""
+    """Return the method of the first input that overrides public functions, or None."""
     for array in inputs:
         if hasattr(type(array), "__sdpa_xp__"):
-            answer: Override = array.__sdpa_xp__
-            return answer
+            method: Override = array.__sdpa_xp__
+            return method
     return None
 
 
-def leading(one: Any, other: Any) -> Any:
-    """The one of two arrays whose library computes: `other` where that alone answers calls itself."""
-    return other if override(one) is None and override(other) is not None else one
+def leading_array(first: Any, second: Any) -> Any:
+    """Return the array whose library computes: the first, unless only the second overrides functions."""
+    return second if override(first) is None and override(second) is not None else first

@@ -32,7 +32,7 @@ def share(length: int, **rules: Any) -> float:
     """Of the tiles, those that are computed."""
     x = np.broadcast_to(np.float32(0), (1, 8, length, 64))
     explained = explain(x, x, x, **rules)
-    return explained.tiles / explained.of_tiles
+    return explained.tiles / explained.total_tiles
 
 
 def test_masked_tiles_cost_nothing() -> None:
