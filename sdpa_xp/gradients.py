@@ -14,8 +14,7 @@ from sdpa_xp._core import streaming
 from sdpa_xp._core.backward import Forward, gradients
 from sdpa_xp._core.key_value_source import ContiguousSource
 from sdpa_xp._core.scores import Scores
-from sdpa_xp._libraries import FLOATING, astype_if_needed, dtype_name
-from sdpa_xp._libraries.overrides import override
+from sdpa_xp._libraries import FLOATING, astype_if_needed, dtype_name, override
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp._tiles.gradient_target import GradientTarget
 from sdpa_xp._tiles.layout import Layout, swap_heads_and_length

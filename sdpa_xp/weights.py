@@ -10,7 +10,7 @@ from sdpa_xp._call.prepare import prepare
 from sdpa_xp._checks import Implementation
 from sdpa_xp._core.full_matrix import full_scores, full_weights
 from sdpa_xp._core.scores import Scores
-from sdpa_xp._libraries.overrides import override
+from sdpa_xp._libraries import override
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp._tiles.layout import Layout
 from sdpa_xp._tiles.plan import Plan, plan_full_rows

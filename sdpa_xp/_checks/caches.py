@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from sdpa_xp._checks.arrays import floating, one_device, one_dtype
 from sdpa_xp._checks.messages import message
 from sdpa_xp._checks.shapes import known
-from sdpa_xp._libraries import full_name, library_of, share_memory
-from sdpa_xp._libraries.overrides import override
+from sdpa_xp._libraries import full_name, library_of, override, share_memory
 from sdpa_xp._libraries.protocols import Array, Shape
 
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Literal, NoReturn, TypeAlias
 
 from sdpa_xp._checks.messages import message, type_name
-from sdpa_xp._libraries import LARGEST, dtype_name, is_compiling, library_of
-from sdpa_xp._libraries.protocols import Array, Dtype
+from sdpa_xp._libraries import LARGEST, Library, dtype_name, is_compiling
+from sdpa_xp._libraries.protocols import Device, Dtype, Namespace
 
 Implementation: TypeAlias = Literal["xp", "native"]
 """The portable implementation in array-API calls, or a kernel of the arrays' own library."""
@@ -93,7 +93,9 @@ def probability(function: str, name: str, value: object) -> float:
     return result
 
 
-def softmax_dtype(function: str, value: object, default: Dtype, query: Array) -> Dtype:
+def softmax_dtype(
+    function: str, value: object, default: Dtype, library: Library, xp: Namespace, device: Device
+) -> Dtype:
     """Return the dtype of the scores: `default`, or the wider dtype that the caller chose."""
     if value is None:
         return default
@@ -102,8 +104,6 @@ def softmax_dtype(function: str, value: object, default: Dtype, query: Array) ->
         rule = "`softmax_dtype` must be None, or float32 or float64 and no narrower than the scores"
         hint = "A narrower one would only lose digits."
         raise ValueError(message(function, rule, {"softmax_dtype": chosen, "scores": least}, hint))
-    library = library_of(query)
-    xp, device = library.namespace(query), library.device(query)
     if chosen not in library.real_dtypes(xp, device):
         rule = f"`softmax_dtype` must be one that {xp.__name__} has on this device"
         raise ValueError(message(function, rule, {"softmax_dtype": chosen, "device": device}))
@@ -140,15 +140,15 @@ def function(public_function: str, name: str, value: object, arguments: Sequence
         raise TypeError(message(public_function, rule, {name: f"{shown}{signature}"})) from None
 
 
-def rng(function: str, value: object, query: Array, *, needed: bool) -> None:
-    """Check a generator of the query's library. It may be None if none is `needed`."""
-    name = library_of(query).rng_name
+def rng(function: str, value: object, library: Library, *, needed: bool) -> None:
+    """Check a generator of `library`. It may be None if none is `needed`."""
+    name = library.rng_name
     if value is None and needed:
         hint = "It is not drawn from a hidden state, so that a result can be had again."
         raise ValueError(message(function, f"`dropout_p` > 0 needs `rng`, a {name}", {"rng": None}, hint))
-    if value is not None and not library_of(query).is_rng(value):
+    if value is not None and not library.is_rng(value):
         raise TypeError(message(function, f"`rng` must be a {name}", {"rng": type_name(value)}))
-    if value is not None and not library_of(query).can_draw():
+    if value is not None and not library.can_draw():
         rule = "`rng` cannot be drawn from inside torch.compile"
         hint = "It takes no torch.Generator: leave this call out of what is compiled."
         raise TypeError(message(function, rule, {"rng": name}, hint))

@@ -10,8 +10,7 @@ from sdpa_xp._checks.integers import integer
 from sdpa_xp._checks.keywords import number
 from sdpa_xp._checks.messages import message, type_name
 from sdpa_xp._checks.shapes import axes
-from sdpa_xp._libraries import array_signature, is_array
-from sdpa_xp._libraries.overrides import override
+from sdpa_xp._libraries import array_signature, is_array, override
 from sdpa_xp._libraries.protocols import Array, Dtype
 
 MOST_PASSED = 1024

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from sdpa_xp._libraries import dtype_name, is_array, is_traced
-from sdpa_xp._libraries.overrides import override
+from sdpa_xp._libraries import dtype_name, is_array, is_traced, override
 from sdpa_xp._libraries.protocols import Array
 
 if TYPE_CHECKING:

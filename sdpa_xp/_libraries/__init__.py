@@ -21,8 +21,7 @@ from sdpa_xp._libraries.dtypes import FLOATING, LARGEST, accumulation_dtype, ast
 from sdpa_xp._libraries.jax import Jax
 from sdpa_xp._libraries.mlx import Mlx
 from sdpa_xp._libraries.numpy import NumPy
-from sdpa_xp._libraries.overrides import leading_array, override
-from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace, Shape
+from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace, Override, Shape
 from sdpa_xp._libraries.strict import Strict
 from sdpa_xp._libraries.torch import Torch, has_tangents, is_compiling
 
@@ -49,6 +48,20 @@ def library_of(array: object) -> Library:
         known = next((library for library in LIBRARIES if library.owns(array)), UNKNOWN)
         _BY_TYPE[type(array)] = known
     return known
+
+
+def override(*inputs: Any) -> Override | None:
+    """Return the method of the first input that overrides public functions, or None."""
+    for array in inputs:
+        if hasattr(type(array), "__sdpa_xp__"):
+            method: Override = array.__sdpa_xp__
+            return method
+    return None
+
+
+def leading_array(first: Any, second: Any) -> Any:
+    """Return the array whose library computes: the first, unless only the second overrides functions."""
+    return second if override(first) is None and override(second) is not None else first
 
 
 def is_array(value: object) -> TypeGuard[Array]:

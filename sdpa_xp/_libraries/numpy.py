@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from sdpa_xp._libraries.base import ExecutionKind, Library
-from sdpa_xp._libraries.protocols import Array
+from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace
 
 A = TypeVar("A")
 
@@ -21,9 +24,21 @@ class NumPy(Library):
         numpy = sys.modules.get("numpy")
         return numpy is not None and isinstance(array, numpy.ndarray | numpy.generic)
 
+    def namespace(self, array: AnyArray) -> Namespace:
+        del array
+        return cast(Namespace, importlib.import_module("array_api_compat.numpy"))
+
+    def device(self, array: Any) -> Device:
+        del array
+        return "cpu"
+
     def is_traced(self, array: Any) -> bool:
         del array
         return False
+
+    def quiet(self, array: Array) -> Callable[[], AbstractContextManager[object]]:
+        del array
+        return partial(sys.modules["numpy"].errstate, all="ignore")
 
     def to_list(self, array: Any) -> Any:
         return array.tolist()

@@ -6,7 +6,7 @@ names runs the portable implementation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 Dtype: TypeAlias = Any
@@ -117,3 +117,11 @@ class Namespace(Protocol):
     def where(self, condition: Array, x: Array | float, y: Array | float, /) -> Array: ...
     def zeros(self, shape: Shape, /, *, dtype: Dtype, device: Device) -> Array: ...
     def zeros_like(self, x: Array, /) -> Array: ...
+
+
+Override: TypeAlias = Callable[[str, Mapping[str, object], Mapping[str, object]], Any]
+"""The method `__sdpa_xp__(function, inputs, options)` of a type of array that answers calls itself.
+
+Like NumPy's `__array_function__`: the values of a graph that is being written have one. It gets the name of the
+public function, the arguments query, key and value by name, and the other arguments by name, not validated. Its
+return value is the result of the call."""

@@ -7,8 +7,15 @@ from dataclasses import dataclass
 from typing import Any, Self, TypeVar, cast
 
 from sdpa_xp import _checks as checks
-from sdpa_xp._libraries import accumulation_dtype, astype_if_needed, library_of, namespace_of, plain, quiet
-from sdpa_xp._libraries.overrides import leading_array
+from sdpa_xp._libraries import (
+    accumulation_dtype,
+    astype_if_needed,
+    leading_array,
+    library_of,
+    namespace_of,
+    plain,
+    quiet,
+)
 from sdpa_xp._libraries.protocols import AnyArray, Array, Rng
 from sdpa_xp.layers.initialization import draw_parameters
 from sdpa_xp.layers.parameters import Layer
