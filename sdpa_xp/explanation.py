@@ -65,7 +65,7 @@ def explain(
         As for `scaled_dot_product_attention`.
 
     Args:
-        query: (..., Hq, L, E), as for `scaled_dot_product_attention`, like all arguments below.
+        query: (..., Hq, L, E). This and the other arguments are those of `scaled_dot_product_attention`.
         key: (..., H, S, E).
         value: (..., H, S, Ev).
         attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).
@@ -75,7 +75,7 @@ def explain(
         softcap: A positive number, or None.
         sinks: (..., Hq).
         dropout_p: From 0 to 1.
-        rng: Needed if dropout_p > 0.
+        rng: Required if dropout_p > 0.
         softmax_dtype: float32, float64 or None.
         layout: "...HLE" or "...LHE".
         implementation: `"xp"`, `"native"` or None.

@@ -172,15 +172,16 @@ class KVCache(Generic[A]):
 
         Args:
             query: (..., Hq, L, E).
-            attn_mask: As for `scaled_dot_product_attention`, like all arguments below. The first query is at
-                position S - L, also for masks and biases: `sliding_window(255, 0)` means the last 256 tokens.
+            attn_mask: A mask or an array. This and the arguments below are those of
+                `scaled_dot_product_attention`. The first query is at position S - L, also for masks and
+                biases: `sliding_window(255, 0)` means the last 256 tokens.
             bias: A bias, or an array that broadcasts to (..., Hq, L, S).
             is_causal: Query i attends key j only if j <= i + S - L.
             scale: A number, or an array that broadcasts to (..., Hq, L, 1).
             softcap: A positive number, or None.
             sinks: (..., Hq).
             dropout_p: From 0 to 1.
-            rng: Needed if dropout_p > 0.
+            rng: Required if dropout_p > 0.
             softmax_dtype: float32, float64 or None.
             implementation: `"xp"` or None.
 

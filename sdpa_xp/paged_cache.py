@@ -48,7 +48,7 @@ class PagedKVCache(Generic[A]):
 
     Args:
         key_blocks: (P, H, size, E), or (P, size, H, E) with `layout="...LHE"`, as in flash-attention.
-        value_blocks: (P, H, size, Ev), likewise.
+        value_blocks: (P, H, size, Ev), or (P, size, H, Ev) with `layout="...LHE"`.
         block_table: (N, blocks of a sequence): a list of lists, or an integer array of any library. Only the
             blocks that a sequence needs are read. The table must be static inside a jit.
         lengths: The number of tokens of each sequence: N integers, in a list or an array, static like the
@@ -207,15 +207,16 @@ class PagedKVCache(Generic[A]):
 
         Args:
             query: (N, Hq, L, E).
-            attn_mask: As for `scaled_dot_product_attention`, like all arguments below. The first query of a
-                sequence is at position length - L, also for masks and biases.
+            attn_mask: A mask or an array. This and the arguments below are those of
+                `scaled_dot_product_attention`. The first query of a sequence is at position length - L, also
+                for masks and biases.
             bias: A bias, or an array that broadcasts to (N, Hq, L, 1).
             is_causal: Query i attends key j only if j <= i + length - L.
             scale: A number, or an array that broadcasts to (N, Hq, L, 1).
             softcap: A positive number, or None.
             sinks: (N, Hq) or (Hq,).
             dropout_p: From 0 to 1.
-            rng: Needed if dropout_p > 0.
+            rng: Required if dropout_p > 0.
             softmax_dtype: float32, float64 or None.
             implementation: `"xp"` or None.
 

@@ -95,7 +95,7 @@ class SingleHeadAttention(Attention):
         """Return the layer whose arrays a mapping has by name.
 
         Args:
-            mapping: As for `MultiHeadAttention.from_mapping`, like all arguments below.
+            mapping: Arrays by name, as for `MultiHeadAttention.from_mapping`.
             prefix: The beginning of the names.
             names: The names of `query`, `key` and `value` in the mapping.
 
@@ -119,7 +119,7 @@ class SingleHeadAttention(Attention):
         """Return how much each query attends to each key.
 
         Args:
-            query: As for a call, like all arguments below.
+            query: (..., L, embedding_dim). This and the other arguments are those of a call.
             key: (..., S, key_dim).
             attn_mask: A mask, or an array that broadcasts to (..., 1, L, S).
             keywords: As for a call.
