@@ -175,7 +175,7 @@ def _outputs(graph: TracedGraph, result: Any) -> dict[str, GraphValue]:
             rule = "`layer` must return what it computes of its arguments, an array or several"
             raise TypeError(message(FUNCTION, rule, {name: type(value).__name__}))
         value = graph.equal_values.get(value.name, value)
-        taken = {output.name for output in outputs.values()}
+        used_values = {output.name for output in outputs.values()}
         copy = graph.add("Identity", value, dtype=value.dtype, shape=value.shape)
-        outputs[name] = copy if value.name in taken else graph.here(value)
+        outputs[name] = copy if value.name in used_values else graph.here(value)
     return outputs
