@@ -51,10 +51,11 @@ def export_attention(
     opset: int | None = None,
     runtime: str = DEFAULT_RUNTIME,
 ) -> Model:
-    """The ONNX graph that computes `sdpa_xp.scaled_dot_product_attention` of the same arguments.
+    """Return the ONNX graph that computes `sdpa_xp.scaled_dot_product_attention` of the same arguments.
 
-    Its inputs are named as the arguments that are given, its output `output`. The semantics are those of the
-    library: a row with no key to attend is 0, and a NaN or inf in a key that no query attends adds nothing.
+    The inputs of the graph have the names of the arguments, and its output is `output`. The semantics are those
+    of the library: a row with no key to attend is 0, and a NaN or inf in a key that no query attends adds
+    nothing.
 
     Shapes:
         `L` queries, `S` keys, `E` width of a query or key, `Ev` width of a value, `Hq` query heads,
@@ -65,9 +66,9 @@ def export_attention(
         query: float16, bfloat16, float32 or float64, (..., Hq, L, E).
         key: The same dtype, (..., H, S, E).
         value: The same dtype, (..., H, S, Ev).
-        attn_mask: A mask of `sdpa_xp.masks`, with specs where it takes arrays: it becomes a few nodes that
-            compute it from the lengths of a run, and its specs become inputs named as its arguments. Or a
-            spec that broadcasts to (..., Hq, L, S): "bool" (True = may attend) or the query's dtype (added).
+        attn_mask: A mask of `sdpa_xp.masks`, with specs in place of arrays. It becomes a few nodes that compute
+            it from the lengths of a run, and its specs become inputs with the names of its arguments. Or a spec
+            that broadcasts to (..., Hq, L, S): "bool" (True = may attend) or the query's dtype (added).
         bias: A bias of `sdpa_xp.biases`, likewise; or a spec that broadcasts to (..., Hq, L, S).
         is_causal: Query i attends key j only if j <= i; beside a cache, j <= i + S - L.
         scale: A finite number, default 1 / sqrt(E); or a spec that broadcasts to (..., Hq, L, 1).
@@ -76,28 +77,28 @@ def export_attention(
         dropout_p: Must be 0, since a graph draws no random numbers.
         softmax_dtype: None, or `"float64"` to compute float32 in it.
         layout: `"...HLE"`, or `"...LHE"` with the heads behind the length.
-        past_key: A cache, (..., H, P, E), that the new keys are joined to: S is then the length of both, named
-            `"P+L"`. The queries are the last of the tokens, as in `KVCache`. The graph returns the joined cache
-            as `present_key`; P may be 0 in a run, so one graph serves the prompt and each step.
+        past_key: A cache, (..., H, P, E), that the new keys are appended to. S is then the length of both,
+            named `"P+L"`, and the queries are the last of the tokens, as in `KVCache`. The graph returns the
+            joined cache as `present_key`. P may be 0 in a run, so one graph serves the prompt and each step.
         past_value: (..., H, P, Ev), likewise; `present_value`.
-        past_lengths: An integer spec, (B,): the cache has room, and so many of its tokens are real. The new
-            ones are written behind them, and what stands beyond may be anything. A run has to feed lengths that
-            there is room for; a graph cannot refuse others. So it is with lengths in masks.
-        outputs: Of `"output"`, `"lse"`, `"weights"` and `"scores"`, those that the graph is to return.
+        past_lengths: An integer spec, (B,), for a cache with room: the number of its tokens that are real. The
+            new tokens are written behind them; the rest of the cache may hold anything. Feed lengths that there
+            is room for: a graph cannot refuse others. The same holds for lengths in masks.
+        outputs: The outputs of the graph, of `"output"`, `"lse"`, `"weights"` and `"scores"`.
         form: `"attention"` is ai.onnx Attention; `"multi_head"` and `"grouped_query"` are the operators of that
             name in com.microsoft; `"tiled"` is MatMul and Softmax in a Scan over blocks of queries, in memory
-            linear in S; `"primitive"` is MatMul and Softmax; `"auto"` is the one of them that suits the call
-            and the runtime best, of those that compute it right there and on every later release.
-        opset: 23 or 24 for `"attention"`, 17 to 24 for the others. By default 23 (24 where lengths of keys are
-            stated) and 18.
-        runtime: The oldest release that has to compute it right, as every later one does, and the provider,
-            as `"onnxruntime>=1.28;cpu"`. The provider is `cpu`, `cuda` or `web`, which is onnxruntime-web on
-            WebAssembly and on WebGPU. A half dtype is computed in float32, but for `cuda` by the accumulation
-            of the fused kernel where one is taken.
+            linear in S; `"primitive"` is MatMul and Softmax. `"auto"` chooses the form that suits the call and
+            the runtime best, among those that compute it right there and on every later release.
+        opset: 23 or 24 for `"attention"`, 17 to 24 for the others. The default is 23 (24 with lengths of keys)
+            and 18.
+        runtime: The oldest release that has to compute the graph right, as every later one does, and the
+            provider: `"onnxruntime>=1.28;cpu"`. The provider is `cpu`, `cuda` or `web`, which is
+            onnxruntime-web on WebAssembly and on WebGPU. Half dtypes are computed in float32; a fused kernel on
+            `cuda` has its own accumulation.
 
     Returns:
-        The model, which has passed onnx.checker in full. Its metadata holds the call, the form, the reason
-            for the form, and the runtime, from which `verify` knows what it has to compute. Arrays in masks,
+        The model, which has passed onnx.checker in full. Its metadata hold the call, the form, the reason for
+            the form, and the runtime, from which `verify` knows what the model has to compute. Arrays in masks,
             biases, `scale` or `sinks` become initializers; beyond 1.75 GiB of these it is a LargeModel.
 
     Raises:

@@ -38,12 +38,12 @@ class Placement:
     node: str
     op: str
     provider: str
-    asked: str
+    requested: str
     """The provider that was asked for; a node that ran on another one has fallen back."""
 
     @property
     def fell_back(self) -> bool:
-        return self.provider != self.asked
+        return self.provider != self.requested
 
 
 @dataclass(frozen=True, slots=True)

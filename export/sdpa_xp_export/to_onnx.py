@@ -42,50 +42,49 @@ def to_onnx(
     runtime: str = DEFAULT_RUNTIME,
     **keywords: Any,
 ) -> Model:
-    """The ONNX graph of a layer, or of any function in array-API code, with the attention that it calls.
+    """Return the ONNX graph of a layer, or of any function in array-API code, with the attention that it calls.
 
-    The layer is called once, with values of the graph where it is given specs. Each operation on them becomes
-    a node; each array that meets one, of whatever library, becomes an initializer, once, with the numbers that
-    it then holds; and each call of `sdpa_xp.scaled_dot_product_attention`, `attention_state`,
+    The layer is called once, with a value of the graph in place of each spec. Each operation on values becomes
+    a node. Each array that meets a value, of any library, becomes one initializer, with the numbers that it
+    holds at that moment. Each call of `sdpa_xp.scaled_dot_product_attention`, `attention_state`,
     `attention_weights`, `attention_scores`, `dot_product_attention` and `KVCache.attend` is written as
-    `export_attention` would write it. A `KVCache` of values takes `append` (not in place) and `attend`, with a
-    rotary too; its `key` and `value` are what the graph is to return for the next step, and a past of no
-    tokens is one of its lengths.
+    `export_attention` would write it. A `KVCache` of values takes `append` (not in place) and `attend`, also
+    with a rotary. Return its `key` and `value` for the next step; a past may have no tokens.
 
     Dtypes follow the array API standard 2024.12. A Python scalar takes the dtype of the array beside it, two
     scalars get the default dtypes (int64, float32), integers stay exact, and dtypes of two kinds, such as int64
-    and float32, are refused: convert one of them with `astype`. Where onnxruntime's CPU provider has no kernel
-    for a dtype, the graph computes in a wider one and converts back.
+    and float32, are refused: convert one of them with `astype`. If onnxruntime's CPU provider has no kernel for
+    a dtype, the graph computes in a wider one and converts back.
 
     `x += y` gives the name `x` to the sum, which must have the dtype and the shape of `x`; no array is written
     to. So `x` may also be an array of NumPy, as `zeros` makes it.
 
     Shapes:
-        Those of the layer. An entry of a spec may be a name; `x.shape` then has it, to be compared, put into
-        a shape, added to another, and given to `arange` and `asarray`; Python can count no further with it. It
-        equals no number and is no 0, since it is not known; sums are equal that are written in the same order.
+        The shapes of the layer. An entry of a spec may be a name, which is then an entry of `x.shape`. You can
+        compare it, put it into a shape, add it to another one, and pass it to `arange` and `asarray`; it is no
+        number for Python. It equals no number, not even 0; sums are equal if their names have the same order.
 
     Args:
-        layer: What is called; it may be a method. `x.__array_namespace__()` is its namespace, in which there
-            is `erf`, too. Where it has `parameters`, a mapping of arrays by name, its initializers have these
-            names; and where it has `with_parameters` too, as a `sdpa_xp.layers.Layer` has, each array is held
-            as it is, also where the layer transposes it or computes with it.
-        inputs: What it is called with: a spec for each array. What holds none, it gets as it is; a mask or a
-            bias may hold specs.
+        layer: A function, a method or a layer. Its namespace is `x.__array_namespace__()`, which also has
+            `erf`. If the layer has `parameters`, a mapping of arrays by name, the initializers have these
+            names. If it also has `with_parameters`, like a `sdpa_xp.layers.Layer`, each array is held
+            unchanged, even if the layer transposes it or computes with it.
+        inputs: The positional arguments of the layer, with a spec for each array; a mask or a bias may hold
+            specs. Arguments without specs are passed unchanged.
         form: The form of each attention, as for `export_attention`.
-        opset: 17 to 24. By default the newest that the release of `runtime` computes every form of.
+        opset: 17 to 24. The default is the newest that the release of `runtime` has every form for.
         runtime: As for `export_attention`.
-        keywords: Likewise what it is called with, by name.
+        keywords: The keyword arguments of the layer, likewise.
 
     Returns:
-        The model, which has passed onnx.checker in full. Its inputs have the names of the layer's arguments;
-            its output is `output`, or a tuple's are `output_0` and on, or have a NamedTuple's or a mapping's
-            names. Its metadata holds the form of each attention, the reason for it, and the runtime. Beyond
-            1.75 GiB of weights it is a LargeModel, which refers to the arrays until `save` writes them.
+        The model, which has passed onnx.checker in full. Its inputs have the names of the layer's arguments.
+            Its output is `output`; those of a tuple are `output_0` and on, and a NamedTuple or a mapping has
+            names. Its metadata hold the form of each attention, the reason for it, and the runtime. Beyond 1.75
+            GiB of weights it is a LargeModel, which refers to the arrays until `save` writes them.
 
     Raises:
-        TypeError: A layer that is not callable, or what it does with a value is not in the array API, or asks
-            what only a run tells; names what must hold.
+        TypeError: A layer that is not callable, that uses a function that is not in the array API, or that
+            asks for a number that only a run tells; names what must hold.
         ValueError: Shapes that do not fit, a form, an opset or a runtime that cannot compute a call, or a
             large array that the layer writes to after the graph has met it.
 
@@ -175,7 +174,7 @@ def _outputs(graph: TracedGraph, result: Any) -> dict[str, GraphValue]:
             rule = "`layer` must return what it computes of its arguments, an array or several"
             raise TypeError(message(FUNCTION, rule, {name: type(value).__name__}))
         value = graph.equal_values.get(value.name, value)
-        taken = {output.name for output in outputs.values()}
+        used_values = {output.name for output in outputs.values()}
         copy = graph.add("Identity", value, dtype=value.dtype, shape=value.shape)
-        outputs[name] = copy if value.name in taken else graph.here(value)
+        outputs[name] = copy if value.name in used_values else graph.here(value)
     return outputs

@@ -324,7 +324,7 @@ def test_placements_from_a_profile(tmp_path: Path) -> None:
 def test_a_node_that_fell_back_is_named() -> None:
     report = verify(export_attention(QKV, QKV, QKV, form="attention"))
     assert "fell back" not in str(report)
-    placed = tuple(replace(each, asked=CUDA) for each in report.placements)
+    placed = tuple(replace(each, requested=CUDA) for each in report.placements)
     assert str(replace(report, placements=placed)).endswith("; fell back: Attention_0")
 
 

@@ -32,11 +32,11 @@ class Backend:
     """An array of the library -> a NumPy array, once it is computed."""
 
     def namespace(self) -> Any:
-        """The array-API namespace of the library."""
+        """Return the array-API namespace of the library."""
         return array_api_compat.array_namespace(self.put(np.zeros(1, np.float32)))
 
     def holds(self, dtype: str) -> bool:
-        """Whether the library keeps this dtype; JAX turns float64 into float32 unless told otherwise."""
+        """Return whether the library keeps this dtype; JAX turns float64 into float32 unless told otherwise."""
         try:
             return str(self.put(np.zeros(1, numpy_dtype(dtype))).dtype).endswith(dtype)
         except TypeError:  # array-api-strict has only the dtypes of the standard

@@ -10,7 +10,7 @@ import numpy as np
 from sdpa_xp._checks import message
 from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._array_api.dispatch import graph_of, is_array
-from sdpa_xp_export._array_api.shaping import broadcast_to
+from sdpa_xp_export._array_api.manipulation import broadcast_to
 from sdpa_xp_export._dtypes.conversion import numpy_dtype
 from sdpa_xp_export._dtypes.promotion import DEFAULTS
 from sdpa_xp_export._dtypes.standard import dtype_name

@@ -1,8 +1,12 @@
-"""The elementwise functions of the array API; division and powers have files of their own."""
+"""The elementwise functions of the array API: those that are one operator in a table, then those that are more.
+
+Division and powers have files of their own.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from sdpa_xp._checks import message
@@ -23,28 +27,44 @@ from sdpa_xp_export._graph.lengths import Length
 from sdpa_xp_export._graph.shapes import joint_shape
 
 
-@array_function
-def add(one: Any, other: Any) -> GraphValue:
-    """Add."""
-    return binary("Add", "add", "numeric", one, other)
+def _unary(name: str, op: str, category: str = "floating") -> Callable[[Any], GraphValue]:
+    """Make a function of one operand that is one operator of ONNX."""
+
+    def function(value: Any) -> GraphValue:
+        return unary(op, name, category, value)
+
+    function.__name__ = name
+    return array_function(function)
 
 
-@array_function
-def subtract(one: Any, other: Any) -> GraphValue:
-    """Subtract."""
-    return binary("Sub", "subtract", "numeric", one, other)
+def _binary(name: str, op: str, category: str, dtype: str | None = None) -> Callable[[Any, Any], GraphValue]:
+    """Make a function of two operands that is one operator of ONNX; `dtype` is another dtype of its result."""
+
+    def function(one: Any, other: Any) -> GraphValue:
+        return binary(op, name, category, one, other, dtype)
+
+    function.__name__ = name
+    return array_function(function)
 
 
-@array_function
-def multiply(one: Any, other: Any) -> GraphValue:
-    """Multiply."""
-    return binary("Mul", "multiply", "numeric", one, other)
-
-
-@array_function
-def negative(value: GraphValue) -> GraphValue:
-    """Change the sign; unsigned integers wrap, as in NumPy."""
-    return unary("Neg", "negative", "numeric", value)
+add = _binary("add", "Add", "numeric")
+subtract = _binary("subtract", "Sub", "numeric")
+multiply = _binary("multiply", "Mul", "numeric")
+negative = _unary("negative", "Neg", "numeric")  # unsigned integers wrap, as in NumPy
+abs = _unary("abs", "Abs", "numeric")
+exp = _unary("exp", "Exp")
+log = _unary("log", "Log")
+sqrt = _unary("sqrt", "Sqrt")
+tanh = _unary("tanh", "Tanh")
+sin = _unary("sin", "Sin")
+equal = _binary("equal", "Equal", "any", "bool")
+less = _binary("less", "Less", "numeric", "bool")
+less_equal = _binary("less_equal", "LessOrEqual", "numeric", "bool")
+greater = _binary("greater", "Greater", "numeric", "bool")
+greater_equal = _binary("greater_equal", "GreaterOrEqual", "numeric", "bool")
+logical_and = _binary("logical_and", "And", "boolean")
+logical_or = _binary("logical_or", "Or", "boolean")
+logical_xor = _binary("logical_xor", "Xor", "boolean")
 
 
 @array_function
@@ -54,46 +74,10 @@ def positive(value: GraphValue) -> GraphValue:
 
 
 @array_function
-def abs(value: GraphValue) -> GraphValue:
-    """Return the absolute value."""
-    return unary("Abs", "abs", "numeric", value)
-
-
-@array_function
 def square(value: GraphValue) -> GraphValue:
     """Return the number times itself."""
     number = admitted("square", "numeric", value)
     return number * number
-
-
-@array_function
-def exp(value: GraphValue) -> GraphValue:
-    """Return e to the power of the number."""
-    return unary("Exp", "exp", "floating", value)
-
-
-@array_function
-def log(value: GraphValue) -> GraphValue:
-    """Return the natural logarithm."""
-    return unary("Log", "log", "floating", value)
-
-
-@array_function
-def sqrt(value: GraphValue) -> GraphValue:
-    """Return the square root."""
-    return unary("Sqrt", "sqrt", "floating", value)
-
-
-@array_function
-def tanh(value: GraphValue) -> GraphValue:
-    """Return the hyperbolic tangent."""
-    return unary("Tanh", "tanh", "floating", value)
-
-
-@array_function
-def sin(value: GraphValue) -> GraphValue:
-    """Return the sine."""
-    return unary("Sin", "sin", "floating", value)
 
 
 @array_function
@@ -187,39 +171,9 @@ def _of_default_dtype(graph: Graph, *scalars: bool | int | float | Length) -> li
 
 
 @array_function
-def equal(one: Any, other: Any) -> GraphValue:
-    """Return whether two operands of any dtype are equal."""
-    return binary("Equal", "equal", "any", one, other, "bool")
-
-
-@array_function
 def not_equal(one: Any, other: Any) -> GraphValue:
     """Return whether two operands of any dtype differ."""
     return bitwise_invert(equal(one, other))
-
-
-@array_function
-def less(one: Any, other: Any) -> GraphValue:
-    """Return whether the first number is smaller."""
-    return binary("Less", "less", "numeric", one, other, "bool")
-
-
-@array_function
-def less_equal(one: Any, other: Any) -> GraphValue:
-    """Return whether the first number is not larger."""
-    return binary("LessOrEqual", "less_equal", "numeric", one, other, "bool")
-
-
-@array_function
-def greater(one: Any, other: Any) -> GraphValue:
-    """Return whether the first number is larger."""
-    return binary("Greater", "greater", "numeric", one, other, "bool")
-
-
-@array_function
-def greater_equal(one: Any, other: Any) -> GraphValue:
-    """Return whether the first number is not smaller."""
-    return binary("GreaterOrEqual", "greater_equal", "numeric", one, other, "bool")
 
 
 def is_masked(value: GraphValue) -> GraphValue:
@@ -228,53 +182,28 @@ def is_masked(value: GraphValue) -> GraphValue:
 
 
 @array_function
-def logical_and(one: Any, other: Any) -> GraphValue:
-    """Return whether both conditions hold."""
-    return binary("And", "logical_and", "boolean", one, other)
-
-
-@array_function
-def logical_or(one: Any, other: Any) -> GraphValue:
-    """Return whether at least one condition holds."""
-    return binary("Or", "logical_or", "boolean", one, other)
-
-
-@array_function
-def logical_xor(one: Any, other: Any) -> GraphValue:
-    """Return whether exactly one condition holds."""
-    return binary("Xor", "logical_xor", "boolean", one, other)
-
-
-@array_function
 def logical_not(value: GraphValue) -> GraphValue:
     """Return whether a condition does not hold."""
     return bitwise_invert(admitted("logical_not", "boolean", value))
 
 
-@array_function
-def bitwise_and(one: Any, other: Any) -> GraphValue:
-    """Combine two conditions, or the bits of two integers."""
-    return _bitwise("And", "bitwise_and", one, other)
+def _bitwise(name: str, op: str) -> Callable[[Any, Any], GraphValue]:
+    """Make a function that combines two conditions, or the bits of two integers."""
+
+    def function(one: Any, other: Any) -> GraphValue:
+        first, second = operands(name, "integer or boolean", one, other)
+        if first.dtype == "bool":
+            return elementwise(op, first, second)
+        _bits_need_opset(first, name)
+        return elementwise(f"Bitwise{op}", first, second)
+
+    function.__name__ = name
+    return array_function(function)
 
 
-@array_function
-def bitwise_or(one: Any, other: Any) -> GraphValue:
-    """Combine two conditions, or the bits of two integers."""
-    return _bitwise("Or", "bitwise_or", one, other)
-
-
-@array_function
-def bitwise_xor(one: Any, other: Any) -> GraphValue:
-    """Combine two conditions, or the bits of two integers."""
-    return _bitwise("Xor", "bitwise_xor", one, other)
-
-
-def _bitwise(op: str, name: str, one: Any, other: Any) -> GraphValue:
-    first, second = operands(name, "integer or boolean", one, other)
-    if first.dtype == "bool":
-        return elementwise(op, first, second)
-    _bits_need_opset(first, name)
-    return elementwise(f"Bitwise{op}", first, second)
+bitwise_and = _bitwise("bitwise_and", "And")
+bitwise_or = _bitwise("bitwise_or", "Or")
+bitwise_xor = _bitwise("bitwise_xor", "Xor")
 
 
 @array_function

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sdpa_xp._checks import message
-from sdpa_xp_export._array_api import division, elementwise, powers, shaping
+from sdpa_xp_export._array_api import division, elementwise, manipulation, powers
 from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export.spec import SymbolicShape
 
@@ -22,7 +22,7 @@ _OF_UFUNCS = {
     "floor_divide": division.floor_divide,
     "remainder": division.remainder,
     "power": powers.pow,
-    "matmul": shaping.matmul,
+    "matmul": manipulation.matmul,
     "left_shift": powers.bitwise_left_shift,
     "right_shift": powers.bitwise_right_shift,
     "bitwise_and": elementwise.bitwise_and,

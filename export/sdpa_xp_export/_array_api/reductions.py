@@ -93,7 +93,7 @@ def _over(
 
 
 def _of_floats(op: str, value: GraphValue, axis: Axes, keepdims: bool) -> GraphValue:
-    reduced = _over(axes_of(value, axis), keepdims, _widened(value), lambda x, at: ops.reduce(op, x, at))
+    reduced = _over(axes_of(value, axis), keepdims, _widened(value), lambda x, axis: ops.reduce(op, x, axis))
     return reduced.astype(value.dtype)
 
 
@@ -110,12 +110,12 @@ def _extreme(op: str, value: GraphValue, axis: Axes, keepdims: bool) -> GraphVal
     if value.dtype in ("uint32", "int64", "uint64"):
         return _extreme_by_halves(op, value, axes, keepdims)
     wide = value.astype(kernel_dtype(op, value))
-    extreme = _over(axes, keepdims, wide, lambda x, at: ops.reduce(op, x, at))
+    extreme = _over(axes, keepdims, wide, lambda x, axis: ops.reduce(op, x, axis))
     if value.dtype not in FLOATING:
         return extreme.astype(value.dtype)
     # onnxruntime leaves a NaN out unless it comes first.
     is_nan = (~elementwise("Equal", wide, wide, dtype="bool")).astype("uint8")
-    has_nan = _over(axes, keepdims, is_nan, lambda x, at: ops.reduce("ReduceMax", x, at)).astype("bool")
+    has_nan = _over(axes, keepdims, is_nan, lambda x, axis: ops.reduce("ReduceMax", x, axis)).astype("bool")
     return where(has_nan, math.nan, extreme).astype(value.dtype)
 
 
@@ -130,10 +130,10 @@ def _extreme_by_halves(op: str, value: GraphValue, axes: tuple[int, ...], keepdi
         whole = whole + LEAST
     upper = (whole >> 32).astype("int32")
     lower = (whole - HALF).astype("int32")
-    extreme = _over(axes, True, upper, lambda x, at: ops.reduce(op, x, at))
+    extreme = _over(axes, True, upper, lambda x, axis: ops.reduce(op, x, axis))
     never_chosen = -HALF if op == "ReduceMax" else HALF - 1
     lower = where(equal(upper, extreme), lower, never_chosen)
-    rest = _over(axes, True, lower, lambda x, at: ops.reduce(op, x, at))
+    rest = _over(axes, True, lower, lambda x, axis: ops.reduce(op, x, axis))
     result = (extreme.astype("int64") << 32) + rest.astype("int64") + HALF
     result = (result + LEAST if value.dtype == "uint64" else result).astype(value.dtype)
     return result if keepdims or not axes else ops.squeeze(result, axes)

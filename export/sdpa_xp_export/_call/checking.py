@@ -225,4 +225,4 @@ def _cached_keys(function: str, specs: Mapping[str, TensorSpec], axis: int) -> i
 
 def _without(shape: tuple[int | str, ...], axis: int) -> tuple[int | str, ...]:
     """Return the lengths of all axes but one."""
-    return tuple(length for at, length in enumerate(shape) if at != len(shape) + axis)
+    return tuple(length for index, length in enumerate(shape) if index != len(shape) + axis)

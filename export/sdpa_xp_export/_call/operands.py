@@ -108,9 +108,9 @@ class OperandNamer:
         return value
 
     def _free(self, name: str) -> str:
-        taken = {*self.inputs, *self.initializers}
+        used = {*self.inputs, *self.initializers}
         return next(
-            free for n in range(1, len(taken) + 2) if (free := f"{name}_{n}" if n > 1 else name) not in taken
+            free for n in range(1, len(used) + 2) if (free := f"{name}_{n}" if n > 1 else name) not in used
         )
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from sdpa_xp_export._files.locks import HAS_LOCKS, lock, locked
-from sdpa_xp_export._files.paths import PathArgument, free_target, reworded, taken
+from sdpa_xp_export._files.paths import PathArgument, free_target, reworded, taken_error
 
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 """The errors by which file systems without hard links, such as FAT, refuse one."""
@@ -128,7 +128,7 @@ def give_name(unfinished: Path, target: Path, argument: PathArgument, *, overwri
     try:
         _take(unfinished, target)
     except FileExistsError:
-        raise taken(target, argument) from None
+        raise taken_error(target, argument) from None
 
 
 def _take(unfinished: Path, target: Path) -> None:

@@ -66,7 +66,7 @@ def free_target(path: str | os.PathLike[str], argument: PathArgument, *, overwri
         rule = f"the folder of `{argument.argument}` must exist"
         raise FileNotFoundError(message(argument.function, rule, {argument.argument: target}))
     if target.exists() and not overwrite:
-        raise taken(target, argument)
+        raise taken_error(target, argument)
     folder = Path(os.path.realpath(checked.parent))
     if not overwrite and folder != target.parent and folder not in target.parents:
         rule, hint = "must not be a link out of its folder", "Pass overwrite=True (--force) to follow it."
@@ -74,7 +74,7 @@ def free_target(path: str | os.PathLike[str], argument: PathArgument, *, overwri
     return target
 
 
-def taken(target: Path, argument: PathArgument) -> FileExistsError:
+def taken_error(target: Path, argument: PathArgument) -> FileExistsError:
     """Return the error for a file that is in the way."""
     hint = "Pass overwrite=True (--force) to replace it."
     return FileExistsError(argument.message("must not exist", target, hint))

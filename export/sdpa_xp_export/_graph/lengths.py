@@ -28,10 +28,10 @@ class Length(str):
     @classmethod
     def in_shape(cls, graph: LengthOwner, shape: SymbolicShape) -> tuple[int | Length, ...]:
         """Return a shape whose names know their graph."""
-        return tuple(length if isinstance(length, int) else cls._of(graph, length) for length in shape)
+        return tuple(length if isinstance(length, int) else cls._named(graph, length) for length in shape)
 
     @classmethod
-    def _of(cls, graph: LengthOwner, name: str) -> Length:
+    def _named(cls, graph: LengthOwner, name: str) -> Length:
         length = cls(name)
         length.graph = graph
         return length
@@ -39,7 +39,7 @@ class Length(str):
     def _sum(self, parts: list[str]) -> int | Length:
         if all(part.isdecimal() for part in parts):
             return sum(map(int, parts))
-        return self._of(self.graph, "+".join(parts))
+        return self._named(self.graph, "+".join(parts))
 
     def __add__(self, other: object) -> Any:
         return self._sum([*addends(self), *self._parts(other)])

@@ -153,24 +153,24 @@ def version() -> str:
     return str(installed_runtime().__version__)
 
 
-def placements(profile: Path, asked: str) -> list[Placement]:
+def placements(profile: Path, requested: str) -> list[Placement]:
     """Return each node that ran, once, in order; from the profile that the runtime wrote."""
     events = json.loads(profile.read_text())
-    seen: dict[Placement, None] = {}
+    ran: dict[Placement, None] = {}
     for event in events:
         details = event.get("args", {})
         if event.get("cat") == "Node" and "provider" in details:
             name = event["name"].removesuffix("_kernel_time")
-            seen[Placement(name, details["op_name"], details["provider"], asked)] = None
-    return list(seen)
+            ran[Placement(name, details["op_name"], details["provider"], requested)] = None
+    return list(ran)
 
 
-def providers(asked: str | None = None) -> list[str]:
+def providers(requested: str | None = None) -> list[str]:
     """Return the execution providers to run on: the one asked for, or CUDA if offered and the CPU."""
     offered = installed_runtime().get_available_providers()
-    if asked is None:
+    if requested is None:
         return [name for name in (PROVIDERS["cuda"], PROVIDERS["cpu"]) if name in offered]
-    if asked not in PROVIDERS or PROVIDERS[asked] not in offered:
+    if requested not in PROVIDERS or PROVIDERS[requested] not in offered:
         rule = "`provider` must be one that onnxruntime offers here"
-        raise ValueError(message("verify", rule, {"provider": repr(asked), "offered": offered}))
-    return [PROVIDERS[asked]]
+        raise ValueError(message("verify", rule, {"provider": repr(requested), "offered": offered}))
+    return [PROVIDERS[requested]]

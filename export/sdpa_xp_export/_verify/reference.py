@@ -58,9 +58,9 @@ def attention(
     output, lse, weights = np.zeros((*pairs[:-1], v.shape[-1])), np.full(pairs[:-1], -np.inf), np.zeros(pairs)
     q, k, v = (np.broadcast_to(x, (*batch, *x.shape[-3:])) for x in (q, k, v))
     for count, (*entry, head, i) in enumerate(np.ndindex(*pairs[:-1])):
-        at, shared = (*entry, head, i), (*entry, head // group)
-        js = [j for j in range(keys) if allowed[(*at, j)] and not (is_causal and j > i)]
-        scores = (k[shared][js] @ q[at]) * scales[at]
+        row, shared = (*entry, head, i), (*entry, head // group)
+        js = [j for j in range(keys) if allowed[(*row, j)] and not (is_causal and j > i)]
+        scores = (k[shared][js] @ q[row]) * scales[row]
         if softcap:
             scores = softcap * np.tanh(scores / softcap)
         kept = np.ones(len(js), bool)
@@ -69,7 +69,9 @@ def attention(
                 index = (np.asarray([number]) for number in (count // (heads * queries), head, i))
                 scores = np.broadcast_to(term(scores, *index, np.asarray(js, int)), scores.shape)
             else:
-                scores = np.maximum(scores + term[at][js], np.finfo(float).min)  # pairs with -inf are not in js
+                scores = np.maximum(
+                    scores + term[row][js], np.finfo(float).min
+                )  # pairs with -inf are not in js
             kept &= ~np.isneginf(scores)  # a pair that a function masked stays masked
         js, scores = [j for j, keep in zip(js, kept, strict=True) if keep], scores[kept]
         logits = scores if extra is None else np.append(scores, extra[(*entry, head)])
@@ -78,7 +80,7 @@ def attention(
         largest = logits.max()
         if largest > -np.inf or largest != largest:  # else no key has a weight
             total = np.exp(logits - largest).sum()
-            lse[at] = largest + math.log(total) if total == total else math.nan
-            weights[at][js] = np.exp(scores - largest) / total
-        output[at] = weights[at][js] @ v[shared][js]
+            lse[row] = largest + math.log(total) if total == total else math.nan
+            weights[row][js] = np.exp(scores - largest) / total
+        output[row] = weights[row][js] @ v[shared][js]
     return (output[0], lse[0], weights[0]) if flat else (output, lse, weights)

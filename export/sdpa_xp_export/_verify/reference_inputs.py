@@ -160,8 +160,10 @@ class _PairTerms:
             first = tokens - queries
             as_queries = self._with_arrays(value, first, tokens)
             array = to_array(as_queries, (*batch, heads, tokens, tokens))[..., max(first, 0) :, :]
-            at = (...,) if self.filled is None else (entry,)
-            result[(*at, slice(None), slice(queries - array.shape[-2], None), slice(0, tokens))] = array[at]
+            index = (...,) if self.filled is None else (entry,)
+            result[(*index, slice(None), slice(queries - array.shape[-2], None), slice(0, tokens))] = array[
+                index
+            ]
         return result
 
     def _with_arrays(self, value: Any, first: int = 0, tokens: int | None = None) -> Any:

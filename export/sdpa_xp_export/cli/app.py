@@ -16,8 +16,8 @@ from sdpa_xp_export.cli.verify import run_verify
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, help=__doc__)
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         say(f"sdpa-xp {__version__}")
         raise typer.Exit
 

@@ -77,7 +77,11 @@ def page(report: Report, model: str, failures: Sequence[str] = ()) -> str:
             "Nodes that ran, after the runtime's own optimisation",
             NODE_COLUMNS,
             (
-                [*map(_safe, (node.node, node.op)), _placed(node.provider, node.fell_back), _safe(node.asked)]
+                [
+                    *map(_safe, (node.node, node.op)),
+                    _placed(node.provider, node.fell_back),
+                    _safe(node.requested),
+                ]
                 for node in report.placements
             ),
         ),

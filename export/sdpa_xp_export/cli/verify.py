@@ -39,8 +39,8 @@ def run_verify(
     """Run a model in onnxruntime against the float64 reference; exits 1 if it disagrees."""
     _check(provider, require_provider, html, as_json=as_json, force=force)
     with progress(f"verify {model.name}", quiet=as_json) as step:
-        asked = cast(ProviderName | None, require_provider or provider)  # `verify` refuses others
-        report = verify(model, provider=asked, seed=seed, watch=step)
+        requested = cast(ProviderName | None, require_provider or provider)  # `verify` refuses others
+        report = verify(model, provider=requested, seed=seed, watch=step)
     failures = _failures(report, required=require_provider is not None)
     if as_json:
         say_json(_facts(report, failures))
@@ -81,7 +81,7 @@ def _failures(report: Report, *, required: bool) -> list[str]:
     ]
     if required:
         failures += [
-            f"node {placed.node} ({placed.op}) ran on {placed.provider}, not on {placed.asked}"
+            f"node {placed.node} ({placed.op}) ran on {placed.provider}, not on {placed.requested}"
             for placed in report.fell_back
         ]
     return failures
@@ -119,6 +119,6 @@ def _show(report: Report) -> None:
         )
     say_table(page.RUN_COLUMNS, runs)
     say_table(
-        page.NODE_COLUMNS, [(node.node, node.op, node.provider, node.asked) for node in report.placements]
+        page.NODE_COLUMNS, [(node.node, node.op, node.provider, node.requested) for node in report.placements]
     )
     say(str(report))

@@ -58,9 +58,9 @@ def write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphVa
     if hides_keys(call):
         # The operator adds -inf to masked scores, so a NaN in a key that no query attends would leak.
         diagonal = [mask for mask in call.masks if causal and is_causal(mask)]
-        seen = both_allow(allowed, all_allowed(tile, diagonal))
-        if isinstance(seen, GraphValue):
-            attended = heads.is_attended(seen, int(key.shape[-3]))
+        reachable = both_allow(allowed, all_allowed(tile, diagonal))
+        if isinstance(reachable, GraphValue):
+            attended = heads.is_attended(reachable, int(key.shape[-3]))
             key, value = (xp.where(attended, array, 0.0) for array in (key, value))
     exact = None if mask is None else _expanded_mask(inputs, mask)
     output, *_ = _node(tile, inputs.query, key, value, exact, is_causal=causal)

@@ -99,7 +99,10 @@ def _node(
 
 
 def _holds_nan(inputs: FormInputs) -> GraphValue:
-    """Rows whose query or own key holds a NaN, (B, Hq, L, 1): from 1.28 on the operator returns 0 there."""
+    """Return the rows whose query or own key holds a NaN, (B, Hq, L, 1).
+
+    From 1.28 on the operator returns 0 there, and the library NaN.
+    """
     call = inputs.call
     query, key = (ops.reduce("ReduceSum", array).astype("float32") for array in (inputs.query, inputs.key))
     group = call.sizes.query_heads // call.sizes.heads

@@ -57,12 +57,12 @@ def key_range(tile: GraphTile, first: GraphValue, last: GraphValue) -> tuple[Gra
 
 
 def least(tile: GraphTile, value: GraphValue | int) -> GraphValue:
-    """The smallest of integers, (1,)."""
+    """integers -> the smallest of them, (1,)."""
     return _extreme(tile, "ReduceMin", value)
 
 
 def most(tile: GraphTile, value: GraphValue | int) -> GraphValue:
-    """The largest of integers, (1,)."""
+    """integers -> the largest of them, (1,)."""
     return _extreme(tile, "ReduceMax", value)
 
 

@@ -117,7 +117,9 @@ class GraphTile:
                 raise TypeError(checks.message(FUNCTION, rule, {f"{name}.dtype": value.dtype}))
             return self.operand(value).astype("int64")
         if isinstance(value, tuple | list):
-            numbers = [checks.integer(FUNCTION, f"{name}[{at}]", number) for at, number in enumerate(value)]
+            numbers = [
+                checks.integer(FUNCTION, f"{name}[{index}]", number) for index, number in enumerate(value)
+            ]
             return self.graph.constant(numbers, "int64")
         rule = f"`{name}` must be an integer, a list of them, or a TensorSpec"
         raise TypeError(checks.message(FUNCTION, rule, {name: repr(value)}))

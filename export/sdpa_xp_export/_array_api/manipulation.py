@@ -31,7 +31,7 @@ def reshape(value: GraphValue, shape: Sequence[Any], *, copy: object = None) -> 
     left = [axis for axis, length in enumerate(shape) if length == -1]
     stated = list(shape)
     for axis in left:
-        stated[axis] = _left(value.shape, [length for length in shape if length != -1])
+        stated[axis] = _remaining_length(value.shape, [length for length in shape if length != -1])
     # A length that stays where it is needs not be read: in the target of Reshape 0 stands for it.
     kept = [0 if value.shape[axis : axis + 1] == (length,) else length for axis, length in enumerate(shape)]
     if has_names(kept):
@@ -45,11 +45,11 @@ def reshape(value: GraphValue, shape: Sequence[Any], *, copy: object = None) -> 
     return reshaped
 
 
-def _left(shape: SymbolicShape, taken: list[Any]) -> int | str:
-    """Return what -1 stands for: the product of `shape` over the product of `taken`, as a number or a name."""
+def _remaining_length(shape: SymbolicShape, others: list[Any]) -> int | str:
+    """Return what -1 stands for: the product of `shape` over that of `others`, a number or a name."""
     names = Counter(length for length in shape if isinstance(length, str))
-    names.subtract(length for length in taken if isinstance(length, str))
-    one, other = (math.prod(length for length in side if isinstance(length, int)) for side in (shape, taken))
+    names.subtract(length for length in others if isinstance(length, str))
+    one, other = (math.prod(length for length in side if isinstance(length, int)) for side in (shape, others))
     parts = [name for name, count in names.items() for _ in range(count)]
     if min(names.values(), default=0) >= 0 and other and one % other == 0:
         if not parts:
@@ -102,7 +102,7 @@ def expand_dims(value: GraphValue, *, axis: int = 0) -> GraphValue:
 def squeeze(value: GraphValue, axis: int | Sequence[int]) -> GraphValue:
     """value -> Squeeze of axes of length 1."""
     axes = axes_of(value, axis)
-    if any(isinstance(value.shape[at], int) and value.shape[at] != 1 for at in axes):
+    if any(isinstance(value.shape[one], int) and value.shape[one] != 1 for one in axes):
         rule = "`axis` must name axes of length 1"
         raise ValueError(message(value.graph.function, rule, {"axis": axis, "shape": value.shape}))
     return ops.squeeze(value, axes)
@@ -134,14 +134,14 @@ def concat(values: Sequence[GraphValue], *, axis: int | None = 0) -> GraphValue:
     values = [value.astype(one.dtype) for value in values]
     if axis is None:
         values, axis = [reshape(value, (-1,)) for value in values], 0
-    at = axis_of(values[0], axis)
-    _check_alike(values, at)
-    length = values[0].shape[at]
+    position = axis_of(values[0], axis)
+    _check_alike(values, position)
+    length = values[0].shape[position]
     for value in values[1:]:
-        length = total(length, value.shape[at])
-    joined = ops.join(values, at, length)
+        length = total(length, value.shape[position])
+    joined = ops.join(values, position, length)
     if len(values) == 2 and isinstance(joined.graph, TracedGraph):
-        joined.graph.concatenated[joined.name] = at - joined.ndim, values[0], values[1]
+        joined.graph.concatenated[joined.name] = position - joined.ndim, values[0], values[1]
     return joined
 
 
@@ -149,9 +149,9 @@ def _check_alike(values: Sequence[GraphValue], axis: int | None) -> None:
     """Check that all values have the same lengths, as far as these are known, except along `axis`."""
     ranks = {value.ndim for value in values}
     lengths = [
-        {value.shape[at] for value in values if isinstance(value.shape[at], int)}
-        for at in range(min(ranks))
-        if at != axis
+        {value.shape[position] for value in values if isinstance(value.shape[position], int)}
+        for position in range(min(ranks))
+        if position != axis
     ]
     if len(ranks) > 1 or any(len(known) > 1 for known in lengths):
         rule = "arrays that are joined must have the same shape" + (
@@ -165,15 +165,15 @@ def _check_alike(values: Sequence[GraphValue], axis: int | None) -> None:
 def stack(values: Sequence[GraphValue], *, axis: int = 0) -> GraphValue:
     """values -> Unsqueeze, Concat."""
     _check_alike(values, None)
-    at = axis_of(values[0], axis, 1)
-    return concat([ops.unsqueeze(value, at) for value in values], axis=at)
+    position = axis_of(values[0], axis, 1)
+    return concat([ops.unsqueeze(value, position) for value in values], axis=position)
 
 
 @array_function
 def unstack(value: GraphValue, *, axis: int = 0) -> tuple[GraphValue, ...]:
     """value -> its entries along an axis, whose length must be known."""
-    at = axis_of(value, axis)
-    count, before = value.shape[at], (slice(None),) * at
+    position = axis_of(value, axis)
+    count, before = value.shape[position], (slice(None),) * position
     if isinstance(count, str):
         rule = "`unstack` must be along an axis whose length is known"
         raise TypeError(message(value.graph.function, rule, {"axis": axis, "shape": value.shape}))
