@@ -99,7 +99,7 @@ def _validated(
     tensors = {name: arrays[name] for name in inputs}
     for name, array in tensors.items():
         checks.floating(function, name, array)
-    checks.one_dtype(function, tensors)
+    checks.one_dtype(function, tensors)  # masks and biases may have others
     checks.one_device(function, arrays)
     query = tensors["query"]
     other_shapes = [array.shape for name, array in tensors.items() if name != "query"]
@@ -128,6 +128,7 @@ def _validated(
     )
     if grid.execution_kind == "blas_threaded":
         asked_threads()  # small calls need no threads, but refuse a wrong value too
+    # Masks and biases check their own arguments when they are bound, since these depend on the grid.
     masks, biases = _masks_and_biases(function, options, arrays, is_causal=is_causal)
     for name in ("scale", "sinks"):
         if name in arrays and arrays[name].ndim == 0:  # an array of one number may have any floating dtype

@@ -107,6 +107,7 @@ class PreparedCall(NamedTuple):
     def _bind(self, grid: ScoreGrid) -> BoundOptions:
         patterns = tuple(mask.bind(grid) for mask in self.masks)
         return BoundOptions(
+            # One mask is asked directly; a call without masks has an empty AllOf (see `Scores.is_unmasked`).
             mask=patterns[0] if len(patterns) == 1 else AllOf(patterns),
             biases=tuple([term for bias in self.biases for term in bias.bind(grid)]),
             scale=self._bind_scale(grid),

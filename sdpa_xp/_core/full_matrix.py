@@ -25,7 +25,7 @@ def full_scores(scores: Scores, plan: Plan, dtype: Dtype) -> Array:
 def _weights_of_rows(scores: Scores, rows: range) -> Array:
     xp = scores.xp
     s, allowed = _scores_of_rows(scores, rows)
-    if 0 in s.shape:
+    if 0 in s.shape:  # the maximum of no numbers is an error
         return s
     m = xp.max(s, axis=-1, keepdims=True)
     if scores.sinks is not None:

@@ -35,6 +35,7 @@ class RowResult(NamedTuple):
 
     def lse(self, xp: Namespace) -> Array:
         """Return the log-sum-exp, (..., Hq, rows)."""
+        # Without a maximum, l of an empty row is exactly 0, and its log is -inf.
         lse = xp.log(self.l) if self.m is None else self.m + xp.log(add_if_empty(self.l))
         shape = self.output.shape[:-1]  # includes the batch of the values
         return lse[..., 0] if lse.shape[:-1] == shape else xp.broadcast_to(lse[..., 0], shape) + 0.0
@@ -76,10 +77,13 @@ def attend_with_maximum(
         shift = finite_shift(xp, m_new)
         p = _exp(scores, s, shift)
         l_new = xp.sum(p, axis=-1, keepdims=True)
+        # Dropout comes after the sum: the weights are normalised before some are dropped.
         kept = p if scores.dropout is None else scores.dropout.apply(tile, p)
         v = astype_if_needed(xp, value.slice_keys(tile.columns), scores.grid.dtype)
         o_new = weigh(xp, kept, v, allowed, guard)
-        if state is not None:
+        if (
+            state is not None
+        ):  # the first tile has nothing to rescale: with one tile this is the textbook formula
             m, l, o = state
             rescale = xp.exp(m - shift)
             l_new, o_new = l * rescale + l_new, o * rescale + o_new

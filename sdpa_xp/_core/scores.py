@@ -102,6 +102,7 @@ class Scores(NamedTuple):
     def scaled_query(self, rows: range) -> Array:
         """Return the queries times the scale, (..., Hq, rows, E): once for each row, not for each tile."""
         query, is_whole = self.query, len(rows) == self.grid.queries and self.block is None
+        # The whole query needs no slice, which would be an operation in a graph.
         query = query if is_whole else self.tile(rows, range(1)).slice_queries(query)
         if query.dtype != self.grid.dtype:
             query = self.xp.astype(query, self.grid.dtype)

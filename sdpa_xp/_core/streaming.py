@@ -36,11 +36,14 @@ def attend(
     if plan.is_loop:
         return _attend_in_a_loop(scores, value, plan, dtype, with_lse=with_lse)
     tasks = plan.tasks()
-    if not grid.is_writeable:
+    if (
+        not grid.is_writeable
+    ):  # autograd, devices and lazy libraries: tasks are joined, not written into an array
         outputs, lses = zip(*[compute(task) for task in reversed(tasks)], strict=True)
         return xp.concat(outputs, axis=-2), xp.concat(lses, axis=-1) if with_lse else None
     shape = grid.shape[:-1]
     output = xp.zeros((*shape, value.width), dtype=dtype, device=grid.device)
+    # An array to write to in any case, so that `write` has one type; without with_lse it is one number.
     lse = xp.zeros(shape if with_lse else (), dtype=grid.dtype, device=grid.device)
 
     def write(task: Task) -> None:

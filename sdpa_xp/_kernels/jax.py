@@ -26,7 +26,7 @@ from sdpa_xp._tiles.allowed import is_masked
 from sdpa_xp.biases.algebra import Added
 
 MANY_SCORES = 2**17
-"""Of more the portable implementation is as fast, or faster. Measured on two cores."""
+"""From here on the portable implementation is as fast as the kernel, or faster. Measured on two cores."""
 
 
 def not_default_reason(call: PreparedCall) -> str | None:
@@ -57,6 +57,7 @@ def unsupported_reason(call: PreparedCall) -> str | None:
         return "JAX's kernel takes no E that is not Ev"
     if any(length == 0 for length in (*call.sizes.batch, *call.grid.shape[-3:], width)):
         return "an axis is empty"
+    # The kernel adds one array. The function of a bias may do more than add.
     scores = call.scores_without_dropout()
     if len(scores.biases) > 1 or not all(isinstance(term, Added) for term in scores.biases):
         return "JAX's kernel takes no bias but one that is added"
@@ -68,7 +69,7 @@ def attend(call: PreparedCall) -> Array | None:
     scores = call.scores_without_dropout()
     tile = scores.tile(range(call.sizes.queries), range(call.sizes.keys))
     allowed = scores.mask.allowed_in(tile)
-    if allowed is False:
+    if allowed is False:  # no pair attends: the portable implementation returns zeros without a product
         return None
     added = [term.added(tile) for term in scores.biases if isinstance(term, Added)]
     output, finite = _compiled()(
@@ -78,6 +79,7 @@ def attend(call: PreparedCall) -> Array | None:
         added[0] if added else None,
         batch=call.sizes.batch,
     )
+    # Inside a jit nothing can be read: there only keys that no query attends are kept out, as documented.
     return cast(Array, output) if is_traced(output) or bool(finite) else None
 
 
@@ -99,14 +101,17 @@ def _attention(
     """Return the output, in float32, and whether all of it is finite."""
     jax = sys.modules["jax"]
     xp = jax.numpy
+    # With half inputs the kernel would round the weights to the half.
     query, key, value = (xp.astype(x, xp.float32) for x in (query, key, value))
     query, bias, has_key = query * xp.astype(scale, xp.float32), None, None
     if added is not None:
         allowed = ~is_masked(added) if allowed is None else allowed & ~is_masked(added)
     if allowed is not None:
         allowed = allowed[(None,) * (3 - allowed.ndim)]
+        # The kernel multiplies masked values by 0, and 0 * NaN is NaN.
         key, value = (xp.where(any_query_attends(xp, allowed, x.shape[-3]), x, 0.0) for x in (key, value))
         has_key = xp.any(allowed, axis=-1, keepdims=True)
+        # A row of -inf would be NaN, also in its gradient. It is computed unmasked, and set to 0 below.
         bias = xp.where(has_key, xp.where(allowed, 0.0 if added is None else added, -math.inf), 0.0)
         bias = bias if len(batch) < 2 else operands.merge_batch(xp, bias, batch)
     rows = (xp.swapaxes(operands.merge_batch(xp, x, batch), -2, -3) for x in (query, key, value))

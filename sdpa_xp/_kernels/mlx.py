@@ -49,6 +49,7 @@ def unsupported_reason(call: PreparedCall) -> str | None:
     reason = operands.unsupported_reason(call, "MLX")
     if reason is not None:
         return reason
+    # The kernel takes one sink for each head, the same for all batch entries.
     if call.sinks is not None and call.sinks.shape != (call.sizes.query_heads,):
         return "MLX's kernel takes `sinks` of shape (Hq,) alone"
     if dtype_name(call.grid.dtype) == "float64":
@@ -67,10 +68,10 @@ def attend(call: PreparedCall) -> Array | None:
     scale = call.scale
     if scale is None:
         scale = 1.0 / math.sqrt(sizes.width)
-    elif not isinstance(scale, float):
+    elif not isinstance(scale, float):  # the kernel takes one number
         query, scale = query * xp.astype(scale, dtype, copy=False), 1.0
     allowed = _allowed(call)
-    if allowed is not None and call.grid.is_traced:
+    if allowed is not None and call.grid.is_traced:  # else a NaN that got in is seen in the output
         attended = any_query_attends(xp, allowed, sizes.heads)
         key, value = (xp.where(attended, x, 0.0) for x in (key, value))
     output: Array = sys.modules["mlx.core"].fast.scaled_dot_product_attention(

@@ -38,7 +38,7 @@ def not_default_reason(call: PreparedCall) -> str | None:
 
     It lacks some derivatives in forward mode and in torch.func, and in torch.compile no NaN can be read.
     """
-    if has_tangents():
+    if has_tangents():  # some derivatives of the kernel are missing in forward mode
         return "torch's kernel has no derivatives in forward mode"
     if _is_exporting() if call.grid.is_traced else _is_eager(call):
         return None
@@ -63,11 +63,12 @@ def unsupported_reason(call: PreparedCall) -> str | None:
         return reason
     if operands.is_empty(call):
         return "an axis is empty, which onnxruntime does not compute"
-    if call.grid.is_traced:
+    if call.grid.is_traced:  # no memory is counted: a compiler or a runtime decides on it
         exact = not _is_exporting() or dtype_name(call.grid.dtype) != "float64"
         return None if exact else "onnxruntime computes a float64 Attention to float32 accuracy"
     if operands.mask_size(call) > operands.MANY_SCORES:
         return "torch's kernel makes an array of all that is masked"
+    # torch's flash kernel wants E = Ev; with others it falls back to its math kernel, which builds all scores.
     many = math.prod(call.grid.shape) > operands.MANY_SCORES
     if many and call.sizes.width != call.arrays["value"].shape[-1]:
         return "torch's kernel makes all scores at once where E is not Ev"
@@ -79,9 +80,10 @@ def attend(call: PreparedCall) -> Array | None:
     if call.cached("plain", lambda: _is_plain(call)):
         kernel = sys.modules["torch"].nn.functional.scaled_dot_product_attention
         query, key, value = call.arrays.values()
-        if not _stride(query) == _stride(key) == _stride(value) == 1:
+        if not _stride(query) == _stride(key) == _stride(value) == 1:  # else there is nothing to copy
             query, key, value = map(_in_rows, (query, key, value))
         plain: Array = kernel(query, key, value, scale=call.scale)
+        # If the scores of a row fill a register, a row of NaN stays NaN, and there is nothing to search for.
         fills_a_vector = call.sizes.keys >= LONGEST_VECTOR
         return plain if fills_a_vector or _kept_nan(plain, query, key, call.scale) else None
     if _is_eager(call):
@@ -89,6 +91,7 @@ def attend(call: PreparedCall) -> Array | None:
     torch, xp, sizes = sys.modules["torch"], call.grid.xp, call.sizes
     query, key, value = (xp.astype(x, call.grid.dtype, copy=False) for x in call.arrays.values())
     query, scale = _scaled(call, query)
+    # No NaN can be seen in what is traced. So keys and values that no query attends are set to 0 before.
     allowed = operands.allowed(call)
     attended = _attended_keys(call) if allowed is None else any_query_attends(xp, allowed, sizes.heads)
     if attended is not None:
@@ -101,6 +104,7 @@ def attend(call: PreparedCall) -> Array | None:
         enable_gqa=sizes.query_heads != sizes.heads,
     )
     output = operands.split_batch(call, output)
+    # A translation for opsets before 23 gives the mean of the values for a row without a key.
     return output if allowed is None else xp.where(xp.any(allowed, axis=-1, keepdims=True), output, 0.0)
 
 
@@ -135,7 +139,7 @@ def _attend_now(call: PreparedCall) -> Array | None:
         scale=scale,
         enable_gqa=call.sizes.query_heads != call.sizes.heads,
     )
-    if is_masked and not bool(xp.isfinite(xp.sum(output))):
+    if is_masked and not bool(xp.isfinite(xp.sum(output))):  # it may come from a masked key or value
         return None
     # A mask may leave a row only the keys of a last, partly filled register, however many keys there are.
     is_short = call.sizes.keys < LONGEST_VECTOR
@@ -149,7 +153,7 @@ def _kept_nan(output: Any, query: Any, key: Any, scale: float | Array | None) ->
     torch = sys.modules["torch"]
     if torch._C._len_torch_dispatch_stack() and _has_no_values(torch):
         return True
-    if output.all():
+    if output.all():  # the usual case, and the cheapest question: without a 0 no row was taken for an empty one
         return True
     largest = query.abs().sum() * key.abs().sum()  # no score is larger, and it is NaN or inf if one is
     return bool((largest * max(1.0, cast(float, scale or 1.0))).isfinite())
@@ -175,6 +179,7 @@ def _scaled(call: PreparedCall, query: Array) -> tuple[Array, float | None]:
 
 def _attended_keys(call: PreparedCall) -> Array | None:
     """Return which keys some query attends under is_causal, (S, 1); None if all are attended."""
+    # Under a causal mask only keys beyond the last query are never attended.
     if not operands.is_causal(call) or _surely(call.sizes.keys <= call.sizes.queries):
         return None
     return call.grid.xp.expand_dims(operands.indices(call)[1] < call.sizes.queries, axis=-1)
@@ -191,10 +196,11 @@ def _mask(call: PreparedCall, allowed: Array) -> Array:
     """Return the mask for the kernel, (L, S) or (B, Hq, L, S), where B and Hq may be 1."""
     xp, mask, bias, batch = call.grid.xp, allowed, operands.bias(call), call.sizes.batch
     if bias is not None:
+        # onnxruntime takes a row in which all of the bias is the smallest number for a row without a key.
         least = -LARGEST[dtype_name(bias.dtype)] * (1 - 2**-10)
         mask = xp.where(allowed, xp.where(bias < least, least, bias), -math.inf)
     lengths = (call.sizes.queries, call.sizes.keys)
-    if mask.shape[-2:] != lengths:
+    if mask.shape[-2:] != lengths:  # torch's translation to ONNX does not broadcast L and S
         mask = xp.broadcast_to(mask, (*mask.shape[:-2], *lengths))
     if mask.ndim == 3:
         return xp.expand_dims(mask, axis=0)

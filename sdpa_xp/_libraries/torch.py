@@ -53,6 +53,7 @@ class Torch(Library):
         if not all(self.owns(array) and self.device(array).type == "cpu" for array in arrays):
             return "device"
         torch = sys.modules["torch"]
+        # Autograd must not see an array written to in place, so tiles are joined then, as on a device.
         records = torch.is_grad_enabled() and any(cast(Any, array).requires_grad for array in arrays)
         return "device" if records or has_tangents() else "threaded"
 
@@ -60,6 +61,7 @@ class Torch(Library):
         torch = sys.modules["torch"]
         if type(array) not in (torch.Tensor, torch.nn.Parameter):  # a subclass may change what operations mean
             return None
+        # A traced tensor may have symbols as lengths, and forward mode carries tangents beside the values.
         if is_transforming() or torch._C._is_tracing() or torch.autograd.forward_ad._current_level >= 0:
             return None
         if array.layout is not torch.strided or array.is_nested:
@@ -68,6 +70,7 @@ class Torch(Library):
         return type(array), array.shape, array.dtype, array.device, records
 
     def is_writeable(self, array: Any) -> bool:
+        # In an expanded tensor several elements share one address; autograd refuses to write to a leaf.
         is_expanded = any(step == 0 and n > 1 for step, n in zip(array.stride(), array.shape, strict=True))
         return not is_expanded and not (array.requires_grad and array.is_leaf)
 
@@ -106,6 +109,7 @@ class Torch(Library):
         xp = self.namespace(output)
         for x in inputs:
             if cast(Any, x).requires_grad:
+                # The sum of no elements: 0, even if x has NaN.
                 output = output + astype_if_needed(xp, xp.sum(x[..., :0]), output.dtype)
         return output
 

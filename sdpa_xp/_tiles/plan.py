@@ -98,12 +98,13 @@ def plan_tiles(grid: ScoreGrid, group: int, widths: int) -> Plan:
     queries, keys, heads = grid.queries, grid.keys, math.prod(grid.leading_shape)
     is_empty = heads == 0 or queries == 0
     if grid.is_traced and not is_empty and grid.library.has_loops() and _is_too_many(heads * queries * keys):
+        # An iteration computes about as many scores as a tile of a device.
         most_rows = max(SMALLEST_SIDE, DEVICE.scores // (heads * keys))
         iterations = -(-queries // most_rows)
         return Plan(queries, keys, -(-queries // iterations), keys, is_loop=True)
     if grid.is_traced or is_empty or keys == 0:
         return Plan(queries, keys, max(1, queries), max(1, keys), is_empty)
-    if grid.execution_kind == "device":
+    if grid.execution_kind == "device":  # all heads are computed in one operation: more heads, smaller tiles
         rows, columns, _ = DEVICE
         while heads * rows * columns > DEVICE.scores and columns > SMALLEST_SIDE:
             columns //= 2
@@ -117,6 +118,7 @@ def plan_tiles(grid: ScoreGrid, group: int, widths: int) -> Plan:
     # With threads, each core gets at least two tasks, so that one which starts late does not delay the end.
     fair_share = -(-queries * key_heads // (2 * cores)) if has_threads else queries
     rows = min(queries, max(1, size.rows // group), max(SMALLEST_SIDE, fair_share))
+    # If there are few rows, as in decoding, a tile gets more keys instead: fewer, larger products.
     columns = max(size.scores // (rows * group), size.columns)
     heads_that_fit = size.scores * cores_of_a_tile // (rows * group * min(columns, keys))
     heads_of_a_core = key_heads // cores if has_threads else heads_that_fit

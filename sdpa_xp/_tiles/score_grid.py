@@ -79,6 +79,7 @@ class ScoreGrid:
     @property
     def leading_shape(self) -> Shape:
         """`shape` without the last two axes."""
+        # One entry of a batch is computed without its batch axes.
         return (self.heads,) if self.entry is not None else self.batch_and_heads
 
     @property
@@ -103,7 +104,7 @@ class ScoreGrid:
         )
         if isinstance(checked.values, int):
             return checked
-        if checked.shape == (1,) and not self.batch:
+        if checked.shape == (1,) and not self.batch:  # a list of one for inputs without a batch
             return checked._replace(values=self.xp.reshape(checked.values, (1, 1, 1)))
         if self.entry is None:
             checks.broadcasts(self.function, name, checked.shape, self.batch, "the batch (...)")

@@ -58,7 +58,7 @@ class Tile(NamedTuple):
         if self.leading is None or isinstance(integers.values, int):
             return integers
         values = self.slice(integers.values)
-        if math.prod(values.shape) != 1:
+        if math.prod(values.shape) != 1:  # their least and most would have to be computed for each tile
             return integers._replace(values=values)
         only = int(self.grid.xp.min(values))
         return Integers(only, only, only)
@@ -83,6 +83,7 @@ class Tile(NamedTuple):
     @property
     def query_index(self) -> Array:
         """The position of each query among the keys, (rows, 1)."""
+        # Inside a loop the numbers of the rows are known only relative to the start of the block.
         rows = self.rows if self.block is None else range(self.block.length)
         index = self.grid.arange(rows.start + self.grid.position, rows.stop + self.grid.position)
         if self.block is not None:

@@ -122,6 +122,7 @@ class Added(Term):
         """Return what is added, in the accumulation dtype; -inf masks its pair."""
 
     def apply(self, tile: Tile, scores: Array) -> tuple[Array, Allowed]:
+        # The bias says which pairs it masks: the sum does not, because inf - inf is NaN.
         added = self.added(tile)
         return scores + added, ~is_masked(added)
 

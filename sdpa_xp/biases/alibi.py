@@ -127,7 +127,7 @@ class AlibiTerm(Added):
     """Whether the caller's slopes are an array."""
 
     def apply(self, tile: Tile, scores: Array) -> tuple[Array, Allowed]:
-        return scores + self.added(tile), True
+        return scores + self.added(tile), True  # finite, so that it masks no pair
 
     def added(self, tile: Tile) -> Array:
         return -tile.slice(self.slopes) * self._distance(tile)

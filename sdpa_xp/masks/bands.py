@@ -145,6 +145,7 @@ class Band(Pattern):
         if self.low is None:
             return True
         low = tile.slice_integers(self.low)
+        # The last query decides whether all attend, the first whether any does: no array is built for either.
         if tile.last + low.most <= tile.columns.start:
             return True
         if tile.first + low.least > tile.columns.stop - 1:

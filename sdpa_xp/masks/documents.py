@@ -83,6 +83,7 @@ class SameId(Pattern):
     def allowed_in(self, tile: Tile) -> Allowed:
         i, j = tile.slice(self.queries), tile.slice(self.keys)
         if not tile.grid.is_traced:
+            # Ids that do not overlap cannot be equal. Sorted ids are mostly decided here.
             least_i, most_i = self._span(tile, "rows", tile.rows, i)
             least_j, most_j = self._span(tile, "columns", tile.columns, j)
             if most_i < least_j or most_j < least_i:

@@ -124,6 +124,7 @@ class KeysBefore(Pattern):
 
     def allowed_in(self, tile: Tile) -> Allowed:
         length = tile.slice_integers(self.length)
+        # Lengths that cannot be read have the least -inf and the most inf, and so get an array.
         if tile.columns.stop <= length.least:
             return True
         if tile.columns.start >= length.most:

@@ -93,6 +93,7 @@ class Chunked(Mask, Pattern):
     def allowed_in(self, tile: Tile) -> Allowed:
         first, last = tile.first // self.size, tile.last // self.size
         start, stop = tile.columns.start // self.size, (tile.columns.stop - 1) // self.size
+        # A tile within one chunk needs no array, and tiles without a common chunk are skipped.
         if last < start or stop < first:
             return False
         if first == last == start == stop:
@@ -115,6 +116,6 @@ class Dilated(Mask, Pattern):
         return self
 
     def allowed_in(self, tile: Tile) -> Allowed:
-        if self.step == 1:
+        if self.step == 1:  # all pairs, without an array
             return True
         return tile.query_index % self.step == tile.key_index % self.step
