@@ -8,11 +8,12 @@ from sdpa_xp import _checks as checks
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.prepare import prepare
 from sdpa_xp._call.prepared_call import PreparedCall
+from sdpa_xp._checks import Implementation
 from sdpa_xp._core import streaming
 from sdpa_xp._core.key_value_source import ContiguousSource
 from sdpa_xp._kernels import choose_kernel
 from sdpa_xp._libraries import override
-from sdpa_xp._libraries.protocols import AnyArray, Array
+from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp._tiles.layout import Layout
 from sdpa_xp._tiles.plan import plan_tiles
 from sdpa_xp.biases import Bias
@@ -34,10 +35,10 @@ def scaled_dot_product_attention(
     softcap: float | None = None,
     sinks: AnyArray | None = None,
     dropout_p: float = 0.0,
-    rng: object = None,
-    softmax_dtype: object = None,
+    rng: Rng | None = None,
+    softmax_dtype: Dtype | None = None,
     layout: Layout = "...HLE",
-    implementation: str | None = None,
+    implementation: Implementation | None = None,
 ) -> A:
     r"""Compute attention, $\mathrm{softmax}(q k^T \cdot scale + bias)\,v$, on the arrays of any library.
 
@@ -138,11 +139,11 @@ def attention_state(
     softcap: float | None = None,
     sinks: AnyArray | None = None,
     dropout_p: float = 0.0,
-    rng: object = None,
-    softmax_dtype: object = None,
+    rng: Rng | None = None,
+    softmax_dtype: Dtype | None = None,
     layout: Layout = "...HLE",
     lse_base: float | None = None,
-    implementation: str | None = None,
+    implementation: Implementation | None = None,
 ) -> AttentionState[A]:
     r"""Compute attention and the log-sum-exp of its scores, $\log \sum_j \exp(s_{ij})$.
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from sdpa_xp import _checks as checks
 from sdpa_xp._call.options import CallOptions
-from sdpa_xp._checks import IntegersLike
+from sdpa_xp._checks import Implementation, IntegersLike
 from sdpa_xp._libraries.protocols import AnyArray
 from sdpa_xp.attention import attend
 from sdpa_xp.biases import Bias
@@ -32,7 +32,7 @@ def dot_product_attention(
     query_seq_lengths: IntegersLike | None = None,
     key_value_seq_lengths: IntegersLike | None = None,
     local_window_size: int | tuple[int, int] | None = None,
-    implementation: str | None = None,
+    implementation: Implementation | None = None,
     return_residual: bool = False,
 ) -> A:
     """Compute attention with the signature of `jax.nn.dot_product_attention`, for any library.

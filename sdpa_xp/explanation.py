@@ -1,4 +1,4 @@
-"""What a call would be computed with, and why: nothing is computed."""
+"""Explain how a call would be computed, and why, without computing it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.prepare import prepare
+from sdpa_xp._checks import Implementation
 from sdpa_xp._core import threads
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._kernels import choose_kernel
-from sdpa_xp._libraries.protocols import AnyArray
+from sdpa_xp._libraries.protocols import AnyArray, Dtype, Rng
 from sdpa_xp._tiles.layout import Layout
 from sdpa_xp._tiles.plan import Plan, plan_tiles
 from sdpa_xp.biases import Bias
@@ -17,25 +18,25 @@ from sdpa_xp.masks import Mask
 
 
 class Explanation(NamedTuple):
-    """How a call would be computed, as `explain` returns it; `print` shows it in two lines."""
+    """How a call would be computed. `explain` returns it, and `print` shows it in two lines."""
 
-    implementation: str
+    implementation: Implementation
     """"xp" or "native"."""
     reason: str
-    """Why this one; where it is "xp" without having been asked for, why not the native one."""
+    """Why this implementation was chosen; for "xp" by default, why not the native one."""
     tile: tuple[int, int]
-    """Queries and keys of a tile of the portable implementation, which also stands by for a native one."""
+    """The queries and keys of a tile of the portable implementation, which is also the fallback of a kernel."""
     tiles: int
-    """How many of them it computes."""
-    of_tiles: int
-    """How many there are; in the others no pair may attend."""
+    """The number of tiles that the portable implementation computes."""
+    total_tiles: int
+    """The number of all tiles; the tiles that are not computed are fully masked."""
     threads: int
-    """Threads that share the tiles; 1 where that is left to the arrays' library."""
+    """The number of threads that share the tiles; 1 if the arrays' library decides about threads."""
 
     def __str__(self) -> str:
         rows, columns = self.tile
-        shared = f"in {self.threads} threads" if self.threads > 1 else "one after the other"
-        tiles = f"{self.tiles} of {self.of_tiles} tiles of {rows} queries x {columns} keys, {shared}"
+        order = f"in {self.threads} threads" if self.threads > 1 else "one after the other"
+        tiles = f"{self.tiles} of {self.total_tiles} tiles of {rows} queries x {columns} keys, {order}"
         return f"{self.implementation}: {self.reason}\n" + (tiles if self.implementation == "xp" else "")
 
 
@@ -51,20 +52,20 @@ def explain(
     softcap: float | None = None,
     sinks: AnyArray | None = None,
     dropout_p: float = 0.0,
-    rng: object = None,
-    softmax_dtype: object = None,
+    rng: Rng | None = None,
+    softmax_dtype: Dtype | None = None,
     layout: Layout = "...HLE",
-    implementation: str | None = None,
+    implementation: Implementation | None = None,
 ) -> Explanation:
-    """Which implementation `scaled_dot_product_attention` would choose for a call, and in what tiles.
+    """Return which implementation `scaled_dot_product_attention` would choose for a call, and its tiles.
 
-    Nothing is computed but what the masks say of each tile, and nothing is drawn from `rng`.
+    Only the masks are evaluated, to find the tiles that are skipped. Nothing is drawn from `rng`.
 
     Shapes:
         As for `scaled_dot_product_attention`.
 
     Args:
-        query: (..., Hq, L, E), as for `scaled_dot_product_attention`; so are all that follow.
+        query: (..., Hq, L, E). This and the other arguments are those of `scaled_dot_product_attention`.
         key: (..., H, S, E).
         value: (..., H, S, Ev).
         attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).
@@ -74,13 +75,13 @@ def explain(
         softcap: A positive number, or None.
         sinks: (..., Hq).
         dropout_p: From 0 to 1.
-        rng: Needed if dropout_p > 0.
+        rng: Required if dropout_p > 0.
         softmax_dtype: float32, float64 or None.
         layout: "...HLE" or "...LHE".
         implementation: `"xp"`, `"native"` or None.
 
     Returns:
-        The implementation, the reason for it, and the tiles of the portable one.
+        The implementation, the reason for the choice, and the tiles of the portable implementation.
 
     Raises:
         TypeError: As for `scaled_dot_product_attention`.
@@ -108,7 +109,7 @@ def explain(
         reason=choice.reason,
         tile=(min(plan.rows, plan.queries), min(plan.columns, plan.keys)),
         tiles=_count_tiles(scores, plan),
-        of_tiles=all_tiles,
+        total_tiles=all_tiles,
         threads=threads.count() if plan.threads is None else 1,
     )
 

@@ -9,13 +9,13 @@ from sdpa_xp import _checks as checks
 from sdpa_xp._call.options import CallOptions, arrays_of
 from sdpa_xp._call.prepare import prepare
 from sdpa_xp._call.prepared_call import PreparedCall
+from sdpa_xp._checks import Implementation
 from sdpa_xp._core import streaming
 from sdpa_xp._core.backward import Forward, gradients
 from sdpa_xp._core.key_value_source import ContiguousSource
 from sdpa_xp._core.scores import Scores
-from sdpa_xp._libraries import FLOATING, astype_if_needed, dtype_name
-from sdpa_xp._libraries.overrides import override
-from sdpa_xp._libraries.protocols import AnyArray, Array
+from sdpa_xp._libraries import FLOATING, astype_if_needed, dtype_name, override
+from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp._tiles.gradient_target import GradientTarget
 from sdpa_xp._tiles.layout import Layout, swap_heads_and_length
 from sdpa_xp._tiles.plan import plan_tiles
@@ -42,10 +42,10 @@ def scaled_dot_product_attention_vjp(
     softcap: float | None = None,
     sinks: AnyArray | None = None,
     dropout_p: float = 0.0,
-    rng: object = None,
-    softmax_dtype: object = None,
+    rng: Rng | None = None,
+    softmax_dtype: Dtype | None = None,
     layout: Layout = "...HLE",
-    implementation: str | None = None,
+    implementation: Implementation | None = None,
 ) -> tuple[A, Pullback[A]]:
     r"""Compute attention, and return a function that computes the gradients of the inputs.
 

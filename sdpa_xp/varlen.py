@@ -10,9 +10,10 @@ from sdpa_xp import _checks as checks
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.prepare import prepare
 from sdpa_xp._call.prepared_call import BatchEntry
+from sdpa_xp._checks import Implementation
 from sdpa_xp._core import streaming
 from sdpa_xp._core.key_value_source import ContiguousSource
-from sdpa_xp._libraries.protocols import AnyArray
+from sdpa_xp._libraries.protocols import AnyArray, Dtype, Rng
 from sdpa_xp._tiles.layout import Layout
 from sdpa_xp._tiles.plan import plan_tiles
 from sdpa_xp.biases import Bias
@@ -35,10 +36,10 @@ def varlen_attention(
     softcap: float | None = None,
     sinks: AnyArray | None = None,
     dropout_p: float = 0.0,
-    rng: object = None,
-    softmax_dtype: object = None,
+    rng: Rng | None = None,
+    softmax_dtype: Dtype | None = None,
     layout: Layout = "...LHE",
-    implementation: str | None = None,
+    implementation: Implementation | None = None,
 ) -> A:
     r"""Compute attention of N packed sequences, each within itself.
 
@@ -96,9 +97,9 @@ def varlen_attention(
     call = prepare(function, inputs, options, has_entries=True)
     arrays, xp = call.arrays, call.grid.xp
     checks.axes(function, {"query": query.shape, "key": key.shape, "value": value.shape}, 3)
-    starts_q = checks.cumulated(function, "cu_seqlens_q", cu_seqlens_q, call.sizes.queries, "query")
-    starts_k = checks.cumulated(function, "cu_seqlens_k", cu_seqlens_k, call.sizes.keys, "key")
-    checks.as_many(function, {"cu_seqlens_q": starts_q, "cu_seqlens_k": starts_k})
+    starts_q = checks.cumulative_lengths(function, "cu_seqlens_q", cu_seqlens_q, call.sizes.queries, "query")
+    starts_k = checks.cumulative_lengths(function, "cu_seqlens_k", cu_seqlens_k, call.sizes.keys, "key")
+    checks.same_length(function, {"cu_seqlens_q": starts_q, "cu_seqlens_k": starts_k})
 
     entries, values = [], []
     batch = call.grid.with_batch((len(starts_q) - 1,))

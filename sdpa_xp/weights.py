@@ -7,10 +7,11 @@ from typing import TypeVar, cast
 
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.prepare import prepare
+from sdpa_xp._checks import Implementation
 from sdpa_xp._core.full_matrix import full_scores, full_weights
 from sdpa_xp._core.scores import Scores
-from sdpa_xp._libraries.overrides import override
-from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype
+from sdpa_xp._libraries import override
+from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp._tiles.layout import Layout
 from sdpa_xp._tiles.plan import Plan, plan_full_rows
 from sdpa_xp.biases import Bias
@@ -30,10 +31,10 @@ def attention_weights(
     softcap: float | None = None,
     sinks: AnyArray | None = None,
     dropout_p: float = 0.0,
-    rng: object = None,
-    softmax_dtype: object = None,
+    rng: Rng | None = None,
+    softmax_dtype: Dtype | None = None,
     layout: Layout = "...HLE",
-    implementation: str | None = None,
+    implementation: Implementation | None = None,
 ) -> A:
     r"""Compute the attention weights, $\mathrm{softmax}(q k^T \cdot scale + bias)$.
 
@@ -89,9 +90,9 @@ def attention_scores(
     is_causal: bool = False,
     scale: float | AnyArray | None = None,
     softcap: float | None = None,
-    softmax_dtype: object = None,
+    softmax_dtype: Dtype | None = None,
     layout: Layout = "...HLE",
-    implementation: str | None = None,
+    implementation: Implementation | None = None,
 ) -> A:
     r"""Compute the scores before the softmax, $\mathrm{softcap}(q k^T \cdot scale) + bias$, -inf where masked.
 

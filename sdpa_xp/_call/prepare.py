@@ -109,12 +109,13 @@ def _validated(
     if of_kv_cache and is_causal:
         checks.appended(function, sizes.queries, sizes.keys)
     input_accumulation_dtype = accumulation_dtype(xp, query.dtype)
-    dtype = checks.softmax_dtype(function, options.softmax_dtype, input_accumulation_dtype, query)
+    library, device = library_of(query), device_of(query)
+    dtype = checks.softmax_dtype(function, options.softmax_dtype, input_accumulation_dtype, library, xp, device)
     grid = ScoreGrid(
         function=function,
-        library=library_of(query),
+        library=library,
         xp=xp,
-        device=device_of(query),
+        device=device,
         dtype=dtype,
         input_dtype=query.dtype,
         execution_kind=execution_kind(arrays.values()),
@@ -134,7 +135,7 @@ def _validated(
         elif name in arrays:
             checks.added_dtype(function, name, arrays[name], query.dtype, dtype)
     dropout_p = checks.probability(function, "dropout_p", options.dropout_p)
-    checks.rng(function, options.rng, query, needed=dropout_p > 0)
+    checks.rng(function, options.rng, library, needed=dropout_p > 0)
     is_default_layout = layout == checks.HLE and all(array.ndim > 2 for array in tensors.values())
     return PreparedCall(
         grid=grid,

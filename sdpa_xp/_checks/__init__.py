@@ -1,4 +1,9 @@
-"""Every message a user can see. A check runs before any work, and names the argument that is wrong."""
+"""Checks of arguments, with every message that a user can see.
+
+Checks run before any work. A check is named after what must hold; it raises an error that names the wrong
+argument, or returns the checked value. `function` is the public function that was called, and `name` is the
+argument; messages begin with them.
+"""
 
 from sdpa_xp._checks.arrays import (
     added_dtype,
@@ -15,21 +20,20 @@ from sdpa_xp._checks.arrays import (
     plain_array,
 )
 from sdpa_xp._checks.caches import (
-    alike,
     appended,
     block_table,
-    newest,
-    no_values,
-    own_blocks,
-    pool,
-    room,
+    exclusive_blocks,
+    fits_capacity,
+    is_newest,
+    no_graph_values,
+    pool_not_empty,
     same_but,
     same_but_width,
-    two_pools,
+    same_dtype_and_device,
+    separate_pools,
     writeable,
 )
 from sdpa_xp._checks.gradients import cotangent, not_added
-from sdpa_xp._checks.host import as_many, cumulated, table, vector
 from sdpa_xp._checks.integers import LARGEST as LARGEST_INTEGER
 from sdpa_xp._checks.integers import (
     Integers,
@@ -43,6 +47,7 @@ from sdpa_xp._checks.integers import (
     within,
 )
 from sdpa_xp._checks.keywords import (
+    Implementation,
     flag,
     function,
     implementation,
@@ -57,27 +62,27 @@ from sdpa_xp._checks.keywords import (
     softmax_dtype,
 )
 from sdpa_xp._checks.layers import (
-    entry,
-    generator,
     inputs,
     known_names,
     layer_heads,
     linear,
+    mapping_entry,
     maps,
     module_of_arrays,
     multi_head_module,
     named_arrays,
-    of_heads,
     one_kind,
+    one_per_head,
     text,
+    unknown_generator,
     whole_heads,
     width,
     with_lengths,
     without_bias_of_keys,
 )
 from sdpa_xp._checks.messages import brief, call_of, message
-from sdpa_xp._checks.pictures import allowed, heads, lengths, not_empty, readable, simulation, tokens, weights
-from sdpa_xp._checks.positions import above, below, even, instance, real_numbers, rotated, several
+from sdpa_xp._checks.plots import allowed, heads, lengths, not_empty, numpy_generator, readable, tokens, weights
+from sdpa_xp._checks.positions import above, below, even, fits_rotation, instance, not_one_number, real_numbers
 from sdpa_xp._checks.shapes import (
     HLE,
     LAYOUTS,
@@ -94,6 +99,7 @@ from sdpa_xp._checks.shapes import (
     shapes,
 )
 from sdpa_xp._checks.states import states
+from sdpa_xp._checks.static_integers import cumulative_lengths, integer_list, integer_table, same_length
 
 __all__ = [
     "HLE",
@@ -101,15 +107,14 @@ __all__ = [
     "LAYOUTS",
     "LHE",
     "ONE_A_ROW",
+    "Implementation",
     "Integers",
     "IntegersLike",
     "Sizes",
     "above",
     "added_dtype",
-    "alike",
     "allowed",
     "appended",
-    "as_many",
     "axes",
     "below",
     "block_table",
@@ -122,15 +127,16 @@ __all__ = [
     "called",
     "columns",
     "cotangent",
-    "cumulated",
+    "cumulative_lengths",
     "entries",
-    "entry",
     "even",
+    "exclusive_blocks",
+    "fits_capacity",
+    "fits_rotation",
     "flag",
     "floating",
     "frozen",
     "function",
-    "generator",
     "headed",
     "heads",
     "ids",
@@ -138,12 +144,16 @@ __all__ = [
     "inputs",
     "instance",
     "integer",
+    "integer_list",
+    "integer_table",
     "integers",
+    "is_newest",
     "known_names",
     "layer_heads",
     "lengths",
     "linear",
     "lse_base",
+    "mapping_entry",
     "maps",
     "mask_dtype",
     "mask_or_bias",
@@ -152,43 +162,40 @@ __all__ = [
     "multi_head_module",
     "named",
     "named_arrays",
-    "newest",
+    "no_graph_values",
     "no_kernel",
-    "no_values",
     "not_added",
     "not_empty",
+    "not_one_number",
     "number",
+    "numpy_generator",
     "of_function",
-    "of_heads",
     "one_device",
     "one_dtype",
     "one_each",
     "one_kind",
     "one_library",
+    "one_per_head",
     "operand",
-    "own_blocks",
     "plain_array",
-    "pool",
+    "pool_not_empty",
     "probability",
     "readable",
     "real_numbers",
     "rng",
-    "room",
-    "rotated",
     "same_but",
     "same_but_width",
+    "same_dtype_and_device",
+    "same_length",
     "scale",
-    "several",
+    "separate_pools",
     "shapes",
-    "simulation",
     "softcap",
     "softmax_dtype",
     "states",
-    "table",
     "text",
     "tokens",
-    "two_pools",
-    "vector",
+    "unknown_generator",
     "weights",
     "whole_heads",
     "width",

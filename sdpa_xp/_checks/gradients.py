@@ -1,4 +1,4 @@
-"""What a gradient can be computed of, and from."""
+"""Checks of gradients: the cotangent, and functions that can be differentiated."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from sdpa_xp._libraries.protocols import Array, Shape
 
 
 def cotangent(function: str, value: object, query: Array, output: Shape) -> Array:
-    """A cotangent is like the output, which has the library, the dtype and the device of the query."""
+    """Check that a cotangent is like the output, and return it.
+
+    The output has the library, dtype and device of the query.
+    """
     _, arrays = one_library(function, {"query": query, "cotangent": value})
     one_dtype(function, arrays)
     one_device(function, arrays)
-    found = arrays["cotangent"]
-    if found.shape != output:
+    array = arrays["cotangent"]
+    if array.shape != output:
         rule = "`cotangent` must have the shape of the output"
-        raise ValueError(message(function, rule, {"cotangent.shape": found.shape, "output.shape": output}))
-    return found
+        raise ValueError(message(function, rule, {"cotangent.shape": array.shape, "output.shape": output}))
+    return array
 
 
 def not_added(function: str, *, traced: bool) -> NoReturn:
-    """A function of the caller is no sum of the score and something else, or cannot be looked at."""
+    """Refuse a caller's function that does more than add to the score, or that cannot be tried."""
     rule = "a gradient needs a `bias` whose function only adds to the score, since its derivative is not known"
     got = "a function inside a jit or a lazy graph, where it cannot be tried" if traced else "one that does not"
     hint = "Pass what it adds as an array, or differentiate `scaled_dot_product_attention` by torch or JAX."

@@ -1,4 +1,4 @@
-"""Integers, alone or many: lengths, offsets and ids."""
+"""Checks of one integer or of several: lengths, offsets and ids."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from sdpa_xp._libraries import as_signed, dtype_name, is_array, plain
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace, Shape
 
 IntegersLike: TypeAlias = int | Sequence[int] | AnyArray
-"""What a caller may pass for integers: one, a list of them, or an array of an integer dtype."""
+"""Integers as a caller passes them: an int, a list, or an array of an integer dtype."""
 
 LARGEST = 2**29
-"""Indices are int32, which every library has, and an offset and a width are added to them."""
+"""The largest integer that is accepted. Indices are int32, which every library has, and sums of an index, an
+offset and a width must fit."""
 
 
 class Integers(NamedTuple):
-    """Integers, with the smallest and the largest of them; infinite where they cannot be looked at."""
+    """Integers with their smallest and largest value, which are infinite if the values cannot be read."""
 
     values: int | Array
     least: float
     most: float
 
     def plus(self, number: int) -> Integers:
-        """All of them, and `number` more."""
+        """Return the integers with `number` added to each."""
         return Integers(self.values + number, self.least + number, self.most + number)
 
     @property
@@ -36,7 +37,7 @@ class Integers(NamedTuple):
 
 
 def integer(function: str, name: str, value: object, least: int = -LARGEST) -> int:
-    """One integer, of Python or NumPy, that is at least `least`."""
+    """Check an integer of Python or NumPy that is at least `least`, and return it as an int."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         rule = f"`{name}` must be an integer"
         hint = "Inside a jit it has to be static." if is_array(value) else ""
@@ -58,26 +59,27 @@ def integers(
     traced: bool,
     least: int = -LARGEST,
 ) -> Integers:
-    """`value` as int32, where its values can be looked at each of them at least `least`."""
+    """Return `value` as int32. If its values can be read, check that each is at least `least`."""
     if isinstance(value, list | tuple):
-        checked = [integer(function, f"{name}[{index}]", each, least) for index, each in enumerate(value)]
+        checked = [integer(function, f"{name}[{index}]", item, least) for index, item in enumerate(value)]
         array = xp.asarray(checked, dtype=xp.int32, device=device)
         return Integers(array, min(checked, default=0), max(checked, default=0))
     if not is_array(value):
         number = integer(function, name, value, least)
         return Integers(number, number, number)
     _integral(function, name, value)
-    whole, value = dtype_name(value.dtype) == "uint64", as_signed(plain(value))
+    is_uint64, value = dtype_name(value.dtype) == "uint64", as_signed(plain(value))
     if traced or 0 in value.shape:
         return Integers(xp.astype(value, xp.int32, copy=False), -math.inf, math.inf)
     smallest, largest = int(xp.min(value)), int(xp.max(value))
-    for number in (smallest + 2**64 if whole and smallest < 0 else smallest, largest):
+    # A uint64 beyond int64 wraps around to a negative number: the message shows what was passed.
+    for number in (smallest + 2**64 if is_uint64 and smallest < 0 else smallest, largest):
         integer(function, name, number, least)
     return Integers(xp.astype(value, xp.int32, copy=False), smallest, largest)
 
 
 def window(function: str, name: str, value: object) -> tuple[int, int]:
-    """How far a window goes to the left and to the right: one integer for both, or two."""
+    """Check the reach of a window, one integer or (left, right), and return (left, right)."""
     widths = value if isinstance(value, tuple | list) else (value, value)
     if len(widths) != 2:
         raise ValueError(message(function, f"`{name}` must be an integer or (left, right)", {name: value}))
@@ -86,23 +88,23 @@ def window(function: str, name: str, value: object) -> tuple[int, int]:
 
 
 def within(function: str, name: str, lengths: Integers, limit: int, letter: str) -> None:
-    """No length goes beyond the axis that it is about, as far as the lengths can be looked at."""
+    """Check that no length exceeds its axis, if the lengths can be read."""
     if lengths.most > limit and lengths.most != math.inf:
         rule = f"`{name}` must be at most {letter}"
         raise ValueError(message(function, rule, {name: int(lengths.most), letter: limit}))
 
 
 def ids(function: str, name: str, value: object, xp: Namespace, device: Device) -> Array:
-    """Integers that are compared and not counted with: an array keeps its dtype, and so its values."""
+    """Return integers that are only compared; an array keeps its width, and so its values."""
     if is_array(value):
         _integral(function, name, value)
         return as_signed(plain(value))
-    found = integers(function, name, value, xp, device, traced=True).values
-    return xp.asarray(found, dtype=xp.int32, device=device) if isinstance(found, int) else found
+    values = integers(function, name, value, xp, device, traced=True).values
+    return xp.asarray(values, dtype=xp.int32, device=device) if isinstance(values, int) else values
 
 
 def one_each(function: str, name: str, shape: Shape, target: Shape, letter: str, hint: str = "") -> None:
-    """`shape` has the length of `target` on its last axis, and its other axes broadcast to those of it."""
+    """Check that `shape` has the last axis of `target`, and that its other axes broadcast to `target`."""
     if not shape or shape[-1] != target[-1] or broadcast(shape, target) != target:
         rule = f"`{name}` must have one integer for each of {letter}, (..., {letter})"
         got = {f"{name}.shape": shape, f"(..., {letter})": target}
@@ -115,7 +117,7 @@ def _integral(function: str, name: str, array: Array) -> None:
 
 
 def frozen(value: Any) -> Any:
-    """A list as a tuple, so that what holds it stays as it is; an integer of NumPy as one of Python."""
+    """Return a list as a tuple, so that its owner is immutable, and a NumPy integer as an int."""
     if isinstance(value, numbers.Integral) and not isinstance(value, bool):
         return int(value)
     return tuple(value) if isinstance(value, list | range) else value

@@ -1,4 +1,4 @@
-"""What positions, and the rotations that follow from them, are made of."""
+"""Checks of positions and of rotations by them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sdpa_xp._libraries.protocols import Array, Shape
 
 
 def real_numbers(function: str, name: str, value: object) -> Array:
-    """An array of integers or of real floating numbers."""
+    """Check an array of integers or of real floating numbers, and return it."""
     array = plain_array(function, name, value)
     dtype = dtype_name(array.dtype)
     if dtype not in FLOATING and not dtype.startswith(("int", "uint")):
@@ -21,8 +21,8 @@ def real_numbers(function: str, name: str, value: object) -> Array:
     return array
 
 
-def several(function: str, name: str, value: object) -> object:
-    """Not one number, which might be a position as well as a length."""
+def not_one_number(function: str, name: str, value: object) -> object:
+    """Refuse a single number, which could be a position or a length, and return other values."""
     if is_number(value):
         hint = "range(n) is for the first n."
         raise TypeError(message(function, f"`{name}` must be a range, a list or an array", {name: value}, hint))
@@ -30,7 +30,7 @@ def several(function: str, name: str, value: object) -> object:
 
 
 def even(function: str, name: str, value: object) -> int:
-    """An even integer of at least 2."""
+    """Check an even integer of at least 2, and return it."""
     result = integer(function, name, value, least=2)
     if result % 2:
         raise ValueError(message(function, f"`{name}` must be even", {name: result}))
@@ -38,7 +38,7 @@ def even(function: str, name: str, value: object) -> int:
 
 
 def above(function: str, name: str, value: object, limit: float) -> float:
-    """A number greater than `limit`."""
+    """Check a number greater than `limit`, and return it."""
     result = number(function, name, value)
     if result <= limit:
         raise ValueError(message(function, f"`{name}` must be greater than {limit:g}", {name: result}))
@@ -46,21 +46,21 @@ def above(function: str, name: str, value: object, limit: float) -> float:
 
 
 def below(function: str, name: str, numbers: Integers, limit: int, letter: str) -> None:
-    """No number goes beyond a table of so many rows, as far as the numbers can be looked at."""
+    """Check that all numbers are below `limit`, the rows of a table, if the numbers can be read."""
     if numbers.most >= limit and numbers.most != math.inf:
         rule = f"`{name}` must be below {letter}"
         raise ValueError(message(function, rule, {name: int(numbers.most), letter: limit}))
 
 
 def instance(function: str, name: str, value: object, kind: type) -> None:
-    """One of `kind`, or None."""
+    """Check that `value` is an instance of `kind`, or None."""
     if value is not None and not isinstance(value, kind):
         rule = f"`{name}` must be a {kind.__name__} or None"
         raise TypeError(message(function, rule, {name: type_name(value)}))
 
 
-def rotated(function: str, name: str, shape: Shape, width: int) -> None:
-    """There are tokens, and their width is that of the rotation or more."""
+def fits_rotation(function: str, name: str, shape: Shape, width: int) -> None:
+    """Check that there is a length, and a width of at least that of the rotation."""
     if len(shape) < 2 or shape[-1] < width:
         rule = f"`{name}` must have a length, and a width (axis -1, E) of at least that of the rotation"
         raise ValueError(message(function, rule, {f"{name}.shape": shape, "rotary.width": width}))

@@ -1,4 +1,4 @@
-"""States that are to be merged."""
+"""Checks of states that are merged."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sdpa_xp._libraries import accumulation_dtype, dtype_name
 from sdpa_xp._libraries.protocols import Array, Namespace
 
 
-def states(function: str, given: object, layout: str) -> tuple[Namespace, Sequence[tuple[Array, Array]]]:
-    """One state or more, all of one library, dtype, device and shape; returns their namespace, and them."""
-    if not isinstance(given, Iterable):
+def states(function: str, value: object, layout: str) -> tuple[Namespace, Sequence[tuple[Array, Array]]]:
+    """Check states of one library, dtype, device and shape, and return their namespace and arrays."""
+    if not isinstance(value, Iterable):
         rule = "`states` must be the states to merge, each an AttentionState"
-        raise TypeError(message(function, rule, {"states": type_name(given)}))
-    parts = list(given)
+        raise TypeError(message(function, rule, {"states": type_name(value)}))
+    parts = list(value)
     if not parts:
         raise ValueError(message(function, "`states` must hold at least one state", {"states": "nothing"}))
     for index, part in enumerate(parts):
@@ -39,10 +39,10 @@ def states(function: str, given: object, layout: str) -> tuple[Namespace, Sequen
                 rule = f"`{first}` and `{name}` must have one shape"
                 got = {f"{first}.shape": reference.shape, f"{name}.shape": array.shape}
                 raise ValueError(message(function, rule, got))
-    pairs = [(outputs[one], lses[other]) for one, other in zip(outputs, lses, strict=True)]
+    pairs = list(zip(outputs.values(), lses.values(), strict=True))
     output, lse = pairs[0]
     least = dtype_name(accumulation_dtype(xp, output.dtype))
-    if dtype_name(lse.dtype) not in (least, "float64"):  # float64 by `softmax_dtype`
+    if dtype_name(lse.dtype) not in (least, "float64"):  # float64 comes from `softmax_dtype`
         rule = f"`lse` must be {least} where `output` is {dtype_name(output.dtype)}"
         raise TypeError(message(function, rule, {"lse.dtype": lse.dtype}))
     rows = output.shape if output.ndim < 3 else headed(output.shape, layout)

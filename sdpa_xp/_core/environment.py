@@ -15,13 +15,13 @@ def asked_threads() -> int | None:
     Raises:
         ValueError: The variable holds something other than a positive integer.
     """
-    asked = os.environ.get(VARIABLE)
-    if not asked:
+    text = os.environ.get(VARIABLE)
+    if not text:
         return None
-    if not asked.isdecimal() or int(asked) == 0:
+    if not text.isdecimal() or int(text) == 0:
         rule = f"the environment's {VARIABLE} must be a positive integer"
-        raise ValueError(checks.message("sdpa_xp", rule, {VARIABLE: asked}))
-    return int(asked)
+        raise ValueError(checks.message("sdpa_xp", rule, {VARIABLE: text}))
+    return int(text)
 
 
 def usable_cores() -> int:

@@ -103,7 +103,8 @@ class Scores(NamedTuple):
         """Return the queries times the scale, (..., Hq, rows, E): once for each row, not for each tile."""
         query, is_whole = self.query, len(rows) == self.grid.queries and self.block is None
         query = query if is_whole else self.tile(rows, range(1)).slice_queries(query)
-        query = astype_if_needed(self.xp, query, self.grid.dtype)
+        if query.dtype != self.grid.dtype:
+            query = self.xp.astype(query, self.grid.dtype)
         if isinstance(self.scale, float):
             return query * self.scale
         scale = self.tile(rows, range(1)).slice(self.scale)

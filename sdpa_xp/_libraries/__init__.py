@@ -1,7 +1,7 @@
-"""The array libraries, a file each with the same functions, and which of them an array belongs to.
+"""The array libraries: one file for each, with the same methods, and functions that find an array's library.
 
 To add a library, add a file with a subclass of `Library`, and a line to `LIBRARIES`. No library is imported
-here: one is recognised by the types of its arrays, once the caller has imported it.
+here. A library is recognised by the types of its arrays, after the caller has imported it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from sdpa_xp._libraries.dtypes import FLOATING, LARGEST, accumulation_dtype, ast
 from sdpa_xp._libraries.jax import Jax
 from sdpa_xp._libraries.mlx import Mlx
 from sdpa_xp._libraries.numpy import NumPy
-from sdpa_xp._libraries.overrides import leading, override
-from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace, Shape
+from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace, Override, Shape
 from sdpa_xp._libraries.strict import Strict
 from sdpa_xp._libraries.torch import Torch, has_tangents, is_compiling
 
@@ -37,21 +36,36 @@ LIBRARIES: tuple[Library, ...] = (
     Strict(),
 )
 UNKNOWN = Library()
-"""A library that follows the standard, and that no file here is about."""
+"""Any other library that follows the standard."""
 _BY_TYPE: dict[type, Library] = {}
+"""The library of each type of array, so that `owns` is called once for a type."""
 
 
 def library_of(array: object) -> Library:
     """Return the library that `array` belongs to."""
-    found = _BY_TYPE.get(type(array))
-    if found is None:
-        found = next((library for library in LIBRARIES if library.owns(array)), UNKNOWN)
-        _BY_TYPE[type(array)] = found
-    return found
+    known = _BY_TYPE.get(type(array))
+    if known is None:
+        known = next((library for library in LIBRARIES if library.owns(array)), UNKNOWN)
+        _BY_TYPE[type(array)] = known
+    return known
+
+
+def override(*inputs: Any) -> Override | None:
+    """Return the method of the first input that overrides public functions, or None."""
+    for array in inputs:
+        if hasattr(type(array), "__sdpa_xp__"):
+            method: Override = array.__sdpa_xp__
+            return method
+    return None
+
+
+def leading_array(first: Any, second: Any) -> Any:
+    """Return the array whose library computes: the first, unless only the second overrides functions."""
+    return second if override(first) is None and override(second) is not None else first
 
 
 def is_array(value: object) -> TypeGuard[Array]:
-    """Return whether `value` is an array of a library that follows the standard; a NumPy scalar is a number."""
+    """Return whether `value` is an array that follows the standard; NumPy scalars count as numbers."""
     return not is_number(value) and bool(compat.is_array_api_obj(value))
 
 
@@ -62,14 +76,14 @@ def is_number(value: object) -> bool:
 
 
 def numpy_array() -> Array:
-    """Return an array of NumPy, where nothing else says which library is meant."""
+    """Return a NumPy array, for calls in which no argument determines the library."""
     import array_api_compat.numpy as compat_numpy
 
     return cast(Array, compat_numpy.empty(0))
 
 
 def full_name(array: object) -> str:
-    """Return the type of an array, with its module."""
+    """Return the type of an array with its module."""
     return f"{type(array).__module__}.{type(array).__qualname__}"
 
 
@@ -79,17 +93,17 @@ def namespace_of(array: AnyArray) -> Namespace:
 
 
 def device_of(array: AnyArray) -> Device:
-    """Return the device of `array`, or None if its library names no single one."""
+    """Return the device of `array`, or None if its library names no single device."""
     return library_of(array).device(array)
 
 
 def is_traced(array: object) -> bool:
-    """Return whether values cannot be read now: a lazy graph, or an array inside a jit or an export."""
+    """Return whether values cannot be read now, as in a lazy graph, a jit or an export."""
     return library_of(array).is_traced(array)
 
 
 def plain(array: A) -> A:
-    """Return `array` in the class that its library's functions return; an instance of a subclass as a view."""
+    """Return `array` in the class that its library's functions return; subclasses become views."""
     return library_of(array).plain(array)
 
 
@@ -99,19 +113,19 @@ def quiet(array: Array) -> AbstractContextManager[object]:
 
 
 def exp_in_place(xp: Namespace, array: Array) -> Array:
-    """Return exp of an array that can be written to, in its memory: `out` is not in the standard."""
+    """Return exp of a writeable array, in its memory. `out` is not in the standard; NumPy and torch take it."""
     computed: Array = xp.exp(array, out=array)  # type: ignore[call-arg]
     return computed
 
 
 def array_signature(array: object) -> object:
-    """Return what tells arrays apart except their numbers, or None if a number may matter to a check."""
-    library = _BY_TYPE.get(type(array)) or library_of(array)  # each call asks this of each of its arrays
+    """Return a key of all that checks read except the numbers, or None if a check may read numbers."""
+    library = _BY_TYPE.get(type(array)) or library_of(array)  # hot: called for each array of each call
     return library.array_signature(array)
 
 
 def execution_kind(arrays: Iterable[Array]) -> ExecutionKind:
-    """Return how arrays, all of one library, are computed with."""
+    """Return how the library of `arrays` computes with them."""
     arrays = list(arrays)
     if any(is_traced(array) for array in arrays):
         return "traced"
@@ -126,25 +140,25 @@ def widest_dtype(array: Array) -> Dtype:
 
 
 def as_signed(array: Array) -> Array:
-    """Return an integer array in a signed dtype: libraries compute little with unsigned ones.
+    """Return an integer array in a signed dtype, because libraries lack functions for unsigned dtypes.
 
-    Numbers of 64 bits that do not fit wrap around: they are told apart from each other, and are below 0.
+    64-bit numbers that do not fit wrap around to negative numbers, which stay distinct.
     """
     if not dtype_name(array.dtype).startswith("uint"):
         return array
     library = library_of(array)
     xp = cast(Any, library.namespace(array))
-    wide = library.has_int64(xp, library.device(array))
-    return cast(Array, xp.astype(array, xp.int64 if wide else xp.int32))
+    has_int64 = library.has_int64(xp, library.device(array))
+    return cast(Array, xp.astype(array, xp.int64 if has_int64 else xp.int32))
 
 
-def share_memory(one: Any, other: Any) -> bool:
-    """Return whether some element of one array is also an element of the other."""
-    if one is other:
+def share_memory(first: Any, second: Any) -> bool:
+    """Return whether some element of one array is also an element of the other array."""
+    if first is second:
         return True
-    views = [library_of(array).addresses(array) for array in (one, other)]
+    views = [library_of(array).addresses(array) for array in (first, second)]
     if any(view is None for view in views):
-        return False  # views of such a library are copies to the caller
+        return False  # the library's slices behave like copies, so that two arrays never share an element
     return bool(sys.modules["numpy"].shares_memory(*views))
 
 
@@ -174,7 +188,7 @@ __all__ = [
     "is_compiling",
     "is_number",
     "is_traced",
-    "leading",
+    "leading_array",
     "library_of",
     "namespace_of",
     "numpy_array",

@@ -1,4 +1,4 @@
-"""The addresses of an array on any device, as NumPy compares them."""
+"""The addresses of an array on any device, in a form that NumPy can compare."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Addresses:
-    """The addresses of an array's elements in the form that NumPy reads; they are never followed."""
+    """The addresses of an array's elements in NumPy's array interface. They are compared and never read."""
 
     def __init__(self, first: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> None:
         self.__array_interface__ = {
@@ -19,5 +19,5 @@ class Addresses:
         }
 
     def as_array(self) -> Any:
-        """Return an array of NumPy at these addresses, whose elements must not be read."""
+        """Return a NumPy array at these addresses. Its elements must not be read."""
         return import_module("numpy").asarray(self)

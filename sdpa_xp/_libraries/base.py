@@ -1,4 +1,4 @@
-"""What sdpa_xp asks of an array library, with the answers of one that does what the standard says."""
+"""What sdpa_xp needs to know of an array library, with the answers for a library that follows the standard."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ ExecutionKind: TypeAlias = Literal["traced", "blas_threaded", "threaded", "devic
 """How a library computes.
 
 - traced: a compiler or a scheduler computes later, so that no value can be read now.
-- blas_threaded: in the calling thread, and products in as many threads as the BLAS takes; arrays are writeable.
-- threaded: every operation in as many threads as the library takes; arrays are writeable.
-- device: anywhere else, such as a GPU; arrays are not written to.
+- blas_threaded: the calling thread computes, except that BLAS has threads for products. Arrays are writeable.
+- threaded: the library computes every operation in its own threads. Arrays are writeable.
+- device: anything else, such as a GPU. Arrays are not written to.
 """
 
 
 class Library:
-    """An array library. A file of this folder overrides what its library does differently."""
+    """An array library. The subclass for a library overrides what it does differently from the standard."""
 
     name: ClassVar[str] = "other"
-    """How kernels and messages call it."""
+    """The name of the library in kernels and messages."""
     rng_name: ClassVar[str] = "numpy.random.Generator"
-    """The type of generator that its random numbers come from."""
+    """The type of its random generators, for messages."""
     multiplies_halves: ClassVar[bool] = False
-    """Whether it computes products of float16 and bfloat16 itself."""
+    """Whether it computes products of float16 and of bfloat16."""
     exchanges_memory: ClassVar[bool] = False
-    """Whether its arrays pass to others by DLPack on their device, bfloat16 too."""
+    """Whether it exchanges arrays by DLPack on their device, also bfloat16."""
     reads_cpu_memory: ClassVar[bool] = False
-    """Whether it takes an array of NumPy by DLPack."""
+    """Whether it takes a NumPy array by DLPack."""
     computes_on_demand: ClassVar[bool] = False
     """Whether the values of a traced array can be computed now."""
     module: ClassVar[str] = ""
-    """The module that makes its arrays, if it has a generator of its own."""
+    """The module that makes its arrays, if the library has random generators of its own."""
 
     def owns(self, array: object) -> bool:
         """Return whether `array` is an array of this library."""
@@ -53,23 +53,23 @@ class Library:
         return cast(Namespace, compat.array_namespace(array))
 
     def device(self, array: Any) -> Device:
-        """Return the device of `array`, or None if the library names no single one."""
+        """Return the device of `array`, or None if the library names no single device."""
         return compat.device(array)
 
     def on_device(self, array: Array, device: Device) -> Array:
         """Return `array` on `device`."""
         return cast(Array, compat.to_device(array, device))
 
-    def detached(self, array: Any) -> Any:
-        """Return `array` without what autograd records."""
+    def detach(self, array: Any) -> Any:
+        """Return `array` without the operations that autograd has recorded."""
         return array
 
     def to_cpu(self, array: Any) -> Any:
-        """Return an array that NumPy can look at."""
+        """Return an array that NumPy can read."""
         return array
 
     def to_list(self, array: Any) -> Any:
-        """Return the elements as Python numbers in nested lists; a lazy array is computed."""
+        """Return the elements as Python numbers in nested lists. A lazy array is computed."""
         if array.ndim == 0:
             kind = dtype_name(array.dtype)
             return bool(array) if kind == "bool" else float(array) if kind in FLOATING else int(array)
@@ -86,7 +86,7 @@ class Library:
         return "int64" in info.dtypes(device=device, kind="signed integer")
 
     def is_traced(self, array: Any) -> bool:
-        """Return whether values cannot be read now: a lazy graph, or an array inside a jit or an export."""
+        """Return whether values cannot be read now, as in a lazy graph, a jit or an export."""
         return bool(compat.is_lazy_array(array))
 
     def execution_kind(self, arrays: Sequence[Array]) -> ExecutionKind:
@@ -95,32 +95,32 @@ class Library:
         return "device"
 
     def array_signature(self, array: Any) -> object:
-        """Return what tells arrays apart except their numbers, or None if a number may matter to a check."""
+        """Return a key of all that checks read except the numbers, or None if a check may read numbers."""
         del array
         return None
 
     def is_writeable(self, array: Any) -> bool:
-        """Return whether each element of `array` can be set, and by itself."""
+        """Return whether each element of `array` can be set without setting another."""
         return hasattr(array, "__setitem__") and bool(compat.is_writeable_array(array))
 
     def unsupported_reason(self, array: Any) -> str:
-        """Return why `array` has other arithmetic than the standard's, or no elements; "" if it is plain."""
+        """Return why `array` is refused: it lacks elements, or the standard's arithmetic. "" if it is plain."""
         del array
         return ""
 
     def plain(self, array: A) -> A:
-        """Return `array` in the class that the library's functions return; a subclass as a view."""
+        """Return `array` in the class that the library's functions return; subclasses become views."""
         return array
 
     def addresses(self, array: Any) -> Any:
-        """Return a NumPy array at the addresses of `array`, which are compared and never followed, or None."""
+        """Return a NumPy array at the addresses of `array`, to be compared and never read; or None."""
         del array
 
     def quiet(self, array: Array) -> Callable[[], AbstractContextManager[object]]:
-        """Return a maker of contexts without NumPy's floating-point warnings, and without torch's autocast.
+        """Return a function that makes contexts without floating-point warnings and without autocast.
 
-        The warnings would tell of what is meant here: exp underflows, and NaN under a mask is put aside.
-        Autocast would round float32 products to a half.
+        NumPy would warn of what is intended: exp underflows, and NaN under a mask is ignored. Torch's autocast
+        would round float32 products to a half dtype.
         """
         del array
         numpy = sys.modules.get("numpy")
@@ -133,15 +133,15 @@ class Library:
 
     def example(self) -> Array | None:
         """Return an empty array, or None if the library is not in use or has no generator of its own."""
-        made: Any = sys.modules.get(self.module)
-        return None if made is None else cast(Array, made.zeros((0,), dtype=made.float32))
+        module: Any = sys.modules.get(self.module)
+        return None if module is None else cast(Array, module.zeros((0,), dtype=module.float32))
 
     def rng_state(self, rng: Any) -> Any:
-        """Return the state of a generator, or None if it has none that can be read, as a key."""
+        """Return the state of a generator, or None if it has no readable state. A key has none."""
         return getattr(getattr(rng, "bit_generator", None), "state", None)
 
     def restore_rng(self, rng: Any, state: Any) -> None:
-        """Give a generator back a state that it had."""
+        """Restore a state of a generator."""
         rng.bit_generator.state = state
 
     def is_rng(self, rng: object) -> bool:
@@ -150,7 +150,7 @@ class Library:
         return numpy is not None and isinstance(rng, numpy.random.Generator)
 
     def can_draw(self) -> bool:
-        """Return whether a generator can be drawn from now."""
+        """Return whether generators can be used now."""
         return True
 
     def random_words(self, rng: Any, count: int, array: Array) -> Array:
@@ -163,16 +163,16 @@ class Library:
         return cast(Array, rng.random(count, xp.float32))
 
     def has_loops(self) -> bool:
-        """Return whether the library's compiler keeps loops; others write each pass into the graph."""
+        """Return whether the library's compiler keeps loops. Other compilers write each pass into the graph."""
         return False
 
     def rolled(self, body: Callable[[Array], T], starts: Array) -> T:
         """Return `body` of each of `starts`, computed in a loop that the compiler keeps.
 
-        Its arrays are stacked on a new first axis.
+        The arrays of the passes are stacked on a new first axis.
         """
         raise NotImplementedError
 
     def rows_from(self, array: Array, start: Array, count: int) -> Array:
-        """Return `count` rows of an array (..., L, width) from `start` on, which only the loop knows."""
+        """Return `count` rows of an array (..., L, width) from `start` on, which is known only in the loop."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""CuPy: the standard's functions, on a GPU."""
+"""CuPy: arrays on a GPU."""
 
 from __future__ import annotations
 

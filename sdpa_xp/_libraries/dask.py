@@ -1,4 +1,4 @@
-"""Dask: a lazy graph of chunks, whose values are computed later."""
+"""Dask: lazy arrays in chunks, whose values are computed later."""
 
 from __future__ import annotations
 

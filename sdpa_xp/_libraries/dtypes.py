@@ -1,4 +1,4 @@
-"""Dtypes by their names, since each library has classes of its own for them."""
+"""Dtypes by name, because each library has its own classes of dtypes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ LARGEST = {"float32": (2 - 2**-23) * 2.0**127, "float64": sys.float_info.max}
 def dtype_name(dtype: Dtype) -> str:
     """Return the dtype's name in the standard, or "bfloat16", which the standard lacks.
 
-    By name, because `isdtype` raises on NumPy's bfloat16 and is False on Dask's. A dtype is an object with a
-    name, a class (numpy.float32), or one that prints as library.name.
+    Dtypes are compared by name, because `isdtype` raises on NumPy's bfloat16 and is False on Dask's. A dtype is
+    an object with a name, a class (numpy.float32), or an object that prints as library.name.
     """
     name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
     return str(name).rpartition(".")[2]
@@ -27,5 +27,5 @@ def accumulation_dtype(xp: Namespace, dtype: Dtype) -> Dtype:
 
 
 def astype_if_needed(xp: Namespace, array: Array, dtype: Dtype) -> Array:
-    """Return `array` in `dtype`; without a call of the library if it has that dtype."""
+    """Return `array` in `dtype`. The library is not called if the array has that dtype."""
     return array if array.dtype == dtype else xp.astype(array, dtype, copy=False)

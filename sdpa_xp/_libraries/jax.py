@@ -1,4 +1,4 @@
-"""JAX: eager arrays, and tracers inside a jit, whose compiler keeps loops."""
+"""JAX: eager arrays, and tracers inside a jit. The compiler keeps loops."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class Jax(Library):
         return bool(compat.is_jax_array(array))
 
     def device(self, array: Any) -> Device:
-        """Inside a jit, and where an array is sharded, JAX names no single device."""
-        where = compat.device(array)
-        return where if isinstance(where, sys.modules["jax"].Device) else None
+        """Return the device. Inside a jit, and for a sharded array, JAX names no single device."""
+        device = compat.device(array)
+        return device if isinstance(device, sys.modules["jax"].Device) else None
 
     def to_cpu(self, array: Any) -> Any:
         jax = sys.modules["jax"]
         return jax.device_put(array, jax.devices("cpu")[0])
 
     def to_list(self, array: Any) -> Any:
-        return array.tolist()  # also of a constant inside a jit, where indexing would be traced
+        return array.tolist()  # works for a constant inside a jit too, where indexing would be traced
 
     def is_traced(self, array: Any) -> bool:
         return isinstance(array, sys.modules["jax"].core.Tracer)
@@ -64,13 +64,12 @@ class Jax(Library):
         return True
 
     def rolled(self, body: Callable[[Array], T], starts: Array) -> T:
-        """The passes are computed again for gradients, and not kept.
+        """Compute the passes in `lax.map`. Gradients compute each pass again, so that no pass is kept.
 
         Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174.
         """
-        jax = sys.modules[
-            "jax"
-        ]  # its loop keeps apart what would be common subexpressions, so none is prevented
+        jax = sys.modules["jax"]
+        # The compiler cannot merge the two computations of a pass across a loop: no need to prevent CSE.
         return cast(T, jax.lax.map(jax.checkpoint(body, prevent_cse=False), starts))
 
     def rows_from(self, array: Array, start: Array, count: int) -> Array:

@@ -1,4 +1,4 @@
-"""MLX: lazy arrays in memory that all devices share; their values can be read but inside a transformation."""
+"""MLX: lazy arrays in memory that all devices share. Values can be read, except inside a transformation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from sdpa_xp._libraries.base import Library
 from sdpa_xp._libraries.dtypes import dtype_name
-from sdpa_xp._libraries.mlx_namespace import compatible
+from sdpa_xp._libraries.mlx_namespace import mlx_namespace
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace
 
 
@@ -28,10 +28,10 @@ class Mlx(Library):
 
     def namespace(self, array: AnyArray) -> Namespace:
         del array
-        return cast(Namespace, compatible(sys.modules["mlx.core"]))
+        return cast(Namespace, mlx_namespace(sys.modules["mlx.core"]))
 
     def device(self, array: Any) -> Device:
-        """An array is on no device: this is where MLX computes."""
+        """Return the device that MLX computes on. An array itself is on no device."""
         del array
         return sys.modules["mlx.core"].default_device()
 
@@ -43,10 +43,10 @@ class Mlx(Library):
         return array.tolist()
 
     def is_traced(self, array: Any) -> bool:
-        """Inside mx.compile and mx.vmap; inside mx.grad values can be read.
+        """Return True inside mx.compile and mx.vmap. Inside mx.grad values can be read.
 
-        MLX says so only when asked to evaluate. The first way to ask does not wait for the result, but is
-        refused inside mx.grad too.
+        MLX tells only by refusing to evaluate an array. `async_eval` does not wait for the result, but MLX
+        refuses it inside mx.grad too, so `eval` is tried after it.
         """
         core = sys.modules["mlx.core"]
         for evaluate in (core.async_eval, core.eval):
@@ -69,7 +69,7 @@ class Mlx(Library):
     def random_words(self, rng: Any, count: int, array: Array) -> Array:
         del array
         mx = sys.modules["mlx.core"]
-        words = mx.random.split(rng, count)  # its integers have the 24 bits of a float
+        words = mx.random.split(rng, count)  # `randint` has only the 24 random bits of a float
         return cast(Array, words[:, 0].view(mx.int32))
 
     def uniform(self, rng: Any, count: int, xp: Any) -> Array:

@@ -1,13 +1,16 @@
-"""NumPy: computed in threads of ours, with BLAS held to one thread in each."""
+"""NumPy: sdpa_xp computes in its own threads, with one BLAS thread in each."""
 
 from __future__ import annotations
 
+import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from sdpa_xp._libraries.base import ExecutionKind, Library
-from sdpa_xp._libraries.protocols import Array
+from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace
 
 A = TypeVar("A")
 
@@ -21,9 +24,21 @@ class NumPy(Library):
         numpy = sys.modules.get("numpy")
         return numpy is not None and isinstance(array, numpy.ndarray | numpy.generic)
 
+    def namespace(self, array: AnyArray) -> Namespace:
+        del array
+        return cast(Namespace, importlib.import_module("array_api_compat.numpy"))
+
+    def device(self, array: Any) -> Device:
+        del array
+        return "cpu"
+
     def is_traced(self, array: Any) -> bool:
         del array
         return False
+
+    def quiet(self, array: Array) -> Callable[[], AbstractContextManager[object]]:
+        del array
+        return partial(sys.modules["numpy"].errstate, all="ignore")
 
     def to_list(self, array: Any) -> Any:
         return array.tolist()
@@ -41,7 +56,7 @@ class NumPy(Library):
             return "Its own mask would be ignored: pass `.data`, and an `attn_mask` of what may attend."
         if isinstance(array, numpy.matrix):
             return "Its `*` is a matrix product: pass numpy.asarray(...) of it."
-        hooks = ("__array_ufunc__", "__array_function__")  # units and masks define what NumPy does with them
+        hooks = ("__array_ufunc__", "__array_function__")  # arrays with units or masks define them
         if any(getattr(type(array), hook) is not getattr(numpy.ndarray, hook) for hook in hooks):
             return "Its class changes what operations mean: pass numpy.asarray(...) of it."
         return ""

@@ -1,21 +1,22 @@
-"""What sdpa_xp asks of an array and of its library: this page is the whole of it.
+"""Everything that sdpa_xp needs of arrays and of their namespace, as protocols.
 
-Everything here is in the Python array API standard 2024.12, so a library that has these names runs the
-portable implementation.
+Everything in `Array` and `Namespace` is in the Python array API standard 2024.12. A library that has these
+names runs the portable implementation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
-Dtype: TypeAlias = Any  # each library has a class of its own, and the standard names no common base
+Dtype: TypeAlias = Any
+"""A dtype of the arrays' library. Each library has its own class, and the standard names no common base."""
 Device: TypeAlias = Any
 Shape: TypeAlias = tuple[int, ...]
 
 
 class AnyArray(Protocol):
-    """What a caller passes: an array of any library that follows the standard."""
+    """An array as a caller passes it, of any library that follows the standard."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -23,8 +24,25 @@ class AnyArray(Protocol):
     def dtype(self) -> Dtype: ...
 
 
+class NumPyGenerator(Protocol):
+    """A numpy.random.Generator or a cupy.random.Generator."""
+
+    def random(self, size: Any = ..., dtype: Any = ...) -> Any: ...
+
+
+class TorchGenerator(Protocol):
+    """A torch.Generator."""
+
+    def get_state(self) -> Any: ...
+    def set_state(self, state: Any, /) -> Any: ...
+
+
+Rng: TypeAlias = NumPyGenerator | TorchGenerator | AnyArray
+"""A generator of NumPy, CuPy or torch; or a key of JAX or MLX, which is an array."""
+
+
 class Array(Protocol):
-    """What the implementation computes with: an array that has passed the checks."""
+    """An array that has passed the checks; the implementation computes with it."""
 
     @property
     def shape(self) -> Shape: ...
@@ -99,3 +117,11 @@ class Namespace(Protocol):
     def where(self, condition: Array, x: Array | float, y: Array | float, /) -> Array: ...
     def zeros(self, shape: Shape, /, *, dtype: Dtype, device: Device) -> Array: ...
     def zeros_like(self, x: Array, /) -> Array: ...
+
+
+Override: TypeAlias = Callable[[str, Mapping[str, object], Mapping[str, object]], Any]
+"""The method `__sdpa_xp__(function, inputs, options)` of a type of array that answers calls itself.
+
+Like NumPy's `__array_function__`: the values of a graph that is being written have one. It gets the name of the
+public function, the arguments query, key and value by name, and the other arguments by name, not validated. Its
+return value is the result of the call."""

@@ -1,4 +1,4 @@
-"""torch: tensors on any device, which autograd, torch.compile, torch.export and torch.func may follow."""
+"""torch: tensors on any device, also inside autograd, torch.compile, torch.export and torch.func."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Torch(Library):
     def owns(self, array: object) -> bool:
         return bool(compat.is_torch_array(array))
 
-    def detached(self, array: Any) -> Any:
+    def detach(self, array: Any) -> Any:
         return array.detach()
 
     def to_cpu(self, array: Any) -> Any:
@@ -39,7 +39,7 @@ class Torch(Library):
         return array.tolist()
 
     def real_dtypes(self, xp: Namespace, device: Device) -> Collection[str]:
-        del xp  # torch.compile cannot trace its question
+        del xp  # torch.compile cannot trace `__array_namespace_info__`
         return ("float32",) if getattr(device, "type", device) == "mps" else ("float32", "float64")
 
     def has_int64(self, xp: Namespace, device: Device) -> bool:
@@ -68,8 +68,8 @@ class Torch(Library):
         return type(array), array.shape, array.dtype, array.device, records
 
     def is_writeable(self, array: Any) -> bool:
-        repeated = any(step == 0 and n > 1 for step, n in zip(array.stride(), array.shape, strict=True))
-        return not repeated and not (array.requires_grad and array.is_leaf)
+        is_expanded = any(step == 0 and n > 1 for step, n in zip(array.stride(), array.shape, strict=True))
+        return not is_expanded and not (array.requires_grad and array.is_leaf)
 
     def unsupported_reason(self, array: Any) -> str:
         bias = sys.modules.get("torch.nn.attention.bias")
@@ -80,13 +80,13 @@ class Torch(Library):
         return ""
 
     def plain(self, array: A) -> A:
-        """A tensor whose class has a `__torch_function__` or `__torch_dispatch__` of its own stays as it is."""
+        """Return a plain tensor, unless its class has its own `__torch_function__` or `__torch_dispatch__`."""
         torch, kind = sys.modules["torch"], cast(Any, type(array))
         if kind in (torch.Tensor, torch.nn.Parameter):
             return array
         function = getattr(kind.__torch_function__, "__func__", None)
-        by_default = function is torch.Tensor.__torch_function__.__func__
-        if not by_default or kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        is_default = function is torch.Tensor.__torch_function__.__func__
+        if not is_default or kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
             return array
         return cast(A, cast(Any, array).as_subclass(torch.Tensor))
 
@@ -119,7 +119,7 @@ class Torch(Library):
         return isinstance(rng, sys.modules["torch"].Generator)
 
     def can_draw(self) -> bool:
-        """torch.compile cannot trace a generator, which has a state."""
+        """Return False inside torch.compile, which cannot trace a generator, because it has a state."""
         return not is_compiling()
 
     def random_words(self, rng: Any, count: int, array: Array) -> Array:
@@ -132,19 +132,19 @@ class Torch(Library):
 
 
 def is_compiling() -> bool:
-    """Return whether torch.compile or torch.export traces what is called now."""
+    """Return whether torch.compile or torch.export traces the current call."""
     torch = sys.modules.get("torch")
     return torch is not None and bool(torch.compiler.is_compiling())
 
 
 def has_tangents() -> bool:
-    """Return whether torch carries derivatives along with what it computes, in its forward mode."""
+    """Return whether torch computes forward-mode derivatives of the current call."""
     torch = sys.modules.get("torch")
     return torch is not None and torch.autograd.forward_ad._current_level >= 0
 
 
 def is_transforming() -> bool:
-    """Return whether torch.compile, torch.export or torch.func follows what is called now."""
+    """Return whether torch.compile, torch.export or torch.func traces the current call."""
     torch = sys.modules["torch"]
     return bool(torch.compiler.is_compiling()) or torch._C._functorch.peek_interpreter_stack() is not None
 

@@ -46,8 +46,8 @@ def test_tiles_are_those_that_are_computed(
     assert (explained.implementation, explained.tile) == ("xp", (4, 6))
     scaled_dot_product_attention(*call, **rules)
     assert explained.tiles == len(weighed)
-    assert explained.of_tiles % (6 * 4) == 0  # ranges of queries and of keys
-    assert (explained.tiles < explained.of_tiles) == ("is_causal" in rules or "attn_mask" in rules)
+    assert explained.total_tiles % (6 * 4) == 0  # ranges of queries and of keys
+    assert (explained.tiles < explained.total_tiles) == ("is_causal" in rules or "attn_mask" in rules)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_the_implementation_is_the_one_that_computes(
 def test_inside_a_transform_the_kernel_is_not_the_default(call: tuple[np.ndarray, ...]) -> None:
     found, torch = [], pytest.importorskip("torch")
     torch.func.vmap(lambda x: found.append(explain(x, x, x)) or x)(torch.from_numpy(call[0])[None])
-    assert (found[0].implementation, found[0].of_tiles) == ("xp", 1)
+    assert (found[0].implementation, found[0].total_tiles) == ("xp", 1)
     assert "torch.func" in found[0].reason
 
 

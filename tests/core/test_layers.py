@@ -224,7 +224,7 @@ def test_decoding_with_a_cache(library: Library, rng: np.random.Generator) -> No
         for step in (2, 3, 4):
             query, key, value = placed.project(library.put(tokens[:, step : step + 1]))
             cache = cache.append(key, value)
-            outputs.append(placed.combine(cache.attend(query, **placed.rules)))
+            outputs.append(placed.combine(cache.attend(query, **placed.attention_options)))
         last = library.xp.concat(outputs, axis=1)
     expected = expect(layer, inputs, {"is_causal": True})[0][:, 2:]
     np.testing.assert_allclose(library.get(last), expected, rtol=0, atol=4e-6)

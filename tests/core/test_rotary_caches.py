@@ -116,7 +116,7 @@ def test_a_cache_that_was_put_away_goes_on(library: Library, arrays: Arrays, nam
     with library.guard():
         (_, *prompt), (query, *token) = ([library.put(x) for x in part] for part in parts)
         before = KVCache(*prompt, rotary=rotary)
-        again = KVCache(before.key, before.value, rotary=rotary, turned=True)
+        again = KVCache(before.key, before.value, rotary=rotary, rotated=True)
         found = library.get(again.append(*token).attend(query))
     positions, last = np.arange(TOKENS), arrays | {"query": parts[1][0]}
     exact = {"query": turned(last["query"], positions[None, 8:], rotary), "value": arrays["value"]}

@@ -62,7 +62,7 @@ def of(query: Any, rules: dict[str, Any]) -> dict[str, Any]:
 
 def stepping(rotary: Rotary | None = None, layout: Any = "...HLE", **rules: Any) -> Any:
     def step(query: Any, key: Any, value: Any, past_key: Any, past_value: Any) -> dict[str, Any]:
-        cache = KVCache(past_key, past_value, rotary=rotary, turned=True, layout=layout).append(key, value)
+        cache = KVCache(past_key, past_value, rotary=rotary, rotated=True, layout=layout).append(key, value)
         return {
             "output": cache.attend(query, **of(query, rules)),
             "present_key": cache.key,

@@ -111,7 +111,16 @@ def test_type_checkers_see_the_array_that_went_in() -> None:
         command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "-c", code]
         return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
 
-    assert check(code).returncode == 0, check(code).stdout
-    wrong = check(code + "scaled_dot_product_attention([[1.0]], x, x)\n")
+    options = "rng=np.random.default_rng(0), softmax_dtype=np.float64, implementation='xp'"
+    right = check(code + f"scaled_dot_product_attention(x, x, x, {options})\n")
+    assert right.returncode == 0, right.stdout
+    wrong = check(
+        code
+        + "scaled_dot_product_attention([[1.0]], x, x)\n"
+        + "scaled_dot_product_attention(x, x, x, rng=0)\n"
+        + "scaled_dot_product_attention(x, x, x, implementation='fast')\n"
+        + "scaled_dot_product_attention(x, x, x, layout='BHLE')\n"
+    )
     assert wrong.returncode == 1
-    assert "list" in wrong.stdout
+    for error in ("list[list[float]]", 'Argument "rng"', "Literal['fast']", "Literal['BHLE']"):
+        assert error in wrong.stdout

@@ -1,4 +1,4 @@
-"""The library that draws, which is an extra of the installation."""
+"""Matplotlib, which only an extra of the package installs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from importlib import import_module
 from sdpa_xp import _checks as checks
 
 
-def need_matplotlib(function: str) -> None:
-    """Refuse a picture where matplotlib is not installed, with what brings it."""
+def require_matplotlib(function: str) -> None:
+    """Raise an error that says how to install matplotlib, if it is not installed."""
     try:
         import_module("matplotlib.figure")
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Integers that shapes follow from: they are read, so an array inside a jit has to be static."""
+"""Checks of integers that determine shapes: they are read now, so an array inside a jit must be static."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from sdpa_xp._checks.messages import message
 from sdpa_xp._libraries import dtype_name, is_array, is_traced, library_of
 
 
-def cumulated(function: str, name: str, value: object, total: int, letter: str) -> list[int]:
-    """N + 1 integers from 0 to `total` that do not fall: where each of N sequences begins, and the end."""
-    starts = vector(function, name, value)
+def cumulative_lengths(function: str, name: str, value: object, total: int, letter: str) -> list[int]:
+    """Check N + 1 integers from 0 to `total` that do not fall, and return them.
+
+    They are the starts of N sequences and the end of the last.
+    """
+    starts = integer_list(function, name, value)
     got = {name: starts, f"length of `{letter}`": total}
     if len(starts) < 2:
         raise ValueError(message(function, f"`{name}` must have N + 1 integers for N >= 1 sequences", got))
@@ -26,26 +29,26 @@ def cumulated(function: str, name: str, value: object, total: int, letter: str) 
     return starts
 
 
-def as_many(function: str, named: Mapping[str, Sequence[object]]) -> None:
-    """All of `named` have one length."""
+def same_length(function: str, named: Mapping[str, Sequence[object]]) -> None:
+    """Check that all sequences have the same length."""
     if len({len(values) for values in named.values()}) > 1:
         rule = " and ".join(f"`{name}`" for name in named) + " must be equally long"
         raise ValueError(message(function, rule, {f"len({name})": len(x) for name, x in named.items()}))
 
 
-def vector(function: str, name: str, value: object, least: int = 0) -> list[int]:
-    """A list of integers, each at least `least`."""
-    numbers = _read(function, name, value)
+def integer_list(function: str, name: str, value: object, least: int = 0) -> list[int]:
+    """Check integers that are at least `least`, and return them as a list."""
+    numbers = _to_list(function, name, value)
     return [integer(function, f"{name}[{index}]", number, least) for index, number in enumerate(numbers)]
 
 
-def table(function: str, name: str, value: object) -> list[list[int]]:
-    """Rows of integers."""
-    rows = enumerate(_read(function, name, value))
-    return [vector(function, f"{name}[{index}]", row, least=-1) for index, row in rows]
+def integer_table(function: str, name: str, value: object) -> list[list[int]]:
+    """Check rows of integers, and return them as lists. -1 is allowed: it stands for no block."""
+    rows = enumerate(_to_list(function, name, value))
+    return [integer_list(function, f"{name}[{index}]", row, least=-1) for index, row in rows]
 
 
-def _read(function: str, name: str, value: object) -> list[Any]:
+def _to_list(function: str, name: str, value: object) -> list[Any]:
     if isinstance(value, list | tuple | range):
         return list(value)
     if not is_array(value) or value.ndim == 0:
@@ -60,5 +63,5 @@ def _read(function: str, name: str, value: object) -> list[Any]:
     if not dtype_name(value.dtype).startswith(("int", "uint")):
         rule = f"`{name}` must hold integers"
         raise TypeError(message(function, rule, {f"{name}.dtype": value.dtype}))
-    read: list[Any] = library_of(value).to_list(value)
-    return read
+    items: list[Any] = library_of(value).to_list(value)
+    return items

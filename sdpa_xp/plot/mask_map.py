@@ -1,4 +1,4 @@
-"""Which pairs may attend."""
+"""Mask maps: which pairs may attend."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from typing import TYPE_CHECKING, Any
 
 from sdpa_xp import _checks as checks
 from sdpa_xp.masks import Mask, to_array
-from sdpa_xp.plot.drawing import need_matplotlib
 from sdpa_xp.plot.panels import LETTER, ThemeName, grid, labels, theme_of
+from sdpa_xp.plot.requirements import require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FUNCTION = "plot.mask"
 LETTERS = 48
-"""Of a line of the title."""
+"""The longest line of the title."""
 
 
 def mask(mask: Mask, shape: tuple[int, ...], *, like: Any = None, theme: ThemeName = "light") -> Figure:
-    """A picture of which pairs may attend: a row a query, a column a key, a panel a batch entry and head.
+    """Draw which pairs may attend: rows are queries, columns are keys, each batch entry and head has a panel.
 
     Shapes:
         `Hq` query heads, `L` queries, `S` keys, `...` batch.
 
     Args:
         mask: A mask.
-        shape: (L, S), or (..., Hq, L, S), with a panel for each of the leading indices.
+        shape: (L, S), or (..., Hq, L, S), with one panel for each index of the leading axes.
         like: As for `masks.to_array`.
-        theme: "light" or "dark", the page that the picture is for.
+        theme: "light" or "dark", for the page that shows the figure.
 
     Returns:
-        A figure of matplotlib.
+        A Matplotlib figure.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
         TypeError: As for `masks.to_array`.
-        ValueError: As for `masks.to_array`; a shape with an axis of length 0.
+        ValueError: As for `masks.to_array`, or the shape has an axis of length 0.
 
     Examples:
         >>> from sdpa_xp import masks, plot
@@ -48,7 +48,7 @@ def mask(mask: Mask, shape: tuple[int, ...], *, like: Any = None, theme: ThemeNa
     References:
         Dong et al., "Flex Attention", arXiv 2412.05496, figure 2.
     """
-    need_matplotlib(FUNCTION)
+    require_matplotlib(FUNCTION)
     from matplotlib.colors import ListedColormap
 
     colours = theme_of(FUNCTION, theme)
@@ -56,19 +56,20 @@ def mask(mask: Mask, shape: tuple[int, ...], *, like: Any = None, theme: ThemeNa
     checks.not_empty(FUNCTION, "shape", shape)
     leading, (queries, keys) = shape[:-2], shape[-2:]
     title = "" if leading else textwrap.fill(str(mask), LETTERS)
-    least = 1.3 + 1.2 * LETTER * max(map(len, title.splitlines()), default=0)
-    along = labels("query", None, queries), labels("key", None, keys)
-    figure, panels, _ = grid(math.prod(leading), *along, colours, least=least)
+    least_width = 1.3 + 1.2 * LETTER * max(map(len, title.splitlines()), default=0)
+    axis_labels = labels("query", None, queries), labels("key", None, keys)
+    figure, panels, _ = grid(math.prod(leading), *axis_labels, colours, least_width=least_width)
     shades = ListedColormap([colours.empty, colours.full])
     for number, axes in enumerate(panels):
-        index = _unravelled(number, leading)
+        index = _unravel_index(number, leading)
         pairs = checks.readable(FUNCTION, "mask", allowed[(*index, ...)])
         axes.imshow(pairs, cmap=shades, vmin=0, vmax=1, aspect=axes.get_aspect())
         axes.set_title(", ".join(map(str, index)) or title)
     return figure
 
 
-def _unravelled(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+def _unravel_index(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the index of element `number` of an array of that shape."""
     index: list[int] = []
     for length in reversed(shape):
         number, last = divmod(number, length)

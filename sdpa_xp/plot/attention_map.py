@@ -1,4 +1,4 @@
-"""Attention maps: which keys each query looks at."""
+"""Attention maps: which keys each query attends to."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from sdpa_xp import _checks as checks
 from sdpa_xp._libraries.protocols import AnyArray, Shape
 from sdpa_xp.masks import Mask, to_array
-from sdpa_xp.plot.drawing import need_matplotlib
 from sdpa_xp.plot.panels import ThemeName, grid, labels, paint, theme_of
+from sdpa_xp.plot.requirements import require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 FUNCTION = "plot.attention"
 BAR = 0.18
-"""Inches that the bar of colours is wide."""
+"""The width of the colour bar in inches."""
 
 
 def attention(
@@ -31,29 +31,30 @@ def attention(
     heads: int | Sequence[int] | None = None,
     theme: ThemeName = "light",
 ) -> Figure:
-    """A picture of attention weights: a row a query, a column a key, a panel a head, one scale for all.
+    """Draw attention weights: rows are queries, columns are keys, each head has a panel, all on one scale.
 
     Shapes:
         `Hq` query heads, `L` queries, `S` keys.
 
     Args:
-        weights: (L, S), or (Hq, L, S), as `attention_weights` makes them; any library, any floating dtype.
-        query_tokens: A name for each of the L queries. Without them the axis has numbers.
-        key_tokens: A name for each of the S keys. Where there is no room for all, some are left out;
-            beyond 24 letters a name is cut.
-        mask: A mask, or a boolean array that broadcasts to the weights; True = may attend. Pairs that may not
-            are hatched.
-        heads: Which to draw, one number or several, counted from 0; by default all.
-        theme: "light" or "dark", the page that the picture is for.
+        weights: (L, S), or (Hq, L, S), as `attention_weights` returns them; any library, any floating dtype.
+        query_tokens: A name for each of the L queries. Without names the axis has numbers.
+        key_tokens: A name for each of the S keys. If there is no room for all names, some are left out. A name
+            of more than 24 letters is cut.
+        mask: A mask, or a boolean array that broadcasts to the weights; True = may attend. Masked pairs are
+            hatched.
+        heads: The heads to draw, one number or several, counted from 0. Default: all.
+        theme: "light" or "dark", for the page that shows the figure.
 
     Returns:
-        A figure of matplotlib.
+        A Matplotlib figure.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
-        TypeError: Weights that are no floating array or cannot be read inside a jit, a mask that is not
-            boolean, tokens that are no strings.
-        ValueError: Weights of another shape, or empty, or below 0; tokens, a mask or heads that do not fit.
+        TypeError: The weights are no floating array, or cannot be read inside a jit; the mask is not boolean;
+            or a token is no string.
+        ValueError: The weights have another shape, are empty or are below 0; or tokens, mask or heads do not
+            fit.
 
     Examples:
         >>> import numpy as np
@@ -67,7 +68,7 @@ def attention(
     References:
         Vaswani et al., "Attention is all you need", arXiv 1706.03762, figures 3 to 5.
     """
-    need_matplotlib(FUNCTION)
+    require_matplotlib(FUNCTION)
     from matplotlib.colors import LinearSegmentedColormap
 
     colours = theme_of(FUNCTION, theme)
@@ -76,14 +77,14 @@ def attention(
     queries, keys = shape[-2:]
     query_tokens = checks.tokens(FUNCTION, "query_tokens", query_tokens, queries, "L")
     key_tokens = checks.tokens(FUNCTION, "key_tokens", key_tokens, keys, "S")
-    drawn = checks.heads(FUNCTION, heads, len(numbers))
-    allowed = None if mask is None else _allowed(mask, shape)
+    heads_to_draw = checks.heads(FUNCTION, heads, len(numbers))
+    allowed = None if mask is None else _allowed_pairs(mask, shape)
 
-    along = labels("query", query_tokens, queries), labels("key", key_tokens, keys)
-    figure, panels, inches = grid(len(drawn), *along, colours)
-    finite = [weight for head in drawn for row in numbers[head] for weight in row if math.isfinite(weight)]
+    axis_labels = labels("query", query_tokens, queries), labels("key", key_tokens, keys)
+    figure, panels, inches = grid(len(heads_to_draw), *axis_labels, colours)
+    finite = [w for head in heads_to_draw for row in numbers[head] for w in row if math.isfinite(w)]
     ramp = LinearSegmentedColormap.from_list("weights", colours.ramp)
-    for axes, head in zip(panels, drawn, strict=True):
+    for axes, head in zip(panels, heads_to_draw, strict=True):
         aspect = axes.get_aspect()
         image = axes.imshow(numbers[head], cmap=ramp, vmin=0, vmax=max(finite, default=0) or 1, aspect=aspect)
         if len(shape) == 3:
@@ -98,29 +99,29 @@ def attention(
     return figure
 
 
-def _allowed(mask: Mask | AnyArray, shape: Shape) -> list[list[list[bool]]]:
-    """Which pairs may attend, for each head."""
+def _allowed_pairs(mask: Mask | AnyArray, shape: Shape) -> list[list[list[bool]]]:
+    """Return which pairs may attend, for each head."""
     if isinstance(mask, Mask):
         array = to_array(mask, shape)
     else:
         array = checks.allowed(FUNCTION, checks.plain_array(FUNCTION, "mask", mask), shape)
-    read: Any = checks.readable(FUNCTION, "mask", array)
-    return read if len(shape) == 3 else [read]
+    pairs: Any = checks.readable(FUNCTION, "mask", array)
+    return pairs if len(shape) == 3 else [pairs]
 
 
 def _hatch(axes: Any, allowed: Sequence[Sequence[bool]], ink: str) -> None:
-    """Hatch the pairs that may not attend: neighbours in a row as one rectangle, and all as one path."""
+    """Hatch the masked pairs: neighbours in a row as one rectangle, and all rectangles as one path."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
-    masked = [_rectangle(row, run) for row, pairs in enumerate(allowed) for run in _runs(pairs)]
+    masked = [_rectangle(row, run) for row, pairs in enumerate(allowed) for run in _masked_runs(pairs)]
     if masked:
         path = Path.make_compound_path(*masked)
         axes.add_patch(PathPatch(path, fill=False, hatch="////", edgecolor=ink, linewidth=0, alpha=0.4))
 
 
-def _runs(allowed: Sequence[bool]) -> Iterator[range]:
-    """The keys that may not be attended, neighbours together."""
+def _masked_runs(allowed: Sequence[bool]) -> Iterator[range]:
+    """Yield the ranges of neighbouring keys that are masked."""
     for attended, group in itertools.groupby(range(len(allowed)), allowed.__getitem__):
         if not attended:
             run = [*group]
