@@ -17,9 +17,7 @@ def activations() -> Activations:
     mask = np.asarray([[True] * 5, [True] * 4 + [False]])[:, None, None, :]
     rng = np.random.default_rng(0)
     layers = [
-        AttentionInputs(
-            **{name: rng.standard_normal((2, 2, 5, 8)).astype(np.float32) for name in Layer.__annotations__}
-        )
+        AttentionInputs(*(rng.standard_normal((2, 2, 5, 8)).astype(np.float32) for _ in range(3)))
         for _ in range(3)
     ]
     return Activations(tokens, mask, layers)
