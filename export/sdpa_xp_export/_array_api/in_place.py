@@ -10,32 +10,21 @@ from typing import Any
 import numpy as np
 
 from sdpa_xp._checks import message
-from sdpa_xp_export._array_api import division, elementwise, manipulation, powers
 from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export.spec import SymbolicShape
 
-_OF_UFUNCS = {
-    "add": elementwise.add,
-    "subtract": elementwise.subtract,
-    "multiply": elementwise.multiply,
-    "divide": division.divide,
-    "floor_divide": division.floor_divide,
-    "remainder": division.remainder,
-    "power": powers.pow,
-    "matmul": manipulation.matmul,
-    "left_shift": powers.bitwise_left_shift,
-    "right_shift": powers.bitwise_right_shift,
-    "bitwise_and": elementwise.bitwise_and,
-    "bitwise_or": elementwise.bitwise_or,
-    "bitwise_xor": elementwise.bitwise_xor,
-    "less": elementwise.less,
-    "less_equal": elementwise.less_equal,
-    "greater": elementwise.greater,
-    "greater_equal": elementwise.greater_equal,
-    "equal": elementwise.equal,
-    "not_equal": elementwise.not_equal,
+_OPERATORS = (
+    *("add", "subtract", "multiply", "divide", "floor_divide", "remainder", "power", "matmul"),
+    *("left_shift", "right_shift", "bitwise_and", "bitwise_or", "bitwise_xor"),
+    *("less", "less_equal", "greater", "greater_equal", "equal", "not_equal"),
+)
+"""The functions of NumPy that compute operators."""
+_STANDARD_NAMES = {
+    "power": "pow",
+    "left_shift": "bitwise_left_shift",
+    "right_shift": "bitwise_right_shift",
 }
-"""The functions of values, by the names of the functions that NumPy computes operators with."""
+"""The names of the standard for them, where they are others."""
 
 
 def in_place(value: GraphValue, result: GraphValue) -> GraphValue:
@@ -54,9 +43,10 @@ def of_ufunc(
     **keywords: Any,
 ) -> Any:
     """Compute what NumPy asks for as a function of values; `out` is the first operand of one in place."""
-    function = _OF_UFUNCS.get(ufunc.__name__)
-    if function is None or method != "__call__" or keywords or (out and out[0] is not inputs[0]):
+    name = ufunc.__name__
+    if name not in _OPERATORS or method != "__call__" or keywords or (out and out[0] is not inputs[0]):
         return NotImplemented
+    function = getattr(value.graph.namespace, _STANDARD_NAMES.get(name, name))
     result = function(*(_operand(value, operand) for operand in inputs))
     if out:
         _check(result, out[0].dtype.name, out[0].shape)

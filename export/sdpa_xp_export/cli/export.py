@@ -80,30 +80,8 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write the ONNX graph of one call of attention."""
-    flags = {
-        "query": query,
-        "key": key,
-        "value": value,
-        "attn_mask": attn_mask,
-        "bias": bias,
-        "is_causal": is_causal,
-        "scale": scale,
-        "softcap": softcap,
-        "sinks": sinks,
-        "softmax_dtype": softmax_dtype,
-        "layout": layout,
-        "past_key": past_key,
-        "past_value": past_value,
-        "past_lengths": past_lengths,
-        "outputs": outputs,
-        "dtype": dtype,
-        "form": form,
-        "opset": opset,
-        "runtime": runtime,
-        "output": output,
-    }
-    stated = settings.read(config) if config else {}
-    stated |= {name: flag for name, flag in flags.items() if flag is not None}
+    flags = {name: flag for name, flag in locals().items() if name in settings.KINDS and flag is not None}
+    stated = (settings.read(config) if config else {}) | flags
     target = Path(stated.pop("output", "attention.onnx"))
     model = export_attention(**settings.export_arguments(stated))
     path = save(model, target, overwrite=force)
