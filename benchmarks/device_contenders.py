@@ -78,7 +78,7 @@ def exported(call: Call, arrays: Arrays, device: Device) -> Contender:
     from onnxruntime import OrtValue
 
     from sdpa_xp_export import TensorSpec, export_attention
-    from sdpa_xp_export.session import open_session, providers
+    from sdpa_xp_export._runtime.session import open_session, providers
 
     (provider,) = providers(device)
     specs = [TensorSpec(DTYPE, x.shape) for x in arrays]

@@ -27,7 +27,7 @@ from sessions import RUNTIME, session
 from tables import table
 
 from sdpa_xp_export import TensorSpec, export_attention
-from sdpa_xp_export.memory import peak_above
+from sdpa_xp_export._runtime.memory import peak_above
 
 HEADS, WIDTH = 8, 64
 LENGTHS = (128, 512, 2048, 4096)

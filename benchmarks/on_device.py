@@ -39,9 +39,9 @@ from device_contenders import (
 from measuring import Row, Spread, interleaved
 from numpy.typing import NDArray
 
-from sdpa_xp_export import reference
-from sdpa_xp_export.agreement import judge
-from sdpa_xp_export.textbook import textbook
+from sdpa_xp_export._verify import reference
+from sdpa_xp_export._verify.agreement import judge
+from sdpa_xp_export._verify.textbook import textbook
 
 PACKAGES = ("numpy", "torch", "cupy-cuda13x", "onnxruntime-gpu", "onnxruntime", "array-api-compat")
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)

@@ -115,7 +115,8 @@ class DecoderBlock(Layer):
         """(..., L, width), (..., S, width) -> (..., L, width): all words at once."""
         query, key, value = self.attention.project(self.norm(x))
         query, key = ROTARY.apply(query, 0), ROTARY.apply(key, 0)
-        heads = scaled_dot_product_attention(query, key, value, is_causal=True, **self.attention.rules)
+        options = self.attention.attention_options
+        heads = scaled_dot_product_attention(query, key, value, is_causal=True, **options)
         x = x + self.attention.combine(heads)
         x = x + self.cross(self.cross_norm(x), encoded)
         return x + self.mlp(x)
@@ -134,7 +135,7 @@ class DecoderBlock(Layer):
 
     def graph(self, x: Any, past_key: Any, past_value: Any, memory_key: Any, memory_value: Any) -> Step:
         """`step` with the arrays of its caches, as a graph takes and returns them."""
-        past = KVCache(past_key, past_value, rotary=ROTARY, turned=True)
+        past = KVCache(past_key, past_value, rotary=ROTARY, rotated=True)
         output, cache = self.step(x, past, KVCache(memory_key, memory_value))
         return Step(output, cache.key, cache.value)
 

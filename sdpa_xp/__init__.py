@@ -74,11 +74,11 @@ tests/peers and tests/conformance hold each against its library, or against its 
 
 from sdpa_xp import biases, masks, positional
 from sdpa_xp.attention import attention_state, scaled_dot_product_attention
-from sdpa_xp.cache import KVCache
 from sdpa_xp.dot_product import dot_product_attention
 from sdpa_xp.explanation import Explanation, explain
 from sdpa_xp.gradients import scaled_dot_product_attention_vjp
-from sdpa_xp.paged import PagedKVCache
+from sdpa_xp.kv_cache import KVCache
+from sdpa_xp.paged_cache import PagedKVCache
 from sdpa_xp.states import AttentionState, merge_states
 from sdpa_xp.varlen import varlen_attention
 from sdpa_xp.weights import attention_scores, attention_weights

@@ -1,19 +1,24 @@
-"""Attention, and its log-sum-exp: check, plan, compute."""
+"""Attention, and its log-sum-exp: prepare, choose a kernel, plan the tiles, compute."""
 
 from __future__ import annotations
 
 from typing import TypeVar, cast
 
-from sdpa_xp import checks, native, streaming
-from sdpa_xp.arguments import Call, Rules, check
+from sdpa_xp import _checks as checks
+from sdpa_xp._call.options import CallOptions
+from sdpa_xp._call.prepare import prepare
+from sdpa_xp._call.prepared_call import PreparedCall
+from sdpa_xp._checks import Implementation
+from sdpa_xp._core import streaming
+from sdpa_xp._core.key_value_source import ContiguousSource
+from sdpa_xp._kernels import choose_kernel
+from sdpa_xp._libraries import override
+from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
+from sdpa_xp._tiles.layout import Layout
+from sdpa_xp._tiles.plan import plan_tiles
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
-from sdpa_xp.namespace import tied
-from sdpa_xp.overrides import override
-from sdpa_xp.protocols import AnyArray, Array
-from sdpa_xp.sources import Layout, Whole
-from sdpa_xp.states import AttentionState, in_base
-from sdpa_xp.tiles import plan
+from sdpa_xp.states import AttentionState, to_base
 
 A = TypeVar("A", bound=AnyArray)
 
@@ -30,73 +35,76 @@ def scaled_dot_product_attention(
     softcap: float | None = None,
     sinks: AnyArray | None = None,
     dropout_p: float = 0.0,
-    rng: object = None,
-    softmax_dtype: object = None,
+    rng: Rng | None = None,
+    softmax_dtype: Dtype | None = None,
     layout: Layout = "...HLE",
-    implementation: str | None = None,
+    implementation: Implementation | None = None,
 ) -> A:
-    r"""Attention, $\mathrm{softmax}(q k^T \cdot scale + bias)\,v$, on the arrays of any library.
+    r"""Compute attention, $\mathrm{softmax}(q k^T \cdot scale + bias)\,v$, on the arrays of any library.
 
-    Memory grows with L + S: the scores are made tile by tile and never as a whole.
+    Memory grows with L + S, because the scores are computed tile by tile.
 
     Shapes:
         `L` queries, `S` keys, `E` width of a query or key, `Ev` width of a value, `Hq` query heads,
         `H` key heads, `...` leading axes, which broadcast. 2-D inputs are one head without a batch.
 
-        With `layout="...LHE"` the heads of query, key, value and the result stand behind the length.
+        With `layout="...LHE"`, the head axis of query, key, value and the result comes after the length.
 
     Args:
         query: (..., Hq, L, E); float16, bfloat16, float32 or float64.
-        key: (..., H, S, E), of the query's library, device and dtype. Hq is a multiple of H, and query head
-            h reads key head h // (Hq // H); keys and values are not copied for that.
-        value: (..., H, S, Ev), likewise. Ev need not be E.
-        attn_mask: A mask of `sdpa_xp.masks`, which needs no array of L x S; or an array that broadcasts to
-            (..., Hq, L, S). Boolean: True = may attend. Floating: added to the scores, as `bias` is.
-        bias: Added to the scores after `softcap`: a bias of `sdpa_xp.biases`, or an array that broadcasts to
-            (..., Hq, L, S), of the query's dtype or of the accumulation dtype. -inf masks its pair; the
-            smallest finite number does not.
-        is_causal: Query i attends key j only if j <= i, counted from the upper left also where L != S. With
-            a mask, both hold.
-        scale: What the products are multiplied by: a finite number, or an array that broadcasts to
-            (..., Hq, L, 1). Default 1 / sqrt(E).
-        softcap: Scores become softcap * tanh(score / softcap), after `scale`. None or 0 is off.
-        sinks: (..., Hq): a logit of each head that joins the sum of the softmax and has no value, so that a
-            row may attend nothing. It is neither scaled nor capped.
-        dropout_p: Probability with which a weight is dropped; the others are divided by 1 - dropout_p.
-        rng: What the dropped weights follow from, needed if dropout_p > 0: a numpy.random.Generator,
-            cupy.random.Generator, torch.Generator, or key of JAX or MLX, as suits the arrays. The same state
-            drops the same weights, in `attention_weights` too.
-        softmax_dtype: Holds scores and sums in this dtype, float32 or float64, where that is wider than what
-            they are held in anyway.
+        key: (..., H, S, E), with the library, device and dtype of the query. Hq is a multiple of H: query head
+            h reads key head h // (Hq // H). Keys and values are not copied for that.
+        value: (..., H, S, Ev), with the same library, device and dtype. Ev need not be E.
+        attn_mask: A mask of `sdpa_xp.masks`, which builds no L x S array, or an array that broadcasts to (...,
+            Hq, L, S). A boolean array is True where a query may attend a key. A floating array is added to the
+            scores, like `bias`.
+        bias: A bias of `sdpa_xp.biases`, or an array that broadcasts to (..., Hq, L, S), in the dtype of the
+            query or in the accumulation dtype. It is added to the scores after `softcap`. -inf masks its pair;
+            the smallest finite number does not.
+        is_causal: Query i attends key j only if j <= i, counted from the upper left even if L != S. With a
+            mask, both hold.
+        scale: The factor of the products: a finite number, or an array that broadcasts to (..., Hq, L, 1).
+            Default 1 / sqrt(E).
+        softcap: If not None or 0, scores become softcap * tanh(score / softcap) after `scale`.
+        sinks: (..., Hq): for each head, a logit that joins the sum of the softmax but has no value, so that the
+            weights of a row may sum to less than 1. It is neither scaled nor capped.
+        dropout_p: The probability with which a weight is dropped; the others are divided by 1 - dropout_p.
+        rng: The source of randomness, required if dropout_p > 0: a numpy.random.Generator,
+            cupy.random.Generator, torch.Generator, or a key of JAX or MLX, according to the library of the
+            arrays. The same state drops the same weights, also in `attention_weights`.
+        softmax_dtype: float32 or float64. Scores and sums are computed in this dtype if it is wider than the
+            accumulation dtype.
         layout: "...HLE" is (..., heads, length, width), as in torch and ONNX; "...LHE" is (..., length, heads,
-            width), as in JAX, Keras and flash-attention. What broadcasts to (..., Hq, L, S) stays as it is.
-        implementation: `"xp"` is the portable one, written in array-API calls; `"native"` the kernel of the
-            arrays' own library, an error where it does not compute this call as documented. None leaves the
-            choice to sdpa_xp: the kernel for torch tensors on the CPU and while torch exports (torch.export,
-            torch.onnx.export), for short calls of JAX arrays on the CPU outside a jit, and for MLX arrays on
-            the CPU where nothing masks, where it computes the call as documented, and the portable one
-            otherwise. Torch's kernel has first derivatives only.
+            width), as in JAX, Keras and flash-attention. Arguments that broadcast to (..., Hq, L, S) have these
+            axes in both layouts.
+        implementation: `"xp"` is the portable implementation, written in array-API calls. `"native"` is the
+            fused kernel of the arrays' library, and an error if that does not compute this call as documented.
+            None lets sdpa_xp choose. It takes the kernel, if that computes the call as documented, for torch
+            tensors on the CPU and while torch exports (torch.export, torch.onnx.export), for short calls of JAX
+            arrays on the CPU outside a jit, and for MLX arrays on the CPU without masks. Otherwise it takes the
+            portable implementation. Torch's kernel has first derivatives only.
 
     Returns:
-        (..., Hq, L, Ev) in the layout of the inputs, or (L, Ev) for 2-D inputs, of the query's library,
-            device and dtype. A row with no key to attend is 0.
+        (..., Hq, L, Ev) in the layout of the inputs, or (L, Ev) for 2-D inputs, with the library, device and
+            dtype of the query. A row with no key to attend is 0.
 
     Raises:
-        TypeError: Arrays of several libraries or dtypes, a subclass that changes what arithmetic means,
-            integer or complex data, an integer mask, or a keyword of a wrong type; names the argument.
-        ValueError: Shapes that do not fit, arrays on several devices, or a keyword out of its range; names
-            the argument and the axis.
+        TypeError: The arrays have several libraries or dtypes, integer or complex data, or a class that changes
+            what arithmetic means; a mask has integers; or a keyword has the wrong type. The message names the
+            argument.
+        ValueError: Shapes do not fit, arrays are on several devices, or a keyword is out of its range. The
+            message names the argument and the axis.
 
     Numerics:
-        Half dtypes are scored, normalised and summed in float32, float64 in float64; the result is rounded
-        once. A pair that is masked adds nothing, even when its key or value is NaN or inf; a NaN that may be
-        attended shows in exactly the rows that attend it. Inside a jit or a lazy graph, and by a vendor's
-        kernel, this holds for keys that no query attends (padding). It holds for results, not for gradients:
-        those of a key that is NaN are NaN.
+        The accumulation dtype is float64 for float64 inputs, and float32 for all others. Scores, normalisation
+        and sums are computed in it, and the result is rounded once. A masked pair adds nothing, even if its key
+        or value is NaN or inf; a NaN that may be attended shows in exactly the rows that attend it. Inside a
+        jit or a lazy graph, and with a vendor's kernel, this holds for keys that no query attends (padding). It
+        holds for results, not for gradients: the gradient of a key that is NaN is NaN.
 
         A score of -inf has weight 0, so a row whose scores are all -inf is 0, like a row with no key to attend.
-        torch.autocast changes neither the dtype of a result nor its accuracy; run the backward pass outside of
-        it, as torch asks.
+        torch.autocast changes neither the dtype of a result nor its accuracy. Run the backward pass outside of
+        it, as torch recommends.
 
     Examples:
         >>> import numpy as np
@@ -113,10 +121,10 @@ def scaled_dot_product_attention(
         Xiao et al., "Efficient Streaming Language Models with Attention Sinks", arXiv 2309.17453, section 3,
         and Miller, "Attention is off by one", 2023, for the sinks.
     """
-    rules = Rules(
+    options = CallOptions(
         attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
     )
-    return output_of("scaled_dot_product_attention", query, key, value, rules)
+    return attend("scaled_dot_product_attention", query, key, value, options)
 
 
 def attention_state(
@@ -131,21 +139,21 @@ def attention_state(
     softcap: float | None = None,
     sinks: AnyArray | None = None,
     dropout_p: float = 0.0,
-    rng: object = None,
-    softmax_dtype: object = None,
+    rng: Rng | None = None,
+    softmax_dtype: Dtype | None = None,
     layout: Layout = "...HLE",
     lse_base: float | None = None,
-    implementation: str | None = None,
+    implementation: Implementation | None = None,
 ) -> AttentionState[A]:
-    r"""Attention and the log-sum-exp of its scores, $\log \sum_j \exp(s_{ij})$.
+    r"""Compute attention and the log-sum-exp of its scores, $\log \sum_j \exp(s_{ij})$.
 
-    States over parts of the keys merge to the state over all of them: see `merge_states`.
+    States over disjoint parts of the keys merge to the state over all keys: see `merge_states`.
 
     Shapes:
         As for `scaled_dot_product_attention`.
 
     Args:
-        query: (..., Hq, L, E), as for `scaled_dot_product_attention`; so are all that follow.
+        query: (..., Hq, L, E). This and the other arguments are those of `scaled_dot_product_attention`.
         key: (..., H, S, E).
         value: (..., H, S, Ev).
         attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).
@@ -153,12 +161,12 @@ def attention_state(
         is_causal: Query i attends key j only if j <= i.
         scale: A number, or an array that broadcasts to (..., Hq, L, 1).
         softcap: A positive number, or None.
-        sinks: (..., Hq). The log-sum-exp counts them: of states that are merged, give them to one.
+        sinks: (..., Hq). The log-sum-exp includes them, so pass them to only one of the states that you merge.
         dropout_p: From 0 to 1.
-        rng: Needed if dropout_p > 0. The log-sum-exp is not touched by it.
+        rng: Required if dropout_p > 0. Dropout does not change the log-sum-exp.
         softmax_dtype: float32, float64 or None.
         layout: "...HLE" or "...LHE".
-        lse_base: None for the natural logarithm; 2 for that of FlashInfer.
+        lse_base: None for the natural logarithm; 2 for base 2, as in FlashInfer.
         implementation: `"xp"` or None.
 
     Returns:
@@ -178,55 +186,54 @@ def attention_state(
     References:
         Dao, "FlashAttention-2", arXiv 2307.08691, section 3.1.
     """
-    rules = Rules(
+    options = CallOptions(
         attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
     )
-    return state_of("attention_state", query, key, value, rules, lse_base=lse_base)
+    return attend_with_lse("attention_state", query, key, value, options, lse_base=lse_base)
 
 
-def output_of(
-    function: str, query: A, key: AnyArray, value: AnyArray, rules: Rules, *, cached: bool = False
+def attend(
+    function: str, query: A, key: AnyArray, value: AnyArray, options: CallOptions, *, of_kv_cache: bool = False
 ) -> A:
-    """Output of one call, by a vendor's kernel where that is to be used; of a cache none is."""
+    """Return the output of a call of `function`; a vendor's kernel computes it if one is chosen."""
     inputs = {"query": query, "key": key, "value": value}
     if (answer := override(query, key, value)) is not None:
-        return cast(A, answer(function, inputs, rules._asdict()))
-    call = check(function, inputs, rules, cached=cached, kernels=not cached)
-    kernel = None if cached else call.once("choice", lambda: native.choose(call)).kernel
+        return cast(A, answer(function, inputs, options._asdict()))
+    call = prepare(function, inputs, options, of_kv_cache=of_kv_cache, has_kernels=not of_kv_cache)
+    # The queries of a cache stand at its end. No kernel takes that position.
+    kernel = None if of_kv_cache else call.cached("kernel", lambda: choose_kernel(call)).kernel
     with call.quiet():
         output = None if kernel is None else kernel.attend(call)
         if output is None:
-            output, _ = _streamed(call, with_lse=False)
+            output, _ = _attend_portably(call, with_lse=False)
         return cast(A, call.result(output))
 
 
-def state_of(
+def attend_with_lse(
     function: str,
     query: A,
     key: AnyArray,
     value: AnyArray,
-    rules: Rules,
+    options: CallOptions,
     *,
     lse_base: object = None,
 ) -> AttentionState[A]:
-    """Output and log-sum-exp of one call, whichever public function it came by."""
+    """Return the output and the log-sum-exp of a call of `function`."""
     base = checks.lse_base(function, lse_base)
     inputs = {"query": query, "key": key, "value": value}
     if (answer := override(query, key, value)) is not None:
-        return cast(AttentionState[A], answer(function, inputs, rules._asdict() | {"lse_base": lse_base}))
-    call = check(function, inputs, rules)
+        return cast(AttentionState[A], answer(function, inputs, options._asdict() | {"lse_base": lse_base}))
+    call = prepare(function, inputs, options)
     with call.quiet():
-        output, lse = _streamed(call, with_lse=True)
-        lse = call.without_heads(in_base(cast(Array, lse), base))
+        output, lse = _attend_portably(call, with_lse=True)
+        lse = call.remove_head_axis(to_base(cast(Array, lse), base))
         return AttentionState(cast(A, call.result(output)), cast(A, lse))
 
 
-def _streamed(call: Call, *, with_lse: bool) -> tuple[Array, Array | None]:
-    """Output and log-sum-exp by the portable implementation."""
-    (scores,) = call.bind([call.whole])
-    value = Whole(call.arrays["value"])
-    tiles = call.once("plan", lambda: plan(call.pairs, scores.group, call.sizes.width + value.width))
-    output, lse = streaming.attend(scores, value, tiles, call.dtype, with_lse=with_lse)
-    if getattr(output, "requires_grad", True):  # only torch has it, and of no key it follows from nothing
-        return output, lse
-    return tied(output, call.arrays.values()), lse
+def _attend_portably(call: PreparedCall, *, with_lse: bool) -> tuple[Array, Array | None]:
+    """Return output and log-sum-exp, computed by the portable implementation."""
+    scores, value = call.scores(), ContiguousSource(call.arrays["value"])
+    plan = call.cached("plan", lambda: plan_tiles(call.grid, scores.group, call.sizes.width + value.width))
+    output, lse = streaming.attend(scores, value, plan, call.dtype, with_lse=with_lse)
+    # Without keys the output is a constant: autograd needs it connected to the inputs.
+    return call.grid.library.attach_zero_gradient(output, call.arrays.values()), lse

@@ -1,4 +1,4 @@
-"""Attention by the names and in the layout of jax.nn, so that code moves over with one import."""
+"""Attention with the names and the layout of jax.nn, so that code can switch with one import."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import functools
 import operator
 from typing import TypeVar
 
-from sdpa_xp import checks
-from sdpa_xp.arguments import Rules
-from sdpa_xp.attention import output_of
+from sdpa_xp import _checks as checks
+from sdpa_xp._call.options import CallOptions
+from sdpa_xp._checks import Implementation, IntegersLike
+from sdpa_xp._libraries.protocols import AnyArray
+from sdpa_xp.attention import attend
 from sdpa_xp.biases import Bias
-from sdpa_xp.checks import IntegersLike
 from sdpa_xp.masks import Mask
 from sdpa_xp.masks.algebra import as_mask
 from sdpa_xp.masks.bands import SlidingWindow
 from sdpa_xp.masks.lengths import Padding
-from sdpa_xp.protocols import AnyArray
 
 A = TypeVar("A", bound=AnyArray)
 
@@ -32,12 +32,12 @@ def dot_product_attention(
     query_seq_lengths: IntegersLike | None = None,
     key_value_seq_lengths: IntegersLike | None = None,
     local_window_size: int | tuple[int, int] | None = None,
-    implementation: str | None = None,
+    implementation: Implementation | None = None,
     return_residual: bool = False,
 ) -> A:
-    """`scaled_dot_product_attention` with the signature of `jax.nn.dot_product_attention`, for any library.
+    """Compute attention with the signature of `jax.nn.dot_product_attention`, for any library.
 
-    It differs where JAX does: a row with no key to attend is 0, not the mean of all values.
+    One result differs from JAX: a row with no key to attend is 0, not the mean of all values.
 
     Shapes:
         `B` batch, `T` queries, `S` keys, `N` query heads, `K` key heads, `H` width, as JAX names them.
@@ -50,19 +50,20 @@ def dot_product_attention(
         mask: A boolean array that broadcasts to (B, N, T, S), or a mask of `sdpa_xp.masks`.
         scale: A number; default 1 / sqrt(H).
         is_causal: Query i attends key j only if j <= i.
-        query_seq_lengths: (B,): how many of the T queries are real; the others give 0.
-        key_value_seq_lengths: (B,): how many of the S keys are real.
-        local_window_size: How many keys before and after its own a query attends: one number for both, or
-            (left, right).
+        query_seq_lengths: (B,): the number of real queries among the T; the others give 0.
+        key_value_seq_lengths: (B,): the number of real keys among the S.
+        local_window_size: The number of keys before and after its own position that a query attends: one number
+            for both, or (left, right).
         implementation: `"xp"`, `"native"` or None.
         return_residual: False. `attention_state` returns the log-sum-exp.
 
     Returns:
-        (B, T, N, H), of the query's library, device and dtype.
+        (B, T, N, H), with the library, device and dtype of the query.
 
     Raises:
         TypeError: As for `scaled_dot_product_attention`.
-        ValueError: Likewise; or return_residual=True, since a flag does not change what is returned here.
+        ValueError: As for `scaled_dot_product_attention`; or `return_residual` is True, because no flag changes
+            the type of a result here.
 
     Examples:
         >>> import numpy as np
@@ -85,5 +86,5 @@ def dot_product_attention(
         names = ("key_value_seq_lengths", "query_seq_lengths")
         masks.append(Padding(checks.frozen(key_value_seq_lengths), checks.frozen(query_seq_lengths), names))
     joined = functools.reduce(operator.and_, masks) if masks else None
-    rules = Rules(joined, bias, is_causal, scale, layout=checks.LHE, implementation=implementation)
-    return output_of(function, query, key, value, rules)
+    options = CallOptions(joined, bias, is_causal, scale, layout=checks.LHE, implementation=implementation)
+    return attend(function, query, key, value, options)

@@ -1,39 +1,42 @@
-"""What a call would be computed with, and why: nothing is computed."""
+"""Explain how a call would be computed, and why, without computing it."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from sdpa_xp import native, threads
-from sdpa_xp.arguments import Rules, check
+from sdpa_xp._call.options import CallOptions
+from sdpa_xp._call.prepare import prepare
+from sdpa_xp._checks import Implementation
+from sdpa_xp._core import threads
+from sdpa_xp._core.scores import Scores
+from sdpa_xp._kernels import choose_kernel
+from sdpa_xp._libraries.protocols import AnyArray, Dtype, Rng
+from sdpa_xp._tiles.layout import Layout
+from sdpa_xp._tiles.plan import Plan, plan_tiles
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
-from sdpa_xp.protocols import AnyArray
-from sdpa_xp.scores import Scores
-from sdpa_xp.sources import Layout
-from sdpa_xp.tiles import Plan, plan
 
 
 class Explanation(NamedTuple):
-    """How a call would be computed, as `explain` returns it; `print` shows it in two lines."""
+    """How a call would be computed. `explain` returns it, and `print` shows it in two lines."""
 
-    implementation: str
+    implementation: Implementation
     """"xp" or "native"."""
     reason: str
-    """Why this one; where it is "xp" without having been asked for, why not the native one."""
+    """Why this implementation was chosen; for "xp" by default, why not the native one."""
     tile: tuple[int, int]
-    """Queries and keys of a tile of the portable implementation, which also stands by for a native one."""
+    """The queries and keys of a tile of the portable implementation, which is also the fallback of a kernel."""
     tiles: int
-    """How many of them it computes."""
-    of_tiles: int
-    """How many there are; in the others no pair may attend."""
+    """The number of tiles that the portable implementation computes."""
+    total_tiles: int
+    """The number of all tiles; the tiles that are not computed are fully masked."""
     threads: int
-    """Threads that share the tiles; 1 where that is left to the arrays' library."""
+    """The number of threads that share the tiles; 1 if the arrays' library decides about threads."""
 
     def __str__(self) -> str:
         rows, columns = self.tile
-        shared = f"in {self.threads} threads" if self.threads > 1 else "one after the other"
-        tiles = f"{self.tiles} of {self.of_tiles} tiles of {rows} queries x {columns} keys, {shared}"
+        order = f"in {self.threads} threads" if self.threads > 1 else "one after the other"
+        tiles = f"{self.tiles} of {self.total_tiles} tiles of {rows} queries x {columns} keys, {order}"
         return f"{self.implementation}: {self.reason}\n" + (tiles if self.implementation == "xp" else "")
 
 
@@ -49,20 +52,20 @@ def explain(
     softcap: float | None = None,
     sinks: AnyArray | None = None,
     dropout_p: float = 0.0,
-    rng: object = None,
-    softmax_dtype: object = None,
+    rng: Rng | None = None,
+    softmax_dtype: Dtype | None = None,
     layout: Layout = "...HLE",
-    implementation: str | None = None,
+    implementation: Implementation | None = None,
 ) -> Explanation:
-    """Which implementation `scaled_dot_product_attention` would choose for a call, and in what tiles.
+    """Return which implementation `scaled_dot_product_attention` would choose for a call, and its tiles.
 
-    Nothing is computed but what the masks say of each tile, and nothing is drawn from `rng`.
+    Only the masks are evaluated, to find the tiles that are skipped. Nothing is drawn from `rng`.
 
     Shapes:
         As for `scaled_dot_product_attention`.
 
     Args:
-        query: (..., Hq, L, E), as for `scaled_dot_product_attention`; so are all that follow.
+        query: (..., Hq, L, E). This and the other arguments are those of `scaled_dot_product_attention`.
         key: (..., H, S, E).
         value: (..., H, S, Ev).
         attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).
@@ -72,13 +75,13 @@ def explain(
         softcap: A positive number, or None.
         sinks: (..., Hq).
         dropout_p: From 0 to 1.
-        rng: Needed if dropout_p > 0.
+        rng: Required if dropout_p > 0.
         softmax_dtype: float32, float64 or None.
         layout: "...HLE" or "...LHE".
         implementation: `"xp"`, `"native"` or None.
 
     Returns:
-        The implementation, the reason for it, and the tiles of the portable one.
+        The implementation, the reason for the choice, and the tiles of the portable implementation.
 
     Raises:
         TypeError: As for `scaled_dot_product_attention`.
@@ -93,24 +96,24 @@ def explain(
     References:
         Dao, "FlashAttention-2", arXiv 2307.08691, section 3.1, for the tiles.
     """
-    rules = Rules(
+    options = CallOptions(
         attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
     )
-    call = check("explain", {"query": query, "key": key, "value": value}, rules, kernels=True)
-    choice = native.choose(call)
-    scores = call.without_dropout(call.whole)
-    tiles = plan(call.pairs, scores.group, call.sizes.width + call.arrays["value"].shape[-1])
-    ranges = len(tiles.tasks()) * len([*tiles.column_ranges(range(tiles.keys))])
+    call = prepare("explain", {"query": query, "key": key, "value": value}, options, has_kernels=True)
+    choice = choose_kernel(call)
+    scores = call.scores_without_dropout()
+    plan = plan_tiles(call.grid, scores.group, call.sizes.width + call.arrays["value"].shape[-1])
+    all_tiles = len(plan.tasks()) * len([*plan.column_ranges(range(plan.keys))])
     return Explanation(
         implementation="xp" if choice.kernel is None else "native",
         reason=choice.reason,
-        tile=(min(tiles.rows, tiles.queries), min(tiles.columns, tiles.keys)),
-        tiles=_computed(scores, tiles),
-        of_tiles=ranges,
-        threads=threads.count() if tiles.threads is None else 1,
+        tile=(min(plan.rows, plan.queries), min(plan.columns, plan.keys)),
+        tiles=_count_tiles(scores, plan),
+        total_tiles=all_tiles,
+        threads=threads.count() if plan.threads is None else 1,
     )
 
 
-def _computed(scores: Scores, tiles: Plan) -> int:
-    """The tiles in which some pair may attend."""
-    return sum(1 for task in tiles.tasks() for _ in scores.of(task.part).tiles(task.rows, tiles))
+def _count_tiles(scores: Scores, plan: Plan) -> int:
+    """Count the tiles in which some pair may attend."""
+    return sum(1 for task in plan.tasks() for _ in scores.slice_leading(task.leading).tiles(task.rows, plan))

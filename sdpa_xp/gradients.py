@@ -1,29 +1,33 @@
-"""Attention with its gradients, where no framework differentiates: check, compute, and a way back."""
+"""Attention with a function that computes its gradients, for arrays that no framework differentiates."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, TypeVar, cast
 
-from sdpa_xp import checks, streaming
-from sdpa_xp.arguments import Call, Rules, arrays_of, check
-from sdpa_xp.backward import Forward, gradients
+from sdpa_xp import _checks as checks
+from sdpa_xp._call.options import CallOptions, arrays_of
+from sdpa_xp._call.prepare import prepare
+from sdpa_xp._call.prepared_call import PreparedCall
+from sdpa_xp._checks import Implementation
+from sdpa_xp._core import streaming
+from sdpa_xp._core.backward import Forward, gradients
+from sdpa_xp._core.key_value_source import ContiguousSource
+from sdpa_xp._core.scores import Scores
+from sdpa_xp._libraries import FLOATING, astype_if_needed, dtype_name, override
+from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
+from sdpa_xp._tiles.gradient_target import GradientTarget
+from sdpa_xp._tiles.layout import Layout, swap_heads_and_length
+from sdpa_xp._tiles.plan import plan_tiles
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
-from sdpa_xp.namespace import FLOATING, converted, dtype_name
-from sdpa_xp.overrides import override
-from sdpa_xp.protocols import AnyArray, Array
-from sdpa_xp.scores import Scores
-from sdpa_xp.sources import Layout, Whole, swapped
-from sdpa_xp.tiles import plan
-from sdpa_xp.totals import Learned
 
 A = TypeVar("A", bound=AnyArray)
 Pullback: TypeAlias = Callable[[AnyArray], dict[str, A]]
 
 FUNCTION = "scaled_dot_product_attention_vjp"
-PROBED = 8
-"""Queries and keys of the tile that a function of the caller is tried on before anything is computed."""
+PROBE_SIDE = 8
+"""Queries and keys of the tile on which a function of the caller is tried before the call is computed."""
 
 
 def scaled_dot_product_attention_vjp(
@@ -38,21 +42,21 @@ def scaled_dot_product_attention_vjp(
     softcap: float | None = None,
     sinks: AnyArray | None = None,
     dropout_p: float = 0.0,
-    rng: object = None,
-    softmax_dtype: object = None,
+    rng: Rng | None = None,
+    softmax_dtype: Dtype | None = None,
     layout: Layout = "...HLE",
-    implementation: str | None = None,
+    implementation: Implementation | None = None,
 ) -> tuple[A, Pullback[A]]:
-    r"""Attention, and the function that takes a gradient of its output back to its inputs.
+    r"""Compute attention, and return a function that computes the gradients of the inputs.
 
-    This needs no framework that differentiates: NumPy can train with it. As in the forward pass no scores are
-    kept: a pullback makes them once more, tile by tile, and memory grows with L + S.
+    This needs no framework that differentiates, so you can train with NumPy. No scores are kept: the pullback
+    computes them again, tile by tile, and memory grows with L + S.
 
     Shapes:
         As for `scaled_dot_product_attention`.
 
     Args:
-        query: (..., Hq, L, E), as for `scaled_dot_product_attention`; so are all that follow.
+        query: (..., Hq, L, E). This and the other arguments are those of `scaled_dot_product_attention`.
         key: (..., H, S, E).
         value: (..., H, S, Ev).
         attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).
@@ -63,31 +67,31 @@ def scaled_dot_product_attention_vjp(
         softcap: A positive number, or None.
         sinks: (..., Hq).
         dropout_p: From 0 to 1.
-        rng: Needed if dropout_p > 0. It is drawn from once: each pullback drops what the output dropped.
+        rng: Required if dropout_p > 0. Each pullback drops the weights that the output dropped.
         softmax_dtype: float32, float64 or None.
         layout: "...HLE" or "...LHE".
         implementation: `"xp"` or None.
 
     Returns:
-        The output, (..., Hq, L, Ev), and `pullback`. `pullback(cotangent)`, with the gradient of some number
-            in the output, like the output in shape, dtype, library and device, returns the gradients of that
-            number by name: "query", "key" and "value", and whichever of "attn_mask", "bias", "scale" and
-            "sinks" was given as a floating array. What a bias holds is called as messages call it:
+        The output, (..., Hq, L, Ev), and `pullback`. Call `pullback(cotangent)` with the gradient of a number
+            with respect to the output, which has the shape, dtype, library and device of the output. It returns
+            the gradients of that number by name: "query", "key", "value", and each of "attn_mask", "bias",
+            "scale" and "sinks" that is a floating array. The arrays of a bias are named as in messages:
             "bias.array", "bias.slopes" of ALiBi, "bias.table" of relative positions. Each gradient has the
-            shape and the dtype of its array. It may be called several times; it reads the inputs and the
-            output again, which must not be written to before.
+            shape and dtype of its array. You can call the pullback several times. It reads the inputs and the
+            output again, so do not write to them before.
 
     Raises:
-        TypeError: As for `scaled_dot_product_attention`; likewise `pullback`, for its `cotangent`.
-        ValueError: As for `scaled_dot_product_attention`; or a function as bias that does more than to add.
-            `pullback`, for a `cotangent` of another shape or device.
+        TypeError: As for `scaled_dot_product_attention`. `pullback` raises it for its `cotangent`.
+        ValueError: As for `scaled_dot_product_attention`; or the function of a bias does more than add.
+            `pullback` raises it for a `cotangent` of another shape or device.
 
     Numerics:
-        Gradients are summed in the accumulation dtype and rounded once. A row without a key to attend has the
-        gradient 0. A pair that is masked adds nothing, even when its query, key, value or cotangent is NaN or
-        inf: one that may be attended shows in the gradients of exactly the rows that attend it, and of the
-        keys and values that these rows attend. Inside a jit or a lazy graph this holds for keys that no query
-        attends, and all pairs are one tile, so that memory is the compiler's.
+        Gradients are summed in the accumulation dtype and rounded once. A row without a key to attend has
+        gradient 0. A masked pair adds nothing, even if its query, key, value or cotangent is NaN or inf. A NaN
+        that may be attended shows in the gradients of exactly the rows that attend it, and of the keys and
+        values that these rows attend. Inside a jit or a lazy graph this holds for keys that no query attends;
+        there all pairs are one tile, so the compiler decides on the memory.
 
     Examples:
         >>> import numpy as np
@@ -101,82 +105,89 @@ def scaled_dot_product_attention_vjp(
     References:
         Dao, "FlashAttention-2", arXiv 2307.08691, section 3.1, algorithm 2.
     """
-    rules = Rules(
+    options = CallOptions(
         attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
     )
     inputs: dict[str, Any] = {"query": query, "key": key, "value": value}
     if (answer := override(query, key, value)) is not None:
-        return cast(tuple[A, Pullback[A]], answer(FUNCTION, inputs, rules._asdict()))
-    call = check(FUNCTION, inputs, rules)
-    added = {
-        name: array for name, array in arrays_of(rules) if dtype_name(cast(Array, array).dtype) in FLOATING
+        return cast(tuple[A, Pullback[A]], answer(FUNCTION, inputs, options._asdict()))
+    call = prepare(FUNCTION, inputs, options)
+    floating = {
+        name: array for name, array in arrays_of(options) if dtype_name(cast(Array, array).dtype) in FLOATING
     }
-    given = cast(dict[str, Array], inputs | added)
+    arrays = cast(dict[str, Array], inputs | floating)
     with call.quiet():
-        forward = _forward(call, given)
+        forward = _forward(call, arrays)
         output = call.result(forward.output)
     shape = output.shape
 
     def pullback(cotangent: AnyArray) -> dict[str, A]:
-        array = checks.cotangent(FUNCTION, cotangent, given["query"], shape)
+        array = checks.cotangent(FUNCTION, cotangent, arrays["query"], shape)
         with call.quiet():
-            return cast(dict[str, A], _backward(call, forward, given, array))
+            return cast(dict[str, A], _backward(call, forward, arrays, array))
 
     return cast(A, output), pullback
 
 
-def _forward(call: Call, given: Mapping[str, Array]) -> Forward:
-    """What the gradients follow from, the output among it."""
+def _forward(call: PreparedCall, arrays: Mapping[str, Array]) -> Forward:
+    """Compute the output, and return all that the gradients of `arrays` are computed from."""
     if call.biases and not _is_empty(call):
-        _try_functions(call.without_dropout(call.whole))
-    (scores,) = call.bind([call.whole])
-    value = Whole(call.arrays["value"])
-    tiles = plan(call.pairs, scores.group, call.sizes.width + value.width)
-    output, lse = streaming.attend(scores, value, tiles, call.pairs.dtype)
-    learned = {
-        "query": Learned(scores.query.shape, ("rows", None)),
-        "key": Learned(call.arrays["key"].shape, ("columns", None), scores.group),
-        "value": Learned(value.array.shape, ("columns", None), scores.group),
+        _try_functions(call.scores_without_dropout())
+    scores, value = call.scores(), ContiguousSource(call.arrays["value"])
+    plan = plan_tiles(call.grid, scores.group, call.sizes.width + value.width)
+    output, lse = streaming.attend(scores, value, plan, call.grid.dtype)
+    targets = {
+        "query": GradientTarget(scores.query.shape, ("rows", None)),
+        "key": GradientTarget(call.arrays["key"].shape, ("columns", None), scores.group),
+        "value": GradientTarget(value.array.shape, ("columns", None), scores.group),
     }
-    names = [name for name in given if name not in (*learned, "scale", "sinks")]
-    terms = tuple(None if term.learned is None else names.pop(0) for term in scores.biases)
-    learned |= {
-        name: term.learned for name, term in zip(terms, scores.biases, strict=True) if name and term.learned
-    }
-    if "scale" in given:
-        of_scale = (*[1] * (3 - given["scale"].ndim), *given["scale"].shape)
-        learned["scale"] = Learned(of_scale, ("rows" if of_scale[-2] > 1 else None, None))
+    # The floating arrays of the options come in the order of the biases that hold them.
+    names = [name for name in arrays if name not in (*targets, "scale", "sinks")]
+    bias_names = tuple(None if bias.gradient_target is None else names.pop(0) for bias in scores.biases)
+    for name, bias in zip(bias_names, scores.biases, strict=True):
+        if name and bias.gradient_target:
+            targets[name] = bias.gradient_target
+    if "scale" in arrays:
+        shape = (*[1] * (3 - arrays["scale"].ndim), *arrays["scale"].shape)
+        targets["scale"] = GradientTarget(shape, ("rows" if shape[-2] > 1 else None, None))
     if scores.sinks is not None:
-        learned["sinks"] = Learned((*[1] * (3 - scores.sinks.ndim), *scores.sinks.shape))
-    lse = call.pairs.xp.expand_dims(cast(Array, lse), axis=-1)
-    return Forward(scores, value, output, lse, learned, terms, tiles)
+        targets["sinks"] = GradientTarget((*[1] * (3 - scores.sinks.ndim), *scores.sinks.shape))
+    lse = call.grid.xp.expand_dims(cast(Array, lse), axis=-1)
+    return Forward(scores, value, output, lse, targets, bias_names, plan)
 
 
 def _try_functions(scores: Scores) -> None:
-    """Refuse, before anything is computed, a bias whose function does more than to add to some scores."""
-    pairs = scores.pairs
-    tile = scores.tile(range(min(PROBED, pairs.queries)), range(min(PROBED, pairs.keys)))
-    distance = pairs.xp.astype(tile.key_index - tile.query_index, pairs.dtype)
-    some = pairs.xp.broadcast_to(distance * 0.75 + 0.5, tile.shape)
-    for term in scores.biases:
-        term.gradient(tile, some, some)
+    """Refuse a bias whose function does more than add: it is tried on some scores before the call."""
+    grid = scores.grid
+    tile = scores.tile(range(min(PROBE_SIDE, grid.queries)), range(min(PROBE_SIDE, grid.keys)))
+    distance = grid.xp.astype(tile.key_index - tile.query_index, grid.dtype)
+    probe = grid.xp.broadcast_to(distance * 0.75 + 0.5, tile.shape)
+    for bias in scores.biases:
+        bias.gradient(tile, probe, probe)
 
 
-def _backward(call: Call, forward: Forward, given: Mapping[str, Array], cotangent: Array) -> dict[str, Array]:
-    """The gradient of each array that was given, in its own shape, layout and dtype."""
-    xp = call.pairs.xp
+def _backward(
+    call: PreparedCall, forward: Forward, arrays: Mapping[str, Array], cotangent: Array
+) -> dict[str, Array]:
+    """Return the gradient of each of the caller's arrays, in its shape, layout and dtype."""
+    xp = call.grid.xp
     if _is_empty(call):
-        return {name: xp.zeros_like(array) for name, array in given.items()}
-    heads_first = xp.expand_dims(cotangent, axis=0) if call.sizes.flat else swapped(xp, cotangent, call.layout)
-    found = gradients(forward, heads_first)
+        return {name: xp.zeros_like(array) for name, array in arrays.items()}
+
+    def swapped(array: Array) -> Array:
+        return swap_heads_and_length(xp, array, call.layout)
+
+    heads_first = xp.expand_dims(cotangent, axis=0) if call.sizes.flat else swapped(cotangent)
+    computed = gradients(forward, heads_first)
     for name in call.arrays:
-        found[name] = found[name][0, ...] if given[name].ndim == 2 else swapped(xp, found[name], call.layout)
-    return {
-        name: converted(xp, forward.learned[name].as_given(xp, found[name], array.shape), array.dtype)
-        for name, array in given.items()
+        computed[name] = computed[name][0, ...] if arrays[name].ndim == 2 else swapped(computed[name])
+    in_caller_shape = {
+        name: forward.targets[name].in_caller_shape(xp, computed[name], array.shape)
+        for name, array in arrays.items()
     }
+    return {name: astype_if_needed(xp, in_caller_shape[name], array.dtype) for name, array in arrays.items()}
 
 
-def _is_empty(call: Call) -> bool:
-    """Whether there is no pair, or nothing in the output."""
-    return 0 in (*call.pairs.scores, call.arrays["value"].shape[-1])
+def _is_empty(call: PreparedCall) -> bool:
+    """Return whether there are no scores, or the output has no elements."""
+    return 0 in (*call.grid.shape, call.arrays["value"].shape[-1])

@@ -1,4 +1,4 @@
-"""Attention over some of the keys, and how such states merge."""
+"""States: attention over some of the keys, which merges with attention over the other keys."""
 
 from __future__ import annotations
 
@@ -6,45 +6,47 @@ import math
 from collections.abc import Iterable
 from typing import Generic, NamedTuple, TypeVar, cast
 
-from sdpa_xp import checks, streaming
-from sdpa_xp.namespace import quiet
-from sdpa_xp.protocols import AnyArray, Array
-from sdpa_xp.sources import Layout, swapped
+from sdpa_xp import _checks as checks
+from sdpa_xp._core.online_softmax import merge
+from sdpa_xp._libraries import quiet
+from sdpa_xp._libraries.protocols import AnyArray, Array
+from sdpa_xp._tiles.layout import Layout, swap_heads_and_length
 
 A = TypeVar("A", bound=AnyArray)
 
 
 class AttentionState(NamedTuple, Generic[A]):
-    """Attention over some of the keys, with what it takes to merge it with attention over the others."""
+    """Attention over some of the keys, with the log-sum-exp that merging needs."""
 
     output: A
     """(..., Hq, L, Ev), in the dtype of the input."""
     lse: A
-    """Natural logarithm of the sum of exp(score), (..., Hq, L); float64 for float64 input, else float32."""
+    """The natural logarithm of the sum of exp(score), (..., Hq, L); float64 for float64 input, else float32."""
 
 
 def merge_states(
     states: Iterable[AttentionState[A]], *, lse_base: float | None = None, layout: Layout = "...HLE"
 ) -> AttentionState[A]:
-    r"""Attention over all keys, from attention over parts of them.
+    r"""Merge attention over parts of the keys to attention over all these keys.
 
     $o = \sum_i e^{lse_i - lse}\,o_i$ with $lse = \log \sum_i e^{lse_i}$.
 
     Shapes:
-        As for `attention_state`; all states have the same.
+        As for `attention_state`. All states have the same shapes.
 
     Args:
-        states: What `attention_state` returned for the same queries and disjoint parts of the keys.
-        lse_base: None where `lse` is a natural logarithm; 2 where it is FlashInfer's. So is the result's.
-        layout: Of the outputs, as it was for `attention_state`: "...HLE" or "...LHE". `lse` is (..., Hq, L) in
-            both.
+        states: The results of `attention_state` for the same queries and disjoint parts of the keys.
+        lse_base: The base of `lse`: None for natural logarithms, or 2 for those of FlashInfer. The result has
+            the same base.
+        layout: The layout of the outputs, as for `attention_state`: "...HLE" or "...LHE". `lse` is
+            (..., Hq, L) with either.
 
     Returns:
-        The state over all these keys, in the dtypes of the first.
+        The state over all these keys, in the dtypes of the first state.
 
     Raises:
-        TypeError: Something that is not a state, or states of several libraries or dtypes.
-        ValueError: No state, or states whose shapes or devices differ.
+        TypeError: An item is no state, or the states are of several libraries or dtypes.
+        ValueError: There is no state, or the shapes or devices of the states differ.
 
     Examples:
         >>> import numpy as np
@@ -61,15 +63,15 @@ def merge_states(
     base = checks.lse_base("merge_states", lse_base)
     xp, parts = checks.states("merge_states", states, layout)
     with quiet(parts[0][0]):
-        natural = [
-            (swapped(xp, output, layout), lse if base is None else lse * math.log(base))
+        natural_states = [
+            (swap_heads_and_length(xp, output, layout), lse if base is None else lse * math.log(base))
             for output, lse in parts
         ]
-        output, lse = streaming.merge(xp, natural)
-        output = swapped(xp, xp.astype(output, parts[0][0].dtype, copy=False), layout)
-        return AttentionState(cast(A, output), cast(A, in_base(lse, base)))
+        output, lse = merge(xp, natural_states)
+        output = swap_heads_and_length(xp, xp.astype(output, parts[0][0].dtype, copy=False), layout)
+        return AttentionState(cast(A, output), cast(A, to_base(lse, base)))
 
 
-def in_base(lse: Array, base: float | None) -> Array:
-    """A natural logarithm in another base; None is e."""
+def to_base(lse: Array, base: float | None) -> Array:
+    """Convert a natural logarithm to another base; None is e."""
     return lse if base is None else lse * (1 / math.log(base))

@@ -6,13 +6,18 @@ import itertools
 from collections.abc import Sequence
 from typing import TypeVar, cast
 
-from sdpa_xp import checks, streaming
-from sdpa_xp.arguments import Part, Rules, check
+from sdpa_xp import _checks as checks
+from sdpa_xp._call.options import CallOptions
+from sdpa_xp._call.prepare import prepare
+from sdpa_xp._call.prepared_call import BatchEntry
+from sdpa_xp._checks import Implementation
+from sdpa_xp._core import streaming
+from sdpa_xp._core.key_value_source import ContiguousSource
+from sdpa_xp._libraries.protocols import AnyArray, Dtype, Rng
+from sdpa_xp._tiles.layout import Layout
+from sdpa_xp._tiles.plan import plan_tiles
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
-from sdpa_xp.protocols import AnyArray
-from sdpa_xp.sources import Layout, Whole
-from sdpa_xp.tiles import plan
 
 A = TypeVar("A", bound=AnyArray)
 
@@ -31,15 +36,15 @@ def varlen_attention(
     softcap: float | None = None,
     sinks: AnyArray | None = None,
     dropout_p: float = 0.0,
-    rng: object = None,
-    softmax_dtype: object = None,
+    rng: Rng | None = None,
+    softmax_dtype: Dtype | None = None,
     layout: Layout = "...LHE",
-    implementation: str | None = None,
+    implementation: Implementation | None = None,
 ) -> A:
-    r"""Attention of N sequences that stand one after the other, each within itself.
+    r"""Compute attention of N packed sequences, each within itself.
 
-    Sequence n is the queries from cu_seqlens_q[n] up to cu_seqlens_q[n + 1], and likewise its keys. Nothing is
-    padded, and no query looks at another sequence, whatever that holds.
+    The queries of sequence n are those from cu_seqlens_q[n] up to cu_seqlens_q[n + 1], and likewise its keys.
+    Nothing is padded, and no query attends another sequence, even if that holds NaN.
 
     Shapes:
         `T` queries and `U` keys of all sequences together, `N` sequences, `E` width of a query or key, `Ev`
@@ -49,30 +54,31 @@ def varlen_attention(
         query: (T, Hq, E), as flash-attention packs it; (Hq, T, E) with `layout="...HLE"`.
         key: (U, H, E).
         value: (U, H, Ev).
-        cu_seqlens_q: N + 1 integers from 0 to T that do not fall: a list, or an integer array of any
-            library. They are read, so inside a jit they have to be static.
-        cu_seqlens_k: Likewise, from 0 to U.
-        attn_mask: A mask, which holds within each sequence: its i and j count from the sequence's first
-            query and key, and "lower_right" aligns their last. The batch entry is the sequence, so that
-            arrays have N entries where they have more than one.
-        bias: A bias, likewise.
-        is_causal: Query i of a sequence attends its key j only if j <= i. flash-attention aligns the last
-            ones: `attn_mask=masks.causal("lower_right")`.
+        cu_seqlens_q: The cumulative lengths of the sequences: N + 1 integers from 0 to T that do not decrease,
+            as a list or an integer array of any library. Inside a jit they must be static, because they are
+            read.
+        cu_seqlens_k: The cumulative lengths of the keys, from 0 to U.
+        attn_mask: A mask, which applies within each sequence: i and j count from the first query and key of the
+            sequence, and "lower_right" aligns its last query and key. The sequences are the batch, so arrays
+            have 1 or N batch entries.
+        bias: A bias, which applies within each sequence too.
+        is_causal: Query i of a sequence attends its key j only if j <= i. flash-attention aligns the last query
+            and key instead: use `attn_mask=masks.causal("lower_right")`.
         scale: A number, or an array that broadcasts to (N, Hq, 1, 1).
         softcap: A positive number, or None.
         sinks: (Hq,), or (N, Hq).
         dropout_p: From 0 to 1.
         rng: Needed if dropout_p > 0.
         softmax_dtype: float32, float64 or None.
-        layout: Of query, key, value and the result.
+        layout: The layout of query, key, value and the result.
         implementation: `"xp"` or None.
 
     Returns:
-        (T, Hq, Ev), of the query's library, device and dtype. A sequence without keys gives 0.
+        (T, Hq, Ev), with the library, device and dtype of the query. A sequence without keys gives 0.
 
     Raises:
-        TypeError: As for `scaled_dot_product_attention`; or lengths that are no integers, or are traced.
-        ValueError: As for `scaled_dot_product_attention`; or lengths that do not add up.
+        TypeError: As for `scaled_dot_product_attention`; or the lengths are not integers, or are traced.
+        ValueError: As for `scaled_dot_product_attention`; or the lengths do not add up.
 
     Examples:
         >>> import numpy as np
@@ -84,27 +90,28 @@ def varlen_attention(
         Dao, "FlashAttention-2", arXiv 2307.08691; `flash_attn_varlen_func` of its code.
     """
     function = "varlen_attention"
-    rules = Rules(
+    options = CallOptions(
         attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
     )
-    call = check(function, {"query": query, "key": key, "value": value}, rules)
-    arrays, xp = call.arrays, call.pairs.xp
+    inputs = {"query": query, "key": key, "value": value}
+    call = prepare(function, inputs, options, has_entries=True)
+    arrays, xp = call.arrays, call.grid.xp
     checks.axes(function, {"query": query.shape, "key": key.shape, "value": value.shape}, 3)
-    starts_q = checks.cumulated(function, "cu_seqlens_q", cu_seqlens_q, call.sizes.queries, "query")
-    starts_k = checks.cumulated(function, "cu_seqlens_k", cu_seqlens_k, call.sizes.keys, "key")
-    checks.as_many(function, {"cu_seqlens_q": starts_q, "cu_seqlens_k": starts_k})
+    starts_q = checks.cumulative_lengths(function, "cu_seqlens_q", cu_seqlens_q, call.sizes.queries, "query")
+    starts_k = checks.cumulative_lengths(function, "cu_seqlens_k", cu_seqlens_k, call.sizes.keys, "key")
+    checks.same_length(function, {"cu_seqlens_q": starts_q, "cu_seqlens_k": starts_k})
 
-    parts, values = [], []
-    batch = call.pairs.of_batch((len(starts_q) - 1,))
+    entries, values = [], []
+    batch = call.grid.with_batch((len(starts_q) - 1,))
     sequences = zip(itertools.pairwise(starts_q), itertools.pairwise(starts_k), strict=True)
     for number, ((first_q, last_q), (first_k, last_k)) in enumerate(sequences):
-        pairs = batch.one_entry(number, last_q - first_q, last_k - first_k)
+        grid = batch.for_entry(number, last_q - first_q, last_k - first_k)
         rows = arrays["query"][:, first_q:last_q, :]
-        parts.append(Part(pairs, rows, Whole(arrays["key"][:, first_k:last_k, :])))
-        values.append(Whole(arrays["value"][:, first_k:last_k, :]))
+        entries.append(BatchEntry(grid, rows, ContiguousSource(arrays["key"][:, first_k:last_k, :])))
+        values.append(ContiguousSource(arrays["value"][:, first_k:last_k, :]))
     with call.quiet():
         outputs = []
-        for scores, own in zip(call.bind(parts), values, strict=True):
-            tiles = plan(scores.pairs, scores.group, call.sizes.width + own.width)
-            outputs.append(streaming.attend(scores, own, tiles, call.dtype, with_lse=False)[0])
+        for scores, value_source in zip(call.scores_of(entries), values, strict=True):
+            plan = plan_tiles(scores.grid, scores.group, call.sizes.width + value_source.width)
+            outputs.append(streaming.attend(scores, value_source, plan, call.dtype, with_lse=False)[0])
         return cast(A, call.result(xp.concat(outputs, axis=-2)))

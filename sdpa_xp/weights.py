@@ -1,19 +1,21 @@
-"""The weights of attention and the scores that they follow from: the two results of L x S."""
+"""The attention weights, and the scores before the softmax. Only these two build an L x S array."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TypeVar, cast
 
-from sdpa_xp import streaming
-from sdpa_xp.arguments import Rules, check
+from sdpa_xp._call.options import CallOptions
+from sdpa_xp._call.prepare import prepare
+from sdpa_xp._checks import Implementation
+from sdpa_xp._core.full_matrix import full_scores, full_weights
+from sdpa_xp._core.scores import Scores
+from sdpa_xp._libraries import override
+from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
+from sdpa_xp._tiles.layout import Layout
+from sdpa_xp._tiles.plan import Plan, plan_full_rows
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
-from sdpa_xp.overrides import override
-from sdpa_xp.protocols import AnyArray, Array, Dtype
-from sdpa_xp.scores import Scores
-from sdpa_xp.sources import Layout
-from sdpa_xp.tiles import Plan, plan_rows
 
 A = TypeVar("A", bound=AnyArray)
 
@@ -29,20 +31,20 @@ def attention_weights(
     softcap: float | None = None,
     sinks: AnyArray | None = None,
     dropout_p: float = 0.0,
-    rng: object = None,
-    softmax_dtype: object = None,
+    rng: Rng | None = None,
+    softmax_dtype: Dtype | None = None,
     layout: Layout = "...HLE",
-    implementation: str | None = None,
+    implementation: Implementation | None = None,
 ) -> A:
-    r"""The weights that attention gives to each key, $\mathrm{softmax}(q k^T \cdot scale + bias)$.
+    r"""Compute the attention weights, $\mathrm{softmax}(q k^T \cdot scale + bias)$.
 
-    This makes an array of L x S; attention itself does not need it.
+    This builds an L x S array; `scaled_dot_product_attention` does not.
 
     Shapes:
         As for `scaled_dot_product_attention`.
 
     Args:
-        query: (..., Hq, L, E), as for `scaled_dot_product_attention`; so are all that follow.
+        query: (..., Hq, L, E). This and the other arguments are those of `scaled_dot_product_attention`.
         key: (..., H, S, E).
         attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).
         bias: A bias, or an array that broadcasts to (..., Hq, L, S).
@@ -51,14 +53,14 @@ def attention_weights(
         softcap: A positive number, or None.
         sinks: (..., Hq).
         dropout_p: From 0 to 1.
-        rng: Needed if dropout_p > 0. The weights are those after dropout.
+        rng: Required if dropout_p > 0. The result has the weights after dropout.
         softmax_dtype: float32, float64 or None.
         layout: "...HLE" or "...LHE".
         implementation: `"xp"` or None.
 
     Returns:
-        (..., Hq, L, S), or (L, S) for 2-D inputs, in the query's dtype. A row sums to 1, to less beside a
-            sink, or to 0 where no key may be attended; a masked pair is 0.
+        (..., Hq, L, S), or (L, S) for 2-D inputs, in the dtype of the query. A row sums to 1, with a sink to
+            less, and to 0 if it has no key to attend. A masked pair is 0.
 
     Raises:
         TypeError: As for `scaled_dot_product_attention`.
@@ -73,10 +75,10 @@ def attention_weights(
     References:
         Vaswani et al., "Attention is all you need", arXiv 1706.03762, section 3.2.1.
     """
-    rules = Rules(
+    options = CallOptions(
         attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
     )
-    return cast(A, _of_all_pairs("attention_weights", streaming.weights, query, key, rules))
+    return cast(A, _full_matrix("attention_weights", full_weights, query, key, options))
 
 
 def attention_scores(
@@ -88,19 +90,19 @@ def attention_scores(
     is_causal: bool = False,
     scale: float | AnyArray | None = None,
     softcap: float | None = None,
-    softmax_dtype: object = None,
+    softmax_dtype: Dtype | None = None,
     layout: Layout = "...HLE",
-    implementation: str | None = None,
+    implementation: Implementation | None = None,
 ) -> A:
-    r"""What the softmax is taken of, $\mathrm{softcap}(q k^T \cdot scale) + bias$, -inf where masked.
+    r"""Compute the scores before the softmax, $\mathrm{softcap}(q k^T \cdot scale) + bias$, -inf where masked.
 
-    This makes an array of L x S; attention itself does not need it.
+    This builds an L x S array; `scaled_dot_product_attention` does not.
 
     Shapes:
         As for `scaled_dot_product_attention`.
 
     Args:
-        query: (..., Hq, L, E), as for `scaled_dot_product_attention`; so are all that follow.
+        query: (..., Hq, L, E). This and the other arguments are those of `scaled_dot_product_attention`.
         key: (..., H, S, E).
         attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).
         bias: A bias, or an array that broadcasts to (..., Hq, L, S).
@@ -112,7 +114,7 @@ def attention_scores(
         implementation: `"xp"` or None.
 
     Returns:
-        (..., Hq, L, S), or (L, S) for 2-D inputs, in the query's dtype.
+        (..., Hq, L, S), or (L, S) for 2-D inputs, in the dtype of the query.
 
     Numerics:
         Computed in the accumulation dtype and rounded once: a score beyond 65504 is inf in float16.
@@ -130,7 +132,7 @@ def attention_scores(
     References:
         Vaswani et al., "Attention is all you need", arXiv 1706.03762, section 3.2.1.
     """
-    rules = Rules(
+    options = CallOptions(
         attn_mask,
         bias,
         is_causal,
@@ -140,18 +142,21 @@ def attention_scores(
         layout=layout,
         implementation=implementation,
     )
-    return cast(A, _of_all_pairs("attention_scores", streaming.scores_of_all, query, key, rules))
+    return cast(A, _full_matrix("attention_scores", full_scores, query, key, options))
 
 
-def _of_all_pairs(
-    function: str, compute: Callable[[Scores, Plan, Dtype], Array], query: AnyArray, key: AnyArray, rules: Rules
+def _full_matrix(
+    function: str,
+    compute: Callable[[Scores, Plan, Dtype], Array],
+    query: AnyArray,
+    key: AnyArray,
+    options: CallOptions,
 ) -> Array:
     inputs = {"query": query, "key": key}
     if (answer := override(query, key)) is not None:
-        return cast(Array, answer(function, inputs, rules._asdict()))
-    call = check(function, inputs, rules)
+        return cast(Array, answer(function, inputs, options._asdict()))
+    call = prepare(function, inputs, options)
     sizes = call.sizes
-    tiles = plan_rows(sizes.queries, sizes.keys, sizes.all_heads, traced=call.pairs.traced)
+    plan = plan_full_rows(sizes.queries, sizes.keys, sizes.all_heads, is_traced=call.grid.is_traced)
     with call.quiet():
-        (scores,) = call.bind([call.whole])
-        return call.without_heads(compute(scores, tiles, call.dtype))
+        return call.remove_head_axis(compute(call.scores(), plan, call.dtype))

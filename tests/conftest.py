@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from libraries import DEFAULT, FAST, LIBRARIES, Library, installed
 
-from sdpa_xp.tiles import Cut
+from sdpa_xp._tiles.plan import TileSize
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -124,7 +124,7 @@ def small_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     if request.param == "no maximum":
         if "library" in request.fixturenames and request.getfixturevalue("library").name not in BOUNDED:
             pytest.skip("scores are bounded where arrays are written to")
-        monkeypatch.setattr("sdpa_xp.tiles.WORTH_BOUND", 0)
+        monkeypatch.setattr("sdpa_xp._tiles.plan.LEAST_SIDE_FOR_BOUND", 0)
     _cut_small(monkeypatch)
 
 
@@ -134,11 +134,15 @@ def tiles(library: Library, request: pytest.FixtureRequest, monkeypatch: pytest.
     if request.param == "no maximum":
         if library.name not in BOUNDED:
             pytest.skip("scores are bounded where arrays are written to")
-        monkeypatch.setattr("sdpa_xp.tiles.WORTH_BOUND", 0)
+        monkeypatch.setattr("sdpa_xp._tiles.plan.LEAST_SIDE_FOR_BOUND", 0)
     if not library.name.startswith("jax"):
         _cut_small(monkeypatch)
 
 
 def _cut_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, cut in {"CORES": Cut(4, 6, 24), "SHARED": Cut(4, 6, 24), "DEVICE": Cut(4, 6, 2**22)}.items():
-        monkeypatch.setattr(f"sdpa_xp.tiles.{name}", cut)
+    for name, size in {
+        "ONE_CORE": TileSize(4, 6, 24),
+        "ALL_CORES": TileSize(4, 6, 24),
+        "DEVICE": TileSize(4, 6, 2**22),
+    }.items():
+        monkeypatch.setattr(f"sdpa_xp._tiles.plan.{name}", size)

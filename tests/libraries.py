@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from sdpa_xp import namespace
+from sdpa_xp._libraries import namespace_of
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Library:
 
     @property
     def xp(self) -> Any:
-        return namespace.namespace(self.put(np.zeros(1, np.float32)))
+        return namespace_of(self.put(np.zeros(1, np.float32)))
 
     @property
     def lazy(self) -> bool:
@@ -69,9 +69,9 @@ def read_only(x: np.ndarray) -> np.ndarray:
 
 def _exported(name: str, device: str = "") -> Any:
     """The library on one of its devices, as the exporter's `agree` holds its arrays; this asks for onnx."""
-    from sdpa_xp_export import backends
+    from sdpa_xp_export._agree import backends
 
-    return next(each for each in backends.find([name]) if each.device.startswith(device))
+    return next(each for each in backends.find_backends([name]) if each.device.startswith(device))
 
 
 def _numpy() -> Library:

@@ -12,7 +12,7 @@ import onnx
 from traced_table import COUNTED, COUNTS, SIGN_OF_ZERO, ULPS, Row, refused_here
 
 from sdpa_xp_export import TensorSpec, to_onnx
-from sdpa_xp_export.array import Value
+from sdpa_xp_export._graph.graph import GraphValue
 
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 DTYPES = ("bool", *INTEGERS, "float32", "float64")
@@ -68,7 +68,7 @@ def model_of(rows: Mapping[str, Row], *given: Any, **export: Any) -> tuple[onnx.
         made = {name: several(row(first.__array_namespace__(), *held)) for name, row in rows.items()}
         counts.update({name: len(found) for name, found in made.items()})
         return {
-            f"{name} {at}": each if isinstance(each, Value) else first.graph.operand(each)
+            f"{name} {at}": each if isinstance(each, GraphValue) else first.graph.operand(each)
             for name, found in made.items()
             for at, each in enumerate(found)
         }

@@ -61,6 +61,23 @@ OPERATORS: dict[str, Row] = _operators(
     ge=operator.ge,
 )
 
+_OPERATORS = [name for name in OPERATORS if hasattr(operator, f"__i{name[2:]}")] + ["__matmul__"]
+
+
+def _in_place(name: str) -> Row:
+    """The row of an operator in place, on a copy of its first operand; beside a scalar it is reflected."""
+    apply = getattr(operator, name)
+
+    def row(xp: Any, x: Any, y: Any) -> Any:
+        one = xp.asarray(x, copy=True) if hasattr(x, "dtype") else x
+        return apply(one[:, :3], y[:, :3]) if name == "__imatmul__" else apply(one, y)
+
+    return row
+
+
+IN_PLACE: dict[str, Row] = {f"__i{name[2:]}": _in_place(f"__i{name[2:]}") for name in _OPERATORS}
+"""Operators whose result takes the place of their first operand."""
+
 UNARY: dict[str, Row] = (
     _named(
         "abs negative positive square floor exp log sqrt tanh sin cos bitwise_invert logical_not"
@@ -128,18 +145,20 @@ BESIDE_THE_STANDARD = {"erf", "is_masked"}
 
 ULPS = {
     **dict.fromkeys(("exp", "log", "tanh", "sin", "cos"), 4),
-    **dict.fromkeys(("pow", "__pow__"), 4),
-    **dict.fromkeys(("mean", "sum", "var", "std", "matmul", "__matmul__"), 8),
+    **dict.fromkeys(("pow", "__pow__", "__ipow__"), 4),
+    **dict.fromkeys(("mean", "sum", "var", "std", "matmul", "__matmul__", "__imatmul__"), 8),
 }
 """Units in the last place, of the largest number of the result, that it may be off by; others are exact."""
 
 SIGN_OF_ZERO = {"where", "maximum", "minimum", "clip", "floor_divide", "remainder", "__floordiv__", "__mod__"}
+SIGN_OF_ZERO |= {"__ifloordiv__", "__imod__"}
 """Functions whose zeros may have another sign: onnxruntime's Where makes 0 of -0 where the condition holds."""
 
 COUNTED = {"pow", "__pow__", "bitwise_left_shift", "bitwise_right_shift", "__lshift__", "__rshift__"}
+COUNTED |= {"__ipow__", "__ilshift__", "__irshift__"}
 """Functions whose second integers must not be below 0, which the standard leaves undefined."""
 
-DIVIDED = {"floor_divide", "remainder", "__floordiv__", "__mod__"}
+DIVIDED = {"floor_divide", "remainder", "__floordiv__", "__mod__", "__ifloordiv__", "__imod__"}
 """Functions that refuse a Python 0 as the divisor of integers; in an array it gives 0, as in NumPy."""
 
 COUNTS = {"sum"}

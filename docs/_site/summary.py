@@ -10,10 +10,11 @@ import numpy as np
 import onnxruntime
 
 from sdpa_xp import masks, scaled_dot_product_attention
-from sdpa_xp_export import TensorSpec, export_attention, reference
-from sdpa_xp_export.agreement import judge
-from sdpa_xp_export.backends import Backend, find
-from sdpa_xp_export.textbook import textbook
+from sdpa_xp_export import TensorSpec, export_attention
+from sdpa_xp_export._agree.backends import Backend, find_backends
+from sdpa_xp_export._verify import reference
+from sdpa_xp_export._verify.agreement import judge
+from sdpa_xp_export._verify.textbook import textbook
 
 LIBRARIES = {"numpy": "NumPy", "torch": "torch", "jax": "JAX", "array-api-strict": "array-api-strict"}
 RULES: dict[str, dict[str, Any]] = {
@@ -28,7 +29,7 @@ Compute = Callable[[dict[str, Any], dict[str, Any]], np.ndarray]
 
 def table() -> str:
     """In Markdown: `yes` where the result is within the bound of the reference."""
-    columns: dict[str, Compute] = {LIBRARIES[each.name]: on(each) for each in find([*LIBRARIES])}
+    columns: dict[str, Compute] = {LIBRARIES[each.name]: on(each) for each in find_backends([*LIBRARIES])}
     columns["onnxruntime"] = in_a_graph
     rows = [["feature", *columns], ["---"] * (len(columns) + 1)]
     for feature, rules in RULES.items():

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from sdpa_xp.arguments import Rules, check
+from sdpa_xp._call.options import CallOptions
+from sdpa_xp._call.prepare import prepare
+from sdpa_xp._tiles.plan import plan_tiles
 from sdpa_xp.masks import Mask
 from sdpa_xp.plot.panels import FONT, THEMES, paint
-from sdpa_xp.tiles import plan
 
 
 def computed(x: Any, mask: Mask) -> list[tuple[range, range, bool]]:
     """Queries and keys of each tile of self-attention of `x` (L, E), and whether all its pairs may attend."""
-    rules = Rules(mask, None, False, None, None, None, 0.0, None, None, "...HLE", "xp")
-    call = check("explain", {"query": x, "key": x, "value": x}, rules, kernels=True)
-    scores = call.without_dropout(call.whole)
-    tiles = plan(call.pairs, scores.group, 2 * call.sizes.width)
+    options = CallOptions(attn_mask=mask, implementation="xp")
+    call = prepare("explain", {"query": x, "key": x, "value": x}, options, has_kernels=True)
+    scores = call.scores_without_dropout()
+    plan = plan_tiles(call.grid, scores.group, 2 * call.sizes.width)
     return [
         (tile.rows, tile.columns, allowed is True)
-        for task in tiles.tasks()
-        for tile, allowed in scores.of(task.part).tiles(task.rows, tiles)
+        for task in plan.tasks()
+        for tile, allowed in scores.slice_leading(task.leading).tiles(task.rows, plan)
     ]
 
 
@@ -36,7 +37,7 @@ def draw(x: Any, masks: list[Mask], *, theme: str) -> Any:
                 [columns.start, columns.stop],
                 rows.start,
                 rows.stop,
-                facecolor=colours.full if whole else colours.other,
+                facecolor=colours.full if whole else colours.contrast,
                 edgecolor=colours.ink,
                 linewidth=0.4,
             )
@@ -44,7 +45,7 @@ def draw(x: Any, masks: list[Mask], *, theme: str) -> Any:
         axes.set(title=str(mask), facecolor=colours.empty)
         paint(axes, colours)
         axes.set_facecolor(colours.empty)
-    kinds = {"no mask needed": colours.full, "masked in part": colours.other, "skipped": colours.empty}
+    kinds = {"no mask needed": colours.full, "masked in part": colours.contrast, "skipped": colours.empty}
     patches = [Patch(facecolor=fill, edgecolor=colours.ink, label=name) for name, fill in kinds.items()]
     figure.legend(
         handles=patches,

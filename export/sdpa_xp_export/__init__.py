@@ -8,19 +8,19 @@ except ImportError as error:
     _reason = error
 
     def __getattr__(name: str) -> object:
-        """Say what to install. The import itself passes, so that the command can say it in one line, too."""
+        """Say what to install. The import itself passes: so the command line can say it in one line, too."""
         if name not in __all__:  # a module of the package is found, and may need no onnx
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         text = "sdpa_xp_export needs onnx and onnxruntime: pip install 'sdpa_xp[export]'"
         raise ModuleNotFoundError(text, name="onnx") from _reason
 
 else:
+    from sdpa_xp_export._model.large_model import LargeModel
     from sdpa_xp_export.export import export_attention
-    from sdpa_xp_export.files import save
-    from sdpa_xp_export.large import LargeModel
     from sdpa_xp_export.report import LayerReport, Report
+    from sdpa_xp_export.save import save
     from sdpa_xp_export.spec import TensorSpec
-    from sdpa_xp_export.traced import to_onnx
+    from sdpa_xp_export.to_onnx import to_onnx
     from sdpa_xp_export.verify import verify
     from sdpa_xp_export.verify_layer import verify_layer
 

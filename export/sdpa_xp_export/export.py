@@ -5,21 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import onnx
-
 import sdpa_xp
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
-from sdpa_xp_export.call import Arguments, Call
-from sdpa_xp_export.checking import checked
-from sdpa_xp_export.choice import FORMS, choose, fitting_opset
-from sdpa_xp_export.external import without_numbers
-from sdpa_xp_export.graph import Graph
-from sdpa_xp_export.large import Model
-from sdpa_xp_export.metadata import to_json
-from sdpa_xp_export.runtime import DEFAULT_OPSET, DEFAULT_RUNTIME, OPSETS, Runtime
+from sdpa_xp_export._array_api import namespace
+from sdpa_xp_export._call.call import ExportCall, ExportOptions, Layout, OutputName, WideDtype
+from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._call.mask_analysis import counts_real_keys
+from sdpa_xp_export._call.metadata import to_json
+from sdpa_xp_export._graph.finished_model import finished_model
+from sdpa_xp_export._graph.graph import Graph
+from sdpa_xp_export._model.large_model import Model
+from sdpa_xp_export._runtime.releases import (
+    DEFAULT_OPSET,
+    DEFAULT_RUNTIME,
+    OPSETS,
+    FormChoice,
+    FormName,
+    Runtime,
+)
+from sdpa_xp_export.forms.choice import FORMS, check_form_opset, choose
+from sdpa_xp_export.forms.traced_attention import refuse_attention
 from sdpa_xp_export.spec import TensorSpec
-from sdpa_xp_export.structure import counts_real_keys
 
 
 def export_attention(
@@ -34,20 +41,21 @@ def export_attention(
     softcap: float | None = None,
     sinks: TensorSpec | Any | None = None,
     dropout_p: float = 0.0,
-    softmax_dtype: str | None = None,
-    layout: str = "...HLE",
+    softmax_dtype: WideDtype | None = None,
+    layout: Layout = "...HLE",
     past_key: TensorSpec | None = None,
     past_value: TensorSpec | None = None,
     past_lengths: TensorSpec | None = None,
-    outputs: Sequence[str] = ("output",),
-    form: str = "auto",
+    outputs: Sequence[OutputName] = ("output",),
+    form: FormChoice = "auto",
     opset: int | None = None,
     runtime: str = DEFAULT_RUNTIME,
 ) -> Model:
-    """The ONNX graph that computes `sdpa_xp.scaled_dot_product_attention` of the same arguments.
+    """Return the ONNX graph that computes `sdpa_xp.scaled_dot_product_attention` of the same arguments.
 
-    Its inputs are named as the arguments that are given, its output `output`. The semantics are those of the
-    library: a row with no key to attend is 0, and a NaN or inf in a key that no query attends adds nothing.
+    The inputs of the graph have the names of the arguments, and its output is `output`. The semantics are those
+    of the library: a row with no key to attend is 0, and a NaN or inf in a key that no query attends adds
+    nothing.
 
     Shapes:
         `L` queries, `S` keys, `E` width of a query or key, `Ev` width of a value, `Hq` query heads,
@@ -58,9 +66,9 @@ def export_attention(
         query: float16, bfloat16, float32 or float64, (..., Hq, L, E).
         key: The same dtype, (..., H, S, E).
         value: The same dtype, (..., H, S, Ev).
-        attn_mask: A mask of `sdpa_xp.masks`, with specs where it takes arrays: it becomes a few nodes that
-            compute it from the lengths of a run, and its specs become inputs named as its arguments. Or a
-            spec that broadcasts to (..., Hq, L, S): "bool" (True = may attend) or the query's dtype (added).
+        attn_mask: A mask of `sdpa_xp.masks`, with specs in place of arrays. It becomes a few nodes that compute
+            it from the lengths of a run, and its specs become inputs with the names of its arguments. Or a spec
+            that broadcasts to (..., Hq, L, S): "bool" (True = may attend) or the query's dtype (added).
         bias: A bias of `sdpa_xp.biases`, likewise; or a spec that broadcasts to (..., Hq, L, S).
         is_causal: Query i attends key j only if j <= i; beside a cache, j <= i + S - L.
         scale: A finite number, default 1 / sqrt(E); or a spec that broadcasts to (..., Hq, L, 1).
@@ -69,28 +77,28 @@ def export_attention(
         dropout_p: Must be 0, since a graph draws no random numbers.
         softmax_dtype: None, or `"float64"` to compute float32 in it.
         layout: `"...HLE"`, or `"...LHE"` with the heads behind the length.
-        past_key: A cache, (..., H, P, E), that the new keys are joined to: S is then the length of both, named
-            `"P+L"`. The queries are the last of the tokens, as in `KVCache`. The graph returns the joined cache
-            as `present_key`; P may be 0 in a run, so one graph serves the prompt and each step.
+        past_key: A cache, (..., H, P, E), that the new keys are appended to. S is then the length of both,
+            named `"P+L"`, and the queries are the last of the tokens, as in `KVCache`. The graph returns the
+            joined cache as `present_key`. P may be 0 in a run, so one graph serves the prompt and each step.
         past_value: (..., H, P, Ev), likewise; `present_value`.
-        past_lengths: An integer spec, (B,): the cache has room, and so many of its tokens are real. The new
-            ones are written behind them, and what stands beyond may be anything. A run has to feed lengths that
-            there is room for; a graph cannot refuse others. So it is with lengths in masks.
-        outputs: Of `"output"`, `"lse"`, `"weights"` and `"scores"`, those that the graph is to return.
+        past_lengths: An integer spec, (B,), for a cache with room: the number of its tokens that are real. The
+            new tokens are written behind them; the rest of the cache may hold anything. Feed lengths that there
+            is room for: a graph cannot refuse others. The same holds for lengths in masks.
+        outputs: The outputs of the graph, of `"output"`, `"lse"`, `"weights"` and `"scores"`.
         form: `"attention"` is ai.onnx Attention; `"multi_head"` and `"grouped_query"` are the operators of that
             name in com.microsoft; `"tiled"` is MatMul and Softmax in a Scan over blocks of queries, in memory
-            linear in S; `"primitive"` is MatMul and Softmax; `"auto"` is the one of them that suits the call
-            and the runtime best, of those that compute it right there and on every later release.
-        opset: 23 or 24 for `"attention"`, 17 to 24 for the others. By default 23 (24 where lengths of keys are
-            stated) and 18.
-        runtime: The oldest release that has to compute it right, as every later one does, and the provider,
-            as `"onnxruntime>=1.28;cpu"`. The provider is `cpu`, `cuda` or `web`, which is onnxruntime-web on
-            WebAssembly and on WebGPU. A half dtype is computed in float32, but for `cuda` by the accumulation
-            of the fused kernel where one is taken.
+            linear in S; `"primitive"` is MatMul and Softmax. `"auto"` chooses the form that suits the call and
+            the runtime best, among those that compute it right there and on every later release.
+        opset: 23 or 24 for `"attention"`, 17 to 24 for the others. The default is 23 (24 with lengths of keys)
+            and 18.
+        runtime: The oldest release that has to compute the graph right, as every later one does, and the
+            provider: `"onnxruntime>=1.28;cpu"`. The provider is `cpu`, `cuda` or `web`, which is
+            onnxruntime-web on WebAssembly and on WebGPU. Half dtypes are computed in float32; a fused kernel on
+            `cuda` has its own accumulation.
 
     Returns:
-        The model, which has passed onnx.checker in full. Its metadata holds the call, the form, the reason
-            for the form, and the runtime, from which `verify` knows what it has to compute. Arrays in masks,
+        The model, which has passed onnx.checker in full. Its metadata hold the call, the form, the reason for
+            the form, and the runtime, from which `verify` knows what the model has to compute. Arrays in masks,
             biases, `scale` or `sinks` become initializers; beyond 1.75 GiB of these it is a LargeModel.
 
     Raises:
@@ -110,7 +118,7 @@ def export_attention(
         ONNX operators, Attention-23 and Attention-24; onnxruntime, ContribOperators.md.
     """
     function = "export_attention"
-    given = Arguments(
+    options = ExportOptions(
         attn_mask,
         bias,
         is_causal,
@@ -125,22 +133,27 @@ def export_attention(
         past_lengths,
         outputs,
     )
-    call = checked(function, query, key, value, given)
+    call = checked_call(function, query, key, value, options)
     return export_call(call, form=form, opset=opset, runtime=runtime, function=function)
 
 
 def export_call(
-    call: Call,
+    call: ExportCall,
     *,
-    form: str = "auto",
+    form: FormChoice = "auto",
     opset: int | None = None,
     runtime: str = DEFAULT_RUNTIME,
     function: str = "export_attention",
 ) -> Model:
-    """The model of a call that has been checked."""
+    """Return the model of a call that has been checked."""
     target = Runtime.parse(function, runtime)
     name, reason = choose(function, call, form, opset, target)
-    graph = Graph(_opset(function, name, opset, call), call.held)
+    graph = Graph(
+        opset=_opset(function, name, opset, call),
+        namespace=namespace,
+        attend=refuse_attention,
+        float_dtype=call.accumulation_dtype,
+    )
     metadata = {
         "sdpa_xp.version": sdpa_xp.__version__,
         "sdpa_xp.call": to_json(call),
@@ -148,13 +161,11 @@ def export_call(
         "sdpa_xp.reason": reason,
         "sdpa_xp.runtime": str(target),
     }
-    model = graph.model(FORMS[name].write(graph, call, target), metadata)
-    onnx.checker.check_model(without_numbers(model), full_check=True)  # which takes no more than 2 GiB
-    return model
+    return finished_model(graph, FORMS[name].write(graph, call, target), metadata)
 
 
-def _opset(function: str, form: str, opset: int | None, call: Call) -> int:
+def _opset(function: str, form: FormName, opset: int | None, call: ExportCall) -> int:
     if opset is None:
         return OPSETS[form][-1] if form == "attention" and counts_real_keys(call) else DEFAULT_OPSET[form]
-    fitting_opset(function, form, opset)
+    check_form_opset(function, form, opset)
     return opset

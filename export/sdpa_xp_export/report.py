@@ -1,27 +1,64 @@
-"""What a verification saw: how far each run was off, where each node ran, how long and how much it took."""
+"""What a verification saw: the error of each run, where each node ran, and the time and memory it took."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from sdpa_xp_export.agreement import Agreement
-from sdpa_xp_export.call import Call
-from sdpa_xp_export.session import Placement
+from sdpa_xp_export._call.call import ExportCall
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How far a result is from the float64 reference, and how far it may be."""
+
+    absolute: float
+    """Largest absolute error; inf if NaN and inf are not where the reference has them."""
+    relative: float
+    """The largest absolute error over the largest absolute value of the reference."""
+    bound: float
+    """The largest value of `absolute` that agrees."""
+
+    @property
+    def agrees(self) -> bool:
+        return self.absolute <= self.bound
+
+    @property
+    def share(self) -> float:
+        """The part of the bound that the error uses up; the result does not agree if it is more than 1."""
+        if self.absolute == 0:
+            return 0.0
+        return self.absolute / self.bound if self.bound else math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A node that ran, after the runtime's own optimisation, and the provider that it ran on."""
+
+    node: str
+    op: str
+    provider: str
+    requested: str
+    """The provider that was asked for; a node that ran on another one has fallen back."""
+
+    @property
+    def fell_back(self) -> bool:
+        return self.provider != self.requested
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One output of one run: the lengths and scores it had, the provider it was asked of, how it did."""
+    """One output of one run: its lengths and scores, the provider that was asked for, and its agreement."""
 
     inputs: str
-    """The lengths, and "large scores" where they are."""
+    """The lengths, and "large scores" if the scores are large."""
     provider: str
     output: str
     agreement: Agreement
     seconds: float
-    """The run, after one that was not timed."""
+    """The time of the run; a run that is not timed comes before it."""
     peak_bytes: int | None
-    """Memory of the process above what it had before the first run; None where the system does not tell."""
+    """Memory of the process above what it had before the first run; None if the system does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +66,7 @@ class LayerReport:
     """What `verify_layer` saw; `print` shows it in a line."""
 
     form: str
-    """The form of attention; of a layer those of all its calls."""
+    """The form of attention; for a layer, the forms of all its calls."""
     reason: str
     """Why the exporter took that form."""
     onnxruntime: str
@@ -70,5 +107,5 @@ class LayerReport:
 class Report(LayerReport):
     """What `verify` saw; `print` shows it in a line."""
 
-    call: Call
+    call: ExportCall
     """What the model states that it computes."""

@@ -1,17 +1,18 @@
-"""What stands in a call where an array will: a dtype and a shape."""
+"""A dtype and a shape, which stand in a call for an array."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TypeAlias
 
-from sdpa_xp.checks import message
-from sdpa_xp_export.promotion import FLOATING, INTEGERS
+from sdpa_xp._checks import message
+from sdpa_xp_export._dtypes import names
+from sdpa_xp_export._dtypes.promotion import FLOATING, INTEGERS
 
-Shape: TypeAlias = tuple[int | str, ...]
+SymbolicShape: TypeAlias = tuple[int | str, ...]
 
 DTYPES = (*FLOATING, *INTEGERS, "bool")
 _SPEC = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[^\]]*)\]")
@@ -39,7 +40,7 @@ class TensorSpec:
     """
 
     dtype: str
-    shape: Shape
+    shape: SymbolicShape
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -62,7 +63,7 @@ class TensorSpec:
 
     @classmethod
     def parse(cls, text: str) -> TensorSpec:
-        """The spec that is written as `float32[B,8,L,64]`, which the command line takes.
+        """Read the spec that is written as `float32[B,8,L,64]`, as on the command line.
 
         Args:
             text: A dtype, and the shape in brackets.
@@ -70,13 +71,13 @@ class TensorSpec:
         Raises:
             ValueError: Another form of text, or what a spec refuses.
         """
-        found = _SPEC.fullmatch(text.replace(" ", "")) if isinstance(text, str) else None
-        lengths = found["shape"].split(",") if found and found["shape"] else []
-        if found is None or "" in lengths:
+        match = _SPEC.fullmatch(text.replace(" ", "")) if isinstance(text, str) else None
+        lengths = match["shape"].split(",") if match and match["shape"] else []
+        if match is None or "" in lengths:
             rule = "a spec is written dtype[length,...]"
             raise ValueError(message("TensorSpec", rule, {"text": repr(text)}, "As in float32[B,8,L,64]."))
         shape = tuple(int(part) if re.fullmatch(r"-?[0-9]+", part) else part for part in lengths)
-        return cls(found["dtype"], shape)
+        return cls(match["dtype"], shape)
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
@@ -92,10 +93,8 @@ class TensorSpec:
         return len(self.shape)
 
     def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
-        """What makes a spec an array to the library's masks and biases, which look at dtype and shape."""
-        from sdpa_xp_export import namespace
-
-        return namespace
+        """Return the dtypes. The method makes a spec an array to masks and biases, which look at its dtype."""
+        return names
 
 
 def _is_name(length: str) -> bool:
@@ -106,10 +105,17 @@ def _is_name(length: str) -> bool:
 
 
 def addends(length: str) -> list[str]:
-    """The names and numbers that a length is the sum of."""
+    """Return the names and numbers that a length is the sum of."""
     return length.split("+")
 
 
+def evaluated(length: int | str, lengths: Mapping[str, int]) -> int:
+    """Return a length as a number, when its names have these lengths."""
+    if isinstance(length, int):
+        return length
+    return sum(int(part) if part.isdecimal() else lengths[part] for part in addends(length))
+
+
 def total(one: int | str, other: int | str) -> int | str:
-    """The length of two arrays that are joined."""
+    """Return the length of two arrays that are joined."""
     return one + other if isinstance(one, int) and isinstance(other, int) else f"{one}+{other}"

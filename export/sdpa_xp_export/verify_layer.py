@@ -1,35 +1,30 @@
-"""Run the model of a layer in onnxruntime, and hold it against the layer itself in float64 NumPy."""
+"""Run the model of a layer in onnxruntime, and compare it with the layer itself in float64 NumPy."""
 
 from __future__ import annotations
 
-import itertools
 import json
-import tempfile
-import time
 from collections.abc import Callable, Mapping
-from functools import partial
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from sdpa_xp.checks import message
-from sdpa_xp_export.agreement import EPS, judge_together
-from sdpa_xp_export.external import check_holds_data
-from sdpa_xp_export.graph import ONNX_DTYPE, numpy_dtype
-from sdpa_xp_export.large import LargeModel, Model
-from sdpa_xp_export.memory import peak_above
-from sdpa_xp_export.outputs import named_outputs
-from sdpa_xp_export.parameters import replaced
-from sdpa_xp_export.promotion import INTEGERS
-from sdpa_xp_export.report import LayerReport, Run
-from sdpa_xp_export.session import Placement, open_session, placements, providers, run, version
-from sdpa_xp_export.spec import Shape, TensorSpec, addends
+from sdpa_xp._checks import message
+from sdpa_xp_export._dtypes.conversion import ONNX_DTYPE, numpy_dtype
+from sdpa_xp_export._dtypes.promotion import INTEGERS
+from sdpa_xp_export._layer import named_outputs, with_parameters
+from sdpa_xp_export._model.external_data import check_holds_data
+from sdpa_xp_export._model.large_model import LargeModel, Model
+from sdpa_xp_export._runtime.releases import ProviderName
+from sdpa_xp_export._runtime.session import profiled_session, providers, version
+from sdpa_xp_export._verify.agreement import EPS, judge_together
+from sdpa_xp_export._verify.reference_inputs import Arrays
+from sdpa_xp_export._verify.trial_lengths import small_lengths
+from sdpa_xp_export.report import LayerReport, Placement, Run
+from sdpa_xp_export.spec import TensorSpec, addends, evaluated
 
 Draw: TypeAlias = Callable[[np.random.Generator, tuple[int, ...]], NDArray[Any]]
-Arrays: TypeAlias = dict[str, NDArray[Any]]
 
 
 def verify_layer(
@@ -37,31 +32,31 @@ def verify_layer(
     layer: Callable[..., Any],
     *,
     draw: Mapping[str, Draw] | None = None,
-    provider: str | None = None,
+    provider: ProviderName | None = None,
     seed: int = 0,
 ) -> LayerReport:
     """Run the model that `to_onnx` made of `layer` against what `layer` computes in float64.
 
-    The layer is called with NumPy arrays under the names of the model's inputs: in float64, and as they are for
-    the bound, which is twice what the layer is then off by. Lengths that are names are several, all of them 1
-    among these.
+    The layer is called with NumPy arrays under the names of the model's inputs: in float64, and in their own
+    dtypes for the bound, which is twice the error of that call. Named lengths are tried with several numbers,
+    also with all of them 1.
 
     Args:
         model: What `to_onnx` returned.
-        layer: What it was made of, with weights that NumPy computes with; those of a `sdpa_xp.layers.Layer`, or
-            of a method of one, are widened too, and those that a function closes over are not.
-            `functools.partial` gives it what the model has no input for.
-        draw: By the name of an input, `draw(rng, shape)`, what it is to be fed. By default floats are normal,
-            three of four booleans are True, and integers are 0 and 1.
+        layer: The layer that the model was made of, with weights that NumPy computes with. The weights of a
+            `sdpa_xp.layers.Layer`, or of a method of one, are widened too; those that a function closes over
+            are not. Use `functools.partial` for arguments that the model has no input for.
+        draw: By the name of an input, `draw(rng, shape)`, which returns what the input is fed with. By default
+            floats are normal, three of four booleans are True, and integers are 0 and 1.
         provider: As for `verify`.
         seed: Of the random inputs.
 
     Returns:
-        For each output of each run its worst error and the bound, the time and the peak of memory, and for each
+        For each output of each run its worst error and the bound, the time and the peak of memory; and for each
             node the provider that it ran on.
 
     Raises:
-        TypeError: A model that is none.
+        TypeError: A model of another type.
         ValueError: A provider that onnxruntime does not offer here, a name in `draw` that is no input, or a
             model that refers to external data.
 
@@ -86,41 +81,37 @@ def verify_layer(
     cases = [(lengths, _drawn(specs, lengths, draws, rng)) for lengths in _several_lengths(specs)]
     expected = [_expected(layer, arrays) for _, arrays in cases]
     runs: list[Run] = []
-    placed: list[Placement] = []
+    placements: list[Placement] = []
     for name in providers(provider):
-        with tempfile.TemporaryDirectory() as folder:
-            session = open_session(model, name, Path(folder) / "profile")
-            seen = [_timed(session, arrays) for _, arrays in cases]
-            placed += placements(Path(session.end_profiling()), name)
+        with profiled_session(model, name) as session:
+            timed = [session.timed(arrays) for _, arrays in cases]
+        placements += session.placements
         for output in expected[0]:
-            results = [found[output] for found, _, _ in seen]
-            dtype = _judged_in(results[0], expected[0][output][1], cases[0][1])
-            triples = [(each, *both[output]) for each, both in zip(results, expected, strict=True)]
+            results = [run.outputs[output] for run in timed]
+            dtype = _judged_dtype(results[0], expected[0][output][1], cases[0][1])
+            triples = [(result, *both[output]) for result, both in zip(results, expected, strict=True)]
             agreements = judge_together(triples, dtype)
             runs += [
-                Run(_shown(lengths), name, output, agreement, seconds, peak)
-                for (lengths, _), (_, seconds, peak), agreement in zip(cases, seen, agreements, strict=True)
+                Run(_shown(lengths), name, output, agreement, run.seconds, run.peak_bytes)
+                for (lengths, _), run, agreement in zip(cases, timed, agreements, strict=True)
             ]
     form, reason = _forms(model)
-    return LayerReport(form, reason, version(), tuple(runs), tuple(placed))
+    return LayerReport(form, reason, version(), tuple(runs), tuple(placements))
 
 
 def _inputs(model: Model) -> dict[str, TensorSpec]:
     names = {number: name for name, number in ONNX_DTYPE.items()}
-    found = {}
-    for each in model.graph.input:
-        tensor = each.type.tensor_type
+    specs = {}
+    for value in model.graph.input:
+        tensor = value.type.tensor_type
         shape = tuple(dim.dim_param or dim.dim_value for dim in tensor.shape.dim)
-        found[each.name] = TensorSpec(names[tensor.elem_type], shape)
-    return found
+        specs[value.name] = TensorSpec(names[tensor.elem_type], shape)
+    return specs
 
 
 def _several_lengths(specs: Mapping[str, TensorSpec]) -> list[dict[str, int]]:
-    shapes: list[Shape] = [spec.shape for spec in specs.values()]
-    parts = [part for shape in shapes for length in shape for part in addends(str(length))]
-    names = [name for name in dict.fromkeys(parts) if not name.isdecimal()]
-    several = [length for length, _ in zip(itertools.cycle([2, 5, 9, 7, 3]), names, strict=False)]
-    return [dict(zip(names, each, strict=True)) for each in (several, several[::-1], [1] * len(names))]
+    parts = [part for spec in specs.values() for length in spec.shape for part in addends(str(length))]
+    return [*small_lengths([name for name in dict.fromkeys(parts) if not name.isdecimal()])]
 
 
 def _drawn(
@@ -131,10 +122,7 @@ def _drawn(
 ) -> Arrays:
     arrays = {}
     for name, spec in specs.items():
-        shape = tuple(
-            sum(int(part) if part.isdecimal() else lengths[part] for part in addends(str(length)))
-            for length in spec.shape
-        )
+        shape = tuple(evaluated(length, lengths) for length in spec.shape)
         drawn = draws.get(name, _DEFAULT.get(spec.dtype, _normal))(rng, shape)
         arrays[name] = np.asarray(drawn, numpy_dtype(spec.dtype)).reshape(shape)
     return arrays
@@ -156,31 +144,27 @@ _DEFAULT: dict[str, Draw] = {**dict.fromkeys(INTEGERS, _zeros_and_ones), "bool":
 
 
 def _expected(layer: Callable[..., Any], arrays: Arrays) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
-    """For each output: what the layer gives in float64, and in the dtype of the inputs."""
-    wide = {name: _wide(x) for name, x in arrays.items()}
+    """Return for each output what the layer computes in float64, and in the dtype of the inputs."""
+    wide = {name: _widened(x) for name, x in arrays.items()}
     with np.errstate(all="ignore"):
-        widened = replaced(layer, lambda _, x: _wide(np.asarray(x)))
-        exact, own = named_outputs(widened(**wide)), named_outputs(layer(**arrays))
-    return {name: (np.asarray(exact[name], np.float64), np.asarray(own[name])) for name in exact}
+        wide_layer = with_parameters(layer, lambda _, x: _widened(np.asarray(x)))
+        exact, direct = named_outputs(wide_layer(**wide)), named_outputs(layer(**arrays))
+    return {name: (np.asarray(exact[name], np.float64), np.asarray(direct[name])) for name in exact}
 
 
-def _judged_in(result: NDArray[Any], own: NDArray[Any], inputs: Arrays) -> str:
-    """Whose bound holds: that of the layer's own output; for NumPy's float64 of integers the graph's."""
+def _judged_dtype(result: NDArray[Any], direct: NDArray[Any], inputs: Arrays) -> str:
+    """Return the dtype that sets the bound: that of the layer's output in the dtype of its inputs.
+
+    NumPy makes float64 of integers, for which the graph has a dtype of its own: then the graph's dtype counts.
+    """
     kinds = {x.dtype.name for x in inputs.values()}
-    stated = own if own.dtype.name != "float64" or "float64" in kinds else result
+    stated = direct if direct.dtype.name != "float64" or "float64" in kinds else result
     return stated.dtype.name if stated.dtype.name in EPS else "float64"
 
 
-def _wide(x: NDArray[Any]) -> NDArray[Any]:
-    """Floats as float64; integers and booleans as they are."""
+def _widened(x: NDArray[Any]) -> NDArray[Any]:
+    """Return floats as float64, and integers and booleans unchanged."""
     return x.astype(np.float64) if x.dtype.name in EPS else x
-
-
-def _timed(session: Any, arrays: Arrays) -> tuple[Arrays, float, int | None]:
-    """A run, and the time and the peak of memory of one before it and after it."""
-    _, peak = peak_above(partial(run, session, arrays))
-    start = time.perf_counter()
-    return run(session, arrays), time.perf_counter() - start, peak
 
 
 def _shown(lengths: Mapping[str, int]) -> str:
@@ -190,5 +174,5 @@ def _shown(lengths: Mapping[str, int]) -> str:
 def _forms(model: Model) -> tuple[str, str]:
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     chosen = json.loads(metadata.get("sdpa_xp.forms", "[]"))
-    forms, reasons = (dict.fromkeys(each[key] for each in chosen) for key in ("form", "reason"))
+    forms, reasons = (dict.fromkeys(choice[key] for choice in chosen) for key in ("form", "reason"))
     return ", ".join(forms) or "no attention", "; ".join(reasons)

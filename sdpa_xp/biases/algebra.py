@@ -1,7 +1,7 @@
 """What a bias is, and how biases combine.
 
-A bias is a small value that says what happens to the scores of the pairs. Bound to the pairs of a call it is a
-term, which answers for one tile at a time, so that no L x S array is made.
+A bias is a lightweight object that changes the scores. Bound to the grid of a call it becomes terms, which
+compute one tile at a time, so that no L x S array is built.
 """
 
 from __future__ import annotations
@@ -10,41 +10,41 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import cast
 
-from sdpa_xp import checks
-from sdpa_xp.masks.algebra import Allowed
-from sdpa_xp.pairs import Pairs
-from sdpa_xp.protocols import AnyArray, Array
-from sdpa_xp.tiles import Tile
-from sdpa_xp.totals import Learned
-from sdpa_xp.values import Value
+from sdpa_xp import _checks as checks
+from sdpa_xp._libraries.protocols import AnyArray, Array
+from sdpa_xp._tiles.allowed import Allowed, is_masked
+from sdpa_xp._tiles.gradient_target import GradientTarget
+from sdpa_xp._tiles.modifier import ScoreModifier
+from sdpa_xp._tiles.score_grid import ScoreGrid
+from sdpa_xp._tiles.tile import Tile
 
 
 class Term(ABC):
-    """A bias that is bound to the pairs of a call."""
+    """A bias that is bound to the grid of a call."""
 
     @abstractmethod
     def apply(self, tile: Tile, scores: Array, /) -> tuple[Array, Allowed]:
-        """The scores (..., Hq, rows, columns) with the bias, and the pairs that it does not mask."""
+        """Return the scores (..., Hq, rows, columns) with the bias, and which pairs it does not mask."""
 
     @property
-    def learned(self) -> Learned | None:
-        """What the caller gave as a floating array, for `gradient`; None where it is no array."""
+    def gradient_target(self) -> GradientTarget | None:
+        """The caller's floating array, whose gradient `gradient` computes; None if there is none."""
         return None
 
     def gradient(self, _tile: Tile, _scores: Array, _gradient: Array, /) -> Array | None:
-        """What a tile adds to the gradient of what is `learned`, from the `gradient` of its `scores`.
+        """Return what a tile contributes to the gradient of the target, from the `gradient` of its `scores`.
 
-        That of the scores before the bias is the same: a term that does more than to add is refused.
+        The scores before the bias have the same gradient, because a term that does more than add is refused.
         """
         return None
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Bias(Value, ABC):
-    """What is added to the scores. Biases combine with `+`, also with arrays.
+class Bias(ScoreModifier, ABC):
+    """A number for each pair, which is added to its score. Biases combine with `+`, also with arrays.
 
-    The functions of `sdpa_xp.biases` make them, and `bias` takes them. They are immutable and hold no L x S
-    array but one that was given.
+    The functions of `sdpa_xp.biases` make them, and `bias` takes them. They are immutable, and build no L x S
+    array.
 
     Examples:
         >>> from sdpa_xp import biases
@@ -58,8 +58,8 @@ class Bias(Value, ABC):
         return ()
 
     @abstractmethod
-    def bind(self, pairs: Pairs, /) -> tuple[Term, ...]:
-        """The terms of this bias over `pairs`, in their order; refuses what does not fit them."""
+    def bind(self, grid: ScoreGrid, /) -> tuple[Term, ...]:
+        """Check the arguments against `grid`, and return the terms in the order in which they are applied."""
 
     def __add__(self, other: Bias | AnyArray) -> Bias:
         return _summed(self, as_bias("biases", "bias", other))
@@ -70,7 +70,7 @@ class Bias(Value, ABC):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Sum(Bias):
-    """One bias after the other."""
+    """Biases that are applied one after the other."""
 
     name = "+"
     biases: tuple[Bias, ...]
@@ -79,72 +79,67 @@ class Sum(Bias):
     def parts(self) -> tuple[Bias, ...]:
         return self.biases
 
-    def bind(self, pairs: Pairs) -> tuple[Term, ...]:
-        return tuple(term for bias in self.parts for term in bias.bind(pairs))
+    def bind(self, grid: ScoreGrid) -> tuple[Term, ...]:
+        return tuple(term for bias in self.parts for term in bias.bind(grid))
 
     def __repr__(self) -> str:
         return " + ".join(map(str, self.parts))
 
 
 def _summed(*biases: Bias) -> Bias:
-    """Join biases by `+`; a sum among them becomes part of the chain, so that none is inside another."""
+    """Join biases by `+`; the biases of a sum become part of the chain, so that sums are not nested."""
     return Sum(sum((bias.parts if isinstance(bias, Sum) else (bias,) for bias in biases), ()))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class FromArray(Bias):
+class ArrayBias(Bias):
     """A floating array that broadcasts to (..., Hq, L, S)."""
 
     name = "from_array"
     array: AnyArray
     argument: str = field(default="bias", repr=False)
-    """What messages call it."""
+    """The name of the array in messages."""
 
-    def bind(self, pairs: Pairs) -> tuple[Term, ...]:
+    def bind(self, grid: ScoreGrid) -> tuple[Term, ...]:
         array = cast(Array, self.array)
-        pairs.fits(self.argument, array)
-        checks.broadcasts(pairs.function, self.argument, array.shape, pairs.shape, "(..., Hq, L, S)")
-        return (Given(pairs.cut(array, 3)),)
+        grid.check_dtype(self.argument, array)
+        return (ArrayTerm(grid.scores_like(self.argument, array)),)
 
 
 def as_bias(function: str, name: str, value: object) -> Bias:
-    """A bias as it is; an array as what is added."""
+    """Convert a floating array to a Bias; biases pass through unchanged."""
     if isinstance(value, Bias):
         return value
     checks.operand(function, name, value, "a bias or a floating array")
-    return FromArray(checks.plain_array(function, name, value), name)
+    return ArrayBias(checks.plain_array(function, name, value), name)
 
 
 class Added(Term):
-    """A term that adds something to the scores."""
+    """A term that adds an array to the scores."""
 
     @abstractmethod
     def added(self, tile: Tile, /) -> Array:
-        """What is added, in the accumulation dtype; -inf masks its pair."""
+        """Return what is added, in the accumulation dtype; -inf masks its pair."""
 
     def apply(self, tile: Tile, scores: Array) -> tuple[Array, Allowed]:
+        # The bias says which pairs it masks: the sum does not, because inf - inf is NaN.
         added = self.added(tile)
         return scores + added, ~is_masked(added)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Given(Added):
+class ArrayTerm(Added):
     """An array that broadcasts to (..., Hq, L, S)."""
 
     array: Array
 
     def added(self, tile: Tile) -> Array:
-        return tile.pairs.xp.astype(tile.cut(self.array), tile.pairs.dtype, copy=False)
+        return tile.grid.xp.astype(tile.slice(self.array), tile.grid.dtype, copy=False)
 
     @property
-    def learned(self) -> Learned:
+    def gradient_target(self) -> GradientTarget:
         shape = (*[1] * (3 - self.array.ndim), *self.array.shape)
-        return Learned(shape, ("rows" if shape[-2] > 1 else None, "columns" if shape[-1] > 1 else None))
+        return GradientTarget(shape, ("rows" if shape[-2] > 1 else None, "columns" if shape[-1] > 1 else None))
 
     def gradient(self, _tile: Tile, _scores: Array, gradient: Array) -> Array:
         return gradient
-
-
-def is_masked(scores: Array) -> Array:
-    """Where a score or a bias is -inf; a NaN is not."""
-    return scores <= float("-inf")

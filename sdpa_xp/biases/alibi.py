@@ -1,4 +1,4 @@
-"""Attention with linear biases: the farther a key, the lower its score."""
+"""ALiBi, attention with linear biases: the farther a key, the lower its score."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from sdpa_xp import checks
+from sdpa_xp import _checks as checks
+from sdpa_xp._checks import Integers, IntegersLike
+from sdpa_xp._libraries.protocols import AnyArray, Array
+from sdpa_xp._tiles.allowed import Allowed
+from sdpa_xp._tiles.gradient_target import GradientTarget
+from sdpa_xp._tiles.score_grid import ScoreGrid
+from sdpa_xp._tiles.tile import Tile
 from sdpa_xp.biases.algebra import Added, Bias, Term
-from sdpa_xp.checks import Integers, IntegersLike
-from sdpa_xp.masks.algebra import Allowed
-from sdpa_xp.pairs import Pairs
-from sdpa_xp.protocols import AnyArray, Array
-from sdpa_xp.tiles import Tile
-from sdpa_xp.totals import Learned
 
 
 def alibi(slopes: int | Sequence[float] | AnyArray, *, offset: IntegersLike | str = 0) -> Bias:
@@ -25,18 +25,19 @@ def alibi(slopes: int | Sequence[float] | AnyArray, *, offset: IntegersLike | st
         `Hq` query heads, `L` queries, `S` keys, `...` batch.
 
     Args:
-        slopes: The number of query heads, for the slopes of the paper; or the slopes, a list of Hq numbers or
-            a floating array (..., Hq).
-        offset: Which key the first query stands at: an integer, one a batch entry, or "lower_right" for
-            S - L, which flash-attention means. Beside a causal mask it changes nothing: it moves all scores of
-            a row alike.
+        slopes: The number of query heads, for the slopes of the paper; or the slopes, as a list of Hq numbers
+            or a floating array (..., Hq).
+        offset: The position of the first query among the keys: an integer, one for each batch entry, or
+            "lower_right" for S - L, as in flash-attention. With a causal mask it changes no output, because it
+            shifts all scores of a row by the same number.
 
     Returns:
         The bias.
 
     Raises:
-        TypeError: Slopes that are no numbers; when a call uses the bias, an array of another library.
-        ValueError: Fewer heads than 1; when a call uses the bias, slopes that do not fit its heads.
+        TypeError: The slopes are not numbers; when a call uses the bias, their array belongs to another
+            library.
+        ValueError: There are fewer heads than 1; when a call uses the bias, the slopes do not fit its heads.
 
     Examples:
         >>> from sdpa_xp import biases
@@ -59,23 +60,23 @@ def alibi(slopes: int | Sequence[float] | AnyArray, *, offset: IntegersLike | st
 
 
 def alibi_slopes(heads: int) -> tuple[float, ...]:
-    r"""$2^{-8/n}, 2^{-16/n}, \dots$ for n heads: how fast the scores of each fall with the distance.
+    r"""Return the slopes of ALiBi for n heads, $2^{-8/n}, 2^{-16/n}, \dots$
 
-    Where n is no power of two they are those of the next lower one, and every other of the next higher one,
-    as in the authors' code.
+    If n is not a power of two, they are the slopes of the next lower power of two, followed by every other
+    slope of the next higher one, as in the authors' code.
 
     Shapes:
-        One number a head.
+        One number for each head.
 
     Args:
-        heads: How many query heads there are.
+        heads: The number of query heads.
 
     Returns:
-        The slopes, which `biases.alibi` takes; it makes them itself of a number of heads.
+        The slopes. `biases.alibi(heads)` uses the same.
 
     Raises:
-        TypeError: A number of heads that is no integer.
-        ValueError: Fewer heads than 1.
+        TypeError: `heads` is not an integer.
+        ValueError: `heads` is below 1.
 
     Examples:
         >>> from sdpa_xp import positional
@@ -100,46 +101,47 @@ class Alibi(Bias):
     slopes: int | Sequence[float] | AnyArray
     offset: IntegersLike | str = 0
 
-    def bind(self, pairs: Pairs) -> tuple[Term, ...]:
-        xp = pairs.xp
-        given = self.slopes
-        if isinstance(given, int):
-            checks.columns(pairs.function, "bias.slopes", given, pairs.heads)
-            given = alibi_slopes(given)
-        if isinstance(given, tuple):
-            slopes = xp.asarray(given, dtype=pairs.dtype, device=pairs.device)
+    def bind(self, grid: ScoreGrid) -> tuple[Term, ...]:
+        xp = grid.xp
+        numbers = self.slopes
+        if isinstance(numbers, int):
+            checks.columns(grid.function, "bias.slopes", numbers, grid.heads)
+            numbers = alibi_slopes(numbers)
+        is_array = not isinstance(numbers, tuple)
+        if is_array:
+            grid.check_dtype("bias.slopes", cast(Array, numbers))
+            slopes = xp.astype(cast(Array, numbers), grid.dtype, copy=False)
         else:
-            pairs.fits("bias.slopes", cast(Array, given))
-            slopes = xp.astype(cast(Array, given), pairs.dtype, copy=False)
-        checks.broadcasts(pairs.function, "bias.slopes", slopes.shape, pairs.with_heads, "(..., Hq)")
-        slopes = pairs.cut(slopes, 1)
-        offset = pairs.offset("bias.offset", self.offset)
-        return (Linear(xp.reshape(slopes, (*slopes.shape, 1, 1)), offset, not isinstance(given, tuple)),)
+            slopes = xp.asarray(numbers, dtype=grid.dtype, device=grid.device)
+        slopes = grid.heads_like("bias.slopes", slopes)
+        return (AlibiTerm(slopes, grid.offset("bias.offset", self.offset), is_array),)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Linear(Added):
+class AlibiTerm(Added):
     """-slope * |i + offset - j|, with slopes (..., Hq, 1, 1)."""
 
     slopes: Array
     offset: Integers
-    given: bool
-    """Whether they came as an array."""
+    has_gradient: bool
+    """Whether the caller's slopes are an array."""
 
     def apply(self, tile: Tile, scores: Array) -> tuple[Array, Allowed]:
-        return scores + self.added(tile), True
+        return scores + self.added(tile), True  # finite, so that it masks no pair
 
     def added(self, tile: Tile) -> Array:
-        return -tile.cut(self.slopes) * self._distance(tile)
+        return -tile.slice(self.slopes) * self._distance(tile)
 
     @property
-    def learned(self) -> Learned | None:
-        return Learned((*[1] * (3 - self.slopes.ndim), *self.slopes.shape)) if self.given else None
+    def gradient_target(self) -> GradientTarget | None:
+        return (
+            GradientTarget((*[1] * (3 - self.slopes.ndim), *self.slopes.shape)) if self.has_gradient else None
+        )
 
     def gradient(self, tile: Tile, _scores: Array, gradient: Array) -> Array | None:
-        return -gradient * self._distance(tile) if self.given else None
+        return -gradient * self._distance(tile) if self.has_gradient else None
 
     def _distance(self, tile: Tile) -> Array:
-        xp = tile.pairs.xp
-        distance = xp.abs(tile.query_index + tile.own(self.offset).values - tile.key_index)
-        return xp.astype(distance, tile.pairs.dtype)
+        xp = tile.grid.xp
+        distance = xp.abs(tile.query_index + tile.slice_integers(self.offset).values - tile.key_index)
+        return xp.astype(distance, tile.grid.dtype)

@@ -1,33 +1,33 @@
-"""The array of a bias, to look at or to hand to another library."""
+"""Convert a bias to an array, to look at it or to pass it to another library."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sdpa_xp import checks
+from sdpa_xp import _checks as checks
+from sdpa_xp._tiles.score_grid import grid_of
+from sdpa_xp._tiles.tile import Tile
 from sdpa_xp.biases.algebra import Bias
-from sdpa_xp.pairs import pairs_of
-from sdpa_xp.tiles import Tile
 
 
 def to_array(bias: Bias, shape: tuple[int, ...], *, like: Any = None) -> Any:
-    """What the bias adds, as an array: what it makes of scores of 0.
+    """Convert a bias to an array: the scores that it makes of scores of 0.
 
     Shapes:
         `Hq` query heads, `L` queries, `S` keys, `...` batch.
 
     Args:
         bias: A bias.
-        shape: (L, S), or (..., Hq, L, S) where the bias differs from one batch entry or head to another.
-        like: An array of the library, and on the device, that the result is to be of. By default those of
-            the first array that the bias holds, else NumPy.
+        shape: (L, S), or (..., Hq, L, S) if the bias differs between batch entries or heads.
+        like: An array with the library and the device of the result. By default the first array in the bias, or
+            NumPy if there is none.
 
     Returns:
-        A floating array of `shape`, float64 where the library has it.
+        A floating array of `shape`; float64 if the device has it, else float32.
 
     Raises:
-        TypeError: Something that is no bias, or a bias whose arrays are of another library.
-        ValueError: A shape that has no L and S, or that the bias does not fit.
+        TypeError: `bias` is not a bias, or its arrays belong to another library.
+        ValueError: `shape` has no L and S, or the bias does not fit it.
 
     Examples:
         >>> from sdpa_xp import biases
@@ -40,13 +40,13 @@ def to_array(bias: Bias, shape: tuple[int, ...], *, like: Any = None) -> Any:
     """
     if not isinstance(bias, Bias):
         raise TypeError(checks.message("to_array", "`bias` must be a bias", {"bias": checks.brief(bias)}))
-    pairs = pairs_of("to_array", "bias", shape, bias.arrays(), like)
-    xp = pairs.xp
-    if 0 in pairs.scores:
-        return xp.zeros(tuple(shape), dtype=pairs.dtype, device=pairs.device)
-    scores = xp.zeros(pairs.scores, dtype=pairs.dtype, device=pairs.device)
-    tile = Tile(range(pairs.queries), range(pairs.keys), pairs)
-    for term in bias.bind(pairs):
+    grid = grid_of("to_array", "bias", shape, bias.arrays(), like)
+    xp = grid.xp
+    if 0 in grid.shape:
+        return xp.zeros(tuple(shape), dtype=grid.dtype, device=grid.device)
+    scores = xp.zeros(grid.shape, dtype=grid.dtype, device=grid.device)
+    tile = Tile(range(grid.queries), range(grid.keys), grid)
+    for term in bias.bind(grid):
         scores, _ = term.apply(tile, scores)
-    whole = xp.reshape(xp.broadcast_to(scores, pairs.scores), tuple(shape))
-    return xp.astype(whole, pairs.dtype, copy=True)  # no view: neither read-only nor the caller's own
+    whole = xp.reshape(xp.broadcast_to(scores, grid.shape), tuple(shape))
+    return xp.astype(whole, grid.dtype, copy=True)  # no view: neither read-only nor the caller's own

@@ -1,4 +1,4 @@
-"""A learned bias for each distance, in buckets that widen with it, as T5 has it."""
+"""A learned bias for each distance, in buckets that widen with the distance, as in T5."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import cast
 
-from sdpa_xp import checks
+from sdpa_xp import _checks as checks
+from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace
+from sdpa_xp._tiles.gradient_target import GradientTarget
+from sdpa_xp._tiles.score_grid import ScoreGrid
+from sdpa_xp._tiles.tile import Tile
 from sdpa_xp.biases.algebra import Added, Bias, Term
-from sdpa_xp.pairs import Pairs
-from sdpa_xp.protocols import AnyArray, Array, Namespace
-from sdpa_xp.tiles import Tile
-from sdpa_xp.totals import Learned
 
 
 def relative(
@@ -19,26 +19,26 @@ def relative(
 ) -> Bias:
     r"""`table[bucket(j - i - offset), h]` for query i and key j in head h.
 
-    The first half of the buckets of a direction holds one distance each; the others widen logarithmically up
-    to `max_distance`, beyond which all share the last.
+    The first half of the buckets of a direction has one distance each. The others widen logarithmically up to
+    `max_distance`; all distances beyond share the last bucket.
 
     Shapes:
         `Hq` query heads, `L` queries, `S` keys.
 
     Args:
         table: (buckets, Hq), floating: `relative_attention_bias.weight` of a T5 model.
-        bidirectional: Whether later keys have buckets of their own, half of them, as in an encoder; else
-            all of them share the bucket of distance 0.
-        max_distance: Where the last bucket begins.
-        offset: Which key the first query stands at: an integer, or "lower_right" for S - L.
+        bidirectional: Whether later keys have their own half of the buckets, as in an encoder; if not, they
+            share the bucket of distance 0.
+        max_distance: The distance at which the last bucket begins.
+        offset: The position of the first query among the keys: an integer, or "lower_right" for S - L.
 
     Returns:
-        The bias. T5 computes attention with it and with `scale=1`.
+        The bias. T5 uses it with `scale=1`.
 
     Raises:
-        TypeError: A table that is no floating array, or a distance that is no integer.
-        ValueError: A table that is not (buckets, Hq), too few buckets, or a `max_distance` that the buckets of
-            one distance each already reach; when a call uses the bias, a table for another number of heads.
+        TypeError: `table` is not a floating array, or a distance is not an integer.
+        ValueError: `table` is not (buckets, Hq) or has too few buckets, or the buckets of one distance each
+            already reach `max_distance`; when a call uses the bias, `table` is for another number of heads.
 
     Examples:
         >>> import numpy as np
@@ -73,13 +73,13 @@ def buckets(count: int, max_distance: int, first: int, last: int, *, bidirection
 
 def _of_consecutive(begins: list[int], start: int, stop: int) -> list[int]:
     """Return the bucket of each distance of one direction, from `start` up to `stop`, run by run."""
-    made: list[int] = []
+    buckets: list[int] = []
     bucket = sum(1 for distance in begins if distance <= start)  # torch's compiler traces no bisect
     while start < stop:
         end = min(stop, begins[bucket]) if bucket < len(begins) else stop
-        made += [bucket] * (end - start)
+        buckets += [bucket] * (end - start)
         start, bucket = end, bucket + 1
-    return made
+    return buckets
 
 
 def first_distances(count: int, max_distance: int, furthest: int) -> list[int]:
@@ -122,19 +122,19 @@ class Relative(Bias):
     max_distance: int = 128
     offset: int | str = 0
 
-    def bind(self, pairs: Pairs) -> tuple[Term, ...]:
-        xp, table = pairs.xp, cast(Array, self.table)
-        pairs.fits("bias.table", table)
-        checks.columns(pairs.function, "bias.table", table.shape[1], pairs.heads)
-        offset = cast(int, pairs.offset("bias.offset", self.offset).values)
-        # The distances of the pairs of the call; beyond `max_distance` all are alike.
-        first = self._within(1 - pairs.queries - pairs.position - offset)
-        last = max(first, self._within(pairs.keys - 1 - pairs.position - offset))
+    def bind(self, grid: ScoreGrid) -> tuple[Term, ...]:
+        xp, table = grid.xp, cast(Array, self.table)
+        grid.check_dtype("bias.table", table)
+        checks.columns(grid.function, "bias.table", table.shape[1], grid.heads)
+        offset = cast(int, grid.offset("bias.offset", self.offset).values)
+        # The smallest and the largest distance in the call; distances beyond `max_distance` share a bucket.
+        first = self._within(1 - grid.queries - grid.position - offset)
+        last = max(first, self._within(grid.keys - 1 - grid.position - offset))
         index = buckets(table.shape[0], self.max_distance, first, last, bidirectional=self.bidirectional)
-        chosen = xp.asarray(index, dtype=xp.int32, device=pairs.device)
-        by_distance = xp.take(xp.astype(table, pairs.dtype, copy=False), chosen, axis=0)
+        chosen = xp.asarray(index, dtype=xp.int32, device=grid.device)
+        by_distance = xp.take(xp.astype(table, grid.dtype, copy=False), chosen, axis=0)
         table_by_distance = xp.matrix_transpose(by_distance)
-        return (ByDistance(table_by_distance, first, last, offset, chosen, table.shape[0]),)
+        return (RelativeTerm(table_by_distance, first, last, offset, chosen, table.shape[0]),)
 
     @property
     def first_distances(self) -> list[int]:
@@ -147,55 +147,56 @@ class Relative(Bias):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ByDistance(Added):
-    """A number for each distance from `first` to `last`, (Hq, distances); the outermost for all beyond."""
+class RelativeTerm(Added):
+    """A number for each distance from `first` to `last`, (Hq, distances); the outermost for those beyond."""
 
     table: Array
     first: int
     last: int
     offset: int
     buckets: Array
-    """Where each of them was taken from, int32."""
+    """The bucket of each distance, int32."""
     count: int
-    """How many buckets there are."""
+    """The number of buckets."""
 
     def added(self, tile: Tile) -> Array:
-        xp = tile.pairs.xp
+        xp = tile.grid.xp
         index = self._index(xp, tile.key_index - tile.query_index)
-        table = tile.of_heads(self.table)
+        table = tile.slice_heads(self.table)
         chosen = xp.take(table, xp.reshape(index, (-1,)), axis=-1)
         return xp.reshape(chosen, (table.shape[0], *index.shape))
 
     @property
-    def learned(self) -> Learned:
-        return Learned((self.table.shape[0], self.count, 1), heads_last=True)
+    def gradient_target(self) -> GradientTarget:
+        return GradientTarget((self.table.shape[0], self.count, 1), heads_last=True)
 
     def gradient(self, tile: Tile, _scores: Array, gradient: Array) -> Array:
-        """(..., Hq, buckets, 1): sums of the diagonals, each to the bucket of its distance."""
-        xp, pairs = tile.pairs.xp, tile.pairs
-        sums = diagonals(pairs, gradient)
-        first = tile.columns.start - tile.rows.stop - pairs.position
-        index = self._index(xp, xp.arange(first, first + sums.shape[-1], dtype=xp.int32, device=pairs.device))
+        """Return the sums of the diagonals, each added to the bucket of its distance, (..., Hq, buckets, 1)."""
+        xp, grid = tile.grid.xp, tile.grid
+        sums = diagonals(grid, gradient)
+        first = tile.columns.start - tile.rows.stop - grid.position
+        index = self._index(xp, grid.arange(first, first + sums.shape[-1]))
         bucket = xp.take(self.buckets, index, axis=0)
-        numbers = xp.reshape(xp.arange(0, self.count, dtype=xp.int32, device=pairs.device), (-1, 1))
-        inside = xp.astype((bucket <= numbers) & (bucket >= numbers), pairs.dtype)  # (buckets, diagonals)
+        numbers = xp.reshape(grid.arange(0, self.count), (-1, 1))
+        inside = xp.astype((bucket <= numbers) & (bucket >= numbers), grid.dtype)  # (buckets, diagonals)
         return inside @ xp.expand_dims(sums, axis=-1)
 
     def _index(self, xp: Namespace, distance: Array) -> Array:
-        """Where the number of each j - i is."""
+        """Return the column of `table` for each j - i."""
         return xp.clip(distance - self.offset, self.first, self.last) - self.first
 
 
-def diagonals(pairs: Pairs, scores: Array) -> Array:
-    """Sums of (..., rows, columns) over each diagonal, (..., rows + columns + 1); j - i is -rows for the first.
+def diagonals(grid: ScoreGrid, scores: Array) -> Array:
+    """Sum (..., rows, columns) over each diagonal: (..., rows + columns + 1), from j - i = -rows on.
 
-    Read in rows that are longer by one, each row stands one further to the left than the one before.
+    If the array is read in rows that are longer by one, each row is shifted to the left by one against the row
+    before, and diagonals become columns.
     """
     *leading, rows, columns = scores.shape
-    xp = pairs.xp
+    xp = grid.xp
 
     def zeros(*shape: int) -> Array:
-        return xp.zeros((*leading, *shape), dtype=pairs.dtype, device=pairs.device)
+        return xp.zeros((*leading, *shape), dtype=grid.dtype, device=grid.device)
 
     shifted = xp.reshape(xp.concat([zeros(rows, rows), scores], axis=-1), (*leading, -1))
     longer = xp.reshape(xp.concat([shifted, zeros(rows)], axis=-1), (*leading, rows, rows + columns + 1))

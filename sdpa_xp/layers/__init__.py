@@ -1,10 +1,10 @@
-"""Attention with the projections around it: immutable layers, whose parameters are arrays of any library.
+"""Attention with its projections: immutable layers, whose parameters are arrays of any library.
 
-What `MultiHeadAttention` computes, with the shape of each array; for self-attention the three inputs are one:
+What `MultiHeadAttention` computes, with the shape of each array (in self-attention all inputs are the same):
 
     query (..., L, query_dim)     key (..., S, key_dim)         value (..., S, value_dim)
         |                             |                             |
-     @ W_q + b_q                   @ W_k + b_k                   @ W_v + b_v        each W is held transposed,
+     @ W_q + b_q                   @ W_k + b_k                   @ W_v + b_v        each W is stored transposed,
         |                             |                             |              (out, in), as files have it
      (..., L, Hq * E)              (..., S, H * E)               (..., S, H * Ev)
         |                             |                             |
@@ -28,13 +28,13 @@ What `MultiHeadAttention` computes, with the shape of each array; for self-atten
                                             |
                                      (..., L, out_dim)                              <- the call
 
-The array of L x S is in the drawing alone: `scaled_dot_product_attention` stands there, between `project` and
-`combine`, and a layer takes its keywords. `SingleHeadAttention` has one head, and no map at the end. For
-decoding, `project_key_value` is the right half of the drawing, for a `KVCache`, and `attend` the rest.
+The array of L x S exists only in the drawing: a layer calls `scaled_dot_product_attention` between `project`
+and `combine`, and takes its keywords. `SingleHeadAttention` has one head, and no map at the end. For decoding,
+`project_key_value` computes the right half of the drawing, for a `KVCache`, and `attend` computes the rest.
 
-A layer never changes. `parameters` are its arrays by name, for an optimiser or a file; `with_parameters`
-makes the layer that has others, also inside jax.grad; `to` moves it to another library. `Layer` gives the same
-to a dataclass of your own, made of layers and arrays.
+A layer never changes. `parameters` are its arrays by name, for an optimiser or a file. `with_parameters`
+returns the layer with other arrays, also inside jax.grad. `to` copies the layer to another library. Derive
+your own dataclass of layers and arrays from `Layer` to give it these methods.
 """
 
 from sdpa_xp.layers.linear import Linear

@@ -1,4 +1,4 @@
-"""What both layers do: project, attend, combine."""
+"""The base of both attention layers: project, attend, combine."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict, TypeVar, Unpack, cast
 
-from sdpa_xp import checks
+from sdpa_xp import _checks as checks
+from sdpa_xp._checks import Implementation
+from sdpa_xp._libraries import accumulation_dtype, is_array, namespace_of
+from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
+from sdpa_xp._tiles.layout import swap_heads_and_length
 from sdpa_xp.attention import attention_state, scaled_dot_product_attention
 from sdpa_xp.biases import Bias
-from sdpa_xp.cache import KVCache
+from sdpa_xp.kv_cache import KVCache
 from sdpa_xp.layers.linear import Linear
 from sdpa_xp.layers.parameters import Layer
 from sdpa_xp.masks import Mask
-from sdpa_xp.namespace import accumulation_dtype, is_array, namespace
-from sdpa_xp.paged import PagedKVCache
-from sdpa_xp.protocols import AnyArray, Array
-from sdpa_xp.sources import swapped
+from sdpa_xp.paged_cache import PagedKVCache
 from sdpa_xp.states import AttentionState
 from sdpa_xp.weights import attention_weights
 
@@ -25,7 +26,7 @@ A = TypeVar("A", bound=AnyArray)
 
 
 class Keywords(TypedDict, total=False):
-    """What a call may say besides its inputs and `attn_mask`, as for `scaled_dot_product_attention`."""
+    """The keywords of a call besides its inputs and `attn_mask`, as for `scaled_dot_product_attention`."""
 
     bias: Bias | AnyArray | None
     is_causal: bool
@@ -33,14 +34,14 @@ class Keywords(TypedDict, total=False):
     softcap: float | None
     sinks: AnyArray | None
     dropout_p: float
-    rng: object
-    softmax_dtype: object
-    implementation: str | None
+    rng: Rng | None
+    softmax_dtype: Dtype | None
+    implementation: Implementation | None
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Attention(Layer):
-    """Three maps, and attention between what they give."""
+    """Maps of queries, keys and values, and attention between their outputs."""
 
     query: Linear
     key: Linear
@@ -49,18 +50,18 @@ class Attention(Layer):
     temperature: float | AnyArray = field(default=1.0, kw_only=True)
 
     @property
-    def counts(self) -> tuple[int, int]:
-        """Heads of queries, and of keys and values."""
+    def head_counts(self) -> tuple[int, int]:
+        """The number of query heads, and the number of heads of keys and values."""
         return 1, 1
 
     @property
     def head_dim(self) -> int:
         """E, the width of a head of queries and keys."""
-        return self.query.widths[1] // self.counts[0]
+        return self.query.widths[1] // self.head_counts[0]
 
     @property
-    def rules(self) -> dict[str, Any]:
-        """What the layer adds to a call of its heads, such as `KVCache.attend(query, **layer.rules)`."""
+    def attention_options(self) -> dict[str, Any]:
+        """The keywords that the layer adds to a call: `KVCache.attend(query, **layer.attention_options)`."""
         return self._scaling()
 
     def __call__(
@@ -71,26 +72,27 @@ class Attention(Layer):
         attn_mask: Mask | AnyArray | None = None,
         **keywords: Unpack[Keywords],
     ) -> A:
-        """The output of the layer.
+        """Return the output of the layer.
 
         Args:
-            query: (..., L, query_dim), of the library, device and dtype of the layer.
+            query: (..., L, query_dim), with the library, device and dtype of the layer.
             key: (..., S, key_dim). None is the query: self-attention.
             value: (..., S, value_dim). None is the key.
             attn_mask: A mask of `sdpa_xp.masks`, or an array that broadcasts to (..., Hq, L, S); True = may
                 attend.
             keywords: bias, is_causal, softcap, dropout_p, rng, softmax_dtype, implementation, as for
-                `scaled_dot_product_attention`; also scale and sinks, in place of the layer's.
+                `scaled_dot_product_attention`; also scale and sinks, which replace the layer's.
 
         Returns:
             (..., L, out_dim).
 
         Raises:
-            TypeError: As for `scaled_dot_product_attention`; the layer's arrays are among those of the call.
-            ValueError: Likewise, or an input that is not as wide as the layer takes.
+            TypeError: As for `scaled_dot_product_attention`. The layer's arrays count as arrays of the call.
+            ValueError: As for `scaled_dot_product_attention`, or an input has another width than the layer
+                takes.
         """
         heads = self.project(query, key, value)
-        output: A = scaled_dot_product_attention(*heads, attn_mask, **self._rules(keywords))
+        output: A = scaled_dot_product_attention(*heads, attn_mask, **self._options(keywords))
         return self.combine(output)
 
     def state(
@@ -101,12 +103,12 @@ class Attention(Layer):
         attn_mask: Mask | AnyArray | None = None,
         **keywords: Unpack[Keywords],
     ) -> AttentionState[A]:
-        """The output of each head, before they are combined, and the log-sum-exp of its scores.
+        """Return the output of each head before `combine`, and the log-sum-exp of its scores.
 
-        States over parts of the keys merge by `merge_states`; `combine` of the output is what a call gives.
+        `merge_states` merges the states over parts of the keys. `combine` of the output is what a call returns.
 
         Args:
-            query: As for a call, as are all that follow.
+            query: (..., L, query_dim). This and the other arguments are those of a call.
             key: (..., S, key_dim).
             value: (..., S, value_dim).
             attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).
@@ -116,7 +118,7 @@ class Attention(Layer):
             `output`, (..., Hq, L, Ev), and `lse`, (..., Hq, L).
         """
         heads = self.project(query, key, value)
-        return attention_state(*heads, attn_mask, **self._rules(keywords))
+        return attention_state(*heads, attn_mask, **self._options(keywords))
 
     def weights(
         self,
@@ -125,22 +127,22 @@ class Attention(Layer):
         attn_mask: Mask | AnyArray | None = None,
         **keywords: Unpack[Keywords],
     ) -> A:
-        """How much each query attends to each key.
+        """Return how much each query attends to each key.
 
         Args:
-            query: As for a call, as are all that follow.
+            query: (..., L, query_dim). This and the other arguments are those of a call.
             key: (..., S, key_dim).
             attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).
             keywords: As for a call.
 
         Returns:
-            (..., Hq, L, S), or (..., L, S) of a `SingleHeadAttention`, which has no axis of heads.
+            (..., Hq, L, S), or (..., L, S) for a `SingleHeadAttention`, which has no axis of heads.
         """
         q, k = self._heads({"query": query, "key": query if key is None else key})
-        return cast(A, attention_weights(q, k, attn_mask, **self._rules(keywords)))
+        return cast(A, attention_weights(q, k, attn_mask, **self._options(keywords)))
 
     def project(self, query: A, key: AnyArray | None = None, value: AnyArray | None = None) -> tuple[A, A, A]:
-        """The heads of the inputs, as `scaled_dot_product_attention` and `KVCache` take them.
+        """Return the heads of the inputs, in the shapes that `scaled_dot_product_attention` and `KVCache` take.
 
         Args:
             query: (..., L, query_dim).
@@ -156,7 +158,7 @@ class Attention(Layer):
         return cast(tuple[A, A, A], (q, k, v))
 
     def project_key_value(self, key: A, value: AnyArray | None = None) -> tuple[A, A]:
-        """The heads of keys and values alone, as a cache takes them.
+        """Return the heads of keys and values alone, in the shapes that a cache takes.
 
         Args:
             key: (..., S, key_dim).
@@ -175,20 +177,20 @@ class Attention(Layer):
         attn_mask: Mask | AnyArray | None = None,
         **keywords: Unpack[Keywords],
     ) -> A:
-        """The output of the layer for queries that attend to a cache of `project_key_value`.
+        """Return the output of the layer for queries that attend to a cache of `project_key_value`.
 
         Args:
-            query: (..., L, query_dim): the last of the tokens in the cache, or with `is_causal=False` any.
+            query: (..., L, query_dim): the last tokens in the cache, or any tokens with `is_causal=False`.
             cache: Keys and values, (..., H, S, E) and (..., H, S, Ev).
             attn_mask: As for `KVCache.attend`.
-            keywords: Likewise; `is_causal` is True if it is not given.
+            keywords: As for `KVCache.attend`, where `is_causal` is True by default.
 
         Returns:
             (..., L, out_dim).
 
         Raises:
             TypeError: As for a call.
-            ValueError: As for a call; a cache with heads behind the length.
+            ValueError: As for a call, or the cache has its heads behind the length.
 
         Examples:
             >>> import numpy as np
@@ -202,10 +204,10 @@ class Attention(Layer):
         """
         checks.named(f"{type(self).__name__}.attend", "cache.layout", cache.layout, [checks.HLE])
         (heads,) = self._heads({"query": query})
-        return self.combine(cache.attend(cast(A, heads), attn_mask, **self._rules(keywords)))
+        return self.combine(cache.attend(cast(A, heads), attn_mask, **self._options(keywords)))
 
     def combine(self, heads: A) -> A:
-        """The output from that of each head.
+        """Combine the outputs of the heads.
 
         Args:
             heads: (..., Hq, L, Ev).
@@ -214,72 +216,74 @@ class Attention(Layer):
             (..., L, Hq * Ev): the heads side by side.
         """
         checks.plain_array(f"{type(self).__name__}.combine", "heads", heads)
-        xp = namespace(heads)
-        apart = swapped(xp, cast(Array, heads), checks.LHE)
-        return cast(A, xp.reshape(apart, (*apart.shape[:-2], apart.shape[-2] * apart.shape[-1])))
+        xp = namespace_of(heads)
+        heads_last = swap_heads_and_length(xp, cast(Array, heads), checks.LHE)
+        *leading_shape, count, width = heads_last.shape
+        return cast(A, xp.reshape(heads_last, (*leading_shape, count * width)))
 
     def _heads(self, inputs: dict[str, AnyArray]) -> list[AnyArray]:
-        """(..., length, width) -> (..., heads, length, width of a head), each by its own map."""
-        name, (queries, shared) = type(self).__name__, self.counts
+        """Map each input (..., length, width) to its heads (..., heads, length, width of a head)."""
+        name, (query_heads, key_heads) = type(self).__name__, self.head_counts
         checks.inputs(name, inputs, {role: getattr(self, role).weight for role in inputs})
         checks.with_lengths(name, inputs)
-        found: list[AnyArray] = []
+        heads: list[AnyArray] = []
         for role, x in inputs.items():
-            flat, count = cast(Array, getattr(self, role).mapped(x)), queries if role == "query" else shared
-            xp = namespace(flat)
-            apart = xp.reshape(flat, (*flat.shape[:-1], count, flat.shape[-1] // count))
-            found.append(swapped(xp, apart, checks.LHE))
-        return found
+            projected = cast(Array, getattr(self, role)._apply(x))
+            count = query_heads if role == "query" else key_heads
+            xp = namespace_of(projected)
+            heads_last = xp.reshape(projected, (*projected.shape[:-1], count, projected.shape[-1] // count))
+            heads.append(swap_heads_and_length(xp, heads_last, checks.LHE))
+        return heads
 
     def _scaling(self) -> dict[str, Any]:
-        """scale / temperature; nothing where that is the default."""
+        """Return scale / temperature as a keyword, or no keyword if both have their defaults."""
         if self.scale is None and not is_array(self.temperature) and self.temperature == 1:
             return {}
-        scale: Any = 1 / math.sqrt(self.head_dim) if self.scale is None else self._of_heads(self.scale)
-        return {"scale": scale / self._of_heads(self.temperature)}
+        scale: Any = 1 / math.sqrt(self.head_dim) if self.scale is None else self._as_scores_like(self.scale)
+        return {"scale": scale / self._as_scores_like(self.temperature)}
 
-    def _rules(self, keywords: Keywords) -> Any:
-        return {**self.rules, **keywords}
+    def _options(self, keywords: Keywords) -> Any:
+        return {**self.attention_options, **keywords}
 
-    def _of_heads(self, number: float | AnyArray) -> float | Array:
-        """An array of one number for each head, as it meets the scores."""
+    def _as_scores_like(self, number: float | AnyArray) -> float | Array:
+        """Return a number, or one number for each head in a shape that broadcasts to the scores."""
         if is_array(number) and len(number.shape) == 1:
-            return namespace(number).reshape(number, (number.shape[0], 1, 1))
+            return namespace_of(number).reshape(number, (number.shape[0], 1, 1))
         return cast("float | Array", number)
 
     def _widths(self) -> dict[str, int]:
-        """How wide what comes out of each map is."""
-        found: dict[str, Linear] = {name: getattr(self, name) for name in ("query", "key", "value")}
-        checks.maps(type(self).__name__, found, Linear)
-        return {name: each.widths[1] for name, each in found.items()}
+        """Return the output width of each map."""
+        maps: dict[str, Linear] = {name: getattr(self, name) for name in ("query", "key", "value")}
+        checks.maps(type(self).__name__, maps, Linear)
+        return {name: linear.widths[1] for name, linear in maps.items()}
 
-    def _check(self, extra: dict[str, object]) -> None:
-        """The arrays of the layer are of one kind, and what is for each head has one for each."""
+    def _check_arrays(self, per_head: dict[str, object]) -> None:
+        """Check that all arrays are of one kind, and that `per_head` and the temperature fit the heads."""
         name = type(self).__name__
         checks.one_kind(name, self.parameters)
-        dtype = accumulation_dtype(namespace(self.query.weight), self.query.weight.dtype)
-        for role, value in ({"temperature": self.temperature} | extra).items():
+        dtype = accumulation_dtype(namespace_of(self.query.weight), self.query.weight.dtype)
+        for role, value in ({"temperature": self.temperature} | per_head).items():
             if value is not None:
-                checks.of_heads(name, role, value, self.counts[0], dtype)
+                checks.one_per_head(name, role, value, self.head_counts[0], dtype)
 
 
-def read(
+def read_fields(
     function: str,
     mapping: Mapping[str, AnyArray],
     prefix: str,
     names: Mapping[str, str] | None,
     fields: Sequence[str],
 ) -> dict[str, Any]:
-    """The maps and arrays that are there: `query` from `prefix` + what `names` calls it, and so on."""
+    """Return the fields that the mapping has: it calls `query` `prefix` + `names["query"]`, and so on."""
     checks.named_arrays(function, "mapping", mapping)
     checks.text(function, "prefix", prefix)
     if names is not None:
         checks.named_arrays(function, "names", names)
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for role in fields:
         name = prefix + (names or {}).get(role, role)
         if name in mapping:
-            found[role] = mapping[name]
+            values[role] = mapping[name]
         elif role in ("query", "key", "value") or f"{name}.weight" in mapping:
-            found[role] = Linear.from_mapping(mapping, f"{name}.")
-    return found
+            values[role] = Linear.from_mapping(mapping, f"{name}.")
+    return values

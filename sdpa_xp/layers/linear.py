@@ -6,11 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar, cast
 
-from sdpa_xp import checks, namespace
-from sdpa_xp.layers.drawing import drawn
+from sdpa_xp import _checks as checks
+from sdpa_xp._libraries import (
+    accumulation_dtype,
+    astype_if_needed,
+    leading_array,
+    library_of,
+    namespace_of,
+    plain,
+    quiet,
+)
+from sdpa_xp._libraries.protocols import AnyArray, Array, Rng
+from sdpa_xp.layers.initialization import draw_parameters
 from sdpa_xp.layers.parameters import Layer
-from sdpa_xp.overrides import leading
-from sdpa_xp.protocols import AnyArray, Array
 
 A = TypeVar("A", bound=AnyArray)
 
@@ -24,8 +32,8 @@ class Linear(Layer):
         bias: (out,), or None.
 
     Raises:
-        TypeError: Something that is no array, or arrays of several libraries or dtypes.
-        ValueError: Shapes that do not fit, or several devices.
+        TypeError: An argument is no array, or the arrays are of several libraries or dtypes.
+        ValueError: The shapes do not fit, or the arrays are on several devices.
 
     Examples:
         >>> import numpy as np
@@ -39,94 +47,94 @@ class Linear(Layer):
     bias: AnyArray | None = None
 
     def __post_init__(self) -> None:
-        found = checks.linear("Linear", self.weight, self.bias)
-        for name, array in found.items():
+        arrays = checks.linear("Linear", self.weight, self.bias)
+        for name, array in arrays.items():
             object.__setattr__(self, name, array)
 
     def __call__(self, x: A) -> A:
-        """The map of each row.
+        """Return the map of each row.
 
         Args:
-            x: (..., in), of the library, device and dtype of the map.
+            x: (..., in), with the library, device and dtype of the map.
 
         Returns:
             (..., out).
         """
         checks.inputs("Linear", {"x": x}, {"x": self.weight})
-        return self.mapped(x)
+        return self._apply(x)
 
-    def mapped(self, x: A) -> A:
-        """The same, of what has been checked."""
-        array, weight = namespace.plain(cast(Array, x)), cast(Array, self.weight)
-        first = cast(Array, leading(array, weight))
-        xp, held = namespace.namespace(first), first.dtype
-        if namespace.library_name(first) == "other":  # NumPy's BLAS has no half, and Dask cannot sum bfloat16
-            held = namespace.accumulation_dtype(xp, first.dtype)
-        with namespace.quiet(first):
-            if held != first.dtype:
-                array, weight = (namespace.converted(xp, x, held) for x in (array, weight))
+    def _apply(self, x: A) -> A:
+        """Return the map of an `x` that has been checked."""
+        array, weight = plain(cast(Array, x)), cast(Array, self.weight)
+        leader = cast(Array, leading_array(array, weight))
+        xp, dtype = namespace_of(leader), leader.dtype
+        if not library_of(leader).multiplies_halves:  # NumPy's BLAS has no half, and Dask cannot sum bfloat16
+            dtype = accumulation_dtype(xp, leader.dtype)
+        with quiet(leader):
+            if dtype != leader.dtype:
+                array, weight = (astype_if_needed(xp, x, dtype) for x in (array, weight))
             y = array @ xp.matrix_transpose(weight)
             y = y if self.bias is None else y + cast(Array, self.bias)
-            return cast(A, namespace.converted(xp, y, x.dtype))
+            return cast(A, astype_if_needed(xp, y, x.dtype))
 
     @property
     def widths(self) -> tuple[int, int]:
-        """Of what goes in, and of what comes out."""
-        out, width = self.weight.shape
-        return width, out
+        """The width of the input, and of the output."""
+        out_width, in_width = self.weight.shape
+        return in_width, out_width
 
     @classmethod
     def init(
-        cls, rng: object, in_dim: int, out_dim: int, *, bias: bool = True, like: AnyArray | None = None
+        cls, rng: Rng, in_dim: int, out_dim: int, *, bias: bool = True, like: AnyArray | None = None
     ) -> Self:
-        """A map with weights by Xavier's rule, and biases of 0.
+        """Return a map with weights by Xavier's rule, and a bias of 0.
 
         Args:
-            rng: What the weights follow from: a numpy.random.Generator, cupy.random.Generator,
-                torch.Generator, or key of JAX or MLX.
-            in_dim: Width of what goes in.
-            out_dim: Width of what comes out.
+            rng: The generator that the weights are drawn from: a numpy.random.Generator,
+                cupy.random.Generator, torch.Generator, or key of JAX or MLX.
+            in_dim: The width of the input.
+            out_dim: The width of the output.
             bias: Whether there is a bias.
-            like: An array of the library, device and dtype that the map is to have. None is float32, in the
-                library of `rng`.
+            like: An array with the library, device and dtype of the new map. None is float32, in the library
+                of `rng`.
 
         Returns:
             The map.
 
         Raises:
-            TypeError: `rng` is no generator, or a width no integer.
-            ValueError: A width below 1.
+            TypeError: `rng` is no generator, or a width is no integer.
+            ValueError: A width is below 1.
         """
         function = "Linear.init"
         widths = checks.width(function, "in_dim", in_dim), checks.width(function, "out_dim", out_dim)
-        found = drawn(function, rng, {"": widths}, bias=bias, like=like)
-        return cls(*found[""])
+        parameters = draw_parameters(function, rng, {"": widths}, bias=bias, like=like)
+        return cls(*parameters[""])
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, AnyArray], prefix: str = "") -> Self:
-        """The map whose arrays are called `prefix` + "weight" and, if it has one, `prefix` + "bias".
+        """Return the map whose arrays are called `prefix` + "weight" and, if it has one, `prefix` + "bias".
 
         Args:
-            mapping: Arrays by name, such as a file of safetensors gives.
-            prefix: What the names begin with.
+            mapping: Arrays by name, as a file of safetensors has them.
+            prefix: The beginning of the names.
 
         Returns:
-            The map, of the arrays themselves.
+            The map. Its arrays are not copied.
 
         Raises:
-            TypeError: `mapping` is no mapping, or `prefix` no string.
+            TypeError: `mapping` is no mapping, or `prefix` is no string.
             ValueError: There is no such weight.
         """
         function = "Linear.from_mapping"
         checks.named_arrays(function, "mapping", mapping)
         checks.text(function, "prefix", prefix)
-        weight = checks.entry(function, mapping, f"{prefix}weight")
+        weight = checks.mapping_entry(function, mapping, f"{prefix}weight")
         return cls(cast(AnyArray, weight), mapping.get(f"{prefix}bias"))
 
 
-def linears(
+def init_linears(
     function: str, rng: Any, widths: Mapping[str, tuple[int, int]], *, bias: bool, like: AnyArray | None
 ) -> dict[str, Linear]:
-    """A map for each of the widths (in, out)."""
-    found = drawn(function, rng, widths, bias=bias, like=like)
-    return {name: Linear(*pair) for name, pair in found.items()}
+    """Return a map for each of the widths (in, out), with weights by Xavier's rule."""
+    parameters = draw_parameters(function, rng, widths, bias=bias, like=like)
+    return {name: Linear(*arrays) for name, arrays in parameters.items()}

@@ -1,4 +1,4 @@
-"""The arrays of a layer by name, and the same layer with other arrays."""
+"""The arrays of a layer by name, and copies of the layer with other arrays."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from sdpa_xp import checks, namespace
-from sdpa_xp.layers.moving import moved, place
-from sdpa_xp.protocols import AnyArray, Array
+from sdpa_xp import _checks as checks
+from sdpa_xp._libraries import is_array
+from sdpa_xp._libraries.protocols import AnyArray, Array
+from sdpa_xp.layers.transfer import copy_to, destination_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 
 class Layer:
-    """What every layer is: an immutable dataclass, whose fields that are arrays or layers hold its parameters.
+    """The base of every layer: an immutable dataclass whose parameters are its arrays and those of its layers.
 
     Examples:
         >>> from dataclasses import dataclass
@@ -35,74 +36,77 @@ class Layer:
 
     @property
     def parameters(self) -> dict[str, AnyArray]:
-        """Each array of the layer by its name; a layer within gives its names after its own and a dot."""
-        found: dict[str, AnyArray] = {}
-        for name, held in _fields(self).items():
-            found |= _arrays(name, held)
-        return found
+        """The arrays of the layer by name; those of a layer in the field `inner` are called "inner.weight"."""
+        arrays: dict[str, AnyArray] = {}
+        for name, value in _field_values(self).items():
+            arrays |= _arrays_in(name, value)
+        return arrays
 
     def with_parameters(self, parameters: Mapping[str, AnyArray]) -> Self:
-        """The layer that has these arrays in place of its own; those that are not named stay.
+        """Return a copy of the layer in which the named arrays are replaced; the others stay.
 
         Args:
-            parameters: By names of `parameters`.
+            parameters: New arrays, by their names in `parameters`.
 
         Returns:
-            Another layer; this one stays as it is.
+            Another layer. This one does not change.
 
         Raises:
-            TypeError: Something that is no array, or arrays of several libraries or dtypes.
-            ValueError: A name that the layer does not have, or shapes that do not fit.
+            TypeError: A value is no array, or the arrays are of several libraries or dtypes.
+            ValueError: The layer has no such name, or the shapes do not fit.
         """
         checks.named_arrays(f"{type(self).__name__}.with_parameters", "parameters", parameters)
         checks.known_names(type(self).__name__, parameters, self.parameters)
-        return self._with(parameters, "")
+        return self._replace_parameters(parameters, "")
 
     def to(self, like: object, device: object = None) -> Self:
-        """The layer with its arrays in another library, or on another device; they are copied.
+        """Return the layer with its arrays copied to another library or device.
 
         Args:
-            like: The library, as a module (numpy, torch, jax.numpy, ...) or by an array of it.
-            device: One of that library's. None is that of the array, or the library's default.
+            like: The library, as a module (numpy, torch, jax.numpy, ...), or an array of it.
+            device: A device of that library. None is the device of the array, or the library's default.
 
         Returns:
-            Another layer. Its dtype is the same where the library has it, and float32 otherwise, which is what
-                becomes of bfloat16 in NumPy, and of float64 in JAX without x64 and in MLX. What torch has
-                recorded for gradients stays behind.
+            Another layer. The dtype stays if the library has it; otherwise it becomes float32, as bfloat16
+                does in NumPy, and float64 in MLX and in JAX without x64. What torch has recorded for
+                gradients is not copied.
 
         Raises:
             TypeError: `like` is neither a module of arrays nor an array.
         """
-        there = place(f"{type(self).__name__}.to", like, device)
-        return self.with_parameters({name: moved(cast(Array, x), there) for name, x in self.parameters.items()})
+        destination = destination_of(f"{type(self).__name__}.to", like, device)
+        copies = {name: copy_to(cast(Array, x), destination) for name, x in self.parameters.items()}
+        return self.with_parameters(copies)
 
     def __repr__(self) -> str:
         return checks.call_of(cast("DataclassInstance", self), type(self).__name__)
 
-    def _with(self, parameters: Mapping[str, AnyArray], prefix: str) -> Self:
-        held = _fields(self).items()
-        changed: dict[str, Any] = {name: _changed(each, parameters, prefix + name) for name, each in held}
+    def _replace_parameters(self, parameters: Mapping[str, AnyArray], prefix: str) -> Self:
+        changed: dict[str, Any] = {
+            name: _replace_in(value, parameters, prefix + name) for name, value in _field_values(self).items()
+        }
         return cast(Self, replace(cast(Any, self), **changed))
 
 
-def _arrays(name: str, held: object) -> dict[str, AnyArray]:
-    """The arrays of what a field holds; those of a tuple or a list by their numbers."""
-    if isinstance(held, Layer):
-        return {f"{name}.{inner}": array for inner, array in held.parameters.items()}
-    if isinstance(held, tuple | list):
-        return {each: x for n, one in enumerate(held) for each, x in _arrays(f"{name}.{n}", one).items()}
-    return {name: held} if namespace.is_array(held) else {}
+def _arrays_in(name: str, value: object) -> dict[str, AnyArray]:
+    """Return the arrays in a field by name; items of a tuple or a list are named by their number."""
+    if isinstance(value, Layer):
+        return {f"{name}.{inner}": array for inner, array in value.parameters.items()}
+    if isinstance(value, tuple | list):
+        items = [_arrays_in(f"{name}.{n}", item) for n, item in enumerate(value)]
+        return {inner: array for arrays in items for inner, array in arrays.items()}
+    return {name: value} if is_array(value) else {}
 
 
-def _changed(held: Any, parameters: Mapping[str, AnyArray], name: str) -> Any:
-    """What a field is to hold."""
-    if isinstance(held, Layer):
-        return held._with(parameters, f"{name}.")
-    if isinstance(held, tuple | list) and _arrays(name, held):
-        made = [_changed(each, parameters, f"{name}.{n}") for n, each in enumerate(held)]
-        return type(held)(*made) if hasattr(held, "_fields") else type(held)(made)
-    return parameters.get(name, held)
+def _replace_in(value: Any, parameters: Mapping[str, AnyArray], name: str) -> Any:
+    """Return the value of a field with the arrays that `parameters` names in place of its own."""
+    if isinstance(value, Layer):
+        return value._replace_parameters(parameters, f"{name}.")
+    if isinstance(value, tuple | list) and _arrays_in(name, value):
+        items = [_replace_in(item, parameters, f"{name}.{n}") for n, item in enumerate(value)]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)  # a NamedTuple, or not
+    return parameters.get(name, value)
 
 
-def _fields(layer: Layer) -> dict[str, object]:
+def _field_values(layer: Layer) -> dict[str, object]:
     return {field.name: getattr(layer, field.name) for field in fields(cast("DataclassInstance", layer))}

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar, Unpack, cast
 
-from sdpa_xp import checks
-from sdpa_xp.layers.attention import Attention, Keywords, read
-from sdpa_xp.layers.linear import linears
+from sdpa_xp import _checks as checks
+from sdpa_xp._libraries.protocols import AnyArray, Array, Rng
+from sdpa_xp.layers.attention import Attention, Keywords, read_fields
+from sdpa_xp.layers.linear import init_linears
 from sdpa_xp.masks import Mask
-from sdpa_xp.protocols import AnyArray, Array
 
 A = TypeVar("A", bound=AnyArray)
 
@@ -20,20 +20,21 @@ class SingleHeadAttention(Attention):
     r"""$\mathrm{softmax}(XW_q\,(YW_k)^T \cdot scale)\;YW_v$, without a projection at the end.
 
     Shapes:
-        `L` queries, `S` keys, `...` batch. Within, the head has an axis of its own: a mask of a batch is
+        `L` queries, `S` keys, `...` batch. Masks have an axis for the head: a mask of a batch is
         (..., 1, L, S).
 
     Args:
         query: The map of queries, a `Linear`.
-        key: That of keys, to the same width.
-        value: That of values, to any width.
-        scale: What the products are multiplied by: a number, or an array of one, to be learned. Default
-            1 / sqrt(attention_dim).
-        temperature: What the scale is divided by: higher spreads the weights. A number or an array, likewise.
+        key: The map of keys, to the same width.
+        value: The map of values, to any width.
+        scale: The factor of the products q k^T: a number, or an array of shape () or (1,), which can be
+            learned. Default 1 / sqrt(attention_dim).
+        temperature: The divisor of the scale: a higher temperature spreads the weights. A number or an array,
+            like `scale`.
 
     Raises:
-        TypeError: A map that is no `Linear`, or arrays of several libraries or dtypes.
-        ValueError: Shapes that do not fit.
+        TypeError: A map is no `Linear`, or the arrays are of several libraries or dtypes.
+        ValueError: The shapes do not fit.
 
     Examples:
         >>> import numpy as np
@@ -48,12 +49,12 @@ class SingleHeadAttention(Attention):
 
     def __post_init__(self) -> None:
         checks.layer_heads("SingleHeadAttention", self._widths(), 1, 1, None)
-        self._check({"scale": self.scale})
+        self._check_arrays({"scale": self.scale})
 
     @classmethod
     def init(
         cls,
-        rng: object,
+        rng: Rng,
         embedding_dim: int,
         attention_dim: int,
         *,
@@ -62,16 +63,16 @@ class SingleHeadAttention(Attention):
         bias: bool = False,
         like: AnyArray | None = None,
     ) -> Self:
-        """A layer with weights by Xavier's rule, and biases of 0.
+        """Return a layer with weights by Xavier's rule, and biases of 0.
 
         Args:
-            rng: What the weights follow from, as for `MultiHeadAttention.init`.
-            embedding_dim: Width of the queries that go in.
-            attention_dim: Width of queries, keys and values within.
-            key_dim: Width of the keys that go in. None is `embedding_dim`.
-            value_dim: Width of the values that go in. None is `key_dim`.
+            rng: The generator that the weights are drawn from, as for `MultiHeadAttention.init`.
+            embedding_dim: The width of the input queries.
+            attention_dim: The width of queries, keys and values after the maps.
+            key_dim: The width of the input keys. None is `embedding_dim`.
+            value_dim: The width of the input values. None is `key_dim`.
             bias: Whether the maps have biases.
-            like: An array of the library, device and dtype that the layer is to have. None is float32, in the
+            like: An array with the library, device and dtype of the new layer. None is float32, in the
                 library of `rng`.
 
         Returns:
@@ -84,29 +85,29 @@ class SingleHeadAttention(Attention):
         value_dim = key_dim if value_dim is None else checks.width(function, "value_dim", value_dim)
         widths = {"query": embedding_dim, "key": key_dim, "value": value_dim}
         shapes = {name: (width, attention_dim) for name, width in widths.items()}
-        maps: dict[str, Any] = linears(function, rng, shapes, bias=bias, like=like)
+        maps: dict[str, Any] = init_linears(function, rng, shapes, bias=bias, like=like)
         return cls(**maps)
 
     @classmethod
     def from_mapping(
         cls, mapping: Mapping[str, AnyArray], prefix: str = "", *, names: Mapping[str, str] | None = None
     ) -> Self:
-        """The layer whose arrays are in a mapping by name.
+        """Return the layer whose arrays a mapping has by name.
 
         Args:
-            mapping: As for `MultiHeadAttention.from_mapping`, as are those that follow.
-            prefix: What the names begin with.
-            names: What `query`, `key` and `value` are called there.
+            mapping: Arrays by name, as for `MultiHeadAttention.from_mapping`.
+            prefix: The beginning of the names.
+            names: The names of `query`, `key` and `value` in the mapping.
 
         Returns:
-            The layer, of the arrays themselves.
+            The layer. Its arrays are not copied.
 
         Raises:
-            TypeError: `mapping` or `names` is no mapping, or `prefix` no string.
-            ValueError: A weight is not there.
+            TypeError: `mapping` or `names` is no mapping, or `prefix` is no string.
+            ValueError: The mapping lacks a weight.
         """
-        function = "SingleHeadAttention.from_mapping"
-        return cls(**read(function, mapping, prefix, names, ("query", "key", "value", "scale", "temperature")))
+        function, fields = "SingleHeadAttention.from_mapping", ("query", "key", "value", "scale", "temperature")
+        return cls(**read_fields(function, mapping, prefix, names, fields))
 
     def weights(
         self,
@@ -115,10 +116,10 @@ class SingleHeadAttention(Attention):
         attn_mask: Mask | AnyArray | None = None,
         **keywords: Unpack[Keywords],
     ) -> A:
-        """How much each query attends to each key.
+        """Return how much each query attends to each key.
 
         Args:
-            query: As for a call, as are all that follow.
+            query: (..., L, embedding_dim). This and the other arguments are those of a call.
             key: (..., S, key_dim).
             attn_mask: A mask, or an array that broadcasts to (..., 1, L, S).
             keywords: As for a call.
@@ -126,5 +127,5 @@ class SingleHeadAttention(Attention):
         Returns:
             (..., L, S).
         """
-        found = cast(Array, Attention.weights(self, query, key, attn_mask, **keywords))
-        return cast(A, found[..., 0, :, :])
+        weights = cast(Array, Attention.weights(self, query, key, attn_mask, **keywords))
+        return cast(A, weights[..., 0, :, :])

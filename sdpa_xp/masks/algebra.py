@@ -1,49 +1,51 @@
 """What a mask is, and how masks combine.
 
-A mask is a small value that says which pairs may attend. Bound to the pairs of a call it is a pattern, which
-answers for one tile at a time, so that no L x S array is made.
+A mask is a lightweight object that says which pairs may attend. Bound to the grid of a call it becomes a
+pattern, which answers for one tile at a time, so that no L x S array is built.
+
+To add a mask, write a file with a function, a `Mask` whose fields are the arguments of the function, and a
+`Pattern`; and import the function in `__init__.py`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TypeAlias, cast
+from typing import cast
 
-from sdpa_xp import checks, namespace
-from sdpa_xp.pairs import Pairs
-from sdpa_xp.protocols import AnyArray, Array
-from sdpa_xp.tiles import Tile
-from sdpa_xp.values import Value
+from sdpa_xp import _checks as checks
+from sdpa_xp._libraries.protocols import AnyArray, Array
+from sdpa_xp._tiles.allowed import Allowed, both, collapse_uniform, either
+from sdpa_xp._tiles.modifier import ScoreModifier
+from sdpa_xp._tiles.score_grid import ScoreGrid
+from sdpa_xp._tiles.tile import Tile
 
-Allowed: TypeAlias = bool | Array
-"""True: every pair of the tile may attend. False: none may. An array: those where it is True."""
 DEEPEST = 150
-"""How many operators may be inside each other. A call nests a few functions for each; Python allows 1000."""
+"""The largest depth of nested operators. Each costs a few nested Python calls, of which Python allows 1000."""
 
 
 class Pattern(ABC):
-    """A mask that is bound to the pairs of a call."""
+    """A mask that is bound to the grid of a call."""
 
     @abstractmethod
-    def on(self, tile: Tile, /) -> Allowed:
-        """Which pairs of the tile may attend; an array broadcasts to (..., Hq, rows, columns)."""
+    def allowed_in(self, tile: Tile, /) -> Allowed:
+        """Return which pairs of the tile may attend; an array broadcasts to (..., Hq, rows, columns)."""
 
-    def reach(self, tile: Tile, /) -> range:
-        """A part of the tile's keys, in one piece, outside of which its queries attend none."""
+    def key_range(self, tile: Tile, /) -> range:
+        """Return one range of the tile's keys outside of which no query attends; tiles outside are skipped."""
         return tile.columns
 
-    def reached_by(self, tile: Tile, /) -> range:
-        """A part of the tile's queries, in one piece, outside of which none attends any of its keys."""
+    def query_range(self, tile: Tile, /) -> range:
+        """Return one range of the tile's queries outside of which none attends a key of the tile."""
         return tile.rows
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Mask(Value, ABC):
+class Mask(ScoreModifier, ABC):
     """Which pairs of queries and keys may attend.
 
     The functions of `sdpa_xp.masks` make masks, and `attn_mask` takes them. They combine with `&`, `|` and
-    `~`, also with boolean arrays. They are immutable and hold no L x S array but one that was given.
+    `~`, also with boolean arrays. They are immutable, and build no L x S array.
 
     Examples:
         >>> from sdpa_xp import masks
@@ -57,8 +59,8 @@ class Mask(Value, ABC):
         return ()
 
     @abstractmethod
-    def bind(self, pairs: Pairs, /) -> Pattern:
-        """The pattern of this mask over `pairs`; refuses what does not fit them."""
+    def bind(self, grid: ScoreGrid, /) -> Pattern:
+        """Check the arguments against `grid`, and return the pattern."""
 
     def __and__(self, other: Mask | AnyArray) -> Mask:
         return _joined(And, self, as_mask("masks", "mask", other))
@@ -82,11 +84,11 @@ class Mask(Value, ABC):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Combined(Mask, ABC):
-    """Masks joined by one operator; a chain of the same operator is one value, so that it nests no deeper."""
+    """Masks joined by one operator. A chain of one operator is one object, so that it is not nested deeper."""
 
     masks: tuple[Mask, ...]
     depth: int = field(init=False, repr=False)
-    """How many operators are inside each other."""
+    """The depth of nested operators."""
 
     @property
     def parts(self) -> tuple[Mask, ...]:
@@ -105,12 +107,12 @@ class Combined(Mask, ABC):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class And(Combined):
-    """The pairs that every mask lets attend."""
+    """The pairs that are in every mask."""
 
     name = "&"
 
-    def bind(self, pairs: Pairs) -> Pattern:
-        return AllOf(tuple(mask.bind(pairs) for mask in self.parts))
+    def bind(self, grid: ScoreGrid) -> Pattern:
+        return AllOf(tuple(mask.bind(grid) for mask in self.parts))
 
     def __repr__(self) -> str:
         return " & ".join(f"({mask})" if isinstance(mask, Or) else str(mask) for mask in self.parts)
@@ -118,12 +120,12 @@ class And(Combined):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Or(Combined):
-    """The pairs that one of the masks lets attend."""
+    """The pairs that are in one of the masks or in several."""
 
     name = "|"
 
-    def bind(self, pairs: Pairs) -> Pattern:
-        return AnyOf(tuple(mask.bind(pairs) for mask in self.parts))
+    def bind(self, grid: ScoreGrid) -> Pattern:
+        return AnyOf(tuple(mask.bind(grid) for mask in self.parts))
 
     def __repr__(self) -> str:
         return " | ".join(f"({mask})" if isinstance(mask, And) else str(mask) for mask in self.parts)
@@ -131,12 +133,12 @@ class Or(Combined):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Not(Combined):
-    """The pairs that the mask does not let attend."""
+    """The pairs that are not in the mask."""
 
     name = "~"
 
-    def bind(self, pairs: Pairs) -> Pattern:
-        return NoneOf(self.parts[0].bind(pairs))
+    def bind(self, grid: ScoreGrid) -> Pattern:
+        return NoneOf(self.parts[0].bind(grid))
 
     def __repr__(self) -> str:
         (mask,) = self.parts
@@ -144,134 +146,101 @@ class Not(Combined):
 
 
 def _joined(operator: type[And | Or], *masks: Mask) -> Mask:
-    """Join masks by `&` or `|`; what the same operator joined before becomes part of the chain."""
+    """Join masks by `&` or `|`; masks that the same operator joined before become part of the chain."""
     return operator(sum((mask.parts if isinstance(mask, operator) else (mask,) for mask in masks), ()))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class FromArray(Mask):
+class ArrayMask(Mask):
     """The pairs where a boolean array is True."""
 
     name = "from_array"
     boolean: AnyArray
     argument: str = field(default="attn_mask", repr=False)
-    """What messages call it."""
+    """The name of the array in messages."""
 
-    def bind(self, pairs: Pairs) -> Pattern:
+    def bind(self, grid: ScoreGrid) -> Pattern:
         array = cast(Array, self.boolean)
-        checks.boolean(pairs.function, self.argument, array)
-        checks.broadcasts(pairs.function, self.argument, array.shape, pairs.shape, "(..., Hq, L, S)")
-        return Given(pairs.cut(array, 3))
+        checks.boolean(grid.function, self.argument, array)
+        return ArrayPattern(grid.scores_like(self.argument, array))
 
 
 def as_mask(function: str, name: str, value: object, argument: str = "attn_mask") -> Mask:
-    """A mask as it is; an array as the mask of its True elements, which is called `argument` from then on."""
+    """Convert a boolean array to a Mask, called `argument` in messages; masks pass through unchanged."""
     if isinstance(value, Mask):
         return value
     checks.operand(function, name, value, "a mask or a boolean array")
-    return FromArray(checks.plain_array(function, name, value), argument)
+    return ArrayMask(checks.plain_array(function, name, value), argument)
 
 
 @dataclass(frozen=True, slots=True)
 class AllOf(Pattern):
-    """A pair may attend iff each pattern lets it; without patterns every pair may."""
+    """A pair may attend iff it is in every pattern; without patterns every pair may."""
 
     patterns: tuple[Pattern, ...] = ()
 
-    def on(self, tile: Tile) -> Allowed:
+    def allowed_in(self, tile: Tile) -> Allowed:
         allowed: Allowed = True
         for pattern in self.patterns:
-            allowed = both(allowed, pattern.on(tile))
+            allowed = both(allowed, pattern.allowed_in(tile))
             if allowed is False:
                 break
         return allowed
 
-    def reach(self, tile: Tile) -> range:
-        return _common([tile.columns, *(pattern.reach(tile) for pattern in self.patterns)])
+    def key_range(self, tile: Tile) -> range:
+        return _intersection([tile.columns, *(pattern.key_range(tile) for pattern in self.patterns)])
 
-    def reached_by(self, tile: Tile) -> range:
-        return _common([tile.rows, *(pattern.reached_by(tile) for pattern in self.patterns)])
+    def query_range(self, tile: Tile) -> range:
+        return _intersection([tile.rows, *(pattern.query_range(tile) for pattern in self.patterns)])
 
 
 @dataclass(frozen=True, slots=True)
 class AnyOf(Pattern):
-    """A pair may attend iff one of the patterns lets it."""
+    """A pair may attend iff it is in one of the patterns."""
 
     patterns: tuple[Pattern, ...]
 
-    def on(self, tile: Tile) -> Allowed:
+    def allowed_in(self, tile: Tile) -> Allowed:
         allowed: Allowed = False
         for pattern in self.patterns:
-            allowed = either(allowed, pattern.on(tile))
+            allowed = either(allowed, pattern.allowed_in(tile))
             if allowed is True:
                 break
         return allowed
 
-    def reach(self, tile: Tile) -> range:
-        return _hull([pattern.reach(tile) for pattern in self.patterns])
+    def key_range(self, tile: Tile) -> range:
+        return _hull([pattern.key_range(tile) for pattern in self.patterns])
 
-    def reached_by(self, tile: Tile) -> range:
-        return _hull([pattern.reached_by(tile) for pattern in self.patterns])
+    def query_range(self, tile: Tile) -> range:
+        return _hull([pattern.query_range(tile) for pattern in self.patterns])
 
 
 @dataclass(frozen=True, slots=True)
 class NoneOf(Pattern):
-    """A pair may attend iff the pattern does not let it."""
+    """A pair may attend iff it is not in the pattern."""
 
     pattern: Pattern
 
-    def on(self, tile: Tile) -> Allowed:
-        allowed = self.pattern.on(tile)
+    def allowed_in(self, tile: Tile) -> Allowed:
+        allowed = self.pattern.allowed_in(tile)
         return not allowed if isinstance(allowed, bool) else ~allowed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Given(Pattern):
-    """Where an array that broadcasts to (..., Hq, L, S) is True."""
+class ArrayPattern(Pattern):
+    """A pair may attend iff an array, which broadcasts to (..., Hq, L, S), is True there."""
 
     array: Array
 
-    def on(self, tile: Tile) -> Allowed:
-        return settled(tile, tile.cut(self.array))
+    def allowed_in(self, tile: Tile) -> Allowed:
+        return collapse_uniform(tile, tile.slice(self.array))
 
 
-def _common(ranges: list[range]) -> range:
-    return range(max(each.start for each in ranges), min(each.stop for each in ranges))
+def _intersection(ranges: list[range]) -> range:
+    return range(max(r.start for r in ranges), min(r.stop for r in ranges))
 
 
 def _hull(ranges: list[range]) -> range:
-    """The smallest range that holds each of `ranges`."""
-    some = [each for each in ranges if each]
-    return range(min(each.start for each in some), max(each.stop for each in some)) if some else range(0)
-
-
-def settled(tile: Tile, allowed: Array) -> Allowed:
-    """True or False where `allowed` says the same of every pair; a traced array cannot be looked at."""
-    xp = tile.pairs.xp
-    if tile.pairs.traced or namespace.is_traced(allowed):
-        return allowed
-    if not bool(xp.any(allowed)):
-        return False
-    return True if bool(xp.all(allowed)) else allowed
-
-
-def both(one: Allowed, other: Allowed) -> Allowed:
-    """The pairs that both answers let attend."""
-    if one is False or other is False:
-        return False
-    if one is True:
-        return other
-    if other is True:
-        return one
-    return one & other
-
-
-def either(one: Allowed, other: Allowed) -> Allowed:
-    """The pairs that one of the answers lets attend."""
-    if one is True or other is True:
-        return True
-    if one is False:
-        return other
-    if other is False:
-        return one
-    return one | other
+    """Return the smallest range that contains all of `ranges`."""
+    nonempty = [r for r in ranges if r]
+    return range(min(r.start for r in nonempty), max(r.stop for r in nonempty)) if nonempty else range(0)

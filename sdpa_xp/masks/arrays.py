@@ -1,33 +1,33 @@
-"""The boolean array of a mask, to look at or to hand to another library."""
+"""Convert a mask to a boolean array, to look at it or to pass it to another library."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sdpa_xp import checks
+from sdpa_xp import _checks as checks
+from sdpa_xp._tiles.score_grid import grid_of
+from sdpa_xp._tiles.tile import Tile
 from sdpa_xp.masks.algebra import Mask
-from sdpa_xp.pairs import pairs_of
-from sdpa_xp.tiles import Tile
 
 
 def to_array(mask: Mask, shape: tuple[int, ...], *, like: Any = None) -> Any:
-    """Which pairs may attend, as a boolean array.
+    """Convert a mask to a boolean array.
 
     Shapes:
         `Hq` query heads, `L` queries, `S` keys, `...` batch.
 
     Args:
         mask: A mask.
-        shape: (L, S), or (..., Hq, L, S) where the mask differs from one batch entry or head to another.
-        like: An array of the library, and on the device, that the result is to be of. By default those of
-            the first array that the mask holds, else NumPy.
+        shape: (L, S), or (..., Hq, L, S) if the mask differs between batch entries or heads.
+        like: An array with the library and the device of the result. By default the first array in the mask, or
+            NumPy if there is none.
 
     Returns:
         A boolean array of `shape`; True = may attend.
 
     Raises:
-        TypeError: Something that is no mask, or a mask whose arrays are of another library.
-        ValueError: A shape that has no L and S, or that the mask does not fit.
+        TypeError: `mask` is not a mask, or its arrays belong to another library.
+        ValueError: `shape` has no L and S, or the mask does not fit it.
 
     Examples:
         >>> from sdpa_xp import masks
@@ -40,12 +40,12 @@ def to_array(mask: Mask, shape: tuple[int, ...], *, like: Any = None) -> Any:
     if not isinstance(mask, Mask):
         rule = "`mask` must be a mask"
         raise TypeError(checks.message("to_array", rule, {"mask": checks.brief(mask)}))
-    pairs = pairs_of("to_array", "mask", shape, mask.arrays(), like)
-    xp = pairs.xp
-    if 0 in pairs.scores:
-        return xp.zeros(tuple(shape), dtype=xp.bool, device=pairs.device)
-    allowed = mask.bind(pairs).on(Tile(range(pairs.queries), range(pairs.keys), pairs))
+    grid = grid_of("to_array", "mask", shape, mask.arrays(), like)
+    xp = grid.xp
+    if 0 in grid.shape:
+        return xp.zeros(tuple(shape), dtype=xp.bool, device=grid.device)
+    allowed = mask.bind(grid).allowed_in(Tile(range(grid.queries), range(grid.keys), grid))
     if isinstance(allowed, bool):
-        return xp.full(tuple(shape), allowed, dtype=xp.bool, device=pairs.device)
-    whole = xp.reshape(xp.broadcast_to(allowed, pairs.scores), tuple(shape))
+        return xp.full(tuple(shape), allowed, dtype=xp.bool, device=grid.device)
+    whole = xp.reshape(xp.broadcast_to(allowed, grid.shape), tuple(shape))
     return xp.astype(whole, xp.bool, copy=True)  # no view: neither read-only nor the caller's own

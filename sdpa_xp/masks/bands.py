@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sdpa_xp import checks
-from sdpa_xp.checks import Integers, IntegersLike
-from sdpa_xp.masks.algebra import Allowed, Mask, Pattern, both
-from sdpa_xp.pairs import Pairs
-from sdpa_xp.tiles import Tile
+from sdpa_xp import _checks as checks
+from sdpa_xp._checks import Integers, IntegersLike
+from sdpa_xp._tiles.allowed import Allowed, both
+from sdpa_xp._tiles.score_grid import ScoreGrid
+from sdpa_xp._tiles.tile import Tile
+from sdpa_xp.masks.algebra import Mask, Pattern
 
 
 def causal(offset: IntegersLike | str = 0) -> Mask:
@@ -23,17 +24,17 @@ def causal(offset: IntegersLike | str = 0) -> Mask:
         `L` queries, `S` keys, `...` batch.
 
     Args:
-        offset: Which key the first query stands at: an integer, or one a batch entry, as a list or an integer
-            array that broadcasts to (...). 0 aligns the upper left corner, as `is_causal=True` does.
-            "lower_right" is S - L, so that the last query attends all keys, as where the queries continue a
-            cache.
+        offset: The position of the first query among the keys. Pass an integer, or one for each batch entry as
+            a list or an integer array that broadcasts to (...). 0 aligns the upper left corner, as
+            `is_causal=True` does. "lower_right" is S - L: the last query attends all keys, as when the queries
+            continue a cache.
 
     Returns:
-        The mask, which takes next to no memory. No array of L x S is made of it.
+        The mask. It works for any length and never builds an L x S array.
 
     Raises:
-        TypeError: When a call uses the mask: an offset that is no integer, or not of the query's library.
-        ValueError: Likewise: a name other than "lower_right", or a shape that does not fit the batch.
+        TypeError: When a call uses the mask: the offset is not an integer, or belongs to another library.
+        ValueError: When a call uses the mask: the offset has another name, or does not fit the batch.
 
     Examples:
         >>> import numpy as np
@@ -60,16 +61,16 @@ def sliding_window(left: int | None, right: int | None, *, offset: IntegersLike 
         `L` queries, `S` keys, `...` batch.
 
     Args:
-        left: How many keys before its own a query attends; None for all of them.
-        right: How many keys after its own; None for all of them, 0 for a causal window.
-        offset: Which key the first query stands at, as for `causal`.
+        left: The number of keys before its own position that a query attends; None for all of them.
+        right: The number of keys after its own position; None for all of them, 0 for a causal window.
+        offset: The position of the first query among the keys, as for `causal`.
 
     Returns:
-        The mask. Tiles outside the window are not looked at, so the work grows with L, not with L x S.
+        The mask. Tiles outside the window are skipped, so the work grows with L, not with L x S.
 
     Raises:
-        TypeError: A width that is no integer; when a call uses the mask, an offset that is none.
-        ValueError: A negative width; when a call uses the mask, an offset that does not fit the batch.
+        TypeError: A width is not an integer; when a call uses the mask, the offset is not an integer.
+        ValueError: A width is negative; when a call uses the mask, the offset does not fit the batch.
 
     Examples:
         >>> from sdpa_xp import masks
@@ -92,8 +93,8 @@ class Causal(Mask):
     name = "causal"
     offset: IntegersLike | str = 0
 
-    def bind(self, pairs: Pairs) -> Pattern:
-        return Band(None, pairs.offset("attn_mask.offset", self.offset))
+    def bind(self, grid: ScoreGrid) -> Pattern:
+        return Band(None, grid.offset("attn_mask.offset", self.offset))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -105,8 +106,8 @@ class SlidingWindow(Mask):
     right: int | None
     offset: IntegersLike | str = 0
 
-    def bind(self, pairs: Pairs) -> Pattern:
-        offset = pairs.offset("attn_mask.offset", self.offset)
+    def bind(self, grid: ScoreGrid) -> Pattern:
+        offset = grid.offset("attn_mask.offset", self.offset)
         return Band(
             None if self.left is None else offset.plus(-self.left),
             None if self.right is None else offset.plus(self.right),
@@ -120,30 +121,31 @@ class Band(Pattern):
     low: Integers | None
     high: Integers | None
 
-    def on(self, tile: Tile) -> Allowed:
+    def allowed_in(self, tile: Tile) -> Allowed:
         return both(self._above(tile), self._below(tile))
 
-    def reach(self, tile: Tile) -> range:
+    def key_range(self, tile: Tile) -> range:
         start, stop = tile.columns.start, tile.columns.stop
         if self.low is not None:
-            start = int(max(start, tile.first + tile.own(self.low).least))
+            start = int(max(start, tile.first + tile.slice_integers(self.low).least))
         if self.high is not None:
-            stop = int(min(stop, tile.last + tile.own(self.high).most + 1))
+            stop = int(min(stop, tile.last + tile.slice_integers(self.high).most + 1))
         return range(start, stop)
 
-    def reached_by(self, tile: Tile) -> range:
-        start, stop = tile.rows.start, tile.rows.stop
-        if self.high is not None:
-            start = int(max(start, start + tile.columns.start - tile.own(self.high).most - tile.first))
-        if self.low is not None:
-            stop = int(min(stop, stop + tile.columns.stop - 1 - tile.own(self.low).least - tile.last))
+    def query_range(self, tile: Tile) -> range:
+        start, stop, position = tile.rows.start, tile.rows.stop, tile.grid.position
+        if self.high is not None:  # the first query that attends the first key
+            start = int(max(start, tile.columns.start - tile.slice_integers(self.high).most - position))
+        if self.low is not None:  # the last query that attends the last key
+            stop = int(min(stop, tile.columns.stop - tile.slice_integers(self.low).least - position))
         return range(start, stop)
 
     def _above(self, tile: Tile) -> Allowed:
-        """Where i + low <= j."""
+        """Return where i + low <= j."""
         if self.low is None:
             return True
-        low = tile.own(self.low)
+        low = tile.slice_integers(self.low)
+        # The last query decides whether all attend, the first whether any does: no array is built for either.
         if tile.last + low.most <= tile.columns.start:
             return True
         if tile.first + low.least > tile.columns.stop - 1:
@@ -151,10 +153,10 @@ class Band(Pattern):
         return tile.query_index + low.values <= tile.key_index
 
     def _below(self, tile: Tile) -> Allowed:
-        """Where j <= i + high."""
+        """Return where j <= i + high."""
         if self.high is None:
             return True
-        high = tile.own(self.high)
+        high = tile.slice_integers(self.high)
         if tile.columns.stop - 1 <= tile.first + high.least:
             return True
         if tile.columns.start > tile.last + high.most:

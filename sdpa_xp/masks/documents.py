@@ -1,15 +1,16 @@
-"""Masks for several sequences in one row: a token attends its own document alone."""
+"""A mask for several documents in one row: a token attends only its own document."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sdpa_xp import checks
-from sdpa_xp.masks.algebra import Allowed, Mask, Pattern
-from sdpa_xp.pairs import Pairs
-from sdpa_xp.protocols import AnyArray, Array
-from sdpa_xp.tiles import Tile
+from sdpa_xp import _checks as checks
+from sdpa_xp._libraries.protocols import AnyArray, Array
+from sdpa_xp._tiles.allowed import Allowed
+from sdpa_xp._tiles.score_grid import ScoreGrid
+from sdpa_xp._tiles.tile import Tile
+from sdpa_xp.masks.algebra import Mask, Pattern
 
 
 def document(query_ids: Sequence[int] | AnyArray, key_ids: Sequence[int] | AnyArray | None = None) -> Mask:
@@ -27,15 +28,16 @@ def document(query_ids: Sequence[int] | AnyArray, key_ids: Sequence[int] | AnyAr
 
     Args:
         query_ids: The document of each query: a list of L integers, or an integer array (..., L).
-        key_ids: The document of each key, (..., S). None where they are those of the queries.
+        key_ids: The document of each key, (..., S). None if keys and queries have the same ids.
 
     Returns:
-        The mask. It holds L + S integers. Where ids are sorted, as in a packed row, tiles of two documents
-            that do not meet are not looked at; `varlen_attention` does the same from cumulated lengths.
+        The mask. It holds L + S integers. If the ids are sorted, as in a packed row, tiles of two different
+            documents are skipped. `varlen_attention` computes the same from cumulative lengths.
 
     Raises:
-        TypeError: When a call uses the mask: ids that are no integers, or not of the query's library.
-        ValueError: Likewise: ids of another length than L (or S), or that do not fit the batch.
+        TypeError: When a call uses the mask: the ids are not integers, or belong to another library.
+        ValueError: When a call uses the mask: the ids have another length than L (or S), or do not fit the
+            batch.
 
     Examples:
         >>> from sdpa_xp import masks
@@ -58,40 +60,41 @@ class Document(Mask):
     query_ids: Sequence[int] | AnyArray
     key_ids: Sequence[int] | AnyArray | None = None
 
-    def bind(self, pairs: Pairs) -> Pattern:
-        xp, shared = pairs.xp, self.key_ids is None
+    def bind(self, grid: ScoreGrid) -> Pattern:
+        xp, shared = grid.xp, self.key_ids is None
         name, ids = ("query_ids", self.query_ids) if shared else ("key_ids", self.key_ids)
         hint = "`key_ids` tells those of the keys, where S is not L." if shared else ""
-        queries = pairs.along("attn_mask.query_ids", self.query_ids, pairs.queries, "L")
-        keys = pairs.along(f"attn_mask.{name}", ids, pairs.keys, "S", hint)
+        queries = grid.ids("attn_mask.query_ids", self.query_ids, grid.queries, "L")
+        keys = grid.ids(f"attn_mask.{name}", ids, grid.keys, "S", hint)
         # with an axis of heads: (..., 1, L, 1) and (..., 1, 1, S)
-        queries, keys = (xp.expand_dims(each, axis=-2) for each in (queries, keys))
+        queries, keys = (xp.expand_dims(ids, axis=-2) for ids in (queries, keys))
         return SameId(xp.expand_dims(queries, axis=-1), xp.expand_dims(keys, axis=-2))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SameId(Pattern):
-    """Where the ids of queries, (..., 1, L, 1), equal those of keys, (..., 1, 1, S)."""
+    """A pair may attend iff the id of the query, (..., 1, L, 1), equals the id of the key, (..., 1, 1, S)."""
 
     queries: Array
     keys: Array
-    seen: dict[tuple[object, ...], tuple[int, int]] = field(default_factory=dict)
-    """The smallest and the largest id of a range: each is looked at once."""
+    spans: dict[tuple[object, ...], tuple[int, int]] = field(default_factory=dict)
+    """The smallest and the largest id of each range, so that an id is read once, not once for each tile."""
 
-    def on(self, tile: Tile) -> Allowed:
-        i, j = tile.cut(self.queries), tile.cut(self.keys)
-        if not tile.pairs.traced:
-            least, most = self._span(tile, "rows", tile.rows, i)
-            first, last = self._span(tile, "columns", tile.columns, j)
-            if most < first or last < least:
+    def allowed_in(self, tile: Tile) -> Allowed:
+        i, j = tile.slice(self.queries), tile.slice(self.keys)
+        if not tile.grid.is_traced:
+            # Ids that do not overlap cannot be equal. Sorted ids are mostly decided here.
+            least_i, most_i = self._span(tile, "rows", tile.rows, i)
+            least_j, most_j = self._span(tile, "columns", tile.columns, j)
+            if most_i < least_j or most_j < least_i:
                 return False
-            if least == most == first == last:
+            if least_i == most_i == least_j == most_j:
                 return True
         return i == j
 
-    def _span(self, tile: Tile, axis: str, at: range, ids: Array) -> tuple[int, int]:
-        place = axis, at, tile.pairs.part
-        if place not in self.seen:
-            xp = tile.pairs.xp
-            self.seen[place] = int(xp.min(ids)), int(xp.max(ids))
-        return self.seen[place]
+    def _span(self, tile: Tile, axis: str, ids_range: range, ids: Array) -> tuple[int, int]:
+        place = axis, ids_range, tile.leading
+        if place not in self.spans:
+            xp = tile.grid.xp
+            self.spans[place] = int(xp.min(ids)), int(xp.max(ids))
+        return self.spans[place]

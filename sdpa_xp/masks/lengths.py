@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sdpa_xp import checks
-from sdpa_xp.checks import Integers, IntegersLike
-from sdpa_xp.masks.algebra import AllOf, Allowed, Mask, Pattern
-from sdpa_xp.pairs import Pairs
-from sdpa_xp.tiles import Tile
+from sdpa_xp import _checks as checks
+from sdpa_xp._checks import Integers, IntegersLike
+from sdpa_xp._tiles.allowed import Allowed
+from sdpa_xp._tiles.score_grid import ScoreGrid
+from sdpa_xp._tiles.tile import Tile
+from sdpa_xp.masks.algebra import AllOf, Mask, Pattern
 
 
 def padding(key_lengths: IntegersLike | None, query_lengths: IntegersLike | None = None) -> Mask:
-    """Key j of batch entry b may be attended iff j < key_lengths[b]; what stands behind is padding.
+    """Key j of batch entry b may be attended iff j < key_lengths[b]; the keys behind it are padding.
 
         key_lengths=[3, 5], S=5:  entry 0   1 1 1 0 0      entry 1   1 1 1 1 1
 
@@ -20,17 +21,18 @@ def padding(key_lengths: IntegersLike | None, query_lengths: IntegersLike | None
         `L` queries, `S` keys, `...` batch.
 
     Args:
-        key_lengths: How many of the S keys are real: an integer, or one a batch entry, as a list or an
-            integer array that broadcasts to (...). 0 is legal, and None is for all of them.
-        query_lengths: Likewise how many of the L queries are. The rows behind attend nothing: their output
-            is 0. None for all.
+        key_lengths: The number of real keys among the S. Pass an integer, or one for each batch entry as a list
+            or an integer array that broadcasts to (...). 0 is legal. None means that all keys are real.
+        query_lengths: The number of real queries among the L, in the same forms. The rows behind them attend no
+            key: their output is 0.
 
     Returns:
-        The mask. Padding may hold anything, NaN too.
+        The mask. Padding may hold any values, including NaN.
 
     Raises:
-        TypeError: When a call uses the mask: lengths that are no integers, or not of the query's library.
-        ValueError: Likewise: lengths that are negative, beyond S (or L), or that do not fit the batch.
+        TypeError: When a call uses the mask: the lengths are not integers, or belong to another library.
+        ValueError: When a call uses the mask: a length is negative or beyond S (or L), or the lengths do not
+            fit the batch.
 
     Examples:
         >>> from sdpa_xp import masks
@@ -57,15 +59,15 @@ def prefix(length: IntegersLike) -> Mask:
         `L` queries, `S` keys, `...` batch.
 
     Args:
-        length: An integer, or one a batch entry, as a list or an integer array that broadcasts to (...). It
-            may exceed S.
+        length: The number of keys in the prefix. Pass an integer, or one for each batch entry as a list or an
+            integer array that broadcasts to (...). It may exceed S.
 
     Returns:
         The mask.
 
     Raises:
-        TypeError: When a call uses the mask: a length that is no integer, or not of the query's library.
-        ValueError: Likewise: a length that is negative or does not fit the batch.
+        TypeError: When a call uses the mask: the length is not an integer, or belongs to another library.
+        ValueError: When a call uses the mask: the length is negative, or does not fit the batch.
 
     Examples:
         >>> from sdpa_xp import masks
@@ -88,17 +90,17 @@ class Padding(Mask):
     key_lengths: IntegersLike | None
     query_lengths: IntegersLike | None = None
     names: tuple[str, str] = field(default=("attn_mask.key_lengths", "attn_mask.query_lengths"), repr=False)
-    """What messages call them."""
+    """The names of the lengths in messages."""
 
-    def bind(self, pairs: Pairs) -> Pattern:
+    def bind(self, grid: ScoreGrid) -> Pattern:
         patterns: list[Pattern] = []
         if self.key_lengths is not None:
-            real = pairs.integers(self.names[0], self.key_lengths, least=0)
-            checks.within(pairs.function, self.names[0], real, pairs.keys, "S")
+            real = grid.integers(self.names[0], self.key_lengths, least=0)
+            checks.within(grid.function, self.names[0], real, grid.keys, "S")
             patterns.append(KeysBefore(real))
         if self.query_lengths is not None:
-            real = pairs.integers(self.names[1], self.query_lengths, least=0)
-            checks.within(pairs.function, self.names[1], real, pairs.queries, "L")
+            real = grid.integers(self.names[1], self.query_lengths, least=0)
+            checks.within(grid.function, self.names[1], real, grid.queries, "L")
             patterns.append(QueriesBefore(real))
         return AllOf(tuple(patterns))
 
@@ -110,8 +112,8 @@ class Prefix(Mask):
     name = "prefix"
     length: IntegersLike
 
-    def bind(self, pairs: Pairs) -> Pattern:
-        return KeysBefore(pairs.integers("attn_mask.length", self.length, least=0))
+    def bind(self, grid: ScoreGrid) -> Pattern:
+        return KeysBefore(grid.integers("attn_mask.length", self.length, least=0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,31 +122,32 @@ class KeysBefore(Pattern):
 
     length: Integers
 
-    def on(self, tile: Tile) -> Allowed:
-        length = tile.own(self.length)
+    def allowed_in(self, tile: Tile) -> Allowed:
+        length = tile.slice_integers(self.length)
+        # Lengths that cannot be read have the least -inf and the most inf, and so get an array.
         if tile.columns.stop <= length.least:
             return True
         if tile.columns.start >= length.most:
             return False
         return tile.key_index < length.values
 
-    def reach(self, tile: Tile) -> range:
-        return range(tile.columns.start, int(min(tile.columns.stop, tile.own(self.length).most)))
+    def key_range(self, tile: Tile) -> range:
+        return range(tile.columns.start, int(min(tile.columns.stop, tile.slice_integers(self.length).most)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueriesBefore(Pattern):
-    """Row i attends iff i < length; rows are counted from the first query, wherever it stands."""
+    """Query i attends iff i < length, counted from the first query, whatever its position among the keys."""
 
     length: Integers
 
-    def on(self, tile: Tile) -> Allowed:
-        length = tile.own(self.length)
+    def allowed_in(self, tile: Tile) -> Allowed:
+        length = tile.slice_integers(self.length)
         if tile.rows.stop <= length.least:
             return True
         if tile.rows.start >= length.most:
             return False
-        return tile.query_index - tile.pairs.position < length.values
+        return tile.query_index - tile.grid.position < length.values
 
-    def reach(self, tile: Tile) -> range:
-        return tile.columns if tile.rows.start < tile.own(self.length).most else range(0)
+    def key_range(self, tile: Tile) -> range:
+        return tile.columns if tile.rows.start < tile.slice_integers(self.length).most else range(0)

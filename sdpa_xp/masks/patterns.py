@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sdpa_xp import checks
-from sdpa_xp.masks.algebra import Allowed, Mask, Pattern
-from sdpa_xp.pairs import Pairs
-from sdpa_xp.tiles import Tile
+from sdpa_xp import _checks as checks
+from sdpa_xp._tiles.allowed import Allowed
+from sdpa_xp._tiles.score_grid import ScoreGrid
+from sdpa_xp._tiles.tile import Tile
+from sdpa_xp.masks.algebra import Mask, Pattern
 
 
 def chunked(size: int) -> Mask:
-    """Query i attends key j iff both stand in one chunk: i // size == j // size.
+    """Query i attends key j iff both are in the same chunk: i // size == j // size.
 
         chunked(2)            causal() & chunked(2)
             1 1 0 0 0             1 0 0 0 0
@@ -24,14 +25,14 @@ def chunked(size: int) -> Mask:
         `L` queries, `S` keys.
 
     Args:
-        size: Keys in a chunk, at least 1. The first query stands at the first key.
+        size: The number of keys in a chunk, at least 1. The first query has the position of the first key.
 
     Returns:
-        The mask. Other chunks are not looked at.
+        The mask. Tiles of other chunks are skipped.
 
     Raises:
-        TypeError: A size that is no integer.
-        ValueError: A size below 1.
+        TypeError: `size` is not an integer.
+        ValueError: `size` is below 1.
 
     Examples:
         >>> from sdpa_xp import masks
@@ -58,14 +59,14 @@ def dilated(step: int) -> Mask:
         `L` queries, `S` keys.
 
     Args:
-        step: The distance, at least 1. 1 is every key.
+        step: The distance between attended keys, at least 1. 1 attends every key.
 
     Returns:
-        The mask. By itself it saves no work, since it skips pairs, not tiles.
+        The mask. By itself it saves no work, because it skips pairs, not tiles.
 
     Raises:
-        TypeError: A step that is no integer.
-        ValueError: A step below 1.
+        TypeError: `step` is not an integer.
+        ValueError: `step` is below 1.
 
     Examples:
         >>> from sdpa_xp import masks
@@ -81,39 +82,40 @@ def dilated(step: int) -> Mask:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Chunked(Mask, Pattern):
-    """Made by `chunked`; it needs to know nothing of the pairs."""
+    """Made by `chunked`. It has nothing to bind, so it is its own pattern."""
 
     name = "chunked"
     size: int
 
-    def bind(self, _pairs: Pairs) -> Pattern:
+    def bind(self, _grid: ScoreGrid) -> Pattern:
         return self
 
-    def on(self, tile: Tile) -> Allowed:
+    def allowed_in(self, tile: Tile) -> Allowed:
         first, last = tile.first // self.size, tile.last // self.size
         start, stop = tile.columns.start // self.size, (tile.columns.stop - 1) // self.size
+        # A tile within one chunk needs no array, and tiles without a common chunk are skipped.
         if last < start or stop < first:
             return False
         if first == last == start == stop:
             return True
         return tile.query_index // self.size == tile.key_index // self.size
 
-    def reach(self, tile: Tile) -> range:
+    def key_range(self, tile: Tile) -> range:
         start, stop = tile.first // self.size * self.size, (tile.last // self.size + 1) * self.size
         return range(max(start, tile.columns.start), min(stop, tile.columns.stop))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Dilated(Mask, Pattern):
-    """Made by `dilated`; it needs to know nothing of the pairs."""
+    """Made by `dilated`. It has nothing to bind, so it is its own pattern."""
 
     name = "dilated"
     step: int
 
-    def bind(self, _pairs: Pairs) -> Pattern:
+    def bind(self, _grid: ScoreGrid) -> Pattern:
         return self
 
-    def on(self, tile: Tile) -> Allowed:
-        if self.step == 1:
+    def allowed_in(self, tile: Tile) -> Allowed:
+        if self.step == 1:  # all pairs, without an array
             return True
         return tile.query_index % self.step == tile.key_index % self.step

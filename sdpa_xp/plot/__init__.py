@@ -1,17 +1,19 @@
-"""Pictures. matplotlib figures are returned; nothing is shown or saved. Needs `pip install 'sdpa_xp[plot]'`.
+"""Plots: each function returns a Matplotlib figure, and shows and saves nothing.
 
-    plot.attention(weights, key_tokens=words)     which keys each query looks at, a panel a head
+Install Matplotlib with `pip install 'sdpa_xp[plot]'`.
+
+    plot.attention(weights, key_tokens=words)     which keys each query attends to, one panel a head
     plot.mask(masks.causal(), (8, 8))             which pairs may attend
     plot.saturation(rng=rng)                      why scores are divided by sqrt(E)
-    plot.memory()                                 why no array of L x S is made
+    plot.memory()                                 why no L x S array is built
 
-Their ground is transparent: `theme` says whether the page is "light" or "dark". Colours differ in lightness,
-so that they are told apart without colour vision and in print.
+Figures have a transparent background. `theme` is "light" or "dark", for the page that shows the figure. Colours
+differ in lightness, so that they stay distinct in print and without colour vision.
 """
 
-from sdpa_xp.plot.allowed import mask
-from sdpa_xp.plot.footprint import memory
-from sdpa_xp.plot.maps import attention
-from sdpa_xp.plot.spread import saturation
+from sdpa_xp.plot.attention_map import attention
+from sdpa_xp.plot.mask_map import mask
+from sdpa_xp.plot.memory_curve import memory
+from sdpa_xp.plot.saturation_curve import saturation
 
 __all__ = ["attention", "mask", "memory", "saturation"]

@@ -1,6 +1,6 @@
-"""Where a token stands: encodings that are added to it, rotations of queries and keys, slopes of a bias.
+"""Positions of tokens: encodings to add to embeddings, rotations of queries and keys, and slopes of a bias.
 
-Positions are integers, or numbers of any floating dtype: a range, a list, or an array of any shape.
+Pass positions as a range, a list of integers, or an array of integers or floating numbers of any shape.
 """
 
 from sdpa_xp.biases.alibi import alibi_slopes

@@ -1,34 +1,35 @@
-"""A learned encoding: a row of a table for each position."""
+"""The learned encoding: a table with one row for each position."""
 
 from __future__ import annotations
 
 import math
 from typing import TypeVar, cast
 
-from sdpa_xp import checks, namespace
-from sdpa_xp.positional.positions import PositionsLike, first, place
-from sdpa_xp.protocols import AnyArray, Array
+from sdpa_xp import _checks as checks
+from sdpa_xp._libraries import is_array, is_traced
+from sdpa_xp._libraries.protocols import AnyArray, Array
+from sdpa_xp.positional.positions import PositionsLike, array_factory, as_positions
 
 A = TypeVar("A", bound=AnyArray)
 
 
 def learned(table: A, positions: PositionsLike | int) -> A:
-    """The row `table[p]` for each position p.
+    """Return the row `table[p]` for each position p.
 
     Shapes:
-        `P` positions that the table has, `L` tokens, `...` batch.
+        `P` positions in the table, `L` tokens, `...` batch.
 
     Args:
         table: (P, width), floating.
-        positions: L, for the first L rows; or a range, a list or an integer array (...) of them.
+        positions: L, for the first L rows; or the positions as a range, a list or an integer array (...).
 
     Returns:
-        (..., width), to be added to embeddings; of the table's library, device and dtype.
+        (..., width), to add to embeddings, with the table's library, device and dtype.
 
     Raises:
-        TypeError: Positions that are no integers, or an array of another library than the table.
-        ValueError: A table that has not 2 axes, or a position that it does not have. Inside a jit positions
-            cannot be looked at, and what stands beyond the table is as the library has it.
+        TypeError: The positions are no integers, or an array of another library than the table.
+        ValueError: The table does not have 2 axes, or has no such position. Inside a jit positions cannot be
+            checked; the library decides what a position beyond the table gives.
 
     Examples:
         >>> import numpy as np
@@ -41,14 +42,15 @@ def learned(table: A, positions: PositionsLike | int) -> A:
         Gehring et al., "Convolutional Sequence to Sequence Learning", arXiv 1705.03122, section 3.1.
     """
     function = "learned"
-    positions = first(function, positions)
-    at = place(function, positions, table, "table")
+    positions = as_positions(function, positions)
+    factory = array_factory(function, positions, table, "table")
+    xp = factory.xp
     rows = checks.plain_array(function, "table", table)
     checks.axes(function, {"table": rows.shape}, 2)
-    asked = tuple(positions) if isinstance(positions, range) else positions
-    traced = namespace.is_array(asked) and namespace.is_traced(asked)
-    found = checks.integers(function, "positions", asked, at.xp, at.device, traced=traced, least=0)
-    checks.below(function, "positions", found, rows.shape[0], "P")
-    index = cast(Array, found.values)
-    chosen = at.xp.take(rows, at.xp.reshape(index, (math.prod(index.shape),)), axis=0)
-    return cast(A, at.xp.reshape(chosen, (*index.shape, rows.shape[1])))
+    integers = tuple(positions) if isinstance(positions, range) else positions
+    traced = is_array(integers) and is_traced(integers)
+    checked = checks.integers(function, "positions", integers, xp, factory.device, traced=traced, least=0)
+    checks.below(function, "positions", checked, rows.shape[0], "P")
+    index = cast(Array, checked.values)
+    encoding = xp.take(rows, xp.reshape(index, (math.prod(index.shape),)), axis=0)
+    return cast(A, xp.reshape(encoding, (*index.shape, rows.shape[1])))

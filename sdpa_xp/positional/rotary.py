@@ -1,15 +1,16 @@
-"""Rotary embeddings: pairs of entries are turned by an angle that grows with the position."""
+"""Rotary embeddings: pairs of elements are rotated by an angle that grows with the position."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
-from sdpa_xp import checks, namespace
-from sdpa_xp.positional.positions import Place, PositionsLike, as_array, place
-from sdpa_xp.positional.scaling import Scaling, geometric
-from sdpa_xp.protocols import AnyArray, Array, Namespace
-from sdpa_xp.sources import Layout
+from sdpa_xp import _checks as checks
+from sdpa_xp._libraries import accumulation_dtype, astype_if_needed, is_number
+from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace
+from sdpa_xp._tiles.layout import Layout
+from sdpa_xp.positional.positions import ArrayFactory, PositionsLike, array_factory, as_array
+from sdpa_xp.positional.scaling import Scaling, base_frequencies
 
 A = TypeVar("A", bound=AnyArray)
 
@@ -18,25 +19,25 @@ A = TypeVar("A", bound=AnyArray)
 class Rotary:
     r"""$(x_1, x_2) \to (x_1 \cos p f_i - x_2 \sin p f_i,\; x_1 \sin p f_i + x_2 \cos p f_i)$ at position p.
 
-    The score of a query and a key that are turned so depends on how far they are apart, and not on where they
-    stand. `KVCache` and `PagedKVCache` take one and turn what goes in.
+    The score of a rotated query and a rotated key depends on their distance, but not on their positions.
+    `KVCache` and `PagedKVCache` take a `Rotary` and rotate keys and queries themselves.
 
     Args:
-        width: How many entries of a query or key are turned, an even number; those behind stay as they are.
-        base: Of the frequencies, which are f_i = base^(-2i / width) without a scaling.
-        interleaved: Whether a pair is two neighbours, 2i and 2i + 1, as in RoFormer; else it is i and
-            i + width / 2, as in Llama's weights on Hugging Face.
-        scaling: `LinearScaling`, `NTKScaling`, `Llama3Scaling` or `YaRNScaling`, for longer sequences than
-            those that were trained; None for none.
+        width: How many elements of a query or key are rotated, an even number; the elements behind them stay.
+        base: The base of the frequencies, which are f_i = base^(-2i / width) without a scaling.
+        interleaved: Whether the elements of a pair are neighbours, 2i and 2i + 1, as in RoFormer; otherwise
+            they are i and i + width / 2, as in Llama's weights on Hugging Face.
+        scaling: `LinearScaling`, `NTKScaling`, `Llama3Scaling` or `YaRNScaling`, for sequences longer than in
+            training; or None.
 
     Raises:
-        TypeError: A `scaling` that is not one of these.
-        ValueError: An odd width, or a base of 1 or less.
+        TypeError: `scaling` is not one of these.
+        ValueError: The width is odd, or the base is 1 or less.
 
     Numerics:
-        Angles are in float64 where the device has it, and rounded to what is computed in: float64 for float64
-        input, else float32. Where there is no float64 (JAX without x64), an angle is off by up to 6e-8 of
-        itself.
+        Angles are computed in float64 if the device has it. Their sines and cosines are rounded to the dtype of
+        the rotation: float64 for float64 input, else float32. Without float64 (JAX without x64) the relative
+        error of an angle is up to 6e-8.
 
     Examples:
         >>> import numpy as np
@@ -56,7 +57,7 @@ class Rotary:
     interleaved: bool = False
     scaling: Scaling | None = None
     frequencies: tuple[float, ...] = field(init=False, repr=False, compare=False)
-    """Radians a position, one for each pair."""
+    """Radians per position, for each pair."""
 
     def __post_init__(self) -> None:
         function = "Rotary"
@@ -64,107 +65,109 @@ class Rotary:
         base = checks.above(function, "base", self.base, 1)
         checks.flag(function, "interleaved", self.interleaved)
         checks.instance(function, "scaling", self.scaling, Scaling)
-        made = geometric(width, base) if self.scaling is None else self.scaling.frequencies(width, base)
-        object.__setattr__(self, "frequencies", made)
+        frequencies = base_frequencies if self.scaling is None else self.scaling.frequencies
+        object.__setattr__(self, "frequencies", frequencies(width, base))
 
     def apply(self, x: A, positions: PositionsLike | int, *, layout: Layout = "...HLE") -> A:
-        """Queries or keys, turned.
+        """Rotate queries or keys.
 
         Args:
             x: (..., H, L, E), or (L, E).
-            positions: Of the first token, where the others follow; or L of them, as a range, a list or an
-                array, which may have a row for each batch entry, (..., L).
-            layout: Of `x`: "...HLE", or "...LHE" with heads behind the length.
+            positions: The position of the first token, which the others follow; or L positions, as a range, a
+                list or an array, which may have one row for each batch entry, (..., L).
+            layout: The layout of `x`: "...HLE", or "...LHE" with heads behind the length.
 
         Returns:
-            The shape, library, device and dtype of `x`.
+            An array with the shape, library, device and dtype of `x`.
 
         Raises:
-            TypeError: Something that is no floating array, or positions that are no numbers.
-            ValueError: A width below that of the rotation, or positions that do not fit.
+            TypeError: `x` is no floating array, or the positions are no numbers.
+            ValueError: `x` is narrower than the rotation, or the positions do not fit.
         """
         function = "Rotary.apply"
         checks.named(function, "layout", layout, checks.LAYOUTS)
         array = checks.plain_array(function, "x", x)
-        at, tokens = _tokens(self, function, "x", array, layout, positions)
-        if namespace.is_number(positions):
-            where = at.following(checks.integer(function, "positions", positions), tokens)
+        factory, length = _factory_and_length(self, function, "x", array, layout, positions)
+        if is_number(positions):
+            token_positions = factory.positions_from(checks.integer(function, "positions", positions), length)
         else:
-            where = as_array(function, cast(PositionsLike, positions), at)
-            checks.one_each(function, "positions", where.shape, (*array.shape[:-3], tokens), "L")
-        return cast(A, _turned(self, array, where, at, layout))
+            token_positions = as_array(function, cast(PositionsLike, positions), factory)
+            checks.one_each(function, "positions", token_positions.shape, (*array.shape[:-3], length), "L")
+        return cast(A, _rotate_at(self, array, token_positions, factory, layout))
 
     def cos_sin(self, positions: PositionsLike, *, like: Any = None) -> tuple[Any, Any]:
-        """The tables that `apply` multiplies by, as ONNX's RotaryEmbedding takes them.
+        """Return the tables that `apply` multiplies by, as ONNX's RotaryEmbedding takes them.
 
         Args:
             positions: A range, a list or an array (...).
-            like: An array of the library, device and dtype that the tables are to be of. By default those of
-                `positions`, or of NumPy, and float64 where the device has it.
+            like: An array with the library, device and dtype of the tables. By default the library and device
+                are those of `positions`, or NumPy's, and the dtype is float64 if the device has it, else
+                float32.
 
         Returns:
-            Cosines and sines, each (..., width / 2), times the magnitude of the scaling.
+            Cosines and sines, each (..., width / 2), multiplied by the magnitude of the scaling.
 
         Raises:
-            TypeError: Positions that are no numbers, or an array of another library than `like`.
+            TypeError: The positions are no numbers, or an array of another library than `like`.
         """
         function = "Rotary.cos_sin"
-        at = place(function, checks.several(function, "positions", positions), like)
-        cos, sin = self._tables(as_array(function, positions, at), at)
+        factory = array_factory(function, checks.not_one_number(function, "positions", positions), like)
+        cos, sin = self._tables(as_array(function, positions, factory), factory)
         if like is None:
             return cos, sin
-        return namespace.converted(at.xp, cos, like.dtype), namespace.converted(at.xp, sin, like.dtype)
+        return astype_if_needed(factory.xp, cos, like.dtype), astype_if_needed(factory.xp, sin, like.dtype)
 
-    def _tables(self, positions: Array, at: Place) -> tuple[Array, Array]:
-        angles = at.angles(positions, self.frequencies)
-        cos, sin = at.xp.cos(angles), at.xp.sin(angles)
+    def _tables(self, positions: Array, factory: ArrayFactory) -> tuple[Array, Array]:
+        angles = factory.angles(positions, self.frequencies)
+        cos, sin = factory.xp.cos(angles), factory.xp.sin(angles)
         magnitude = 1.0 if self.scaling is None else self.scaling.magnitude
         return (cos, sin) if magnitude == 1 else (cos * magnitude, sin * magnitude)
 
 
-def turned(
-    rotary: Rotary | None, function: str, name: str, x: object, until: int | list[int], layout: str
+def rotate(
+    rotary: Rotary | None, function: str, name: str, x: object, stop: int | list[int], layout: str
 ) -> Array:
-    """`x`, whose last token stands before position `until`, or before one of them a batch entry.
+    """Rotate tokens that end before position `stop`, or before one `stop` for each batch entry.
 
-    `function` and `name` are what messages call it.
+    Without a rotary the tokens pass through unchanged. `function` and `name` are for messages.
     """
     array = checks.plain_array(function, name, x)
     if rotary is None:
         return array
-    at, tokens = _tokens(rotary, function, name, array, layout, 0)
-    starts = [stop - tokens for stop in until] if isinstance(until, list) else until - tokens
-    return _turned(rotary, array, at.following(starts, tokens), at, layout)
+    factory, length = _factory_and_length(rotary, function, name, array, layout, 0)
+    starts = [entry_stop - length for entry_stop in stop] if isinstance(stop, list) else stop - length
+    return _rotate_at(rotary, array, factory.positions_from(starts, length), factory, layout)
 
 
-def _tokens(
+def _factory_and_length(
     rotary: Rotary, function: str, name: str, x: Array, layout: str, positions: object
-) -> tuple[Place, int]:
-    """Where `x` and `positions` live, and how many tokens there are."""
-    at = place(function, positions, x, name)
-    checks.rotated(function, name, x.shape, rotary.width)
-    return at, checks.headed(x.shape, layout)[-2]
+) -> tuple[ArrayFactory, int]:
+    """Check `x` and `positions`, and return their array factory and the number of tokens."""
+    factory = array_factory(function, positions, x, name)
+    checks.fits_rotation(function, name, x.shape, rotary.width)
+    return factory, checks.headed(x.shape, layout)[-2]
 
 
-def _turned(rotary: Rotary, x: Array, positions: Array, at: Place, layout: str) -> Array:
-    """`x` at positions (..., L)."""
-    xp, held = at.xp, namespace.accumulation_dtype(at.xp, x.dtype)
-    cos, sin = (namespace.converted(xp, table, held) for table in rotary._tables(positions, at))
+def _rotate_at(rotary: Rotary, x: Array, positions: Array, factory: ArrayFactory, layout: str) -> Array:
+    """Rotate tokens that stand at positions (..., L)."""
+    xp, dtype = factory.xp, accumulation_dtype(factory.xp, x.dtype)
+    cos, sin = (astype_if_needed(xp, table, dtype) for table in rotary._tables(positions, factory))
     if x.ndim > 2:
-        heads = -3 if layout == checks.HLE else -2
-        cos, sin = (xp.expand_dims(table, axis=heads) for table in (cos, sin))
-    front = namespace.converted(xp, x[..., : rotary.width], held)
-    result = _rotation(xp, front, cos, sin, interleaved=rotary.interleaved)
-    result = namespace.converted(xp, result, x.dtype)
-    whole = x.shape[-1] == rotary.width
-    return result if whole else xp.concat([result, x[..., rotary.width :]], axis=-1)
+        head_axis = -3 if layout == checks.HLE else -2
+        cos, sin = (xp.expand_dims(table, axis=head_axis) for table in (cos, sin))
+    front = astype_if_needed(xp, x[..., : rotary.width], dtype)
+    rotated = _rotate_pairs(xp, front, cos, sin, interleaved=rotary.interleaved)
+    rotated = astype_if_needed(xp, rotated, x.dtype)
+    is_whole = x.shape[-1] == rotary.width
+    return rotated if is_whole else xp.concat([rotated, x[..., rotary.width :]], axis=-1)
 
 
-def _rotation(xp: Namespace, x: Array, cos: Array, sin: Array, *, interleaved: bool) -> Array:
+def _rotate_pairs(xp: Namespace, x: Array, cos: Array, sin: Array, *, interleaved: bool) -> Array:
+    """Rotate each pair (x_1, x_2) of elements by its angle."""
     if interleaved:
-        one, other = x[..., 0::2], x[..., 1::2]
+        x_1, x_2 = x[..., 0::2], x[..., 1::2]
     else:
         half = x.shape[-1] // 2
-        one, other = x[..., :half], x[..., half:]
-    pair = [one * cos - other * sin, one * sin + other * cos]
+        x_1, x_2 = x[..., :half], x[..., half:]
+    pair = [x_1 * cos - x_2 * sin, x_1 * sin + x_2 * cos]
     return xp.reshape(xp.stack(pair, axis=-1), x.shape) if interleaved else xp.concat(pair, axis=-1)

@@ -1,4 +1,4 @@
-"""How the frequencies of rotary embeddings are lowered, to reach beyond the length that was trained."""
+"""Scalings: lower frequencies of rotary embeddings, for sequences longer than those of the training."""
 
 from __future__ import annotations
 
@@ -7,40 +7,40 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sdpa_xp import checks
+from sdpa_xp import _checks as checks
 
 Frequencies = tuple[float, ...]
 
 
-def geometric(width: int, base: float) -> Frequencies:
-    """base^(-2i/width) for each pair i of entries."""
+def base_frequencies(width: int, base: float) -> Frequencies:
+    """Return base^(-2i/width) for each pair i of elements: the frequencies without a scaling."""
     return tuple(base ** (-2 * pair / width) for pair in range(width // 2))
 
 
 class Scaling(ABC):
-    """What lowers the frequencies of `Rotary`; a subclass says how."""
+    """The base of scalings, which lower the frequencies of `Rotary`. A subclass defines `frequencies`."""
 
     @abstractmethod
     def frequencies(self, width: int, base: float, /) -> Frequencies:
-        """Radians a position, one for each pair of entries.
+        """Return the radians per position, for each pair of elements.
 
         Args:
-            width: How many entries are turned.
-            base: Of the frequencies without a scaling, base^(-2i / width).
+            width: How many elements are rotated.
+            base: The base of the frequencies without a scaling, base^(-2i / width).
         """
 
     @property
     def magnitude(self) -> float:
-        """What rotated queries and keys are multiplied by."""
+        """The factor of rotated queries and keys."""
         return 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class LinearScaling(Scaling):
-    """All positions are divided by `factor`, so that they stay within those that were trained.
+    """Divide all positions by `factor`, so that they stay within the positions of the training.
 
     Args:
-        factor: How much longer sequences are than those that were trained.
+        factor: How many times longer sequences are than in training.
 
     Examples:
         >>> from sdpa_xp import positional
@@ -58,15 +58,15 @@ class LinearScaling(Scaling):
         checks.above("LinearScaling", "factor", self.factor, 0)
 
     def frequencies(self, width: int, base: float) -> Frequencies:
-        return tuple(frequency / self.factor for frequency in geometric(width, base))
+        return tuple(frequency / self.factor for frequency in base_frequencies(width, base))
 
 
 @dataclass(frozen=True, slots=True)
 class NTKScaling(Scaling):
-    """A larger base: the highest frequency stays, the lowest is divided by `factor`.
+    """Use a larger base: the highest frequency stays, the lowest is divided by `factor`.
 
     Args:
-        factor: How much longer sequences are than those that were trained.
+        factor: How many times longer sequences are than in training.
 
     Examples:
         >>> from sdpa_xp import positional
@@ -83,20 +83,21 @@ class NTKScaling(Scaling):
         checks.above("NTKScaling", "factor", self.factor, 0)
 
     def frequencies(self, width: int, base: float) -> Frequencies:
-        # base * factor^(width / (width - 2)); a single pair has the frequency 1 whatever the base
-        pairs = enumerate(geometric(width, base))
+        # The new base is base * factor^(width / (width - 2)). A single pair has the frequency 1 with any base.
+        pairs = enumerate(base_frequencies(width, base))
         return tuple(f * self.factor ** (-2 * pair / max(width - 2, 1)) for pair, f in pairs)
 
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling(Scaling):
-    """Frequencies that turn seldom within `original_length` are divided by `factor`; fast ones stay.
+    """Divide low frequencies by `factor`, and keep high frequencies.
 
     Args:
-        factor: How much longer sequences are than those that were trained.
-        original_length: How long those were.
-        low_freq_factor: A frequency that makes so many turns within `original_length`, or fewer, is divided.
-        high_freq_factor: One that makes so many, or more, stays; between the two it is a mixture.
+        factor: How many times longer sequences are than in training.
+        original_length: The length of the sequences in training.
+        low_freq_factor: Frequencies with this number of turns within `original_length`, or fewer, are divided.
+        high_freq_factor: Frequencies with this number of turns, or more, stay. Between the two numbers,
+            frequencies are interpolated.
 
     Examples:
         >>> from sdpa_xp import positional
@@ -121,22 +122,24 @@ class Llama3Scaling(Scaling):
         checks.above(function, "high_freq_factor", self.high_freq_factor, low)
 
     def frequencies(self, width: int, base: float) -> Frequencies:
-        old = geometric(width, base)
+        old = base_frequencies(width, base)
         turns = [self.original_length * frequency / (2 * math.pi) for frequency in old]
-        return _mixed(old, self.factor, _ramp(turns, self.low_freq_factor, self.high_freq_factor))
+        return _interpolate(old, self.factor, _ramp(turns, self.low_freq_factor, self.high_freq_factor))
 
 
 @dataclass(frozen=True, slots=True)
 class YaRNScaling(Scaling):
-    """As `Llama3Scaling`, with a ramp over the pairs of entries; and weights are sharper, as keys are more.
+    """Divide low frequencies by `factor`, and sharpen the weights, which more keys would flatten.
+
+    High frequencies stay, as in `Llama3Scaling`, but the interpolation is linear in the pair of elements.
 
     Args:
-        factor: How much longer sequences are than those that were trained.
-        original_length: How long those were.
-        beta_fast: A frequency that makes so many turns within `original_length`, or more, stays.
-        beta_slow: One that makes so many, or fewer, is divided.
-        attention_factor: What rotated queries and keys are multiplied by; None for 0.1 ln(factor) + 1.
-        truncate: Whether the ends of the ramp are whole pairs, as in the authors' code.
+        factor: How many times longer sequences are than in training.
+        original_length: The length of the sequences in training.
+        beta_fast: Frequencies with this number of turns within `original_length`, or more, stay.
+        beta_slow: Frequencies with this number of turns, or fewer, are divided.
+        attention_factor: The factor of rotated queries and keys. None is 0.1 ln(factor) + 1.
+        truncate: Whether the interpolation begins and ends at whole pairs, as in the authors' code.
 
     Examples:
         >>> from sdpa_xp import positional
@@ -177,19 +180,20 @@ class YaRNScaling(Scaling):
             fast, slow = math.floor(fast), math.ceil(slow)
         fast, slow = max(fast, 0), min(slow, width - 1)
         pairs = [-float(pair) for pair in range(width // 2)]
-        # a ramp without a width is a step
-        return _mixed(geometric(width, base), self.factor, _ramp(pairs, -max(slow, fast + 0.001), -fast))
+        # If the ramp has no width, 0.001 makes it a step and avoids a division by zero.
+        shares = _ramp(pairs, -max(slow, fast + 0.001), -fast)
+        return _interpolate(base_frequencies(width, base), self.factor, shares)
 
     def _pair(self, turns: float, width: int, base: float) -> float:
-        """Which pair makes so many turns within the original length: not a whole number."""
+        """Return the pair that makes so many turns within the original length, not rounded."""
         return width * math.log(self.original_length / (turns * 2 * math.pi)) / (2 * math.log(base))
 
 
 def _ramp(values: Iterable[float], low: float, high: float) -> list[float]:
-    """0 up to `low`, 1 from `high` on, and linear between."""
+    """Return 0 up to `low`, 1 from `high` on, and linear values between."""
     return [min(max((value - low) / (high - low), 0.0), 1.0) for value in values]
 
 
-def _mixed(frequencies: Frequencies, factor: float, kept: Sequence[float]) -> Frequencies:
-    """Of each frequency a share is kept, and the rest divided by `factor`."""
-    return tuple(f * (share + (1 - share) / factor) for f, share in zip(frequencies, kept, strict=True))
+def _interpolate(frequencies: Frequencies, factor: float, shares: Sequence[float]) -> Frequencies:
+    """Keep a share of each frequency, and divide the rest by `factor`."""
+    return tuple(f * (share + (1 - share) / factor) for f, share in zip(frequencies, shares, strict=True))

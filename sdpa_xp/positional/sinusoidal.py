@@ -1,35 +1,37 @@
-"""The sinusoidal encoding of positions: waves of geometrically falling frequency."""
+"""The sinusoidal encoding of positions: waves whose frequencies fall geometrically."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sdpa_xp import checks, namespace
-from sdpa_xp.positional.positions import PositionsLike, as_array, first, place
-from sdpa_xp.positional.scaling import geometric
+from sdpa_xp import _checks as checks
+from sdpa_xp._libraries import astype_if_needed
+from sdpa_xp.positional.positions import PositionsLike, array_factory, as_array, as_positions
+from sdpa_xp.positional.scaling import base_frequencies
 
 
 def sinusoidal(positions: PositionsLike | int, width: int, *, base: float = 10000.0, like: Any = None) -> Any:
-    r"""$PE_{2i} = \sin(p\,base^{-2i/width})$ and $PE_{2i+1} = \cos(p\,base^{-2i/width})$ for position p.
+    r"""Return $PE_{2i} = \sin(p\,base^{-2i/width})$ and $PE_{2i+1} = \cos(p\,base^{-2i/width})$ at position p.
 
-    The encoding of p + k is that of p, turned in each pair of entries by an angle that depends on k alone.
+    To get from the encoding of p to that of p + k, rotate each pair of elements by an angle that depends only
+    on k.
 
     Shapes:
         `L` tokens, `...` batch.
 
     Args:
-        positions: L, for the first L positions; or a range, a list or an array (...) of them.
-        width: Of the encoding, even.
-        base: The longest wavelength is almost 2 pi times it.
-        like: An array of the library, device and dtype that the result is to be of. By default those of
-            `positions`, or of NumPy, and float64 where the device has it.
+        positions: L, for the first L positions; or the positions as a range, a list or an array (...).
+        width: The width of the encoding, an even number.
+        base: The longest wavelength is almost 2 pi * base.
+        like: An array with the library, device and dtype of the result. By default the library and device are
+            those of `positions`, or NumPy's, and the dtype is float64 if the device has it, else float32.
 
     Returns:
-        (..., width), to be added to embeddings.
+        (..., width), to add to embeddings.
 
     Raises:
-        TypeError: Positions that are no numbers, or an array of another library than `like`.
-        ValueError: An odd width, or a base of 1 or less.
+        TypeError: The positions are no numbers, or an array of another library than `like`.
+        ValueError: The width is odd, or the base is 1 or less.
 
     Examples:
         >>> from sdpa_xp import positional
@@ -41,10 +43,12 @@ def sinusoidal(positions: PositionsLike | int, width: int, *, base: float = 1000
         Vaswani et al., "Attention is all you need", arXiv 1706.03762, section 3.5.
     """
     function = "sinusoidal"
-    frequencies = geometric(checks.even(function, "width", width), checks.above(function, "base", base, 1))
-    positions = first(function, positions)
-    at = place(function, positions, like)
-    angles = at.angles(as_array(function, positions, at), frequencies)
-    waves = at.xp.stack([at.xp.sin(angles), at.xp.cos(angles)], axis=-1)
-    encoding = at.xp.reshape(waves, (*angles.shape[:-1], width))
-    return encoding if like is None else namespace.converted(at.xp, encoding, like.dtype)
+    width, base = checks.even(function, "width", width), checks.above(function, "base", base, 1)
+    frequencies = base_frequencies(width, base)
+    positions = as_positions(function, positions)
+    factory = array_factory(function, positions, like)
+    xp = factory.xp
+    angles = factory.angles(as_array(function, positions, factory), frequencies)
+    waves = xp.stack([xp.sin(angles), xp.cos(angles)], axis=-1)
+    encoding = xp.reshape(waves, (*angles.shape[:-1], width))
+    return encoding if like is None else astype_if_needed(xp, encoding, like.dtype)

@@ -15,9 +15,10 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[2]))
 from benchmarks import machine
-from sdpa_xp_export import backends, session
-from sdpa_xp_export.agree import compare, feature_jobs
-from sdpa_xp_export.backends import LIBRARIES
+from sdpa_xp_export._agree import backends
+from sdpa_xp_export._agree.backends import LIBRARIES
+from sdpa_xp_export._agree.comparison import compare, feature_jobs
+from sdpa_xp_export._runtime import session
 from sdpa_xp_export.cli.options import DTYPES
 
 RESULTS = Path(__file__).parents[2] / "results" / "agreement.json"
@@ -26,7 +27,7 @@ PACKAGES = ("sdpa_xp", "numpy", "onnx", "ml_dtypes")
 
 def measured() -> dict[str, Any]:
     """Machine, versions, and each row of `sdpa-xp agree`, with the libraries that were not found."""
-    found, providers = backends.find(), session.providers()
+    found, providers = backends.find_backends(), session.providers()
     rows = []
     for dtype in DTYPES:
         for row in compare(feature_jobs(dtype), dtype, found, providers):

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from agreement.measure import RESULTS, rounded, written
 
-from sdpa_xp_export import backends, session
-from sdpa_xp_export.agree import compare, feature_jobs
-from sdpa_xp_export.choice import FORMS
+from sdpa_xp_export._agree import backends
+from sdpa_xp_export._agree.comparison import compare, feature_jobs
+from sdpa_xp_export._agree.features import features
+from sdpa_xp_export._agree.library_calls import attention
+from sdpa_xp_export._runtime import session
 from sdpa_xp_export.cli.options import DTYPES
-from sdpa_xp_export.features import features
-from sdpa_xp_export.library import attention
+from sdpa_xp_export.forms.choice import FORMS
 
 COMMITTED = json.loads(RESULTS.read_text())
 MADE = "`make agreement` writes it anew"
@@ -54,7 +55,7 @@ def test_all_of_it_agrees() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_run_says_the_same(dtype: str) -> None:
     """On NumPy and in every form: no more is refused, no less, and in the same words."""
-    rows = compare(feature_jobs(dtype), dtype, backends.find(["numpy"]), session.providers()[-1:])
+    rows = compare(feature_jobs(dtype), dtype, backends.find_backends(["numpy"]), session.providers()[-1:])
     committed = {label(row): told(row) for row in COMMITTED["rows"]}
     for row in (each.as_json() for each in rows):
         assert told(row) == committed[label(row)], MADE
@@ -78,5 +79,5 @@ def test_what_is_not_as_stated_disagrees(wrong: str) -> None:
         return output.astype("float64") if wrong == "dtype" else output[..., :1]
 
     jobs = {"plain": replace(feature_jobs("float32")["plain"], compute=compute)}
-    (row,) = compare(jobs, "float32", backends.find(["numpy"]), [])
+    (row,) = compare(jobs, "float32", backends.find_backends(["numpy"]), [])
     assert not row.agrees

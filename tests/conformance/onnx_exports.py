@@ -19,9 +19,10 @@ from conformance.onnx_numbers import check, dtype_of, exact_stage, in_numpy, pla
 from libraries import LIBRARIES
 from numpy.typing import NDArray
 
-from sdpa_xp_export import TensorSpec, reference
-from sdpa_xp_export.call import Arguments, Call
-from sdpa_xp_export.checking import checked
+from sdpa_xp_export import TensorSpec
+from sdpa_xp_export._call.call import ExportCall, ExportOptions
+from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._verify import reference
 
 WHOLE = 2  # the mode in which `qk_matmul_output` has all that `scores` has
 
@@ -32,7 +33,7 @@ class Export:
 
     name: str
     case: Case
-    call: Call
+    call: ExportCall
     feeds: Arrays
 
 
@@ -78,7 +79,7 @@ class _Specs:
         self.put_away.append((TensorSpec(array.dtype.name, array.shape), array))
         return self.put_away[-1][0]
 
-    def feeds(self, call: Call) -> Arrays:
+    def feeds(self, call: ExportCall) -> Arrays:
         """By identity: a call keeps the specs that it was given, under names of its own."""
         return {
             name: next(array for each, array in self.put_away if each is spec)
@@ -100,6 +101,6 @@ def _export(case: Case, outputs: tuple[str, ...], mode: int = WHOLE) -> Export:
     specs = _Specs()
     arguments = until(_arguments(case, specs), mode)
     qkv = [arguments.pop(name) for name in ("query", "key", "value")]
-    call = checked("export", *qkv, Arguments(**arguments, outputs=outputs))
+    call = checked_call("export", *qkv, ExportOptions(**arguments, outputs=outputs))
     name = case.name if "output" in outputs else f"{case.name}: {outputs[0]}"
     return Export(name, case, call, specs.feeds(call))

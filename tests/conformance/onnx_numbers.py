@@ -15,9 +15,9 @@ from conformance.onnx_calls import WEIGHTS, Call, until, without
 from libraries import Library
 from numpy.typing import NDArray
 
-from sdpa_xp_export import reference
-from sdpa_xp_export.agreement import judge
-from sdpa_xp_export.textbook import textbook
+from sdpa_xp_export._verify import reference
+from sdpa_xp_export._verify.agreement import judge
+from sdpa_xp_export._verify.textbook import textbook
 
 
 def dtype_of(array: Any) -> str:

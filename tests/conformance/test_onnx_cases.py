@@ -14,8 +14,8 @@ from conformance.onnx_numbers import exact_stage, in_numpy, plain_stage
 from libraries import LIBRARIES
 from numpy.typing import NDArray
 
-from sdpa_xp_export import reference
-from sdpa_xp_export.agreement import judge
+from sdpa_xp_export._verify import reference
+from sdpa_xp_export._verify.agreement import judge
 
 INPUTS = {"Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen"}
 ATTRIBUTES = {

@@ -10,13 +10,14 @@ from conformance.onnx_calls import plain_call
 from conformance.onnx_cases import CASES, Case, named
 from conformance.onnx_exports import Export, check_outputs, exports
 
-from sdpa_xp_export import TensorSpec, reference
-from sdpa_xp_export.call import Arguments
-from sdpa_xp_export.checking import checked
-from sdpa_xp_export.choice import FORMS, refusal
+from sdpa_xp_export import TensorSpec
+from sdpa_xp_export._call.call import ExportOptions
+from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._runtime.releases import DEFAULT_OPSET, DEFAULT_RUNTIME, OPSETS, PROVIDERS, Runtime
+from sdpa_xp_export._runtime.session import open_session, run
+from sdpa_xp_export._verify import reference
 from sdpa_xp_export.export import export_call
-from sdpa_xp_export.runtime import DEFAULT_OPSET, DEFAULT_RUNTIME, OPSETS, PROVIDERS, Runtime
-from sdpa_xp_export.session import open_session, run
+from sdpa_xp_export.forms.choice import FORMS, unsupported_reason
 
 EXPORTS = [each for case in CASES for each in exports(case)]
 TARGET = Runtime.parse("test", DEFAULT_RUNTIME)
@@ -25,7 +26,7 @@ TARGET = Runtime.parse("test", DEFAULT_RUNTIME)
 def test_every_case_is_exported() -> None:
     """`primitive` states whatever ONNX asks; what another form refuses is in results/runtimes.json."""
     assert [each.case for each in EXPORTS if "output" in each.call.outputs] == list(CASES)
-    assert not [each.name for each in EXPORTS if refusal("primitive", each.call, TARGET)]
+    assert not [each.name for each in EXPORTS if unsupported_reason("primitive", each.call, TARGET)]
 
 
 def test_every_output_is_exported() -> None:
@@ -41,7 +42,7 @@ def test_every_output_is_exported() -> None:
         pytest.param(each, form, opset, id=f"{each.name}-{form}-{opset}")
         for each in EXPORTS
         for form in FORMS
-        if refusal(form, each.call, TARGET) is None
+        if unsupported_reason(form, each.call, TARGET) is None
         for opset in sorted({DEFAULT_OPSET[form], OPSETS[form][-1]})
     ],
 )
@@ -72,7 +73,7 @@ def test_a_mask_shorter_than_the_keys_is_refused(case: Case) -> None:
     (export,) = exports(case)
     given = [getattr(export.call, name) for name in ("query", "key", "value")]
     with pytest.raises(ValueError, match="`bias` must broadcast"):
-        checked("export", *given, Arguments(bias=TensorSpec(short.dtype.name, short.shape)))
+        checked_call("export", *given, ExportOptions(bias=TensorSpec(short.dtype.name, short.shape)))
 
 
 def test_a_wrong_output_is_found() -> None:

@@ -10,7 +10,7 @@ from conformance.onnx_numbers import check, dtype_of, exact_stage, in_library, p
 from libraries import LIBRARIES
 
 from sdpa_xp import KVCache, attention_scores, attention_weights, scaled_dot_product_attention
-from sdpa_xp_export import reference
+from sdpa_xp_export._verify import reference
 
 BACKENDS = ("numpy", "torch")  # beside onnxruntime; a process that holds every library may hang
 

@@ -11,10 +11,11 @@ from calls import draw_named
 from libraries import Library
 
 from sdpa_xp import attention_state, attention_weights, scaled_dot_product_attention
-from sdpa_xp.namespace import device, namespace
-from sdpa_xp_export import reference
-from sdpa_xp_export.agreement import judge
-from sdpa_xp_export.textbook import textbook
+from sdpa_xp._libraries import device_of as device
+from sdpa_xp._libraries import namespace_of as namespace
+from sdpa_xp_export._verify import reference
+from sdpa_xp_export._verify.agreement import judge
+from sdpa_xp_export._verify.textbook import textbook
 
 DTYPES = {
     "float16": np.float16,

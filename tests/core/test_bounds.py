@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from libraries import each_module
 
-from sdpa_xp import attention_state, biases, masks, streaming
-from sdpa_xp_export import agreement, reference, textbook
+from sdpa_xp import attention_state, biases, masks
+from sdpa_xp._core import online_softmax
+from sdpa_xp_export._verify import agreement, reference, textbook
 
 F = np.float32
 
@@ -20,14 +21,15 @@ F = np.float32
 def taken(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """How many ranges of queries were computed with and without a maximum."""
     count = {"with": 0, "without": 0}
-    for name in count:
-        compute = getattr(streaming, f"_{name}_maximum")
+    functions = {"with": "attend_with_maximum", "without": "_attend_without_maximum"}
+    for name, function in functions.items():
+        compute = getattr(online_softmax, function)
 
         def counted(*rest: Any, name: str = name, compute: Any = compute) -> Any:
             count[name] += 1
             return compute(*rest)
 
-        monkeypatch.setattr(streaming, f"_{name}_maximum", counted)
+        monkeypatch.setattr(online_softmax, function, counted)
     return count
 
 

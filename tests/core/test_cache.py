@@ -13,7 +13,7 @@ from calls import assert_agrees, draw, draw_named, moved
 from libraries import LIBRARIES, Library
 
 from sdpa_xp import KVCache, biases, masks, scaled_dot_product_attention
-from sdpa_xp.namespace import namespace
+from sdpa_xp._libraries import namespace_of as namespace
 
 F = np.float32
 TOKENS, HEADS = 7, 4

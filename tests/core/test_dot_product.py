@@ -10,7 +10,7 @@ from calls import draw
 from libraries import Library
 
 from sdpa_xp import biases, dot_product_attention, masks
-from sdpa_xp_export import reference
+from sdpa_xp_export._verify import reference
 
 F = np.float32
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sdpa_xp import dropout
+from sdpa_xp._core import dropout
 
 ALL = 2**32 - 1
 EDGES = [0, 1, 2, 2**15, 2**16 - 1, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 0xDEADBEEF]

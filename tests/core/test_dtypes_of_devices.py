@@ -8,7 +8,7 @@ import array_api_compat
 import numpy as np
 import pytest
 
-from sdpa_xp.namespace import real_dtypes, widest_dtype
+from sdpa_xp._libraries import library_of, widest_dtype
 
 
 @pytest.mark.needs("torch")
@@ -16,25 +16,28 @@ def test_of_torch() -> None:
     """Apple's devices have no float64; torch itself says that they have."""
     import torch
 
-    xp: Any = array_api_compat.array_namespace(torch.zeros(1))
+    tensor = torch.zeros(1)
+    xp: Any = array_api_compat.array_namespace(tensor)
     for device, names in (
         ("cpu", ["float32", "float64"]),
         ("cuda", ["float32", "float64"]),
         ("mps", ["float32"]),
     ):
-        assert list(real_dtypes(xp, torch.device(device))) == names
-        assert widest_dtype(xp, torch.device(device)) == getattr(torch, names[-1])
+        assert list(library_of(tensor).real_dtypes(xp, torch.device(device))) == names
+    assert widest_dtype(tensor) == torch.float64
 
 
 def test_of_numpy() -> None:
-    xp: Any = array_api_compat.array_namespace(np.zeros(1))
-    assert list(real_dtypes(xp, "cpu")) == ["float32", "float64"]
-    assert widest_dtype(xp, "cpu") == np.float64
+    array = np.zeros(1, np.float32)
+    xp: Any = array_api_compat.array_namespace(array)
+    assert list(library_of(array).real_dtypes(xp, "cpu")) == ["float32", "float64"]
+    assert widest_dtype(array) == np.float64
 
 
 @pytest.mark.needs("array_api_strict")
 def test_of_a_library_that_says_what_it_has() -> None:
     import array_api_strict as strict
 
-    assert widest_dtype(strict, strict.Device("no_x64")) == strict.float32
-    assert widest_dtype(strict, strict.Device("CPU_DEVICE")) == strict.float64
+    for device, widest in (("no_x64", strict.float32), ("CPU_DEVICE", strict.float64)):
+        array = strict.zeros(1, dtype=strict.float32, device=strict.Device(device))
+        assert widest_dtype(array) == widest

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
-from sdpa_xp import environment, explain, masks, native, scaled_dot_product_attention, streaming
+from sdpa_xp import _kernels, explain, masks, scaled_dot_product_attention
+from sdpa_xp._core import environment, nonfinite, online_softmax
 
 CALLS = [
     {},
@@ -37,15 +38,16 @@ def test_tiles_are_those_that_are_computed(
     call: tuple[np.ndarray, ...], rules: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weighed: list[int] = []
-    product = streaming.matmul_grouped
-    monkeypatch.setattr(streaming, "matmul_grouped", lambda *rest: weighed.append(1) or product(*rest))
+    product = online_softmax.matmul_grouped
+    for module in (nonfinite, online_softmax):
+        monkeypatch.setattr(module, "matmul_grouped", lambda *rest: weighed.append(1) or product(*rest))
     explained = explain(*call, **rules)
     assert weighed == []
     assert (explained.implementation, explained.tile) == ("xp", (4, 6))
     scaled_dot_product_attention(*call, **rules)
     assert explained.tiles == len(weighed)
-    assert explained.of_tiles % (6 * 4) == 0  # ranges of queries and of keys
-    assert (explained.tiles < explained.of_tiles) == ("is_causal" in rules or "attn_mask" in rules)
+    assert explained.total_tiles % (6 * 4) == 0  # ranges of queries and of keys
+    assert (explained.tiles < explained.total_tiles) == ("is_causal" in rules or "attn_mask" in rules)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +67,7 @@ def test_the_implementation_is_the_one_that_computes(
 ) -> None:
     import torch
 
-    kernel, asked = native.KERNELS["torch"], []
+    kernel, asked = _kernels.KERNELS["torch"], []
     monkeypatch.setattr(kernel, "attend", lambda call, attend=kernel.attend: asked.append(1) or attend(call))
     tensors = [torch.from_numpy(x) for x in call]
     explained = explain(*tensors, **rules)
@@ -82,7 +84,7 @@ def test_inside_a_transform_the_kernel_is_not_the_default(call: tuple[np.ndarray
 
     found: list[Any] = []
     torch.func.vmap(lambda x: found.append(explain(x, x, x)) or x)(torch.from_numpy(call[0])[None])
-    assert (found[0].implementation, found[0].of_tiles) == ("xp", 1)
+    assert (found[0].implementation, found[0].total_tiles) == ("xp", 1)
     assert "torch.func" in found[0].reason
 
 

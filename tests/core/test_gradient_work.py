@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sdpa_xp import backward, biases, gradients, scores, streaming
+from sdpa_xp import biases, gradients
 from sdpa_xp import scaled_dot_product_attention_vjp as vjp
-from sdpa_xp.tiles import Cut
+from sdpa_xp._core import backward, nonfinite, online_softmax, scores
+from sdpa_xp._tiles.plan import TileSize
 
 F = np.float32
 
@@ -26,7 +27,7 @@ def test_a_function_is_tried_on_few_scores(queries: int, keys: int) -> None:
 
     q, k = np.ones((1, queries, 4), F), np.ones((1, keys, 4), F)
     vjp(q, k, k, bias=biases.from_function(score_mod))
-    probed = gradients.PROBED
+    probed = gradients.PROBE_SIDE
     assert math.prod(seen[0]) == min(queries, probed) * min(keys, probed)
     assert max(map(math.prod, seen)) <= max(queries * keys, probed**2)
 
@@ -34,7 +35,7 @@ def test_a_function_is_tried_on_few_scores(queries: int, keys: int) -> None:
 def test_five_products_a_tile_beside_the_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scores again, and those of the values, the weights, the queries and the keys."""
     products: list[str] = []
-    for module in (scores, streaming, backward):
+    for module in (scores, nonfinite, online_softmax, backward):
         for name in ("matmul_grouped", "matmul_over_group"):
             if hasattr(module, name):
                 product = getattr(module, name)
@@ -44,8 +45,8 @@ def test_five_products_a_tile_beside_the_scores(monkeypatch: pytest.MonkeyPatch)
                     return product(*arrays)
 
                 monkeypatch.setattr(module, name, counted)
-    for name in ("CORES", "SHARED"):
-        monkeypatch.setattr(f"sdpa_xp.tiles.{name}", Cut(4, 6, 24))
+    for name in ("ONE_CORE", "ALL_CORES"):
+        monkeypatch.setattr(f"sdpa_xp._tiles.plan.{name}", TileSize(4, 6, 24))
     x = np.random.default_rng(0).standard_normal((2, 8, 4)).astype(F)
     output, pullback = vjp(x, x, x)
     products.clear()

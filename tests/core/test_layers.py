@@ -16,12 +16,12 @@ import pytest
 from libraries import LIBRARIES, Library, generator, read_only
 
 from sdpa_xp import KVCache, PagedKVCache, masks, merge_states
+from sdpa_xp._libraries import namespace_of as namespace
 from sdpa_xp.layers import Layer as Parameters
 from sdpa_xp.layers import Linear, MultiHeadAttention, SingleHeadAttention
-from sdpa_xp.namespace import namespace
-from sdpa_xp_export import reference
-from sdpa_xp_export.agreement import judge
-from sdpa_xp_export.textbook import stages
+from sdpa_xp_export._verify import reference
+from sdpa_xp_export._verify.agreement import judge
+from sdpa_xp_export._verify.textbook import stages
 
 F = np.float32
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float64": np.float64}
@@ -191,7 +191,7 @@ def test_calls_that_are_alike_are_checked_once(monkeypatch: pytest.MonkeyPatch) 
     changed = layer.with_parameters({n: w.astype(np.float64) for n, w in layer.parameters.items()})
     layer(x, other)
     asked: list[str] = []
-    monkeypatch.setattr("sdpa_xp.checks.layers.one_kind", lambda function, values: asked.append(function))
+    monkeypatch.setattr("sdpa_xp._checks.layers.one_kind", lambda function, values: asked.append(function))
     layer(x + 1, other * 2)
     assert asked == []
     for odd in (other.astype(np.float64), other[:, :1], np.ma.asarray(other)):
@@ -225,7 +225,7 @@ def test_decoding_with_a_cache(library: Library, rng: np.random.Generator) -> No
         for step in (2, 3, 4):
             query, key, value = placed.project(library.put(tokens[:, step : step + 1]))
             cache = cache.append(key, value)
-            outputs.append(placed.combine(cache.attend(query, **placed.rules)))
+            outputs.append(placed.combine(cache.attend(query, **placed.attention_options)))
         last = library.xp.concat(outputs, axis=1)
     expected = expect(layer, inputs, {"is_causal": True})[0][:, 2:]
     np.testing.assert_allclose(library.get(last), expected, rtol=0, atol=4e-6)

@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sdpa_xp import masks, scaled_dot_product_attention
+from sdpa_xp._core.scores import Scores
+from sdpa_xp._tiles.plan import ONE_CORE
+from sdpa_xp._tiles.score_grid import ScoreGrid, grid_of
+from sdpa_xp._tiles.tile import Tile
 from sdpa_xp.masks.bands import Band
-from sdpa_xp.pairs import Pairs, pairs_of
-from sdpa_xp.scores import Scores
-from sdpa_xp.tiles import CORES, Tile
 
 BATCH, HEADS, QUERIES, KEYS = SHAPE = (2, 2, 5, 6)
 B, H, R, J = np.ogrid[:BATCH, :HEADS, :QUERIES, :KEYS]
@@ -116,8 +117,8 @@ OTHERS: list[Rule] = [
 RANGES = [[range(a, b) for a, b in itertools.combinations(range(n + 1), 2)] for n in (QUERIES, KEYS)]
 
 
-def pairs_at(position: int) -> Pairs:
-    return replace(pairs_of("test", "mask", SHAPE, {}, None), position=position)
+def grid_at(position: int) -> ScoreGrid:
+    return replace(grid_of("test", "mask", SHAPE, {}, None), position=position)
 
 
 def is_one_band(band: Band) -> bool:
@@ -128,23 +129,23 @@ def is_one_band(band: Band) -> bool:
 def check(rule: Rule, position: int, *, knows: bool = False) -> None:
     """What is said of each tile is right, and what it leaves out attends nothing and is not attended."""
     mask, formula = rule
-    pairs = pairs_at(position)
-    pattern = mask.bind(pairs)
+    grid = grid_at(position)
+    pattern = mask.bind(grid)
     allowed = np.array(np.broadcast_to(formula(position), SHAPE))
     for rows, columns in itertools.product(*RANGES):
-        tile = Tile(rows, columns, pairs)
+        tile = Tile(rows, columns, grid)
         part = allowed[..., rows.start : rows.stop, columns.start : columns.stop]
-        found = pattern.on(tile)
+        found = pattern.allowed_in(tile)
         if isinstance(found, bool):
             assert (part == found).all(), (mask, position, rows, columns)
         else:
             np.testing.assert_array_equal(np.broadcast_to(found, part.shape), part)
             assert not (knows and part.all() == part.any()), (mask, position, rows, columns)
-        reach = pattern.reach(tile)
+        reach = pattern.key_range(tile)
         assert not reach or (columns.start <= reach.start and reach.stop <= columns.stop)
         attended = {columns[at] for at in np.nonzero(part)[-1]}
         assert attended <= set(reach), (mask, position, rows, columns, reach)
-        reached = pattern.reached_by(tile)
+        reached = pattern.query_range(tile)
         assert not reached or (rows.start <= reached.start and reached.stop <= rows.stop)
         attending = {rows[at] for at in np.nonzero(part)[-2]}
         assert attending <= set(reached), (mask, position, rows, columns, reached)
@@ -203,7 +204,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> Computed:
         seen.append((tile, allowed))
         return np.zeros(tile.shape, np.float32), allowed
 
-    monkeypatch.setattr(Scores, "on", on)
+    monkeypatch.setattr(Scores, "masked", on)
     return seen
 
 
@@ -215,15 +216,15 @@ def attend(length: int, mask: masks.Mask) -> None:
 def test_window_is_linear_in_the_length(computed: Computed, monkeypatch: pytest.MonkeyPatch) -> None:
     """A window of 257 keys: twice the length is twice the tiles, asked and computed, not four times."""
     asked: list[Tile] = []
-    answer = Band.on
-    monkeypatch.setattr(Band, "on", lambda self, tile: asked.append(tile) or answer(self, tile))
+    answer = Band.allowed_in
+    monkeypatch.setattr(Band, "allowed_in", lambda self, tile: asked.append(tile) or answer(self, tile))
     counts = {}
     for length in (2**14, 2**15, 2**16):
         attend(length, masks.sliding_window(256, 0))
         counts[length] = len(asked), len(computed)
-        ranges = length / CORES.rows
-        assert ranges <= len(computed) <= len(asked) <= ranges * (1 + (CORES.rows + 256) / CORES.columns)
-        assert computed.pairs <= length * (CORES.rows + 256)
+        ranges = length / ONE_CORE.rows
+        assert ranges <= len(computed) <= len(asked) <= ranges * (1 + (ONE_CORE.rows + 256) / ONE_CORE.columns)
+        assert computed.pairs <= length * (ONE_CORE.rows + 256)
         asked.clear()
         computed.clear()
     for length in (2**14, 2**15):
@@ -236,10 +237,10 @@ def test_window_beside_other_masks_is_linear(computed: Computed) -> None:
     for mask in (masks.causal(), masks.dilated(2), ~masks.prefix(9), masks.causal() | masks.chunked(64)):
         for both in (mask & masks.sliding_window(256, 0), masks.sliding_window(256, 0) & mask):
             attend(2**14, both)
-            assert computed.pairs <= 2**14 * (CORES.rows + 256)
+            assert computed.pairs <= 2**14 * (ONE_CORE.rows + 256)
             computed.clear()
     attend(2**14, masks.prefix(0) | masks.sliding_window(256, 0))
-    assert computed.pairs <= 2**14 * (CORES.rows + 256)
+    assert computed.pairs <= 2**14 * (ONE_CORE.rows + 256)
 
 
 def test_chunks_are_linear_in_the_length(computed: Computed) -> None:
@@ -252,7 +253,7 @@ def test_chunks_are_linear_in_the_length(computed: Computed) -> None:
 def test_causal_computes_half(computed: Computed) -> None:
     length = 2**13
     attend(length, masks.causal())
-    assert length**2 / 2 <= computed.pairs <= length * (length + CORES.rows) / 2
+    assert length**2 / 2 <= computed.pairs <= length * (length + ONE_CORE.rows) / 2
 
 
 def test_padding_does_not_look_behind_the_longest(computed: Computed) -> None:
@@ -263,8 +264,8 @@ def test_padding_does_not_look_behind_the_longest(computed: Computed) -> None:
     computed.clear()
     scaled_dot_product_attention(x, keys, keys, masks.padding(9, [0, 0, 0]))
     assert not computed
-    rows_of_padding = Tile(range(2, QUERIES), range(KEYS), pairs_at(0))
-    assert not masks.padding(4, 2).bind(pairs_at(0)).reach(rows_of_padding)
+    rows_of_padding = Tile(range(2, QUERIES), range(KEYS), grid_at(0))
+    assert not masks.padding(4, 2).bind(grid_at(0)).key_range(rows_of_padding)
 
 
 @pytest.mark.parametrize("small_tiles", ["maximum"], indirect=True)  # the other one cuts them down
@@ -302,6 +303,6 @@ def test_computes_the_tiles_that_some_pair_attends(computed: Computed, mask: mas
 
 
 def test_without_a_mask_nothing_is_masked(computed: Computed) -> None:
-    attend(2 * CORES.rows, masks.sliding_window(None, None))
-    assert len(computed) == 2 * (2 * CORES.rows / CORES.columns)
+    attend(2 * ONE_CORE.rows, masks.sliding_window(None, None))
+    assert len(computed) == 2 * (2 * ONE_CORE.rows / ONE_CORE.columns)
     assert all(allowed is True for _, allowed in computed)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from libraries import Library
 
+from sdpa_xp import _checks as checks
 from sdpa_xp import (
     attention_scores,
     attention_weights,
     biases,
-    checks,
     masks,
     scaled_dot_product_attention,
     varlen_attention,

@@ -12,8 +12,8 @@ from calls import assert_agrees, draw_named, moved
 from libraries import Library
 
 from sdpa_xp import PagedKVCache, biases, masks
-from sdpa_xp.scores import Scores
-from sdpa_xp.sources import Blocks
+from sdpa_xp._core.key_value_source import PagedSource
+from sdpa_xp._core.scores import Scores
 
 F = np.float32
 HEADS, SIZE, POOL = 4, 4, 10
@@ -257,14 +257,14 @@ def test_shared_prefix(library: Library, arrays: Arrays) -> None:
 def cuts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, np.ndarray]]:
     """The pool's block of each part that the products get, and that part."""
     seen: list[tuple[int, np.ndarray]] = []
-    cut = Blocks.cut
+    cut = PagedSource.slice_keys
 
-    def watched(self: Blocks, columns: range) -> Any:
+    def watched(self: PagedSource, columns: range) -> Any:
         part: Any = cut(self, columns)
-        seen.append((self.table[columns.start // SIZE], part))
+        seen.append((self.block_table[columns.start // SIZE], part))
         return part
 
-    monkeypatch.setattr(Blocks, "cut", watched)
+    monkeypatch.setattr(PagedSource, "slice_keys", watched)
     return seen
 
 

@@ -14,8 +14,8 @@ import pytest
 from libraries import Library
 
 from sdpa_xp import attention_weights, masks, plot, scaled_dot_product_attention
-from sdpa_xp.scores import Scores
-from sdpa_xp.tiles import Tile
+from sdpa_xp._core.scores import Scores
+from sdpa_xp._tiles.tile import Tile
 
 matplotlib = pytest.importorskip("matplotlib")
 agg = pytest.importorskip("matplotlib.backends.backend_agg")
@@ -237,14 +237,14 @@ def test_memory_is_what_a_call_holds(dtype: str, threads: int, monkeypatch: pyte
     (axes,) = plot.memory(lengths, width=32, like=np.empty(0, dtype)).axes
     every, arrays, held = ([*line.get_ydata()] for line in axes.lines)
     tiles: list[tuple[range, int]] = []
-    score = Scores.on
+    score = Scores.masked
 
-    def on(scores: Scores, tile: Tile, *rest: Any) -> Any:
+    def masked(scores: Scores, tile: Tile, *rest: Any) -> Any:
         found = score(scores, tile, *rest)
         tiles.append((tile.rows, found[0].nbytes))
         return found
 
-    monkeypatch.setattr(Scores, "on", on)
+    monkeypatch.setattr(Scores, "masked", masked)
     element = 8 if dtype == "float64" else 4
     for index, length in enumerate(lengths):
         x = np.ones((length, 32), dtype)

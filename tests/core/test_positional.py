@@ -12,7 +12,7 @@ from libraries import Library
 
 from sdpa_xp import biases, positional
 from sdpa_xp.positional import Rotary
-from sdpa_xp_export.agreement import judge
+from sdpa_xp_export._verify.agreement import judge
 
 F = np.float32
 EPS = 2.0**-23

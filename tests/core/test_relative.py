@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sdpa_xp import biases
-from sdpa_xp.pairs import pairs_of
+from sdpa_xp._tiles.score_grid import grid_of
 
 WIDE = [(32, 128), (32, 10**7), (16, 2**29), (8, 20), (4, 5), (1000, 600), (1000, 10**7), (6, 9)]
 """Buckets, and where the last begins."""
@@ -51,6 +51,6 @@ def test_far_distances_cost_what_near_ones_do() -> None:
     """The table of a call has a column for each distance of its pairs, however far these are."""
     table = np.ones((32, 1), np.float32)
     bias = biases.relative(table, max_distance=2**29, offset=-(2**28))
-    pairs = pairs_of("to_array", "bias", (1, 3, 4), (), table)
-    (term,) = bias.bind(pairs)
+    grid = grid_of("to_array", "bias", (1, 3, 4), (), table)
+    (term,) = bias.bind(grid)
     assert term.table.shape == (1, 3 + 4 - 1)  # type: ignore[attr-defined]

@@ -12,9 +12,9 @@ from libraries import Library
 
 from sdpa_xp import KVCache, PagedKVCache, masks
 from sdpa_xp.positional import LinearScaling, Rotary, YaRNScaling
-from sdpa_xp_export import reference
-from sdpa_xp_export.agreement import judge
-from sdpa_xp_export.textbook import textbook
+from sdpa_xp_export._verify import reference
+from sdpa_xp_export._verify.agreement import judge
+from sdpa_xp_export._verify.textbook import textbook
 
 F = np.float32
 TOKENS, SIZE = 9, 4
@@ -113,7 +113,7 @@ def test_a_cache_that_was_put_away_goes_on(library: Library, arrays: Arrays, nam
     with library.guard():
         (_, *prompt), (query, *token) = ([library.put(x) for x in part] for part in parts)
         before = KVCache(*prompt, rotary=rotary)
-        again = KVCache(before.key, before.value, rotary=rotary, turned=True)
+        again = KVCache(before.key, before.value, rotary=rotary, rotated=True)
         found = library.get(again.append(*token).attend(query))
     positions, last = np.arange(TOKENS), arrays | {"query": parts[1][0]}
     exact = {"query": turned(last["query"], positions[None, 8:], rotary), "value": arrays["value"]}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from sdpa_xp import arguments, attention_state, scaled_dot_product_attention
+from sdpa_xp import attention_state, biases, masks, scaled_dot_product_attention
+from sdpa_xp._call import prepare
+from sdpa_xp._tiles.modifier import MOST_NUMBERS
 
 F = np.float32
 
@@ -16,9 +19,9 @@ F = np.float32
 def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The functions whose calls were checked, each time; none is known before."""
     calls: list[str] = []
-    check = arguments._checked
-    monkeypatch.setattr(arguments, "_PASSED", {})
-    monkeypatch.setattr(arguments, "_checked", lambda *rest: calls.append(rest[0]) or check(*rest))
+    check = prepare._validated
+    monkeypatch.setattr(prepare, "_CACHE", {})
+    monkeypatch.setattr(prepare, "_validated", lambda *rest: calls.append(rest[0]) or check(*rest))
     return calls
 
 
@@ -37,7 +40,7 @@ def test_an_alike_call_is_checked_once_and_computed_anew(checked: list[str]) -> 
 def test_no_array_is_kept() -> None:
     x = arrays(3, 4)
     scaled_dot_product_attention(x, x, x)
-    assert [call.arrays for call in arguments._PASSED.values()] == [{}]
+    assert [call.arrays for call in prepare._CACHE.values()] == [{}]
 
 
 @pytest.mark.parametrize(
@@ -85,8 +88,94 @@ def test_each_difference_is_seen(checked: list[str]) -> None:
 
 
 def test_what_is_remembered_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arguments, "MOST_PASSED", 5)
+    monkeypatch.setattr(prepare, "MOST_CACHED", 5)
     for length in range(1, 20):
         x = arrays(length, 4)
         scaled_dot_product_attention(x, x, x)
-        assert len(arguments._PASSED) <= 5
+        assert len(prepare._CACHE) <= 5
+
+
+CONSTANT: dict[str, Callable[[], dict[str, Any]]] = {
+    "causal": lambda: {"attn_mask": masks.causal()},
+    "lower right": lambda: {"attn_mask": masks.causal("lower_right")},
+    "lengths": lambda: {"attn_mask": masks.padding([2])},
+    "ids": lambda: {"attn_mask": masks.document([0, 1, 1], [0, 0, 1])},
+    "operators": lambda: {"attn_mask": (masks.causal() & ~masks.prefix(1)) | masks.dilated(2)},
+    "slopes": lambda: {"bias": biases.alibi([0.5]) + biases.alibi(1)},
+    "both": lambda: {"attn_mask": masks.chunked(2), "bias": biases.alibi(1), "is_causal": True},
+}
+
+
+@pytest.mark.parametrize("name", CONSTANT)
+def test_masks_and_biases_without_arrays_are_bound_once(name: str, checked: list[str]) -> None:
+    """Two that are made alike are one."""
+    x, y = arrays(1, 3, 4), arrays(1, 3, 4, seed=1)
+    rules, alike = CONSTANT[name](), CONSTANT[name]()
+    expected = scaled_dot_product_attention(y, y, y, **rules)
+    prepare._CACHE.clear()
+    scaled_dot_product_attention(x, x, x, **rules)
+    np.testing.assert_array_equal(scaled_dot_product_attention(y, y, y, **alike), expected)
+    assert len(checked) == 2
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (masks.causal(), masks.causal(1)),
+        (masks.causal(), ~masks.causal()),
+        (masks.causal() & masks.prefix(1), masks.causal() | masks.prefix(1)),
+        (masks.prefix(1), masks.causal(1)),
+        (masks.padding(2), masks.padding(None, 2)),
+        (masks.document([0, 1, 1]), masks.document([0, 0, 1])),
+        (
+            masks.causal() & (masks.prefix(1) | masks.prefix(2)),
+            masks.causal() & masks.prefix(1) | masks.prefix(2),
+        ),
+    ],
+    ids=str,
+)
+def test_masks_that_differ_are_told_apart(one: masks.Mask, other: masks.Mask, checked: list[str]) -> None:
+    x = arrays(1, 3, 4)
+    outputs = [scaled_dot_product_attention(x, x, x, mask) for mask in (one, other)]
+    assert len(checked) == 2
+    for mask, output in zip((one, other), outputs, strict=True):
+        expected = scaled_dot_product_attention(x, x, x, masks.to_array(mask, (3, 3)))
+        np.testing.assert_allclose(output, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "wrong", [masks.causal(True), masks.padding(True), masks.padding([True]), masks.prefix(1.0)]
+)
+def test_a_wrong_argument_equal_to_a_right_one_is_refused(wrong: masks.Mask) -> None:
+    """True == 1 == 1.0."""
+    x = arrays(1, 3, 4)
+    for right in (masks.causal(1), masks.padding(1), masks.padding([1]), masks.prefix(1)):
+        scaled_dot_product_attention(x, x, x, right)
+    with pytest.raises(TypeError, match="must be an integer"):
+        scaled_dot_product_attention(x, x, x, wrong)
+
+
+def test_what_may_change_is_bound_each_time(checked: list[str]) -> None:
+    """An array may be written to, a function may answer otherwise; a long list would be kept alive."""
+    x, allowed = arrays(1, 3, 4), np.ones((3, 3), bool)
+    length = [3]
+    changing: list[dict[str, Any]] = [
+        {"attn_mask": masks.from_array(allowed)},
+        {"attn_mask": masks.causal() & masks.from_array(allowed)},
+        {"attn_mask": masks.from_function(lambda b, h, q_idx, kv_idx: kv_idx < length[0])},
+        {"bias": biases.from_function(lambda score, b, h, q_idx, kv_idx: score + (q_idx * length[0]))},
+        {"attn_mask": masks.padding(np.asarray([2]))},
+    ]
+    for rules in changing:
+        allowed[:], length[0] = True, 3
+        scaled_dot_product_attention(x, x, x, **rules)
+        allowed[:, 1:], length[0] = False, 1
+        scaled_dot_product_attention(x, x, x, **rules)
+    assert len(checked) == 2 * len(changing)
+    assert prepare._CACHE == {}
+    expected = np.broadcast_to(x[:, :1], x.shape)
+    np.testing.assert_array_equal(scaled_dot_product_attention(x, x, x, changing[0]["attn_mask"]), expected)
+    np.testing.assert_array_equal(scaled_dot_product_attention(x, x, x, changing[2]["attn_mask"]), expected)
+    y = arrays(1, MOST_NUMBERS + 1, 4)
+    scaled_dot_product_attention(y, y, y, masks.document(range(MOST_NUMBERS + 1)))
+    assert prepare._CACHE == {}

@@ -11,9 +11,9 @@ from calls import draw_named
 from libraries import Library
 
 from sdpa_xp import attention_state, attention_weights, masks, merge_states, scaled_dot_product_attention
-from sdpa_xp_export import reference
-from sdpa_xp_export.agreement import judge
-from sdpa_xp_export.textbook import textbook
+from sdpa_xp_export._verify import reference
+from sdpa_xp_export._verify.agreement import judge
+from sdpa_xp_export._verify.textbook import textbook
 
 F = np.float32
 Call = dict[str, np.ndarray]

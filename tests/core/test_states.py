@@ -13,7 +13,7 @@ from calls import draw
 from libraries import LIBRARIES, Library
 
 from sdpa_xp import AttentionState, attention_state, merge_states
-from sdpa_xp_export import reference
+from sdpa_xp_export._verify import reference
 
 F = np.float32
 

@@ -18,16 +18,10 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from sdpa_xp import (
-    attention_state,
-    environment,
-    masks,
-    scaled_dot_product_attention,
-    scaled_dot_product_attention_vjp,
-    threads,
-)
-from sdpa_xp import blas as blas_module
-from sdpa_xp_export import reference
+from sdpa_xp import attention_state, masks, scaled_dot_product_attention, scaled_dot_product_attention_vjp
+from sdpa_xp._core import blas as blas_module
+from sdpa_xp._core import environment, threads
+from sdpa_xp_export._verify import reference
 
 
 def blas() -> list[int]:
@@ -118,7 +112,7 @@ def test_as_many_threads_as_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("wrong", ["0", "-1", "many", "2.0"])
 def test_a_small_call_refuses_a_wrong_number_of_threads(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
     x = np.ones((1, 2, 3), np.float32) * len(wrong)
-    monkeypatch.setattr("sdpa_xp.arguments._PASSED", {})
+    monkeypatch.setattr("sdpa_xp._call.prepare._CACHE", {})
     monkeypatch.setenv(environment.VARIABLE, wrong)
     for function in (scaled_dot_product_attention, attention_state, scaled_dot_product_attention_vjp):
         with pytest.raises(
@@ -172,7 +166,7 @@ def test_the_number_of_threads_changes_no_bit(
     np.testing.assert_allclose(results[0], expected, rtol=0, atol=4e-6)
 
 
-SHARED: dict[str, dict[str, Any]] = {
+ALL_CORES: dict[str, dict[str, Any]] = {
     "nothing": {},
     "a scale": {"scale": np.asarray(0.5, np.float32)},
     "a bias": {"bias": np.zeros((1, 4, 600, 1), np.float32)},
@@ -180,7 +174,7 @@ SHARED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("rules", SHARED.values(), ids=SHARED)
+@pytest.mark.parametrize("rules", ALL_CORES.values(), ids=ALL_CORES)
 def test_the_number_of_threads_changes_no_bit_of_a_gradient(
     call: tuple[np.ndarray, ...], monkeypatch: pytest.MonkeyPatch, rules: dict[str, Any]
 ) -> None:
@@ -199,11 +193,11 @@ def test_what_shares_a_large_array_is_one_task(
     call: tuple[np.ndarray, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Heads and batch entries have tasks of their own, those that add to the gradient of one bias have not."""
-    monkeypatch.setattr("sdpa_xp.tiles.os.cpu_count", lambda: 8)
+    monkeypatch.setattr("sdpa_xp._tiles.plan.os.cpu_count", lambda: 8)
     counts: list[int] = []
     run = threads.run
     found = {}
-    for name, rules in SHARED.items():
+    for name, rules in ALL_CORES.items():
         output, pullback = scaled_dot_product_attention_vjp(*call, **rules)
         with monkeypatch.context() as patch:
             patch.setattr(threads, "run", lambda f, tasks, n: counts.append(len(tasks)) or run(f, tasks, n))
@@ -223,7 +217,8 @@ def test_a_warning_of_numpy_stays_quiet_in_each_thread(call: tuple[np.ndarray, .
 STORY = """
 import atexit, os, time
 import numpy as np
-from sdpa_xp import blas, scaled_dot_product_attention, threads
+from sdpa_xp import scaled_dot_product_attention
+from sdpa_xp._core import blas, threads
 
 x = np.random.default_rng(0).standard_normal((4, 600, 16)).astype(np.float32)
 expected = scaled_dot_product_attention(x, x, x)

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from sdpa_xp import attention_weights, scaled_dot_product_attention
+from sdpa_xp._core.scores import Scores
+from sdpa_xp._tiles.plan import ALL_CORES, DEVICE, ONE_CORE, SMALLEST_SIDE, plan_full_rows, plan_tiles
+from sdpa_xp._tiles.score_grid import grid_of
+from sdpa_xp._tiles.tile import Tile
 from sdpa_xp.masks import causal
-from sdpa_xp.pairs import pairs_of
-from sdpa_xp.scores import Scores
-from sdpa_xp.tiles import CORES, DEVICE, SHARED, SMALLEST, Tile, plan, plan_rows
 
 
 @pytest.mark.parametrize(
@@ -33,9 +34,9 @@ from sdpa_xp.tiles import CORES, DEVICE, SHARED, SMALLEST, Tile, plan, plan_rows
     ],
 )
 def test_causal_on_a_tile(rows: Any, columns: Any, offset: int, expected: Any) -> None:
-    """True and False exactly where all and none may attend; else the pairs."""
-    pairs = pairs_of("test", "mask", (9, 9), [], None)
-    found = causal(offset).bind(pairs).on(Tile(range(*rows), range(*columns), pairs))
+    """True and False exactly where all and none may attend; else the grid."""
+    grid = grid_of("test", "mask", (9, 9), [], None)
+    found = causal(offset).bind(grid).allowed_in(Tile(range(*rows), range(*columns), grid))
     i, j = np.ogrid[slice(*rows), slice(*columns)]
     assert np.array_equal(np.broadcast_to(found, (i + j).shape), j <= i + offset)
     assert (found if isinstance(found, bool) else "some") == expected
@@ -45,13 +46,13 @@ def test_causal_on_a_tile(rows: Any, columns: Any, offset: int, expected: Any) -
 def visited(monkeypatch: pytest.MonkeyPatch) -> list[Tile]:
     """The tiles whose scores are computed, in order."""
     seen: list[Tile] = []
-    compute = Scores.on
+    compute = Scores.masked
 
     def on(self: Scores, tile: Tile, *rest: Any) -> Any:
         seen.append(tile)
         return compute(self, tile, *rest)
 
-    monkeypatch.setattr(Scores, "on", on)
+    monkeypatch.setattr(Scores, "masked", on)
     return seen
 
 
@@ -72,42 +73,42 @@ def test_nothing_is_computed_for_an_empty_result(visited: list[Tile]) -> None:
     assert visited == []
 
 
-def call_of(engine: str, queries: int, keys: int, *leading: int) -> Any:
-    pairs = pairs_of("test", "mask", (*leading, queries, keys), [], None)
-    return replace(pairs, engine=engine)
+def call_of(kind: str, queries: int, keys: int, *leading: int) -> Any:
+    grid = grid_of("test", "mask", (*leading, queries, keys), [], None)
+    return replace(grid, execution_kind=kind)
 
 
 @pytest.mark.parametrize("heads", [1, 8, 16, 64, 100_000])
 def test_tile_of_a_device_shrinks_with_the_heads(heads: int) -> None:
-    found = plan(call_of("device", 10**6, 10**6, heads), 1, 128)
-    assert heads * found.rows * found.columns <= max(DEVICE.scores, heads * SMALLEST**2)
-    assert SMALLEST <= found.rows <= DEVICE.rows
-    assert SMALLEST <= found.columns <= DEVICE.columns
-    assert not found.parts
+    found = plan_tiles(call_of("device", 10**6, 10**6, heads), 1, 128)
+    assert heads * found.rows * found.columns <= max(DEVICE.scores, heads * SMALLEST_SIDE**2)
+    assert SMALLEST_SIDE <= found.rows <= DEVICE.rows
+    assert SMALLEST_SIDE <= found.columns <= DEVICE.columns
+    assert not found.leading_slices
 
 
 def test_tile_of_a_device_shrinks_no_more_than_it_has_to() -> None:
-    found = plan(call_of("device", 10**6, 10**6, 1), 1, 128)
+    found = plan_tiles(call_of("device", 10**6, 10**6, 1), 1, 128)
     assert (found.rows, found.columns) == DEVICE[:2]
-    assert plan(call_of("device", 10**6, 10**6, 100_000), 1, 128).columns == SMALLEST
+    assert plan_tiles(call_of("device", 10**6, 10**6, 100_000), 1, 128).columns == SMALLEST_SIDE
 
 
 SHAPES = [(4096, 4096, 8), (1, 4096, 8), (3, 5, 1), (256, 256, 2, 3, 8), (7, 100, 64, 16), (900, 70, 5, 1)]
 
 
-@pytest.mark.parametrize("engine", ["threads", "cores"])
+@pytest.mark.parametrize("kind", ["blas_threaded", "threaded"])
 @pytest.mark.parametrize("group", [1, 4])
 @pytest.mark.parametrize(("queries", "keys", "leading"), [(q, k, tuple(rest)) for q, k, *rest in SHAPES])
 def test_tasks_cover_each_row_of_each_head_once(
-    queries: int, keys: int, leading: tuple[int, ...], group: int, engine: str
+    queries: int, keys: int, leading: tuple[int, ...], group: int, kind: str
 ) -> None:
     """And no tile has more scores than it may, or splits the query heads of a key head."""
     leading = (*leading[:-1], leading[-1] * group)
-    found = plan(call_of(engine, queries, keys, *leading), group, 128)
-    most = CORES.scores if engine == "threads" else SHARED.scores * (os.cpu_count() or 1)
+    found = plan_tiles(call_of(kind, queries, keys, *leading), group, 128)
+    most = ONE_CORE.scores if kind == "blas_threaded" else ALL_CORES.scores * (os.cpu_count() or 1)
     times = np.zeros((*leading, queries), int)
     for task in found.tasks():
-        ranges = task.part or tuple(map(range, leading))
+        ranges = task.leading or tuple(map(range, leading))
         times[tuple(slice(r.start, r.stop) for r in (*ranges, task.rows))] += 1
         assert ranges[-1].start % group == len(ranges[-1]) % group == 0
         heads = math.prod(len(each) for each in ranges)
@@ -119,19 +120,19 @@ def test_threads_get_a_task_each() -> None:
     """Also where there is one head, or one query a head."""
     cores = os.cpu_count() or 1
     for shape in ((512, 10**5, 1), (1, 10**5, 8 * cores), (256, 256, 8 * cores)):
-        assert len(plan(call_of("threads", *shape), 1, 128).tasks()) >= cores
+        assert len(plan_tiles(call_of("blas_threaded", *shape), 1, 128).tasks()) >= cores
 
 
 @pytest.mark.slow
 def test_weights_take_as_many_rows_as_their_keys_leave_room_for(visited: list[Tile]) -> None:
-    assert plan_rows(10**6, 2**14, 16, traced=False).rows == DEVICE.scores // 2**18
-    assert plan_rows(8, 10**9, 16, traced=False).rows == 1
+    assert plan_full_rows(10**6, 2**14, 16, is_traced=False).rows == DEVICE.scores // 2**18
+    assert plan_full_rows(8, 10**9, 16, is_traced=False).rows == 1
     x = np.ones((8, 4096, 1), np.float32)
     attention_weights(x, x)
     assert {len(tile.rows) for tile in visited} == {DEVICE.scores // (8 * 4096)}
 
 
 def test_traced_arrays_get_one_tile() -> None:
-    found = plan(call_of("traced", 5000, 7000, 8), 1, 128)
+    found = plan_tiles(call_of("traced", 5000, 7000, 8), 1, 128)
     assert [*found.row_ranges()] == [range(5000)]
     assert [*found.column_ranges(range(7000))] == [range(7000)]

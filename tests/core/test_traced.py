@@ -11,7 +11,7 @@ from calls import draw_named
 from libraries import Library
 
 from sdpa_xp import attention_state, attention_weights, scaled_dot_product_attention
-from sdpa_xp_export import reference
+from sdpa_xp_export._verify import reference
 
 F = np.float32
 

@@ -15,10 +15,10 @@ from calls import draw_named
 from libraries import Library
 
 from sdpa_xp import biases, masks, scaled_dot_product_attention, varlen_attention
-from sdpa_xp.scores import Scores
-from sdpa_xp_export import reference
-from sdpa_xp_export.agreement import judge
-from sdpa_xp_export.textbook import textbook
+from sdpa_xp._core.scores import Scores
+from sdpa_xp_export._verify import reference
+from sdpa_xp_export._verify.agreement import judge
+from sdpa_xp_export._verify.textbook import textbook
 
 F = np.float32
 HEADS = 4
@@ -249,14 +249,14 @@ def test_any_lengths(library: Library, lengths: list[tuple[int, int]], name: str
 def test_nothing_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scores that are made are those of the sequences; an empty one has none."""
     made: list[tuple[int, ...]] = []
-    on = Scores.on
+    masked = Scores.masked
 
     def watched(self: Scores, tile: Any, query: Any, allowed: Any) -> Any:
-        scores, unmasked = on(self, tile, query, allowed)
+        scores, unmasked = masked(self, tile, query, allowed)
         made.append(scores.shape)
         return scores, unmasked
 
-    monkeypatch.setattr(Scores, "on", watched)
+    monkeypatch.setattr(Scores, "masked", watched)
     varlen_attention(
         **packed(QUERIES, KEYS), cu_seqlens_q=sums(QUERIES), cu_seqlens_k=sums(KEYS), layout="...HLE"
     )

@@ -15,7 +15,7 @@ from runtime.releases import REDUCED, run_graphs
 
 from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec, save, to_onnx, verify_layer
-from sdpa_xp_export.agreement import judge
+from sdpa_xp_export._verify.agreement import judge
 
 FORMS = ["auto", "attention", "tiled", "primitive"]
 STEPS = [(0, 3), (3, 4), (4, 6), (6, 7)]

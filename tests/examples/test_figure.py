@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from sdpa_xp_export.figure import attention_of_word
-from sdpa_xp_export.minilm import Activations, Layer
+from sdpa_xp_export._demo.encoder import Activations, AttentionInputs
+from sdpa_xp_export._demo.picture import attention_of_word
 
 
 def activations() -> Activations:
@@ -17,7 +17,7 @@ def activations() -> Activations:
     mask = np.asarray([[True] * 5, [True] * 4 + [False]])[:, None, None, :]
     rng = np.random.default_rng(0)
     layers = [
-        Layer(**{name: rng.standard_normal((2, 2, 5, 8)).astype(np.float32) for name in Layer.__annotations__})
+        AttentionInputs(*(rng.standard_normal((2, 2, 5, 8)).astype(np.float32) for _ in range(3)))
         for _ in range(3)
     ]
     return Activations(tokens, mask, layers)

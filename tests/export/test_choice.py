@@ -12,8 +12,8 @@ import pytest
 from sdpa_xp import masks
 from sdpa_xp.layers import MultiHeadAttention
 from sdpa_xp_export import TensorSpec, export_attention, to_onnx, verify
-from sdpa_xp_export.choice import FORMS
-from sdpa_xp_export.runtime import FEW_SCORES, FIRST_RELEASE, OPSETS, PREFERRED, VERY_MANY_SCORES
+from sdpa_xp_export._runtime.releases import FEW_SCORES, FIRST_RELEASE, OPSETS, PREFERRED, VERY_MANY_SCORES
+from sdpa_xp_export.forms.choice import FORMS
 
 FIXED = TensorSpec("float32", (1, 4, 40, 64))
 RULES: dict[str, dict[str, Any]] = {

@@ -10,9 +10,11 @@ import pytest
 
 from sdpa_xp import masks, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, export_attention, to_onnx, verify
-from sdpa_xp_export.graph import Graph
-from sdpa_xp_export.lowering.masks import both
-from sdpa_xp_export.runtime import FEW_SCORES, VERY_MANY_SCORES
+from sdpa_xp_export._array_api import namespace
+from sdpa_xp_export._graph.graph import Graph
+from sdpa_xp_export._runtime.releases import FEW_SCORES, VERY_MANY_SCORES
+from sdpa_xp_export.forms.traced_attention import refuse_attention
+from sdpa_xp_export.lowering.masks import both_allow
 
 
 def specs(batch: Any, heads: int, queries: Any, keys: Any) -> list[TensorSpec]:
@@ -125,15 +127,15 @@ def test_opset_of_a_layer(runtime: str, wanted: int) -> None:
 
 def test_pairs_that_both_let_attend() -> None:
     """No node for what is known while the graph is written."""
-    graph = Graph(18)
+    graph = Graph(opset=18, namespace=namespace, attend=refuse_attention)
     one, other = (graph.input(name, "bool", (2, 3)) for name in "ab")
     for known in (True, False, one):
-        assert both(True, known) is known
-        assert both(known, True) is known
-        assert both(False, known) is False
-        assert both(known, False) is False
+        assert both_allow(True, known) is known
+        assert both_allow(known, True) is known
+        assert both_allow(False, known) is False
+        assert both_allow(known, False) is False
     assert not graph.nodes
-    assert both(one, other).name == graph.nodes[0].output[0]
+    assert both_allow(one, other).name == graph.nodes[0].output[0]
     assert graph.nodes[0].op_type == "And"
 
 

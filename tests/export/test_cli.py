@@ -13,8 +13,11 @@ import numpy as np
 import pytest
 from command import refused, run
 
-from sdpa_xp_export import TensorSpec, agree, backends, demo, verify
-from sdpa_xp_export.features import features
+from sdpa_xp_export import TensorSpec, verify
+from sdpa_xp_export._agree import backends
+from sdpa_xp_export._agree import comparison as agree
+from sdpa_xp_export._agree.features import features
+from sdpa_xp_export._demo import demo
 
 
 @pytest.mark.parametrize(
@@ -109,7 +112,11 @@ def test_agree_takes_no_other_error_for_a_refusal() -> None:
 
     (job,) = (job for name, job in agree.feature_jobs("float32").items() if name == "plain")
     with pytest.raises(ValueError, match="operands"):
-        [*agree.compare({"plain": replace(job, compute=broken)}, "float32", backends.find(["numpy"]), [])]
+        [
+            *agree.compare(
+                {"plain": replace(job, compute=broken)}, "float32", backends.find_backends(["numpy"]), []
+            )
+        ]
 
 
 def test_agree_exits_1_and_names_what_disagrees(
@@ -124,7 +131,9 @@ def test_agree_exits_1_and_names_what_disagrees(
 
 
 def test_demo(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "find", lambda: backends.find(["numpy", "torch", "array-api-strict"]))
+    monkeypatch.setattr(
+        demo, "find_backends", lambda: backends.find_backends(["numpy", "torch", "array-api-strict"])
+    )
     code, out, _ = run(capsys, "demo", "-o", tmp_path / "out")
     assert code == 0
     assert "[CLS] it took one minute . [SEP] [PAD]" in out
@@ -138,7 +147,7 @@ def test_demo_exits_1_when_a_backend_disagrees(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right: Any = agree.sdpa_xp.scaled_dot_product_attention
-    monkeypatch.setattr(demo, "find", lambda: backends.find(["numpy"]))
+    monkeypatch.setattr(demo, "find_backends", lambda: backends.find_backends(["numpy"]))
     monkeypatch.setattr(
         agree.sdpa_xp, "scaled_dot_product_attention", lambda *a, **k: right(*a, **k | {"attn_mask": None})
     )

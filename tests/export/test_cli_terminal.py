@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from command import QKV, run
 
-from sdpa_xp_export.runtime import OPSETS
+from sdpa_xp_export._runtime.releases import OPSETS
 
 # As from a terminal: where the tests run in the background, interrupts are ignored, and that is inherited.
 COMMAND = (

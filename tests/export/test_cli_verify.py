@@ -12,7 +12,7 @@ import pytest
 from command import QKV, refused, run
 
 from sdpa_xp_export import verify
-from sdpa_xp_export.session import Placement
+from sdpa_xp_export.report import Placement
 
 
 @pytest.fixture

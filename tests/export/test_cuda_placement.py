@@ -17,12 +17,11 @@ import pytest
 
 from sdpa_xp import biases, masks
 from sdpa_xp_export import TensorSpec, export_attention
-from sdpa_xp_export.array import Value
-from sdpa_xp_export.call import Arguments, Call
-from sdpa_xp_export.checking import checked
-from sdpa_xp_export.choice import refusal
-from sdpa_xp_export.graph import Graph
-from sdpa_xp_export.runtime import Runtime
+from sdpa_xp_export._call.call import ExportCall, ExportOptions
+from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._graph.graph import Graph, GraphValue
+from sdpa_xp_export._runtime.releases import Runtime
+from sdpa_xp_export.forms.choice import unsupported_reason
 
 KERNELS = json.loads((Path(__file__).parent / "cuda_kernels.json").read_text())
 TARGET = Runtime.parse("test", "onnxruntime>=1.31;cuda")
@@ -61,7 +60,9 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[Node]:
     nodes: list[Node] = []
     add_many = Graph.add_many
 
-    def recorded(self: Graph, op: str, *inputs: Value | None, domain: str = "", **rest: Any) -> list[Value]:
+    def recorded(
+        self: Graph, op: str, *inputs: GraphValue | None, domain: str = "", **rest: Any
+    ) -> list[GraphValue]:
         nodes.append(
             Node(op, self.opset, domain, tuple(None if each is None else each.dtype for each in inputs))
         )
@@ -71,8 +72,8 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[Node]:
     return nodes
 
 
-def checked_call(query: TensorSpec, key: TensorSpec, value: TensorSpec, **rest: Any) -> Call:
-    return checked("test", query, key, value, Arguments(**rest))
+def call_of(query: TensorSpec, key: TensorSpec, value: TensorSpec, **rest: Any) -> ExportCall:
+    return checked_call("test", query, key, value, ExportOptions(**rest))
 
 
 def calls(dtype: str) -> dict[str, dict[str, Any]]:
@@ -132,7 +133,7 @@ def test_each_form_has_kernels(written: list[Node], form: str, dtype: str) -> No
     stated = 0
     for name, call in calls(dtype).items():
         written.clear()
-        if refusal(form, checked_call(**call), TARGET):
+        if unsupported_reason(form, call_of(**call), TARGET):
             continue
         export_attention(**call, form=form, runtime=str(TARGET))
         stated += 1

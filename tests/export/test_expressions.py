@@ -11,8 +11,8 @@ import pytest
 
 from sdpa_xp import biases, masks
 from sdpa_xp_export import TensorSpec, export_attention, verify
-from sdpa_xp_export.expressions import DEEPEST, LONGEST, parse, text_of
-from sdpa_xp_export.operands import Initializer
+from sdpa_xp_export._call.expressions import DEEPEST, LONGEST, parse, text_of
+from sdpa_xp_export._call.operands import Initializer
 
 LENGTHS: Any = TensorSpec("int64", ("B",))
 TABLE: Any = TensorSpec("float32", (32, 8))

@@ -18,9 +18,10 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from sdpa_xp_export import TensorSpec, export_attention, files, save
-from sdpa_xp_export.external import without_numbers
-from sdpa_xp_export.memory import peak_above
+from sdpa_xp_export import TensorSpec, export_attention, save
+from sdpa_xp_export._files import model_files as files
+from sdpa_xp_export._model.external_data import without_numbers
+from sdpa_xp_export._runtime.memory import peak_above
 
 MODEL = export_attention(*[TensorSpec("float32", (2, 4))] * 3)
 

@@ -12,7 +12,7 @@ import pytest
 from sdpa_xp import biases, masks, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, export_attention, to_onnx
 
-QUERY, SHARED = TensorSpec("float32", ("B", 4, "L", 16)), TensorSpec("float32", ("B", 2, "S", 16))
+QUERY, ALL_CORES = TensorSpec("float32", ("B", 4, "L", 16)), TensorSpec("float32", ("B", 2, "S", 16))
 FIXED = TensorSpec("float32", (2, 4, 6, 16))
 RULES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -53,7 +53,7 @@ def counted(model: onnx.ModelProto) -> Counter[str]:
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("form", MOST)
 def test_nodes(form: str, rule: str) -> None:
-    count = counted(export_attention(QUERY, SHARED, SHARED, **RULES[rule], form=form))
+    count = counted(export_attention(QUERY, ALL_CORES, ALL_CORES, **RULES[rule], form=form))
     fused = form == "attention"
     assert count["Attention"] == fused
     assert count["Softmax"] == (not fused)
@@ -95,9 +95,9 @@ def test_nodes_beside_a_cache(kind: str, layout: str) -> None:
 def test_nodes_of_a_traced_function(rule: str) -> None:
     """A call in a layer is the graph that it is alone."""
     layer = to_onnx(
-        lambda q, k: scaled_dot_product_attention(q, k, k, **RULES[rule]), QUERY, SHARED, form="tiled"
+        lambda q, k: scaled_dot_product_attention(q, k, k, **RULES[rule]), QUERY, ALL_CORES, form="tiled"
     )
-    assert counted(layer) == counted(export_attention(QUERY, SHARED, SHARED, **RULES[rule], form="tiled"))
+    assert counted(layer) == counted(export_attention(QUERY, ALL_CORES, ALL_CORES, **RULES[rule], form="tiled"))
 
 
 def test_a_graph_does_not_grow_with_its_lengths() -> None:
@@ -114,7 +114,7 @@ def test_a_graph_does_not_grow_with_its_lengths() -> None:
 def test_each_node_is_used() -> None:
     for form in ("attention", "primitive"):
         for rules in RULES.values():
-            graph = export_attention(QUERY, SHARED, SHARED, **rules, form=form).graph
+            graph = export_attention(QUERY, ALL_CORES, ALL_CORES, **rules, form=form).graph
             read = {name for node in nodes(graph) for name in node.input} | {each.name for each in graph.output}
             read |= {each.name for node in graph.node for a in node.attribute for each in a.g.output}
             unread = [node.op_type for node in nodes(graph) if not read & set(node.output)]

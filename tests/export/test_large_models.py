@@ -25,7 +25,7 @@ X = TensorSpec("float32", ("N", 4))
 @pytest.fixture
 def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models of more than 4,000 bytes are large."""
-    monkeypatch.setattr("sdpa_xp_export.external.EXTERNAL_ABOVE", 4_000)
+    monkeypatch.setattr("sdpa_xp_export._model.external_data.EXTERNAL_ABOVE", 4_000)
 
 
 def run(path: Path, **feeds: np.ndarray) -> np.ndarray:
@@ -37,8 +37,9 @@ def run(path: Path, **feeds: np.ndarray) -> np.ndarray:
 MEASURED = """
 import sys, tempfile
 import numpy as np
-from sdpa_xp_export import TensorSpec, external, save, to_onnx
-from sdpa_xp_export.memory import peak_above
+from sdpa_xp_export import TensorSpec, save, to_onnx
+from sdpa_xp_export._model import external_data as external
+from sdpa_xp_export._runtime.memory import peak_above
 
 kind, side = sys.argv[1], 2**11
 external.EXTERNAL_ABOVE = 2**20

@@ -17,10 +17,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from sdpa_xp import biases
 from sdpa_xp_export import TensorSpec, export_attention, save, verify
-from sdpa_xp_export.call import Arguments, Call
-from sdpa_xp_export.checking import checked
-from sdpa_xp_export.loading import MOST, bounded, load
-from sdpa_xp_export.memory import peak_above
+from sdpa_xp_export._call.call import ExportCall, ExportOptions
+from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._files.loading import load
+from sdpa_xp_export._runtime.memory import peak_above
+from sdpa_xp_export._verify.trial_lengths import MOST_NUMBERS, check_size
 
 MODEL = export_attention(*[TensorSpec("float32", (2, 4))] * 3)
 ARRAY = np.arange(16, dtype=np.float32).reshape(4, 4)
@@ -265,9 +266,9 @@ def test_damaged_files_are_refused_or_read(tmp_path: Path) -> None:
     assert all(re.fullmatch("verify: `model` must .*", each) for each in refusals)
 
 
-def call(query: str, key: str, value: str | None = None, **more: Any) -> Call:
+def call(query: str, key: str, value: str | None = None, **more: Any) -> ExportCall:
     specs = [TensorSpec.parse(spec) for spec in (query, key, value or key)]
-    return checked("verify", *specs, Arguments(**more))
+    return checked_call("verify", *specs, ExportOptions(**more))
 
 
 @pytest.mark.parametrize(
@@ -285,10 +286,10 @@ def call(query: str, key: str, value: str | None = None, **more: Any) -> Call:
     ],
     ids=["width", "pairs", "named", "broadcast", "output", "many names", "digits", "cache"],
 )  # fmt: skip
-def test_a_call_too_large_to_verify(made: Callable[[], Call]) -> None:
+def test_a_call_too_large_to_verify(made: Callable[[], ExportCall]) -> None:
     rule = "verify: the inputs, the scores and the output of `model` must be at most 67108864 numbers together"
     with pytest.raises(ValueError, match=f"^{rule}; got numbers=.*, call=float32") as caught:
-        bounded("verify", made())
+        check_size("verify", made())
     assert len(str(caught.value)) < 500
 
 
@@ -296,10 +297,10 @@ def test_the_bound_is_met() -> None:
     exact = call("float32[2,3,5,7]", "float32[2,3,11,7]", "float32[2,3,11,13]")
     inputs = 2 * 3 * (5 * 7 + 11 * 7 + 11 * 13)
     scores, output = 2 * 3 * 5 * 11, 2 * 3 * 5 * 13
-    bounded("verify", exact, inputs + scores + output)
+    check_size("verify", exact, inputs + scores + output)
     with pytest.raises(ValueError, match=r"got numbers=2.25e[+]03, call=float32"):
-        bounded("verify", exact, inputs + scores + output - 1)
-    bounded("verify", call("float32[1,12,2048,64]", "float32[1,12,2048,64]"))
-    assert MOST == 2**26
+        check_size("verify", exact, inputs + scores + output - 1)
+    check_size("verify", call("float32[1,12,2048,64]", "float32[1,12,2048,64]"))
+    assert MOST_NUMBERS == 2**26
     cached = TensorSpec("float32", ("B", 2, "P", 4))
-    bounded("verify", call("float32[B,2,L,4]", "float32[B,2,L,4]", past_key=cached, past_value=cached))
+    check_size("verify", call("float32[B,2,L,4]", "float32[B,2,L,4]", past_key=cached, past_value=cached))

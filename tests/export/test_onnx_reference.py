@@ -14,9 +14,9 @@ from onnx.reference.op_run import OpRun
 from runtime.features import features
 from runtime.jobs import Job, Outputs, own
 
-from sdpa_xp_export.choice import refusal
+from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, Runtime
 from sdpa_xp_export.export import export_call
-from sdpa_xp_export.runtime import DEFAULT_RUNTIME, Runtime
+from sdpa_xp_export.forms.choice import unsupported_reason
 
 TARGET = Runtime.parse("test", DEFAULT_RUNTIME)
 FORMS = [("attention", 23), ("attention", 24), ("primitive", 18)]
@@ -38,7 +38,7 @@ def computed(job: Job, form: str, opset: int, feeds: Outputs) -> dict[str, np.nd
 
 @pytest.mark.parametrize(("form", "opset"), FORMS)
 def test_every_call_is_right(form: str, opset: int) -> None:
-    calls = [job for job in jobs() if refusal(form, job.call, TARGET) is None]
+    calls = [job for job in jobs() if unsupported_reason(form, job.call, TARGET) is None]
     assert len(calls) > 60
     faults = {job.name: job.fault([computed(job, form, opset, feeds) for feeds in job.feeds]) for job in calls}
     assert {name: fault for name, fault in faults.items() if fault} == {}

@@ -25,9 +25,10 @@ from graphs import (
 )
 
 from sdpa_xp import biases, masks
-from sdpa_xp_export import TensorSpec, export_attention, reference, verify
-from sdpa_xp_export.session import open_session
-from sdpa_xp_export.session import run as run_session
+from sdpa_xp_export import TensorSpec, export_attention, verify
+from sdpa_xp_export._runtime.session import open_session
+from sdpa_xp_export._runtime.session import run as run_session
+from sdpa_xp_export._verify import reference
 
 F = np.float32
 EVERY = ("output", "lse", "weights", "scores")

@@ -11,14 +11,15 @@ import pytest
 
 from sdpa_xp import masks
 from sdpa_xp_export import Report, TensorSpec, export_attention, verify
-from sdpa_xp_export.page import page
-from sdpa_xp_export.publishing import Asked, publish
-from sdpa_xp_export.session import Placement
+from sdpa_xp_export._files.atomic import publish
+from sdpa_xp_export._files.paths import PathArgument
+from sdpa_xp_export.cli.report_page import page
+from sdpa_xp_export.report import Placement
 
 VOID = ("meta", "link")
 EVIL = "<script>alert(1)</script>&\"'\x1b[31m\u202e"
 
-HTML = Asked("verify", "html")
+HTML = PathArgument("verify", "html")
 
 
 class Parsed(HTMLParser):

@@ -12,9 +12,14 @@ from calls import draw_named
 
 from sdpa_xp import biases, masks
 from sdpa_xp_export import TensorSpec
-from sdpa_xp_export.call import Arguments, Call
-from sdpa_xp_export.checking import checked
-from sdpa_xp_export.plain import bound, library_arguments, plain, present
+from sdpa_xp_export._call.call import ExportCall, ExportOptions
+from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._verify.reference_inputs import (
+    expected_cache,
+    library_arguments,
+    reference_inputs,
+    with_arrays,
+)
 
 B, HQ, H, E, EV = 3, 4, 2, 8, 5
 NEW, ROOM = 2, 9
@@ -30,10 +35,10 @@ def drawn(shapes: dict[str, tuple[int, ...]], layout: str = "...HLE") -> dict[st
     return arrays if layout == "...HLE" else {name: x.swapaxes(-2, -3) for name, x in arrays.items()}
 
 
-def call_of(arrays: dict[str, Any], layout: str = "...HLE", **rules: Any) -> Call:
+def call_of(arrays: dict[str, Any], layout: str = "...HLE", **rules: Any) -> ExportCall:
     specs = {name: TensorSpec(x.dtype.name, x.shape) for name, x in arrays.items()}
     query, key, value = (specs.pop(name) for name in ("query", "key", "value"))
-    return checked("test", query, key, value, Arguments(layout=layout, **specs, **rules))
+    return checked_call("test", query, key, value, ExportOptions(layout=layout, **specs, **rules))
 
 
 class Cached:
@@ -52,7 +57,7 @@ class Cached:
         self.real = self.j < self.tokens
 
     def plain(self, **more: Any) -> dict[str, Any]:
-        return plain(self.call, self.arrays | more)
+        return reference_inputs(self.call, self.arrays | more)
 
 
 each_kind = pytest.mark.parametrize("kind", ["joined", "padded"])
@@ -62,7 +67,7 @@ each_layout = pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
 @each_layout
 def test_heads_stand_before_lengths(layout: str) -> None:
     arrays = drawn(SHAPES, layout)
-    found = plain(call_of(arrays, layout), arrays)
+    found = reference_inputs(call_of(arrays, layout), arrays)
     for name, shape in SHAPES.items():
         assert found[name].shape == shape
     np.testing.assert_array_equal(found["query"], drawn(SHAPES)["query"])
@@ -70,14 +75,14 @@ def test_heads_stand_before_lengths(layout: str) -> None:
 
 def test_two_axes_are_left_as_they_are() -> None:
     arrays = drawn({"query": (7, E), "key": (3, E), "value": (3, EV)})
-    found = plain(call_of(arrays, "...LHE", attn_mask=masks.padding(2)), arrays)
+    found = reference_inputs(call_of(arrays, "...LHE", attn_mask=masks.padding(2)), arrays)
     assert [found[name].shape for name in ("query", "key", "value")] == [(7, E), (3, E), (3, EV)]
     np.testing.assert_array_equal(found["attn_mask"], np.broadcast_to(np.arange(3) < 2, (7, 3)))
 
 
 def test_a_call_of_nothing_but_inputs() -> None:
     arrays = drawn(SHAPES)
-    found = plain(call_of(arrays), arrays)
+    found = reference_inputs(call_of(arrays), arrays)
     assert found["attn_mask"] is None
     assert found["bias"] == ()
     assert (found["scale"], found["softcap"], found["sinks"]) == (1 / math.sqrt(E), None, None)
@@ -87,7 +92,7 @@ def test_numbers_and_operands() -> None:
     arrays = drawn(SHAPES)
     sinks, scale = np.arange(4, dtype=F), np.ones((HQ, 1, 1), F)
     call = call_of(arrays, softcap=3.0, sinks=TensorSpec("float32", (HQ,)), scale=scale)
-    found = plain(call, arrays | {"sinks": sinks})
+    found = reference_inputs(call, arrays | {"sinks": sinks})
     assert found["softcap"] == 3.0
     np.testing.assert_array_equal(found["sinks"], sinks)
     np.testing.assert_array_equal(found["scale"], scale)
@@ -97,7 +102,7 @@ def test_all_masks_hold_and_all_biases_are_added() -> None:
     arrays = drawn(SHAPES | {"key": (B, H, 6, E), "value": (B, H, 6, EV)})
     added = np.arange(6, dtype=F)
     mask, bias = masks.sliding_window(None, 3) & masks.prefix(5), biases.alibi([1.0, 2, 3, 4]) + added
-    found = plain(call_of(arrays, attn_mask=mask, bias=bias, is_causal=True), arrays)
+    found = reference_inputs(call_of(arrays, attn_mask=mask, bias=bias, is_causal=True), arrays)
     i, j = np.ogrid[:NEW, :6]
     np.testing.assert_array_equal(found["attn_mask"], np.broadcast_to((j <= i) & (j < 5), (B, HQ, NEW, 6)))
     slopes, array = found["bias"]
@@ -108,7 +113,7 @@ def test_all_masks_hold_and_all_biases_are_added() -> None:
 
 def test_leading_axes_broadcast() -> None:
     arrays = drawn({"query": (HQ, 4, E), "key": (H, 6, E), "value": (2, 1, H, 6, EV)})
-    found = plain(call_of(arrays, is_causal=True), arrays)
+    found = reference_inputs(call_of(arrays, is_causal=True), arrays)
     assert found["attn_mask"].shape == (2, 1, HQ, 4, 6)
 
 
@@ -142,7 +147,7 @@ def test_a_padded_cache(layout: str) -> None:
 def test_what_the_graph_returns_of_a_cache(kind: str, layout: str) -> None:
     case = Cached(kind, layout)
     given = case.plain()
-    found = present(case.call, given)
+    found = expected_cache(case.call, given)
     assert list(found) == ["present_key", "present_value"]
     for name in ("key", "value"):
         array = given[name] if layout == "...HLE" else given[name].swapaxes(-2, -3)
@@ -297,7 +302,7 @@ def test_arguments_of_the_library() -> None:
 def test_inputs_within_a_mask_are_bound() -> None:
     arrays = drawn(SHAPES)
     call = call_of(arrays, attn_mask=masks.causal() | ~masks.padding(TensorSpec("int64", (B,))))
-    found = bound(call.attn_mask, arrays | {"key_lengths": ints(1, 2, 0)})
+    found = with_arrays(call.attn_mask, arrays | {"key_lengths": ints(1, 2, 0)})
     i, j = np.ogrid[:NEW, :NEW]
     wanted = (j <= i) | (j >= ints(1, 2, 0).reshape(-1, 1, 1, 1))
     np.testing.assert_array_equal(

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from sdpa_xp_export import reference
-from sdpa_xp_export.agreement import EPS, judge
-from sdpa_xp_export.features import LENGTHS, features
-from sdpa_xp_export.samples import sample
-from sdpa_xp_export.trials import expected
+from sdpa_xp_export._agree.features import LENGTHS, features
+from sdpa_xp_export._verify import reference
+from sdpa_xp_export._verify.agreement import EPS, judge
+from sdpa_xp_export._verify.random_inputs import random_inputs
+from sdpa_xp_export._verify.verification_inputs import expected_outputs
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -44,8 +44,8 @@ def test_the_textbook_formula_means_the_same(case: str) -> None:
     """In float64 the two differ by rounding alone: else the bound, twice their difference, would allow it."""
     call = features("float64")[case].call
     for seed in range(3):
-        inputs = sample(call, LENGTHS, np.random.default_rng(seed))
-        exact, own = expected(call, inputs)[call.outputs[0]]
+        inputs = random_inputs(call, LENGTHS, np.random.default_rng(seed))
+        exact, own = expected_outputs(call, inputs)[call.outputs[0]]
         np.testing.assert_allclose(own, exact, rtol=0, atol=1e-14)
 
 
@@ -54,8 +54,8 @@ def test_the_textbook_formula_means_the_same(case: str) -> None:
 def test_the_bound_is_a_matter_of_rounding(case: str, dtype: str) -> None:
     """No sample makes the textbook formula so bad that its bound would pass a wrong result."""
     call = features(dtype)[case].call
-    inputs = sample(call, LENGTHS, np.random.default_rng(0))
-    exact, own = expected(call, inputs)[call.outputs[0]]
+    inputs = random_inputs(call, LENGTHS, np.random.default_rng(0))
+    exact, own = expected_outputs(call, inputs)[call.outputs[0]]
     found = judge(own, exact, own, dtype)
     assert found.bound < 64 * EPS[dtype] * np.max(np.abs(exact[np.isfinite(exact)]))
     assert not judge(np.zeros_like(own), exact, own, dtype).agrees

@@ -14,8 +14,10 @@ import onnx
 import pytest
 
 from sdpa_xp import masks, scaled_dot_product_attention, scaled_dot_product_attention_vjp
-from sdpa_xp_export import TensorSpec, backends, demo, export_attention, to_onnx, verify
-from sdpa_xp_export.metadata import LONGEST, from_json
+from sdpa_xp_export import TensorSpec, export_attention, to_onnx, verify
+from sdpa_xp_export._agree import backends
+from sdpa_xp_export._call.metadata import LONGEST, from_json
+from sdpa_xp_export._demo import demo
 
 X = TensorSpec("float32", (2, 4, 6, 16))
 OPEN = TensorSpec("float32", ("B", 4, "L", 16))
@@ -204,12 +206,12 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "`attn_mask` must be made of a function that returns a condition; got its result=int64",
     ),
     "a library of no name here": (
-        lambda: backends.find(["numpi"]),
+        lambda: backends.find_backends(["numpi"]),
         ValueError,
         "find: `backends` must be among numpy,",
     ),
     "a library that is not here": (
-        lambda: backends.find(["cupy"]),
+        lambda: backends.find_backends(["cupy"]),
         ValueError,
         "find: `backends` must be installed and have a device here; got backend='cupy'",
     ),

@@ -10,10 +10,11 @@ import pytest
 
 from sdpa_xp import biases, masks
 from sdpa_xp_export import TensorSpec
-from sdpa_xp_export.call import Arguments, Call
-from sdpa_xp_export.checking import checked
-from sdpa_xp_export.samples import LARGE, blocks_of_queries, poison, sample, several_lengths
-from sdpa_xp_export.trials import trials
+from sdpa_xp_export._call.call import ExportCall, ExportOptions
+from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._verify.random_inputs import LARGE, poison, random_inputs
+from sdpa_xp_export._verify.trial_lengths import blocks_of_queries, several_lengths
+from sdpa_xp_export._verify.verification_inputs import verification_inputs
 
 LENGTHS = {"B": 3, "L": 7, "S": 11, "P": 5, "T": 2}
 
@@ -26,17 +27,17 @@ def ints(*shape: int | str) -> TensorSpec:
     return TensorSpec("int64", shape)
 
 
-def call(*, layout: str = "...HLE", dtype: str = "float32", **rules: Any) -> Call:
+def call(*, layout: str = "...HLE", dtype: str = "float32", **rules: Any) -> ExportCall:
     """4 query heads, 2 key heads, widths 16 and 5."""
     shapes = {"query": ("B", 4, "L", 16), "key": ("B", 2, "S", 16), "value": ("B", 2, "S", 5)}
     if layout == "...LHE":
         shapes = {name: (b, length, h, width) for name, (b, h, length, width) in shapes.items()}
     specs = [TensorSpec(dtype, shape) for shape in shapes.values()]
-    return checked("test", *specs, Arguments(layout=layout, **rules))
+    return checked_call("test", *specs, ExportOptions(layout=layout, **rules))
 
 
-def drawn(given: Call, size: float = 1.0, seed: int = 0, **lengths: int) -> dict[str, Any]:
-    return sample(given, LENGTHS | lengths, np.random.default_rng(seed), size)
+def drawn(given: ExportCall, size: float = 1.0, seed: int = 0, **lengths: int) -> dict[str, Any]:
+    return random_inputs(given, LENGTHS | lengths, np.random.default_rng(seed), size)
 
 
 def test_shapes_and_dtypes() -> None:
@@ -161,7 +162,7 @@ class TestIntegers:
         assert slopes.max() < 1
 
 
-def cached(*, layout: str = "...HLE", padded: bool = True) -> Call:
+def cached(*, layout: str = "...HLE", padded: bool = True) -> ExportCall:
     """New tokens beside a cache of P with 2 key heads; padded, it is filled up to `past_lengths`."""
     shapes = {"query": ("B", 4, "L", 16), "key": ("B", 2, "T", 16), "value": ("B", 2, "T", 5)}
     shapes |= {"past_key": ("B", 2, "P", 16), "past_value": ("B", 2, "P", 5)}
@@ -170,7 +171,7 @@ def cached(*, layout: str = "...HLE", padded: bool = True) -> Call:
     specs = {name: TensorSpec("float32", shape) for name, shape in shapes.items()}
     more = {"past_lengths": ints("B")} if padded else {}
     query, key, value = (specs.pop(name) for name in ("query", "key", "value"))
-    return checked("test", query, key, value, Arguments(layout=layout, **specs, **more))
+    return checked_call("test", query, key, value, ExportOptions(layout=layout, **specs, **more))
 
 
 @pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
@@ -227,7 +228,7 @@ class TestPoison:
 
     def test_an_array_for_all_entries_has_it_where_none_reads(self) -> None:
         shapes = [spec("B", 4, "L", 16), spec(1, 2, "S", 16), spec(2, "S", 5)]
-        given = checked("test", *shapes, Arguments(attn_mask=masks.padding(ints("B"))))
+        given = checked_call("test", *shapes, ExportOptions(attn_mask=masks.padding(ints("B"))))
         arrays = drawn(given) | {"key_lengths": np.asarray([4, 8, 2])}
         found = poison(given, arrays)
         for name in ("key", "value"):
@@ -236,8 +237,8 @@ class TestPoison:
             assert np.isfinite(array[:, :8]).all()
 
     def test_two_axes(self) -> None:
-        given = checked(
-            "test", spec("L", 16), spec("S", 16), spec("S", 5), Arguments(attn_mask=masks.padding(4))
+        given = checked_call(
+            "test", spec("L", 16), spec("S", 16), spec("S", 5), ExportOptions(attn_mask=masks.padding(4))
         )
         found = poison(given, drawn(given))
         assert list(np.flatnonzero(np.isfinite(found["key"][:, 0]))) == [0, 1, 2, 3]
@@ -256,12 +257,12 @@ class TestLengths:
         assert ones == {"B": 1, "L": 1, "S": 1}
 
     def test_fixed_lengths_are_run_three_times_too(self) -> None:
-        given = checked("test", *[spec(2, 3, 4)] * 3, Arguments())
+        given = checked_call("test", *[spec(2, 3, 4)] * 3, ExportOptions())
         assert list(several_lengths(given)) == [{}, {}, {}]
 
     def test_a_padded_cache_has_room(self) -> None:
         for lengths in several_lengths(cached()):
-            arrays = sample(cached(), lengths, np.random.default_rng(0))
+            arrays = random_inputs(cached(), lengths, np.random.default_rng(0))
             assert arrays["past_key"].shape[2] >= lengths["T"] + 3 + 1
 
     def test_a_cache_that_is_joined_needs_none(self) -> None:
@@ -276,17 +277,17 @@ class TestLengths:
         assert lengths["B"] < 4
 
     def test_blocks_of_as_many_queries_as_keys(self) -> None:
-        given = checked("test", *[spec("B", 4, "L", 16)] * 3, Arguments())
+        given = checked_call("test", *[spec("B", 4, "L", 16)] * 3, ExportOptions())
         assert blocks_of_queries(given, 128) == {"B": 2, "L": 131}
 
     def test_blocks_of_queries_of_a_fixed_number(self) -> None:
-        given = checked("test", spec("B", 4, 7, 16), *[spec("B", 4, "S", 16)] * 2, Arguments())
+        given = checked_call("test", spec("B", 4, 7, 16), *[spec("B", 4, "S", 16)] * 2, ExportOptions())
         assert blocks_of_queries(given, 128) is None
 
 
 class TestTrials:
-    def settings(self, given: Call, rows: int | None = None) -> list[tuple[str, float]]:
-        return [(each.shown, each.size) for each in trials(given, np.random.default_rng(0), rows)]
+    def settings(self, given: ExportCall, rows: int | None = None) -> list[tuple[str, float]]:
+        return [(each.shown, each.size) for each in verification_inputs(given, np.random.default_rng(0), rows)]
 
     def test_each_length_twice(self) -> None:
         shown = ["B=2 L=5 S=9", "B=9 L=5 S=2", "B=1 L=1 S=1"]
@@ -302,19 +303,21 @@ class TestTrials:
         assert {size for _, size in self.settings(given)} == {1.0}
 
     def test_fixed(self) -> None:
-        given = checked("test", *[spec(2, 3, 4)] * 3, Arguments())
+        given = checked_call("test", *[spec(2, 3, 4)] * 3, ExportOptions())
         assert [shown for shown, _ in self.settings(given)] == ["fixed"] * 3 + ["fixed, large scores"] * 3
 
     def test_inputs_are_poisoned_and_what_is_expected_is_not(self) -> None:
-        for trial in trials(call(attn_mask=masks.padding(ints("B"))), np.random.default_rng(0)):
+        for trial in verification_inputs(call(attn_mask=masks.padding(ints("B"))), np.random.default_rng(0)):
             if trial.inputs["key_lengths"].min() < trial.inputs["key"].shape[-2]:
                 assert np.isnan(trial.inputs["value"]).any()
             for exact, _ in trial.expected.values():
                 assert np.isfinite(exact).all()
 
     def test_large_scores_have_no_exponential_in_float32(self) -> None:
-        *_, trial = trials(call(), np.random.default_rng(0))
-        first = next(each for each in trials(call(), np.random.default_rng(0)) if each.size == LARGE)
+        *_, trial = verification_inputs(call(), np.random.default_rng(0))
+        first = next(
+            each for each in verification_inputs(call(), np.random.default_rng(0)) if each.size == LARGE
+        )
         key = np.repeat(first.inputs["key"], 2, axis=1)
         assert np.abs(first.inputs["query"] @ key.swapaxes(-1, -2) / 4).max() > math.log(
             np.finfo(np.float32).max

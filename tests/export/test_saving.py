@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,10 +17,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from sdpa_xp_export import TensorSpec, demo, export_attention, save, verify, verify_layer
-from sdpa_xp_export.locking import lock
-from sdpa_xp_export.publishing import publish
-from sdpa_xp_export.targets import Asked
+from sdpa_xp_export import TensorSpec, export_attention, save, verify, verify_layer
+from sdpa_xp_export._demo import demo
+from sdpa_xp_export._files.atomic import publish
+from sdpa_xp_export._files.locks import lock
+from sdpa_xp_export._files.paths import PathArgument
 
 MODEL = export_attention(*[TensorSpec("float32", (2, 4))] * 3)
 
@@ -62,7 +64,9 @@ CHILD = """
 import os, signal, sys
 from pathlib import Path
 import onnx
-from sdpa_xp_export import files, publishing, save
+from sdpa_xp_export import save
+from sdpa_xp_export._files import model_files as files
+from sdpa_xp_export._files import atomic as publishing
 
 model, target, step, overwrite = sys.argv[1:]
 
@@ -226,20 +230,20 @@ def test_nothing_is_removed_where_nobody_can_tell(tmp_path: Path, monkeypatch: p
 
     left = tmp_path / f".{'0' * 32}.unfinished"
     left.touch()
-    monkeypatch.setattr("sdpa_xp_export.locking.flock", none)
+    monkeypatch.setattr("sdpa_xp_export._files.locks.flock", none)
     save(filled(1), tmp_path / "a.onnx", external_above=0)
     save(filled(2), tmp_path / "a.onnx", external_above=0, overwrite=True)
     left.unlink()
     assert_one_model(tmp_path, 2)
-    monkeypatch.setattr("sdpa_xp_export.locking.HAS_LOCKS", False)
-    monkeypatch.setattr("sdpa_xp_export.publishing.HAS_LOCKS", False)
+    monkeypatch.setattr("sdpa_xp_export._files.locks.HAS_LOCKS", False)
+    monkeypatch.setattr("sdpa_xp_export._files.atomic.HAS_LOCKS", False)
     save(filled(3), tmp_path / "a.onnx", external_above=0, overwrite=True)
     assert_one_model(tmp_path, 3)
 
 
 def test_a_writer_that_was_stopped_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have the folder to itself for good."""
-    monkeypatch.setattr("sdpa_xp_export.locking.SECONDS", 0.05)
+    monkeypatch.setattr("sdpa_xp_export._files.locks.SECONDS", 0.05)
     descriptor = os.open(tmp_path, os.O_RDONLY)
     try:
         assert lock(descriptor)
@@ -266,7 +270,7 @@ def test_what_replaces_a_file_has_its_mode(tmp_path: Path, mode: int, external_a
     page = tmp_path / "r.html"
     page.touch()
     page.chmod(mode)
-    publish(b"text", page, Asked("verify", "html"), overwrite=True)
+    publish(b"text", page, PathArgument("verify", "html"), overwrite=True)
     assert page.stat().st_mode & 0o777 == mode
 
 
@@ -301,7 +305,7 @@ def test_a_link_to_nothing_leads_out_of_its_folder_only_when_told(tmp_path: Path
     targets = {"absolute": outside / "a.onnx", "..": Path("..") / "outside" / "a.onnx"}
     (tmp_path / "folder").symlink_to(outside)
     link = linked(tmp_path, targets.get(to, Path("..") / "folder" / "a.onnx"))
-    for write in (lambda: save(MODEL, link), lambda: publish(b"", link, Asked("save", "path"))):
+    for write in (lambda: save(MODEL, link), lambda: publish(b"", link, PathArgument("save", "path"))):
         with pytest.raises(
             FileExistsError,
             match=r"^save: `path` must not be a link out of its folder; got path=.*--force",
@@ -327,11 +331,23 @@ def test_a_folder_may_be_a_link(tmp_path: Path) -> None:
     assert save(MODEL, tmp_path / "folder" / "b.onnx") == tmp_path / "real" / "deeper" / "c.onnx"
 
 
+class PathLike:
+    """An object that the system asks for a path."""
+
+    def __init__(self, named: Any) -> None:
+        self.named = named
+
+    def __fspath__(self) -> Any:
+        return self.named
+
+
 PATHS: dict[str, tuple[Any, type[Exception], str]] = {
     "NUL": ("a\0b.onnx", ValueError, r"must hold no NUL; got {name}='a\\x00b\.onnx'\.$"),
     "a surrogate": ("a\ud800.onnx", ValueError, r"must be of characters that the file system can name; got"),
     "bytes": (b"a.onnx", TypeError, "must be .*path.*; got {name}=bytes"),
     "None": (None, TypeError, "must be .*path.*; got {name}=NoneType"),
+    "bytes of an object": (PathLike(b"a.onnx"), TypeError, "must be .*path.*; got {name}=bytes"),
+    "no path of an object": (PathLike(3), TypeError, "must be .*path.*; got {name}=PathLike"),
 }
 
 
@@ -359,3 +375,32 @@ def test_a_model_that_refers_to_files_is_asked_for_by_path(tmp_path: Path) -> No
         for each in (model, nested):
             with pytest.raises(ValueError, match=f"^{name}: {words}"):
                 call(each)
+
+
+def test_an_object_may_name_a_file(tmp_path: Path) -> None:
+    path = PathLike(str(tmp_path / "a.onnx"))
+    assert save(MODEL, path) == tmp_path / "a.onnx"
+    assert verify(path, provider="cpu").agrees
+
+
+@pytest.mark.parametrize(
+    ("argument", "given", "words"),
+    [
+        ("overwrite", "no", "`overwrite` must be True or False; got overwrite='no'"),
+        ("overwrite", None, "`overwrite` must be True or False; got overwrite=None"),
+        ("external_above", "0", "`external_above` must be an integer; got external_above='0'"),
+        ("external_above", None, "`external_above` must be an integer; got external_above=None"),
+        ("external_above", float("nan"), "`external_above` must be an integer; got external_above=nan"),
+        ("external_above", True, "`external_above` must be an integer; got external_above=True"),
+    ],
+)
+def test_arguments_are_checked_before_anything_is_written(
+    tmp_path: Path, argument: str, given: Any, words: str
+) -> None:
+    """A text is no answer to whether a file may be replaced."""
+    path = tmp_path / "a.onnx"
+    path.write_bytes(b"before")
+    with pytest.raises(TypeError, match=f"^save: {re.escape(words)}"):
+        save(MODEL, path, **{"overwrite": True, argument: given})
+    assert path.read_bytes() == b"before"
+    assert [each.name for each in tmp_path.iterdir()] == ["a.onnx"]

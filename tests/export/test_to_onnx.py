@@ -27,7 +27,7 @@ from sdpa_xp import (
     scaled_dot_product_attention,
 )
 from sdpa_xp_export import TensorSpec, save, to_onnx, verify_layer
-from sdpa_xp_export.agreement import judge
+from sdpa_xp_export._verify.agreement import judge
 
 X = TensorSpec("float32", ("B", "L", 16))
 RNG = np.random.default_rng(11)

@@ -15,7 +15,7 @@ import pytest
 from sdpa_xp import KVCache, PagedKVCache, biases, masks, scaled_dot_product_attention
 from sdpa_xp.positional import Rotary
 from sdpa_xp_export import TensorSpec, to_onnx, verify_layer
-from sdpa_xp_export.agreement import judge
+from sdpa_xp_export._verify.agreement import judge
 
 F = np.float32
 TOKENS, WIDTH = 7, 8
@@ -62,7 +62,7 @@ def of(query: Any, rules: dict[str, Any]) -> dict[str, Any]:
 
 def stepping(rotary: Rotary | None = None, layout: Any = "...HLE", **rules: Any) -> Any:
     def step(query: Any, key: Any, value: Any, past_key: Any, past_value: Any) -> dict[str, Any]:
-        cache = KVCache(past_key, past_value, rotary=rotary, turned=True, layout=layout).append(key, value)
+        cache = KVCache(past_key, past_value, rotary=rotary, rotated=True, layout=layout).append(key, value)
         return {
             "output": cache.attend(query, **of(query, rules)),
             "present_key": cache.key,

@@ -25,10 +25,10 @@ from traced_calls import (
     of_two_arrays,
     takes_conditions,
 )
-from traced_table import BESIDE_THE_STANDARD, BINARY, COUNTED, JOINED, OPERATORS, UNARY, Row
+from traced_table import BESIDE_THE_STANDARD, BINARY, COUNTED, IN_PLACE, JOINED, OPERATORS, UNARY, Row
 
-from sdpa_xp_export import namespace
-from sdpa_xp_export.array import Value
+from sdpa_xp_export._array_api import namespace
+from sdpa_xp_export._graph.graph import GraphValue
 
 SCALARS = (True, 0, 1, 3, -2, 200, 2**40, 2**63 + 1, 0.25, -2.5, float("inf"), float("nan"))
 
@@ -60,23 +60,25 @@ def test_each_function_has_a_row() -> None:
 def test_each_operator_has_a_row() -> None:
     """Those of the reflected operators are the same, by a scalar or an array in front."""
     array = strict.asarray([1])
-    operators = {name for name in vars(Value) if name[:2] == "__" and hasattr(array, name)} - {*dir(object)}
+    operators = {name for name in vars(GraphValue) if name[:2] == "__" and hasattr(array, name)} - {
+        *dir(object)
+    }
     operators |= {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"}
     reflected = {f"__r{name[2:]}" for name in operators}
-    rows = {name for name in {*OPERATORS, *UNARY, *JOINED} if name[:2] == "__"}
+    rows = {name for name in {*OPERATORS, *IN_PLACE, *UNARY, *JOINED} if name[:2] == "__"}
     assert operators - reflected - OTHERS == rows
 
 
 @pytest.mark.parametrize(("one", "other"), [*itertools.product(DTYPES, DTYPES)])
 def test_of_two_arrays(one: str, other: str) -> None:
-    for rows, given in of_two_arrays(BINARY | OPERATORS | JOINED, one, other):
+    for rows, given in of_two_arrays(BINARY | OPERATORS | IN_PLACE | JOINED, one, other):
         check(rows, *given)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scalar", SCALARS)
 def test_of_an_array_and_a_scalar(dtype: str, scalar: Any) -> None:
-    rows = BINARY | OPERATORS
+    rows = BINARY | OPERATORS | {name: row for name, row in IN_PLACE.items() if name != "__imatmul__"}
     check(rows, numbers(dtype), scalar)
     check({name: row for name, row in rows.items() if name not in COUNTED}, scalar, numbers(dtype))
     counted = counts(dtype) if dtype in INTEGERS else numbers(dtype)

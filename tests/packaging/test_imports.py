@@ -31,7 +31,7 @@ def python(code: str) -> str:
 def test_import_is_light() -> None:
     loaded = json.loads(python("import sdpa_xp, sys, json; print(json.dumps(list(sys.modules)))"))
     assert not set(HEAVY) & set(loaded)
-    assert "sdpa_xp.streaming" in loaded
+    assert "sdpa_xp._core.streaming" in loaded
 
 
 def test_a_call_imports_no_other_library() -> None:
@@ -107,9 +107,20 @@ def test_type_checkers_see_the_array_that_went_in() -> None:
         "z: NDArray[np.float32] = merge_states([attention_state(x, x, x)]).output\n"
     )
 
-    wrong = "scaled_dot_product_attention([[1.0]], x, x)\n"
-    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "-c", code + wrong]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-    errors = [line for line in done.stdout.splitlines() if ": error: " in line]
-    assert [line.split(":")[1] for line in errors] == [str(code.count("\n") + 1)], done.stdout
-    assert "list" in errors[0]
+    def check(code: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "-c", code]
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+
+    options = "rng=np.random.default_rng(0), softmax_dtype=np.float64, implementation='xp'"
+    right = check(code + f"scaled_dot_product_attention(x, x, x, {options})\n")
+    assert right.returncode == 0, right.stdout
+    wrong = check(
+        code
+        + "scaled_dot_product_attention([[1.0]], x, x)\n"
+        + "scaled_dot_product_attention(x, x, x, rng=0)\n"
+        + "scaled_dot_product_attention(x, x, x, implementation='fast')\n"
+        + "scaled_dot_product_attention(x, x, x, layout='BHLE')\n"
+    )
+    assert wrong.returncode == 1
+    for error in ("list[list[float]]", 'Argument "rng"', "Literal['fast']", "Literal['BHLE']"):
+        assert error in wrong.stdout

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from sdpa_xp_export import reference
-from sdpa_xp_export.agreement import EPS, judge
-from sdpa_xp_export.textbook import textbook
+from sdpa_xp_export._verify import reference
+from sdpa_xp_export._verify.agreement import EPS, judge
+from sdpa_xp_export._verify.textbook import textbook
 
 CLOSE = 2e-6
 """Between two float32 values of size 1, where the reference has no such call."""

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 
 from sdpa_xp import attention_state, biases, dot_product_attention, masks, scaled_dot_product_attention
-from sdpa_xp_export import reference
-from sdpa_xp_export.agreement import judge
-from sdpa_xp_export.textbook import textbook
+from sdpa_xp_export._verify import reference
+from sdpa_xp_export._verify.agreement import judge
+from sdpa_xp_export._verify.textbook import textbook
 
 NATIVE = {"implementation": "native"}
 
@@ -212,7 +212,7 @@ def test_names_of_jax() -> None:
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The shapes of the queries of the calls that go to the kernel."""
-    from sdpa_xp.native import jax as native
+    from sdpa_xp._kernels import jax as native
 
     seen: list[tuple[int, ...]] = []
     kernel = native._compiled()
@@ -253,7 +253,7 @@ def test_no_default_in_a_jit_nor_for_many_scores(
     arrays = grouped()
     jax.jit(scaled_dot_product_attention)(*arrays)
     jax.jit(lambda mask: scaled_dot_product_attention(*arrays, mask))(jnp.arange(7) < 5)
-    monkeypatch.setattr("sdpa_xp.native.jax.MANY_SCORES", 2 * 4 * 5 * 7 - 1)
+    monkeypatch.setattr("sdpa_xp._kernels.jax.MANY_SCORES", 2 * 4 * 5 * 7 - 1)
     scaled_dot_product_attention(*arrays)
     assert not kernels
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from sdpa_xp.layers import Linear, MultiHeadAttention
-from sdpa_xp_export import reference
-from sdpa_xp_export.agreement import judge
-from sdpa_xp_export.textbook import textbook
+from sdpa_xp_export._verify import reference
+from sdpa_xp_export._verify.agreement import judge
+from sdpa_xp_export._verify.textbook import textbook
 
 jax = pytest.importorskip("jax")
 EMBED, HEADS, QUERIES, KEYS = 12, 3, 4, 6

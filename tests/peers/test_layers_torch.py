@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from sdpa_xp.layers import MultiHeadAttention
-from sdpa_xp_export import reference
-from sdpa_xp_export.agreement import judge
-from sdpa_xp_export.textbook import stages
+from sdpa_xp_export._verify import reference
+from sdpa_xp_export._verify.agreement import judge
+from sdpa_xp_export._verify.textbook import stages
 
 EMBED, HEADS, BATCH, QUERIES, KEYS = 12, 3, 2, 4, 6
 VARIANTS: dict[str, dict[str, Any]] = {

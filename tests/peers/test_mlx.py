@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sdpa_xp import attention_state, namespace
-from sdpa_xp_export import reference
-from sdpa_xp_export.agreement import judge
-from sdpa_xp_export.textbook import textbook
+from sdpa_xp import attention_state
+from sdpa_xp._libraries import array_signature, is_traced
+from sdpa_xp_export._verify import reference
+from sdpa_xp_export._verify.agreement import judge
+from sdpa_xp_export._verify.textbook import textbook
 
 mx = pytest.importorskip("mlx.core")
 
@@ -37,7 +38,7 @@ def test_what_is_traced(transform: Any, traced: bool, seen: list[bool]) -> None:
 
     def observe(x: Any) -> Any:
         later = x * 2.0
-        seen.append(namespace.is_traced(later))
+        seen.append(is_traced(later))
         if not seen[-1]:
             assert float(mx.sum(later)) == 12.0
         return later
@@ -57,6 +58,6 @@ def test_float64_is_not_rounded_to_float32(rng: np.random.Generator) -> None:
 
 def test_alike_arrays_have_one_fingerprint() -> None:
     """So that their calls are checked once."""
-    prints = {namespace.fingerprint(array) for array in (mx.zeros((2, 3)), mx.ones((2, 3)))}
+    prints = {array_signature(array) for array in (mx.zeros((2, 3)), mx.ones((2, 3)))}
     assert len(prints) == 1
-    assert namespace.fingerprint(mx.zeros((2, 3), mx.float16)) not in prints
+    assert array_signature(mx.zeros((2, 3), mx.float16)) not in prints

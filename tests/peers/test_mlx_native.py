@@ -12,9 +12,9 @@ from calls import draw
 from hypothesis import given
 
 from sdpa_xp import biases, masks, scaled_dot_product_attention
-from sdpa_xp_export import reference
-from sdpa_xp_export.agreement import judge
-from sdpa_xp_export.textbook import textbook
+from sdpa_xp_export._verify import reference
+from sdpa_xp_export._verify.agreement import judge
+from sdpa_xp_export._verify.textbook import textbook
 
 mx = pytest.importorskip("mlx.core")
 

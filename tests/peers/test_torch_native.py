@@ -14,7 +14,6 @@ from hypothesis import given
 
 from sdpa_xp import (
     KVCache,
-    arguments,
     attention_state,
     attention_weights,
     biases,
@@ -23,9 +22,10 @@ from sdpa_xp import (
     masks,
     scaled_dot_product_attention,
 )
-from sdpa_xp_export import reference
-from sdpa_xp_export.agreement import judge
-from sdpa_xp_export.textbook import textbook
+from sdpa_xp._call import prepare
+from sdpa_xp_export._verify import reference
+from sdpa_xp_export._verify.agreement import judge
+from sdpa_xp_export._verify.textbook import textbook
 
 NATIVE = {"implementation": "native"}
 
@@ -172,10 +172,10 @@ def test_forward_mode(implementation: str | None) -> None:
 @pytest.mark.filterwarnings("ignore")  # of what torch.jit.trace does not see, and of itself
 def test_a_traced_call_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its lengths are tensors."""
-    monkeypatch.setattr(arguments, "_PASSED", {})
+    monkeypatch.setattr(prepare, "_CACHE", {})
     x = tensors(1, (1, 2, 5, 4))[0]
     traced = torch.jit.trace(lambda x: scaled_dot_product_attention(x, x, x), (x,), check_trace=False)
-    assert arguments._PASSED == {}
+    assert prepare._CACHE == {}
     torch.testing.assert_close(traced(x), scaled_dot_product_attention(x, x, x))
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import onnx
 from runtime.arrays import load, save
 
-from sdpa_xp_export.runtime import PROVIDERS
-from sdpa_xp_export.session import open_session, run, version
+from sdpa_xp_export._runtime.releases import PROVIDERS
+from sdpa_xp_export._runtime.session import open_session, run, version
 
 
 def main(folder: Path, names: list[str]) -> None:

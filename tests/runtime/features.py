@@ -1,15 +1,16 @@
-"""Our own list of what a call may ask, beyond `sdpa_xp_export.cases`: each feature alone, some together."""
+"""Our own list of what a call may ask, beyond `_agree.cases`: each feature alone, some together."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from sdpa_xp import biases, masks
-from sdpa_xp_export import TensorSpec, cases
-from sdpa_xp_export.call import Arguments, Call
-from sdpa_xp_export.checking import checked
+from sdpa_xp_export import TensorSpec
+from sdpa_xp_export._agree import cases
+from sdpa_xp_export._call.call import ExportCall, ExportOptions
+from sdpa_xp_export._call.checking import checked_call
 
-Calls = dict[str, Call]
+Calls = dict[str, ExportCall]
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 HEADS, WIDTH = 8, 32
 
@@ -17,7 +18,7 @@ HEADS, WIDTH = 8, 32
 def features(dtype: str) -> Calls:
     """The calls by what they are about; batch and lengths are symbols where nothing else is said."""
     return (
-        cases.calls(dtype)
+        cases.basic_calls(dtype)
         | _of_itself(dtype)
         | _of_a_batch(dtype)
         | _masks(dtype)
@@ -32,8 +33,8 @@ def features(dtype: str) -> Calls:
     )
 
 
-def _call(query: TensorSpec, key: TensorSpec, value: TensorSpec | None = None, **rules: Any) -> Call:
-    return checked("features", query, key, key if value is None else value, Arguments(**rules))
+def _call(query: TensorSpec, key: TensorSpec, value: TensorSpec | None = None, **rules: Any) -> ExportCall:
+    return checked_call("features", query, key, key if value is None else value, ExportOptions(**rules))
 
 
 def _tokens(dtype: str, length: int | str, heads: int = HEADS, batch: int | str = "B") -> TensorSpec:

@@ -13,8 +13,8 @@ from conformance.onnx_exports import Export, check_outputs, exports
 from numpy.typing import NDArray
 from runtime.features import DTYPES, features
 
-from sdpa_xp_export.call import Call
-from sdpa_xp_export.trials import Trial, judged, trials
+from sdpa_xp_export._call.call import ExportCall
+from sdpa_xp_export._verify.verification_inputs import Trial, judge_output, verification_inputs
 
 Outputs: TypeAlias = Mapping[str, NDArray[Any]]
 SEED = 20170612
@@ -25,7 +25,7 @@ class Job:
     """A call, inputs for several runs of its graph, and what is wrong with the outputs of these runs."""
 
     name: str
-    call: Call
+    call: ExportCall
     feeds: tuple[Outputs, ...]
     fault: Callable[[Sequence[Outputs]], str | None]
 
@@ -47,22 +47,22 @@ def _of_onnx(export: Export) -> Job:
     return Job(export.name, export.call, (export.feeds,), fault)
 
 
-def own(calls: Mapping[str, Call], dtype: str) -> Iterator[Job]:
+def own(calls: Mapping[str, ExportCall], dtype: str) -> Iterator[Job]:
     """Calls of our own, with inputs as `sdpa_xp_export.verify` draws them."""
     for name, call in calls.items():
-        tried = list(trials(call, np.random.default_rng(SEED)))
+        tried = list(verification_inputs(call, np.random.default_rng(SEED)))
         feeds = tuple(trial.inputs for trial in tried)
         yield Job(f"{name} ({dtype})", call, feeds, partial(_fault, call, tried))
 
 
-def _fault(call: Call, tried: Sequence[Trial], runs: Sequence[Outputs]) -> str | None:
+def _fault(call: ExportCall, tried: Sequence[Trial], runs: Sequence[Outputs]) -> str | None:
     """As `sdpa_xp_export.verify` judges: one bound for all runs whose scores are of one size."""
     if any(list(outputs) != list(tried[0].expected) for outputs in runs):
         return f"the outputs are {', '.join(runs[0])}"
     for size in sorted({trial.size for trial in tried}):
         pairs = [each for each in zip(tried, runs, strict=True) if each[0].size == size]
         for name in tried[0].expected:
-            found = judged(call, name, [(trial, outputs[name]) for trial, outputs in pairs], size)
+            found = judge_output(call, name, [(trial, outputs[name]) for trial, outputs in pairs], size)
             worst = max(found, key=lambda agreement: agreement.share)
             if not worst.agrees:
                 return f"{name} is off by {worst.absolute:.2g}, may be {worst.bound:.2g}"

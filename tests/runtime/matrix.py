@@ -20,7 +20,7 @@ from runtime.outcomes import choices, exports, faults, wrong
 from runtime.releases import RELEASES, path_of
 from runtime.table import markdown
 
-from sdpa_xp_export.choice import FORMS
+from sdpa_xp_export.forms.choice import FORMS
 
 FOLDER = Path(__file__).parents[2] / "results"
 RESULTS = FOLDER / "runtimes.json"

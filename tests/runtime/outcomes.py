@@ -17,9 +17,9 @@ import onnx
 from runtime.jobs import Job
 from runtime.releases import run_graphs
 
-from sdpa_xp_export.choice import choose, refusal
+from sdpa_xp_export._runtime.releases import Runtime
 from sdpa_xp_export.export import export_call
-from sdpa_xp_export.runtime import Runtime
+from sdpa_xp_export.forms.choice import choose, unsupported_reason
 
 
 class Graph(NamedTuple):
@@ -55,7 +55,7 @@ def runtime_of(release: str) -> str:
 def refusals(release: str, form: str, jobs: Sequence[Job]) -> Counter[str]:
     """Why the exporter refuses the form for this release, and how many of the calls."""
     target = Runtime.parse("runtime", runtime_of(release))
-    return Counter(filter(None, (refusal(form, job.call, target) for job in jobs)))
+    return Counter(filter(None, (unsupported_reason(form, job.call, target) for job in jobs)))
 
 
 def choices(release: str, jobs: Sequence[Job]) -> dict[str, str]:
@@ -110,7 +110,7 @@ def _meant_for(release: str, made: Exports) -> Iterator[Graph]:
 def _exported(release: str, form: str, jobs: Sequence[Job]) -> Exported:
     target, exported = Runtime.parse("runtime", runtime_of(release)), Exported()
     for job in jobs:
-        if why := refusal(form, job.call, target):
+        if why := unsupported_reason(form, job.call, target):
             exported.refused[why] += 1
             continue
         model = export_call(job.call, form=form, runtime=str(target))

@@ -14,7 +14,7 @@ import onnx
 from runtime.arrays import load, save
 from runtime.jobs import Outputs
 
-from sdpa_xp_export.session import version
+from sdpa_xp_export._runtime.session import version
 
 INSTALLED = version()
 RELEASES = ("1.23.2", "1.24.4", "1.26.0", "1.28.0", INSTALLED)

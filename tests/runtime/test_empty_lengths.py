@@ -14,7 +14,7 @@ from runtime.releases import REDUCED, Graph, run_graphs
 
 from sdpa_xp import biases, masks
 from sdpa_xp_export import TensorSpec, export_attention
-from sdpa_xp_export.choice import FORMS
+from sdpa_xp_export.forms.choice import FORMS
 
 RULES: dict[str, dict[str, Any]] = {
     "all pairs": {},

@@ -22,8 +22,8 @@ from runtime.outcomes import choices, exports, faults, number, refusals, wrong
 from runtime.releases import INSTALLED, REDUCED, RELEASES, Graph, run_graphs
 from runtime.table import markdown
 
-from sdpa_xp_export.choice import FORMS
 from sdpa_xp_export.forms import grouped_query
+from sdpa_xp_export.forms.choice import FORMS
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -27,12 +27,12 @@ from runtime.jobs import Job, jobs, own
 
 from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec
-from sdpa_xp_export.call import Arguments, Call
-from sdpa_xp_export.checking import checked
-from sdpa_xp_export.choice import FORMS, refusal
+from sdpa_xp_export._call.call import ExportCall, ExportOptions
+from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, Runtime
+from sdpa_xp_export._runtime.session import placements, run
 from sdpa_xp_export.export import export_call
-from sdpa_xp_export.runtime import DEFAULT_RUNTIME, Runtime
-from sdpa_xp_export.session import placements, run
+from sdpa_xp_export.forms.choice import FORMS, unsupported_reason
 
 TARGET = Runtime.parse("runtime.webgpu", DEFAULT_RUNTIME.replace("cpu", "web"))
 PROVIDER = "WebGpuExecutionProvider"
@@ -50,7 +50,7 @@ def main(words: list[str]) -> int:
     for form in FORMS:
         right, ran = 0, Counter[str]()
         for job in calls:
-            if refusal(form, job.call, TARGET):
+            if unsupported_reason(form, job.call, TARGET):
                 continue
             fault = computed(export_call(job.call, form=form, runtime=str(TARGET)), job, ran)
             right += fault is None
@@ -71,11 +71,11 @@ def by_length() -> Iterator[Job]:
     }
     for length in LENGTHS:
         query, shared = (TensorSpec("float32", (1, heads, length, 64)) for heads in (4, 2))
-        calls: dict[str, Call] = {}
+        calls: dict[str, ExportCall] = {}
         for name, rule in rules.items():
             for key in (query, shared):
                 what = f"{length} tokens, {name}, {key.shape[1]} key heads"
-                calls[what] = checked("runtime.webgpu", query, key, key, Arguments(**rule))
+                calls[what] = checked_call("runtime.webgpu", query, key, key, ExportOptions(**rule))
         yield from own(calls, "float32")
 
 

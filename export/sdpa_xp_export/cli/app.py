@@ -1,4 +1,4 @@
-"""The commands in one application, and how its own errors come out."""
+"""The commands in one application, and its own errors as exit codes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from sdpa_xp_export.cli.verify import run_verify
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, help=__doc__)
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         say(f"sdpa-xp {__version__}")
         raise typer.Exit
 
@@ -40,7 +40,7 @@ app.command("backends")(list_backends)
 
 
 def run(arguments: list[str]) -> int:
-    """The exit code of a command line. An error of typer is a ValueError, as are those of the commands."""
+    """Run a command line and return its exit code. Errors of typer become ValueErrors."""
     try:
         code: Any = app(arguments or ["--help"], prog_name="sdpa-xp", standalone_mode=False)
     except typer.Abort:

@@ -8,14 +8,15 @@ from typing import Annotated
 
 import typer
 
-from sdpa_xp.checks import message
-from sdpa_xp_export import backends, demo
-from sdpa_xp_export.agree import Row, compare, feature_jobs
+from sdpa_xp._checks import message
+from sdpa_xp_export._agree import backends
+from sdpa_xp_export._agree.comparison import Row, compare, feature_jobs
+from sdpa_xp_export._demo import demo
+from sdpa_xp_export._runtime.releases import OPSETS
+from sdpa_xp_export._runtime.session import providers, version
 from sdpa_xp_export.cli import DISAGREES
 from sdpa_xp_export.cli.options import DTYPES, AsJson, Force, completed_from
 from sdpa_xp_export.cli.printing import NO, YES, Cell, progress, say, say_json, say_table
-from sdpa_xp_export.runtime import OPSETS
-from sdpa_xp_export.session import providers, version
 
 COLUMNS = ("backend", "implementation", "dtype", "device", "abs", "rel", "bound", "agrees", "ms")
 
@@ -52,43 +53,43 @@ def agree(
 ) -> None:
     """Every feature on every array library and in every exported form; exits 1 if anything disagrees."""
     dtypes = dtype or DTYPES
-    for each in dtypes:
-        if each not in DTYPES:
+    for name in dtypes:
+        if name not in DTYPES:
             rule = f"`dtype` must be one of {', '.join(DTYPES)}"
-            raise ValueError(message("agree", rule, {"dtype": repr(each)}))
-    found, offered = backends.find(backend), providers()
-    most = len(dtypes) * (len(found) + len(offered) * len(OPSETS))
-    rows = (row for each in dtypes for row in compare(feature_jobs(each), each, found, offered))
-    seen = _collected("agree", rows, most, quiet=as_json)
+            raise ValueError(message("agree", rule, {"dtype": repr(name)}))
+    libraries, offered = backends.find_backends(backend), providers()
+    most = len(dtypes) * (len(libraries) + len(offered) * len(OPSETS))
+    rows = (row for name in dtypes for row in compare(feature_jobs(name), name, libraries, offered))
+    collected = _collected("agree", rows, most, quiet=as_json)
     if as_json:
-        say_json([row.as_json() for row in seen])
+        say_json([row.as_json() for row in collected])
     else:
-        _show(seen)
-    _judge(seen)
+        _show(collected)
+    _judge(collected)
 
 
 def list_backends(as_json: AsJson = False) -> None:
     """The array libraries and the onnxruntime providers found here."""
-    found = [(each.name, each.version, each.device) for each in backends.find()]
-    found += [("onnxruntime", version(), name) for name in providers()]
+    rows = [(library.name, library.version, library.device) for library in backends.find_backends()]
+    rows += [("onnxruntime", version(), name) for name in providers()]
     if as_json:
-        say_json([dict(zip(("name", "version", "device"), row, strict=True)) for row in found])
+        say_json([dict(zip(("name", "version", "device"), row, strict=True)) for row in rows])
     else:
-        say_table(("library", "version", "device or provider"), found)
+        say_table(("library", "version", "device or provider"), rows)
 
 
 def _collected(what: str, rows: Iterable[Row], most: int | None = None, *, quiet: bool = False) -> list[Row]:
-    """The rows, with a bar while they come."""
-    seen = []
+    """Collect the rows, with a progress bar."""
+    collected = []
     with progress(what, steps=most, quiet=quiet) as step:
         for row in rows:
-            seen.append(row)
+            collected.append(row)
             step(_name(row))
-    return seen
+    return collected
 
 
 def _show(rows: Iterable[Row]) -> None:
-    """The rows that ran something, each with the worst error of its jobs; then those that disagree."""
+    """Print the rows that ran something, with the worst error of their jobs; then those that disagree."""
     cells: list[list[Cell]] = []
     for row in rows:
         if row.worst is None:

@@ -8,15 +8,16 @@ from typing import Annotated
 import onnx
 import typer
 
-from sdpa_xp.checks import LAYOUTS
-from sdpa_xp_export import files, settings
-from sdpa_xp_export.call import OUTPUTS
+from sdpa_xp._checks import LAYOUTS
+from sdpa_xp_export._call.call import OUTPUTS
+from sdpa_xp_export._dtypes.promotion import FLOATING
+from sdpa_xp_export._model.large_model import Model
+from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, OPSETS, PREFERRED
+from sdpa_xp_export.cli import settings
 from sdpa_xp_export.cli.options import AsJson, Force, completed_from
 from sdpa_xp_export.cli.printing import say, say_json
 from sdpa_xp_export.export import export_attention
-from sdpa_xp_export.large import Model
-from sdpa_xp_export.promotion import FLOATING
-from sdpa_xp_export.runtime import DEFAULT_RUNTIME, OPSETS, PREFERRED
+from sdpa_xp_export.save import save
 from sdpa_xp_export.spec import TensorSpec
 
 Spec = Annotated[
@@ -79,33 +80,11 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write the ONNX graph of one call of attention."""
-    flags = {
-        "query": query,
-        "key": key,
-        "value": value,
-        "attn_mask": attn_mask,
-        "bias": bias,
-        "is_causal": is_causal,
-        "scale": scale,
-        "softcap": softcap,
-        "sinks": sinks,
-        "softmax_dtype": softmax_dtype,
-        "layout": layout,
-        "past_key": past_key,
-        "past_value": past_value,
-        "past_lengths": past_lengths,
-        "outputs": outputs,
-        "dtype": dtype,
-        "form": form,
-        "opset": opset,
-        "runtime": runtime,
-        "output": output,
-    }
-    given = settings.read(config) if config else {}
-    given |= {name: flag for name, flag in flags.items() if flag is not None}
-    target = Path(given.pop("output", "attention.onnx"))
-    model = export_attention(**settings.arguments(given))
-    path = files.save(model, target, overwrite=force)
+    flags = {name: flag for name, flag in locals().items() if name in settings.KINDS and flag is not None}
+    stated = (settings.read(config) if config else {}) | flags
+    target = Path(stated.pop("output", "attention.onnx"))
+    model = export_attention(**settings.export_arguments(stated))
+    path = save(model, target, overwrite=force)
     facts = _facts(model, path)
     if as_json:
         say_json(facts)
@@ -117,16 +96,16 @@ def export(
 
 
 def _facts(model: Model, path: Path) -> dict[str, object]:
-    """What was written, for people and for scripts."""
+    """Return what was written, for people and for scripts."""
     metadata = {entry.key.removeprefix("sdpa_xp."): entry.value for entry in model.metadata_props}
     return {
         "path": str(path),
         "form": metadata["form"],
         "reason": metadata["reason"],
-        "opset": next(each.version for each in model.opset_import if each.domain == ""),
+        "opset": next(opset.version for opset in model.opset_import if opset.domain == ""),
         "runtime": metadata["runtime"],
-        "inputs": {each.name: _spec(each) for each in model.graph.input},
-        "outputs": {each.name: _spec(each) for each in model.graph.output},
+        "inputs": {value.name: _spec(value) for value in model.graph.input},
+        "outputs": {value.name: _spec(value) for value in model.graph.output},
         "nodes": len(model.graph.node),
     }
 
@@ -134,4 +113,4 @@ def _facts(model: Model, path: Path) -> dict[str, object]:
 def _spec(value: onnx.ValueInfoProto) -> str:
     tensor = value.type.tensor_type
     dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
-    return str(TensorSpec(dtype, tuple(each.dim_param or each.dim_value for each in tensor.shape.dim)))
+    return str(TensorSpec(dtype, tuple(dim.dim_param or dim.dim_value for dim in tensor.shape.dim)))

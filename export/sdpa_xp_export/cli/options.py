@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from sdpa_xp_export.runtime import PROVIDERS
+from sdpa_xp_export._runtime.releases import PROVIDERS
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 
 def completed_from(values: Iterable[str]) -> Callable[[str], list[str]]:
-    """The values that begin as the word under the cursor does; what takes them checks which are legal."""
+    """Return a completion by the values that begin like the word under the cursor; it checks nothing."""
     known = tuple(values)
 
     def complete(incomplete: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the commands print: lines, tables, JSON, and on a terminal how far they are."""
+"""What the commands print: lines, tables, JSON, and a progress bar on a terminal."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ YES, NO = Text("yes", "green"), Text("NO", "bold red")
 
 
 def say(line: str) -> None:
-    """A line as it is: neither cut nor read as markup."""
+    """Print a line, neither cut nor read as markup."""
     _out().print(Text(plain(line)), soft_wrap=True)
 
 
 def say_table(columns: Iterable[str], rows: Iterable[Iterable[Cell]]) -> None:
-    """A table of plain lines."""
+    """Print a table of plain lines."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(cell if isinstance(cell, Text) else Text(plain(cell)) for cell in row))
     out = _out()
-    if not out.is_terminal:  # in a pipe a row is a line
+    if not out.is_terminal:  # in a pipe each row is one line
         out.width = out.measure(table, options=out.options.update(width=WIDEST)).maximum
     out.print(table)
 
 
 def say_json(value: object) -> None:
-    """JSON has no infinity: an error that is infinite is null."""
+    """Print JSON, which has no infinity: an infinite error becomes null."""
 
     def finite(value: object) -> object:
         if isinstance(value, dict):
-            return {name: finite(each) for name, each in value.items()}
+            return {name: finite(element) for name, element in value.items()}
         if isinstance(value, list | tuple):
-            return [finite(each) for each in value]
+            return [finite(element) for element in value]
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
     print(json.dumps(finite(value), allow_nan=False))
@@ -54,10 +54,10 @@ def say_json(value: object) -> None:
 
 @contextmanager
 def progress(what: str, *, steps: int | None = None, quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """A bar on standard error where that is a terminal, which goes when the work is done.
+    """Show a progress bar on standard error if that is a terminal, until the work is done.
 
-    It yields the function to call after each step, with what that was. The bar is drawn then and at no other
-    time, since a thread that draws would share the time that is measured.
+    It yields the function to call after each step, with a name of the step. The bar is drawn only
+    then: a thread that draws would take some of the time that is measured.
     """
     bar = Progress(
         TextColumn(what, markup=False),

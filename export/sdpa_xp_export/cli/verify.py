@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
-from sdpa_xp.checks import message
-from sdpa_xp_export import page
+from sdpa_xp._checks import message
+from sdpa_xp_export._files.atomic import publish
+from sdpa_xp_export._files.paths import PathArgument, free_target
+from sdpa_xp_export._runtime.releases import PROVIDERS, ProviderName
 from sdpa_xp_export.cli import DISAGREES
+from sdpa_xp_export.cli import report_page as page
 from sdpa_xp_export.cli.options import AsJson, Force, Provider, completed_from
 from sdpa_xp_export.cli.printing import NO, YES, progress, say, say_json, say_table
-from sdpa_xp_export.publishing import publish
 from sdpa_xp_export.report import Report
-from sdpa_xp_export.runtime import PROVIDERS
-from sdpa_xp_export.targets import Asked, free_target
 from sdpa_xp_export.verify import verify
 
-HTML = Asked("verify", "html")
+HTML = PathArgument("verify", "html")
 
 
 def run_verify(
@@ -39,7 +39,8 @@ def run_verify(
     """Run a model in onnxruntime against the float64 reference; exits 1 if it disagrees."""
     _check(provider, require_provider, html, as_json=as_json, force=force)
     with progress(f"verify {model.name}", quiet=as_json) as step:
-        report = verify(model, provider=require_provider or provider, seed=seed, watch=step)
+        requested = cast(ProviderName | None, require_provider or provider)  # `verify` refuses others
+        report = verify(model, provider=requested, seed=seed, watch=step)
     failures = _failures(report, required=require_provider is not None)
     if as_json:
         say_json(_facts(report, failures))
@@ -59,7 +60,7 @@ def run_verify(
 def _check(
     provider: str | None, required: str | None, html: Path | None, *, as_json: bool, force: bool
 ) -> None:
-    """Before the long work: arguments that contradict each other, and a file in the way."""
+    """Refuse arguments that contradict each other, and a file in the way, before the long work."""
     if provider and required and provider != required:
         got = {"provider": provider, "require_provider": required}
         raise ValueError(message("verify", "`provider` must be the required one", got))
@@ -71,7 +72,7 @@ def _check(
 
 
 def _failures(report: Report, *, required: bool) -> list[str]:
-    """What does not hold, a line each."""
+    """Return a line for each thing that failed."""
     failures = [
         f"{run.output} of {run.inputs} on {run.provider}: "
         f"error {run.agreement.absolute:.2g}, bound {run.agreement.bound:.2g}"
@@ -80,7 +81,7 @@ def _failures(report: Report, *, required: bool) -> list[str]:
     ]
     if required:
         failures += [
-            f"node {placed.node} ({placed.op}) ran on {placed.provider}, not on {placed.asked}"
+            f"node {placed.node} ({placed.op}) ran on {placed.provider}, not on {placed.requested}"
             for placed in report.fell_back
         ]
     return failures
@@ -118,6 +119,6 @@ def _show(report: Report) -> None:
         )
     say_table(page.RUN_COLUMNS, runs)
     say_table(
-        page.NODE_COLUMNS, [(each.node, each.op, each.provider, each.asked) for each in report.placements]
+        page.NODE_COLUMNS, [(node.node, node.op, node.provider, node.requested) for node in report.placements]
     )
     say(str(report))

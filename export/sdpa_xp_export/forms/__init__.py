@@ -1,1 +1,1 @@
-"""The forms in which a call can be written: one file a form, each with `write(graph, call, runtime)`."""
+"""The forms in which a call can be written: one file a form, each with `refusal(call, runtime)` and `write`."""

@@ -7,133 +7,136 @@ from typing import cast
 
 import numpy as np
 
-from sdpa_xp_export import functions, pieces
-from sdpa_xp_export.array import Value
-from sdpa_xp_export.call import Call
-from sdpa_xp_export.forms.inputs import Inputs, finished, read
-from sdpa_xp_export.graph import Graph
-from sdpa_xp_export.lowering.attend import all_allowed
-from sdpa_xp_export.lowering.biases import biased, is_added
-from sdpa_xp_export.lowering.masks import Allowed, both
-from sdpa_xp_export.lowering.pairs import Tile
-from sdpa_xp_export.runtime import Runtime
-from sdpa_xp_export.structure import counts_real_keys, hides_keys, is_causal, only_appends
+from sdpa_xp_export._array_api import namespace as xp
+from sdpa_xp_export._array_api import ops
+from sdpa_xp_export._call.call import ExportCall
+from sdpa_xp_export._call.mask_analysis import counts_real_keys, hides_keys, is_causal, only_appends
+from sdpa_xp_export._graph.graph import Graph, GraphValue
+from sdpa_xp_export._runtime.releases import Runtime
+from sdpa_xp_export.forms.inputs import FormInputs, finished_outputs, read_inputs
+from sdpa_xp_export.lowering import heads
+from sdpa_xp_export.lowering.biases import add_biases, is_additive
+from sdpa_xp_export.lowering.masks import AllowedPairs, all_allowed, both_allow
+from sdpa_xp_export.lowering.tile import GraphTile, whole_tile
 
 RANK = 4
 
 
-def refusal(call: Call, _runtime: Runtime) -> str | None:
-    """Why this form cannot state the call; None where it can."""
+def refusal(call: ExportCall, _runtime: Runtime) -> str | None:
+    """Return why this form cannot state the call; None if it can."""
     specs = (call.query, call.key, call.value)
     if max(spec.ndim for spec in specs) > RANK:
         return "ai.onnx Attention takes at most 4 axes"
     if len({spec.shape[:-3] for spec in specs}) > 1:
         return "ai.onnx Attention does not broadcast the batch of query, key and value"
-    if call.held == "float64":
+    if call.accumulation_dtype == "float64":
         return "onnxruntime computes a float64 Attention to float32 accuracy"
     if call.sinks is not None:
         return "ai.onnx Attention has no sinks"
     if call.outputs != ("output",):
         return "ai.onnx Attention gives no lse, and its weights and scores are not those of the library"
-    if not all(is_added(bias) for bias in call.biases):
+    if not all(is_additive(bias) for bias in call.biases):
         return "ai.onnx Attention takes no function of the scores"
     return None
 
 
-def write(graph: Graph, call: Call, runtime: Runtime) -> dict[str, Value]:
-    """query, key, value -> Attention(query, key, value, mask, past, lengths), its inputs mended as below.
-
-    On the CPU the kernel of a half dtype overflows in its scores, so there it computes in float32; and so it
-    does wherever two biases have to be added.
-    """
+def write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphValue]:
+    """query, key, value -> Attention(query, key, value, mask, past, lengths), its inputs mended as below."""
+    # On the CPU the scores of a half dtype overflow in the kernel, so it computes in float32. So it does where
+    # two biases have to be added.
     dtype = call.query.dtype if runtime.provider == "cuda" and len(call.biases) < 2 else "float32"
     if only_appends(call):
         return _with_past(graph, call, dtype)
-    inputs = read(graph, call, dtype, RANK, in_place=graph.opset >= 24)
-    if graph.opset >= 24 and counts_real_keys(call):
+    inputs = read_inputs(graph, call, dtype, RANK, in_place=graph.opset >= 24)
+    if graph.opset >= 24 and counts_real_keys(call):  # nonpad_kv_seqlen is an input since opset 24
         return _with_lengths(inputs)
-    tile = inputs.pairs.whole(inputs.key)
+    tile = whole_tile(inputs.lengths, inputs.key)
     key, value = inputs.key, inputs.value
+    # is_causal of the node begins at the upper left; with a cache the diagonal is part of the mask.
     causal = any(is_causal(mask) for mask in call.masks) and not call.cached
-    mask, may = _mask(tile, dtype, causal)
+    mask, allowed = _mask(tile, dtype, causal)
     if hides_keys(call):
-        seen = both(may, all_allowed(tile, [each for each in call.masks if causal and is_causal(each)]))
-        if isinstance(seen, Value):
-            guard = pieces.attended(seen, int(key.shape[-3]))
-            key, value = (functions.where(guard, each, 0.0) for each in (key, value))
-    exact = None if mask is None else _exact(inputs, mask)
-    return finished(inputs, {"output": _node(tile, inputs.query, key, value, exact, is_causal=causal)[0]})
+        # The operator adds -inf to masked scores, so a NaN in a key that no query attends would leak.
+        diagonal = [mask for mask in call.masks if causal and is_causal(mask)]
+        reachable = both_allow(allowed, all_allowed(tile, diagonal))
+        if isinstance(reachable, GraphValue):
+            attended = heads.is_attended(reachable, int(key.shape[-3]))
+            key, value = (xp.where(attended, array, 0.0) for array in (key, value))
+    exact = None if mask is None else _expanded_mask(inputs, mask)
+    output, *_ = _node(tile, inputs.query, key, value, exact, is_causal=causal)
+    return finished_outputs(inputs, {"output": output})
 
 
-def _with_past(graph: Graph, call: Call, dtype: str) -> dict[str, Value]:
-    """A cache in front of as many new keys as queries: past_key, past_value -> Attention -> present ones."""
-    inputs = read(graph, call, dtype, RANK, append=False)
-    tile = inputs.pairs.whole(inputs.key)
+def _with_past(graph: Graph, call: ExportCall, dtype: str) -> dict[str, GraphValue]:
+    """Write a cache in front of as many new keys as queries: its past goes in, and the present comes out."""
+    inputs = read_inputs(graph, call, dtype, RANK, append=False)
+    tile = whole_tile(inputs.lengths, inputs.key)
     past = [
-        pieces.in_layout(graph.argument(f"past_{name}", spec).astype(dtype), call.layout)
+        heads.in_layout(graph.argument(f"past_{name}", spec).astype(dtype), call.layout)
         for name, spec in (("key", call.past_key), ("value", call.past_value))
         if spec is not None
     ]
-    causal = bool(call.masks)
-    output, *present = _node(tile, inputs.query, inputs.key, inputs.value, None, *past, is_causal=causal)
+    output, *present = _node(
+        tile, inputs.query, inputs.key, inputs.value, None, *past, is_causal=bool(call.masks)
+    )
     returned = {
-        f"present_{name}": pieces.in_layout(each, call.layout).astype(call.query.dtype)
-        for name, each in zip(("key", "value"), present, strict=True)
+        f"present_{name}": heads.in_layout(value, call.layout).astype(call.query.dtype)
+        for name, value in zip(("key", "value"), present, strict=True)
     }
-    return finished(inputs, {"output": output}) | returned
+    return finished_outputs(inputs, {"output": output}) | returned
 
 
-def _with_lengths(inputs: Inputs) -> dict[str, Value]:
-    """Keys that are real up to a length -> nonpad_kv_seqlen, with 0 in the keys and values behind it.
-
-    The operator only adds -inf to their scores, so a NaN behind the length would leak wherever a kernel does
-    not skip such keys: onnxruntime's does, ONNX's own reference does not.
-    """
-    call = inputs.pairs.call
-    tile = inputs.pairs.whole(inputs.key)
-    lengths = inputs.pairs.filled
+def _with_lengths(inputs: FormInputs) -> dict[str, GraphValue]:
+    """Write keys that are real up to a length: length -> nonpad_kv_seqlen, and 0 in the keys behind it."""
+    call = inputs.call
+    tile = whole_tile(inputs.lengths, inputs.key)
+    lengths = inputs.lengths.filled
     if lengths is None:
         (padding,) = call.masks
-        lengths = cast(Value, tile.integers("attn_mask.key_lengths", padding.arguments["key_lengths"]))
+        stated = padding.arguments["key_lengths"]
+        lengths = cast(GraphValue, tile.limited("attn_mask.key_lengths", stated, call.sizes.keys))
     batch = call.sizes.batch[0]
-    real = pieces.unsqueeze(tile.columns, -1) < lengths
-    key, value = (functions.where(real, each, 0.0) for each in (inputs.key, inputs.value))
-    counted = pieces.reshape(lengths, [-1], (batch,))
-    output, *_ = _node(
-        tile,
-        inputs.query,
-        key,
-        value,
-        None,
-        None,
-        None,
-        counted,
-        is_causal=call.cached and bool(call.masks),
-    )
-    return finished(inputs, {"output": output})
+    # The operator only adds -inf to the scores of other keys, so a NaN in them would leak in a kernel that does
+    # not skip them: onnxruntime's does, ONNX's own reference does not.
+    real = ops.unsqueeze(tile.columns, -1) < lengths
+    key, value = (xp.where(real, array, 0.0) for array in (inputs.key, inputs.value))
+    counted = ops.reshape(lengths, [-1], (batch,))
+    more = [None, None, None, counted]  # no mask, past key and past value
+    output, *_ = _node(tile, inputs.query, key, value, *more, is_causal=call.cached and bool(call.masks))
+    return finished_outputs(inputs, {"output": output})
 
 
 def _node(
-    tile: Tile, query: Value, key: Value, value: Value, *more: Value | None, is_causal: bool
-) -> list[Value]:
-    """The node; behind the mask come past_key, past_value and nonpad_kv_seqlen."""
+    tile: GraphTile,
+    query: GraphValue,
+    key: GraphValue,
+    value: GraphValue,
+    *more: GraphValue | None,
+    is_causal: bool,
+) -> list[GraphValue]:
+    """Write the node; `more` are the mask, past_key, past_value and nonpad_kv_seqlen."""
     call = tile.call
-    query, scale = _scaled(tile, query)
-    given = [query, key, value, *more]
-    while given[-1] is None:
-        given.pop()
+    query, scale = _positive_scale(tile, query)
+    operands = [query, key, value, *more]
+    while operands[-1] is None:
+        operands.pop()
     outputs = [(query.dtype, (*query.shape[:-1], value.shape[-1]))]
-    if len(more) == 3:
+    if len(more) == 3:  # with a past, the runtime requires the present outputs
         outputs += [(query.dtype, (*x.shape[:-2], call.sizes.keys, x.shape[-1])) for x in (key, value)]
     output, *present = tile.graph.add_many(
-        "Attention", *given, outputs=outputs, scale=scale, softcap=call.softcap or 0.0, is_causal=int(is_causal)
+        "Attention",
+        *operands,
+        outputs=outputs,
+        scale=scale,
+        softcap=call.softcap or 0.0,
+        is_causal=int(is_causal),
     )
     ranks = [spec.ndim for spec in (call.query, call.key, call.value)]
-    return [pieces.squeeze_front(each, max(3, *ranks)) for each in (output, *present)]
+    return [ops.squeeze_front(result, max(3, *ranks)) for result in (output, *present)]
 
 
-def _scaled(tile: Tile, query: Value) -> tuple[Value, float]:
-    """query, scale -> the query and a positive scale, of which the runtime takes the root."""
+def _positive_scale(tile: GraphTile, query: GraphValue) -> tuple[GraphValue, float]:
+    """query, scale -> a query and a positive scale: the runtime takes its root, and refuses 0 and below."""
     scale = tile.call.scale
     if not isinstance(scale, float):
         return query * tile.operand(scale).astype(query.dtype), 1.0
@@ -142,29 +145,27 @@ def _scaled(tile: Tile, query: Value) -> tuple[Value, float]:
     return query * (-1.0 if scale else 0.0), -scale or 1.0
 
 
-def _mask(tile: Tile, dtype: str, causal: bool) -> tuple[Value | None, Allowed]:
-    """masks, biases -> the one mask of the node, and which pairs may attend by it.
-
-    The mask is the bias with -inf where a pair may not attend. The runtime holds a row whose entries are all
-    the smallest finite number for empty, but only -inf masks: so what is finite becomes at least nearly the
-    smallest. It is made in float32, since CUDA compares no bfloat16.
-    """
+def _mask(tile: GraphTile, dtype: str, causal: bool) -> tuple[GraphValue | None, AllowedPairs]:
+    """masks, biases -> the one mask of the node, and the pairs that it allows."""
     call = tile.call
-    given = all_allowed(tile, [mask for mask in call.masks if not (causal and is_causal(mask))])
+    allowed = all_allowed(tile, [mask for mask in call.masks if not (causal and is_causal(mask))])
     if not call.biases:
-        return (None if given is True else cast(Value, given)), given
-    total, given = biased(call.biases, tile, tile.graph.constant(0.0, "float32"), given)
+        return (None if allowed is True else cast(GraphValue, allowed)), allowed
+    # The sum begins in float32, since CUDA compares no bfloat16.
+    total, allowed = add_biases(call.biases, tile, tile.graph.constant(0.0, "float32"), allowed)
+    # The runtime takes a row whose entries are all the smallest finite number for an empty one, but only -inf
+    # masks. So a finite entry becomes at least nearly the smallest.
     least = float(np.finfo("float16" if dtype == "float16" else "float32").min) * (1 - 2**-7)
-    total = pieces.at_least(total, least)
-    total = total if given is True else functions.where(cast(Value, given), total, -math.inf)
-    return total.astype(dtype), given
+    total = xp.where(total < least, least, total)
+    total = total if allowed is True else xp.where(cast(GraphValue, allowed), total, -math.inf)
+    return total.astype(dtype), allowed
 
 
-def _exact(inputs: Inputs, mask: Value) -> Value:
-    """mask -> Expand(mask, (L, S)): the runtime broadcasts batch and heads alone."""
-    pairs, wanted = inputs.pairs, (inputs.query.shape[-2], inputs.key.shape[-2])
-    if mask.shape[-2:] != wanted:
-        columns = pairs.kept_keys if wanted[1] == "first_keys" else pairs.keys
-        ends = [pieces.unsqueeze(each, 0) for each in (pairs.queries, columns)]
-        mask = pieces.expand(mask, pieces.join(ends), wanted)
-    return mask if mask.ndim == 2 else pieces.to_rank(mask, RANK)
+def _expanded_mask(inputs: FormInputs, mask: GraphValue) -> GraphValue:
+    """mask -> Expand(mask, (L, S)): the runtime broadcasts the batch and the heads alone."""
+    lengths, shape = inputs.lengths, (inputs.query.shape[-2], inputs.key.shape[-2])
+    if mask.shape[-2:] != shape:
+        columns = lengths.kept_keys if shape[1] == "first_keys" else lengths.keys
+        ends = [ops.unsqueeze(length, 0) for length in (lengths.queries, columns)]
+        mask = ops.expand(mask, ops.join(ends), shape)
+    return mask if mask.ndim == 2 else ops.to_rank(mask, RANK)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from sdpa_xp_export import pieces
-from sdpa_xp_export.array import Value
-from sdpa_xp_export.call import Call
+from sdpa_xp_export._array_api import ops
+from sdpa_xp_export._call.call import ExportCall
+from sdpa_xp_export._graph.graph import GraphValue
 
 RANK = 4
 
 
-def refusal(call: Call) -> str | None:
-    """What no such operator can state; None where it is for the operator to say."""
+def refusal(call: ExportCall) -> str | None:
+    """Return what no such operator can state; None if it is for the operator to say."""
     specs = (call.query, call.key, call.value)
     if any(spec.ndim != RANK for spec in specs) or len({spec.shape[0] for spec in specs}) > 1:
         return "com.microsoft operators take 4 axes with one batch"
-    if call.held == "float64":
+    if call.accumulation_dtype == "float64":
         return "com.microsoft operators do not take float64"
     if call.outputs != ("output",):
         return "com.microsoft operators give the output alone"
@@ -27,18 +27,18 @@ def refusal(call: Call) -> str | None:
     return None
 
 
-def packed(value: Value) -> Value:
+def packed(value: GraphValue) -> GraphValue:
     """(B, H, L, E) -> (B, L, H * E)."""
     heads, width = value.shape[-3], value.shape[-1]
     assert isinstance(heads, int)
     assert isinstance(width, int)
-    swapped = pieces.swap(value, -2, -3)
-    return pieces.reshape(swapped, [0, 0, heads * width], (*swapped.shape[:2], heads * width))
+    swapped = ops.swap(value, -2, -3)
+    return ops.reshape(swapped, [0, 0, heads * width], (*swapped.shape[:2], heads * width))
 
 
-def unpacked(value: Value, heads: int) -> Value:
+def unpacked(value: GraphValue, heads: int) -> GraphValue:
     """(B, L, H * Ev) -> (B, H, L, Ev)."""
     batch, length, width = value.shape
     assert isinstance(width, int)
-    split = pieces.reshape(value, [0, 0, heads, width // heads], (batch, length, heads, width // heads))
-    return pieces.swap(split, -2, -3)
+    split = ops.reshape(value, [0, 0, heads, width // heads], (batch, length, heads, width // heads))
+    return ops.swap(split, -2, -3)

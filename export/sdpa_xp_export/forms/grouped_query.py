@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import math
 
-from sdpa_xp_export import functions, pieces
-from sdpa_xp_export.array import Value
-from sdpa_xp_export.call import Call
+from sdpa_xp_export._array_api import namespace as xp
+from sdpa_xp_export._array_api import ops
+from sdpa_xp_export._call.call import ExportCall
+from sdpa_xp_export._call.mask_analysis import is_causal
+from sdpa_xp_export._graph.finished_model import CONTRIB
+from sdpa_xp_export._graph.graph import Graph, GraphValue
+from sdpa_xp_export._runtime.releases import WINDOW_COUNTS_ITSELF, Runtime
 from sdpa_xp_export.forms import contrib
-from sdpa_xp_export.forms.inputs import Inputs, finished, read
-from sdpa_xp_export.graph import CONTRIB, Graph
-from sdpa_xp_export.runtime import WINDOW_COUNTS_ITSELF, Runtime
-from sdpa_xp_export.structure import is_causal
+from sdpa_xp_export.forms.inputs import FormInputs, finished_outputs, read_inputs
+from sdpa_xp_export.lowering.tile import whole_tile
 
 WIDTHS = 8
+"""Widths must be a multiple of this."""
 ALL = -1
-"""The window that is none: all keys up to the query's own."""
+"""The value of `local_window_size` for no window: all keys up to the query's own."""
 
 
-def refusal(call: Call, runtime: Runtime) -> str | None:
-    """Why this form cannot state the call; None where it can."""
+def refusal(call: ExportCall, runtime: Runtime) -> str | None:
+    """Return why this form cannot state the call; None if it can."""
     if common := contrib.refusal(call):
         return common
     if call.cached or call.sizes.queries != call.sizes.keys:
@@ -45,42 +48,45 @@ def refusal(call: Call, runtime: Runtime) -> str | None:
     return None
 
 
-def write(graph: Graph, call: Call, runtime: Runtime) -> dict[str, Value]:
-    """query, key, value -> Transpose, Reshape -> GroupQueryAttention -> Reshape, Transpose.
-
-    The operator copies all that it is given, so an even number of key heads goes through it in two halves.
-    """
+def write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphValue]:
+    """query, key, value -> Transpose, Reshape -> GroupQueryAttention -> Reshape, Transpose."""
+    # On the CPU half dtypes are computed in float32; CUDA has kernels for half dtypes alone.
     dtype = call.query.dtype if runtime.provider == "cuda" else "float32"
-    inputs = read(graph, call, dtype)
-    sinks = None if call.sinks is None else inputs.pairs.whole(inputs.key).operand(call.sinks).astype(dtype)
+    inputs = read_inputs(graph, call, dtype)
+    sinks = None
+    if call.sinks is not None:
+        sinks = whole_tile(inputs.lengths, inputs.key).operand(call.sinks).astype(dtype)
+    # The operator copies its inputs, so an even number of key heads goes through it in two halves.
     parts = 2 if call.sizes.heads % 2 == 0 else 1
-    query, key, value = (_split(each, parts, axis=1) for each in (inputs.query, inputs.key, inputs.value))
-    sinks_of = [None] * parts if sinks is None else _split(sinks, parts, axis=0)
+    query, key, value = (_split(array, parts, axis=1) for array in (inputs.query, inputs.key, inputs.value))
+    split_sinks = [None] * parts if sinks is None else _split(sinks, parts, axis=0)
     lengths, window = _lengths(inputs), _window(call)
     halves = [
-        _node(call, q, k, v, lengths, of_heads, window)
-        for q, k, v, of_heads in zip(query, key, value, sinks_of, strict=True)
+        _node(call, q, k, v, lengths, part_sinks, window)
+        for q, k, v, part_sinks in zip(query, key, value, split_sinks, strict=True)
     ]
-    output = halves[0] if parts == 1 else pieces.join(halves, 1, call.sizes.query_heads)
-    return finished(inputs, {"output": functions.where(_no_number(inputs), math.nan, output)})
+    output = halves[0] if parts == 1 else ops.join(halves, 1, call.sizes.query_heads)
+    return finished_outputs(inputs, {"output": xp.where(_holds_nan(inputs), math.nan, output)})
 
 
 def _node(
-    call: Call,
-    query: Value,
-    key: Value,
-    value: Value,
-    lengths: tuple[Value, Value],
-    sinks: Value | None,
+    call: ExportCall,
+    query: GraphValue,
+    key: GraphValue,
+    value: GraphValue,
+    lengths: tuple[GraphValue, GraphValue],
+    sinks: GraphValue | None,
     window: int,
-) -> Value:
-    """All keys are real. The caches that it returns are named, or releases before 1.28 do not load it."""
+) -> GraphValue:
+    """Write the node; all keys are real."""
     graph, heads, groups = query.graph, int(query.shape[-3]), int(key.shape[-3])
-    packed = [contrib.packed(each) for each in (query, key, value)]
-    given = [*packed, None, None, *lengths, *([] if sinks is None else [*[None] * 4, sinks])]
+    packed = [contrib.packed(array) for array in (query, key, value)]
+    # The past key and value are left out, and in front of the sinks four more optional inputs.
+    operands = [*packed, None, None, *lengths, *([] if sinks is None else [*[None] * 4, sinks])]
+    # The caches that it returns are not used, but releases before 1.28 do not load a node without them.
     output, *_ = graph.add_many(
         "GroupQueryAttention",
-        *given,
+        *operands,
         outputs=[(query.dtype, packed[0].shape), (query.dtype, key.shape), (query.dtype, value.shape)],
         domain=CONTRIB,
         num_heads=heads,
@@ -92,23 +98,23 @@ def _node(
     return contrib.unpacked(output, heads)
 
 
-def _no_number(inputs: Inputs) -> Value:
-    """Rows whose query or own key holds a NaN, (B, Hq, L, 1): the operator gives 0 there, from 1.28 on."""
-    call = inputs.pairs.call
-    query, key = (pieces.reduce("ReduceSum", each).astype("float32") for each in (inputs.query, inputs.key))
+def _holds_nan(inputs: FormInputs) -> GraphValue:
+    """Return the rows whose query or own key holds a NaN, (B, Hq, L, 1).
+
+    From 1.28 on the operator returns 0 there, and the library NaN.
+    """
+    call = inputs.call
+    query, key = (ops.reduce("ReduceSum", array).astype("float32") for array in (inputs.query, inputs.key))
     group = call.sizes.query_heads // call.sizes.heads
     if group > 1:
         shape = (*key.shape[:2], group, *key.shape[2:])
         times = query.graph.constant([1, 1, group, 1, 1], "int64")
-        key = pieces.reshape(
-            pieces.expand(pieces.unsqueeze(key, 2), times, shape),
-            [0, call.sizes.query_heads, -1, 1],
-            query.shape,
-        )
+        repeated = ops.expand(ops.unsqueeze(key, 2), times, shape)
+        key = ops.reshape(repeated, [0, call.sizes.query_heads, -1, 1], query.shape)
     return (query != query) | (key != key)
 
 
-def _split(value: Value, parts: int, axis: int) -> list[Value]:
+def _split(value: GraphValue, parts: int, axis: int) -> list[GraphValue]:
     """value -> Split into equal parts along `axis`."""
     if parts == 1:
         return [value]
@@ -118,29 +124,28 @@ def _split(value: Value, parts: int, axis: int) -> list[Value]:
     return value.graph.add_many("Split", value, sizes, outputs=[(value.dtype, shape)] * parts, axis=axis)
 
 
-def _window(call: Call) -> int:
-    """How many keys a query sees, its own among them."""
+def _window(call: ExportCall) -> int:
+    """Return how many keys a query sees, its own among them."""
     left = _left(call)
     return ALL if left is None or left == ALL else left + 1
 
 
-def _lengths(inputs: Inputs) -> tuple[Value, Value]:
-    """seqlens_k, S - 1 for each batch entry, and the largest S."""
-    pairs = inputs.pairs
-    last = pieces.unsqueeze(pairs.keys, 0) - 1
-    batch = pairs.length(pairs.call.sizes.batch[0])
-    each = pairs.graph.add("Expand", last, batch, dtype="int64", shape=(pairs.call.sizes.batch[0],))
-    return each.astype("int32"), pairs.keys.astype("int32")
+def _lengths(inputs: FormInputs) -> tuple[GraphValue, GraphValue]:
+    """Return seqlens_k, which is S - 1 for each batch entry, and the largest S."""
+    lengths, batch = inputs.lengths, inputs.call.sizes.batch[0]
+    last = ops.unsqueeze(lengths.keys, 0) - 1
+    repeated = lengths.graph.add("Expand", last, lengths.length(batch), dtype="int64", shape=(batch,))
+    return repeated.astype("int32"), lengths.keys.astype("int32")
 
 
-def _left(call: Call) -> int | None:
-    """How many earlier keys a query sees; None for masks that say something else."""
+def _left(call: ExportCall) -> int | None:
+    """Return how many earlier keys a query sees; None if a mask is neither the diagonal nor one window."""
     windows = [mask.arguments for mask in call.masks if not is_causal(mask)]
     if not windows:
         return ALL
     window = windows[0]
-    named = all(mask.name in ("causal", "sliding_window") for mask in call.masks)
-    if len(windows) > 1 or not named or window.get("offset") != 0 or "left" not in window:
+    known = all(mask.name in ("causal", "sliding_window") for mask in call.masks)
+    if len(windows) > 1 or not known or window.get("offset") != 0 or "left" not in window:
         return None
     left = window["left"]
     return ALL if left is None else int(str(left))

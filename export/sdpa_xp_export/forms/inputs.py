@@ -1,94 +1,99 @@
-"""What every form begins with: query, key and value, in one dtype, with the cache in front of the new keys."""
+"""What every form begins and ends with: inputs in one dtype and layout, and outputs as the call has them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sdpa_xp import checks
-from sdpa_xp_export import pieces
-from sdpa_xp_export.array import Value
-from sdpa_xp_export.call import Call
-from sdpa_xp_export.graph import Graph
-from sdpa_xp_export.lowering.pairs import Pairs
-from sdpa_xp_export.structure import cuts_keys
+from sdpa_xp_export._array_api import ops
+from sdpa_xp_export._call.call import ExportCall
+from sdpa_xp_export._call.mask_analysis import cuts_keys
+from sdpa_xp_export._graph.graph import Graph, GraphValue
+from sdpa_xp_export.lowering.graph_lengths import GraphLengths
+from sdpa_xp_export.lowering.heads import in_layout
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class FormInputs:
     """query (..., Hq, L, E), key (..., H, S, E), value (..., H, S, Ev), with the heads before the length."""
 
-    pairs: Pairs
-    query: Value
-    key: Value
-    value: Value
-    present: dict[str, Value] = field(default_factory=dict)
+    lengths: GraphLengths
+    query: GraphValue
+    key: GraphValue
+    value: GraphValue
+    present: dict[str, GraphValue] = field(default_factory=dict)
     """The cache with the new tokens in it, as the graph returns it."""
 
+    @property
+    def call(self) -> ExportCall:
+        return self.lengths.call
 
-def read(
-    graph: Graph, call: Call, dtype: str, rank: int = 3, *, append: bool = True, in_place: bool = False
-) -> Inputs:
-    """Inputs of the graph -> inputs in `dtype` with at least `rank` axes.
 
-    With `append` the keys are those of the cache and the new ones; `in_place` by an operator that can write
-    them into the cache (opset 24).
+def read_inputs(
+    graph: Graph, call: ExportCall, dtype: str, rank: int = 3, *, append: bool = True, in_place: bool = False
+) -> FormInputs:
+    """Convert the inputs of the graph to `dtype`, with the heads before the length.
+
+    Args:
+        graph: The graph.
+        call: The call.
+        dtype: The dtype to compute in.
+        rank: The axes that query, key and value get at least.
+        append: Whether the new keys and values are joined to the cache; else the operator does it.
+        in_place: Whether TensorScatter (opset 24) may write them into a padded cache.
     """
-    pairs = Pairs(graph, call)
-    given = {name: graph.argument(name, spec) for name, spec in call.inputs.items()}
+    lengths = GraphLengths(graph, call)
+    arrays = {name: graph.argument(name, spec) for name, spec in call.inputs.items()}
     present = {}
     for name in ("key", "value"):
         if call.past_key is not None and append:
-            past, new = given[f"past_{name}"], given[name]
-            present[f"present_{name}"] = given[name] = _appended(pairs, past, new, in_place=in_place)
+            past, new = arrays[f"past_{name}"], arrays[name]
+            present[f"present_{name}"] = arrays[name] = _appended(lengths, past, new, in_place=in_place)
     query, key, value = (
-        pieces.to_rank(pieces.in_layout(given[name].astype(dtype), call.layout), rank)
+        ops.to_rank(in_layout(arrays[name].astype(dtype), call.layout), rank)
         for name in ("query", "key", "value")
     )
     if cuts_keys(call):
-        key, value = (_first_keys(pairs, each) for each in (key, value))
-    return Inputs(pairs, query, key, value, present)
+        key, value = (_first_keys(lengths, array) for array in (key, value))
+    return FormInputs(lengths, query, key, value, present)
 
 
-def finished(inputs: Inputs, made: dict[str, Value]) -> dict[str, Value]:
-    """What a form made -> the outputs of the call, in its dtype, layout and rank."""
-    call = inputs.pairs.call
+def finished_outputs(inputs: FormInputs, results: dict[str, GraphValue]) -> dict[str, GraphValue]:
+    """Return the results of a form as the outputs of the call, in its dtype, layout and rank."""
+    call = inputs.call
     outputs = {}
     for name in call.outputs:
-        value = made[name] if call.sizes.flat is False else pieces.squeeze_front(made[name], _rank(name) - 1)
-        value = pieces.in_layout(value, call.layout) if name == "output" else value
+        value = results[name]
+        if call.sizes.flat:  # the call has neither heads nor a batch
+            value = ops.squeeze_front(value, 1 if name == "lse" else 2)
+        value = in_layout(value, call.layout) if name == "output" else value
         outputs[name] = value if name == "lse" else value.astype(call.query.dtype)
     return outputs | inputs.present
 
 
-def _rank(name: str) -> int:
-    return 2 if name == "lse" else 3
-
-
-def _appended(pairs: Pairs, past: Value, new: Value, *, in_place: bool) -> Value:
-    """past, new -> Concat; or, where the past has room, the new tokens written behind its last ones."""
-    call = pairs.call
-    axis = -2 if call.layout == checks.HLE else -3
+def _appended(lengths: GraphLengths, past: GraphValue, new: GraphValue, *, in_place: bool) -> GraphValue:
+    """past, new -> Concat; if the past has room, the new tokens written behind its last real ones."""
+    call, graph, axis = lengths.call, lengths.graph, lengths.call.length_axis
     if call.past_lengths is None:
-        return pieces.join([past, new], new.ndim + axis, call.sizes.keys)
-    graph = pairs.graph
+        return ops.join([past, new], new.ndim + axis, call.sizes.keys)
     filled = graph.argument("past_lengths", call.past_lengths).astype("int64")
     if in_place:
         return graph.add("TensorScatter", past, new, filled, dtype=past.dtype, shape=past.shape, axis=axis)
-    count = pieces.scalar(pairs.length(call.key.shape[axis]))
+    # ScatterElements wants an index for each element: where the past ends, and a step more for each new token.
+    count = ops.scalar(lengths.length(call.key.shape[axis]))
     ones = [1] * (new.ndim - 1)
-    first = pieces.reshape(filled, [-1, *ones], (*filled.shape, *ones))
+    first = ops.reshape(filled, [-1, *ones], (*filled.shape, *ones))
     shape = [1] * new.ndim
     shape[axis] = -1
-    steps = pieces.arange(count, call.key.shape[axis])
-    steps = pieces.reshape(steps, shape, tuple(new.shape[axis] if n == -1 else 1 for n in shape))
-    lengths = graph.add("Shape", new, dtype="int64", shape=(new.ndim,))
-    index = pieces.expand(first + steps, lengths, new.shape)
+    steps = ops.arange(count, call.key.shape[axis])
+    steps = ops.reshape(steps, shape, tuple(new.shape[axis] if n == -1 else 1 for n in shape))
+    target = graph.add("Shape", new, dtype="int64", shape=(new.ndim,))
+    index = ops.expand(first + steps, target, new.shape)
     return graph.add(
         "ScatterElements", past, index, new, dtype=past.dtype, shape=past.shape, axis=new.ndim + axis
     )
 
 
-def _first_keys(pairs: Pairs, value: Value) -> Value:
+def _first_keys(lengths: GraphLengths, value: GraphValue) -> GraphValue:
     """(..., S, E) -> the first L of them."""
-    zero = pairs.graph.constant([0], "int64")
-    return pieces.cut(value, (zero, pairs.length(pairs.call.sizes.queries)), -2, "first_keys")
+    zero = lengths.graph.constant([0], "int64")
+    return ops.cut(value, (zero, lengths.length(lengths.call.sizes.queries)), -2, "first_keys")

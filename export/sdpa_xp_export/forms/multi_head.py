@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from sdpa_xp_export.array import Value
-from sdpa_xp_export.call import Call
+from sdpa_xp_export._call.call import ExportCall
+from sdpa_xp_export._call.mask_analysis import only_causal, unmasked
+from sdpa_xp_export._graph.finished_model import CONTRIB
+from sdpa_xp_export._graph.graph import Graph, GraphValue
+from sdpa_xp_export._runtime.releases import EMPTY_INPUTS, Runtime
 from sdpa_xp_export.forms import contrib
-from sdpa_xp_export.forms.inputs import finished, read
-from sdpa_xp_export.graph import CONTRIB, Graph
-from sdpa_xp_export.runtime import EMPTY_INPUTS, Runtime
-from sdpa_xp_export.structure import only_causal, unmasked
+from sdpa_xp_export.forms.inputs import finished_outputs, read_inputs
 
 
-def refusal(call: Call, runtime: Runtime) -> str | None:
-    """Why this form cannot state the call; None where it can."""
+def refusal(call: ExportCall, runtime: Runtime) -> str | None:
+    """Return why this form cannot state the call; None if it can."""
     if common := contrib.refusal(call):
         return common
     if call.sizes.query_heads != call.sizes.heads:
@@ -28,25 +28,24 @@ def refusal(call: Call, runtime: Runtime) -> str | None:
     return None
 
 
-def write(graph: Graph, call: Call, runtime: Runtime) -> dict[str, Value]:
-    """query, key, value -> Transpose, Reshape -> MultiHeadAttention -> Reshape, Transpose.
-
-    Key and value with 4 axes would spare two Transposes, and lose the kernel.
-    """
-    half = call.query.dtype if runtime.provider == "cuda" else "float32"
-    inputs = read(graph, call, half)
+def write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphValue]:
+    """query, key, value -> Transpose, Reshape -> MultiHeadAttention -> Reshape, Transpose."""
+    # The CPU has a kernel for float32 alone; CUDA for half dtypes too.
+    dtype = call.query.dtype if runtime.provider == "cuda" else "float32"
+    inputs = read_inputs(graph, call, dtype)
     heads = call.sizes.query_heads
-    query, key, value = (contrib.packed(each) for each in (inputs.query, inputs.key, inputs.value))
+    # Key and value with 4 axes would spare two Transposes, but lose the kernel without a matrix of scores.
+    query, key, value = (contrib.packed(array) for array in (inputs.query, inputs.key, inputs.value))
     output = graph.add(
         "MultiHeadAttention",
         query,
         key,
         value,
-        dtype=half,
+        dtype=dtype,
         shape=(*query.shape[:-1], value.shape[-1]),
         domain=CONTRIB,
         num_heads=heads,
         scale=call.scale,
         unidirectional=int(only_causal(call)),
     )
-    return finished(inputs, {"output": contrib.unpacked(output, heads)})
+    return finished_outputs(inputs, {"output": contrib.unpacked(output, heads)})

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from sdpa_xp_export.array import Value
-from sdpa_xp_export.call import Call
-from sdpa_xp_export.forms.inputs import finished, read
-from sdpa_xp_export.graph import Graph
-from sdpa_xp_export.lowering.attend import attend, scaled
-from sdpa_xp_export.runtime import Runtime
+from sdpa_xp_export._call.call import ExportCall
+from sdpa_xp_export._graph.graph import Graph, GraphValue
+from sdpa_xp_export._runtime.releases import Runtime
+from sdpa_xp_export.forms.inputs import finished_outputs, read_inputs
+from sdpa_xp_export.lowering.tile import whole_tile
+from sdpa_xp_export.lowering.tile_attention import attend_tile, scale_query
 
 
-def refusal(_call: Call, _runtime: Runtime) -> str | None:
-    """Why this form cannot state the call; it can state every one."""
+def refusal(_call: ExportCall, _runtime: Runtime) -> str | None:
+    """Return why this form cannot state the call; it can state every one."""
     return None
 
 
-def write(graph: Graph, call: Call, runtime: Runtime) -> dict[str, Value]:
+def write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphValue]:
     """query, key, value -> MatMul -> softcap -> biases -> Where -> Softmax -> Where -> MatMul.
 
     Half inputs are computed in float32.
     """
-    inputs = read(graph, call, call.held)
-    tile = inputs.pairs.whole(inputs.key)
-    query, sums = scaled(tile, inputs.query), runtime.softmax_hides_nan
-    return finished(inputs, attend(tile, query, inputs.key, inputs.value, sums=sums))
+    inputs = read_inputs(graph, call, call.accumulation_dtype)
+    tile = whole_tile(inputs.lengths, inputs.key)
+    query = scale_query(tile, inputs.query)
+    # A Softmax that hides NaN would hide it in a row that attends it, too.
+    results = attend_tile(tile, query, inputs.key, inputs.value, explicit_softmax=runtime.softmax_hides_nan)
+    return finished_outputs(inputs, results)

@@ -1,1 +1,1 @@
-"""Masks and biases of the library as pieces of graph, computed from the lengths that a run has."""
+"""Masks, biases and the attention of a tile, each by the line that defines it."""

@@ -7,81 +7,87 @@ from typing import Any, cast
 
 import numpy as np
 
-from sdpa_xp import biases, checks
+from sdpa_xp import _checks as checks
+from sdpa_xp import biases
 from sdpa_xp.biases import Bias
-from sdpa_xp_export import functions, pieces
-from sdpa_xp_export.array import Value
+from sdpa_xp_export._array_api import namespace as xp
+from sdpa_xp_export._array_api import ops
+from sdpa_xp_export._call.mask_analysis import may_mask
+from sdpa_xp_export._call.operands import Initializer, Input
+from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export.lowering.buckets import LISTED, Buckets, bucket
-from sdpa_xp_export.lowering.masks import Allowed, both, traced
-from sdpa_xp_export.lowering.pairs import FUNCTION, Tile
-from sdpa_xp_export.operands import Initializer, Input
-from sdpa_xp_export.structure import may_mask
+from sdpa_xp_export.lowering.index_functions import call_index_function
+from sdpa_xp_export.lowering.masks import AllowedPairs, both_allow
+from sdpa_xp_export.lowering.tile import FUNCTION, GraphTile
 
 
-def biased(given: Sequence[Bias], tile: Tile, scores: Value, allowed: Allowed) -> tuple[Value, Allowed]:
-    """scores -> scores with one bias after the other, and the pairs of `allowed` that none of them masks.
-
-    Each is asked by itself, since -inf + inf is NaN, and two of the smallest finite numbers, which do not
-    mask, add up to -inf.
-    """
-    for bias in given:
+def add_biases(
+    terms: Sequence[Bias], tile: GraphTile, scores: GraphValue, allowed: AllowedPairs
+) -> tuple[GraphValue, AllowedPairs]:
+    """scores -> scores with one bias after the other, and the pairs of `allowed` that no bias masks."""
+    for bias in terms:
         if bias.name == "from_function":
             function = cast(Callable[..., Any], bias.arguments["score_mod"])
-            made = traced("bias", function, (scores, *tile.indices), scores.dtype)
-            term = scores = _for_all_pairs(made, scores)
+            result = call_index_function("bias", function, (scores, *tile.indices), scores.dtype)
+            term = scores = _for_all_pairs(result, scores)
         else:
-            term = added(bias, tile).astype(scores.dtype)
+            term = bias_term(bias, tile).astype(scores.dtype)
             scores = scores + term
+        # Each bias is asked by itself: -inf + inf is NaN, which would no longer say that the pair is masked.
         if may_mask(bias):
-            allowed = both(allowed, ~functions.is_masked(term))
-    if len(given) > 1:
+            allowed = both_allow(allowed, ~xp.is_masked(term))
+    if len(terms) > 1:
+        # Two of the smallest finite numbers, which do not mask, add up to -inf, which would.
         least = float(np.finfo(scores.dtype).min)
-        scores = functions.where(functions.is_masked(scores), least, scores)
+        scores = xp.where(xp.is_masked(scores), least, scores)
     return scores, allowed
 
 
-def _for_all_pairs(made: Value, scores: Value) -> Value:
-    """What a function made, perhaps without looking at the scores -> Expand to their shape."""
-    if made.shape == scores.shape:
-        return made
+def _for_all_pairs(result: GraphValue, scores: GraphValue) -> GraphValue:
+    """result of a function -> Expand to the shape of the scores; the function may have ignored them."""
+    if result.shape == scores.shape:
+        return result
     lengths = scores.graph.add("Shape", scores, dtype="int64", shape=(scores.ndim,))
-    return pieces.expand(made, lengths, scores.shape)
+    return ops.expand(result, lengths, scores.shape)
 
 
-def added(bias: Bias, tile: Tile) -> Value:
+def bias_term(bias: Bias, tile: GraphTile) -> GraphValue:
     """bias -> what it adds, which broadcasts to (..., Hq, rows, columns)."""
     return _LOWERED[bias.name](tile, **bias.arguments)
 
 
-def is_added(bias: Bias) -> bool:
-    """Whether the bias adds something that does not depend on the scores."""
+def is_additive(bias: Bias) -> bool:
+    """Return whether the bias adds a term that does not depend on the scores."""
     return bias.name in _LOWERED
 
 
-def _from_array(tile: Tile, array: Any) -> Value:
+def _from_array(tile: GraphTile, array: Any) -> GraphValue:
     return tile.cut(tile.operand(array))
 
 
-def _alibi(tile: Tile, slopes: object, offset: object) -> Value:
+def _alibi(tile: GraphTile, slopes: object, offset: object) -> GraphValue:
     """-slope * |i + offset - j|, with slopes (..., Hq, 1, 1)."""
     graph, heads = tile.graph, tile.call.sizes.query_heads
     if isinstance(slopes, int):
+        # A number of slopes stands for the library's own; it is asked for them by the bias at distance 1.
         checks.columns(FUNCTION, "bias.slopes", slopes, heads)
-        ramp = biases.to_array(biases.alibi(slopes), (slopes, 1, 2))  # at distances 0 and 1
+        ramp = biases.to_array(biases.alibi(slopes), (slopes, 1, 2))
         slopes = tuple(-ramp[:, 0, 1])
     if isinstance(slopes, Input | Initializer):
-        values = tile.operand(slopes).astype(graph.real)
+        values = tile.operand(slopes).astype(graph.float_dtype)
     else:
-        values = graph.constant(slopes, graph.real)
+        values = graph.constant(slopes, graph.float_dtype)
     target = (*tile.call.sizes.batch, heads)
     checks.broadcasts(FUNCTION, "bias.slopes", cast(tuple[int, ...], values.shape), target, "(..., Hq)")
     shape = values.shape
-    values = pieces.reshape(values, (*[0] * len(shape), 1, 1), (*shape, 1, 1))
+    values = ops.reshape(values, (*[0] * len(shape), 1, 1), (*shape, 1, 1))
     distance = abs(tile.query_index + tile.integers("bias.offset", offset) - tile.key_index)
-    return -values * distance.astype(graph.real)
+    return -values * distance.astype(graph.float_dtype)
 
 
-def _relative(tile: Tile, table: Any, bidirectional: bool, max_distance: int, offset: object) -> Value:
+def _relative(
+    tile: GraphTile, table: Any, bidirectional: bool, max_distance: int, offset: object
+) -> GraphValue:
     """table (buckets, Hq) -> Gather by the bucket of each distance -> (Hq, rows, columns)."""
     count, heads = table.shape
     if isinstance(count, str):
@@ -90,20 +96,23 @@ def _relative(tile: Tile, table: Any, bidirectional: bool, max_distance: int, of
     checks.columns(FUNCTION, "bias.table", heads, tile.call.sizes.query_heads)
     distance = tile.key_index - (tile.query_index + tile.integers("bias.offset", offset))
     rules = Buckets(count, bidirectional, max_distance)
-    by_bucket = tile.operand(table).astype(tile.graph.real)
-    if max_distance <= LISTED:  # a list of all distances, read once
+    by_bucket = tile.operand(table).astype(tile.graph.float_dtype)
+    if max_distance <= LISTED:
+        # The graph holds the bucket of each distance, so the table is reordered by distance once.
         every = tile.graph.constant(rules.of_each_distance(), "int64")
-        by_bucket = pieces.gather(by_bucket, every, 0)
-        index = functions.clip(distance, -max_distance, max_distance) + max_distance
+        by_bucket = ops.gather(by_bucket, every, 0)
+        index = xp.clip(distance, -max_distance, max_distance) + max_distance
     else:
+        # A list of so many distances would be larger than a search among the beginnings of the buckets.
         index = bucket(rules, distance)
-    found = pieces.gather(pieces.transpose(by_bucket), index, 1)
-    # (Hq, rows, columns); where entries stand at different keys (Hq, B, 1, rows, columns) -> (B, Hq, ...)
-    return found if index.ndim == 2 else pieces.squeeze_front(pieces.swap(found, 0, 2), 4)
+    term = ops.gather(ops.transpose(by_bucket), index, 1)
+    # If batch entries stand at different keys, (Hq, B, 1, rows, columns) becomes (B, Hq, rows, columns).
+    return term if index.ndim == 2 else ops.squeeze_front(ops.swap(term, 0, 2), 4)
 
 
-_LOWERED: dict[str, Callable[..., Value]] = {
+_LOWERED: dict[str, Callable[..., GraphValue]] = {
     "from_array": _from_array,
     "alibi": _alibi,
     "relative": _relative,
 }
+"""The lowering of each bias that adds a term, by its name; a new bias is a line here."""

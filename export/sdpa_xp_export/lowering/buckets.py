@@ -1,4 +1,4 @@
-"""The bucket of a distance in a graph, as `biases.relative` has it, for a `max_distance` of any size."""
+"""The bucket of a distance in a graph, by the rules of `biases.relative`, for a `max_distance` of any size."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import numpy as np
 
 from sdpa_xp import biases
 from sdpa_xp.biases import Bias
-from sdpa_xp_export import functions, pieces
-from sdpa_xp_export.array import Value
+from sdpa_xp_export._array_api import namespace as xp
+from sdpa_xp_export._array_api import ops
+from sdpa_xp_export._graph.graph import GraphValue
 
 LISTED = 2**10
-"""Up to this `max_distance` a graph holds the bucket of each distance; beyond it only where buckets begin."""
+"""Up to this `max_distance` a graph holds the bucket of each distance; beyond, where each bucket begins."""
 
 
-class _WithBuckets(Protocol):
+class _HasFirstDistances(Protocol):
     """The bias that `biases.relative` returns."""
 
     @property
@@ -38,7 +39,7 @@ class Buckets:
 
     def first_distances(self) -> list[int]:
         """Return the smallest distance of each bucket of one direction except the first, in order."""
-        return cast(_WithBuckets, self._bias(0)).first_distances
+        return cast(_HasFirstDistances, self._bias(0)).first_distances
 
     def of_each_distance(self) -> np.ndarray:
         """Return the bucket of each distance from -max_distance to max_distance."""
@@ -53,22 +54,22 @@ class Buckets:
         )
 
 
-def bucket(rules: Buckets, distance: Value) -> Value:
-    """Find the buckets of distances j - i by a search among the distances at which buckets begin.
+def bucket(rules: Buckets, distance: GraphValue) -> GraphValue:
+    """Find the buckets of distances j - i by a binary search among the distances at which buckets begin.
 
-    Each step is one of a binary search, for all distances at once: Gather -> LessOrEqual -> Where. There are as
-    many as the number of buckets has bits, and no rounding, as there would be in a logarithm.
+    Each step is Gather -> LessOrEqual -> Where, for all distances at once, and there is one for each bit of the
+    number of buckets. Nothing is rounded, as a logarithm would be.
     """
     graph, away = distance.graph, abs(distance)
     begins = [0, *rules.first_distances()]
     steps = range(len(begins).bit_length() - 1, -1, -1)
     never = [2**62] * (2 ** len(steps) - len(begins))
     listed = graph.constant([*begins, *never], "int64")
-    found = distance * 0
+    number = distance * 0
     for step in steps:
-        further = found + 2**step
-        reached = pieces.gather(listed, further, 0) <= away
-        found = functions.where(reached, further, found)
+        further = number + 2**step
+        reached = ops.gather(listed, further, 0) <= away
+        number = xp.where(reached, further, number)
     if rules.bidirectional:
-        return functions.where(distance > 0, found + rules.of_one_direction, found)
-    return functions.where(distance > 0, 0, found)
+        return xp.where(distance > 0, number + rules.of_one_direction, number)
+    return xp.where(distance > 0, 0, number)

@@ -1,29 +1,29 @@
-"""Arithmetic of lengths and positions, which are small integers: ONNX's own operators are exact for these.
+"""Arithmetic of lengths and positions, for whose small integers ONNX's own operators are exact.
 
-The functions of the array API are exact for all of int64, and take several nodes each for that.
+The functions of the array API are exact for all of int64, and need several nodes each for that.
 """
 
 from __future__ import annotations
 
-from sdpa_xp_export.arithmetic import elementwise, operands
-from sdpa_xp_export.array import Value
+from sdpa_xp_export._array_api.operators import elementwise, operands
+from sdpa_xp_export._graph.graph import GraphValue
 
 
-def larger(one: Value, other: Value | int) -> Value:
+def larger(one: GraphValue, other: GraphValue | int) -> GraphValue:
     """one, other -> Max(one, other)."""
     return elementwise("Max", *operands("maximum", "numeric", one, other))
 
 
-def smaller(one: Value, other: Value | int) -> Value:
+def smaller(one: GraphValue, other: GraphValue | int) -> GraphValue:
     """one, other -> Min(one, other)."""
     return elementwise("Min", *operands("minimum", "numeric", one, other))
 
 
-def within(value: Value, least: int, most: int) -> Value:
+def within(value: GraphValue, least: int, most: int) -> GraphValue:
     """value -> Min(Max(value, least), most)."""
     return smaller(larger(value, least), most)
 
 
-def shared(count: Value, size: Value) -> Value:
-    """count, size -> Div(count, size), of a count that is not negative and a size that is positive."""
+def divided(count: GraphValue, size: GraphValue) -> GraphValue:
+    """count, size -> Div(count, size), if count is not negative and size is positive."""
     return elementwise("Div", *operands("floor_divide", "numeric", count, size))

@@ -6,33 +6,41 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any, TypeAlias
 
-import numpy as np
-
-from sdpa_xp import checks
+from sdpa_xp import _checks as checks
 from sdpa_xp.masks import Mask
-from sdpa_xp_export import pieces
-from sdpa_xp_export.array import Value
-from sdpa_xp_export.lowering.pairs import FUNCTION, Tile
-from sdpa_xp_export.shapes import broadcasts_to
+from sdpa_xp_export._array_api import ops
+from sdpa_xp_export._graph.graph import GraphValue
+from sdpa_xp_export._graph.shapes import broadcasts_to
+from sdpa_xp_export.lowering.index_functions import call_index_function
+from sdpa_xp_export.lowering.tile import FUNCTION, GraphTile
 
-Allowed: TypeAlias = Value | bool
-"""Boolean, broadcasts to (..., Hq, rows, columns); True where every pair may attend."""
+AllowedPairs: TypeAlias = GraphValue | bool
+"""Boolean, broadcasts to (..., Hq, rows, columns). True if every pair may attend, False if none may."""
 
 
-def allowed(mask: Mask, tile: Tile) -> Allowed:
+def allowed_pairs(mask: Mask, tile: GraphTile) -> AllowedPairs:
     """mask -> the pairs of the tile that may attend."""
     return _LOWERED[mask.name](tile, **mask.arguments)
 
 
-def _all_of(tile: Tile, masks: Sequence[Mask]) -> Allowed:
-    return reduce(both, (allowed(mask, tile) for mask in masks))
+def all_allowed(tile: GraphTile, masks: Sequence[Mask]) -> AllowedPairs:
+    """masks -> And of the pairs that they allow, and of the real keys of a padded cache; False as a value."""
+    allowed: AllowedPairs = True
+    for mask in masks:
+        allowed = both_allow(allowed, allowed_pairs(mask, tile))
+    if tile.lengths.filled is not None:
+        allowed = both_allow(allowed, tile.key_index < tile.here(tile.lengths.filled))
+    return tile.graph.constant(False, "bool") if allowed is False else allowed
 
 
-def _any_of(tile: Tile, masks: Sequence[Mask]) -> Allowed:
-    return reduce(_either, (allowed(mask, tile) for mask in masks))
+def both_allow(one: AllowedPairs, other: AllowedPairs) -> AllowedPairs:
+    """Return the pairs that both allow."""
+    if one is True or other is False:
+        return other
+    return one if other is True or one is False else one & other
 
 
-def _either(one: Allowed, other: Allowed) -> Allowed:
+def _either_allows(one: AllowedPairs, other: AllowedPairs) -> AllowedPairs:
     if one is True or other is True:
         return True
     if one is False or other is False:
@@ -40,42 +48,53 @@ def _either(one: Allowed, other: Allowed) -> Allowed:
     return one | other
 
 
-def _none_of(tile: Tile, masks: Sequence[Mask]) -> Allowed:
+def _all_of(tile: GraphTile, masks: Sequence[Mask]) -> AllowedPairs:
+    return reduce(both_allow, (allowed_pairs(mask, tile) for mask in masks))
+
+
+def _any_of(tile: GraphTile, masks: Sequence[Mask]) -> AllowedPairs:
+    return reduce(_either_allows, (allowed_pairs(mask, tile) for mask in masks))
+
+
+def _none_of(tile: GraphTile, masks: Sequence[Mask]) -> AllowedPairs:
     (mask,) = masks
-    found = allowed(mask, tile)
-    return not found if isinstance(found, bool) else ~found
+    allowed = allowed_pairs(mask, tile)
+    return not allowed if isinstance(allowed, bool) else ~allowed
 
 
-def _causal(tile: Tile, offset: object) -> Allowed:
+def _causal(tile: GraphTile, offset: object) -> AllowedPairs:
     return tile.key_index <= tile.query_index + tile.integers("attn_mask.offset", offset)
 
 
-def _sliding_window(tile: Tile, left: int | None, right: int | None, offset: object) -> Allowed:
-    found: Allowed = True
+def _sliding_window(tile: GraphTile, left: int | None, right: int | None, offset: object) -> AllowedPairs:
+    shift = tile.integers("attn_mask.offset", offset)  # an offset is checked even if it moves nothing
     if left is None and right is None:
-        return found
-    middle = tile.query_index + tile.integers("attn_mask.offset", offset)
+        return True
+    middle = tile.query_index + shift
+    allowed: AllowedPairs = True
     if left is not None:
-        found = tile.key_index >= middle - left
+        allowed = tile.key_index >= middle - left
     if right is not None:
-        found = both(found, tile.key_index <= middle + right)
-    return found
+        allowed = both_allow(allowed, tile.key_index <= middle + right)
+    return allowed
 
 
-def _padding(tile: Tile, key_lengths: object, query_lengths: object) -> Allowed:
-    found: Allowed = True
+def _padding(tile: GraphTile, key_lengths: object, query_lengths: object) -> AllowedPairs:
+    allowed: AllowedPairs = True
     if key_lengths is not None:
-        found = tile.key_index < tile.integers("attn_mask.key_lengths", key_lengths)
+        allowed = tile.key_index < tile.limited("attn_mask.key_lengths", key_lengths, tile.call.sizes.keys)
     if query_lengths is not None:
-        found = both(found, tile.row < tile.integers("attn_mask.query_lengths", query_lengths))
-    return found
+        # Lengths count the queries of the call, so a cache does not move them.
+        real = tile.limited("attn_mask.query_lengths", query_lengths, tile.call.sizes.queries)
+        allowed = both_allow(allowed, tile.row < real)
+    return allowed
 
 
-def _prefix(tile: Tile, length: object) -> Allowed:
-    return tile.key_index < tile.integers("attn_mask.length", length)
+def _prefix(tile: GraphTile, length: object) -> AllowedPairs:
+    return tile.key_index < tile.limited("attn_mask.length", length)
 
 
-def _document(tile: Tile, query_ids: object, key_ids: object) -> Allowed:
+def _document(tile: GraphTile, query_ids: object, key_ids: object) -> AllowedPairs:
     """ids (..., L) and (..., S) -> (..., 1, L, 1) == (..., 1, 1, S)."""
     if key_ids is None and tile.call.sizes.queries != tile.call.sizes.keys:
         rule = "`attn_mask.query_ids` must have one integer for each of S, too"
@@ -89,53 +108,28 @@ def _document(tile: Tile, query_ids: object, key_ids: object) -> Allowed:
         if ids.shape[-1:] != (length,) or not broadcasts_to(ids.shape, target):
             rule = f"`attn_mask.{name}` must have one integer for each of its tokens"
             raise ValueError(checks.message(FUNCTION, rule, {f"{name}.shape": ids.shape, "expected": target}))
-    queries, keys = (pieces.unsqueeze(ids, -2) for ids in (queries, keys))
-    return tile.cut(pieces.unsqueeze(queries, -1)) == tile.cut(pieces.unsqueeze(keys, -2))
+    queries, keys = (ops.unsqueeze(ids, -2) for ids in (queries, keys))
+    return tile.cut(ops.unsqueeze(queries, -1)) == tile.cut(ops.unsqueeze(keys, -2))
 
 
-def _chunked(tile: Tile, size: int) -> Allowed:
+def _chunked(tile: GraphTile, size: int) -> AllowedPairs:
     return tile.query_index // size == tile.key_index // size
 
 
-def _dilated(tile: Tile, step: int) -> Allowed:
+def _dilated(tile: GraphTile, step: int) -> AllowedPairs:
     return tile.query_index % step == tile.key_index % step
 
 
-def _from_array(tile: Tile, boolean: Any) -> Allowed:
+def _from_array(tile: GraphTile, boolean: Any) -> AllowedPairs:
     return tile.cut(tile.operand(boolean))
 
 
-def _from_function(tile: Tile, mask_mod: Callable[..., Any]) -> Allowed:
-    found: Allowed = traced("attn_mask", mask_mod, tile.indices, "bool")
-    return found
+def _from_function(tile: GraphTile, mask_mod: Callable[..., Any]) -> AllowedPairs:
+    allowed: AllowedPairs = call_index_function("attn_mask", mask_mod, tile.indices, "bool")
+    return allowed
 
 
-def both(one: Allowed, other: Allowed) -> Allowed:
-    """The pairs that both let attend."""
-    if one is True or other is False:
-        return other
-    return one if other is True or one is False else one & other
-
-
-def traced(name: str, function: Callable[..., Any], arguments: tuple[Value, ...], dtype: str) -> Any:
-    """What a caller's function makes of values of the graph: a value of `dtype`, or for conditions a bool."""
-    try:
-        result = function(*arguments)
-    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, NotImplementedError) as error:
-        rule = f"`{name}` must be made of a function that traces to ONNX"
-        hint = "Operators do, and the functions of `index.__array_namespace__()`."
-        raise TypeError(checks.message(FUNCTION, rule, {"its error": error}, hint)) from error
-    if isinstance(result, bool | np.bool_) and dtype == "bool":
-        return bool(result)
-    if not isinstance(result, Value) or (result.dtype == "bool") != (dtype == "bool"):
-        kind = "a condition" if dtype == "bool" else "scores"
-        rule = f"`{name}` must be made of a function that returns {kind}"
-        got = result.dtype if isinstance(result, Value) else type(result).__name__
-        raise TypeError(checks.message(FUNCTION, rule, {"its result": got}))
-    return result.astype(dtype)
-
-
-_LOWERED: dict[str, Callable[..., Allowed]] = {
+_LOWERED: dict[str, Callable[..., AllowedPairs]] = {
     "&": _all_of,
     "|": _any_of,
     "~": _none_of,
@@ -149,3 +143,4 @@ _LOWERED: dict[str, Callable[..., Allowed]] = {
     "from_array": _from_array,
     "from_function": _from_function,
 }
+"""The lowering of each mask by its name; a new mask is a line here."""

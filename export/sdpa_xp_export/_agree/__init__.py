@@ -1,0 +1,1 @@
+"""The calls that every array library and every form is held against the reference on."""

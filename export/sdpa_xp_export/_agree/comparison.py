@@ -1,0 +1,225 @@
+"""Hold every array library and every exported graph against the reference, on the same inputs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+import sdpa_xp
+from sdpa_xp_export._agree import library_calls
+from sdpa_xp_export._agree.backends import Backend
+from sdpa_xp_export._agree.features import LENGTHS, features
+from sdpa_xp_export._call.call import ExportCall
+from sdpa_xp_export._runtime import session
+from sdpa_xp_export._runtime.releases import FormName, Runtime, runtime_text
+from sdpa_xp_export._verify.agreement import judge
+from sdpa_xp_export._verify.random_inputs import poison, random_inputs
+from sdpa_xp_export._verify.reference_inputs import Arrays, reference_inputs
+from sdpa_xp_export._verify.textbook import stages
+from sdpa_xp_export._verify.verification_inputs import as_returned, expected_outputs
+from sdpa_xp_export.export import export_call
+from sdpa_xp_export.forms.choice import FORMS, unsupported_reason
+from sdpa_xp_export.report import Agreement
+
+Expected: TypeAlias = Mapping[str, tuple[NDArray[np.float64], NDArray[Any]]]
+"""By job: the output of the reference, and the output of the textbook formula in NumPy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A call with inputs for it. `hidden` are the same inputs with NaN where no query attends."""
+
+    call: ExportCall
+    inputs: Arrays
+    hidden: Arrays
+    compute: library_calls.Compute = library_calls.attention
+    no_graph: str = ""
+    """Why no graph computes the call; empty if one does."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """How one job went; without an agreement it was refused."""
+
+    feature: str
+    agreement: Agreement | None
+    refused: str = ""
+    """Why, in the words of the message."""
+
+    @property
+    def agrees(self) -> bool:
+        return self.agreement is None or self.agreement.agrees
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table: how one way of computing did over all jobs of one dtype."""
+
+    backend: str
+    implementation: str
+    dtype: str
+    device: str
+    results: tuple[JobResult, ...]
+    seconds: float
+    """The time of all jobs together; each is timed once, after a run that is not timed."""
+
+    @property
+    def ran(self) -> dict[str, Agreement]:
+        """The agreement of each job that was not refused."""
+        return {result.feature: result.agreement for result in self.results if result.agreement is not None}
+
+    @property
+    def worst(self) -> Agreement | None:
+        """The agreement that came nearest to its bound, or went furthest beyond."""
+        return max(self.ran.values(), key=lambda agreement: agreement.share, default=None)
+
+    @property
+    def disagreeing(self) -> tuple[str, ...]:
+        return tuple(result.feature for result in self.results if not result.agrees)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether each job that ran agrees; a library has to run some, and a form may have no graph for any."""
+        return not self.disagreeing and (bool(self.ran) or self.backend == "onnxruntime")
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the row, what follows from its results, and each result."""
+        worst = None if self.worst is None else asdict(self.worst)
+        results = [asdict(result) | {"agrees": result.agrees} for result in self.results]
+        return {
+            "backend": self.backend,
+            "implementation": self.implementation,
+            "dtype": self.dtype,
+            "device": self.device,
+            "agrees": self.agrees,
+            "jobs": len(self.ran),
+            "disagreeing": list(self.disagreeing),
+            "worst": worst,
+            "seconds": self.seconds,
+            "features": results,
+        }
+
+
+def feature_jobs(dtype: str, seed: int = 0) -> dict[str, Job]:
+    """Return a job for each of `features`."""
+    rng = np.random.default_rng(seed)
+    jobs = {}
+    for name, feature in features(dtype).items():
+        inputs = random_inputs(feature.call, LENGTHS, rng)
+        hidden = poison(feature.call, inputs)
+        jobs[name] = Job(feature.call, inputs, hidden, feature.compute, feature.no_graph)
+    return jobs
+
+
+def compare(
+    jobs: Mapping[str, Job], dtype: str, backends: Iterable[Backend], providers: Sequence[str]
+) -> Iterator[Row]:
+    """Yield a row for each backend that holds `dtype`, then one for each exported form and provider."""
+    expected: Expected = {
+        name: expected_outputs(job.call, job.inputs)[job.call.outputs[0]] for name, job in jobs.items()
+    }
+    for backend in backends:
+        if backend.holds(dtype):
+            labels = (backend.name, "xp", dtype, backend.device)
+            yield _row(labels, jobs, expected, _on_backend(backend), _textbook_on(backend))
+    for provider in providers:
+        for form in FORMS:
+            device = provider.removesuffix("ExecutionProvider").lower()
+            labels = ("onnxruntime", form, dtype, device)
+            yield _row(labels, jobs, expected, _on_runtime(form, provider))
+
+
+RunJob: TypeAlias = Callable[[], NDArray[Any]]
+Prepare: TypeAlias = Callable[[Job], RunJob | str]
+"""A job -> a function that runs it, or why it is refused."""
+TextbookOf: TypeAlias = Callable[[Job], NDArray[Any]]
+"""A job -> the output of the textbook formula, in the same library."""
+
+
+def _on_backend(backend: Backend) -> Prepare:
+    xp = backend.namespace()
+
+    def prepare(job: Job) -> RunJob:
+        arrays = {name: backend.put(x) for name, x in job.hidden.items()}
+        return lambda: backend.get(job.compute(xp, job.call, arrays))
+
+    return prepare
+
+
+def _textbook_on(backend: Backend) -> TextbookOf:
+    xp = backend.namespace()
+
+    def textbook(job: Job) -> NDArray[Any]:
+        (output,) = job.call.outputs
+        arguments = _put(reference_inputs(job.call, job.inputs), backend)
+        return as_returned(job.call, output, backend.get(stages(xp, **arguments)[output]))
+
+    return textbook
+
+
+def _on_runtime(form: FormName, provider: str) -> Prepare:
+    runtime = runtime_text(provider, session.version())
+    target = Runtime.parse("agree", runtime)
+
+    def prepare(job: Job) -> RunJob | str:
+        if why := job.no_graph or unsupported_reason(form, job.call, target):
+            return why
+        opened = session.open_session(export_call(job.call, form=form, runtime=runtime), provider)
+        return lambda: session.run(opened, job.hidden)[job.call.outputs[0]]
+
+    return prepare
+
+
+def _put(arguments: Arrays, backend: Backend) -> Arrays:
+    """Move NumPy arrays, also those of several biases, to the backend."""
+
+    def put(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(put(element) for element in value)
+        return backend.put(value) if isinstance(value, np.ndarray) else value
+
+    return {name: put(value) for name, value in arguments.items()}
+
+
+def _row(
+    labels: tuple[str, str, str, str],
+    jobs: Mapping[str, Job],
+    expected: Expected,
+    prepare: Prepare,
+    textbook_of: TextbookOf | None = None,
+) -> Row:
+    """Run each job twice, once timed; without `textbook_of` the bound follows from NumPy's textbook formula."""
+    results, seconds = [], 0.0
+    for name, job in jobs.items():
+        run = prepare(job)
+        if isinstance(run, str):
+            results.append(JobResult(name, None, run))
+            continue
+        try:
+            run()
+        except (TypeError, ValueError) as error:
+            results.append(JobResult(name, None, _refusal_rule(error)))
+            continue
+        start = time.perf_counter()
+        result = run()
+        seconds += time.perf_counter() - start
+        reference, textbook = expected[name]
+        dtype = job.call.accumulation_dtype if job.call.outputs == ("lse",) else labels[2]
+        textbook = textbook if textbook_of is None else textbook_of(job)
+        as_stated = result.shape == reference.shape and result.dtype.name == dtype
+        judged = result if as_stated else np.full(reference.shape, np.nan)
+        results.append(JobResult(name, judge(judged, reference, textbook, dtype)))
+    return Row(*labels, tuple(results), seconds)
+
+
+def _refusal_rule(error: Exception) -> str:
+    """Return the rule by which a function of the library refused a call; raise any other error."""
+    function, _, rule = str(error).partition(": ")
+    if function.partition(".")[0] not in sdpa_xp.__all__:
+        raise error
+    return rule

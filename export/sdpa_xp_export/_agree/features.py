@@ -1,0 +1,138 @@
+"""The features of a call, each alone, with how the library computes it and whether a graph does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sdpa_xp import biases, masks
+from sdpa_xp_export._agree import cases, library_calls
+from sdpa_xp_export._agree.library_calls import Compute
+from sdpa_xp_export._call.call import ExportCall, ExportOptions
+from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export.spec import TensorSpec
+
+LENGTHS = cases.LENGTHS | {"P": 14, "R": 40}
+QUERY_IDS, KEY_IDS = [0] * 4 + [1] * 9 + [2] * 6, [0] * 10 + [1] * 8 + [2] * 15
+"""Documents of a packed row, all of different lengths."""
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """A call, and how sdpa_xp computes its one output."""
+
+    call: ExportCall
+    compute: Compute = library_calls.attention
+    no_graph: str = ""
+    """Why no graph computes the call; empty if one does."""
+
+
+def features(dtype: str) -> dict[str, Feature]:
+    """Return the features by name; batch and lengths are names, unless a fused operator needs numbers."""
+    return (
+        {name: Feature(call) for name, call in cases.basic_calls(dtype).items()}
+        | _masks(dtype)
+        | _biases(dtype)
+        | _rules(dtype)
+        | _outputs(dtype)
+        | _caches(dtype)
+    )
+
+
+def _call(query: TensorSpec, key: TensorSpec, **rules: Any) -> ExportCall:
+    return checked_call("features", query, key, key, ExportOptions(**rules))
+
+
+def _tokens(dtype: str, length: int | str, heads: int = 8, batch: int | str = "B") -> TensorSpec:
+    return TensorSpec(dtype, (batch, heads, length, 32))
+
+
+def _array(dtype: str, *shape: int | str) -> Any:
+    """Return a spec, as Any: the types of masks and biases ask for arrays."""
+    return TensorSpec(dtype, shape)
+
+
+def _masks(dtype: str) -> dict[str, Feature]:
+    query, key, entry = _tokens(dtype, "L"), _tokens(dtype, "S"), _array("int64", "B")
+    ids = _array("int64", "B", "L"), _array("int64", "B", "S")
+    by_name = {
+        'masks.causal("lower_right")': masks.causal("lower_right"),
+        "masks.causal(offsets)": masks.causal(entry),
+        "masks.sliding_window": masks.sliding_window(3, 2, offset="lower_right"),
+        "masks.padding": masks.padding(entry),
+        "masks.padding, of queries too": masks.padding(entry, entry),
+        "masks.document": masks.document(*ids),
+        "masks.prefix": masks.causal() | masks.prefix(entry),
+        "masks.chunked": masks.chunked(4),
+        "masks.dilated": masks.dilated(3),
+        "masks.from_array": masks.causal() & masks.from_array(_array("bool", "B", 1, 1, "S")),
+        "masks.from_function": masks.from_function(lambda b, h, i, j: (i + j + h + b) % 3 != 0),
+        "masks combined": ~masks.sliding_window(1, 1) & (masks.padding(entry) | masks.chunked(5)),
+    }
+    all_heads, few_heads = (_tokens(dtype, "L", heads, batch=2) for heads in (8, 2))
+    fused = {"as many keys as queries, causal": _call(all_heads, few_heads, is_causal=True)}
+    return {name: Feature(_call(query, key, attn_mask=mask)) for name, mask in by_name.items()} | {
+        name: Feature(call) for name, call in fused.items()
+    }
+
+
+def _biases(dtype: str) -> dict[str, Feature]:
+    query, key = _tokens(dtype, "L"), _tokens(dtype, "S")
+    table = _array(dtype, 16, 8)
+    by_name = {
+        "biases.alibi": biases.alibi(8),
+        "biases.relative": biases.relative(table, max_distance=8),
+        "biases.from_function": biases.from_function(lambda score, *_indices: score * 0.5),
+        "a sum of biases": biases.relative(table, bidirectional=False) + biases.alibi(8),
+    }
+    return {name: Feature(_call(query, key, bias=bias)) for name, bias in by_name.items()}
+
+
+def _rules(dtype: str) -> dict[str, Feature]:
+    query, key = _tokens(dtype, "L"), _tokens(dtype, "S")
+    swapped = (TensorSpec(dtype, ("B", length, heads, 32)) for length, heads in (("L", 8), ("S", 2)))
+    rows, keys = (TensorSpec(dtype, (length, 32)) for length in ("L", "S"))
+    wide = "float64" if dtype == "float64" else "float32"
+    return {
+        "learned scale": Feature(_call(query, key, scale=TensorSpec(wide, (8, 1, 1)))),
+        "sinks": Feature(_call(query, key, sinks=TensorSpec(wide, (8,)))),
+        'softmax_dtype="float64"': Feature(_call(query, key, softmax_dtype="float64")),
+        'layout="...LHE"': Feature(_call(*swapped, is_causal=True, layout="...LHE")),
+        "two axes": Feature(_call(rows, keys, is_causal=True)),
+        "dot_product_attention": Feature(
+            _call(query, key, is_causal=True, scale=0.3), library_calls.dot_product
+        ),
+    }
+
+
+def _outputs(dtype: str) -> dict[str, Feature]:
+    query, key, entry = _tokens(dtype, "L"), _tokens(dtype, "S"), _array("int64", "B")
+    rules: dict[str, Any] = {"attn_mask": masks.padding(entry), "softcap": 5.0}
+
+    def call_for(name: str) -> ExportCall:
+        return _call(query, key, **rules, outputs=(name,))
+
+    merged = "no graph merges states: it gives output and lse of one of them"
+    return {
+        "attention_state.lse": Feature(call_for("lse"), library_calls.lse),
+        "attention_weights": Feature(call_for("weights"), library_calls.weights),
+        "attention_scores": Feature(call_for("scores"), library_calls.scores),
+        "merge_states": Feature(_call(query, key, **rules), library_calls.merged, merged),
+    }
+
+
+def _caches(dtype: str) -> dict[str, Feature]:
+    query, new = _tokens(dtype, "L"), _tokens(dtype, "L", heads=2)
+    packed, packed_keys = (_tokens(dtype, len(ids), batch=1) for ids in (QUERY_IDS, KEY_IDS))
+    past, room = (
+        {f"past_{name}": _tokens(dtype, length, heads=2) for name in ("key", "value")} for length in ("P", "R")
+    )
+    lengths: dict[str, Any] = {"past_lengths": TensorSpec("int64", ("B",))}
+    return {
+        "KVCache": Feature(_call(query, new, **past, is_causal=True), library_calls.cached),
+        "PagedKVCache": Feature(_call(query, new, **room, **lengths, is_causal=True), library_calls.paged),
+        "varlen_attention": Feature(
+            _call(packed, packed_keys, attn_mask=masks.document(QUERY_IDS, KEY_IDS)),
+            library_calls.packed(QUERY_IDS, KEY_IDS),
+        ),
+    }

@@ -1,0 +1,122 @@
+"""The functions that make arrays: from lengths they make values of the graph, from numbers NumPy arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import array_api_compat
+import numpy as np
+
+from sdpa_xp._checks import message
+from sdpa_xp_export._array_api import ops
+from sdpa_xp_export._array_api.dispatch import graph_of, is_array
+from sdpa_xp_export._array_api.manipulation import broadcast_to
+from sdpa_xp_export._dtypes.conversion import numpy_dtype
+from sdpa_xp_export._dtypes.promotion import DEFAULTS
+from sdpa_xp_export._dtypes.standard import dtype_name
+from sdpa_xp_export._graph.graph import Graph, GraphValue
+from sdpa_xp_export._graph.lengths import Length, joined_name
+from sdpa_xp_export._graph.traced_graph import TracedGraph
+
+
+def astype(x: Any, dtype: Any, /, *, copy: Any = True, device: object = None) -> Any:
+    """Convert `x` to a dtype, which may be the dtype of another library."""
+    del copy, device  # a value has neither
+    if isinstance(x, GraphValue):
+        return x.astype(dtype_name(dtype))
+    return array_api_compat.array_namespace(x).astype(x, dtype_like(x, dtype))
+
+
+def dtype_like(array: Any, dtype: Any) -> Any:
+    """Return the dtype of that name in the library of `array`."""
+    if not isinstance(dtype, str):
+        return dtype
+    if array_api_compat.is_numpy_array(array):
+        return numpy_dtype(dtype)  # NumPy alone has no name for bfloat16
+    return getattr(array_api_compat.array_namespace(array), dtype)
+
+
+def asarray(obj: Any, /, *, dtype: Any = None, device: object = None, copy: Any = None) -> Any:
+    """Return values and arrays unchanged, a length as a value, and numbers as a NumPy array."""
+    del device, copy
+    graph = graph_of([obj]) if isinstance(obj, Length) else None
+    array = obj if graph is None else graph.operand(obj)
+    if isinstance(array, np.generic) and not isinstance(array, float):  # an array without axes
+        array = np.asarray(array)
+    if isinstance(array, GraphValue) or is_array(array):
+        return array if dtype is None else astype(array, dtype)
+    numbers = np.asarray(array)
+    if numbers.dtype.kind not in "biuf":
+        rule = "`obj` must be an array, or numbers"
+        raise TypeError(message("asarray", rule, {"obj": type(obj).__name__}, "`stack` joins arrays."))
+    kind = {"b": bool, "f": float}.get(numbers.dtype.kind, int)
+    return np.asarray(array, numpy_dtype(DEFAULTS[kind] if dtype is None else dtype_name(dtype)))
+
+
+def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None, device: object = None) -> Any:
+    """Return start, start + step, ... below stop; a bound may be a length, or a sum of lengths."""
+    del device
+    start, stop = (0, start) if stop is None else (start, stop)
+    graph = graph_of([start, stop, step])
+    if graph is None:
+        numbers = np.arange(start, stop, step)
+        default = DEFAULTS[float if numbers.dtype.kind == "f" else int]
+        return np.asarray(numbers, numpy_dtype(default if dtype is None else dtype_name(dtype)))
+    bounds = [_as_int64(graph, bound) for bound in (start, stop, step)]
+    length = _count(start, stop, step)
+    counted = graph.add("Range", *bounds, dtype="int64", shape=(length,))
+    if isinstance(graph, TracedGraph) and isinstance(length, str):
+        graph.name_length(counted, 0, length)
+    return counted if dtype is None else counted.astype(dtype_name(dtype))
+
+
+def _as_int64(graph: Graph, bound: Any) -> GraphValue:
+    """Convert a bound to int64: an integer, a length, or a value without axes."""
+    if isinstance(bound, int) and not isinstance(bound, bool):
+        return graph.constant(bound, "int64")
+    value = graph.operand(bound) if isinstance(bound, GraphValue | Length) else None
+    if value is None or value.shape or "int" not in value.dtype:
+        rule = "a range to or from a length must be of integers"
+        raise TypeError(message(graph.function, rule, {"bound": repr(bound)}))
+    return value.astype("int64")
+
+
+def _count(start: Any, stop: Any, step: Any) -> int | str:
+    """Return how many numbers there are from `start` to `stop`, or a name for that."""
+    try:
+        counted = stop - start if isinstance(step, int) and step == 1 else None
+    except TypeError:
+        counted = None
+    return counted if isinstance(counted, int | str) else joined_name("arange", start, stop, step)
+
+
+def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: object = None) -> Any:
+    """Return an array that is filled with `fill_value`."""
+    filled = asarray(fill_value, dtype=dtype, device=device)
+    shape = (shape,) if isinstance(shape, int | str) else tuple(shape)
+    graph = graph_of([*shape, filled])
+    if graph is None:
+        return np.full(shape, filled)
+    is_numpy = isinstance(filled, np.ndarray)
+    value = graph.constant(filled, filled.dtype.name) if is_numpy else graph.operand(filled)
+    return broadcast_to(ops.to_rank(value, len(shape)), shape)
+
+
+def zeros(shape: Any, *, dtype: Any = None, device: object = None) -> Any:
+    """Return an array of zeros."""
+    return full(shape, 0, dtype=DEFAULTS[float] if dtype is None else dtype, device=device)
+
+
+def ones(shape: Any, *, dtype: Any = None, device: object = None) -> Any:
+    """Return an array of ones."""
+    return full(shape, 1, dtype=DEFAULTS[float] if dtype is None else dtype, device=device)
+
+
+def zeros_like(x: Any, /, *, dtype: Any = None, device: object = None) -> Any:
+    """Return an array of zeros."""
+    return full(x.shape, 0, dtype=x.dtype if dtype is None else dtype, device=device)
+
+
+def ones_like(x: Any, /, *, dtype: Any = None, device: object = None) -> Any:
+    """Return an array of ones."""
+    return full(x.shape, 1, dtype=x.dtype if dtype is None else dtype, device=device)

@@ -1,0 +1,222 @@
+"""The elementwise functions of the array API: those that are one operator in a table, then those that are more.
+
+Division and powers have files of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from sdpa_xp._checks import message
+from sdpa_xp_export._array_api.dispatch import array_function
+from sdpa_xp_export._array_api.operators import (
+    admitted,
+    binary,
+    computed,
+    elementwise,
+    kernel_dtype,
+    operands,
+    promoted,
+    unary,
+)
+from sdpa_xp_export._dtypes.promotion import DEFAULTS, INTEGERS
+from sdpa_xp_export._graph.graph import Graph, GraphValue
+from sdpa_xp_export._graph.lengths import Length
+from sdpa_xp_export._graph.shapes import joint_shape
+
+
+def _unary(name: str, op: str, category: str = "floating") -> Callable[[Any], GraphValue]:
+    """Make a function of one operand that is one operator of ONNX."""
+
+    def function(value: Any) -> GraphValue:
+        return unary(op, name, category, value)
+
+    function.__name__ = name
+    return array_function(function)
+
+
+def _binary(name: str, op: str, category: str, dtype: str | None = None) -> Callable[[Any, Any], GraphValue]:
+    """Make a function of two operands that is one operator of ONNX; `dtype` is another dtype of its result."""
+
+    def function(one: Any, other: Any) -> GraphValue:
+        return binary(op, name, category, one, other, dtype)
+
+    function.__name__ = name
+    return array_function(function)
+
+
+add = _binary("add", "Add", "numeric")
+subtract = _binary("subtract", "Sub", "numeric")
+multiply = _binary("multiply", "Mul", "numeric")
+negative = _unary("negative", "Neg", "numeric")  # unsigned integers wrap, as in NumPy
+abs = _unary("abs", "Abs", "numeric")
+exp = _unary("exp", "Exp")
+log = _unary("log", "Log")
+sqrt = _unary("sqrt", "Sqrt")
+tanh = _unary("tanh", "Tanh")
+sin = _unary("sin", "Sin")
+equal = _binary("equal", "Equal", "any", "bool")
+less = _binary("less", "Less", "numeric", "bool")
+less_equal = _binary("less_equal", "LessOrEqual", "numeric", "bool")
+greater = _binary("greater", "Greater", "numeric", "bool")
+greater_equal = _binary("greater_equal", "GreaterOrEqual", "numeric", "bool")
+logical_and = _binary("logical_and", "And", "boolean")
+logical_or = _binary("logical_or", "Or", "boolean")
+logical_xor = _binary("logical_xor", "Xor", "boolean")
+
+
+@array_function
+def positive(value: GraphValue) -> GraphValue:
+    """Return the number itself."""
+    return admitted("positive", "numeric", value)
+
+
+@array_function
+def square(value: GraphValue) -> GraphValue:
+    """Return the number times itself."""
+    number = admitted("square", "numeric", value)
+    return number * number
+
+
+@array_function
+def cos(value: GraphValue) -> GraphValue:
+    """Return the cosine."""
+    number = admitted("cos", "floating", value)
+    if number.dtype != "float64":
+        return unary("Cos", "cos", "floating", number)
+    # onnxruntime 1.23 has no Cos of float64, but a Sin: cos(x) = 1 - 2 sin(x / 2)^2.
+    half = unary("Sin", "sin", "floating", number * 0.5)
+    return 1.0 - half * half * 2.0
+
+
+@array_function
+def erf(value: GraphValue) -> GraphValue:
+    """Return the error function, which the standard lacks."""
+    number = admitted("erf", "floating", value)
+    result = unary("Erf", "erf", "floating", number)
+    # onnxruntime before 1.28 returns 1 for NaN.
+    return result if number.graph.erf_keeps_nan else where(equal(number, number), result, number)
+
+
+@array_function
+def floor(value: GraphValue) -> GraphValue:
+    """Round down; integers stay unchanged."""
+    number = admitted("floor", "numeric", value)
+    return number if number.dtype in INTEGERS else computed("Floor", number, shape=number.shape)
+
+
+@array_function
+def maximum(one: Any, other: Any) -> GraphValue:
+    """Return the larger of two numbers; NaN if one of them is NaN."""
+    return _extreme("Max", "maximum", "Greater", one, other)
+
+
+@array_function
+def minimum(one: Any, other: Any) -> GraphValue:
+    """Return the smaller of two numbers; NaN if one of them is NaN."""
+    return _extreme("Min", "minimum", "Less", one, other)
+
+
+def _extreme(op: str, name: str, compare: str, one: Any, other: Any) -> GraphValue:
+    first, second = operands(name, "numeric", one, other)
+    if first.dtype != "int64":
+        return elementwise(op, first, second)
+    # onnxruntime's kernel misorders int64, so the two are compared, and one is chosen.
+    return where(elementwise(compare, first, second, dtype="bool"), first, second)
+
+
+@array_function
+def clip(value: GraphValue, min: Any = None, max: Any = None) -> GraphValue:
+    """Limit `value` to bounds, each of which may be None; the result has the dtype of `value`."""
+    if not hasattr(value, "graph"):
+        raise TypeError(message("clip", "`x` must be an array", {"x": repr(value)}))
+    result = value if min is None else maximum(value, min)
+    result = result if max is None else minimum(result, max)
+    return admitted("clip", "numeric", result).astype(value.dtype)
+
+
+@array_function
+def where(condition: GraphValue, one: Any, other: Any) -> GraphValue:
+    """Choose elements of one of two operands; two Python scalars get the default dtypes."""
+    if getattr(condition, "dtype", None) != "bool":
+        rule, got = "the condition of `where` must be a boolean array", {"condition": condition}
+        raise TypeError(message("where", rule, got))
+    graph = condition.graph
+    if _is_scalar(one) and _is_scalar(other):
+        one, other = _of_default_dtype(graph, one, other)
+    first, second = promoted("where", one, other)
+    inner = kernel_dtype("Where", first)
+    shape = joint_shape(condition.shape, first.shape, second.shape)
+    chosen = graph.add("Where", condition, first.astype(inner), second.astype(inner), dtype=inner, shape=shape)
+    return chosen.astype(first.dtype)
+
+
+def _is_scalar(operand: Any) -> bool:
+    return isinstance(operand, bool | int | float | Length)
+
+
+def _of_default_dtype(graph: Graph, *scalars: bool | int | float | Length) -> list[GraphValue]:
+    """Return constants in the default dtype of the widest kind among scalars; a length is an integer."""
+    dtype = DEFAULTS[int]
+    if any(isinstance(scalar, float) for scalar in scalars):
+        dtype = graph.float_dtype
+    elif all(isinstance(scalar, bool) for scalar in scalars):
+        dtype = DEFAULTS[bool]
+    return [
+        graph.operand(scalar).astype(dtype) if isinstance(scalar, Length) else graph.constant(scalar, dtype)
+        for scalar in scalars
+    ]
+
+
+@array_function
+def not_equal(one: Any, other: Any) -> GraphValue:
+    """Return whether two operands of any dtype differ."""
+    return bitwise_invert(equal(one, other))
+
+
+def is_masked(value: GraphValue) -> GraphValue:
+    """Return whether a score or a bias is -inf."""
+    return equal(admitted("is_masked", "floating", value), -math.inf)
+
+
+@array_function
+def logical_not(value: GraphValue) -> GraphValue:
+    """Return whether a condition does not hold."""
+    return bitwise_invert(admitted("logical_not", "boolean", value))
+
+
+def _bitwise(name: str, op: str) -> Callable[[Any, Any], GraphValue]:
+    """Make a function that combines two conditions, or the bits of two integers."""
+
+    def function(one: Any, other: Any) -> GraphValue:
+        first, second = operands(name, "integer or boolean", one, other)
+        if first.dtype == "bool":
+            return elementwise(op, first, second)
+        _bits_need_opset(first, name)
+        return elementwise(f"Bitwise{op}", first, second)
+
+    function.__name__ = name
+    return array_function(function)
+
+
+bitwise_and = _bitwise("bitwise_and", "And")
+bitwise_or = _bitwise("bitwise_or", "Or")
+bitwise_xor = _bitwise("bitwise_xor", "Xor")
+
+
+@array_function
+def bitwise_invert(value: GraphValue) -> GraphValue:
+    """Invert a condition, or the bits of an integer."""
+    value = admitted("bitwise_invert", "integer or boolean", value)
+    if value.dtype == "bool":
+        return computed("Not", value, shape=value.shape)
+    _bits_need_opset(value, "bitwise_invert")
+    return computed("BitwiseNot", value, shape=value.shape)
+
+
+def _bits_need_opset(value: GraphValue, name: str) -> None:
+    if value.graph.opset < 18:  # the first with BitwiseAnd, BitwiseOr, BitwiseXor and BitwiseNot
+        rule = f"`opset` must be at least 18 for `{name}` of integers"
+        raise ValueError(message(value.graph.function, rule, {"opset": value.graph.opset}))

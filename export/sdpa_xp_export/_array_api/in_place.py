@@ -1,0 +1,75 @@
+"""Operators in place, and the operators that NumPy starts with an array or a number on the left.
+
+No array is written to: `x += y` gives the name `x` to the sum, for a value and for an array of NumPy alike.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sdpa_xp._checks import message
+from sdpa_xp_export._graph.graph import GraphValue
+from sdpa_xp_export.spec import SymbolicShape
+
+_OPERATORS = (
+    *("add", "subtract", "multiply", "divide", "floor_divide", "remainder", "power", "matmul"),
+    *("left_shift", "right_shift", "bitwise_and", "bitwise_or", "bitwise_xor"),
+    *("less", "less_equal", "greater", "greater_equal", "equal", "not_equal"),
+)
+"""The functions of NumPy that compute operators."""
+_STANDARD_NAMES = {
+    "power": "pow",
+    "left_shift": "bitwise_left_shift",
+    "right_shift": "bitwise_right_shift",
+}
+"""The names of the standard for them, where they are others."""
+
+
+def in_place(value: GraphValue, result: GraphValue) -> GraphValue:
+    """Return the result of an operator in place, which has the dtype and the shape of its first operand."""
+    if not value.graph.mixes_kinds:
+        _check(result, value.dtype, value.shape)
+    return result
+
+
+def of_ufunc(
+    value: GraphValue,
+    ufunc: np.ufunc,
+    method: str,
+    inputs: tuple[Any, ...],
+    out: tuple[Any, ...] = (),
+    **keywords: Any,
+) -> Any:
+    """Compute what NumPy asks for as a function of values; `out` is the first operand of one in place."""
+    name = ufunc.__name__
+    if name not in _OPERATORS or method != "__call__" or keywords or (out and out[0] is not inputs[0]):
+        return NotImplemented
+    function = getattr(value.graph.namespace, _STANDARD_NAMES.get(name, name))
+    result = function(*(_operand(value, operand) for operand in inputs))
+    if out:
+        _check(result, out[0].dtype.name, out[0].shape)
+    return result
+
+
+def _operand(value: GraphValue, operand: Any) -> Any:
+    """Convert an operand of NumPy to what an operator of Python takes beside a value."""
+    if isinstance(operand, np.ndarray):
+        return value.graph.operand(operand)
+    if not isinstance(operand, np.generic):
+        return operand
+    number = isinstance(operand, float) or value.graph.mixes_kinds
+    return operand.item() if number else value.graph.operand(np.asarray(operand))
+
+
+def _check(result: GraphValue, dtype: str, shape: SymbolicShape) -> None:
+    """Refuse a result in place whose dtype or shape is not that of the operand that it replaces."""
+    rule = "an operator in place must leave its first operand the dtype and the shape"
+    hint = "Write x = x + y for x += y."
+    if result.dtype != dtype:
+        got = {"dtype": dtype, "dtype of the result": result.dtype}
+        raise TypeError(message(result.graph.function, rule, got, hint))
+    if result.shape != shape:
+        shapes = {"shape": shape, "shape of the result": result.shape}
+        raise ValueError(message(result.graph.function, rule, shapes, hint))

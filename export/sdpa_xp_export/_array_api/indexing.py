@@ -1,0 +1,85 @@
+"""`value[index]` as nodes: entries, slices, new axes."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from sdpa_xp._checks import message
+from sdpa_xp_export._array_api import ops
+from sdpa_xp_export._graph.graph import GraphValue
+from sdpa_xp_export._graph.lengths import has_names, joined_name
+from sdpa_xp_export._graph.traced_graph import traced_graph_of
+
+
+def item(value: GraphValue, index: object) -> GraphValue:
+    """Write `value[index]` for an index of integers, slices, None and an ellipsis."""
+    entries = index if isinstance(index, tuple) else (index,)
+    counted = sum(1 for entry in entries if entry is not None and entry is not ...)
+    rests = sum(1 for entry in entries if entry is ...)
+    if counted > value.ndim or rests > 1:
+        rule = "an index must have at most one ellipsis, and as many entries as the array has axes"
+        got = {"entries": counted, "ellipses": rests, "shape": value.shape}
+        raise IndexError(message(value.graph.function, rule, got))
+    if not rests:
+        entries = (*entries, ...)
+    axis, result = 0, value
+    for entry in entries:
+        if entry is ...:
+            axis += value.ndim - counted
+        elif entry is None:
+            result, axis = ops.unsqueeze(result, axis), axis + 1
+        elif isinstance(entry, slice):
+            result, axis = _sliced(result, entry, axis), axis + 1
+        else:
+            result = _entry(result, entry, axis)
+    return result
+
+
+def _entry(value: GraphValue, index: Any, axis: int) -> GraphValue:
+    try:
+        if isinstance(index, bool):
+            raise TypeError
+        number = operator.index(index)
+    except TypeError as error:
+        rule = "an index must be made of integers, slices, None and an ellipsis"
+        got: dict[str, object] = {"index": type(index).__name__}
+        raise TypeError(message(value.graph.function, rule, got, "`take` takes others.")) from error
+    length = value.shape[axis]
+    if isinstance(length, int) and not -length <= number < length:
+        rule, got = "an index must be within its axis", {"index": number, "length": length}
+        raise IndexError(message(value.graph.function, rule, got))
+    return ops.gather(value, value.graph.constant(number, "int64"), axis)
+
+
+def _sliced(value: GraphValue, part: slice, axis: int) -> GraphValue:
+    if part == slice(None):
+        return value
+    length, step = value.shape[axis], 1 if part.step is None else part.step
+    bounds = [_bound(value, part.start, 0 if step > 0 else 2**62)]
+    bounds.append(_bound(value, part.stop, 2**62 if step > 0 else -(2**62)))
+    new = _length_of(length, part.start, part.stop, step)
+    axes, steps = (value.graph.constant([number], "int64") for number in (axis, step))
+    shape = (*value.shape[:axis], new, *value.shape[axis + 1 :])
+    sliced = value.graph.add("Slice", value, *bounds, axes, steps, dtype=value.dtype, shape=shape)
+    return sliced if isinstance(new, int) else traced_graph_of(value).name_length(sliced, axis, new)
+
+
+def _length_of(length: int | str, start: Any, stop: Any, step: int) -> int | str:
+    """Return how many entries a slice has, or a name for that; slices that are known to be alike share it."""
+    if isinstance(length, int) and not has_names([start, stop]):
+        return len(range(length)[start:stop:step])
+    if start in (None, 0) and step == 1 and (stop == 1 or isinstance(stop, str)):
+        return 1 if stop == 1 else stop
+    if (start, stop, step) in ((None, None, -1), (-1, None, 1)):
+        return length if step == -1 else 1
+    front, behind = start or 0, stop or 0
+    if step == 1 and isinstance(front, int) and isinstance(behind, int) and front >= 0 >= behind:
+        return joined_name(length, "less", front - behind)
+    return joined_name(length, start, stop, step)
+
+
+def _bound(value: GraphValue, bound: Any, default: int) -> GraphValue:
+    if isinstance(bound, str):
+        return traced_graph_of(value).length(bound)
+    return value.graph.constant([default if bound is None else operator.index(bound)], "int64")

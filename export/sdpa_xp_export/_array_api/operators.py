@@ -1,0 +1,155 @@
+"""Write one elementwise operator: promote its operands, and compute in a dtype that has a kernel.
+
+Dtypes follow the array API standard. A Python scalar takes the dtype of the array beside it. Kinds of dtypes do
+not mix (the standard leaves that undefined, and libraries differ), except in functions of the indices, which
+follow FlexAttention: there a bool becomes a number and an integer a float.
+"""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+import numpy as np
+
+from sdpa_xp._checks import message
+from sdpa_xp_export._dtypes.kernels import computable_dtype
+from sdpa_xp_export._dtypes.promotion import CATEGORIES, INTEGERS, holds, joint, joint_of_kinds, of_scalar
+from sdpa_xp_export._graph.graph import Graph, GraphValue
+from sdpa_xp_export._graph.lengths import Length
+from sdpa_xp_export._graph.shapes import joint_shape
+from sdpa_xp_export.spec import SymbolicShape
+
+
+def binary(op: str, name: str, category: str, one: Any, other: Any, dtype: str | None = None) -> GraphValue:
+    """Write `op` of two operands: elementwise, with broadcasting and type promotion.
+
+    Args:
+        op: The operator of ONNX.
+        name: The function of the standard, for messages.
+        category: The dtypes that the function takes, a key of `CATEGORIES`.
+        one: The left operand.
+        other: The right operand; one of the two is a value.
+        dtype: The dtype of the result, if it is not the dtype of the operands.
+    """
+    return elementwise(op, *operands(name, category, one, other), dtype=dtype)
+
+
+def unary(op: str, name: str, category: str, value: GraphValue) -> GraphValue:
+    """Write `op` of one operand; the result has its dtype and shape."""
+    value = admitted(name, category, value)
+    return computed(op, value, shape=value.shape)
+
+
+def operands(name: str, category: str, one: Any, other: Any) -> tuple[GraphValue, GraphValue]:
+    """Promote both operands to one dtype, and check that the dtype is in `category`."""
+    first, second = promoted(name, one, other)
+    return admitted(name, category, first), admitted(name, category, second)
+
+
+def promoted(name: str, one: Any, other: Any) -> tuple[GraphValue, GraphValue]:
+    """Promote both operands to one dtype; at least one of them is a value of the graph."""
+    graph: Graph = (one if hasattr(one, "graph") else other).graph
+    first, second = (_scalar(graph, operand) for operand in (one, other))
+    if first is not None:
+        value, scalar = _with_scalar(name, graph.operand(other), first)
+        return scalar, value
+    if second is not None:
+        return _with_scalar(name, graph.operand(one), second)
+    values = graph.operand(one), graph.operand(other)
+    dtype = (joint_of_kinds if graph.mixes_kinds else joint)(values[0].dtype, values[1].dtype)
+    if dtype is None:
+        got = {"first dtype": values[0].dtype, "second dtype": values[1].dtype}
+        rule = f"the operands of `{name}` must have dtypes that the array API promotes to one"
+        raise TypeError(message(graph.function, rule, got, "Convert one of them with `astype`."))
+    return values[0].astype(dtype), values[1].astype(dtype)
+
+
+def admitted(name: str, category: str, value: GraphValue) -> GraphValue:
+    """Check that the function takes the dtype; in a function of the indices, convert it if needed."""
+    if value.dtype in CATEGORIES[category]:
+        return value
+    if value.graph.mixes_kinds and category == "floating":
+        return value.astype(value.graph.float_dtype)
+    if value.graph.mixes_kinds and category == "numeric":
+        return value.astype("int64")
+    rule = f"`{name}` must be of dtypes that are {category}"
+    raise TypeError(
+        message(value.graph.function, rule, {"dtype": value.dtype}, "Convert the array with `astype`.")
+    )
+
+
+def elementwise(op: str, one: GraphValue, other: GraphValue, dtype: str | None = None) -> GraphValue:
+    """Write `op` of two values that have one dtype."""
+    # onnxruntime folds a number that the result of a MatMul is multiplied with into the MatMul, as a float32.
+    # So in float64 both operands are negated, since it does not fold a number across Neg.
+    if op in ("Mul", "Div") and one.dtype == "float64" and _scales_a_product(one, other):
+        one, other = unary("Neg", "negative", "numeric", one), unary("Neg", "negative", "numeric", other)
+    return computed(op, one, other, shape=joint_shape(one.shape, other.shape), dtype=dtype)
+
+
+def computed(
+    op: str, *values: GraphValue, shape: SymbolicShape, dtype: str | None = None, **attributes: Any
+) -> GraphValue:
+    """Write `op` in a dtype that has a kernel, and convert the result back, or to `dtype`."""
+    graph = values[0].graph
+    inner = kernel_dtype(op, values[0])
+    inputs = (value.astype(inner) for value in values)
+    result = graph.add(op, *inputs, dtype=dtype or inner, shape=shape, **attributes)
+    return result.astype(dtype or values[0].dtype)
+
+
+def _scales_a_product(one: GraphValue, other: GraphValue) -> bool:
+    """Return whether one value is the result of a MatMul and the other a single number."""
+    has_single = any(all(length == 1 for length in value.shape) for value in (one, other))
+    return has_single and any(one.graph.is_product(value) for value in (one, other))
+
+
+def kernel_dtype(op: str, value: GraphValue) -> str:
+    """Return the dtype in which onnxruntime can compute `op` of `value`."""
+    dtype = computable_dtype(op, value.dtype, bfloat16=value.graph.computes_bfloat16)
+    if dtype is None:
+        rule = f"{op} must be of a dtype for which onnxruntime has a kernel, or a wider one"
+        raise TypeError(message(value.graph.function, rule, {"dtype": value.dtype}))
+    return dtype
+
+
+def _scalar(graph: Graph, operand: Any) -> bool | int | float | Length | None:
+    """Return a Python scalar, or None if `operand` is an array.
+
+    A scalar of NumPy counts as an array without axes. There are two exceptions: a float64, which is a float of
+    Python, and any scalar of NumPy in a function of the indices.
+    """
+    if isinstance(operand, bool | Length):
+        return operand
+    if isinstance(operand, np.generic) and not isinstance(operand, float) and not graph.mixes_kinds:
+        return None
+    if isinstance(operand, np.bool_):
+        return bool(operand)
+    if isinstance(operand, numbers.Integral):
+        return int(operand)
+    return float(operand) if isinstance(operand, numbers.Real) else None
+
+
+def _with_scalar(
+    name: str, value: GraphValue, scalar: bool | int | float | Length
+) -> tuple[GraphValue, GraphValue]:
+    """Return `value` and a constant of `scalar`, which takes the dtype of `value`."""
+    graph, dtype = value.graph, value.dtype
+    if dtype not in of_scalar(scalar):
+        if not graph.mixes_kinds:
+            rule = f"a Python scalar in `{name}` must be of the kind of the array beside it"
+            got = {"scalar": repr(scalar), "dtype": dtype}
+            raise TypeError(message(graph.function, rule, got, "Convert the array with `astype`."))
+        if not isinstance(scalar, bool):
+            dtype = graph.float_dtype if isinstance(scalar, float) else "int64"
+    if isinstance(scalar, Length):
+        return value.astype(dtype), graph.operand(scalar).astype(dtype)
+    if dtype in INTEGERS and not holds(dtype, int(scalar)):
+        rule = f"a Python integer in `{name}` must be within the dtype of the array beside it"
+        raise OverflowError(message(graph.function, rule, {"integer": scalar, "dtype": dtype}))
+    try:
+        return value.astype(dtype), graph.constant(scalar, dtype)
+    except OverflowError as error:  # an integer that no float holds
+        rule = f"a Python integer in `{name}` must be within the dtype of the array beside it"
+        raise OverflowError(message(graph.function, rule, {"dtype": dtype})) from error

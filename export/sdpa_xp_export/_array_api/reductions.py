@@ -1,0 +1,148 @@
+"""Sums, means, extremes and variances over axes of values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import array_api_compat
+
+from sdpa_xp_export._array_api import ops
+from sdpa_xp_export._array_api.axes import Axes, axes_of
+from sdpa_xp_export._array_api.creation import dtype_like
+from sdpa_xp_export._array_api.dispatch import array_function
+from sdpa_xp_export._array_api.elementwise import equal, maximum, sqrt, where
+from sdpa_xp_export._array_api.operators import admitted, computed, elementwise, kernel_dtype
+from sdpa_xp_export._dtypes.promotion import FLOATING, UNSIGNED
+from sdpa_xp_export._dtypes.standard import dtype_name
+from sdpa_xp_export._graph.graph import GraphValue
+
+HALVES = ("float16", "bfloat16")
+LEAST, HALF = -(2**63), 2**31
+
+
+def sum(x: Any, /, *, axis: Axes = None, dtype: Any = None, keepdims: bool = False) -> Any:
+    """Sum; integers are summed in 64 bits unless `dtype` says otherwise, and conditions are counted."""
+    if isinstance(x, GraphValue):
+        return _sum(x, axis, keepdims, None if dtype is None else dtype_name(dtype))
+    dtype = None if dtype is None else dtype_like(x, dtype)
+    return array_api_compat.array_namespace(x).sum(x, axis=axis, dtype=dtype, keepdims=keepdims)
+
+
+def _sum(value: GraphValue, axis: Axes, keepdims: bool, dtype: str | None = None) -> GraphValue:
+    value = value if dtype is None else value.astype(dtype)
+    number = value.astype("int64") if value.dtype == "bool" else admitted("sum", "numeric", value)
+    if number.dtype in FLOATING:
+        return _of_floats("ReduceSum", number, axis, keepdims)
+    total = _over(axes_of(number, axis), keepdims, number.astype("int64"), _sum_of_integers)
+    return total.astype(dtype or ("uint64" if number.dtype in UNSIGNED else "int64"))
+
+
+@array_function
+def mean(value: GraphValue, *, axis: Axes = None, keepdims: bool = False) -> GraphValue:
+    """Return the mean of floats."""
+    return _of_floats("ReduceMean", admitted("mean", "floating", value), axis, keepdims)
+
+
+@array_function
+def max(value: GraphValue, *, axis: Axes = None, keepdims: bool = False) -> GraphValue:
+    """Return the largest number; NaN if one is NaN."""
+    return _extreme("ReduceMax", admitted("max", "numeric", value), axis, keepdims)
+
+
+@array_function
+def min(value: GraphValue, *, axis: Axes = None, keepdims: bool = False) -> GraphValue:
+    """Return the smallest number; NaN if one is NaN."""
+    return _extreme("ReduceMin", admitted("min", "numeric", value), axis, keepdims)
+
+
+@array_function
+def var(value: GraphValue, *, axis: Axes = None, correction: float = 0.0, keepdims: bool = False) -> GraphValue:
+    """Divide the sum of squared distances from the mean by their count minus `correction`, or by 0."""
+    number = admitted("var", "floating", value)
+    wide = _widened(number)
+    distance = wide - mean(wide, axis=axis, keepdims=True)
+    squares = distance * distance
+    if not correction:
+        return mean(squares, axis=axis, keepdims=keepdims).astype(number.dtype)
+    count = maximum(_count(wide, axes_of(wide, axis)) - correction, 0.0)
+    return (_sum(squares, axis, keepdims) / count).astype(number.dtype)
+
+
+@array_function
+def std(value: GraphValue, *, axis: Axes = None, correction: float = 0.0, keepdims: bool = False) -> GraphValue:
+    """Return the square root of `var`."""
+    number = admitted("std", "floating", value)
+    variance = var(_widened(number), axis=axis, correction=correction, keepdims=keepdims)
+    return sqrt(variance).astype(number.dtype)
+
+
+def _widened(value: GraphValue) -> GraphValue:
+    """Convert half precision to float32, in which it is summed."""
+    return value.astype("float32") if value.dtype in HALVES else value
+
+
+def _over(
+    axes: tuple[int, ...], keepdims: bool, value: GraphValue, reduce: Callable[[GraphValue, int], GraphValue]
+) -> GraphValue:
+    """Reduce one axis after the other; each is kept with length 1, or removed."""
+    for axis in axes:
+        value = reduce(value, axis)
+    return value if keepdims or not axes else ops.squeeze(value, axes)
+
+
+def _of_floats(op: str, value: GraphValue, axis: Axes, keepdims: bool) -> GraphValue:
+    reduced = _over(axes_of(value, axis), keepdims, _widened(value), lambda x, axis: ops.reduce(op, x, axis))
+    return reduced.astype(value.dtype)
+
+
+def _sum_of_integers(value: GraphValue, axis: int) -> GraphValue:
+    """Sum by a MatMul with a column of ones: onnxruntime rounds a ReduceSum of integers from 1.28 on."""
+    last = value if axis == value.ndim - 1 else ops.swap(value, axis, -1)
+    column = ops.ones_column(last)
+    total = computed("MatMul", last, column, shape=(*last.shape[:-1], 1))
+    return total if axis == value.ndim - 1 else ops.swap(total, axis, -1)
+
+
+def _extreme(op: str, value: GraphValue, axis: Axes, keepdims: bool) -> GraphValue:
+    axes = axes_of(value, axis)
+    if value.dtype in ("uint32", "int64", "uint64"):
+        return _extreme_by_halves(op, value, axes, keepdims)
+    wide = value.astype(kernel_dtype(op, value))
+    extreme = _over(axes, keepdims, wide, lambda x, axis: ops.reduce(op, x, axis))
+    if value.dtype not in FLOATING:
+        return extreme.astype(value.dtype)
+    # onnxruntime leaves a NaN out unless it comes first.
+    is_nan = (~elementwise("Equal", wide, wide, dtype="bool")).astype("uint8")
+    has_nan = _over(axes, keepdims, is_nan, lambda x, axis: ops.reduce("ReduceMax", x, axis)).astype("bool")
+    return where(has_nan, math.nan, extreme).astype(value.dtype)
+
+
+def _extreme_by_halves(op: str, value: GraphValue, axes: tuple[int, ...], keepdims: bool) -> GraphValue:
+    """Find the extreme upper 32 bits, then the extreme lower 32 bits among the numbers that have them.
+
+    onnxruntime takes the lower halves of int64 for signed numbers where the upper ones are equal. So both
+    halves are compared as int32, in which the lower ones are shifted to begin at the smallest.
+    """
+    whole = value.astype("int64")
+    if value.dtype == "uint64":  # in the order of signed numbers
+        whole = whole + LEAST
+    upper = (whole >> 32).astype("int32")
+    lower = (whole - HALF).astype("int32")
+    extreme = _over(axes, True, upper, lambda x, axis: ops.reduce(op, x, axis))
+    never_chosen = -HALF if op == "ReduceMax" else HALF - 1
+    lower = where(equal(upper, extreme), lower, never_chosen)
+    rest = _over(axes, True, lower, lambda x, axis: ops.reduce(op, x, axis))
+    result = (extreme.astype("int64") << 32) + rest.astype("int64") + HALF
+    result = (result + LEAST if value.dtype == "uint64" else result).astype(value.dtype)
+    return result if keepdims or not axes else ops.squeeze(result, axes)
+
+
+def _count(value: GraphValue, axes: tuple[int, ...]) -> GraphValue:
+    """Return the number of elements along some axes, in the dtype of `value`."""
+    count = value.graph.constant(1, "int64")
+    for axis in axes:
+        length = value.shape[axis]
+        count = count * (length if isinstance(length, int) else ops.scalar(ops.length_of(value, axis)))
+    return count.astype(value.dtype)

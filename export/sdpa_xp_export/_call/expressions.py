@@ -1,0 +1,183 @@
+"""Masks and biases as text: `causal() & padding(int64[B])`, for the command line and the metadata of a model.
+
+The text is their repr, with specs for inputs. It is read as a syntax tree, of which only the functions of
+`sdpa_xp.masks` and `sdpa_xp.biases` are called.
+"""
+
+from __future__ import annotations
+
+import ast
+import numbers
+import operator
+import re
+from collections.abc import Callable, Mapping
+from functools import reduce
+from types import ModuleType
+from typing import Any, TypeAlias
+
+from sdpa_xp import biases, masks
+from sdpa_xp._checks import message
+from sdpa_xp.biases import Bias
+from sdpa_xp.masks import Mask
+from sdpa_xp_export._call.operands import Initializer, Input
+from sdpa_xp_export.spec import TensorSpec
+
+Expression: TypeAlias = Mask | Bias | TensorSpec | Initializer
+
+LONGEST = 100_000
+DEEPEST = 160  # more than masks nest, less than Python's parser reads
+_TOO_DEEP = f"nested more than {DEEPEST} deep"
+_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+    ast.Add: operator.add,
+}
+_KINDS: dict[str, ModuleType] = {"attn_mask": masks, "bias": biases}
+_NOT_TEXT = ("Mask", "Bias", "from_function", "to_array")
+_SPEC = re.compile(r"\w+\[[^\]'\"]*\]")  # its names may be words of Python, and its shape may be empty
+_FOREIGN: dict[type[ast.expr], str] = {
+    ast.JoinedStr: "f-string",
+    ast.ListComp: "comprehension",
+    ast.GeneratorExp: "comprehension",
+    ast.Lambda: "lambda",
+    ast.Starred: "*",
+    ast.Subscript: "index",
+    ast.Compare: "comparison",
+    ast.BoolOp: "`and` or `or`, but & and |,",
+}
+
+
+def parse(
+    function: str, name: str, text: str, initializers: Mapping[str, Initializer] | None = None
+) -> Expression:
+    """Read a mask or a bias; `name` is the argument that it is for, "attn_mask" or "bias"."""
+    kind = _KINDS[name]
+    try:
+        if not isinstance(text, str) or len(text) > LONGEST:
+            raise ValueError(f"it is a text of at most {LONGEST} characters")
+        if "\\" in text:
+            raise ValueError("no backslash belongs here")
+        line = " ".join(text.splitlines()).strip()
+        tree = ast.parse(_SPEC.sub(r"spec('\g<0>')", line), mode="eval")
+        expression: Expression = _Reader(kind, initializers or {}).value(tree.body)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+        why = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).splitlines())
+        if isinstance(error, RecursionError | MemoryError):  # of Python's own parser
+            why = _TOO_DEEP
+        public = ", ".join(sorted(set(kind.__all__) - set(_NOT_TEXT)))
+        hint = f"It is a spec, as float32[B,1,L,S], or made of {public} ({kind.__name__})."
+        got = {name: repr(text if len(str(text)) <= 200 else f"{str(text)[:200]}...")}
+        raise ValueError(message(function, f"`{name}` must be readable ({why})", got, hint)) from error
+    return expression
+
+
+def text_of(value: object) -> str:
+    """Return the text that `parse` reads as `value`."""
+    if isinstance(value, TensorSpec | Input | Initializer):
+        return str(value)
+    if not isinstance(value, Mask | Bias):
+        return _literal_text(value)
+    arguments = value.arguments
+    if value.name in ("&", "|", "+"):
+        return "(" + f" {value.name} ".join(map(text_of, value.parts)) + ")"
+    if value.name == "~":
+        return f"~{text_of(*value.parts)}"
+    if value.name == "from_array":  # the array itself says as much
+        (array,) = (array for name, array in arguments.items() if name in ("boolean", "array"))
+        return f"from_array({text_of(array)})"
+    if value.name == "from_function":
+        return "from_function"
+    return f"{value.name}({', '.join(f'{name}={text_of(part)}' for name, part in arguments.items())})"
+
+
+def _literal_text(value: object) -> str:
+    """Return the text of a literal; numbers of NumPy are written as Python's."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_literal_text, value))}]"
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return repr(int(value))
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        return repr(float(value))
+    return repr(value)
+
+
+def _chain(node: ast.expr, op: ast.operator) -> list[ast.expr]:
+    """Return a & b & c, which Python's parser nests, as [a, b, c], so that a chain is one level deep."""
+    operands = []
+    while isinstance(node, ast.BinOp) and type(node.op) is type(op):
+        operands.append(node.right)
+        node = node.left
+    return [node, *reversed(operands)]
+
+
+class _Reader:
+    """Reads a syntax tree with the functions of one module."""
+
+    def __init__(self, functions: ModuleType, initializers: Mapping[str, Initializer]) -> None:
+        self.functions = functions
+        self.initializers = initializers
+
+    def value(self, node: ast.expr) -> Any:
+        """Read a mask, a bias or an array."""
+        value = self.read(node, 0)
+        if not isinstance(value, Mask | Bias | TensorSpec | Initializer):
+            raise TypeError(f"{str(value)[:40]!r} is no spec, mask or bias")
+        return value
+
+    def read(self, node: ast.expr, depth: int) -> Any:
+        if depth > DEEPEST:
+            raise ValueError(_TOO_DEEP)
+        match node:
+            case ast.BinOp(op=op) if type(op) in _BINARY:
+                return reduce(_BINARY[type(op)], [self.combined(part, depth) for part in _chain(node, op)])
+            case ast.UnaryOp(op=ast.Invert(), operand=operand):
+                return ~self.combined(operand, depth)
+            case ast.Call(func=ast.Name(id="spec"), args=[ast.Constant(value=str(text))], keywords=[]):
+                return TensorSpec.parse(text)
+            case ast.Call(func=ast.Name(id="initializer"), args=[ast.Constant(value=str(name))], keywords=[]):
+                if name not in self.initializers:
+                    raise ValueError(f"no initializer {name!r}")
+                return self.initializers[name]
+            case ast.Call(func=ast.Name(id=name), args=positional, keywords=keywords):
+                function = self.function(name)
+                named = {
+                    keyword.arg: self.read(keyword.value, depth + 1) for keyword in keywords if keyword.arg
+                }
+                if len(named) < len(keywords):
+                    raise ValueError("no ** belongs here, and an argument is given once")
+                return function(*(self.read(argument, depth + 1) for argument in positional), **named)
+            case _:
+                return self.literal(node)
+
+    def combined(self, node: ast.expr, depth: int) -> Any:
+        """Read an operand of an operator: a mask or a bias, or an array as one."""
+        value = self.read(node, depth + 1)
+        if isinstance(value, TensorSpec | Initializer):
+            value = self.functions.from_array(value)
+        if not isinstance(value, Mask | Bias):
+            raise TypeError(f"{str(value)[:40]!r} cannot be combined by & | ~ +")
+        return value
+
+    def function(self, name: str) -> Any:
+        if name == "from_function":
+            raise ValueError("a function cannot be written as text, pass it in Python")
+        if name not in self.functions.__all__ or name in _NOT_TEXT:
+            raise ValueError(f"no function {name!r}")
+        return getattr(self.functions, name)
+
+    def literal(self, node: ast.expr) -> Any:
+        """Read a number, a word, True, False, None, or a list of them."""
+        match node:
+            case ast.Constant(value=bool() | int() | float() | str() | None as value):
+                return value
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+                return -number
+            case ast.List(elts=elements) | ast.Tuple(elts=elements):
+                return [self.literal(element) for element in elements]
+            case ast.Name(id=name):
+                self.function(name)
+                raise ValueError(f"a function is called, as in {name}(...)")
+            case ast.Attribute(attr=name) | ast.Call(func=ast.Attribute(attr=name)):
+                raise ValueError(f"no dots belong here, a function stands alone, as in {name}(...)")
+            case _:
+                raise ValueError(f"no {_FOREIGN.get(type(node), 'such thing')} belongs here")

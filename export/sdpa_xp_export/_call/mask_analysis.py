@@ -1,0 +1,80 @@
+"""What the masks of a call amount to, as the forms ask it: one question a function."""
+
+from __future__ import annotations
+
+from sdpa_xp.biases import Bias
+from sdpa_xp.masks import Mask
+from sdpa_xp_export._call.call import ExportCall
+
+
+def is_causal(mask: Mask) -> bool:
+    """Return whether the mask is j <= i, with i counted from where the first query stands."""
+    return mask.name == "causal" and mask.arguments["offset"] == 0
+
+
+def may_mask(bias: Bias) -> bool:
+    """Return whether a bias may be -inf for some pair."""
+    return bias.name != "alibi"
+
+
+def only_causal(call: ExportCall) -> bool:
+    """Return whether the diagonal is the only thing that masks."""
+    if not call.masks or call.past_lengths is not None or any(map(may_mask, call.biases)):
+        return False
+    return all(is_causal(mask) for mask in call.masks)
+
+
+def unmasked(call: ExportCall) -> bool:
+    """Return whether every pair may attend, whatever numbers the inputs hold."""
+    return not call.masks and call.past_lengths is None and not any(map(may_mask, call.biases))
+
+
+def more_keys(call: ExportCall) -> bool:
+    """Return whether S may be greater than L."""
+    queries, keys = call.sizes.queries, call.sizes.keys
+    if isinstance(queries, int) and isinstance(keys, int):
+        return keys > queries
+    return queries != keys
+
+
+def cuts_keys(call: ExportCall) -> bool:
+    """Return whether the keys behind the last query, which is_causal hides, are cut off before the scores."""
+    return only_causal(call) and not call.cached and more_keys(call) and call.outputs == ("output",)
+
+
+def has_empty_rows(call: ExportCall) -> bool:
+    """Return whether some query may have no key to attend; under `is_causal` each has its own or the first."""
+    if unmasked(call):
+        return False
+    return not only_causal(call) or (call.cached and not _as_many_new(call))
+
+
+def hides_keys(call: ExportCall) -> bool:
+    """Return whether some key that stays may be attended by no query: a NaN in it must not matter."""
+    if unmasked(call) or cuts_keys(call):
+        return False
+    return not only_causal(call) or (more_keys(call) and not call.cached)
+
+
+def only_appends(call: ExportCall) -> bool:
+    """Return whether a cache gets as many new keys as there are queries, and the diagonal alone masks."""
+    if not call.cached or call.past_lengths is not None or call.biases or call.query.ndim != 4:
+        return False
+    return _as_many_new(call) and all(is_causal(mask) for mask in call.masks)
+
+
+def counts_real_keys(call: ExportCall) -> bool:
+    """Return whether the number of real keys of each batch entry masks alone; in a cache with the diagonal."""
+    if call.biases or call.query.ndim != 4:
+        return False
+    if call.past_lengths is not None:
+        return _as_many_new(call) and all(is_causal(mask) for mask in call.masks)
+    if call.cached or len(call.masks) != 1 or call.masks[0].name != "padding":
+        return False
+    lengths = call.masks[0].arguments
+    return lengths["query_lengths"] is None and getattr(lengths["key_lengths"], "shape", ()) == call.sizes.batch
+
+
+def _as_many_new(call: ExportCall) -> bool:
+    """Return whether a cache gets as many new keys as there are queries."""
+    return call.key.shape[call.length_axis] == call.sizes.queries

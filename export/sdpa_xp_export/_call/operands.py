@@ -1,0 +1,125 @@
+"""What an export has where the library has arrays: inputs of the graph, and numbers that the graph holds."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import array_api_compat
+from numpy.typing import NDArray
+
+from sdpa_xp.biases import Bias
+from sdpa_xp.masks import Mask
+from sdpa_xp_export._dtypes import names
+from sdpa_xp_export._dtypes.conversion import to_numpy
+from sdpa_xp_export.spec import SymbolicShape, TensorSpec
+
+
+class Operand(ABC):
+    """An array to the library's masks and biases, which look only at its dtype and shape."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def dtype(self) -> str: ...
+
+    @property
+    @abstractmethod
+    def shape(self) -> SymbolicShape: ...
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
+        return names
+
+
+@dataclass(frozen=True, slots=True)
+class Input(Operand):
+    """An input of the graph, by its name."""
+
+    name: str
+    spec: TensorSpec
+
+    @property
+    def dtype(self) -> str:
+        return self.spec.dtype
+
+    @property
+    def shape(self) -> SymbolicShape:
+        return self.spec.shape
+
+    def __str__(self) -> str:
+        return str(self.spec)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Initializer(Operand):
+    """Numbers that the graph holds under a name."""
+
+    name: str
+    numbers: NDArray[Any]
+
+    @property
+    def dtype(self) -> str:
+        return str(self.numbers.dtype.name)
+
+    @property
+    def shape(self) -> SymbolicShape:
+        return self.numbers.shape
+
+    def __str__(self) -> str:
+        return f"initializer({self.name!r})"
+
+
+GraphOperand: TypeAlias = Input | Initializer
+
+
+@dataclass(slots=True)
+class OperandNamer:
+    """Gives each spec and each array of a call a name of its own: the name of its argument, if that is free."""
+
+    function: str
+    inputs: dict[str, TensorSpec] = field(default_factory=dict)
+    initializers: dict[str, Initializer] = field(default_factory=dict)
+
+    def operand(self, name: str, value: object) -> Any:
+        """Return `value` with inputs and initializers in place of the specs and arrays that it is or holds."""
+        if isinstance(value, TensorSpec):
+            free = self._free(name)
+            self.inputs[free] = value
+            return Input(free, value)
+        if isinstance(value, Mask | Bias):
+            return with_operands(
+                value, lambda argument, operand: self.operand(getattr(value, "argument", argument), operand)
+            )
+        if isinstance(value, Initializer):  # read back from a model
+            self.initializers[value.name] = value
+            return value
+        if array_api_compat.is_array_api_obj(value):
+            free = self._free(name)
+            self.initializers[free] = Initializer(free, to_numpy(self.function, name, value))
+            return self.initializers[free]
+        return value
+
+    def _free(self, name: str) -> str:
+        used = {*self.inputs, *self.initializers}
+        return next(
+            free for n in range(1, len(used) + 2) if (free := f"{name}_{n}" if n > 1 else name) not in used
+        )
+
+
+def with_operands(value: Any, operand: Callable[[str, Any], Any]) -> Any:
+    """Return a mask or a bias with `operand(name, argument)` in place of each argument or joined part."""
+    return replace(
+        value,
+        **{
+            name: tuple(operand(name, part) for part in value.parts) if value.parts else operand(name, argument)
+            for name, argument in value.arguments.items()
+        },
+    )

@@ -1,0 +1,66 @@
+"""Attention of a real encoder on every library that is installed, and the graph that computes the same."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+
+from sdpa_xp._checks import message
+from sdpa_xp_export._agree.backends import find_backends
+from sdpa_xp_export._agree.comparison import Job, Row, compare
+from sdpa_xp_export._call.call import ExportCall, ExportOptions
+from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._demo.encoder import Activations, activations
+from sdpa_xp_export._demo.picture import attention_of_word
+from sdpa_xp_export._files.atomic import publish
+from sdpa_xp_export._files.paths import PathArgument
+from sdpa_xp_export._runtime.session import providers
+from sdpa_xp_export.export import export_call
+from sdpa_xp_export.save import save
+from sdpa_xp_export.spec import TensorSpec
+
+SENTENCES = ("It took one minute.", "The size was minute.")
+WORD = "minute"
+MODEL, PICTURE = "attention.onnx", "attention.png"
+
+
+def call(dtype: str) -> ExportCall:
+    """Return the attention of the encoder: 12 heads of width 32 and a padding mask, any batch, any length."""
+    qkv = TensorSpec(dtype, ("B", 12, "L", 32))
+    return checked_call("demo", qkv, qkv, qkv, ExportOptions(attn_mask=TensorSpec("bool", ("B", 1, 1, "L"))))
+
+
+def rows(encoded: Activations, dtypes: tuple[str, ...] = ("float32", "float16")) -> Iterator[Row]:
+    """Yield the rows of the table: each backend and each exported form on the inputs of every layer."""
+    for dtype in dtypes:
+        jobs = {}
+        for index, layer in enumerate(encoded.layers, start=1):
+            arrays = {"query": layer.query, "key": layer.key, "value": layer.value}
+            inputs = {name: x.astype(dtype) for name, x in arrays.items()} | {"attn_mask": encoded.mask}
+            jobs[f"layer {index}"] = Job(call(dtype), inputs, inputs)
+        yield from compare(jobs, dtype, find_backends(), providers())
+
+
+def check_folder(folder: Path, *, overwrite: bool) -> None:
+    """Check that the files of the demo do not exist, or may be replaced."""
+    for name in (MODEL, PICTURE):
+        if os.path.lexists(folder / name) and not overwrite:  # also a broken link
+            hint = "Pass --force to replace it."
+            raise FileExistsError(message("demo", "`output` must not hold it", {"path": folder / name}, hint))
+
+
+def write(encoded: Activations, folder: Path, *, overwrite: bool) -> tuple[Path, Path]:
+    """Save the exported graph and the picture in `folder`; return their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save(export_call(call("float32")), folder / MODEL, overwrite=overwrite)
+    drawn = BytesIO()
+    attention_of_word(encoded, WORD).savefig(drawn, dpi=150)
+    publish(drawn.getvalue(), folder / PICTURE, PathArgument("demo", "output"), overwrite=overwrite)
+    return folder / MODEL, folder / PICTURE
+
+
+def encode() -> Activations:
+    """Return the attention inputs of the two sentences."""
+    return activations(SENTENCES)

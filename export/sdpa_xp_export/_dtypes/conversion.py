@@ -1,0 +1,48 @@
+"""A dtype by its name as NumPy, ONNX and onnxruntime have it, and arrays of any library as NumPy arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import array_api_compat
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+from onnx import helper
+
+from sdpa_xp._checks import message
+from sdpa_xp_export._dtypes.promotion import DTYPES, FLOATING, INTEGERS
+
+
+def numpy_dtype(dtype: str) -> np.dtype[Any]:
+    """Return the NumPy dtype of that name; bfloat16 comes from ml_dtypes."""
+    return np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+
+
+ONNX_DTYPE = {name: helper.np_dtype_to_tensor_dtype(numpy_dtype(name)) for name in DTYPES}
+"""The number that ONNX has for each dtype, by name."""
+
+_RUNTIME_NAMES = {"float32": "float", "float64": "double"}
+RUNTIME_DTYPES = {f"tensor({_RUNTIME_NAMES.get(name, name)})": numpy_dtype(name) for name in DTYPES}
+"""NumPy's dtypes by the names that onnxruntime has for the types of tensors."""
+
+
+def to_numpy(function: str, name: str, array: Any) -> NDArray[Any]:
+    """Return the numbers of an array of any library; they share its memory if that is the host's.
+
+    Args:
+        function: The function that messages name.
+        name: The argument that messages name.
+        array: The array; its dtype must be one that a graph holds.
+    """
+    if array_api_compat.is_torch_array(array):
+        array = array.detach()
+    if array_api_compat.is_torch_array(array) or array_api_compat.is_cupy_array(array):
+        array = array_api_compat.to_device(array, "cpu")
+    direct = array_api_compat.is_numpy_array(array) or not hasattr(array, "__dlpack__")
+    numbers: NDArray[Any] = np.asarray(array if direct else np.from_dlpack(array))
+    dtypes = (*FLOATING, *INTEGERS, "bool")
+    if numbers.dtype.name not in dtypes:
+        rule = f"`{name}` must be of a dtype that a graph holds, {', '.join(dtypes)}"
+        raise TypeError(message(function, rule, {f"{name}.dtype": numbers.dtype}))
+    return numbers

@@ -1,0 +1,1 @@
+"""Models and other files on the disk, written whole or not at all, and read with care."""

@@ -1,0 +1,160 @@
+"""Read a model from a file that anyone may have written, and limit what it can ask for.
+
+The sizes that a file states are compared with its own size before memory is spent on them. External data is
+read only from regular files within the folder of the model, and all of it into memory: onnxruntime, which
+follows hard links, gets a model that refers to no file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+from google.protobuf.message import DecodeError, Message
+from onnx import numpy_helper
+from onnx.checker import ValidationError
+from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
+
+from sdpa_xp._checks import message
+from sdpa_xp_export._files.paths import PathArgument, reason, with_text
+
+LARGEST = 2**31 - 1
+"""Bytes of a model with its external data, which is what protobuf can hold."""
+
+_KEYS = ("location", "offset", "length", "checksum")
+
+
+class _UnfitError(Exception):
+    """The rule that `model` breaks, and what it has instead."""
+
+    def __init__(self, rule: str, got: Mapping[str, object] | None = None) -> None:
+        super().__init__(rule)
+        self.rule, self.got = rule, got or {}
+
+
+def load(function: str, path: str | os.PathLike[str], *, largest: int = LARGEST) -> onnx.ModelProto:
+    """Read the model in the file `path`, with its external data.
+
+    Args:
+        function: The function that messages name.
+        path: The file, or a link to it.
+        largest: The bytes of the file and of its external data together.
+
+    Raises:
+        FileNotFoundError: `path` is no regular file.
+        OSError: The file cannot be read.
+        ValueError: It is no whole ONNX model, it is too large, or its external data is not in regular files
+            within its folder, of no other name.
+    """
+    file = Path(os.path.realpath(PathArgument(function, "model").checked(path)))
+    try:
+        if file.is_file():
+            return _with_data(_parsed(file, largest), file, largest)
+    except _UnfitError as error:
+        text = message(function, f"`model` must {error.rule}", {"model": path, **error.got})
+        raise ValueError(text) from error
+    except OSError as error:
+        rule = f"`model` must be readable ({reason(error)})"
+        raise with_text(error, message(function, rule, {"model": path})) from error
+    raise FileNotFoundError(message(function, "`model` must be a file", {"model": path}))
+
+
+def _parsed(file: Path, largest: int) -> onnx.ModelProto:
+    if file.stat().st_size > largest:
+        raise _UnfitError(f"be at most {largest} bytes", {"bytes": file.stat().st_size})
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(file.read_bytes())
+    except DecodeError:
+        raise _UnfitError("be an ONNX model") from None
+    if not (model.ir_version and model.opset_import and model.graph.node):  # other files are protobuf, too
+        raise _UnfitError("be an ONNX model")
+    return model
+
+
+def _with_data(model: onnx.ModelProto, file: Path, largest: int) -> onnx.ModelProto:
+    tensors = list(_tensors(model))
+    external = [tensor for tensor in tensors if uses_external_data(tensor)]
+    size = file.stat().st_size + sum(_extent(tensor, file.parent) for tensor in external)
+    if size > largest:
+        raise _UnfitError(f"be at most {largest} bytes with its external data", {"bytes": size})
+    for tensor in external:
+        try:  # onnx opens the file again, and checks the same rules
+            load_external_data_for_tensor(tensor, str(file.parent))
+        except (ValidationError, ValueError) as error:
+            raise _UnfitError(f"have its external data ({str(error).splitlines()[0]})") from error
+    for tensor in tensors:
+        _check_numbers(tensor)
+    return model
+
+
+def _tensors(message: Any) -> Iterator[onnx.TensorProto]:
+    """Yield every tensor: initializers, dense and sparse, in attributes, bodies of loops and functions.
+
+    Texts are checked on the way: protobuf returns a text that is no UTF-8 as bytes, which no reader expects.
+    """
+    if isinstance(message, onnx.TensorProto):
+        yield message
+    for field, value in message.ListFields():
+        single = isinstance(value, Message | str | bytes)
+        if field.type == field.TYPE_STRING and any(
+            isinstance(t, bytes) for t in ([value] if single else value)
+        ):
+            raise _UnfitError("be an ONNX model")
+        if field.type == field.TYPE_MESSAGE:
+            for inner in [value] if single else value:
+                yield from _tensors(inner)
+
+
+def _extent(tensor: onnx.TensorProto, folder: Path) -> int:
+    """Return how many bytes of external data `tensor` takes; they must exist."""
+    stated = {entry.key: entry.value for entry in tensor.external_data}
+    if unknown := stated.keys() - set(_KEYS):
+        rule = f"describe external data by {', '.join(_KEYS)} alone"
+        raise _UnfitError(rule, {"keys": _short(sorted(unknown))})
+    size = _size_of_regular(folder, stated.get("location", ""))
+    offset = _count(stated, "offset") if "offset" in stated else 0
+    length = _count(stated, "length") if "length" in stated else size - offset
+    if length < 0 or offset + length > size:
+        raise _UnfitError("have all of its external data", {"said": _short(stated), "bytes of the file": size})
+    return length
+
+
+def _size_of_regular(folder: Path, location: str) -> int:
+    path = folder / location
+    if "\0" in location or os.path.isabs(location) or os.path.realpath(path) != str(path):  # `..`, or a link
+        raise _UnfitError(
+            "keep its external data in its own folder, without links", {"location": _short(location)}
+        )
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        raise _UnfitError("have its external data", {"location": _short(location)}) from None
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        rule = "keep its external data in regular files with no other name"
+        raise _UnfitError(rule, {"location": _short(location)})
+    return status.st_size
+
+
+def _count(stated: Mapping[str, str], key: str) -> int:
+    if not re.fullmatch("[0-9]{1,19}", stated[key]):
+        raise _UnfitError("have offsets and lengths that are numbers", {key: _short(stated[key])})
+    return int(stated[key])
+
+
+def _check_numbers(tensor: onnx.TensorProto) -> None:
+    """Check that the dtype is known, and that the shape fits the data."""
+    try:
+        numpy_helper.to_array(tensor)
+    except Exception as error:  # onnx raises errors of many classes
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise _UnfitError(f"hold tensors as they say ({why})") from error
+
+
+def _short(value: object) -> str:
+    return repr(value)[:200]

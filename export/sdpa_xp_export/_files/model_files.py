@@ -1,0 +1,131 @@
+"""Write a model to a file, with its large initializers in a second file if they do not fit."""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import onnx
+from google.protobuf.message import DecodeError, EncodeError
+
+from sdpa_xp._checks import message
+from sdpa_xp_export._files.atomic import Writer, give_name, writing
+from sdpa_xp_export._files.locks import locked
+from sdpa_xp_export._files.paths import PathArgument, free_target, reworded
+from sdpa_xp_export._model.external_data import (
+    Chunks,
+    initializer_bytes,
+    locations,
+    with_data_apart,
+    with_data_inside,
+)
+from sdpa_xp_export._model.large_model import Model
+
+ARGUMENT = PathArgument("save", "path")
+
+ALIGNED = 2**16
+"""Each initializer in a data file begins at a multiple of this, so that any system can map it into memory."""
+
+
+def write_model(model: Model, path: str | os.PathLike[str], *, overwrite: bool, external_above: int) -> Path:
+    """Write `model` to `path` as `save` says; returns the file, with links followed."""
+    small = initializer_bytes(model) <= external_above
+    with reworded(ARGUMENT, path):
+        target = free_target(path, ARGUMENT, overwrite=overwrite)
+        with writing(target, _remove_data) as writer:
+            data = _data_file(target, writer.number)
+            before: set[Path] = set()
+            try:
+                proto = _in_one_file(model) if small else _with_data_in(data, model, writer)
+                unfinished = writer.marker if writer.marker in writer.files else writer.create(writer.marker)
+                writer.write(unfinished, lambda file: file.write(_serialized(proto)))
+                with locked(target.parent):  # the data of another save that wrote meanwhile are replaced, too
+                    before |= _data_of(target)
+                    _mark(before, writer)
+                    give_name(unfinished, target, ARGUMENT, overwrite=overwrite)
+                    writer.forget(unfinished)
+            finally:
+                _remove_unless_referred_to({data, *before}, target)
+    return target
+
+
+def _with_data_in(data: Path, model: Model, writer: Writer) -> onnx.ModelProto:
+    """Write the numbers to `data`; return the model that refers to them there."""
+    referring = []
+
+    def write_all(file: BinaryIO) -> None:
+        def store(chunks: Chunks) -> tuple[str, int, int]:
+            offset = file.seek(-(-file.tell() // ALIGNED) * ALIGNED)
+            for chunk in chunks:
+                file.write(chunk)
+            return data.name, offset, file.tell() - offset
+
+        referring.append(with_data_apart(model, store))
+
+    unfinished = writer.create(writer.marker.with_suffix(".data.unfinished"))
+    writer.write(unfinished, write_all)
+    writer.create(writer.marker)  # if this process dies, a later writer finds the marker, and removes `data`
+    unfinished.rename(data)
+    return referring[0]
+
+
+def _in_one_file(model: Model) -> onnx.ModelProto:
+    if initializer_bytes(model) >= 2**31:
+        raise _too_large(model)
+    return with_data_inside(model)
+
+
+def _serialized(model: onnx.ModelProto) -> bytes:
+    try:
+        return bytes(model.SerializeToString())
+    except EncodeError as error:
+        raise _too_large(model) from error
+
+
+def _too_large(model: Model) -> ValueError:
+    rule = "`model` must be under 2 GiB without the raw data of its initializers"
+    return ValueError(message("save", rule, {"bytes of raw data": initializer_bytes(model)}))
+
+
+def _remove_unless_referred_to(files: set[Path], target: Path) -> None:
+    """Remove data files that the model at `target` does not use now; wherever a save was interrupted."""
+    existing = {file for file in files if file.exists()}
+    for unused in existing - _data_of(target) if existing else ():
+        unused.unlink(missing_ok=True)
+
+
+def _remove_data(number: str, folder: Path) -> None:
+    """Remove the data that a dead save wrote, or was about to remove."""
+    for file in folder.glob(f"*.{number}.data"):
+        with suppress(OSError):  # a model that cannot be read may refer to it
+            _remove_unless_referred_to({file}, file.with_name(file.name.removesuffix(f".{number}.data")))
+
+
+def _mark(files: set[Path], writer: Writer) -> None:
+    """Mark the data of the model that is replaced, so that a later save removes them if this one dies."""
+    for file in files:
+        number = file.name.rpartition(".data")[0].rpartition(".")[2]
+        with suppress(FileExistsError):
+            writer.create_alone(file.with_name(f".{number}.unfinished"))
+
+
+def _data_file(target: Path, number: str) -> Path:
+    return target.with_name(f"{target.name}.{number}.data")
+
+
+def _data_of(target: Path) -> set[Path]:
+    """Return the data files that the model at `target` refers to, among those that `save` named."""
+    if not target.exists():
+        return set()
+    ours = re.compile(re.escape(target.name) + r"\.[0-9a-f]{32}\.data")
+    files = [file for file in target.parent.iterdir() if ours.fullmatch(file.name)]
+    if not files:  # then there is no need to read `target`, which may be large
+        return set()
+    try:
+        referred = locations(onnx.load(target, format="protobuf", load_external_data=False))
+    except DecodeError:
+        return set()
+    return {file for file in files if file.name in referred}

@@ -1,0 +1,92 @@
+"""The path that a caller passed for a file: checked, followed through links, and named in errors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from sdpa_xp._checks import message
+
+
+class PathArgument(NamedTuple):
+    """The argument of the function that a path was passed as, for messages."""
+
+    function: str
+    argument: str
+
+    def message(self, rule: str, path: object, hint: str = "") -> str:
+        """Return the message that says what must hold for `path`."""
+        return message(self.function, f"`{self.argument}` {rule}", {self.argument: path}, hint)
+
+    def checked(self, path: object) -> Path:
+        """Check that `path` is a path that the system can name."""
+        try:
+            name = os.fspath(path) if isinstance(path, str | os.PathLike) else path
+        except TypeError as error:  # an object whose `__fspath__` returns neither str nor bytes
+            raise TypeError(self.message("must be a path", type(path).__name__)) from error
+        if not isinstance(name, str):
+            raise TypeError(self.message("must be a path, of characters", type(name).__name__))
+        path = Path(name)
+        try:
+            encoded = os.fsencode(path)
+        except UnicodeEncodeError as error:
+            rule = "must be of characters that the file system can name"
+            raise ValueError(self.message(rule, ascii(str(path)))) from error
+        if b"\0" in encoded:
+            raise ValueError(self.message("must hold no NUL", ascii(str(path))))
+        return path
+
+
+@contextmanager
+def reworded(argument: PathArgument, path: str | os.PathLike[str]) -> Iterator[None]:
+    """Reword errors of the system: they then name the path that the user passed, and no temporary one."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:  # this package raised it
+            raise
+        raise with_text(error, argument.message(f"must be writable ({reason(error)})", path)) from error
+
+
+def free_target(path: str | os.PathLike[str], argument: PathArgument, *, overwrite: bool) -> Path:
+    """Return the file to write, with links followed, so that a link stays a link.
+
+    A link to a file that is not there leads out of its folder only with `overwrite`. Otherwise whoever may
+    write to the folder could have a file made wherever the caller may write.
+    """
+    checked = argument.checked(path)
+    target = Path(os.path.realpath(checked))
+    # A real path that is still a link belongs to links that run in a circle.
+    if target.is_symlink() or (target.exists() and not target.is_file()):
+        raise FileExistsError(argument.message("must be a file", target))
+    if not target.parent.is_dir():
+        rule = f"the folder of `{argument.argument}` must exist"
+        raise FileNotFoundError(message(argument.function, rule, {argument.argument: target}))
+    if target.exists() and not overwrite:
+        raise taken_error(target, argument)
+    folder = Path(os.path.realpath(checked.parent))
+    if not overwrite and folder != target.parent and folder not in target.parents:
+        rule, hint = "must not be a link out of its folder", "Pass overwrite=True (--force) to follow it."
+        raise FileExistsError(argument.message(rule, checked, hint))
+    return target
+
+
+def taken_error(target: Path, argument: PathArgument) -> FileExistsError:
+    """Return the error for a file that is in the way."""
+    hint = "Pass overwrite=True (--force) to replace it."
+    return FileExistsError(argument.message("must not exist", target, hint))
+
+
+def with_text(error: OSError, text: str) -> OSError:
+    """Return an error of the class and the number of `error` that says `text` alone."""
+    reworded = type(error)(text)
+    reworded.errno = error.errno
+    return reworded
+
+
+def reason(error: OSError) -> str:
+    """Return what went wrong, without the path, which may be one that the user never named."""
+    return error.strerror or str(error)

@@ -1,0 +1,52 @@
+"""A graph that is written -> the model: outputs by name, opsets, metadata and weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx
+from onnx import helper
+
+from sdpa_xp_export._dtypes.conversion import ONNX_DTYPE
+from sdpa_xp_export._graph.graph import Graph, GraphValue
+from sdpa_xp_export._model.external_data import with_weights, without_numbers
+from sdpa_xp_export._model.large_model import Model
+
+CONTRIB = "com.microsoft"
+"""The domain of onnxruntime's own operators."""
+
+
+def finished_model(graph: Graph, outputs: Mapping[str, GraphValue], metadata: Mapping[str, str]) -> Model:
+    """Return the model, which has passed onnx.checker; its outputs get the names that they stand under."""
+    names = {}
+    for name, value in outputs.items():
+        computed = any(value.name in node.output for node in graph.nodes)
+        # An output of the graph must be an output of a node, and an input cannot be renamed.
+        output = value if computed else graph.add("Identity", value, dtype=value.dtype, shape=value.shape)
+        names[output.name] = name
+    _rename(graph.nodes, names)
+    infos = [
+        helper.make_tensor_value_info(name, ONNX_DTYPE[value.dtype], value.shape)
+        for name, value in outputs.items()
+    ]
+    proto = helper.make_graph(graph.nodes, "attention", graph.inputs, infos, [*graph.constants.values()])
+    opsets = [helper.make_opsetid("", graph.opset)]
+    ir_version = helper.find_min_ir_version_for(opsets)
+    if any(node.domain == CONTRIB for node in graph.nodes):
+        opsets.append(helper.make_opsetid(CONTRIB, 1))
+    model = helper.make_model(proto, opset_imports=opsets, producer_name="sdpa_xp")
+    model.ir_version = ir_version
+    helper.set_model_props(model, dict(metadata))
+    finished = with_weights(model, graph.weights, graph.function)
+    onnx.checker.check_model(without_numbers(finished), full_check=True)  # the checker takes at most 2 GiB
+    return finished
+
+
+def _rename(nodes: list[onnx.NodeProto], names: Mapping[str, str]) -> None:
+    """Rename values, also where the body of a loop refers to them."""
+    for node in nodes:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                _rename(list(attribute.g.node), names)

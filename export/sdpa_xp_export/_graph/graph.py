@@ -1,0 +1,274 @@
+"""A graph while it is being written, and its values: arrays whose operators write nodes.
+
+So a mask is lowered by the line that defines it, `key_index <= query_index + offset`, and a caller's function
+of the indices becomes ONNX when it is called. A value finds the functions of its array API, and the attention
+that it may be used in, through its graph; whoever begins a graph passes both.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, NoReturn, TypeAlias
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+from sdpa_xp._checks import message
+from sdpa_xp_export._dtypes.conversion import ONNX_DTYPE, numpy_dtype
+from sdpa_xp_export._graph.lengths import Length
+from sdpa_xp_export._model.weights import Weight
+from sdpa_xp_export.spec import SymbolicShape, TensorSpec
+
+Attend: TypeAlias = Callable[["Graph", str, Mapping[str, object], Mapping[str, object]], Any]
+"""Writes a call of the library: the graph, the public function, its arrays by name, its other arguments."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Graph:
+    """Nodes, constants and inputs; `add` names what it adds after the operator and a count."""
+
+    opset: int
+    namespace: ModuleType
+    """The array API of the values, whose functions write nodes."""
+    attend: Attend
+    """What a call of the library with values of this graph becomes."""
+    float_dtype: str = "float32"
+    """The dtype of floats that are computed from integers: the dtype that scores are held in."""
+    mixes_kinds: bool = True
+    """Whether operands of different kinds promote to one dtype, as in functions of the indices."""
+    computes_bfloat16: bool = False
+    """Whether the provider has kernels for bfloat16; the CPU provider has none that compute."""
+    erf_keeps_nan: bool = False
+    """Whether every release that the graph is for returns NaN for the Erf of NaN."""
+    function: str = "export_attention"
+    """The function that messages name."""
+    inputs: list[onnx.ValueInfoProto] = field(default_factory=list)
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    constants: dict[tuple[str, tuple[int, ...], bytes], onnx.TensorProto] = field(default_factory=dict)
+    named: dict[str, GraphValue] = field(default_factory=dict)
+    """Inputs and initializers, by the names that the call has for them."""
+    weights: list[Weight] = field(default_factory=list)
+    count: Iterator[int] = field(default_factory=itertools.count)
+
+    def loop_body(self) -> Graph:
+        """Return the graph of a loop inside this one, whose values and constants it shares."""
+        return Graph(
+            opset=self.opset,
+            namespace=self.namespace,
+            attend=self.attend,
+            float_dtype=self.float_dtype,
+            function=self.function,
+            constants=self.constants,
+            named=self.named,
+            weights=self.weights,
+            count=self.count,
+        )
+
+    def input(self, name: str, dtype: str, shape: SymbolicShape) -> GraphValue:
+        """Add an input."""
+        self.inputs.append(helper.make_tensor_value_info(name, ONNX_DTYPE[dtype], shape))
+        return GraphValue(self, name, dtype, shape)
+
+    def argument(self, name: str, spec: TensorSpec) -> GraphValue:
+        """Return the input that the call names `name`, which is added when it is first asked for."""
+        if name not in self.named:
+            self.named[name] = self.input(name, spec.dtype, spec.shape)
+        return self.here(self.named[name])
+
+    def weight(self, name: str, array: NDArray[Any]) -> GraphValue:
+        """Return the initializer that the call names `name`, which is added when it is first asked for."""
+        if name not in self.named:
+            self.weights.append(Weight(name, array))
+            self.named[name] = GraphValue(self, name, array.dtype.name, array.shape)
+        return self.here(self.named[name])
+
+    def operand(self, operand: object) -> GraphValue:
+        """Return a value unchanged, and an array as `from_array` converts it."""
+        return operand if isinstance(operand, GraphValue) else self.from_array(operand)
+
+    def from_array(self, array: object) -> GraphValue:
+        """Refuse an array: a function of the indices has no use for one. `TracedGraph` takes arrays."""
+        rule = "a function of the indices must compute with its arguments and with numbers alone"
+        raise TypeError(message(self.function, rule, {"operand": type(array).__name__}))
+
+    def here(self, value: GraphValue) -> GraphValue:
+        """Return a value of an outer graph as one of this graph: its operators write nodes here."""
+        return GraphValue(self, value.name, value.dtype, value.shape)
+
+    def constant(self, value: object, dtype: str) -> GraphValue:
+        """Return an initializer; equal numbers share one."""
+        with np.errstate(over="ignore"):  # a number that a dtype cannot hold becomes an infinity
+            array = np.asarray(value, dtype=numpy_dtype(dtype))
+        key = (dtype, array.shape, array.tobytes())
+        if key not in self.constants:
+            name = f"constant_{len(self.constants)}"
+            self.constants[key] = numpy_helper.from_array(array, name)
+        return GraphValue(self, self.constants[key].name, dtype, array.shape)
+
+    def add(
+        self, op: str, *inputs: GraphValue | None, dtype: str, shape: SymbolicShape, **attributes: Any
+    ) -> GraphValue:
+        """Add a node with one output of `dtype` and `shape`; None leaves out an optional input."""
+        (value,) = self.add_many(op, *inputs, outputs=[(dtype, shape)], **attributes)
+        return value
+
+    def add_many(
+        self,
+        op: str,
+        *inputs: GraphValue | None,
+        outputs: list[tuple[str, SymbolicShape]],
+        domain: str = "",
+        **attributes: Any,
+    ) -> list[GraphValue]:
+        """Add a node with one output for each dtype and shape in `outputs`."""
+        name = f"{op}_{next(self.count)}"
+        names = [name, *(f"{name}_{index}" for index in range(1, len(outputs)))]
+        input_names = ["" if value is None else value.name for value in inputs]
+        self.nodes.append(helper.make_node(op, input_names, names, name=name, domain=domain, **attributes))
+        return [GraphValue(self, output, *like) for output, like in zip(names, outputs, strict=True)]
+
+    def is_product(self, value: GraphValue) -> bool:
+        """Return whether `value` is the output of a MatMul."""
+        return any(node.op_type == "MatMul" and value.name in node.output for node in self.nodes)
+
+    def subgraph(self, outputs: list[GraphValue]) -> onnx.GraphProto:
+        """Return this graph as the body of a Loop or a Scan."""
+        infos = [helper.make_tensor_value_info(out.name, ONNX_DTYPE[out.dtype], out.shape) for out in outputs]
+        return helper.make_graph(self.nodes, "body", self.inputs, infos)
+
+
+def _unary(function: str) -> Callable[[GraphValue], GraphValue]:
+    """Return an operator that calls a function of the value's array API."""
+
+    def operator(value: GraphValue) -> GraphValue:
+        result: GraphValue = getattr(value.graph.namespace, function)(value)
+        return result
+
+    return operator
+
+
+def _binary(function: str) -> Callable[[GraphValue, object], GraphValue]:
+    """Likewise, for an operator with a right operand."""
+
+    def operator(value: GraphValue, other: object) -> GraphValue:
+        result: GraphValue = getattr(value.graph.namespace, function)(value, other)
+        return result
+
+    return operator
+
+
+def _reflected(function: str) -> Callable[[GraphValue, object], GraphValue]:
+    """Likewise, where the value is the right operand."""
+
+    def operator(value: GraphValue, other: object) -> GraphValue:
+        result: GraphValue = getattr(value.graph.namespace, function)(other, value)
+        return result
+
+    return operator
+
+
+def _in_place(operator: str) -> Callable[[GraphValue, object], GraphValue]:
+    """Return the operator in place: the result takes the name of the value, and nothing is written to."""
+
+    def in_place(value: GraphValue, other: object) -> GraphValue:
+        result: GraphValue = value.graph.namespace.in_place(value, getattr(value, operator)(other))
+        return result
+
+    return in_place
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GraphValue:
+    """An edge of the graph, with the operators of the array API."""
+
+    graph: Graph = field(repr=False)
+    name: str
+    dtype: str
+    shape: SymbolicShape
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", Length.in_shape(self.graph, self.shape))
+
+    @property
+    def device(self) -> None:
+        """None: a value has no device while the graph is written."""
+        return
+
+    @property
+    def mT(self) -> GraphValue:  # noqa: N802, the standard's name
+        result: GraphValue = self.graph.namespace.matrix_transpose(self)
+        return result
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
+        return self.graph.namespace
+
+    def __sdpa_xp__(self, function: str, inputs: Mapping[str, object], rules: Mapping[str, object]) -> Any:
+        """Write a call of the library that has this value among its query, key and value."""
+        return self.graph.attend(self.graph, function, inputs, rules)
+
+    def astype(self, dtype: str) -> GraphValue:
+        """value -> Cast(value); the value itself if it has the dtype."""
+        if self.dtype == dtype:
+            return self
+        return self.graph.add("Cast", self, dtype=dtype, shape=self.shape, to=ONNX_DTYPE[dtype])
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **keywords: Any) -> Any:
+        """Compute an operator that NumPy starts, with an array or a number on the left."""
+        return self.graph.namespace.of_ufunc(self, ufunc, method, inputs, **keywords)
+
+    __add__, __radd__ = _binary("add"), _reflected("add")
+    __sub__, __rsub__ = _binary("subtract"), _reflected("subtract")
+    __mul__, __rmul__ = _binary("multiply"), _reflected("multiply")
+    __truediv__, __rtruediv__ = _binary("divide"), _reflected("divide")
+    __mod__, __rmod__ = _binary("remainder"), _reflected("remainder")
+    __floordiv__, __rfloordiv__ = _binary("floor_divide"), _reflected("floor_divide")
+    __pow__, __rpow__ = _binary("pow"), _reflected("pow")
+    __lshift__, __rlshift__ = _binary("bitwise_left_shift"), _reflected("bitwise_left_shift")
+    __rshift__, __rrshift__ = _binary("bitwise_right_shift"), _reflected("bitwise_right_shift")
+    __and__ = __rand__ = _binary("bitwise_and")
+    __or__ = __ror__ = _binary("bitwise_or")
+    __xor__ = __rxor__ = _binary("bitwise_xor")
+    __iadd__, __isub__, __imul__ = _in_place("__add__"), _in_place("__sub__"), _in_place("__mul__")
+    __itruediv__, __ifloordiv__ = _in_place("__truediv__"), _in_place("__floordiv__")
+    __imod__, __ipow__, __imatmul__ = _in_place("__mod__"), _in_place("__pow__"), _in_place("__matmul__")
+    __iand__, __ior__, __ixor__ = _in_place("__and__"), _in_place("__or__"), _in_place("__xor__")
+    __ilshift__, __irshift__ = _in_place("__lshift__"), _in_place("__rshift__")
+    __le__, __lt__ = _binary("less_equal"), _binary("less")
+    __ge__, __gt__ = _binary("greater_equal"), _binary("greater")
+    __neg__, __pos__, __abs__ = _unary("negative"), _unary("positive"), _unary("abs")
+    __invert__ = _unary("bitwise_invert")
+    __getitem__ = _binary("item")
+
+    # Python's own == returns a bool; an array's returns an answer for each element.
+    def __eq__(self, other: object) -> GraphValue:  # type: ignore[override]
+        result: GraphValue = self.graph.namespace.equal(self, other)
+        return result
+
+    def __ne__(self, other: object) -> GraphValue:  # type: ignore[override]
+        result: GraphValue = self.graph.namespace.not_equal(self, other)
+        return result
+
+    def __matmul__(self, other: object) -> GraphValue:
+        result: GraphValue = self.graph.namespace.matmul(self, self.graph.operand(other))
+        return result
+
+    def __rmatmul__(self, other: object) -> GraphValue:
+        result: GraphValue = self.graph.namespace.matmul(self.graph.operand(other), self)
+        return result
+
+    def __iter__(self) -> Iterator[GraphValue]:
+        return iter(self.graph.namespace.unstack(self))
+
+    def __bool__(self) -> NoReturn:
+        rule = "a value of a graph is neither true nor false while the graph is written"
+        hint = "Combine conditions with `&`, `|` and `~`, and choose with `where`."
+        raise TypeError(message(self.graph.function, rule, {"value": self}, hint))

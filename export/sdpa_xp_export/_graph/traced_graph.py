@@ -1,0 +1,132 @@
+"""The graph of a layer while it is traced: arrays that meet its values become initializers."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import array_api_compat
+import onnx
+
+from sdpa_xp._checks import message
+from sdpa_xp_export._dtypes.conversion import to_numpy
+from sdpa_xp_export._graph.graph import Attend, Graph, GraphValue
+from sdpa_xp_export._graph.lengths import Length
+from sdpa_xp_export.spec import SymbolicShape, addends
+
+_NODE_NAME = re.compile(r"(constant|[A-Z]\w*)_\d+")
+
+
+@dataclass(slots=True, kw_only=True)
+class TracedGraph(Graph):
+    """A graph that knows where to read each named length, and the initializer of each array of the caller."""
+
+    function: str = "to_onnx"
+    mixes_kinds: bool = False
+    array_names: dict[int, str] = field(default_factory=dict)
+    """The name that the initializer of an array gets, by the identity of the array."""
+    initializers: dict[int, tuple[Any, GraphValue]] = field(default_factory=dict)
+    """By identity: each array that met a value, which keeps it alive, and its initializer."""
+    length_sources: dict[str, tuple[GraphValue, int]] = field(default_factory=dict)
+    """By the name of a length: a value that has it, and the axis."""
+    concatenated: dict[str, tuple[int, GraphValue, GraphValue]] = field(default_factory=dict)
+    """By the name of a value that joins two others: the axis and these two. A cache is such a value."""
+    equal_values: dict[str, GraphValue] = field(default_factory=dict)
+    """By the name of a value: another one with the same numbers, which an attention node returns anyway."""
+
+    def input(self, name: str, dtype: str, shape: SymbolicShape) -> GraphValue:
+        """Add an input; its named lengths are read from it."""
+        value = Graph.input(self, name, dtype, shape)
+        self.named[name] = value
+        for axis, length in enumerate(shape):
+            if isinstance(length, str):
+                self.length_sources.setdefault(length, (value, axis))
+        return value
+
+    @property
+    def used_names(self) -> set[str]:
+        """The names of all values, inputs and constants."""
+        edges = {name for node in self.nodes for name in node.output}
+        return edges | self.named.keys() | {constant.name for constant in self.constants.values()}
+
+    def free_name(self, name: str) -> str:
+        """Return `name`, with a number if it is taken, and never a name that a node or a constant may get."""
+        used, name = self.used_names, f"{name}_" if _NODE_NAME.fullmatch(name) else name
+        candidates = (f"{name}_{n}" if n else name for n in itertools.count())
+        return next(candidate for candidate in candidates if candidate not in used)
+
+    def name_length(self, value: GraphValue, axis: int, name: str) -> GraphValue:
+        """Give the length of `value` along `axis` a name that it can be read by; return `value`."""
+        self.length_sources.setdefault(name, (value, axis))
+        return value
+
+    def length(self, name: int | str) -> GraphValue:
+        """Return the length of that name, (1,)."""
+        if isinstance(name, int) or name.isdecimal():
+            return self.constant([int(name)], "int64")
+        if name in self.length_sources:
+            value, axis = self.length_sources[name]
+            return self.add("Shape", value, dtype="int64", shape=(1,), start=axis, end=axis + 1)
+        total, *others = (self.length(part) for part in addends(name))
+        for other in others:
+            total = total + other
+        return total
+
+    def from_array(self, array: object) -> GraphValue:
+        """Convert an array of any library to an initializer, one for each array, and a length to a number."""
+        if isinstance(array, Length):
+            axes = self.constant([0], "int64")
+            return self.add("Squeeze", self.length(array), axes, dtype="int64", shape=())
+        if not array_api_compat.is_array_api_obj(array):
+            rule = "values of a graph must be computed with arrays and numbers"
+            raise TypeError(message(self.function, rule, {"operand": type(array).__name__}))
+        if id(array) not in self.initializers:
+            name = self.free_name(self.array_names.get(id(array)) or f"weight_{len(self.weights)}")
+            initializer = self.weight(name, to_numpy(self.function, name, array))
+            self.initializers[id(array)] = array, initializer
+        return self.initializers[id(array)][1]
+
+    def call_graph(self, named: dict[str, GraphValue], float_dtype: str, attend: Attend) -> Graph:
+        """Return this graph as the graph of one call of attention, whose inputs are values of this graph."""
+        return Graph(
+            opset=self.opset,
+            namespace=self.namespace,
+            attend=attend,
+            float_dtype=float_dtype,
+            function=self.function,
+            inputs=self.inputs,
+            nodes=self.nodes,
+            constants=self.constants,
+            named=named,
+            weights=self.weights,
+            count=self.count,
+        )
+
+    def prune(self, outputs: list[GraphValue]) -> None:
+        """Remove everything that no output depends on, except inputs."""
+        needed = {value.name for value in outputs}
+        kept = []
+        for node in reversed(self.nodes):
+            if needed.intersection(node.output):
+                needed.update(node.input, _captured_names(node))
+                kept.append(node)
+        self.nodes[:] = reversed(kept)
+        self.weights[:] = [weight for weight in self.weights if weight.name in needed]
+        self.constants = {key: constant for key, constant in self.constants.items() if constant.name in needed}
+
+
+def traced_graph_of(value: GraphValue) -> TracedGraph:
+    """Return the graph of `value`, which can read named lengths; the graph of an index function cannot."""
+    if not isinstance(value.graph, TracedGraph):
+        rule = "a function of the indices must use no length that is known only when the graph runs"
+        raise TypeError(message(value.graph.function, rule, {"shape": value.shape}))
+    return value.graph
+
+
+def _captured_names(node: onnx.NodeProto) -> set[str]:
+    """Return the names that the bodies of a loop read, also those from the graph around them."""
+    bodies = [attribute.g for attribute in node.attribute if attribute.type == onnx.AttributeProto.GRAPH]
+    inner = {name for body in bodies for node in body.node for name in (*node.input, *_captured_names(node))}
+    return inner | {output.name for body in bodies for output in body.output}

@@ -1,0 +1,52 @@
+"""A layer as the exporter meets it: its parameters, which others can replace, and its outputs by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MethodType
+from typing import Any
+
+from sdpa_xp_export._array_api.dispatch import is_array
+
+
+def parameter_arrays(layer: object) -> dict[str, Any]:
+    """Return the parameters of a layer, also through a method of it or a `functools.partial`, by name."""
+    if isinstance(layer, partial):
+        return parameter_arrays(layer.func)
+    parameters = getattr(getattr(layer, "__self__", layer), "parameters", None)
+    if not isinstance(parameters, Mapping):
+        return {}
+    return {name: array for name, array in parameters.items() if is_array(array)}
+
+
+def with_parameters(layer: Callable[..., Any], change: Callable[[str, Any], Any]) -> Callable[..., Any]:
+    """Return `layer` with `change(name, array)` in place of each parameter.
+
+    This concerns a layer that has `parameters` and `with_parameters`, like those of `sdpa_xp.layers`, and its
+    methods; any other function is returned unchanged.
+    """
+    if isinstance(layer, partial):
+        return partial(with_parameters(layer.func, change), *layer.args, **layer.keywords)
+    if isinstance(layer, MethodType):
+        changed_self = with_parameters(layer.__self__, change)  # type: ignore[arg-type]
+        method: Callable[..., Any] = MethodType(layer.__func__, changed_self)
+        return method
+    replace, arrays = getattr(layer, "with_parameters", None), parameter_arrays(layer)
+    if replace is None or not arrays:
+        return layer
+    changed: Callable[..., Any] = replace({name: change(name, array) for name, array in arrays.items()})
+    return changed
+
+
+def named_outputs(result: Any) -> dict[str, Any]:
+    """Return what a layer returned, by name.
+
+    A mapping and a NamedTuple have names; else they are `output`, or `output_0` and on.
+    """
+    if isinstance(result, Mapping):
+        return dict(result)
+    if isinstance(result, tuple | list):
+        fields = getattr(result, "_fields", [f"output_{n}" for n in range(len(result))])
+        return dict(zip(fields, result, strict=True))
+    return {"output": result}

@@ -1,0 +1,59 @@
+"""A model beyond the 2 GiB of protobuf, which refers to the caller's arrays until it is saved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import onnx
+from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
+from onnx.model_container import ModelContainer
+
+from sdpa_xp_export._model.weights import Weight
+
+
+class LargeModel(ModelContainer):
+    """What an export returns beyond 1.75 GiB of initializers, since an ONNX file ends at 2 GiB.
+
+    `save`, `verify` and `verify_layer` take it like an onnx.ModelProto. The initializers of 1024 bytes or more
+    are not part of the graph: they are the caller's arrays, which must not be written to before the model is
+    saved. `save` refuses a model whose arrays were written to.
+
+    Args:
+        proto: The model without the numbers of its large initializers.
+        weights: The large initializers, by name.
+
+    Examples:
+        >>> from sdpa_xp_export import LargeModel
+        >>> issubclass(LargeModel, onnx.model_container.ModelContainer)
+        True
+    """
+
+    def __init__(self, proto: onnx.ModelProto, weights: Mapping[str, Weight]) -> None:
+        super().__init__()
+        self.model_proto = proto
+        self.weights = dict(weights)
+        self.set_large_initializers({location(name): weight.array for name, weight in weights.items()})
+
+    @property
+    def graph(self) -> onnx.GraphProto:
+        """The graph; its large initializers have a dtype and a shape, and no numbers."""
+        return self.model_proto.graph
+
+    @property
+    def metadata_props(self) -> RepeatedCompositeFieldContainer[onnx.StringStringEntryProto]:
+        """The metadata: what the export wrote about itself, by name."""
+        return self.model_proto.metadata_props
+
+    @property
+    def opset_import(self) -> RepeatedCompositeFieldContainer[onnx.OperatorSetIdProto]:
+        """The opsets of the graph."""
+        return self.model_proto.opset_import
+
+
+Model: TypeAlias = onnx.ModelProto | LargeModel
+
+
+def location(name: str) -> str:
+    """Return the location by which onnx marks an initializer whose numbers are in memory."""
+    return f"#{name}"

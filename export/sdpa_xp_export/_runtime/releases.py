@@ -1,0 +1,134 @@
+"""Where a graph will run, and what is known of the releases of onnxruntime: data, measured one by one."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from sdpa_xp._checks import message
+
+FormName: TypeAlias = Literal["attention", "multi_head", "grouped_query", "tiled", "primitive"]
+FormChoice: TypeAlias = Literal["auto", FormName]
+ProviderName: TypeAlias = Literal["cpu", "cuda"]
+"""A provider that models can be verified on."""
+TargetProvider: TypeAlias = Literal["cpu", "web", "cuda"]
+"""A provider that graphs can be written for."""
+
+PROVIDERS: dict[ProviderName, str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+"""The providers that `verify` runs models on, by short name. A graph can also be written for `web`, the two of
+onnxruntime-web: WebAssembly has the kernels of the CPU, and WebGPU has kernels of its own."""
+
+# The first release on which each form computes every call that it takes. ai.onnx Attention gives wrong
+# numbers before 1.28: masked keys leak with a softcap (to 1.26), causal masks move (1.25 to 1.27).
+FIRST_RELEASE: dict[FormName, tuple[int, int]] = {
+    "attention": (1, 28),
+    "multi_head": (1, 23),
+    "grouped_query": (1, 23),
+    "tiled": (1, 23),
+    "primitive": (1, 23),
+}
+# The opsets that each form can be written in; 26 is the last that onnxruntime 1.31 loads. At opset 18 each
+# operator that is written here has a kernel for CUDA since 1.23; at later opsets some have it since 1.27 only.
+OPSETS: dict[FormName, range] = {
+    "attention": range(23, 25),
+    "multi_head": range(17, 25),
+    "grouped_query": range(17, 25),
+    "tiled": range(17, 25),
+    "primitive": range(17, 25),
+}
+DEFAULT_OPSET: dict[FormName, int] = {
+    "attention": 23,
+    "multi_head": 18,
+    "grouped_query": 18,
+    "tiled": 18,
+    "primitive": 18,
+}
+# The first release that loads an opset, if it is not the first release of all.
+FIRST_RELEASE_OF_OPSET = {24: (1, 24)}
+# The first release on which an empty batch or length gives an empty result. Before, it ends the process.
+EMPTY_INPUTS: dict[FormName, tuple[int, int]] = {"multi_head": (1, 31)}
+# From this release on, the window of GroupQueryAttention counts the query's own key; before, it counts only the
+# keys to its left (onnxruntime 25927). So no graph with a window is right on both sides of it.
+WINDOW_COUNTS_ITSELF = (1, 24)
+# Why a provider computes a form wrong. WebGPU: outputs are off by 0.1 to 1.5 in 1.30 and 1.31 where the adapter
+# has subgroups and its FlashAttention uses them; tests/runtime/webgpu.py runs the other forms there.
+WRONG_ON: dict[TargetProvider, dict[FormName, str]] = {
+    "web": {
+        "multi_head": "the WebGPU provider computes MultiHeadAttention wrong from 32 tokens on",
+        "grouped_query": "the WebGPU provider computes GroupQueryAttention wrong from 32 tokens on",
+    }
+}
+# From this release on, Erf of NaN is NaN on the CPU; before, it is 1.
+ERF_KEEPS_NAN = (1, 28)
+
+# A call with up to so many scores, in all heads together, has few.
+FEW_SCORES = {"unmasked": 2**24, "causal": 2**20, "masked": 2**21}
+# A call with more scores than this has very many.
+VERY_MANY_SCORES = 2**26
+# The forms to choose from, the best first, by provider and kind of call; measured, see benchmarks.
+_CPU: dict[str, tuple[FormName, ...]] = {
+    "unmasked, few scores": ("attention", "primitive"),
+    "unmasked, many scores": ("multi_head", "tiled", "primitive"),
+    "unmasked, very many scores": ("multi_head", "tiled", "primitive"),
+    "causal, few scores": ("attention", "tiled", "primitive"),
+    "causal, many scores": ("tiled", "primitive"),
+    "causal, very many scores": ("grouped_query", "tiled", "primitive"),
+    "masked, few scores": ("primitive",),
+    "masked, many scores": ("tiled", "primitive"),
+    "masked, very many scores": ("tiled", "primitive"),
+}
+_CUDA: dict[str, tuple[FormName, ...]] = {
+    **dict.fromkeys(_CPU, ("attention", "tiled", "primitive")),
+    "masked, few scores": ("attention", "primitive"),
+    "unmasked, few scores": ("attention", "primitive"),
+    "causal, few scores": ("attention", "primitive"),
+}
+# The WebGPU provider has no kernel for Attention, which falls back to the CPU there.
+_WEB: dict[str, tuple[FormName, ...]] = {
+    case: ("primitive",) if case.endswith("few scores") else ("tiled", "primitive") for case in _CPU
+}
+PREFERRED: dict[TargetProvider, dict[str, tuple[FormName, ...]]] = {"cpu": _CPU, "web": _WEB, "cuda": _CUDA}
+
+DEFAULT_RUNTIME = "onnxruntime>=1.28;cpu"
+_RUNTIME = re.compile(r"onnxruntime>=(\d+)\.(\d+)(?:\.\d+)?;(\w+)")
+
+
+def runtime_text(provider: str, release: str) -> str:
+    """Return the text that `Runtime.parse` reads, of a release and the full name of a provider."""
+    (short,) = (name for name, full in PROVIDERS.items() if full == provider)
+    return f"onnxruntime>={release};{short}"
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """The oldest onnxruntime that a graph is for, and the provider that it is meant to run on."""
+
+    release: tuple[int, int]
+    provider: TargetProvider
+
+    @classmethod
+    def parse(cls, function: str, text: object) -> Runtime:
+        """Read the runtime that is written as `onnxruntime>=1.28;cpu`."""
+        match = _RUNTIME.fullmatch(text.replace(" ", "")) if isinstance(text, str) else None
+        provider = next((name for name in PREFERRED if match and name == match[3]), None)
+        if match is None or provider is None:
+            rule = f"`runtime` must be 'onnxruntime>=RELEASE;PROVIDER', the provider {', '.join(PREFERRED)}"
+            raise ValueError(message(function, rule, {"runtime": repr(text)}))
+        release = (int(match[1]), int(match[2]))
+        if release < FIRST_RELEASE["primitive"]:
+            oldest = ".".join(map(str, FIRST_RELEASE["primitive"]))
+            rule = f"`runtime` must be a release that was tried, onnxruntime>={oldest} or later"
+            raise ValueError(message(function, rule, {"runtime": repr(text)}))
+        return cls(release, provider)
+
+    @property
+    def softmax_hides_nan(self) -> bool:
+        """Whether Softmax returns 0 for NaN: on WebGPU it ends in `max(value, 0)`, "to protect against NaN".
+
+        Before 1.24 it also returns 0 for a row of the smallest finite numbers, which do not mask.
+        """
+        return self.provider == "web"
+
+    def __str__(self) -> str:
+        return f"onnxruntime>={self.release[0]}.{self.release[1]};{self.provider}"

@@ -1,0 +1,73 @@
+"""When two results agree: the rule of flash-attention's tests, relative to the textbook formula.
+
+A result in dtype d may be off by twice the error of the textbook formula computed in d by the same library,
+plus a few roundings. So no tolerance is tuned by hand: the dtype and the library set the bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sdpa_xp._checks import message
+from sdpa_xp_export.report import Agreement
+
+ROUNDINGS = 4
+EPS = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
+
+
+def judge(
+    result: NDArray[Any], reference: NDArray[np.float64], textbook: NDArray[Any], dtype: str
+) -> Agreement:
+    """Compare `result`, whose dtype is `dtype`, with the reference; `textbook` sets the bound."""
+    (agreement,) = judge_together([(result, reference, textbook)], dtype)
+    return agreement
+
+
+def judge_together(
+    runs: Sequence[tuple[NDArray[Any], NDArray[np.float64], NDArray[Any]]], dtype: str, size: float = 1.0
+) -> list[Agreement]:
+    """Compare several results of one computation, each with its reference, by one bound for all.
+
+    In a result of few elements the error of the textbook formula is a matter of luck. So the bound follows from
+    its worst error in all runs, each relative to the largest value of its reference. Scores of `size` have
+    roundings of that size, and so have their exponentials.
+    """
+    for result, reference, _ in runs:
+        if result.shape != reference.shape:
+            rule = "`result` must have the shape of the reference"
+            got = {"result": result.shape, "reference": reference.shape}
+            raise ValueError(message("judge", rule, got))
+    error = max(_textbook_error(reference, textbook) for _, reference, textbook in runs)
+    relative_bound = 2 * error + ROUNDINGS * size * EPS[dtype]
+    return [_compare(result, reference, relative_bound) for result, reference, _ in runs]
+
+
+def _compare(result: NDArray[Any], reference: NDArray[np.float64], relative_bound: float) -> Agreement:
+    error, largest = _error(result, reference), _largest(reference)
+    return Agreement(error, error / largest if largest else error, relative_bound * largest)
+
+
+def _textbook_error(reference: NDArray[np.float64], textbook: NDArray[Any]) -> float:
+    """Return the error of the textbook formula over the largest value; 0 if it overflows."""
+    largest = _largest(reference)
+    error = _error(np.where(np.isfinite(reference), textbook, reference), reference)
+    return error / largest if largest and math.isfinite(error) else 0.0
+
+
+def _largest(reference: NDArray[np.float64]) -> float:
+    return float(np.max(np.abs(reference[np.isfinite(reference)]), initial=0.0))
+
+
+def _error(result: NDArray[np.generic], reference: NDArray[np.float64]) -> float:
+    finite = np.isfinite(reference)
+    actual = np.asarray(result, np.float64)
+    if not np.array_equal(np.isfinite(actual), finite):
+        return math.inf
+    if not np.array_equal(actual[~finite], reference[~finite], equal_nan=True):
+        return math.inf
+    return float(np.max(np.abs(actual[finite] - reference[finite]), initial=0.0))

@@ -1,0 +1,86 @@
+"""The golden reference: attention in float64 NumPy, one row after the other, in the plainest way.
+
+It shares no code with the library. A row looks only at the keys that it may attend, so masked keys cannot
+matter, and a row without a key needs no rule of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats: TypeAlias = NDArray[np.float64]
+Addend: TypeAlias = NDArray[Any] | Callable[..., Any]
+"""An array that is added, or score_mod(score, batch, head, query_index, key_index) -> score."""
+
+
+def attention(
+    query: NDArray[Any],
+    key: NDArray[Any],
+    value: NDArray[Any],
+    attn_mask: NDArray[Any] | None = None,
+    *,
+    bias: Addend | tuple[Addend, ...] | None = None,
+    is_causal: bool = False,
+    scale: float | NDArray[Any] | None = None,
+    softcap: float | None = None,
+    sinks: NDArray[Any] | None = None,
+) -> tuple[Floats, Floats, Floats]:
+    """Return output (..., Hq, L, Ev), log-sum-exp (..., Hq, L) and weights (..., Hq, L, S), in float64.
+
+    Arguments are those of `sdpa_xp.scaled_dot_product_attention`, as NumPy arrays of any floating dtype; there
+    may be several biases.
+    """
+    flat = query.ndim == key.ndim == value.ndim == 2
+    q, k, v = (np.asarray(x, np.float64).reshape((1,) * (x.ndim == 2) + x.shape) for x in (query, key, value))
+    batch = np.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
+    heads, queries, keys, group = q.shape[-3], q.shape[-2], k.shape[-2], q.shape[-3] // max(k.shape[-3], 1)
+    pairs = (*batch, heads, queries, keys)
+    scales = np.broadcast_to(
+        1 / math.sqrt(q.shape[-1]) if scale is None else np.asarray(scale, np.float64), (*pairs[:-1], 1)
+    )
+    allowed = np.ones(pairs, bool)
+    terms: list[Any] = []
+    for term in (attn_mask, *(bias if isinstance(bias, tuple) else (bias,))):
+        if callable(term):
+            terms.append(term)
+        elif term is not None and term.dtype == np.bool_:
+            allowed = allowed & term
+        elif term is not None:
+            terms.append(np.broadcast_to(np.asarray(term, np.float64), pairs))
+            allowed = allowed & (terms[-1] != -np.inf)
+    extra = None if sinks is None else np.broadcast_to(np.asarray(sinks, np.float64), pairs[:-2])
+
+    output, lse, weights = np.zeros((*pairs[:-1], v.shape[-1])), np.full(pairs[:-1], -np.inf), np.zeros(pairs)
+    q, k, v = (np.broadcast_to(x, (*batch, *x.shape[-3:])) for x in (q, k, v))
+    for count, (*entry, head, i) in enumerate(np.ndindex(*pairs[:-1])):
+        row, shared = (*entry, head, i), (*entry, head // group)
+        js = [j for j in range(keys) if allowed[(*row, j)] and not (is_causal and j > i)]
+        scores = (k[shared][js] @ q[row]) * scales[row]
+        if softcap:
+            scores = softcap * np.tanh(scores / softcap)
+        kept = np.ones(len(js), bool)
+        for term in terms:
+            if callable(term):
+                index = (np.asarray([number]) for number in (count // (heads * queries), head, i))
+                scores = np.broadcast_to(term(scores, *index, np.asarray(js, int)), scores.shape)
+            else:
+                scores = np.maximum(
+                    scores + term[row][js], np.finfo(float).min
+                )  # pairs with -inf are not in js
+            kept &= ~np.isneginf(scores)  # a pair that a function masked stays masked
+        js, scores = [j for j, keep in zip(js, kept, strict=True) if keep], scores[kept]
+        logits = scores if extra is None else np.append(scores, extra[(*entry, head)])
+        if not logits.size:
+            continue
+        largest = logits.max()
+        if largest > -np.inf or largest != largest:  # else no key has a weight
+            total = np.exp(logits - largest).sum()
+            lse[row] = largest + math.log(total) if total == total else math.nan
+            weights[row][js] = np.exp(scores - largest) / total
+        output[row] = weights[row][js] @ v[shared][js]
+    return (output[0], lse[0], weights[0]) if flat else (output, lse, weights)

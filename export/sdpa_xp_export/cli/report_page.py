@@ -1,0 +1,149 @@
+"""A report as one HTML page, which loads no other file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from sdpa_xp_export._call.call import ExportCall
+from sdpa_xp_export._call.metadata import to_json
+from sdpa_xp_export.report import Report, Run
+
+RUN_COLUMNS = ("lengths", "provider", "output", "error", "bound", "agrees", "ms", "peak MB")
+NODE_COLUMNS = ("node that ran", "op", "provider", "asked")
+
+_HEAD = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy"
+  content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<link rel="icon" href="data:,">
+<title>{title}</title>
+<style>
+:root {{ --text: #1c2024; --soft: #5a6169; --ground: #fff; --line: #d5d9de;
+  --good: #12652f; --bad: #b3121d; }}
+@media (prefers-color-scheme: dark) {{
+  :root {{ --text: #e6e8eb; --soft: #a3abb4; --ground: #15181c; --line: #3a4149;
+    --good: #6fd392; --bad: #ff8a8f; }}
+}}
+body {{ margin: 0 auto; max-width: 64rem; padding: 1rem; background: var(--ground); color: var(--text);
+  font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }}
+h1 {{ font-size: 1.4rem; line-height: 1.3; }}
+dl {{ display: grid; grid-template-columns: max-content minmax(0, 1fr); gap: .2rem 1rem; }}
+dt {{ color: var(--soft); }}
+dd {{ margin: 0; }}
+.good {{ color: var(--good); font-weight: 600; }}
+.bad {{ color: var(--bad); font-weight: 600; }}
+.wide {{ overflow-x: auto; margin: 1.5rem 0; }}
+table {{ border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums;
+  overflow-wrap: normal; }}
+caption {{ text-align: left; font-size: 1rem; font-weight: 600; padding-bottom: .4rem; }}
+th, td {{ text-align: left; padding: .25rem 1rem .25rem 0; border-bottom: 1px solid var(--line); }}
+@media (max-width: 36rem) {{
+  dl {{ grid-template-columns: minmax(0, 1fr); gap: 0; }}
+  dd {{ margin-bottom: .5rem; }}
+  th, td {{ padding-right: .6rem; }}
+}}
+thead th {{ color: var(--soft); }}
+tbody th {{ font-weight: 400; min-width: 8rem; }}
+</style>
+</head>
+"""
+
+
+def page(report: Report, model: str, failures: Sequence[str] = ()) -> str:
+    """Return the page of a report on the model of that name; `failures` has a line for each failure."""
+    verdict = "does not hold" if failures else "holds"
+    facts = {
+        "form": f"{report.form} ({report.reason})",
+        "onnxruntime": report.onnxruntime,
+        "nodes that ran": str(len(report.placements)),
+        **stated(report.call),
+    }
+    parts = [
+        _HEAD.format(title=_safe(f"{model} {verdict}")),
+        f"<body>\n<main>\n<h1>{_safe(model)}: {_marked(verdict, good=not failures)}</h1>\n",
+        f"<p>{_safe(str(report))}</p>\n",
+        _list(failures),
+        "<dl>\n",
+        *(f"<dt>{_safe(name)}</dt><dd>{_safe(_fact(fact))}</dd>\n" for name, fact in facts.items()),
+        "</dl>\n",
+        _table("Runs, each against the float64 reference", RUN_COLUMNS, map(_run_cells, report.runs)),
+        _table(
+            "Nodes that ran, after the runtime's own optimisation",
+            NODE_COLUMNS,
+            (
+                [
+                    *map(_safe, (node.node, node.op)),
+                    _placed(node.provider, node.fell_back),
+                    _safe(node.requested),
+                ]
+                for node in report.placements
+            ),
+        ),
+        "</main>\n</body>\n</html>\n",
+    ]
+    return "".join(parts)
+
+
+def stated(call: ExportCall) -> dict[str, object]:
+    """Return the call as the metadata of its model state it."""
+    read: dict[str, object] = json.loads(to_json(call))
+    return {name: value for name, value in read.items() if value is not None}
+
+
+def megabytes(count: int | None) -> str:
+    """Return megabytes as a table shows them; "unknown" if the system does not tell."""
+    return "unknown" if count is None else f"{count / 1e6:.1f}"
+
+
+def _safe(text: str) -> str:
+    """Escape text of a model that anyone may have written: no markup, and no control characters."""
+    return escape("".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text))
+
+
+def _fact(fact: object) -> str:
+    return ", ".join(map(str, fact)) if isinstance(fact, list) else str(fact)
+
+
+def _run_cells(run: Run) -> list[str]:
+    agreement = run.agreement
+    return [
+        *map(_safe, (run.inputs, run.provider, run.output)),
+        f"{agreement.absolute:.2g}",
+        f"{agreement.bound:.2g}",
+        _marked("yes" if agreement.agrees else "NO", good=agreement.agrees),
+        f"{run.seconds * 1e3:.2f}",
+        megabytes(run.peak_bytes),
+    ]
+
+
+def _placed(provider: str, fell_back: bool) -> str:
+    return _marked(f"{provider}, fell back", good=False) if fell_back else _safe(provider)
+
+
+def _marked(text: str, *, good: bool) -> str:
+    return f'<span class="{"good" if good else "bad"}">{_safe(text)}</span>'
+
+
+def _list(lines: Sequence[str]) -> str:
+    items = "".join(f"<li>{_safe(line)}</li>\n" for line in lines)
+    return f"<ul>\n{items}</ul>\n" if lines else ""
+
+
+def _table(caption: str, columns: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table of cells that are escaped already; a wide one scrolls, also by keyboard."""
+    head = "".join(f'<th scope="col">{_safe(column)}</th>' for column in columns)
+    body = "".join(
+        f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>\n'
+        for first, *rest in rows
+    )
+    return (
+        f'<div class="wide" role="region" tabindex="0" aria-label="{_safe(caption)}">\n<table>\n'
+        f"<caption>{_safe(caption)}</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n"
+        "</table>\n</div>\n"
+    )

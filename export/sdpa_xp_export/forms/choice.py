@@ -1,0 +1,114 @@
+"""Which forms compute a call right on a runtime, and which of them suits the call best."""
+
+from __future__ import annotations
+
+import math
+from types import ModuleType
+
+from sdpa_xp._checks import message
+from sdpa_xp_export._call.call import ExportCall
+from sdpa_xp_export._call.mask_analysis import only_causal, unmasked
+from sdpa_xp_export._runtime.releases import (
+    FEW_SCORES,
+    FIRST_RELEASE,
+    FIRST_RELEASE_OF_OPSET,
+    OPSETS,
+    PREFERRED,
+    VERY_MANY_SCORES,
+    WRONG_ON,
+    FormName,
+    Runtime,
+)
+from sdpa_xp_export.forms import attention, grouped_query, multi_head, primitive, tiled
+
+FORMS: dict[FormName, ModuleType] = {
+    "attention": attention,
+    "multi_head": multi_head,
+    "grouped_query": grouped_query,
+    "tiled": tiled,
+    "primitive": primitive,
+}
+
+
+def choose(
+    function: str, call: ExportCall, form: str, opset: int | None, target: Runtime
+) -> tuple[FormName, str]:
+    """Return the form to write, and why it is that one.
+
+    Args:
+        function: The function that messages name.
+        call: The call.
+        form: The form that was asked for, or "auto".
+        opset: The opset that was asked for, or None.
+        target: The oldest runtime, and the provider.
+    """
+    if form not in (*FORMS, "auto"):
+        rule = f"`form` must be auto, {', '.join(FORMS)}"
+        raise ValueError(message(function, rule, {"form": repr(form)}))
+    if opset is not None and (isinstance(opset, bool) or not isinstance(opset, int)):
+        raise TypeError(message(function, "`opset` must be an integer", {"opset": repr(opset)}))
+    if opset is not None and not any(opset in opsets for opsets in OPSETS.values()):
+        first, last = OPSETS["primitive"][0], OPSETS["primitive"][-1]
+        rule = f"`opset` must be {first} to {last}, and no form takes {opset!r}"
+        raise ValueError(message(function, rule, {"opset": repr(opset)}))
+    if opset is not None:
+        check_loaded_opset(function, opset, target)
+    if form == "auto":
+        return _best(call, opset, target)
+    (name,) = (name for name in FORMS if name == form)
+    if why := unsupported_reason(name, call, target):
+        hint = "form='primitive' computes it."
+        raise ValueError(message(function, f"`form` cannot be {form!r}: {why}", {"form": form}, hint))
+    return name, "asked for"
+
+
+def unsupported_reason(form: FormName, call: ExportCall, target: Runtime) -> str | None:
+    """Return why the form does not compute the call right on that runtime or a later one; None if it does."""
+    oldest = FIRST_RELEASE[form]
+    if target.release < oldest:
+        return f"onnxruntime computes it right from {oldest[0]}.{oldest[1]} on, and `runtime` is {target}"
+    if wrong := WRONG_ON.get(target.provider, {}).get(form):
+        return f"{wrong}, and `runtime` is {target}"
+    why: str | None = FORMS[form].refusal(call, target)
+    return why
+
+
+def check_loaded_opset(function: str, opset: int, target: Runtime) -> None:
+    """Check that the runtime loads graphs of that opset."""
+    oldest = FIRST_RELEASE_OF_OPSET.get(opset, (0, 0))
+    if target.release < oldest:
+        rule = f"`opset` {opset} is loaded from onnxruntime {oldest[0]}.{oldest[1]} on"
+        raise ValueError(message(function, rule, {"opset": opset, "runtime": target}))
+
+
+def check_form_opset(function: str, form: FormName, opset: int) -> None:
+    """Check that the form can be written in that opset."""
+    allowed = OPSETS[form]
+    if opset not in allowed:
+        rule = f"`opset` must be {allowed[0]} to {allowed[-1]} for form {form!r}"
+        raise ValueError(message(function, rule, {"opset": repr(opset)}))
+
+
+def _best(call: ExportCall, opset: int | None, target: Runtime) -> tuple[FormName, str]:
+    """Return the first preferred form that computes the call, and why those before it were passed over."""
+    case = _case(call)
+    passed_over: list[str] = []
+    for form in PREFERRED[target.provider][case]:
+        why = unsupported_reason(form, call, target)
+        if opset is not None and opset not in OPSETS[form]:
+            why = f"opset {opset} was asked for"
+        if why is None:
+            return form, "; ".join([f"the best for {case} on {target.provider}", *passed_over])
+        passed_over.append(f"not {form}: {why}")
+    raise AssertionError("the primitive form states every call")
+
+
+def _case(call: ExportCall) -> str:
+    """Return the key of the call in `PREFERRED`: what masks it, and whether its scores are known to be few."""
+    kind = "unmasked" if unmasked(call) else "causal" if only_causal(call) and not call.cached else "masked"
+    sizes = (*call.sizes.batch, call.sizes.query_heads, call.sizes.queries, call.sizes.keys)
+    if not all(isinstance(size, int) for size in sizes):
+        return f"{kind}, many scores"
+    count = math.prod(sizes)
+    few, very = count <= FEW_SCORES[kind], count > VERY_MANY_SCORES
+    return f"{kind}, {'few' if few else 'very many' if very else 'many'} scores"

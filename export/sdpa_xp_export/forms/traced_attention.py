@@ -1,0 +1,155 @@
+"""A call of the library on values of a graph -> the form that suits the call, written into that graph."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, cast
+
+from sdpa_xp import AttentionState
+from sdpa_xp._checks import HLE, message
+from sdpa_xp.biases import Bias
+from sdpa_xp.masks import Mask
+from sdpa_xp_export._array_api import namespace as xp
+from sdpa_xp_export._array_api import ops
+from sdpa_xp_export._array_api.dispatch import is_array
+from sdpa_xp_export._call.call import ExportOptions
+from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._call.operands import with_operands
+from sdpa_xp_export._graph.graph import Graph, GraphValue
+from sdpa_xp_export._graph.traced_graph import TracedGraph
+from sdpa_xp_export._runtime.releases import Runtime
+from sdpa_xp_export.forms.choice import FORMS, check_form_opset, choose
+from sdpa_xp_export.spec import TensorSpec
+
+OUTPUTS = {
+    "scaled_dot_product_attention": ("output",),
+    "dot_product_attention": ("output",),
+    "attention_state": ("output", "lse"),
+    "attention_weights": ("weights",),
+    "attention_scores": ("scores",),
+    "KVCache.attend": ("output",),
+}
+"""The public functions that can be traced, and the outputs of a graph that they return."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedSpec(TensorSpec):
+    """A spec of an array that the graph computes, where an export has an input."""
+
+    value: GraphValue
+
+
+def refuse_attention(
+    graph: Graph, function: str, _inputs: Mapping[str, object], _rules: Mapping[str, object]
+) -> NoReturn:
+    """Refuse a call of the library inside a function of the indices, or of a function that is not traced."""
+    rule = f"a graph must be traced of {', '.join(OUTPUTS)} alone"
+    raise TypeError(message(graph.function, rule, {"function": function}))
+
+
+@dataclass(frozen=True, slots=True)
+class TracedAttention:
+    """Writes each attention that a layer calls, in one form or in the one that suits each call best."""
+
+    form: str
+    target: Runtime
+    chosen: list[tuple[str, str]] = field(default_factory=list)
+    """The form of each attention so far, and why it was chosen."""
+
+    def __call__(
+        self, graph: Graph, function: str, inputs: Mapping[str, object], rules: Mapping[str, object]
+    ) -> Any:
+        """Return what the library's `function` would return: a value, or an AttentionState of values."""
+        if not isinstance(graph, TracedGraph) or function not in OUTPUTS:
+            refuse_attention(graph, function, inputs, rules)
+        arrays = {name: _value(graph, array) for name, array in inputs.items()}
+        cached = function == "KVCache.attend"
+        values = _split_cache(graph, arrays, rules["layout"]) if cached else arrays
+        adds_head = _is_one_head_each(values, rules)
+        specs = {name: _spec(_with_head(value) if adds_head else value) for name, value in values.items()}
+        named = {
+            name: _with_specs(graph, rules[name], adds_head) for name in rules.keys() & {*ExportOptions._fields}
+        }
+        named |= {name: spec for name, spec in specs.items() if name.startswith("past_")}
+        outputs = OUTPUTS[function]
+        value = specs.get("value", specs["key"])  # weights and scores are computed without a value
+        options = ExportOptions(**named)._replace(outputs=outputs, cached=cached)
+        call = checked_call(graph.function, specs["query"], specs["key"], value, options)
+        form, reason = choose(graph.function, call, self.form, graph.opset, self.target)
+        check_form_opset(graph.function, form, graph.opset)
+        self.chosen.append((form, reason))
+        named_values = {name: cast(ComputedSpec, spec).value for name, spec in call.inputs.items()}
+        part = graph.call_graph(named_values, call.accumulation_dtype, refuse_attention)
+        written = FORMS[form].write(part, call, self.target)
+        returned = {
+            name: graph.here(xp.squeeze(value, axis=1) if adds_head else value)
+            for name, value in written.items()
+        }
+        for name in ("key", "value"):
+            if f"present_{name}" in returned:
+                graph.equal_values[arrays[name].name] = returned[f"present_{name}"]
+        results = [returned[name] for name in outputs]
+        if len(results) == 1:
+            return results[0]
+        base = rules.get("lse_base")
+        output, lse = results
+        return AttentionState(output, lse if base is None else lse / math.log(cast(float, base)))
+
+
+def _split_cache(graph: TracedGraph, values: Mapping[str, GraphValue], layout: object) -> dict[str, GraphValue]:
+    """Split a joined cache into past and new keys and values; without appended tokens it stays whole."""
+    joins = [graph.concatenated.get(values[name].name) for name in ("key", "value")]
+    axis = -2 if layout == HLE else -3
+    if any(join is None or join[0] != axis for join in joins):
+        return dict(values)
+    (_, past_key, key), (_, past_value, value) = (join for join in joins if join is not None)
+    if past_key.shape[axis] != past_value.shape[axis]:  # the caller joined these, each at another place
+        return dict(values)
+    new = {"query": values["query"], "key": key, "value": value}
+    return new | {"past_key": past_key, "past_value": past_value}
+
+
+def _value(graph: TracedGraph, array: object) -> GraphValue:
+    return graph.here(array) if isinstance(array, GraphValue) else graph.from_array(array)
+
+
+def _spec(value: GraphValue) -> ComputedSpec:
+    return ComputedSpec(value.dtype, value.shape, value)
+
+
+def _with_specs(graph: TracedGraph, argument: Any, adds_head: bool) -> Any:
+    """Return an argument with specs in place of its arrays, also those that a mask or a bias holds."""
+    if isinstance(argument, GraphValue) or is_array(argument):
+        value = _value(graph, argument)
+        return _spec(_with_head(value) if adds_head else value)
+    if isinstance(argument, Mask | Bias):
+        return with_operands(argument, lambda _, operand: _with_specs(graph, operand, adds_head))
+    return argument
+
+
+def _is_one_head_each(inputs: Mapping[str, GraphValue], rules: Mapping[str, object]) -> bool:
+    """Return whether inputs (B, length, width), with a B that is not known, may get a head axis of length 1.
+
+    Three axes are (heads, length, width), and a graph is written for a known number of heads. So B heads become
+    B batch entries of one head, unless an argument tells heads apart other than by an axis of an array.
+    """
+    shapes = [value.shape for value in inputs.values()]
+    if any(len(shape) != 3 or shape[0] != shapes[0][0] for shape in shapes) or isinstance(shapes[0][0], int):
+        return False
+    masks = all(_ignores_heads(rules[name]) for name in ("attn_mask", "bias"))
+    return masks and rules["layout"] == HLE and rules["sinks"] is None
+
+
+def _ignores_heads(argument: object) -> bool:
+    if not isinstance(argument, Mask | Bias):
+        return True
+    if argument.parts:
+        return all(map(_ignores_heads, argument.parts))
+    return argument.name in ("causal", "sliding_window", "chunked", "dilated", "from_array")
+
+
+def _with_head(value: GraphValue) -> GraphValue:
+    """(B, length, width) -> (B, 1, length, width); fewer axes have no heads."""
+    return ops.unsqueeze(value, -3) if value.ndim == 3 else value

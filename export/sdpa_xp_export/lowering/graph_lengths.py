@@ -1,0 +1,73 @@
+"""The lengths of a call as values of its graph: queries, keys, and what a cache holds."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from sdpa_xp_export._array_api import ops
+from sdpa_xp_export._call.call import ExportCall
+from sdpa_xp_export._call.mask_analysis import cuts_keys
+from sdpa_xp_export._graph.graph import Graph, GraphValue
+from sdpa_xp_export.lowering import counting
+from sdpa_xp_export.spec import addends
+
+
+class GraphLengths:
+    """The lengths of a call as values of its graph; each is written when it is first asked for."""
+
+    def __init__(self, graph: Graph, call: ExportCall) -> None:
+        self.graph = graph
+        self.call = call
+        self._values: dict[int | str, GraphValue] = {}
+
+    def length(self, name: int | str) -> GraphValue:
+        """Return the length of that name, (1,): the Shape of an input that has it."""
+        if name not in self._values:
+            self._values[name] = self._read(name)
+        return self._values[name]
+
+    @cached_property
+    def queries(self) -> GraphValue:
+        """L, a scalar."""
+        return ops.scalar(self.length(self.call.sizes.queries))
+
+    @cached_property
+    def keys(self) -> GraphValue:
+        """S, a scalar: the length of all keys, those of the cache among them."""
+        return ops.scalar(self.length(self.call.sizes.keys))
+
+    @cached_property
+    def kept_keys(self) -> GraphValue:
+        """The number of keys that are left when those behind the last query are cut off."""
+        return counting.smaller(self.queries, self.keys) if cuts_keys(self.call) else self.keys
+
+    @cached_property
+    def filled(self) -> GraphValue | None:
+        """The number of real tokens of a padded cache, with the new ones, (B, 1, 1, 1); None without one."""
+        call = self.call
+        if call.past_lengths is None:
+            return None
+        past = self.graph.argument("past_lengths", call.past_lengths).astype("int64")
+        new = self.length(call.key.shape[call.length_axis])
+        return ops.reshape(past + new, (0, 1, 1, 1), (*past.shape, 1, 1, 1))
+
+    @cached_property
+    def position(self) -> GraphValue | int:
+        """Where the first query stands among the keys: 0; with a cache the last query is the last token."""
+        if not self.call.cached:
+            return 0
+        return (self.keys if self.filled is None else self.filled) - self.queries
+
+    def _read(self, name: int | str) -> GraphValue:
+        if isinstance(name, int) or name.isdecimal():
+            return self.graph.constant([int(name)], "int64")
+        for argument, spec in self.call.inputs.items():
+            if name in spec.shape:
+                return ops.length_of(self.graph.argument(argument, spec), spec.shape.index(name))
+        if self.call.past_key is not None and name == str(self.call.sizes.keys):  # a sum, perhaps of sums
+            axis = self.call.length_axis
+            return self.length(self.call.past_key.shape[axis]) + self.length(self.call.key.shape[axis])
+        total, *others = (self.length(part) for part in addends(name))
+        for other in others:
+            total = total + other
+        return total

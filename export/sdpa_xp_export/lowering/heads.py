@@ -1,0 +1,56 @@
+"""Heads: where they stand in a layout, groups that share a key head, and what is counted over a group."""
+
+from __future__ import annotations
+
+from sdpa_xp._checks import HLE
+from sdpa_xp_export._array_api import ops
+from sdpa_xp_export._graph.graph import GraphValue
+from sdpa_xp_export._graph.shapes import joint_shape
+
+
+def in_layout(value: GraphValue, layout: str) -> GraphValue:
+    """(..., heads, length, width) -> the axes in the order of `layout`, and back; 2-D has no heads."""
+    return value if layout == HLE or value.ndim < 3 else ops.swap(value, -2, -3)
+
+
+def matmul_grouped(rows: GraphValue, shared: GraphValue) -> GraphValue:
+    """rows (..., Hq, L, X), shared (..., H, X, Y) -> (..., Hq, L, Y); head h meets shared head h // G.
+
+    The G = Hq // H heads of a group become rows of one product, so `shared` is never repeated:
+    Reshape -> MatMul -> Reshape. With Hq = H it is a MatMul alone.
+    """
+    heads, groups = rows.shape[-3], shared.shape[-3]
+    batch = joint_shape(rows.shape[:-3], shared.shape[:-3])
+    shape = (*batch, heads, rows.shape[-2], shared.shape[-1])
+    if heads == groups:
+        return ops.product(rows, shared, shape)
+    assert isinstance(groups, int)
+    assert isinstance(heads, int)
+    folded = (*rows.shape[:-3], groups, "rows", rows.shape[-1])
+    rows = ops.reshape(rows, [0] * (rows.ndim - 3) + [groups, -1, 0], folded)
+    result = ops.product(rows, shared, (*batch, *folded[-3:-1], shape[-1]))
+    return ops.reshape(result, [0] * len(batch) + [heads, -1, 0], shape)
+
+
+def has_allowed_key(allowed: GraphValue) -> GraphValue:
+    """allowed (..., Hq, L, S), any axis of which may be 1 -> boolean (..., Hq, L, 1): may it attend a key.
+
+    Cast -> MatMul with a column of ones -> Greater 0.
+    """
+    flags = ops.to_rank(allowed, 2).astype("float32")
+    shape = (*flags.shape[:-1], 1)
+    return allowed.graph.add("MatMul", flags, ops.ones_column(flags), dtype="float32", shape=shape) > 0.0
+
+
+def is_attended(allowed: GraphValue, groups: int) -> GraphValue:
+    """allowed (..., Hq, L, S), any axis of which may be 1 -> boolean (..., H, S, 1): may a query attend it.
+
+    Cast -> ReduceSum over L -> ReduceSum over the heads of a group -> Transpose -> Greater 0.
+    """
+    count = ops.reduce("ReduceSum", ops.to_rank(allowed, 2).astype("float32"), -2)
+    heads = count.shape[-3] if count.ndim >= 3 else 1
+    if isinstance(heads, int) and heads not in (1, groups):
+        target = [0] * (count.ndim - 3) + [groups, heads // groups, -1]
+        count = ops.reshape(count, target, (*count.shape[:-3], groups, heads // groups, count.shape[-1]))
+        count = ops.reduce("ReduceSum", count, -2)
+    return ops.transpose(count) > 0.0

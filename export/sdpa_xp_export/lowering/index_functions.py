@@ -1,0 +1,39 @@
+"""A caller's function of the indices, which becomes nodes when it is called with values of the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from sdpa_xp import _checks as checks
+from sdpa_xp_export._graph.graph import GraphValue
+from sdpa_xp_export.lowering.tile import FUNCTION
+
+
+def call_index_function(
+    name: str, function: Callable[..., Any], arguments: tuple[GraphValue, ...], dtype: str
+) -> Any:
+    """Return what a function makes of values: a value of `dtype`, or a bool for a condition that is constant.
+
+    Args:
+        name: The argument that the function came with, for messages.
+        function: A `mask_mod` or a `score_mod`.
+        arguments: The indices, for a `score_mod` behind the scores.
+        dtype: "bool" for a condition, else the dtype of the scores.
+    """
+    try:
+        result = function(*arguments)
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, NotImplementedError) as error:
+        rule = f"`{name}` must be made of a function that traces to ONNX"
+        hint = "Operators do, and the functions of `index.__array_namespace__()`."
+        raise TypeError(checks.message(FUNCTION, rule, {"its error": error}, hint)) from error
+    if isinstance(result, bool | np.bool_) and dtype == "bool":
+        return bool(result)
+    if not isinstance(result, GraphValue) or (result.dtype == "bool") != (dtype == "bool"):
+        kind = "a condition" if dtype == "bool" else "scores"
+        rule = f"`{name}` must be made of a function that returns {kind}"
+        got = result.dtype if isinstance(result, GraphValue) else type(result).__name__
+        raise TypeError(checks.message(FUNCTION, rule, {"its result": got}))
+    return result.astype(dtype)

@@ -1,0 +1,167 @@
+"""A tile of a call, some queries against some keys: what masks and biases are asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, cast
+
+import numpy as np
+
+from sdpa_xp import _checks as checks
+from sdpa_xp_export._array_api import ops
+from sdpa_xp_export._call.call import ExportCall
+from sdpa_xp_export._call.operands import GraphOperand, Initializer, Input
+from sdpa_xp_export._dtypes.promotion import INTEGERS
+from sdpa_xp_export._graph.graph import Graph, GraphValue
+from sdpa_xp_export.lowering.graph_lengths import GraphLengths
+
+FUNCTION = "export_attention"
+"""The function that messages name."""
+
+
+@dataclass(frozen=True, slots=True)
+class TileRange:
+    """Queries or keys of a tile: from `start` up to `stop`, (1,) each; without these, all of them."""
+
+    kind: Literal["queries", "keys"]
+    length: int | str
+    start: GraphValue | None = None
+    stop: GraphValue | None = None
+
+
+class GraphTile:
+    """Some queries against some keys; its values are written into `graph`, which may be the body of a loop."""
+
+    def __init__(self, lengths: GraphLengths, graph: Graph, rows: TileRange, columns: TileRange) -> None:
+        self.lengths = lengths
+        self.graph = graph
+        self.row_range = rows
+        self.column_range = columns
+
+    @property
+    def call(self) -> ExportCall:
+        return self.lengths.call
+
+    @cached_property
+    def rows(self) -> GraphValue:
+        """Numbers of the queries, (rows,)."""
+        return self._numbers(self.row_range)
+
+    @cached_property
+    def columns(self) -> GraphValue:
+        """Numbers of the keys, (columns,)."""
+        return self._numbers(self.column_range)
+
+    @property
+    def row(self) -> GraphValue:
+        """Numbers of the queries, (rows, 1)."""
+        return ops.unsqueeze(self.rows, -1)
+
+    @property
+    def query_index(self) -> GraphValue:
+        """Where the queries stand among the keys, (rows, 1); (B, 1, rows, 1) if batch entries differ."""
+        position = self.lengths.position
+        return self.row if isinstance(position, int) else self.row + self.here(position)
+
+    @property
+    def key_index(self) -> GraphValue:
+        """Numbers of the keys, (1, columns)."""
+        return ops.unsqueeze(self.columns, 0)
+
+    @property
+    def indices(self) -> tuple[GraphValue, GraphValue, GraphValue, GraphValue]:
+        """Batch entry, head, query and key, which broadcast to (..., Hq, rows, columns)."""
+        sizes, graph = self.call.sizes, self.graph
+        heads = graph.constant([[[head]] for head in range(sizes.query_heads)], "int64")
+        return self._entries(), heads, self.query_index, self.key_index
+
+    def here(self, value: GraphValue) -> GraphValue:
+        """Return a value of the outer graph as one of this graph."""
+        return self.graph.here(value)
+
+    def operand(self, operand: GraphOperand) -> GraphValue:
+        """Return an input or an initializer of the call as a value."""
+        outer = self.lengths.graph
+        if isinstance(operand, Input):
+            return self.here(outer.argument(operand.name, operand.spec))
+        return self.here(outer.weight(operand.name, operand.numbers))
+
+    def integers(self, name: str, value: object) -> GraphValue | int:
+        """Return one integer, or one for each batch entry as (..., 1, 1, 1); "lower_right" is S - L."""
+        if value == "lower_right" and isinstance(value, str):
+            # A cache moves the queries to the last tokens already, so the offset is 0 there.
+            return 0 if self.call.cached else self.here(self.lengths.keys) - self.here(self.lengths.queries)
+        _check_range(name, value, -checks.LARGEST_INTEGER, checks.LARGEST_INTEGER)
+        if isinstance(value, int):
+            return value
+        vector = self.vector(name, value)
+        batch = self.call.sizes.batch
+        shape = cast(tuple[int, ...], vector.shape)
+        if shape == (1,) and not batch:
+            return ops.reshape(vector, (1, 1, 1), (1, 1, 1))
+        checks.broadcasts(FUNCTION, name, shape, batch, "(...), one a batch entry")
+        return ops.reshape(vector, (*[0] * len(shape), 1, 1, 1), (*shape, 1, 1, 1))
+
+    def limited(self, name: str, value: object, limit: int | str | None = None) -> GraphValue | int:
+        """Return lengths as `integers` does; known ones must be at least 0, and at most a known `limit`."""
+        most = limit if isinstance(limit, int) else checks.LARGEST_INTEGER
+        _check_range(name, value, 0, most)
+        return self.integers(name, value)
+
+    def vector(self, name: str, value: object) -> GraphValue:
+        """Return integers as a value: a list of them, an input or an initializer."""
+        if isinstance(value, Input | Initializer):
+            if value.dtype not in INTEGERS:
+                rule = f"`{name}` must hold integers"
+                raise TypeError(checks.message(FUNCTION, rule, {f"{name}.dtype": value.dtype}))
+            return self.operand(value).astype("int64")
+        if isinstance(value, tuple | list):
+            numbers = [
+                checks.integer(FUNCTION, f"{name}[{index}]", number) for index, number in enumerate(value)
+            ]
+            return self.graph.constant(numbers, "int64")
+        rule = f"`{name}` must be an integer, a list of them, or a TensorSpec"
+        raise TypeError(checks.message(FUNCTION, rule, {name: repr(value)}))
+
+    def cut(self, value: GraphValue) -> GraphValue:
+        """Return the tile's part of a value that broadcasts to (..., Hq, L, S); an axis of 1 stays as it is."""
+        return self._cut(self._cut(value, -2, self.row_range), -1, self.column_range)
+
+    @staticmethod
+    def _cut(value: GraphValue, axis: int, part: TileRange) -> GraphValue:
+        if part.start is None or part.stop is None or value.ndim < -axis or value.shape[axis] == 1:
+            return value
+        return ops.cut(value, (part.start, part.stop), axis, part.length)
+
+    def _numbers(self, part: TileRange) -> GraphValue:
+        if part.start is not None and part.stop is not None:
+            return ops.arange(ops.scalar(part.stop), part.length, ops.scalar(part.start))
+        stop = self.lengths.queries if part.kind == "queries" else self.lengths.kept_keys
+        return ops.arange(self.here(stop), part.length)
+
+    def _entries(self) -> GraphValue:
+        """Return the numbers of the batch entries, (..., 1, 1, 1)."""
+        batch = self.call.sizes.batch
+        count = self.graph.constant(1, "int64")
+        lengths = [self.here(self.lengths.length(length)) for length in batch]
+        for length in lengths:
+            count = count * ops.scalar(length)
+        ones = [self.graph.constant([1], "int64")] * 3
+        target = ops.join([*lengths, *ones])
+        return ops.reshape_to(ops.arange(count, "entries"), target, (*batch, 1, 1, 1))
+
+
+def _check_range(name: str, value: object, least: int, most: int) -> None:
+    """Refuse integers that the library refuses, if they are known now; those of an input are not."""
+    known = value.numbers.ravel().tolist() if isinstance(value, Initializer) else value
+    for number in known if isinstance(known, tuple | list) else [known]:
+        if isinstance(number, int | np.integer) and not least <= number <= most:
+            rule = f"`{name}` must be " + (f"at least {least}" if number < least else f"at most {most}")
+            raise ValueError(checks.message(FUNCTION, rule, {name: int(number)}))
+
+
+def whole_tile(lengths: GraphLengths, key: GraphValue) -> GraphTile:
+    """Return the tile of all queries against all of `key`, (..., S, E), or against what was left of it."""
+    queries = TileRange("queries", lengths.call.sizes.queries)
+    return GraphTile(lengths, lengths.graph, queries, TileRange("keys", key.shape[-2]))

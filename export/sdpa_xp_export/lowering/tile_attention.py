@@ -1,0 +1,106 @@
+"""Attention of a tile in the operators of ai.onnx: what every form without a fused kernel is made of."""
+
+from __future__ import annotations
+
+import math
+
+from sdpa_xp_export._array_api import namespace as xp
+from sdpa_xp_export._array_api import ops
+from sdpa_xp_export._call.mask_analysis import has_empty_rows, hides_keys, only_causal
+from sdpa_xp_export._call.operands import Initializer, Input
+from sdpa_xp_export._graph.graph import GraphValue
+from sdpa_xp_export.lowering import heads
+from sdpa_xp_export.lowering.biases import add_biases
+from sdpa_xp_export.lowering.masks import AllowedPairs, all_allowed
+from sdpa_xp_export.lowering.tile import GraphTile
+
+
+def scale_query(tile: GraphTile, query: GraphValue) -> GraphValue:
+    """query -> query * scale, also divided by the softcap, whose Tanh takes scores / softcap."""
+    call = tile.call
+    if isinstance(call.scale, Input | Initializer):
+        query = query * tile.operand(call.scale).astype(query.dtype)
+        return query if call.softcap is None else query / call.softcap
+    return query * (call.scale / (call.softcap or 1.0))
+
+
+def attend_tile(
+    tile: GraphTile, query: GraphValue, key: GraphValue, value: GraphValue, *, explicit_softmax: bool = False
+) -> dict[str, GraphValue]:
+    """A query that `scale_query` returned, key and value -> what the call asks for, by name.
+
+    With `explicit_softmax`, exponentials and their sum are written instead of a Softmax.
+    """
+    call = tile.call
+    scores, allowed = masked_scores(tile, query, key)
+    # Weights and scores have the whole batch, of which the values alone may have an axis.
+    scores = scores if call.outputs == ("output",) else _expand_to_batch(tile, scores)
+    # A Softmax node has no room for sinks, and returns no log-sum-exp.
+    explicit_softmax = explicit_softmax or call.sinks is not None or "lse" in call.outputs
+    weights, lse = _explicit_softmax(tile, scores) if explicit_softmax else (_softmax(scores), None)
+    if isinstance(allowed, GraphValue) and hides_keys(call):
+        # The weight of a masked pair is 0, but 0 * NaN is NaN: what no query attends becomes 0 first.
+        value = xp.where(heads.is_attended(allowed, int(value.shape[-3])), value, 0.0)
+    results = {"output": heads.matmul_grouped(weights, value), "weights": weights, "scores": scores}
+    if lse is not None:
+        results["lse"] = lse
+    if not explicit_softmax and isinstance(allowed, GraphValue) and has_empty_rows(call):
+        # Softmax returns NaN for a row without a key. The explicit softmax divides by 1 there, and returns 0.
+        attends = heads.has_allowed_key(allowed)
+        results |= {name: xp.where(attends, results[name], 0.0) for name in call.outputs if name != "scores"}
+    return results
+
+
+def masked_scores(tile: GraphTile, query: GraphValue, key: GraphValue) -> tuple[GraphValue, AllowedPairs]:
+    """query, key -> query @ key^T -> Tanh, Mul softcap -> biases -> Where(may attend, scores, -inf)."""
+    call = tile.call
+    scores = heads.matmul_grouped(query, ops.transpose(key))
+    if call.softcap is not None:
+        scores = xp.tanh(scores) * call.softcap
+    scores, allowed = add_biases(call.biases, tile, scores, all_allowed(tile, call.masks))
+    if isinstance(allowed, bool):
+        return scores, allowed
+    if only_causal(call) and not hides_keys(call):
+        # Some query attends each key that is left, so -inf may be added: one small array serves all heads.
+        return scores + xp.where(allowed, tile.graph.constant(0.0, scores.dtype), -math.inf), allowed
+    return xp.where(allowed, scores, -math.inf), allowed
+
+
+def _expand_to_batch(tile: GraphTile, scores: GraphValue) -> GraphValue:
+    """scores -> Expand to the whole batch."""
+    batch = tile.call.sizes.batch
+    if scores.shape[:-3] == batch:
+        return scores
+    lengths = [tile.here(tile.lengths.length(length)) for length in batch]
+    target = ops.join([*lengths, *[tile.graph.constant([1], "int64")] * 3])
+    return ops.expand(scores, target, (*batch, *scores.shape[-3:]))
+
+
+def _softmax(scores: GraphValue) -> GraphValue:
+    return scores.graph.add("Softmax", scores, dtype=scores.dtype, shape=scores.shape, axis=-1)
+
+
+def _explicit_softmax(tile: GraphTile, scores: GraphValue) -> tuple[GraphValue, GraphValue | None]:
+    """scores -> exp(s - m) / l and, if the call asks for it, m + log(l); sinks count in m and in l."""
+    call = tile.call
+    m = ops.reduce("ReduceMax", scores)
+    sinks = None
+    if call.sinks is not None:
+        sinks = tile.operand(call.sinks).astype(scores.dtype)
+        shape = sinks.shape
+        sinks = ops.reshape(sinks, (*[0] * len(shape), 1, 1), (*shape, 1, 1))
+        m = xp.maximum(m, sinks)
+    shift = xp.where(xp.is_masked(m), 0.0, m)  # -inf - -inf would be NaN
+    p = xp.exp(scores - shift)
+    l = ops.reduce("ReduceSum", p)
+    if sinks is not None:
+        l = l + xp.exp(sinks - shift)
+    empty = l <= 0.0
+    l = xp.where(empty, 1.0, l)
+    weights = p / l
+    if "lse" not in call.outputs:
+        return weights, None
+    # -inf is written for empty rows: WebGPU leaves log(0) open, and a software adapter returns -88.
+    lse = xp.where(empty, -math.inf, xp.log(l) + shift)
+    axis = lse.graph.constant([-1], "int64")
+    return weights, lse.graph.add("Squeeze", lse, axis, dtype=lse.dtype, shape=lse.shape[:-1])

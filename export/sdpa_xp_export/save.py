@@ -1,0 +1,71 @@
+"""Write a model to a file: whole or not at all, and over another file only if told to."""
+
+from __future__ import annotations
+
+import os
+from numbers import Integral
+from pathlib import Path
+
+import onnx
+
+from sdpa_xp._checks import flag, message
+from sdpa_xp_export._files.model_files import write_model
+from sdpa_xp_export._model.external_data import EXTERNAL_ABOVE, check_holds_data
+from sdpa_xp_export._model.large_model import LargeModel, Model
+
+
+def save(
+    model: Model,
+    path: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    external_above: int = EXTERNAL_ABOVE,
+) -> Path:
+    """Write `model` to `path`, which then holds all of it or what it held before.
+
+    A model of up to 2 GiB, the limit of protobuf, is one file. Beyond that its initializers go to a second file
+    beside it, `<name>.<32 hex digits>.data`, under a name that no other save has. The data are
+    complete before the model takes its own name, in one step: an interrupted save leaves the old model with its
+    own data. When a model is replaced, its old data file of such a name is removed; when a save fails, its own.
+    Files that a killed process left while it saved are removed by the next save into the folder. A file that
+    replaces another gets its permissions, and so does its data file.
+
+    Args:
+        model: What `export_attention` or `to_onnx` returned; it is not changed.
+        path: The file; its folder must exist. If it is a link, the file that it points to is written, and the
+            link is kept. onnxruntime looks for external data beside the path that it is given, so open such a
+            model by the path that is returned.
+        overwrite: Whether an existing file may be replaced.
+        external_above: The bytes of initializers that the file itself may hold.
+
+    Returns:
+        The path of the file that holds the model, links resolved.
+
+    Raises:
+        TypeError: `model` is no ModelProto and no LargeModel, `path` is no path, `overwrite` is no bool, or
+            `external_above` no integer.
+        ValueError: `model` refers to external data itself, its graph alone is over 2 GiB, or an array that a
+            LargeModel refers to was written to; `path` holds what no file system can name.
+        FileExistsError: `path` is there and `overwrite` is False, or is a link out of its folder to a file that
+            is not there; or it is no regular file.
+        FileNotFoundError: Its folder is not there.
+        OSError: The disk is full, or the folder cannot be written to.
+
+    Examples:
+        >>> import tempfile
+        >>> from sdpa_xp_export import TensorSpec, export_attention
+        >>> qkv = TensorSpec("float32", ("B", 8, "L", 64))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save(export_attention(qkv, qkv, qkv, is_causal=True), f"{folder}/attention.onnx").name
+        'attention.onnx'
+    """
+    if not isinstance(model, LargeModel | onnx.ModelProto):
+        rule = "`model` must be an onnx.ModelProto"
+        raise TypeError(message("save", rule, {"type": type(model).__name__}))
+    if not isinstance(model, LargeModel):
+        check_holds_data("save", model)  # onnx would look for external data beside `path`
+    replaces = flag("save", "overwrite", overwrite)
+    if isinstance(external_above, bool) or not isinstance(external_above, Integral):
+        got = {"external_above": repr(external_above)}
+        raise TypeError(message("save", "`external_above` must be an integer", got))
+    return write_model(model, path, overwrite=replaces, external_above=external_above)

@@ -1,0 +1,180 @@
+"""From a layer or a function in array-API code to a checked ONNX model, by calling it."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import sdpa_xp
+from sdpa_xp._checks import message
+from sdpa_xp.biases import Bias
+from sdpa_xp.masks import Mask
+from sdpa_xp_export._array_api import namespace
+from sdpa_xp_export._graph.finished_model import finished_model
+from sdpa_xp_export._graph.graph import GraphValue
+from sdpa_xp_export._graph.traced_graph import TracedGraph
+from sdpa_xp_export._layer import named_outputs, parameter_arrays, with_parameters
+from sdpa_xp_export._model.large_model import Model
+from sdpa_xp_export._runtime.releases import (
+    DEFAULT_OPSET,
+    DEFAULT_RUNTIME,
+    ERF_KEEPS_NAN,
+    FIRST_RELEASE,
+    OPSETS,
+    FormChoice,
+    Runtime,
+)
+from sdpa_xp_export.forms.choice import check_loaded_opset
+from sdpa_xp_export.forms.traced_attention import TracedAttention
+from sdpa_xp_export.spec import TensorSpec
+
+FUNCTION = "to_onnx"
+
+
+def to_onnx(
+    layer: Callable[..., Any],
+    *inputs: Any,
+    form: FormChoice = "auto",
+    opset: int | None = None,
+    runtime: str = DEFAULT_RUNTIME,
+    **keywords: Any,
+) -> Model:
+    """Return the ONNX graph of a layer, or of any function in array-API code, with the attention that it calls.
+
+    The layer is called once, with a value of the graph in place of each spec. Each operation on values becomes
+    a node. Each array that meets a value, of any library, becomes one initializer, with the numbers that it
+    holds at that moment. Each call of `sdpa_xp.scaled_dot_product_attention`, `attention_state`,
+    `attention_weights`, `attention_scores`, `dot_product_attention` and `KVCache.attend` is written as
+    `export_attention` would write it. A `KVCache` of values takes `append` (not in place) and `attend`, also
+    with a rotary. Return its `key` and `value` for the next step; a past may have no tokens.
+
+    Dtypes follow the array API standard 2024.12. A Python scalar takes the dtype of the array beside it, two
+    scalars get the default dtypes (int64, float32), integers stay exact, and dtypes of two kinds, such as int64
+    and float32, are refused: convert one of them with `astype`. If onnxruntime's CPU provider has no kernel for
+    a dtype, the graph computes in a wider one and converts back.
+
+    `x += y` gives the name `x` to the sum, which must have the dtype and the shape of `x`; no array is written
+    to. So `x` may also be an array of NumPy, as `zeros` makes it.
+
+    Shapes:
+        The shapes of the layer. An entry of a spec may be a name, which is then an entry of `x.shape`. You can
+        compare it, put it into a shape, add it to another one, and pass it to `arange` and `asarray`; it is no
+        number for Python. It equals no number, not even 0; sums are equal if their names have the same order.
+
+    Args:
+        layer: A function, a method or a layer. Its namespace is `x.__array_namespace__()`, which also has
+            `erf`. If the layer has `parameters`, a mapping of arrays by name, the initializers have these
+            names. If it also has `with_parameters`, like a `sdpa_xp.layers.Layer`, each array is held
+            unchanged, even if the layer transposes it or computes with it.
+        inputs: The positional arguments of the layer, with a spec for each array; a mask or a bias may hold
+            specs. Arguments without specs are passed unchanged.
+        form: The form of each attention, as for `export_attention`.
+        opset: 17 to 24. The default is the newest that the release of `runtime` has every form for.
+        runtime: As for `export_attention`.
+        keywords: The keyword arguments of the layer, likewise.
+
+    Returns:
+        The model, which has passed onnx.checker in full. Its inputs have the names of the layer's arguments.
+            Its output is `output`; those of a tuple are `output_0` and on, and a NamedTuple or a mapping has
+            names. Its metadata hold the form of each attention, the reason for it, and the runtime. Beyond 1.75
+            GiB of weights it is a LargeModel, which refers to the arrays until `save` writes them.
+
+    Raises:
+        TypeError: A layer that is not callable, that uses a function that is not in the array API, or that
+            asks for a number that only a run tells; names what must hold.
+        ValueError: Shapes that do not fit, a form, an opset or a runtime that cannot compute a call, or a
+            large array that the layer writes to after the graph has met it.
+
+    Examples:
+        >>> import numpy as np
+        >>> from sdpa_xp import scaled_dot_product_attention
+        >>> weight = np.eye(8, dtype="float32")
+        >>> def layer(x):
+        ...     return scaled_dot_product_attention(x @ weight, x, x, is_causal=True)
+        >>> model = to_onnx(layer, TensorSpec("float32", ("B", 2, "L", 8)))
+        >>> [value.name for value in model.graph.input], [value.name for value in model.graph.output]
+        (['x'], ['output'])
+
+    References:
+        ONNX operators; the Python array API standard 2024.12.
+    """
+    if not callable(layer):
+        raise TypeError(message(FUNCTION, "`layer` must be callable", {"layer": type(layer).__name__}))
+    target = Runtime.parse(FUNCTION, runtime)
+    attention = TracedAttention(form, target)
+    graph = TracedGraph(
+        opset=_opset(opset, target),
+        namespace=namespace,
+        attend=attention,
+        computes_bfloat16=target.provider == "cuda",
+        erf_keeps_nan=target.release >= ERF_KEEPS_NAN,
+        array_names={id(array): name for name, array in parameter_arrays(layer).items()},
+    )
+    bound = inspect.signature(layer).bind(*inputs, **keywords)
+    for name, argument in bound.arguments.items():
+        bound.arguments[name] = _with_inputs(graph, name, argument)
+    if not graph.inputs:
+        rule = "there must be a TensorSpec among the arguments of `layer`"
+        raise TypeError(message(FUNCTION, rule, {"arguments": [*bound.arguments]}))
+    traced_layer = with_parameters(layer, lambda _, array: graph.from_array(array))
+    outputs = _outputs(graph, traced_layer(*bound.args, **bound.kwargs))
+    graph.prune([*outputs.values()])
+    metadata = {
+        "sdpa_xp.version": sdpa_xp.__version__,
+        "sdpa_xp.forms": json.dumps([{"form": form, "reason": reason} for form, reason in attention.chosen]),
+        "sdpa_xp.runtime": str(target),
+    }
+    return finished_model(graph, outputs, metadata)
+
+
+def _opset(opset: int | None, target: Runtime) -> int:
+    if opset is None:
+        new = target.release >= FIRST_RELEASE["attention"]
+        return OPSETS["attention"][-1] if new else DEFAULT_OPSET["primitive"]
+    if isinstance(opset, bool) or not isinstance(opset, int):
+        raise TypeError(message(FUNCTION, "`opset` must be an integer", {"opset": repr(opset)}))
+    allowed = OPSETS["primitive"]
+    if opset not in allowed:
+        rule = f"`opset` must be {allowed[0]} to {allowed[-1]}"
+        raise ValueError(message(FUNCTION, rule, {"opset": opset}))
+    check_loaded_opset(FUNCTION, opset, target)  # a layer may call no attention, which would check it
+    return opset
+
+
+def _with_inputs(graph: TracedGraph, name: str, argument: Any) -> Any:
+    """Return an argument of the layer with an input of the graph in place of each spec that it is or holds."""
+    if isinstance(argument, TensorSpec):
+        return graph.input(graph.free_name(name), argument.dtype, argument.shape)
+    if isinstance(argument, Mask | Bias):
+        operands = {
+            field: _with_inputs(graph, getattr(argument, "argument", field), operand)
+            for field, operand in argument.arguments.items()
+        }
+        return replace(argument, **operands)
+    if type(argument) in (tuple, list):  # a tuple may be the layer's *arguments
+        return type(argument)(_with_inputs(graph, name, element) for element in argument)
+    if isinstance(argument, dict):
+        return {key: _with_inputs(graph, key, element) for key, element in argument.items()}
+    return argument
+
+
+def _outputs(graph: TracedGraph, result: Any) -> dict[str, GraphValue]:
+    """Return the outputs of the graph by name, each of which is a value of its own."""
+    outputs: dict[str, GraphValue] = {}
+    used = graph.used_names
+    for name, value in named_outputs(result).items():
+        if name in used:
+            rule = "an output must not have the name of an argument, a parameter, or another value"
+            hint = "Return a mapping or a NamedTuple: its names are those of the outputs."
+            raise ValueError(message(FUNCTION, rule, {"output": repr(name)}, hint))
+        if not isinstance(value, GraphValue):
+            rule = "`layer` must return what it computes of its arguments, an array or several"
+            raise TypeError(message(FUNCTION, rule, {name: type(value).__name__}))
+        value = graph.equal_values.get(value.name, value)
+        used_values = {output.name for output in outputs.values()}
+        copy = graph.add("Identity", value, dtype=value.dtype, shape=value.shape)
+        outputs[name] = copy if value.name in used_values else graph.here(value)
+    return outputs

@@ -1,0 +1,45 @@
+"""The keyword arguments of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from sdpa_xp import _checks as checks
+from sdpa_xp._libraries import is_array
+from sdpa_xp.biases.algebra import Bias
+from sdpa_xp.masks.algebra import Mask
+
+
+class CallOptions(NamedTuple):
+    """Keyword arguments as passed, not validated yet."""
+
+    attn_mask: object = None
+    bias: object = None
+    is_causal: object = False
+    scale: object = None
+    softcap: object = None
+    sinks: object = None
+    dropout_p: object = 0.0
+    rng: object = None
+    softmax_dtype: object = None
+    layout: object = checks.HLE
+    implementation: object = None
+
+
+def arrays_of(options: CallOptions) -> Iterator[tuple[str, object]]:
+    """Return the arrays among the options by name, also those that masks and biases hold ("bias.slopes")."""
+    for name in ("attn_mask", "bias"):
+        option = getattr(options, name)
+        if isinstance(option, Mask | Bias):
+            count: dict[str, int] = {}
+            for argument, array in option.arrays():
+                count[argument] = count.get(argument, 0) + 1
+                number = f" ({count[argument]})" if count[argument] > 1 else ""
+                yield f"{name}.{argument}{number}", array
+        elif option is not None:
+            yield name, option
+    if is_array(options.scale):
+        yield "scale", options.scale
+    if options.sinks is not None:
+        yield "sinks", options.sinks

@@ -1,0 +1,184 @@
+"""Validate a call, and bind its options to the grid of its scores; equal calls are validated once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sdpa_xp import _checks as checks
+from sdpa_xp._call.options import CallOptions, arrays_of
+from sdpa_xp._call.prepared_call import PreparedCall
+from sdpa_xp._core.environment import asked_threads
+from sdpa_xp._libraries import (
+    accumulation_dtype,
+    array_signature,
+    device_of,
+    execution_kind,
+    library_of,
+)
+from sdpa_xp._libraries.protocols import Array, Namespace, Shape
+from sdpa_xp._tiles.layout import swap_heads_and_length
+from sdpa_xp._tiles.modifier import PLAIN_TYPES, ScoreModifier
+from sdpa_xp._tiles.score_grid import ScoreGrid
+from sdpa_xp.biases.algebra import ArrayBias, Bias, as_bias
+from sdpa_xp.masks.algebra import Mask, as_mask
+from sdpa_xp.masks.bands import Causal
+
+MOST_CACHED = 1024
+_CACHE: dict[object, PreparedCall] = {}
+"""Calls by their signature, without their arrays."""
+
+
+def prepare(
+    function: str,
+    inputs: Mapping[str, Any],
+    options: CallOptions,
+    *,
+    of_kv_cache: tuple[Shape, Shape] | bool = False,
+    has_kernels: bool = False,
+    has_entries: bool = False,
+) -> PreparedCall:
+    """Validate and prepare a call.
+
+    Args:
+        function: The public function, for messages.
+        inputs: The query and the key, and the value if the function has one.
+        options: The keyword arguments.
+        of_kv_cache: Whether the queries are the last tokens of a cache. A paged cache passes the shapes that
+            its keys and values would have as one array.
+        has_kernels: Whether vendors have kernels for the function.
+        has_entries: Whether batch entries have different lengths. Then the options are not bound here, but to
+            the grid of each entry.
+    """
+    signature = _signature(function, inputs, options, of_kv_cache)
+    call = None if signature is None else _CACHE.get(signature)
+    if call is not None:
+        arrays = inputs if call.is_default_layout else _to_heads_first(call.grid.xp, inputs, call.layout)
+        return call._replace(arrays=arrays)
+    call = _validated(function, inputs, options, of_kv_cache, has_kernels)
+    if not has_entries:
+        with call.quiet():
+            call.bound_options()  # checks them as well
+    if signature is not None:
+        if len(_CACHE) >= MOST_CACHED:
+            _CACHE.clear()
+        _CACHE[signature] = call._replace(arrays={})
+    return call
+
+
+def _signature(function: str, inputs: Mapping[str, Any], options: CallOptions, of_kv_cache: object) -> object:
+    """Return a key of all that the checks look at, or None if the call is not to be cached.
+
+    Types are part of the key, because True == 1.
+    """
+    key: tuple[object, ...] = options
+    types = tuple(map(type, options))
+    if not PLAIN_TYPES.issuperset(types):
+        key = tuple([x.signature if isinstance(x, ScoreModifier) else x for x in options])
+        is_cacheable = [
+            value is not None if isinstance(x, ScoreModifier) else type(x) in PLAIN_TYPES
+            for x, value in zip(options, key, strict=True)
+        ]
+        if not all(is_cacheable):
+            return None
+    arrays = tuple(map(array_signature, inputs.values()))
+    return None if None in arrays else (function, of_kv_cache, types, key, arrays)
+
+
+def _validated(
+    function: str,
+    inputs: Mapping[str, object],
+    options: CallOptions,
+    of_kv_cache: tuple[Shape, Shape] | bool,
+    has_kernels: bool,
+) -> PreparedCall:
+    implementation = checks.implementation(function, options.implementation, kernels=has_kernels)
+    checks.named(function, "layout", options.layout, checks.LAYOUTS)
+    layout = str(options.layout)
+    xp, arrays = checks.one_library(function, {**inputs, **dict(arrays_of(options))})
+    tensors = {name: arrays[name] for name in inputs}
+    for name, array in tensors.items():
+        checks.floating(function, name, array)
+    checks.one_dtype(function, tensors)  # masks and biases may have others
+    checks.one_device(function, arrays)
+    query = tensors["query"]
+    other_shapes = [array.shape for name, array in tensors.items() if name != "query"]
+    shapes = other_shapes if isinstance(of_kv_cache, bool) else of_kv_cache
+    sizes = checks.shapes(function, query.shape, *shapes, layout=layout)
+    is_causal = checks.flag(function, "is_causal", options.is_causal)
+    if of_kv_cache and is_causal:
+        checks.appended(function, sizes.queries, sizes.keys)
+    input_accumulation_dtype = accumulation_dtype(xp, query.dtype)
+    library, device = library_of(query), device_of(query)
+    dtype = checks.softmax_dtype(function, options.softmax_dtype, input_accumulation_dtype, library, xp, device)
+    grid = ScoreGrid(
+        function=function,
+        library=library,
+        xp=xp,
+        device=device,
+        dtype=dtype,
+        input_dtype=query.dtype,
+        execution_kind=execution_kind(arrays.values()),
+        batch=sizes.batch,
+        heads=sizes.query_heads,
+        queries=sizes.queries,
+        keys=sizes.keys,
+        is_2d=sizes.flat,
+        position=sizes.keys - sizes.queries if of_kv_cache else 0,
+    )
+    if grid.execution_kind == "blas_threaded":
+        asked_threads()  # small calls need no threads, but refuse a wrong value too
+    # Masks and biases check their own arguments when they are bound, since these depend on the grid.
+    masks, biases = _masks_and_biases(function, options, arrays, is_causal=is_causal)
+    for name in ("scale", "sinks"):
+        if name in arrays and arrays[name].ndim == 0:  # an array of one number may have any floating dtype
+            checks.floating(function, name, arrays[name])
+        elif name in arrays:
+            checks.added_dtype(function, name, arrays[name], query.dtype, dtype)
+    dropout_p = checks.probability(function, "dropout_p", options.dropout_p)
+    checks.rng(function, options.rng, library, needed=dropout_p > 0)
+    is_default_layout = layout == checks.HLE and all(array.ndim > 2 for array in tensors.values())
+    return PreparedCall(
+        grid=grid,
+        arrays=tensors if is_default_layout else _to_heads_first(xp, tensors, layout),
+        is_default_layout=is_default_layout,
+        sizes=sizes,
+        masks=masks,
+        biases=biases,
+        scale=arrays["scale"] if "scale" in arrays else checks.scale(function, options.scale, dtype),
+        softcap=checks.softcap(function, options.softcap, dtype),
+        sinks=arrays.get("sinks"),
+        dropout_p=dropout_p,
+        rng=options.rng,
+        layout=layout,
+        implementation=implementation,
+        dtype=query.dtype,
+        derived={},
+    )
+
+
+def _masks_and_biases(
+    function: str, options: CallOptions, arrays: Mapping[str, Array], *, is_causal: bool
+) -> tuple[tuple[Mask, ...], tuple[Bias, ...]]:
+    """Return the masks and the biases of a call: a floating array as `attn_mask` is a bias."""
+    masks: list[Mask] = [Causal()] if is_causal else []
+    biases: list[Bias] = []
+    checks.mask_or_bias(function, "attn_mask", options.attn_mask, Bias, "A bias is passed as `bias`.")
+    checks.mask_or_bias(function, "bias", options.bias, Mask, "A mask is passed as `attn_mask`.")
+    if isinstance(options.attn_mask, Mask):
+        masks.append(options.attn_mask)
+    elif "attn_mask" in arrays and checks.mask_dtype(function, arrays["attn_mask"]):
+        masks.append(as_mask(function, "attn_mask", options.attn_mask))
+    elif "attn_mask" in arrays:
+        biases.append(ArrayBias(arrays["attn_mask"], "attn_mask"))
+    if options.bias is not None:
+        biases.append(as_bias(function, "bias", options.bias))
+    return tuple(masks), tuple(biases)
+
+
+def _to_heads_first(xp: Namespace, inputs: Mapping[str, Any], layout: str) -> Mapping[str, Array]:
+    """Return the inputs as (..., heads, length, width); a 2-D input is one head."""
+    return {
+        name: xp.expand_dims(array, axis=0) if array.ndim == 2 else swap_heads_and_length(xp, array, layout)
+        for name, array in inputs.items()
+    }

@@ -1,0 +1,140 @@
+"""A validated call, ready to be computed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, TypeVar
+
+from sdpa_xp import _checks as checks
+from sdpa_xp._call.rng_rollback import RngRollback
+from sdpa_xp._core.dropout import Dropout
+from sdpa_xp._core.key_value_source import ContiguousSource, KeyValueSource
+from sdpa_xp._core.scores import Scores
+from sdpa_xp._libraries import astype_if_needed, library_of
+from sdpa_xp._libraries.protocols import Array, Dtype
+from sdpa_xp._tiles.layout import swap_heads_and_length
+from sdpa_xp._tiles.score_grid import ScoreGrid
+from sdpa_xp.biases.algebra import Bias, Term
+from sdpa_xp.masks.algebra import AllOf, Mask, Pattern
+
+T = TypeVar("T")
+
+
+class BatchEntry(NamedTuple):
+    """One sequence of a packed batch or of a paged cache, which is computed by itself."""
+
+    grid: ScoreGrid
+    query: Array
+    """(Hq, L, E)."""
+    key: KeyValueSource
+
+
+class BoundOptions(NamedTuple):
+    """The options that join the scores, checked against a grid and converted to its library."""
+
+    mask: Pattern
+    biases: tuple[Term, ...]
+    scale: float | Array
+    sinks: Array | None
+
+
+class PreparedCall(NamedTuple):
+    """A call that has passed every check."""
+
+    grid: ScoreGrid
+    arrays: Mapping[str, Array]
+    """The inputs by name, (..., heads, length, width)."""
+    is_default_layout: bool
+    """Whether the caller's arrays have these axes already."""
+    sizes: checks.Sizes
+    masks: tuple[Mask, ...]
+    biases: tuple[Bias, ...]
+    scale: float | Array | None
+    softcap: float | None
+    sinks: Array | None
+    dropout_p: float
+    rng: object
+    layout: str
+    implementation: str | None
+    dtype: Dtype
+    """The dtype of the result."""
+    derived: dict[str, Any]
+    """Results that depend only on shapes, dtypes and options; equal calls share them."""
+
+    def cached(self, name: str, compute: Callable[[], T]) -> T:
+        """Return what `compute` returns, computed once for all equal calls; it must not read an input."""
+        if name not in self.derived:
+            self.derived[name] = compute()
+        derived: T = self.derived[name]
+        return derived
+
+    def quiet(self) -> AbstractContextManager[object]:
+        """Return a context without warnings and autocast; if the call fails, `rng` gets back its state."""
+        query = self.arrays["query"]
+        quiet = self.cached("quiet", lambda: library_of(query).quiet(query))()
+        return RngRollback(self.rng, library_of(query), quiet) if self.dropout_p else quiet
+
+    def bound_options(self) -> BoundOptions:
+        """Return the options bound to the grid of the whole call."""
+        return self.cached("bound_options", lambda: self._bind(self.grid))
+
+    def scores(self) -> Scores:
+        """Return the scores of the whole call. With dropout this draws from `rng`."""
+        return self._with_dropout([self.scores_without_dropout()])[0]
+
+    def scores_without_dropout(self) -> Scores:
+        """Return the scores of the whole call, without drawing from `rng`."""
+        return self._scores(
+            self.grid, self.arrays["query"], ContiguousSource(self.arrays["key"]), self.bound_options()
+        )
+
+    def scores_of(self, entries: Sequence[BatchEntry]) -> list[Scores]:
+        """Return the scores of each batch entry. With dropout this draws from `rng`, once all are checked."""
+        scores = [self._scores(entry.grid, entry.query, entry.key, self._bind(entry.grid)) for entry in entries]
+        return self._with_dropout(scores)
+
+    def result(self, output: Array) -> Array:
+        """Return an output (..., Hq, L, Ev) in the caller's dtype and layout; for 2-D inputs without heads."""
+        output = astype_if_needed(self.grid.xp, output, self.dtype)
+        return output[0, ...] if self.sizes.flat else swap_heads_and_length(self.grid.xp, output, self.layout)
+
+    def remove_head_axis(self, computed: Array) -> Array:
+        """Return (..., Hq, L) or (..., Hq, L, S) as the caller gets it: for 2-D inputs without heads."""
+        return computed[0, ...] if self.sizes.flat else computed
+
+    def _bind(self, grid: ScoreGrid) -> BoundOptions:
+        patterns = tuple(mask.bind(grid) for mask in self.masks)
+        return BoundOptions(
+            # One mask is asked directly; a call without masks has an empty AllOf (see `Scores.is_unmasked`).
+            mask=patterns[0] if len(patterns) == 1 else AllOf(patterns),
+            biases=tuple([term for bias in self.biases for term in bias.bind(grid)]),
+            scale=self._bind_scale(grid),
+            sinks=self._bind_sinks(grid),
+        )
+
+    def _bind_scale(self, grid: ScoreGrid) -> float | Array:
+        if self.scale is None:
+            return 1.0 / math.sqrt(self.sizes.width)
+        if isinstance(self.scale, float):
+            return self.scale
+        one_a_row = (*grid.caller_shape[:-1], 1)
+        checks.broadcasts(grid.function, "scale", self.scale.shape, one_a_row, checks.ONE_A_ROW)
+        return grid.slice_entry(self.scale, 3)
+
+    def _bind_sinks(self, grid: ScoreGrid) -> Array | None:
+        if self.sinks is None:
+            return None
+        return grid.xp.astype(grid.heads_like("sinks", self.sinks), grid.dtype, copy=False)
+
+    def _scores(self, grid: ScoreGrid, query: Array, key: KeyValueSource, bound: BoundOptions) -> Scores:
+        return Scores(grid, query, key, bound.mask, bound.biases, bound.scale, self.softcap, bound.sinks)
+
+    def _with_dropout(self, scores: list[Scores]) -> list[Scores]:
+        """Return the scores with one seed for all of them: entries are told apart by their batch index."""
+        if not self.dropout_p:
+            return scores
+        query = self.arrays["query"]
+        dropout = Dropout(self.dropout_p, library_of(query).random_words(self.rng, 4, query))
+        return [part._replace(dropout=dropout) for part in scores]

@@ -1,0 +1,27 @@
+"""The generator of a call with dropout: a call that fails draws nothing from it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+from sdpa_xp._libraries import Library
+
+
+class RngRollback:
+    """A context in which an error gives a generator back its state, so that the call can be made again.
+
+    Keys have no state, and the state of some generators cannot be read: these are not restored.
+    """
+
+    def __init__(self, rng: Any, library: Library, quiet: AbstractContextManager[object]) -> None:
+        self.rng, self.library, self.quiet = rng, library, quiet
+
+    def __enter__(self) -> None:
+        self.state = self.library.rng_state(self.rng)
+        self.quiet.__enter__()
+
+    def __exit__(self, error: type[BaseException] | None, *rest: Any) -> None:
+        self.quiet.__exit__(error, *rest)
+        if error is not None and self.state is not None:
+            self.library.restore_rng(self.rng, self.state)

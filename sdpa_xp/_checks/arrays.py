@@ -1,0 +1,165 @@
+"""Checks of every array of a call: it is plain, and its library, device and dtype fit the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from sdpa_xp._checks.messages import message, type_name
+from sdpa_xp._checks.shapes import broadcast
+from sdpa_xp._libraries import FLOATING, device_of, dtype_name, is_array, library_of, namespace_of, plain
+from sdpa_xp._libraries.protocols import Array, Dtype, Namespace, Shape
+
+
+def one_library(function: str, values: Mapping[str, object]) -> tuple[Namespace, dict[str, Array]]:
+    """Check that all values are plain arrays of one library, and return its namespace and the arrays."""
+    arrays = {name: plain_array(function, name, value) for name, value in values.items()}
+    namespaces = {name: namespace_of(array) for name, array in arrays.items()}
+    first, xp = next(iter(namespaces.items()))
+    for name, namespace in namespaces.items():
+        if namespace is not xp:
+            rule = f"`{first}` and `{name}` must be arrays of one library"
+            got = {first: type_name(arrays[first]), name: type_name(arrays[name])}
+            raise TypeError(message(function, rule, got, "Convert one, for example with `from_dlpack`."))
+    return xp, arrays
+
+
+def plain_array(function: str, name: str, value: object) -> Array:
+    """Check that `value` is an array with the arithmetic of the standard; return it without its subclass."""
+    hint = library_of(value).unsupported_reason(value)
+    if is_array(value) and not hint:
+        return plain(value)
+    if callable(value) and name in ("attn_mask", "mask", "bias") and not hint:
+        hint = "`masks.from_function` and `biases.from_function` take a function of the indices."
+    if isinstance(value, list | tuple) and not hint:
+        hint = "numpy.asarray(...) makes one of a list."
+    hint = hint or _named_hint(name, value)
+    rule = f"`{name}` must be a plain array of a library that follows the array API standard"
+    raise TypeError(message(function, rule, {name: type_name(value)}, hint))
+
+
+def _named_hint(name: str, value: object) -> str:
+    """Return where to find the mask or the bias that a caller asked for by a name."""
+    if isinstance(value, str) and name in ("attn_mask", "mask"):
+        return "`is_causal=True` and `masks.causal()` are the causal mask; `sdpa_xp.masks` has others."
+    if isinstance(value, str) and name == "bias":
+        return "`sdpa_xp.biases` has them, such as `biases.alibi(heads)`."
+    return ""
+
+
+def one_device(function: str, arrays: Mapping[str, Array]) -> None:
+    """Check that all arrays are on one device, as far as their library names one."""
+    devices = {name: device_of(array) for name, array in arrays.items()}
+    known = {name: device for name, device in devices.items() if device is not None}
+    for name, device in known.items():
+        first, reference = next(iter(known.items()))
+        if device != reference:
+            rule = f"`{first}` and `{name}` must be on one device"
+            raise ValueError(message(function, rule, {f"{first}.device": reference, f"{name}.device": device}))
+
+
+def floating(function: str, name: str, array: Array) -> None:
+    """Check that `array` has a supported real floating dtype."""
+    if dtype_name(array.dtype) not in FLOATING:
+        rule = f"`{name}` must be one of {', '.join(FLOATING)}"
+        hint = f"Convert it first: xp.astype({name}, xp.float32)."
+        if dtype_name(array.dtype).startswith("complex"):
+            hint = f"Attention of complex numbers is not defined; xp.real({name}) and xp.imag({name}) are real."
+        raise TypeError(message(function, rule, {f"{name}.dtype": array.dtype}, hint))
+
+
+def one_dtype(function: str, arrays: Mapping[str, Array]) -> None:
+    """Check that all arrays have the dtype of the first."""
+    first, reference = next(iter(arrays.items()))
+    for name, array in arrays.items():
+        if array.dtype != reference.dtype:
+            rule = f"`{first}` and `{name}` must have one dtype"
+            got = {f"{first}.dtype": reference.dtype, f"{name}.dtype": array.dtype}
+            hint = f"Convert one: xp.astype({name}, {first}.dtype)."
+            if name.endswith(".weight"):  # a caller of a layer can convert the input, but not the weight
+                hint = f"Convert the input: xp.astype({first}, xp.{dtype_name(array.dtype)})."
+            raise TypeError(message(function, rule, got, hint))
+
+
+def added_dtype(function: str, name: str, array: Array, query: Dtype, accumulation: Dtype) -> None:
+    """Check that an array that joins the scores has the query's dtype or the accumulation dtype."""
+    floating(function, name, array)
+    is_wider = dtype_name(query) in ("float16", "bfloat16") and dtype_name(array.dtype) == "float32"
+    if array.dtype != query and array.dtype != accumulation and not is_wider:
+        rule = f"`{name}` must have the dtype of `query` or of the scores ({dtype_name(accumulation)})"
+        got = {f"{name}.dtype": array.dtype, "query.dtype": query}
+        raise TypeError(message(function, rule, got, f"Convert it: xp.astype({name}, query.dtype)."))
+
+
+def operand(function: str, name: str, value: object, rule: str) -> None:
+    """Check that `value`, which is no mask or bias, is an array."""
+    if not is_array(value):
+        hint = (
+            "`from_function` takes a function of the indices." if callable(value) else _named_hint(name, value)
+        )
+        raise TypeError(message(function, f"`{name}` must be {rule}", {name: type_name(value)}, hint))
+
+
+def mask_or_bias(function: str, name: str, value: object, refused: type, hint: str) -> None:
+    """Check that a bias is not passed as a mask, or a mask as a bias; `refused` is the wrong type."""
+    if isinstance(value, refused):
+        rule = f"`{name}` must not be a {refused.__name__.lower()}"
+        raise TypeError(message(function, rule, {name: value}, hint))
+
+
+def mask_dtype(function: str, mask: Array) -> bool:
+    """Check that `attn_mask` is boolean or floating, and return whether it is boolean."""
+    name = dtype_name(mask.dtype)
+    if name.startswith(("int", "uint")):
+        rule = "`attn_mask` must be boolean (True = may attend) or floating (added to the scores)"
+        got = {"attn_mask.dtype": mask.dtype}
+        raise TypeError(message(function, rule, got, _boolean_hint("attn_mask", mask)))
+    return name.startswith("bool")
+
+
+def boolean(function: str, name: str, array: Array) -> None:
+    """Check that `array` is boolean."""
+    if not dtype_name(array.dtype).startswith("bool"):
+        rule = f"`{name}` must be boolean (True = may attend)"
+        raise TypeError(message(function, rule, {f"{name}.dtype": array.dtype}, _boolean_hint(name, array)))
+
+
+def _boolean_hint(name: str, array: Array) -> str:
+    if not dtype_name(array.dtype).startswith(("int", "uint")):
+        return ""
+    return f"An integer mask is ambiguous: pass `{name} != 0` if 1 means may attend, `== 0` if 0 does."
+
+
+def called(
+    function: str, name: str, caller_function: Callable[..., object], arguments: Sequence[Array]
+) -> object:
+    """Call a caller's function of the indices, and return its result.
+
+    If it raises an error, the message names the argument. An error of a class of the caller keeps its class.
+    """
+    try:
+        return caller_function(*arguments)
+    except Exception as error:  # a caller's function may raise anything; all of it goes on, with a name
+        kind = type(error)
+        if kind not in (TypeError, ValueError, RuntimeError):
+            error.add_note(f"{function}: it was raised by the function of `{name}`.")
+            raise
+        rule = f"the function of `{name}` must compute with arrays of indices"
+        hint = ""
+        if any(word in str(error).lower() for word in ("truth", "ambiguous", "bool", "length-1")):
+            hint = "Conditions combine with `&`, `|` and `~`, not with `and`, `or` and `not`."
+        raise kind(message(function, rule, {"its error": error}, hint)) from error
+
+
+def of_function(function: str, name: str, result: object, target: Shape, xp: Namespace) -> Array:
+    """Check that the result of a caller's function of the indices fits its tile, and return it."""
+    if not is_array(result):
+        rule = f"the function of `{name}` must return an array"
+        hint = "`&`, `|` and `~` combine conditions." if isinstance(result, bool) else ""
+        raise TypeError(message(function, rule, {"result": type_name(result)}, hint))
+    if namespace_of(result) is not xp:
+        rule = f"`query` and what the function of `{name}` returns must be arrays of one library"
+        raise TypeError(message(function, rule, {"result": type_name(result)}))
+    if broadcast(result.shape, target) != target:
+        rule = f"what the function of `{name}` returns must broadcast to (..., Hq, rows, columns) of its tile"
+        raise ValueError(message(function, rule, {"result.shape": result.shape, "tile": target}))
+    return result

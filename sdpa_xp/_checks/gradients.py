@@ -1,0 +1,32 @@
+"""Checks of gradients: the cotangent, and functions that can be differentiated."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from sdpa_xp._checks.arrays import one_device, one_dtype, one_library
+from sdpa_xp._checks.messages import message
+from sdpa_xp._libraries.protocols import Array, Shape
+
+
+def cotangent(function: str, value: object, query: Array, output: Shape) -> Array:
+    """Check that a cotangent is like the output, and return it.
+
+    The output has the library, dtype and device of the query.
+    """
+    _, arrays = one_library(function, {"query": query, "cotangent": value})
+    one_dtype(function, arrays)
+    one_device(function, arrays)
+    array = arrays["cotangent"]
+    if array.shape != output:
+        rule = "`cotangent` must have the shape of the output"
+        raise ValueError(message(function, rule, {"cotangent.shape": array.shape, "output.shape": output}))
+    return array
+
+
+def not_added(function: str, *, traced: bool) -> NoReturn:
+    """Refuse a caller's function that does more than add to the score, or that cannot be tried."""
+    rule = "a gradient needs a `bias` whose function only adds to the score, since its derivative is not known"
+    got = "a function inside a jit or a lazy graph, where it cannot be tried" if traced else "one that does not"
+    hint = "Pass what it adds as an array, or differentiate `scaled_dot_product_attention` by torch or JAX."
+    raise ValueError(message(function, rule, {"bias": got}, hint))

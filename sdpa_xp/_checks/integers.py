@@ -1,0 +1,127 @@
+"""Checks of one integer or of several: lengths, offsets and ids."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from sdpa_xp._checks.messages import message, type_name
+from sdpa_xp._checks.shapes import broadcast
+from sdpa_xp._libraries import as_signed, dtype_name, is_array, plain
+from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace, Shape
+
+IntegersLike: TypeAlias = int | Sequence[int] | AnyArray
+"""Integers as a caller passes them: an int, a list, or an array of an integer dtype."""
+
+LARGEST = 2**29
+"""The largest integer that is accepted. Indices are int32, which every library has, and sums of an index, an
+offset and a width must fit."""
+
+
+class Integers(NamedTuple):
+    """Integers with their smallest and largest value, which are infinite if the values cannot be read."""
+
+    values: int | Array
+    least: float
+    most: float
+
+    def plus(self, number: int) -> Integers:
+        """Return the integers with `number` added to each."""
+        return Integers(self.values + number, self.least + number, self.most + number)
+
+    @property
+    def shape(self) -> Shape:
+        return () if isinstance(self.values, int) else self.values.shape
+
+
+def integer(function: str, name: str, value: object, least: int = -LARGEST) -> int:
+    """Check an integer of Python or NumPy that is at least `least`, and return it as an int."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        rule = f"`{name}` must be an integer"
+        hint = "Inside a jit it has to be static." if is_array(value) else ""
+        raise TypeError(message(function, rule, {name: _shown(value)}, hint))
+    number = int(value)
+    if not least <= number <= LARGEST:
+        rule = f"`{name}` must be " + (f"at least {least}" if number < least else f"at most {LARGEST}")
+        raise ValueError(message(function, rule, {name: number}))
+    return number
+
+
+def integers(
+    function: str,
+    name: str,
+    value: object,
+    xp: Namespace,
+    device: Device,
+    *,
+    traced: bool,
+    least: int = -LARGEST,
+) -> Integers:
+    """Return `value` as int32. If its values can be read, check that each is at least `least`."""
+    if isinstance(value, list | tuple):
+        checked = [integer(function, f"{name}[{index}]", item, least) for index, item in enumerate(value)]
+        array = xp.asarray(checked, dtype=xp.int32, device=device)
+        return Integers(array, min(checked, default=0), max(checked, default=0))
+    if not is_array(value):
+        number = integer(function, name, value, least)
+        return Integers(number, number, number)
+    _integral(function, name, value)
+    is_uint64, value = dtype_name(value.dtype) == "uint64", as_signed(plain(value))
+    if traced or 0 in value.shape:
+        return Integers(xp.astype(value, xp.int32, copy=False), -math.inf, math.inf)
+    smallest, largest = int(xp.min(value)), int(xp.max(value))
+    # A uint64 beyond int64 wraps around to a negative number: the message shows what was passed.
+    for number in (smallest + 2**64 if is_uint64 and smallest < 0 else smallest, largest):
+        integer(function, name, number, least)
+    return Integers(xp.astype(value, xp.int32, copy=False), smallest, largest)
+
+
+def window(function: str, name: str, value: object) -> tuple[int, int]:
+    """Check the reach of a window, one integer or (left, right), and return (left, right)."""
+    widths = value if isinstance(value, tuple | list) else (value, value)
+    if len(widths) != 2:
+        raise ValueError(message(function, f"`{name}` must be an integer or (left, right)", {name: value}))
+    left, right = (integer(function, name, width, least=0) for width in widths)
+    return left, right
+
+
+def within(function: str, name: str, lengths: Integers, limit: int, letter: str) -> None:
+    """Check that no length exceeds its axis, if the lengths can be read."""
+    if lengths.most > limit and lengths.most != math.inf:
+        rule = f"`{name}` must be at most {letter}"
+        raise ValueError(message(function, rule, {name: int(lengths.most), letter: limit}))
+
+
+def ids(function: str, name: str, value: object, xp: Namespace, device: Device) -> Array:
+    """Return integers that are only compared; an array keeps its width, and so its values."""
+    if is_array(value):
+        _integral(function, name, value)
+        return as_signed(plain(value))
+    values = integers(function, name, value, xp, device, traced=True).values
+    return xp.asarray(values, dtype=xp.int32, device=device) if isinstance(values, int) else values
+
+
+def one_each(function: str, name: str, shape: Shape, target: Shape, letter: str, hint: str = "") -> None:
+    """Check that `shape` has the last axis of `target`, and that its other axes broadcast to `target`."""
+    if not shape or shape[-1] != target[-1] or broadcast(shape, target) != target:
+        rule = f"`{name}` must have one integer for each of {letter}, (..., {letter})"
+        got = {f"{name}.shape": shape, f"(..., {letter})": target}
+        raise ValueError(message(function, rule, got, hint))
+
+
+def _integral(function: str, name: str, array: Array) -> None:
+    if not dtype_name(array.dtype).startswith(("int", "uint")):
+        raise TypeError(message(function, f"`{name}` must hold integers", {f"{name}.dtype": array.dtype}))
+
+
+def frozen(value: Any) -> Any:
+    """Return a list as a tuple, so that its owner is immutable, and a NumPy integer as an int."""
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return int(value)
+    return tuple(value) if isinstance(value, list | range) else value
+
+
+def _shown(value: object) -> str:
+    return type_name(value) if is_array(value) else f"{value!r} ({type_name(value)})"

@@ -1,0 +1,56 @@
+"""The form of every message, and how values appear in messages and in a repr."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+from sdpa_xp._libraries import dtype_name, is_array, is_traced, override
+from sdpa_xp._libraries.protocols import Array
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+MOST_SHOWN = 8
+"""Arrays and tuples with more elements than this are not written out."""
+
+
+def message(function: str, rule: str, got: Mapping[str, object], hint: str = "") -> str:
+    """Return `function: rule; got name=value. hint`, the form of every error."""
+    values = ", ".join(f"{name}={value}" for name, value in got.items())
+    return f"{function}: {rule}; got {values}." + (f" {hint}" if hint else "")
+
+
+def type_name(value: object) -> str:
+    """Return the type of a value with its module, such as numpy.ndarray."""
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def brief(value: object) -> str:
+    """Return a value for a repr: a short array by its elements, a longer array by its dtype and shape."""
+    if isinstance(value, tuple) and len(value) > MOST_SHOWN:
+        return f"<{len(value)} numbers>"
+    if not is_array(value):
+        return getattr(value, "__qualname__", None) or repr(value)
+    if value.ndim == 1 and _is_readable(value) and value.shape[0] <= MOST_SHOWN:
+        return "[" + ", ".join(f"{float(value[index]):g}" for index in range(value.shape[0])) + "]"
+    return f"<{dtype_name(value.dtype)} {tuple(value.shape)}>"
+
+
+def _is_readable(array: Array) -> bool:
+    """Return whether elements can be read: a spec has none, and values of a graph have none yet."""
+    return hasattr(array, "__getitem__") and override(array) is None and not is_traced(array)
+
+
+def call_of(value: DataclassInstance, name: str) -> str:
+    """Return the call of `name` that makes `value`, without the arguments that have their defaults."""
+    shown = [field for field in fields(value) if field.repr]
+    arguments = {field.name: getattr(value, field.name) for field in shown}
+    for field in shown:
+        argument = arguments[field.name]
+        if type(argument) is type(field.default) and argument == field.default:
+            del arguments[field.name]
+    if [*arguments] == [shown[0].name]:  # a first argument alone needs no keyword
+        return f"{name}({brief(arguments.popitem()[1])})"
+    return f"{name}({', '.join(f'{key}={brief(argument)}' for key, argument in arguments.items())})"

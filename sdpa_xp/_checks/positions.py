@@ -1,0 +1,66 @@
+"""Checks of positions and of rotations by them."""
+
+from __future__ import annotations
+
+import math
+
+from sdpa_xp._checks.arrays import plain_array
+from sdpa_xp._checks.integers import Integers, integer
+from sdpa_xp._checks.keywords import number
+from sdpa_xp._checks.messages import message, type_name
+from sdpa_xp._libraries import FLOATING, dtype_name, is_number
+from sdpa_xp._libraries.protocols import Array, Shape
+
+
+def real_numbers(function: str, name: str, value: object) -> Array:
+    """Check an array of integers or of real floating numbers, and return it."""
+    array = plain_array(function, name, value)
+    dtype = dtype_name(array.dtype)
+    if dtype not in FLOATING and not dtype.startswith(("int", "uint")):
+        raise TypeError(message(function, f"`{name}` must hold numbers", {f"{name}.dtype": array.dtype}))
+    return array
+
+
+def not_one_number(function: str, name: str, value: object) -> object:
+    """Refuse a single number, which could be a position or a length, and return other values."""
+    if is_number(value):
+        hint = "range(n) is for the first n."
+        raise TypeError(message(function, f"`{name}` must be a range, a list or an array", {name: value}, hint))
+    return value
+
+
+def even(function: str, name: str, value: object) -> int:
+    """Check an even integer of at least 2, and return it."""
+    result = integer(function, name, value, least=2)
+    if result % 2:
+        raise ValueError(message(function, f"`{name}` must be even", {name: result}))
+    return result
+
+
+def above(function: str, name: str, value: object, limit: float) -> float:
+    """Check a number greater than `limit`, and return it."""
+    result = number(function, name, value)
+    if result <= limit:
+        raise ValueError(message(function, f"`{name}` must be greater than {limit:g}", {name: result}))
+    return result
+
+
+def below(function: str, name: str, numbers: Integers, limit: int, letter: str) -> None:
+    """Check that all numbers are below `limit`, the rows of a table, if the numbers can be read."""
+    if numbers.most >= limit and numbers.most != math.inf:
+        rule = f"`{name}` must be below {letter}"
+        raise ValueError(message(function, rule, {name: int(numbers.most), letter: limit}))
+
+
+def instance(function: str, name: str, value: object, kind: type) -> None:
+    """Check that `value` is an instance of `kind`, or None."""
+    if value is not None and not isinstance(value, kind):
+        rule = f"`{name}` must be a {kind.__name__} or None"
+        raise TypeError(message(function, rule, {name: type_name(value)}))
+
+
+def fits_rotation(function: str, name: str, shape: Shape, width: int) -> None:
+    """Check that there is a length, and a width of at least that of the rotation."""
+    if len(shape) < 2 or shape[-1] < width:
+        rule = f"`{name}` must have a length, and a width (axis -1, E) of at least that of the rotation"
+        raise ValueError(message(function, rule, {f"{name}.shape": shape, "rotary.width": width}))

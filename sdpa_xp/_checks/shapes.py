@@ -1,0 +1,198 @@
+"""Checks of shapes. The exporter uses them too: only shapes are read, and a length may be a symbol's name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import NamedTuple
+
+from sdpa_xp._checks.messages import message
+from sdpa_xp._libraries.protocols import Shape
+
+HLE = "...HLE"
+LHE = "...LHE"
+ONE_A_ROW = "(..., Hq, L, 1)"
+LAYOUTS = (HLE, LHE)
+"""Heads before the length, as in torch and ONNX; or behind the length, as in JAX, Keras and flash-attention."""
+
+
+class Sizes(NamedTuple):
+    """The lengths of one call. `batch` is the shape that the leading axes broadcast to."""
+
+    batch: Shape
+    query_heads: int
+    heads: int
+    queries: int
+    keys: int
+    width: int
+    flat: bool
+    """Whether all inputs are 2-D: one head, and a result without a head axis."""
+
+    @property
+    def pairs(self) -> Shape:
+        """The shape of the scores, which a mask must broadcast to."""
+        lengths = (self.queries, self.keys)
+        return lengths if self.flat else (*self.batch, self.query_heads, *lengths)
+
+    @property
+    def all_heads(self) -> int:
+        """The number of query heads of all batch entries together."""
+        return math.prod(self.batch) * self.query_heads
+
+
+def shapes(function: str, query: Shape, key: Shape, value: Shape | None = None, *, layout: str = HLE) -> Sizes:
+    """Check that query (..., Hq, L, E), key (..., H, S, E) and value (..., H, S, Ev) fit; return their lengths.
+
+    If they fit only in the other layout, the message says so.
+    """
+    try:
+        return _sizes(function, query, key, value, layout)
+    except ValueError as error:
+        other_layout = LHE if layout == HLE else HLE
+        if not _fits(query, key, value, other_layout):
+            raise
+        hint = f'If the length comes before the heads, it is `layout="{other_layout}"`.'
+        if layout == LHE:
+            hint = f'If the heads come before the length, it is `layout="{other_layout}"`.'
+        if function == "dot_product_attention":  # it has no argument `layout`
+            hint = "If the heads come before the length, it is `scaled_dot_product_attention`."
+        elif function.endswith(".attend"):
+            hint = hint.replace("it is `layout", "the cache needs `layout")
+        raise ValueError(f"{error} {hint}") from None
+
+
+def _fits(query: Shape, key: Shape, value: Shape | None, layout: str) -> bool:
+    with suppress(ValueError, TypeError):  # a TypeError if the length in the place of the heads is a symbol
+        _sizes("", query, key, value, layout)
+        return True
+    return False
+
+
+def _sizes(function: str, query: Shape, key: Shape, value: Shape | None, layout: str) -> Sizes:
+    named = {"query": query, "key": key} | ({} if value is None else {"value": value})
+    for name, shape in named.items():
+        known(function, name, shape)
+        if len(shape) < 2:
+            order = "heads, length" if layout == HLE else "length, heads"
+            rule = f"`{name}` must have at least 2 axes, (..., {order}, width)"
+            raise ValueError(message(function, rule, {f"{name}.shape": shape}))
+    heads_first = {name: headed(shape, layout) for name, shape in named.items()}
+    axes = {"E": -1, "S": -2, "H": -3}  # in `heads_first`; in the other layout the caller's axes are swapped
+
+    def agree(letter: str, first: str, second: str) -> None:
+        axis = axes[letter]
+        if heads_first[first][axis] != heads_first[second][axis]:
+            caller_axis = axis if layout == HLE or axis == -1 else -5 - axis
+            rule = f"`{first}` and `{second}` must agree on axis {caller_axis} ({letter})"
+            got = {f"{name}.shape": named[name] for name in (first, second)}
+            raise ValueError(message(function, rule, got))
+
+    agree("E", "query", "key")
+    if query[-1] == 0:
+        rule = "`query` and `key` must have a width (axis -1, E) of at least 1"
+        raise ValueError(message(function, rule, {"query.shape": query}))
+    if value is not None:
+        agree("S", "key", "value")
+        agree("H", "key", "value")
+    query_heads, heads = heads_first["query"][-3], heads_first["key"][-3]
+    if query_heads != heads and (heads == 0 or query_heads % heads):
+        axis = -3 if layout == HLE else -2
+        rule = f"the heads of `query` (axis {axis}, Hq) must be a multiple of those of `key` (H)"
+        got = {"query.shape": query, "key.shape": key}
+        raise ValueError(message(function, rule, got, _heads_hint(query_heads)))
+    batch = broadcast(*(shape[:-3] for shape in heads_first.values()))
+    if batch is None:
+        rule = "the leading axes of " + ", ".join(f"`{name}`" for name in named) + " must broadcast"
+        raise ValueError(message(function, rule, {f"{name}.shape": shape for name, shape in named.items()}))
+    flat = all(len(shape) == 2 for shape in named.values())
+    return Sizes(batch, query_heads, heads, heads_first["query"][-2], heads_first["key"][-2], query[-1], flat)
+
+
+def broadcasts(function: str, name: str, shape: Shape, target: Shape, letters: str) -> None:
+    """Check that an array of `shape` broadcasts to `target` without making it larger."""
+    known(function, name, shape)
+    if broadcast(shape, target) != target:
+        rule = f"`{name}` must broadcast to {letters}"
+        hint = ""
+        if len(target) == 4 and shape == (target[0], target[-1]):
+            hint = f"One row a batch entry has the shape (B, 1, 1, S): {name}[:, None, None, :]."
+        elif letters == ONE_A_ROW:
+            hint = _row_hint(name, shape, target)
+        raise ValueError(message(function, rule, {f"{name}.shape": shape, letters: target}, hint))
+
+
+def _row_hint(name: str, shape: Shape, target: Shape) -> str:
+    """Return how to index an array so that it broadcasts to (..., Hq, L, 1), or ""."""
+    for letters, first in (("Hq", -3), ("L", -2), ("Hq and L", -3), ("B", -4), ("B and Hq", -4)):
+        last = first + len(shape)
+        count = 1 + letters.count("and")
+        if len(shape) == count and len(target) >= -first and shape == target[first:last]:
+            index = ", ".join([":"] * count + ["None"] * -last)
+            return f"One for each {letters} has the shape {(*shape, *[1] * -last)}: {name}[{index}]."
+    return ""
+
+
+def broadcast(*shapes: Shape) -> Shape | None:
+    """Return the shape that all shapes broadcast to, or None if they do not."""
+    rank = max(len(shape) for shape in shapes)
+    result: list[int] = []
+    for axis in range(-rank, 0):
+        lengths = [shape[axis] for shape in shapes if len(shape) >= -axis and shape[axis] != 1]
+        # Compare with `!=`, not in a set: a length that torch exports as a symbol has no hash.
+        if any(length != lengths[0] for length in lengths[1:]):
+            return None
+        result.append(lengths[0] if lengths else 1)
+    return tuple(result)
+
+
+def known(function: str, name: str, shape: Shape) -> None:
+    """Check that no length is NaN, as unknown lengths of a lazy array are."""
+    if any(n != n for n in shape):
+        rule = f"the lengths of `{name}` must be known"
+        hint = f"Dask finds them with `{name}.compute_chunk_sizes()`."
+        raise ValueError(message(function, rule, {f"{name}.shape": shape}, hint))
+
+
+def headed(shape: Shape, layout: str) -> Shape:
+    """Return a shape as (..., H, L, E); a 2-D shape is one head."""
+    if len(shape) == 2:
+        return (1, *shape)
+    *batch, first, second, width = shape
+    return (*batch, first, second, width) if layout == HLE else (*batch, second, first, width)
+
+
+def _heads_hint(query_heads: int) -> str:
+    if query_heads == 1:
+        return "For one query head that meets every key head, broadcast `query` to the heads of `key`."
+    return "Query head h reads key head h // (Hq // H)."
+
+
+def axes(function: str, named: Mapping[str, Shape], count: int) -> None:
+    """Check that each shape has `count` axes."""
+    for name, shape in named.items():
+        if len(shape) != count:
+            raise ValueError(message(function, f"`{name}` must have {count} axes", {f"{name}.shape": shape}))
+
+
+def entries(function: str, query: Shape, count: int) -> None:
+    """Check that the query has 4 axes, and a batch entry for each of `count` sequences."""
+    if len(query) != 4 or query[0] != count:
+        rule = "`query` must have an entry for each sequence of the cache, (N, Hq, L, E)"
+        raise ValueError(message(function, rule, {"query.shape": query, "N": count}))
+
+
+def columns(function: str, name: str, count: int, heads: int) -> None:
+    """Check that there is one item for each query head."""
+    if count != heads:
+        rule = f"`{name}` must be for as many heads as `query` has (Hq)"
+        raise ValueError(message(function, rule, {name: f"for {count}", "Hq": heads}))
+
+
+def bucket_table(function: str, shape: Shape, both_ways: bool) -> None:
+    """Check that a table (buckets, Hq) has near and far buckets, in one or both directions."""
+    least = 4 if both_ways else 2
+    if len(shape) != 2 or shape[0] < least or (both_ways and shape[0] % 2):
+        rule = f"`table` must be (buckets, Hq), with {least} buckets or more"
+        rule += " and an even number of them" if both_ways else ""
+        raise ValueError(message(function, rule, {"table.shape": shape}))

@@ -1,0 +1,67 @@
+"""Checks of integers that determine shapes: they are read now, so an array inside a jit must be static."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sdpa_xp._checks.arrays import plain_array
+from sdpa_xp._checks.integers import integer
+from sdpa_xp._checks.messages import message
+from sdpa_xp._libraries import dtype_name, is_array, is_traced, library_of
+
+
+def cumulative_lengths(function: str, name: str, value: object, total: int, letter: str) -> list[int]:
+    """Check N + 1 integers from 0 to `total` that do not fall, and return them.
+
+    They are the starts of N sequences and the end of the last.
+    """
+    starts = integer_list(function, name, value)
+    got = {name: starts, f"length of `{letter}`": total}
+    if len(starts) < 2:
+        raise ValueError(message(function, f"`{name}` must have N + 1 integers for N >= 1 sequences", got))
+    if starts[0] != 0 or starts[-1] != total:
+        rule = f"`{name}` must begin with 0 and end with the length of `{letter}`"
+        raise ValueError(message(function, rule, got))
+    if any(later < earlier for earlier, later in itertools.pairwise(starts)):
+        raise ValueError(message(function, f"`{name}` must not fall", got))
+    return starts
+
+
+def same_length(function: str, named: Mapping[str, Sequence[object]]) -> None:
+    """Check that all sequences have the same length."""
+    if len({len(values) for values in named.values()}) > 1:
+        rule = " and ".join(f"`{name}`" for name in named) + " must be equally long"
+        raise ValueError(message(function, rule, {f"len({name})": len(x) for name, x in named.items()}))
+
+
+def integer_list(function: str, name: str, value: object, least: int = 0) -> list[int]:
+    """Check integers that are at least `least`, and return them as a list."""
+    numbers = _to_list(function, name, value)
+    return [integer(function, f"{name}[{index}]", number, least) for index, number in enumerate(numbers)]
+
+
+def integer_table(function: str, name: str, value: object) -> list[list[int]]:
+    """Check rows of integers, and return them as lists. -1 is allowed: it stands for no block."""
+    rows = enumerate(_to_list(function, name, value))
+    return [integer_list(function, f"{name}[{index}]", row, least=-1) for index, row in rows]
+
+
+def _to_list(function: str, name: str, value: object) -> list[Any]:
+    if isinstance(value, list | tuple | range):
+        return list(value)
+    if not is_array(value) or value.ndim == 0:
+        rule = f"`{name}` must be a list or an integer array"
+        raise TypeError(message(function, rule, {name: repr(value)}))
+    plain_array(function, name, value)
+    if is_traced(value):
+        rule = f"`{name}` must be static inside a jit or a lazy graph, since shapes follow from it"
+        raise TypeError(
+            message(function, rule, {name: f"a traced array {value.shape}"}, "Pass a tuple of ints.")
+        )
+    if not dtype_name(value.dtype).startswith(("int", "uint")):
+        rule = f"`{name}` must hold integers"
+        raise TypeError(message(function, rule, {f"{name}.dtype": value.dtype}))
+    items: list[Any] = library_of(value).to_list(value)
+    return items

@@ -1,0 +1,1 @@
+"""The mathematics of attention, tile by tile, on the arrays of any library."""

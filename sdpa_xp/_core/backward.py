@@ -1,0 +1,264 @@
+"""Gradients of attention tile by tile: memory grows with L + S, never with L * S.
+
+Dao, "FlashAttention-2", arXiv 2307.08691, algorithm 2. The scores s of a tile are computed again, by the code
+of the forward pass. With P = exp(s - lse), O the output and dO its cotangent, and * elementwise,
+
+    dV = P^T dO    dP = dO V^T    dS = P * (dP - D) with D = rowsum(dO * O)    dQ = dS K    dK = dS^T Q
+
+A soft cap multiplies dS by its derivative on the way to dQ and dK; a sink has the gradient -exp(sink - lse) D.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from sdpa_xp._core import threads
+from sdpa_xp._core.gradient_accumulator import GradientAccumulator
+from sdpa_xp._core.key_value_source import KeyValueSource
+from sdpa_xp._core.products import key_leading_slice, matmul_grouped, matmul_over_group
+from sdpa_xp._core.scores import Scores
+from sdpa_xp._libraries import astype_if_needed, is_traced, quiet
+from sdpa_xp._libraries.protocols import Array, Namespace, Shape
+from sdpa_xp._tiles.allowed import Allowed, is_masked
+from sdpa_xp._tiles.gradient_target import GradientTarget
+from sdpa_xp._tiles.plan import Plan
+from sdpa_xp._tiles.tile import LeadingSlice, Tile, slice_leading
+
+
+class Forward(NamedTuple):
+    """A call and its output: all that the gradients are computed from."""
+
+    scores: Scores
+    value: KeyValueSource
+    output: Array
+    """(..., Hq, L, Ev), in the accumulation dtype."""
+    lse: Array
+    """(..., Hq, L, 1)."""
+    targets: Mapping[str, GradientTarget]
+    """The arrays whose gradients are computed, by name."""
+    bias_names: tuple[str | None, ...]
+    """The name in `targets` of the array of each bias, or None."""
+    plan: Plan
+
+    def slice_leading(self, leading: LeadingSlice | None) -> Forward:
+        """Return the part of some batch entries and heads."""
+        if leading is None:
+            return self
+        return self._replace(
+            scores=self.scores.slice_leading(leading),
+            value=self.value.slice_leading(key_leading_slice(leading, self.scores.group)),
+            output=slice_leading(self.output, leading),
+            lse=slice_leading(self.lse, leading),
+            targets={name: target.slice_leading(leading) for name, target in self.targets.items()},
+        )
+
+    def in_one_tile(self) -> Forward:
+        """Return the same call with one tile: values cannot be read, and a compiled loop cannot accumulate."""
+        grid = replace(self.scores.grid, execution_kind="traced")
+        rows, columns = max(1, self.plan.queries), max(1, self.plan.keys)
+        plan = replace(self.plan, rows=rows, columns=columns, leading_slices=(), is_loop=False)
+        return self._replace(scores=self.scores._replace(grid=grid), plan=plan)
+
+
+class RowInputs(NamedTuple):
+    """What each tile of a range of queries needs of these queries."""
+
+    query: Array
+    """Times the scale, (..., Hq, rows, E)."""
+    cotangent: Array
+    """(..., Hq, rows, Ev)."""
+    delta: Array
+    """D = rowsum(dO * O), (..., Hq, rows, 1)."""
+    shift: Array
+    """The log-sum-exp; 0 in a row without a key."""
+
+
+def gradients(forward: Forward, cotangent: Array) -> dict[str, Array]:
+    """Return the gradient of each target, in the accumulation dtype.
+
+    A masked pair has weight 0, but 0 * NaN is NaN. So if a gradient is NaN or inf, all gradients are computed a
+    second time, guarded: pairs that may not attend are then left out of the products one by one.
+    """
+    scores = forward.scores
+    if scores.grid.is_traced or is_traced(cotangent):  # whether a gradient is NaN cannot be read
+        return _gradients(forward.in_one_tile(), cotangent, guarded=True)
+    computed = _gradients(forward, cotangent, guarded=False)
+    if scores.is_unmasked or _is_finite(scores.xp, computed):
+        return computed
+    return _gradients(forward, cotangent, guarded=True)
+
+
+def _gradients(forward: Forward, cotangent: Array, *, guarded: bool) -> dict[str, Array]:
+    """Compute the leading slices of the plan one by one; if arrays can be written to, in threads."""
+    plan, grid, targets = forward.plan, forward.scores.grid, forward.targets
+    if not grid.is_writeable:
+        return _gradients_of_slice(forward, cotangent, guarded=guarded)
+    sums = {
+        name: grid.xp.zeros(target.shape, dtype=grid.dtype, device=grid.device)
+        for name, target in targets.items()
+    }
+    # Sinks, slopes and tables have few elements, and every slice adds to all of them. They are kept aside and
+    # added in the order of the slices, so that the result does not depend on which thread ends first.
+    small = {name for name, target in targets.items() if target.axes == (None, None)}
+    kept: dict[LeadingSlice | None, dict[str, Array]] = {}
+
+    def compute(slices: list[LeadingSlice | None]) -> None:
+        with quiet(cotangent):  # here too: a library may keep this setting for each thread
+            for leading in slices:
+                part = cotangent if leading is None else slice_leading(cotangent, leading)
+                computed = _gradients_of_slice(forward.slice_leading(leading), part, guarded=guarded)
+                kept[leading] = {name: computed.pop(name) for name in small}
+                for name, gradient in computed.items():
+                    sums[name][targets[name].slices(leading)] += gradient
+
+    large = [target for name, target in targets.items() if name not in small]
+    threads.run(compute, _independent_groups(plan.leading_slices, large, grid.leading_shape), plan.threads)
+    for leading in plan.leading_slices or (None,):
+        for name, gradient in kept[leading].items():
+            sums[name][targets[name].slices(leading)] += gradient
+    return sums
+
+
+def _independent_groups(
+    slices: Sequence[LeadingSlice], targets: Iterable[GradientTarget], leading_shape: Shape
+) -> list[list[LeadingSlice | None]]:
+    """Group slices that add into the same gradient, so that the order of summation is fixed."""
+    if not slices:
+        return [[None]]
+    is_shared = [any(axis) for axis in zip(*(x.broadcast_axes(leading_shape) for x in targets), strict=True)]
+    groups: dict[tuple[range, ...], list[LeadingSlice | None]] = {}
+    for leading in slices:
+        unshared = tuple(r for r, shared in zip(leading, is_shared, strict=True) if not shared)
+        groups.setdefault(unshared, []).append(leading)
+    return [*groups.values()]
+
+
+def _gradients_of_slice(forward: Forward, cotangent: Array, *, guarded: bool) -> dict[str, Array]:
+    accumulators = {
+        name: GradientAccumulator(target, forward.plan, forward.scores.grid)
+        for name, target in forward.targets.items()
+    }
+    for rows in forward.plan.row_ranges():
+        _add_rows(accumulators, forward, cotangent, rows, guarded=guarded)
+    return {name: accumulator.array() for name, accumulator in accumulators.items()}
+
+
+def _add_rows(
+    accumulators: Mapping[str, GradientAccumulator],
+    forward: Forward,
+    cotangent: Array,
+    rows: range,
+    *,
+    guarded: bool,
+) -> None:
+    scores = forward.scores
+    xp, dtype = scores.xp, scores.grid.dtype
+    row_tile = scores.tile(rows, range(1))
+    cotangent = astype_if_needed(xp, row_tile.slice_queries(cotangent), dtype)
+    lse = row_tile.slice_queries(forward.lse)
+    delta = xp.sum(cotangent * row_tile.slice_queries(forward.output), axis=-1, keepdims=True)
+    inputs = RowInputs(scores.scaled_query(rows), cotangent, delta, xp.where(is_masked(lse), 0.0, lse))
+    of_scaled_query: Array | None = None
+    for tile, allowed in _tiles(scores, rows, forward.plan):
+        contribution = _add_tile(accumulators, forward, inputs, tile, allowed, guarded=guarded)
+        of_scaled_query = contribution if of_scaled_query is None else of_scaled_query + contribution
+    if scores.sinks is not None:
+        accumulators["sinks"].add(row_tile, -xp.exp(scores.sinks - inputs.shift) * delta)
+    if of_scaled_query is None:  # these queries attend no key
+        return
+    query, scale = astype_if_needed(xp, row_tile.slice_queries(scores.query), dtype), scores.scale
+    if not isinstance(scale, float):
+        scale = astype_if_needed(xp, row_tile.slice(scale), dtype)
+        scale, query = (_zero_nonfinite(xp, x) if guarded else x for x in (scale, query))
+    accumulators["query"].add(row_tile, of_scaled_query * scale)
+    if "scale" in accumulators:
+        accumulators["scale"].add(row_tile, xp.sum(of_scaled_query * query, axis=-1, keepdims=True))
+
+
+def _tiles(scores: Scores, rows: range, plan: Plan) -> Iterator[tuple[Tile, Allowed]]:
+    """Return the tiles of `rows` in which a pair may attend, cut at the same keys for all rows.
+
+    `Scores.tiles` begins at the first key that a row attends; the pieces of an accumulator need common borders.
+    """
+    for columns in plan.column_ranges(range(plan.keys)):
+        tile = scores.tile(rows, columns)
+        allowed = scores.mask.allowed_in(tile)
+        if allowed is not False:
+            yield tile, allowed
+
+
+def _add_tile(
+    accumulators: Mapping[str, GradientAccumulator],
+    forward: Forward,
+    inputs: RowInputs,
+    tile: Tile,
+    allowed: Allowed,
+    *,
+    guarded: bool,
+) -> Array:
+    """Add the contribution of a tile; returns its contribution to the gradient of the scaled queries."""
+    scores, xp, dtype = forward.scores, forward.scores.xp, forward.scores.grid.dtype
+    key = scores.keys(tile.columns)
+    value = astype_if_needed(xp, forward.value.slice_keys(tile.columns), dtype)
+    capped = scores.capped(tile, inputs.query)
+    s, allowed = scores.with_biases(tile, capped, allowed)
+    guard: Allowed = allowed if guarded else True
+    if not isinstance(guard, bool):
+        capped = xp.where(guard, capped, 0.0)
+    slope = None if scores.softcap is None else _softcap_slope(capped, scores.softcap)
+    p = xp.exp(s - inputs.shift)
+    dp = matmul_grouped(xp, inputs.cotangent, xp.matrix_transpose(value))
+    kept = p
+    if scores.dropout is not None:
+        ones = xp.full((1, 1), 1.0, dtype=dtype, device=scores.grid.device)
+        factor = scores.dropout.apply(tile, ones)
+        kept, dp = p * factor, dp * factor
+    ds = p * (dp - inputs.delta)
+    if not isinstance(guard, bool):
+        kept, ds = xp.where(guard, kept, 0.0), xp.where(guard, ds, 0.0)
+
+    def over_group(weights: Array, operand: Array) -> Array:
+        return matmul_over_group(xp, weights, operand, key.shape[-3])
+
+    def grouped(weights: Array, operand: Array) -> Array:
+        return matmul_grouped(xp, weights, operand)
+
+    accumulators["value"].add(tile, _guarded_product(xp, over_group, kept, inputs.cotangent, guard))
+    for bias, name in zip(scores.biases, forward.bias_names, strict=True):
+        of_bias = bias.gradient(tile, capped, ds)
+        if name is not None and of_bias is not None:
+            accumulators[name].add(tile, of_bias)
+    if slope is not None:
+        ds = ds * slope
+    accumulators["key"].add(tile, _guarded_product(xp, over_group, ds, inputs.query, guard))
+    return _guarded_product(xp, grouped, ds, key, guard)
+
+
+def _guarded_product(
+    xp: Namespace, product: Callable[[Array, Array], Array], weights: Array, operand: Array, allowed: Allowed
+) -> Array:
+    """Return `product` of both, where only pairs that may attend bring in a NaN or inf of the operand."""
+    if isinstance(allowed, bool):
+        return product(weights, operand)
+    is_special = ~xp.isfinite(operand)
+    attends = xp.astype(xp.broadcast_to(allowed, weights.shape), weights.dtype)
+    meets = product(attends, xp.astype(is_special, weights.dtype)) > 0.0
+    return xp.where(meets, math.nan, product(weights, xp.where(is_special, 0.0, operand)))
+
+
+def _softcap_slope(capped: Array, softcap: float) -> Array:
+    """Return the derivative of softcap * tanh(x / softcap), 1 - tanh^2."""
+    tanh = capped / softcap
+    return -(tanh * tanh) + 1.0
+
+
+def _zero_nonfinite(xp: Namespace, x: Array) -> Array:
+    return xp.where(xp.isfinite(x), x, 0.0)
+
+
+def _is_finite(xp: Namespace, computed: Mapping[str, Array]) -> bool:
+    """Return whether the gradients are known to be finite; of traced ones it is not known."""
+    return not any(is_traced(x) or not bool(xp.isfinite(xp.sum(x))) for x in computed.values())

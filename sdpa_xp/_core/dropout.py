@@ -1,0 +1,56 @@
+"""Dropout of attention weights: which pair is dropped follows from its place, not from how the call is cut.
+
+A counter-based generator, as in flash-attention: a seed is drawn from the caller's generator once, and each
+pair (b, h, i, j) is hashed with it. So the output and the weights drop the same pairs, however they are cut
+into tiles, and so do two libraries with the same seed.
+
+Srivastava et al., "Dropout", JMLR 15, 2014, section 10, for the division by 1 - p;
+Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011, for counters as random numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sdpa_xp._libraries.protocols import Array
+from sdpa_xp._tiles.tile import Tile
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dropout:
+    """Each weight is dropped with probability p, and the others are divided by 1 - p."""
+
+    p: float
+    seed: Array
+    """Four random int32."""
+
+    def apply(self, tile: Tile, weights: Array) -> Array:
+        """Weights (..., Hq, rows, columns) without those that are dropped."""
+        xp = tile.grid.xp
+        if self.p == 1:
+            return xp.zeros_like(weights)
+        kept = self._uniform(tile) >= round(self.p * 2**31)
+        return xp.where(kept, weights * (1 / (1 - self.p)), 0.0)
+
+    def _uniform(self, tile: Tile) -> Array:
+        """A random integer from 0 to 2^31 - 1 for each pair.
+
+        Both halves of a pair's key, 64 bits that its row and its column are hashed to apart, pass through the
+        mixer, so that rows that agree in one half are not alike.
+        """
+        b, h, i, j = tile.indices
+        seed = [self.seed[index : index + 1] for index in range(4)]
+        head = b * tile.grid.heads + h
+        rows = [_mix(_mix(_mix(head ^ seed[half]) + i) ^ seed[half + 2]) for half in (0, 1)]
+        columns = [_mix(_mix(j + seed[half]) ^ seed[half + 2]) for half in (0, 1)]
+        return _mix(_mix(rows[0] ^ columns[0]) + (rows[1] ^ columns[1])) & 0x7FFFFFFF
+
+
+def _mix(x: Array) -> Array:
+    """A bijection of int32 that makes near numbers unlike.
+
+    Wellons, "Prospecting for hash functions", 2018: `lowbias32`, whose bias is 0.17.
+    """
+    x = (x ^ ((x >> 16) & 0xFFFF)) * 0x7FEB352D
+    x = (x ^ ((x >> 15) & 0x1FFFF)) * -0x7B935975  # 0x846CA68B as int32
+    return x ^ ((x >> 16) & 0xFFFF)

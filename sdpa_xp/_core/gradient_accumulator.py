@@ -1,0 +1,65 @@
+"""Sums of gradients over tiles: each tile adds to a piece of the gradient, and pieces are joined at the end.
+
+No array is written to in place, since not every library can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sdpa_xp._libraries.protocols import Array, Namespace, Shape
+from sdpa_xp._tiles.gradient_target import GradientTarget
+from sdpa_xp._tiles.plan import Plan
+from sdpa_xp._tiles.score_grid import ScoreGrid
+from sdpa_xp._tiles.tile import Tile
+
+
+class GradientAccumulator:
+    """The gradient of one array."""
+
+    def __init__(self, target: GradientTarget, plan: Plan, grid: ScoreGrid) -> None:
+        self.target, self.grid = target, grid
+        self.pieces = dict[tuple[int, int], Array]()
+        """By the first row and the first column of each piece."""
+        cuts = {"rows": [*plan.row_ranges()], "columns": [*plan.column_ranges(range(plan.keys))]}
+        self.ranges = [
+            cuts[axis] if axis else [range(length)]
+            for axis, length in zip(target.axes, target.shape[-2:], strict=True)
+        ]
+
+    def add(self, tile: Tile, gradient: Array) -> None:
+        """Add the contribution of a tile, summed over the axes that were broadcast."""
+        starts = {"rows": tile.rows.start, "columns": tile.columns.start, None: 0}
+        place = starts[self.target.axes[0]], starts[self.target.axes[1]]
+        lengths = zip(self.target.axes, gradient.shape[-2:], self.target.shape[-2:], strict=True)
+        shape = (*self.target.shape[:-2], *(of_tile if axis else whole for axis, of_tile, whole in lengths))
+        summed = sum_to_shape(self.grid.xp, gradient, shape)
+        self.pieces[place] = self.pieces[place] + summed if place in self.pieces else summed
+
+    def array(self) -> Array:
+        """Return the gradient, (..., heads, M, N); 0 where no tile has contributed."""
+        xp = self.grid.xp
+        row_ranges, column_ranges = self.ranges
+        rows = [_concat(xp, [self._piece(m, n) for n in column_ranges], -1) for m in row_ranges]
+        return _concat(xp, rows, -2)
+
+    def _piece(self, m: range, n: range) -> Array:
+        piece = self.pieces.get((m.start, n.start))
+        if piece is not None:
+            return piece
+        shape = (*self.target.shape[:-2], len(m), len(n))
+        return self.grid.xp.zeros(shape, dtype=self.grid.dtype, device=self.grid.device)
+
+
+def sum_to_shape(xp: Namespace, array: Array, shape: Shape) -> Array:
+    """Sum `array` over the axes along which an array of `shape` was broadcast to it."""
+    while array.ndim > len(shape):
+        array = xp.sum(array, axis=0)
+    for axis, n in enumerate(shape):
+        if n == 1 != array.shape[axis]:
+            array = xp.sum(array, axis=axis, keepdims=True)
+    return array
+
+
+def _concat(xp: Namespace, pieces: Sequence[Array], axis: int) -> Array:
+    return pieces[0] if len(pieces) == 1 else xp.concat(pieces, axis=axis)

@@ -1,0 +1,44 @@
+"""How NaN and inf of masked keys and values are kept out of the output.
+
+A weight of zero does not suffice, because 0 * NaN is NaN. To look at each pair costs three more products. So
+the eager path computes without a guard first: a NaN or inf that got in shows in the output, and only then the
+rows are computed again with the guard "pairs".
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, TypeAlias
+
+from sdpa_xp._core.products import any_query_attends, matmul_grouped
+from sdpa_xp._libraries.protocols import Array, Namespace
+from sdpa_xp._tiles.allowed import Allowed
+
+NonfiniteGuard: TypeAlias = Literal["none", "columns", "pairs"]
+"""What `weigh` keeps out of its product.
+
+"none": nothing. "columns": the values that no query of the tile attends, which is all that a traced graph can
+afford. "pairs": every value that a masked pair would bring in.
+"""
+
+
+def weigh(xp: Namespace, p: Array, value: Array, allowed: Allowed, guard: NonfiniteGuard) -> Array:
+    """Return p @ value over the pairs that may attend."""
+    if guard == "none" or isinstance(allowed, bool):
+        return matmul_grouped(xp, p, value)
+    if guard == "columns":
+        attended = any_query_attends(xp, allowed, value.shape[-3])
+        return matmul_grouped(xp, p, xp.where(attended, value, 0.0))
+    product = matmul_grouped(xp, p, xp.where(xp.isfinite(value), value, 0.0))
+    attends = xp.astype(xp.broadcast_to(allowed, p.shape), p.dtype)
+    specials = {math.nan: xp.isnan(value), math.inf: value >= math.inf, -math.inf: value <= -math.inf}
+    for special, is_special in specials.items():
+        # The product counts the special values that a row attends: it gets them if there is one, whatever p is.
+        meets = matmul_grouped(xp, attends, xp.astype(is_special, p.dtype)) > 0.0
+        product = xp.where(meets, product + special, product)
+    return product
+
+
+def is_finite(xp: Namespace, output: Array, l: Array) -> bool:
+    """Return whether no NaN or inf got into some rows; if Ev = 0, only their sums l can tell."""
+    return bool(xp.isfinite(xp.sum(output) + xp.sum(l)))

@@ -1,0 +1,167 @@
+"""The online softmax: attention of some queries, one tile of keys after the other.
+
+Milakov and Gimelshein, "Online normalizer calculation for softmax", arXiv 1805.02867, algorithm 3;
+Dao, "FlashAttention-2", arXiv 2307.08691, algorithm 1.
+
+The state of a row is m, the largest score so far; l, the sum of exp(score - m); and o, the sum of
+exp(score - m) * value. Each new tile rescales l and o by exp(m_old - m_new) and adds its own part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import reduce
+from typing import NamedTuple
+
+from sdpa_xp._core.key_value_source import KeyValueSource
+from sdpa_xp._core.nonfinite import NonfiniteGuard, is_finite, weigh
+from sdpa_xp._core.products import matmul_grouped
+from sdpa_xp._core.score_bound import LEAST_SUM, ScoreNormBound, is_accurate
+from sdpa_xp._core.scores import Scores
+from sdpa_xp._libraries import astype_if_needed, exp_in_place, is_traced
+from sdpa_xp._libraries.protocols import Array, Namespace
+from sdpa_xp._tiles.allowed import is_masked
+from sdpa_xp._tiles.plan import Plan
+
+
+class RowResult(NamedTuple):
+    """The result of a range of queries."""
+
+    output: Array
+    m: Array | None
+    """The number that was subtracted from the scores, (..., Hq, rows, 1); None is 0."""
+    l: Array
+
+    def lse(self, xp: Namespace) -> Array:
+        """Return the log-sum-exp, (..., Hq, rows)."""
+        # Without a maximum, l of an empty row is exactly 0, and its log is -inf.
+        lse = xp.log(self.l) if self.m is None else self.m + xp.log(add_if_empty(self.l))
+        shape = self.output.shape[:-1]  # includes the batch of the values
+        return lse[..., 0] if lse.shape[:-1] == shape else xp.broadcast_to(lse[..., 0], shape) + 0.0
+
+
+def attend_rows(
+    scores: Scores, value: KeyValueSource, plan: Plan, rows: range, bound: ScoreNormBound
+) -> RowResult:
+    """Return the attention of one range of queries."""
+    xp, query = scores.xp, scores.scaled_query(rows)
+    if scores.grid.is_traced:  # no value can be read, so there is one way for all of them
+        return attend_with_maximum(scores, query, value, plan, rows, "columns")
+    if plan.uses_bound and bound.is_small(scores, query, plan):
+        result = _attend_without_maximum(scores, query, value, plan, rows)
+        if is_accurate(xp, result.output, result.l):
+            return result
+    result = attend_with_maximum(scores, query, value, plan, rows, "none")
+    if scores.is_unmasked:  # then each NaN and inf belongs to the output
+        return result
+    if is_traced(result.output):  # a function of the caller has brought in a traced array
+        return attend_with_maximum(scores, query, value, plan, rows, "columns")
+    # A NaN or inf may come from a masked pair (see nonfinite.py): only then the rows are worth a second pass.
+    if not is_finite(xp, result.output, result.l):
+        return attend_with_maximum(scores, query, value, plan, rows, "pairs")
+    return result
+
+
+def attend_with_maximum(
+    scores: Scores, query: Array, value: KeyValueSource, plan: Plan, rows: range, guard: NonfiniteGuard
+) -> RowResult:
+    """Return the attention of a `scaled_query`, with the largest score of each row as m."""
+    xp = scores.xp
+    state = None if scores.sinks is None else _state_without_keys(scores, query, value.width)
+    for tile, allowed in scores.tiles(rows, plan):
+        s, allowed = scores.masked(tile, query, allowed)
+        m_new = xp.max(s, axis=-1, keepdims=True)
+        if state is not None:
+            m_new = xp.maximum(state[0], m_new)
+        shift = finite_shift(xp, m_new)
+        p = _exp(scores, s, shift)
+        l_new = xp.sum(p, axis=-1, keepdims=True)
+        # Dropout comes after the sum: the weights are normalised before some are dropped.
+        kept = p if scores.dropout is None else scores.dropout.apply(tile, p)
+        v = astype_if_needed(xp, value.slice_keys(tile.columns), scores.grid.dtype)
+        o_new = weigh(xp, kept, v, allowed, guard)
+        if (
+            state is not None
+        ):  # the first tile has nothing to rescale: with one tile this is the textbook formula
+            m, l, o = state
+            rescale = xp.exp(m - shift)
+            l_new, o_new = l * rescale + l_new, o * rescale + o_new
+        state = m_new, l_new, o_new
+    m, l, o = state or _state_without_keys(scores, query, value.width)
+    return RowResult(o / add_if_empty(l), m, l)
+
+
+def _attend_without_maximum(
+    scores: Scores, query: Array, value: KeyValueSource, plan: Plan, rows: range
+) -> RowResult:
+    """Return the attention of a `scaled_query` with m = 0, which is exact if the scores are bounded."""
+    xp, grid, leading_shape = scores.xp, scores.grid, scores.leading_shape
+    l, o = (
+        xp.zeros((*leading_shape, len(rows), n), dtype=grid.dtype, device=grid.device) for n in (1, value.width)
+    )
+    ones = xp.full((plan.columns, 1), 1.0, dtype=grid.dtype, device=grid.device)
+    for tile, allowed in scores.trimmed_tiles(rows, plan):
+        index = (..., slice(tile.rows.start - rows.start, tile.rows.stop - rows.start), slice(None))
+        s, _ = scores.masked(tile, query[index], True)
+        p = exp_in_place(xp, s)
+        if not isinstance(allowed, bool):
+            attends = xp.astype(allowed, p.dtype)
+            if p.shape[:-2] == leading_shape:
+                p *= attends
+            else:  # values and mask have a batch that queries and keys do not have, so the product is larger
+                p = p * attends
+        l[index] += p @ ones[: len(tile.columns), :]  # a product with ones is faster than a sum of rows
+        kept = p if scores.dropout is None else scores.dropout.apply(tile, p)
+        o[index] += matmul_grouped(xp, kept, astype_if_needed(xp, value.slice_keys(tile.columns), grid.dtype))
+    return RowResult(o / add_if_empty(l, LEAST_SUM), None, l)
+
+
+def merge(xp: Namespace, parts: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
+    """Return output and log-sum-exp over all keys, from those over disjoint parts of the keys."""
+    m = reduce(xp.maximum, (lse for _, lse in parts))
+    shift = finite_shift(xp, m)
+    l, o = xp.zeros_like(m), xp.expand_dims(xp.zeros_like(m), axis=-1)
+    for output, lse in parts:
+        weight = xp.exp(lse - shift)
+        weighed = xp.astype(output, m.dtype, copy=False) * xp.expand_dims(weight, axis=-1)
+        l = l + weight
+        # A part without keys has weight 0, but its output might be NaN.
+        o = o + xp.where(xp.expand_dims(is_masked(lse), axis=-1), 0.0, weighed)
+    total = add_if_empty(l)
+    return o / xp.expand_dims(total, axis=-1), m + xp.log(total)
+
+
+def finite_shift(xp: Namespace, m: Array) -> Array:
+    """Return m, or 0 in a row without a score above -inf, because exp(-inf - -inf) is NaN.
+
+    Only -inf is replaced: a NaN must stay one, or a row that attends it would pass for an empty row.
+    """
+    return xp.where(is_masked(m), 0.0, m)
+
+
+def add_if_empty(l: Array, least: float = 1.0) -> Array:
+    """Return l, or a tiny number in a row without a key, whose output is then 0 and whose log-sum-exp is -inf.
+
+    The sums of other rows are `least` or more (1 with a maximum), and do not change: the tiny number is less
+    than half of their last bit in float64. Its square is not 0 in float32, so that no gradient is 0 / 0.
+    """
+    return l + least * 2.0**-55
+
+
+def _exp(scores: Scores, s: Array, shift: Array) -> Array:
+    """Return exp(s - shift), in the memory of s if nothing else can hold that array."""
+    if scores.biases or not scores.grid.is_writeable or s.shape[:-1] != shift.shape[:-1]:
+        return scores.xp.exp(s - shift)
+    s -= shift
+    return exp_in_place(scores.xp, s)
+
+
+def _state_without_keys(scores: Scores, query: Array, width: int) -> tuple[Array, Array, Array]:
+    """Return m, l and o of rows that have met no key: -inf, 0 and 0; with sinks: the sink, 1 and 0."""
+    xp, sinks = scores.xp, scores.sinks
+    zero = xp.zeros_like(query[..., :1])  # on the device of the query
+    l, o = (xp.broadcast_to(zero, (*scores.leading_shape, query.shape[-2], n)) for n in (1, width))
+    if sinks is None:
+        return zero - math.inf, l, o
+    return zero + sinks, xp.where(is_masked(sinks), l, l + 1.0), o

@@ -1,0 +1,53 @@
+"""Matrix products of grouped heads; keys and values are not copied for the query heads that share them."""
+
+from __future__ import annotations
+
+from sdpa_xp._libraries.protocols import Array, Namespace
+from sdpa_xp._tiles.tile import LeadingSlice
+
+
+def matmul_grouped(xp: Namespace, rows: Array, shared: Array) -> Array:
+    """Return rows (..., Hq, L, X) @ shared (..., H, X, Y), (..., Hq, L, Y); head h meets shared head h // G.
+
+    The G = Hq // H heads of a group become rows of one product, so `shared` is never repeated.
+    """
+    if rows.shape[-3] == shared.shape[-3]:
+        return rows @ shared
+    heads, length, _ = rows.shape[-3:]
+    product = fold_groups(xp, rows, shared.shape[-3]) @ shared
+    *batch, groups, _, columns = product.shape
+    split = xp.reshape(product, (*batch, groups, heads // groups, length, columns))
+    return xp.reshape(split, (*batch, heads, length, columns))
+
+
+def matmul_over_group(xp: Namespace, left: Array, right: Array, groups: int) -> Array:
+    """Return left (..., Hq, L, X)^T @ right (..., Hq, L, Y) summed over each group, (..., H, X, Y)."""
+    return xp.matrix_transpose(fold_groups(xp, left, groups)) @ fold_groups(xp, right, groups)
+
+
+def fold_groups(xp: Namespace, rows: Array, groups: int) -> Array:
+    """Return (..., Hq, L, X) as (..., H, G * L, X): the heads of a group one after the other."""
+    *batch, heads, length, width = rows.shape
+    if heads == groups:
+        return rows
+    group = heads // groups
+    # Two steps, because not every lazy library can split and merge axes in one reshape. Both are views.
+    split = xp.reshape(rows, (*batch, groups, group, length, width))
+    return xp.reshape(split, (*batch, groups, group * length, width))
+
+
+def any_query_attends(xp: Namespace, allowed: Array, groups: int) -> Array:
+    """Return whether any query attends a key, (..., H, columns, 1); `allowed` broadcasts to (..., Hq, L, S)."""
+    if allowed.ndim < 2:  # the same for every query
+        return xp.expand_dims(allowed, axis=-1) if allowed.ndim else allowed
+    by_head = xp.any(allowed, axis=-2)
+    if by_head.ndim >= 2 and by_head.shape[-2] not in (1, groups):
+        *batch, heads, columns = by_head.shape
+        by_head = xp.any(xp.reshape(by_head, (*batch, groups, heads // groups, columns)), axis=-2)
+    return xp.expand_dims(by_head, axis=-1)
+
+
+def key_leading_slice(leading: LeadingSlice, group: int) -> LeadingSlice:
+    """Return the slice of (..., H) that a slice of (..., Hq) reads."""
+    *batch, heads = leading
+    return (*batch, range(heads.start // group, heads.stop // group))

@@ -1,0 +1,144 @@
+"""The scores of a tile: scale -> softcap -> bias -> mask, in the accumulation dtype."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from sdpa_xp._core.dropout import Dropout
+from sdpa_xp._core.key_value_source import KeyValueSource
+from sdpa_xp._core.products import key_leading_slice, matmul_grouped
+from sdpa_xp._libraries import LARGEST, astype_if_needed, dtype_name
+from sdpa_xp._libraries.protocols import Array, Namespace, Shape
+from sdpa_xp._tiles.allowed import Allowed, both, is_masked
+from sdpa_xp._tiles.plan import Plan
+from sdpa_xp._tiles.score_grid import ScoreGrid
+from sdpa_xp._tiles.tile import LeadingSlice, RowBlock, Tile, slice_leading
+from sdpa_xp.biases.algebra import Term
+from sdpa_xp.masks.algebra import AllOf, Pattern
+
+
+class Scores(NamedTuple):
+    """All that the scores are computed from. Nothing is computed until a tile is asked for."""
+
+    grid: ScoreGrid
+    query: Array
+    """(..., Hq, L, E)."""
+    key: KeyValueSource
+    """(..., H, S, E)."""
+    mask: Pattern
+    biases: tuple[Term, ...]
+    scale: float | Array
+    softcap: float | None
+    sinks: Array | None
+    """A logit that joins the sum of each row and has no value, (..., Hq, 1, 1) in the accumulation dtype."""
+    dropout: Dropout | None = None
+    leading: LeadingSlice | None = None
+    """The batch entries and heads that these scores are for; None is all of the grid."""
+    block: RowBlock | None = None
+    """The queries of an iteration of a compiler's loop; None outside of such loops."""
+
+    @property
+    def xp(self) -> Namespace:
+        return self.grid.xp
+
+    @property
+    def is_unmasked(self) -> bool:
+        """Whether every pair may attend, whatever the values."""
+        return isinstance(self.mask, AllOf) and len(self.mask.patterns) == len(self.biases) == 0
+
+    @property
+    def group(self) -> int:
+        """The number of query heads for each key head."""
+        return self.query.shape[-3] // (self.key.heads or 1)
+
+    @property
+    def leading_shape(self) -> Shape:
+        """The lengths of the axes (..., Hq) that these scores are for."""
+        return self.grid.leading_shape if self.leading is None else tuple(map(len, self.leading))
+
+    def slice_leading(self, leading: LeadingSlice | None) -> Scores:
+        """Return the scores of some batch entries and heads."""
+        if leading is None:
+            return self
+        return self._replace(
+            query=slice_leading(self.query, leading),
+            key=self.key.slice_leading(key_leading_slice(leading, self.group)),
+            sinks=None if self.sinks is None else slice_leading(self.sinks, leading),
+            leading=leading,
+        )
+
+    def in_block(self, block: RowBlock) -> Scores:
+        """Return the scores of a block of queries."""
+        return self._replace(block=block)
+
+    def tile(self, rows: range, columns: range) -> Tile:
+        """Return the tile of `rows` and `columns`."""
+        return Tile(rows, columns, self.grid, self.leading, self.block)
+
+    def key_range(self, rows: range) -> range:
+        """Return the keys that the queries of `rows` may attend, in one piece."""
+        keys = range(self.grid.keys)
+        return keys if self.is_unmasked else self.mask.key_range(self.tile(rows, keys))
+
+    def tiles(self, rows: range, plan: Plan) -> Iterator[tuple[Tile, Allowed]]:
+        """Return the tiles of `rows` in which some pair may attend, with the answer of the mask."""
+        for columns in plan.column_ranges(self.key_range(rows)):
+            tile = self.tile(rows, columns)
+            allowed = self.mask.allowed_in(tile)
+            if allowed is not False:
+                yield tile, allowed
+
+    def trimmed_tiles(self, rows: range, plan: Plan) -> Iterator[tuple[Tile, Allowed]]:
+        """Return the same tiles, without the queries that attend no key of the tile, if the mask tells."""
+        for columns in plan.column_ranges(self.key_range(rows)):
+            query_range = self.mask.query_range(self.tile(rows, columns))
+            tile = self.tile(query_range, columns)
+            allowed = self.mask.allowed_in(tile) if query_range else False
+            if allowed is not False:
+                yield tile, allowed
+
+    def scaled_query(self, rows: range) -> Array:
+        """Return the queries times the scale, (..., Hq, rows, E): once for each row, not for each tile."""
+        query, is_whole = self.query, len(rows) == self.grid.queries and self.block is None
+        # The whole query needs no slice, which would be an operation in a graph.
+        query = query if is_whole else self.tile(rows, range(1)).slice_queries(query)
+        if query.dtype != self.grid.dtype:
+            query = self.xp.astype(query, self.grid.dtype)
+        if isinstance(self.scale, float):
+            return query * self.scale
+        scale = self.tile(rows, range(1)).slice(self.scale)
+        return query * self.xp.astype(scale, self.grid.dtype, copy=False)
+
+    def keys(self, columns: range) -> Array:
+        """Return the keys, (..., H, columns, E)."""
+        return astype_if_needed(self.xp, self.key.slice_keys(columns), self.grid.dtype)
+
+    def capped(self, tile: Tile, query: Array) -> Array:
+        """Return the soft-capped products of a `scaled_query` with the keys, (..., Hq, rows, columns)."""
+        xp = self.grid.xp
+        scores = matmul_grouped(xp, query, xp.matrix_transpose(self.keys(tile.columns)))
+        return scores if self.softcap is None else xp.tanh(scores / self.softcap) * self.softcap
+
+    def masked(self, tile: Tile, query: Array, allowed: Allowed) -> tuple[Array, Allowed]:
+        """Return the scores (..., Hq, rows, columns), -inf where a pair may not attend; and which pairs may."""
+        scores = self.capped(tile, query)
+        if allowed is True and not self.biases:
+            return scores, True
+        return self.with_biases(tile, scores, allowed)
+
+    def with_biases(self, tile: Tile, scores: Array, allowed: Allowed) -> tuple[Array, Allowed]:
+        """Return `capped` scores with the biases, -inf where a pair may not attend; and which pairs may.
+
+        Each bias says itself which pairs it masks: the sum does not show it, since -inf + inf is NaN.
+        """
+        xp, dtype = self.xp, self.grid.dtype
+        for bias in self.biases:
+            scores, unmasked = bias.apply(tile, scores)
+            allowed = both(allowed, unmasked)
+        if len(self.biases) > 1:  # two of the smallest finite numbers add up to -inf, and must not mask
+            scores = xp.where(is_masked(scores), -LARGEST[dtype_name(dtype)], scores)
+        if not isinstance(allowed, bool):
+            scores = xp.where(allowed, scores, -math.inf)
+        return scores, allowed

@@ -1,0 +1,156 @@
+"""Tasks in threads, with BLAS held to one thread in each of them.
+
+Matrix products and elementwise functions let other threads of the interpreter run. A BLAS that takes all cores
+for each product of two tiles would wait for its own threads most of the time, and write its results through
+memory. A thread that has a core to itself keeps its tile in that core's cache.
+
+An exception may reach the calling thread at any moment (Ctrl-C). Then the other threads stop at their next
+task: they look at the lock of the call, which the caller's `with` statement releases in any case.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import Context, copy_context
+from queue import SimpleQueue
+from typing import TypeVar
+
+from sdpa_xp._core import blas
+from sdpa_xp._core.environment import asked_threads
+
+T = TypeVar("T")
+
+
+class _Helper:
+    """Work that another thread is asked to do, once."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self.work = work
+        self.begun, self.ended = threading.Lock(), threading.Lock()
+        self.ended.acquire()
+
+    def run(self) -> None:
+        """Do the work, unless it was called off."""
+        if self.begun.acquire(blocking=False):
+            try:
+                self.work()
+            finally:
+                self.ended.release()
+
+    def wait(self) -> None:
+        """Call the work off; if it has begun, wait for its end."""
+        if not self.begun.acquire(blocking=False):
+            self.ended.acquire()
+
+
+class _Pool:
+    """Threads that wait for work, as those of a BLAS do: many a call is shorter than the start of a thread."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()  # a signal handler may attend while a call holds it
+        self.owner: threading.Lock | None = None
+        """The lock of the call that has the threads; a call that was interrupted may have left its own."""
+        self.helpers = SimpleQueue[_Helper]()
+        self.count = 0
+
+    def claim(self, call: threading.Lock) -> bool:
+        """Give the threads to `call` if no other call has them."""
+        with self.lock:
+            if self.owner is not None and self.owner.locked():
+                return False
+            self.owner = call
+            return True
+
+    def release(self, call: threading.Lock) -> None:
+        """Take the threads back from `call` if it has them."""
+        with self.lock:
+            if self.owner is call:
+                self.owner = None
+
+    def start(self, helpers: Sequence[_Helper]) -> None:
+        """Have each of `helpers` run in a thread."""
+        with contextlib.suppress(RuntimeError):  # an interpreter that is shutting down starts no thread
+            while self.count < len(helpers):
+                _thread.start_new_thread(self.serve, ())
+                self.count += 1
+        for helper in helpers:
+            self.helpers.put(helper)
+
+    def serve(self) -> None:
+        """Run one helper after the other, as long as the process lives."""
+        while True:
+            self.helpers.get().run()
+
+
+_POOL = _Pool()
+
+
+def run(function: Callable[[T], None], tasks: Iterable[T], threads: int | None) -> None:
+    """Call `function` with each task, in so many threads.
+
+    None is the number of threads that BLAS has, which is held to one thread meanwhile. Only one call at a time
+    has threads. A call that comes meanwhile, from another thread or from inside a task, runs where it came in.
+    """
+    tasks = list(tasks)
+    if threads == 1:
+        for task in tasks:
+            function(task)
+        return
+    call = threading.Lock()
+    try:
+        with call:
+            blas.hold(call)
+            _share(function, tasks, (threads or count()) if _POOL.claim(call) else 1, call)
+            _POOL.release(call)
+    finally:
+        blas.give_back(call)
+
+
+def count() -> int:
+    """Return the number of threads that a call would use."""
+    return asked_threads() or blas.thread_count()
+
+
+def _share(function: Callable[[T], None], tasks: Sequence[T], threads: int, call: threading.Lock) -> None:
+    """Let `threads` threads, the caller's among them, take one task after the other; an error ends all."""
+    remaining, errors = iter(tasks), list[BaseException]()
+
+    def work() -> None:
+        try:
+            for task in remaining:  # an iterator over a list gives each element to one thread
+                if errors or not call.locked():
+                    return
+                function(task)
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    def help_out(context: Context) -> None:
+        with contextlib.suppress(BaseException):  # the calling thread raises it
+            context.run(work)
+
+    others = min(threads, len(tasks)) - 1
+    helpers = [_Helper(functools.partial(help_out, copy_context())) for _ in range(others)]
+    _POOL.start(helpers)
+    try:
+        work()
+    finally:
+        for helper in helpers:
+            helper.wait()
+    if errors:
+        raise errors[0]
+
+
+def _after_fork() -> None:
+    """Make a new pool in a forked process: it has no other threads, and no one releases its locks."""
+    global _POOL
+    _POOL = _Pool()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,121 @@
+"""jax.nn.dot_product_attention, compiled once for all operations of a call.
+
+XLA makes all scores at once, and jax.nn's own masks are large negative numbers, so what it gets are the masks
+of the call as a bias of -inf. Where it then differs from the contract
+
+- a row has no key: it would be NaN, and is computed without a mask and set to 0;
+- a key or value that is masked holds NaN: what no query attends is blanked, and where the output is not finite
+  nevertheless the portable implementation computes it again;
+- the dtype is a half: the weights are rounded to it, so that float32 is what is computed in;
+- the dtype is float64: the softmax is float32's, so it is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from typing import Any, cast
+
+from sdpa_xp._call.prepared_call import PreparedCall
+from sdpa_xp._core.products import any_query_attends
+from sdpa_xp._kernels import operands
+from sdpa_xp._libraries import dtype_name, is_traced
+from sdpa_xp._libraries.protocols import Array, Shape
+from sdpa_xp._tiles.allowed import is_masked
+from sdpa_xp.biases.algebra import Added
+
+MANY_SCORES = 2**17
+"""From here on the portable implementation is as fast as the kernel, or faster. Measured on two cores."""
+
+
+def not_default_reason(call: PreparedCall) -> str | None:
+    """The kernel is a default for short calls on the CPU outside a jit, as one operation starts fast."""
+    grid = call.grid
+    if grid.is_traced or getattr(grid.device, "platform", None) != "cpu":
+        where = "inside a jit" if grid.is_traced else f"on {grid.device}"
+        return f"JAX's kernel is for calls that ask for it {where}"
+    if math.prod(grid.shape) > MANY_SCORES:
+        return "JAX's kernel makes all scores at once: for many of them it is for calls that ask for it"
+    return None
+
+
+def unsupported_reason(call: PreparedCall) -> str | None:
+    """Return why the kernel does not compute the call as documented."""
+    unsupported = {
+        "softcap": call.softcap is not None,
+        "sinks": call.sinks is not None,
+        "rng": call.dropout_p > 0,
+    }
+    for name, is_used in unsupported.items():
+        if is_used:
+            return f"JAX's kernel takes no `{name}`"
+    if dtype_name(call.grid.dtype) == "float64":
+        return "JAX's kernel computes a softmax in float32"
+    width = call.arrays["value"].shape[-1]
+    if width != call.sizes.width:
+        return "JAX's kernel takes no E that is not Ev"
+    if any(length == 0 for length in (*call.sizes.batch, *call.grid.shape[-3:], width)):
+        return "an axis is empty"
+    # The kernel adds one array. The function of a bias may do more than add.
+    scores = call.scores_without_dropout()
+    if len(scores.biases) > 1 or not all(isinstance(term, Added) for term in scores.biases):
+        return "JAX's kernel takes no bias but one that is added"
+    return None
+
+
+def attend(call: PreparedCall) -> Array | None:
+    """Return the output, (..., Hq, L, Ev); None if the kernel does not keep a NaN out."""
+    scores = call.scores_without_dropout()
+    tile = scores.tile(range(call.sizes.queries), range(call.sizes.keys))
+    allowed = scores.mask.allowed_in(tile)
+    if allowed is False:  # no pair attends: the portable implementation returns zeros without a product
+        return None
+    added = [term.added(tile) for term in scores.biases if isinstance(term, Added)]
+    output, finite = _compiled()(
+        *call.arrays.values(),
+        scores.scale,
+        None if allowed is True else allowed,
+        added[0] if added else None,
+        batch=call.sizes.batch,
+    )
+    # Inside a jit nothing can be read: there only keys that no query attends are kept out, as documented.
+    return cast(Array, output) if is_traced(output) or bool(finite) else None
+
+
+@functools.cache
+def _compiled() -> Any:
+    return sys.modules["jax"].jit(_attention, static_argnames="batch")
+
+
+def _attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    scale: Array | float,
+    allowed: Array | None,
+    added: Array | None,
+    *,
+    batch: Shape,
+) -> tuple[Array, Array]:
+    """Return the output, in float32, and whether all of it is finite."""
+    jax = sys.modules["jax"]
+    xp = jax.numpy
+    # With half inputs the kernel would round the weights to the half.
+    query, key, value = (xp.astype(x, xp.float32) for x in (query, key, value))
+    query, bias, has_key = query * xp.astype(scale, xp.float32), None, None
+    if added is not None:
+        allowed = ~is_masked(added) if allowed is None else allowed & ~is_masked(added)
+    if allowed is not None:
+        allowed = allowed[(None,) * (3 - allowed.ndim)]
+        # The kernel multiplies masked values by 0, and 0 * NaN is NaN.
+        key, value = (xp.where(any_query_attends(xp, allowed, x.shape[-3]), x, 0.0) for x in (key, value))
+        has_key = xp.any(allowed, axis=-1, keepdims=True)
+        # A row of -inf would be NaN, also in its gradient. It is computed unmasked, and set to 0 below.
+        bias = xp.where(has_key, xp.where(allowed, 0.0 if added is None else added, -math.inf), 0.0)
+        bias = bias if len(batch) < 2 else operands.merge_batch(xp, bias, batch)
+    rows = (xp.swapaxes(operands.merge_batch(xp, x, batch), -2, -3) for x in (query, key, value))
+    output = xp.swapaxes(jax.nn.dot_product_attention(*rows, bias=bias, scale=1.0), -2, -3)
+    output = xp.reshape(output, (*batch, *output.shape[1:]))
+    output = output if has_key is None else xp.where(has_key, output, 0.0)
+    return output, xp.isfinite(xp.sum(output))

@@ -1,0 +1,104 @@
+"""mlx.core.fast.scaled_dot_product_attention.
+
+On the CPU MLX composes it of two products and a softmax of all scores, so that many are refused. The kernels
+for GPUs can be had by name, and are no default: no test has run on one. It differs from the contract where
+
+- a row has no key: a boolean mask gives the mean of the values, -inf gives NaN; such a row is set to 0;
+- the scores that are not masked are all -inf: a boolean mask and "causal" put the smallest finite number where
+  they mask, which is larger: what masks here is -inf;
+- the lengths differ: "causal" lets the last query attend the last key; it is a mask like the others here;
+- a masked key or value holds NaN, which 0 * NaN lets through: that shows in the output, and the portable
+  implementation computes it again; inside mx.compile and mx.vmap what no query attends is blanked;
+- all scores of a row are -inf: NaN, which shows in the output likewise;
+- the dtype is a half: the scores are rounded to it, so that float32 is what is computed in;
+- the dtype is float64: exp is that of float32.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+
+from sdpa_xp._call.prepared_call import PreparedCall
+from sdpa_xp._core.products import any_query_attends
+from sdpa_xp._kernels import operands
+from sdpa_xp._libraries import dtype_name
+from sdpa_xp._libraries.protocols import Array
+
+
+def not_default_reason(call: PreparedCall) -> str | None:
+    """The kernel is a default on the CPU without masks: then no tile can be skipped, and no NaN is masked."""
+    if _is_masked(call):
+        return "MLX's kernel skips nothing that is masked: it is for calls that ask for it"
+    if call.grid.is_traced or not _on_cpu(call):
+        where = "inside mx.compile and mx.vmap" if call.grid.is_traced else f"on {call.grid.device}"
+        return f"MLX's kernel is for calls that ask for it {where}"
+    return None
+
+
+def _is_masked(call: PreparedCall) -> bool:
+    return bool(call.masks or call.biases)
+
+
+def _on_cpu(call: PreparedCall) -> bool:
+    return bool(call.grid.device.type == sys.modules["mlx.core"].cpu)
+
+
+def unsupported_reason(call: PreparedCall) -> str | None:
+    """Return why the kernel does not compute the call as documented."""
+    reason = operands.unsupported_reason(call, "MLX")
+    if reason is not None:
+        return reason
+    # The kernel takes one sink for each head, the same for all batch entries.
+    if call.sinks is not None and call.sinks.shape != (call.sizes.query_heads,):
+        return "MLX's kernel takes `sinks` of shape (Hq,) alone"
+    if dtype_name(call.grid.dtype) == "float64":
+        return "MLX's kernel computes float64 to float32 accuracy"
+    if operands.is_empty(call):
+        return "an axis is empty"
+    if math.prod(call.grid.shape) > operands.MANY_SCORES and (_on_cpu(call) or _is_masked(call)):
+        return "MLX's kernel makes all scores, or a mask of them, at once"
+    return None
+
+
+def attend(call: PreparedCall) -> Array | None:
+    """Return the output, (..., Hq, L, Ev); None if it has a NaN or inf, which may be a fault of the kernel."""
+    xp, dtype, sizes = call.grid.xp, call.grid.dtype, call.sizes
+    query, key, value = (xp.astype(x, dtype, copy=False) for x in call.arrays.values())
+    scale = call.scale
+    if scale is None:
+        scale = 1.0 / math.sqrt(sizes.width)
+    elif not isinstance(scale, float):  # the kernel takes one number
+        query, scale = query * xp.astype(scale, dtype, copy=False), 1.0
+    allowed = _allowed(call)
+    if allowed is not None and call.grid.is_traced:  # else a NaN that got in is seen in the output
+        attended = any_query_attends(xp, allowed, sizes.heads)
+        key, value = (xp.where(attended, x, 0.0) for x in (key, value))
+    output: Array = sys.modules["mlx.core"].fast.scaled_dot_product_attention(
+        *(operands.with_4_axes(call, x) for x in (query, key, value)),
+        scale=scale,
+        mask=None if allowed is None else _mask(call, allowed),
+        sinks=None if call.sinks is None else xp.astype(call.sinks, dtype, copy=False),
+    )
+    output = operands.split_batch(call, output)
+    if allowed is not None:
+        output = xp.where(xp.any(allowed, axis=-1, keepdims=True), output, 0.0)
+    return output if call.grid.is_traced or bool(xp.isfinite(xp.sum(output))) else None
+
+
+def _allowed(call: PreparedCall) -> Array | None:
+    """Return which pairs may attend; None if all may."""
+    allowed = operands.allowed(call)
+    return operands.causal(call) if allowed is None and operands.is_causal(call) else allowed
+
+
+def _mask(call: PreparedCall, allowed: Array) -> Array:
+    """Return what the kernel adds, (B, Hq, L, S) at most; 0 in a row without a key, for a gradient of 0."""
+    xp, bias = call.grid.xp, operands.bias(call)
+    has_key = xp.any(allowed, axis=-1, keepdims=True)
+    mask = xp.where(allowed, 0.0 if bias is None else bias, xp.where(has_key, -math.inf, 0.0))
+    return (
+        mask
+        if mask.ndim < 4 or len(call.sizes.batch) == 1
+        else operands.merge_batch(xp, mask, call.sizes.batch)
+    )

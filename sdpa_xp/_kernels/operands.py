@@ -1,0 +1,120 @@
+"""What kernels have in common: inputs of 4 axes, and one array that says which pairs may attend."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Iterator
+from functools import reduce
+from typing import cast
+
+from sdpa_xp._call.prepared_call import PreparedCall
+from sdpa_xp._libraries.protocols import Array, Namespace, Shape
+from sdpa_xp._tiles.allowed import is_masked
+from sdpa_xp.biases.algebra import ArrayBias
+from sdpa_xp.masks.algebra import And, ArrayMask, Mask
+from sdpa_xp.masks.bands import Causal
+
+CAUSAL = Causal()
+MANY_SCORES = 2**20
+"""A kernel that needs an array of all scores is refused above this size, and negligible in memory below it."""
+
+
+def unsupported_reason(call: PreparedCall, library: str) -> str | None:
+    """Return why the options are not what kernels take: `is_causal`, boolean arrays and one floating array."""
+    for name, is_used in {"softcap": call.softcap is not None, "rng": call.dropout_p > 0}.items():
+        if is_used:
+            return f"{library}'s kernel takes no `{name}`"
+    if not all(mask == CAUSAL or isinstance(mask, ArrayMask) for mask in _flatten(call.masks)):
+        return f"{library}'s kernel takes no masks but `masks.causal()` and boolean arrays"
+    if len(call.biases) > 1 or not all(isinstance(bias, ArrayBias) for bias in call.biases):
+        return f"{library}'s kernel takes no bias but one floating array"
+    return None
+
+
+def is_empty(call: PreparedCall) -> bool:
+    """Return whether an axis has no elements."""
+    width = call.arrays["value"].shape[-1]
+    return any(length == 0 for length in (*call.sizes.batch, *call.grid.shape[-3:], width))
+
+
+def mask_size(call: PreparedCall) -> int:
+    """Return the number of elements of all masks and biases joined in one array; 0 without masks and biases."""
+    arrays = [mask.boolean for mask in _array_masks(call)] + [bias.array for bias in _array_biases(call)]
+    axes = max((len(array.shape) for array in arrays), default=0)
+    shapes = [(*[1] * (axes - len(array.shape)), *array.shape)[:-2] for array in arrays]
+    leading = math.prod(max(lengths) for lengths in zip(*shapes, strict=True))
+    return leading * call.sizes.queries * call.sizes.keys if arrays else 0
+
+
+def is_causal(call: PreparedCall) -> bool:
+    """Return whether j <= i is among the masks."""
+    return any(mask == CAUSAL for mask in _flatten(call.masks))
+
+
+def bias(call: PreparedCall) -> Array | None:
+    """Return the floating array that is added to the scores, with two axes at least."""
+    arrays = [cast(Array, bias.array) for bias in _array_biases(call)]
+    return _to_matrix(call.grid.xp.astype(arrays[0], call.grid.dtype, copy=False)) if arrays else None
+
+
+def allowed(call: PreparedCall) -> Array | None:
+    """Return which pairs may attend, if arrays say so. None means all pairs, or those of `is_causal`."""
+    added = bias(call)
+    arrays = [_to_matrix(cast(Array, mask.boolean)) for mask in _array_masks(call)]
+    if added is not None:
+        arrays.append(~is_masked(added))
+    if not arrays:
+        return None
+    return reduce(operator.and_, arrays + [causal(call)] * is_causal(call))
+
+
+def causal(call: PreparedCall) -> Array:
+    """Return where j <= i, (L, S)."""
+    queries, keys = indices(call)
+    return keys <= call.grid.xp.expand_dims(queries, axis=-1)
+
+
+def indices(call: PreparedCall) -> tuple[Array, Array]:
+    """Return the numbers of queries and keys; no `range`, since a length may be a symbol of a compiler."""
+    return call.grid.arange(0, call.sizes.queries), call.grid.arange(0, call.sizes.keys)
+
+
+def with_4_axes(call: PreparedCall, array: Array) -> Array:
+    """Return (..., heads, length, width) as (B, heads, length, width)."""
+    batch = call.sizes.batch
+    if not batch:
+        return call.grid.xp.expand_dims(array, axis=0)
+    return array if array.shape[:-3] == batch and len(batch) == 1 else merge_batch(call.grid.xp, array, batch)
+
+
+def merge_batch(xp: Namespace, array: Array, batch: Shape) -> Array:
+    """Return (..., heads, length, width) with all batch entries on one axis; a broadcast batch is repeated."""
+    heads_and_rest = array.shape[-3:]
+    full = xp.broadcast_to(array, (*batch, *heads_and_rest))
+    return xp.reshape(full, (math.prod(batch), *heads_and_rest))
+
+
+def split_batch(call: PreparedCall, output: Array) -> Array:
+    """Return (B, heads, length, width) as (..., heads, length, width)."""
+    batch = call.sizes.batch
+    return output if len(batch) == 1 else call.grid.xp.reshape(output, (*batch, *output.shape[1:]))
+
+
+def _flatten(masks: Iterable[Mask]) -> Iterator[Mask]:
+    """Return the masks that all hold, with those that `&` has joined one by one."""
+    for mask in masks:
+        yield from _flatten(mask.parts) if isinstance(mask, And) else (mask,)
+
+
+def _array_masks(call: PreparedCall) -> list[ArrayMask]:
+    return [mask for mask in _flatten(call.masks) if isinstance(mask, ArrayMask)]
+
+
+def _array_biases(call: PreparedCall) -> list[ArrayBias]:
+    return [bias for bias in call.biases if isinstance(bias, ArrayBias)]
+
+
+def _to_matrix(array: Array) -> Array:
+    """Return an array of fewer than two axes as one row or one element."""
+    return array if array.ndim >= 2 else array[(None,) * (2 - array.ndim)]

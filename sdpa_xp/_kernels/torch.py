@@ -1,0 +1,207 @@
+"""torch.nn.functional.scaled_dot_product_attention, of which torch.onnx.export makes ai.onnx Attention.
+
+On the CPU the kernel meets the contract except in three cases. A masked NaN gets through, because 0 * NaN is
+NaN: the output shows it, and the portable implementation computes the call again. A row whose scores are all
+NaN becomes 0 if they do not fill a vector register, because the kernel then takes the row for an empty one: if
+the output holds a 0, the inputs are searched for NaN and inf. Halves are computed in float32, because the
+kernel rounds their weights and takes a row with an inf for an empty one. Elsewhere the kernel, or what an
+exporter and onnxruntime make of it, differs where
+
+- a key or value that is masked holds NaN, which 0 * NaN lets through: what no query attends is blanked;
+- a row has no key: torch's own translation for opsets before 23 gives the mean of the values: it is set to 0;
+- all of a row's bias is the smallest finite number: onnxruntime takes the row for an empty one, so the bias is
+  kept above that number;
+- the scale is not positive: NaN beside `is_causal` in torch, refused by onnxruntime: the query is scaled;
+- a mask has another L or S than the scores, or the inputs other than 4 axes: not translated, so they get them;
+- the dtype is a half: the weights are rounded to it, so that float32 is what is computed in.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import sys
+from typing import Any, cast
+
+from sdpa_xp._call.prepared_call import PreparedCall
+from sdpa_xp._core.products import any_query_attends
+from sdpa_xp._kernels import operands
+from sdpa_xp._libraries import LARGEST, astype_if_needed, dtype_name, has_tangents
+from sdpa_xp._libraries.protocols import Array
+
+LONGEST_VECTOR = 64
+"""float32 numbers in the widest vector register that there is (2048 bits of Arm's SVE)."""
+
+
+def not_default_reason(call: PreparedCall) -> str | None:
+    """The kernel is a default on the CPU, and while torch exports: an exporter may have one node for it.
+
+    It lacks some derivatives in forward mode and in torch.func, and in torch.compile no NaN can be read.
+    """
+    if has_tangents():  # some derivatives of the kernel are missing in forward mode
+        return "torch's kernel has no derivatives in forward mode"
+    if _is_exporting() if call.grid.is_traced else _is_eager(call):
+        return None
+    where = "inside torch.compile and torch.func" if call.grid.is_traced else f"on {call.grid.device}"
+    return f"torch's kernel is for calls that ask for it {where}"
+
+
+def _is_exporting() -> bool:
+    return bool(sys.modules["torch"].compiler.is_exporting())
+
+
+def _is_eager(call: PreparedCall) -> bool:
+    return not call.grid.is_traced and call.grid.device.type == "cpu"
+
+
+def unsupported_reason(call: PreparedCall) -> str | None:
+    """Return why the kernel, or its translation by an exporter, does not compute the call as documented."""
+    if call.sinks is not None:
+        return "torch's kernel takes no `sinks`"
+    reason = operands.unsupported_reason(call, "torch")
+    if reason is not None:
+        return reason
+    if operands.is_empty(call):
+        return "an axis is empty, which onnxruntime does not compute"
+    if call.grid.is_traced:  # no memory is counted: a compiler or a runtime decides on it
+        exact = not _is_exporting() or dtype_name(call.grid.dtype) != "float64"
+        return None if exact else "onnxruntime computes a float64 Attention to float32 accuracy"
+    if operands.mask_size(call) > operands.MANY_SCORES:
+        return "torch's kernel makes an array of all that is masked"
+    # torch's flash kernel wants E = Ev; with others it falls back to its math kernel, which builds all scores.
+    many = math.prod(call.grid.shape) > operands.MANY_SCORES
+    if many and call.sizes.width != call.arrays["value"].shape[-1]:
+        return "torch's kernel makes all scores at once where E is not Ev"
+    return None
+
+
+def attend(call: PreparedCall) -> Array | None:
+    """Return the output, (..., Hq, L, Ev); None if the kernel gets a NaN or inf wrong."""
+    if call.cached("plain", lambda: _is_plain(call)):
+        kernel = sys.modules["torch"].nn.functional.scaled_dot_product_attention
+        query, key, value = call.arrays.values()
+        if not _stride(query) == _stride(key) == _stride(value) == 1:  # else there is nothing to copy
+            query, key, value = map(_in_rows, (query, key, value))
+        plain: Array = kernel(query, key, value, scale=call.scale)
+        # If the scores of a row fill a register, a row of NaN stays NaN, and there is nothing to search for.
+        fills_a_vector = call.sizes.keys >= LONGEST_VECTOR
+        return plain if fills_a_vector or _kept_nan(plain, query, key, call.scale) else None
+    if _is_eager(call):
+        return _attend_now(call)
+    torch, xp, sizes = sys.modules["torch"], call.grid.xp, call.sizes
+    query, key, value = (xp.astype(x, call.grid.dtype, copy=False) for x in call.arrays.values())
+    query, scale = _scaled(call, query)
+    # No NaN can be seen in what is traced. So keys and values that no query attends are set to 0 before.
+    allowed = operands.allowed(call)
+    attended = _attended_keys(call) if allowed is None else any_query_attends(xp, allowed, sizes.heads)
+    if attended is not None:
+        key, value = (xp.where(attended, x, 0.0) for x in (key, value))
+    output: Array = torch.nn.functional.scaled_dot_product_attention(
+        *(operands.with_4_axes(call, x) for x in (query, key, value)),
+        attn_mask=None if allowed is None else _mask(call, allowed),
+        is_causal=allowed is None and operands.is_causal(call),
+        scale=scale,
+        enable_gqa=sizes.query_heads != sizes.heads,
+    )
+    output = operands.split_batch(call, output)
+    # A translation for opsets before 23 gives the mean of the values for a row without a key.
+    return output if allowed is None else xp.where(xp.any(allowed, axis=-1, keepdims=True), output, 0.0)
+
+
+def _is_plain(call: PreparedCall) -> bool:
+    """Return whether the call is three arrays and a scale that the kernel takes as they are."""
+    if not _is_eager(call) or call.masks or call.biases:
+        return False
+    leading = call.grid.leading_shape
+    fit = all(array.ndim == 4 and array.shape[:-2] == leading for array in call.arrays.values())
+    return fit and call.dtype == call.grid.dtype and (call.scale is None or _is_positive(call.scale))
+
+
+def _in_rows(array: Array) -> Array:
+    """Return the array with the elements of a row side by side; else the kernel builds all scores at once."""
+    return array if _stride(array) == 1 else cast(Array, cast(Any, array).contiguous())
+
+
+_stride = operator.methodcaller("stride", -1)
+
+
+def _attend_now(call: PreparedCall) -> Array | None:
+    torch, xp = sys.modules["torch"], call.grid.xp
+    is_masked = bool(call.masks or call.biases)
+    query, key, value = (_in_rows(astype_if_needed(xp, x, call.grid.dtype)) for x in call.arrays.values())
+    query, scale = _scaled(call, query)
+    allowed = operands.allowed(call) if is_masked else None
+    mask = None if allowed is None else _mask(call, allowed)
+    output: Array = torch.nn.functional.scaled_dot_product_attention(
+        *(operands.with_4_axes(call, x) for x in (query, key, value)),
+        attn_mask=mask,
+        is_causal=allowed is None and is_masked and operands.is_causal(call),
+        scale=scale,
+        enable_gqa=call.sizes.query_heads != call.sizes.heads,
+    )
+    if is_masked and not bool(xp.isfinite(xp.sum(output))):  # it may come from a masked key or value
+        return None
+    # A mask may leave a row only the keys of a last, partly filled register, however many keys there are.
+    is_short = call.sizes.keys < LONGEST_VECTOR
+    if (is_masked or is_short) and not _kept_nan(output, query, key, scale):
+        return None
+    return operands.split_batch(call, output)
+
+
+def _kept_nan(output: Any, query: Any, key: Any, scale: float | Array | None) -> bool:
+    """Return whether no row of `output` is 0 instead of NaN: the output has no 0, or all scores are finite."""
+    torch = sys.modules["torch"]
+    if torch._C._len_torch_dispatch_stack() and _has_no_values(torch):
+        return True
+    if output.all():  # the usual case, and the cheapest question: without a 0 no row was taken for an empty one
+        return True
+    largest = query.abs().sum() * key.abs().sum()  # no score is larger, and it is NaN or inf if one is
+    return bool((largest * max(1.0, cast(float, scale or 1.0))).isfinite())
+
+
+def _has_no_values(torch: Any) -> bool:
+    """Return whether tensors have no values to look at: inside FakeTensorMode, and in make_fx."""
+    kinds = torch._C._TorchDispatchModeKey
+    return any(torch._C._get_dispatch_mode(kind) is not None for kind in (kinds.FAKE, kinds.PROXY))
+
+
+def _is_positive(scale: float | Array) -> bool:
+    return isinstance(scale, float) and scale > 0
+
+
+def _scaled(call: PreparedCall, query: Array) -> tuple[Array, float | None]:
+    """Return the query and the scale for the kernel, which takes only positive numbers as scale."""
+    scale = call.scale
+    if scale is None or _is_positive(scale):
+        return query, cast(float | None, scale)
+    return query * (scale if isinstance(scale, float) else call.grid.xp.astype(scale, query.dtype)), 1.0
+
+
+def _attended_keys(call: PreparedCall) -> Array | None:
+    """Return which keys some query attends under is_causal, (S, 1); None if all are attended."""
+    # Under a causal mask only keys beyond the last query are never attended.
+    if not operands.is_causal(call) or _surely(call.sizes.keys <= call.sizes.queries):
+        return None
+    return call.grid.xp.expand_dims(operands.indices(call)[1] < call.sizes.queries, axis=-1)
+
+
+def _surely(condition: object) -> bool:
+    """Return whether `condition` holds, for all lengths if torch exports them as symbols."""
+    if isinstance(condition, bool):
+        return condition
+    return bool(sys.modules["torch.fx.experimental.symbolic_shapes"].statically_known_true(condition))
+
+
+def _mask(call: PreparedCall, allowed: Array) -> Array:
+    """Return the mask for the kernel, (L, S) or (B, Hq, L, S), where B and Hq may be 1."""
+    xp, mask, bias, batch = call.grid.xp, allowed, operands.bias(call), call.sizes.batch
+    if bias is not None:
+        # onnxruntime takes a row in which all of the bias is the smallest number for a row without a key.
+        least = -LARGEST[dtype_name(bias.dtype)] * (1 - 2**-10)
+        mask = xp.where(allowed, xp.where(bias < least, least, bias), -math.inf)
+    lengths = (call.sizes.queries, call.sizes.keys)
+    if mask.shape[-2:] != lengths:  # torch's translation to ONNX does not broadcast L and S
+        mask = xp.broadcast_to(mask, (*mask.shape[:-2], *lengths))
+    if mask.ndim == 3:
+        return xp.expand_dims(mask, axis=0)
+    return mask if mask.ndim == 2 or len(batch) == 1 else operands.merge_batch(xp, mask, batch)

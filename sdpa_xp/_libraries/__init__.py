@@ -1,0 +1,200 @@
+"""The array libraries: one file for each, with the same methods, and functions that find an array's library.
+
+To add a library, add a file with a subclass of `Library`, and a line to `LIBRARIES`. No library is imported
+here. A library is recognised by the types of its arrays, after the caller has imported it.
+"""
+
+from __future__ import annotations
+
+import numbers
+import sys
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Any, TypeGuard, TypeVar, cast
+
+import array_api_compat as compat
+
+from sdpa_xp._libraries.base import ExecutionKind, Library
+from sdpa_xp._libraries.cupy import CuPy
+from sdpa_xp._libraries.dask import Dask
+from sdpa_xp._libraries.dtypes import FLOATING, LARGEST, accumulation_dtype, astype_if_needed, dtype_name
+from sdpa_xp._libraries.jax import Jax
+from sdpa_xp._libraries.mlx import Mlx
+from sdpa_xp._libraries.numpy import NumPy
+from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace, Override, Shape
+from sdpa_xp._libraries.strict import Strict
+from sdpa_xp._libraries.torch import Torch, has_tangents, is_compiling
+
+A = TypeVar("A")
+LIBRARIES: tuple[Library, ...] = (
+    NumPy(),
+    Torch(),
+    Jax(),
+    CuPy(),
+    Mlx(),
+    Dask(),
+    Strict(),
+)
+UNKNOWN = Library()
+"""Any other library that follows the standard."""
+_BY_TYPE: dict[type, Library] = {}
+"""The library of each type of array, so that `owns` is called once for a type."""
+
+
+def library_of(array: object) -> Library:
+    """Return the library that `array` belongs to."""
+    known = _BY_TYPE.get(type(array))
+    if known is None:
+        known = next((library for library in LIBRARIES if library.owns(array)), UNKNOWN)
+        _BY_TYPE[type(array)] = known
+    return known
+
+
+def override(*inputs: Any) -> Override | None:
+    """Return the method of the first input that overrides public functions, or None."""
+    for array in inputs:
+        if hasattr(type(array), "__sdpa_xp__"):
+            method: Override = array.__sdpa_xp__
+            return method
+    return None
+
+
+def leading_array(first: Any, second: Any) -> Any:
+    """Return the array whose library computes: the first, unless only the second overrides functions."""
+    return second if override(first) is None and override(second) is not None else first
+
+
+def is_array(value: object) -> TypeGuard[Array]:
+    """Return whether `value` is an array that follows the standard; NumPy scalars count as numbers."""
+    return not is_number(value) and bool(compat.is_array_api_obj(value))
+
+
+def is_number(value: object) -> bool:
+    """Return whether `value` is a number of Python or of NumPy."""
+    numpy = sys.modules.get("numpy")
+    return isinstance(value, numbers.Number) or (numpy is not None and isinstance(value, numpy.generic))
+
+
+def numpy_array() -> Array:
+    """Return a NumPy array, for calls in which no argument determines the library."""
+    import array_api_compat.numpy as compat_numpy
+
+    return cast(Array, compat_numpy.empty(0))
+
+
+def full_name(array: object) -> str:
+    """Return the type of an array with its module."""
+    return f"{type(array).__module__}.{type(array).__qualname__}"
+
+
+def namespace_of(array: AnyArray) -> Namespace:
+    """Return the array-API namespace of `array`."""
+    return library_of(array).namespace(array)
+
+
+def device_of(array: AnyArray) -> Device:
+    """Return the device of `array`, or None if its library names no single device."""
+    return library_of(array).device(array)
+
+
+def is_traced(array: object) -> bool:
+    """Return whether values cannot be read now, as in a lazy graph, a jit or an export."""
+    return library_of(array).is_traced(array)
+
+
+def plain(array: A) -> A:
+    """Return `array` in the class that its library's functions return; subclasses become views."""
+    return library_of(array).plain(array)
+
+
+def quiet(array: Array) -> AbstractContextManager[object]:
+    """Return a context without NumPy's floating-point warnings, and without torch's autocast."""
+    return library_of(array).quiet(array)()
+
+
+def exp_in_place(xp: Namespace, array: Array) -> Array:
+    """Return exp of a writeable array, in its memory. `out` is not in the standard; NumPy and torch take it."""
+    computed: Array = xp.exp(array, out=array)  # type: ignore[call-arg]
+    return computed
+
+
+def array_signature(array: object) -> object:
+    """Return a key of all that checks read except the numbers, or None if a check may read numbers."""
+    library = _BY_TYPE.get(type(array)) or library_of(array)  # hot: called for each array of each call
+    return library.array_signature(array)
+
+
+def execution_kind(arrays: Iterable[Array]) -> ExecutionKind:
+    """Return how the library of `arrays` computes with them."""
+    arrays = list(arrays)
+    if any(is_traced(array) for array in arrays):
+        return "traced"
+    return library_of(arrays[0]).execution_kind(arrays)
+
+
+def widest_dtype(array: Array) -> Dtype:
+    """Return float64 if the device of `array` has it, else float32."""
+    library = library_of(array)
+    xp = library.namespace(array)
+    return xp.float64 if "float64" in library.real_dtypes(xp, library.device(array)) else xp.float32
+
+
+def as_signed(array: Array) -> Array:
+    """Return an integer array in a signed dtype, because libraries lack functions for unsigned dtypes.
+
+    64-bit numbers that do not fit wrap around to negative numbers, which stay distinct.
+    """
+    if not dtype_name(array.dtype).startswith("uint"):
+        return array
+    library = library_of(array)
+    xp = cast(Any, library.namespace(array))
+    has_int64 = library.has_int64(xp, library.device(array))
+    return cast(Array, xp.astype(array, xp.int64 if has_int64 else xp.int32))
+
+
+def share_memory(first: Any, second: Any) -> bool:
+    """Return whether some element of one array is also an element of the other array."""
+    if first is second:
+        return True
+    views = [library_of(array).addresses(array) for array in (first, second)]
+    if any(view is None for view in views):
+        return False  # the library's slices behave like copies, so that two arrays never share an element
+    return bool(sys.modules["numpy"].shares_memory(*views))
+
+
+__all__ = [
+    "FLOATING",
+    "LARGEST",
+    "LIBRARIES",
+    "AnyArray",
+    "Array",
+    "Device",
+    "Dtype",
+    "ExecutionKind",
+    "Library",
+    "Namespace",
+    "Shape",
+    "accumulation_dtype",
+    "array_signature",
+    "as_signed",
+    "astype_if_needed",
+    "device_of",
+    "dtype_name",
+    "execution_kind",
+    "exp_in_place",
+    "full_name",
+    "has_tangents",
+    "is_array",
+    "is_compiling",
+    "is_number",
+    "is_traced",
+    "leading_array",
+    "library_of",
+    "namespace_of",
+    "numpy_array",
+    "override",
+    "plain",
+    "quiet",
+    "share_memory",
+    "widest_dtype",
+]

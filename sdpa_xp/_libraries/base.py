@@ -1,0 +1,178 @@
+"""What sdpa_xp needs to know of an array library, with the answers for a library that follows the standard."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, cast
+
+import array_api_compat as compat
+
+from sdpa_xp._libraries.dtypes import FLOATING, dtype_name
+from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace
+
+A = TypeVar("A")
+T = TypeVar("T")
+
+ExecutionKind: TypeAlias = Literal["traced", "blas_threaded", "threaded", "device"]
+"""How a library computes.
+
+- traced: a compiler or a scheduler computes later, so that no value can be read now.
+- blas_threaded: the calling thread computes, except that BLAS has threads for products. Arrays are writeable.
+- threaded: the library computes every operation in its own threads. Arrays are writeable.
+- device: anything else, such as a GPU. Arrays are not written to.
+"""
+
+
+class Library:
+    """An array library. The subclass for a library overrides what it does differently from the standard."""
+
+    name: ClassVar[str] = "other"
+    """The name of the library in kernels and messages."""
+    rng_name: ClassVar[str] = "numpy.random.Generator"
+    """The type of its random generators, for messages."""
+    multiplies_halves: ClassVar[bool] = False
+    """Whether it computes products of float16 and of bfloat16."""
+    exchanges_memory: ClassVar[bool] = False
+    """Whether it exchanges arrays by DLPack on their device, also bfloat16."""
+    reads_cpu_memory: ClassVar[bool] = False
+    """Whether it takes a NumPy array by DLPack."""
+    computes_on_demand: ClassVar[bool] = False
+    """Whether the values of a traced array can be computed now."""
+    module: ClassVar[str] = ""
+    """The module that makes its arrays, if the library has random generators of its own."""
+
+    def owns(self, array: object) -> bool:
+        """Return whether `array` is an array of this library."""
+        raise NotImplementedError
+
+    def namespace(self, array: AnyArray) -> Namespace:
+        """Return the array-API namespace of `array`, made compatible if the library itself is not."""
+        return cast(Namespace, compat.array_namespace(array))
+
+    def device(self, array: Any) -> Device:
+        """Return the device of `array`, or None if the library names no single device."""
+        return compat.device(array)
+
+    def on_device(self, array: Array, device: Device) -> Array:
+        """Return `array` on `device`."""
+        return cast(Array, compat.to_device(array, device))
+
+    def detach(self, array: Any) -> Any:
+        """Return `array` without the operations that autograd has recorded."""
+        return array
+
+    def to_cpu(self, array: Any) -> Any:
+        """Return an array that NumPy can read."""
+        return array
+
+    def to_list(self, array: Any) -> Any:
+        """Return the elements as Python numbers in nested lists. A lazy array is computed."""
+        if array.ndim == 0:
+            kind = dtype_name(array.dtype)
+            return bool(array) if kind == "bool" else float(array) if kind in FLOATING else int(array)
+        return [self.to_list(array[index, ...]) for index in range(array.shape[0])]
+
+    def real_dtypes(self, xp: Namespace, device: Device) -> Collection[str]:
+        """Return the names of the standard's real floating dtypes that `device` has."""
+        info = cast(Any, xp).__array_namespace_info__()
+        return cast(Collection[str], info.dtypes(device=device, kind="real floating"))
+
+    def has_int64(self, xp: Namespace, device: Device) -> bool:
+        """Return whether `device` has int64."""
+        info = cast(Any, xp).__array_namespace_info__()
+        return "int64" in info.dtypes(device=device, kind="signed integer")
+
+    def is_traced(self, array: Any) -> bool:
+        """Return whether values cannot be read now, as in a lazy graph, a jit or an export."""
+        return bool(compat.is_lazy_array(array))
+
+    def execution_kind(self, arrays: Sequence[Array]) -> ExecutionKind:
+        """Return how the library computes with `arrays`, none of which is traced."""
+        del arrays
+        return "device"
+
+    def array_signature(self, array: Any) -> object:
+        """Return a key of all that checks read except the numbers, or None if a check may read numbers."""
+        del array
+        return None
+
+    def is_writeable(self, array: Any) -> bool:
+        """Return whether each element of `array` can be set without setting another."""
+        return hasattr(array, "__setitem__") and bool(compat.is_writeable_array(array))
+
+    def unsupported_reason(self, array: Any) -> str:
+        """Return why `array` is refused: it lacks elements, or the standard's arithmetic. "" if it is plain."""
+        del array
+        return ""
+
+    def plain(self, array: A) -> A:
+        """Return `array` in the class that the library's functions return; subclasses become views."""
+        return array
+
+    def addresses(self, array: Any) -> Any:
+        """Return a NumPy array at the addresses of `array`, to be compared and never read; or None."""
+        del array
+
+    def quiet(self, array: Array) -> Callable[[], AbstractContextManager[object]]:
+        """Return a function that makes contexts without floating-point warnings and without autocast.
+
+        NumPy would warn of what is intended: exp underflows, and NaN under a mask is ignored. Torch's autocast
+        would round float32 products to a half dtype.
+        """
+        del array
+        numpy = sys.modules.get("numpy")
+        return nullcontext if numpy is None else partial(numpy.errstate, all="ignore")
+
+    def attach_zero_gradient(self, output: Array, inputs: Iterable[Array]) -> Array:
+        """Connect a constant output to the inputs that require a gradient, with gradients of zero."""
+        del inputs
+        return output
+
+    def example(self) -> Array | None:
+        """Return an empty array, or None if the library is not in use or has no generator of its own."""
+        module: Any = sys.modules.get(self.module)
+        return None if module is None else cast(Array, module.zeros((0,), dtype=module.float32))
+
+    def rng_state(self, rng: Any) -> Any:
+        """Return the state of a generator, or None if it has no readable state. A key has none."""
+        return getattr(getattr(rng, "bit_generator", None), "state", None)
+
+    def restore_rng(self, rng: Any, state: Any) -> None:
+        """Restore a state of a generator."""
+        rng.bit_generator.state = state
+
+    def is_rng(self, rng: object) -> bool:
+        """Return whether `rng` is a generator of random numbers for arrays of this library."""
+        numpy = sys.modules.get("numpy")
+        return numpy is not None and isinstance(rng, numpy.random.Generator)
+
+    def can_draw(self) -> bool:
+        """Return whether generators can be used now."""
+        return True
+
+    def random_words(self, rng: Any, count: int, array: Array) -> Array:
+        """Return `count` random int32 from `rng`, as an array like `array`."""
+        xp, words = self.namespace(array), rng.integers(-(2**31), 2**31 - 1, size=count, dtype="int32")
+        return xp.asarray(words.tolist(), dtype=xp.int32, device=self.device(array))
+
+    def uniform(self, rng: Any, count: int, xp: Any) -> Array:
+        """Return `count` random float32 from 0 to 1."""
+        return cast(Array, rng.random(count, xp.float32))
+
+    def has_loops(self) -> bool:
+        """Return whether the library's compiler keeps loops. Other compilers write each pass into the graph."""
+        return False
+
+    def rolled(self, body: Callable[[Array], T], starts: Array) -> T:
+        """Return `body` of each of `starts`, computed in a loop that the compiler keeps.
+
+        The arrays of the passes are stacked on a new first axis.
+        """
+        raise NotImplementedError
+
+    def rows_from(self, array: Array, start: Array, count: int) -> Array:
+        """Return `count` rows of an array (..., L, width) from `start` on, which is known only in the loop."""
+        raise NotImplementedError

@@ -1,0 +1,31 @@
+"""Dtypes by name, because each library has its own classes of dtypes."""
+
+from __future__ import annotations
+
+import sys
+
+from sdpa_xp._libraries.protocols import Array, Dtype, Namespace
+
+FLOATING = ("float16", "bfloat16", "float32", "float64")
+LARGEST = {"float32": (2 - 2**-23) * 2.0**127, "float64": sys.float_info.max}
+"""The largest finite number of each accumulation dtype."""
+
+
+def dtype_name(dtype: Dtype) -> str:
+    """Return the dtype's name in the standard, or "bfloat16", which the standard lacks.
+
+    Dtypes are compared by name, because `isdtype` raises on NumPy's bfloat16 and is False on Dask's. A dtype is
+    an object with a name, a class (numpy.float32), or an object that prints as library.name.
+    """
+    name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
+    return str(name).rpartition(".")[2]
+
+
+def accumulation_dtype(xp: Namespace, dtype: Dtype) -> Dtype:
+    """Return the dtype of scores, row sums and outputs: float64 for float64 input, else float32."""
+    return xp.float64 if dtype_name(dtype) == "float64" else xp.float32
+
+
+def astype_if_needed(xp: Namespace, array: Array, dtype: Dtype) -> Array:
+    """Return `array` in `dtype`. The library is not called if the array has that dtype."""
+    return array if array.dtype == dtype else xp.astype(array, dtype, copy=False)

@@ -1,0 +1,77 @@
+"""JAX: eager arrays, and tracers inside a jit. The compiler keeps loops."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar, cast
+
+import array_api_compat as compat
+
+from sdpa_xp._libraries.base import Library
+from sdpa_xp._libraries.dtypes import dtype_name
+from sdpa_xp._libraries.protocols import Array, Device
+
+T = TypeVar("T")
+
+
+class Jax(Library):
+    """Arrays of JAX."""
+
+    name = "jax"
+    rng_name = "JAX key"
+    module = "jax.numpy"
+    multiplies_halves = exchanges_memory = reads_cpu_memory = True
+
+    def owns(self, array: object) -> bool:
+        return bool(compat.is_jax_array(array))
+
+    def device(self, array: Any) -> Device:
+        """Return the device. Inside a jit, and for a sharded array, JAX names no single device."""
+        device = compat.device(array)
+        return device if isinstance(device, sys.modules["jax"].Device) else None
+
+    def to_cpu(self, array: Any) -> Any:
+        jax = sys.modules["jax"]
+        return jax.device_put(array, jax.devices("cpu")[0])
+
+    def to_list(self, array: Any) -> Any:
+        return array.tolist()  # works for a constant inside a jit too, where indexing would be traced
+
+    def is_traced(self, array: Any) -> bool:
+        return isinstance(array, sys.modules["jax"].core.Tracer)
+
+    def quiet(self, array: Array) -> Callable[[], AbstractContextManager[object]]:
+        del array
+        return nullcontext
+
+    def is_rng(self, rng: object) -> bool:
+        if not self.owns(rng):
+            return False
+        jax, key = sys.modules["jax"], cast(Any, rng)
+        typed = jax.numpy.issubdtype(key.dtype, jax.dtypes.prng_key)
+        return bool(key.ndim == 0 if typed else key.ndim == 1 and dtype_name(key.dtype) == "uint32")
+
+    def random_words(self, rng: Any, count: int, array: Array) -> Array:
+        del array
+        return cast(Array, sys.modules["jax"].random.bits(rng, (count,), "uint32").view("int32"))
+
+    def uniform(self, rng: Any, count: int, xp: Any) -> Array:
+        return cast(Array, sys.modules["jax"].random.uniform(rng, (count,), xp.float32))
+
+    def has_loops(self) -> bool:
+        return True
+
+    def rolled(self, body: Callable[[Array], T], starts: Array) -> T:
+        """Compute the passes in `lax.map`. Gradients compute each pass again, so that no pass is kept.
+
+        Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174.
+        """
+        jax = sys.modules["jax"]
+        # The compiler cannot merge the two computations of a pass across a loop: no need to prevent CSE.
+        return cast(T, jax.lax.map(jax.checkpoint(body, prevent_cse=False), starts))
+
+    def rows_from(self, array: Array, start: Array, count: int) -> Array:
+        lax = sys.modules["jax"].lax
+        return cast(Array, lax.dynamic_slice_in_dim(array, start, count, axis=array.ndim - 2))

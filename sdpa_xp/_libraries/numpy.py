@@ -1,0 +1,69 @@
+"""NumPy: sdpa_xp computes in its own threads, with one BLAS thread in each."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, TypeVar, cast
+
+from sdpa_xp._libraries.base import ExecutionKind, Library
+from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace
+
+A = TypeVar("A")
+
+
+class NumPy(Library):
+    """Arrays of NumPy."""
+
+    module = "numpy"
+
+    def owns(self, array: object) -> bool:
+        numpy = sys.modules.get("numpy")
+        return numpy is not None and isinstance(array, numpy.ndarray | numpy.generic)
+
+    def namespace(self, array: AnyArray) -> Namespace:
+        del array
+        return cast(Namespace, importlib.import_module("array_api_compat.numpy"))
+
+    def device(self, array: Any) -> Device:
+        del array
+        return "cpu"
+
+    def is_traced(self, array: Any) -> bool:
+        del array
+        return False
+
+    def quiet(self, array: Array) -> Callable[[], AbstractContextManager[object]]:
+        del array
+        return partial(sys.modules["numpy"].errstate, all="ignore")
+
+    def to_list(self, array: Any) -> Any:
+        return array.tolist()
+
+    def execution_kind(self, arrays: Sequence[Array]) -> ExecutionKind:
+        del arrays
+        return "blas_threaded"
+
+    def array_signature(self, array: Any) -> object:
+        return (array.shape, array.dtype) if type(array) is sys.modules["numpy"].ndarray else None
+
+    def unsupported_reason(self, array: Any) -> str:
+        numpy = sys.modules["numpy"]
+        if isinstance(array, numpy.ma.MaskedArray):
+            return "Its own mask would be ignored: pass `.data`, and an `attn_mask` of what may attend."
+        if isinstance(array, numpy.matrix):
+            return "Its `*` is a matrix product: pass numpy.asarray(...) of it."
+        hooks = ("__array_ufunc__", "__array_function__")  # arrays with units or masks define them
+        if any(getattr(type(array), hook) is not getattr(numpy.ndarray, hook) for hook in hooks):
+            return "Its class changes what operations mean: pass numpy.asarray(...) of it."
+        return ""
+
+    def plain(self, array: A) -> A:
+        numpy = sys.modules["numpy"]
+        return array if type(array) is numpy.ndarray else cast(A, numpy.asarray(array))
+
+    def addresses(self, array: Any) -> Any:
+        return array

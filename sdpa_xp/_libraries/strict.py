@@ -1,0 +1,19 @@
+"""array-api-strict: the standard and nothing else."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from sdpa_xp._libraries.base import Library
+
+
+class Strict(Library):
+    """Arrays of array-api-strict."""
+
+    def owns(self, array: object) -> bool:
+        strict = sys.modules.get("array_api_strict")
+        return strict is not None and isinstance(array, strict._array_object.Array)
+
+    def addresses(self, array: Any) -> Any:
+        return array._array

@@ -1,0 +1,160 @@
+"""torch: tensors on any device, also inside autograd, torch.compile, torch.export and torch.func."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, TypeVar, cast
+
+import array_api_compat as compat
+
+from sdpa_xp._libraries.addresses import Addresses
+from sdpa_xp._libraries.base import ExecutionKind, Library
+from sdpa_xp._libraries.dtypes import astype_if_needed
+from sdpa_xp._libraries.protocols import Array, Device, Namespace
+
+A = TypeVar("A")
+
+
+class Torch(Library):
+    """Tensors of torch."""
+
+    name = "torch"
+    rng_name = "torch.Generator"
+    module = "torch"
+    multiplies_halves = exchanges_memory = reads_cpu_memory = True
+
+    def owns(self, array: object) -> bool:
+        return bool(compat.is_torch_array(array))
+
+    def detach(self, array: Any) -> Any:
+        return array.detach()
+
+    def to_cpu(self, array: Any) -> Any:
+        return array.detach().cpu()
+
+    def to_list(self, array: Any) -> Any:
+        return array.tolist()
+
+    def real_dtypes(self, xp: Namespace, device: Device) -> Collection[str]:
+        del xp  # torch.compile cannot trace `__array_namespace_info__`
+        return ("float32",) if getattr(device, "type", device) == "mps" else ("float32", "float64")
+
+    def has_int64(self, xp: Namespace, device: Device) -> bool:
+        del xp, device
+        return True
+
+    def is_traced(self, array: Any) -> bool:
+        return is_transforming() or self.device(array).type == "meta"
+
+    def execution_kind(self, arrays: Sequence[Array]) -> ExecutionKind:
+        if not all(self.owns(array) and self.device(array).type == "cpu" for array in arrays):
+            return "device"
+        torch = sys.modules["torch"]
+        # Autograd must not see an array written to in place, so tiles are joined then, as on a device.
+        records = torch.is_grad_enabled() and any(cast(Any, array).requires_grad for array in arrays)
+        return "device" if records or has_tangents() else "threaded"
+
+    def array_signature(self, array: Any) -> object:
+        torch = sys.modules["torch"]
+        if type(array) not in (torch.Tensor, torch.nn.Parameter):  # a subclass may change what operations mean
+            return None
+        # A traced tensor may have symbols as lengths, and forward mode carries tangents beside the values.
+        if is_transforming() or torch._C._is_tracing() or torch.autograd.forward_ad._current_level >= 0:
+            return None
+        if array.layout is not torch.strided or array.is_nested:
+            return None
+        records = array.requires_grad and torch.is_grad_enabled()
+        return type(array), array.shape, array.dtype, array.device, records
+
+    def is_writeable(self, array: Any) -> bool:
+        # In an expanded tensor several elements share one address; autograd refuses to write to a leaf.
+        is_expanded = any(step == 0 and n > 1 for step, n in zip(array.stride(), array.shape, strict=True))
+        return not is_expanded and not (array.requires_grad and array.is_leaf)
+
+    def unsupported_reason(self, array: Any) -> str:
+        bias = sys.modules.get("torch.nn.attention.bias")
+        if bias is not None and isinstance(array, bias.CausalBias):
+            return "It holds no elements: `masks.causal()` and `masks.causal('lower_right')` say the same."
+        if array.layout is not sys.modules["torch"].strided or array.is_nested:
+            return "A sparse or nested tensor is none: `.to_dense()` or padding makes one."
+        return ""
+
+    def plain(self, array: A) -> A:
+        """Return a plain tensor, unless its class has its own `__torch_function__` or `__torch_dispatch__`."""
+        torch, kind = sys.modules["torch"], cast(Any, type(array))
+        if kind in (torch.Tensor, torch.nn.Parameter):
+            return array
+        function = getattr(kind.__torch_function__, "__func__", None)
+        is_default = function is torch.Tensor.__torch_function__.__func__
+        if not is_default or kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            return array
+        return cast(A, cast(Any, array).as_subclass(torch.Tensor))
+
+    def addresses(self, array: Any) -> Any:
+        size = array.element_size()
+        strides = tuple(step * size for step in array.stride())
+        return Addresses(array.data_ptr(), tuple(array.shape), strides, size).as_array()
+
+    def quiet(self, array: Array) -> Callable[[], AbstractContextManager[object]]:
+        kind = self.device(array).type
+        available = sys.modules["torch"].amp.is_autocast_available(kind)
+        return partial(_without_autocast, kind) if available else nullcontext
+
+    def attach_zero_gradient(self, output: Array, inputs: Iterable[Array]) -> Array:
+        if cast(Any, output).requires_grad or not sys.modules["torch"].is_grad_enabled():
+            return output
+        xp = self.namespace(output)
+        for x in inputs:
+            if cast(Any, x).requires_grad:
+                # The sum of no elements: 0, even if x has NaN.
+                output = output + astype_if_needed(xp, xp.sum(x[..., :0]), output.dtype)
+        return output
+
+    def rng_state(self, rng: Any) -> Any:
+        return rng.get_state()
+
+    def restore_rng(self, rng: Any, state: Any) -> None:
+        rng.set_state(state)
+
+    def is_rng(self, rng: object) -> bool:
+        return isinstance(rng, sys.modules["torch"].Generator)
+
+    def can_draw(self) -> bool:
+        """Return False inside torch.compile, which cannot trace a generator, because it has a state."""
+        return not is_compiling()
+
+    def random_words(self, rng: Any, count: int, array: Array) -> Array:
+        torch, least, most = sys.modules["torch"], -(2**31), 2**31 - 1
+        words = torch.randint(least, most, (count,), generator=rng, device=rng.device, dtype=torch.int32)
+        return cast(Array, words.to(self.device(array)))
+
+    def uniform(self, rng: Any, count: int, xp: Any) -> Array:
+        return cast(Array, xp.rand(count, generator=rng, dtype=xp.float32, device=rng.device))
+
+
+def is_compiling() -> bool:
+    """Return whether torch.compile or torch.export traces the current call."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.compiler.is_compiling())
+
+
+def has_tangents() -> bool:
+    """Return whether torch computes forward-mode derivatives of the current call."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.autograd.forward_ad._current_level >= 0
+
+
+def is_transforming() -> bool:
+    """Return whether torch.compile, torch.export or torch.func traces the current call."""
+    torch = sys.modules["torch"]
+    return bool(torch.compiler.is_compiling()) or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def _without_autocast(kind: str) -> AbstractContextManager[object]:
+    torch = sys.modules["torch"]
+    if not torch.is_autocast_enabled(kind):
+        return nullcontext()
+    return cast(AbstractContextManager[object], torch.autocast(kind, enabled=False))

@@ -1,0 +1,85 @@
+"""What masks and biases have in common: small immutable values that compare by their arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from typing import ClassVar
+
+from sdpa_xp import _checks as checks
+from sdpa_xp._libraries import is_array
+
+PLAIN_TYPES = frozenset({type(None), bool, int, float, str})
+"""Types whose values are told apart by `==` once the types are."""
+MOST_NUMBERS = 256
+"""A modifier with a longer list is not kept in the cache of prepared calls, which would keep its arrays
+alive."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ScoreModifier:
+    """A mask or a bias. Its fields are the arguments of the public function that made it."""
+
+    name: ClassVar[str] = ""
+    """The function that made it, such as "causal", or the operator that joined two, such as "&"."""
+    __array_ufunc__: ClassVar[None] = None  # so that in `array & mask` the mask decides, not the array
+    _signature: tuple[object] | None = field(init=False, repr=False, default=None)
+    """`signature`, once it is known."""
+
+    def arrays(self) -> Iterator[tuple[str, object]]:
+        """Return the arrays among the arguments, by the names of these."""
+        for name, argument in self._fields():
+            if is_array(argument):
+                yield name, argument
+        for part in self.parts:
+            yield from part.arrays()
+
+    @property
+    def parts(self) -> tuple[ScoreModifier, ...]:
+        """The values that an operator joined to this one."""
+        return ()
+
+    @property
+    def arguments(self) -> dict[str, object]:
+        """The arguments by name: with `name`, all that it takes to write this value in another form."""
+        return {argument.name: getattr(self, argument.name) for argument in fields(self) if argument.repr}
+
+    @property
+    def signature(self) -> object:
+        """A key by which calls are cached: equal for equal values, None for those that are not to be cached.
+
+        Arrays may be written to between two calls, and the answer of a function may change.
+        """
+        if self._signature is None:
+            object.__setattr__(self, "_signature", (self._new_signature(),))
+        return self._signature and self._signature[0]
+
+    def _new_signature(self) -> object:
+        signature: list[object] = [type(self)]
+        for _, argument in self._fields():
+            items = argument if isinstance(argument, tuple) else (argument,)
+            if len(items) > MOST_NUMBERS:
+                return None
+            for item in items:
+                part = item.signature if isinstance(item, ScoreModifier) else (type(item), item)
+                if part is None or not (isinstance(item, ScoreModifier) or type(item) in PLAIN_TYPES):
+                    return None
+                signature.append(part)
+            signature.append(len(items) if isinstance(argument, tuple) else None)
+        return tuple(signature)
+
+    def __repr__(self) -> str:
+        return checks.call_of(self, self.name)
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether both are the same mask or bias, of the same arrays."""
+        return isinstance(other, ScoreModifier) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[object, ...]:
+        return type(self), *(id(argument) if is_array(argument) else argument for _, argument in self._fields())
+
+    def _fields(self) -> Iterator[tuple[str, object]]:
+        return ((argument.name, getattr(self, argument.name)) for argument in fields(self) if argument.init)

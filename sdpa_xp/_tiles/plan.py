@@ -1,0 +1,165 @@
+"""How a call is cut into tiles."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sdpa_xp._libraries.protocols import Shape
+from sdpa_xp._tiles.score_grid import ScoreGrid
+from sdpa_xp._tiles.tile import LeadingSlice
+
+
+class TileSize(NamedTuple):
+    """The largest tile. Measured with benchmarks/attention.py."""
+
+    rows: int
+    columns: int
+    scores: int
+    """The number of scores in all heads of a tile together."""
+
+
+ONE_CORE = TileSize(512, 256, 2**17)
+"""For threads that compute a tile each: 512 KiB of float32 scores stay in the cache of a core from the first
+product to the second, and BLAS is fastest if the left matrix has the longer side."""
+ALL_CORES = TileSize(512, 512, 2**18)
+"""For libraries whose operations use all cores: each core computes some heads of a tile, this many scores."""
+DEVICE = TileSize(256, 1024, 2**22)
+"""For devices that compute all heads and batch entries at once; the more there are, the smaller is a tile."""
+SMALLEST_SIDE = 64
+
+LEAST_WORK_FOR_THREADS = 2**23
+"""Multiplications. Fewer of them take less time than it takes to start a thread."""
+LEAST_SIDE_FOR_BOUND = 64
+"""Queries and keys of a tile. If it has more, the norms cost little, and they may show that no maximum is
+needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The tiles of a call: at most `rows` x `columns` of L queries x S keys."""
+
+    queries: int
+    keys: int
+    rows: int
+    columns: int
+    is_empty: bool = False
+    """Whether the result has no elements, so that no key needs to be read."""
+    align: int = 1
+    """Tiles begin at a multiple of this many keys: the block size of a paged cache."""
+    leading_slices: tuple[LeadingSlice, ...] = ()
+    """Parts of the leading axes that are computed one by one; () is all at once."""
+    threads: int | None = 1
+    """None is the number of threads of the BLAS."""
+    uses_bound: bool = False
+    """Whether to try a bound of the scores, with which the softmax needs no maximum."""
+    is_loop: bool = False
+    """Whether blocks of `rows` queries are the iterations of a loop that a compiler runs."""
+
+    @property
+    def is_one_task(self) -> bool:
+        """Whether all queries, batch entries and heads are computed at once."""
+        return not self.leading_slices and self.queries <= self.rows
+
+    def tasks(self) -> list[Task]:
+        """Return the tasks. The last queries, which attend most keys under a causal mask, come first."""
+        row_ranges = [*self.row_ranges()][::-1]
+        return [Task(leading, rows) for rows in row_ranges for leading in self.leading_slices or (None,)]
+
+    def row_ranges(self) -> Iterator[range]:
+        """Return the ranges of queries; one empty range if there is no query."""
+        return _ranges(0, self.queries, self.rows) if self.queries else iter((range(0),))
+
+    def column_ranges(self, key_range: range) -> Iterator[range]:
+        """Return the ranges of keys that cover `key_range`; none if the result is empty."""
+        if self.is_empty or not key_range:
+            return iter(())
+        start = key_range.start - key_range.start % self.align
+        return _ranges(start, min(key_range.stop, self.keys), self.columns)
+
+
+class Task(NamedTuple):
+    """Some queries of some batch entries and heads, computed by one thread."""
+
+    leading: LeadingSlice | None
+    rows: range
+
+
+def plan_tiles(grid: ScoreGrid, group: int, widths: int) -> Plan:
+    """Choose the tiles of a call with `group` query heads for each key head, and `widths` = E + Ev.
+
+    Traced and lazy arrays get one tile, because a graph must not grow with the number of tiles. If the compiler
+    has loops and there are many scores, they get one loop over blocks of queries.
+    """
+    queries, keys, heads = grid.queries, grid.keys, math.prod(grid.leading_shape)
+    is_empty = heads == 0 or queries == 0
+    if grid.is_traced and not is_empty and grid.library.has_loops() and _is_too_many(heads * queries * keys):
+        # An iteration computes about as many scores as a tile of a device.
+        most_rows = max(SMALLEST_SIDE, DEVICE.scores // (heads * keys))
+        iterations = -(-queries // most_rows)
+        return Plan(queries, keys, -(-queries // iterations), keys, is_loop=True)
+    if grid.is_traced or is_empty or keys == 0:
+        return Plan(queries, keys, max(1, queries), max(1, keys), is_empty)
+    if grid.execution_kind == "device":  # all heads are computed in one operation: more heads, smaller tiles
+        rows, columns, _ = DEVICE
+        while heads * rows * columns > DEVICE.scores and columns > SMALLEST_SIDE:
+            columns //= 2
+            rows = max(rows // 2, SMALLEST_SIDE)
+        return Plan(queries, keys, rows, columns)
+    cores, key_heads = os.cpu_count() or 1, heads // group
+    has_threads = grid.execution_kind == "blas_threaded" and (
+        heads * queries * keys * widths >= LEAST_WORK_FOR_THREADS
+    )
+    size, cores_of_a_tile = (ONE_CORE, 1) if grid.execution_kind == "blas_threaded" else (ALL_CORES, cores)
+    # With threads, each core gets at least two tasks, so that one which starts late does not delay the end.
+    fair_share = -(-queries * key_heads // (2 * cores)) if has_threads else queries
+    rows = min(queries, max(1, size.rows // group), max(SMALLEST_SIDE, fair_share))
+    # If there are few rows, as in decoding, a tile gets more keys instead: fewer, larger products.
+    columns = max(size.scores // (rows * group), size.columns)
+    heads_that_fit = size.scores * cores_of_a_tile // (rows * group * min(columns, keys))
+    heads_of_a_core = key_heads // cores if has_threads else heads_that_fit
+    return Plan(
+        queries,
+        keys,
+        rows,
+        columns,
+        leading_slices=_leading_slices(grid.leading_shape, group, max(1, min(heads_that_fit, heads_of_a_core))),
+        threads=None if has_threads else 1,
+        uses_bound=min(rows * group, keys) >= LEAST_SIDE_FOR_BOUND,
+    )
+
+
+def plan_blocks(queries: int, keys: int, block_size: int) -> Plan:
+    """Choose one tile for each block of a paged cache, since blocks are not one array; in traced calls too."""
+    return Plan(queries, keys, DEVICE.rows, block_size, queries == 0, align=block_size)
+
+
+def plan_full_rows(queries: int, keys: int, heads: int, *, is_traced: bool) -> Plan:
+    """Choose tiles with all keys, for results that have a column for each key."""
+    rows = queries if is_traced else max(1, DEVICE.scores // max(1, heads * keys))
+    return Plan(queries, keys, rows, keys, heads == 0 or queries == 0)
+
+
+def _is_too_many(scores: object) -> bool:
+    """Return whether `scores` are surely too many at once: a compiler may know a length by its symbol alone."""
+    return isinstance(scores, int) and scores > DEVICE.scores
+
+
+def _leading_slices(leading_shape: Shape, group: int, key_heads: int) -> tuple[LeadingSlice, ...]:
+    """Cut the leading axes (..., Hq) into parts of about `key_heads` key heads; () if that is one part."""
+    ranges: list[list[range]] = []
+    unit = group
+    for length in reversed(leading_shape):
+        size = min(length // unit, key_heads) * unit
+        ranges.insert(0, [*_ranges(0, length, size)])
+        key_heads, unit = max(1, key_heads * unit // size), 1
+    return () if all(len(of_axis) == 1 for of_axis in ranges) else tuple(itertools.product(*ranges))
+
+
+def _ranges(start: int, stop: int, step: int) -> Iterator[range]:
+    for first in range(start, stop, step):
+        yield range(first, min(first + step, stop))

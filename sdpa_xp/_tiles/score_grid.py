@@ -1,0 +1,202 @@
+"""The grid of scores of a call: L queries x S keys for each query head of each batch entry."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sdpa_xp import _checks as checks
+from sdpa_xp._checks import Integers
+from sdpa_xp._libraries import (
+    ExecutionKind,
+    Library,
+    device_of,
+    execution_kind,
+    is_array,
+    library_of,
+    numpy_array,
+    widest_dtype,
+)
+from sdpa_xp._libraries.protocols import Array, Device, Dtype, Namespace, Shape
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoreGrid:
+    """The lengths of a call, and how to make arrays that fit its scores.
+
+    Masks and biases are bound to a grid: they check their arguments against it, and convert them to its
+    library.
+
+    The sequences of a packed batch or of a paged cache have different lengths. Each of them gets a grid of its
+    own, which names the batch `entry`: arrays with one element for each batch entry are indexed with it.
+    """
+
+    function: str
+    """The public function that was called, for messages."""
+    library: Library
+    xp: Namespace
+    device: Device
+    dtype: Dtype
+    """The accumulation dtype."""
+    input_dtype: Dtype
+    """The dtype of the query, which biases may have too; None if there is no query."""
+    execution_kind: ExecutionKind
+    batch: Shape
+    heads: int
+    """Query heads."""
+    queries: int
+    keys: int
+    is_2d: bool = False
+    """Whether the caller's arrays are 2-D: one head, and no head axis."""
+    position: int = 0
+    """The position of the first query among the keys; caches set it."""
+    entry: int | None = None
+    """The number of the batch entry that the grid is for, or None if it is for all of them."""
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether values cannot be read now."""
+        return self.execution_kind == "traced"
+
+    @property
+    def is_writeable(self) -> bool:
+        """Whether computed arrays can be written to."""
+        return self.execution_kind in ("blas_threaded", "threaded")
+
+    @property
+    def caller_shape(self) -> Shape:
+        """The shape of the scores as the caller sees them, (..., Hq, L, S), or (L, S) for 2-D inputs."""
+        lengths = (self.queries, self.keys)
+        return lengths if self.is_2d else (*self.batch_and_heads, *lengths)
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of the scores as they are computed: always with heads, without a batch for one entry."""
+        return (*self.leading_shape, self.queries, self.keys)
+
+    @property
+    def leading_shape(self) -> Shape:
+        """`shape` without the last two axes."""
+        # One entry of a batch is computed without its batch axes.
+        return (self.heads,) if self.entry is not None else self.batch_and_heads
+
+    @property
+    def batch_and_heads(self) -> Shape:
+        """(..., Hq)."""
+        return (*self.batch, self.heads)
+
+    def with_batch(self, batch: Shape) -> ScoreGrid:
+        """Return the same grid for batch entries that are not an axis of the inputs."""
+        return replace(self, batch=batch)
+
+    def for_entry(self, entry: int, queries: int, keys: int, position: int = 0) -> ScoreGrid:
+        """Return the grid of one batch entry, which has its own lengths."""
+        return replace(self, entry=entry, queries=queries, keys=keys, position=position)
+
+    def integers(self, name: str, value: object, least: int = -checks.LARGEST_INTEGER) -> Integers:
+        """Check one integer for all batch entries, or one for each: an int or (..., 1, 1, 1)."""
+        if self.entry is not None and (isinstance(value, tuple | list) or is_array(value)):
+            value = self._integer_of_entry(name, value)
+        checked = checks.integers(
+            self.function, name, value, self.xp, self.device, traced=self.is_traced, least=least
+        )
+        if isinstance(checked.values, int):
+            return checked
+        if checked.shape == (1,) and not self.batch:  # a list of one for inputs without a batch
+            return checked._replace(values=self.xp.reshape(checked.values, (1, 1, 1)))
+        if self.entry is None:
+            checks.broadcasts(self.function, name, checked.shape, self.batch, "the batch (...)")
+        return checked._replace(values=self.xp.reshape(checked.values, (*checked.shape, 1, 1, 1)))
+
+    def offset(self, name: str, value: object) -> Integers:
+        """Check by how many keys a diagonal is shifted to the right: `integers`, or "lower_right"."""
+        if isinstance(value, str):
+            checks.named(self.function, name, value, ("lower_right",), "integers, one a batch entry")
+            return Integers(*[self.keys - self.queries - self.position] * 3)
+        return self.integers(name, value)
+
+    def ids(self, name: str, value: object, length: int, letter: str, hint: str = "") -> Array:
+        """Check an id for each of `length` queries or keys, (..., length)."""
+        ids = checks.ids(self.function, name, value, self.xp, self.device)
+        checks.one_each(self.function, name, ids.shape, (*self.batch, length), letter, hint)
+        return self.slice_entry(ids, 1)
+
+    def scores_like(self, name: str, array: Array) -> Array:
+        """Check an array that broadcasts to the scores."""
+        checks.broadcasts(self.function, name, array.shape, self.caller_shape, "(..., Hq, L, S)")
+        return self.slice_entry(array, 3)
+
+    def heads_like(self, name: str, array: Array) -> Array:
+        """Check an array that broadcasts to (..., Hq); returns it as (..., Hq, 1, 1)."""
+        checks.broadcasts(self.function, name, array.shape, self.batch_and_heads, "(..., Hq)")
+        array = self.slice_entry(array, 1)
+        return self.xp.reshape(array, (*array.shape, 1, 1))
+
+    def check_dtype(self, name: str, array: Array) -> None:
+        """Refuse an array that is added to the scores but has neither their dtype nor the query's."""
+        checks.floating(self.function, name, array)
+        if self.input_dtype is not None:
+            checks.added_dtype(self.function, name, array, self.input_dtype, self.dtype)
+
+    def slice_entry(self, array: Array, axes: int) -> Array:
+        """Return the part of `array` for `entry`; the batch axis stands before the last `axes` axes."""
+        if self.entry is None or array.ndim <= axes:
+            return array
+        return array[self.entry if array.shape[0] > 1 else 0, ...]
+
+    def arange(self, start: int, stop: int) -> Array:
+        """Return the int32 from `start` up to `stop`."""
+        return self.xp.arange(start, stop, dtype=self.xp.int32, device=self.device)
+
+    def batch_index(self) -> Array:
+        """Return the numbers of the batch entries, (..., 1, 1, 1); batch axes are counted through."""
+        if self.entry is not None:
+            return self.xp.reshape(self.arange(self.entry, self.entry + 1), (1, 1, 1))
+        return self.xp.reshape(self.arange(0, math.prod(self.batch)), (*self.batch, 1, 1, 1))
+
+    def head_index(self) -> Array:
+        """Return the numbers of the query heads, (Hq, 1, 1)."""
+        return self.xp.reshape(self.arange(0, self.heads), (self.heads, 1, 1))
+
+    def _integer_of_entry(self, name: str, value: Any) -> object:
+        shape = (len(value),) if isinstance(value, tuple | list) else value.shape
+        checks.broadcasts(self.function, name, shape, self.batch, "the batch (...)")
+        return value if not shape else value[self.entry if shape[0] > 1 else 0]
+
+
+def grid_of(
+    function: str, name: str, shape: Sequence[int], arrays: Iterable[tuple[str, object]], like: object
+) -> ScoreGrid:
+    """Return a grid of `shape`, (L, S) or (..., Hq, L, S), without a call.
+
+    It is for arrays of the library of `like`; if that is None, of the first of `arrays`; if there is none, of
+    NumPy.
+    """
+    if not isinstance(shape, tuple | list):
+        rule = "`shape` must be (L, S) or (..., Hq, L, S)"
+        raise TypeError(checks.message(function, rule, {"shape": repr(shape)}))
+    sizes = tuple(checks.integer(function, f"shape[{axis}]", n, least=0) for axis, n in enumerate(shape))
+    if len(sizes) < 2:
+        rule = "`shape` must be (L, S) or (..., Hq, L, S)"
+        raise ValueError(checks.message(function, rule, {"shape": shape}))
+    named = {} if like is None else {"like": like}
+    named |= {f"{name}.{argument} ({n + 1})": array for n, (argument, array) in enumerate(arrays)}
+    xp, checked = checks.one_library(function, named or {"like": numpy_array()})
+    checks.one_device(function, checked)
+    first = next(iter(checked.values()))
+    return ScoreGrid(
+        function=function,
+        library=library_of(first),
+        xp=xp,
+        device=device_of(first),
+        dtype=widest_dtype(first),
+        input_dtype=None,
+        execution_kind=execution_kind(checked.values()),
+        batch=sizes[:-3],
+        heads=sizes[-3] if len(sizes) > 2 else 1,
+        queries=sizes[-2],
+        keys=sizes[-1],
+        is_2d=len(sizes) == 2,
+    )

@@ -1,0 +1,114 @@
+"""A tile of the grid of scores: a range of queries against a range of keys."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, TypeAlias
+
+from sdpa_xp._checks import Integers
+from sdpa_xp._libraries import library_of
+from sdpa_xp._libraries.protocols import Array, Shape
+from sdpa_xp._tiles.score_grid import ScoreGrid
+
+LeadingSlice: TypeAlias = tuple[range, ...]
+"""A range of each of the leading axes (..., Hq) of the scores, or (..., H) of keys and values."""
+
+
+class RowBlock(NamedTuple):
+    """`length` queries from `start` on, inside of a loop that a compiler runs: no one knows `start` before."""
+
+    start: Array
+    length: int
+
+    def slice_rows(self, array: Array) -> Array:
+        """Return the block's rows of an array that broadcasts to (..., L, width)."""
+        return array if array.ndim < 2 or array.shape[-2] == 1 else library_of(array).rows_from(array, *self)
+
+
+class Tile(NamedTuple):
+    """Queries `rows` against keys `columns`."""
+
+    rows: range
+    columns: range
+    grid: ScoreGrid
+    leading: LeadingSlice | None = None
+    """The batch entries and heads of the tile; None is all of them."""
+    block: RowBlock | None = None
+    """Which of `rows` are computed now; None is all of them. What a mask says of the tile holds for each."""
+
+    def slice(self, array: Array) -> Array:
+        """Return the tile's part of an array that broadcasts to (..., Hq, L, S); an axis of 1 stays."""
+        ranges = (*(self.leading or ()), self.rows, self.columns)[-array.ndim :] if array.ndim else ()
+        array = slice_last_axes(array, ranges)
+        return array if self.block is None else self.block.slice_rows(array)
+
+    def slice_queries(self, array: Array) -> Array:
+        """Return the tile's rows of an array (..., L, width), which has the tile's leading axes."""
+        if self.block is not None:
+            return self.block.slice_rows(array)
+        return array[..., self.rows.start : self.rows.stop, :]
+
+    def slice_heads(self, array: Array) -> Array:
+        """Return the tile's part of an array (Hq, ...)."""
+        heads = self.leading[-1] if self.leading else range(self.grid.heads)
+        return array[heads.start : heads.stop, ...]
+
+    def slice_integers(self, integers: Integers) -> Integers:
+        """Return the integers of the tile's batch entries, with their own least and most."""
+        if self.leading is None or isinstance(integers.values, int):
+            return integers
+        values = self.slice(integers.values)
+        if math.prod(values.shape) != 1:  # their least and most would have to be computed for each tile
+            return integers._replace(values=values)
+        only = int(self.grid.xp.min(values))
+        return Integers(only, only, only)
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of the tile's scores, (..., Hq, rows, columns)."""
+        leading = self.grid.leading_shape if self.leading is None else tuple(map(len, self.leading))
+        rows = len(self.rows) if self.block is None else self.block.length
+        return (*leading, rows, len(self.columns))
+
+    @property
+    def first(self) -> int:
+        """The position of the first query among the keys."""
+        return self.rows.start + self.grid.position
+
+    @property
+    def last(self) -> int:
+        """The position of the last query among the keys."""
+        return self.rows.stop - 1 + self.grid.position
+
+    @property
+    def query_index(self) -> Array:
+        """The position of each query among the keys, (rows, 1)."""
+        # Inside a loop the numbers of the rows are known only relative to the start of the block.
+        rows = self.rows if self.block is None else range(self.block.length)
+        index = self.grid.arange(rows.start + self.grid.position, rows.stop + self.grid.position)
+        if self.block is not None:
+            index = index + self.block.start
+        return self.grid.xp.expand_dims(index, axis=-1)
+
+    @property
+    def key_index(self) -> Array:
+        """The number of each key, (1, columns)."""
+        return self.grid.xp.expand_dims(self.grid.arange(self.columns.start, self.columns.stop), axis=0)
+
+    @property
+    def indices(self) -> tuple[Array, Array, Array, Array]:
+        """b, h, i and j as int32 arrays that broadcast to (..., Hq, rows, columns)."""
+        batch, head = self.slice(self.grid.batch_index()), self.slice(self.grid.head_index())
+        return batch, head, self.query_index, self.key_index
+
+
+def slice_last_axes(array: Array, ranges: tuple[range, ...]) -> Array:
+    """Return `ranges` of the last axes of `array`; an axis of 1 stays, since it is broadcast."""
+    shape = array.shape[-len(ranges) :]
+    index = [slice(r.start, r.stop) if n != 1 else slice(None) for r, n in zip(ranges, shape, strict=True)]
+    return array[(..., *index)] if index else array
+
+
+def slice_leading(array: Array, leading: LeadingSlice) -> Array:
+    """Return the part of the axes before the last two; an axis of 1 stays, since it is broadcast."""
+    return slice_last_axes(array, (*leading[len(leading) + 2 - array.ndim :], *map(range, array.shape[-2:])))

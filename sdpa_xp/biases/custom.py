@@ -1,0 +1,117 @@
+"""Biases from the caller's own numbers: an array, or a function of a score and its indices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from sdpa_xp import _checks as checks
+from sdpa_xp._libraries import dtype_name, is_traced
+from sdpa_xp._libraries.protocols import AnyArray, Array
+from sdpa_xp._tiles.allowed import Allowed, is_masked
+from sdpa_xp._tiles.score_grid import ScoreGrid
+from sdpa_xp._tiles.tile import Tile
+from sdpa_xp.biases.algebra import Bias, Term, as_bias
+
+ScoreFunction: TypeAlias = Callable[[Any, Any, Any, Any, Any], Any]
+"""score_mod(score, batch, head, query_index, key_index) -> score, as in torch's FlexAttention."""
+ROUNDING = {"float32": 2.0**-20, "float64": 2.0**-49}
+"""A few roundings: the error that a function may have if it only adds to the score."""
+
+
+def from_array(array: AnyArray) -> Bias:
+    """Convert a floating array to a bias, which combines with other biases.
+
+    Shapes:
+        `Hq` query heads, `L` queries, `S` keys, `...` batch.
+
+    Args:
+        array: A floating array that broadcasts to (..., Hq, L, S); -inf masks.
+
+    Returns:
+        The bias. `bias` and `+` also take the array itself.
+
+    Raises:
+        TypeError: `array` is not a floating array.
+        ValueError: When a call uses the bias: the shape does not broadcast to (..., Hq, L, S).
+
+    Examples:
+        >>> import numpy as np
+        >>> from sdpa_xp import biases
+        >>> biases.alibi(2) + biases.from_array(np.asarray([0.0, 1.5]))
+        alibi(2) + from_array([0, 1.5])
+
+    References:
+        Shaw et al., "Self-Attention with Relative Position Representations", arXiv 1803.02155.
+    """
+    checks.floating("from_array", "array", checks.plain_array("from_array", "array", array))
+    return as_bias("from_array", "bias", array)
+
+
+def from_function(score_mod: ScoreFunction) -> Bias:
+    """The score s of query i and key j in head h of batch entry b becomes score_mod(s, b, h, i, j).
+
+    Shapes:
+        `Hq` query heads, `L` queries, `S` keys, `...` batch.
+
+    Args:
+        score_mod: A function with the signature of FlexAttention's `score_mod`. It is called once for each
+            tile, with the scores after scale and softcap, (..., Hq, rows, columns) in the accumulation dtype,
+            and int32 arrays that broadcast to them. It returns the new scores; -inf masks. In a sum of biases
+            it gets the scores with the biases before it. For NumPy arrays, several threads call the function at
+            the same time.
+
+    Returns:
+        The bias.
+
+    Raises:
+        TypeError: `score_mod` cannot be called; when a call uses the bias, its result is not floating.
+        ValueError: When a call uses the bias: the result does not have the shape of the scores.
+
+    Examples:
+        >>> from sdpa_xp import biases
+        >>> nearer = biases.from_function(lambda score, b, h, q_idx, kv_idx: score - abs(q_idx - kv_idx))
+        >>> biases.to_array(nearer, (2, 3))
+        array([[ 0., -1., -2.],
+               [-1.,  0., -1.]])
+
+    References:
+        Dong et al., "Flex Attention", arXiv 2412.05496, section 3.1.
+    """
+    checks.function("from_function", "score_mod", score_mod, ("score", "b", "h", "q_idx", "kv_idx"))
+    return FunctionBias(score_mod)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class FunctionBias(Bias, Term):
+    """Made by `from_function`."""
+
+    name = "from_function"
+    score_mod: ScoreFunction
+
+    def bind(self, _grid: ScoreGrid) -> tuple[Term, ...]:
+        return (self,)
+
+    def apply(self, tile: Tile, scores: Array) -> tuple[Array, Allowed]:
+        xp, function = tile.grid.xp, tile.grid.function
+        returned = checks.called(function, "bias", self.score_mod, (scores, *tile.indices))
+        result = checks.of_function(function, "bias", returned, tile.shape, xp)
+        checks.floating(function, "bias", result)
+        shape = checks.broadcast(result.shape, scores.shape) or tile.shape
+        # The function may have widened it: some libraries add float32 and int32 to float64.
+        changed = xp.broadcast_to(xp.astype(result, tile.grid.dtype, copy=False), shape)
+        return changed, ~is_masked(changed)
+
+    def gradient(self, tile: Tile, scores: Array, _gradient: Array) -> None:
+        xp, function = tile.grid.xp, tile.grid.function
+        computed, _ = self.apply(tile, scores)
+        if tile.grid.is_traced or is_traced(computed):
+            checks.not_added(function, traced=True)
+        added, _ = self.apply(tile, xp.zeros_like(scores))
+        expected = scores + added
+        largest = xp.max(xp.where(xp.isfinite(expected), xp.abs(scores) + xp.abs(added), 0.0))
+        near = xp.abs(computed - expected) <= largest * ROUNDING[dtype_name(tile.grid.dtype)]
+        equal = (computed <= expected) & (computed >= expected)  # also if both are infinite
+        if not bool(xp.all(near | equal | ~xp.isfinite(scores))):
+            checks.not_added(function, traced=False)

@@ -1,0 +1,102 @@
+"""Masks from the caller's own array, or from a function of the indices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from sdpa_xp import _checks as checks
+from sdpa_xp._libraries.protocols import AnyArray
+from sdpa_xp._tiles.allowed import Allowed, collapse_uniform
+from sdpa_xp._tiles.score_grid import ScoreGrid
+from sdpa_xp._tiles.tile import Tile
+from sdpa_xp.masks.algebra import ArrayMask, Mask, Pattern
+
+MaskFunction: TypeAlias = Callable[[Any, Any, Any, Any], Any]
+"""mask_mod(batch, head, query_index, key_index) -> boolean, as in torch's FlexAttention."""
+
+
+def from_array(boolean: AnyArray) -> Mask:
+    """Convert a boolean array to a mask, which combines with other masks.
+
+    Shapes:
+        `Hq` query heads, `L` queries, `S` keys, `...` batch.
+
+    Args:
+        boolean: A boolean array that broadcasts to (..., Hq, L, S); True = may attend.
+
+    Returns:
+        The mask. `attn_mask`, `&` and `|` also take the array itself.
+
+    Raises:
+        TypeError: `boolean` is not an array, or not a boolean one.
+        ValueError: When a call uses the mask: the shape does not broadcast to (..., Hq, L, S).
+
+    Examples:
+        >>> import numpy as np
+        >>> from sdpa_xp import masks
+        >>> masks.causal() | masks.from_array(np.asarray([False, True, False]))
+        causal() | from_array([0, 1, 0])
+
+    References:
+        Vaswani et al., "Attention is all you need", arXiv 1706.03762, section 3.2.3.
+    """
+    array = checks.plain_array("from_array", "boolean", boolean)
+    checks.boolean("from_array", "boolean", array)
+    return ArrayMask(array)
+
+
+def from_function(mask_mod: MaskFunction) -> Mask:
+    """Query i of head h in batch entry b attends key j iff mask_mod(b, h, i, j).
+
+    Shapes:
+        `Hq` query heads, `L` queries, `S` keys, `...` batch.
+
+    Args:
+        mask_mod: A function with the signature of FlexAttention's `mask_mod`. It is called once for each tile,
+            with int32 arrays of shape (..., 1, 1, 1), (Hq, 1, 1), (rows, 1) and (1, columns), and returns a
+            boolean array or a bool. So combine conditions with `&` and `|`, not with `and` and `or`. If the
+            batch has several axes, b counts through all of them. For NumPy arrays, several threads call the
+            function at the same time.
+
+    Returns:
+        The mask. Tiles in which the function is False everywhere are skipped.
+
+    Raises:
+        TypeError: `mask_mod` cannot be called; when a call uses the mask, its result is not boolean.
+        ValueError: When a call uses the mask: the result does not broadcast to the tile.
+
+    Examples:
+        >>> from sdpa_xp import masks
+        >>> even = masks.from_function(lambda b, h, q_idx, kv_idx: (kv_idx % 2 == 0) & (kv_idx <= q_idx))
+        >>> masks.to_array(even, (3, 3)).astype(int)
+        array([[1, 0, 0],
+               [1, 0, 0],
+               [1, 0, 1]])
+
+    References:
+        Dong et al., "Flex Attention", arXiv 2412.05496, section 3.1.
+    """
+    checks.function("from_function", "mask_mod", mask_mod, ("b", "h", "q_idx", "kv_idx"))
+    return FunctionMask(mask_mod)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class FunctionMask(Mask, Pattern):
+    """Made by `from_function`."""
+
+    name = "from_function"
+    mask_mod: MaskFunction
+
+    def bind(self, _grid: ScoreGrid) -> Pattern:
+        return self
+
+    def allowed_in(self, tile: Tile) -> Allowed:
+        allowed = checks.called(tile.grid.function, "attn_mask", self.mask_mod, tile.indices)
+        if isinstance(allowed, bool):
+            return allowed
+        array = checks.of_function(tile.grid.function, "attn_mask", allowed, tile.shape, tile.grid.xp)
+        checks.boolean(tile.grid.function, "attn_mask", array)
+        # A tile in which the function is False everywhere is skipped, as with the library's masks.
+        return collapse_uniform(tile, array)

@@ -1,0 +1,323 @@
+"""A cache in blocks of a shared pool, for many sequences of different lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Generic, NamedTuple, TypeVar, cast
+
+from sdpa_xp import _checks as checks
+from sdpa_xp._call.options import CallOptions
+from sdpa_xp._call.prepare import prepare
+from sdpa_xp._call.prepared_call import BatchEntry
+from sdpa_xp._checks import Implementation
+from sdpa_xp._core import streaming
+from sdpa_xp._core.key_value_source import PagedSource
+from sdpa_xp._libraries import namespace_of
+from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng, Shape
+from sdpa_xp._tiles.layout import Layout, slice_of_axis
+from sdpa_xp._tiles.plan import plan_blocks
+from sdpa_xp.biases import Bias
+from sdpa_xp.masks import Mask
+from sdpa_xp.positional.rotary import Rotary, rotate
+
+A = TypeVar("A", bound=AnyArray)
+
+
+class _Write(NamedTuple):
+    """A run of new tokens of a sequence that goes into one block."""
+
+    sequence: int
+    block: int
+    block_offset: int
+    """The place of the first token in the block."""
+    token_offset: int
+    """The place of the first token among the new tokens of its sequence."""
+    tokens: int
+    """The number of tokens."""
+
+
+class PagedKVCache(Generic[A]):
+    """The keys and values of N sequences in blocks of a pool. Attention reads the blocks without copying them.
+
+    Token t of sequence n is in block `block_table[n][t // size]`, at place `t % size`. You keep track of the
+    free blocks: to give a sequence its next block, make a new cache over the same pool.
+
+    Shapes:
+        `P` blocks in the pool, `size` tokens in a block, `N` sequences, `n` new tokens, `L` queries, `Hq` query
+        heads, `H` key heads, `E` and `Ev` widths.
+
+    Args:
+        key_blocks: (P, H, size, E), or (P, size, H, E) with `layout="...LHE"`, as in flash-attention.
+        value_blocks: (P, H, size, Ev), or (P, size, H, Ev) with `layout="...LHE"`.
+        block_table: (N, blocks of a sequence): a list of lists, or an integer array of any library. Only the
+            blocks that a sequence needs are read. The table must be static inside a jit.
+        lengths: The number of tokens of each sequence: N integers, in a list or an array, static like the
+            table.
+        layout: The layout of all inputs and outputs.
+        rotary: A `Rotary` that rotates keys when they are appended, and queries when they attend, each at its
+            position in its sequence. The keys in the pool must be rotated already.
+
+    Raises:
+        TypeError: The arrays are of several libraries or dtypes, or the table has no integers or is traced.
+        ValueError: The shapes do not fit, the arrays are on several devices, the pool does not have a block of
+            the table, or a sequence has too few blocks.
+
+    Examples:
+        >>> import numpy as np
+        >>> pool = np.zeros((4, 1, 16, 2))  # 4 blocks of 16 tokens, one head
+        >>> cache = PagedKVCache(pool, pool.copy(), block_table=[[2, 0], [3, -1]], lengths=[16, 5])
+        >>> token = np.ones((2, 1, 1, 2))  # one for each of two sequences
+        >>> cache = cache.append(token, token)
+        >>> cache.lengths, cache.attend(token).shape
+        ((17, 6), (2, 1, 1, 2))
+
+    References:
+        Kwon et al., "PagedAttention", arXiv 2309.06180, section 4.1.
+    """
+
+    __slots__ = ("_key_blocks", "_layout", "_lengths", "_rotary", "_table", "_token_axis", "_value_blocks")
+
+    def __init__(
+        self,
+        key_blocks: A,
+        value_blocks: AnyArray,
+        block_table: Sequence[Sequence[int]] | AnyArray,
+        lengths: Sequence[int] | AnyArray,
+        *,
+        layout: Layout = "...HLE",
+        rotary: Rotary | None = None,
+    ) -> None:
+        function = "PagedKVCache"
+        checks.named(function, "layout", layout, checks.LAYOUTS)
+        _, arrays = checks.one_library(function, {"key_blocks": key_blocks, "value_blocks": value_blocks})
+        checks.no_graph_values(function, "a pool of blocks", arrays)
+        checks.same_dtype_and_device(function, arrays)
+        checks.axes(function, {name: array.shape for name, array in arrays.items()}, 4)
+        checks.same_but_width(function, {name: array.shape for name, array in arrays.items()})
+        checks.instance(function, "rotary", rotary, Rotary)
+        if rotary is not None:
+            checks.fits_rotation(function, "key_blocks", arrays["key_blocks"].shape, rotary.width)
+        self._layout, self._token_axis, self._rotary = layout, -2 if layout == checks.HLE else -3, rotary
+        self._table = checks.integer_table(function, "block_table", block_table)
+        token_counts = checks.integer_list(function, "lengths", lengths)
+        checks.same_length(function, {"block_table": self._table, "lengths": token_counts})
+        self._key_blocks = arrays["key_blocks"]
+        self._value_blocks = arrays["value_blocks"]
+        self._lengths = tuple(token_counts)
+        checks.pool_not_empty(function, len(token_counts), self.block_size)
+        checks.block_table(function, self._table, token_counts, self.block_size, self._key_blocks.shape[0])
+
+    def __repr__(self) -> str:
+        return f"PagedKVCache(key_blocks={checks.brief(self.key_blocks)}, lengths={self.lengths})"
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of all inputs and outputs."""
+        return self._layout
+
+    @property
+    def key_blocks(self) -> A:
+        """The keys of all blocks in the pool, (P, H, size, E)."""
+        return cast(A, self._key_blocks)
+
+    @property
+    def value_blocks(self) -> A:
+        """The values of all blocks in the pool, (P, H, size, Ev)."""
+        return cast(A, self._value_blocks)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The number of tokens of each sequence."""
+        return self._lengths
+
+    @property
+    def block_size(self) -> int:
+        """The number of tokens that fit into a block."""
+        return self._key_blocks.shape[self._token_axis]
+
+    def append(self, key: A, value: AnyArray, *, in_place: bool = False) -> PagedKVCache[A]:
+        """Return a cache with `n` more tokens in each sequence.
+
+        Args:
+            key: (N, H, n, E), with the pool's library, device and dtype.
+            value: (N, H, n, Ev).
+            in_place: Write into the pool, instead of copying it. Other caches over the same pool see the
+                change. The pools of keys and values must share no memory.
+
+        Returns:
+            The new cache.
+
+        Raises:
+            TypeError: As for the cache, or the pool is not writeable.
+            ValueError: As for the cache, a sequence has no block left for its tokens, or a block belongs to
+                several sequences.
+        """
+        function = "PagedKVCache.append"
+        pools = {"key_blocks": self._key_blocks, "value_blocks": self._value_blocks}
+        _, arrays = checks.one_library(function, {"key": key, "value": value, **pools})
+        checks.same_dtype_and_device(function, arrays)
+        for name in ("key", "value"):
+            target = (len(self._lengths), *pools[f"{name}_blocks"].shape[1:])
+            checks.same_but(function, name, arrays[name].shape, target, self._token_axis)
+        new = {name: arrays[name] for name in ("key", "value")}
+        checks.same_but_width(function, {name: array.shape for name, array in new.items()})
+        count = new["key"].shape[self._token_axis]
+        lengths = [length + count for length in self._lengths]
+        checks.block_table(function, self._table, lengths, self.block_size, self._key_blocks.shape[0])
+        writes = list(self._writes(count))
+        used_rows = [
+            row[: -(-length // self.block_size)] for row, length in zip(self._table, lengths, strict=True)
+        ]
+        checks.exclusive_blocks(function, [(write.sequence, write.block) for write in writes], used_rows)
+        new["key"] = rotate(self._rotary, function, "key", new["key"], lengths, self._layout)
+        if checks.flag(function, "in_place", in_place):
+            checks.writeable(function, "`in_place=True`", pools)
+            checks.separate_pools(function, self._key_blocks, self._value_blocks)
+            for name in ("key", "value"):
+                self._write(pools[f"{name}_blocks"], new[name], writes)
+        else:
+            pools = {
+                f"{name}_blocks": self._copy_with(pools[f"{name}_blocks"], new[name], writes) for name in new
+            }
+        return PagedKVCache(
+            cast(A, pools["key_blocks"]),
+            pools["value_blocks"],
+            self._table,
+            lengths,
+            layout=self._layout,
+            rotary=self._rotary,
+        )
+
+    def attend(
+        self,
+        query: A,
+        attn_mask: Mask | AnyArray | None = None,
+        *,
+        bias: Bias | AnyArray | None = None,
+        is_causal: bool = True,
+        scale: float | AnyArray | None = None,
+        softcap: float | None = None,
+        sinks: AnyArray | None = None,
+        dropout_p: float = 0.0,
+        rng: Rng | None = None,
+        softmax_dtype: Dtype | None = None,
+        implementation: Implementation | None = None,
+    ) -> A:
+        """Return the attention of the last L tokens of each sequence over all tokens of that sequence.
+
+        Args:
+            query: (N, Hq, L, E).
+            attn_mask: A mask or an array. This and the arguments below are those of
+                `scaled_dot_product_attention`. The first query of a sequence is at position length - L, also
+                for masks and biases.
+            bias: A bias, or an array that broadcasts to (N, Hq, L, 1).
+            is_causal: Query i attends key j only if j <= i + length - L.
+            scale: A number, or an array that broadcasts to (N, Hq, L, 1).
+            softcap: A positive number, or None.
+            sinks: (N, Hq) or (Hq,).
+            dropout_p: From 0 to 1.
+            rng: Required if dropout_p > 0.
+            softmax_dtype: float32, float64 or None.
+            implementation: `"xp"` or None.
+
+        Returns:
+            (N, Hq, L, Ev), with the query's library, device and dtype.
+
+        Raises:
+            TypeError: As for `scaled_dot_product_attention`.
+            ValueError: As for `scaled_dot_product_attention`; or there are more queries than tokens in a
+                sequence, unless `is_causal` is False.
+        """
+        function = "PagedKVCache.attend"
+        options = CallOptions(
+            attn_mask,
+            bias,
+            is_causal,
+            scale,
+            softcap,
+            sinks,
+            dropout_p,
+            rng,
+            softmax_dtype,
+            self._layout,
+            implementation,
+        )
+        pools = {"key_blocks": self._key_blocks, "value_blocks": self._value_blocks}
+        checks.entries(function, checks.plain_array(function, "query", query).shape, len(self._lengths))
+        rotated = rotate(self._rotary, function, "query", query, [*self._lengths], self._layout)
+        inputs = {"query": rotated, **pools}
+        call = prepare(function, inputs, options, of_kv_cache=self._padded_shapes(), has_entries=True)
+        arrays, xp = call.arrays, call.grid.xp
+        entries, values = [], []
+        queries = call.sizes.queries
+        if is_causal:
+            for number, length in enumerate(self._lengths):
+                checks.appended(function, queries, length, number)
+        for number, (row, length) in enumerate(zip(self._table, self._lengths, strict=True)):
+            grid = call.grid.for_entry(number, queries, length, position=length - queries)
+            keys = PagedSource(arrays["key_blocks"], row)
+            entries.append(BatchEntry(grid, arrays["query"][number, ...], keys))
+            values.append(PagedSource(arrays["value_blocks"], row))
+        with call.quiet():
+            outputs = []
+            for scores, value_source in zip(call.scores_of(entries), values, strict=True):
+                plan = plan_blocks(scores.grid.queries, scores.grid.keys, self.block_size)
+                output, _ = streaming.attend(scores, value_source, plan, call.dtype, with_lse=False)
+                outputs.append(xp.expand_dims(output, axis=0))
+            return cast(A, call.result(xp.concat(outputs, axis=0)))
+
+    def _padded_shapes(self) -> tuple[Shape, Shape]:
+        """Return the shapes that keys and values would have as one padded array each."""
+        longest = max(self._lengths)
+        shapes = []
+        for blocks in (self._key_blocks, self._value_blocks):
+            shape = [len(self._lengths), *blocks.shape[1:]]
+            shape[self._token_axis] = longest
+            shapes.append(tuple(shape))
+        return shapes[0], shapes[1]
+
+    def _writes(self, count: int) -> Iterator[_Write]:
+        """Yield the runs that `count` new tokens of each sequence split into, one for each block."""
+        for sequence, length in enumerate(self._lengths):
+            done = 0
+            while done < count:
+                block_index, block_offset = divmod(length + done, self.block_size)
+                tokens = min(count - done, self.block_size - block_offset)
+                yield _Write(sequence, self._table[sequence][block_index], block_offset, done, tokens)
+                done += tokens
+
+    def _write(self, pool: Array, new: Array, writes: Sequence[_Write]) -> None:
+        """Write new tokens into the pool itself."""
+        for write in writes:
+            places = slice_of_axis(self._token_axis, write.block_offset, write.block_offset + write.tokens)
+            pool[(write.block, *places)] = self._tokens_of(new, write)
+
+    def _copy_with(self, pool: Array, new: Array, writes: Sequence[_Write]) -> Array:
+        """Return a copy of the pool with the new tokens.
+
+        Blocks and pool are joined from slices, since not every library can write to an array.
+        """
+        if not writes:
+            return pool
+        xp, axis = namespace_of(pool), self._token_axis
+        blocks: dict[int, Array] = {}
+        for write in writes:
+            old = pool[write.block, ...]
+            stop = write.block_offset + write.tokens
+            pieces = [
+                old[slice_of_axis(axis, 0, write.block_offset)],
+                self._tokens_of(new, write),
+                old[slice_of_axis(axis, stop, self.block_size)],
+            ]
+            blocks[write.block] = xp.concat([piece for piece in pieces if piece.shape[axis]], axis=axis)
+        pieces, copied = [], 0
+        for block in sorted(blocks):
+            pieces += [pool[copied:block, ...], xp.expand_dims(blocks[block], axis=0)]
+            copied = block + 1
+        pieces.append(pool[copied:, ...])
+        return xp.concat([piece for piece in pieces if piece.shape[0]], axis=0)
+
+    def _tokens_of(self, new: Array, write: _Write) -> Array:
+        """Return the new tokens that a run writes."""
+        stop = write.token_offset + write.tokens
+        return new[(write.sequence, *slice_of_axis(self._token_axis, write.token_offset, stop))]

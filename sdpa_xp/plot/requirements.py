@@ -1,0 +1,18 @@
+"""Matplotlib, which only an extra of the package installs."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from sdpa_xp import _checks as checks
+
+
+def require_matplotlib(function: str) -> None:
+    """Raise an error that says how to install matplotlib, if it is not installed."""
+    try:
+        import_module("matplotlib.figure")
+    except ImportError as error:
+        rule, hint = "matplotlib must be installed", "`pip install 'sdpa_xp[plot]'` brings it."
+        raise ModuleNotFoundError(
+            checks.message(function, rule, {"error": error}, hint), name="matplotlib"
+        ) from None

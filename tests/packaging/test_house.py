@@ -1,0 +1,79 @@
+"""The rules of the house that no linter knows: who may name an array library, and how things are named."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = (ROOT / "sdpa_xp", ROOT / "export/sdpa_xp_export")
+ARRAY_LIBRARY = re.compile(
+    r"(?<![a-z])(numpy|torch|jax|cupy|mlx|dask|array.api.(strict|compat))(?![a-z])", re.IGNORECASE
+)
+PRONOUNS = frozenset(
+    [
+        "own",
+        "found",
+        "given",
+        "held",
+        "made",
+        "each",
+        "once",
+        "of",
+        "at",
+        "on",
+        "some",
+        "seen",
+        "asked",
+        "taken",
+        "it",
+    ]
+)
+"""Words that do not say what they name."""
+
+
+def definitions() -> Iterator[tuple[Path, ast.AST]]:
+    for package in PACKAGES:
+        for path in sorted(package.rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                yield path.relative_to(ROOT), node
+
+
+@pytest.mark.parametrize("folder", ["_core", "_call"])
+def test_the_mathematics_names_no_array_library(folder: str) -> None:
+    """What a library does differently is in `_libraries` or `_kernels`."""
+    files = sorted((ROOT / "sdpa_xp" / folder).rglob("*.py"))
+    assert files
+    named = {str(file.relative_to(ROOT)): ARRAY_LIBRARY.findall(file.read_text()) for file in files}
+    assert {file: names for file, names in named.items() if names} == {}
+
+
+def test_a_class_name_means_one_thing() -> None:
+    places = defaultdict(set)
+    for path, node in definitions():
+        if isinstance(node, ast.ClassDef):
+            places[node.name].add(str(path))
+    assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
+
+
+def test_no_name_is_a_pronoun() -> None:
+    """A field says what it holds, a function what it does."""
+    pronouns = []
+    for path, node in definitions():
+        name = None
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            name = node.id
+        elif isinstance(node, ast.arg):
+            name = node.arg
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            name = node.name
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            name = node.attr
+        if name is not None and name.strip("_") in PRONOUNS:
+            pronouns.append(f"{path}:{getattr(node, 'lineno', 0)}: {name}")
+    assert pronouns == []
