@@ -10,7 +10,7 @@ from sdpa_xp._call.prepare import prepare
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._checks import Implementation
 from sdpa_xp._core import streaming
-from sdpa_xp._core.key_value_source import ContiguousSource
+from sdpa_xp._core.key_value_source import ArraySource
 from sdpa_xp._kernels import choose_kernel
 from sdpa_xp._libraries import override
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
@@ -124,7 +124,7 @@ def scaled_dot_product_attention(
     options = CallOptions(
         attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
     )
-    return attend("scaled_dot_product_attention", query, key, value, options)
+    return compute_output("scaled_dot_product_attention", query, key, value, options)
 
 
 def attention_state(
@@ -189,19 +189,25 @@ def attention_state(
     options = CallOptions(
         attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
     )
-    return attend_with_lse("attention_state", query, key, value, options, lse_base=lse_base)
+    return compute_state("attention_state", query, key, value, options, lse_base=lse_base)
 
 
-def attend(
-    function: str, query: A, key: AnyArray, value: AnyArray, options: CallOptions, *, of_kv_cache: bool = False
+def compute_output(
+    function: str,
+    query: A,
+    key: AnyArray,
+    value: AnyArray,
+    options: CallOptions,
+    *,
+    queries_at_end: bool = False,
 ) -> A:
     """Return the output of a call of `function`; a vendor's kernel computes it if one is chosen."""
     inputs = {"query": query, "key": key, "value": value}
     if (answer := override(query, key, value)) is not None:
         return cast(A, answer(function, inputs, options._asdict()))
-    call = prepare(function, inputs, options, of_kv_cache=of_kv_cache, has_kernels=not of_kv_cache)
+    call = prepare(function, inputs, options, queries_at_end=queries_at_end, has_kernels=not queries_at_end)
     # The queries of a cache stand at its end. No kernel takes that position.
-    kernel = None if of_kv_cache else call.cached("kernel", lambda: choose_kernel(call)).kernel
+    kernel = None if queries_at_end else call.cached("kernel", lambda: choose_kernel(call)).kernel
     with call.quiet():
         output = None if kernel is None else kernel.attend(call)
         if output is None:
@@ -209,7 +215,7 @@ def attend(
         return cast(A, call.result(output))
 
 
-def attend_with_lse(
+def compute_state(
     function: str,
     query: A,
     key: AnyArray,
@@ -232,7 +238,7 @@ def attend_with_lse(
 
 def _attend_portably(call: PreparedCall, *, with_lse: bool) -> tuple[Array, Array | None]:
     """Return output and log-sum-exp, computed by the portable implementation."""
-    scores, value = call.scores(), ContiguousSource(call.arrays["value"])
+    scores, value = call.scores(), ArraySource(call.arrays["value"])
     plan = call.cached("plan", lambda: plan_tiles(call.grid, scores.group, call.sizes.width + value.width))
     output, lse = streaming.attend(scores, value, plan, call.dtype, with_lse=with_lse)
     # Without keys the output is a constant: autograd needs it connected to the inputs.

@@ -10,7 +10,7 @@ from sdpa_xp import _checks as checks
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._checks import Implementation, IntegersLike
 from sdpa_xp._libraries.protocols import AnyArray
-from sdpa_xp.attention import attend
+from sdpa_xp.attention import compute_output
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp.masks.algebra import as_mask
@@ -87,4 +87,4 @@ def dot_product_attention(
         masks.append(Padding(checks.frozen(key_value_seq_lengths), checks.frozen(query_seq_lengths), names))
     joined = functools.reduce(operator.and_, masks) if masks else None
     options = CallOptions(joined, bias, is_causal, scale, layout=checks.LHE, implementation=implementation)
-    return attend(function, query, key, value, options)
+    return compute_output(function, query, key, value, options)

@@ -110,7 +110,7 @@ def explain(
         tile=(min(plan.rows, plan.queries), min(plan.columns, plan.keys)),
         tiles=_count_tiles(scores, plan),
         total_tiles=all_tiles,
-        threads=threads.count() if plan.threads is None else 1,
+        threads=threads.thread_count() if plan.threads is None else 1,
     )
 
 

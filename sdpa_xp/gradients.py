@@ -12,7 +12,7 @@ from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._checks import Implementation
 from sdpa_xp._core import streaming
 from sdpa_xp._core.backward import Forward, gradients
-from sdpa_xp._core.key_value_source import ContiguousSource
+from sdpa_xp._core.key_value_source import ArraySource
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._libraries import FLOATING, astype_if_needed, dtype_name, override
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
@@ -133,7 +133,7 @@ def _forward(call: PreparedCall, arrays: Mapping[str, Array]) -> Forward:
     """Compute the output, and return all that the gradients of `arrays` are computed from."""
     if call.biases and not _is_empty(call):
         _try_functions(call.scores_without_dropout())
-    scores, value = call.scores(), ContiguousSource(call.arrays["value"])
+    scores, value = call.scores(), ArraySource(call.arrays["value"])
     plan = plan_tiles(call.grid, scores.group, call.sizes.width + value.width)
     output, lse = streaming.attend(scores, value, plan, call.grid.dtype)
     targets = {

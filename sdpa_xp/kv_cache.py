@@ -11,7 +11,7 @@ from sdpa_xp._checks import Implementation
 from sdpa_xp._libraries import device_of, namespace_of
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp._tiles.layout import Layout, slice_of_axis
-from sdpa_xp.attention import attend
+from sdpa_xp.attention import compute_output
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp.positional import rotary as rotation
@@ -208,7 +208,7 @@ class KVCache(Generic[A]):
         )
         function = "KVCache.attend"
         rotated = rotation.rotate(self._rotary, function, "query", query, self._length, self._layout)
-        return attend(function, cast(A, rotated), self.key, self.value, options, of_kv_cache=True)
+        return compute_output(function, cast(A, rotated), self.key, self.value, options, queries_at_end=True)
 
     def _append_in_place(self, key: Array, value: Array) -> KVCache[A]:
         function, buffers, stop = "KVCache.append", self._buffers, self._length + key.shape[self._axis]

@@ -246,7 +246,9 @@ class PagedKVCache(Generic[A]):
         checks.entries(function, checks.plain_array(function, "query", query).shape, len(self._lengths))
         rotated = rotate(self._rotary, function, "query", query, [*self._lengths], self._layout)
         inputs = {"query": rotated, **pools}
-        call = prepare(function, inputs, options, of_kv_cache=self._padded_shapes(), has_entries=True)
+        call = prepare(
+            function, inputs, options, queries_at_end=True, cache_shapes=self._padded_shapes(), has_entries=True
+        )
         arrays, xp = call.arrays, call.grid.xp
         entries, values = [], []
         queries = call.sizes.queries

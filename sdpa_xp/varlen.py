@@ -12,7 +12,7 @@ from sdpa_xp._call.prepare import prepare
 from sdpa_xp._call.prepared_call import BatchEntry
 from sdpa_xp._checks import Implementation
 from sdpa_xp._core import streaming
-from sdpa_xp._core.key_value_source import ContiguousSource
+from sdpa_xp._core.key_value_source import ArraySource
 from sdpa_xp._libraries.protocols import AnyArray, Dtype, Rng
 from sdpa_xp._tiles.layout import Layout
 from sdpa_xp._tiles.plan import plan_tiles
@@ -107,8 +107,8 @@ def varlen_attention(
     for number, ((first_q, last_q), (first_k, last_k)) in enumerate(sequences):
         grid = batch.for_entry(number, last_q - first_q, last_k - first_k)
         rows = arrays["query"][:, first_q:last_q, :]
-        entries.append(BatchEntry(grid, rows, ContiguousSource(arrays["key"][:, first_k:last_k, :])))
-        values.append(ContiguousSource(arrays["value"][:, first_k:last_k, :]))
+        entries.append(BatchEntry(grid, rows, ArraySource(arrays["key"][:, first_k:last_k, :])))
+        values.append(ArraySource(arrays["value"][:, first_k:last_k, :]))
     with call.quiet():
         outputs = []
         for scores, value_source in zip(call.scores_of(entries), values, strict=True):

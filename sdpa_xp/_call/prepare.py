@@ -34,7 +34,8 @@ def prepare(
     inputs: Mapping[str, Any],
     options: CallOptions,
     *,
-    of_kv_cache: tuple[Shape, Shape] | bool = False,
+    queries_at_end: bool = False,
+    cache_shapes: tuple[Shape, Shape] | None = None,
     has_kernels: bool = False,
     has_entries: bool = False,
 ) -> PreparedCall:
@@ -44,18 +45,18 @@ def prepare(
         function: The public function, for messages.
         inputs: The query and the key, and the value if the function has one.
         options: The keyword arguments.
-        of_kv_cache: Whether the queries are the last tokens of a cache. A paged cache passes the shapes that
-            its keys and values would have as one array.
+        queries_at_end: Whether the queries are the last tokens of a cache.
+        cache_shapes: The shapes that the keys and values of a paged cache would have as arrays.
         has_kernels: Whether vendors have kernels for the function.
         has_entries: Whether batch entries have different lengths. Then the options are not bound here, but to
             the grid of each entry.
     """
-    signature = _signature(function, inputs, options, of_kv_cache)
+    signature = _signature(function, inputs, options, (queries_at_end, cache_shapes))
     call = None if signature is None else _CACHE.get(signature)
     if call is not None:
         arrays = inputs if call.is_default_layout else _to_heads_first(call.grid.xp, inputs, call.layout)
         return call._replace(arrays=arrays)
-    call = _validated(function, inputs, options, of_kv_cache, has_kernels)
+    call = _validated(function, inputs, options, queries_at_end, cache_shapes, has_kernels)
     if not has_entries:
         with call.quiet():
             call.bound_options()  # checks them as well
@@ -66,7 +67,7 @@ def prepare(
     return call
 
 
-def _signature(function: str, inputs: Mapping[str, Any], options: CallOptions, of_kv_cache: object) -> object:
+def _signature(function: str, inputs: Mapping[str, Any], options: CallOptions, cache: object) -> object:
     """Return a key of all that the checks look at, or None if the call is not to be cached.
 
     Types are part of the key, because True == 1.
@@ -82,14 +83,15 @@ def _signature(function: str, inputs: Mapping[str, Any], options: CallOptions, o
         if not all(is_cacheable):
             return None
     arrays = tuple(map(array_signature, inputs.values()))
-    return None if None in arrays else (function, of_kv_cache, types, key, arrays)
+    return None if None in arrays else (function, cache, types, key, arrays)
 
 
 def _validated(
     function: str,
     inputs: Mapping[str, object],
     options: CallOptions,
-    of_kv_cache: tuple[Shape, Shape] | bool,
+    queries_at_end: bool,
+    cache_shapes: tuple[Shape, Shape] | None,
     has_kernels: bool,
 ) -> PreparedCall:
     implementation = checks.implementation(function, options.implementation, kernels=has_kernels)
@@ -103,10 +105,10 @@ def _validated(
     checks.one_device(function, arrays)
     query = tensors["query"]
     other_shapes = [array.shape for name, array in tensors.items() if name != "query"]
-    shapes = other_shapes if isinstance(of_kv_cache, bool) else of_kv_cache
+    shapes = other_shapes if cache_shapes is None else cache_shapes
     sizes = checks.shapes(function, query.shape, *shapes, layout=layout)
     is_causal = checks.flag(function, "is_causal", options.is_causal)
-    if of_kv_cache and is_causal:
+    if queries_at_end and is_causal:
         checks.appended(function, sizes.queries, sizes.keys)
     input_accumulation_dtype = accumulation_dtype(xp, query.dtype)
     library, device = library_of(query), device_of(query)
@@ -124,7 +126,7 @@ def _validated(
         queries=sizes.queries,
         keys=sizes.keys,
         is_2d=sizes.flat,
-        position=sizes.keys - sizes.queries if of_kv_cache else 0,
+        position=sizes.keys - sizes.queries if queries_at_end else 0,
     )
     if grid.execution_kind == "blas_threaded":
         asked_threads()  # small calls need no threads, but refuse a wrong value too

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from sdpa_xp import _checks as checks
 from sdpa_xp._call.rng_rollback import RngRollback
 from sdpa_xp._core.dropout import Dropout
-from sdpa_xp._core.key_value_source import ContiguousSource, KeyValueSource
+from sdpa_xp._core.key_value_source import ArraySource, KeyValueSource
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._libraries import astype_if_needed, library_of
 from sdpa_xp._libraries.protocols import Array, Dtype
@@ -87,7 +87,7 @@ class PreparedCall(NamedTuple):
     def scores_without_dropout(self) -> Scores:
         """Return the scores of the whole call, without drawing from `rng`."""
         return self._scores(
-            self.grid, self.arrays["query"], ContiguousSource(self.arrays["key"]), self.bound_options()
+            self.grid, self.arrays["query"], ArraySource(self.arrays["key"]), self.bound_options()
         )
 
     def scores_of(self, entries: Sequence[BatchEntry]) -> list[Scores]:
@@ -126,7 +126,7 @@ class PreparedCall(NamedTuple):
     def _bind_sinks(self, grid: ScoreGrid) -> Array | None:
         if self.sinks is None:
             return None
-        return grid.xp.astype(grid.heads_like("sinks", self.sinks), grid.dtype, copy=False)
+        return grid.xp.astype(grid.check_heads_shape("sinks", self.sinks), grid.dtype, copy=False)
 
     def _scores(self, grid: ScoreGrid, query: Array, key: KeyValueSource, bound: BoundOptions) -> Scores:
         return Scores(grid, query, key, bound.mask, bound.biases, bound.scale, self.softcap, bound.sinks)

@@ -51,9 +51,11 @@ class _Blas:
         with self.lock:
             self.calls.append(call)
             before = _threads_now()
-            if not self.threads_before:  # asked after them: a handler's call may have come between
+            if (
+                not self.threads_before
+            ):  # read after the counts: a signal handler's call may have set it meanwhile
                 self.threads_before = before
-            if not self.is_held:  # not even if a call began: it may have been interrupted in the loop below
+            if not self.is_held:  # do not infer it from `calls`: the loop below may have been interrupted
                 for library, _ in self.threads_before:
                     _set_threads(library, 1)
                 self.is_held = True

@@ -25,7 +25,7 @@ class Dropout:
     """Four random int32."""
 
     def apply(self, tile: Tile, weights: Array) -> Array:
-        """Weights (..., Hq, rows, columns) without those that are dropped."""
+        """Return weights (..., Hq, rows, columns), with 0 for those that are dropped."""
         xp = tile.grid.xp
         if self.p == 1:
             return xp.zeros_like(weights)
@@ -33,10 +33,10 @@ class Dropout:
         return xp.where(kept, weights * (1 / (1 - self.p)), 0.0)
 
     def _uniform(self, tile: Tile) -> Array:
-        """A random integer from 0 to 2^31 - 1 for each pair.
+        """Return a random integer from 0 to 2^31 - 1 for each pair.
 
-        Both halves of a pair's key, 64 bits that its row and its column are hashed to apart, pass through the
-        mixer, so that rows that agree in one half are not alike.
+        Row and column are each hashed to 64 bits. Both halves are mixed, so that rows with one equal half still
+        differ.
         """
         b, h, i, j = tile.indices
         seed = [self.seed[index : index + 1] for index in range(4)]
@@ -47,7 +47,7 @@ class Dropout:
 
 
 def _mix(x: Array) -> Array:
-    """A bijection of int32 that makes near numbers unlike.
+    """Map int32 to int32 one to one, so that near numbers become unlike.
 
     Wellons, "Prospecting for hash functions", 2018: `lowbias32`, whose bias is 0.17.
     """

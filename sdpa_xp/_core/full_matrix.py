@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from sdpa_xp._core.online_softmax import add_if_empty, finite_shift
+from sdpa_xp._core.online_softmax import avoid_zero_sum, finite_shift
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._libraries.protocols import Array, Dtype
 from sdpa_xp._tiles.allowed import Allowed
@@ -35,10 +35,9 @@ def _weights_of_rows(scores: Scores, rows: range) -> Array:
     l = xp.sum(p, axis=-1, keepdims=True)
     if scores.sinks is not None:
         l = l + xp.exp(scores.sinks - shift)
-    w = p / add_if_empty(l)
-    w = (
-        w if isinstance(allowed, bool) else xp.where(allowed, w, 0.0)
-    )  # in a row with a NaN, w is NaN everywhere
+    w = p / avoid_zero_sum(l)
+    if not isinstance(allowed, bool):  # a row with a NaN is NaN everywhere, but a masked pair has weight 0
+        w = xp.where(allowed, w, 0.0)
     if scores.dropout is None:
         return w
     return scores.dropout.apply(scores.tile(rows, range(scores.grid.keys)), w)

@@ -23,7 +23,7 @@ class KeyValueSource(Protocol):
         """Return (..., H, columns, width)."""
 
 
-class ContiguousSource(NamedTuple):
+class ArraySource(NamedTuple):
     """One array, (..., H, S, width)."""
 
     array: Array
@@ -36,8 +36,8 @@ class ContiguousSource(NamedTuple):
     def heads(self) -> int:
         return self.array.shape[-3]
 
-    def slice_leading(self, leading: LeadingSlice) -> ContiguousSource:
-        return ContiguousSource(slice_leading(self.array, leading))
+    def slice_leading(self, leading: LeadingSlice) -> ArraySource:
+        return ArraySource(slice_leading(self.array, leading))
 
     def slice_keys(self, columns: range) -> Array:
         is_whole = len(columns) == self.array.shape[-2]

@@ -30,13 +30,13 @@ class RowResult(NamedTuple):
 
     output: Array
     m: Array | None
-    """The number that was subtracted from the scores, (..., Hq, rows, 1); None is 0."""
+    """The largest score of each row, (..., Hq, rows, 1), -inf in an empty row; None if 0 was used instead."""
     l: Array
 
     def lse(self, xp: Namespace) -> Array:
         """Return the log-sum-exp, (..., Hq, rows)."""
         # Without a maximum, l of an empty row is exactly 0, and its log is -inf.
-        lse = xp.log(self.l) if self.m is None else self.m + xp.log(add_if_empty(self.l))
+        lse = xp.log(self.l) if self.m is None else self.m + xp.log(avoid_zero_sum(self.l))
         shape = self.output.shape[:-1]  # includes the batch of the values
         return lse[..., 0] if lse.shape[:-1] == shape else xp.broadcast_to(lse[..., 0], shape) + 0.0
 
@@ -81,15 +81,14 @@ def attend_with_maximum(
         kept = p if scores.dropout is None else scores.dropout.apply(tile, p)
         v = astype_if_needed(xp, value.slice_keys(tile.columns), scores.grid.dtype)
         o_new = weigh(xp, kept, v, allowed, guard)
-        if (
-            state is not None
-        ):  # the first tile has nothing to rescale: with one tile this is the textbook formula
+        # The first tile has nothing to rescale: with one tile this is the textbook formula.
+        if state is not None:
             m, l, o = state
             rescale = xp.exp(m - shift)
             l_new, o_new = l * rescale + l_new, o * rescale + o_new
         state = m_new, l_new, o_new
     m, l, o = state or _state_without_keys(scores, query, value.width)
-    return RowResult(o / add_if_empty(l), m, l)
+    return RowResult(o / avoid_zero_sum(l), m, l)
 
 
 def _attend_without_maximum(
@@ -114,7 +113,7 @@ def _attend_without_maximum(
         l[index] += p @ ones[: len(tile.columns), :]  # a product with ones is faster than a sum of rows
         kept = p if scores.dropout is None else scores.dropout.apply(tile, p)
         o[index] += matmul_grouped(xp, kept, astype_if_needed(xp, value.slice_keys(tile.columns), grid.dtype))
-    return RowResult(o / add_if_empty(l, LEAST_SUM), None, l)
+    return RowResult(o / avoid_zero_sum(l, LEAST_SUM), None, l)
 
 
 def merge(xp: Namespace, parts: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
@@ -128,7 +127,7 @@ def merge(xp: Namespace, parts: Sequence[tuple[Array, Array]]) -> tuple[Array, A
         l = l + weight
         # A part without keys has weight 0, but its output might be NaN.
         o = o + xp.where(xp.expand_dims(is_masked(lse), axis=-1), 0.0, weighed)
-    total = add_if_empty(l)
+    total = avoid_zero_sum(l)
     return o / xp.expand_dims(total, axis=-1), m + xp.log(total)
 
 
@@ -140,11 +139,12 @@ def finite_shift(xp: Namespace, m: Array) -> Array:
     return xp.where(is_masked(m), 0.0, m)
 
 
-def add_if_empty(l: Array, least: float = 1.0) -> Array:
+def avoid_zero_sum(l: Array, least: float = 1.0) -> Array:
     """Return l, or a tiny number in a row without a key, whose output is then 0 and whose log-sum-exp is -inf.
 
     The sums of other rows are `least` or more (1 with a maximum), and do not change: the tiny number is less
-    than half of their last bit in float64. Its square is not 0 in float32, so that no gradient is 0 / 0.
+    than half of their last bit in float64. With a maximum its square is not 0 in float32, so that autograd does
+    not compute 0 / 0; without one nothing is differentiated.
     """
     return l + least * 2.0**-55
 

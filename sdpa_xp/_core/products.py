@@ -15,35 +15,35 @@ def matmul_grouped(xp: Namespace, rows: Array, shared: Array) -> Array:
         return rows @ shared
     heads, length, _ = rows.shape[-3:]
     product = fold_groups(xp, rows, shared.shape[-3]) @ shared
-    *batch, groups, _, columns = product.shape
-    split = xp.reshape(product, (*batch, groups, heads // groups, length, columns))
+    *batch, key_heads, _, columns = product.shape
+    split = xp.reshape(product, (*batch, key_heads, heads // key_heads, length, columns))
     return xp.reshape(split, (*batch, heads, length, columns))
 
 
-def matmul_over_group(xp: Namespace, left: Array, right: Array, groups: int) -> Array:
+def matmul_over_group(xp: Namespace, left: Array, right: Array, key_heads: int) -> Array:
     """Return left (..., Hq, L, X)^T @ right (..., Hq, L, Y) summed over each group, (..., H, X, Y)."""
-    return xp.matrix_transpose(fold_groups(xp, left, groups)) @ fold_groups(xp, right, groups)
+    return xp.matrix_transpose(fold_groups(xp, left, key_heads)) @ fold_groups(xp, right, key_heads)
 
 
-def fold_groups(xp: Namespace, rows: Array, groups: int) -> Array:
+def fold_groups(xp: Namespace, rows: Array, key_heads: int) -> Array:
     """Return (..., Hq, L, X) as (..., H, G * L, X): the heads of a group one after the other."""
     *batch, heads, length, width = rows.shape
-    if heads == groups:
+    if heads == key_heads:
         return rows
-    group = heads // groups
+    group = heads // key_heads
     # Two steps, because not every lazy library can split and merge axes in one reshape. Both are views.
-    split = xp.reshape(rows, (*batch, groups, group, length, width))
-    return xp.reshape(split, (*batch, groups, group * length, width))
+    split = xp.reshape(rows, (*batch, key_heads, group, length, width))
+    return xp.reshape(split, (*batch, key_heads, group * length, width))
 
 
-def any_query_attends(xp: Namespace, allowed: Array, groups: int) -> Array:
+def any_query_attends(xp: Namespace, allowed: Array, key_heads: int) -> Array:
     """Return whether any query attends a key, (..., H, columns, 1); `allowed` broadcasts to (..., Hq, L, S)."""
     if allowed.ndim < 2:  # the same for every query
         return xp.expand_dims(allowed, axis=-1) if allowed.ndim else allowed
     by_head = xp.any(allowed, axis=-2)
-    if by_head.ndim >= 2 and by_head.shape[-2] not in (1, groups):
+    if by_head.ndim >= 2 and by_head.shape[-2] not in (1, key_heads):
         *batch, heads, columns = by_head.shape
-        by_head = xp.any(xp.reshape(by_head, (*batch, groups, heads // groups, columns)), axis=-2)
+        by_head = xp.any(xp.reshape(by_head, (*batch, key_heads, heads // key_heads, columns)), axis=-2)
     return xp.expand_dims(by_head, axis=-1)
 
 

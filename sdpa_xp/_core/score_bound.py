@@ -16,9 +16,8 @@ from sdpa_xp._tiles.tile import LeadingSlice
 
 LARGEST_SCORE = 40.0
 LEAST_SUM = 2.0**-32
-"""If the sum of a row is smaller, weight * value may be too small a number before it is divided by that sum.
-
-In other rows, values below 2^-70 in float32 lose digits that they keep with a maximum."""
+"""Below this sum of a row, weight * value may underflow before it is divided by the sum. Above it, float32
+loses only digits of values under 2^-70."""
 
 
 class ScoreNormBound(NamedTuple):
@@ -28,7 +27,10 @@ class ScoreNormBound(NamedTuple):
     """The largest norm of the keys of each leading slice, so that each key is read once."""
 
     def is_small(self, scores: Scores, query: Array, plan: Plan) -> bool:
-        """Return whether all scores of a `scaled_query` are small, which NaN and inf are not."""
+        """Return whether all finite scores of a `scaled_query` are small.
+
+        NaN and inf are not small, but a small soft cap hides them: `is_accurate` sees them in the output.
+        """
         if scores.biases or scores.sinks is not None:
             return False
         if scores.leading not in self.key_norms:

@@ -36,22 +36,21 @@ def attend(
     if plan.is_loop:
         return _attend_in_a_loop(scores, value, plan, dtype, with_lse=with_lse)
     tasks = plan.tasks()
-    if (
-        not grid.is_writeable
-    ):  # autograd, devices and lazy libraries: tasks are joined, not written into an array
+    # With autograd, on devices and in lazy libraries arrays are not written to. There a task has all heads (the
+    # plan has no leading slices), so that results are joined along the rows.
+    if not grid.is_writeable:
         outputs, lses = zip(*[compute(task) for task in reversed(tasks)], strict=True)
         return xp.concat(outputs, axis=-2), xp.concat(lses, axis=-1) if with_lse else None
     shape = grid.shape[:-1]
     output = xp.zeros((*shape, value.width), dtype=dtype, device=grid.device)
-    # An array to write to in any case, so that `write` has one type; without with_lse it is one number.
-    lse = xp.zeros(shape if with_lse else (), dtype=grid.dtype, device=grid.device)
+    lse = xp.zeros(shape, dtype=grid.dtype, device=grid.device) if with_lse else None
 
     def write(task: Task) -> None:
         ranges = *(task.leading or map(range, grid.leading_shape)), task.rows
         index = tuple(slice(r.start, r.stop) for r in ranges)
         with quiet(scores.query):  # here too: a library may keep this setting for each thread
             output[index], task_lse = compute(task)
-        if task_lse is not None:
+        if lse is not None and task_lse is not None:
             lse[index] = task_lse
 
     threads.run(write, tasks, plan.threads)

@@ -91,10 +91,10 @@ _POOL = _Pool()
 
 
 def run(function: Callable[[T], None], tasks: Iterable[T], threads: int | None) -> None:
-    """Call `function` with each task, in so many threads.
+    """Call `function` with each task, in `threads` threads. None is `thread_count()`.
 
-    None is the number of threads that BLAS has, which is held to one thread meanwhile. Only one call at a time
-    has threads. A call that comes meanwhile, from another thread or from inside a task, runs where it came in.
+    The BLAS is held to one thread meanwhile. Only one call at a time has threads: a call that comes meanwhile,
+    from another thread or from inside a task, runs in the thread that made it.
     """
     tasks = list(tasks)
     if threads == 1:
@@ -105,14 +105,14 @@ def run(function: Callable[[T], None], tasks: Iterable[T], threads: int | None) 
     try:
         with call:
             blas.hold(call)
-            _share(function, tasks, (threads or count()) if _POOL.claim(call) else 1, call)
+            _share(function, tasks, (threads or thread_count()) if _POOL.claim(call) else 1, call)
             _POOL.release(call)
     finally:
         blas.give_back(call)
 
 
-def count() -> int:
-    """Return the number of threads that a call would use."""
+def thread_count() -> int:
+    """Return how many threads a call would use: what the environment asks for, or what the BLAS has."""
     return asked_threads() or blas.thread_count()
 
 

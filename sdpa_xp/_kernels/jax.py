@@ -25,7 +25,7 @@ from sdpa_xp._libraries.protocols import Array, Shape
 from sdpa_xp._tiles.allowed import is_masked
 from sdpa_xp.biases.algebra import Added
 
-MANY_SCORES = 2**17
+MOST_SCORES = 2**17
 """From here on the portable implementation is as fast as the kernel, or faster. Measured on two cores."""
 
 
@@ -35,7 +35,7 @@ def not_default_reason(call: PreparedCall) -> str | None:
     if grid.is_traced or getattr(grid.device, "platform", None) != "cpu":
         where = "inside a jit" if grid.is_traced else f"on {grid.device}"
         return f"JAX's kernel is for calls that ask for it {where}"
-    if math.prod(grid.shape) > MANY_SCORES:
+    if math.prod(grid.shape) > MOST_SCORES:
         return "JAX's kernel makes all scores at once: for many of them it is for calls that ask for it"
     return None
 

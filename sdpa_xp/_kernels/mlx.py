@@ -93,7 +93,7 @@ def _allowed(call: PreparedCall) -> Array | None:
 
 
 def _mask(call: PreparedCall, allowed: Array) -> Array:
-    """Return what the kernel adds, (B, Hq, L, S) at most; 0 in a row without a key, for a gradient of 0."""
+    """Return what the kernel adds to the scores. A row without a key gets 0, so that its gradient is 0."""
     xp, bias = call.grid.xp, operands.bias(call)
     has_key = xp.any(allowed, axis=-1, keepdims=True)
     mask = xp.where(allowed, 0.0 if bias is None else bias, xp.where(has_key, -math.inf, 0.0))

@@ -17,7 +17,7 @@ from sdpa_xp.masks.bands import Causal
 
 CAUSAL = Causal()
 MANY_SCORES = 2**20
-"""A kernel that needs an array of all scores is refused above this size, and negligible in memory below it."""
+"""Above this size a kernel that needs an array of all scores is refused; below it the array is small."""
 
 
 def unsupported_reason(call: PreparedCall, library: str) -> str | None:
@@ -66,7 +66,9 @@ def allowed(call: PreparedCall) -> Array | None:
         arrays.append(~is_masked(added))
     if not arrays:
         return None
-    return reduce(operator.and_, arrays + [causal(call)] * is_causal(call))
+    if is_causal(call):
+        arrays.append(causal(call))
+    return reduce(operator.and_, arrays)
 
 
 def causal(call: PreparedCall) -> Array:

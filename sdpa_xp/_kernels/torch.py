@@ -40,7 +40,8 @@ def not_default_reason(call: PreparedCall) -> str | None:
     """
     if has_tangents():  # some derivatives of the kernel are missing in forward mode
         return "torch's kernel has no derivatives in forward mode"
-    if _is_exporting() if call.grid.is_traced else _is_eager(call):
+    is_default = _is_exporting() if call.grid.is_traced else _is_eager_on_cpu(call)
+    if is_default:
         return None
     where = "inside torch.compile and torch.func" if call.grid.is_traced else f"on {call.grid.device}"
     return f"torch's kernel is for calls that ask for it {where}"
@@ -50,7 +51,7 @@ def _is_exporting() -> bool:
     return bool(sys.modules["torch"].compiler.is_exporting())
 
 
-def _is_eager(call: PreparedCall) -> bool:
+def _is_eager_on_cpu(call: PreparedCall) -> bool:
     return not call.grid.is_traced and call.grid.device.type == "cpu"
 
 
@@ -80,13 +81,13 @@ def attend(call: PreparedCall) -> Array | None:
     if call.cached("plain", lambda: _is_plain(call)):
         kernel = sys.modules["torch"].nn.functional.scaled_dot_product_attention
         query, key, value = call.arrays.values()
-        if not _stride(query) == _stride(key) == _stride(value) == 1:  # else there is nothing to copy
+        if not _stride(query) == _stride(key) == _stride(value) == 1:  # copy only if one of them needs it
             query, key, value = map(_in_rows, (query, key, value))
         plain: Array = kernel(query, key, value, scale=call.scale)
         # If the scores of a row fill a register, a row of NaN stays NaN, and there is nothing to search for.
         fills_a_vector = call.sizes.keys >= LONGEST_VECTOR
-        return plain if fills_a_vector or _kept_nan(plain, query, key, call.scale) else None
-    if _is_eager(call):
+        return plain if fills_a_vector or _hides_no_nan(plain, query, key, call.scale) else None
+    if _is_eager_on_cpu(call):
         return _attend_now(call)
     torch, xp, sizes = sys.modules["torch"], call.grid.xp, call.sizes
     query, key, value = (xp.astype(x, call.grid.dtype, copy=False) for x in call.arrays.values())
@@ -110,7 +111,7 @@ def attend(call: PreparedCall) -> Array | None:
 
 def _is_plain(call: PreparedCall) -> bool:
     """Return whether the call is three arrays and a scale that the kernel takes as they are."""
-    if not _is_eager(call) or call.masks or call.biases:
+    if not _is_eager_on_cpu(call) or call.masks or call.biases:
         return False
     leading = call.grid.leading_shape
     fit = all(array.ndim == 4 and array.shape[:-2] == leading for array in call.arrays.values())
@@ -143,12 +144,12 @@ def _attend_now(call: PreparedCall) -> Array | None:
         return None
     # A mask may leave a row only the keys of a last, partly filled register, however many keys there are.
     is_short = call.sizes.keys < LONGEST_VECTOR
-    if (is_masked or is_short) and not _kept_nan(output, query, key, scale):
+    if (is_masked or is_short) and not _hides_no_nan(output, query, key, scale):
         return None
     return operands.split_batch(call, output)
 
 
-def _kept_nan(output: Any, query: Any, key: Any, scale: float | Array | None) -> bool:
+def _hides_no_nan(output: Any, query: Any, key: Any, scale: float | Array | None) -> bool:
     """Return whether no row of `output` is 0 instead of NaN: the output has no 0, or all scores are finite."""
     torch = sys.modules["torch"]
     if torch._C._len_torch_dispatch_stack() and _has_no_values(torch):

@@ -10,7 +10,7 @@ from sdpa_xp import _checks as checks
 from sdpa_xp._libraries import is_array
 
 PLAIN_TYPES = frozenset({type(None), bool, int, float, str})
-"""Types whose values are told apart by `==` once the types are."""
+"""Two values of one of these types are interchangeable if they are equal."""
 MOST_NUMBERS = 256
 """A modifier with a longer list is not kept in the cache of prepared calls, which would keep its arrays
 alive."""

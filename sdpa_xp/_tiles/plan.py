@@ -35,8 +35,8 @@ SMALLEST_SIDE = 64
 LEAST_WORK_FOR_THREADS = 2**23
 """Multiplications. Fewer of them take less time than it takes to start a thread."""
 LEAST_SIDE_FOR_BOUND = 64
-"""Queries and keys of a tile. If it has more, the norms cost little, and they may show that no maximum is
-needed."""
+"""Queries of a tile, and keys of the call. From so many on the norms cost little, and they may show that no
+maximum is needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Plan:
     leading_slices: tuple[LeadingSlice, ...] = ()
     """Parts of the leading axes that are computed one by one; () is all at once."""
     threads: int | None = 1
-    """None is the number of threads of the BLAS."""
+    """None is as many threads as the environment or the BLAS allows."""
     uses_bound: bool = False
     """Whether to try a bound of the scores, with which the softmax needs no maximum."""
     is_loop: bool = False
@@ -115,7 +115,8 @@ def plan_tiles(grid: ScoreGrid, group: int, widths: int) -> Plan:
         heads * queries * keys * widths >= LEAST_WORK_FOR_THREADS
     )
     size, cores_of_a_tile = (ONE_CORE, 1) if grid.execution_kind == "blas_threaded" else (ALL_CORES, cores)
-    # With threads, each core gets at least two tasks, so that one which starts late does not delay the end.
+    # With threads, rows are cut so that each core gets about two tasks: one that starts late delays the end
+    # less.
     fair_share = -(-queries * key_heads // (2 * cores)) if has_threads else queries
     rows = min(queries, max(1, size.rows // group), max(SMALLEST_SIDE, fair_share))
     # If there are few rows, as in decoding, a tile gets more keys instead: fewer, larger products.

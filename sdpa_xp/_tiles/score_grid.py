@@ -95,7 +95,7 @@ class ScoreGrid:
         """Return the grid of one batch entry, which has its own lengths."""
         return replace(self, entry=entry, queries=queries, keys=keys, position=position)
 
-    def integers(self, name: str, value: object, least: int = -checks.LARGEST_INTEGER) -> Integers:
+    def check_integers(self, name: str, value: object, least: int = -checks.LARGEST_INTEGER) -> Integers:
         """Check one integer for all batch entries, or one for each: an int or (..., 1, 1, 1)."""
         if self.entry is not None and (isinstance(value, tuple | list) or is_array(value)):
             value = self._integer_of_entry(name, value)
@@ -110,25 +110,25 @@ class ScoreGrid:
             checks.broadcasts(self.function, name, checked.shape, self.batch, "the batch (...)")
         return checked._replace(values=self.xp.reshape(checked.values, (*checked.shape, 1, 1, 1)))
 
-    def offset(self, name: str, value: object) -> Integers:
-        """Check by how many keys a diagonal is shifted to the right: `integers`, or "lower_right"."""
+    def check_offset(self, name: str, value: object) -> Integers:
+        """Check the shift of a diagonal to the right, in keys: integers, or "lower_right"."""
         if isinstance(value, str):
             checks.named(self.function, name, value, ("lower_right",), "integers, one a batch entry")
             return Integers(*[self.keys - self.queries - self.position] * 3)
-        return self.integers(name, value)
+        return self.check_integers(name, value)
 
-    def ids(self, name: str, value: object, length: int, letter: str, hint: str = "") -> Array:
+    def check_ids(self, name: str, value: object, length: int, letter: str, hint: str = "") -> Array:
         """Check an id for each of `length` queries or keys, (..., length)."""
         ids = checks.ids(self.function, name, value, self.xp, self.device)
         checks.one_each(self.function, name, ids.shape, (*self.batch, length), letter, hint)
         return self.slice_entry(ids, 1)
 
-    def scores_like(self, name: str, array: Array) -> Array:
+    def check_scores_shape(self, name: str, array: Array) -> Array:
         """Check an array that broadcasts to the scores."""
         checks.broadcasts(self.function, name, array.shape, self.caller_shape, "(..., Hq, L, S)")
         return self.slice_entry(array, 3)
 
-    def heads_like(self, name: str, array: Array) -> Array:
+    def check_heads_shape(self, name: str, array: Array) -> Array:
         """Check an array that broadcasts to (..., Hq); returns it as (..., Hq, 1, 1)."""
         checks.broadcasts(self.function, name, array.shape, self.batch_and_heads, "(..., Hq)")
         array = self.slice_entry(array, 1)

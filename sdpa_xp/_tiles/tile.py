@@ -34,7 +34,8 @@ class Tile(NamedTuple):
     leading: LeadingSlice | None = None
     """The batch entries and heads of the tile; None is all of them."""
     block: RowBlock | None = None
-    """Which of `rows` are computed now; None is all of them. What a mask says of the tile holds for each."""
+    """Which of `rows` are computed now; None is all of them. Masks answer for all of `rows`, so the answer
+    holds for any block."""
 
     def slice(self, array: Array) -> Array:
         """Return the tile's part of an array that broadcasts to (..., Hq, L, S); an axis of 1 stays."""
@@ -71,12 +72,12 @@ class Tile(NamedTuple):
         return (*leading, rows, len(self.columns))
 
     @property
-    def first(self) -> int:
+    def first_position(self) -> int:
         """The position of the first query among the keys."""
         return self.rows.start + self.grid.position
 
     @property
-    def last(self) -> int:
+    def last_position(self) -> int:
         """The position of the last query among the keys."""
         return self.rows.stop - 1 + self.grid.position
 

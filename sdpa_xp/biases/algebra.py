@@ -103,7 +103,7 @@ class ArrayBias(Bias):
     def bind(self, grid: ScoreGrid) -> tuple[Term, ...]:
         array = cast(Array, self.array)
         grid.check_dtype(self.argument, array)
-        return (ArrayTerm(grid.scores_like(self.argument, array)),)
+        return (ArrayTerm(grid.check_scores_shape(self.argument, array)),)
 
 
 def as_bias(function: str, name: str, value: object) -> Bias:

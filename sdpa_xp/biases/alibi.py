@@ -113,8 +113,8 @@ class Alibi(Bias):
             slopes = xp.astype(cast(Array, numbers), grid.dtype, copy=False)
         else:
             slopes = xp.asarray(numbers, dtype=grid.dtype, device=grid.device)
-        slopes = grid.heads_like("bias.slopes", slopes)
-        return (AlibiTerm(slopes, grid.offset("bias.offset", self.offset), is_array),)
+        slopes = grid.check_heads_shape("bias.slopes", slopes)
+        return (AlibiTerm(slopes, grid.check_offset("bias.offset", self.offset), is_array),)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -126,7 +126,7 @@ class Relative(Bias):
         xp, table = grid.xp, cast(Array, self.table)
         grid.check_dtype("bias.table", table)
         checks.columns(grid.function, "bias.table", table.shape[1], grid.heads)
-        offset = cast(int, grid.offset("bias.offset", self.offset).values)
+        offset = cast(int, grid.check_offset("bias.offset", self.offset).values)
         # The smallest and the largest distance in the call; distances beyond `max_distance` share a bucket.
         first = self._within(1 - grid.queries - grid.position - offset)
         last = max(first, self._within(grid.keys - 1 - grid.position - offset))

@@ -162,7 +162,7 @@ class ArrayMask(Mask):
     def bind(self, grid: ScoreGrid) -> Pattern:
         array = cast(Array, self.boolean)
         checks.boolean(grid.function, self.argument, array)
-        return ArrayPattern(grid.scores_like(self.argument, array))
+        return ArrayPattern(grid.check_scores_shape(self.argument, array))
 
 
 def as_mask(function: str, name: str, value: object, argument: str = "attn_mask") -> Mask:

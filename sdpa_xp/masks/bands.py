@@ -94,7 +94,7 @@ class Causal(Mask):
     offset: IntegersLike | str = 0
 
     def bind(self, grid: ScoreGrid) -> Pattern:
-        return Band(None, grid.offset("attn_mask.offset", self.offset))
+        return Band(None, grid.check_offset("attn_mask.offset", self.offset))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -107,7 +107,7 @@ class SlidingWindow(Mask):
     offset: IntegersLike | str = 0
 
     def bind(self, grid: ScoreGrid) -> Pattern:
-        offset = grid.offset("attn_mask.offset", self.offset)
+        offset = grid.check_offset("attn_mask.offset", self.offset)
         return Band(
             None if self.left is None else offset.plus(-self.left),
             None if self.right is None else offset.plus(self.right),
@@ -127,9 +127,9 @@ class Band(Pattern):
     def key_range(self, tile: Tile) -> range:
         start, stop = tile.columns.start, tile.columns.stop
         if self.low is not None:
-            start = int(max(start, tile.first + tile.slice_integers(self.low).least))
+            start = int(max(start, tile.first_position + tile.slice_integers(self.low).least))
         if self.high is not None:
-            stop = int(min(stop, tile.last + tile.slice_integers(self.high).most + 1))
+            stop = int(min(stop, tile.last_position + tile.slice_integers(self.high).most + 1))
         return range(start, stop)
 
     def query_range(self, tile: Tile) -> range:
@@ -146,9 +146,9 @@ class Band(Pattern):
             return True
         low = tile.slice_integers(self.low)
         # The last query decides whether all attend, the first whether any does: no array is built for either.
-        if tile.last + low.most <= tile.columns.start:
+        if tile.last_position + low.most <= tile.columns.start:
             return True
-        if tile.first + low.least > tile.columns.stop - 1:
+        if tile.first_position + low.least > tile.columns.stop - 1:
             return False
         return tile.query_index + low.values <= tile.key_index
 
@@ -157,9 +157,9 @@ class Band(Pattern):
         if self.high is None:
             return True
         high = tile.slice_integers(self.high)
-        if tile.columns.stop - 1 <= tile.first + high.least:
+        if tile.columns.stop - 1 <= tile.first_position + high.least:
             return True
-        if tile.columns.start > tile.last + high.most:
+        if tile.columns.start > tile.last_position + high.most:
             return False
         return tile.query_index + high.values >= tile.key_index
 

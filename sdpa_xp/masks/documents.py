@@ -64,8 +64,8 @@ class Document(Mask):
         xp, shared = grid.xp, self.key_ids is None
         name, ids = ("query_ids", self.query_ids) if shared else ("key_ids", self.key_ids)
         hint = "`key_ids` tells those of the keys, where S is not L." if shared else ""
-        queries = grid.ids("attn_mask.query_ids", self.query_ids, grid.queries, "L")
-        keys = grid.ids(f"attn_mask.{name}", ids, grid.keys, "S", hint)
+        queries = grid.check_ids("attn_mask.query_ids", self.query_ids, grid.queries, "L")
+        keys = grid.check_ids(f"attn_mask.{name}", ids, grid.keys, "S", hint)
         # with an axis of heads: (..., 1, L, 1) and (..., 1, 1, S)
         queries, keys = (xp.expand_dims(ids, axis=-2) for ids in (queries, keys))
         return SameId(xp.expand_dims(queries, axis=-1), xp.expand_dims(keys, axis=-2))

@@ -95,11 +95,11 @@ class Padding(Mask):
     def bind(self, grid: ScoreGrid) -> Pattern:
         patterns: list[Pattern] = []
         if self.key_lengths is not None:
-            real = grid.integers(self.names[0], self.key_lengths, least=0)
+            real = grid.check_integers(self.names[0], self.key_lengths, least=0)
             checks.within(grid.function, self.names[0], real, grid.keys, "S")
             patterns.append(KeysBefore(real))
         if self.query_lengths is not None:
-            real = grid.integers(self.names[1], self.query_lengths, least=0)
+            real = grid.check_integers(self.names[1], self.query_lengths, least=0)
             checks.within(grid.function, self.names[1], real, grid.queries, "L")
             patterns.append(QueriesBefore(real))
         return AllOf(tuple(patterns))
@@ -113,7 +113,7 @@ class Prefix(Mask):
     length: IntegersLike
 
     def bind(self, grid: ScoreGrid) -> Pattern:
-        return KeysBefore(grid.integers("attn_mask.length", self.length, least=0))
+        return KeysBefore(grid.check_integers("attn_mask.length", self.length, least=0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

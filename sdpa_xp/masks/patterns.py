@@ -25,7 +25,8 @@ def chunked(size: int) -> Mask:
         `L` queries, `S` keys.
 
     Args:
-        size: The number of keys in a chunk, at least 1. The first query has the position of the first key.
+        size: The number of keys in a chunk, at least 1. Query 0 and key 0 begin the first chunk; behind a
+            cache, i is the position of the query among the keys.
 
     Returns:
         The mask. Tiles of other chunks are skipped.
@@ -91,7 +92,7 @@ class Chunked(Mask, Pattern):
         return self
 
     def allowed_in(self, tile: Tile) -> Allowed:
-        first, last = tile.first // self.size, tile.last // self.size
+        first, last = tile.first_position // self.size, tile.last_position // self.size
         start, stop = tile.columns.start // self.size, (tile.columns.stop - 1) // self.size
         # A tile within one chunk needs no array, and tiles without a common chunk are skipped.
         if last < start or stop < first:
@@ -101,7 +102,10 @@ class Chunked(Mask, Pattern):
         return tile.query_index // self.size == tile.key_index // self.size
 
     def key_range(self, tile: Tile) -> range:
-        start, stop = tile.first // self.size * self.size, (tile.last // self.size + 1) * self.size
+        start, stop = (
+            tile.first_position // self.size * self.size,
+            (tile.last_position // self.size + 1) * self.size,
+        )
         return range(max(start, tile.columns.start), min(stop, tile.columns.stop))
 
 

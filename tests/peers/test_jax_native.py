@@ -253,7 +253,7 @@ def test_no_default_in_a_jit_nor_for_many_scores(
     arrays = grouped()
     jax.jit(scaled_dot_product_attention)(*arrays)
     jax.jit(lambda mask: scaled_dot_product_attention(*arrays, mask))(jnp.arange(7) < 5)
-    monkeypatch.setattr("sdpa_xp._kernels.jax.MANY_SCORES", 2 * 4 * 5 * 7 - 1)
+    monkeypatch.setattr("sdpa_xp._kernels.jax.MOST_SCORES", 2 * 4 * 5 * 7 - 1)
     scaled_dot_product_attention(*arrays)
     assert not kernels
 
