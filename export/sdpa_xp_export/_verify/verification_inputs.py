@@ -16,7 +16,12 @@ from sdpa_xp_export._verify.agreement import judge_together
 from sdpa_xp_export._verify.random_inputs import LARGE, poison, random_inputs
 from sdpa_xp_export._verify.reference_inputs import Arrays, expected_cache, heads_first, reference_inputs
 from sdpa_xp_export._verify.textbook import stages
-from sdpa_xp_export._verify.trial_lengths import beyond_constants, blocks_of_queries, several_lengths
+from sdpa_xp_export._verify.trial_lengths import (
+    beyond_constants,
+    blocks_of_queries,
+    several_lengths,
+    shown_lengths,
+)
 from sdpa_xp_export.report import Agreement
 
 
@@ -42,8 +47,7 @@ def verification_inputs(call: ExportCall, rng: np.random.Generator, rows: int | 
         settings += [(lengths, LARGE) for lengths in several_lengths(call)]
     for lengths, size in settings:
         arrays = random_inputs(call, lengths, rng, size)
-        shown = " ".join(f"{name}={length}" for name, length in lengths.items()) or "fixed"
-        shown += ", large scores" if size == LARGE else ""
+        shown = shown_lengths(lengths) + (", large scores" if size == LARGE else "")
         yield Trial(shown, poison(call, arrays), expected_outputs(call, arrays), size)
 
 

@@ -49,7 +49,7 @@ class GraphLengths:
             return None
         past = self.graph.argument("past_lengths", call.past_lengths).astype("int64")
         new = self.length(call.key.shape[call.length_axis])
-        return ops.reshape(past + new, (0, 1, 1, 1), (*past.shape, 1, 1, 1))
+        return ops.with_ones(past + new, 3)
 
     @cached_property
     def position(self) -> GraphValue | int:
