@@ -36,7 +36,7 @@ class Graph:
     namespace: ModuleType
     """The array API of the values, whose functions write nodes."""
     attend: Attend
-    """What a call of the library with values of this graph becomes."""
+    """Writes a call of the library that has values of this graph."""
     float_dtype: str = "float32"
     """The dtype of floats that are computed from integers: the dtype that scores are held in."""
     mixes_kinds: bool = True
@@ -153,7 +153,7 @@ def _unary(function: str) -> Callable[[GraphValue], GraphValue]:
 
 
 def _binary(function: str) -> Callable[[GraphValue, object], GraphValue]:
-    """Likewise, for an operator with a right operand."""
+    """Return an operator with a right operand that calls a function of the value's array API."""
 
     def operator(value: GraphValue, other: object) -> GraphValue:
         result: GraphValue = getattr(value.graph.namespace, function)(value, other)
@@ -163,7 +163,7 @@ def _binary(function: str) -> Callable[[GraphValue, object], GraphValue]:
 
 
 def _reflected(function: str) -> Callable[[GraphValue, object], GraphValue]:
-    """Likewise, where the value is the right operand."""
+    """Return an operator that has the value as its right operand."""
 
     def operator(value: GraphValue, other: object) -> GraphValue:
         result: GraphValue = getattr(value.graph.namespace, function)(other, value)

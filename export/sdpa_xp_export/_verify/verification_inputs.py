@@ -1,4 +1,4 @@
-"""What a model is tried with: inputs for its call, what each output should be, and how far one is off."""
+"""The trials of a model: inputs for its call, the expected outputs, and the error of an output."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sdpa_xp_export.report import Agreement
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Inputs of one run, and what each output should be: exactly, and by the textbook formula."""
+    """Inputs of one run, and its expected outputs: by the reference and by the textbook formula."""
 
     shown: str
     inputs: Arrays

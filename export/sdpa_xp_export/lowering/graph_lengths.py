@@ -53,7 +53,7 @@ class GraphLengths:
 
     @cached_property
     def position(self) -> GraphValue | int:
-        """Where the first query stands among the keys: 0; with a cache the last query is the last token."""
+        """The position of the first query among the keys: 0; with a cache, the last query is the last token."""
         if not self.call.cached:
             return 0
         return (self.keys if self.filled is None else self.filled) - self.queries

@@ -60,7 +60,7 @@ class GraphTile:
 
     @property
     def query_index(self) -> GraphValue:
-        """Where the queries stand among the keys, (rows, 1); (B, 1, rows, 1) if batch entries differ."""
+        """Positions of the queries among the keys, (rows, 1); (B, 1, rows, 1) if batch entries differ."""
         position = self.lengths.position
         return self.row if isinstance(position, int) else self.row + self.here(position)
 
