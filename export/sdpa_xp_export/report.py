@@ -1,4 +1,4 @@
-"""What a verification saw: the error of each run, where each node ran, and the time and memory it took."""
+"""The report of a verification: the error of each run, its time and memory, and where each node ran."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sdpa_xp_export._call.call import ExportCall
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How far a result is from the float64 reference, and how far it may be."""
+    """The error of a result against the float64 reference, and its bound."""
 
     absolute: float
     """Largest absolute error; inf if NaN and inf are not where the reference has them."""
@@ -63,7 +63,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class LayerReport:
-    """What `verify_layer` saw; `print` shows it in a line."""
+    """The report of `verify_layer`; `print` shows it in a line."""
 
     form: str
     """The form of attention; for a layer, the forms of all its calls."""
@@ -72,9 +72,9 @@ class LayerReport:
     onnxruntime: str
     """The release that ran it."""
     runs: tuple[Run, ...]
-    """Each output of each run."""
+    """One entry for each output of each run."""
     placements: tuple[Placement, ...]
-    """Each node that ran."""
+    """The nodes that ran."""
 
     @property
     def agrees(self) -> bool:
@@ -105,7 +105,7 @@ class LayerReport:
 
 @dataclass(frozen=True, slots=True)
 class Report(LayerReport):
-    """What `verify` saw; `print` shows it in a line."""
+    """The report of `verify`; `print` shows it in a line."""
 
     call: ExportCall
-    """What the model states that it computes."""
+    """The call that the model states in its metadata."""

@@ -20,7 +20,7 @@ from sdpa_xp_export._runtime.releases import ProviderName
 from sdpa_xp_export._runtime.session import profiled_session, providers, version
 from sdpa_xp_export._verify.agreement import EPS, judge_together
 from sdpa_xp_export._verify.reference_inputs import Arrays
-from sdpa_xp_export._verify.trial_lengths import small_lengths
+from sdpa_xp_export._verify.trial_lengths import shown_lengths, small_lengths
 from sdpa_xp_export.report import LayerReport, Placement, Run
 from sdpa_xp_export.spec import TensorSpec, addends, evaluated
 
@@ -92,7 +92,7 @@ def verify_layer(
             triples = [(result, *both[output]) for result, both in zip(results, expected, strict=True)]
             agreements = judge_together(triples, dtype)
             runs += [
-                Run(_shown(lengths), name, output, agreement, run.seconds, run.peak_bytes)
+                Run(shown_lengths(lengths), name, output, agreement, run.seconds, run.peak_bytes)
                 for (lengths, _), run, agreement in zip(cases, timed, agreements, strict=True)
             ]
     form, reason = _forms(model)
@@ -165,10 +165,6 @@ def _judged_dtype(result: NDArray[Any], direct: NDArray[Any], inputs: Arrays) ->
 def _widened(x: NDArray[Any]) -> NDArray[Any]:
     """Return floats as float64, and integers and booleans unchanged."""
     return x.astype(np.float64) if x.dtype.name in EPS else x
-
-
-def _shown(lengths: Mapping[str, int]) -> str:
-    return " ".join(f"{name}={length}" for name, length in lengths.items()) or "fixed"
 
 
 def _forms(model: Model) -> tuple[str, str]:

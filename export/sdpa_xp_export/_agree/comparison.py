@@ -27,7 +27,7 @@ from sdpa_xp_export.forms.choice import FORMS, unsupported_reason
 from sdpa_xp_export.report import Agreement
 
 Expected: TypeAlias = Mapping[str, tuple[NDArray[np.float64], NDArray[Any]]]
-"""By job: the output of the reference, and the output of the textbook formula in NumPy."""
+"""The output of the reference and of the textbook formula in NumPy, by job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """How one job went; without an agreement it was refused."""
+    """The result of one job: its agreement, or why it was refused."""
 
     feature: str
     agreement: Agreement | None
@@ -58,7 +58,7 @@ class JobResult:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table: how one way of computing did over all jobs of one dtype."""
+    """One line of the table: the results of one way of computing, over all jobs of one dtype."""
 
     backend: str
     implementation: str

@@ -1,4 +1,4 @@
-"""How sdpa_xp computes the call of a feature, on arrays of any library."""
+"""Compute the call of a feature with sdpa_xp, on arrays of any library."""
 
 from __future__ import annotations
 

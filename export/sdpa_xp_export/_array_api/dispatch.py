@@ -1,4 +1,4 @@
-"""Which library computes: the graph if a value is among the arguments, else the library of the arrays."""
+"""Choose who computes: the graph if a value is among the arguments, else the library of the arrays."""
 
 from __future__ import annotations
 

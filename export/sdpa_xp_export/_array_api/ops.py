@@ -74,6 +74,12 @@ def reshape_to(value: GraphValue, target: GraphValue, shape: SymbolicShape) -> G
     return value.graph.add("Reshape", value, target, dtype=value.dtype, shape=shape)
 
 
+def with_ones(value: GraphValue, count: int) -> GraphValue:
+    """value (...) -> (..., 1, 1), with `count` axes of length 1 behind the others."""
+    ones = [1] * count
+    return reshape(value, [*[0] * value.ndim, *ones], (*value.shape, *ones))
+
+
 def expand(value: GraphValue, target: GraphValue, shape: SymbolicShape) -> GraphValue:
     """value, lengths -> value that is broadcast to these lengths."""
     joint = joint_shape(value.shape, shape)

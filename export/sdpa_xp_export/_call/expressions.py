@@ -62,7 +62,7 @@ def parse(
         expression: Expression = _Reader(kind, initializers or {}).value(tree.body)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         why = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).splitlines())
-        if isinstance(error, RecursionError | MemoryError):  # of Python's own parser
+        if isinstance(error, RecursionError | MemoryError):  # Python's own parser raises these
             why = _TOO_DEEP
         public = ", ".join(sorted(set(kind.__all__) - set(_NOT_TEXT)))
         hint = f"It is a spec, as float32[B,1,L,S], or made of {public} ({kind.__name__})."

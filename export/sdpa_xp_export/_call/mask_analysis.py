@@ -1,4 +1,4 @@
-"""What the masks of a call amount to, as the forms ask it: one question a function."""
+"""Questions that the forms ask about the masks of a call, one a function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an export has where the library has arrays: inputs of the graph, and numbers that the graph holds."""
+"""The operands of an exported call in place of arrays: inputs of the graph, and numbers that it holds."""
 
 from __future__ import annotations
 

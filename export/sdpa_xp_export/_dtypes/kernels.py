@@ -1,4 +1,4 @@
-"""Which operators lack a kernel for a dtype on onnxruntime's CPU provider, and the dtype to compute in instead.
+"""Operators without a kernel for a dtype on onnxruntime's CPU provider, and the dtype to compute in instead.
 
 Measured on the releases 1.23 to 1.31 at opsets 17 to 24: an entry lacks a kernel in at least one of them.
 """

@@ -20,7 +20,7 @@ else:
 
 
 SECONDS = 10.0
-"""How long a writer waits for another one that changes the names in a folder, and that may be stopped."""
+"""The time that a writer waits for another one that changes the names in a folder, and may be stopped."""
 
 
 def lock(descriptor: int, seconds: float = 0.0) -> bool:

@@ -21,6 +21,7 @@ from onnx import helper, numpy_helper
 from sdpa_xp._checks import message
 from sdpa_xp_export._dtypes.conversion import ONNX_DTYPE, numpy_dtype
 from sdpa_xp_export._graph.lengths import Length
+from sdpa_xp_export._graph.value_operators import binary, in_place, reflected, unary
 from sdpa_xp_export._model.weights import Weight
 from sdpa_xp_export.spec import SymbolicShape, TensorSpec
 
@@ -36,7 +37,7 @@ class Graph:
     namespace: ModuleType
     """The array API of the values, whose functions write nodes."""
     attend: Attend
-    """What a call of the library with values of this graph becomes."""
+    """Writes a call of the library that has values of this graph."""
     float_dtype: str = "float32"
     """The dtype of floats that are computed from integers: the dtype that scores are held in."""
     mixes_kinds: bool = True
@@ -142,46 +143,6 @@ class Graph:
         return helper.make_graph(self.nodes, "body", self.inputs, infos)
 
 
-def _unary(function: str) -> Callable[[GraphValue], GraphValue]:
-    """Return an operator that calls a function of the value's array API."""
-
-    def operator(value: GraphValue) -> GraphValue:
-        result: GraphValue = getattr(value.graph.namespace, function)(value)
-        return result
-
-    return operator
-
-
-def _binary(function: str) -> Callable[[GraphValue, object], GraphValue]:
-    """Likewise, for an operator with a right operand."""
-
-    def operator(value: GraphValue, other: object) -> GraphValue:
-        result: GraphValue = getattr(value.graph.namespace, function)(value, other)
-        return result
-
-    return operator
-
-
-def _reflected(function: str) -> Callable[[GraphValue, object], GraphValue]:
-    """Likewise, where the value is the right operand."""
-
-    def operator(value: GraphValue, other: object) -> GraphValue:
-        result: GraphValue = getattr(value.graph.namespace, function)(other, value)
-        return result
-
-    return operator
-
-
-def _in_place(operator: str) -> Callable[[GraphValue, object], GraphValue]:
-    """Return the operator in place: the result takes the name of the value, and nothing is written to."""
-
-    def in_place(value: GraphValue, other: object) -> GraphValue:
-        result: GraphValue = value.graph.namespace.in_place(value, getattr(value, operator)(other))
-        return result
-
-    return in_place
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class GraphValue:
     """An edge of the graph, with the operators of the array API."""
@@ -225,28 +186,28 @@ class GraphValue:
         """Compute an operator that NumPy starts, with an array or a number on the left."""
         return self.graph.namespace.of_ufunc(self, ufunc, method, inputs, **keywords)
 
-    __add__, __radd__ = _binary("add"), _reflected("add")
-    __sub__, __rsub__ = _binary("subtract"), _reflected("subtract")
-    __mul__, __rmul__ = _binary("multiply"), _reflected("multiply")
-    __truediv__, __rtruediv__ = _binary("divide"), _reflected("divide")
-    __mod__, __rmod__ = _binary("remainder"), _reflected("remainder")
-    __floordiv__, __rfloordiv__ = _binary("floor_divide"), _reflected("floor_divide")
-    __pow__, __rpow__ = _binary("pow"), _reflected("pow")
-    __lshift__, __rlshift__ = _binary("bitwise_left_shift"), _reflected("bitwise_left_shift")
-    __rshift__, __rrshift__ = _binary("bitwise_right_shift"), _reflected("bitwise_right_shift")
-    __and__ = __rand__ = _binary("bitwise_and")
-    __or__ = __ror__ = _binary("bitwise_or")
-    __xor__ = __rxor__ = _binary("bitwise_xor")
-    __iadd__, __isub__, __imul__ = _in_place("__add__"), _in_place("__sub__"), _in_place("__mul__")
-    __itruediv__, __ifloordiv__ = _in_place("__truediv__"), _in_place("__floordiv__")
-    __imod__, __ipow__, __imatmul__ = _in_place("__mod__"), _in_place("__pow__"), _in_place("__matmul__")
-    __iand__, __ior__, __ixor__ = _in_place("__and__"), _in_place("__or__"), _in_place("__xor__")
-    __ilshift__, __irshift__ = _in_place("__lshift__"), _in_place("__rshift__")
-    __le__, __lt__ = _binary("less_equal"), _binary("less")
-    __ge__, __gt__ = _binary("greater_equal"), _binary("greater")
-    __neg__, __pos__, __abs__ = _unary("negative"), _unary("positive"), _unary("abs")
-    __invert__ = _unary("bitwise_invert")
-    __getitem__ = _binary("item")
+    __add__, __radd__ = binary("add"), reflected("add")
+    __sub__, __rsub__ = binary("subtract"), reflected("subtract")
+    __mul__, __rmul__ = binary("multiply"), reflected("multiply")
+    __truediv__, __rtruediv__ = binary("divide"), reflected("divide")
+    __mod__, __rmod__ = binary("remainder"), reflected("remainder")
+    __floordiv__, __rfloordiv__ = binary("floor_divide"), reflected("floor_divide")
+    __pow__, __rpow__ = binary("pow"), reflected("pow")
+    __lshift__, __rlshift__ = binary("bitwise_left_shift"), reflected("bitwise_left_shift")
+    __rshift__, __rrshift__ = binary("bitwise_right_shift"), reflected("bitwise_right_shift")
+    __and__ = __rand__ = binary("bitwise_and")
+    __or__ = __ror__ = binary("bitwise_or")
+    __xor__ = __rxor__ = binary("bitwise_xor")
+    __iadd__, __isub__, __imul__ = in_place("__add__"), in_place("__sub__"), in_place("__mul__")
+    __itruediv__, __ifloordiv__ = in_place("__truediv__"), in_place("__floordiv__")
+    __imod__, __ipow__, __imatmul__ = in_place("__mod__"), in_place("__pow__"), in_place("__matmul__")
+    __iand__, __ior__, __ixor__ = in_place("__and__"), in_place("__or__"), in_place("__xor__")
+    __ilshift__, __irshift__ = in_place("__lshift__"), in_place("__rshift__")
+    __le__, __lt__ = binary("less_equal"), binary("less")
+    __ge__, __gt__ = binary("greater_equal"), binary("greater")
+    __neg__, __pos__, __abs__ = unary("negative"), unary("positive"), unary("abs")
+    __invert__ = unary("bitwise_invert")
+    __getitem__ = binary("item")
 
     # Python's own == returns a bool; an array's returns an answer for each element.
     def __eq__(self, other: object) -> GraphValue:  # type: ignore[override]

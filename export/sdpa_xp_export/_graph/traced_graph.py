@@ -28,13 +28,13 @@ class TracedGraph(Graph):
     array_names: dict[int, str] = field(default_factory=dict)
     """The name that the initializer of an array gets, by the identity of the array."""
     initializers: dict[int, tuple[Any, GraphValue]] = field(default_factory=dict)
-    """By identity: each array that met a value, which keeps it alive, and its initializer."""
+    """Each array that met a value, which keeps it alive, and its initializer, by identity."""
     length_sources: dict[str, tuple[GraphValue, int]] = field(default_factory=dict)
-    """By the name of a length: a value that has it, and the axis."""
+    """A value that has a length, and the axis, by the name of the length."""
     concatenated: dict[str, tuple[int, GraphValue, GraphValue]] = field(default_factory=dict)
-    """By the name of a value that joins two others: the axis and these two. A cache is such a value."""
+    """The axis and the two parts of a value that joins two others, by its name. A cache is such a value."""
     equal_values: dict[str, GraphValue] = field(default_factory=dict)
-    """By the name of a value: another one with the same numbers, which an attention node returns anyway."""
+    """Another value with the same numbers, which an attention node returns anyway, by the name of a value."""
 
     def input(self, name: str, dtype: str, shape: SymbolicShape) -> GraphValue:
         """Add an input; its named lengths are read from it."""

@@ -13,7 +13,7 @@ from sdpa_xp_export._model.weights import Weight
 
 
 class LargeModel(ModelContainer):
-    """What an export returns beyond 1.75 GiB of initializers, since an ONNX file ends at 2 GiB.
+    """A model with more than 1.75 GiB of initializers, since an ONNX file ends at 2 GiB.
 
     `save`, `verify` and `verify_layer` take it like an onnx.ModelProto. The initializers of 1024 bytes or more
     are not part of the graph: they are the caller's arrays, which must not be written to before the model is

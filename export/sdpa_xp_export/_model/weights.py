@@ -18,7 +18,7 @@ COPIED_BELOW = 2**20
 """A smaller array, in bytes, is copied at once; a larger one is referred to, and must not be written to."""
 
 CHUNK = 2**22
-"""How many numbers are in memory twice while an array is written to a file."""
+"""The count of numbers that are in memory twice while an array is written to a file."""
 
 
 @dataclass(slots=True, eq=False)

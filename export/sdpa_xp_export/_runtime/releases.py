@@ -1,4 +1,4 @@
-"""Where a graph will run, and what is known of the releases of onnxruntime: data, measured one by one."""
+"""The runtime that a graph is for, and facts about each release of onnxruntime, as data that was measured."""
 
 from __future__ import annotations
 

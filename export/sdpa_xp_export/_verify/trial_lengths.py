@@ -27,6 +27,11 @@ def small_lengths(names: Sequence[str]) -> Iterator[dict[str, int]]:
         yield dict(zip(names, lengths, strict=True))
 
 
+def shown_lengths(lengths: Mapping[str, int]) -> str:
+    """Return lengths as a report shows them."""
+    return " ".join(f"{name}={length}" for name, length in lengths.items()) or "fixed"
+
+
 def several_lengths(call: ExportCall) -> Iterator[dict[str, int]]:
     """Yield small lengths for the names in a call."""
     for lengths in small_lengths(call.symbols):

@@ -1,4 +1,4 @@
-"""What a model is tried with: inputs for its call, what each output should be, and how far one is off."""
+"""The trials of a model: inputs for its call, the expected outputs, and the error of an output."""
 
 from __future__ import annotations
 
@@ -16,13 +16,18 @@ from sdpa_xp_export._verify.agreement import judge_together
 from sdpa_xp_export._verify.random_inputs import LARGE, poison, random_inputs
 from sdpa_xp_export._verify.reference_inputs import Arrays, expected_cache, heads_first, reference_inputs
 from sdpa_xp_export._verify.textbook import stages
-from sdpa_xp_export._verify.trial_lengths import beyond_constants, blocks_of_queries, several_lengths
+from sdpa_xp_export._verify.trial_lengths import (
+    beyond_constants,
+    blocks_of_queries,
+    several_lengths,
+    shown_lengths,
+)
 from sdpa_xp_export.report import Agreement
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Inputs of one run, and what each output should be: exactly, and by the textbook formula."""
+    """Inputs of one run, and its expected outputs: by the reference and by the textbook formula."""
 
     shown: str
     inputs: Arrays
@@ -42,8 +47,7 @@ def verification_inputs(call: ExportCall, rng: np.random.Generator, rows: int | 
         settings += [(lengths, LARGE) for lengths in several_lengths(call)]
     for lengths, size in settings:
         arrays = random_inputs(call, lengths, rng, size)
-        shown = " ".join(f"{name}={length}" for name, length in lengths.items()) or "fixed"
-        shown += ", large scores" if size == LARGE else ""
+        shown = shown_lengths(lengths) + (", large scores" if size == LARGE else "")
         yield Trial(shown, poison(call, arrays), expected_outputs(call, arrays), size)
 
 

@@ -29,7 +29,7 @@ def options(
         typer.Option("--version", "-V", help="Print the version.", is_eager=True, callback=_print_version),
     ] = False,
 ) -> None:
-    """What every command has."""
+    """Options of every command."""
 
 
 app.command("export")(export)

@@ -1,4 +1,4 @@
-"""What the commands print: lines, tables, JSON, and a progress bar on a terminal."""
+"""Print lines, tables and JSON, and show a progress bar on a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which forms compute a call right on a runtime, and which of them suits the call best."""
+"""Choose the form that suits a call best, among those that compute it right on a runtime."""
 
 from __future__ import annotations
 

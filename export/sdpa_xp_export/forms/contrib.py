@@ -1,4 +1,4 @@
-"""What the fused operators of onnxruntime, com.microsoft, have in common: heads side by side in one axis."""
+"""Parts that the fused operators of com.microsoft share: heads side by side in one axis."""
 
 from __future__ import annotations
 

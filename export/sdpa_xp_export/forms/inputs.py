@@ -1,4 +1,4 @@
-"""What every form begins and ends with: inputs in one dtype and layout, and outputs as the call has them."""
+"""The begin and the end of every form: inputs in one dtype and layout, and outputs as the call has them."""
 
 from __future__ import annotations
 

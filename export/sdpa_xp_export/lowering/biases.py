@@ -79,8 +79,7 @@ def _alibi(tile: GraphTile, slopes: object, offset: object) -> GraphValue:
         values = graph.constant(slopes, graph.float_dtype)
     target = (*tile.call.sizes.batch, heads)
     checks.broadcasts(FUNCTION, "bias.slopes", cast(tuple[int, ...], values.shape), target, "(..., Hq)")
-    shape = values.shape
-    values = ops.reshape(values, (*[0] * len(shape), 1, 1), (*shape, 1, 1))
+    values = ops.with_ones(values, 2)
     distance = abs(tile.query_index + tile.integers("bias.offset", offset) - tile.key_index)
     return -values * distance.astype(graph.float_dtype)
 

@@ -26,7 +26,7 @@ class _HasFirstDistances(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """How `biases.relative` sorts distances into `count` buckets."""
+    """The rules by which `biases.relative` sorts distances into `count` buckets."""
 
     count: int
     bidirectional: bool

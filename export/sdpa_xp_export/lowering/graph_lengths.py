@@ -49,11 +49,11 @@ class GraphLengths:
             return None
         past = self.graph.argument("past_lengths", call.past_lengths).astype("int64")
         new = self.length(call.key.shape[call.length_axis])
-        return ops.reshape(past + new, (0, 1, 1, 1), (*past.shape, 1, 1, 1))
+        return ops.with_ones(past + new, 3)
 
     @cached_property
     def position(self) -> GraphValue | int:
-        """Where the first query stands among the keys: 0; with a cache the last query is the last token."""
+        """The position of the first query among the keys: 0; with a cache, the last query is the last token."""
         if not self.call.cached:
             return 0
         return (self.keys if self.filled is None else self.filled) - self.queries

@@ -60,7 +60,7 @@ class GraphTile:
 
     @property
     def query_index(self) -> GraphValue:
-        """Where the queries stand among the keys, (rows, 1); (B, 1, rows, 1) if batch entries differ."""
+        """Positions of the queries among the keys, (rows, 1); (B, 1, rows, 1) if batch entries differ."""
         position = self.lengths.position
         return self.row if isinstance(position, int) else self.row + self.here(position)
 
@@ -101,7 +101,7 @@ class GraphTile:
         if shape == (1,) and not batch:
             return ops.reshape(vector, (1, 1, 1), (1, 1, 1))
         checks.broadcasts(FUNCTION, name, shape, batch, "(...), one a batch entry")
-        return ops.reshape(vector, (*[0] * len(shape), 1, 1, 1), (*shape, 1, 1, 1))
+        return ops.with_ones(vector, 3)
 
     def limited(self, name: str, value: object, limit: int | str | None = None) -> GraphValue | int:
         """Return lengths as `integers` does; known ones must be at least 0, and at most a known `limit`."""

@@ -86,9 +86,7 @@ def _explicit_softmax(tile: GraphTile, scores: GraphValue) -> tuple[GraphValue, 
     m = ops.reduce("ReduceMax", scores)
     sinks = None
     if call.sinks is not None:
-        sinks = tile.operand(call.sinks).astype(scores.dtype)
-        shape = sinks.shape
-        sinks = ops.reshape(sinks, (*[0] * len(shape), 1, 1), (*shape, 1, 1))
+        sinks = ops.with_ones(tile.operand(call.sinks).astype(scores.dtype), 2)
         m = xp.maximum(m, sinks)
     shift = xp.where(xp.is_masked(m), 0.0, m)  # -inf - -inf would be NaN
     p = xp.exp(scores - shift)
