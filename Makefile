@@ -13,7 +13,11 @@ TORCH := torch==2.13.0
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto
 
 # One run a library, since some have been seen to hang in one process with all the others.
-LIBRARIES := numpy numpy-readonly torch strict-CPU_DEVICE strict-device1 strict-no_x64 dask mlx
+LIBRARIES := numpy torch strict-CPU_DEVICE strict-no_x64 dask mlx
+
+# Variants of two of them run every test with a third of its cases. What that leaves out: a case in which alone an input is
+# written to, or an array is made on another device. The same functions make and write arrays in every case of a test.
+VARIANTS := numpy-readonly strict-device1
 
 # JAX compiles each operation for each shape, which takes five times as long as to compile a whole call. So every test
 # runs eagerly, but with an eighth of its cases. What that leaves out: a case in which eager JAX alone is wrong. The code
@@ -34,6 +38,7 @@ demo: $(VENV)/demo
 
 test: check $(REDUCED:%=$(VENV)/onnxruntime/%/installed)
 	set -e; for library in $(LIBRARIES); do $(PYTEST) tests/core --backends=$$library; done
+	set -e; for library in $(VARIANTS); do $(PYTEST) tests/core --backends=$$library --thin 3; done
 	$(PYTEST) tests/core $(JAX_EAGER)
 	$(PYTEST) $(JAX_JIT)
 	$(PYTEST) tests/core $(JAX_X64)
