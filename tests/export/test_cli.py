@@ -122,7 +122,7 @@ def test_agree_takes_no_other_error_for_a_refusal() -> None:
 def test_agree_exits_1_and_names_what_disagrees(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sdpa_xp.masks.bands.Band.on", lambda *_: True)
+    monkeypatch.setattr("sdpa_xp.masks.bands.Band.allowed_in", lambda *_: True)
     code, out, _ = run(capsys, "agree", "--backend", "numpy", "--dtype", "float32")
     assert code == 1
     (line,) = (line for line in out.splitlines() if line.startswith("DISAGREES: numpy xp float32 cpu: "))
