@@ -177,7 +177,7 @@ def _backward(
     def swapped(array: Array) -> Array:
         return swap_heads_and_length(xp, array, call.layout)
 
-    heads_first = xp.expand_dims(cotangent, axis=0) if call.sizes.flat else swapped(cotangent)
+    heads_first = xp.expand_dims(cotangent, axis=0) if call.sizes.is_2d else swapped(cotangent)
     computed = gradients(forward, heads_first)
     for name in call.arrays:
         computed[name] = computed[name][0, ...] if arrays[name].ndim == 2 else swapped(computed[name])

@@ -125,7 +125,7 @@ def _validated(
         heads=sizes.query_heads,
         queries=sizes.queries,
         keys=sizes.keys,
-        is_2d=sizes.flat,
+        is_2d=sizes.is_2d,
         position=sizes.keys - sizes.queries if queries_at_end else 0,
     )
     if grid.execution_kind == "blas_threaded":

@@ -98,11 +98,11 @@ class PreparedCall(NamedTuple):
     def result(self, output: Array) -> Array:
         """Return an output (..., Hq, L, Ev) in the caller's dtype and layout; for 2-D inputs without heads."""
         output = astype_if_needed(self.grid.xp, output, self.dtype)
-        return output[0, ...] if self.sizes.flat else swap_heads_and_length(self.grid.xp, output, self.layout)
+        return output[0, ...] if self.sizes.is_2d else swap_heads_and_length(self.grid.xp, output, self.layout)
 
     def remove_head_axis(self, computed: Array) -> Array:
         """Return (..., Hq, L) or (..., Hq, L, S) as the caller gets it: for 2-D inputs without heads."""
-        return computed[0, ...] if self.sizes.flat else computed
+        return computed[0, ...] if self.sizes.is_2d else computed
 
     def _bind(self, grid: ScoreGrid) -> BoundOptions:
         patterns = tuple(mask.bind(grid) for mask in self.masks)

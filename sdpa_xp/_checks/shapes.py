@@ -26,14 +26,14 @@ class Sizes(NamedTuple):
     queries: int
     keys: int
     width: int
-    flat: bool
+    is_2d: bool
     """Whether all inputs are 2-D: one head, and a result without a head axis."""
 
     @property
-    def pairs(self) -> Shape:
+    def scores_shape(self) -> Shape:
         """The shape of the scores, which a mask must broadcast to."""
         lengths = (self.queries, self.keys)
-        return lengths if self.flat else (*self.batch, self.query_heads, *lengths)
+        return lengths if self.is_2d else (*self.batch, self.query_heads, *lengths)
 
     @property
     def all_heads(self) -> int:
@@ -105,8 +105,8 @@ def _sizes(function: str, query: Shape, key: Shape, value: Shape | None, layout:
     if batch is None:
         rule = "the leading axes of " + ", ".join(f"`{name}`" for name in named) + " must broadcast"
         raise ValueError(message(function, rule, {f"{name}.shape": shape for name, shape in named.items()}))
-    flat = all(len(shape) == 2 for shape in named.values())
-    return Sizes(batch, query_heads, heads, heads_first["query"][-2], heads_first["key"][-2], query[-1], flat)
+    is_2d = all(len(shape) == 2 for shape in named.values())
+    return Sizes(batch, query_heads, heads, heads_first["query"][-2], heads_first["key"][-2], query[-1], is_2d)
 
 
 def broadcasts(function: str, name: str, shape: Shape, target: Shape, letters: str) -> None:

@@ -150,7 +150,7 @@ def _outputs(function: str, outputs: object) -> tuple[str, ...]:
 
 def _check_operands(function: str, call: ExportCall) -> None:
     """Check that the dtype and the shape of everything that joins the scores fit them."""
-    pairs = call.sizes.pairs
+    pairs = call.sizes.scores_shape
     dtypes = {call.query.dtype, "float32", call.accumulation_dtype}
     for name, operand in (("scale", call.scale), ("sinks", call.sinks)):
         if operand is None or isinstance(operand, float):

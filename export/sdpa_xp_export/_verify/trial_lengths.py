@@ -62,7 +62,7 @@ def beyond_constants(call: ExportCall) -> dict[str, int] | None:
     lengths = dict(zip(call.symbols, itertools.cycle([2, 3]), strict=False))
     lengths |= {name: largest + 3 + 2 * number for number, name in enumerate(free)}
     lengths = _with_room(call, lengths)
-    scores = math.prod(evaluated(length, lengths) for length in call.sizes.pairs)
+    scores = math.prod(evaluated(length, lengths) for length in call.sizes.scores_shape)
     return lengths if scores <= MOST_SCORES else None
 
 
@@ -73,8 +73,8 @@ def check_size(function: str, call: ExportCall, most: int = MOST_NUMBERS) -> Non
         ValueError: With the number.
     """
     for lengths in several_lengths(call):
-        shapes = [*(spec.shape for spec in call.inputs.values()), call.sizes.pairs]
-        shapes.append((*call.sizes.pairs[:-1], call.value.shape[-1]))
+        shapes = [*(spec.shape for spec in call.inputs.values()), call.sizes.scores_shape]
+        shapes.append((*call.sizes.scores_shape[:-1], call.value.shape[-1]))
         numbers = sum(_size(shape, lengths) for shape in shapes)
         if numbers > most:
             rule = f"the inputs, the scores and the output of `model` must be at most {most} numbers together"

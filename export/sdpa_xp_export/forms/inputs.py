@@ -63,7 +63,7 @@ def finished_outputs(inputs: FormInputs, results: dict[str, GraphValue]) -> dict
     outputs = {}
     for name in call.outputs:
         value = results[name]
-        if call.sizes.flat:  # the call has neither heads nor a batch
+        if call.sizes.is_2d:  # the call has neither heads nor a batch
             value = ops.squeeze_front(value, 1 if name == "lse" else 2)
         value = in_layout(value, call.layout) if name == "output" else value
         outputs[name] = value if name == "lse" else value.astype(call.query.dtype)
