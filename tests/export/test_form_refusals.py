@@ -232,10 +232,10 @@ def test_taken(form: str, given: dict[str, Any]) -> None:
 
 
 def reasons() -> Iterator[str]:
-    """The texts that the functions named `refusal` return, with {} for what is filled in."""
+    """The texts that the functions named `unsupported_reason` return, with {} for what is filled in."""
     for path in Path(str(forms.__file__)).parent.glob("*.py"):
         for function in ast.parse(path.read_text()).body:
-            if isinstance(function, ast.FunctionDef) and function.name == "refusal":
+            if isinstance(function, ast.FunctionDef) and function.name == "unsupported_reason":
                 for node in ast.walk(function):
                     if isinstance(node, ast.Return) and isinstance(node.value, ast.Constant | ast.JoinedStr):
                         text = ast.unparse(node.value)

@@ -72,7 +72,7 @@ def parse(
 
 
 def text_of(value: object) -> str:
-    """Return the text that `parse` reads as `value`."""
+    """Return the text that `parse` reads as `value`; for a function its name, which `parse` refuses."""
     if isinstance(value, TensorSpec | Input | Initializer):
         return str(value)
     if not isinstance(value, Mask | Bias):

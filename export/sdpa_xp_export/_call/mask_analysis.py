@@ -57,7 +57,7 @@ def hides_keys(call: ExportCall) -> bool:
 
 
 def only_appends(call: ExportCall) -> bool:
-    """Return whether a cache gets as many new keys as there are queries, and the diagonal alone masks."""
+    """Return whether a cache gets as many new keys as there are queries, and nothing but the diagonal masks."""
     if not call.cached or call.past_lengths is not None or call.biases or call.query.ndim != 4:
         return False
     return _as_many_new(call) and all(is_causal(mask) for mask in call.masks)

@@ -1,1 +1,1 @@
-"""The forms in which a call can be written: one file a form, each with `refusal(call, runtime)` and `write`."""
+"""The forms in which a call can be written, one file each, with the functions `unsupported_reason` and `write`."""

@@ -22,7 +22,7 @@ from sdpa_xp_export.lowering.tile import GraphTile, whole_tile
 RANK = 4
 
 
-def refusal(call: ExportCall, _runtime: Runtime) -> str | None:
+def unsupported_reason(call: ExportCall, _runtime: Runtime) -> str | None:
     """Return why this form cannot state the call; None if it can."""
     specs = (call.query, call.key, call.value)
     if max(spec.ndim for spec in specs) > RANK:

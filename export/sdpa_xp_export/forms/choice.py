@@ -69,7 +69,7 @@ def unsupported_reason(form: FormName, call: ExportCall, target: Runtime) -> str
         return f"onnxruntime computes it right from {oldest[0]}.{oldest[1]} on, and `runtime` is {target}"
     if wrong := WRONG_ON.get(target.provider, {}).get(form):
         return f"{wrong}, and `runtime` is {target}"
-    why: str | None = FORMS[form].refusal(call, target)
+    why: str | None = FORMS[form].unsupported_reason(call, target)
     return why
 
 

@@ -9,7 +9,7 @@ from sdpa_xp_export._graph.graph import GraphValue
 RANK = 4
 
 
-def refusal(call: ExportCall) -> str | None:
+def unsupported_reason(call: ExportCall) -> str | None:
     """Return what no such operator can state; None if it is for the operator to say."""
     specs = (call.query, call.key, call.value)
     if any(spec.ndim != RANK for spec in specs) or len({spec.shape[0] for spec in specs}) > 1:

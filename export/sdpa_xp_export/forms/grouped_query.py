@@ -21,9 +21,9 @@ ALL = -1
 """The value of `local_window_size` for no window: all keys up to the query's own."""
 
 
-def refusal(call: ExportCall, runtime: Runtime) -> str | None:
+def unsupported_reason(call: ExportCall, runtime: Runtime) -> str | None:
     """Return why this form cannot state the call; None if it can."""
-    if common := contrib.refusal(call):
+    if common := contrib.unsupported_reason(call):
         return common
     if call.cached or call.sizes.queries != call.sizes.keys:
         return "GroupQueryAttention takes as many keys as queries here"

@@ -11,9 +11,9 @@ from sdpa_xp_export.forms import contrib
 from sdpa_xp_export.forms.inputs import finished_outputs, read_inputs
 
 
-def refusal(call: ExportCall, runtime: Runtime) -> str | None:
+def unsupported_reason(call: ExportCall, runtime: Runtime) -> str | None:
     """Return why this form cannot state the call; None if it can."""
-    if common := contrib.refusal(call):
+    if common := contrib.unsupported_reason(call):
         return common
     if call.sizes.query_heads != call.sizes.heads:
         return "MultiHeadAttention has no grouped heads"

@@ -10,7 +10,7 @@ from sdpa_xp_export.lowering.tile import whole_tile
 from sdpa_xp_export.lowering.tile_attention import attend_tile, scale_query
 
 
-def refusal(_call: ExportCall, _runtime: Runtime) -> str | None:
+def unsupported_reason(_call: ExportCall, _runtime: Runtime) -> str | None:
     """Return why this form cannot state the call; it can state every one."""
     return None
 

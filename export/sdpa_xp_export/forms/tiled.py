@@ -20,7 +20,7 @@ ROWS = 128
 """Queries in a block. A block meets all keys that it may attend at once, so its softmax is the plain one."""
 
 
-def refusal(call: ExportCall, _runtime: Runtime) -> str | None:
+def unsupported_reason(call: ExportCall, _runtime: Runtime) -> str | None:
     """Return why this form cannot state the call; None if it can."""
     if {"weights", "scores"} & set(call.outputs):
         return "weights and scores are as large as what the blocks are to avoid"

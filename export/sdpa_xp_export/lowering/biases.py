@@ -18,7 +18,7 @@ from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export.lowering.buckets import LISTED, Buckets, bucket
 from sdpa_xp_export.lowering.index_functions import call_index_function
 from sdpa_xp_export.lowering.masks import AllowedPairs, both_allow
-from sdpa_xp_export.lowering.tile import FUNCTION, GraphTile
+from sdpa_xp_export.lowering.tile import GraphTile
 
 
 def add_biases(
@@ -70,7 +70,7 @@ def _alibi(tile: GraphTile, slopes: object, offset: object) -> GraphValue:
     graph, heads = tile.graph, tile.call.sizes.query_heads
     if isinstance(slopes, int):
         # A number of slopes stands for the library's own; it is asked for them by the bias at distance 1.
-        checks.columns(FUNCTION, "bias.slopes", slopes, heads)
+        checks.columns(tile.graph.function, "bias.slopes", slopes, heads)
         ramp = biases.to_array(biases.alibi(slopes), (slopes, 1, 2))
         slopes = tuple(-ramp[:, 0, 1])
     if isinstance(slopes, Input | Initializer):
@@ -78,7 +78,9 @@ def _alibi(tile: GraphTile, slopes: object, offset: object) -> GraphValue:
     else:
         values = graph.constant(slopes, graph.float_dtype)
     target = (*tile.call.sizes.batch, heads)
-    checks.broadcasts(FUNCTION, "bias.slopes", cast(tuple[int, ...], values.shape), target, "(..., Hq)")
+    checks.broadcasts(
+        tile.graph.function, "bias.slopes", cast(tuple[int, ...], values.shape), target, "(..., Hq)"
+    )
     values = ops.with_ones(values, 2)
     distance = abs(tile.query_index + tile.integers("bias.offset", offset) - tile.key_index)
     return -values * distance.astype(graph.float_dtype)
@@ -91,8 +93,8 @@ def _relative(
     count, heads = table.shape
     if isinstance(count, str):
         rule = "`bias.table` must have a number of buckets that is an int"
-        raise ValueError(checks.message(FUNCTION, rule, {"table.shape": table.shape}))
-    checks.columns(FUNCTION, "bias.table", heads, tile.call.sizes.query_heads)
+        raise ValueError(checks.message(tile.graph.function, rule, {"table.shape": table.shape}))
+    checks.columns(tile.graph.function, "bias.table", heads, tile.call.sizes.query_heads)
     distance = tile.key_index - (tile.query_index + tile.integers("bias.offset", offset))
     rules = Buckets(count, bidirectional, max_distance)
     by_bucket = tile.operand(table).astype(tile.graph.float_dtype)

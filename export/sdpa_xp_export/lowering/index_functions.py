@@ -9,7 +9,6 @@ import numpy as np
 
 from sdpa_xp import _checks as checks
 from sdpa_xp_export._graph.graph import GraphValue
-from sdpa_xp_export.lowering.tile import FUNCTION
 
 
 def call_index_function(
@@ -20,20 +19,21 @@ def call_index_function(
     Args:
         name: The argument that the function came with, for messages.
         function: A `mask_mod` or a `score_mod`.
-        arguments: The indices, for a `score_mod` behind the scores.
+        arguments: The indices; for a `score_mod` the scores first.
         dtype: "bool" for a condition, else the dtype of the scores.
     """
+    public_function = arguments[0].graph.function
     try:
         result = function(*arguments)
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, NotImplementedError) as error:
         rule = f"`{name}` must be made of a function that traces to ONNX"
         hint = "Operators do, and the functions of `index.__array_namespace__()`."
-        raise TypeError(checks.message(FUNCTION, rule, {"its error": error}, hint)) from error
+        raise TypeError(checks.message(public_function, rule, {"its error": error}, hint)) from error
     if isinstance(result, bool | np.bool_) and dtype == "bool":
         return bool(result)
     if not isinstance(result, GraphValue) or (result.dtype == "bool") != (dtype == "bool"):
         kind = "a condition" if dtype == "bool" else "scores"
         rule = f"`{name}` must be made of a function that returns {kind}"
         got = result.dtype if isinstance(result, GraphValue) else type(result).__name__
-        raise TypeError(checks.message(FUNCTION, rule, {"its result": got}))
+        raise TypeError(checks.message(public_function, rule, {"its result": got}))
     return result.astype(dtype)

@@ -12,7 +12,7 @@ from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export._graph.shapes import broadcasts_to
 from sdpa_xp_export.lowering.index_functions import call_index_function
-from sdpa_xp_export.lowering.tile import FUNCTION, GraphTile
+from sdpa_xp_export.lowering.tile import GraphTile
 
 AllowedPairs: TypeAlias = GraphValue | bool
 """Boolean, broadcasts to (..., Hq, rows, columns). True if every pair may attend, False if none may."""
@@ -99,7 +99,7 @@ def _document(tile: GraphTile, query_ids: object, key_ids: object) -> AllowedPai
     if key_ids is None and tile.call.sizes.queries != tile.call.sizes.keys:
         rule = "`attn_mask.query_ids` must have one integer for each of S, too"
         got = {"L": tile.call.sizes.queries, "S": tile.call.sizes.keys}
-        raise ValueError(checks.message(FUNCTION, rule, got, "`key_ids` tells those of the keys."))
+        raise ValueError(checks.message(tile.graph.function, rule, got, "`key_ids` tells those of the keys."))
     queries = tile.vector("attn_mask.query_ids", query_ids)
     keys = queries if key_ids is None else tile.vector("attn_mask.key_ids", key_ids)
     named = {"query_ids": (queries, tile.call.sizes.queries), "key_ids": (keys, tile.call.sizes.keys)}
@@ -107,7 +107,9 @@ def _document(tile: GraphTile, query_ids: object, key_ids: object) -> AllowedPai
         target = (*tile.call.sizes.batch, length)
         if ids.shape[-1:] != (length,) or not broadcasts_to(ids.shape, target):
             rule = f"`attn_mask.{name}` must have one integer for each of its tokens"
-            raise ValueError(checks.message(FUNCTION, rule, {f"{name}.shape": ids.shape, "expected": target}))
+            raise ValueError(
+                checks.message(tile.graph.function, rule, {f"{name}.shape": ids.shape, "expected": target})
+            )
     queries, keys = (ops.unsqueeze(ids, -2) for ids in (queries, keys))
     return tile.cut(ops.unsqueeze(queries, -1)) == tile.cut(ops.unsqueeze(keys, -2))
 

@@ -16,9 +16,6 @@ from sdpa_xp_export._dtypes.promotion import INTEGERS
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export.lowering.graph_lengths import GraphLengths
 
-FUNCTION = "export_attention"
-"""The function that messages name."""
-
 
 @dataclass(frozen=True, slots=True)
 class TileRange:
@@ -92,7 +89,7 @@ class GraphTile:
         if value == "lower_right" and isinstance(value, str):
             # A cache moves the queries to the last tokens already, so the offset is 0 there.
             return 0 if self.call.cached else self.here(self.lengths.keys) - self.here(self.lengths.queries)
-        _check_range(name, value, -checks.LARGEST_INTEGER, checks.LARGEST_INTEGER)
+        _check_range(self.graph.function, name, value, -checks.LARGEST_INTEGER, checks.LARGEST_INTEGER)
         if isinstance(value, int):
             return value
         vector = self.vector(name, value)
@@ -100,13 +97,13 @@ class GraphTile:
         shape = cast(tuple[int, ...], vector.shape)
         if shape == (1,) and not batch:
             return ops.reshape(vector, (1, 1, 1), (1, 1, 1))
-        checks.broadcasts(FUNCTION, name, shape, batch, "(...), one a batch entry")
+        checks.broadcasts(self.graph.function, name, shape, batch, "(...), one a batch entry")
         return ops.with_ones(vector, 3)
 
     def limited(self, name: str, value: object, limit: int | str | None = None) -> GraphValue | int:
         """Return lengths as `integers` does; known ones must be at least 0, and at most a known `limit`."""
         most = limit if isinstance(limit, int) else checks.LARGEST_INTEGER
-        _check_range(name, value, 0, most)
+        _check_range(self.graph.function, name, value, 0, most)
         return self.integers(name, value)
 
     def vector(self, name: str, value: object) -> GraphValue:
@@ -114,15 +111,16 @@ class GraphTile:
         if isinstance(value, Input | Initializer):
             if value.dtype not in INTEGERS:
                 rule = f"`{name}` must hold integers"
-                raise TypeError(checks.message(FUNCTION, rule, {f"{name}.dtype": value.dtype}))
+                raise TypeError(checks.message(self.graph.function, rule, {f"{name}.dtype": value.dtype}))
             return self.operand(value).astype("int64")
         if isinstance(value, tuple | list):
             numbers = [
-                checks.integer(FUNCTION, f"{name}[{index}]", number) for index, number in enumerate(value)
+                checks.integer(self.graph.function, f"{name}[{index}]", number)
+                for index, number in enumerate(value)
             ]
             return self.graph.constant(numbers, "int64")
         rule = f"`{name}` must be an integer, a list of them, or a TensorSpec"
-        raise TypeError(checks.message(FUNCTION, rule, {name: repr(value)}))
+        raise TypeError(checks.message(self.graph.function, rule, {name: repr(value)}))
 
     def cut(self, value: GraphValue) -> GraphValue:
         """Return the tile's part of a value that broadcasts to (..., Hq, L, S); an axis of 1 stays as it is."""
@@ -152,13 +150,13 @@ class GraphTile:
         return ops.reshape_to(ops.arange(count, "entries"), target, (*batch, 1, 1, 1))
 
 
-def _check_range(name: str, value: object, least: int, most: int) -> None:
+def _check_range(function: str, name: str, value: object, least: int, most: int) -> None:
     """Refuse integers that the library refuses, if they are known now; those of an input are not."""
     known = value.numbers.ravel().tolist() if isinstance(value, Initializer) else value
     for number in known if isinstance(known, tuple | list) else [known]:
         if isinstance(number, int | np.integer) and not least <= number <= most:
             rule = f"`{name}` must be " + (f"at least {least}" if number < least else f"at most {most}")
-            raise ValueError(checks.message(FUNCTION, rule, {name: int(number)}))
+            raise ValueError(checks.message(function, rule, {name: int(number)}))
 
 
 def whole_tile(lengths: GraphLengths, key: GraphValue) -> GraphTile:
