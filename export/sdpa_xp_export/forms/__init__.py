@@ -1,1 +1,1 @@
-"""The forms in which a call can be written, one file each, with the functions `unsupported_reason` and `write`."""
+"""The forms in which a call can be written, one file each: `unsupported_reason` says why not, `write` does it."""
