@@ -1,1 +1,1 @@
-"""The forms in which a call can be written, one file each: `unsupported_reason` says why not, `write` writes."""
+"""The forms in which a call can be written, one file each, with `unsupported_reason` and `write`."""
