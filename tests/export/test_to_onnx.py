@@ -300,7 +300,7 @@ def test_functions_of_the_standard(name: str) -> None:
         (lambda x: x + np.ones(3, np.float32), ValueError, r"must broadcast.*; got.*\(3,\)"),
         (lambda x: x + "1", TypeError, "computed with arrays and numbers; got operand=str"),
         (lambda x: x + np.ones(16, "complex64"), TypeError, "of a dtype that a graph holds.*complex64"),
-        (lambda x: x[x > 0], TypeError, "an index must be made of integers.*got index=Value"),
+        (lambda x: x[x > 0], TypeError, "an index must be made of integers.*got index=GraphValue"),
         (
             lambda x: attending(
                 x, masks.from_function(lambda b, h, i, j: scaled_dot_product_attention(i, i, i) > 0)
