@@ -107,7 +107,7 @@ class Turn:
             return
         try:
             self.run()
-        except Exception as error:
+        except Exception as error:  # the table shows it, and the others go on
             self.reason = why(error)
 
 
@@ -120,7 +120,7 @@ def table(lengths: Sequence[int], device: Device, seconds: float, end: float) ->
                 continue
             try:
                 yield compared(cell, CELLS[cell](length), device, seconds)
-            except Exception as error:
+            except Exception as error:  # the table shows it, and the others go on
                 yield [row for name in CONTENDERS for row in without(cell, length, name, why(error))]
 
 
@@ -162,7 +162,7 @@ def tried(name: str, call: Call, arrays: Arrays, wanted: Sequence[Wanted], devic
         contender.repeat(1)
         once = time.perf_counter() - start
         return Tried(contender, above, min(CALLS, max(1, round(TURN / once))))
-    except Exception as error:
+    except Exception as error:  # out of memory, say: the table shows it
         return why(error)
     finally:
         release()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Generic, NamedTuple, TypeVar, cast
+from collections.abc import Sequence
+from typing import Generic, TypeVar, cast
 
 from sdpa_xp import _checks as checks
 from sdpa_xp._call.options import CallOptions
@@ -11,29 +11,16 @@ from sdpa_xp._call.prepare import prepare
 from sdpa_xp._call.prepared_call import BatchEntry
 from sdpa_xp._checks import Implementation
 from sdpa_xp._core import streaming
+from sdpa_xp._core.block_writes import pool_with_tokens, split_into_blocks, write_tokens
 from sdpa_xp._core.key_value_source import PagedSource
-from sdpa_xp._libraries import namespace_of
-from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng, Shape
-from sdpa_xp._tiles.layout import Layout, slice_of_axis
+from sdpa_xp._libraries.protocols import AnyArray, Dtype, Rng, Shape
+from sdpa_xp._tiles.layout import Layout
 from sdpa_xp._tiles.plan import plan_blocks
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp.positional.rotary import Rotary, rotate
 
 A = TypeVar("A", bound=AnyArray)
-
-
-class _Write(NamedTuple):
-    """A run of new tokens of a sequence that goes into one block."""
-
-    sequence: int
-    block: int
-    block_offset: int
-    """The place of the first token in the block."""
-    token_offset: int
-    """The place of the first token among the new tokens of its sequence."""
-    tokens: int
-    """The number of tokens."""
 
 
 class PagedKVCache(Generic[A]):
@@ -164,7 +151,7 @@ class PagedKVCache(Generic[A]):
         count = new["key"].shape[self._token_axis]
         lengths = [length + count for length in self._lengths]
         checks.block_table(function, self._table, lengths, self.block_size, self._key_blocks.shape[0])
-        writes = list(self._writes(count))
+        writes = split_into_blocks(self._table, self._lengths, self.block_size, count)
         used_rows = [
             row[: -(-length // self.block_size)] for row, length in zip(self._table, lengths, strict=True)
         ]
@@ -174,11 +161,11 @@ class PagedKVCache(Generic[A]):
             checks.writeable(function, "`in_place=True`", pools)
             checks.separate_pools(function, self._key_blocks, self._value_blocks)
             for name in ("key", "value"):
-                self._write(pools[f"{name}_blocks"], new[name], writes)
+                write_tokens(pools[f"{name}_blocks"], new[name], writes, self._token_axis)
         else:
-            pools = {
-                f"{name}_blocks": self._copy_with(pools[f"{name}_blocks"], new[name], writes) for name in new
-            }
+            for name in ("key", "value"):
+                blocks = f"{name}_blocks"
+                pools[blocks] = pool_with_tokens(pools[blocks], new[name], writes, self._token_axis)
         return PagedKVCache(
             cast(A, pools["key_blocks"]),
             pools["value_blocks"],
@@ -277,49 +264,3 @@ class PagedKVCache(Generic[A]):
             shape[self._token_axis] = longest
             shapes.append(tuple(shape))
         return shapes[0], shapes[1]
-
-    def _writes(self, count: int) -> Iterator[_Write]:
-        """Yield the runs that `count` new tokens of each sequence split into, one for each block."""
-        for sequence, length in enumerate(self._lengths):
-            done = 0
-            while done < count:
-                block_index, block_offset = divmod(length + done, self.block_size)
-                tokens = min(count - done, self.block_size - block_offset)
-                yield _Write(sequence, self._table[sequence][block_index], block_offset, done, tokens)
-                done += tokens
-
-    def _write(self, pool: Array, new: Array, writes: Sequence[_Write]) -> None:
-        """Write new tokens into the pool itself."""
-        for write in writes:
-            places = slice_of_axis(self._token_axis, write.block_offset, write.block_offset + write.tokens)
-            pool[(write.block, *places)] = self._tokens_of(new, write)
-
-    def _copy_with(self, pool: Array, new: Array, writes: Sequence[_Write]) -> Array:
-        """Return a copy of the pool with the new tokens.
-
-        Blocks and pool are joined from slices, since not every library can write to an array.
-        """
-        if not writes:
-            return pool
-        xp, axis = namespace_of(pool), self._token_axis
-        blocks: dict[int, Array] = {}
-        for write in writes:
-            old = pool[write.block, ...]
-            stop = write.block_offset + write.tokens
-            pieces = [
-                old[slice_of_axis(axis, 0, write.block_offset)],
-                self._tokens_of(new, write),
-                old[slice_of_axis(axis, stop, self.block_size)],
-            ]
-            blocks[write.block] = xp.concat([piece for piece in pieces if piece.shape[axis]], axis=axis)
-        pieces, copied = [], 0
-        for block in sorted(blocks):
-            pieces += [pool[copied:block, ...], xp.expand_dims(blocks[block], axis=0)]
-            copied = block + 1
-        pieces.append(pool[copied:, ...])
-        return xp.concat([piece for piece in pieces if piece.shape[0]], axis=0)
-
-    def _tokens_of(self, new: Array, write: _Write) -> Array:
-        """Return the new tokens that a run writes."""
-        stop = write.token_offset + write.tokens
-        return new[(write.sequence, *slice_of_axis(self._token_axis, write.token_offset, stop))]

@@ -109,7 +109,7 @@ def _errors_reworded(what: str) -> Iterator[None]:
     """Raise errors of onnxruntime, which have no common base, as a ValueError of one line."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # onnxruntime's errors have no other base
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         text = message("verify", f"onnxruntime must {what} `model`", {"its error": reason})
         raise ValueError(text) from error

@@ -1,0 +1,76 @@
+"""New tokens of a paged cache, written into the blocks of its pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sdpa_xp._libraries import namespace_of
+from sdpa_xp._libraries.protocols import Array
+from sdpa_xp._tiles.layout import slice_of_axis
+
+
+class BlockWrite(NamedTuple):
+    """A run of new tokens of a sequence that goes into one block."""
+
+    sequence: int
+    block: int
+    block_offset: int
+    """The place of the first token in the block."""
+    token_offset: int
+    """The place of the first token among the new tokens of its sequence."""
+    tokens: int
+    """The number of tokens."""
+
+
+def split_into_blocks(
+    block_table: Sequence[Sequence[int]], lengths: Sequence[int], block_size: int, count: int
+) -> list[BlockWrite]:
+    """Return the runs that `count` new tokens of each sequence split into, one for each block."""
+    writes = []
+    for sequence, length in enumerate(lengths):
+        done = 0
+        while done < count:
+            block_index, block_offset = divmod(length + done, block_size)
+            tokens = min(count - done, block_size - block_offset)
+            writes.append(BlockWrite(sequence, block_table[sequence][block_index], block_offset, done, tokens))
+            done += tokens
+    return writes
+
+
+def write_tokens(pool: Array, new: Array, writes: Sequence[BlockWrite], axis: int) -> None:
+    """Write new tokens, which lie along `axis`, into the pool itself."""
+    for write in writes:
+        places = slice_of_axis(axis, write.block_offset, write.block_offset + write.tokens)
+        pool[(write.block, *places)] = _tokens_of(new, write, axis)
+
+
+def pool_with_tokens(pool: Array, new: Array, writes: Sequence[BlockWrite], axis: int) -> Array:
+    """Return a copy of the pool with the new tokens, which lie along `axis`.
+
+    Blocks and pool are joined from slices, since not every library can write to an array.
+    """
+    if not writes:
+        return pool
+    xp, block_size = namespace_of(pool), pool.shape[axis]
+    blocks: dict[int, Array] = {}
+    for write in writes:
+        block = pool[write.block, ...]
+        stop = write.block_offset + write.tokens
+        pieces = [
+            block[slice_of_axis(axis, 0, write.block_offset)],
+            _tokens_of(new, write, axis),
+            block[slice_of_axis(axis, stop, block_size)],
+        ]
+        blocks[write.block] = xp.concat([piece for piece in pieces if piece.shape[axis]], axis=axis)
+    pieces, copied = [], 0
+    for number in sorted(blocks):
+        pieces += [pool[copied:number, ...], xp.expand_dims(blocks[number], axis=0)]
+        copied = number + 1
+    pieces.append(pool[copied:, ...])
+    return xp.concat([piece for piece in pieces if piece.shape[0]], axis=0)
+
+
+def _tokens_of(new: Array, write: BlockWrite, axis: int) -> Array:
+    stop = write.token_offset + write.tokens
+    return new[(write.sequence, *slice_of_axis(axis, write.token_offset, stop))]
