@@ -78,7 +78,7 @@ class PreparedCall(NamedTuple):
 
     def bound_options(self) -> BoundOptions:
         """Return the options bound to the grid of the whole call."""
-        return self.cached("bound_options", lambda: self._bind(self.grid))
+        return self.cached("bound_options", lambda: self.bind(self.grid))
 
     def scores(self) -> Scores:
         """Return the scores of the whole call. With dropout this draws from `rng`."""
@@ -92,7 +92,7 @@ class PreparedCall(NamedTuple):
 
     def scores_of(self, entries: Sequence[BatchEntry]) -> list[Scores]:
         """Return the scores of each batch entry. With dropout this draws from `rng`, once all are checked."""
-        scores = [self._scores(entry.grid, entry.query, entry.key, self._bind(entry.grid)) for entry in entries]
+        scores = [self._scores(entry.grid, entry.query, entry.key, self.bind(entry.grid)) for entry in entries]
         return self._with_dropout(scores)
 
     def result(self, output: Array) -> Array:
@@ -104,7 +104,8 @@ class PreparedCall(NamedTuple):
         """Return (..., Hq, L) or (..., Hq, L, S) as the caller gets it: for 2-D inputs without heads."""
         return computed[0, ...] if self.sizes.is_2d else computed
 
-    def _bind(self, grid: ScoreGrid) -> BoundOptions:
+    def bind(self, grid: ScoreGrid) -> BoundOptions:
+        """Return the options bound to a grid."""
         patterns = tuple(mask.bind(grid) for mask in self.masks)
         return BoundOptions(
             # One mask is asked directly; a call without masks has an empty AllOf (see `Scores.is_unmasked`).

@@ -13,6 +13,12 @@ Dtype: TypeAlias = Any
 """A dtype of the arrays' library. Each library has its own class, and the standard names no common base."""
 Device: TypeAlias = Any
 Shape: TypeAlias = tuple[int, ...]
+Chunks: TypeAlias = tuple[tuple[int, ...], ...]
+"""The lengths of the chunks of an array, on each axis."""
+Key: TypeAlias = tuple[str | int, ...]
+"""The key of a task or of a chunk: (name, number, ...)."""
+Tasks: TypeAlias = Mapping[Key, tuple[Any, ...]]
+"""Tasks by their keys: a function and its arguments, which are keys or lists of keys."""
 
 
 class AnyArray(Protocol):
@@ -117,6 +123,30 @@ class Namespace(Protocol):
     def where(self, condition: Array, x: Array | float, y: Array | float, /) -> Array: ...
     def zeros(self, shape: Shape, /, *, dtype: Dtype, device: Device) -> Array: ...
     def zeros_like(self, x: Array, /) -> Array: ...
+
+
+class TaskGraphs(Protocol):
+    """How a library makes lazy arrays, cut into chunks, out of tasks."""
+
+    def chunks(self, array: Any, /) -> Chunks:
+        """Return the chunks of an array."""
+
+    def name(self, array: Any, /) -> str:
+        """Return the first part of the keys of an array's chunks."""
+
+    def in_chunks(self, array: Any, chunks: Chunks, /) -> Any:
+        """Return an array cut into other chunks; an array of another library becomes lazy."""
+
+    def token(self, *values: object) -> str:
+        """Return a text that differs if a value does."""
+
+    def merged_at_once(self) -> int:
+        """Return how many results a task of a tree reduction merges."""
+
+    def array(
+        self, stages: Mapping[str, Tasks], inputs: Sequence[Any], chunks: Chunks, dtype: Dtype, like: Any
+    ) -> Any:
+        """Return the array whose chunks the last of `stages` computes, each from earlier ones and `inputs`."""
 
 
 Override: TypeAlias = Callable[[str, Mapping[str, object], Mapping[str, object]], Any]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
-from typing import ClassVar
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Self
 
 from sdpa_xp import _checks as checks
 from sdpa_xp._libraries import is_array
@@ -38,6 +38,18 @@ class ScoreModifier:
     def parts(self) -> tuple[ScoreModifier, ...]:
         """The values that an operator joined to this one."""
         return ()
+
+    def with_arrays(self, change: Callable[[Any], Any]) -> Self:
+        """Return the same mask or bias with each array replaced by what `change` makes of it."""
+        changes: dict[str, Any] = {}
+        for name, argument in self._fields():
+            if is_array(argument):
+                changes[name] = change(argument)
+            elif isinstance(argument, tuple):
+                changes[name] = tuple(
+                    item.with_arrays(change) if isinstance(item, ScoreModifier) else item for item in argument
+                )
+        return replace(self, **changes)
 
     @property
     def arguments(self) -> dict[str, object]:

@@ -1,0 +1,29 @@
+"""Calls of arrays that lie in chunks, on one machine or on many, computed by the tasks of a scheduler.
+
+A task gets one chunk of queries and one of keys and values, and computes the attention state of these keys.
+States merge in a tree. Blocks that a mask empties have no task, and no array is larger than a chunk.
+
+The library's file in `_libraries` says how tasks become an array. Tasks hold no array and no lock, so any
+worker can compute them.
+"""
+
+from __future__ import annotations
+
+from sdpa_xp._call.prepared_call import PreparedCall
+from sdpa_xp._chunks.call import CutCall, refused_function
+
+
+def cut_call(call: PreparedCall) -> CutCall | None:
+    """Return a call cut into its chunks, or None if it is computed like calls of other libraries."""
+    graphs = call.grid.library.task_graphs()
+    if graphs is None or unsupported_reason(call) is not None:
+        return None
+    return CutCall(call, graphs)
+
+
+def unsupported_reason(call: PreparedCall) -> str | None:
+    """Return why a call of chunked arrays has to be one block, or None."""
+    if 0 in (*call.grid.shape, call.arrays["value"].shape[-1]):
+        return "an axis has no elements"
+    error = refused_function(call)
+    return None if error is None else f"a function of the caller does not take arrays of a chunk: {error}"
