@@ -132,10 +132,19 @@ class PreparedCall(NamedTuple):
     def _scores(self, grid: ScoreGrid, query: Array, key: KeyValueSource, bound: BoundOptions) -> Scores:
         return Scores(grid, query, key, bound.mask, bound.biases, bound.scale, self.softcap, bound.sinks)
 
+    def draw_dropout(self) -> Dropout | None:
+        """Return the dropout of the call, or None; draws the seed from `rng`."""
+        if not self.dropout_p:
+            return None
+        query = self.arrays["query"]
+        return Dropout(self.dropout_p, library_of(query).random_words(self.rng, 4, query))
+
+    def of_entry(self, scores: Scores, value: Array) -> PreparedCall:
+        """Return one batch entry as a call of its own."""
+        arrays = {"query": scores.query, "key": scores.key.slice_keys(range(scores.grid.keys)), "value": value}
+        return self._replace(grid=scores.grid, arrays=arrays, derived={})
+
     def _with_dropout(self, scores: list[Scores]) -> list[Scores]:
         """Return the scores with one seed for all of them: entries are told apart by their batch index."""
-        if not self.dropout_p:
-            return scores
-        query = self.arrays["query"]
-        dropout = Dropout(self.dropout_p, library_of(query).random_words(self.rng, 4, query))
-        return [part._replace(dropout=dropout) for part in scores]
+        dropout = self.draw_dropout()
+        return scores if dropout is None else [part._replace(dropout=dropout) for part in scores]

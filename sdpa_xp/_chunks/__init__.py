@@ -11,19 +11,23 @@ from __future__ import annotations
 
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._chunks.call import CutCall, refused_function
+from sdpa_xp._core.dropout import Dropout
 
 
-def cut_call(call: PreparedCall) -> CutCall | None:
-    """Return a call cut into its chunks, or None if it is computed like calls of other libraries."""
+def cut_call(call: PreparedCall, dropout: Dropout | None = None) -> CutCall | None:
+    """Return a call cut into its chunks, or None if it is computed like calls of other libraries.
+
+    Without a `dropout`, this draws the seed from the `rng` of a call that has some.
+    """
     graphs = call.grid.library.task_graphs()
     if graphs is None or unsupported_reason(call) is not None:
         return None
-    return CutCall(call, graphs)
+    return CutCall(call, graphs, call.draw_dropout() if dropout is None else dropout)
 
 
 def unsupported_reason(call: PreparedCall) -> str | None:
     """Return why a call of chunked arrays has to be one block, or None."""
-    if 0 in (*call.grid.shape, call.arrays["value"].shape[-1]):
+    if 0 in call.grid.shape or any(0 in array.shape for array in call.arrays.values()):
         return "an axis has no elements"
     error = refused_function(call)
     return None if error is None else f"a function of the caller does not take arrays of a chunk: {error}"

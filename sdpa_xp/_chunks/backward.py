@@ -17,7 +17,7 @@ from sdpa_xp._chunks.cutting import (
     numbers_at,
 )
 from sdpa_xp._chunks.forward import Graph, reduction
-from sdpa_xp._chunks.tasks import partial_gradients, total, total_of, zeros_of
+from sdpa_xp._chunks.tasks import filled, partial_gradients, total, total_of
 from sdpa_xp._libraries.protocols import Array, Key
 from sdpa_xp._tiles.gradient_target import GradientTarget
 
@@ -99,7 +99,7 @@ def _sums(
     for numbers, shape in _blocks(chunks):
         keys = contributions.get(numbers, [])
         if not keys:
-            tasks[(name, *numbers)] = (partial(zeros_of, shape, cut.shared.dtype), query_key)
+            tasks[(name, *numbers)] = (partial(filled, shape, cut.shared.dtype, 0.0), query_key)
         elif len(keys) <= at_once:
             tasks[(name, *numbers)] = (pick, keys)
         else:

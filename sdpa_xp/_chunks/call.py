@@ -18,6 +18,7 @@ from sdpa_xp._chunks.cutting import (
 )
 from sdpa_xp._chunks.slots import take_arrays
 from sdpa_xp._chunks.tasks import Block, ChunkedCall
+from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.key_value_source import ArraySource
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._libraries import device_of, dtype_name, is_traced, library_of, numpy_array
@@ -57,36 +58,37 @@ class BoundBias(Bias):
 class CutCall:
     """A call whose scores are cut where its arrays are cut."""
 
-    def __init__(self, call: PreparedCall, graphs: TaskGraphs) -> None:
+    def __init__(self, call: PreparedCall, graphs: TaskGraphs, dropout: Dropout | None) -> None:
         self.graphs, self.grid = graphs, readable_grid(call)
-        self.width = call.arrays["value"].shape[-1]
-        query, key, value = (call.arrays[name] for name in ("query", "key", "value"))
-        self.pieces = cut(self.grid.shape, *(graphs.chunks(array) for array in (query, key, value)))
-        bound = _bind_readable(call, self.grid)
-        self.mask = bound.mask
-        options, arrays = take_arrays(bound._replace(sinks=None))
+        arrays = dict(call.arrays)
+        arrays.setdefault("value", arrays["key"])  # the weights need no values
+        self.width = arrays["value"].shape[-1]
+        self.pieces = cut(self.grid.shape, *(graphs.chunks(arrays[name]) for name in ("query", "key", "value")))
+        self.bound = _bind_readable(call, self.grid)
+        options, taken = take_arrays(self.bound._replace(sinks=None))
         self.query, self.key, self.value = (
-            self._align(AlignedArray(array, aligned_axes(axes, array.ndim)))
-            for array, axes in ((query, QUERY_AXES), (key, KEY_AXES), (value, KEY_AXES))
+            self._align(AlignedArray(arrays[name], aligned_axes(axes, arrays[name].ndim)))
+            for name, axes in (("query", QUERY_AXES), ("key", KEY_AXES), ("value", KEY_AXES))
         )
-        self.arrays = [self._align(array) for array in arrays]
+        self.arrays = [self._align(array) for array in taken]
         self.sinks = None
-        if bound.sinks is not None:
-            self.sinks = self._align(AlignedArray(bound.sinks, aligned_axes((), bound.sinks.ndim)))
-        dropout = None
-        if call.dropout_p:
-            words = call.grid.library.random_words(call.rng, 4, numpy_array())
-            dropout = call.dropout_p, tuple(int(words[index]) for index in range(4))
+        if self.bound.sinks is not None:
+            self.sinks = self._align(AlignedArray(self.bound.sinks, aligned_axes((), self.bound.sinks.ndim)))
+        seed = None
+        if dropout is not None:
+            words = call.grid.library.readable(dropout.seed)
+            seed = dropout.p, tuple(int(words[index]) for index in range(words.shape[0]))
         self.shared = ChunkedCall(
             call.grid.function,
             self.grid.shape,
+            self.grid.batch,
+            self.grid.entry,
             self.grid.position,
             dtype_name(call.grid.dtype),
             call.softcap,
             options,
-            dropout,
+            seed,
         )
-        self.bound = bound
 
     @cached_property
     def token(self) -> str:
@@ -119,7 +121,7 @@ class CutCall:
     def _blocks_of(self, rows: Place) -> Iterator[Place]:
         *leading, queries = self.pieces.at(rows)
         for number, keys in enumerate(self.pieces.ranges[-1]):
-            if self.mask.uniform(Tile(queries, keys, self.grid, tuple(leading))) is not False:
+            if self.bound.mask.uniform(Tile(queries, keys, self.grid, tuple(leading))) is not False:
                 yield (*rows, number)
 
     def block(self, place: Place) -> Block:

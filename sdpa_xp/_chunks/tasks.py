@@ -14,6 +14,14 @@ from sdpa_xp._call.prepared_call import BoundOptions
 from sdpa_xp._chunks.slots import put_blocks
 from sdpa_xp._core import streaming, threads
 from sdpa_xp._core.backward import Forward, gradients
+from sdpa_xp._core.full_matrix import (
+    RowSums,
+    full_scores,
+    merge_row_sums,
+    row_sums,
+    sums_of_sinks,
+    weights_of_rows,
+)
 from sdpa_xp._core.key_value_source import ArraySource
 from sdpa_xp._core.online_softmax import merge
 from sdpa_xp._core.scores import Scores
@@ -27,8 +35,8 @@ from sdpa_xp._libraries import (
     namespace_of,
     quiet,
 )
-from sdpa_xp._libraries.protocols import Array, Shape
-from sdpa_xp._tiles.plan import Plan, plan_tiles
+from sdpa_xp._libraries.protocols import Array, Dtype, Namespace, Shape
+from sdpa_xp._tiles.plan import Plan, plan_full_rows, plan_tiles
 from sdpa_xp._tiles.score_grid import ScoreGrid
 
 State: TypeAlias = tuple[Array, Array]
@@ -40,7 +48,10 @@ class ChunkedCall(NamedTuple):
 
     function: str
     shape: Shape
-    """The shape of the scores, (..., Hq, L, S)."""
+    """The shape of the scores, (..., Hq, L, S), without a batch for one entry."""
+    batch: Shape
+    entry: int | None
+    """The number of the batch entry that the call is for, or None."""
     position: int
     """The position of the first query among the keys."""
     dtype: str
@@ -109,7 +120,7 @@ def output_of(dtype: str, states: Sequence[State], sinks: Array | None = None) -
     output, _ = merged_with_sinks(states, sinks)
     with quiet(output):
         xp = namespace_of(output)
-        return astype_if_needed(xp, output, getattr(xp, dtype, dtype))
+        return astype_if_needed(xp, output, _dtype(xp, dtype))
 
 
 def lse_of(states: Sequence[State], sinks: Array | None = None) -> Array:
@@ -158,10 +169,54 @@ def total(arrays: Sequence[Array]) -> Array:
         return reduce(add, arrays)
 
 
-def zeros_of(shape: Shape, dtype: str, query: Array) -> Array:
-    """Return a gradient to which no task contributes."""
+def block_scores(
+    call: ChunkedCall, block: Block, dtype: str, query: Array, key: Array, *arrays: Array
+) -> Array:
+    """Return the scores of a block, (..., Hq, rows, columns)."""
+    with _in_block("attention-scores", block), quiet(query):
+        scores = _scores(call, block, query, key, arrays)
+        with threads.alone(scores.grid.execution_kind):
+            return full_scores(scores, _plan_of_rows(scores), _dtype(scores.xp, dtype))
+
+
+def block_sums(call: ChunkedCall, block: Block, query: Array, key: Array, *arrays: Array) -> RowSums:
+    """Return what the weights of a chunk of queries are normalised with, over one chunk of keys."""
+    with _in_block("attention-sums", block), quiet(query):
+        scores = _scores(call, block, query, key, arrays)
+        with threads.alone(scores.grid.execution_kind):
+            parts = [row_sums(scores, rows) for rows in _plan_of_rows(scores).row_ranges()]
+            m, l = (scores.xp.concat(part, axis=-2) for part in zip(*parts, strict=True))
+            return RowSums(m, l)
+
+
+def merged_sums(parts: Sequence[RowSums], sinks: Array | None = None) -> RowSums:
+    """Merge sums over different keys, and the sinks, (..., Hq, 1, 1)."""
+    with quiet(parts[0].m):
+        xp = namespace_of(parts[0].m)
+        if sinks is not None:
+            parts = [*parts, sums_of_sinks(xp, to_library_of(parts[0].m, sinks), parts[0])]
+        return merge_row_sums(xp, parts) if len(parts) > 1 else parts[0]
+
+
+def block_weights(
+    call: ChunkedCall, block: Block, dtype: str, query: Array, key: Array, sums: RowSums, *arrays: Array
+) -> Array:
+    """Return the weights of a block, (..., Hq, rows, columns)."""
+    with _in_block("attention-weights", block), quiet(query):
+        scores = _scores(call, block, query, key, arrays)
+        xp = scores.xp
+        with threads.alone(scores.grid.execution_kind):
+            parts = []
+            for rows in _plan_of_rows(scores).row_ranges():
+                of_rows = RowSums(*(part[..., rows.start : rows.stop, :] for part in sums))
+                parts.append(astype_if_needed(xp, weights_of_rows(scores, rows, of_rows), _dtype(xp, dtype)))
+            return xp.concat(parts, axis=-2)
+
+
+def filled(shape: Shape, dtype: str, value: float, query: Array) -> Array:
+    """Return a block of one value, as an array of the library of the query."""
     xp = namespace_of(query)
-    return xp.zeros(shape, dtype=getattr(xp, dtype), device=device_of(query))
+    return xp.full(shape, value, dtype=_dtype(xp, dtype), device=device_of(query))
 
 
 def to_library_of(array: Array, block: Array) -> Array:
@@ -187,7 +242,7 @@ def _in_block(task: str, block: Block) -> Iterator[None]:
 def _whole_grid(call: ChunkedCall, query: Array) -> ScoreGrid:
     library = library_of(query)
     xp = library.namespace(query)
-    *batch, heads, queries, keys = call.shape
+    heads, queries, keys = call.shape[-3:]
     return ScoreGrid(
         function=call.function,
         library=library,
@@ -196,11 +251,12 @@ def _whole_grid(call: ChunkedCall, query: Array) -> ScoreGrid:
         dtype=getattr(xp, call.dtype),
         input_dtype=query.dtype,
         execution_kind=execution_kind([query]),
-        batch=tuple(batch),
+        batch=call.batch,
         heads=heads,
         queries=queries,
         keys=keys,
         position=call.position,
+        entry=call.entry,
     )
 
 
@@ -224,6 +280,16 @@ def _scores(call: ChunkedCall, block: Block, query: Array, key: Array, arrays: S
         None,
         dropout,
     )
+
+
+def _dtype(xp: Namespace, name: str) -> Dtype:
+    """Return the dtype of a name; a name is the dtype that the standard lacks, as far as a library knows it."""
+    return getattr(xp, name, name)
+
+
+def _plan_of_rows(scores: Scores) -> Plan:
+    grid = scores.grid
+    return plan_full_rows(grid.queries, grid.keys, math.prod(grid.leading_shape), is_traced=False)
 
 
 def _plan(scores: Scores, value: Array) -> Plan:
