@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.prepare import prepare
 from sdpa_xp._checks import Implementation
+from sdpa_xp._chunks import CutCall, cut_call
 from sdpa_xp._core import threads
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._kernels import choose_kernel
@@ -101,6 +103,8 @@ def explain(
     )
     call = prepare("explain", {"query": query, "key": key, "value": value}, options, has_kernels=True)
     choice = choose_kernel(call)
+    if (cut := cut_call(call._replace(dropout_p=0.0))) is not None:
+        return _explain_chunks(cut)
     scores = call.scores_without_dropout()
     plan = plan_tiles(call.grid, scores.group, call.sizes.width + call.arrays["value"].shape[-1])
     all_tiles = len(plan.tasks()) * len([*plan.column_ranges(range(plan.keys))])
@@ -111,6 +115,18 @@ def explain(
         tiles=_count_tiles(scores, plan),
         total_tiles=all_tiles,
         threads=threads.thread_count() if plan.threads is None else 1,
+    )
+
+
+def _explain_chunks(cut: CutCall) -> Explanation:
+    rows, columns = (max(map(len, ranges)) for ranges in cut.pieces.ranges[-2:])
+    return Explanation(
+        implementation="xp",
+        reason="each chunk of queries meets each chunk of keys in a task",
+        tile=(rows, columns),
+        tiles=sum(len(cut.blocks_of(place)) for place in cut.rows()),
+        total_tiles=math.prod(map(len, cut.pieces.ranges)),
+        threads=1,
     )
 
 

@@ -31,3 +31,6 @@ def unsupported_reason(call: PreparedCall) -> str | None:
         return "an axis has no elements"
     error = refused_function(call)
     return None if error is None else f"a function of the caller does not take arrays of a chunk: {error}"
+
+
+__all__ = ["CutCall", "cut_call", "unsupported_reason"]

@@ -65,12 +65,12 @@ class CutCall:
         self.width = arrays["value"].shape[-1]
         self.pieces = cut(self.grid.shape, *(graphs.chunks(arrays[name]) for name in ("query", "key", "value")))
         self.bound = _bind_readable(call, self.grid)
-        options, taken = take_arrays(self.bound._replace(sinks=None))
+        options, option_arrays = take_arrays(self.bound._replace(sinks=None))
         self.query, self.key, self.value = (
             self._align(AlignedArray(arrays[name], aligned_axes(axes, arrays[name].ndim)))
             for name, axes in (("query", QUERY_AXES), ("key", KEY_AXES), ("value", KEY_AXES))
         )
-        self.arrays = [self._align(array) for array in taken]
+        self.arrays = [self._align(array) for array in option_arrays]
         self.sinks = None
         if self.bound.sinks is not None:
             self.sinks = self._align(AlignedArray(self.bound.sinks, aligned_axes((), self.bound.sinks.ndim)))
@@ -100,7 +100,7 @@ class CutCall:
     def inputs(self) -> list[Array]:
         """All arrays whose chunks the tasks get."""
         aligned = [self.query, self.key, self.value, *self.arrays, *([self.sinks] if self.sinks else [])]
-        return [each.array for each in aligned]
+        return [part.array for part in aligned]
 
     def readable_scores(self) -> Scores:
         """Return the scores of the whole call with what can be read; they are never computed."""
@@ -119,14 +119,14 @@ class CutCall:
         return [*self._blocks_of(rows)]
 
     def _blocks_of(self, rows: Place) -> Iterator[Place]:
-        *leading, queries = self.pieces.at(rows)
+        *leading, queries = self.pieces.ranges_at(rows)
         for number, keys in enumerate(self.pieces.ranges[-1]):
             if self.bound.mask.uniform(Tile(queries, keys, self.grid, tuple(leading))) is not False:
                 yield (*rows, number)
 
     def block(self, place: Place) -> Block:
         """Return the block at a place; without a number for the keys, the block of no key."""
-        ranges = self.pieces.at(place)
+        ranges = self.pieces.ranges_at(place)
         ranges = ranges if len(place) == len(self.pieces.ranges) else (*ranges, range(0))
         return Block(tuple(r.start for r in ranges), tuple(map(len, ranges)))
 
@@ -136,7 +136,7 @@ class CutCall:
 
     def keys_of(self, aligned: Sequence[AlignedArray], place: Place) -> tuple[Key, ...]:
         """Return the keys of the chunks of several arrays."""
-        return tuple(self.key_of(each, place) for each in aligned)
+        return tuple(self.key_of(array, place) for array in aligned)
 
     def _align(self, aligned: AlignedArray) -> AlignedArray:
         chunks = chunks_along(self.pieces, aligned.array.shape, aligned.axes)

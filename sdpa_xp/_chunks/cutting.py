@@ -31,7 +31,7 @@ class Pieces(NamedTuple):
         """Return the place of each piece of the axes (..., Hq)."""
         return itertools.product(*(range(len(ranges)) for ranges in self.ranges[:-2]))
 
-    def at(self, place: Place) -> tuple[range, ...]:
+    def ranges_at(self, place: Place) -> tuple[range, ...]:
         """Return the ranges of a piece on the first of the axes (..., Hq, L, S)."""
         return tuple(ranges[number] for ranges, number in zip(self.ranges, place, strict=False))
 

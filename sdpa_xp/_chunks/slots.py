@@ -24,14 +24,14 @@ class Slot:
 
 def take_arrays(bound: BoundOptions) -> tuple[BoundOptions, list[AlignedArray]]:
     """Return the options with a slot for each array, and the arrays in the order of the slots."""
-    taken: list[AlignedArray] = []
+    arrays: list[AlignedArray] = []
 
     def take(array: Any, axes: tuple[Axis, ...]) -> Any:
-        taken.append(AlignedArray(array, axes))
-        return Slot(len(taken) - 1)
+        arrays.append(AlignedArray(array, axes))
+        return Slot(len(arrays) - 1)
 
     with_slots: BoundOptions = _mapped(bound, is_array, take)
-    return with_slots, taken
+    return with_slots, arrays
 
 
 def put_blocks(bound: BoundOptions, blocks: Sequence[Array]) -> BoundOptions:

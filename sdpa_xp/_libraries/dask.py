@@ -84,8 +84,8 @@ class DaskGraphs:
         return str(import_module("dask.base").tokenize(*values))
 
     def merged_at_once(self) -> int:
-        asked = import_module("dask").config.get("split_every", None)
-        return max(2, asked) if isinstance(asked, int) else MERGED_AT_ONCE
+        split_every = import_module("dask").config.get("split_every", None)
+        return max(2, split_every) if isinstance(split_every, int) else MERGED_AT_ONCE
 
     def array(
         self, stages: Mapping[str, Tasks], inputs: Sequence[Any], chunks: Chunks, dtype: Dtype, like: Any
