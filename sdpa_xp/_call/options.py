@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from sdpa_xp import _checks as checks
 from sdpa_xp._libraries import is_array
+from sdpa_xp._tiles import modifier
 from sdpa_xp.biases.algebra import Bias
 from sdpa_xp.masks.algebra import Mask
 
@@ -51,7 +52,7 @@ def with_arrays(options: CallOptions, change: Callable[[Any], Any]) -> CallOptio
     for name in ("attn_mask", "bias", "scale", "sinks"):
         option = getattr(options, name)
         if isinstance(option, Mask | Bias):
-            changes[name] = option.with_arrays(change)
+            changes[name] = modifier.with_arrays(option, change)
         elif is_array(option):
             changes[name] = change(option)
     return options._replace(**changes)

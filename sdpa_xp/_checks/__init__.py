@@ -47,6 +47,7 @@ from sdpa_xp._checks.integers import (
     window,
     within,
 )
+from sdpa_xp._checks.key_ranges import KeyRange, KeyRanges, key_ranges
 from sdpa_xp._checks.keywords import (
     Implementation,
     flag,
@@ -111,6 +112,8 @@ __all__ = [
     "Implementation",
     "Integers",
     "IntegersLike",
+    "KeyRange",
+    "KeyRanges",
     "Sizes",
     "above",
     "added_dtype",
@@ -149,6 +152,7 @@ __all__ = [
     "integer_table",
     "integers",
     "is_newest",
+    "key_ranges",
     "known_names",
     "layer_heads",
     "lengths",

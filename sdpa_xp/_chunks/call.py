@@ -23,7 +23,7 @@ from sdpa_xp._core.key_value_source import ArraySource
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._libraries import device_of, dtype_name, is_traced, library_of, numpy_array
 from sdpa_xp._libraries.protocols import Array, Key, TaskGraphs
-from sdpa_xp._tiles.modifier import ScoreModifier
+from sdpa_xp._tiles.modifier import ScoreModifier, with_arrays
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Tile
 from sdpa_xp.biases.algebra import Bias, Sum, Term
@@ -183,8 +183,8 @@ def _bind_readable(call: PreparedCall, grid: ScoreGrid) -> BoundOptions:
     readable = call.grid.library.readable
     return (
         call._replace(
-            masks=tuple(_bound_mask(call, mask.with_arrays(readable)) for mask in call.masks),
-            biases=tuple(_bound_bias(call, bias.with_arrays(readable)) for bias in call.biases),
+            masks=tuple(_bound_mask(call, with_arrays(mask, readable)) for mask in call.masks),
+            biases=tuple(_bound_bias(call, with_arrays(bias, readable)) for bias in call.biases),
             scale=readable(call.scale),
             sinks=None,
         )
@@ -202,7 +202,7 @@ def _bound_mask(call: PreparedCall, mask: Mask) -> Mask:
         return mask
     if isinstance(mask, Combined):
         return type(mask)(tuple(_bound_mask(call, part) for part in mask.parts))
-    return BoundMask(mask.with_arrays(call.grid.library.adopted).bind(call.grid))
+    return BoundMask(with_arrays(mask, call.grid.library.adopted).bind(call.grid))
 
 
 def _bound_bias(call: PreparedCall, bias: Bias) -> Bias:
@@ -210,4 +210,4 @@ def _bound_bias(call: PreparedCall, bias: Bias) -> Bias:
         return bias
     if isinstance(bias, Sum):
         return Sum(tuple(_bound_bias(call, part) for part in bias.parts))
-    return BoundBias(bias.with_arrays(call.grid.library.adopted).bind(call.grid))
+    return BoundBias(with_arrays(bias, call.grid.library.adopted).bind(call.grid))
