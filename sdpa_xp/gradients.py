@@ -11,7 +11,7 @@ from sdpa_xp._call.options import CallOptions, arrays_of
 from sdpa_xp._call.prepare import prepare
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._checks import Implementation
-from sdpa_xp._chunks import cut_call
+from sdpa_xp._chunks import graph_call
 from sdpa_xp._chunks.backward import gradients as gradients_in_chunks
 from sdpa_xp._chunks.forward import attend as attend_in_chunks
 from sdpa_xp._core import streaming
@@ -146,7 +146,7 @@ class Derivable(NamedTuple):
 
 def _forward(call: PreparedCall, arrays: Mapping[str, Array]) -> Derivable:
     """Compute the output, and return all that the gradients of `arrays` are computed with."""
-    cut = cut_call(call)
+    cut = graph_call(call)
     if call.biases and not _is_empty(call):
         _try_functions(call.scores_without_dropout() if cut is None else cut.readable_scores())
     scores = call.scores() if cut is None else call.scores_without_dropout()

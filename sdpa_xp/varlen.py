@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from typing import TypeVar, cast
 
 from sdpa_xp import _checks as checks
+from sdpa_xp import _chunks as chunks
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.prepare import prepare
 from sdpa_xp._call.prepared_call import BatchEntry
 from sdpa_xp._checks import Implementation
-from sdpa_xp._chunks import cut_call
-from sdpa_xp._chunks.forward import attend as attend_in_chunks
 from sdpa_xp._core import streaming
 from sdpa_xp._core.key_value_source import ArraySource
 from sdpa_xp._libraries.protocols import AnyArray, Dtype, Rng
@@ -114,10 +113,10 @@ def varlen_attention(
     with call.quiet():
         outputs = []
         for scores, value_source in zip(call.scores_of(entries), values, strict=True):
-            cut = cut_call(call.of_entry(scores, value_source.array), scores.dropout)
-            if cut is not None:
-                outputs.append(attend_in_chunks(cut, call.dtype)[0])
+            in_chunks = chunks.attend(call.of_entry(scores, value_source.array), scores.dropout)
+            if in_chunks is not None:
+                outputs.append(in_chunks[0])
                 continue
             plan = plan_tiles(scores.grid, scores.group, call.sizes.width + value_source.width)
             outputs.append(streaming.attend(scores, value_source, plan, call.dtype, with_lse=False)[0])
-        return cast(A, call.result(xp.concat(outputs, axis=-2)))
+        return cast(A, call.result(xp.concat(outputs, axis=1)))

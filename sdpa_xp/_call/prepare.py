@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from sdpa_xp import _checks as checks
@@ -98,8 +99,8 @@ def _validated(
     checks.named(function, "layout", options.layout, checks.LAYOUTS)
     layout = str(options.layout)
     library = library_of(inputs["query"])
-    if library.task_graphs() is not None:
-        options = with_arrays(options, library.adopted)
+    if library.task_graphs(inputs["query"]) or library.block_streams(inputs["query"]):
+        options = with_arrays(options, partial(library.adopted, like=inputs["query"]))
     xp, arrays = checks.one_library(function, {**inputs, **dict(arrays_of(options))})
     tensors = {name: arrays[name] for name in inputs}
     for name, array in tensors.items():

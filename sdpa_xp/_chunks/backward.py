@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
-from sdpa_xp._chunks.call import CutCall
+from sdpa_xp._chunks.call import GraphCall
 from sdpa_xp._chunks.cutting import (
     KEY_HEADS,
     QUERY_AXES,
@@ -25,7 +25,7 @@ AXES: Mapping[str | None, Axis] = {"rows": -2, "columns": -1, None: None}
 
 
 def gradients(
-    cut: CutCall,
+    cut: GraphCall,
     output: Array,
     lse: Array,
     targets: Mapping[str, GradientTarget],
@@ -57,7 +57,7 @@ def gradients(
 
 
 def _contributions(
-    cut: CutCall,
+    cut: GraphCall,
     name: str,
     of_rows: Sequence[AlignedArray],
     targets: Mapping[str, GradientTarget],
@@ -74,7 +74,7 @@ def _contributions(
         for place in cut.blocks_of(rows):
             key: Key = (name, *place)
             aligned = [cut.query, cut.key, cut.value, *of_rows, *cut.arrays, *([sinks] if sinks else [])]
-            compute = partial(partial_gradients, cut.shared, cut.block(place), names, sinks is not None)
+            compute = partial(partial_gradients, cut.shared, cut.pieces.block(place), names, sinks is not None)
             tasks[key] = (compute, *cut.keys_of(aligned, place))
             for target, of_target in targets.items():
                 if target != "sinks" or sinks is not None:
@@ -85,7 +85,7 @@ def _contributions(
 
 
 def _sums(
-    cut: CutCall,
+    cut: GraphCall,
     name: str,
     target: str,
     chunks: Sequence[Sequence[int]],

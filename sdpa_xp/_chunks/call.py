@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import partial
+from typing import Any
 
 from sdpa_xp._call.prepared_call import BoundOptions, PreparedCall
 from sdpa_xp._chunks.cutting import (
@@ -15,14 +16,15 @@ from sdpa_xp._chunks.cutting import (
     aligned_axes,
     chunks_along,
     cut,
+    regular,
 )
 from sdpa_xp._chunks.slots import take_arrays
-from sdpa_xp._chunks.tasks import Block, ChunkedCall
+from sdpa_xp._chunks.tasks import ChunkedCall
 from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.key_value_source import ArraySource
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._libraries import device_of, dtype_name, is_traced, library_of, numpy_array
-from sdpa_xp._libraries.protocols import Array, Key, TaskGraphs
+from sdpa_xp._libraries.protocols import Array, BlockStreams, ChunkedArrays, Key, TaskGraphs
 from sdpa_xp._tiles.modifier import ScoreModifier, with_arrays
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Tile
@@ -58,12 +60,14 @@ class BoundBias(Bias):
 class CutCall:
     """A call whose scores are cut where its arrays are cut."""
 
-    def __init__(self, call: PreparedCall, graphs: TaskGraphs, dropout: Dropout | None) -> None:
-        self.graphs, self.grid = graphs, readable_grid(call)
+    def __init__(self, call: PreparedCall, library: ChunkedArrays, dropout: Dropout | None) -> None:
+        self.library, self.grid = library, readable_grid(call)
         arrays = dict(call.arrays)
         arrays.setdefault("value", arrays["key"])  # the weights need no values
         self.width = arrays["value"].shape[-1]
-        self.pieces = cut(self.grid.shape, *(graphs.chunks(arrays[name]) for name in ("query", "key", "value")))
+        query, key, value = (library.chunks(arrays[name]) for name in ("query", "key", "value"))
+        chunks = regular(query, key, value) if library.is_regular else (query, key, value)
+        self.pieces = cut(self.grid.shape, *chunks)
         self.bound = _bind_readable(call, self.grid)
         options, option_arrays = take_arrays(self.bound._replace(sinks=None))
         self.query, self.key, self.value = (
@@ -89,12 +93,6 @@ class CutCall:
             options,
             seed,
         )
-
-    @cached_property
-    def token(self) -> str:
-        """A text that is the same for equal calls of the same arrays, and else another."""
-        names = [self.graphs.name(array) for array in self.inputs]
-        return self.graphs.token(self.shared, names)
 
     @property
     def inputs(self) -> list[Array]:
@@ -124,15 +122,9 @@ class CutCall:
             if self.bound.mask.uniform(Tile(queries, keys, self.grid, tuple(leading))) is not False:
                 yield (*rows, number)
 
-    def block(self, place: Place) -> Block:
-        """Return the block at a place; without a number for the keys, the block of no key."""
-        ranges = self.pieces.ranges_at(place)
-        ranges = ranges if len(place) == len(self.pieces.ranges) else (*ranges, range(0))
-        return Block(tuple(r.start for r in ranges), tuple(map(len, ranges)))
-
     def key_of(self, aligned: AlignedArray, place: Place) -> Key:
         """Return the key of an array's chunk at a place."""
-        return (self.graphs.name(aligned.array), *aligned.numbers(self.pieces, place))
+        return (self.library.name(aligned.array), *aligned.numbers(self.pieces, place))
 
     def keys_of(self, aligned: Sequence[AlignedArray], place: Place) -> tuple[Key, ...]:
         """Return the keys of the chunks of several arrays."""
@@ -140,7 +132,25 @@ class CutCall:
 
     def _align(self, aligned: AlignedArray) -> AlignedArray:
         chunks = chunks_along(self.pieces, aligned.array.shape, aligned.axes)
-        return AlignedArray(self.graphs.in_chunks(aligned.array, chunks), aligned.axes)
+        return AlignedArray(self.library.in_chunks(aligned.array, chunks), aligned.axes)
+
+
+class GraphCall(CutCall):
+    """A call that becomes a graph of tasks."""
+
+    def __init__(self, call: PreparedCall, graphs: TaskGraphs, dropout: Dropout | None) -> None:
+        super().__init__(call, graphs, dropout)
+        self.graphs = graphs
+        self.token = graphs.token(self.shared, [graphs.name(array) for array in self.inputs])
+        """A text that is the same for equal calls of the same arrays, and else another."""
+
+
+class StreamedCall(CutCall):
+    """A call whose chunks of queries are folded over streams of keys."""
+
+    def __init__(self, call: PreparedCall, streams: BlockStreams, dropout: Dropout | None) -> None:
+        super().__init__(call, streams, dropout)
+        self.streams = streams
 
 
 def readable_grid(call: PreparedCall) -> ScoreGrid:
@@ -193,6 +203,10 @@ def _bind_readable(call: PreparedCall, grid: ScoreGrid) -> BoundOptions:
     )
 
 
+def _adopter(call: PreparedCall) -> Callable[[Any], Any]:
+    return partial(call.grid.library.adopted, like=call.arrays["query"])
+
+
 def _is_lazy(modifier: ScoreModifier) -> bool:
     return any(is_traced(array) for _, array in modifier.arrays())
 
@@ -202,7 +216,7 @@ def _bound_mask(call: PreparedCall, mask: Mask) -> Mask:
         return mask
     if isinstance(mask, Combined):
         return type(mask)(tuple(_bound_mask(call, part) for part in mask.parts))
-    return BoundMask(with_arrays(mask, call.grid.library.adopted).bind(call.grid))
+    return BoundMask(with_arrays(mask, _adopter(call)).bind(call.grid))
 
 
 def _bound_bias(call: PreparedCall, bias: Bias) -> Bias:
@@ -210,4 +224,4 @@ def _bound_bias(call: PreparedCall, bias: Bias) -> Bias:
         return bias
     if isinstance(bias, Sum):
         return Sum(tuple(_bound_bias(call, part) for part in bias.parts))
-    return BoundBias(with_arrays(bias, call.grid.library.adopted).bind(call.grid))
+    return BoundBias(with_arrays(bias, _adopter(call)).bind(call.grid))

@@ -18,6 +18,20 @@ Place: TypeAlias = tuple[int, ...]
 """The number of a piece on each of the axes (..., Hq, L, S)."""
 
 
+class Block(NamedTuple):
+    """A part of the scores."""
+
+    origin: Shape
+    """Its first index on each of the axes (..., Hq, L, S)."""
+    shape: Shape
+
+    def __str__(self) -> str:
+        *leading, queries, keys = (f"{n}:{n + m}" for n, m in zip(self.origin, self.shape, strict=True))
+        *batch, heads = leading
+        named = {"batch": ", ".join(batch), "heads": heads, "queries": queries, "keys": keys}
+        return ", ".join(f"{name} {part}" for name, part in named.items() if part)
+
+
 class Pieces(NamedTuple):
     """The pieces of the axes of the scores."""
 
@@ -26,6 +40,12 @@ class Pieces(NamedTuple):
     key_heads: tuple[range, ...]
     key_heads_of: tuple[int, ...]
     """For each piece of the query heads, the number of the piece of key heads that it reads."""
+
+    def block(self, place: Place) -> Block:
+        """Return the block at a place; without a number for the keys, the block of no key."""
+        ranges = self.ranges_at(place)
+        ranges = ranges if len(place) == len(self.ranges) else (*ranges, range(0))
+        return Block(tuple(r.start for r in ranges), tuple(map(len, ranges)))
 
     def leading_places(self) -> Iterable[Place]:
         """Return the place of each piece of the axes (..., Hq)."""
@@ -91,6 +111,33 @@ def cut(scores_shape: Shape, query: Chunks, key: Chunks, value: Chunks) -> Piece
         _ranges({0, keys} | borders(key[-2]) | borders(value[-2])),
     ]
     return Pieces(tuple(ranges), key_heads, tuple(map(key_heads.index, read)))
+
+
+def regular(query: Chunks, key: Chunks, value: Chunks) -> tuple[Chunks, Chunks, Chunks]:
+    """Return chunks of one length along each axis, no longer than those of the arrays, that fit each other."""
+    group = sum(query[-3]) // sum(key[-3])
+    key_heads = max(1, min(key[-3][0], value[-3][0], query[-3][0] // group))
+    query_heads = key_heads * group
+    if query[-3][0] < group:  # a piece lies within a group
+        query_heads = max(n for n in range(1, query[-3][0] + 1) if group % n == 0)
+    columns = min(key[-2][0], value[-2][0])
+
+    def cut_evenly(chunks: Chunks, heads: int, length: int) -> Chunks:
+        batch = []
+        for axis in range(-len(chunks), -3):
+            others = [other[axis] for other in (query, key, value) if len(other) >= -axis]
+            batch.append(_evenly(sum(chunks[axis]), min([n[0] for n in others if sum(n) > 1], default=1)))
+        return (*batch, _evenly(sum(chunks[-3]), heads), _evenly(sum(chunks[-2]), length), (sum(chunks[-1]),))
+
+    return (
+        cut_evenly(query, query_heads, query[-2][0]),
+        cut_evenly(key, key_heads, columns),
+        cut_evenly(value, key_heads, columns),
+    )
+
+
+def _evenly(length: int, size: int) -> tuple[int, ...]:
+    return tuple(min(size, length - start) for start in range(0, length, size))
 
 
 def _head_ranges(query: set[int], key: set[int], group: int) -> tuple[range, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
 
-from sdpa_xp._chunks.call import CutCall
+from sdpa_xp._chunks.call import GraphCall
 from sdpa_xp._chunks.cutting import QUERY_AXES, Place, aligned_axes, chunks_along
 from sdpa_xp._chunks.tasks import lse_of, merged, output_of, partial_state, state_without_keys
 from sdpa_xp._libraries import dtype_name
@@ -15,7 +15,7 @@ from sdpa_xp._libraries.protocols import Array, Chunks, Dtype, Key
 Graph: TypeAlias = dict[Key, tuple[Any, ...]]
 
 
-def attend(cut: CutCall, dtype: Dtype) -> tuple[Array, Array]:
+def attend(cut: GraphCall, dtype: Dtype) -> tuple[Array, Array]:
     """Return output (..., Hq, L, Ev) in `dtype`, and log-sum-exp (..., Hq, L) in the accumulation dtype.
 
     Both are lazy.
@@ -41,18 +41,18 @@ def attend(cut: CutCall, dtype: Dtype) -> tuple[Array, Array]:
     return array(outputs, output_tasks, chunks, dtype), array(lses, lse_tasks, chunks[:-1], cut.grid.dtype)
 
 
-def _add_partials(cut: CutCall, rows: Place, name: str, tasks: Graph) -> list[Key]:
+def _add_partials(cut: GraphCall, rows: Place, name: str, tasks: Graph) -> list[Key]:
     """Add a task for each block of a chunk of queries; returns their keys."""
     keys: list[Key] = []
     key: Key
     for place in cut.blocks_of(rows):
         key = (name, *place)
-        compute = partial(partial_state, cut.shared, cut.block(place))
+        compute = partial(partial_state, cut.shared, cut.pieces.block(place))
         tasks[key] = (compute, *cut.keys_of((cut.query, cut.key, cut.value, *cut.arrays), place))
         keys.append(key)
     if not keys:
         key = (name, *rows, "none")
-        compute = partial(state_without_keys, cut.shared, cut.block(rows), cut.width)
+        compute = partial(state_without_keys, cut.shared, cut.pieces.block(rows), cut.width)
         tasks[key] = (compute, cut.key_of(cut.query, (*rows, 0)))
         keys.append(key)
     return keys

@@ -11,6 +11,7 @@ from operator import add
 from typing import NamedTuple, TypeAlias, cast
 
 from sdpa_xp._call.prepared_call import BoundOptions
+from sdpa_xp._chunks.cutting import Block
 from sdpa_xp._chunks.slots import put_blocks
 from sdpa_xp._core import streaming, threads
 from sdpa_xp._core.backward import Forward, gradients
@@ -61,20 +62,6 @@ class ChunkedCall(NamedTuple):
     """With slots instead of arrays, and without the sinks."""
     dropout: tuple[float, tuple[int, ...]] | None
     """The probability and the seed."""
-
-
-class Block(NamedTuple):
-    """The part of the scores that a task computes."""
-
-    origin: Shape
-    """Its first index on each of the axes (..., Hq, L, S)."""
-    shape: Shape
-
-    def __str__(self) -> str:
-        *leading, queries, keys = (f"{n}:{n + m}" for n, m in zip(self.origin, self.shape, strict=True))
-        *batch, heads = leading
-        named = {"batch": ", ".join(batch), "heads": heads, "queries": queries, "keys": keys}
-        return ", ".join(f"{name} {part}" for name, part in named.items() if part)
 
 
 def partial_state(

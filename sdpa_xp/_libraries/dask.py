@@ -39,7 +39,8 @@ class Dask(Library):
     def to_list(self, array: Any) -> Any:
         return array.compute().tolist()
 
-    def adopted(self, array: Any) -> Any:
+    def adopted(self, array: Any, like: Any) -> Any:
+        del like
         if compat.is_dask_array(array) or not compat.is_numpy_array(array):
             return array
         return DaskGraphs().in_chunks(array, tuple((n,) for n in array.shape))
@@ -52,12 +53,15 @@ class Dask(Library):
         chunk: Any = getattr(task, "value", task)  # Dask wraps data that it finds among tasks
         return chunk if compat.is_numpy_array(chunk) and chunk.shape == array.shape else array
 
-    def task_graphs(self) -> TaskGraphs | None:
+    def task_graphs(self, like: Any) -> TaskGraphs | None:
+        del like
         return DaskGraphs()
 
 
 class DaskGraphs:
     """Arrays out of tasks, as layers of Dask's high-level graphs."""
+
+    is_regular = False
 
     def chunks(self, array: Any) -> Chunks:
         return tuple(array.chunks)
