@@ -18,6 +18,12 @@ from sdpa_xp._libraries.protocols import Array, Device, Namespace
 A = TypeVar("A")
 
 
+PARTS = (
+    "parts of the batch, heads or queries are calls of their own, and parts of the keys are "
+    "`attention_state`s that `merge_states` joins"
+)
+
+
 class Torch(Library):
     """Tensors of torch."""
 
@@ -64,7 +70,7 @@ class Torch(Library):
         # A traced tensor may have symbols as lengths, and forward mode carries tangents beside the values.
         if is_transforming() or torch._C._is_tracing() or torch.autograd.forward_ad._current_level >= 0:
             return None
-        if array.layout is not torch.strided or array.is_nested:
+        if array.layout is not torch.strided or array.is_nested or is_context_parallel():
             return None
         records = array.requires_grad and torch.is_grad_enabled()
         return type(array), array.shape, array.dtype, array.device, records
@@ -80,7 +86,7 @@ class Torch(Library):
             return "It holds no elements: `masks.causal()` and `masks.causal('lower_right')` say the same."
         if array.layout is not sys.modules["torch"].strided or array.is_nested:
             return "A sparse or nested tensor is none: `.to_dense()` or padding makes one."
-        return ""
+        return distributed_reason(array)
 
     def plain(self, array: A) -> A:
         """Return a plain tensor, unless its class has its own `__torch_function__` or `__torch_dispatch__`."""
@@ -158,3 +164,21 @@ def _without_autocast(kind: str) -> AbstractContextManager[object]:
     if not torch.is_autocast_enabled(kind):
         return nullcontext()
     return cast(AbstractContextManager[object], torch.autocast(kind, enabled=False))
+
+
+def distributed_reason(array: Any) -> str:
+    """Return why a tensor that lies on several processes is refused, and what to do; "" if it does not."""
+    distributed = sys.modules.get("torch.distributed.tensor")
+    if distributed is not None and isinstance(array, getattr(distributed, "DTensor", ())):
+        return f"Attend the part of this process, `.to_local()`: {PARTS}."
+    if is_context_parallel():
+        return f"Inside of torch's `context_parallel` it is a part of the sequence; outside of it, {PARTS}."
+    return ""
+
+
+def is_context_parallel() -> bool:
+    """Return whether torch's `context_parallel` has replaced torch's attention."""
+    if "torch.distributed.tensor.experimental" not in sys.modules:
+        return False
+    attention = sys.modules["torch"].nn.functional.scaled_dot_product_attention
+    return str(attention.__module__).startswith("torch.distributed.tensor.experimental")
