@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from runtime.features import DTYPES, features
 
 from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export._verify.verification_inputs import Trial, judge_output, verification_inputs
+from sdpa_xp_export._verify.trial_settings import short_settings
+from sdpa_xp_export._verify.trials import Trial, judge, outcome, trials
 
 Outputs: TypeAlias = Mapping[str, NDArray[Any]]
 SEED = 20170612
@@ -48,22 +49,23 @@ def _of_onnx(export: Export) -> Job:
 
 
 def own(calls: Mapping[str, ExportCall], dtype: str) -> Iterator[Job]:
-    """Calls of our own, with inputs as `sdpa_xp_export.verify` draws them."""
+    """Calls of our own, with inputs as `sdpa_xp_export.verify` draws them, at a few short lengths."""
     for name, call in calls.items():
-        tried = list(verification_inputs(call, np.random.default_rng(SEED)))
+        computed_in = call.accumulation_dtype
+        rng = np.random.default_rng(SEED)
+        tried = list(trials(call, short_settings(call), rng, computed_in=computed_in))
         feeds = tuple(trial.inputs for trial in tried)
         yield Job(f"{name} ({dtype})", call, feeds, partial(_fault, call, tried))
 
 
 def _fault(call: ExportCall, tried: Sequence[Trial], runs: Sequence[Outputs]) -> str | None:
-    """As `sdpa_xp_export.verify` judges: one bound for all runs whose scores are of one size."""
-    if any(list(outputs) != list(tried[0].expected) for outputs in runs):
+    """As `sdpa_xp_export.verify` judges: one bound for all runs."""
+    names = [*tried[0].expected, *tried[0].copies]
+    if any(list(outputs) != names for outputs in runs):
         return f"the outputs are {', '.join(runs[0])}"
-    for size in sorted({trial.size for trial in tried}):
-        pairs = [each for each in zip(tried, runs, strict=True) if each[0].size == size]
-        for name in tried[0].expected:
-            found = judge_output(call, name, [(trial, outputs[name]) for trial, outputs in pairs], size)
-            worst = max(found, key=lambda agreement: agreement.share)
-            if not worst.agrees:
-                return f"{name} is off by {worst.absolute:.2g}, may be {worst.bound:.2g}"
+    outcomes = [outcome(call, trial, outputs) for trial, outputs in zip(tried, runs, strict=True)]
+    for name, agreements in judge(call, outcomes, call.accumulation_dtype).items():
+        worst = max(agreements, key=lambda agreement: agreement.share)
+        if not worst.agrees:
+            return f"{name} is off by {worst.absolute:.2g}, may be {worst.bound:.2g}"
     return None
