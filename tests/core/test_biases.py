@@ -118,6 +118,7 @@ def grouped(rng: np.random.Generator) -> list[np.ndarray]:
     return draw(rng, *shapes)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_to_array(library: Library, case: Case) -> None:
     """In the widest dtype of the library; a sum of three numbers may be rounded there and here."""
@@ -132,6 +133,7 @@ def test_to_array(library: Library, case: Case) -> None:
     np.testing.assert_allclose(library.get(found), whole(case.added), rtol=0, atol=bound)
 
 
+@pytest.mark.every_case
 @pytest.mark.usefixtures("tiles")
 @pytest.mark.parametrize("name", CASES)
 def test_attention(library: Library, rng: np.random.Generator, name: str) -> None:
