@@ -39,7 +39,7 @@ test: check $(REDUCED:%=$(VENV)/onnxruntime/%/installed)
 	set -e; for libraries in $(LIBRARIES); do $(PYTEST) tests/core --backends=$$libraries --thin; done
 	$(XLA_AT_ONCE) $(PYTEST) tests/core $(JAX_EAGER)
 	$(PYTEST) $(JAX_JIT)
-	$(XLA_AT_ONCE) $(PYTEST) tests --ignore=tests/core --dist loadgroup
+	$(XLA_AT_ONCE) $(PYTEST) tests --ignore=tests/core
 	$(PYTEST) docs --dist loadfile
 	$(PYTEST) --doctest-modules sdpa_xp export/sdpa_xp_export
 

@@ -88,6 +88,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept.append(item)
         if absent:
             item.add_marker(pytest.mark.skip(reason=f"{', '.join(absent)} is not installed"))
+    # The longest of all share their inputs, and what xdist deals out first are neighbours.
+    kept.sort(key=lambda item: item.path.name != "test_matrix.py")
     config.hook.pytest_deselected(items=left_out)
     items[:] = kept
 

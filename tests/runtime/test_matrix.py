@@ -44,7 +44,6 @@ def exported(release: str) -> Mapping[str, Exported]:
     return exports([release], list(FORMS), all_jobs())[release]
 
 
-@pytest.mark.xdist_group("releases")  # the inputs, their references and the graphs are made once for all
 def test_a_release_computes_its_own_graphs_and_those_of_older_ones(release: str) -> None:
     """In every form that is not refused, among them whichever the exporter chooses."""
     calls, targets = all_jobs(), [each for each in REDUCED if number(each) <= number(release)]
