@@ -28,7 +28,7 @@ MODEL = export_attention(*[TensorSpec("float32", (2, 4))] * 3)
 
 def gathering(*arrays: NDArray[Any]) -> onnx.ModelProto:
     """A model that returns one row of each of its initializers."""
-    row = helper.make_tensor_value_info("row", TensorProto.INT64, [1])
+    row = helper.make_tensor_value_info("row", TensorProto.INT64, ["N"])
     graph = helper.make_graph([], "rows", [row], [])
     for index, array in enumerate(arrays):
         name = f"array_{index}"
@@ -39,7 +39,7 @@ def gathering(*arrays: NDArray[Any]) -> onnx.ModelProto:
 
 def gather_row_of(graph: onnx.GraphProto, name: str, data_type: int, width: int) -> None:
     graph.node.append(helper.make_node("Gather", [name, "row"], [f"row_of_{name}"]))
-    graph.output.append(helper.make_tensor_value_info(f"row_of_{name}", data_type, [1, width]))
+    graph.output.append(helper.make_tensor_value_info(f"row_of_{name}", data_type, ["N", width]))
 
 
 def finished(graph: onnx.GraphProto) -> onnx.ModelProto:
@@ -459,7 +459,7 @@ def test_over_2_gib(tmp_path: Path) -> None:
     length, width = 2**15 + 1, 2**14
     last = np.arange(width, dtype=np.float32)
     last[: ODD.size] = ODD.view(np.float32)
-    graph = helper.make_graph([], "rows", [helper.make_tensor_value_info("row", TensorProto.INT64, [1])], [])
+    graph = helper.make_graph([], "rows", [helper.make_tensor_value_info("row", TensorProto.INT64, ["N"])], [])
     gather_row_of(graph, "big", TensorProto.FLOAT, width)
     model = finished(graph)
     big = model.graph.initializer.add(name="big", data_type=TensorProto.FLOAT, dims=[length, width])
