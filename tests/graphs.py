@@ -89,12 +89,19 @@ def spec(array: np.ndarray, names: Mapping[int, str]) -> TensorSpec:
 
 def run(model: onnx.ModelProto, feeds: Arrays) -> Arrays:
     """The outputs of a model by their names, of onnxruntime on the CPU."""
+    return run_in(session_of(model), feeds)
+
+
+def session_of(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
+    """A session on the CPU, in one thread."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def run_in(session: onnxruntime.InferenceSession, feeds: Arrays) -> Arrays:
+    """The outputs of a session by their names."""
     return dict(zip([out.name for out in session.get_outputs()], session.run(None, feeds), strict=True))
 
 
@@ -153,11 +160,11 @@ def check(
     model = export_attention(*specs, **given, outputs=outputs, **export)
     assert sorted(each.name for each in model.graph.input) == sorted({*arrays, *held})
     bound = rules(**held) | {name: export[name] for name in ("layout",) if name in export}
-    wanted = library(arrays, outputs, **bound)
-    assert_close(run(model, arrays | held), wanted)
+    wanted, session = library(arrays, outputs, **bound), session_of(model)
+    assert_close(run_in(session, arrays | held), wanted)
     one_batch = all(x.shape[0] == BATCH and x.ndim == 4 for x in arrays.values())
     if one_batch and not {"weights", "scores"} & set(outputs):
-        assert_close(run(model, with_nan(arrays, bound) | held), wanted)
+        assert_close(run_in(session, with_nan(arrays, bound) | held), wanted)
     assert_right(model, **held_by(given))
     return model
 

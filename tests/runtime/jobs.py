@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,17 +18,30 @@ from sdpa_xp_export._verify.trial_settings import short_settings
 from sdpa_xp_export._verify.trials import Trial, judge, outcome, trials
 
 Outputs: TypeAlias = Mapping[str, NDArray[Any]]
+Drawn: TypeAlias = tuple[tuple[Outputs, ...], Callable[[Sequence[Outputs]], str | None]]
+"""Inputs for several runs, and what is wrong with the outputs of these runs."""
 SEED = 20170612
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Job:
     """A call, inputs for several runs of its graph, and what is wrong with the outputs of these runs."""
 
     name: str
     call: ExportCall
-    feeds: tuple[Outputs, ...]
-    fault: Callable[[Sequence[Outputs]], str | None]
+    draw: Callable[[], Drawn]
+    """The inputs, and the judge of the outputs. That takes a float64 reference, which not every test needs."""
+
+    @property
+    def feeds(self) -> tuple[Outputs, ...]:
+        return self._drawn[0]
+
+    def fault(self, runs: Sequence[Outputs]) -> str | None:
+        return self._drawn[1](runs)
+
+    @cached_property
+    def _drawn(self) -> Drawn:
+        return self.draw()
 
 
 def jobs() -> list[Job]:
@@ -45,17 +58,19 @@ def _of_onnx(export: Export) -> Job:
             return str(error).strip().partition("\n")[0] or "other outputs, or of another dtype"
         return None
 
-    return Job(export.name, export.call, (export.feeds,), fault)
+    return Job(export.name, export.call, lambda: ((export.feeds,), fault))
 
 
 def own(calls: Mapping[str, ExportCall], dtype: str) -> Iterator[Job]:
     """Calls of our own, with inputs as `sdpa_xp_export.verify` draws them, at a few short lengths."""
     for name, call in calls.items():
-        computed_in = call.accumulation_dtype
-        rng = np.random.default_rng(SEED)
-        tried = list(trials(call, short_settings(call), rng, computed_in=computed_in))
-        feeds = tuple(trial.inputs for trial in tried)
-        yield Job(f"{name} ({dtype})", call, feeds, partial(_fault, call, tried))
+        yield Job(f"{name} ({dtype})", call, partial(_drawn, call))
+
+
+def _drawn(call: ExportCall) -> Drawn:
+    rng = np.random.default_rng(SEED)
+    tried = list(trials(call, short_settings(call), rng, computed_in=call.accumulation_dtype))
+    return tuple(trial.inputs for trial in tried), partial(_fault, call, tried)
 
 
 def _fault(call: ExportCall, tried: Sequence[Trial], runs: Sequence[Outputs]) -> str | None:
