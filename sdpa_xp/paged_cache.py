@@ -52,7 +52,9 @@ class PagedKVCache(Generic[A]):
     Examples:
         >>> import numpy as np
         >>> pool = np.zeros((4, 1, 16, 2))  # 4 blocks of 16 tokens, one head
-        >>> cache = PagedKVCache(pool, pool.copy(), block_table=[[2, 0], [3, -1]], lengths=[16, 5])
+        >>> cache = PagedKVCache(
+        ...     pool, pool.copy(), block_table=[[2, 0], [3, -1]], lengths=[16, 5]
+        ... )
         >>> token = np.ones((2, 1, 1, 2))  # one for each of two sequences
         >>> cache = cache.append(token, token)
         >>> cache.lengths, cache.attend(token).shape

@@ -197,8 +197,13 @@ class Attention(Layer):
             >>> from sdpa_xp import KVCache
             >>> from sdpa_xp.layers import MultiHeadAttention
             >>> layer = MultiHeadAttention.init(np.random.default_rng(0), 64, num_heads=8)
-            >>> words, next_word = np.ones((2, 5, 64), np.float32), np.ones((2, 1, 64), np.float32)
-            >>> cache = KVCache(*layer.project_key_value(words)).append(*layer.project_key_value(next_word))
+            >>> words, next_word = (
+            ...     np.ones((2, 5, 64), np.float32),
+            ...     np.ones((2, 1, 64), np.float32),
+            ... )
+            >>> cache = KVCache(*layer.project_key_value(words)).append(
+            ...     *layer.project_key_value(next_word)
+            ... )
             >>> layer.attend(next_word, cache).shape
             (2, 1, 64)
         """
