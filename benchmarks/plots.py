@@ -1,8 +1,8 @@
 """Pictures of the results, for a light page and a dark one: grey ink, no background, a colour for each library.
 
 Colours are Okabe and Ito's, "Color universal design", 2008, without the two that vanish on white, and three
-of Brewer's "Dark2" where a library has more lines. Lines of sdpa_xp are solid and the others are dashed, so that no
-line depends on its colour alone.
+of Brewer's "Dark2" where a library has more lines. Lines of sdpa_xp are solid and the others are dashed, so
+that no line depends on its colour alone.
 """
 
 from __future__ import annotations
