@@ -43,6 +43,7 @@ from sdpa_xp._checks.integers import (
     integer,
     integers,
     one_each,
+    rows,
     window,
     within,
 )
@@ -183,6 +184,7 @@ __all__ = [
     "readable",
     "real_numbers",
     "rng",
+    "rows",
     "same_but",
     "same_but_width",
     "same_dtype_and_device",

@@ -49,6 +49,18 @@ def integer(function: str, name: str, value: object, least: int = -LARGEST) -> i
     return number
 
 
+def rows(function: str, name: str, value: object, length: int) -> range:
+    """Check a range of queries; None is all of them."""
+    if value is None:
+        return range(length)
+    if not isinstance(value, range) or value.step != 1:
+        raise TypeError(message(function, f"`{name}` must be a range with step 1", {name: repr(value)}))
+    if not 0 <= value.start <= value.stop <= length:
+        rule = f"`{name}` must be among the {length} queries (L)"
+        raise ValueError(message(function, rule, {name: value}))
+    return value
+
+
 def integers(
     function: str,
     name: str,

@@ -10,7 +10,7 @@ from sdpa_xp._tiles.tile import Tile
 from sdpa_xp.biases.algebra import Bias
 
 
-def to_array(bias: Bias, shape: tuple[int, ...], *, like: Any = None) -> Any:
+def to_array(bias: Bias, shape: tuple[int, ...], *, rows: range | None = None, like: Any = None) -> Any:
     """Convert a bias to an array: the scores that it makes of scores of 0.
 
     Shapes:
@@ -19,15 +19,17 @@ def to_array(bias: Bias, shape: tuple[int, ...], *, like: Any = None) -> Any:
     Args:
         bias: A bias.
         shape: (L, S), or (..., Hq, L, S) if the bias differs between batch entries or heads.
+        rows: The queries to convert, as a range with step 1; by default all of them. A few rows of a long bias
+            need little memory.
         like: An array with the library and the device of the result. By default the first array in the bias, or
             NumPy if there is none.
 
     Returns:
-        A floating array of `shape`; float64 if the device has it, else float32.
+        A floating array of `shape`, with `len(rows)` in place of L; float64 if the device has it, else float32.
 
     Raises:
-        TypeError: `bias` is not a bias, or its arrays belong to another library.
-        ValueError: `shape` has no L and S, or the bias does not fit it.
+        TypeError: `bias` is not a bias, its arrays belong to another library, or `rows` is not a range.
+        ValueError: `shape` has no L and S, the bias does not fit it, or `rows` are not among the L queries.
 
     Examples:
         >>> from sdpa_xp import biases
@@ -42,11 +44,13 @@ def to_array(bias: Bias, shape: tuple[int, ...], *, like: Any = None) -> Any:
         raise TypeError(checks.message("to_array", "`bias` must be a bias", {"bias": checks.brief(bias)}))
     grid = grid_of("to_array", "bias", shape, bias.arrays(), like)
     xp = grid.xp
-    if 0 in grid.shape:
-        return xp.zeros(tuple(shape), dtype=grid.dtype, device=grid.device)
-    scores = xp.zeros(grid.shape, dtype=grid.dtype, device=grid.device)
-    tile = Tile(range(grid.queries), range(grid.keys), grid)
+    rows = checks.rows("to_array", "rows", rows, grid.queries)
+    shape = (*shape[:-2], len(rows), shape[-1])
+    if 0 in shape:
+        return xp.zeros(shape, dtype=grid.dtype, device=grid.device)
+    tile = Tile(rows, range(grid.keys), grid)
+    scores = xp.zeros(tile.shape, dtype=grid.dtype, device=grid.device)
     for term in bias.bind(grid):
         scores, _ = term.apply(tile, scores)
-    whole = xp.reshape(xp.broadcast_to(scores, grid.shape), tuple(shape))
+    whole = xp.reshape(xp.broadcast_to(scores, tile.shape), shape)
     return xp.astype(whole, grid.dtype, copy=True)  # no view: neither read-only nor the caller's own

@@ -10,7 +10,7 @@ from sdpa_xp._tiles.tile import Tile
 from sdpa_xp.masks.algebra import Mask
 
 
-def to_array(mask: Mask, shape: tuple[int, ...], *, like: Any = None) -> Any:
+def to_array(mask: Mask, shape: tuple[int, ...], *, rows: range | None = None, like: Any = None) -> Any:
     """Convert a mask to a boolean array.
 
     Shapes:
@@ -19,20 +19,24 @@ def to_array(mask: Mask, shape: tuple[int, ...], *, like: Any = None) -> Any:
     Args:
         mask: A mask.
         shape: (L, S), or (..., Hq, L, S) if the mask differs between batch entries or heads.
+        rows: The queries to convert, as a range with step 1; by default all of them. A few rows of a long mask
+            need little memory.
         like: An array with the library and the device of the result. By default the first array in the mask, or
             NumPy if there is none.
 
     Returns:
-        A boolean array of `shape`; True = may attend.
+        A boolean array of `shape`, with `len(rows)` in place of L; True = may attend.
 
     Raises:
-        TypeError: `mask` is not a mask, or its arrays belong to another library.
-        ValueError: `shape` has no L and S, or the mask does not fit it.
+        TypeError: `mask` is not a mask, its arrays belong to another library, or `rows` is not a range.
+        ValueError: `shape` has no L and S, the mask does not fit it, or `rows` are not among the L queries.
 
     Examples:
         >>> from sdpa_xp import masks
         >>> masks.to_array(masks.causal(), (2, 3)).tolist()
         [[True, False, False], [True, True, False]]
+        >>> masks.to_array(masks.causal(), (10**6, 3), rows=range(1, 2)).tolist()
+        [[True, True, False]]
 
     References:
         Vaswani et al., "Attention is all you need", arXiv 1706.03762, section 3.2.3.
@@ -42,10 +46,13 @@ def to_array(mask: Mask, shape: tuple[int, ...], *, like: Any = None) -> Any:
         raise TypeError(checks.message("to_array", rule, {"mask": checks.brief(mask)}))
     grid = grid_of("to_array", "mask", shape, mask.arrays(), like)
     xp = grid.xp
-    if 0 in grid.shape:
-        return xp.zeros(tuple(shape), dtype=xp.bool, device=grid.device)
-    allowed = mask.bind(grid).allowed_in(Tile(range(grid.queries), range(grid.keys), grid))
+    rows = checks.rows("to_array", "rows", rows, grid.queries)
+    shape = (*shape[:-2], len(rows), shape[-1])
+    if 0 in shape:
+        return xp.zeros(shape, dtype=xp.bool, device=grid.device)
+    tile = Tile(rows, range(grid.keys), grid)
+    allowed = mask.bind(grid).allowed_in(tile)
     if isinstance(allowed, bool):
-        return xp.full(tuple(shape), allowed, dtype=xp.bool, device=grid.device)
-    whole = xp.reshape(xp.broadcast_to(allowed, grid.shape), tuple(shape))
+        return xp.full(shape, allowed, dtype=xp.bool, device=grid.device)
+    whole = xp.reshape(xp.broadcast_to(allowed, tile.shape), shape)
     return xp.astype(whole, xp.bool, copy=True)  # no view: neither read-only nor the caller's own

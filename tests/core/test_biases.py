@@ -130,6 +130,9 @@ def test_to_array(library: Library, case: Case) -> None:
     assert dtype == ("float64" if library.holds("float64") else "float32")
     bound = 4 * EPS["float32"] * np.max(np.abs(case.added))
     np.testing.assert_allclose(library.get(found), whole(case.added), rtol=0, atol=bound)
+    with library.guard():
+        part = biases.to_array(case.make(library.put), PAIRS, rows=range(1, 3), like=like)
+    np.testing.assert_array_equal(library.get(part), library.get(found)[..., 1:3, :])
 
 
 @pytest.mark.usefixtures("tiles")

@@ -126,6 +126,9 @@ def test_to_array(library: Library, case: Case) -> None:
     assert device(found) == device(like)
     assert library.get(found).dtype == bool
     np.testing.assert_array_equal(library.get(found), whole(case.allowed))
+    with library.guard():
+        part = masks.to_array(case.make(library.put), PAIRS, rows=range(1, 3), like=like)
+    np.testing.assert_array_equal(library.get(part), whole(case.allowed)[..., 1:3, :])
 
 
 @pytest.mark.usefixtures("tiles")
