@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -50,6 +51,18 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("export", "verify", "agree", "demo", "backends"):
         assert f"\n  {name} " in out
     assert "dtype[length,...]" in run(capsys, "export", "--help")[1]
+
+
+def test_help_has_an_example_of_each_command(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They run as they stand; `agree` and `demo`, which take long, have tests of their own."""
+    monkeypatch.chdir(tmp_path)
+    lines = [shlex.split(line) for line in run(capsys)[1].splitlines() if line.startswith("    sdpa-xp ")]
+    assert sorted(line[1] for line in lines) == ["agree", "backends", "demo", "export", "verify"]
+    for _, command, *arguments in lines:
+        if command not in ("agree", "demo"):
+            assert run(capsys, command, *arguments)[0] == 0
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,12 @@ COLUMNS = ("backend", "implementation", "dtype", "device", "abs", "rel", "bound"
 
 
 def run_demo(
-    folder: Annotated[Path, typer.Option("--output", "-o", help="Where the files go.")] = Path("demo-output"),
+    folder: Annotated[Path, typer.Option("--output", "-o", help="The folder for the files.")] = Path(
+        "demo-output"
+    ),
     force: Force = False,
 ) -> None:
-    """Attention of a real sentence encoder on everything found here; exits 1 if anything disagrees."""
+    """Run the attention of a real sentence encoder on every installed library, and compare the results."""
     demo.check_folder(folder, overwrite=force)
     encoded = demo.encode()
     say(f"all-MiniLM-L6-v2, attention of {len(encoded.layers)} layers x 12 heads on:")
@@ -41,17 +43,18 @@ def run_demo(
 def agree(
     dtype: Annotated[
         list[str] | None,
-        typer.Option(help="Again for several; default all.", autocompletion=completed_from(DTYPES)),
+        typer.Option(help="Repeat it for several. Default: all.", autocompletion=completed_from(DTYPES)),
     ] = None,
     backend: Annotated[
         list[str] | None,
         typer.Option(
-            help="Again for several; default all found.", autocompletion=completed_from(backends.LIBRARIES)
+            help="Repeat it for several. Default: all that are installed.",
+            autocompletion=completed_from(backends.LIBRARIES),
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Every feature on every array library and in every exported form; exits 1 if anything disagrees."""
+    """Compare every feature, on every library and in every form, with the float64 reference."""
     dtypes = dtype or DTYPES
     for name in dtypes:
         if name not in DTYPES:
@@ -69,7 +72,7 @@ def agree(
 
 
 def list_backends(as_json: AsJson = False) -> None:
-    """The array libraries and the onnxruntime providers found here."""
+    """List the installed array libraries and onnxruntime providers."""
     rows = [(library.name, library.version, library.device) for library in backends.find_backends()]
     rows += [("onnxruntime", version(), name) for name in providers()]
     if as_json:
