@@ -72,6 +72,17 @@ class MultiHeadAttention(Attention):
         object.__setattr__(self, "num_kv_heads", key_heads)
         self._check_arrays({"scale": self.scale, "sinks": self.sinks})
 
+    @property
+    def _out_width(self) -> int:
+        return self.value.widths[1] if self.out is None else self.out.widths[1]
+
+    @property
+    def _counts(self) -> dict[str, int]:
+        counts = {"num_heads": self.num_heads}
+        if self.num_kv_heads != self.num_heads:
+            counts["num_kv_heads"] = self.num_kv_heads
+        return counts
+
     @classmethod
     def init(
         cls,
