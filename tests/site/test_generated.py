@@ -120,7 +120,7 @@ def test_no_two_lines_of_a_panel_look_alike() -> None:
 
 def test_the_gpu_section_follows_from_its_results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(benchmark_page, "GPU", tmp_path / "results.json")
-    assert "No results of a GPU" in "\n".join(benchmark_page.gpu())
+    assert "no results from a GPU" in "\n".join(benchmark_page.gpu())
     (tmp_path / "results.json").write_text('{"gpu": "H100", "python": "3.11", "date": "2026-01-01"}')
     (tmp_path / "results.md").write_text("# Table\n\n## On it\n\n| a |\n")
     text = "\n".join(benchmark_page.gpu())
