@@ -109,8 +109,13 @@ def export_attention(
 
     Examples:
         >>> from sdpa_xp import masks
-        >>> qkv, lengths = TensorSpec("float32", ("B", 8, "L", 64)), TensorSpec("int64", ("B",))
-        >>> model = export_attention(qkv, qkv, qkv, masks.causal() & masks.padding(lengths))
+        >>> qkv, lengths = (
+        ...     TensorSpec("float32", ("B", 8, "L", 64)),
+        ...     TensorSpec("int64", ("B",)),
+        ... )
+        >>> model = export_attention(
+        ...     qkv, qkv, qkv, masks.causal() & masks.padding(lengths)
+        ... )
         >>> [value.name for value in model.graph.input]
         ['query', 'key', 'value', 'key_lengths']
 

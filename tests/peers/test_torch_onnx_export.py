@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import doctest
 import importlib
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -391,11 +388,3 @@ def test_torch_export(rng: np.random.Generator, strict: bool) -> None:
     program = torch.export.export(module, inputs, strict=strict)
     assert "scaled_dot_product_attention" in str(program.graph)
     assert_agree(program.module()(*inputs).numpy(), arrays, is_causal=True)
-
-
-def test_readme_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    text = (Path(__file__).parents[2] / "README.md").read_text()
-    (block,) = re.findall(r"```pycon\n(.*?)```", text, flags=re.DOTALL)
-    test = doctest.DocTestParser().get_doctest(block, {}, "README.md", None, None)
-    assert doctest.DocTestRunner(verbose=False).run(test) == (0, len(test.examples))

@@ -1,7 +1,8 @@
 """How far an output of a model may be off, element by element.
 
 An element agrees if its error is within both of two bounds. One is that of `agreement`: twice the worst error
-of the textbook formula over the largest value of the run, and a few roundings. The other is relative to the
+of the textbook formula over the largest value of the run, and a few roundings. A mean of many values is small
+beside the values, whose roundings it has, so the largest value is that of the sums of their sizes. The other is relative to the
 magnitude of the element (see `magnitudes`): twice the worst ratio of the textbook formula, and a few roundings.
 It holds a small element that stands beside a large one, in the same run and in others.
 
@@ -25,13 +26,42 @@ from sdpa_xp_export.report import Agreement
 
 
 @dataclass(frozen=True, slots=True)
+class ExpectedRows:
+    """What some rows of an output have to be."""
+
+    reference: Floats
+    textbook: NDArray[Any]
+    """The textbook formula, in the dtype of the computation."""
+    magnitude: Floats
+    terms: Floats
+    """The sum of the sizes of the terms of each element; the element itself if it is no sum."""
+
+    @property
+    def largest(self) -> float:
+        """The largest value, or sum of sizes."""
+        return max(largest_of(self.reference), largest_of(self.terms))
+
+    @property
+    def textbook_error(self) -> float:
+        """The error of the textbook formula over the largest value; 0 if it overflows."""
+        return textbook_error(self.reference, self.textbook, self.largest)
+
+    @property
+    def textbook_ratio(self) -> float:
+        """The worst error of the textbook formula over the magnitude of its element; 0 if it overflows."""
+        known = np.isfinite(self.reference) & (self.magnitude > 0)
+        with np.errstate(invalid="ignore"):
+            errors = np.abs(np.asarray(self.textbook, np.float64)[known] - self.reference[known])
+            ratios = errors / self.magnitude[known]
+        return float(np.max(ratios[np.isfinite(ratios)], initial=0.0))
+
+
+@dataclass(frozen=True, slots=True)
 class Compared:
     """Some rows of an output of one run, and what they have to be."""
 
     result: NDArray[Any]
-    reference: Floats
-    textbook: NDArray[Any]
-    magnitude: Floats
+    expected: ExpectedRows
     size: float
     """The size of the scores of the run."""
 
@@ -45,18 +75,18 @@ def judge_rows(runs: Sequence[Compared], dtype: str, computed_in: str) -> list[A
         computed_in: The dtype of the textbook formula, and of the scores and sums in the model.
     """
     own_rounding = EPS[dtype] if dtype != computed_in else 0.0
-    ratio = max((_worst_ratio(run) for run in runs), default=0.0)
+    ratio = max((run.expected.textbook_ratio for run in runs), default=0.0)
     by_size = {}
     for size in {run.size for run in runs}:
-        errors = [textbook_error(run.reference, run.textbook) for run in runs if run.size == size]
+        errors = [run.expected.textbook_error for run in runs if run.size == size]
         by_size[size] = 2 * max(errors) + ROUNDINGS * size * EPS[computed_in] + own_rounding
     agreements = []
     for run in runs:
-        whole = by_size[run.size] * largest_of(run.reference)
-        values = np.abs(np.where(np.isfinite(run.reference), run.reference, 0))
-        sharp = (2 * ratio + ROUNDINGS * EPS[computed_in]) * run.magnitude + own_rounding * values
-        bound = np.minimum(sharp + smallest(dtype), whole)
-        agreements.append(closest(run.result, run.reference, bound))
+        expected = run.expected
+        values = np.abs(np.where(np.isfinite(expected.reference), expected.reference, 0))
+        sharp = (2 * ratio + ROUNDINGS * EPS[computed_in]) * expected.magnitude + own_rounding * values
+        bound = np.minimum(sharp + smallest(dtype), by_size[run.size] * expected.largest)
+        agreements.append(closest(run.result, expected.reference, bound))
     return agreements
 
 
@@ -90,13 +120,3 @@ def closest(result: NDArray[Any], reference: Floats, bound: Floats) -> Agreement
     worst = np.unravel_index(np.argmax(shares), shares.shape)
     error, largest = float(errors[worst]), largest_of(reference)
     return Agreement(error, error / largest if largest else error, float(bound[worst]))
-
-
-def _worst_ratio(run: Compared) -> float:
-    """Return the worst error of the textbook formula over the magnitude of its element; 0 if it overflows."""
-    known = np.isfinite(run.reference) & (run.magnitude > 0)
-    with np.errstate(invalid="ignore"):
-        errors = (
-            np.abs(np.asarray(run.textbook, np.float64)[known] - run.reference[known]) / run.magnitude[known]
-        )
-    return float(np.max(errors[np.isfinite(errors)], initial=0.0))

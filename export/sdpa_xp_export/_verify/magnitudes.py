@@ -42,6 +42,13 @@ def magnitudes(arguments: Arrays, lse: Floats, weights: Floats) -> dict[str, Flo
     return {"output": of_output, "lse": of_lse, "weights": of_weights, "scores": scores}
 
 
+def sizes_of_terms(arguments: Arrays, weights: Floats) -> Floats:
+    """Return the sum of the sizes of the terms of each element of `output`."""
+    value = np.asarray(arguments["value"], np.float64)
+    value = _repeated(value, weights.shape[-3]) if weights.ndim > 2 else value
+    return np.asarray(weights @ np.abs(np.where(np.isfinite(value), value, 0)))
+
+
 def _repeated(x: Floats, heads: int) -> Floats:
     """Return keys or values with one head for each of the `heads` of the query."""
     if x.ndim < 3:

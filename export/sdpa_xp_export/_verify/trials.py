@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._dtypes.conversion import numpy_dtype
 from sdpa_xp_export._verify import reference
-from sdpa_xp_export._verify.bounds import Compared, judge_copies, judge_rows
-from sdpa_xp_export._verify.magnitudes import magnitudes
+from sdpa_xp_export._verify.bounds import Compared, ExpectedRows, judge_copies, judge_rows
+from sdpa_xp_export._verify.magnitudes import magnitudes, sizes_of_terms
 from sdpa_xp_export._verify.pair_terms import Arrays
 from sdpa_xp_export._verify.random_inputs import poison, random_inputs
-from sdpa_xp_export._verify.reference import Floats
 from sdpa_xp_export._verify.reference_inputs import (
     expected_cache,
     heads_first,
@@ -29,15 +28,6 @@ from sdpa_xp_export._verify.row_sample import DEFAULT_ROWS, sampled_rows
 from sdpa_xp_export._verify.textbook import stages
 from sdpa_xp_export._verify.trial_settings import Setting
 from sdpa_xp_export.report import Agreement
-
-
-@dataclass(frozen=True, slots=True)
-class ExpectedRows:
-    """Some rows of one output: by the reference, by the textbook formula, and their magnitudes."""
-
-    reference: Floats
-    textbook: NDArray[Any]
-    magnitude: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +88,11 @@ def expected_rows(call: ExportCall, arguments: Arrays, computed_in: str) -> dict
         textbook = stages(numpy_namespace, **arguments | wide)
     exact = {"output": output, "lse": lse, "weights": weights, "scores": scores}
     sizes = magnitudes(arguments, lse, weights)
+    terms = exact | {"output": sizes_of_terms(arguments, weights)}
     # The weights have the batch of the values too, and so have what is computed without them.
     return {
         name: ExpectedRows(
-            exact[name], *(np.broadcast_to(x[name], exact[name].shape) for x in (textbook, sizes))
+            exact[name], *(np.broadcast_to(x[name], exact[name].shape) for x in (textbook, sizes, terms))
         )
         for name in call.outputs
     }
@@ -129,9 +120,7 @@ def outcome(call: ExportCall, trial: Trial, results: Mapping[str, NDArray[Any]])
         sampled = _rows_of(call, trial, name, results[name])
         if sampled is None:
             sampled = np.full(expected.reference.shape, np.nan)
-        outputs[name] = Compared(
-            sampled, expected.reference, expected.textbook, expected.magnitude, trial.setting.size
-        )
+        outputs[name] = Compared(sampled, expected, trial.setting.size)
     copies = {
         name: (_real_tokens(call, trial, results[name], array), array) for name, array in trial.copies.items()
     }
