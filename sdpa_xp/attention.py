@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypeVar, cast
 
 from sdpa_xp import _checks as checks
+from sdpa_xp import _chunks as chunks
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.prepare import prepare
 from sdpa_xp._call.prepared_call import PreparedCall
@@ -237,7 +238,9 @@ def compute_state(
 
 
 def _attend_portably(call: PreparedCall, *, with_lse: bool) -> tuple[Array, Array | None]:
-    """Return output and log-sum-exp, computed by the portable implementation."""
+    """Return output and log-sum-exp, computed by the portable implementation; of chunked arrays by tasks."""
+    if (in_chunks := chunks.attend(call)) is not None:
+        return in_chunks
     scores, value = call.scores(), ArraySource(call.arrays["value"])
     plan = call.cached("plan", lambda: plan_tiles(call.grid, scores.group, call.sizes.width + value.width))
     output, lse = streaming.attend(scores, value, plan, call.dtype, with_lse=with_lse)

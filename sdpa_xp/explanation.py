@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.prepare import prepare
 from sdpa_xp._checks import Implementation
+from sdpa_xp._chunks import CutCall, cut_call
 from sdpa_xp._core import threads
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._display import Squares, captioned
@@ -119,6 +121,8 @@ def explain(
     )
     call = prepare("explain", {"query": query, "key": key, "value": value}, options, has_kernels=True)
     choice = choose_kernel(call)
+    if (cut := cut_call(call._replace(dropout_p=0.0))) is not None:
+        return _explain_chunks(cut)
     scores = call.scores_without_dropout()
     plan = plan_tiles(call.grid, scores.group, call.sizes.width + call.arrays["value"].shape[-1])
     computed, tile_map = _mapped_tiles(scores, plan)
@@ -150,3 +154,15 @@ def _mapped_tiles(scores: Scores, plan: Plan) -> tuple[int, tuple[str, ...]]:
                 for place in range(tile.columns.start // plan.columns, -(-tile.columns.stop // plan.columns)):
                     line[place] = "#" if allowed is True and line[place] != "+" else "+"
     return count, tuple("".join(line) for line in drawn)
+
+
+def _explain_chunks(cut: CutCall) -> Explanation:
+    rows, columns = (max(map(len, ranges)) for ranges in cut.pieces.ranges[-2:])
+    return Explanation(
+        implementation="xp",
+        reason="each chunk of queries meets each chunk of keys in a task",
+        tile=(rows, columns),
+        tiles=sum(len(cut.blocks_of(place)) for place in cut.rows()),
+        total_tiles=math.prod(map(len, cut.pieces.ranges)),
+        threads=1,
+    )

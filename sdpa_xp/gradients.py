@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias, TypeVar, cast
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 from sdpa_xp import _checks as checks
 from sdpa_xp._call.options import CallOptions, arrays_of
 from sdpa_xp._call.prepare import prepare
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._checks import Implementation
+from sdpa_xp._chunks import graph_call
+from sdpa_xp._chunks.backward import gradients as gradients_in_chunks
+from sdpa_xp._chunks.forward import attend as attend_in_chunks
 from sdpa_xp._core import streaming
 from sdpa_xp._core.backward import Forward, gradients
 from sdpa_xp._core.key_value_source import ArraySource
 from sdpa_xp._core.scores import Scores
+from sdpa_xp._core.targets import gradient_targets
 from sdpa_xp._libraries import FLOATING, astype_if_needed, dtype_name, override
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp._tiles.gradient_target import GradientTarget
@@ -131,31 +136,32 @@ def scaled_dot_product_attention_vjp(
     return cast(A, output), pullback
 
 
-def _forward(call: PreparedCall, arrays: Mapping[str, Array]) -> Forward:
-    """Compute the output, and return all that the gradients of `arrays` are computed from."""
+class Derivable(NamedTuple):
+    """The output of a call, and what its gradients are computed with."""
+
+    output: Array
+    """(..., Hq, L, Ev), in the accumulation dtype."""
+    targets: Mapping[str, GradientTarget]
+    gradients: Callable[[Array], dict[str, Array]]
+    """Returns the gradient of each target from the cotangent of the output."""
+
+
+def _forward(call: PreparedCall, arrays: Mapping[str, Array]) -> Derivable:
+    """Compute the output, and return all that the gradients of `arrays` are computed with."""
+    cut = graph_call(call)
     if call.biases and not _is_empty(call):
-        _try_functions(call.scores_without_dropout())
-    scores, value = call.scores(), ArraySource(call.arrays["value"])
+        _try_functions(call.scores_without_dropout() if cut is None else cut.readable_scores())
+    scores = call.scores() if cut is None else call.scores_without_dropout()
+    value = ArraySource(call.arrays["value"])
+    targets, bias_names = gradient_targets(scores, call.arrays["key"], value.array, arrays)
+    if cut is not None:
+        output, lse = attend_in_chunks(cut, call.grid.dtype)
+        return Derivable(output, targets, partial(gradients_in_chunks, cut, output, lse, targets, arrays))
     plan = plan_tiles(call.grid, scores.group, call.sizes.width + value.width)
-    output, lse = streaming.attend(scores, value, plan, call.grid.dtype)
-    targets = {
-        "query": GradientTarget(scores.query.shape, ("rows", None)),
-        "key": GradientTarget(call.arrays["key"].shape, ("columns", None), scores.group),
-        "value": GradientTarget(value.array.shape, ("columns", None), scores.group),
-    }
-    # The floating arrays of the options come in the order of the biases that hold them.
-    names = [name for name in arrays if name not in (*targets, "scale", "sinks")]
-    bias_names = tuple(None if bias.gradient_target is None else names.pop(0) for bias in scores.biases)
-    for name, bias in zip(bias_names, scores.biases, strict=True):
-        if name and bias.gradient_target:
-            targets[name] = bias.gradient_target
-    if "scale" in arrays:
-        shape = (*[1] * (3 - arrays["scale"].ndim), *arrays["scale"].shape)
-        targets["scale"] = GradientTarget(shape, ("rows" if shape[-2] > 1 else None, None))
-    if scores.sinks is not None:
-        targets["sinks"] = GradientTarget((*[1] * (3 - scores.sinks.ndim), *scores.sinks.shape))
-    lse = call.grid.xp.expand_dims(cast(Array, lse), axis=-1)
-    return Forward(scores, value, output, lse, targets, bias_names, plan)
+    output, rows = streaming.attend(scores, value, plan, call.grid.dtype)
+    lse = call.grid.xp.expand_dims(cast(Array, rows), axis=-1)
+    forward = Forward(scores, value, output, lse, targets, bias_names, plan)
+    return Derivable(output, targets, partial(gradients, forward))
 
 
 def _try_functions(scores: Scores) -> None:
@@ -169,7 +175,7 @@ def _try_functions(scores: Scores) -> None:
 
 
 def _backward(
-    call: PreparedCall, forward: Forward, arrays: Mapping[str, Array], cotangent: Array
+    call: PreparedCall, forward: Derivable, arrays: Mapping[str, Array], cotangent: Array
 ) -> dict[str, Array]:
     """Return the gradient of each of the caller's arrays, in its shape, layout and dtype."""
     xp = call.grid.xp
@@ -180,7 +186,7 @@ def _backward(
         return swap_heads_and_length(xp, array, call.layout)
 
     heads_first = xp.expand_dims(cotangent, axis=0) if call.sizes.is_2d else swapped(cotangent)
-    computed = gradients(forward, heads_first)
+    computed = forward.gradients(heads_first)
     for name in call.arrays:
         computed[name] = computed[name][0, ...] if arrays[name].ndim == 2 else swapped(computed[name])
     in_caller_shape = {

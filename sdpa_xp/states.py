@@ -25,7 +25,12 @@ class AttentionState(NamedTuple, Generic[A]):
 
 
 def merge_states(
-    states: Iterable[AttentionState[A]], *, lse_base: float | None = None, layout: Layout = "...HLE"
+    states: Iterable[AttentionState[A]],
+    *,
+    lse_base: float | None = None,
+    layout: Layout = "...HLE",
+    key_ranges: checks.KeyRanges | None = None,
+    keys: int | None = None,
 ) -> AttentionState[A]:
     r"""Merge attention over parts of the keys to attention over all these keys.
 
@@ -40,13 +45,18 @@ def merge_states(
             the same base.
         layout: The layout of the outputs, as for `attention_state`: "...HLE" or "...LHE". `lse` is
             (..., Hq, L) with either.
+        key_ranges: The keys that each state is over: a `range` or (start, stop), or a list of them for a state
+            that was merged from others. A state that came twice is then refused, since merging is not
+            idempotent.
+        keys: The number of all keys. If `key_ranges` leave some out, the states are refused.
 
     Returns:
         The state over all these keys, in the dtypes of the first state.
 
     Raises:
         TypeError: An item is no state, or the states are of several libraries or dtypes.
-        ValueError: There is no state, or the shapes or devices of the states differ.
+        ValueError: There is no state, the shapes or devices of the states differ, or a key is in two of
+            `key_ranges` or in none of them.
 
     Examples:
         >>> import numpy as np
@@ -59,6 +69,8 @@ def merge_states(
         ...     )
         ... )
         True
+        >>> merge_states(parts, key_ranges=[(0, 2), (2, 4)], keys=4).lse.shape
+        (1,)
 
     References:
         Ye et al., "FlashInfer", arXiv 2501.01005, section 2.2.
@@ -66,6 +78,7 @@ def merge_states(
     checks.named("merge_states", "layout", layout, checks.LAYOUTS)
     base = checks.lse_base("merge_states", lse_base)
     xp, parts = checks.states("merge_states", states, layout)
+    checks.key_ranges("merge_states", key_ranges, len(parts), keys)
     with quiet(parts[0][0]):
         natural_states = [
             (swap_heads_and_length(xp, output, layout), lse if base is None else lse * math.log(base))

@@ -8,6 +8,9 @@ from typing import TypeVar, cast
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.prepare import prepare
 from sdpa_xp._checks import Implementation
+from sdpa_xp._chunks import graph_call
+from sdpa_xp._chunks.full import scores as chunked_scores
+from sdpa_xp._chunks.full import weights as chunked_weights
 from sdpa_xp._core.full_matrix import full_scores, full_weights
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._libraries import override
@@ -159,4 +162,7 @@ def _full_matrix(
     sizes = call.sizes
     plan = plan_full_rows(sizes.queries, sizes.keys, sizes.all_heads, is_traced=call.grid.is_traced)
     with call.quiet():
+        if (cut := graph_call(call)) is not None:
+            in_chunks = chunked_weights if compute is full_weights else chunked_scores
+            return call.remove_head_axis(in_chunks(cut, call.dtype))
         return call.remove_head_axis(compute(call.scores(), plan, call.dtype))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from sdpa_xp import _checks as checks
 from sdpa_xp._libraries import is_array
+from sdpa_xp._tiles import modifier
 from sdpa_xp.biases.algebra import Bias
 from sdpa_xp.masks.algebra import Mask
 
@@ -43,3 +44,15 @@ def arrays_of(options: CallOptions) -> Iterator[tuple[str, object]]:
         yield "scale", options.scale
     if options.sinks is not None:
         yield "sinks", options.sinks
+
+
+def with_arrays(options: CallOptions, change: Callable[[Any], Any]) -> CallOptions:
+    """Return the options with each array replaced by what `change` makes of it, in masks and biases too."""
+    changes: dict[str, Any] = {}
+    for name in ("attn_mask", "bias", "scale", "sinks"):
+        option = getattr(options, name)
+        if isinstance(option, Mask | Bias):
+            changes[name] = modifier.with_arrays(option, change)
+        elif is_array(option):
+            changes[name] = change(option)
+    return options._replace(**changes)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from sdpa_xp import _checks as checks
-from sdpa_xp._call.options import CallOptions, arrays_of
+from sdpa_xp._call.options import CallOptions, arrays_of, with_arrays
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._core.environment import asked_threads
 from sdpa_xp._libraries import (
@@ -97,6 +98,9 @@ def _validated(
     implementation = checks.implementation(function, options.implementation, kernels=has_kernels)
     checks.named(function, "layout", options.layout, checks.LAYOUTS)
     layout = str(options.layout)
+    library = library_of(inputs["query"])
+    if library.task_graphs(inputs["query"]) or library.block_streams(inputs["query"]):
+        options = with_arrays(options, partial(library.adopted, like=inputs["query"]))
     xp, arrays = checks.one_library(function, {**inputs, **dict(arrays_of(options))})
     tensors = {name: arrays[name] for name in inputs}
     for name, array in tensors.items():
@@ -111,7 +115,7 @@ def _validated(
     if queries_at_end and is_causal:
         checks.appended(function, sizes.queries, sizes.keys)
     input_accumulation_dtype = accumulation_dtype(xp, query.dtype)
-    library, device = library_of(query), device_of(query)
+    device = device_of(query)
     dtype = checks.softmax_dtype(function, options.softmax_dtype, input_accumulation_dtype, library, xp, device)
     grid = ScoreGrid(
         function=function,

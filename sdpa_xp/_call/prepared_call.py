@@ -78,7 +78,7 @@ class PreparedCall(NamedTuple):
 
     def bound_options(self) -> BoundOptions:
         """Return the options bound to the grid of the whole call."""
-        return self.cached("bound_options", lambda: self._bind(self.grid))
+        return self.cached("bound_options", lambda: self.bind(self.grid))
 
     def scores(self) -> Scores:
         """Return the scores of the whole call. With dropout this draws from `rng`."""
@@ -92,7 +92,7 @@ class PreparedCall(NamedTuple):
 
     def scores_of(self, entries: Sequence[BatchEntry]) -> list[Scores]:
         """Return the scores of each batch entry. With dropout this draws from `rng`, once all are checked."""
-        scores = [self._scores(entry.grid, entry.query, entry.key, self._bind(entry.grid)) for entry in entries]
+        scores = [self._scores(entry.grid, entry.query, entry.key, self.bind(entry.grid)) for entry in entries]
         return self._with_dropout(scores)
 
     def result(self, output: Array) -> Array:
@@ -104,7 +104,8 @@ class PreparedCall(NamedTuple):
         """Return (..., Hq, L) or (..., Hq, L, S) as the caller gets it: for 2-D inputs without heads."""
         return computed[0, ...] if self.sizes.is_2d else computed
 
-    def _bind(self, grid: ScoreGrid) -> BoundOptions:
+    def bind(self, grid: ScoreGrid) -> BoundOptions:
+        """Return the options bound to a grid."""
         patterns = tuple(mask.bind(grid) for mask in self.masks)
         return BoundOptions(
             # One mask is asked directly; a call without masks has an empty AllOf (see `Scores.is_unmasked`).
@@ -131,10 +132,19 @@ class PreparedCall(NamedTuple):
     def _scores(self, grid: ScoreGrid, query: Array, key: KeyValueSource, bound: BoundOptions) -> Scores:
         return Scores(grid, query, key, bound.mask, bound.biases, bound.scale, self.softcap, bound.sinks)
 
+    def draw_dropout(self) -> Dropout | None:
+        """Return the dropout of the call, or None; draws the seed from `rng`."""
+        if not self.dropout_p:
+            return None
+        query = self.arrays["query"]
+        return Dropout(self.dropout_p, library_of(query).random_words(self.rng, 4, query))
+
+    def of_entry(self, scores: Scores, value: Array) -> PreparedCall:
+        """Return one batch entry as a call of its own."""
+        arrays = {"query": scores.query, "key": scores.key.slice_keys(range(scores.grid.keys)), "value": value}
+        return self._replace(grid=scores.grid, arrays=arrays, derived={})
+
     def _with_dropout(self, scores: list[Scores]) -> list[Scores]:
         """Return the scores with one seed for all of them: entries are told apart by their batch index."""
-        if not self.dropout_p:
-            return scores
-        query = self.arrays["query"]
-        dropout = Dropout(self.dropout_p, library_of(query).random_words(self.rng, 4, query))
-        return [part._replace(dropout=dropout) for part in scores]
+        dropout = self.draw_dropout()
+        return scores if dropout is None else [part._replace(dropout=dropout) for part in scores]

@@ -47,6 +47,7 @@ from sdpa_xp._checks.integers import (
     window,
     within,
 )
+from sdpa_xp._checks.key_ranges import KeyRange, KeyRanges, key_ranges
 from sdpa_xp._checks.keywords import (
     Implementation,
     flag,
@@ -55,6 +56,7 @@ from sdpa_xp._checks.keywords import (
     lse_base,
     named,
     no_kernel,
+    not_streamed,
     number,
     probability,
     rng,
@@ -111,6 +113,8 @@ __all__ = [
     "Implementation",
     "Integers",
     "IntegersLike",
+    "KeyRange",
+    "KeyRanges",
     "Sizes",
     "above",
     "added_dtype",
@@ -149,6 +153,7 @@ __all__ = [
     "integer_table",
     "integers",
     "is_newest",
+    "key_ranges",
     "known_names",
     "layer_heads",
     "lengths",
@@ -168,6 +173,7 @@ __all__ = [
     "not_added",
     "not_empty",
     "not_one_number",
+    "not_streamed",
     "number",
     "numpy_generator",
     "of_function",

@@ -76,6 +76,13 @@ def no_kernel(function: str, reason: str) -> NoReturn:
     raise ValueError(message(function, rule, {"implementation": "'native'"}))
 
 
+def not_streamed(function: str, library: str) -> NoReturn:
+    """Refuse a function that a library of streamed chunks does not compute."""
+    rule = f"arrays of {library} can be attended, and have neither weights nor gradients here"
+    hint = f"Arrays of Dask have both: dask.array.from_zarr reads what {library} writes."
+    raise TypeError(message(function, rule, {"query": f"an array of {library}"}, hint))
+
+
 def named(function: str, name: str, value: object, choices: Sequence[str], otherwise: str = "") -> None:
     """Check that `value` is one of the names in `choices`; `otherwise` tells in words what else is allowed."""
     if not (isinstance(value, str) and value in choices):

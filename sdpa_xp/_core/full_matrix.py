@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
+from functools import reduce
+from typing import NamedTuple
 
 from sdpa_xp._core.online_softmax import avoid_zero_sum, finite_shift
 from sdpa_xp._core.scores import Scores
-from sdpa_xp._libraries.protocols import Array, Dtype
-from sdpa_xp._tiles.allowed import Allowed
+from sdpa_xp._libraries.protocols import Array, Dtype, Namespace
+from sdpa_xp._tiles.allowed import Allowed, is_masked
 from sdpa_xp._tiles.plan import Plan
 
 
@@ -20,6 +23,43 @@ def full_weights(scores: Scores, plan: Plan, dtype: Dtype) -> Array:
 def full_scores(scores: Scores, plan: Plan, dtype: Dtype) -> Array:
     """Return the scores, (..., Hq, L, S), -inf where a pair may not attend."""
     return _concat_rows(scores, [_scores_of_rows(scores, rows)[0] for rows in plan.row_ranges()], dtype)
+
+
+class RowSums(NamedTuple):
+    """What the weights of a range of queries are normalised with, (..., Hq, rows, 1)."""
+
+    m: Array
+    """The largest score."""
+    l: Array
+    """The sum of exp(score - m); 0 if there is no score above -inf."""
+
+
+def row_sums(scores: Scores, rows: range) -> RowSums:
+    """Return the sums of a range of queries over all keys, without the sinks."""
+    xp = scores.xp
+    s, _ = _scores_of_rows(scores, rows)
+    m = xp.max(s, axis=-1, keepdims=True)
+    return RowSums(m, xp.sum(xp.exp(s - finite_shift(xp, m)), axis=-1, keepdims=True))
+
+
+def sums_of_sinks(xp: Namespace, sinks: Array, like: RowSums) -> RowSums:
+    """Return the sums of rows that have met nothing but a sink, in the shape of `like`."""
+    m = xp.zeros_like(like.m) + sinks
+    return RowSums(m, xp.where(is_masked(m), 0.0, xp.zeros_like(m) + 1.0))
+
+
+def merge_row_sums(xp: Namespace, parts: Sequence[RowSums]) -> RowSums:
+    """Return the sums over all keys, from those over disjoint parts of the keys."""
+    m = reduce(xp.maximum, (part.m for part in parts))
+    shift = finite_shift(xp, m)
+    return RowSums(m, reduce(operator.add, (part.l * xp.exp(part.m - shift) for part in parts)))
+
+
+def weights_of_rows(scores: Scores, rows: range, sums: RowSums) -> Array:
+    """Return the weights of a range of queries, after dropout; `sums` are those over more keys than these."""
+    xp = scores.xp
+    s, allowed = _scores_of_rows(scores, rows)
+    return _normalized(scores, rows, xp.exp(s - finite_shift(xp, sums.m)), sums.l, allowed)
 
 
 def _weights_of_rows(scores: Scores, rows: range) -> Array:
@@ -35,9 +75,13 @@ def _weights_of_rows(scores: Scores, rows: range) -> Array:
     l = xp.sum(p, axis=-1, keepdims=True)
     if scores.sinks is not None:
         l = l + xp.exp(scores.sinks - shift)
+    return _normalized(scores, rows, p, l, allowed)
+
+
+def _normalized(scores: Scores, rows: range, p: Array, l: Array, allowed: Allowed) -> Array:
     w = p / avoid_zero_sum(l)
     if not isinstance(allowed, bool):  # a row with a NaN is NaN everywhere, but a masked pair has weight 0
-        w = xp.where(allowed, w, 0.0)
+        w = scores.xp.where(allowed, w, 0.0)
     if scores.dropout is None:
         return w
     return scores.dropout.apply(scores.tile(rows, range(scores.grid.keys)), w)

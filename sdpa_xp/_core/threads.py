@@ -15,7 +15,7 @@ import contextlib
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import Context, copy_context
 from queue import SimpleQueue
 from typing import TypeVar
@@ -107,6 +107,21 @@ def run(function: Callable[[T], None], tasks: Iterable[T], threads: int | None) 
             blas.hold(call)
             _share(function, tasks, (threads or thread_count()) if _POOL.claim(call) else 1, call)
             _POOL.release(call)
+    finally:
+        blas.give_back(call)
+
+
+@contextlib.contextmanager
+def alone(execution_kind: str) -> Iterator[None]:
+    """Hold the BLAS to one thread, for a task of a scheduler that runs other tasks at the same time."""
+    if execution_kind != "blas_threaded":
+        yield
+        return
+    call = threading.Lock()
+    try:
+        with call:
+            blas.hold(call)
+            yield
     finally:
         blas.give_back(call)
 

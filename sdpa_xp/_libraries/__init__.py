@@ -15,6 +15,7 @@ from typing import Any, TypeGuard, TypeVar, cast
 import array_api_compat as compat
 
 from sdpa_xp._libraries.base import ExecutionKind, Library
+from sdpa_xp._libraries.cubed import Cubed
 from sdpa_xp._libraries.cupy import CuPy
 from sdpa_xp._libraries.dask import Dask
 from sdpa_xp._libraries.dtypes import FLOATING, LARGEST, accumulation_dtype, astype_if_needed, dtype_name
@@ -33,6 +34,7 @@ LIBRARIES: tuple[Library, ...] = (
     CuPy(),
     Mlx(),
     Dask(),
+    Cubed(),
     Strict(),
 )
 UNKNOWN = Library()

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, cast
 import array_api_compat as compat
 
 from sdpa_xp._libraries.dtypes import FLOATING, dtype_name
-from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace
+from sdpa_xp._libraries.protocols import AnyArray, Array, BlockStreams, Device, Namespace, TaskGraphs
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -161,6 +161,25 @@ class Library:
     def uniform(self, rng: Any, count: int, xp: Any) -> Array:
         """Return `count` random float32 from 0 to 1."""
         return cast(Array, rng.random(count, xp.float32))
+
+    def adopted(self, array: Any, like: Any) -> Any:
+        """Return an array of NumPy as one of this library, if calls may have both; other arrays unchanged."""
+        del like
+        return array
+
+    def readable(self, array: Any) -> Any:
+        """Return a lazy array whose values are known already as these values; other arrays unchanged."""
+        return array
+
+    def task_graphs(self, like: Any) -> TaskGraphs | None:
+        """Return how lazy arrays such as `like` are made out of tasks, or None if the library has no tasks."""
+        del like
+        return None
+
+    def block_streams(self, like: Any) -> BlockStreams | None:
+        """Return how lazy arrays such as `like` are folded from blocks, or None if the library does not."""
+        del like
+        return None
 
     def has_loops(self) -> bool:
         """Return whether the library's compiler keeps loops. Other compilers write each pass into the graph."""

@@ -1,12 +1,20 @@
-"""Dask: lazy arrays in chunks, whose values are computed later."""
+"""Dask: lazy arrays in chunks, whose values are computed later, by tasks."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from itertools import accumulate, product
 from typing import Any
 
 import array_api_compat as compat
 
 from sdpa_xp._libraries.base import Library
+from sdpa_xp._libraries.protocols import Chunks, Dtype, TaskGraphs, Tasks
+
+MERGED_AT_ONCE = 8
+"""States that a task merges, unless Dask's setting `split_every` says another number. A state is as large as
+the output of its queries."""
 
 
 class Dask(Library):
@@ -30,3 +38,69 @@ class Dask(Library):
 
     def to_list(self, array: Any) -> Any:
         return array.compute().tolist()
+
+    def adopted(self, array: Any, like: Any) -> Any:
+        del like
+        if compat.is_dask_array(array) or not compat.is_numpy_array(array):
+            return array
+        return DaskGraphs().in_chunks(array, tuple((n,) for n in array.shape))
+
+    def readable(self, array: Any) -> Any:
+        if not compat.is_dask_array(array) or array.npartitions != 1:
+            return array
+        layer: Mapping[Any, Any] = array.dask.layers.get(array.name, {})
+        task = layer.get((array.name, *[0] * array.ndim))
+        chunk: Any = getattr(task, "value", task)  # Dask wraps data that it finds among tasks
+        return chunk if compat.is_numpy_array(chunk) and chunk.shape == array.shape else array
+
+    def task_graphs(self, like: Any) -> TaskGraphs | None:
+        del like
+        return DaskGraphs()
+
+
+class DaskGraphs:
+    """Arrays out of tasks, as layers of Dask's high-level graphs."""
+
+    is_regular = False
+
+    def chunks(self, array: Any) -> Chunks:
+        return tuple(array.chunks)
+
+    def name(self, array: Any) -> str:
+        return str(array.name)
+
+    def in_chunks(self, array: Any, chunks: Chunks) -> Any:
+        if compat.is_dask_array(array):
+            return array.rechunk(chunks)
+        # Each chunk is data of its own, so that a worker gets its chunk and not the whole array.
+        name = f"array-{self.token(array, chunks)}"
+        stops = [[*accumulate(lengths)] for lengths in chunks]
+        tasks = {}
+        for place in product(*(range(len(lengths)) for lengths in chunks)):
+            ends = [stops[axis][number] for axis, number in enumerate(place)]
+            starts = [end - chunks[axis][place[axis]] for axis, end in enumerate(ends)]
+            tasks[(name, *place)] = array[tuple(map(slice, starts, ends))]
+        return import_module("dask.array").Array(
+            tasks, name, chunks, dtype=array.dtype, meta=array[:0] if array.ndim else array
+        )
+
+    def token(self, *values: object) -> str:
+        return str(import_module("dask.base").tokenize(*values))
+
+    def merged_at_once(self) -> int:
+        split_every = import_module("dask").config.get("split_every", None)
+        return max(2, split_every) if isinstance(split_every, int) else MERGED_AT_ONCE
+
+    def array(
+        self, stages: Mapping[str, Tasks], inputs: Sequence[Any], chunks: Chunks, dtype: Dtype, like: Any
+    ) -> Any:
+        graphs = import_module("dask.highlevelgraph")
+        before = {layer for array in inputs for layer in array.__dask_layers__()}
+        graph = graphs.HighLevelGraph.merge(*(array.dask for array in inputs))
+        layers, needs = dict(graph.layers), dict(graph.dependencies)
+        for name, tasks in stages.items():
+            layers[name], needs[name] = graphs.MaterializedLayer(tasks), set(before)
+            before.add(name)
+        *_, last = stages
+        whole = graphs.HighLevelGraph(layers, needs)
+        return import_module("dask.array").Array(whole, last, chunks, dtype=dtype, meta=like._meta)

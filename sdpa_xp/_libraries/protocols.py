@@ -13,6 +13,12 @@ Dtype: TypeAlias = Any
 """A dtype of the arrays' library. Each library has its own class, and the standard names no common base."""
 Device: TypeAlias = Any
 Shape: TypeAlias = tuple[int, ...]
+Chunks: TypeAlias = tuple[tuple[int, ...], ...]
+"""The lengths of the chunks of an array, on each axis."""
+Key: TypeAlias = tuple[str | int, ...]
+"""The key of a task or of a chunk: (name, number, ...)."""
+Tasks: TypeAlias = Mapping[Key, tuple[Any, ...]]
+"""Tasks by their keys: a function and its arguments, which are keys or lists of keys."""
 
 
 class AnyArray(Protocol):
@@ -117,6 +123,57 @@ class Namespace(Protocol):
     def where(self, condition: Array, x: Array | float, y: Array | float, /) -> Array: ...
     def zeros(self, shape: Shape, /, *, dtype: Dtype, device: Device) -> Array: ...
     def zeros_like(self, x: Array, /) -> Array: ...
+
+
+class ChunkedArrays(Protocol):
+    """How a library cuts lazy arrays into chunks."""
+
+    is_regular: bool
+    """Whether all chunks along an axis but the last must be equally long."""
+
+    def chunks(self, array: Any, /) -> Chunks:
+        """Return the chunks of an array."""
+
+    def name(self, array: Any, /) -> str:
+        """Return the first part of the keys of an array's chunks."""
+
+    def in_chunks(self, array: Any, chunks: Chunks, /) -> Any:
+        """Return an array cut into other chunks; an array of NumPy becomes lazy."""
+
+
+class TaskGraphs(ChunkedArrays, Protocol):
+    """How a library makes lazy arrays out of tasks."""
+
+    def token(self, *values: object) -> str:
+        """Return a text that differs if a value does."""
+
+    def merged_at_once(self) -> int:
+        """Return how many results a task of a tree reduction merges."""
+
+    def array(
+        self, stages: Mapping[str, Tasks], inputs: Sequence[Any], chunks: Chunks, dtype: Dtype, like: Any
+    ) -> Any:
+        """Return the array whose chunks the last of `stages` computes, each from earlier ones and `inputs`."""
+
+
+class BlockStreams(ChunkedArrays, Protocol):
+    """How a library makes lazy arrays whose chunks are folded, each from a stream of blocks of other arrays."""
+
+    def array(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        keys: Callable[[tuple[int, ...]], Sequence[Key | list[Key]]],
+        inputs: Sequence[Any],
+        chunks: Chunks,
+        dtype: Dtype,
+        extra_memory: int,
+    ) -> Any:
+        """Return an array; `function` gets the blocks of `keys` of a chunk's numbers, and these as `block_id`.
+
+        A list of keys arrives as an iterator, which reads one block at a time. `extra_memory` is what
+        `function` needs beside one block of each input and its result, in bytes.
+        """
 
 
 Override: TypeAlias = Callable[[str, Mapping[str, object], Mapping[str, object]], Any]

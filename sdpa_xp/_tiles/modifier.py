@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
-from typing import ClassVar
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, TypeVar
 
 from sdpa_xp import _checks as checks
 from sdpa_xp._libraries import is_array
+
+M = TypeVar("M", bound="ScoreModifier")
 
 PLAIN_TYPES = frozenset({type(None), bool, int, float, str})
 """Two values of one of these types are interchangeable if they are equal."""
@@ -83,3 +85,16 @@ class ScoreModifier:
 
     def _fields(self) -> Iterator[tuple[str, object]]:
         return ((argument.name, getattr(self, argument.name)) for argument in fields(self) if argument.init)
+
+
+def with_arrays(modifier: M, change: Callable[[Any], Any]) -> M:
+    """Return the same mask or bias with each array replaced by what `change` makes of it."""
+    changes: dict[str, Any] = {}
+    for name, argument in modifier._fields():
+        if is_array(argument):
+            changes[name] = change(argument)
+        elif isinstance(argument, tuple):
+            changes[name] = tuple(
+                with_arrays(item, change) if isinstance(item, ScoreModifier) else item for item in argument
+            )
+    return replace(modifier, **changes)

@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple, TypeAlias
 
 from sdpa_xp._checks import Integers
-from sdpa_xp._libraries import library_of
+from sdpa_xp._libraries import is_traced, library_of
 from sdpa_xp._libraries.protocols import Array, Shape
 from sdpa_xp._tiles.score_grid import ScoreGrid
 
@@ -36,11 +36,16 @@ class Tile(NamedTuple):
     block: RowBlock | None = None
     """Which of `rows` are computed now; None is all of them. Masks answer for all of `rows`, so the answer
     holds for any block."""
+    origin: tuple[int, ...] | None = None
+    """The index (..., Hq, L, S) at which the arrays of masks and biases begin, if they hold one window of the
+    grid; None if they hold all of it."""
 
     def slice(self, array: Array) -> Array:
         """Return the tile's part of an array that broadcasts to (..., Hq, L, S); an axis of 1 stays."""
-        ranges = (*(self.leading or ()), self.rows, self.columns)[-array.ndim :] if array.ndim else ()
-        array = slice_last_axes(array, ranges)
+        ranges = (*(self.leading or ()), self.rows, self.columns)
+        if self.origin is not None:
+            ranges = tuple(shifted(r, -first) for r, first in zip(ranges, self.origin, strict=True))
+        array = slice_last_axes(array, ranges[-array.ndim :] if array.ndim else ())
         return array if self.block is None else self.block.slice_rows(array)
 
     def slice_queries(self, array: Array) -> Array:
@@ -52,11 +57,12 @@ class Tile(NamedTuple):
     def slice_heads(self, array: Array) -> Array:
         """Return the tile's part of an array (Hq, ...)."""
         heads = self.leading[-1] if self.leading else range(self.grid.heads)
-        return array[heads.start : heads.stop, ...]
+        first = 0 if self.origin is None else self.origin[-3]
+        return array[heads.start - first : heads.stop - first, ...]
 
     def slice_integers(self, integers: Integers) -> Integers:
         """Return the integers of the tile's batch entries, with their own least and most."""
-        if self.leading is None or isinstance(integers.values, int):
+        if self.leading is None or isinstance(integers.values, int) or is_traced(integers.values):
             return integers
         values = self.slice(integers.values)
         if math.prod(values.shape) != 1:  # their least and most would have to be computed for each tile
@@ -99,8 +105,14 @@ class Tile(NamedTuple):
     @property
     def indices(self) -> tuple[Array, Array, Array, Array]:
         """b, h, i and j as int32 arrays that broadcast to (..., Hq, rows, columns)."""
-        batch, head = self.slice(self.grid.batch_index()), self.slice(self.grid.head_index())
+        of_grid = self._replace(origin=None)
+        batch, head = (of_grid.slice(index) for index in (self.grid.batch_index(), self.grid.head_index()))
         return batch, head, self.query_index, self.key_index
+
+
+def shifted(indices: range, by: int) -> range:
+    """Return a range that begins and ends `by` later."""
+    return range(indices.start + by, indices.stop + by)
 
 
 def slice_last_axes(array: Array, ranges: tuple[range, ...]) -> Array:

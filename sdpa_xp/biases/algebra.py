@@ -7,8 +7,9 @@ compute one tile at a time, so that no L x S array is built.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import cast
+from typing import ClassVar, cast
 
 from sdpa_xp import _checks as checks
 from sdpa_xp._display import sampled_bias
@@ -22,6 +23,10 @@ from sdpa_xp._tiles.tile import Tile
 
 class Term(ABC):
     """A bias that is bound to the grid of a call."""
+
+    array_axes: ClassVar[Mapping[str, tuple[int | None, ...]]] = {}
+    """The axes (..., -3 for Hq, -2 for L, -1 for S) along which its arrays lie, None for an axis of another
+    kind. Arrays that are not named broadcast to (..., Hq, L, S)."""
 
     @abstractmethod
     def apply(self, tile: Tile, scores: Array, /) -> tuple[Array, Allowed]:

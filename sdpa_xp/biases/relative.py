@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import ClassVar, cast
 
 from sdpa_xp import _checks as checks
 from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace
@@ -150,6 +151,7 @@ class Relative(Bias):
 class RelativeTerm(Added):
     """A number for each distance from `first` to `last`, (Hq, distances); the outermost for those beyond."""
 
+    array_axes: ClassVar[Mapping[str, tuple[int | None, ...]]] = {"table": (-3, None), "buckets": (None,)}
     table: Array
     first: int
     last: int

@@ -15,6 +15,7 @@ from typing import cast
 
 from sdpa_xp import _checks as checks
 from sdpa_xp._display import sampled_mask
+from sdpa_xp._libraries import is_traced
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.allowed import Allowed, both, collapse_uniform, either
 from sdpa_xp._tiles.modifier import ScoreModifier
@@ -31,6 +32,13 @@ class Pattern(ABC):
     @abstractmethod
     def allowed_in(self, tile: Tile, /) -> Allowed:
         """Return which pairs of the tile may attend; an array broadcasts to (..., Hq, rows, columns)."""
+
+    def uniform(self, _tile: Tile, /) -> bool | None:
+        """Return the answer if it is known to be the same for every pair; None if only `allowed_in` can tell.
+
+        No array of the size of the tile is built for it.
+        """
+        return None
 
     def key_range(self, tile: Tile, /) -> range:
         """Return one range of the tile's keys outside of which no query attends; tiles outside are skipped."""
@@ -192,6 +200,12 @@ class AllOf(Pattern):
                 break
         return allowed
 
+    def uniform(self, tile: Tile) -> bool | None:
+        answers = [pattern.uniform(tile) for pattern in self.patterns]
+        if False in answers or not self.key_range(tile):
+            return False
+        return None if None in answers else True
+
     def key_range(self, tile: Tile) -> range:
         return _intersection([tile.columns, *(pattern.key_range(tile) for pattern in self.patterns)])
 
@@ -213,6 +227,12 @@ class AnyOf(Pattern):
                 break
         return allowed
 
+    def uniform(self, tile: Tile) -> bool | None:
+        answers = [pattern.uniform(tile) for pattern in self.patterns]
+        if True in answers:
+            return True
+        return None if None in answers else False
+
     def key_range(self, tile: Tile) -> range:
         return _hull([pattern.key_range(tile) for pattern in self.patterns])
 
@@ -230,6 +250,10 @@ class NoneOf(Pattern):
         allowed = self.pattern.allowed_in(tile)
         return not allowed if isinstance(allowed, bool) else ~allowed
 
+    def uniform(self, tile: Tile) -> bool | None:
+        answer = self.pattern.uniform(tile)
+        return None if answer is None else not answer
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArrayPattern(Pattern):
@@ -239,6 +263,10 @@ class ArrayPattern(Pattern):
 
     def allowed_in(self, tile: Tile) -> Allowed:
         return collapse_uniform(tile, tile.slice(self.array))
+
+    def uniform(self, tile: Tile) -> bool | None:
+        answer = None if is_traced(self.array) else self.allowed_in(tile)
+        return answer if isinstance(answer, bool) else None
 
 
 def _intersection(ranges: list[range]) -> range:

@@ -122,7 +122,17 @@ class Band(Pattern):
     high: Integers | None
 
     def allowed_in(self, tile: Tile) -> Allowed:
-        return both(self._above(tile), self._below(tile))
+        above: Allowed | None = self._all_above(tile)
+        below: Allowed | None = self._all_below(tile)
+        if above is None and self.low is not None and below is not False:
+            above = tile.query_index + tile.slice_integers(self.low).values <= tile.key_index
+        if below is None and self.high is not None and above is not False:
+            below = tile.query_index + tile.slice_integers(self.high).values >= tile.key_index
+        return False if above is None or below is None else both(above, below)
+
+    def uniform(self, tile: Tile) -> bool | None:
+        answers = self._all_above(tile), self._all_below(tile)
+        return False if False in answers else None if None in answers else True
 
     def key_range(self, tile: Tile) -> range:
         start, stop = tile.columns.start, tile.columns.stop
@@ -140,28 +150,25 @@ class Band(Pattern):
             stop = int(min(stop, tile.columns.stop - tile.slice_integers(self.low).least - position))
         return range(start, stop)
 
-    def _above(self, tile: Tile) -> Allowed:
-        """Return where i + low <= j."""
+    # The last query decides whether all attend, the first whether any does: no array is built for either.
+
+    def _all_above(self, tile: Tile) -> bool | None:
+        """Return whether i + low <= j holds for all pairs or for none; None if for some."""
         if self.low is None:
             return True
         low = tile.slice_integers(self.low)
-        # The last query decides whether all attend, the first whether any does: no array is built for either.
         if tile.last_position + low.most <= tile.columns.start:
             return True
-        if tile.first_position + low.least > tile.columns.stop - 1:
-            return False
-        return tile.query_index + low.values <= tile.key_index
+        return False if tile.first_position + low.least > tile.columns.stop - 1 else None
 
-    def _below(self, tile: Tile) -> Allowed:
-        """Return where j <= i + high."""
+    def _all_below(self, tile: Tile) -> bool | None:
+        """Return whether j <= i + high holds for all pairs or for none; None if for some."""
         if self.high is None:
             return True
         high = tile.slice_integers(self.high)
         if tile.columns.stop - 1 <= tile.first_position + high.least:
             return True
-        if tile.columns.start > tile.last_position + high.most:
-            return False
-        return tile.query_index + high.values >= tile.key_index
+        return False if tile.columns.start > tile.last_position + high.most else None
 
 
 def _width(name: str, keys: int | None) -> int | None:

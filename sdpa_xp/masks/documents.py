@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sdpa_xp import _checks as checks
+from sdpa_xp._libraries import is_traced
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.allowed import Allowed
 from sdpa_xp._tiles.score_grid import ScoreGrid
@@ -79,24 +80,26 @@ class SameId(Pattern):
 
     queries: Array
     keys: Array
-    spans: dict[tuple[object, ...], tuple[int, int]] = field(default_factory=dict)
+    spans: dict[tuple[object, ...], tuple[int, int]] = field(init=False, default_factory=dict)
     """The smallest and the largest id of each range, so that an id is read once, not once for each tile."""
 
     def allowed_in(self, tile: Tile) -> Allowed:
-        i, j = tile.slice(self.queries), tile.slice(self.keys)
-        if not tile.grid.is_traced:
-            # Ids that do not overlap cannot be equal. Sorted ids are mostly decided here.
-            least_i, most_i = self._span(tile, "rows", tile.rows, i)
-            least_j, most_j = self._span(tile, "columns", tile.columns, j)
-            if most_i < least_j or most_j < least_i:
-                return False
-            if least_i == most_i == least_j == most_j:
-                return True
-        return i == j
+        answer = self.uniform(tile)
+        return tile.slice(self.queries) == tile.slice(self.keys) if answer is None else answer
+
+    def uniform(self, tile: Tile) -> bool | None:
+        if tile.grid.is_traced or is_traced(self.queries) or is_traced(self.keys):
+            return None
+        # Ids that do not overlap cannot be equal. Sorted ids are mostly decided here.
+        least_i, most_i = self._span(tile, "rows", tile.rows, self.queries)
+        least_j, most_j = self._span(tile, "columns", tile.columns, self.keys)
+        if most_i < least_j or most_j < least_i:
+            return False
+        return True if least_i == most_i == least_j == most_j else None
 
     def _span(self, tile: Tile, axis: str, ids_range: range, ids: Array) -> tuple[int, int]:
         place = axis, ids_range, tile.leading
         if place not in self.spans:
-            xp = tile.grid.xp
-            self.spans[place] = int(xp.min(ids)), int(xp.max(ids))
+            xp, of_tile = tile.grid.xp, tile.slice(ids)
+            self.spans[place] = int(xp.min(of_tile)), int(xp.max(of_tile))
         return self.spans[place]

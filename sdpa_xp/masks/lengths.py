@@ -123,13 +123,15 @@ class KeysBefore(Pattern):
     length: Integers
 
     def allowed_in(self, tile: Tile) -> Allowed:
+        answer = self.uniform(tile)
+        return tile.key_index < tile.slice_integers(self.length).values if answer is None else answer
+
+    def uniform(self, tile: Tile) -> bool | None:
         length = tile.slice_integers(self.length)
-        # Lengths that cannot be read have the least -inf and the most inf, and so get an array.
+        # Lengths that cannot be read have the least -inf and the most inf.
         if tile.columns.stop <= length.least:
             return True
-        if tile.columns.start >= length.most:
-            return False
-        return tile.key_index < length.values
+        return False if tile.columns.start >= length.most else None
 
     def key_range(self, tile: Tile) -> range:
         return range(tile.columns.start, int(min(tile.columns.stop, tile.slice_integers(self.length).most)))
@@ -142,12 +144,16 @@ class QueriesBefore(Pattern):
     length: Integers
 
     def allowed_in(self, tile: Tile) -> Allowed:
+        answer = self.uniform(tile)
+        if answer is not None:
+            return answer
+        return tile.query_index - tile.grid.position < tile.slice_integers(self.length).values
+
+    def uniform(self, tile: Tile) -> bool | None:
         length = tile.slice_integers(self.length)
         if tile.rows.stop <= length.least:
             return True
-        if tile.rows.start >= length.most:
-            return False
-        return tile.query_index - tile.grid.position < length.values
+        return False if tile.rows.start >= length.most else None
 
     def key_range(self, tile: Tile) -> range:
         return tile.columns if tile.rows.start < tile.slice_integers(self.length).most else range(0)

@@ -92,14 +92,16 @@ class Chunked(Mask, Pattern):
         return self
 
     def allowed_in(self, tile: Tile) -> Allowed:
+        answer = self.uniform(tile)
+        return tile.query_index // self.size == tile.key_index // self.size if answer is None else answer
+
+    def uniform(self, tile: Tile) -> bool | None:
         first, last = tile.first_position // self.size, tile.last_position // self.size
         start, stop = tile.columns.start // self.size, (tile.columns.stop - 1) // self.size
         # A tile within one chunk needs no array, and tiles without a common chunk are skipped.
         if last < start or stop < first:
             return False
-        if first == last == start == stop:
-            return True
-        return tile.query_index // self.size == tile.key_index // self.size
+        return True if first == last == start == stop else None
 
     def key_range(self, tile: Tile) -> range:
         start, stop = (
@@ -120,6 +122,8 @@ class Dilated(Mask, Pattern):
         return self
 
     def allowed_in(self, tile: Tile) -> Allowed:
-        if self.step == 1:  # all pairs, without an array
-            return True
-        return tile.query_index % self.step == tile.key_index % self.step
+        answer = self.uniform(tile)
+        return tile.query_index % self.step == tile.key_index % self.step if answer is None else answer
+
+    def uniform(self, _tile: Tile) -> bool | None:
+        return True if self.step == 1 else None

@@ -189,3 +189,71 @@ def test_an_attended_nan_survives_a_small_weight(library: Library) -> None:
         merged = merge_states(states)
     assert math.isnan(library.get(merged.output)[0, 0])
     assert math.isnan(library.get(library.call(attention_state, q, k, v).output)[0, 0])
+
+
+PARTS = [state() for _ in range(3)]
+
+
+@pytest.mark.parametrize(
+    "key_ranges",
+    [
+        [(0, 4), (4, 9), (9, 10)],
+        [range(4, 9), (9, 10), range(4)],
+        [[(0, 2), (6, 10)], (2, 4), [range(4, 6)]],
+        [(0, 10), (10, 10), []],
+        ((np.int64(0), 3), [3, 5], [[5, 10]]),
+    ],
+)
+def test_ranges_that_cover_all_keys(key_ranges: Any) -> None:
+    merged = merge_states(PARTS, key_ranges=key_ranges, keys=10)
+    np.testing.assert_array_equal(merged.lse, merge_states(PARTS).lse)
+
+
+@pytest.mark.parametrize(
+    ("key_ranges", "keys", "words"),
+    [
+        (
+            [(0, 4), (4, 9), (4, 9)],
+            9,
+            r"each key must be in one state; got keys=4:9 in states\[1\] and states\[2\]",
+        ),
+        ([(0, 4), (4, 9), (8, 20)], None, r"keys=8:9 in states\[1\] and states\[2\]"),
+        ([(0, 9), (2, 3), (9, 20)], 20, r"keys=2:3 in states\[0\] and states\[1\]"),
+        ([[(0, 2), (1, 3)], (3, 4), (4, 5)], 5, r"keys=1:2 in states\[0\] and states\[0\]"),
+        (
+            [(0, 4), (4, 9), (12, 20)],
+            20,
+            "must be over all 20 keys; got no state over keys=9:12. A state was lost",
+        ),
+        ([(1, 4), (4, 9), (9, 10)], 12, "no state over keys=0:1, 10:12"),
+        ([[], [], []], 2, "no state over keys=0:2"),
+        (
+            [(0, 4), (4, 9), (9, 10)],
+            8,
+            r"no range of keys may end beyond `keys`; got key_ranges\[2\]=9:10, keys=8",
+        ),
+        ([(0, 4), (4, 9)], 9, "`key_ranges` must have one item for each state; got key_ranges=2, states=3"),
+        (5, 9, "`key_ranges` must have one item for each state; got key_ranges=builtins.int"),
+        ([(0, 4), (9, 4), (9, 10)], 10, r"`key_ranges\[1\]` must not end before it begins"),
+        ([(0, 4), (-1, 4), (9, 10)], 10, r"`key_ranges\[1\]` must be at least 0"),
+        (None, 10, "`keys` needs `key_ranges`"),
+        ([(0, 4), (4, 9), (9, 10)], -1, "`keys` must be at least 0"),
+    ],
+)
+def test_a_state_that_comes_twice_or_is_lost(key_ranges: Any, keys: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=f"merge_states: .*{words}"):
+        merge_states(PARTS, key_ranges=key_ranges, keys=keys)
+
+
+@pytest.mark.parametrize("item", [5, "ab", (1, 2, 3), range(0, 9, 2), [(1, 2), 3], [(1,)], (0.0, 4), (True, 4)])
+def test_what_is_no_range_is_refused(item: Any) -> None:
+    with pytest.raises(TypeError, match=r"merge_states: `key_ranges\[1\]` must be"):
+        merge_states(PARTS[:2], key_ranges=[(0, 0), item])
+
+
+def test_ranges_are_checked_before_anything_is_merged(library: Library) -> None:
+    """Also of states that are traced or lazy."""
+    with library.guard():
+        parts = [AttentionState(*(library.put(x) for x in part)) for part in PARTS[:2]]
+        with pytest.raises(ValueError, match="each key must be in one state"):
+            merge_states(parts, key_ranges=[(0, 4), (0, 4)])

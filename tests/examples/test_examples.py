@@ -12,7 +12,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 OF_ONE = ["after_an_rnn", "in_a_cnn", "in_scikit_learn", "unbatched_masks"]
 OF_ANY = ["blocks", "causal_module", "departments", "large_negative", "one_query"]
 OF_WEIGHTS = ["minute"]
-ELSEWHERE = ["minilm"]
+ELSEWHERE = ["key_holders", "minilm"]
 
 
 def test_each_is_run() -> None:
@@ -48,6 +48,15 @@ def test_on_the_library_that_it_is_for(name: str, capsys: pytest.CaptureFixture[
 def test_memory(capsys: pytest.CaptureFixture[str]) -> None:
     import_module("large_negative").memory(1_000)
     assert "1,000 tokens: scores 4 MB" in capsys.readouterr().out
+
+
+def test_bytes_of_a_state(capsys: pytest.CaptureFixture[str]) -> None:
+    """They do not depend on the number of keys, which is not the same for the two holders."""
+    import_module("key_holders").main()
+    printed = capsys.readouterr().out
+    assert printed.count("256 bytes out, 260 bytes back") == 2
+    assert "keys=30000:50000 in states[1] and states[2]" in printed
+    assert "no state over keys=30000:50000" in printed
 
 
 def test_picture_of_the_hull(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = (ROOT / "sdpa_xp", ROOT / "export/sdpa_xp_export")
 ARRAY_LIBRARY = re.compile(
-    r"(?<![a-z])(numpy|torch|jax|cupy|mlx|dask|array.api.(strict|compat))(?![a-z])", re.IGNORECASE
+    r"(?<![a-z])(numpy|torch|jax|cupy|mlx|dask|cubed|array.api.(strict|compat))(?![a-z])", re.IGNORECASE
 )
 PRONOUNS = frozenset(
     [

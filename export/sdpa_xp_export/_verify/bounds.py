@@ -2,9 +2,11 @@
 
 An element agrees if its error is within both of two bounds. One is that of `agreement`: twice the worst error
 of the textbook formula over the largest value of the run, and a few roundings. A mean of many values is small
-beside the values, whose roundings it has, so the largest value is that of the sums of their sizes. The other is relative to the
-magnitude of the element (see `magnitudes`): twice the worst ratio of the textbook formula, and a few roundings.
-It holds a small element that stands beside a large one, in the same run and in others.
+beside these values, and has their roundings. So the largest value is that of the sums of the sizes of terms.
+
+The other bound is relative to the magnitude of the element (see `magnitudes`): twice the worst ratio of the
+textbook formula, and a few roundings. It holds a small element that stands beside a large one, in the same run
+and in others.
 
 The textbook formula is computed in the dtype that scores and sums are held in. If the output has a narrower
 dtype, each element may be off by one rounding more.

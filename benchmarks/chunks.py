@@ -1,0 +1,56 @@
+"""Time and memory of one call of Dask arrays in chunks, against the same call of NumPy arrays.
+
+`python benchmarks/chunks.py [--length 16384] [--chunk 2048] [--heads 4] [--seconds 20]` times both,
+with as many tasks at a time as NumPy has threads, and prints the most that the process held above the inputs.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+
+import dask
+import dask.array as da
+import machine
+import numpy as np
+from measuring import Row, Spread, interleaved
+
+from sdpa_xp import scaled_dot_product_attention
+from sdpa_xp._core import threads
+from sdpa_xp_export._runtime.memory import peak_above
+
+WIDTH = 64
+
+
+def main() -> None:
+    machine.without_settings()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name, number in {"length": 16384, "chunk": 2048, "heads": 4, "seconds": 20}.items():
+        parser.add_argument(f"--{name}", type=int, default=number)
+    asked = parser.parse_args()
+    rng = np.random.default_rng(0)
+    arrays = rng.standard_normal((3, asked.heads, asked.length, WIDTH), dtype=np.float32)
+    lazy = [da.from_array(x, chunks=(asked.heads, asked.chunk, WIDTH)) for x in arrays]
+    small = [x[:, : asked.chunk] for x in lazy]
+    with dask.config.set(scheduler="threads", num_workers=threads.thread_count()):
+        scaled_dot_product_attention(*small).compute()  # so that what is loaded once is not counted
+        for options in ({}, {"is_causal": True}):
+            print(f"{asked.heads} heads, L = S = {asked.length}, {options or 'all pairs'}")
+            output = scaled_dot_product_attention(*lazy, **options)
+            print(f"{len(output.__dask_graph__())} tasks, {threads.thread_count()} at a time")
+            _, above = peak_above(output.compute)
+            if above is not None:
+                print(f"{above / 1e6:.0f} MB above the inputs, with {arrays[0].nbytes / 1e6:.0f} MB of output")
+            runs = {
+                "numpy": partial(scaled_dot_product_attention, *arrays, **options),
+                "dask": output.compute,
+            }
+            times = interleaved(runs, asked.seconds)
+            for name, seconds in times.items():
+                print(Row("time", asked.length, name, {"seconds": Spread.of(seconds)}, len(seconds)))
+            ratios = [mine / whole for mine, whole in zip(times["dask"], times["numpy"], strict=True)]
+            print("dask / numpy, round by round:", Spread.of(ratios))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""A call of chunked arrays, cut into pieces: which tasks there are, and what each of them gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from sdpa_xp._call.prepared_call import BoundOptions, PreparedCall
+from sdpa_xp._chunks.cutting import (
+    KEY_AXES,
+    QUERY_AXES,
+    AlignedArray,
+    Place,
+    aligned_axes,
+    chunks_along,
+    cut,
+    regular,
+)
+from sdpa_xp._chunks.slots import take_arrays
+from sdpa_xp._chunks.tasks import ChunkedCall
+from sdpa_xp._core.dropout import Dropout
+from sdpa_xp._core.key_value_source import ArraySource
+from sdpa_xp._core.scores import Scores
+from sdpa_xp._libraries import device_of, dtype_name, is_traced, library_of, numpy_array
+from sdpa_xp._libraries.protocols import Array, BlockStreams, ChunkedArrays, Key, TaskGraphs
+from sdpa_xp._tiles.modifier import ScoreModifier, with_arrays
+from sdpa_xp._tiles.score_grid import ScoreGrid
+from sdpa_xp._tiles.tile import Tile
+from sdpa_xp.biases.algebra import Bias, Sum, Term
+from sdpa_xp.biases.custom import FunctionBias
+from sdpa_xp.masks.algebra import Combined, Mask, Pattern
+from sdpa_xp.masks.custom import FunctionMask
+
+PROBE_SIDE = 8
+"""Queries and keys of the tile on which a caller's function is tried."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class BoundMask(Mask):
+    """A mask that has been bound already, to the grid of lazy arrays, because it holds some."""
+
+    pattern: Pattern
+
+    def bind(self, _grid: ScoreGrid) -> Pattern:
+        return self.pattern
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class BoundBias(Bias):
+    """A bias that has been bound already."""
+
+    terms: tuple[Term, ...]
+
+    def bind(self, _grid: ScoreGrid) -> tuple[Term, ...]:
+        return self.terms
+
+
+class CutCall:
+    """A call whose scores are cut where its arrays are cut."""
+
+    def __init__(self, call: PreparedCall, library: ChunkedArrays, dropout: Dropout | None) -> None:
+        self.library, self.grid = library, readable_grid(call)
+        arrays = dict(call.arrays)
+        arrays.setdefault("value", arrays["key"])  # the weights need no values
+        self.width = arrays["value"].shape[-1]
+        query, key, value = (library.chunks(arrays[name]) for name in ("query", "key", "value"))
+        chunks = regular(query, key, value) if library.is_regular else (query, key, value)
+        self.pieces = cut(self.grid.shape, *chunks)
+        self.bound = _bind_readable(call, self.grid)
+        options, option_arrays = take_arrays(self.bound._replace(sinks=None))
+        self.query, self.key, self.value = (
+            self._align(AlignedArray(arrays[name], aligned_axes(axes, arrays[name].ndim)))
+            for name, axes in (("query", QUERY_AXES), ("key", KEY_AXES), ("value", KEY_AXES))
+        )
+        self.arrays = [self._align(array) for array in option_arrays]
+        self.sinks = None
+        if self.bound.sinks is not None:
+            self.sinks = self._align(AlignedArray(self.bound.sinks, aligned_axes((), self.bound.sinks.ndim)))
+        seed = None
+        if dropout is not None:
+            words = call.grid.library.readable(dropout.seed)
+            seed = dropout.p, tuple(int(words[index]) for index in range(words.shape[0]))
+        self.shared = ChunkedCall(
+            call.grid.function,
+            self.grid.shape,
+            self.grid.batch,
+            self.grid.entry,
+            self.grid.position,
+            dtype_name(call.grid.dtype),
+            call.softcap,
+            options,
+            seed,
+        )
+
+    @property
+    def inputs(self) -> list[Array]:
+        """All arrays whose chunks the tasks get."""
+        aligned = [self.query, self.key, self.value, *self.arrays, *([self.sinks] if self.sinks else [])]
+        return [part.array for part in aligned]
+
+    def readable_scores(self) -> Scores:
+        """Return the scores of the whole call with what can be read; they are never computed."""
+        key = ArraySource(self.key.array)
+        bound = self.bound
+        return Scores(self.grid, self.query.array, key, bound.mask, bound.biases, bound.scale, None, None)
+
+    def rows(self) -> Iterator[Place]:
+        """Return the place of each chunk of queries, on the axes (..., Hq, L)."""
+        for leading in self.pieces.leading_places():
+            for row in range(len(self.pieces.ranges[-2])):
+                yield (*leading, row)
+
+    def blocks_of(self, rows: Place) -> list[Place]:
+        """Return the blocks of a chunk of queries in which a pair may attend, as far as the mask can tell."""
+        return [*self._blocks_of(rows)]
+
+    def _blocks_of(self, rows: Place) -> Iterator[Place]:
+        *leading, queries = self.pieces.ranges_at(rows)
+        for number, keys in enumerate(self.pieces.ranges[-1]):
+            if self.bound.mask.uniform(Tile(queries, keys, self.grid, tuple(leading))) is not False:
+                yield (*rows, number)
+
+    def key_of(self, aligned: AlignedArray, place: Place) -> Key:
+        """Return the key of an array's chunk at a place."""
+        return (self.library.name(aligned.array), *aligned.numbers(self.pieces, place))
+
+    def keys_of(self, aligned: Sequence[AlignedArray], place: Place) -> tuple[Key, ...]:
+        """Return the keys of the chunks of several arrays."""
+        return tuple(self.key_of(array, place) for array in aligned)
+
+    def _align(self, aligned: AlignedArray) -> AlignedArray:
+        chunks = chunks_along(self.pieces, aligned.array.shape, aligned.axes)
+        return AlignedArray(self.library.in_chunks(aligned.array, chunks), aligned.axes)
+
+
+class GraphCall(CutCall):
+    """A call that becomes a graph of tasks."""
+
+    def __init__(self, call: PreparedCall, graphs: TaskGraphs, dropout: Dropout | None) -> None:
+        super().__init__(call, graphs, dropout)
+        self.graphs = graphs
+        self.token = graphs.token(self.shared, [graphs.name(array) for array in self.inputs])
+        """A text that is the same for equal calls of the same arrays, and else another."""
+
+
+class StreamedCall(CutCall):
+    """A call whose chunks of queries are folded over streams of keys."""
+
+    def __init__(self, call: PreparedCall, streams: BlockStreams, dropout: Dropout | None) -> None:
+        super().__init__(call, streams, dropout)
+        self.streams = streams
+
+
+def readable_grid(call: PreparedCall) -> ScoreGrid:
+    """Return the grid of a call for arrays whose values can be read, so that masks tell what they skip."""
+    array = numpy_array()
+    library = library_of(array)
+    return replace(
+        call.grid,
+        library=library,
+        xp=library.namespace(array),
+        device=device_of(array),
+        execution_kind="device",
+    )
+
+
+def refused_function(call: PreparedCall) -> Exception | None:
+    """Return the error of a caller's function that cannot compute with the arrays of a chunk."""
+    grid = readable_grid(call)
+    leading = tuple(range(min(n, PROBE_SIDE)) for n in grid.leading_shape)
+    tile = Tile(range(min(PROBE_SIDE, grid.queries)), range(min(PROBE_SIDE, grid.keys)), grid, leading)
+    scores = grid.xp.zeros(tile.shape, dtype=grid.dtype, device=grid.device)
+    try:
+        for part in _flatten((*call.masks, *call.biases)):
+            if isinstance(part, FunctionMask):
+                part.allowed_in(tile)
+            elif isinstance(part, FunctionBias):
+                part.apply(tile, scores)
+    except Exception as error:  # a caller's function may raise anything
+        return error
+    return None
+
+
+def _flatten(modifiers: Sequence[ScoreModifier]) -> Iterator[ScoreModifier]:
+    for modifier in modifiers:
+        yield from _flatten(modifier.parts) if modifier.parts else (modifier,)
+
+
+def _bind_readable(call: PreparedCall, grid: ScoreGrid) -> BoundOptions:
+    """Bind the options to a readable grid, except for masks and biases that hold arrays of unknown values."""
+    readable = call.grid.library.readable
+    return (
+        call._replace(
+            masks=tuple(_bound_mask(call, with_arrays(mask, readable)) for mask in call.masks),
+            biases=tuple(_bound_bias(call, with_arrays(bias, readable)) for bias in call.biases),
+            scale=readable(call.scale),
+            sinks=None,
+        )
+        .bind(grid)
+        ._replace(sinks=call.bound_options().sinks)
+    )
+
+
+def _adopter(call: PreparedCall) -> Callable[[Any], Any]:
+    return partial(call.grid.library.adopted, like=call.arrays["query"])
+
+
+def _is_lazy(modifier: ScoreModifier) -> bool:
+    return any(is_traced(array) for _, array in modifier.arrays())
+
+
+def _bound_mask(call: PreparedCall, mask: Mask) -> Mask:
+    if not _is_lazy(mask):
+        return mask
+    if isinstance(mask, Combined):
+        return type(mask)(tuple(_bound_mask(call, part) for part in mask.parts))
+    return BoundMask(with_arrays(mask, _adopter(call)).bind(call.grid))
+
+
+def _bound_bias(call: PreparedCall, bias: Bias) -> Bias:
+    if not _is_lazy(bias):
+        return bias
+    if isinstance(bias, Sum):
+        return Sum(tuple(_bound_bias(call, part) for part in bias.parts))
+    return BoundBias(with_arrays(bias, _adopter(call)).bind(call.grid))

@@ -1,0 +1,158 @@
+"""How a call is cut where its arrays are cut: into pieces that no chunk of an array crosses."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeAlias
+
+from sdpa_xp._libraries.protocols import Array, Chunks, Shape
+
+Axis: TypeAlias = int | None
+"""An axis of the scores, -1 for S, -2 for L, -3 for Hq, and so on; `KEY_HEADS`; or None for any other axis."""
+KEY_HEADS = 1
+QUERY_AXES: tuple[Axis, ...] = (-3, -2, None)
+KEY_AXES: tuple[Axis, ...] = (KEY_HEADS, -1, None)
+
+Place: TypeAlias = tuple[int, ...]
+"""The number of a piece on each of the axes (..., Hq, L, S)."""
+
+
+class Block(NamedTuple):
+    """A part of the scores."""
+
+    origin: Shape
+    """Its first index on each of the axes (..., Hq, L, S)."""
+    shape: Shape
+
+    def __str__(self) -> str:
+        *leading, queries, keys = (f"{n}:{n + m}" for n, m in zip(self.origin, self.shape, strict=True))
+        *batch, heads = leading
+        named = {"batch": ", ".join(batch), "heads": heads, "queries": queries, "keys": keys}
+        return ", ".join(f"{name} {part}" for name, part in named.items() if part)
+
+
+class Pieces(NamedTuple):
+    """The pieces of the axes of the scores."""
+
+    ranges: tuple[tuple[range, ...], ...]
+    """On each of the axes (..., Hq, L, S)."""
+    key_heads: tuple[range, ...]
+    key_heads_of: tuple[int, ...]
+    """For each piece of the query heads, the number of the piece of key heads that it reads."""
+
+    def block(self, place: Place) -> Block:
+        """Return the block at a place; without a number for the keys, the block of no key."""
+        ranges = self.ranges_at(place)
+        ranges = ranges if len(place) == len(self.ranges) else (*ranges, range(0))
+        return Block(tuple(r.start for r in ranges), tuple(map(len, ranges)))
+
+    def leading_places(self) -> Iterable[Place]:
+        """Return the place of each piece of the axes (..., Hq)."""
+        return itertools.product(*(range(len(ranges)) for ranges in self.ranges[:-2]))
+
+    def ranges_at(self, place: Place) -> tuple[range, ...]:
+        """Return the ranges of a piece on the first of the axes (..., Hq, L, S)."""
+        return tuple(ranges[number] for ranges, number in zip(self.ranges, place, strict=False))
+
+    def ranges_along(self, axis: Axis, length: int) -> tuple[range, ...]:
+        """Return the pieces of an axis of an array: one if it is broadcast, or no axis of the scores."""
+        if axis is None or (length == 1 and axis != KEY_HEADS):
+            return (range(length),)
+        return self.key_heads if axis == KEY_HEADS else self.ranges[axis]
+
+    def number_along(self, axis: Axis, length: int, place: Place) -> int:
+        """Return which of `ranges_along` belongs to a place."""
+        if axis is None or length == 1:
+            return 0
+        return self.key_heads_of[place[-3]] if axis == KEY_HEADS else place[axis]
+
+
+class AlignedArray(NamedTuple):
+    """A chunked array whose axes lie along axes of the scores."""
+
+    array: Array
+    axes: tuple[Axis, ...]
+
+    def numbers(self, pieces: Pieces, place: Place) -> tuple[int, ...]:
+        """Return the number of the block at a place, on each axis."""
+        return numbers_at(pieces, self.array.shape, self.axes, place)
+
+
+def numbers_at(pieces: Pieces, shape: Shape, axes: Sequence[Axis], place: Place) -> tuple[int, ...]:
+    """Return the number of the block at a place, on each axis of an array of `shape`."""
+    return tuple(pieces.number_along(axis, n, place) for axis, n in zip(axes, shape, strict=True))
+
+
+def chunks_along(pieces: Pieces, shape: Shape, axes: Sequence[Axis]) -> Chunks:
+    """Return the chunks of an array of `shape` that is cut into the pieces."""
+    return tuple(tuple(map(len, pieces.ranges_along(axis, n))) for axis, n in zip(axes, shape, strict=True))
+
+
+def aligned_axes(axes: Sequence[Axis], ndim: int) -> tuple[Axis, ...]:
+    """Return `axes`, the last ones of an array with `ndim` axes, with the batch axes before them."""
+    return (*range(-ndim, -len(axes)), *axes)[-ndim:] if ndim else ()
+
+
+def cut(scores_shape: Shape, query: Chunks, key: Chunks, value: Chunks) -> Pieces:
+    """Cut the scores, (..., Hq, L, S), where query, key or value, (..., heads, length, width), are cut."""
+    *batch, heads, queries, keys = scores_shape
+    ranges = []
+    for axis, length in zip(range(-3 - len(batch), -3), batch, strict=True):
+        cuts = [chunks[axis] for chunks in (query, key, value) if len(chunks) >= -axis]
+        ranges.append(_ranges({0, length}.union(*(borders(c) for c in cuts if sum(c) == length))))
+    group = heads // sum(key[-3])
+    of_heads = _head_ranges(borders(query[-3]), borders(key[-3]) | borders(value[-3]), group)
+    read = [range(r.start // group, -(-r.stop // group)) for r in of_heads]
+    key_heads = tuple(sorted(set(read), key=lambda r: r.start))
+    ranges += [
+        of_heads,
+        _ranges({0, queries} | borders(query[-2])),
+        _ranges({0, keys} | borders(key[-2]) | borders(value[-2])),
+    ]
+    return Pieces(tuple(ranges), key_heads, tuple(map(key_heads.index, read)))
+
+
+def regular(query: Chunks, key: Chunks, value: Chunks) -> tuple[Chunks, Chunks, Chunks]:
+    """Return chunks of one length along each axis, no longer than those of the arrays, that fit each other."""
+    group = sum(query[-3]) // sum(key[-3])
+    key_heads = max(1, min(key[-3][0], value[-3][0], query[-3][0] // group))
+    query_heads = key_heads * group
+    if query[-3][0] < group:  # a piece lies within a group
+        query_heads = max(n for n in range(1, query[-3][0] + 1) if group % n == 0)
+    columns = min(key[-2][0], value[-2][0])
+
+    def cut_evenly(chunks: Chunks, heads: int, length: int) -> Chunks:
+        batch = []
+        for axis in range(-len(chunks), -3):
+            others = [other[axis] for other in (query, key, value) if len(other) >= -axis]
+            batch.append(_evenly(sum(chunks[axis]), min([n[0] for n in others if sum(n) > 1], default=1)))
+        return (*batch, _evenly(sum(chunks[-3]), heads), _evenly(sum(chunks[-2]), length), (sum(chunks[-1]),))
+
+    return (
+        cut_evenly(query, query_heads, query[-2][0]),
+        cut_evenly(key, key_heads, columns),
+        cut_evenly(value, key_heads, columns),
+    )
+
+
+def _evenly(length: int, size: int) -> tuple[int, ...]:
+    return tuple(min(size, length - start) for start in range(0, length, size))
+
+
+def _head_ranges(query: set[int], key: set[int], group: int) -> tuple[range, ...]:
+    """Cut query heads so that a piece has whole groups, or lies within one group."""
+    cuts = query | {group * head for head in key}
+    for piece in _ranges(cuts):
+        if piece.start // group != (piece.stop - 1) // group:
+            cuts |= {-(-piece.start // group) * group, piece.stop // group * group}
+    return _ranges(cuts)
+
+
+def borders(chunks: Sequence[int]) -> set[int]:
+    """Return where chunks begin and end."""
+    return {0, *itertools.accumulate(chunks)}
+
+
+def _ranges(cuts: set[int]) -> tuple[range, ...]:
+    return tuple(range(start, stop) for start, stop in itertools.pairwise(sorted(cuts)))

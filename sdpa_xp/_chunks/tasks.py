@@ -1,0 +1,285 @@
+"""What the tasks of a chunked call compute: each function gets blocks of arrays, and can be sent anywhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import reduce
+from operator import add
+from typing import NamedTuple, TypeAlias, cast
+
+from sdpa_xp._call.prepared_call import BoundOptions
+from sdpa_xp._chunks.cutting import Block
+from sdpa_xp._chunks.slots import put_blocks
+from sdpa_xp._core import streaming, threads
+from sdpa_xp._core.backward import Forward, gradients
+from sdpa_xp._core.full_matrix import (
+    RowSums,
+    full_scores,
+    merge_row_sums,
+    row_sums,
+    sums_of_sinks,
+    weights_of_rows,
+)
+from sdpa_xp._core.key_value_source import ArraySource
+from sdpa_xp._core.online_softmax import merge
+from sdpa_xp._core.scores import Scores
+from sdpa_xp._core.targets import gradient_targets
+from sdpa_xp._core.window import Window, WindowDropout, WindowTerm
+from sdpa_xp._libraries import (
+    astype_if_needed,
+    device_of,
+    execution_kind,
+    library_of,
+    namespace_of,
+    quiet,
+)
+from sdpa_xp._libraries.protocols import Array, Dtype, Namespace, Shape
+from sdpa_xp._tiles.plan import Plan, plan_full_rows, plan_tiles
+from sdpa_xp._tiles.score_grid import ScoreGrid
+
+State: TypeAlias = tuple[Array, Array]
+"""Output (..., Hq, L, Ev) and log-sum-exp (..., Hq, L), in the accumulation dtype."""
+
+
+class ChunkedCall(NamedTuple):
+    """What all tasks of a call share. It holds no array."""
+
+    function: str
+    shape: Shape
+    """The shape of the scores, (..., Hq, L, S), without a batch for one entry."""
+    batch: Shape
+    entry: int | None
+    """The number of the batch entry that the call is for, or None."""
+    position: int
+    """The position of the first query among the keys."""
+    dtype: str
+    """The accumulation dtype."""
+    softcap: float | None
+    options: BoundOptions
+    """With slots instead of arrays, and without the sinks."""
+    dropout: tuple[float, tuple[int, ...]] | None
+    """The probability and the seed."""
+
+
+def partial_state(
+    call: ChunkedCall, block: Block, query: Array, key: Array, value: Array, *arrays: Array
+) -> State:
+    """Return attention of a chunk of queries over one chunk of keys."""
+    with _in_block("attention-partial", block), quiet(query):
+        scores = _scores(call, block, query, key, arrays)
+        with threads.alone(scores.grid.execution_kind):
+            output, lse = streaming.attend(scores, ArraySource(value), _plan(scores, value), scores.grid.dtype)
+        return output, cast(Array, lse)
+
+
+def state_without_keys(call: ChunkedCall, block: Block, width: int, query: Array) -> State:
+    """Return the state of a chunk of queries that attends no key: 0 and -inf."""
+    grid = _whole_grid(call, query)
+    *shape, _ = block.shape
+    zeros = grid.xp.zeros((*shape, width), dtype=grid.dtype, device=grid.device)
+    return zeros, grid.xp.full(tuple(shape), -math.inf, dtype=grid.dtype, device=grid.device)
+
+
+def merged(states: Sequence[State]) -> State:
+    """Merge states of the same queries over different keys."""
+    if len(states) == 1:
+        return states[0]
+    with quiet(states[0][0]):
+        return merge(namespace_of(states[0][0]), states)
+
+
+def merged_with_sinks(states: Sequence[State], sinks: Array | None = None) -> State:
+    """Merge states with the sinks, (..., Hq, 1, 1): a sink is the state of a key whose value is 0."""
+    if sinks is None:
+        return merged(states)
+    output, lse = states[0]
+    xp = namespace_of(output)
+    with quiet(output):
+        of_sinks = xp.broadcast_to(to_library_of(output, sinks)[..., 0], lse.shape)
+        return merge(xp, [*states, (xp.zeros_like(output), of_sinks)])
+
+
+def output_of(dtype: str, states: Sequence[State], sinks: Array | None = None) -> Array:
+    """Merge states, and return the output in the dtype of the call."""
+    output, _ = merged_with_sinks(states, sinks)
+    with quiet(output):
+        xp = namespace_of(output)
+        return astype_if_needed(xp, output, _dtype(xp, dtype))
+
+
+def lse_of(states: Sequence[State], sinks: Array | None = None) -> Array:
+    """Merge states, and return the log-sum-exp."""
+    return merged_with_sinks(states, sinks)[1]
+
+
+def partial_gradients(
+    call: ChunkedCall,
+    block: Block,
+    names: Sequence[str],
+    has_sinks: bool,
+    query: Array,
+    key: Array,
+    value: Array,
+    cotangent: Array,
+    output: Array,
+    lse: Array,
+    *arrays: Array,
+) -> Mapping[str, Array]:
+    """Return what one chunk of queries and one of keys contribute to each gradient.
+
+    With `has_sinks`, the last of `arrays` are the sinks.
+    """
+    with _in_block("attention-gradient", block), quiet(query):
+        *others, sinks = arrays if has_sinks else (*arrays, None)
+        scores = _scores(call, block, query, key, cast(list[Array], others))
+        if sinks is not None:
+            scores = scores._replace(sinks=to_library_of(query, sinks))
+        values = ArraySource(value)
+        targets, bias_names = gradient_targets(scores, key, value, names)
+        column = scores.xp.expand_dims(lse, axis=-1)
+        forward = Forward(scores, values, output, column, targets, bias_names, _plan(scores, value))
+        with threads.alone(scores.grid.execution_kind):
+            return gradients(forward, cotangent)
+
+
+def total_of(name: str, contributions: Sequence[Mapping[str, Array]]) -> Array:
+    """Return the sum of what tasks contribute to the gradient `name`."""
+    return total([contribution[name] for contribution in contributions])
+
+
+def total(arrays: Sequence[Array]) -> Array:
+    """Return the sum of arrays."""
+    with quiet(arrays[0]):
+        return reduce(add, arrays)
+
+
+def block_scores(
+    call: ChunkedCall, block: Block, dtype: str, query: Array, key: Array, *arrays: Array
+) -> Array:
+    """Return the scores of a block, (..., Hq, rows, columns)."""
+    with _in_block("attention-scores", block), quiet(query):
+        scores = _scores(call, block, query, key, arrays)
+        with threads.alone(scores.grid.execution_kind):
+            return full_scores(scores, _plan_of_rows(scores), _dtype(scores.xp, dtype))
+
+
+def block_sums(call: ChunkedCall, block: Block, query: Array, key: Array, *arrays: Array) -> RowSums:
+    """Return what the weights of a chunk of queries are normalised with, over one chunk of keys."""
+    with _in_block("attention-sums", block), quiet(query):
+        scores = _scores(call, block, query, key, arrays)
+        with threads.alone(scores.grid.execution_kind):
+            parts = [row_sums(scores, rows) for rows in _plan_of_rows(scores).row_ranges()]
+            m, l = (scores.xp.concat(part, axis=-2) for part in zip(*parts, strict=True))
+            return RowSums(m, l)
+
+
+def merged_sums(parts: Sequence[RowSums], sinks: Array | None = None) -> RowSums:
+    """Merge sums over different keys, and the sinks, (..., Hq, 1, 1)."""
+    with quiet(parts[0].m):
+        xp = namespace_of(parts[0].m)
+        if sinks is not None:
+            parts = [*parts, sums_of_sinks(xp, to_library_of(parts[0].m, sinks), parts[0])]
+        return merge_row_sums(xp, parts) if len(parts) > 1 else parts[0]
+
+
+def block_weights(
+    call: ChunkedCall, block: Block, dtype: str, query: Array, key: Array, sums: RowSums, *arrays: Array
+) -> Array:
+    """Return the weights of a block, (..., Hq, rows, columns)."""
+    with _in_block("attention-weights", block), quiet(query):
+        scores = _scores(call, block, query, key, arrays)
+        xp = scores.xp
+        with threads.alone(scores.grid.execution_kind):
+            parts = []
+            for rows in _plan_of_rows(scores).row_ranges():
+                of_rows = RowSums(*(part[..., rows.start : rows.stop, :] for part in sums))
+                parts.append(astype_if_needed(xp, weights_of_rows(scores, rows, of_rows), _dtype(xp, dtype)))
+            return xp.concat(parts, axis=-2)
+
+
+def filled(shape: Shape, dtype: str, value: float, query: Array) -> Array:
+    """Return a block of one value, as an array of the library of the query."""
+    xp = namespace_of(query)
+    return xp.full(shape, value, dtype=_dtype(xp, dtype), device=device_of(query))
+
+
+def to_library_of(array: Array, block: Array) -> Array:
+    """Return a block as an array of the library and on the device of `array`."""
+    library = library_of(array)
+    if library_of(block) is library:
+        return block
+    xp = library.namespace(array)
+    dtype = getattr(xp, str(block.dtype))
+    return xp.asarray(block, dtype=dtype, device=device_of(array))
+
+
+@contextmanager
+def _in_block(task: str, block: Block) -> Iterator[None]:
+    """Name the block in an error that a task raises."""
+    try:
+        yield
+    except Exception as error:  # also what a caller's function raises
+        error.add_note(f"{task} of {block}")
+        raise
+
+
+def _whole_grid(call: ChunkedCall, query: Array) -> ScoreGrid:
+    library = library_of(query)
+    xp = library.namespace(query)
+    heads, queries, keys = call.shape[-3:]
+    return ScoreGrid(
+        function=call.function,
+        library=library,
+        xp=xp,
+        device=device_of(query),
+        dtype=getattr(xp, call.dtype),
+        input_dtype=query.dtype,
+        execution_kind=execution_kind([query]),
+        batch=call.batch,
+        heads=heads,
+        queries=queries,
+        keys=keys,
+        position=call.position,
+        entry=call.entry,
+    )
+
+
+def _scores(call: ChunkedCall, block: Block, query: Array, key: Array, arrays: Sequence[Array]) -> Scores:
+    window = Window(_whole_grid(call, query), *block)
+    bound = put_blocks(call.options, [to_library_of(query, array) for array in arrays])
+    dropout, grid = None, window.grid
+    if call.dropout is not None:
+        p, words = call.dropout
+        dropout = WindowDropout(
+            p, grid.xp.asarray(list(words), dtype=grid.xp.int32, device=grid.device), window
+        )
+    return Scores(
+        grid,
+        query,
+        ArraySource(key),
+        window.pattern(bound.mask),
+        tuple(WindowTerm(window, term) for term in bound.biases),
+        bound.scale,
+        call.softcap,
+        None,
+        dropout,
+    )
+
+
+def _dtype(xp: Namespace, name: str) -> Dtype:
+    """Return the dtype of a name; a name is the dtype that the standard lacks, as far as a library knows it."""
+    return getattr(xp, name, name)
+
+
+def _plan_of_rows(scores: Scores) -> Plan:
+    grid = scores.grid
+    return plan_full_rows(grid.queries, grid.keys, math.prod(grid.leading_shape), is_traced=False)
+
+
+def _plan(scores: Scores, value: Array) -> Plan:
+    """Return the tiles of a task, in one thread: the scheduler runs as many tasks at a time as it has cores."""
+    widths = scores.query.shape[-1] + value.shape[-1]
+    return replace(plan_tiles(scores.grid, scores.group, widths), threads=1)

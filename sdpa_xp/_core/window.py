@@ -1,0 +1,100 @@
+"""A window of a larger grid of scores: a range of queries and a range of keys, computed as a call of its own.
+
+The tiles of the window are tiles of the larger grid. So masks, biases and dropout, which are bound to the
+larger grid, are asked about the same pairs as in one call, and answer the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from sdpa_xp._core.dropout import Dropout
+from sdpa_xp._libraries.protocols import Array, Shape
+from sdpa_xp._tiles.allowed import Allowed
+from sdpa_xp._tiles.gradient_target import GradientTarget
+from sdpa_xp._tiles.score_grid import ScoreGrid
+from sdpa_xp._tiles.tile import Tile, shifted
+from sdpa_xp.biases.algebra import Term
+from sdpa_xp.masks.algebra import AllOf, Pattern
+
+
+class Window(NamedTuple):
+    """A part of a grid, whose masks and biases hold this part of their arrays."""
+
+    whole: ScoreGrid
+    origin: Shape
+    """The first index on each of the axes (..., Hq, L, S)."""
+    shape: Shape
+    """The lengths on these axes."""
+
+    @property
+    def grid(self) -> ScoreGrid:
+        """The grid of the window alone."""
+        *batch, heads, queries, keys = self.shape
+        return replace(self.whole, batch=tuple(batch), heads=heads, queries=queries, keys=keys, entry=None)
+
+    def tile_of_whole(self, tile: Tile) -> Tile:
+        """Return a tile of the window as a tile of the whole grid."""
+        *leading, queries, keys = self.origin
+        ranges = map(range, self.shape[:-2]) if tile.leading is None else tile.leading
+        return Tile(
+            shifted(tile.rows, queries),
+            shifted(tile.columns, keys),
+            self.whole,
+            tuple(shifted(r, first) for r, first in zip(ranges, leading, strict=True)),
+            origin=self.origin,
+        )
+
+    def pattern(self, pattern: Pattern) -> Pattern:
+        """Return a mask of the whole grid as a mask of the window."""
+        is_trivial = isinstance(pattern, AllOf) and not pattern.patterns
+        return pattern if is_trivial else WindowPattern(self, pattern)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WindowPattern(Pattern):
+    """A mask of the whole grid, asked about tiles of a window."""
+
+    window: Window
+    pattern: Pattern
+
+    def allowed_in(self, tile: Tile) -> Allowed:
+        return self.pattern.allowed_in(self.window.tile_of_whole(tile))
+
+    def uniform(self, tile: Tile) -> bool | None:
+        return self.pattern.uniform(self.window.tile_of_whole(tile))
+
+    def key_range(self, tile: Tile) -> range:
+        return shifted(self.pattern.key_range(self.window.tile_of_whole(tile)), -self.window.origin[-1])
+
+    def query_range(self, tile: Tile) -> range:
+        return shifted(self.pattern.query_range(self.window.tile_of_whole(tile)), -self.window.origin[-2])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WindowTerm(Term):
+    """A bias of the whole grid, asked about tiles of a window."""
+
+    window: Window
+    term: Term
+
+    def apply(self, tile: Tile, scores: Array) -> tuple[Array, Allowed]:
+        return self.term.apply(self.window.tile_of_whole(tile), scores)
+
+    @property
+    def gradient_target(self) -> GradientTarget | None:
+        return self.term.gradient_target
+
+    def gradient(self, tile: Tile, scores: Array, gradient: Array) -> Array | None:
+        return self.term.gradient(self.window.tile_of_whole(tile), scores, gradient)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WindowDropout(Dropout):
+    """Dropout of the whole grid, for tiles of a window."""
+
+    window: Window
+
+    def apply(self, tile: Tile, weights: Array) -> Array:
+        return Dropout.apply(self, self.window.tile_of_whole(tile), weights)

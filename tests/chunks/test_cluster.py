@@ -1,0 +1,20 @@
+"""Calls on the workers of a cluster: results, a worker that dies, and workers with little memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("on_workers.py")
+
+
+@pytest.mark.needs("dask", "distributed")
+@pytest.mark.parametrize("name", ["results", "death", "400MiB", pytest.param("1GiB", marks=pytest.mark.slow)])
+def test_on_workers(name: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), name, str(tmp_path)], capture_output=True, text=True, timeout=400
+    )
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -1,0 +1,156 @@
+"""A call of arrays in chunks has the result of the call of whole arrays, however they are cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from calls import F, draw
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chunks.calls_in_chunks import OPTIONS, cut, inputs, options
+from sdpa_xp import (
+    KVCache,
+    attention_scores,
+    attention_state,
+    attention_weights,
+    masks,
+    scaled_dot_product_attention,
+    varlen_attention,
+)
+from sdpa_xp import scaled_dot_product_attention_vjp as vjp
+
+pytestmark = pytest.mark.needs("dask")
+
+
+@pytest.fixture(autouse=True)
+def _synchronous() -> Any:
+    import dask
+
+    with dask.config.set(scheduler="synchronous"):
+        yield
+
+
+def assert_near(found: Any, expected: Any, atol: float = 3e-6) -> None:
+    assert found.dtype == expected.dtype
+    assert found.shape == expected.shape
+    computed = found.compute()
+    assert computed.dtype == expected.dtype  # the meta does not promise what the chunks do not hold
+    np.testing.assert_allclose(computed, expected, rtol=2e-6, atol=atol)
+
+
+@pytest.mark.parametrize("lazy", [False, True], ids=["arrays of NumPy", "arrays of Dask"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_output_and_state(name: str, lazy: bool) -> None:
+    arrays = inputs()
+    expected = attention_state(*arrays, **options(name))
+    state = attention_state(*cut(arrays), **options(name, lazy=lazy))
+    assert_near(state.output, expected.output)
+    assert_near(state.lse, expected.lse)
+    output = scaled_dot_product_attention(*cut(arrays), **options(name, lazy=lazy))
+    assert_near(output, expected.output)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_weights_and_scores(name: str) -> None:
+    query, key, _ = inputs()
+    lazy = cut([query, key], ((1, 3, 5, 4), (2, 1, 4, 8)))
+    assert_near(attention_weights(*lazy, **options(name)), attention_weights(query, key, **options(name)))
+    chosen = {n: x for n, x in options(name).items() if n not in ("sinks", "dropout_p", "rng")}
+    assert_near(attention_scores(*lazy, **chosen), attention_scores(query, key, **chosen))
+
+
+@pytest.mark.parametrize("lazy", [False, True], ids=["arrays of NumPy", "arrays of Dask"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_gradients(name: str, lazy: bool) -> None:
+    import dask
+
+    arrays = inputs()
+    expected_output, pullback = vjp(*arrays, **options(name))
+    (cotangent,) = draw(np.random.default_rng(3), expected_output.shape)
+    expected = pullback(cotangent)
+    output, lazy_pullback = vjp(*cut(arrays), **options(name, lazy=lazy))
+    gradients = lazy_pullback(cut([cotangent], ((1, 4, 7, 2),))[0])
+    assert_near(output, expected_output)
+    assert gradients.keys() == expected.keys()
+    for (argument, gradient), computed in zip(
+        gradients.items(), *dask.compute([*gradients.values()]), strict=True
+    ):
+        assert gradient.shape == computed.shape == expected[argument].shape
+        assert gradient.dtype == computed.dtype == expected[argument].dtype
+        np.testing.assert_allclose(computed, expected[argument], rtol=2e-5, atol=2e-5)
+
+
+@given(st.data())
+def test_any_chunks(data: st.DataObject) -> None:
+    """Chunks of any lengths, along any axis, also of one element and of none."""
+    arrays = inputs()
+
+    def chunks(length: int) -> tuple[int, ...]:
+        borders = sorted(data.draw(st.lists(st.integers(0, length), max_size=4)))
+        ends = [*borders, length]
+        return tuple(end - start for start, end in zip([0, *borders], ends, strict=True))
+
+    of_arrays = tuple(tuple(chunks(n) for n in x.shape) for x in arrays)
+    expected = scaled_dot_product_attention(*arrays, masks.sliding_window(6, 1))
+    assert_near(scaled_dot_product_attention(*cut(arrays, of_arrays), masks.sliding_window(6, 1)), expected)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("key_heads", [1, 2, 4])
+def test_groups_and_dtypes(dtype: str, key_heads: int) -> None:
+    arrays = draw(
+        np.random.default_rng(1), (3, 8, 5, 4), (1, key_heads, 9, 4), (3, key_heads, 9, 4), dtype=dtype
+    )
+    lazy = cut(arrays, ((2, 3, 2, -1), (1, 1, 4, -1), (1, 2, 5, -1)))
+    expected = attention_state(*arrays, is_causal=True)
+    state = attention_state(*lazy, is_causal=True)
+    assert state.output.dtype == dtype
+    assert state.lse.dtype == expected.lse.dtype
+    tolerance = {"float16": 1e-3, "float32": 2e-6, "float64": 1e-14}[dtype]
+    np.testing.assert_allclose(state.output.compute(), expected.output, rtol=0, atol=tolerance)
+
+
+def test_layout_and_2d() -> None:
+    arrays = [np.ascontiguousarray(np.swapaxes(x, 1, 2)) for x in inputs()]
+    lazy = cut(arrays, ((1, 5, 3, 4), (2, 4, 1, 8), (2, 6, 2, 3)))
+    rules: dict[str, Any] = {"layout": "...LHE", "is_causal": True}
+    assert_near(scaled_dot_product_attention(*lazy, **rules), scaled_dot_product_attention(*arrays, **rules))
+    flat = draw(np.random.default_rng(1), (7, 4), (9, 4), (9, 3))
+    assert_near(scaled_dot_product_attention(*cut(flat, ((3, 2),) * 3)), scaled_dot_product_attention(*flat))
+
+
+def test_what_a_mask_hides_may_be_nan() -> None:
+    """In a chunk of its own, and beside keys that are attended."""
+    query, key, value = inputs()
+    expected = scaled_dot_product_attention(query, key[..., :9, :], value[..., :9, :])
+    for array in (key, value):
+        array[..., 9:, :] = np.nan
+    found = scaled_dot_product_attention(*cut([query, key, value]), masks.padding(9))
+    np.testing.assert_allclose(found.compute(), expected, atol=2e-6)
+
+
+def test_packed_sequences() -> None:
+    arrays = draw(np.random.default_rng(2), (11, 4, 8), (12, 2, 8), (12, 2, 6))
+    lazy = cut(arrays, ((3, 4, 8), (5, 1, 8), (4, 2, 3)))
+    lengths = [0, 4, 4, 11], [0, 5, 6, 12]
+    for rules in (
+        {"is_causal": True},
+        {"attn_mask": masks.from_function(lambda b, h, i, j: (b + i + j) % 2 == 0)},
+        {"sinks": np.ones((3, 4), F)},
+    ):
+        assert_near(varlen_attention(*lazy, *lengths, **rules), varlen_attention(*arrays, *lengths, **rules))
+    dropped = [
+        varlen_attention(*each, *lengths, dropout_p=0.5, rng=np.random.default_rng(1))
+        for each in (lazy, arrays)
+    ]
+    assert_near(*dropped)
+
+
+def test_a_cache_in_chunks() -> None:
+    query, key, value = inputs()
+    expected = KVCache(key, value).attend(query[..., -3:, :], is_causal=True)
+    lazy = cut([query, key, value])
+    assert_near(KVCache(*lazy[1:]).attend(lazy[0][..., -3:, :], is_causal=True), expected)
