@@ -154,9 +154,9 @@ def page(facts: dict[str, Any]) -> str:
     run_by = f"onnxruntime {facts['onnxruntime']}, torch {facts['torch']}"
     about = f"{facts['call']}, {run_by}, {facts['cores']} cores of {facts['cpu']}, {facts['date']}."
     notes = (
-        "Milliseconds, the median of interleaved runs, and in brackets the peak of memory in MB above what\n"
-        "the process held before. The last line is the median over the rounds of the time of auto over that\n"
-        "of the graph beside which it does worst."
+        "Each number is the median of interleaved runs in milliseconds. The number in brackets is the peak of\n"
+        "memory in MB above that of the process before. The last line compares auto with the graph that beats\n"
+        "it most: the median over the rounds of the ratio of their times."
     )
     return "\n".join(["# Exported graphs in onnxruntime", "", about, "", notes, "", *lines, ""])
 

@@ -1,7 +1,8 @@
-"""Pictures of the results, on a light page and on a dark one: grey ink, no ground, a colour a library.
+"""Pictures of the results, for a light page and a dark one: grey ink, no background, a colour for each library.
 
-Colours are Okabe and Ito's, "Color universal design", 2008, without the two that vanish on white. What is
-ours is drawn in full, what it is held against in dashes, so that no line is told by its colour alone.
+Colours are Okabe and Ito's, "Color universal design", 2008, without the two that vanish on white, and three
+of Brewer's "Dark2" where a library has more lines. Lines of sdpa_xp are solid and the others are dashed, so
+that no line depends on its colour alone.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from measuring import Row
 INK = "#7a7a7a"
 COLOURS = {
     "NumPy": "#0072b2",
+    "matmuls, exp": "#66a61e",
     "matmuls": "#999999",
+    "torch, portable": "#7570b3",
+    "sdpa_xp on torch": "#a6761d",
     "torch": "#d55e00",
     "jax": "#009e73",
     "JAX": "#009e73",

@@ -10,41 +10,47 @@ from contenders import LOOP, MATMULS, NUMPY, TORCH
 from measuring import Row
 from tables import table
 
-HOW = """All contenders of a table ran in one process, in turns, in another order each round. A number is
-the median of the rounds, with the quartiles in brackets; a ratio is taken round by round, then its median."""
+HOW = """All contenders of a table ran in one process, one after the other, in a new order each round. Each
+number is the median of the rounds, with the quartiles in brackets. A ratio is computed for each round, and
+its median is shown."""
 
-WHERE = """Shares of the medians of sdpa_xp on NumPy, all pairs. The products, and the loop that has exp and row
-sums as well, are written for this table, without the library, on the same tiles, BLAS and threads. The last
-column is what the products alone take of torch's whole time: NumPy cannot be below it on this machine."""
+WHERE = """Shares of the time of sdpa_xp on NumPy, all pairs. The matrix products, and a loop that adds exp and
+row sums, were written for this table without the library, with the same tiles, BLAS and threads. The last
+column is the time of the products alone as a share of torch's whole time. NumPy cannot be faster than that
+here."""
 
 TABLES = (
-    ("all pairs", "All pairs", "Milliseconds; and the time over that of torch's scaled_dot_product_attention."),
-    ("causal", "Causal", "Milliseconds, and over torch."),
-    ("grouped heads", "Two key heads for eight query heads", "Milliseconds, and over torch."),
+    ("all pairs", "All pairs", "Milliseconds, and the time divided by that of torch's function."),
+    ("causal", "Causal", "Milliseconds, and the time divided by that of torch."),
+    (
+        "grouped heads",
+        "Two key heads for eight query heads",
+        "Milliseconds, and the time divided by that of torch.",
+    ),
     (
         "padding value",
-        "A quarter of the keys is padding, said by `masks.padding`",
-        "Milliseconds, and over torch.",
+        "A quarter of the keys is padding, as `masks.padding`",
+        "Milliseconds, and the time divided by that of torch.",
     ),
     (
         "padding array",
-        "A quarter of the keys is padding, said by a boolean array",
-        "Milliseconds, and over torch.",
+        "A quarter of the keys is padding, as a boolean array",
+        "Milliseconds, and the time divided by that of torch.",
     ),
-    ("one query", "One query against a cache", "Milliseconds, and over torch."),
+    ("one query", "One query against a cache", "Milliseconds, and the time divided by that of torch."),
     (
         "by call",
         "sdpa_xp on NumPy against itself",
-        "Milliseconds, and over all pairs. Large scores: up to 7,800.",
+        "Milliseconds, and the time divided by that of all pairs. Large scores are up to 7,800.",
     ),
-    ("overhead", "Calls of (1, 1, 8, 8)", "Microseconds, and above the peer."),
-    ("memory", "Peak memory", "MB above inputs and output, in a process of its own."),
+    ("overhead", "Calls of (1, 1, 8, 8)", "Microseconds, and the difference to the peer."),
+    ("memory", "Peak memory", "MB besides inputs and output, in a separate process."),
     (
         "memory, one head",
         "Peak memory of one long head",
-        "MB above inputs and output, in a process of its own.",
+        "MB besides inputs and output, in a separate process.",
     ),
-    ("import", "Import", "Milliseconds, and what is added to NumPy's."),
+    ("import", "Import", "Milliseconds, and the share added to the import of NumPy."),
 )
 """Cell, title, and what stands in it."""
 
@@ -69,7 +75,7 @@ def page(facts: dict[str, Any], rows: Sequence[Row], plots: Iterable[str]) -> st
         "`python benchmarks/attention.py` writes this page.",
         "",
     ]
-    tried = "[What was tried](../benchmarks/NOTES.md) to reach those that are missed."
+    tried = "[What was tried](../benchmarks/NOTES.md) explains the missed bars."
     lines += ["## Bars", "", *bars(rows), "", tried, ""]
     lines += ["## Where the time goes", "", WHERE, "", *parts(rows), ""]
     lines += [f"![{name}](plots/{name}.svg)" for name in plots]

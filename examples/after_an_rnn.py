@@ -80,13 +80,19 @@ def main() -> None:
         net = Classifier()
     rng = torch.Generator().manual_seed(0)
     optimiser, losses = torch.optim.Adam(net.parameters(), lr=1e-2), []
-    for _ in range(STEPS):
+    print(
+        f"Each sequence has up to {LONGEST} tokens, one of them marked. Its class is that of the marked token."
+    )
+    print(f"Training a GRU with attention pooling for {STEPS} steps:")
+    for step in range(STEPS):
         made, labels = sequences(32, rng)
         loss = nn.functional.cross_entropy(net(packed(made)), labels)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
         losses.append(loss.item())
+        if step % 25 == 0 or step == STEPS - 1:
+            print(f"  step {step:3}  loss {losses[-1]:.3f}", flush=True)
     assert losses[-1] < losses[0] / 4
 
     made, labels = sequences(200, rng)
@@ -99,11 +105,11 @@ def main() -> None:
     assert all((row[:, len(each) :] == 0).all() for row, each in zip(weights, made, strict=True))
     right = (logits.argmax(-1) == labels).float().mean().item()
     assert right > 0.95
-    print(f"loss {losses[0]:.2f} -> {losses[-1]:.2f}, {right:.0%} of new sequences right")
-    print(
-        f"the mark is on token {int(made[0][:, -1].argmax())}; the heads look most at",
-        weights[0].argmax(-1).tolist(),
-    )
+    print(f"It classifies {right:.0%} of {len(made)} new sequences correctly.")
+    mark, attended = int(made[0][:, -1].argmax()), weights[0].argmax(-1).tolist()
+    print(f"In the first of them the mark is on token {mark}. The heads attend most to the tokens {attended},")
+    print("the states there and after it, into which the network has carried what it read at the mark.")
+    print("The results do not change if a sequence is classified alone, or if its padding holds NaN.")
 
 
 if __name__ == "__main__":

@@ -174,7 +174,11 @@ def main(xp: Any = np) -> None:
     )  # a prompt, and two words at once
     near(start, expected[:, :3, :])
     near(decoder.step(target[:, 3:, :], rest, memory)[0], expected[:, 3:, :])
-    print("decoded", cache, "with", len(decoder.parameters), "arrays of weights")
+    print(f"The encoder block reads {tuple(source.shape)} and returns {tuple(encoded.shape)}.")
+    print("The decoder block attends to these and to its own earlier words:")
+    print(f"  all {len(cache)} words at once, one by one with a cache, and 3 and then 2: the same output")
+    print(f"  its cache is {cache}")
+    print(f"  its {len(decoder.parameters)} arrays of weights export to one ONNX graph, see `export`")
 
 
 def export(decoder: DecoderBlock, path: str | Path) -> Path:

@@ -33,7 +33,10 @@ def main(xp: Any = np) -> None:
 
     changed = x[:, :3, :]  # what comes later changes nothing before it
     near(head(changed, is_causal=True), output[:, :3, :])
-    print("how the last word of a sentence attends", weights[0, -1].round(3))
+    print("Weights of one causal head for the first sentence. Rows are queries, columns are keys:")
+    print(weights[0].round(3))
+    print("No word attends to a later one, so every weight above the diagonal is 0, and a shorter sentence")
+    print("gives the same output for the words that it has.")
     several(x, rng)
 
 
@@ -45,6 +48,7 @@ def several(x: Any, rng: np.random.Generator) -> None:
     layer = MultiHeadAttention(**maps, num_heads=HEADS).to(x)
     near(layer(x, is_causal=True), apart)
     assert apart.shape == (BATCH, WORDS, WIDTH)
+    print(f"{HEADS} heads one by one give the same output {apart.shape} as one layer with {HEADS} heads.")
 
 
 def stacked(maps: list[Linear]) -> Linear:

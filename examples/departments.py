@@ -48,6 +48,8 @@ def widths_that_differ(xp: Any) -> None:
     weights = exponentials / exponentials.sum(-1)[:, None]
     near(layer.weights(people, things), weights)
     near(layer(people, things), weights @ value)
+    print("Queries of width 6 and keys of width 5 are mapped to one width, 4, so that they can be compared:")
+    print(f"  query {tuple(query.shape)}, key {tuple(key.shape)}, weights {tuple(weights.shape)}")
 
 
 def variance(xp: Any) -> None:
@@ -56,6 +58,7 @@ def variance(xp: Any) -> None:
     That of n samples is off by sqrt(2 / n) or so of itself: five times that is allowed.
     """
     rng, count = np.random.default_rng(1), 1000
+    print("Without the scale 1 / sqrt(d_k), wide vectors give almost all weight to one key:")
     for width in (4, 64, 1024):
         query, key = (xp.asarray(rng.standard_normal((count, width), np.float32)) for _ in range(2))
         products = attention_scores(query, key, scale=1.0).diagonal()
@@ -65,7 +68,7 @@ def variance(xp: Any) -> None:
         assert abs(float((scores**2).mean()) - 1) < allowed
         unscaled, scaled = (attention_weights(query, key, scale=scale) for scale in (1.0, None))
         largest = [float(xp.amax(weights, -1).mean()) for weights in (unscaled, scaled)]
-        print(f"d_k = {width}: largest weights {largest[0]:.2f} unscaled, {largest[1]:.2f} scaled")
+        print(f"  d_k = {width:4}: the largest weight is {largest[0]:.2f} unscaled, {largest[1]:.2f} scaled")
     assert largest[0] > 0.9  # of d_k = 1024: all but a choice of one key, from which nothing is learned
     assert largest[1] < 0.2
 
@@ -78,6 +81,7 @@ def lookup(xp: Any) -> None:
     near(attention_weights(query, key, scale=1.0), xp.asarray(WEIGHTS))
     means = scaled_dot_product_attention(query, key, value, scale=1.0)
     near(means, xp.asarray(MEANS))
+    print("Queries that are the logarithm of chosen weights return exactly the weighted means of the values:")
     print(means)
 
 

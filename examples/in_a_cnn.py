@@ -59,35 +59,41 @@ def images(count: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def trained(net: nn.Module, rng: torch.Generator) -> list[float]:
-    """The loss of each step."""
+    """Train the network and return the loss of each step."""
     optimiser = torch.optim.Adam(net.parameters(), lr=1e-2)
     losses = []
-    for _ in range(STEPS):
+    for step in range(STEPS):
         x, same = images(32, rng)
         loss = nn.functional.binary_cross_entropy_with_logits(net(x), same)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
         losses.append(loss.item())
+        if step % 50 == 0 or step == STEPS - 1:
+            print(f"  step {step:3}  loss {losses[-1]:.3f}", flush=True)
     return losses
 
 
 def main() -> None:
     """Train the network with attention and without, and compare them on images that neither has seen."""
     right = {}
+    print(f"An image has {SIZE} x {SIZE} pixels of {COLOURS} colours, one of them marked.")
+    print("The network must find all pixels with the colour of the marked one.")
     for name in ("attention", "no attention"):
         with torch.random.fork_rng():
             torch.manual_seed(0)
             rng = torch.Generator().manual_seed(0)
             net = network(PixelAttention(CHANNELS, HEADS, rng) if name == "attention" else nn.Identity())
+        print(f"Training with {name} for {STEPS} steps:")
         losses = trained(net, rng)
         x, same = images(200, rng)
         right[name] = ((net(x) > 0) == (same > 0)).float().mean().item()
-        print(f"{name}: loss {losses[0]:.2f} -> {losses[-1]:.2f}, {right[name]:.0%} of new pixels right")
+        print(f"  {right[name]:.0%} of the pixels of {len(x)} new images are right")
         if name == "attention":
             assert losses[-1] < losses[0] / 4
     assert right["attention"] > 0.95
     assert right["no attention"] < 0.85  # most pixels have another colour, which is all that it learns
+    print("Without attention a pixel sees only its neighbours, so the network learns the most frequent answer.")
 
 
 if __name__ == "__main__":

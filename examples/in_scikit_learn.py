@@ -72,8 +72,12 @@ def main() -> None:
     }
     search = GridSearchCV(clone(pipeline), grid).fit(X, y)
     behind = search.score(unseen, labels)
-    print(f"unseen points right: {alone:.0%} by a line, {behind:.0%} behind attention")
-    print(search.best_params_)
+    print("The points lie on two rings, and no line separates them.")
+    print(f"A linear classifier alone is right for {alone:.0%} of the unseen points.")
+    print(f"With attention to landmarks before it, it is right for {behind:.0%}.")
+    print(
+        "The grid search chose", {name.partition("__")[2]: best for name, best in search.best_params_.items()}
+    )
     assert alone < 0.6
     assert behind > 0.9
 

@@ -35,6 +35,7 @@ def main(xp: Any = np) -> None:
     near(scaled_dot_product_attention(x, x, x, masks.padding(2)), formula(tokens, padded))
     both = masks.causal() & masks.padding(2)
     near(scaled_dot_product_attention(x, x, x, both), formula(tokens, ahead + padded))
+    print("As long as each row has a key, adding -1e9 gives the same output as a mask.")
     no_key(x, tokens)
 
 
@@ -47,7 +48,11 @@ def no_key(x: Any, tokens: np.ndarray) -> None:
     assert np.float32(LARGE) + np.float32(30) == np.float32(LARGE)  # the scores are lost in its last digit
     with np.errstate(over="ignore"):
         assert np.float16(LARGE) == -np.inf  # so in float16 such a row is NaN
-    print("without a key: by -1e9", by_number[0, 0].round(2), "by a mask", by_mask[0, 0])
+    print("If a row has no key, they differ. Adding -1e9 returns the mean of the padding:")
+    print(" ", by_number[0, 0].round(2))
+    print("A mask returns 0:")
+    print(" ", by_mask[0, 0])
+    print("The memory of one call, above its inputs:")
 
 
 def memory(length: int, *, long: bool = False) -> None:

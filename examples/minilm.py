@@ -181,6 +181,7 @@ def export(path: str | Path, **options: Any) -> Path:
 
 
 if __name__ == "__main__":
+    print("Similarity of five sentences: 1 for the same meaning, about 0 for unrelated ones.")
     embeddings = load()(*tokenized(SENTENCES))
     for sentence, similarities in zip(SENTENCES, embeddings @ embeddings.T, strict=True):
         print(" ".join(f"{each:5.2f}" for each in similarities), sentence)

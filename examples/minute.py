@@ -35,11 +35,14 @@ def main(xp: Any = np) -> None:
     alike = after @ after.T
     same = np.asarray(SENSES)[:, None] == np.asarray(SENSES)
     assert alike[same].min() > alike[~same].max()
-    print(f'cosine similarity of the vectors of "{WORD}", all 1 before the first layer')
+    print(f'Before the first layer "{WORD}" has the same vector in each sentence. After the last layer, the')
+    print("cosine similarity of its vectors is high for the same meaning and lower for different ones:")
     for row, sense, sentence in zip(alike, SENSES, SENTENCES, strict=True):
         print(" ".join(f"{each:.2f}" for each in row), f" {sense}  {sentence}")
 
-    print(f'\nwhat "{WORD}" looks at in head {HEAD} of layer {LAYER}, each counted from 0')
+    print(
+        f'\nIn head {HEAD} of layer {LAYER}, "{WORD}" attends to the word that shows its meaning (both from 0):'
+    )
     for (words, weights), telling in zip(maps(xp), TELLING, strict=True):
         row = weights[HEAD, words.index(WORD)]
         assert abs(row.sum() - 1) < 1e-5

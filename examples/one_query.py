@@ -36,7 +36,9 @@ def main(xp: Any = np) -> None:
     assert weights.shape == (1, 10)
     assert abs(float(weights.sum()) - 1) < 1e-6
     near(output, weights @ value)
-    print("weights", numbers(weights).round(3))
+    print("One query attends to ten keys. Its weights sum to 1:")
+    print(" ", numbers(weights).round(3))
+    print("The output is the average of the values with these weights. Five wishes of the tutorial:")
 
     multi_head(query, key, value)
     masking(query, key, value)
@@ -50,6 +52,7 @@ def multi_head(query: Any, key: Any, value: Any) -> None:
     layer = MultiHeadAttention.init(np.random.default_rng(0), 20, num_heads=4, like=query)
     assert layer(query, key, value).shape == (1, 20)
     assert layer.weights(query, key).shape == (4, 1, 10)
+    print("1. Several heads:", layer)
 
 
 def masking(query: Any, key: Any, value: Any) -> None:
@@ -57,13 +60,15 @@ def masking(query: Any, key: Any, value: Any) -> None:
     masked = scaled_dot_product_attention(query, key, value, masks.prefix(7))
     near(masked, scaled_dot_product_attention(query, key[:7], value[:7]))
     assert float(attention_weights(query, key, masks.prefix(7))[:, 7:].sum()) == 0
+    print("2. A mask: with", masks.prefix(7), "the last three keys have weight 0.")
 
 
 def efficient(query: Any, key: Any, value: Any) -> None:
     """Wish 3: no array of all scores is made, and keys that come in parts give the same output."""
     parts = [attention_state(query, key[keys], value[keys]) for keys in (slice(0, 4), slice(4, 10))]
     near(merge_states(parts).output, scaled_dot_product_attention(query, key, value))
-    print(explain(query, key, value))
+    print("3. Less memory: keys in two parts give the same output. The plan of the call:")
+    print("  ", str(explain(query, key, value)).replace("\n", "\n   "))
 
 
 def learnable_scale(query: Any, key: Any, value: Any, xp: Any) -> None:
@@ -74,6 +79,8 @@ def learnable_scale(query: Any, key: Any, value: Any, xp: Any) -> None:
     sharper = learned.with_parameters({"scale": learned.parameters["scale"] * 100})
     assert float(sharper.weights(query, key).max()) > float(learned.weights(query, key).max())
     assert learned(query, key, value).shape == sharper(query, key, value).shape
+    largest = [float(layer.weights(query, key).max()) for layer in (learned, sharper)]
+    print(f"4. A learned scale: times 100, the largest weight goes from {largest[0]:.2f} to {largest[1]:.2f}.")
 
 
 def among_other_layers(query: Any, key: Any, value: Any) -> None:
@@ -83,6 +90,7 @@ def among_other_layers(query: Any, key: Any, value: Any) -> None:
     embed = Linear(attention.out.weight)
     output = query + attention(embed(query), embed(key), embed(value))
     assert output.shape == query.shape
+    print("5. Part of a network: a layer is a function of arrays,", query.shape, "->", output.shape)
 
 
 def near(one: Any, other: Any) -> None:

@@ -34,11 +34,17 @@ def main(picture: str | None = None) -> None:
     turned = scaled_dot_product_attention(query, key, value, ignored)  # the mask as it came: the other keys
     assert np.all(turned[2] == 0)  # and none for the third query, whose output is 0
     assert not np.allclose(turned, output)
+    print("torch.nn marks the keys to ignore; sdpa_xp marks the keys that may be attended. ~mask converts one:")
+    print((~ignored).astype(int))
 
     for row, seen in zip(output, ~ignored, strict=True):
         assert inside(row, hull(value[seen]))
     assert not inside(value.max(axis=0) + 1, hull(value))
-    print("outputs, each within the hull of the values that it may attend:", output.round(3), sep="\n")
+    print(
+        "Each output lies within the convex hull of the values that its query may attend to:",
+        output.round(3),
+        sep="\n",
+    )
     if picture is not None:
         draw(value, output).savefig(picture)
 

@@ -68,7 +68,9 @@ def dot_product_attention(
     Examples:
         >>> import numpy as np
         >>> x = np.ones((2, 5, 4, 8))  # batch, length, heads, width
-        >>> dot_product_attention(x, x, x, is_causal=True, key_value_seq_lengths=[5, 3]).shape
+        >>> dot_product_attention(
+        ...     x, x, x, is_causal=True, key_value_seq_lengths=[5, 3]
+        ... ).shape
         (2, 5, 4, 8)
 
     References:

@@ -11,12 +11,17 @@ from sdpa_xp._checks import Implementation
 from sdpa_xp._chunks import CutCall, cut_call
 from sdpa_xp._core import threads
 from sdpa_xp._core.scores import Scores
+from sdpa_xp._display import Squares, captioned
 from sdpa_xp._kernels import choose_kernel
 from sdpa_xp._libraries.protocols import AnyArray, Dtype, Rng
 from sdpa_xp._tiles.layout import Layout
 from sdpa_xp._tiles.plan import Plan, plan_tiles
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
+
+MOST_SQUARES = 64
+"""The most squares of a side in the picture of the tiles; of more, every so many are drawn."""
+TILE_COLOURS = {"#": "#2f86c5", "+": "#d55e00"}
 
 
 class Explanation(NamedTuple):
@@ -34,12 +39,25 @@ class Explanation(NamedTuple):
     """The number of all tiles; the tiles that are not computed are fully masked."""
     threads: int
     """The number of threads that share the tiles; 1 if the arrays' library decides about threads."""
+    tile_map: tuple[str, ...] = ()
+    """A line for each range of queries, a character for each tile of keys: "#" is computed without a mask, "+"
+    with one, "." is skipped. If batch entries or heads are computed one by one, it shows the first."""
 
     def __str__(self) -> str:
         rows, columns = self.tile
         order = f"in {self.threads} threads" if self.threads > 1 else "one after the other"
         tiles = f"{self.tiles} of {self.total_tiles} tiles of {rows} queries x {columns} keys, {order}"
         return f"{self.implementation}: {self.reason}\n" + (tiles if self.implementation == "xp" else "")
+
+    def _repr_html_(self) -> str:
+        """Return the tiles as a notebook shows them, coloured by what is done with them."""
+        step = max(1, -(-max(len(self.tile_map), *map(len, self.tile_map), 0) // MOST_SQUARES))
+        squares = [row[::step] for row in self.tile_map[::step]]
+        picture = Squares(
+            squares, TILE_COLOURS, "The tiles: queries from top to bottom, keys from left to right"
+        )
+        note = "blue: computed without a mask; orange: masked in part; empty: skipped"
+        return captioned(str(self).strip(), [picture], note)
 
 
 def explain(
@@ -107,15 +125,35 @@ def explain(
         return _explain_chunks(cut)
     scores = call.scores_without_dropout()
     plan = plan_tiles(call.grid, scores.group, call.sizes.width + call.arrays["value"].shape[-1])
+    computed, tile_map = _mapped_tiles(scores, plan)
     all_tiles = len(plan.tasks()) * len([*plan.column_ranges(range(plan.keys))])
     return Explanation(
         implementation="xp" if choice.kernel is None else "native",
         reason=choice.reason,
         tile=(min(plan.rows, plan.queries), min(plan.columns, plan.keys)),
-        tiles=_count_tiles(scores, plan),
+        tiles=computed,
         total_tiles=all_tiles,
         threads=threads.thread_count() if plan.threads is None else 1,
+        tile_map=tile_map,
     )
+
+
+def _mapped_tiles(scores: Scores, plan: Plan) -> tuple[int, tuple[str, ...]]:
+    """Count the tiles in which some pair may attend, and draw those of the first batch entry and head."""
+    tasks = plan.tasks()
+    rows, columns = (
+        -(-length // side) for length, side in ((plan.queries, plan.rows), (plan.keys, plan.columns))
+    )
+    drawn, count = [["."] * columns for _ in range(rows)], 0
+    for task in tasks:
+        for tile, allowed in scores.slice_leading(task.leading).tiles(task.rows, plan):
+            count += 1
+            if task.leading == tasks[0].leading:
+                # The first tile of a range begins where the mask does, so a tile may reach into two places.
+                line = drawn[tile.rows.start // plan.rows]
+                for place in range(tile.columns.start // plan.columns, -(-tile.columns.stop // plan.columns)):
+                    line[place] = "#" if allowed is True and line[place] != "+" else "+"
+    return count, tuple("".join(line) for line in drawn)
 
 
 def _explain_chunks(cut: CutCall) -> Explanation:
@@ -128,8 +166,3 @@ def _explain_chunks(cut: CutCall) -> Explanation:
         total_tiles=math.prod(map(len, cut.pieces.ranges)),
         threads=1,
     )
-
-
-def _count_tiles(scores: Scores, plan: Plan) -> int:
-    """Count the tiles in which some pair may attend."""
-    return sum(1 for task in plan.tasks() for _ in scores.slice_leading(task.leading).tiles(task.rows, plan))

@@ -101,7 +101,9 @@ def scaled_dot_product_attention_vjp(
     Examples:
         >>> import numpy as np
         >>> query, key, value = np.zeros((1, 2)), np.eye(2), np.asarray([[1.0], [3.0]])
-        >>> output, pullback = scaled_dot_product_attention_vjp(query, key, value, scale=1)
+        >>> output, pullback = scaled_dot_product_attention_vjp(
+        ...     query, key, value, scale=1
+        ... )
         >>> gradients = pullback(np.ones_like(output))
         >>> gradients["query"], gradients["value"]
         (array([[-0.5,  0.5]]), array([[0.5],

@@ -8,7 +8,8 @@ from typing import Generic, TypeVar, cast
 from sdpa_xp import _checks as checks
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._checks import Implementation
-from sdpa_xp._libraries import device_of, namespace_of
+from sdpa_xp._display import table
+from sdpa_xp._libraries import device_of, dtype_name, library_of, namespace_of
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp._tiles.layout import Layout, slice_of_axis
 from sdpa_xp.attention import compute_output
@@ -104,6 +105,18 @@ class KVCache(Generic[A]):
 
     def __repr__(self) -> str:
         return f"KVCache(key={checks.brief(self.key)}, value={checks.brief(self.value)})"
+
+    def _repr_html_(self) -> str:
+        """Return the table that a notebook shows."""
+        key, room = self._buffers.key, self._buffers.key.shape[self._axis]
+        rows = [
+            ("tokens", f"{self._length:,}" + (f" of {room:,}" if room > self._length else "")),
+            ("key", str(tuple(self.key.shape))),
+            ("value", str(tuple(self.value.shape))),
+            ("layout", self._layout),
+            ("arrays", f"{library_of(key).name}, {dtype_name(key.dtype)}, {device_of(key)}"),
+        ]
+        return table("KVCache", rows if self._rotary is None else [*rows, ("rotary", str(self._rotary))])
 
     @property
     def layout(self) -> Layout:

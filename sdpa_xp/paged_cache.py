@@ -13,6 +13,8 @@ from sdpa_xp._checks import Implementation
 from sdpa_xp._core import streaming
 from sdpa_xp._core.block_writes import pool_with_tokens, split_into_blocks, write_tokens
 from sdpa_xp._core.key_value_source import PagedSource
+from sdpa_xp._display import table
+from sdpa_xp._libraries import device_of, dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Dtype, Rng, Shape
 from sdpa_xp._tiles.layout import Layout
 from sdpa_xp._tiles.plan import plan_blocks
@@ -21,6 +23,8 @@ from sdpa_xp.masks import Mask
 from sdpa_xp.positional.rotary import Rotary, rotate
 
 A = TypeVar("A", bound=AnyArray)
+MOST_SEQUENCES = 8
+"""The most sequences that a notebook shows."""
 
 
 class PagedKVCache(Generic[A]):
@@ -52,7 +56,9 @@ class PagedKVCache(Generic[A]):
     Examples:
         >>> import numpy as np
         >>> pool = np.zeros((4, 1, 16, 2))  # 4 blocks of 16 tokens, one head
-        >>> cache = PagedKVCache(pool, pool.copy(), block_table=[[2, 0], [3, -1]], lengths=[16, 5])
+        >>> cache = PagedKVCache(
+        ...     pool, pool.copy(), block_table=[[2, 0], [3, -1]], lengths=[16, 5]
+        ... )
         >>> token = np.ones((2, 1, 1, 2))  # one for each of two sequences
         >>> cache = cache.append(token, token)
         >>> cache.lengths, cache.attend(token).shape
@@ -96,6 +102,19 @@ class PagedKVCache(Generic[A]):
 
     def __repr__(self) -> str:
         return f"PagedKVCache(key_blocks={checks.brief(self.key_blocks)}, lengths={self.lengths})"
+
+    def _repr_html_(self) -> str:
+        """Return the table that a notebook shows, with the first sequences."""
+        pool, size = self._key_blocks, self.block_size
+        facts = f"{pool.shape[0]:,} blocks of {size} tokens, {dtype_name(pool.dtype)}, {device_of(pool)}"
+        sequences = [
+            (str(number), f"{length:,}", ", ".join(map(str, blocks[: -(-length // size)])))
+            for number, (length, blocks) in enumerate(zip(self._lengths, self._table, strict=True))
+        ]
+        left_out = len(sequences) - MOST_SEQUENCES
+        more = [("...", f"and {left_out:,} more", "")] if left_out > 0 else []
+        header = ("sequence", "tokens", "blocks")
+        return table(f"PagedKVCache: {facts}", [*sequences[:MOST_SEQUENCES], *more], header)
 
     @property
     def layout(self) -> Layout:

@@ -45,7 +45,7 @@ def attention(facts: dict[str, Any], rows: list[Row]) -> Iterator[str]:
             yield picture(drawn, SEEN[name])
     yield "### Bars"
     count = len(report.bars(rows)) - 2
-    yield f"What is to be reached, and what was: {len(missed)} of {count} are missed."
+    yield f"The targets and the results: {len(missed)} of {count} are missed."
     yield "\n".join(report.bars(rows))
     yield "### Where the time goes"
     yield report.WHERE
@@ -68,7 +68,7 @@ def gpu() -> Iterator[str]:
     yield "## On a GPU"
     if not GPU.exists():
         command = "python tests/gpu/run.py results/gpu.json"
-        yield f"No results of a GPU are in the repository; `{command}` measures them on one."
+        yield f"The repository has no results from a GPU. `{command}` measures them on one."
         return
     results = json.loads(GPU.read_text())
     yield f"{results['gpu']}, Python {results['python']}, {results['date']}."

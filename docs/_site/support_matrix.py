@@ -6,7 +6,7 @@ from typing import Any
 
 from evidence import DTYPES, FEATURES, NAMES, RESULTS, ROWS, Notes, about, column, columns, table
 
-ABSENT = "it is not installed where the matrix was made, or has no device there"
+ABSENT = "it was not installed, or had no device, on the machine that made the matrix"
 
 
 def page() -> str:
@@ -21,7 +21,7 @@ def page() -> str:
             "and run in it on the CPU.",
             matrix(notes, columns(exported=True), []),
             "## Why not",
-            "The messages are those that a caller sees.",
+            "These are the error messages of the refused calls.",
             notes.shown(),
         ]
     )

@@ -8,7 +8,7 @@ from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.prepare import prepare
 from sdpa_xp._tiles.plan import plan_tiles
 from sdpa_xp.masks import Mask
-from sdpa_xp.plot.panels import FONT, THEMES, paint
+from sdpa_xp.plot.panels import FONT, THEMES, Theme, paint
 
 
 def computed(x: Any, mask: Mask) -> list[tuple[range, range, bool]]:
@@ -25,34 +25,46 @@ def computed(x: Any, mask: Mask) -> list[tuple[range, range, bool]]:
 
 
 def draw(x: Any, masks: list[Mask], *, theme: str) -> Any:
-    """A panel a mask; tiles that are not computed are left empty."""
+    """Draw one panel for each mask. Tiles that are not computed stay empty."""
     from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
 
-    colours, length = THEMES[theme], x.shape[-2]
+    colours = THEMES[theme]
     figure = Figure(figsize=(3.2 * len(masks), 3.9), layout="constrained", facecolor="none")
     for axes, mask in zip(figure.subplots(1, len(masks), squeeze=False).flat, masks, strict=True):
-        for rows, columns, whole in computed(x, mask):
-            axes.fill_between(
-                [columns.start, columns.stop],
-                rows.start,
-                rows.stop,
-                facecolor=colours.full if whole else colours.contrast,
-                edgecolor=colours.ink,
-                linewidth=0.4,
-            )
-        axes.set(xlim=(0, length), ylim=(length, 0), aspect="equal", xlabel="key", ylabel="query")
-        axes.set(title=str(mask), facecolor=colours.empty)
+        draw_panel(axes, x, mask, colours)
+        axes.set(title=str(mask))
         paint(axes, colours)
         axes.set_facecolor(colours.empty)
+    legend(figure, colours)
+    return figure
+
+
+def draw_panel(axes: Any, x: Any, mask: Mask, colours: Theme) -> None:
+    """Draw the tiles of self-attention of `x` (L, E) under `mask`."""
+    for rows, columns, whole in computed(x, mask):
+        axes.fill_between(
+            [columns.start, columns.stop],
+            rows.start,
+            rows.stop,
+            facecolor=colours.full if whole else colours.contrast,
+            edgecolor=colours.ink,
+            linewidth=0.4,
+        )
+    length = x.shape[-2]
+    axes.set(xlim=(0, length), ylim=(length, 0), aspect="equal", xlabel="key", ylabel="query")
+    axes.set_facecolor(colours.empty)
+
+
+def legend(figure: Any, colours: Theme) -> None:
+    """Say below the panels what the colours mean."""
+    from matplotlib.patches import Patch
+
     kinds = {"no mask needed": colours.full, "masked in part": colours.contrast, "skipped": colours.empty}
-    patches = [Patch(facecolor=fill, edgecolor=colours.ink, label=name) for name, fill in kinds.items()]
     figure.legend(
-        handles=patches,
+        handles=[Patch(facecolor=fill, edgecolor=colours.ink, label=name) for name, fill in kinds.items()],
         loc="outside lower center",
         ncols=3,
         frameon=False,
         labelcolor=colours.ink,
         fontsize=FONT,
     )
-    return figure

@@ -56,7 +56,10 @@ def save(
         >>> from sdpa_xp_export import TensorSpec, export_attention
         >>> qkv = TensorSpec("float32", ("B", 8, "L", 64))
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     save(export_attention(qkv, qkv, qkv, is_causal=True), f"{folder}/attention.onnx").name
+        ...     save(
+        ...         export_attention(qkv, qkv, qkv, is_causal=True),
+        ...         f"{folder}/attention.onnx",
+        ...     ).name
         'attention.onnx'
     """
     if not isinstance(model, LargeModel | onnx.ModelProto):

@@ -35,7 +35,9 @@ class TensorSpec:
     Examples:
         >>> TensorSpec("float32", ("B", 8, "L", 64))
         TensorSpec(dtype='float32', shape=('B', 8, 'L', 64))
-        >>> TensorSpec.parse("float32[B,8,L,64]") == TensorSpec("float32", ("B", 8, "L", 64))
+        >>> TensorSpec.parse("float32[B,8,L,64]") == TensorSpec(
+        ...     "float32", ("B", 8, "L", 64)
+        ... )
         True
     """
 

@@ -95,7 +95,10 @@ def to_onnx(
         >>> def layer(x):
         ...     return scaled_dot_product_attention(x @ weight, x, x, is_causal=True)
         >>> model = to_onnx(layer, TensorSpec("float32", ("B", 2, "L", 8)))
-        >>> [value.name for value in model.graph.input], [value.name for value in model.graph.output]
+        >>> (
+        ...     [value.name for value in model.graph.input],
+        ...     [value.name for value in model.graph.output],
+        ... )
         (['x'], ['output'])
 
     References:

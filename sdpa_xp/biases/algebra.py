@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, cast
 
 from sdpa_xp import _checks as checks
+from sdpa_xp._display import sampled_bias
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.allowed import Allowed, is_masked
 from sdpa_xp._tiles.gradient_target import GradientTarget
@@ -61,6 +62,10 @@ class Bias(ScoreModifier, ABC):
     def parts(self) -> tuple[Bias, ...]:
         """The biases that `+` joined to this one."""
         return ()
+
+    def _repr_html_(self) -> str | None:
+        """Return the picture that a notebook shows."""
+        return sampled_bias(self)
 
     @abstractmethod
     def bind(self, grid: ScoreGrid, /) -> tuple[Term, ...]:

@@ -71,7 +71,9 @@ def from_function(score_mod: ScoreFunction) -> Bias:
 
     Examples:
         >>> from sdpa_xp import biases
-        >>> nearer = biases.from_function(lambda score, b, h, q_idx, kv_idx: score - abs(q_idx - kv_idx))
+        >>> nearer = biases.from_function(
+        ...     lambda score, b, h, q_idx, kv_idx: score - abs(q_idx - kv_idx)
+        ... )
         >>> biases.to_array(nearer, (2, 3))
         array([[ 0., -1., -2.],
                [-1.,  0., -1.]])

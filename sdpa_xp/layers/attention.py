@@ -9,7 +9,7 @@ from typing import Any, TypedDict, TypeVar, Unpack, cast
 
 from sdpa_xp import _checks as checks
 from sdpa_xp._checks import Implementation
-from sdpa_xp._libraries import accumulation_dtype, is_array, namespace_of
+from sdpa_xp._libraries import accumulation_dtype, dtype_name, is_array, namespace_of
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp._tiles.layout import swap_heads_and_length
 from sdpa_xp.attention import attention_state, scaled_dot_product_attention
@@ -48,6 +48,31 @@ class Attention(Layer):
     value: Linear
     scale: float | AnyArray | None = field(default=None, kw_only=True)
     temperature: float | AnyArray = field(default=1.0, kw_only=True)
+
+    def __repr__(self) -> str:
+        """Return the widths, the heads, and the options that are not the default."""
+        maps = [self.query, self.key, self.value]
+        widths = [*dict.fromkeys(str(linear.widths[0]) for linear in maps)]
+        shown = [f"{', '.join(widths)} -> {self._out_width}"]
+        shown += [f"{name}={count}" for name, count in self._counts.items()]
+        shown.append(dtype_name(self.query.weight.dtype))
+        options = {name: getattr(self, name, None) for name in ("scale", "temperature", "sinks")}
+        defaults = {"temperature": 1.0}
+        shown += [
+            f"{name}={checks.brief(option)}"
+            for name, option in options.items()
+            if is_array(option) or option != defaults.get(name)
+        ]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    @property
+    def _out_width(self) -> int:
+        return self.value.widths[1]
+
+    @property
+    def _counts(self) -> dict[str, int]:
+        """The numbers of heads, for the repr."""
+        return {}
 
     @property
     def head_counts(self) -> tuple[int, int]:
@@ -197,8 +222,13 @@ class Attention(Layer):
             >>> from sdpa_xp import KVCache
             >>> from sdpa_xp.layers import MultiHeadAttention
             >>> layer = MultiHeadAttention.init(np.random.default_rng(0), 64, num_heads=8)
-            >>> words, next_word = np.ones((2, 5, 64), np.float32), np.ones((2, 1, 64), np.float32)
-            >>> cache = KVCache(*layer.project_key_value(words)).append(*layer.project_key_value(next_word))
+            >>> words, next_word = (
+            ...     np.ones((2, 5, 64), np.float32),
+            ...     np.ones((2, 1, 64), np.float32),
+            ... )
+            >>> cache = KVCache(*layer.project_key_value(words)).append(
+            ...     *layer.project_key_value(next_word)
+            ... )
             >>> layer.attend(next_word, cache).shape
             (2, 1, 64)
         """

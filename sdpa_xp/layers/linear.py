@@ -10,6 +10,7 @@ from sdpa_xp import _checks as checks
 from sdpa_xp._libraries import (
     accumulation_dtype,
     astype_if_needed,
+    dtype_name,
     leading_array,
     library_of,
     namespace_of,
@@ -76,6 +77,11 @@ class Linear(Layer):
             y = array @ xp.matrix_transpose(weight)
             y = y if self.bias is None else y + cast(Array, self.bias)
             return cast(A, astype_if_needed(xp, y, x.dtype))
+
+    def __repr__(self) -> str:
+        in_width, out_width = self.widths
+        bias = ", bias=None" if self.bias is None else ""
+        return f"Linear({in_width} -> {out_width}{bias}, {dtype_name(self.weight.dtype)})"
 
     @property
     def widths(self) -> tuple[int, int]:

@@ -44,7 +44,10 @@ class MultiHeadAttention(Attention):
         >>> import numpy as np
         >>> rng = np.random.default_rng(0)
         >>> layer = MultiHeadAttention.init(rng, 64, 48, num_heads=8, num_kv_heads=2)
-        >>> words, pixels = np.ones((2, 5, 64), np.float32), np.ones((2, 9, 48), np.float32)
+        >>> words, pixels = (
+        ...     np.ones((2, 5, 64), np.float32),
+        ...     np.ones((2, 9, 48), np.float32),
+        ... )
         >>> layer(words, pixels).shape, layer.weights(words, pixels).shape
         ((2, 5, 64), (2, 8, 5, 9))
 
@@ -68,6 +71,17 @@ class MultiHeadAttention(Attention):
         )
         object.__setattr__(self, "num_kv_heads", key_heads)
         self._check_arrays({"scale": self.scale, "sinks": self.sinks})
+
+    @property
+    def _out_width(self) -> int:
+        return self.value.widths[1] if self.out is None else self.out.widths[1]
+
+    @property
+    def _counts(self) -> dict[str, int]:
+        counts = {"num_heads": self.num_heads}
+        if self.num_kv_heads != self.num_heads:
+            counts["num_kv_heads"] = self.num_kv_heads
+        return counts
 
     @classmethod
     def init(
@@ -160,7 +174,9 @@ class MultiHeadAttention(Attention):
         Examples:
             >>> import numpy as np
             >>> layer = MultiHeadAttention.init(np.random.default_rng(0), 8, num_heads=2)
-            >>> file = {f"encoder.{name}": array for name, array in layer.parameters.items()}
+            >>> file = {
+            ...     f"encoder.{name}": array for name, array in layer.parameters.items()
+            ... }
             >>> MultiHeadAttention.from_mapping(file, "encoder.", num_heads=2).num_kv_heads
             2
         """

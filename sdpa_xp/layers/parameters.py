@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from html import escape
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from sdpa_xp import _checks as checks
-from sdpa_xp._libraries import is_array
+from sdpa_xp._display import nested
+from sdpa_xp._libraries import dtype_name, is_array
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.layers.transfer import copy_to, destination_of
 
@@ -29,7 +32,7 @@ class Layer:
         ...         return x + self.inner(x)
         >>> block = Residual(Linear.init(np.random.default_rng(0), 4, 4))
         >>> [*block.parameters], block.to(np)
-        (['inner.weight', 'inner.bias'], Residual(Linear(weight=<float32 (4, 4)>, bias=[0, 0, 0, 0])))
+        (['inner.weight', 'inner.bias'], Residual(Linear(4 -> 4, float32)))
     """
 
     __slots__ = ()
@@ -81,6 +84,12 @@ class Layer:
     def __repr__(self) -> str:
         return checks.call_of(cast("DataclassInstance", self), type(self).__name__)
 
+    def _repr_html_(self) -> str:
+        """Return the tree that a notebook shows: the layers in this one, and the shape of each array."""
+        items = [html for name, value in _field_values(self).items() for html in _shown_field(name, value)]
+        count = sum(math.prod(array.shape) for array in self.parameters.values())
+        return nested(f"{self!r}: {count:,} parameters", items)
+
     def _replace_parameters(self, parameters: Mapping[str, AnyArray], prefix: str) -> Self:
         changed: dict[str, Any] = {
             name: _replace_in(value, parameters, prefix + name) for name, value in _field_values(self).items()
@@ -96,6 +105,17 @@ def _arrays_in(name: str, value: object) -> dict[str, AnyArray]:
         items = [_arrays_in(f"{name}.{n}", item) for n, item in enumerate(value)]
         return {inner: array for arrays in items for inner, array in arrays.items()}
     return {name: value} if is_array(value) else {}
+
+
+def _shown_field(name: str, value: object) -> list[str]:
+    """Return the layers and arrays in a field as HTML; other fields are in the repr."""
+    if isinstance(value, Layer):
+        return [f"{escape(name)}: {value._repr_html_()}"]
+    if isinstance(value, tuple | list):
+        return [html for n, item in enumerate(value) for html in _shown_field(f"{name}.{n}", item)]
+    if is_array(value):
+        return [f"<code>{escape(name)}</code> {dtype_name(value.dtype)} {tuple(value.shape)}"]
+    return []
 
 
 def _replace_in(value: Any, parameters: Mapping[str, AnyArray], name: str) -> Any:

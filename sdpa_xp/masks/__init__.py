@@ -3,10 +3,10 @@
 Pass any of them as `attn_mask`. Masks are lightweight objects; no L x S array is built. Fully masked tiles are
 skipped, and fully allowed tiles need no mask.
 
-    masks.causal("lower_right") & masks.sliding_window(255, 0)      a window over a cache
-    masks.causal() & masks.padding(key_lengths=[3, 7])              a ragged batch
-    masks.causal() | masks.prefix(10)                               a prefix LM
-    masks.causal() & masks.document([0, 0, 1, 1, 1])                packed sequences
+    masks.causal("lower_right") & masks.sliding_window(255, 0)  # a window over a cache
+    masks.causal() & masks.padding(key_lengths=[3, 7])  # a ragged batch
+    masks.causal() | masks.prefix(10)  # a prefix LM
+    masks.causal() & masks.document([0, 0, 1, 1, 1])  # packed sequences
 
 torch.compile cannot trace `~mask` and `mask & tensor`. Create the mask outside of the compiled function, or
 write `mask & masks.from_array(tensor)`. With array-api-strict, put the mask on the left of an array.

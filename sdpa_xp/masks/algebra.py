@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from sdpa_xp import _checks as checks
+from sdpa_xp._display import sampled_mask
 from sdpa_xp._libraries import is_traced
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.allowed import Allowed, both, collapse_uniform, either
@@ -65,6 +66,10 @@ class Mask(ScoreModifier, ABC):
     def parts(self) -> tuple[Mask, ...]:
         """The masks that an operator joined to this one."""
         return ()
+
+    def _repr_html_(self) -> str | None:
+        """Return the picture that a notebook shows."""
+        return sampled_mask(self)
 
     @abstractmethod
     def bind(self, grid: ScoreGrid, /) -> Pattern:

@@ -69,7 +69,9 @@ def from_function(mask_mod: MaskFunction) -> Mask:
 
     Examples:
         >>> from sdpa_xp import masks
-        >>> even = masks.from_function(lambda b, h, q_idx, kv_idx: (kv_idx % 2 == 0) & (kv_idx <= q_idx))
+        >>> even = masks.from_function(
+        ...     lambda b, h, q_idx, kv_idx: (kv_idx % 2 == 0) & (kv_idx <= q_idx)
+        ... )
         >>> masks.to_array(even, (3, 3)).astype(int)
         array([[1, 0, 0],
                [1, 0, 0],

@@ -42,7 +42,9 @@ def document(query_ids: Sequence[int] | AnyArray, key_ids: Sequence[int] | AnyAr
 
     Examples:
         >>> from sdpa_xp import masks
-        >>> masks.to_array(masks.causal() & masks.document([7, 7, 9]), (3, 3)).astype(int)
+        >>> masks.to_array(masks.causal() & masks.document([7, 7, 9]), (3, 3)).astype(
+        ...     int
+        ... )
         array([[1, 0, 0],
                [1, 1, 0],
                [0, 0, 1]])
@@ -64,7 +66,7 @@ class Document(Mask):
     def bind(self, grid: ScoreGrid) -> Pattern:
         xp, shared = grid.xp, self.key_ids is None
         name, ids = ("query_ids", self.query_ids) if shared else ("key_ids", self.key_ids)
-        hint = "`key_ids` tells those of the keys, where S is not L." if shared else ""
+        hint = "If S is not L, pass the ids of the keys as `key_ids`." if shared else ""
         queries = grid.check_ids("attn_mask.query_ids", self.query_ids, grid.queries, "L")
         keys = grid.check_ids(f"attn_mask.{name}", ids, grid.keys, "S", hint)
         # with an axis of heads: (..., 1, L, 1) and (..., 1, 1, S)

@@ -61,7 +61,9 @@ def attention(
         >>> from sdpa_xp import attention_weights, masks, plot
         >>> x, words = np.eye(3), ["one", "minute", "."]
         >>> weights = attention_weights(x, x, is_causal=True)
-        >>> figure = plot.attention(weights, query_tokens=words, key_tokens=words, mask=masks.causal())
+        >>> figure = plot.attention(
+        ...     weights, query_tokens=words, key_tokens=words, mask=masks.causal()
+        ... )
         >>> [label.get_text() for label in figure.axes[0].get_xticklabels()]
         ['one', 'minute', '.']
 

@@ -64,8 +64,16 @@ def mask(mask: Mask, shape: tuple[int, ...], *, like: Any = None, theme: ThemeNa
         index = _unravel_index(number, leading)
         pairs = checks.readable(FUNCTION, "mask", allowed[(*index, ...)])
         axes.imshow(pairs, cmap=shades, vmin=0, vmax=1, aspect=axes.get_aspect())
-        axes.set_title(", ".join(map(str, index)) or title)
+        axes.set_title(_panel_title(index) if index else title)
     return figure
+
+
+def _panel_title(index: tuple[int, ...]) -> str:
+    """Return which batch entry and head a panel shows, as "batch 1, head 0"."""
+    *entry, head = index
+    if not entry:
+        return f"head {head}"
+    return f"batch {', '.join(map(str, entry))}, head {head}"
 
 
 def _unravel_index(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -62,8 +62,9 @@ def memory(
         Dao, "FlashAttention-2", arXiv 2307.08691, section 3.1.
     """
     require_matplotlib(FUNCTION)
-    from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator
+
+    from sdpa_xp.plot.shown_figure import ShownFigure
 
     colours = theme_of(FUNCTION, theme)
     lengths = sorted(checks.lengths(FUNCTION, "lengths", lengths))
@@ -73,7 +74,7 @@ def memory(
     score_bytes = 8 if dtype == "float64" else 4
     element_bytes = {"float64": 8, "float32": 4}.get(dtype, 2)
 
-    figure = Figure(figsize=(5.6, 3.8), layout="constrained", facecolor="none")
+    figure = ShownFigure(figsize=(5.6, 3.8), layout="constrained", facecolor="none")
     axes = figure.subplots()
     sizes = {
         "all scores, L x L": [score_bytes * length**2 for length in lengths],

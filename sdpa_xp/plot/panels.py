@@ -78,7 +78,7 @@ def grid(count: int, query_labels: Labels, key_labels: Labels, theme: Theme, *, 
 
     Queries run downwards, keys to the right.
     """
-    from matplotlib.figure import Figure
+    from sdpa_xp.plot.shown_figure import ShownFigure
 
     columns = min(count, COLUMNS)
     rows, most = -(-count // columns), MOST if count == 1 else MOST_OF_MANY
@@ -87,7 +87,7 @@ def grid(count: int, query_labels: Labels, key_labels: Labels, theme: Theme, *, 
     inches = columns * (width + 0.15), rows * (height + 0.35)
     beside_panels = query_labels.inches + (1.4 + 0.05 * width if count == 1 else 1.1)
     size = max(inches[0] + beside_panels, least_width), inches[1] + key_labels.inches + 0.3
-    figure = Figure(figsize=size, layout="constrained", facecolor="none")
+    figure = ShownFigure(figsize=size, layout="constrained", facecolor="none")
     panels = [*figure.subplots(rows, columns, squeeze=False).flat]
     for number, axes in enumerate(panels):
         axes.set_visible(number < count)

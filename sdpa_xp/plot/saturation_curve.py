@@ -68,14 +68,14 @@ def saturation(
         Vaswani et al., "Attention is all you need", arXiv 1706.03762, section 3.2.1, footnote 4.
     """
     require_matplotlib(FUNCTION)
-    from matplotlib.figure import Figure
+    from sdpa_xp.plot.shown_figure import ShownFigure
 
     colours = theme_of(FUNCTION, theme)
     widths = sorted(checks.lengths(FUNCTION, "widths", widths))
     keys = checks.integer(FUNCTION, "keys", keys, least=2)
     curves = _simulate(widths, keys, checks.numpy_generator(FUNCTION, rng))
 
-    figure = Figure(figsize=(8, 3.4), layout="constrained", facecolor="none")
+    figure = ShownFigure(figsize=(8, 3.4), layout="constrained", facecolor="none")
     variance, largest = figure.subplots(1, 2)
     _draw_lines(variance, widths, curves, [curve.variances for curve in curves], colours)
     _draw_lines(largest, widths, curves, [curve.largest for curve in curves], colours)

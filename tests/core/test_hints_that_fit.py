@@ -26,7 +26,7 @@ HINTS: dict[str, tuple[str, Callable[[], Any], Callable[[], Any]]] = {
         lambda: scaled_dot_product_attention(X, X, X, bias=biases.from_function(lambda s, b, h, i, j: 1)),
     ),
     "documents of the queries alone": (
-        "`key_ids` tells those of the keys, where S is not L.",
+        "If S is not L, pass the ids of the keys as `key_ids`.",
         lambda: scaled_dot_product_attention(X, X[:, :2], X[:, :2], masks.document([0, 0, 1])),
         lambda: scaled_dot_product_attention(X, X[:, :2], X[:, :2], masks.document([0, 0, 1], [0])),
     ),

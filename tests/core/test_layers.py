@@ -294,7 +294,7 @@ def test_a_layer_of_ones_own(library: Library, rng: np.random.Generator) -> None
     exact = x + 0.5 * expect(attention, [x], {})[0]
     np.testing.assert_allclose(found, exact, rtol=0, atol=4e-6)
     assert placed.name == "block"
-    assert repr(block).startswith("Block(attention=MultiHeadAttention(query=Linear(")
+    assert repr(block).startswith("Block(attention=MultiHeadAttention(8 -> 8, num_heads=")
     back = placed.to(np) if library.lazy else library.call(placed.to, np.zeros(1, F))
     assert [*back.parameters] == names
 
@@ -568,10 +568,13 @@ def test_traps_of_moving(target: str) -> None:
 def test_repr_says_what_it_is_made_of() -> None:
     weight, bias = np.ones((8, 8), F), np.ones(8, F)
     layer = SingleHeadAttention(Linear(weight), Linear(weight), Linear(weight, bias), temperature=2.0)
-    w = "weight=<float32 (8, 8)>"
-    expected = "query=Linear(<float32 (8, 8)>), key=Linear(<float32 (8, 8)>)"
-    assert repr(layer).startswith(f"SingleHeadAttention({expected}, value=Linear({w}, bias=[1, ")
-    assert repr(layer).endswith("temperature=2.0)")
+    assert repr(layer) == "SingleHeadAttention(8 -> 8, float32, temperature=2.0)"
+    assert repr(layer.key) == "Linear(8 -> 8, bias=None, float32)"
+    assert repr(layer.value) == "Linear(8 -> 8, float32)"
+    heads = MultiHeadAttention.init(np.random.default_rng(0), 64, 48, num_heads=8, num_kv_heads=2)
+    assert repr(heads) == "MultiHeadAttention(64, 48 -> 64, num_heads=8, num_kv_heads=2, float32)"
+    learned = dataclasses.replace(multi(8)(), scale=2.0, temperature=np.ones(4, F))
+    assert repr(learned).endswith("float32, scale=2.0, temperature=[1, 1, 1, 1])")
 
 
 def test_masks_are_passed_on() -> None:

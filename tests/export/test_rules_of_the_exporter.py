@@ -139,7 +139,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ),
         ValueError,
         "`attn_mask.query_ids` must have one integer for each of S, too; got L=L, S=S. "
-        "`key_ids` tells those of the keys.",
+        "Pass the ids of the keys as `key_ids`.",
     ),
     "documents of other lengths": (
         lambda: export(attn_mask=masks.document(ints(6), ints(7))),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ import agreement_page  # noqa: E402
 import benchmark_page  # noqa: E402
 import evidence  # noqa: E402
 import linked as linked_names  # noqa: E402
+import plots  # noqa: E402
 import support_matrix  # noqa: E402
 from bars import BARS, Bar  # noqa: E402
 from measuring import Row, Spread  # noqa: E402
@@ -103,9 +105,22 @@ def test_a_bar_that_is_missed_is_shown_as_missed() -> None:
     assert "| 9 | **no** |" in text
 
 
+def test_no_two_lines_of_a_panel_look_alike() -> None:
+    """They differ in colour, or one is solid and the other dashed."""
+    facts = json.loads((ROOT / "results/attention.json").read_text())
+    rows = [benchmark_page.row_of(each) for each in facts["rows"]]
+    for plot in plots.PLOTS.values():
+        drawn = plots.figure(rows, plot)
+        assert drawn is not None
+        for axes in drawn.axes:
+            lines = [bars.lines[0] for bars in axes.containers]
+            looks = [(line.get_color(), line.get_linestyle()) for line in lines]
+            assert len(set(looks)) == len(looks)
+
+
 def test_the_gpu_section_follows_from_its_results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(benchmark_page, "GPU", tmp_path / "results.json")
-    assert "No results of a GPU" in "\n".join(benchmark_page.gpu())
+    assert "no results from a GPU" in "\n".join(benchmark_page.gpu())
     (tmp_path / "results.json").write_text('{"gpu": "H100", "python": "3.11", "date": "2026-01-01"}')
     (tmp_path / "results.md").write_text("# Table\n\n## On it\n\n| a |\n")
     text = "\n".join(benchmark_page.gpu())

@@ -13,7 +13,7 @@ from sdpa_xp_export._agree.comparison import Job, Row, compare
 from sdpa_xp_export._call.call import ExportCall, ExportOptions
 from sdpa_xp_export._call.checking import checked_call
 from sdpa_xp_export._demo.encoder import Activations, activations
-from sdpa_xp_export._demo.picture import attention_of_word
+from sdpa_xp_export._demo.picture import HEAD, LAYER, attention_maps, draw
 from sdpa_xp_export._files.atomic import publish
 from sdpa_xp_export._files.paths import PathArgument
 from sdpa_xp_export._runtime.session import providers
@@ -21,8 +21,11 @@ from sdpa_xp_export.export import export_call
 from sdpa_xp_export.save import save
 from sdpa_xp_export.spec import TensorSpec
 
-SENTENCES = ("It took one minute.", "The size was minute.")
-WORD = "minute"
+SENTENCES = (
+    "The animal did not cross the street because it was too tired.",
+    "She put the cup on the table and it broke.",
+)
+WORD = "it"
 MODEL, PICTURE = "attention.onnx", "attention.png"
 
 
@@ -43,6 +46,14 @@ def rows(encoded: Activations, dtypes: tuple[str, ...] = ("float32", "float16"))
         yield from compare(jobs, dtype, find_backends(), providers())
 
 
+def findings(encoded: Activations) -> Iterator[str]:
+    """Yield what the head of the picture shows, a line for each sentence."""
+    for attention_map in attention_maps(encoded):
+        token, weight = attention_map.most_attended(WORD)
+        place = f"layer {LAYER}, head {HEAD} (from 0)"
+        yield f'{place}: "{WORD}" attends most to "{token}", weight {weight:.2f}'
+
+
 def check_folder(folder: Path, *, overwrite: bool) -> None:
     """Check that the files of the demo do not exist, or may be replaced."""
     for name in (MODEL, PICTURE):
@@ -56,7 +67,7 @@ def write(encoded: Activations, folder: Path, *, overwrite: bool) -> tuple[Path,
     folder.mkdir(parents=True, exist_ok=True)
     save(export_call(call("float32")), folder / MODEL, overwrite=overwrite)
     drawn = BytesIO()
-    attention_of_word(encoded, WORD).savefig(drawn, dpi=150)
+    draw(attention_maps(encoded)).savefig(drawn, dpi=150)
     publish(drawn.getvalue(), folder / PICTURE, PathArgument("demo", "output"), overwrite=overwrite)
     return folder / MODEL, folder / PICTURE
 

@@ -1,43 +1,58 @@
-"""The picture of the demo: the words that one word attends, layer by layer."""
+"""The picture of the demo: one head, in which a pronoun attends to its noun."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sdpa_xp import attention_weights
-from sdpa_xp_export._demo.encoder import HEADS, Activations, AttentionInputs
+from sdpa_xp_export._demo.encoder import Activations
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+LAYER, HEAD = 3, 1
+"""Both counted from 0. In this head "it" attends to the noun that it stands for."""
 
-def attention_of_word(activations: Activations, word: str) -> Figure:
-    """Draw one panel a sentence: the weights from `word` to each token, one row a layer, mean over heads."""
+
+class AttentionMap(NamedTuple):
+    """One head for one sentence, without padding."""
+
+    tokens: list[str]
+    weights: NDArray[np.float32]
+    """(tokens, tokens): rows are queries, columns are keys."""
+
+    def most_attended(self, word: str) -> tuple[str, float]:
+        """Return the token that `word` attends to most, and its weight."""
+        row = self.weights[self.tokens.index(word)]
+        return self.tokens[int(row.argmax())], float(row.max())
+
+
+def attention_maps(activations: Activations) -> list[AttentionMap]:
+    """Return the maps of the head, one for each sentence."""
+    layer = activations.layers[LAYER]
+    weights = np.asarray(attention_weights(layer.query, layer.key, activations.mask))[:, HEAD]
+    maps = []
+    for tokens, map_with_padding in zip(activations.tokens, weights, strict=True):
+        real = [token for token in tokens if token != "[PAD]"]
+        maps.append(AttentionMap(real, map_with_padding[: len(real), : len(real)]))
+    return maps
+
+
+def draw(maps: list[AttentionMap]) -> Figure:
+    """Draw one panel for each sentence: rows are queries, columns are keys, and darker is a larger weight."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 3.6), layout="constrained")
-    panels = figure.subplots(1, len(activations.tokens), squeeze=False)[0]
+    figure = Figure(figsize=(5.6 * len(maps), 4.8), layout="constrained")
+    panels = figure.subplots(1, len(maps), squeeze=False)[0]
     image: Any = None
-    for entry, (axes, tokens) in enumerate(zip(panels, activations.tokens, strict=True)):
-        real = [token for token in tokens if token != "[PAD]"]
-        row = tokens.index(word)
-        maps = np.stack([_weights(layer, activations.mask)[entry, row] for layer in activations.layers])
-        image = axes.imshow(maps[:, : len(real)], cmap="cividis", vmin=0, vmax=0.5, aspect="auto")
-        for (layer, column), weight in np.ndenumerate(maps[:, : len(real)]):
-            shade = "black" if weight > 0.25 else "white"
-            axes.text(column, layer, f"{weight:.2f}", ha="center", va="center", color=shade, fontsize=8)
-        axes.set_xticks(range(len(real)), real)
-        axes.set_yticks(range(len(maps)), [f"layer {index + 1}" for index in range(len(maps))])
-        axes.set_title(f'"{word}" in: {" ".join(real[1:-1])}', fontsize=10)
-        axes.tick_params(length=0)
-    figure.colorbar(image, ax=panels, label=f"weight, mean of {HEADS} heads", extend="max")
+    for axes, (tokens, weights) in zip(panels, maps, strict=True):
+        image = axes.imshow(weights, cmap="Blues", vmin=0, vmax=1)
+        axes.set_xticks(range(len(tokens)), tokens, rotation=90)
+        axes.set_yticks(range(len(tokens)), tokens)
+        axes.set(xlabel="key", ylabel="query")
+    figure.suptitle(f"all-MiniLM-L6-v2, layer {LAYER}, head {HEAD}")
+    figure.colorbar(image, ax=panels, label="weight")
     return figure
-
-
-def _weights(layer: AttentionInputs, mask: NDArray[np.bool_]) -> NDArray[np.float32]:
-    """Return the mean weights over the heads, (batch, tokens, tokens)."""
-    weights: NDArray[np.float32] = attention_weights(layer.query, layer.key, mask)
-    return np.asarray(weights.mean(axis=1))

@@ -1,6 +1,6 @@
-"""Attention on every array library, and the ONNX graph that computes the same: the command `sdpa-xp`.
+"""Compare attention on every installed array library, and export it to ONNX graphs that onnxruntime runs.
 
-Exit codes: 0 it holds, 1 it does not, 2 bad arguments (one line on standard error), 130 interrupted.
+Exit codes: 0 success, 1 a result disagrees, 2 bad arguments (one line on standard error), 130 interrupted.
 """
 
 from __future__ import annotations

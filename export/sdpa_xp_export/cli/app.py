@@ -13,7 +13,19 @@ from sdpa_xp_export.cli.export import export
 from sdpa_xp_export.cli.printing import say
 from sdpa_xp_export.cli.verify import run_verify
 
-app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, help=__doc__)
+EXAMPLES = """\b
+Graphs:
+  sdpa-xp export --query 'float32[B,8,L,64]' --key 'float32[B,2,L,64]' --is-causal
+  sdpa-xp verify attention.onnx
+\b
+Libraries on this machine:
+  sdpa-xp backends
+  sdpa-xp agree --backend numpy --dtype float32
+  sdpa-xp demo
+"""
+"""One example for each command, in groups; after \\b a line stays a line."""
+
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, help=__doc__, epilog=EXAMPLES)
 
 
 def _print_version(wanted: bool) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from sdpa_xp._checks import message
 from sdpa_xp_export._agree import backends
@@ -18,19 +20,26 @@ from sdpa_xp_export.cli import DISAGREES
 from sdpa_xp_export.cli.options import DTYPES, AsJson, Force, completed_from
 from sdpa_xp_export.cli.printing import NO, YES, Cell, progress, say, say_json, say_table
 
-COLUMNS = ("backend", "implementation", "dtype", "device", "abs", "rel", "bound", "agrees", "ms")
+COLUMNS = ("backend", "implementation", "dtype", "device", "abs", "rel", "bound", "used", "agrees", "ms")
+"""`used` is the error as a share of its bound."""
+HEAT = ((0.25, "green"), (0.5, "yellow"), (1.0, "dark_orange"), (math.inf, "bold red"))
+"""The colour of a share up to each number, on a terminal."""
 
 
 def run_demo(
-    folder: Annotated[Path, typer.Option("--output", "-o", help="Where the files go.")] = Path("demo-output"),
+    folder: Annotated[Path, typer.Option("--output", "-o", help="The folder for the files.")] = Path(
+        "demo-output"
+    ),
     force: Force = False,
 ) -> None:
-    """Attention of a real sentence encoder on everything found here; exits 1 if anything disagrees."""
+    """Run the attention of a real sentence encoder on every installed library, and compare the results."""
     demo.check_folder(folder, overwrite=force)
     encoded = demo.encode()
     say(f"all-MiniLM-L6-v2, attention of {len(encoded.layers)} layers x 12 heads on:")
     for tokens in encoded.tokens:
         say("  " + " ".join(tokens))
+    for line in demo.findings(encoded):
+        say(line)
     rows = _collected("demo", demo.rows(encoded))
     _show(rows)
     for path in demo.write(encoded, folder, overwrite=force):
@@ -41,17 +50,18 @@ def run_demo(
 def agree(
     dtype: Annotated[
         list[str] | None,
-        typer.Option(help="Again for several; default all.", autocompletion=completed_from(DTYPES)),
+        typer.Option(help="Repeat it for several. Default: all.", autocompletion=completed_from(DTYPES)),
     ] = None,
     backend: Annotated[
         list[str] | None,
         typer.Option(
-            help="Again for several; default all found.", autocompletion=completed_from(backends.LIBRARIES)
+            help="Repeat it for several. Default: all that are installed.",
+            autocompletion=completed_from(backends.LIBRARIES),
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Every feature on every array library and in every exported form; exits 1 if anything disagrees."""
+    """Compare every feature, on every library and in every form, with the float64 reference."""
     dtypes = dtype or DTYPES
     for name in dtypes:
         if name not in DTYPES:
@@ -69,7 +79,7 @@ def agree(
 
 
 def list_backends(as_json: AsJson = False) -> None:
-    """The array libraries and the onnxruntime providers found here."""
+    """List the installed array libraries and onnxruntime providers."""
     rows = [(library.name, library.version, library.device) for library in backends.find_backends()]
     rows += [("onnxruntime", version(), name) for name in providers()]
     if as_json:
@@ -97,11 +107,19 @@ def _show(rows: Iterable[Row]) -> None:
         errors = (row.worst.absolute, row.worst.relative, row.worst.bound)
         labels = (row.backend, row.implementation, row.dtype, row.device)
         numbers = [f"{error:.1e}" for error in errors]
-        cells.append([*labels, *numbers, YES if row.agrees else NO, f"{row.seconds * 1e3:.1f}"])
+        heat = _heat(row.worst.absolute, row.worst.bound)
+        cells.append([*labels, *numbers, heat, YES if row.agrees else NO, f"{row.seconds * 1e3:.1f}"])
     say_table(COLUMNS, cells)
     for row in rows:
         if not row.agrees:
             say(f"DISAGREES: {_name(row)}: {', '.join(row.disagreeing)}")
+
+
+def _heat(error: float, bound: float) -> Text:
+    """Return the share of the bound that an error uses up, in its colour."""
+    share = error / bound if bound else math.inf if error else 0.0
+    style = next((style for most, style in HEAT if share <= most), HEAT[-1][1])  # NaN is in no range
+    return Text(f"{share:.0%}" if math.isfinite(share) else "inf", style)
 
 
 def _judge(rows: Iterable[Row]) -> None:

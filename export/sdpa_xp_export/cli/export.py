@@ -21,7 +21,7 @@ from sdpa_xp_export.save import save
 from sdpa_xp_export.spec import TensorSpec
 
 Spec = Annotated[
-    str | None, typer.Option(help="dtype[length,...], as float32[B,8,L,64]; a name is a free length.")
+    str | None, typer.Option(help="dtype[length,...], such as float32[B,8,L,64]; a name is an open length.")
 ]
 OptionalSpec = Annotated[str | None, typer.Option(help="dtype[length,...].")]
 RUNTIMES = [DEFAULT_RUNTIME.replace("cpu", provider) for provider in PREFERRED]
@@ -30,33 +30,42 @@ RUNTIMES = [DEFAULT_RUNTIME.replace("cpu", provider) for provider in PREFERRED]
 def export(
     query: Spec = None,
     key: Spec = None,
-    value: Annotated[str | None, typer.Option(help="Default: as --key.")] = None,
+    value: Annotated[str | None, typer.Option(help="Default: the same as --key.")] = None,
     attn_mask: Annotated[
-        str | None, typer.Option(help="bool[B,1,1,S], or masks: causal('lower_right') & padding(int64[B]).")
+        str | None, typer.Option(help="An array, bool[B,1,1,S], or masks, causal() & padding(int64[B]).")
     ] = None,
-    bias: Annotated[str | None, typer.Option(help="float32[8,L,S], or biases: alibi(8).")] = None,
+    bias: Annotated[str | None, typer.Option(help="An array, float32[8,L,S], or biases, alibi(8).")] = None,
     is_causal: Annotated[
-        bool | None, typer.Option("--is-causal/--no-is-causal", help="j <= i, from the upper left.")
+        bool | None, typer.Option("--is-causal/--no-is-causal", help="Query i attends to key j only if j <= i.")
     ] = None,
-    scale: Annotated[str | None, typer.Option(help="A number or dtype[length,...]; default 1/sqrt(E).")] = None,
-    softcap: Annotated[float | None, typer.Option(help="A positive number; 0 is off.")] = None,
+    scale: Annotated[
+        str | None, typer.Option(help="A number, or dtype[length,...] for an input. Default: 1/sqrt(E).")
+    ] = None,
+    softcap: Annotated[float | None, typer.Option(help="A positive number; 0 turns it off.")] = None,
     sinks: OptionalSpec = None,
     softmax_dtype: Annotated[
-        str | None, typer.Option(help="A wider one.", autocompletion=completed_from(FLOATING[2:]))
+        str | None,
+        typer.Option(
+            help="float64 computes float32 more precisely.", autocompletion=completed_from(FLOATING[2:])
+        ),
     ] = None,
     layout: Annotated[
-        str | None, typer.Option(help="Default ...HLE.", autocompletion=completed_from(LAYOUTS))
+        str | None, typer.Option(help="...HLE (default) or ...LHE.", autocompletion=completed_from(LAYOUTS))
     ] = None,
     past_key: OptionalSpec = None,
     past_value: OptionalSpec = None,
-    past_lengths: Annotated[str | None, typer.Option(help="As int64[B].")] = None,
+    past_lengths: Annotated[
+        str | None, typer.Option(help="For a cache with free room, such as int64[B].")
+    ] = None,
     outputs: Annotated[
         str | None,
-        typer.Option(help=f"Of {','.join(OUTPUTS)}; default output.", autocompletion=completed_from(OUTPUTS)),
+        typer.Option(
+            help=f"One or more of {','.join(OUTPUTS)}. Default: output.", autocompletion=completed_from(OUTPUTS)
+        ),
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option(help="Of query, key, value, cache.", autocompletion=completed_from(FLOATING)),
+        typer.Option(help="The dtype of query, key, value and cache.", autocompletion=completed_from(FLOATING)),
     ] = None,
     form: Annotated[
         str | None,
@@ -64,17 +73,18 @@ def export(
             help=f"auto (default), {', '.join(OPSETS)}.", autocompletion=completed_from(["auto", *OPSETS])
         ),
     ] = None,
-    opset: Annotated[int | None, typer.Option(help="Default: the form's.")] = None,
+    opset: Annotated[int | None, typer.Option(help="Default: the opset of the form.")] = None,
     runtime: Annotated[
         str | None,
         typer.Option(
-            help=f"The oldest release, and {', '.join(PREFERRED)}; default {DEFAULT_RUNTIME}.",
+            help=f"The oldest release and {', '.join(PREFERRED)}. Default: {DEFAULT_RUNTIME}.",
             autocompletion=completed_from(RUNTIMES),
         ),
     ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Default attention.onnx.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: attention.onnx.")] = None,
     config: Annotated[
-        Path | None, typer.Option(help="A TOML file of these, as is_causal = true; flags override it.")
+        Path | None,
+        typer.Option(help="A TOML file with these options, as is_causal = true; flags override it."),
     ] = None,
     force: Force = False,
     as_json: AsJson = False,

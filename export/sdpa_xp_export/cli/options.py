@@ -23,7 +23,7 @@ def completed_from(values: Iterable[str]) -> Callable[[str], list[str]]:
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 Provider = Annotated[
     str | None,
     typer.Option(help="cpu or cuda; default all offered.", autocompletion=completed_from(PROVIDERS)),

@@ -99,7 +99,9 @@ def _document(tile: GraphTile, query_ids: object, key_ids: object) -> AllowedPai
     if key_ids is None and tile.call.sizes.queries != tile.call.sizes.keys:
         rule = "`attn_mask.query_ids` must have one integer for each of S, too"
         got = {"L": tile.call.sizes.queries, "S": tile.call.sizes.keys}
-        raise ValueError(checks.message(tile.graph.function, rule, got, "`key_ids` tells those of the keys."))
+        raise ValueError(
+            checks.message(tile.graph.function, rule, got, "Pass the ids of the keys as `key_ids`.")
+        )
     queries = tile.vector("attn_mask.query_ids", query_ids)
     keys = queries if key_ids is None else tile.vector("attn_mask.key_ids", key_ids)
     named = {"query_ids": (queries, tile.call.sizes.queries), "key_ids": (keys, tile.call.sizes.keys)}

@@ -1,0 +1,171 @@
+"""Masks and biases at a few queries and keys, for a picture of a length that suits their numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
+
+from sdpa_xp._display.squares import Squares, captioned
+from sdpa_xp._libraries import is_array
+from sdpa_xp._libraries.protocols import Shape
+from sdpa_xp._tiles.score_grid import ScoreGrid, grid_of
+from sdpa_xp._tiles.tile import Tile
+
+CELLS = 32
+"""The most squares of a side; longer masks are sampled."""
+LEAST, MOST = 12, 4096
+"""The length that is drawn, if no argument tells one: twice the largest number, within these."""
+PANELS, MOST_HEADS = 4, 128
+"""The most heads of a bias that are drawn, and that it may have."""
+ALLOWED, MASKED_OUT, SHADES = (
+    "#2f86c5",
+    "#d55e00",
+    ("#2f86c522", "#2f86c555", "#2f86c588", "#2f86c5bb", "#2f86c5"),
+)
+LENGTHS = ("key_lengths", "query_lengths", "length", "offset")
+"""Arguments that have one number, or one for each batch entry."""
+
+
+class Modifier(Protocol):
+    """A mask or a bias."""
+
+    @property
+    def parts(self) -> tuple[Any, ...]: ...
+    @property
+    def arguments(self) -> dict[str, object]: ...
+    def arrays(self) -> Iterator[tuple[str, object]]: ...
+    def bind(self, grid: ScoreGrid, /) -> Any: ...
+
+
+def sampled_mask(mask: Modifier) -> str | None:
+    """Return HTML with the pairs that a mask allows, or None if it cannot tell without a call."""
+
+    def squares(grid: ScoreGrid) -> list[Squares]:
+        pattern = mask.bind(grid)
+        rows = []
+        for tile in _row_tiles(grid):
+            allowed = pattern.allowed_in(tile)
+            cells = [allowed] * len(_places(grid.keys)) if isinstance(allowed, bool) else _cells(allowed, tile)
+            rows.append("".join("#" if cell else "." for cell in cells))
+        return [Squares(rows, {"#": ALLOWED}, f"The pairs that {mask} allows")]
+
+    return _shown(mask, squares, [_shape(mask)])
+
+
+def sampled_bias(bias: Modifier) -> str | None:
+    """Return HTML with what a bias adds to the scores of its first heads, or None if it cannot tell."""
+
+    def squares(grid: ScoreGrid) -> list[Squares]:
+        terms, xp, heads = bias.bind(grid), grid.xp, min(grid.heads, PANELS)
+        maps: list[list[list[float]]] = [[] for _ in range(heads)]
+        for tile in _row_tiles(grid):
+            scores = xp.zeros(tile.shape, dtype=grid.dtype, device=grid.device)
+            for term in terms:
+                scores, _ = term.apply(tile, scores)
+            for head in range(heads):
+                maps[head].append([float(cell) for cell in _cells(scores, tile, head)])
+        finite = [cell for rows in maps for row in rows for cell in row if math.isfinite(cell)]
+        low, high = min(finite, default=0.0), max(finite, default=0.0)
+        colours = {str(number): shade for number, shade in enumerate(SHADES)} | {"x": MASKED_OUT}
+        title = f"What {bias} adds to the scores of head {{}}, from {low:.3g} (light) to {high:.3g}"
+        return [
+            Squares(["".join(_shade(x, low, high) for x in row) for row in rows], colours, title.format(head))
+            for head, rows in enumerate(maps)
+        ]
+
+    shape = _shape(bias)
+    shapes = [shape] if len(shape) > 2 else [(heads, *shape) for heads in _heads(bias)]
+    return _shown(bias, squares, shapes)
+
+
+def _shown(
+    value: Modifier, squares: Callable[[ScoreGrid], list[Squares]], shapes: Iterable[Shape]
+) -> str | None:
+    for shape in shapes:
+        try:
+            grid = grid_of("display", "value", shape, value.arrays(), None)
+            if grid.is_traced:
+                return None
+            return captioned(str(value), squares(grid), f"{grid.queries} queries (down) x {grid.keys} keys")
+        except Exception:  # the shape is a guess, and a value that fits none still shows as text
+            continue
+    return None
+
+
+def _row_tiles(grid: ScoreGrid) -> Iterator[Tile]:
+    """Yield a tile of one query for each row of squares."""
+    return (Tile(range(row, row + 1), range(grid.keys), grid) for row in _places(grid.queries))
+
+
+def _cells(array: Any, tile: Tile, head: int = 0) -> list[Any]:
+    """Return the numbers of a tile of one query at the keys that are drawn, for the first batch entry."""
+    row = tile.grid.xp.broadcast_to(array, tile.shape)
+    while row.ndim > 3:
+        row = row[0, ...]
+    row = row[head, 0, :]
+    return [row[key] for key in _places(len(tile.columns))]
+
+
+def _places(length: int) -> list[int]:
+    count = min(length, CELLS)
+    return [number * length // count for number in range(count)]
+
+
+def _shape(value: Modifier) -> Shape:
+    """Return a shape, (L, S) or with a batch, that suits the arguments."""
+    queries, keys, entries, largest, lower_right = 0, 0, 0, 0, False
+    leading: Shape = ()
+    for name, argument in _arguments(value):
+        size = _size(argument)
+        if name == "query_ids":
+            queries = size
+        elif name == "key_ids":
+            keys = size
+        elif name in ("boolean", "array") and is_array(argument):
+            *leading_axes, queries, keys = (1, 1, *argument.shape)[-max(len(argument.shape), 2) :]
+            leading = tuple(leading_axes)
+        elif name in LENGTHS and size > 1:
+            entries = size
+        lower_right = lower_right or (isinstance(argument, str) and argument == "lower_right")
+        largest = max([largest, *(abs(number) for number in _numbers(argument))])
+    keys = next(n for n in (keys, queries, max(LEAST, min(2 * largest, MOST))) if n > 1)
+    if queries < 2:
+        queries = (keys + 1) // 2 if lower_right else keys
+    return (*(leading or ((entries, 1) if entries else ())), queries, keys)
+
+
+def _arguments(value: Modifier) -> Iterator[tuple[str, Any]]:
+    """Yield the arguments of a value, or those of all values that it is made of."""
+    if value.parts:
+        for part in value.parts:
+            yield from _arguments(part)
+    else:
+        yield from value.arguments.items()
+
+
+def _size(argument: Any) -> int:
+    """Return how many numbers an argument has along its last axis; 0 for a single one."""
+    if is_array(argument):
+        return int(argument.shape[-1]) if argument.shape else 0
+    return len(argument) if isinstance(argument, tuple) else 0
+
+
+def _numbers(argument: Any) -> Iterator[int]:
+    for number in argument if isinstance(argument, tuple) else (argument,):
+        if isinstance(number, int) and not isinstance(number, bool):
+            yield number
+
+
+def _heads(bias: Modifier) -> list[int]:
+    """Return numbers of heads to try: those that an argument may mean, the largest first, then one."""
+    counts = [1]
+    for name, argument in _arguments(bias):
+        counts += [*_numbers(argument), _size(argument) if name != "array" else 1]
+    return sorted({heads for heads in counts if 0 < heads <= MOST_HEADS}, reverse=True)
+
+
+def _shade(number: float, low: float, high: float) -> str:
+    if not math.isfinite(number):
+        return "x"
+    return str(round((number - low) / (high - low) * (len(SHADES) - 1)) if high > low else len(SHADES) - 1)

@@ -1,0 +1,194 @@
+"""What values show in a notebook, which calls `_repr_html_` and `_repr_svg_`."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from typing import Any
+
+import numpy as np
+import pytest
+from libraries import Library
+
+from sdpa_xp import KVCache, PagedKVCache, biases, explain, masks
+from sdpa_xp._display import Squares
+from sdpa_xp._display.samples import ALLOWED, CELLS
+from sdpa_xp.layers import Linear, MultiHeadAttention
+from sdpa_xp.positional import Rotary
+
+F = np.float32
+
+
+def well_formed(html: str | None) -> ElementTree.Element:
+    """Parse the HTML, which is XML too."""
+    assert html is not None
+    return ElementTree.fromstring(html)
+
+
+def area(html: str, colour: str) -> float:
+    """Return the share of the squares of the first picture that have a colour."""
+    (picture, *_) = re.findall(r"<svg.*?</svg>", html)
+    width, height = map(float, re.findall(r'<rect width="(\d+)" height="(\d+)"', picture)[0])
+    runs = [path for fill, path in re.findall(r'<path fill="(\S+)" d="(.*?)"', picture) if fill == colour]
+    sides = re.findall(r"h(\d+)v(\d+)", "".join(runs))
+    return sum(float(w) * float(h) for w, h in sides) / (width * height)
+
+
+MASKS: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "causal": (masks.causal(), (12, 12)),
+    "lower right": (masks.causal("lower_right"), (6, 12)),
+    "an offset for each entry": (masks.causal([0, 3]), (2, 1, 12, 12)),
+    "window": (masks.sliding_window(7, 0), (14, 14)),
+    "padding": (masks.padding([4, 6]), (2, 1, 12, 12)),
+    "documents": (masks.document([0, 0, 1, 1, 1, 2]), (6, 6)),
+    "documents of other keys": (masks.document([0, 0, 1], [0, 1, 1, 1]), (3, 4)),
+    "prefix": (masks.causal() | masks.prefix(3), (12, 12)),
+    "chunks": (masks.causal() & masks.chunked(3), (12, 12)),
+    "not": (~masks.causal(), (12, 12)),
+    "array": (masks.from_array(np.tri(6, 8, dtype=bool)), (6, 8)),
+    "array of keys": (masks.from_array(np.asarray([True, False, True])), (3, 3)),
+    "array of heads": (masks.from_array(np.tri(5, dtype=bool)[None, None]), (1, 1, 5, 5)),
+    "function": (masks.from_function(lambda b, h, q, k: (q - k) % 3 == 0), (12, 12)),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_mask_shows_the_pairs_that_it_allows(name: str) -> None:
+    mask, shape = MASKS[name]
+    html = mask._repr_html_()
+    well_formed(html)
+    allowed = masks.to_array(mask, shape)
+    first = allowed.reshape(-1, *shape[-2:])[0]
+    assert area(html, ALLOWED) == pytest.approx(first.mean())
+    assert f"{shape[-2]} queries (down) x {shape[-1]} keys" in html
+
+
+def test_a_long_mask_is_sampled() -> None:
+    html = masks.sliding_window(255, 0)._repr_html_()
+    assert html is not None
+    assert "510 queries" in html
+    assert len(html) < 5000
+    assert area(html, ALLOWED) == pytest.approx(
+        masks.to_array(masks.sliding_window(255, 0), (510, 510)).mean(), abs=0.03
+    )
+
+
+def test_a_mask_that_fits_no_guess_shows_as_text() -> None:
+    assert masks.document([0, 0], [[0, 1], [0, 1], [1, 1]])._repr_html_() is None
+    assert masks.from_function(lambda *_: 1 / 0 > 0)._repr_html_() is None
+
+
+def test_masks_of_every_library(library: Library) -> None:
+    boolean = library.put(np.tri(6, dtype=bool))
+    html = (masks.from_array(boolean) & masks.causal())._repr_html_()
+    if library.name == "dask":  # a picture computes nothing
+        assert html is None
+        return
+    assert html is not None
+    assert area(html, ALLOWED) == pytest.approx(np.tri(6).mean())
+
+
+@pytest.mark.parametrize(
+    ("bias", "panels"),
+    [
+        (biases.alibi(2), 2),
+        (biases.alibi(8), 4),
+        (biases.alibi([0.5]), 1),
+        (biases.relative(np.ones((32, 3))), 3),
+        (biases.from_array(np.eye(6)), 1),
+        (biases.from_array(np.where(np.eye(6) > 0, 0, -np.inf)), 1),
+        (biases.from_function(lambda score, b, h, q, k: score - abs(q - k)), 1),
+        (biases.alibi(2) + biases.alibi(2), 2),
+    ],
+)
+def test_a_bias_shows_its_heads(bias: Any, panels: int) -> None:
+    html = bias._repr_html_()
+    assert len(well_formed(html).findall(".//{http://www.w3.org/2000/svg}svg")) == panels
+    assert len(html) < 40_000
+
+
+def test_a_layer_shows_its_parts_and_the_shapes_of_its_arrays() -> None:
+    layer = MultiHeadAttention.init(np.random.default_rng(0), 16, num_heads=4, num_kv_heads=2)
+    html = layer._repr_html_()
+    well_formed(html)
+    assert "MultiHeadAttention(16 -&gt; 16, num_heads=4, num_kv_heads=2, float32)" in html
+    assert "816 parameters" in html
+    for name, array in (("weight", layer.key.weight), ("bias", layer.key.bias)):
+        assert f"<code>{name}</code> float32 {tuple(array.shape)}" in html
+
+
+def test_reprs_are_short() -> None:
+    layer = MultiHeadAttention.init(np.random.default_rng(0), 512, num_heads=8)
+    assert repr(layer) == "MultiHeadAttention(512 -> 512, num_heads=8, float32)"
+    assert repr(Linear(np.ones((2, 3), F))) == "Linear(3 -> 2, bias=None, float32)"
+
+
+def test_caches_show_their_tokens() -> None:
+    key = np.zeros((1, 2, 5, 8), F)
+    html = KVCache(key, key, capacity=64, rotary=Rotary(8))._repr_html_()
+    well_formed(html)
+    assert "<th>tokens</th><td>5 of 64</td>" in html
+    assert "<td>(1, 2, 5, 8)</td>" in html
+    assert "Rotary" in html
+    pool = np.zeros((8, 2, 16, 8), F)
+    html = PagedKVCache(pool, pool.copy(), [[5, 2], [3, -1]], lengths=[17, 4])._repr_html_()
+    well_formed(html)
+    assert "<th>0</th><td>17</td><td>5, 2</td>" in html
+    assert "<th>1</th><td>4</td><td>3</td>" in html
+
+
+def test_many_sequences_are_not_all_shown() -> None:
+    pool = np.zeros((20, 1, 4, 8), F)
+    html = PagedKVCache(pool, pool.copy(), [[n] for n in range(20)], lengths=[1] * 20)._repr_html_()
+    assert "and 12 more" in html
+
+
+def test_a_plan_shows_its_tiles() -> None:
+    x = np.zeros((2, 4096, 64), F)
+    plan = explain(x, x, x, is_causal=True, implementation="xp")
+    drawn = "".join(plan.tile_map)
+    assert plan.tiles == 2 * (len(drawn) - drawn.count("."))  # two heads
+    assert plan.total_tiles == 2 * len(drawn)
+    assert plan.tile_map[0].startswith("+")
+    assert plan.tile_map[-1].startswith("#")
+    well_formed(plan._repr_html_())
+    whole = explain(x, x, x, implementation="xp").tile_map
+    assert {*"".join(whole)} == {"#"}
+
+
+@pytest.mark.parametrize("queries", [0, 3])
+def test_a_plan_without_keys_shows_itself(queries: int) -> None:
+    query, key = np.zeros((queries, 4), F), np.zeros((0, 4), F)
+    well_formed(explain(query, key, key)._repr_html_())
+
+
+def test_a_window_that_begins_within_a_tile_is_in_the_map() -> None:
+    x = np.zeros((4096, 64), F)
+    plan = explain(x, x, x, masks.sliding_window(600, 0), implementation="xp")
+    rows, columns = plan.tile
+    allowed = masks.to_array(masks.sliding_window(600, 0), (4096, 4096))
+    for i, line in enumerate(plan.tile_map):
+        for j, place in enumerate(line):
+            tile = allowed[i * rows : (i + 1) * rows, j * columns : (j + 1) * columns]
+            assert place != "." or not tile.any()
+
+
+def test_squares_are_named_for_those_who_cannot_see_them() -> None:
+    svg = Squares(["##.", "..#"], {"#": "red"}, "a <b> & c").svg()
+    assert well_formed(svg).get("aria-label") == "a <b> & c"
+    assert svg.count("<path") == 1
+
+
+def test_figures_show_themselves() -> None:
+    pytest.importorskip("matplotlib")
+    from sdpa_xp import plot
+
+    for figure in (plot.mask(masks.causal(), (4, 4)), plot.memory(), plot.attention(np.eye(3))):
+        well_formed(figure._repr_svg_().partition("<svg")[1] + figure._repr_svg_().partition("<svg")[2])
+
+
+def test_no_picture_has_more_cells_than_fit() -> None:
+    ids = np.arange(1000) // 30
+    html = masks.document(ids)._repr_html_()
+    assert html is not None
+    assert len(re.findall(r"M\d+", html)) <= CELLS * CELLS

@@ -1,0 +1,75 @@
+"""The README's claims about other libraries, run on the releases that are installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sdpa_xp import scaled_dot_product_attention
+
+Attend = Callable[..., Any]
+SHAPE = (1, 2, 4, 8)  # (B, H, L, E)
+ALLOWED = np.ones((4, 4), bool)
+ALLOWED[1] = False  # query 1 may attend to no key
+ALLOWED[:, 3] = False  # and no query to key 3
+
+
+def by_torch(*arrays: Any, **keywords: Any) -> Any:
+    import torch
+
+    function = torch.nn.functional.scaled_dot_product_attention
+    return function(*map(torch.tensor, arrays), **keywords).numpy()
+
+
+def by_jax(query: Any, key: Any, value: Any, allowed: Any) -> Any:
+    import jax
+
+    rows = (np.swapaxes(x, 1, 2) for x in (query, key, value))  # (B, L, H, E)
+    return np.swapaxes(jax.nn.dot_product_attention(*rows, mask=allowed[None, None]), 1, 2)
+
+
+def by_onnxruntime(*arrays: Any) -> Any:
+    import onnxruntime
+    from onnx import TensorProto, helper
+
+    feeds = dict(zip("QKVM", arrays, strict=True))
+    kinds = dict.fromkeys("QKV", TensorProto.FLOAT) | {"M": TensorProto.BOOL}
+    inputs = [helper.make_tensor_value_info(name, kinds[name], feeds[name].shape) for name in feeds]
+    output = helper.make_tensor_value_info("Y", TensorProto.FLOAT, SHAPE)
+    graph = helper.make_graph([helper.make_node("Attention", [*feeds], ["Y"])], "attention", inputs, [output])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    return session.run(None, feeds)[0]
+
+
+PEERS = [
+    pytest.param(by_torch, marks=pytest.mark.needs("torch"), id="torch"),
+    pytest.param(by_jax, marks=pytest.mark.needs("jax"), id="jax"),
+    pytest.param(by_onnxruntime, marks=pytest.mark.needs("onnx", "onnxruntime"), id="onnxruntime"),
+]
+
+
+@pytest.fixture
+def arrays() -> Any:
+    return np.random.default_rng(0).standard_normal((3, *SHAPE), np.float32)
+
+
+@pytest.mark.parametrize("special", [np.nan, np.inf])
+@pytest.mark.parametrize("peer", PEERS)
+def test_a_masked_nan_or_inf_shows_elsewhere(peer: Attend, arrays: Any, special: float) -> None:
+    query, key, value = arrays
+    before = scaled_dot_product_attention(query, key, value, ALLOWED)
+    key[..., 3, :], value[..., 3, :] = special, special
+    assert np.isnan(peer(query, key, value, ALLOWED)[:, :, [0, 2, 3]]).any(axis=-1).all()
+    after = scaled_dot_product_attention(query, key, value, ALLOWED)
+    np.testing.assert_allclose(after, before, atol=1e-6)
+
+
+@pytest.mark.needs("jax")
+def test_a_query_without_a_key_is_a_mean_in_jax(arrays: Any) -> None:
+    mean = arrays[2].mean(axis=-2)
+    np.testing.assert_allclose(by_jax(*arrays, ALLOWED)[:, :, 1], mean, atol=1e-6)
+    assert not scaled_dot_product_attention(*arrays, ALLOWED)[:, :, 1].any()
