@@ -239,7 +239,7 @@ def compute_state(
 
 def _attend_portably(call: PreparedCall, *, with_lse: bool) -> tuple[Array, Array | None]:
     """Return output and log-sum-exp, computed by the portable implementation; of chunked arrays by tasks."""
-    if (in_chunks := chunks.attend(call)) is not None:
+    if call.grid.library.has_chunks and (in_chunks := chunks.attend(call)) is not None:
         return in_chunks
     scores, value = call.scores(), ArraySource(call.arrays["value"])
     plan = call.cached("plan", lambda: plan_tiles(call.grid, scores.group, call.sizes.width + value.width))

@@ -113,10 +113,11 @@ def varlen_attention(
     with call.quiet():
         outputs = []
         for scores, value_source in zip(call.scores_of(entries), values, strict=True):
-            in_chunks = chunks.attend(call.of_entry(scores, value_source.array), scores.dropout)
-            if in_chunks is not None:
-                outputs.append(in_chunks[0])
-                continue
+            if call.grid.library.has_chunks:
+                in_chunks = chunks.attend(call.of_entry(scores, value_source.array), scores.dropout)
+                if in_chunks is not None:
+                    outputs.append(in_chunks[0])
+                    continue
             plan = plan_tiles(scores.grid, scores.group, call.sizes.width + value_source.width)
             outputs.append(streaming.attend(scores, value_source, plan, call.dtype, with_lse=False)[0])
         return cast(A, call.result(xp.concat(outputs, axis=1)))

@@ -99,7 +99,7 @@ def _validated(
     checks.named(function, "layout", options.layout, checks.LAYOUTS)
     layout = str(options.layout)
     library = library_of(inputs["query"])
-    if library.task_graphs(inputs["query"]) or library.block_streams(inputs["query"]):
+    if library.has_chunks:
         options = with_arrays(options, partial(library.adopted, like=inputs["query"]))
     xp, arrays = checks.one_library(function, {**inputs, **dict(arrays_of(options))})
     tensors = {name: arrays[name] for name in inputs}

@@ -41,6 +41,8 @@ class Library:
     """Whether it takes a NumPy array by DLPack."""
     computes_on_demand: ClassVar[bool] = False
     """Whether the values of a traced array can be computed now."""
+    has_chunks: ClassVar[bool] = False
+    """Whether its arrays are lazy and lie in chunks: then it has `task_graphs` or `block_streams`."""
     module: ClassVar[str] = ""
     """The module that makes its arrays, if the library has random generators of its own."""
 

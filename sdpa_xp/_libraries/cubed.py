@@ -18,6 +18,7 @@ class Cubed(Library):
 
     name = "cubed"
     computes_on_demand = True
+    has_chunks = True
 
     def owns(self, array: object) -> bool:
         cubed: Any = sys.modules.get("cubed")

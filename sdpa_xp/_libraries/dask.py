@@ -21,6 +21,7 @@ class Dask(Library):
     """Arrays of Dask."""
 
     computes_on_demand = True
+    has_chunks = True
 
     def owns(self, array: object) -> bool:
         return bool(compat.is_dask_array(array))
