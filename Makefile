@@ -12,19 +12,18 @@ TORCH := torch==2.13.0
 # One thread a process: the tests run in as many processes as there are cores.
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto
 
-# One run a library, since some have been seen to hang in one process with all the others.
-LIBRARIES := numpy torch strict-CPU_DEVICE strict-no_x64 dask mlx
+# A run for each of these. Those that are written in Python share one; torch, JAX and MLX have been seen to hang in one
+# process with all the others. Some run a part of their cases: tests/libraries.py says which, and what that leaves out.
+LIBRARIES := numpy,numpy-readonly,strict-CPU_DEVICE,strict-no_x64,strict-device1,dask torch mlx
 
-# Variants of two of them run every test with a third of its cases. What that leaves out: a case in which alone an input is
-# written to, or an array is made on another device. The same functions make and write arrays in every case of a test.
-VARIANTS := numpy-readonly strict-device1
+# JAX compiles each operation for each shape. This makes of it what is computed at once, in less than half of the time.
+# What that leaves out: what the compiler does to a whole call. The run of jit below leaves the compiler as it is.
+XLA_AT_ONCE := XLA_FLAGS="--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0 \
+	--xla_cpu_parallel_codegen_split_count=1 --xla_llvm_disable_expensive_passes=true"
 
-# JAX compiles each operation for each shape, which takes five times as long as to compile a whole call. So every test
-# runs eagerly, but with an eighth of its cases. What that leaves out: a case in which eager JAX alone is wrong. The code
-# is the same as for the other eager libraries, which run every case, and the files below run every case inside of jit.
-JAX_EAGER := --backends=jax --thin 8
+# With x64, JAX runs the tests whose numbers or dtypes it changes: the others make no array of 64 bits.
+JAX_EAGER := --backends=jax,jax-x64 --thin -k "not x64 or float64 or half or traced or lse"
 JAX_JIT := --backends=jax-jit $(addprefix tests/core/test_,agreement.py masks.py layouts.py dot_product.py sinks.py)
-JAX_X64 := --backends=jax-x64 --thin 4 -k "float64 or half or traced or lse"
 
 # The releases of onnxruntime in which graphs are run, beside the one that is installed: of tests, and all.
 REDUCED := 1.23.2 1.28.0
@@ -37,12 +36,10 @@ demo: $(VENV)/demo
 	$(BIN)/sdpa-xp demo --force
 
 test: check $(REDUCED:%=$(VENV)/onnxruntime/%/installed)
-	set -e; for library in $(LIBRARIES); do $(PYTEST) tests/core --backends=$$library; done
-	set -e; for library in $(VARIANTS); do $(PYTEST) tests/core --backends=$$library --thin 3; done
-	$(PYTEST) tests/core $(JAX_EAGER)
+	set -e; for libraries in $(LIBRARIES); do $(PYTEST) tests/core --backends=$$libraries --thin; done
+	$(XLA_AT_ONCE) $(PYTEST) tests/core $(JAX_EAGER)
 	$(PYTEST) $(JAX_JIT)
-	$(PYTEST) tests/core $(JAX_X64)
-	$(PYTEST) tests --ignore=tests/core
+	$(XLA_AT_ONCE) $(PYTEST) tests --ignore=tests/core
 	$(PYTEST) docs --dist loadfile
 	$(PYTEST) --doctest-modules sdpa_xp export/sdpa_xp_export
 

@@ -12,7 +12,7 @@ from collections import Counter
 import hypothesis
 import numpy as np
 import pytest
-from libraries import DEFAULT, FAST, LIBRARIES, Library, installed
+from libraries import DEFAULT, FAST, LIBRARIES, THIN, Library, installed
 
 from sdpa_xp._tiles.plan import TileSize
 
@@ -24,31 +24,34 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--fast", action="store_true", help=f"{' and '.join(FAST)}, without slow tests")
     parser.addoption(
-        "--thin",
-        type=int,
-        default=1,
-        metavar="N",
-        help="of each test function, the first of N cases",
+        "--thin", action="store_true", help="fewer cases for the libraries of which `THIN` says why"
     )
     parser.addoption("--runtimes", help="comma-separated releases of onnxruntime, which must be installed")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """JAX compiles each operation for each shape, and Dask makes a graph of it: they get fewer random calls."""
-    asked = _asked(config) or []
-    for name in asked:
+    for name in _asked(config) or []:
         if name not in LIBRARIES:
             raise pytest.UsageError(f"--backends: {name} is none of {', '.join(LIBRARIES)}")
         if not installed(LIBRARIES[name][0]):
             raise pytest.UsageError(f"--backends: {name} needs {LIBRARIES[name][0]}, which is not installed")
-    hypothesis.settings.register_profile(
-        "sdpa_xp",
-        max_examples=3 if asked and asked[0].startswith(("jax", "dask")) else 15,
-        deadline=None,
-        derandomize=True,
-        suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow],
-    )
-    hypothesis.settings.load_profile("sdpa_xp")
+    for profile, examples in {"many": 15, "few": 3}.items():
+        hypothesis.settings.register_profile(
+            profile,
+            max_examples=examples,
+            deadline=None,
+            derandomize=True,
+            suppress_health_check=[
+                hypothesis.HealthCheck.function_scoped_fixture,
+                hypothesis.HealthCheck.too_slow,
+            ],
+        )
+    hypothesis.settings.load_profile("many")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """JAX compiles each operation for each shape, and Dask makes a graph of it: they get fewer random calls."""
+    hypothesis.settings.load_profile("few" if _library(item).startswith(("jax", "dask")) else "many")
 
 
 def _asked(config: pytest.Config) -> list[str] | None:
@@ -70,23 +73,41 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Keep the tests of the libraries that were asked for, and skip what needs a package that is not there."""
     asked, fast = _asked(config), config.getoption("--fast")
     kept, left_out = [], []
-    cases: Counter[str] = Counter()
+    cases: Counter[tuple[str, str]] = Counter()
     for item in items:
         needed = {name for marker in item.iter_markers("needs") for name in marker.args}
         absent = sorted(name for name in needed if not installed(name))
         if not _is_asked(item, needed, asked) or (fast and (absent or item.get_closest_marker("slow"))):
             left_out.append(item)
             continue
-        function = item.nodeid.partition("[")[0]
-        cases[function] += 1
-        if (cases[function] - 1) % config.getoption("--thin"):
+        name, function = _library(item), item.nodeid.partition("[")[0]
+        cases[function, name] += 1
+        if config.getoption("--thin") and _is_left_out(item, THIN.get(name, 1), cases[function, name] - 1):
             left_out.append(item)
             continue
         kept.append(item)
         if absent:
             item.add_marker(pytest.mark.skip(reason=f"{', '.join(absent)} is not installed"))
+    # The longest of all share their inputs, and what xdist deals out first are neighbours.
+    kept.sort(key=lambda item: item.path.name != "test_matrix.py")
     config.hook.pytest_deselected(items=left_out)
     items[:] = kept
+
+
+def _library(item: pytest.Item) -> str:
+    """The name of the library that a test gets, or none."""
+    return (
+        str(item.callspec.params.get("library", ""))
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
+        else ""
+    )
+
+
+def _is_left_out(item: pytest.Item, thin: int, number: int) -> bool:
+    """Whether `--thin` leaves a case out, by its number among those of its function."""
+    if thin == 1 or item.get_closest_marker("every_case"):
+        return False
+    return bool(item.get_closest_marker("mathematics") or number % thin)
 
 
 def _is_asked(item: pytest.Item, needed: set[str], asked: list[str] | None) -> bool:

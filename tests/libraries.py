@@ -206,6 +206,15 @@ DEFAULT = [name for name in LIBRARIES if name not in BY_NAME_ALONE]
 FAST = ["numpy", "torch"]
 """The libraries of a contributor's loop, as far as they are installed."""
 
+THIN = {"numpy-readonly": 3, "strict-device1": 3, "dask": 3, "jax": 8, "jax-x64": 4}
+"""With `--thin`, one of so many cases of a test function runs.
+
+What that leaves out: a case in which alone an input is written to, an array is made on another device, a lazy
+graph is computed, or JAX is wrong without jit. The same lines make and write arrays in all cases of a test, but
+for those that are marked `every_case`: a third of the cases runs over 99 in 100 of all branches that are run.
+The files that are marked `mathematics` are left out whole: without them, eager JAX runs over the same branches.
+"""
+
 
 def installed(module: str) -> bool:
     return importlib.util.find_spec(module) is not None

@@ -12,7 +12,7 @@ from sdpa_xp_export._array_api import namespace
 from sdpa_xp_export._call.call import ExportCall, ExportOptions, Layout, OutputName, WideDtype
 from sdpa_xp_export._call.checking import checked_call
 from sdpa_xp_export._call.mask_analysis import counts_real_keys
-from sdpa_xp_export._call.metadata import to_json
+from sdpa_xp_export._call.metadata import digest, to_json
 from sdpa_xp_export._graph.finished_model import finished_model
 from sdpa_xp_export._graph.graph import Graph
 from sdpa_xp_export._model.large_model import Model
@@ -159,9 +159,11 @@ def export_call(
         attend=refuse_attention,
         float_dtype=call.accumulation_dtype,
     )
+    text = to_json(call)
     metadata = {
         "sdpa_xp.version": sdpa_xp.__version__,
-        "sdpa_xp.call": to_json(call),
+        "sdpa_xp.call": text,
+        "sdpa_xp.digest": digest(text, call.initializers),
         "sdpa_xp.form": name,
         "sdpa_xp.reason": reason,
         "sdpa_xp.runtime": str(target),

@@ -12,12 +12,16 @@ if TYPE_CHECKING:  # it needs onnx, and `Agreement` does not: `make test-fast` r
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The error of a result against the float64 reference, and its bound."""
+    """The error of a result against the float64 reference, and its bound.
+
+    If elements have bounds of their own, as in `verify`, both are those of the element that is closest to its
+    bound, or furthest beyond it.
+    """
 
     absolute: float
-    """Largest absolute error; inf if NaN and inf are not where the reference has them."""
+    """The absolute error; inf if NaN and inf are not where the reference has them."""
     relative: float
-    """The largest absolute error over the largest absolute value of the reference."""
+    """The absolute error over the largest absolute value of the reference."""
     bound: float
     """The largest value of `absolute` that agrees."""
 
@@ -53,14 +57,20 @@ class Run:
     """One output of one run: its lengths and scores, the provider that was asked for, and its agreement."""
 
     inputs: str
-    """The lengths, and "large scores" if the scores are large."""
+    """The lengths, and the size of the scores if that is not 1."""
     provider: str
     output: str
     agreement: Agreement
     seconds: float
-    """The time of the run; a run that is not timed comes before it."""
+    """The time of the run; if it is short, a run that is not timed comes before it."""
     peak_bytes: int | None
     """Memory of the process above what it had before the first run; None if the system does not tell."""
+    longest: int
+    """The longest of the lengths of the queries and of the keys; of a layer, of all lengths."""
+    compared: int
+    """The rows that were compared with the reference: queries of all heads and batch entries."""
+    rows: int
+    """All rows of the output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +103,30 @@ class LayerReport:
         """Nodes that ran on another provider than the one asked for."""
         return tuple(placement for placement in self.placements if placement.fell_back)
 
+    @property
+    def nodes(self) -> str:
+        """The number of nodes that ran, and where."""
+        count = len(self.placements)
+        where = sorted({placement.provider for placement in self.placements})
+        if len(where) > 1:
+            return f"{count} nodes, on {' and '.join(where)}"
+        return f"{count} nodes, all on {where[0]}" if count > 1 else f"{count} node, on {''.join(where)}"
+
     def __str__(self) -> str:
-        worst = self.worst.agreement
+        closest = self.worst
+        agreement = closest.agreement
         verdict = "agrees" if self.agrees else "DISAGREES"
-        where = ", ".join(sorted({placement.provider for placement in self.placements}))
+        compared, rows = (sum(getattr(run, name) for run in self.runs) for name in ("compared", "rows"))
+        beyond = "closest to its bound" if self.agrees else "furthest beyond its bound"
         fallen = ", ".join(placed.node for placed in self.fell_back)
-        return (
-            f"{self.form}: {verdict} in {len(self.runs)} runs, worst error {worst.absolute:.2g} "
-            f"(bound {worst.bound:.2g}); its {len(self.placements)} nodes ran on {where}"
-            + (f"; fell back: {fallen}" if fallen else "")
+        return "; ".join(
+            [
+                f"{self.form}: {verdict} in {len(self.runs)} runs ({compared:,} of {rows:,} rows compared)",
+                f"{beyond}: {closest.output} of {closest.inputs}, "
+                f"error {agreement.absolute:.2g}, bound {agreement.bound:.2g}",
+                self.nodes,
+                *([f"fell back: {fallen}"] if fallen else []),
+            ]
         )
 
 
@@ -110,4 +135,8 @@ class Report(LayerReport):
     """The report of `verify`; `print` shows it in a line."""
 
     call: ExportCall
-    """The call that the model states in its metadata."""
+    """The call that the model was held against."""
+    from_metadata: bool
+    """Whether the model states the call in its metadata; False if the caller wrote it down."""
+    computed_in: str
+    """The dtype of the textbook formula that sets the bound."""

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from sdpa_xp import _checks as checks
 from sdpa_xp._checks import message
-from sdpa_xp_export._dtypes.conversion import ONNX_DTYPE, numpy_dtype
-from sdpa_xp_export._dtypes.promotion import INTEGERS
+from sdpa_xp_export._dtypes.conversion import ONNX_DTYPE
 from sdpa_xp_export._layer import named_outputs, with_parameters
 from sdpa_xp_export._model.external_data import check_holds_data
 from sdpa_xp_export._model.large_model import LargeModel, Model
 from sdpa_xp_export._runtime.releases import ProviderName
 from sdpa_xp_export._runtime.session import profiled_session, providers, version
 from sdpa_xp_export._verify.agreement import EPS, judge_together
-from sdpa_xp_export._verify.reference_inputs import Arrays
-from sdpa_xp_export._verify.trial_lengths import shown_lengths, small_lengths
+from sdpa_xp_export._verify.layer_trials import (
+    Draw,
+    drawn_inputs,
+    first_lengths,
+    input_specs,
+    more_lengths,
+    table_rows,
+)
+from sdpa_xp_export._verify.pair_terms import Arrays
+from sdpa_xp_export._verify.trial_lengths import Lengths, shown_lengths
 from sdpa_xp_export.report import LayerReport, Placement, Run
-from sdpa_xp_export.spec import TensorSpec, addends, evaluated
-
-Draw: TypeAlias = Callable[[np.random.Generator, tuple[int, ...]], NDArray[Any]]
 
 
 def verify_layer(
@@ -34,12 +41,14 @@ def verify_layer(
     draw: Mapping[str, Draw] | None = None,
     provider: ProviderName | None = None,
     seed: int = 0,
+    thorough: bool = False,
 ) -> LayerReport:
     """Run the model that `to_onnx` made of `layer` against what `layer` computes in float64.
 
     The layer is called with NumPy arrays under the names of the model's inputs: in float64, and in their own
-    dtypes for the bound, which is twice the error of that call. Named lengths are tried with several numbers,
-    also with all of them 1.
+    dtypes for the bound, which is twice the error of that call. Each named length is tried with each number up
+    to 9, with 33, and together with each other name with 130; a length that only inputs with "past" in their
+    name have is tried with 0. Lengths that the layer refuses are left out, but for the first three runs.
 
     Args:
         model: What `to_onnx` returned.
@@ -47,9 +56,11 @@ def verify_layer(
             `sdpa_xp.layers.Layer`, or of a method of one, are widened too; those that a function closes over
             are not. Use `functools.partial` for arguments that the model has no input for.
         draw: By the name of an input, `draw(rng, shape)`, which returns what the input is fed with. By default
-            floats are normal, three of four booleans are True, and integers are 0 and 1.
+            floats are normal, and three of four booleans are True. Integers that number the rows of a table in
+            the model are any of its rows, and others are from 0 to the longest length.
         provider: As for `verify`.
         seed: Of the random inputs.
+        thorough: Whether to try each length up to 17, and up to 1,030 with each other name.
 
     Returns:
         For each output of each run its worst error and the bound, the time and the peak of memory; and for each
@@ -73,83 +84,101 @@ def verify_layer(
     elif not isinstance(model, LargeModel):
         rule = "`model` must be what to_onnx returned"
         raise TypeError(message("verify_layer", rule, {"type": type(model).__name__}))
-    specs, draws = _inputs(model), dict(draw or {})
+    checks.flag("verify_layer", "thorough", thorough)
+    specs = input_specs(model, {number: name for name, number in ONNX_DTYPE.items()})
+    draws = dict(draw or {})
     for name in draws.keys() - specs.keys():
         rule = "`draw` must name inputs of the model"
         raise ValueError(message("verify_layer", rule, {"draw": name, "inputs": ", ".join(specs)}))
-    rng = np.random.default_rng(seed)
-    cases = [(lengths, _drawn(specs, lengths, draws, rng)) for lengths in _several_lengths(specs)]
-    expected = [_expected(layer, arrays) for _, arrays in cases]
+
+    rng, rows = np.random.default_rng(seed), table_rows(model)
+
+    def inputs(lengths: Lengths) -> Arrays:
+        return drawn_inputs(specs, lengths, draws, rows, rng)
+
+    both = _BothLayers(layer)
+    cases = [both.case(lengths, inputs(lengths)) for lengths in first_lengths(specs)]
+    cases += _unless_refused(both, more_lengths(specs, thorough=thorough), inputs)
     runs: list[Run] = []
     placements: list[Placement] = []
     for name in providers(provider):
         with profiled_session(model, name) as session:
-            timed = [session.timed(arrays) for _, arrays in cases]
+            timed = [session.timed(case.inputs) for case in cases]
         placements += session.placements
-        for output in expected[0]:
+        for output in cases[0].exact:
             results = [run.outputs[output] for run in timed]
-            dtype = _judged_dtype(results[0], expected[0][output][1], cases[0][1])
-            triples = [(result, *both[output]) for result, both in zip(results, expected, strict=True)]
-            agreements = judge_together(triples, dtype)
-            runs += [
-                Run(shown_lengths(lengths), name, output, agreement, run.seconds, run.peak_bytes)
-                for (lengths, _), run, agreement in zip(cases, timed, agreements, strict=True)
+            dtype = _judged_dtype(results[0], cases[0].direct[output], cases[0].inputs)
+            triples = [
+                (result, case.exact[output], case.direct[output])
+                for result, case in zip(results, cases, strict=True)
             ]
+            for case, run, agreement in zip(cases, timed, judge_together(triples, dtype), strict=True):
+                longest = max(case.lengths.values(), default=0)
+                count = math.prod(case.exact[output].shape[:-1])
+                shown = shown_lengths(case.lengths)
+                runs.append(
+                    Run(shown, name, output, agreement, run.seconds, run.peak_bytes, longest, count, count)
+                )
     form, reason = _forms(model)
     return LayerReport(form, reason, version(), tuple(runs), tuple(placements))
 
 
-def _inputs(model: Model) -> dict[str, TensorSpec]:
-    names = {number: name for name, number in ONNX_DTYPE.items()}
-    specs = {}
-    for value in model.graph.input:
-        tensor = value.type.tensor_type
-        shape = tuple(dim.dim_param or dim.dim_value for dim in tensor.shape.dim)
-        specs[value.name] = TensorSpec(names[tensor.elem_type], shape)
-    return specs
+@dataclass(frozen=True, slots=True)
+class _LayerCase:
+    """Inputs, and what the layer computes of them: in float64, and in the dtype of the inputs."""
+
+    lengths: Lengths
+    inputs: Arrays
+    exact: dict[str, NDArray[np.float64]]
+    direct: dict[str, NDArray[Any]]
 
 
-def _several_lengths(specs: Mapping[str, TensorSpec]) -> list[dict[str, int]]:
-    parts = [part for spec in specs.values() for length in spec.shape for part in addends(str(length))]
-    return [*small_lengths([name for name in dict.fromkeys(parts) if not name.isdecimal()])]
+class _BothLayers:
+    """A layer, and the same with its weights in float64."""
+
+    def __init__(self, layer: Callable[..., Any]) -> None:
+        self.layer, self.wide = layer, with_parameters(layer, lambda _, x: _widened(np.asarray(x)))
+
+    def case(self, lengths: Lengths, arrays: Arrays) -> _LayerCase:
+        """Return what both compute."""
+        exact, direct = self._exact_and_direct(self.layer, arrays)
+        if any(x.dtype == np.float64 for x in arrays.values()):
+            direct = self._double_precision(exact, arrays)
+        return _LayerCase(lengths, arrays, exact, direct)
+
+    def _exact_and_direct(
+        self, layer: Callable[..., Any], arrays: Arrays
+    ) -> tuple[dict[str, NDArray[np.float64]], dict[str, NDArray[Any]]]:
+        wide = {name: _widened(x) for name, x in arrays.items()}
+        with np.errstate(all="ignore"):
+            exact, direct = named_outputs(self.wide(**wide)), named_outputs(layer(**arrays))
+        return (
+            {name: np.asarray(x, np.float64) for name, x in exact.items()},
+            {name: np.asarray(direct[name]) for name in exact},
+        )
+
+    def _double_precision(
+        self, exact: dict[str, NDArray[np.float64]], arrays: Arrays
+    ) -> dict[str, NDArray[Any]]:
+        """Return `exact` with the error that float64 has.
+
+        There is no wider dtype to measure it with. So it is the error of float32, 2**29 times smaller.
+        """
+        narrow = with_parameters(self.layer, lambda _, x: _narrowed(np.asarray(x)))
+        single = {name: _narrowed(x) for name, x in arrays.items()}
+        right, off = self._exact_and_direct(narrow, single)
+        return {name: exact[name] + (off[name] - right[name]) * 2.0**-29 for name in exact}
 
 
-def _drawn(
-    specs: Mapping[str, TensorSpec],
-    lengths: Mapping[str, int],
-    draws: Mapping[str, Draw],
-    rng: np.random.Generator,
-) -> Arrays:
-    arrays = {}
-    for name, spec in specs.items():
-        shape = tuple(evaluated(length, lengths) for length in spec.shape)
-        drawn = draws.get(name, _DEFAULT.get(spec.dtype, _normal))(rng, shape)
-        arrays[name] = np.asarray(drawn, numpy_dtype(spec.dtype)).reshape(shape)
-    return arrays
-
-
-def _normal(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[Any]:
-    return np.asarray(rng.standard_normal(shape))
-
-
-def _zeros_and_ones(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[Any]:
-    return np.asarray(rng.integers(0, 2, shape))
-
-
-def _mostly_true(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[Any]:
-    return np.asarray(rng.random(shape) < 0.75)
-
-
-_DEFAULT: dict[str, Draw] = {**dict.fromkeys(INTEGERS, _zeros_and_ones), "bool": _mostly_true}
-
-
-def _expected(layer: Callable[..., Any], arrays: Arrays) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
-    """Return for each output what the layer computes in float64, and in the dtype of the inputs."""
-    wide = {name: _widened(x) for name, x in arrays.items()}
-    with np.errstate(all="ignore"):
-        wide_layer = with_parameters(layer, lambda _, x: _widened(np.asarray(x)))
-        exact, direct = named_outputs(wide_layer(**wide)), named_outputs(layer(**arrays))
-    return {name: (np.asarray(exact[name], np.float64), np.asarray(direct[name])) for name in exact}
+def _unless_refused(
+    both: _BothLayers, several: Iterator[Lengths], inputs: Callable[[Lengths], Arrays]
+) -> Iterator[_LayerCase]:
+    """Yield the cases of the lengths that the layer takes."""
+    for lengths in several:
+        try:
+            yield both.case(lengths, inputs(lengths))
+        except Exception:  # a layer is anyone's function, and what it raises for a length is its own choice
+            continue
 
 
 def _judged_dtype(result: NDArray[Any], direct: NDArray[Any], inputs: Arrays) -> str:
@@ -165,6 +194,11 @@ def _judged_dtype(result: NDArray[Any], direct: NDArray[Any], inputs: Arrays) ->
 def _widened(x: NDArray[Any]) -> NDArray[Any]:
     """Return floats as float64, and integers and booleans unchanged."""
     return x.astype(np.float64) if x.dtype.name in EPS else x
+
+
+def _narrowed(x: NDArray[Any]) -> NDArray[Any]:
+    """Return float64 as float32, and any other array unchanged."""
+    return x.astype(np.float32) if x.dtype == np.float64 else x
 
 
 def _forms(model: Model) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from sdpa_xp._libraries import namespace_of as namespace
 from sdpa_xp._tiles.plan import TileSize
 from sdpa_xp_export._verify.agreement import judge_together
 
-pytestmark = pytest.mark.needs("torch")  # the formula is by its autograd
+pytestmark = [pytest.mark.mathematics, pytest.mark.needs("torch")]  # the formula is by its autograd
 
 F = np.float32
 B, H, HQ, E, EV = 3, 2, 4, 7, 5

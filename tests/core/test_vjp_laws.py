@@ -54,7 +54,7 @@ def close(one: Any, other: Any) -> None:
     np.testing.assert_allclose(one, other, rtol=0, atol=TOLERANCE)
 
 
-pytestmark = pytest.mark.usefixtures("small_tiles")
+pytestmark = [pytest.mark.mathematics, pytest.mark.usefixtures("small_tiles")]
 
 
 @given(call=calls(), softcap=st.sampled_from([None, 2.0]))

@@ -9,7 +9,8 @@ import onnx
 import onnx.numpy_helper
 import pytest
 from calls import moved
-from graphs import BATCH, CLOSE, EVERY_CALL, FORMS, Arrays, Rules, assert_verified, operands, qkv, run, spec
+from graphs import BATCH, CLOSE, EVERY_CALL, FORMS, Arrays, Rules, held_by, operands, qkv, run, spec
+from short_runs import assert_right
 
 from sdpa_xp import KVCache, PagedKVCache, biases, masks
 from sdpa_xp_export import TensorSpec, export_attention, verify
@@ -121,7 +122,7 @@ def test_concatenated(rng: np.random.Generator, rules: Rules, queries: int, befo
         assert_close(found["output"], wanted)
         for name in ("key", "value"):
             np.testing.assert_array_equal(found[f"present_{name}"], whole[name], strict=True)
-        assert_verified(model, given)
+        assert_right(model, **held_by(given))
 
 
 def paged(past: Arrays, filled: np.ndarray, size: int = 4) -> PagedKVCache[np.ndarray]:
@@ -160,7 +161,7 @@ def test_padded(rng: np.random.Generator, rules: Rules, queries: int, room: int,
         found = {name: moved(x, layout) for name, x in run(model, feeds | held).items()}
         assert_close(found["output"], wanted)
         assert_written(found, arrays, past, filled)
-        assert_verified(model, given)
+        assert_right(model, **held_by(given))
 
 
 def assert_written(found: Arrays, arrays: Arrays, past: Arrays, filled: np.ndarray) -> None:
@@ -192,7 +193,7 @@ def test_padded_by_entry(rng: np.random.Generator, rules: Rules) -> None:
             own |= {name: np.minimum(x[entry], count + queries) for name, x in held.items() if x.ndim == 1}
             wanted = KVCache(**whole).attend(arrays["query"][entry], **rules(**own))
             assert_close(found["output"][entry], wanted)
-        assert_verified(model, given)
+        assert_right(model, **held_by(given))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
@@ -213,7 +214,7 @@ def test_other_dtypes(rng: np.random.Generator, dtype: str, padded: bool, opset:
                 for name in ("key", "value")
             ]
             assert_close(found["output"][entry], KVCache(*whole).attend(arrays["query"][entry]))
-        assert verify(model).agrees
+        assert_right(model)
 
 
 def test_prefill_of_an_empty_cache(rng: np.random.Generator) -> None:
@@ -238,7 +239,7 @@ def test_verify_wants_a_cache_bit_by_bit() -> None:
     """A present_key that is off by a rounding is none that the next step may have."""
     qkv, past = TensorSpec("float32", ("B", 2, "L", 8)), TensorSpec("float32", ("B", 2, "P", 8))
     model = export_attention(qkv, qkv, qkv, past_key=past, past_value=past, is_causal=True, form="primitive")
-    assert verify(model).agrees
+    assert_right(model)
     for node in model.graph.node:
         node.input[:] = ["joined" if name == "present_key" else name for name in node.input]
         node.output[:] = ["joined" if name == "present_key" else name for name in node.output]

@@ -84,7 +84,7 @@ def test_no_progress_beside_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_interrupt() -> None:
     """One line, and the code that shells use."""
-    with on_terminal("agree") as (process, reader):
+    with on_terminal("agree", "--backend", "numpy") as (process, reader):
         while b"0/" not in os.read(reader, 4096):  # it has begun
             pass
         process.send_signal(signal.SIGINT)

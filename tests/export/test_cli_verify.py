@@ -9,19 +9,20 @@ from typing import Any
 
 import onnx
 import pytest
-from command import QKV, refused, run
+from command import refused, run
 
 from sdpa_xp_export import verify
 from sdpa_xp_export.report import Placement
+
+FIXED = ["--query", "float32[2,8,5,64]", "--key", "float32[2,2,9,64]"]
 
 
 @pytest.fixture
 def model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Path:
     """A model that is right."""
     path = tmp_path / "a.onnx"
-    run(
-        capsys, "export", *QKV, "--attn-mask", "bool[B,1,1,S]", "--is-causal", "--form", "attention", "-o", path
-    )
+    mask = ["--attn-mask", "bool[2,1,1,9]", "--is-causal"]
+    run(capsys, "export", *FIXED, *mask, "--form", "attention", "-o", path)
     return path
 
 
@@ -49,18 +50,49 @@ def fallen_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sdpa_xp_export.cli.verify.verify", elsewhere)
 
 
-def test_table(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+def test_verdict(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     code, out, err = run(capsys, "verify", model)
     assert (code, err) == (0, "")
+    verdict, closest, error, rows, call, nodes = out.splitlines()
+    assert verdict == "attention: agrees in 8 runs"
+    assert closest.startswith("closest to its bound: output of fixed")
+    assert error.startswith("  error ")
+    assert rows == "rows compared: 640 of 640"
+    assert call == "call: from the metadata"
+    assert nodes.endswith("all on CPUExecutionProvider")
+    assert max(map(len, out.splitlines())) < 80
+
+
+def test_table_of_runs(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    """Without the columns that are the same in each run."""
+    code, out, err = run(capsys, "verify", model, "--runs")
+    assert (code, err) == (0, "")
     lines = [line.split() for line in out.splitlines()]
-    assert ["lengths", "provider", "output", "error", "bound", "agrees", "ms", "peak", "MB"] in lines
-    assert ["node", "that", "ran", "op", "provider", "asked"] in lines
-    (run_line,) = (line for line in lines if line[:3] == ["B=1", "L=1", "S=1"] and "large" not in line)
-    assert run_line[3:5] == ["CPUExecutionProvider", "output"]
-    assert run_line[7] == "yes"
-    nodes = [line for line in lines if line[1:2] == ["Attention"]]
-    assert [line[2:] for line in nodes] == [["CPUExecutionProvider"] * 2]
-    assert "attention: agrees in 6 runs" in out
+    assert ["lengths", "error", "bound", "agrees", "rows", "ms", "peak", "MB"] in lines
+    ordinary = [line for line in lines if line[:1] == ["fixed"]]
+    assert len(ordinary) == 3
+    assert all(line[3:7] == ["yes", "80", "of", "80"] for line in ordinary)
+    assert "attention: agrees in 8 runs" in out
+
+
+def test_a_call_in_a_file(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    """The form in it is no part of the call."""
+    text = 'query = "float32[2,8,5,64]"\nkey = "float32[2,2,9,64]"\nattn_mask = "bool[2,1,1,9]"\n'
+    stated = model.with_name("call.toml")
+    stated.write_text(text + 'is_causal = true\nform = "tiled"\n')
+    code, out, _ = run(capsys, "verify", model, "--call", stated)
+    assert code == 0
+    assert "call: from the caller" in out
+    stated.write_text(text)
+    assert run(capsys, "verify", model, "--call", stated)[0] == 1
+
+
+def test_thorough(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path, spec = tmp_path / "a.onnx", "float32[1,1,2,4]"
+    run(capsys, "export", "--query", spec, "--key", spec, "-o", path)
+    code, out, _ = run(capsys, "verify", path, "--thorough")
+    assert code == 0
+    assert "agrees in" in out
 
 
 def test_json(capsys: pytest.CaptureFixture[str], model: Path) -> None:
@@ -70,7 +102,7 @@ def test_json(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     assert report["holds"] is report["agrees"] is True
     assert report["failures"] == []
     assert report["form"] == "attention"
-    assert report["call"]["attn_mask"] == "bool[B,1,1,S]"
+    assert report["call"]["attn_mask"] == "bool[2,1,1,9]"
     assert {each["op"] for each in report["placements"]} >= {"Attention"}
     assert all(0 <= each["agreement"]["absolute"] <= each["agreement"]["bound"] for each in report["runs"])
     assert {each["output"] for each in report["runs"]} == {"output"}
@@ -79,7 +111,15 @@ def test_json(capsys: pytest.CaptureFixture[str], model: Path) -> None:
 def test_json_of_masks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "a.onnx"
     run(
-        capsys, "export", *QKV, "--attn-mask", "~causal() | padding(int64[B])", "--bias", "alibi(8)", "-o", path
+        capsys,
+        "export",
+        *FIXED,
+        "--attn-mask",
+        "~causal() | padding(int64[2])",
+        "--bias",
+        "alibi(8)",
+        "-o",
+        path,
     )
     code, out, _ = run(capsys, "verify", path, "--json")
     assert code == 0
@@ -103,10 +143,14 @@ def test_exits_1_on_a_wrong_model(capsys: pytest.CaptureFixture[str], wrong: Pat
     if how == "json":
         report = json.loads(out)
         assert report["holds"] is report["agrees"] is False
-        assert report["failures"][0].startswith("output of B=2 L=5 S=9 on CPUExecutionProvider: error")
+        assert report["failures"][0].startswith("output of fixed on CPUExecutionProvider: error")
         return
-    assert "attention: DISAGREES in 6 runs" in out
-    assert "FAILS: output of B=2 L=5 S=9 on CPUExecutionProvider: error" in out
+    assert "attention: DISAGREES in 8 runs" in out
+    assert "furthest beyond its bound: output of fixed" in out
+    assert "FAILS: output of fixed on CPUExecutionProvider: error" in out
+    assert out.count("FAILS") == 5
+    assert "and 1 more; --runs shows all" in out
+    assert run(capsys, "verify", wrong, "--runs")[1].count("FAILS") == 6
     if how == "html":
         assert "does not hold" in page.read_text()
 
@@ -132,7 +176,7 @@ def test_page(capsys: pytest.CaptureFixture[str], model: Path, monkeypatch: pyte
     page = model.with_name("report.html")
     code, out, _ = run(capsys, "verify", model, "--html", page)
     assert code == 0
-    assert out.startswith(f"wrote {page}\nattention: agrees in 6 runs")
+    assert out.startswith(f"wrote {page}\nattention: agrees in 8 runs")
     assert "a.onnx" in page.read_text()
     page.write_text("mine")
     with monkeypatch.context() as patch:  # it is refused before the long work
@@ -156,6 +200,7 @@ def test_page(capsys: pytest.CaptureFixture[str], model: Path, monkeypatch: pyte
         (["MODEL", "--html", "no/such/r.html"], "the folder of `html` must exist; got html="),
         (["MODEL", "--html", "."], "`html` must be a file; got html="),
         (["MODEL", "--seed", "-1"], "Invalid value for '--seed'"),
+        (["MODEL", "--call", "none.toml"], "`config` must be a file"),
         ([], "Missing argument"),
     ],
 )
@@ -193,8 +238,21 @@ def test_metadata_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str], 
     for index, node in enumerate(loaded.graph.node):
         node.name = f"[bold]{index}\x1b[2J\n"
     onnx.save(loaded, model)
-    code, out, _ = run(capsys, "verify", model)
+    code, out, _ = run(capsys, "verify", model, "--runs")
     assert code == 0
     assert "\\x1b[31mred: agrees" in out
+    assert "\x1b" not in out
+
+
+def test_a_node_that_fell_back_cannot_steer_the_terminal(
+    capsys: pytest.CaptureFixture[str], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def elsewhere(*arguments: Any, **keywords: Any) -> Any:
+        placed = Placement("[bold]0\x1b[2J\n", "Shape", "CPUExecutionProvider", "CUDAExecutionProvider")
+        return replace(verify(*arguments, **keywords), placements=(placed,))
+
+    monkeypatch.setattr("sdpa_xp_export.cli.verify.verify", elsewhere)
+    code, out, _ = run(capsys, "verify", model)
+    assert code == 0
     assert "\x1b" not in out
     assert "[bold]0\\x1b[2J\\n" in out

@@ -28,7 +28,7 @@ MODEL = export_attention(*[TensorSpec("float32", (2, 4))] * 3)
 
 def gathering(*arrays: NDArray[Any]) -> onnx.ModelProto:
     """A model that returns one row of each of its initializers."""
-    row = helper.make_tensor_value_info("row", TensorProto.INT64, [1])
+    row = helper.make_tensor_value_info("row", TensorProto.INT64, ["N"])
     graph = helper.make_graph([], "rows", [row], [])
     for index, array in enumerate(arrays):
         name = f"array_{index}"
@@ -39,7 +39,7 @@ def gathering(*arrays: NDArray[Any]) -> onnx.ModelProto:
 
 def gather_row_of(graph: onnx.GraphProto, name: str, data_type: int, width: int) -> None:
     graph.node.append(helper.make_node("Gather", [name, "row"], [f"row_of_{name}"]))
-    graph.output.append(helper.make_tensor_value_info(f"row_of_{name}", data_type, [1, width]))
+    graph.output.append(helper.make_tensor_value_info(f"row_of_{name}", data_type, ["N", width]))
 
 
 def finished(graph: onnx.GraphProto) -> onnx.ModelProto:
@@ -50,8 +50,13 @@ def finished(graph: onnx.GraphProto) -> onnx.ModelProto:
 
 def row(path: Path, index: int) -> list[NDArray[Any]]:
     """Row `index` of each initializer, as onnxruntime reads it."""
+    return [found[0] for found in rows(path, index)]
+
+
+def rows(path: Path, *indices: int) -> list[NDArray[Any]]:
+    """These rows of each initializer."""
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    return [found[0] for found in session.run(None, {"row": np.asarray([index])})]
+    return list(session.run(None, {"row": np.asarray(indices)}))
 
 
 def read(path: Path) -> onnx.ModelProto:
@@ -451,24 +456,25 @@ def test_without_numbers_is_what_a_checker_reads() -> None:
 
 def test_over_2_gib(tmp_path: Path) -> None:
     """One initializer that protobuf cannot hold."""
-    rows, width = 2**15 + 1, 2**14
+    length, width = 2**15 + 1, 2**14
     last = np.arange(width, dtype=np.float32)
     last[: ODD.size] = ODD.view(np.float32)
-    graph = helper.make_graph([], "rows", [helper.make_tensor_value_info("row", TensorProto.INT64, [1])], [])
+    graph = helper.make_graph([], "rows", [helper.make_tensor_value_info("row", TensorProto.INT64, ["N"])], [])
     gather_row_of(graph, "big", TensorProto.FLOAT, width)
     model = finished(graph)
-    big = model.graph.initializer.add(name="big", data_type=TensorProto.FLOAT, dims=[rows, width])
-    big.raw_data = b"".join([bytes(4 * (rows - 1) * width), last.tobytes()])
+    big = model.graph.initializer.add(name="big", data_type=TensorProto.FLOAT, dims=[length, width])
+    big.raw_data = b"".join([bytes(4 * (length - 1) * width), last.tobytes()])
     with pytest.raises(ValueError, match="save: `model` must be under 2 GiB without the raw data"):
         save(model, tmp_path / "a.onnx", external_above=2**40)
     assert names(tmp_path) == []
     path = save(model, tmp_path / "a.onnx")
     big.raw_data = b""
     try:
-        assert [file.stat().st_size for file in tmp_path.glob("*.data")] == [4 * rows * width]
+        assert [file.stat().st_size for file in tmp_path.glob("*.data")] == [4 * length * width]
         onnx.checker.check_model(path, full_check=True)
-        assert row(path, rows - 1)[0].tobytes() == last.tobytes()
-        assert not row(path, 0)[0].any()
+        ((first, found),) = rows(path, 0, length - 1)
+        assert found.tobytes() == last.tobytes()
+        assert not first.any()
     finally:  # pytest keeps the folders of three runs
         for file in tmp_path.iterdir():
             file.unlink()

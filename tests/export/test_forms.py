@@ -12,9 +12,10 @@ import onnx
 import onnx.numpy_helper
 import onnxruntime
 import pytest
+from short_runs import assert_right
 
 from sdpa_xp import masks, scaled_dot_product_attention
-from sdpa_xp_export import TensorSpec, export_attention, verify
+from sdpa_xp_export import TensorSpec, export_attention
 from sdpa_xp_export.forms import tiled
 
 FORMS = [
@@ -87,8 +88,7 @@ def test_float32(form: str, opset: int, mask: str, rules: dict[str, Any]) -> Non
     odd = ([*MASKS].index(mask) + [*RULES.values()].index(rules)) % 2
     for group, bias in ((1, bool(odd)), (4, not odd)):
         model = export_attention(**call("float32", mask, group, bias), **rules, form=form, opset=opset)
-        report = verify(model, provider="cpu")
-        assert report.agrees, (group, bias, report.worst)
+        assert_right(model)
         assert model.opset_import[0].version == opset
 
 
@@ -99,8 +99,7 @@ def test_float32(form: str, opset: int, mask: str, rules: dict[str, Any]) -> Non
 def test_other_dtypes(dtype: str, form: str, mask: str) -> None:
     for number, rules in enumerate(RULES.values(), [*MASKS].index(mask)):  # one of two groups beside each rule
         group = (1, 4)[number % 2]
-        report = verify(export_attention(**call(dtype, mask, group, False), **rules, form=form), provider="cpu")
-        assert report.agrees, (group, rules, report.worst)
+        assert_right(export_attention(**call(dtype, mask, group, False), **rules, form=form))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +125,7 @@ def test_ranks_and_batches(shapes: Any) -> None:
     ):
         for form in ("auto", "primitive"):
             model = export_attention(*specs, **rules, form=form)
-            assert verify(model).agrees
+            assert_right(model)
             rank = max(len(shape) for shape in shapes)
             assert len(model.graph.output[0].type.tensor_type.shape.dim) == rank
 
@@ -212,14 +211,14 @@ def test_float64_of_width_1() -> None:
     """Where the scale would be one number beside a MatMul, onnxruntime would fold it in as a float32."""
     qkv = TensorSpec("float64", (2, "L", 1))
     for scale in (0.1, 1 / 3):
-        assert verify(export_attention(qkv, qkv, qkv, scale=scale)).agrees
+        assert_right(export_attention(qkv, qkv, qkv, scale=scale))
 
 
 @pytest.mark.parametrize("ranks", [(2, 3, 3), (3, 2, 2), (2, 2, 3), (2, 4, 4), (4, 2, 2)])
 @pytest.mark.parametrize("form", ["auto", "primitive"])
 def test_result_has_the_rank_of_the_largest_input(form: str, ranks: tuple[int, ...]) -> None:
     specs = [TensorSpec("float32", (*[1] * (rank - 2), "L", 4)) for rank in ranks]
-    assert verify(export_attention(*specs, form=form)).agrees
+    assert_right(export_attention(*specs, form=form))
 
 
 @pytest.mark.parametrize("lengths", [(2, 3, 0), (2, 0, 3), (0, 2, 3)])
@@ -284,7 +283,7 @@ def test_one_integer_for_a_call_without_a_batch(form: str, shape: Any) -> None:
     qkv = TensorSpec("float32", shape)
     for mask in (masks.causal([1]), masks.prefix(TensorSpec("int64", (1,)))):
         model = export_attention(qkv, qkv, qkv, mask, form=form)
-        assert verify(model).agrees
+        assert_right(model)
         assert len(model.graph.output[0].type.tensor_type.shape.dim) == len(shape)
 
 

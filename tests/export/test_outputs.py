@@ -23,6 +23,7 @@ from graphs import (
     run,
     spec,
 )
+from short_runs import assert_right
 
 from sdpa_xp import biases, masks
 from sdpa_xp_export import TensorSpec, export_attention, verify
@@ -130,7 +131,7 @@ def test_softmax_in_float64_of_float32(rng: np.random.Generator, form: str) -> N
     assert found["lse"].dtype == wanted["lse"].dtype == np.float64
     np.testing.assert_allclose(found["lse"], wanted["lse"], rtol=1e-14)
     np.testing.assert_allclose(found["output"], wanted["output"], rtol=0, atol=1e-6)
-    assert verify(model).agrees
+    assert_right(model)
 
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -165,8 +166,7 @@ def test_bfloat16(rng: np.random.Generator, rules: Rules, layout: str) -> None:
         assert found.dtype == BFLOAT16
         found = moved({"output": found}, layout)["output"]
         np.testing.assert_allclose(found.astype(F), exact, rtol=2**-8, atol=2**-20)
-        report = verify(model, provider="cpu")
-        assert report.agrees, f"{report}: {report.worst}"
+        assert_right(model)
 
 
 def test_bfloat16_outputs_and_cache(rng: np.random.Generator) -> None:
@@ -188,7 +188,7 @@ def test_bfloat16_outputs_and_cache(rng: np.random.Generator) -> None:
     _, lse, _ = reference.attention(arrays["query"], keys, keys, np.tri(2, 7, 5, dtype=bool))
     np.testing.assert_allclose(found["lse"], lse, rtol=0, atol=2e-6)
     assert found["lse"].dtype == F
-    assert verify(model).agrees
+    assert_right(model)
 
 
 def test_bfloat16_that_is_wrong_is_caught() -> None:
@@ -204,7 +204,7 @@ def test_weights_of_a_batch_that_the_values_have(rng: np.random.Generator) -> No
     arrays = qkv(rng, batch=(1,)) | {"value": rng.standard_normal((BATCH, 2, 9, 12)).astype(F)}
     specs = [spec(arrays[name], {BATCH: "B"}) for name in ("query", "key", "value")]
     model = export_attention(*specs, outputs=("output", "weights", "lse"))
-    assert verify(model).agrees
+    assert_right(model)
     found, wanted = run(model, arrays), library(arrays, ("output", "weights", "lse"))
     wanted["weights"] = np.broadcast_to(wanted["weights"], (BATCH, 4, 5, 9))
     assert_close(found, wanted)

@@ -51,9 +51,13 @@ class Parsed(HTMLParser):
 
 @pytest.fixture(scope="module")
 def report() -> Report:
-    qkv = TensorSpec("float32", ("B", 2, "L", 16))
+    qkv = TensorSpec("float32", (3, 2, 5, 16))
     model = export_attention(qkv, qkv, qkv, masks.causal("lower_right"), outputs=["output", "lse"])
     return verify(model, provider="cpu")
+
+
+def fallen(name: str = "n") -> Placement:
+    return Placement(name, "Shape", "CPUExecutionProvider", "CUDAExecutionProvider")
 
 
 def test_needs_nothing_but_itself(report: Report) -> None:
@@ -97,17 +101,17 @@ def test_colours_can_be_told_from_the_ground(report: Report) -> None:
 
 
 def test_tables_can_be_read_aloud(report: Report) -> None:
-    parsed = Parsed(page(report, "a.onnx"))
+    parsed = Parsed(page(replace(report, placements=(fallen(),)), "a.onnx"))
     assert [text for _, text in parsed.all("caption")] == [
         "Runs, each against the float64 reference",
-        "Nodes that ran, after the runtime's own optimisation",
+        "Nodes that ran on another provider than the one asked for",
     ]
     assert {each["scope"] for each, _ in parsed.all("th")} == {"col", "row"}
     columns = [text for each, text in parsed.all("th") if each["scope"] == "col"]
-    assert columns[:8] == ["lengths", "provider", "output", "error", "bound", "agrees", "ms", "peak MB"]
-    assert columns[8:] == ["node that ran", "op", "provider", "asked"]
+    assert columns[:8] == ["lengths", "output", "error", "bound", "agrees", "rows", "ms", "peak MB"]
+    assert columns[8:] == ["node that fell back", "op", "provider", "asked"]
     rows = [text for each, text in parsed.all("th") if each["scope"] == "row"]
-    assert rows == [run.inputs for run in report.runs] + [placed.node for placed in report.placements]
+    assert rows == [run.inputs for run in report.runs] + ["n"]
     assert parsed.all("html")[0][0] == {"lang": "en"}
     assert len(parsed.all("h1")) == len(parsed.all("main")) == len(parsed.all("title")) == 1
 
@@ -117,7 +121,7 @@ def test_says_what_the_report_says(report: Report) -> None:
     facts = dict(
         zip((text for _, text in parsed.all("dt")), (text for _, text in parsed.all("dd")), strict=True)
     )
-    assert facts["query"] == "float32[B,2,L,16]"
+    assert facts["query"] == "float32[3,2,5,16]"
     assert facts["attn_mask"] == "causal(offset='lower_right')"
     assert facts["outputs"] == "output, lse"
     assert facts["onnxruntime"] == report.onnxruntime
@@ -125,31 +129,50 @@ def test_says_what_the_report_says(report: Report) -> None:
     assert (parsed.all("h1")[0][1], parsed.all("span")[0][1]) == ("a.onnx: ", "holds")
     assert str(report) in [text for _, text in parsed.all("p")]
     cells = [text for _, text in parsed.all("td")]
-    assert cells[0:2] == ["CPUExecutionProvider", "output"]
-    assert cells[2] == f"{report.runs[0].agreement.absolute:.2g}"
+    assert cells[:2] == ["output", f"{report.runs[0].agreement.absolute:.2g}"]
+    assert facts["nodes that ran"] == report.nodes
+    assert "node that fell back" not in [text for _, text in parsed.all("th")]
+
+
+def test_a_picture_shows_each_run_by_its_length(report: Report) -> None:
+    far = replace(
+        report.runs[0], agreement=replace(report.runs[0].agreement, absolute=float("inf")), longest=9000
+    )
+    parsed = Parsed(page(replace(report, runs=(far, *report.runs)), "a.onnx"))
+    circles = [each for each, _ in parsed.all("circle")]
+    assert len(circles) == len(report.runs) + 1
+    assert [each["class"] for each in circles].count("beyond") == 1
+    assert float(str(circles[0]["cx"])) > max(float(str(each["cx"])) for each in circles[1:])
+    assert float(str(circles[0]["cy"])) < min(float(str(each["cy"])) for each in circles[1:])
+    ((picture, _),) = parsed.all("svg")
+    assert picture["role"] == "img"
+    assert str(picture["aria-label"]).endswith("1 are beyond their bound")
 
 
 def test_failures_are_named(report: Report) -> None:
-    fallen = Placement("n", "Shape", "CPUExecutionProvider", "CUDAExecutionProvider")
     bad = replace(report.runs[0].agreement, absolute=float("inf"))
     runs = (replace(report.runs[0], agreement=bad, peak_bytes=None), *report.runs[1:])
-    parsed = Parsed(page(replace(report, runs=runs, placements=(fallen,)), "a.onnx", ["one", "another"]))
+    parsed = Parsed(page(replace(report, runs=runs, placements=(fallen(),)), "a.onnx", ["one", "another"]))
     assert [text for _, text in parsed.all("li")] == ["one", "another"]
     marked = [text for each, text in parsed.all("span") if each["class"] == "bad"]
-    assert marked == ["does not hold", "NO", "CPUExecutionProvider, fell back"]
+    assert marked == ["does not hold", "NO", "CPUExecutionProvider"]
     assert "unknown" in [text for _, text in parsed.all("td")]
 
 
 def test_what_a_model_says_is_no_markup(report: Report) -> None:
-    placed = Placement(EVIL, EVIL, EVIL, EVIL)
+    placed = Placement(EVIL, EVIL, EVIL, "another")
     runs = tuple(replace(run, inputs=EVIL, provider=EVIL, output=EVIL) for run in report.runs)
+    runs = (*runs, replace(runs[0], provider="another", output="another"))
     evil = replace(report, form=EVIL, reason=EVIL, onnxruntime=EVIL, runs=runs, placements=(placed,))
     text = page(evil, EVIL, [EVIL])
     parsed = Parsed(text)
     assert parsed.all("script") == []
     assert not {"\x1b", "\u202e"} & set(text)
     cells = [text for tag in ("td", "th", "li") for _, text in parsed.all(tag)]
-    assert cells.count(EVIL.replace("\x1b", "\ufffd").replace("\u202e", "\ufffd")) == 3 * len(runs) + 4 + 1
+    assert (
+        cells.count(EVIL.replace("\x1b", "\ufffd").replace("\u202e", "\ufffd"))
+        == 3 * len(report.runs) + 1 + 2 + 1
+    )
 
 
 def test_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,9 @@ from typing import Any, TypeAlias
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from graphs import BATCH, LONGER, SHORTER, Arrays, Rules, assert_verified, check, operand, qkv, run, spec
+from graphs import BATCH, LONGER, SHORTER, Arrays, Rules, check, held_by, operand, qkv, run, spec
 from hypothesis import given, settings
+from short_runs import assert_right
 
 from sdpa_xp import KVCache, biases, masks
 from sdpa_xp_export import export_attention
@@ -190,4 +191,4 @@ def test_calls_with_a_cache(
     whole = {name: np.concatenate([past[f"past_{name}"], arrays[name]], axis=-2) for name in ("key", "value")}
     wanted = KVCache(**whole).attend(arrays["query"], **({"is_causal": False} | rules(**held)))
     np.testing.assert_allclose(run(model, arrays | past | held)["output"], wanted, rtol=0, atol=2e-5)
-    assert_verified(model, rules_given)
+    assert_right(model, **held_by(rules_given))

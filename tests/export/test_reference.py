@@ -10,10 +10,16 @@ import pytest
 import torch
 
 from sdpa_xp_export._agree.features import LENGTHS, features
+from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._verify import reference
 from sdpa_xp_export._verify.agreement import EPS, judge
 from sdpa_xp_export._verify.random_inputs import random_inputs
-from sdpa_xp_export._verify.verification_inputs import expected_outputs
+from sdpa_xp_export._verify.reference_inputs import reference_inputs
+from sdpa_xp_export._verify.trials import ExpectedRows, expected_rows
+
+
+def expected_output(call: ExportCall, inputs: dict[str, Any], computed_in: str) -> ExpectedRows:
+    return expected_rows(call, reference_inputs(call, inputs), computed_in)[call.outputs[0]]
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -45,7 +51,8 @@ def test_the_textbook_formula_means_the_same(case: str) -> None:
     call = features("float64")[case].call
     for seed in range(3):
         inputs = random_inputs(call, LENGTHS, np.random.default_rng(seed))
-        exact, own = expected_outputs(call, inputs)[call.outputs[0]]
+        expected = expected_output(call, inputs, "float64")
+        exact, own = expected.reference, expected.textbook
         np.testing.assert_allclose(own, exact, rtol=0, atol=1e-14)
 
 
@@ -55,7 +62,8 @@ def test_the_bound_is_a_matter_of_rounding(case: str, dtype: str) -> None:
     """No sample makes the textbook formula so bad that its bound would pass a wrong result."""
     call = features(dtype)[case].call
     inputs = random_inputs(call, LENGTHS, np.random.default_rng(0))
-    exact, own = expected_outputs(call, inputs)[call.outputs[0]]
+    expected = expected_output(call, inputs, dtype)
+    exact, own = expected.reference, expected.textbook
     found = judge(own, exact, own, dtype)
     assert found.bound < 64 * EPS[dtype] * np.max(np.abs(exact[np.isfinite(exact)]))
     assert not judge(np.zeros_like(own), exact, own, dtype).agrees

@@ -12,9 +12,10 @@ from sdpa_xp import biases, masks
 from sdpa_xp_export import TensorSpec
 from sdpa_xp_export._call.call import ExportCall, ExportOptions
 from sdpa_xp_export._call.checking import checked_call
-from sdpa_xp_export._verify.random_inputs import LARGE, poison, random_inputs
-from sdpa_xp_export._verify.trial_lengths import blocks_of_queries, several_lengths
-from sdpa_xp_export._verify.verification_inputs import verification_inputs
+from sdpa_xp_export._verify.random_inputs import poison, random_inputs
+from sdpa_xp_export._verify.trial_lengths import several_lengths
+from sdpa_xp_export._verify.trial_settings import LARGE, short_settings
+from sdpa_xp_export._verify.trials import Trial, trials
 
 LENGTHS = {"B": 3, "L": 7, "S": 11, "P": 5, "T": 2}
 
@@ -113,8 +114,6 @@ class TestMasksOfPairs:
     @pytest.mark.parametrize(
         "rules",
         [
-            {"outputs": ("output", "lse")},
-            {"outputs": ("scores",)},
             {"dtype": "float16", "bias": spec("L", "S", dtype="float16")},
             {"attn_mask": spec("L", "S")},
         ],
@@ -269,57 +268,39 @@ class TestLengths:
         for lengths in several_lengths(cached(padded=False)):
             assert set(lengths.values()) <= {1, 2, 3, 5, 7, 9}
 
-    def test_blocks_of_queries(self) -> None:
-        """More queries than a block has rows, and still more keys."""
-        lengths = blocks_of_queries(call(), 128)
-        assert lengths is not None
-        assert (lengths["L"], lengths["S"]) == (131, 137)
-        assert lengths["B"] < 4
 
-    def test_blocks_of_as_many_queries_as_keys(self) -> None:
-        given = checked_call("test", *[spec("B", 4, "L", 16)] * 3, ExportOptions())
-        assert blocks_of_queries(given, 128) == {"B": 2, "L": 131}
-
-    def test_blocks_of_queries_of_a_fixed_number(self) -> None:
-        given = checked_call("test", spec("B", 4, 7, 16), *[spec("B", 4, "S", 16)] * 2, ExportOptions())
-        assert blocks_of_queries(given, 128) is None
+def tried(given: ExportCall) -> list[Trial]:
+    rng = np.random.default_rng(0)
+    return list(trials(given, short_settings(given), rng, computed_in=given.accumulation_dtype))
 
 
-class TestTrials:
-    def settings(self, given: ExportCall, rows: int | None = None) -> list[tuple[str, float]]:
-        return [(each.shown, each.size) for each in verification_inputs(given, np.random.default_rng(0), rows)]
+def test_inputs_are_poisoned_and_what_is_expected_is_not() -> None:
+    for trial in tried(call(attn_mask=masks.padding(ints("B")))):
+        if trial.inputs["key_lengths"].min() < trial.inputs["key"].shape[-2]:
+            assert np.isnan(trial.inputs["value"]).any()
+        for expected in trial.expected.values():
+            assert np.isfinite(expected.reference).all()
 
-    def test_each_length_twice(self) -> None:
-        shown = ["B=2 L=5 S=9", "B=9 L=5 S=2", "B=1 L=1 S=1"]
-        wanted = [(each, 1.0) for each in shown] + [(f"{each}, large scores", LARGE) for each in shown]
-        assert self.settings(call()) == wanted
 
-    def test_once_more_than_a_block(self) -> None:
-        assert ("B=2 L=131 S=137", 1.0) in self.settings(call(), rows=128)
-        assert len(self.settings(call(), rows=128)) == 7
+def test_large_scores_have_no_exponential_in_float32() -> None:
+    first = next(trial for trial in tried(call()) if trial.setting.size == LARGE)
+    key = np.repeat(first.inputs["key"], 2, axis=1)
+    scores = first.inputs["query"] @ key.swapaxes(-1, -2) / 4
+    assert np.abs(scores).max() > math.log(np.finfo(np.float32).max)
 
-    def test_scores_that_are_returned_are_not_large(self) -> None:
-        given = call(outputs=("output", "scores"))
-        assert {size for _, size in self.settings(given)} == {1.0}
 
-    def test_fixed(self) -> None:
-        given = checked_call("test", *[spec(2, 3, 4)] * 3, ExportOptions())
-        assert [shown for shown, _ in self.settings(given)] == ["fixed"] * 3 + ["fixed, large scores"] * 3
+def test_magnitudes_are_no_smaller_than_what_they_belong_to() -> None:
+    """Else a rounding of the largest term would not be covered."""
+    given = call(bias=spec("L", "S"), outputs=("output", "weights", "scores"))
+    for trial in tried(given):
+        for expected in trial.expected.values():
+            known = np.isfinite(expected.reference)
+            assert (expected.magnitude[known] >= np.abs(expected.reference[known]) * (1 - 1e-9)).all()
 
-    def test_inputs_are_poisoned_and_what_is_expected_is_not(self) -> None:
-        for trial in verification_inputs(call(attn_mask=masks.padding(ints("B"))), np.random.default_rng(0)):
-            if trial.inputs["key_lengths"].min() < trial.inputs["key"].shape[-2]:
-                assert np.isnan(trial.inputs["value"]).any()
-            for exact, _ in trial.expected.values():
-                assert np.isfinite(exact).all()
 
-    def test_large_scores_have_no_exponential_in_float32(self) -> None:
-        *_, trial = verification_inputs(call(), np.random.default_rng(0))
-        first = next(
-            each for each in verification_inputs(call(), np.random.default_rng(0)) if each.size == LARGE
-        )
-        key = np.repeat(first.inputs["key"], 2, axis=1)
-        assert np.abs(first.inputs["query"] @ key.swapaxes(-1, -2) / 4).max() > math.log(
-            np.finfo(np.float32).max
-        )
-        assert trial.size == LARGE
+@pytest.mark.parametrize("integers", ["least", "most"])
+def test_integers_at_their_ends(integers: Any) -> None:
+    given = call(attn_mask=masks.padding(ints("B")) & masks.causal(ints("B")))
+    arrays = random_inputs(given, LENGTHS, np.random.default_rng(0), integers=integers)
+    ends = {"least": (0, -9), "most": (11, 13)}[integers]
+    assert (set(arrays["key_lengths"]), set(arrays["offset"])) == ({ends[0]}, {ends[1]})

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,35 +61,62 @@ def assert_one_model(folder: Path, number: float) -> None:
     assert names(folder) == ["a.onnx", location]
 
 
-CHILD = """
-import os, signal, sys
+DYING = """
+import json, os, signal, sys
 from pathlib import Path
 import onnx
 from sdpa_xp_export import save
 from sdpa_xp_export._files import model_files as files
 from sdpa_xp_export._files import atomic as publishing
 
-model, target, step, overwrite = sys.argv[1:]
+def save_and_die(model, target, step, overwrite):
+    def dying(name, function):
+        def called(*args, **named):
+            if step == name:
+                os.kill(os.getpid(), signal.SIGKILL)
+            result = function(*args, **named)
+            if step == f"after {name}":
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+        return called
 
-def dying(name, function):
-    def called(*args, **named):
-        if step == name:
-            os.kill(os.getpid(), signal.SIGKILL)
-        result = function(*args, **named)
-        if step == f"after {name}":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return result
-    return called
+    counts = iter(range(1, 99))
+    sync, fsync = os.fsync, lambda descriptor: dying(f"sync {next(counts)}", sync)(descriptor)
+    os.fsync = fsync
+    files.give_name = dying("name", files.give_name)
+    os.rename = dying("rename", os.rename)
+    Path.rename = dying("rename", Path.rename)
+    Path.unlink = dying("unlink", Path.unlink)
+    save(onnx.load(model), target, overwrite=overwrite, external_above=0)
 
-counts = iter(range(1, 99))
-sync, fsync = os.fsync, lambda descriptor: dying(f"sync {next(counts)}", sync)(descriptor)
-os.fsync = fsync
-files.give_name = dying("name", files.give_name)
-os.rename = dying("rename", os.rename)
-Path.rename = dying("rename", Path.rename)
-Path.unlink = dying("unlink", Path.unlink)
-save(onnx.load(model), target, overwrite=overwrite == "True", external_above=0)
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        try:
+            save_and_die(*json.loads(line))
+        finally:
+            os._exit(1)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
+
+
+@pytest.fixture(scope="module")
+def dying() -> Iterator[Callable[..., int]]:
+    """The exit status of a save in a process of its own that is killed at a step; all share their imports."""
+    command = [sys.executable, "-c", DYING]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        pipes = process.stdin, process.stdout
+
+        def save_and_die(*arguments: Any) -> int:
+            print(json.dumps(arguments, default=str), file=pipes[0], flush=True)
+            return int(pipes[1].readline())
+
+        yield save_and_die
+        process.stdin.close()
+
+
 STEPS = [
     "sync 1",
     "after sync 1",
@@ -106,7 +134,7 @@ STEPS = [
 @pytest.mark.parametrize("overwrite", [True, False])
 @pytest.mark.parametrize("later", ["a.onnx", "b.onnx"])
 def test_what_a_killed_save_has_left_goes_with_a_later_one(
-    tmp_path: Path, step: str, overwrite: bool, later: str
+    tmp_path: Path, dying: Callable[..., int], step: str, overwrite: bool, later: str
 ) -> None:
     """Also one of another file of the folder; the model that was there is whole at any time."""
     folder = tmp_path / "out"
@@ -114,8 +142,7 @@ def test_what_a_killed_save_has_left_goes_with_a_later_one(
     onnx.save(filled(2), tmp_path / "in.onnx")
     if overwrite:
         save(filled(1), folder / "a.onnx", external_above=0)
-    command = [sys.executable, "-c", CHILD, tmp_path / "in.onnx", folder / "a.onnx", step, str(overwrite)]
-    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    assert dying(tmp_path / "in.onnx", folder / "a.onnx", step, overwrite) == -signal.SIGKILL
     found = number_in(folder / "a.onnx") if (folder / "a.onnx").exists() else None
     assert found in ((1, 2) if overwrite else (None, 2))
     save(filled(3), folder / later, external_above=0, overwrite=(folder / later).exists())

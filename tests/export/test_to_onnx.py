@@ -348,17 +348,65 @@ def test_a_layer_verifies() -> None:
 
     report = verify_layer(model, layer, draw={"key_lengths": lambda _, shape: np.ones(shape)})
     assert report.agrees
-    assert [run.inputs for run in report.runs] == ["B=2 L=5", "B=5 L=2", "B=1 L=1"]
+    shown = [run.inputs for run in report.runs]
+    assert shown[:3] == ["B=2 L=5", "B=5 L=2", "B=1 L=1"]
+    for number in (*range(1, 10), 33, 130):
+        assert any(text.endswith(f"L={number}") for text in shown)
+        assert any(text.startswith(f"B={number} ") for text in shown)
     assert {run.output for run in report.runs} == {"output"}
     assert report.form == "tiled"
     assert report.placements
-    assert str(report).startswith("tiled: agrees in 3 runs")
+    assert str(report).startswith(f"tiled: agrees in {len(shown)} runs")
 
 
 def test_another_layer_does_not_verify() -> None:
     model = to_onnx(attending, X)
     assert not verify_layer(model, partial(attending, is_causal=True)).agrees
     assert not verify_layer(model, lambda x: attending(x) * (1 + 1e-4)).agrees
+
+
+@pytest.mark.parametrize("length", [1, 4, 7, 9])
+def test_a_branch_on_a_length_is_seen(length: int) -> None:
+    """A comparison with a named length is False while the layer is traced."""
+
+    def branching(x: Any) -> Any:
+        return attending(x) * (2 if x.shape[-2] == length else 1)
+
+    assert not verify_layer(to_onnx(branching, X), branching).agrees
+
+
+@pytest.mark.parametrize("width", [6, 100])
+def test_a_window_that_the_model_lacks_is_seen(width: int) -> None:
+    model = to_onnx(attending, X, is_causal=True)
+    assert not verify_layer(model, partial(attending, attn_mask=masks.sliding_window(width, 0))).agrees
+
+
+def test_integers_of_a_table_are_any_of_its_rows() -> None:
+    table = np.random.default_rng(0).standard_normal((40, 3)).astype(np.float32)
+    tokens = TensorSpec("int64", ("L",))
+
+    def embedded(tokens: Any, table: Any = table) -> Any:
+        return table[tokens] if isinstance(tokens, np.ndarray) else _rows(table, tokens)
+
+    def _rows(table: Any, tokens: Any) -> Any:
+        return tokens.__array_namespace__().take(table, tokens, axis=0)
+
+    other = table.copy()
+    other[37] += 1
+    model = to_onnx(embedded, tokens)
+    assert verify_layer(model, embedded).agrees
+    assert not verify_layer(model, partial(embedded, table=other)).agrees
+
+
+def test_lengths_that_a_layer_refuses_are_left_out() -> None:
+    def short(x: Any) -> Any:
+        if isinstance(x.shape[-2], int) and x.shape[-2] > 20:
+            raise ValueError("too long")
+        return attending(x)
+
+    report = verify_layer(to_onnx(short, X), short)
+    assert report.agrees
+    assert max(run.longest for run in report.runs) == 33  # of the batch alone
 
 
 def test_an_output_in_another_dtype_does_not_verify() -> None:

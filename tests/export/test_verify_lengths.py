@@ -1,73 +1,144 @@
-"""`verify` runs a model at lengths where each number in its masks and biases matters."""
+"""The lengths that `verify` runs a model at follow from its call, and its rows from both."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-import onnx
+import numpy as np
 import pytest
 
 from sdpa_xp import biases, masks
-from sdpa_xp_export import TensorSpec, export_attention, verify
+from sdpa_xp_export import TensorSpec
+from sdpa_xp_export._call.call import ExportCall, ExportOptions
+from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._verify.constants import constants
+from sdpa_xp_export._verify.row_sample import sampled_rows
+from sdpa_xp_export._verify.trial_settings import HUGE, LARGE, short_settings, trial_settings
+from sdpa_xp_export.spec import evaluated
 
-QKV = TensorSpec("float32", (1, 2, "L", 8))
-PAST = TensorSpec("float32", (1, 2, "P", 8))
+PAST = TensorSpec("float32", ("B", 2, "P", 8))
 TABLE = TensorSpec("float32", (32, 2))
 
 
-def stated_otherwise(model: onnx.ModelProto, other: onnx.ModelProto) -> onnx.ModelProto:
-    """The graph of a model with the call of another."""
-    wrong = onnx.ModelProto()
-    wrong.CopyFrom(model)
-    del wrong.metadata_props[:]
-    wrong.metadata_props.extend(other.metadata_props)
-    return wrong
+def of(*, keys: str = "L", heads: int = 2, **rules: Any) -> ExportCall:
+    query = TensorSpec("float32", ("B", heads, "L", 8))
+    key = TensorSpec("float32", ("B", heads, keys, 8))
+    return checked_call("test", query, key, key, ExportOptions(**rules))
+
+
+def lengths_of(call: ExportCall, blocks: Sequence[int] = (), **options: Any) -> list[tuple[int, int, int]]:
+    """B, L and S of each setting."""
+    return [
+        tuple(evaluated(n, setting.lengths) for n in (call.sizes.batch[0], call.sizes.queries, call.sizes.keys))
+        for setting in trial_settings(call, blocks, **options)
+    ]
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("rules", "numbers"),
     [
-        ({"attn_mask": masks.sliding_window(40, 0)}, {"attn_mask": masks.sliding_window(41, 0)}),
-        ({"attn_mask": masks.sliding_window(None, 40)}, {"attn_mask": masks.sliding_window(None, 41)}),
-        ({"attn_mask": masks.sliding_window(3, 40)}, {"attn_mask": masks.sliding_window(3, 41)}),
-        ({"attn_mask": masks.causal(30)}, {"attn_mask": masks.causal(31)}),
-        ({"attn_mask": masks.causal(-30)}, {"attn_mask": masks.causal(-31)}),
-        ({"attn_mask": masks.chunked(30)}, {"attn_mask": masks.chunked(31)}),
-        ({"attn_mask": masks.dilated(30)}, {"attn_mask": masks.dilated(31)}),
-        ({"attn_mask": masks.prefix(30)}, {"attn_mask": masks.prefix(31)}),
-        ({"attn_mask": ~masks.chunked(30)}, {"attn_mask": ~masks.chunked(31)}),
-        (
-            {"attn_mask": masks.causal() | masks.prefix(30)},
-            {"attn_mask": masks.causal() | masks.prefix(31)},
-        ),
-        (
-            {"bias": biases.relative(TABLE, max_distance=60)},
-            {"bias": biases.relative(TABLE, max_distance=61)},
-        ),
-        (
-            {"attn_mask": masks.sliding_window(40, 0), "past_key": PAST, "past_value": PAST},
-            {"attn_mask": masks.sliding_window(41, 0), "past_key": PAST, "past_value": PAST},
-        ),
+        ({"attn_mask": masks.sliding_window(40, 0)}, [40]),
+        ({"attn_mask": masks.sliding_window(None, 40)}, [40]),
+        ({"attn_mask": masks.causal(-30)}, [30]),
+        ({"attn_mask": ~masks.chunked(30) | masks.prefix(5)}, [5, 30]),
+        ({"attn_mask": masks.padding(np.asarray([3, 9, 3]))}, [3, 9]),
+        ({"bias": biases.relative(TABLE, max_distance=60)}, [60]),
+        ({"bias": biases.alibi(2)}, []),
+        ({"is_causal": True}, []),
     ],
 )
-def test_a_number_that_is_off_by_one_is_seen(one: dict[str, Any], other: dict[str, Any]) -> None:
-    models = [export_attention(QKV, QKV, QKV, **rules) for rules in (one, other)]
-    assert all(verify(model).agrees for model in models)
-    for model, stated in (models, models[::-1]):
-        assert not verify(stated_otherwise(model, stated)).agrees
+def test_numbers_of_a_call(rules: dict[str, Any], numbers: list[int]) -> None:
+    assert constants(of(**rules)) == numbers
 
 
-def test_lengths_follow_from_the_numbers() -> None:
-    """As many as heads and windows leave room for; slopes are no lengths."""
+@pytest.mark.parametrize("keys", ["L", "S"])
+def test_lengths_lie_on_both_sides_of_each_number(keys: str) -> None:
+    call = of(keys=keys, attn_mask=masks.sliding_window(40, 300) & masks.chunked(77))
+    queries = {queries for _, queries, _ in lengths_of(call)}
+    for number in (40, 77, 300):
+        assert {number, number + 2} <= queries
+    assert max(queries) > 2 * 300
 
-    def lengths(**rules: Any) -> list[str]:
-        runs = verify(export_attention(QKV, QKV, QKV, **rules, form="primitive")).runs
-        return [run.inputs for run in runs if "large" not in run.inputs]
 
-    plain = ["L=2", "L=5", "L=1"]
-    assert lengths() == lengths(is_causal=True) == lengths(bias=biases.alibi(2)) == plain
-    assert lengths(attn_mask=masks.sliding_window(40, 20)) == [*plain, "L=43"]
-    assert lengths(attn_mask=masks.sliding_window(2**20, 0)) == plain
+def test_lengths_lie_on_both_sides_of_a_block() -> None:
+    assert {128, 129} <= {queries for _, queries, _ in lengths_of(of(), blocks=[128])}
+    assert max(queries for _, queries, _ in lengths_of(of(), blocks=[128])) > 3 * 128
+
+
+def test_every_call_is_tried_with_a_batch_of_7_and_with_thousands() -> None:
+    for call in (of(), of(keys="S"), of(past_key=PAST, past_value=PAST)):
+        lengths = lengths_of(call)
+        assert any(batch == 7 for batch, _, _ in lengths)
+        assert any(queries > 2000 and keys > 2000 for _, queries, keys in lengths)
+    apart = lengths_of(of(keys="S"))
+    assert any(queries < 5 and keys > 2000 for _, queries, keys in apart)
+    assert any(queries > 2000 and keys < 5 for _, queries, keys in apart)
+
+
+def test_a_past_is_empty_and_long() -> None:
+    call = of(past_key=PAST, past_value=PAST)
+    pasts = {setting.lengths["P"] for setting in trial_settings(call)}
+    assert 0 in pasts
+    assert max(pasts) > 2000
+
+
+def test_many_heads_leave_room_for_shorter_lengths() -> None:
+    lengths = lengths_of(of(heads=64))
+    assert 500 < max(queries for _, queries, _ in lengths) < 1000
+
+
+def test_scores_have_three_sizes() -> None:
+    settings = trial_settings(of())
+    assert {setting.size for setting in settings} == {1.0, LARGE, HUGE["float32"]}
+    assert {setting.size for setting in short_settings(of())} == {1.0, LARGE}
+
+
+def test_integers_are_drawn_and_at_their_ends() -> None:
+    padded = of(attn_mask=masks.padding(TensorSpec("int64", ("B",))))
+    assert {setting.integers for setting in trial_settings(padded)} == {"drawn", "least", "most"}
+    assert {setting.integers for setting in trial_settings(of())} == {"drawn"}
+
+
+def test_no_setting_is_tried_twice() -> None:
+    for thorough in (False, True):
+        shown = [setting.shown for setting in trial_settings(of(keys="S"), [128], thorough=thorough)]
+        assert len(set(shown)) == len(shown)
+
+
+def test_fixed_lengths_are_drawn_several_times() -> None:
     fixed = TensorSpec("float32", (1, 2, 6, 8))
-    model = export_attention(fixed, fixed, fixed, masks.sliding_window(3, 0))
-    assert {run.inputs for run in verify(model).runs} == {"fixed", "fixed, large scores"}
+    call = checked_call("test", fixed, fixed, fixed, ExportOptions(attn_mask=masks.sliding_window(3, 0)))
+    shown = [setting.shown for setting in trial_settings(call)]
+    assert shown.count("fixed") == shown.count("fixed, large scores") == 3
+
+
+def test_thorough_has_all_small_lengths_and_longer_ones() -> None:
+    lengths = lengths_of(of(), thorough=True)
+    assert set(range(1, 18)) <= {queries for _, queries, _ in lengths}
+    assert max(queries for _, queries, _ in lengths) > 4000
+
+
+class TestRows:
+    """Which rows of a run are compared."""
+
+    def rows(self, queries: int, borders: Sequence[int] = (), heads: int = 2) -> list[int]:
+        lengths = {"B": 1, "L": queries}
+        found: list[int] = sampled_rows(of(heads=heads), lengths, borders, np.random.default_rng(0)).tolist()
+        return found
+
+    def test_all_of_a_short_run(self) -> None:
+        assert self.rows(100) == list(range(100))
+
+    def test_ends_and_borders_of_a_long_one(self) -> None:
+        rows = self.rows(2000, [300])
+        assert {0, 1, 1998, 1999, 299, 300, 301, 1699, 1700, 1701} <= set(rows)
+        assert len(rows) == 256
+        assert rows == sorted(set(rows))
+
+    def test_some_at_random(self) -> None:
+        between = [row for row in self.rows(2000, [300]) if 400 < row < 1600]
+        assert 80 < len(between) < 220
+
+    def test_a_few_of_many_heads(self) -> None:
+        assert len(self.rows(2000, [3, 5, 7, 9], heads=200)) == 6

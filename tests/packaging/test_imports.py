@@ -106,21 +106,19 @@ def test_type_checkers_see_the_array_that_went_in() -> None:
         "y: NDArray[np.float32] = scaled_dot_product_attention(x, x, x, mask, scale=0.5)\n"
         "z: NDArray[np.float32] = merge_states([attention_state(x, x, x)]).output\n"
     )
-
-    def check(code: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "-c", code]
-        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-
     options = "rng=np.random.default_rng(0), softmax_dtype=np.float64, implementation='xp'"
-    right = check(code + f"scaled_dot_product_attention(x, x, x, {options})\n")
-    assert right.returncode == 0, right.stdout
-    wrong = check(
-        code
-        + "scaled_dot_product_attention([[1.0]], x, x)\n"
-        + "scaled_dot_product_attention(x, x, x, rng=0)\n"
-        + "scaled_dot_product_attention(x, x, x, implementation='fast')\n"
-        + "scaled_dot_product_attention(x, x, x, layout='BHLE')\n"
-    )
-    assert wrong.returncode == 1
-    for error in ("list[list[float]]", 'Argument "rng"', "Literal['fast']", "Literal['BHLE']"):
-        assert error in wrong.stdout
+    code += f"scaled_dot_product_attention(x, x, x, {options})\n"
+    wrong = {
+        "scaled_dot_product_attention([[1.0]], x, x)\n": "list[list[float]]",
+        "scaled_dot_product_attention(x, x, x, rng=0)\n": 'Argument "rng"',
+        "scaled_dot_product_attention(x, x, x, implementation='fast')\n": "Literal['fast']",
+        "scaled_dot_product_attention(x, x, x, layout='BHLE')\n": "Literal['BHLE']",
+    }
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "-c", code + "".join(wrong)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 1
+    errors = re.findall(r"^<string>:(\d+): error: (.*)$", done.stdout, flags=re.MULTILINE)
+    first = code.count("\n") + 1  # the lines before it are right
+    assert {int(line) for line, _ in errors} == {*range(first, first + len(wrong))}, done.stdout
+    for number, said in enumerate(wrong.values(), first):
+        assert any(said in text for line, text in errors if int(line) == number), done.stdout

@@ -74,11 +74,8 @@ def test_tests_of_a_library_are_part_of_its_run_alone() -> None:
 @pytest.mark.parametrize("which", ["--fast", "--backends=numpy"])
 def test_numpy_alone_is_enough(which: str) -> None:
     """Every file can be collected, and what needs another library is left out."""
-    assert run(OTHERS, "tests/core", which, "--collect-only").returncode == 0
-    files = [
-        f"tests/core/test_{name}.py" for name in ("refusals", "cache_refusals", "mask_refusals", "explain")
-    ]
-    done = run(OTHERS, *files, which)
+    files = ("test_refusals.py", "test_cache_refusals.py", "test_mask_refusals.py", "test_explain.py")
+    done = run(OTHERS, "tests/core", which, "-k", " or ".join(files))
     assert done.returncode == 0, done.stdout
 
 

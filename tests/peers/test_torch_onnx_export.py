@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,16 @@ pytestmark = [
     pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)` is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:# The axis name. . will not be used, since it shares:UserWarning"),
 ]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_registry() -> Iterator[None]:
+    """torch compiles its own 500 functions for each export, which is nearly half of it: here once an opset."""
+    registry = importlib.import_module("torch.onnx._internal.exporter._registration").ONNXRegistry
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "from_torchlib", staticmethod(cache(registry.from_torchlib)))
+        yield
+
 
 Q, K, V = (2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 6)
 ATTENTION = {"Attention": 1}

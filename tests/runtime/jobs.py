@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,20 +14,34 @@ from numpy.typing import NDArray
 from runtime.features import DTYPES, features
 
 from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export._verify.verification_inputs import Trial, judge_output, verification_inputs
+from sdpa_xp_export._verify.trial_settings import short_settings
+from sdpa_xp_export._verify.trials import Trial, judge, outcome, trials
 
 Outputs: TypeAlias = Mapping[str, NDArray[Any]]
+Drawn: TypeAlias = tuple[tuple[Outputs, ...], Callable[[Sequence[Outputs]], str | None]]
+"""Inputs for several runs, and what is wrong with the outputs of these runs."""
 SEED = 20170612
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Job:
     """A call, inputs for several runs of its graph, and what is wrong with the outputs of these runs."""
 
     name: str
     call: ExportCall
-    feeds: tuple[Outputs, ...]
-    fault: Callable[[Sequence[Outputs]], str | None]
+    draw: Callable[[], Drawn]
+    """The inputs, and the judge of the outputs. That takes a float64 reference, which not every test needs."""
+
+    @property
+    def feeds(self) -> tuple[Outputs, ...]:
+        return self._drawn[0]
+
+    def fault(self, runs: Sequence[Outputs]) -> str | None:
+        return self._drawn[1](runs)
+
+    @cached_property
+    def _drawn(self) -> Drawn:
+        return self.draw()
 
 
 def jobs() -> list[Job]:
@@ -44,26 +58,29 @@ def _of_onnx(export: Export) -> Job:
             return str(error).strip().partition("\n")[0] or "other outputs, or of another dtype"
         return None
 
-    return Job(export.name, export.call, (export.feeds,), fault)
+    return Job(export.name, export.call, lambda: ((export.feeds,), fault))
 
 
 def own(calls: Mapping[str, ExportCall], dtype: str) -> Iterator[Job]:
-    """Calls of our own, with inputs as `sdpa_xp_export.verify` draws them."""
+    """Calls of our own, with inputs as `sdpa_xp_export.verify` draws them, at a few short lengths."""
     for name, call in calls.items():
-        tried = list(verification_inputs(call, np.random.default_rng(SEED)))
-        feeds = tuple(trial.inputs for trial in tried)
-        yield Job(f"{name} ({dtype})", call, feeds, partial(_fault, call, tried))
+        yield Job(f"{name} ({dtype})", call, partial(_drawn, call))
+
+
+def _drawn(call: ExportCall) -> Drawn:
+    rng = np.random.default_rng(SEED)
+    tried = list(trials(call, short_settings(call), rng, computed_in=call.accumulation_dtype))
+    return tuple(trial.inputs for trial in tried), partial(_fault, call, tried)
 
 
 def _fault(call: ExportCall, tried: Sequence[Trial], runs: Sequence[Outputs]) -> str | None:
-    """As `sdpa_xp_export.verify` judges: one bound for all runs whose scores are of one size."""
-    if any(list(outputs) != list(tried[0].expected) for outputs in runs):
+    """As `sdpa_xp_export.verify` judges: one bound for all runs."""
+    names = [*tried[0].expected, *tried[0].copies]
+    if any(list(outputs) != names for outputs in runs):
         return f"the outputs are {', '.join(runs[0])}"
-    for size in sorted({trial.size for trial in tried}):
-        pairs = [each for each in zip(tried, runs, strict=True) if each[0].size == size]
-        for name in tried[0].expected:
-            found = judge_output(call, name, [(trial, outputs[name]) for trial, outputs in pairs], size)
-            worst = max(found, key=lambda agreement: agreement.share)
-            if not worst.agrees:
-                return f"{name} is off by {worst.absolute:.2g}, may be {worst.bound:.2g}"
+    outcomes = [outcome(call, trial, outputs) for trial, outputs in zip(tried, runs, strict=True)]
+    for name, agreements in judge(call, outcomes, call.accumulation_dtype).items():
+        worst = max(agreements, key=lambda agreement: agreement.share)
+        if not worst.agrees:
+            return f"{name} is off by {worst.absolute:.2g}, may be {worst.bound:.2g}"
     return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import pytest
 from runtime.arrays import load, save
 from runtime.jobs import Job, jobs
 from runtime.matrix import RESULTS, TABLE
-from runtime.outcomes import choices, exports, faults, number, refusals, wrong
+from runtime.outcomes import Exported, choices, exports, faults, number, refusals, wrong
 from runtime.releases import INSTALLED, REDUCED, RELEASES, Graph, run_graphs
 from runtime.table import markdown
 
@@ -37,10 +38,16 @@ def all_jobs() -> list[Job]:
     return jobs()
 
 
+@cache
+def exported(release: str) -> Mapping[str, Exported]:
+    """The graphs of all calls for a release, by form: they run in each later release as well."""
+    return exports([release], list(FORMS), all_jobs())[release]
+
+
 def test_a_release_computes_its_own_graphs_and_those_of_older_ones(release: str) -> None:
     """In every form that is not refused, among them whichever the exporter chooses."""
     calls, targets = all_jobs(), [each for each in REDUCED if number(each) <= number(release)]
-    made = exports(targets or [release], list(FORMS), calls)
+    made = {target: exported(target) for target in targets or [release]}
     found = wrong(made, {release: faults(release, made)})
     assert {target: each for target, each in found.items() if any(each.values())} == {}
     for target, of_target in made.items():

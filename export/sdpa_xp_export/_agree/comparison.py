@@ -18,10 +18,11 @@ from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._runtime import session
 from sdpa_xp_export._runtime.releases import FormName, Runtime, runtime_text
 from sdpa_xp_export._verify.agreement import judge
+from sdpa_xp_export._verify.pair_terms import Arrays
 from sdpa_xp_export._verify.random_inputs import poison, random_inputs
-from sdpa_xp_export._verify.reference_inputs import Arrays, reference_inputs
+from sdpa_xp_export._verify.reference_inputs import heads_first, reference_inputs
 from sdpa_xp_export._verify.textbook import stages
-from sdpa_xp_export._verify.verification_inputs import as_returned, expected_outputs
+from sdpa_xp_export._verify.trials import expected_rows
 from sdpa_xp_export.export import export_call
 from sdpa_xp_export.forms.choice import FORMS, unsupported_reason
 from sdpa_xp_export.report import Agreement
@@ -120,9 +121,7 @@ def compare(
     jobs: Mapping[str, Job], dtype: str, backends: Iterable[Backend], providers: Sequence[str]
 ) -> Iterator[Row]:
     """Yield a row for each backend that holds `dtype`, then one for each exported form and provider."""
-    expected: Expected = {
-        name: expected_outputs(job.call, job.inputs)[job.call.outputs[0]] for name, job in jobs.items()
-    }
+    expected: Expected = {name: _expected(job, dtype) for name, job in jobs.items()}
     for backend in backends:
         if backend.holds(dtype):
             labels = (backend.name, "xp", dtype, backend.device)
@@ -157,7 +156,7 @@ def _textbook_on(backend: Backend) -> TextbookOf:
     def textbook(job: Job) -> NDArray[Any]:
         (output,) = job.call.outputs
         arguments = _put(reference_inputs(job.call, job.inputs), backend)
-        return as_returned(job.call, output, backend.get(stages(xp, **arguments)[output]))
+        return _as_returned(job.call, backend.get(stages(xp, **arguments)[output]))
 
     return textbook
 
@@ -173,6 +172,18 @@ def _on_runtime(form: FormName, provider: str) -> Prepare:
         return lambda: session.run(opened, job.hidden)[job.call.outputs[0]]
 
     return prepare
+
+
+def _expected(job: Job, dtype: str) -> tuple[NDArray[np.float64], NDArray[Any]]:
+    """Return the output of the reference, and that of NumPy's textbook formula in `dtype`."""
+    (output,) = job.call.outputs
+    rows = expected_rows(job.call, reference_inputs(job.call, job.inputs), dtype)[output]
+    return _as_returned(job.call, rows.reference), _as_returned(job.call, rows.textbook)
+
+
+def _as_returned(call: ExportCall, array: NDArray[Any]) -> NDArray[Any]:
+    """Return an output, which has heads before the length, in the layout of the call."""
+    return heads_first(call, array) if call.outputs == ("output",) else array
 
 
 def _put(arguments: Arrays, backend: Backend) -> Arrays:

@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 import sdpa_xp
 from sdpa_xp import masks
 from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export._verify.reference_inputs import Arrays, library_arguments
+from sdpa_xp_export._verify.pair_terms import Arrays
+from sdpa_xp_export._verify.reference_inputs import library_arguments
 
 Compute: TypeAlias = Callable[[Any, ExportCall, Mapping[str, Any]], Any]
 """A namespace, a call, and its inputs as arrays of that namespace -> the one output of the call."""

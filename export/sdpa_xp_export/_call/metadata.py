@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from sdpa_xp_export._call import expressions
 from sdpa_xp_export._call.call import SPECS, ExportCall, ExportOptions
@@ -29,6 +32,16 @@ def to_json(call: ExportCall) -> str:
         if getattr(call, name) != getattr(defaults, name):
             written[name] = getattr(call, name)
     return json.dumps(written)
+
+
+def digest(text: str, initializers: Mapping[str, Initializer]) -> str:
+    """Return the SHA-256 of a call as text and of the numbers that are part of it, in hexadecimal."""
+    hashed = hashlib.sha256(text.encode())
+    for name, initializer in sorted(initializers.items()):
+        numbers = np.ascontiguousarray(initializer.numbers)
+        hashed.update(f"{name} {numbers.dtype.name} {numbers.shape}".encode())
+        hashed.update(numbers.reshape(-1).view(np.uint8).data)
+    return hashed.hexdigest()
 
 
 def from_json(

@@ -42,24 +42,24 @@ def judge_together(
             rule = "`result` must have the shape of the reference"
             got = {"result": result.shape, "reference": reference.shape}
             raise ValueError(message("judge", rule, got))
-    error = max(_textbook_error(reference, textbook) for _, reference, textbook in runs)
+    error = max(textbook_error(reference, textbook) for _, reference, textbook in runs)
     relative_bound = 2 * error + ROUNDINGS * size * EPS[dtype]
     return [_compare(result, reference, relative_bound) for result, reference, _ in runs]
 
 
 def _compare(result: NDArray[Any], reference: NDArray[np.float64], relative_bound: float) -> Agreement:
-    error, largest = _error(result, reference), _largest(reference)
+    error, largest = _error(result, reference), largest_of(reference)
     return Agreement(error, error / largest if largest else error, relative_bound * largest)
 
 
-def _textbook_error(reference: NDArray[np.float64], textbook: NDArray[Any]) -> float:
+def textbook_error(reference: NDArray[np.float64], textbook: NDArray[Any]) -> float:
     """Return the error of the textbook formula over the largest value; 0 if it overflows."""
-    largest = _largest(reference)
+    largest = largest_of(reference)
     error = _error(np.where(np.isfinite(reference), textbook, reference), reference)
     return error / largest if largest and math.isfinite(error) else 0.0
 
 
-def _largest(reference: NDArray[np.float64]) -> float:
+def largest_of(reference: NDArray[np.float64]) -> float:
     return float(np.max(np.abs(reference[np.isfinite(reference)]), initial=0.0))
 
 

@@ -4,38 +4,49 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._dtypes.conversion import numpy_dtype
-from sdpa_xp_export._verify.reference_inputs import Arrays, heads_first, reference_inputs, score_shape
+from sdpa_xp_export._verify.pair_terms import Arrays
+from sdpa_xp_export._verify.reference_inputs import heads_first, reference_inputs, reference_shape
 from sdpa_xp_export.spec import TensorSpec, evaluated
 
-LARGE = 40.0
-"""The size of large scores: the largest of them have no exponential in float32."""
+IntegerChoice: TypeAlias = Literal["drawn", "least", "most"]
+"""Integers at random, or all at one end of their range."""
+
+LARGEST_FACTOR = {"float16": 2.0**13, "bfloat16": 2.0**124, "float32": 2.0**124, "float64": 2.0**1000}
+"""A normal number times this one is finite."""
+ROWS_AT_ONCE = 256
+"""Masks are asked about the pairs of so many queries at a time."""
 
 
 def random_inputs(
-    call: ExportCall, lengths: Mapping[str, int], rng: np.random.Generator, size: float = 1.0
+    call: ExportCall,
+    lengths: Mapping[str, int],
+    rng: np.random.Generator,
+    size: float = 1.0,
+    integers: IntegerChoice = "drawn",
 ) -> Arrays:
     """Return random inputs for a call whose symbols have `lengths`; its scores are of `size` at any scale.
 
     A boolean mask is True for three pairs of four. It is False for the whole last key and, if it has a row for
     each query, for the whole first query. A floating mask is -inf at these pairs; its last row is the smallest
     finite number, which does not mask, unless that would make a bound void. Lengths of keys are ragged: the
-    first is 0, the last is the whole length.
+    first is 0, the last is the whole length. Or all integers are the least, or the most, that they may be.
     """
     arrays: Arrays = {}
     for name, spec in call.inputs.items():
         shape = tuple(evaluated(length, lengths) for length in spec.shape)
-        arrays[name] = _drawn(call, name, spec, shape or (1,), lengths, rng).reshape(shape)
+        arrays[name] = _drawn(call, name, spec, shape or (1,), lengths, rng, integers).reshape(shape)
     scale = arrays.get("scale", call.scale)
     typical = abs(scale) if isinstance(scale, float) else 1.0
     size_so_far = typical * math.sqrt(arrays["query"].shape[-1])
-    arrays["query"] = (arrays["query"] * (size / (size_so_far or 1.0))).astype(numpy_dtype(call.query.dtype))
+    factor = min(size / (size_so_far or 1.0), LARGEST_FACTOR[call.query.dtype])
+    arrays["query"] = (arrays["query"] * factor).astype(numpy_dtype(call.query.dtype))
     return _with_nan_beyond(call, arrays)
 
 
@@ -43,26 +54,32 @@ def poison(call: ExportCall, arrays: Arrays) -> Arrays:
     """Return the inputs with NaN in every key and value that no query attends; a cache stays unchanged."""
     if call.cached:
         return arrays
-    arguments = reference_inputs(call, arrays)
-    key, query = arguments["key"], arguments["query"]
-    heads = key.shape[-3] if key.ndim > 2 else 1
-    pairs = score_shape(query, key, arguments["value"])
-    allowed = np.ones(pairs, bool)
-    if arguments["attn_mask"] is not None:
-        allowed &= arguments["attn_mask"]
-    for term in arguments["bias"]:
-        if not callable(term):
-            allowed &= ~np.isneginf(term)
-    by_group = allowed.reshape(
-        *pairs[:-3], heads, -1, pairs[-1]
-    )  # the heads of a group and their queries as rows
-    hidden = np.asarray(~by_group.any(axis=-2))
+    *leading, queries, keys = reference_shape(call, arrays)
+    heads = call.sizes.heads
+    attended = np.zeros((*leading[:-1], heads, keys) if leading else (1, keys), bool)
+    for start in range(0, queries, ROWS_AT_ONCE):
+        rows = np.arange(start, min(start + ROWS_AT_ONCE, queries))
+        allowed = _allowed(reference_inputs(call, arrays, rows), (*leading, len(rows), keys))
+        # The queries of the heads that share keys are one row after the other.
+        attended |= allowed.reshape(*attended.shape[:-1], -1, keys).any(axis=-2)
+    hidden = ~attended
     poisoned = {}
     for name in ("key", "value"):
         poisoned[name] = arrays[name].copy()
         view = heads_first(call, poisoned[name])
         view[_hidden_everywhere(hidden, view.shape[:-1])] = np.nan
     return arrays | poisoned
+
+
+def _allowed(arguments: Arrays, pairs: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Return the pairs that neither the mask nor a bias hides."""
+    allowed = np.ones(pairs, bool)
+    if arguments["attn_mask"] is not None:
+        allowed &= arguments["attn_mask"]
+    for term in arguments["bias"]:
+        if not callable(term):
+            allowed &= ~np.isneginf(term)
+    return allowed
 
 
 def _drawn(
@@ -72,6 +89,7 @@ def _drawn(
     shape: tuple[int, ...],
     lengths: Mapping[str, int],
     rng: np.random.Generator,
+    integers: IntegerChoice,
 ) -> NDArray[Any]:
     dtype, stem = numpy_dtype(spec.dtype), name.rstrip("_0123456789")
     queries, keys = (evaluated(length, lengths) for length in (call.sizes.queries, call.sizes.keys))
@@ -85,16 +103,28 @@ def _drawn(
         drawn = rng.integers(0, most[stem] + 1, shape)
         if drawn.size > 1:
             drawn.flat[0], drawn.flat[-1] = 0, most[stem]
-        return _clipped(drawn, dtype)
+        return _clipped(_at_an_end(drawn, 0, most[stem], integers), dtype)
     if stem in ("query_ids", "key_ids"):
-        return np.sort(rng.integers(0, 3, shape), axis=-1).astype(dtype)
+        ids = np.sort(rng.integers(0, 3, shape), axis=-1)
+        each_its_own = np.broadcast_to(np.arange(shape[-1]), shape)
+        return _clipped(_at_an_end(ids, 0, each_its_own, integers), dtype)
     if stem == "offset":
-        return _clipped(rng.integers(-2, max(keys - queries, 0) + 3, shape), dtype)
+        offsets = rng.integers(-2, max(keys - queries, 0) + 3, shape)
+        return _clipped(_at_an_end(offsets, -queries - 2, keys + 2, integers), dtype)
     if stem in ("attn_mask", "bias"):
         return _of_pairs(spec, shape, rng, least=_may_be_least(call))
     if stem == "slopes":
         return np.asarray(rng.random(shape), dtype)
     return rng.standard_normal(shape).astype(dtype)
+
+
+def _at_an_end(
+    drawn: NDArray[np.int64], least: int, most: int | NDArray[np.int64], integers: IntegerChoice
+) -> NDArray[np.int64]:
+    """Return what is drawn, or the least or the most of it everywhere."""
+    if integers == "drawn":
+        return drawn
+    return np.broadcast_to(np.asarray(least if integers == "least" else most), drawn.shape)
 
 
 def _clipped(drawn: NDArray[np.int64], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -104,13 +134,12 @@ def _clipped(drawn: NDArray[np.int64], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def _may_be_least(call: ExportCall) -> bool:
-    """Return whether a bias may hold the smallest finite number without making the bound of an output void.
+    """Return whether a bias may hold the smallest finite number of its dtype.
 
-    The textbook formula loses the scores beside the smallest number of a half dtype, and beside two of them in
-    any dtype.
+    A sum of two would be -inf. Beside one of a half dtype the textbook formula in that dtype loses the scores,
+    and array libraries are compared with it.
     """
-    alone = len(call.biases) == 1 and call.query.dtype not in ("float16", "bfloat16")
-    return alone and not {"lse", "scores"} & set(call.outputs)
+    return len(call.biases) == 1 and call.query.dtype not in ("float16", "bfloat16")
 
 
 def _of_pairs(

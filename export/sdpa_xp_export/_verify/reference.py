@@ -18,7 +18,15 @@ Addend: TypeAlias = NDArray[Any] | Callable[..., Any]
 """An array that is added, or score_mod(score, batch, head, query_index, key_index) -> score."""
 
 
-def attention(
+def attention(*arguments: Any, **keywords: Any) -> tuple[Floats, Floats, Floats]:
+    """Return output (..., Hq, L, Ev), log-sum-exp (..., Hq, L) and weights (..., Hq, L, S), in float64.
+
+    The arguments are those of `attention_and_scores`.
+    """
+    return attention_and_scores(*arguments, **keywords)[:3]
+
+
+def attention_and_scores(
     query: NDArray[Any],
     key: NDArray[Any],
     value: NDArray[Any],
@@ -29,8 +37,8 @@ def attention(
     scale: float | NDArray[Any] | None = None,
     softcap: float | None = None,
     sinks: NDArray[Any] | None = None,
-) -> tuple[Floats, Floats, Floats]:
-    """Return output (..., Hq, L, Ev), log-sum-exp (..., Hq, L) and weights (..., Hq, L, S), in float64.
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """Return what `attention` returns, and the scores (..., Hq, L, S), which are -inf where a pair is masked.
 
     Arguments are those of `sdpa_xp.scaled_dot_product_attention`, as NumPy arrays of any floating dtype; there
     may be several biases.
@@ -56,10 +64,11 @@ def attention(
     extra = None if sinks is None else np.broadcast_to(np.asarray(sinks, np.float64), pairs[:-2])
 
     output, lse, weights = np.zeros((*pairs[:-1], v.shape[-1])), np.full(pairs[:-1], -np.inf), np.zeros(pairs)
+    all_scores = np.full(pairs, -np.inf)
     q, k, v = (np.broadcast_to(x, (*batch, *x.shape[-3:])) for x in (q, k, v))
     for count, (*entry, head, i) in enumerate(np.ndindex(*pairs[:-1])):
         row, shared = (*entry, head, i), (*entry, head // group)
-        js = [j for j in range(keys) if allowed[(*row, j)] and not (is_causal and j > i)]
+        js = np.flatnonzero(allowed[row][: i + 1] if is_causal else allowed[row])
         scores = (k[shared][js] @ q[row]) * scales[row]
         if softcap:
             scores = softcap * np.tanh(scores / softcap)
@@ -67,13 +76,14 @@ def attention(
         for term in terms:
             if callable(term):
                 index = (np.asarray([number]) for number in (count // (heads * queries), head, i))
-                scores = np.broadcast_to(term(scores, *index, np.asarray(js, int)), scores.shape)
+                scores = np.broadcast_to(term(scores, *index, js), scores.shape)
             else:
                 scores = np.maximum(
                     scores + term[row][js], np.finfo(float).min
                 )  # pairs with -inf are not in js
             kept &= ~np.isneginf(scores)  # a pair that a function masked stays masked
-        js, scores = [j for j, keep in zip(js, kept, strict=True) if keep], scores[kept]
+        js, scores = js[kept], scores[kept]
+        all_scores[row][js] = scores
         logits = scores if extra is None else np.append(scores, extra[(*entry, head)])
         if not logits.size:
             continue
@@ -83,4 +93,5 @@ def attention(
             lse[row] = largest + math.log(total) if total == total else math.nan
             weights[row][js] = np.exp(scores - largest) / total
         output[row] = weights[row][js] @ v[shared][js]
-    return (output[0], lse[0], weights[0]) if flat else (output, lse, weights)
+    results = output, lse, weights, all_scores
+    return (output[0], lse[0], weights[0], all_scores[0]) if flat else results

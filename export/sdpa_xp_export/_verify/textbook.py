@@ -46,7 +46,7 @@ def stages(
         if term is None:
             continue
         if callable(term):
-            scores = rounded(xp.broadcast_to(term(scores, *_indices(xp, scores)), scores.shape))
+            scores = rounded(xp.broadcast_to(term(scores, *indices(xp, scores)), scores.shape))
         elif str(term.dtype).endswith("bool"):
             scores = xp.where(term, scores, -math.inf)
         else:
@@ -71,7 +71,7 @@ def stages(
     return {"scores": scores, "weights": weights, "lse": lse, "output": rounded(weights @ value)}
 
 
-def _indices(xp: Any, scores: Any) -> tuple[Any, ...]:
+def indices(xp: Any, scores: Any) -> tuple[Any, ...]:
     """Return batch entry, head, query and key of each score."""
     *batch, heads, queries, keys = scores.shape
     entries = xp.reshape(xp.arange(math.prod(batch)), (*batch, 1, 1, 1))

@@ -1,25 +1,24 @@
-"""The lengths that a call is tried at: a few small ones, and those at which the numbers in its masks matter."""
+"""Lengths for the names in a call: so many queries, so many keys, so large a batch."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 from sdpa_xp._checks import message
-from sdpa_xp.biases import Bias
-from sdpa_xp.masks import Mask
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export.spec import SymbolicShape, addends, evaluated
 
-MOST_SCORES = 2**23
-"""A call with a long window is tried beyond the end of the window only up to this many scores."""
+Lengths: TypeAlias = dict[str, int]
+"""A length by its name."""
 
 MOST_NUMBERS = 2**26
-"""Numbers in the inputs, scores and output of a call; the reference then takes some three minutes and 2 GiB."""
+"""Numbers in the inputs, scores and output of a call with fixed lengths; they take some 2 GiB."""
 
 
-def small_lengths(names: Sequence[str]) -> Iterator[dict[str, int]]:
+def small_lengths(names: Sequence[str]) -> Iterator[Lengths]:
     """Yield lengths for these names: different ones, then the other way round, then all 1."""
     several = [length for length, _ in zip(itertools.cycle([2, 5, 9, 7, 3]), names, strict=False)]
     other = several[::-1] if len(names) > 1 else [5] * len(names)
@@ -27,43 +26,67 @@ def small_lengths(names: Sequence[str]) -> Iterator[dict[str, int]]:
         yield dict(zip(names, lengths, strict=True))
 
 
-def shown_lengths(lengths: Mapping[str, int]) -> str:
-    """Return lengths as a report shows them."""
-    return " ".join(f"{name}={length}" for name, length in lengths.items()) or "fixed"
-
-
-def several_lengths(call: ExportCall) -> Iterator[dict[str, int]]:
+def several_lengths(call: ExportCall) -> Iterator[Lengths]:
     """Yield small lengths for the names in a call."""
     for lengths in small_lengths(call.symbols):
         yield _with_room(call, lengths)
 
 
-def blocks_of_queries(call: ExportCall, rows: int) -> dict[str, int] | None:
-    """Return lengths for more queries than `rows` and some more keys; None if the call fixes its queries."""
-    queries, keys = call.sizes.queries, call.sizes.keys
-    if not isinstance(queries, str):
-        return None
-    lengths = dict(zip(call.symbols, itertools.cycle([2, 3]), strict=False))
-    lengths |= {name: rows + 9 for name in (keys,) if name in lengths}
-    lengths |= {name: rows + 3 for name in (queries,) if name in lengths}
-    return _with_room(call, lengths)
+def shown_lengths(lengths: Mapping[str, int]) -> str:
+    """Return lengths as a report shows them."""
+    return " ".join(f"{name}={length}" for name, length in lengths.items()) or "fixed"
 
 
-def beyond_constants(call: ExportCall) -> dict[str, int] | None:
-    """Return lengths at which each number in a mask or a bias matters: a window ends, a second chunk begins.
+class LengthsOfCall:
+    """Chooses the lengths of a call; runs have at most `most` scores and numbers in an input."""
 
-    None if there is no such number, no length to choose, or no room for so many scores.
-    """
-    largest = _largest_number(call)
-    counted = {*addends(str(call.sizes.queries)), *addends(str(call.sizes.keys))}
-    free = [name for name in call.symbols if name in counted]
-    if not largest or not free:
-        return None
-    lengths = dict(zip(call.symbols, itertools.cycle([2, 3]), strict=False))
-    lengths |= {name: largest + 3 + 2 * number for number, name in enumerate(free)}
-    lengths = _with_room(call, lengths)
-    scores = math.prod(evaluated(length, lengths) for length in call.sizes.scores_shape)
-    return lengths if scores <= MOST_SCORES else None
+    def __init__(self, call: ExportCall, most: int) -> None:
+        self.call, self.most = call, most
+        past = () if call.past_key is None else addends(str(call.past_key.shape[call.length_axis]))
+        self.past = {name for name in past if not name.isdecimal()}
+
+    def __call__(self, queries: int, keys: int, batch: int = 1) -> Lengths:
+        """Return lengths for so many queries and keys, as far as their names can be chosen.
+
+        The first name that is neither has the length `batch`, the others have 1 and 2 in turn.
+        """
+        call = self.call
+        new = call.key.shape[call.length_axis]
+        wanted = [(call.sizes.queries, queries), (new, min(queries, keys)), (call.sizes.keys, keys)]
+        lengths: Lengths = {}
+        for length, total in wanted if call.cached else (wanted[0], wanted[2]):
+            self._share(length, total, lengths)
+        rest = [name for name in call.symbols if name not in lengths]
+        lengths |= dict(zip(rest, itertools.chain([batch], itertools.cycle([1, 2])), strict=False))
+        return _with_room(call, {name: lengths[name] for name in call.symbols})
+
+    def around_an_empty_past(self) -> Iterator[Lengths]:
+        """Yield a prompt without a past, and one new token behind some, if the past has a name."""
+        if self.past and self.call.past_lengths is None:
+            yield self(4, 4, batch=2)
+            yield self(1, 7, batch=2)
+
+    @property
+    def heads(self) -> int:
+        """The heads of all batch entries, with a batch of 1."""
+        pairs = self.call.sizes.scores_shape
+        lengths = self(1, 1)
+        return math.prod(evaluated(length, lengths) for length in pairs[:-2])
+
+    def affords(self, lengths: Lengths | Mapping[str, int]) -> bool:
+        """Return whether neither the scores nor an input have more than `most` numbers."""
+        shapes = [self.call.sizes.scores_shape, *(spec.shape for spec in self.call.inputs.values())]
+        return all(_size(shape, lengths) <= self.most for shape in shapes)
+
+    def _share(self, length: int | str, total: int, lengths: Lengths) -> None:
+        """Give the names in a sum lengths that add up to `total`: the first takes what the others leave."""
+        parts = addends(str(length))
+        free = [name for name in parts if not name.isdecimal() and name not in lengths]
+        rest = total - sum(int(part) if part.isdecimal() else lengths.get(part, 0) for part in parts)
+        for name in free[1:]:
+            lengths[name] = 1
+        for name in free[:1]:
+            lengths[name] = max(rest - len(free) + 1, 0 if name in self.past else 1)
 
 
 def check_size(function: str, call: ExportCall, most: int = MOST_NUMBERS) -> None:
@@ -87,7 +110,7 @@ def _size(shape: SymbolicShape, lengths: Mapping[str, int]) -> float:
     return math.prod(float(min(evaluated(length, lengths), 2**63)) for length in shape)
 
 
-def _with_room(call: ExportCall, lengths: dict[str, int]) -> dict[str, int]:
+def _with_room(call: ExportCall, lengths: Lengths) -> Lengths:
     """Make a padded cache long enough for the new tokens and some more."""
     if call.past_lengths is None or call.past_key is None:
         return lengths
@@ -95,20 +118,3 @@ def _with_room(call: ExportCall, lengths: dict[str, int]) -> dict[str, int]:
     if isinstance(room, str):
         lengths[room] = 3 + lengths[room] + evaluated(new, lengths)
     return lengths
-
-
-def _largest_number(call: ExportCall) -> int:
-    """Return the largest width, size, step, distance or offset of a mask or a bias; 0 if there is none."""
-    return max((number for value in (*call.masks, *call.biases) for number in _numbers(value)), default=0)
-
-
-def _numbers(value: object) -> Iterator[int]:
-    if isinstance(value, Mask | Bias):
-        for name, argument in value.arguments.items():
-            if name != "slopes":  # a number of slopes is the number of heads
-                yield from _numbers(argument)
-    elif isinstance(value, tuple | list):
-        for element in value:
-            yield from _numbers(element)
-    elif isinstance(value, int) and not isinstance(value, bool):
-        yield abs(value)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -19,6 +20,12 @@ from sdpa_xp_export.cli import plain
 Cell = str | Text
 WIDEST = 10_000
 YES, NO = Text("yes", "green"), Text("NO", "bold red")
+
+
+class Step(Protocol):
+    """Shows that a step is done."""
+
+    def __call__(self, done: str, total: int | None = None) -> None: ...
 
 
 def say(line: str) -> None:
@@ -53,11 +60,12 @@ def say_json(value: object) -> None:
 
 
 @contextmanager
-def progress(what: str, *, steps: int | None = None, quiet: bool = False) -> Iterator[Callable[[str], None]]:
+def progress(what: str, *, steps: int | None = None, quiet: bool = False) -> Iterator[Step]:
     """Show a progress bar on standard error if that is a terminal, until the work is done.
 
-    It yields the function to call after each step, with a name of the step. The bar is drawn only
-    then: a thread that draws would take some of the time that is measured.
+    It yields the function to call after each step, with a name of the step, and with the number of all steps
+    if that was not known before. The bar is drawn only then: a thread that draws would take some of the time
+    that is measured.
     """
     bar = Progress(
         TextColumn(what, markup=False),
@@ -76,8 +84,9 @@ def progress(what: str, *, steps: int | None = None, quiet: bool = False) -> Ite
         task = bar.add_task("", total=steps)
         bar.refresh()
 
-        def step(done: str) -> None:
-            bar.update(task, advance=1, description=plain(done), refresh=True)
+        def step(done: str, total: int | None = None) -> None:
+            bar.update(task, advance=1, total=steps if total is None else total, description=plain(done))
+            bar.refresh()
 
         yield step
 

@@ -8,10 +8,11 @@ from html import escape
 
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.metadata import to_json
+from sdpa_xp_export.cli.error_picture import error_picture
 from sdpa_xp_export.report import Report, Run
 
-RUN_COLUMNS = ("lengths", "provider", "output", "error", "bound", "agrees", "ms", "peak MB")
-NODE_COLUMNS = ("node that ran", "op", "provider", "asked")
+RUN_COLUMNS = ("lengths", "provider", "output", "error", "bound", "agrees", "rows", "ms", "peak MB")
+NODE_COLUMNS = ("node that fell back", "op", "provider", "asked")
 
 _HEAD = """<!doctype html>
 <html lang="en">
@@ -43,6 +44,13 @@ table {{ border-collapse: collapse; font-size: .875rem; font-variant-numeric: ta
   overflow-wrap: normal; }}
 caption {{ text-align: left; font-size: 1rem; font-weight: 600; padding-bottom: .4rem; }}
 th, td {{ text-align: left; padding: .25rem 1rem .25rem 0; border-bottom: 1px solid var(--line); }}
+figure {{ margin: 1.5rem 0; }}
+figcaption {{ color: var(--soft); font-size: .875rem; }}
+svg {{ max-width: 100%; height: auto; font-size: 12px; fill: var(--soft); }}
+svg .axis {{ fill: none; stroke: var(--line); }}
+svg .bound {{ stroke: var(--bad); stroke-dasharray: 4 3; }}
+svg .in {{ fill: var(--good); }}
+svg .beyond {{ fill: var(--bad); }}
 @media (max-width: 36rem) {{
   dl {{ grid-template-columns: minmax(0, 1fr); gap: 0; }}
   dd {{ margin-bottom: .5rem; }}
@@ -61,7 +69,8 @@ def page(report: Report, model: str, failures: Sequence[str] = ()) -> str:
     facts = {
         "form": f"{report.form} ({report.reason})",
         "onnxruntime": report.onnxruntime,
-        "nodes that ran": str(len(report.placements)),
+        "nodes that ran": report.nodes,
+        "call": "from the metadata of the model" if report.from_metadata else "from the caller",
         **stated(report.call),
     }
     parts = [
@@ -72,19 +81,18 @@ def page(report: Report, model: str, failures: Sequence[str] = ()) -> str:
         "<dl>\n",
         *(f"<dt>{_safe(name)}</dt><dd>{_safe(_fact(fact))}</dd>\n" for name, fact in facts.items()),
         "</dl>\n",
-        _table("Runs, each against the float64 reference", RUN_COLUMNS, map(_run_cells, report.runs)),
+        error_picture(report.runs),
+        _runs_table(report.runs),
         _table(
-            "Nodes that ran, after the runtime's own optimisation",
+            "Nodes that ran on another provider than the one asked for",
             NODE_COLUMNS,
             (
-                [
-                    *map(_safe, (node.node, node.op)),
-                    _placed(node.provider, node.fell_back),
-                    _safe(node.requested),
-                ]
-                for node in report.placements
+                [*map(_safe, (node.node, node.op)), _marked(node.provider, good=False), _safe(node.requested)]
+                for node in report.fell_back
             ),
-        ),
+        )
+        if report.fell_back
+        else "",
         "</main>\n</body>\n</html>\n",
     ]
     return "".join(parts)
@@ -110,20 +118,40 @@ def _fact(fact: object) -> str:
     return ", ".join(map(str, fact)) if isinstance(fact, list) else str(fact)
 
 
+def run_table(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
+    """Return the columns and the cells of a table of runs, without what is the same in all of them."""
+    rows = [_run_cells(run) for run in runs]
+    same = {
+        "provider": len({run.provider for run in runs}) == 1,
+        "output": len({run.output for run in runs}) == 1,
+    }
+    kept = [index for index, column in enumerate(RUN_COLUMNS) if not same.get(column)]
+    return [RUN_COLUMNS[index] for index in kept], [[row[index] for index in kept] for row in rows]
+
+
+def _runs_table(runs: Sequence[Run]) -> str:
+    columns, cells = run_table(runs)
+    marks = {"yes": _marked("yes", good=True), "NO": _marked("NO", good=False)}
+    verdict = columns.index("agrees")
+    rows = (
+        [marks[cell] if number == verdict else _safe(cell) for number, cell in enumerate(row)] for row in cells
+    )
+    return _table("Runs, each against the float64 reference", columns, rows)
+
+
 def _run_cells(run: Run) -> list[str]:
     agreement = run.agreement
     return [
-        *map(_safe, (run.inputs, run.provider, run.output)),
+        run.inputs,
+        run.provider,
+        run.output,
         f"{agreement.absolute:.2g}",
         f"{agreement.bound:.2g}",
-        _marked("yes" if agreement.agrees else "NO", good=agreement.agrees),
+        "yes" if agreement.agrees else "NO",
+        f"{run.compared:,} of {run.rows:,}",
         f"{run.seconds * 1e3:.2f}",
         megabytes(run.peak_bytes),
     ]
-
-
-def _placed(provider: str, fell_back: bool) -> str:
-    return _marked(f"{provider}, fell back", good=False) if fell_back else _safe(provider)
 
 
 def _marked(text: str, *, good: bool) -> str:

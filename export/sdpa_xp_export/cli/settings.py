@@ -47,6 +47,8 @@ KINDS: dict[str, tuple[type, ...]] = {
     "output": TEXT,
 }
 SPECS = ("query", "key", "value", "sinks", "past_key", "past_value", "past_lengths")
+NO_PART_OF_A_CALL = ("form", "opset", "runtime", "output")
+"""Settings of the graph and of its file; the others are the call."""
 RETYPED = ("query", "key", "value", "past_key", "past_value")
 """The specs whose dtype `dtype` replaces."""
 

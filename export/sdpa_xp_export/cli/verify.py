@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -12,18 +12,23 @@ from sdpa_xp._checks import message
 from sdpa_xp_export._files.atomic import publish
 from sdpa_xp_export._files.paths import PathArgument, free_target
 from sdpa_xp_export._runtime.releases import PROVIDERS, ProviderName
-from sdpa_xp_export.cli import DISAGREES
+from sdpa_xp_export.cli import DISAGREES, settings
 from sdpa_xp_export.cli import report_page as page
 from sdpa_xp_export.cli.options import AsJson, Force, Provider, completed_from
 from sdpa_xp_export.cli.printing import NO, YES, progress, say, say_json, say_table
-from sdpa_xp_export.report import Report
+from sdpa_xp_export.report import Report, Run
 from sdpa_xp_export.verify import verify
 
 HTML = PathArgument("verify", "html")
+SHOWN_FAILURES = 5
 
 
 def run_verify(
     model: Annotated[Path, typer.Argument(help="A file that sdpa-xp export wrote.")],
+    call: Annotated[
+        Path | None,
+        typer.Option(help="A TOML file with the call, as for export --config; default the model's metadata."),
+    ] = None,
     provider: Provider = None,
     require_provider: Annotated[
         str | None,
@@ -31,30 +36,49 @@ def run_verify(
             help="Run there, and exit 1 if a node ran elsewhere.", autocompletion=completed_from(PROVIDERS)
         ),
     ] = None,
+    thorough: Annotated[bool, typer.Option("--thorough", help="More lengths and rows; takes minutes.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of the random inputs.")] = 0,
+    runs: Annotated[bool, typer.Option("--runs", help="Show each run.")] = False,
     as_json: AsJson = False,
     html: Annotated[Path | None, typer.Option(help="Write the report as a page, to this file.")] = None,
     force: Force = False,
 ) -> None:
     """Run a model in onnxruntime against the float64 reference; exits 1 if it disagrees."""
     _check(provider, require_provider, html, as_json=as_json, force=force)
+    stated = None if call is None else _written(call)
     with progress(f"verify {model.name}", quiet=as_json) as step:
         requested = cast(ProviderName | None, require_provider or provider)  # `verify` refuses others
-        report = verify(model, provider=requested, seed=seed, watch=step)
+        report = verify(
+            model,
+            call=stated,
+            provider=requested,
+            seed=seed,
+            thorough=thorough,
+            watch=lambda _done, total, shown: step(shown, total),
+        )
     failures = _failures(report, required=require_provider is not None)
     if as_json:
         say_json(_facts(report, failures))
-    elif html:
-        text = page.page(report, model.name, failures)
-        publish(text.encode(), html, HTML, overwrite=force)
-        say(f"wrote {html}")
-        say(str(report))
     else:
+        if html:
+            text = page.page(report, model.name, failures)
+            publish(text.encode(), html, HTML, overwrite=force)
+            say(f"wrote {html}")
+        if runs:
+            _show_runs(report)
         _show(report)
-    for failure in failures if not as_json else ():
-        say(f"FAILS: {failure}")
+        for failure in failures[: None if runs else SHOWN_FAILURES]:
+            say(f"FAILS: {failure}")
+        if len(failures) > SHOWN_FAILURES and not runs:
+            say(f"and {len(failures) - SHOWN_FAILURES} more; --runs shows all")
     if failures:
         raise typer.Exit(DISAGREES)
+
+
+def _written(path: Path) -> dict[str, Any]:
+    """Return the call that a TOML file states. What is no part of a call, as the form, is left out."""
+    arguments = settings.export_arguments(settings.read(path))
+    return {name: value for name, value in arguments.items() if name not in settings.NO_PART_OF_A_CALL}
 
 
 def _check(
@@ -74,8 +98,7 @@ def _check(
 def _failures(report: Report, *, required: bool) -> list[str]:
     """Return a line for each thing that failed."""
     failures = [
-        f"{run.output} of {run.inputs} on {run.provider}: "
-        f"error {run.agreement.absolute:.2g}, bound {run.agreement.bound:.2g}"
+        f"{_named(run)}: error {run.agreement.absolute:.2g}, bound {run.agreement.bound:.2g}"
         for run in report.runs
         if not run.agreement.agrees
     ]
@@ -96,29 +119,35 @@ def _facts(report: Report, failures: list[str]) -> dict[str, object]:
         "reason": report.reason,
         "onnxruntime": report.onnxruntime,
         "call": page.stated(report.call),
+        "call_from_metadata": report.from_metadata,
+        "computed_in": report.computed_in,
+        "nodes": report.nodes,
         "runs": [asdict(run) for run in report.runs],
         "placements": [asdict(placed) for placed in report.placements],
     }
 
 
 def _show(report: Report) -> None:
-    runs = []
-    for run in report.runs:
-        agreement = run.agreement
-        runs.append(
-            (
-                run.inputs,
-                run.provider,
-                run.output,
-                f"{agreement.absolute:.2g}",
-                f"{agreement.bound:.2g}",
-                YES if agreement.agrees else NO,
-                f"{run.seconds * 1e3:.2f}",
-                page.megabytes(run.peak_bytes),
-            )
-        )
-    say_table(page.RUN_COLUMNS, runs)
-    say_table(
-        page.NODE_COLUMNS, [(node.node, node.op, node.provider, node.requested) for node in report.placements]
-    )
-    say(str(report))
+    """Print the verdict, and what stands behind it: a line for each."""
+    closest = report.worst
+    agreement = closest.agreement
+    say(f"{report.form}: {'agrees' if report.agrees else 'DISAGREES'} in {len(report.runs)} runs")
+    say(f"{'closest to its bound' if report.agrees else 'furthest beyond its bound'}: {_named(closest)},")
+    say(f"  error {agreement.absolute:.2g}, bound {agreement.bound:.2g}")
+    compared, rows = (sum(getattr(run, name) for run in report.runs) for name in ("compared", "rows"))
+    say(f"rows compared: {compared:,} of {rows:,}")
+    say(f"call: from {'the metadata' if report.from_metadata else 'the caller'}")
+    say(report.nodes)
+    for placed in report.fell_back:
+        say(f"fell back: {placed.node} ({placed.op}) ran on {placed.provider}")
+
+
+def _show_runs(report: Report) -> None:
+    """Print a table of the runs; what is the same in all of them is no column."""
+    columns, cells = page.run_table(report.runs)
+    marked = [[{"yes": YES, "NO": NO}.get(cell, cell) for cell in row] for row in cells]
+    say_table(columns, marked)
+
+
+def _named(run: Run) -> str:
+    return f"{run.output} of {run.inputs} on {run.provider}"

@@ -1,0 +1,102 @@
+"""How far an output of a model may be off, element by element.
+
+An element agrees if its error is within both of two bounds. One is that of `agreement`: twice the worst error
+of the textbook formula over the largest value of the run, and a few roundings. The other is relative to the
+magnitude of the element (see `magnitudes`): twice the worst ratio of the textbook formula, and a few roundings.
+It holds a small element that stands beside a large one, in the same run and in others.
+
+The textbook formula is computed in the dtype that scores and sums are held in. If the output has a narrower
+dtype, each element may be off by one rounding more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sdpa_xp_export._verify.agreement import EPS, ROUNDINGS, largest_of, textbook_error
+from sdpa_xp_export._verify.reference import Floats
+from sdpa_xp_export.report import Agreement
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Some rows of an output of one run, and what they have to be."""
+
+    result: NDArray[Any]
+    reference: Floats
+    textbook: NDArray[Any]
+    magnitude: Floats
+    size: float
+    """The size of the scores of the run."""
+
+
+def judge_rows(runs: Sequence[Compared], dtype: str, computed_in: str) -> list[Agreement]:
+    """Compare an output of several runs of one model.
+
+    Args:
+        runs: The output in each run.
+        dtype: The dtype of the output.
+        computed_in: The dtype of the textbook formula, and of the scores and sums in the model.
+    """
+    own_rounding = EPS[dtype] if dtype != computed_in else 0.0
+    ratio = max((_worst_ratio(run) for run in runs), default=0.0)
+    by_size = {}
+    for size in {run.size for run in runs}:
+        errors = [textbook_error(run.reference, run.textbook) for run in runs if run.size == size]
+        by_size[size] = 2 * max(errors) + ROUNDINGS * size * EPS[computed_in] + own_rounding
+    agreements = []
+    for run in runs:
+        whole = by_size[run.size] * largest_of(run.reference)
+        values = np.abs(np.where(np.isfinite(run.reference), run.reference, 0))
+        sharp = (2 * ratio + ROUNDINGS * EPS[computed_in]) * run.magnitude + own_rounding * values
+        bound = np.minimum(sharp + smallest(dtype), whole)
+        agreements.append(closest(run.result, run.reference, bound))
+    return agreements
+
+
+def judge_copies(runs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> list[Agreement]:
+    """Compare results that are copies of what is expected: no bit may differ."""
+    return [
+        closest(result, np.asarray(expected, np.float64), np.zeros(expected.shape)) for result, expected in runs
+    ]
+
+
+def smallest(dtype: str) -> float:
+    """Return the smallest number that a result of this dtype has to tell from 0."""
+    # Of numbers below the smallest normal one some hardware makes 0, but not in float16.
+    return 2.0**-24 if dtype == "float16" else 2.0**-1022 if dtype == "float64" else 2.0**-126
+
+
+def closest(result: NDArray[Any], reference: Floats, bound: Floats) -> Agreement:
+    """Return the error and the bound of the element that is closest to its bound, or furthest beyond it."""
+    actual = np.asarray(result, np.float64)
+    finite = np.isfinite(reference)
+    alike = np.where(
+        finite, np.isfinite(actual), (actual == reference) | (np.isnan(actual) & np.isnan(reference))
+    )
+    if not alike.all():
+        return Agreement(math.inf, math.inf, float(np.max(bound, initial=0.0)))
+    errors = np.where(finite, np.abs(np.where(finite, actual, 0) - np.where(finite, reference, 0)), 0.0)
+    if not errors.size:
+        return Agreement(0.0, 0.0, 0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shares = np.where(errors == 0, 0.0, errors / bound)
+    worst = np.unravel_index(np.argmax(shares), shares.shape)
+    error, largest = float(errors[worst]), largest_of(reference)
+    return Agreement(error, error / largest if largest else error, float(bound[worst]))
+
+
+def _worst_ratio(run: Compared) -> float:
+    """Return the worst error of the textbook formula over the magnitude of its element; 0 if it overflows."""
+    known = np.isfinite(run.reference) & (run.magnitude > 0)
+    with np.errstate(invalid="ignore"):
+        errors = (
+            np.abs(np.asarray(run.textbook, np.float64)[known] - run.reference[known]) / run.magnitude[known]
+        )
+    return float(np.max(errors[np.isfinite(errors)], initial=0.0))

@@ -1,0 +1,48 @@
+"""Which rows of a run are compared with the reference: all of a short run, a sample of a long one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sdpa_xp_export._call.call import ExportCall
+from sdpa_xp_export.spec import evaluated
+
+DEFAULT_ROWS, THOROUGH_ROWS = 512, 8192
+"""Rows of all heads and batch entries together; the reference computes one after the other."""
+MOST_SCORES = 2**22
+"""Scores of all compared rows together."""
+FEWEST = 6
+"""So many queries are compared at least, whatever the number of heads."""
+
+
+def sampled_rows(
+    call: ExportCall,
+    lengths: Mapping[str, int],
+    borders: Iterable[int],
+    rng: np.random.Generator,
+    most: int = DEFAULT_ROWS,
+) -> NDArray[np.int64]:
+    """Return the numbers of the queries to compare, which rise. They are the same in each head and batch entry.
+
+    If there is no room for all, they are the first two and the last two, those beside each of `borders`, and
+    some at random. A border is counted from the first query, from the last, and from the first key.
+    """
+    *leading, queries, keys = (evaluated(length, lengths) for length in call.sizes.scores_shape)
+    heads = max(math.prod(leading), 1)
+    count = max(min(most // heads, MOST_SCORES // max(heads * keys, 1)), FEWEST)
+    if queries <= count:
+        return np.arange(queries)
+    rows = [0, queries - 1, 1, queries - 2]
+    for border in borders:
+        for start in (border, queries - border, border - max(keys - queries, 0)):
+            rows += [row for row in (start - 1, start, start + 1) if 0 <= row < queries]
+    first = list(dict.fromkeys(rows))
+    if len(first) > count - 2:  # the ends, and as many of the others as there is room for
+        first = [*first[:4], *rng.choice(first[4:], max(count - 6, 0), replace=False).tolist()]
+    rest = np.setdiff1d(np.arange(queries), first)
+    drawn = rng.choice(rest, min(max(count - len(first), 0), len(rest)), replace=False)
+    return np.sort(np.concatenate([np.asarray(first, np.int64), drawn]))

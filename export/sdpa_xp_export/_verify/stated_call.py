@@ -1,0 +1,113 @@
+"""The call that a model has to compute: as its metadata state it, or as the caller writes it down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import onnx
+
+from sdpa_xp._checks import message
+from sdpa_xp_export._call.call import ExportCall, ExportOptions
+from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._call.metadata import digest, from_json
+from sdpa_xp_export._call.operands import Initializer
+from sdpa_xp_export._dtypes.conversion import ONNX_DTYPE
+from sdpa_xp_export._model.external_data import initializers, without_numbers
+from sdpa_xp_export._model.large_model import Model
+from sdpa_xp_export.spec import SymbolicShape
+
+FUSED = ("Attention", "MultiHeadAttention", "GroupQueryAttention")
+HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+HINT = "`call` holds a model against a call that you write down; it trusts nothing in the file."
+
+
+def metadata_of(model: Model) -> dict[str, str]:
+    """Return the metadata of a model by their names."""
+    return {entry.key: entry.value for entry in model.metadata_props}
+
+
+def stated_call(model: Model, functions: Mapping[str, Any]) -> ExportCall:
+    """Return the call in the metadata, if the numbers of the model are still those of that call."""
+    metadata = metadata_of(model)
+    numbers = {name: Initializer(name, array) for name, array in initializers(model)}
+    try:
+        text = metadata["sdpa_xp.call"]
+        call = from_json(text, numbers, functions)
+        stated = metadata["sdpa_xp.digest"]
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        rule = f"`model` must be one that export_attention wrote ({error})"
+        raise ValueError(message("verify", rule, {"metadata": sorted(metadata)}, HINT)) from error
+    if digest(text, call.initializers) != stated:
+        rule = "`model` must hold the call and the numbers that export_attention wrote: their digest is another"
+        raise ValueError(message("verify", rule, {"sdpa_xp.digest": stated}, HINT))
+    return call
+
+
+def written_call(arguments: object) -> ExportCall:
+    """Return the call that the caller writes down as arguments of `export_attention`."""
+    options = ExportOptions._fields
+    known = {"query", "key", "value", *options} - {"cached"}
+    if not isinstance(arguments, Mapping):
+        rule = "`call` must map the names of export_attention's arguments to their values"
+        raise TypeError(message("verify", rule, {"call": type(arguments).__name__}))
+    for name in arguments:
+        if name not in known:
+            rule = f"`call` must have keys among {', '.join(('query', 'key', 'value', *options[:-1]))}"
+            raise ValueError(message("verify", rule, {"key": repr(name)}))
+    rest = {name: value for name, value in arguments.items() if name in options}
+    query, key, value = (arguments.get(name) for name in ("query", "key", "value"))
+    return checked_call("verify", query, key, value, ExportOptions(**rest))
+
+
+def check_interface(model: Model, call: ExportCall) -> None:
+    """Refuse a model whose inputs or outputs are not those of the call: by name, dtype and shape."""
+    graph = model.graph
+    inputs = [(value.name, _type(value)) for value in graph.input]
+    wanted = [(name, (ONNX_DTYPE[spec.dtype], _lengths(spec.shape))) for name, spec in call.inputs.items()]
+    if inputs != wanted:
+        raise ValueError(_message("inputs", [value.name for value in graph.input], inputs, wanted))
+    names = [*call.outputs, *(["present_key", "present_value"] if call.cached else [])]
+    outputs = [(value.name, value.type.tensor_type.elem_type) for value in graph.output]
+    stated = [
+        (name, ONNX_DTYPE[call.accumulation_dtype if name == "lse" else call.query.dtype]) for name in names
+    ]
+    if outputs != stated:
+        raise ValueError(_message("outputs", [value.name for value in graph.output], outputs, stated))
+
+
+def computed_dtype(model: Model, call: ExportCall) -> str:
+    """Return the dtype that scores and sums are held in.
+
+    A fused operator that takes half precision has an accumulation of its own. It is judged as if it rounded
+    each step to its dtype.
+    """
+    if call.accumulation_dtype == call.query.dtype or not _has_half_kernel(model):
+        return call.accumulation_dtype
+    return call.query.dtype
+
+
+def _has_half_kernel(model: Model) -> bool:
+    inferred = onnx.shape_inference.infer_shapes(without_numbers(model))
+    values = [*inferred.graph.input, *inferred.graph.value_info]
+    types = {value.name: value.type.tensor_type.elem_type for value in values}
+    return any(
+        types.get(node.input[0]) in HALVES
+        for node in inferred.graph.node
+        if node.op_type in FUSED and node.input
+    )
+
+
+def _type(value: onnx.ValueInfoProto) -> tuple[int, tuple[str, ...]]:
+    tensor = value.type.tensor_type
+    return tensor.elem_type, tuple(dim.dim_param or str(dim.dim_value) for dim in tensor.shape.dim)
+
+
+def _lengths(shape: SymbolicShape) -> tuple[str, ...]:
+    return tuple(map(str, shape))
+
+
+def _message(kind: str, names: list[str], got: list[Any], wanted: list[Any]) -> str:
+    rule = f"`model` must have the {kind} of its call, by name, dtype and shape"
+    unlike = [pair for pair in got if pair not in wanted] or names
+    return message("verify", rule, {kind: unlike, "call": [pair for pair in wanted if pair not in got]})

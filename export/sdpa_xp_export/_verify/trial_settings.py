@@ -1,0 +1,126 @@
+"""What a model is tried with: lengths around every number of its call, sizes of scores, and integers."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from sdpa_xp_export._call.call import ExportCall
+from sdpa_xp_export._dtypes.promotion import INTEGERS
+from sdpa_xp_export._verify.constants import constants
+from sdpa_xp_export._verify.random_inputs import IntegerChoice
+from sdpa_xp_export._verify.trial_lengths import Lengths, LengthsOfCall, several_lengths, shown_lengths
+
+LARGE = 100.0
+"""The size of large scores: they are hundreds, and most have no exponential in float32."""
+HUGE = {"float16": 8e3, "bfloat16": 3e4, "float32": 3e4, "float64": 3e4}
+"""The size of huge scores by the dtype of the query: -1e4 in place of -inf shows beside them."""
+
+DEFAULT_NUMBERS, THOROUGH_NUMBERS = 2**25, 2**27
+"""The most scores, or numbers in an input, of one run. 2**25 float32 are 134 MB."""
+LONGEST, THOROUGH_LONGEST = 2053, 4099
+"""The longest length that does not follow from a number of the call. It is prime, so no block ends there."""
+DRAWS_OF_FIXED = 3
+"""A call whose lengths are all fixed is drawn so many times with each size of scores."""
+MOST_CONSTANTS = 6
+"""As many numbers of a call get lengths of their own by default; the longest length is beyond all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """The lengths of one trial, the size of its scores, and the values of its integer inputs."""
+
+    lengths: Mapping[str, int]
+    size: float = 1.0
+    integers: IntegerChoice = "drawn"
+
+    @property
+    def shown(self) -> str:
+        """The setting as a report shows it."""
+        scores = "" if self.size == 1 else ", large scores" if self.size == LARGE else ", huge scores"
+        chosen = "" if self.integers == "drawn" else f", {self.integers} integers"
+        return f"{shown_lengths(self.lengths)}{scores}{chosen}"
+
+
+def trial_settings(call: ExportCall, blocks: Sequence[int] = (), *, thorough: bool = False) -> list[Setting]:
+    """Return the settings for a model that cuts its queries into blocks of these lengths."""
+    most = THOROUGH_NUMBERS if thorough else DEFAULT_NUMBERS
+    chosen = LengthsOfCall(call, most)
+    small = list(several_lengths(call))
+    many, blocky = chosen(19, 23, batch=7), chosen(130, 141)
+    at_numbers = list(_at_numbers(call, chosen, blocks, thorough=thorough))
+    ordinary = [*small, many, *chosen.around_an_empty_past(), blocky, *at_numbers]
+    settings = [Setting(lengths) for lengths in (*ordinary, *_longest(call, chosen, thorough=thorough))]
+    settings += [Setting(lengths, LARGE) for lengths in (*small, many, blocky)]
+    settings += [Setting(lengths, HUGE[call.query.dtype]) for lengths in small[:2]]
+    if any(spec.dtype in INTEGERS for spec in call.inputs.values()):
+        ends: tuple[IntegerChoice, ...] = ("least", "most")
+        settings += [Setting(lengths, integers=end) for lengths in (small[0], many) for end in ends]
+    if thorough:
+        settings += _thorough(call, chosen, at_numbers)
+    return list(_affordable(settings, chosen))
+
+
+def short_settings(call: ExportCall) -> list[Setting]:
+    """Return a few settings of small lengths, for a look at many calls."""
+    small = list(several_lengths(call))
+    return [Setting(lengths, size) for size in (1.0, LARGE) for lengths in small]
+
+
+def _at_numbers(
+    call: ExportCall, chosen: LengthsOfCall, blocks: Sequence[int], *, thorough: bool
+) -> Iterator[Lengths]:
+    """Yield lengths on each side of the numbers of the call, and of the borders of blocks."""
+    numbers = constants(call)
+    sides = (-1, 0, 1, 2, 3) if thorough else (0, 2)
+    for number in numbers if thorough else numbers[:MOST_CONSTANTS]:
+        for side in sides:
+            yield chosen(number + side, number + side)
+    if numbers:
+        yield chosen(2 * max(numbers) + 3, 2 * max(numbers) + 5)
+    for block in blocks:
+        yield from (
+            chosen(block, block + 1),
+            chosen(block + 1, block + 9),
+            chosen(3 * block + 5, 3 * block + 20),
+        )
+
+
+def _longest(call: ExportCall, chosen: LengthsOfCall, *, thorough: bool) -> Iterator[Lengths]:
+    """Yield the longest lengths that there is room for, twice as long as any number if possible.
+
+    They are those of queries and keys together, and of each of them beside a few of the other.
+    """
+    wanted = max(THOROUGH_LONGEST if thorough else LONGEST, 2 * max(constants(call), default=0) + 7)
+    if call.sizes.queries != call.sizes.keys:
+        yield from (chosen(3, wanted), chosen(wanted, 3))
+    side = math.isqrt(chosen.most // max(chosen.heads, 1))
+    yield chosen(wanted, wanted + 6) if wanted <= side else chosen(side - 7, side - 1)
+
+
+def _thorough(call: ExportCall, chosen: LengthsOfCall, at_numbers: Sequence[Lengths]) -> Iterator[Setting]:
+    """Yield every small length, every small batch, more draws, and large scores at the long lengths."""
+    for length in range(1, 18):
+        yield Setting(chosen(length, length))
+        yield Setting(chosen(length, 2 * length + 1, batch=1 + length % 9))
+        yield Setting(chosen(2 * length + 1, length, batch=1 + length % 9), LARGE)
+    yield from (Setting(lengths, size) for size in (1.0, LARGE) for lengths in several_lengths(call))
+    yield from (Setting(lengths, LARGE) for lengths in at_numbers)
+
+
+def _affordable(settings: Sequence[Setting], chosen: LengthsOfCall) -> Iterator[Setting]:
+    """Yield each setting once, without those of too many numbers.
+
+    A call without names has one setting for each size, which is drawn several times.
+    """
+    counts: Counter[str] = Counter()
+    for setting in settings:
+        counts[setting.shown] += 1
+        if setting.lengths:
+            wanted = counts[setting.shown] == 1 and chosen.affords(setting.lengths)
+        else:
+            wanted = counts[setting.shown] <= DRAWS_OF_FIXED
+        if wanted:
+            yield setting

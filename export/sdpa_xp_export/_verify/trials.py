@@ -1,0 +1,188 @@
+"""The trials of a model: inputs for its call, and what some rows of the outputs have to be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import array_api_compat.numpy as numpy_namespace
+import numpy as np
+from numpy.typing import NDArray
+
+from sdpa_xp_export._call.call import ExportCall
+from sdpa_xp_export._dtypes.conversion import numpy_dtype
+from sdpa_xp_export._verify import reference
+from sdpa_xp_export._verify.bounds import Compared, judge_copies, judge_rows
+from sdpa_xp_export._verify.magnitudes import magnitudes
+from sdpa_xp_export._verify.pair_terms import Arrays
+from sdpa_xp_export._verify.random_inputs import poison, random_inputs
+from sdpa_xp_export._verify.reference import Floats
+from sdpa_xp_export._verify.reference_inputs import (
+    expected_cache,
+    heads_first,
+    reference_inputs,
+    reference_shape,
+)
+from sdpa_xp_export._verify.row_sample import DEFAULT_ROWS, sampled_rows
+from sdpa_xp_export._verify.textbook import stages
+from sdpa_xp_export._verify.trial_settings import Setting
+from sdpa_xp_export.report import Agreement
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedRows:
+    """Some rows of one output: by the reference, by the textbook formula, and their magnitudes."""
+
+    reference: Floats
+    textbook: NDArray[Any]
+    magnitude: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Inputs of one run, and what has to come out."""
+
+    setting: Setting
+    inputs: Arrays
+    rows: NDArray[np.int64]
+    """The queries that are compared, of each head and batch entry."""
+    pairs: tuple[int, ...]
+    """The shape of the scores."""
+    expected: Mapping[str, ExpectedRows]
+    copies: Arrays
+    """The cache that is returned, by name: the old and the new tokens, bit for bit."""
+
+    @property
+    def shown(self) -> str:
+        return self.setting.shown
+
+
+def trials(
+    call: ExportCall,
+    settings: Iterable[Setting],
+    rng: np.random.Generator,
+    *,
+    computed_in: str,
+    borders: Iterable[int] = (),
+    rows: int = DEFAULT_ROWS,
+) -> Iterator[Trial]:
+    """Yield a trial for each setting.
+
+    Args:
+        call: The call.
+        settings: Lengths, sizes of scores, and values of integers.
+        rng: Draws the inputs, and which rows are compared.
+        computed_in: The dtype of the textbook formula.
+        borders: Rows beside these numbers are among those that are compared.
+        rows: How many rows of a run are compared, all heads and batch entries together.
+    """
+    borders = list(borders)
+    for setting in settings:
+        arrays = random_inputs(call, setting.lengths, rng, setting.size, setting.integers)
+        sample = sampled_rows(call, setting.lengths, borders, rng, rows)
+        arguments = reference_inputs(call, arrays, sample)
+        expected = expected_rows(call, arguments, computed_in)
+        copies = expected_cache(call, arguments) if call.cached else {}
+        pairs = reference_shape(call, arrays)
+        yield Trial(setting, poison(call, arrays), sample, pairs, expected, copies)
+
+
+def expected_rows(call: ExportCall, arguments: Arrays, computed_in: str) -> dict[str, ExpectedRows]:
+    """Return what each output of the call has to be, for the rows that `arguments` hold."""
+    with np.errstate(all="ignore"):
+        output, lse, weights, scores = reference.attention_and_scores(**arguments)
+        dtype = numpy_dtype(computed_in)
+        wide = {name: arguments[name].astype(dtype) for name in ("query", "key", "value")}
+        textbook = stages(numpy_namespace, **arguments | wide)
+    exact = {"output": output, "lse": lse, "weights": weights, "scores": scores}
+    sizes = magnitudes(arguments, lse, weights)
+    # The weights have the batch of the values too, and so have what is computed without them.
+    return {
+        name: ExpectedRows(
+            exact[name], *(np.broadcast_to(x[name], exact[name].shape) for x in (textbook, sizes))
+        )
+        for name in call.outputs
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class TrialOutcome:
+    """The compared rows of the outputs of one run. The inputs and the whole outputs are not kept."""
+
+    shown: str
+    counts: tuple[int, int, int]
+    """The longest length, the rows that are compared, and all rows."""
+    outputs: Mapping[str, Compared]
+    copies: Mapping[str, tuple[NDArray[Any], NDArray[Any]]]
+
+
+def outcome(call: ExportCall, trial: Trial, results: Mapping[str, NDArray[Any]]) -> TrialOutcome:
+    """Take the rows that are compared from the outputs of a run.
+
+    If an output has another dtype or shape than that of the call, all of them count as NaN. So they do if there
+    is NaN in any row: the inputs have none where a query attends.
+    """
+    outputs = {}
+    for name, expected in trial.expected.items():
+        sampled = _rows_of(call, trial, name, results[name])
+        if sampled is None:
+            sampled = np.full(expected.reference.shape, np.nan)
+        outputs[name] = Compared(
+            sampled, expected.reference, expected.textbook, expected.magnitude, trial.setting.size
+        )
+    copies = {
+        name: (_real_tokens(call, trial, results[name], array), array) for name, array in trial.copies.items()
+    }
+    *leading, queries, keys = trial.pairs
+    heads = math.prod(leading)
+    return TrialOutcome(
+        trial.shown, (max(queries, keys), heads * len(trial.rows), heads * queries), outputs, copies
+    )
+
+
+def judge(call: ExportCall, outcomes: list[TrialOutcome], computed_in: str) -> dict[str, list[Agreement]]:
+    """Compare each output of all runs; an output has one agreement a run, in the order of the runs."""
+    if not outcomes:
+        return {}
+    agreements = {}
+    for name in outcomes[0].outputs:
+        dtype = stated_dtype(call, name)
+        agreements[name] = judge_rows([outcome.outputs[name] for outcome in outcomes], dtype, computed_in)
+    for name in outcomes[0].copies:
+        agreements[name] = judge_copies([outcome.copies[name] for outcome in outcomes])
+    return agreements
+
+
+def stated_dtype(call: ExportCall, name: str) -> str:
+    """Return the dtype that an output of the call has."""
+    return call.accumulation_dtype if name == "lse" else call.query.dtype
+
+
+def _rows_of(call: ExportCall, trial: Trial, name: str, result: NDArray[Any]) -> NDArray[Any] | None:
+    """Return the compared rows, with heads before lengths; None if the output cannot be right."""
+    axis = -1 if name == "lse" else -2
+    if result.ndim >= -axis and name == "output":
+        result = heads_first(call, result)
+    shape = list(trial.expected[name].reference.shape)
+    shape[axis] = trial.pairs[-2]
+    if list(result.shape) != shape or result.dtype.name != stated_dtype(call, name):
+        return None
+    if np.isnan(result).any():
+        return None
+    return result.take(trial.rows, axis=axis)
+
+
+def _real_tokens(call: ExportCall, trial: Trial, result: NDArray[Any], expected: NDArray[Any]) -> NDArray[Any]:
+    """Return a cache with 0 where no real token is; NaN if its dtype or shape is wrong."""
+    if result.shape != expected.shape or result.dtype != expected.dtype:
+        return np.full(expected.shape, np.nan)
+    if call.past_lengths is None:
+        return result
+    result = result.copy()
+    rows = heads_first(call, result)
+    new = trial.inputs["key"].shape[call.length_axis]
+    for entry, past in enumerate(trial.inputs["past_lengths"].tolist()):
+        rows[entry, :, past + new :] = 0
+    return result
