@@ -14,15 +14,17 @@ PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n
 
 # A run for each of these. Those that are written in Python share one; torch, JAX and MLX have been seen to hang in one
 # process with all the others. Some run a part of their cases: tests/libraries.py says which, and what that leaves out.
+# `make test THIN=` runs all of them.
 LIBRARIES := numpy,numpy-readonly,strict-CPU_DEVICE,strict-no_x64,strict-device1,dask torch mlx
+THIN := --thin
 
 # JAX compiles each operation for each shape. This makes of it what is computed at once, in less than half of the time.
-# What that leaves out: what the compiler does to a whole call. The run of jit below leaves the compiler as it is.
+# What that leaves out: some of what the compiler does to a whole call. The run of jit below has it.
 XLA_AT_ONCE := XLA_FLAGS="--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0 \
 	--xla_cpu_parallel_codegen_split_count=1 --xla_llvm_disable_expensive_passes=true"
 
 # With x64, JAX runs the tests whose numbers or dtypes it changes: the others make no array of 64 bits.
-JAX_EAGER := --backends=jax,jax-x64 --thin -k "not x64 or float64 or half or traced or lse"
+JAX_EAGER := --backends=jax,jax-x64 $(THIN) -k "not x64 or float64 or half or traced or lse"
 JAX_JIT := --backends=jax-jit $(addprefix tests/core/test_,agreement.py masks.py layouts.py dot_product.py sinks.py)
 
 # The releases of onnxruntime in which graphs are run, beside the one that is installed: of tests, and all.
@@ -36,11 +38,11 @@ demo: $(VENV)/demo
 	$(BIN)/sdpa-xp demo --force
 
 test: check $(REDUCED:%=$(VENV)/onnxruntime/%/installed)
-	set -e; for libraries in $(LIBRARIES); do $(PYTEST) tests/core --backends=$$libraries --thin; done
+	set -e; for libraries in $(LIBRARIES); do $(PYTEST) tests/core --backends=$$libraries $(THIN); done
 	$(XLA_AT_ONCE) $(PYTEST) tests/core $(JAX_EAGER)
 	$(PYTEST) $(JAX_JIT)
 	$(XLA_AT_ONCE) $(PYTEST) tests --ignore=tests/core
-	$(PYTEST) docs --dist loadfile
+	$(XLA_AT_ONCE) $(PYTEST) docs --dist loadfile
 	$(PYTEST) --doctest-modules sdpa_xp export/sdpa_xp_export
 
 # A contributor's loop: NumPy, and torch if it is installed. VENV=... PYTHON=... try another Python.

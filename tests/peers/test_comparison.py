@@ -73,3 +73,8 @@ def test_a_query_without_a_key_is_a_mean_in_jax(arrays: Any) -> None:
     mean = arrays[2].mean(axis=-2)
     np.testing.assert_allclose(by_jax(*arrays, ALLOWED)[:, :, 1], mean, atol=1e-6)
     assert not scaled_dot_product_attention(*arrays, ALLOWED)[:, :, 1].any()
+
+
+@pytest.mark.parametrize("peer", [PEERS[0], PEERS[2]])
+def test_a_query_without_a_key_is_0_in_torch_and_onnxruntime(peer: Attend, arrays: Any) -> None:
+    assert not peer(*arrays, ALLOWED)[:, :, 1].any()
