@@ -100,8 +100,8 @@ def scaled_dot_product_attention(
         The accumulation dtype is float64 for float64 inputs, and float32 for all others. Scores, normalisation
         and sums are computed in it, and the result is rounded once. A masked pair adds nothing, even if its key
         or value is NaN or inf; a NaN that may be attended shows in exactly the rows that attend it. Inside a
-        jit or a lazy graph, and with a vendor's kernel, this holds for keys that no query attends (padding). It
-        holds for results, not for gradients: the gradient of a key that is NaN is NaN.
+        jit and with a vendor's kernel, this holds for keys that no query attends (padding). It holds for
+        results, not for gradients: the gradient of a key that is NaN is NaN.
 
         A score of -inf has weight 0, so a row whose scores are all -inf is 0, like a row with no key to attend.
         torch.autocast changes neither the dtype of a result nor its accuracy. Run the backward pass outside of

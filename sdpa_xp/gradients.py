@@ -95,8 +95,8 @@ def scaled_dot_product_attention_vjp(
         Gradients are summed in the accumulation dtype and rounded once. A row without a key to attend has
         gradient 0. A masked pair adds nothing, even if its query, key, value or cotangent is NaN or inf. A NaN
         that may be attended shows in the gradients of exactly the rows that attend it, and of the keys and
-        values that these rows attend. Inside a jit or a lazy graph this holds for keys that no query attends;
-        there all pairs are one tile, so the compiler decides on the memory.
+        values that these rows attend. Inside a jit this holds for keys that no query attends; there all pairs
+        are one tile, so the compiler decides on the memory. Arrays of Dask are computed chunk by chunk.
 
     Examples:
         >>> import numpy as np

@@ -132,6 +132,16 @@ def test_what_a_mask_hides_may_be_nan() -> None:
     np.testing.assert_allclose(found.compute(), expected, atol=2e-6)
 
 
+def test_a_nan_shows_in_the_rows_that_attend_it() -> None:
+    """And in no other, as for whole arrays: a task looks at each pair."""
+    query, key, value = inputs()
+    value[0, :, 6] = np.nan
+    expected = scaled_dot_product_attention(query, key, value, is_causal=True)
+    found = scaled_dot_product_attention(*cut([query, key, value]), is_causal=True).compute()
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
+    assert 0 < np.isnan(found).sum() < found.size
+
+
 def test_packed_sequences() -> None:
     arrays = draw(np.random.default_rng(2), (11, 4, 8), (12, 2, 8), (12, 2, 6))
     lazy = cut(arrays, ((3, 4, 8), (5, 1, 8), (4, 2, 3)))
