@@ -123,6 +123,6 @@ def test_weights_and_gradients_are_refused(tmp_path: Path) -> None:
         (attention_scores, (query, key)),
         (scaled_dot_product_attention_vjp, (query, key, value)),
     ):
-        with pytest.raises(TypeError, match="and have neither weights nor gradients here.*dask") as refused:
+        with pytest.raises(TypeError, match=r"and have neither weights nor gradients here.*dask") as refused:
             function(*arrays)
         assert str(refused.value).startswith(f"{function.__name__}: arrays of cubed can be attended, ")
