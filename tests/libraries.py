@@ -11,7 +11,7 @@ import functools
 import importlib.util
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ml_dtypes
@@ -41,6 +41,11 @@ class Library:
     @property
     def lazy(self) -> bool:
         return self.name == "dask"
+
+    @property
+    def compiled(self) -> Library:
+        """JAX inside of `jit`, which compiles a function, not each operation of it; the others as they are."""
+        return replace(self, traces=self.name.startswith("jax"))
 
     def holds(self, dtype: str) -> bool:
         """Whether the library keeps this dtype; only for what cannot hold it may a test be left out."""
