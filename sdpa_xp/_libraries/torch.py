@@ -18,6 +18,8 @@ from sdpa_xp._libraries.protocols import Array, Device, Namespace
 A = TypeVar("A")
 
 
+EXPERIMENTAL = "torch.distributed.tensor.experimental"
+"""The module of `context_parallel`. Each call asks for it, so no function is called unless it is imported."""
 PARTS = (
     "parts of the batch, heads or queries are calls of their own, and parts of the keys are "
     "`attention_state`s that `merge_states` joins"
@@ -70,7 +72,9 @@ class Torch(Library):
         # A traced tensor may have symbols as lengths, and forward mode carries tangents beside the values.
         if is_transforming() or torch._C._is_tracing() or torch.autograd.forward_ad._current_level >= 0:
             return None
-        if array.layout is not torch.strided or array.is_nested or is_context_parallel():
+        if array.layout is not torch.strided or array.is_nested:
+            return None
+        if EXPERIMENTAL in sys.modules and is_context_parallel():
             return None
         records = array.requires_grad and torch.is_grad_enabled()
         return type(array), array.shape, array.dtype, array.device, records
@@ -178,7 +182,7 @@ def distributed_reason(array: Any) -> str:
 
 def is_context_parallel() -> bool:
     """Return whether torch's `context_parallel` has replaced torch's attention."""
-    if "torch.distributed.tensor.experimental" not in sys.modules:
+    if EXPERIMENTAL not in sys.modules:
         return False
     attention = sys.modules["torch"].nn.functional.scaled_dot_product_attention
-    return str(attention.__module__).startswith("torch.distributed.tensor.experimental")
+    return str(attention.__module__).startswith(EXPERIMENTAL)
