@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import sdpa_xp
 from sdpa_xp_export._agree import library_calls
 from sdpa_xp_export._agree.backends import Backend
-from sdpa_xp_export._agree.features import LENGTHS, features
+from sdpa_xp_export._agree.features import LENGTHS, LONGER, features
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._runtime import session
 from sdpa_xp_export._runtime.releases import FormName, Runtime, runtime_text
@@ -27,17 +27,24 @@ from sdpa_xp_export.export import export_call
 from sdpa_xp_export.forms.choice import FORMS, unsupported_reason
 from sdpa_xp_export.report import Agreement
 
-Expected: TypeAlias = Mapping[str, tuple[NDArray[np.float64], NDArray[Any]]]
-"""The output of the reference and of the textbook formula in NumPy, by job."""
+Expected: TypeAlias = Mapping[str, Sequence[tuple[NDArray[np.float64], NDArray[Any]]]]
+"""The output of the reference and of the textbook formula in NumPy: by job, for each of its inputs."""
+
+
+class JobInputs(NamedTuple):
+    """Inputs for a call. `hidden` are the same inputs with NaN where no query attends."""
+
+    plain: Arrays
+    hidden: Arrays
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A call with inputs for it. `hidden` are the same inputs with NaN where no query attends."""
+    """A call with inputs of several lengths."""
 
     call: ExportCall
-    inputs: Arrays
-    hidden: Arrays
+    inputs: tuple[JobInputs, ...]
+    """Those that are timed come first."""
     compute: library_calls.Compute = library_calls.attention
     no_graph: str = ""
     """Why no graph computes the call; empty if one does."""
@@ -111,9 +118,10 @@ def feature_jobs(dtype: str, seed: int = 0) -> dict[str, Job]:
     rng = np.random.default_rng(seed)
     jobs = {}
     for name, feature in features(dtype).items():
-        inputs = random_inputs(feature.call, LENGTHS, rng)
-        hidden = poison(feature.call, inputs)
-        jobs[name] = Job(feature.call, inputs, hidden, feature.compute, feature.no_graph)
+        several = (LENGTHS, *LONGER) if {"L", "S"} & {*feature.call.symbols} else (LENGTHS,)
+        drawn = [random_inputs(feature.call, lengths, rng) for lengths in several]
+        inputs = tuple(JobInputs(plain, poison(feature.call, plain)) for plain in drawn)
+        jobs[name] = Job(feature.call, inputs, feature.compute, feature.no_graph)
     return jobs
 
 
@@ -121,7 +129,9 @@ def compare(
     jobs: Mapping[str, Job], dtype: str, backends: Iterable[Backend], providers: Sequence[str]
 ) -> Iterator[Row]:
     """Yield a row for each backend that holds `dtype`, then one for each exported form and provider."""
-    expected: Expected = {name: _expected(job, dtype) for name, job in jobs.items()}
+    expected: Expected = {
+        name: [_expected(job.call, inputs.plain, dtype) for inputs in job.inputs] for name, job in jobs.items()
+    }
     for backend in backends:
         if backend.holds(dtype):
             labels = (backend.name, "xp", dtype, backend.device)
@@ -134,18 +144,21 @@ def compare(
 
 
 RunJob: TypeAlias = Callable[[], NDArray[Any]]
-Prepare: TypeAlias = Callable[[Job], RunJob | str]
-"""A job -> a function that runs it, or why it is refused."""
-TextbookOf: TypeAlias = Callable[[Job], NDArray[Any]]
-"""A job -> the output of the textbook formula, in the same library."""
+Prepare: TypeAlias = Callable[[Job], Callable[[Arrays], RunJob] | str]
+"""A job -> what makes a run of inputs, or why it is refused."""
+TextbookOf: TypeAlias = Callable[[Job, Arrays], NDArray[Any]]
+"""A job and its inputs -> the output of the textbook formula, in the same library."""
 
 
 def _on_backend(backend: Backend) -> Prepare:
     xp = backend.namespace()
 
-    def prepare(job: Job) -> RunJob:
-        arrays = {name: backend.put(x) for name, x in job.hidden.items()}
-        return lambda: backend.get(job.compute(xp, job.call, arrays))
+    def prepare(job: Job) -> Callable[[Arrays], RunJob]:
+        def on(hidden: Arrays) -> RunJob:
+            arrays = {name: backend.put(x) for name, x in hidden.items()}
+            return lambda: backend.get(job.compute(xp, job.call, arrays))
+
+        return on
 
     return prepare
 
@@ -153,9 +166,9 @@ def _on_backend(backend: Backend) -> Prepare:
 def _textbook_on(backend: Backend) -> TextbookOf:
     xp = backend.namespace()
 
-    def textbook(job: Job) -> NDArray[Any]:
+    def textbook(job: Job, plain: Arrays) -> NDArray[Any]:
         (output,) = job.call.outputs
-        arguments = _put(reference_inputs(job.call, job.inputs), backend)
+        arguments = _put(reference_inputs(job.call, plain), backend)
         return _as_returned(job.call, backend.get(stages(xp, **arguments)[output]))
 
     return textbook
@@ -165,20 +178,20 @@ def _on_runtime(form: FormName, provider: str) -> Prepare:
     runtime = runtime_text(provider, session.version())
     target = Runtime.parse("agree", runtime)
 
-    def prepare(job: Job) -> RunJob | str:
+    def prepare(job: Job) -> Callable[[Arrays], RunJob] | str:
         if why := job.no_graph or unsupported_reason(form, job.call, target):
             return why
         opened = session.open_session(export_call(job.call, form=form, runtime=runtime), provider)
-        return lambda: session.run(opened, job.hidden)[job.call.outputs[0]]
+        return lambda hidden: lambda: session.run(opened, hidden)[job.call.outputs[0]]
 
     return prepare
 
 
-def _expected(job: Job, dtype: str) -> tuple[NDArray[np.float64], NDArray[Any]]:
+def _expected(call: ExportCall, plain: Arrays, dtype: str) -> tuple[NDArray[np.float64], NDArray[Any]]:
     """Return the output of the reference, and that of NumPy's textbook formula in `dtype`."""
-    (output,) = job.call.outputs
-    rows = expected_rows(job.call, reference_inputs(job.call, job.inputs), dtype)[output]
-    return _as_returned(job.call, rows.reference), _as_returned(job.call, rows.textbook)
+    (output,) = call.outputs
+    rows = expected_rows(call, reference_inputs(call, plain), dtype)[output]
+    return _as_returned(call, rows.reference), _as_returned(call, rows.textbook)
 
 
 def _as_returned(call: ExportCall, array: NDArray[Any]) -> NDArray[Any]:
@@ -204,28 +217,41 @@ def _row(
     prepare: Prepare,
     textbook_of: TextbookOf | None = None,
 ) -> Row:
-    """Run each job twice, once timed; without `textbook_of` the bound follows from NumPy's textbook formula."""
+    """Run the first inputs of each job twice, once timed, and the others once.
+
+    Without `textbook_of` the bound follows from NumPy's textbook formula.
+    """
     results, seconds = [], 0.0
     for name, job in jobs.items():
-        run = prepare(job)
-        if isinstance(run, str):
-            results.append(JobResult(name, None, run))
+        make = prepare(job)
+        if isinstance(make, str):
+            results.append(JobResult(name, None, make))
             continue
+        agreements: list[Agreement] = []
         try:
-            run()
+            for inputs, (reference, textbook) in zip(job.inputs, expected[name], strict=True):
+                run = make(inputs.hidden)
+                result = run()
+                if not agreements:
+                    start = time.perf_counter()
+                    result = run()
+                    seconds += time.perf_counter() - start
+                bound = textbook if textbook_of is None else textbook_of(job, inputs.plain)
+                agreements.append(_judged(job, result, reference, bound, labels[2]))
         except (TypeError, ValueError) as error:
             results.append(JobResult(name, None, _refusal_rule(error)))
             continue
-        start = time.perf_counter()
-        result = run()
-        seconds += time.perf_counter() - start
-        reference, textbook = expected[name]
-        dtype = job.call.accumulation_dtype if job.call.outputs == ("lse",) else labels[2]
-        textbook = textbook if textbook_of is None else textbook_of(job)
-        as_stated = result.shape == reference.shape and result.dtype.name == dtype
-        judged = result if as_stated else np.full(reference.shape, np.nan)
-        results.append(JobResult(name, judge(judged, reference, textbook, dtype)))
+        results.append(JobResult(name, max(agreements, key=lambda agreement: agreement.share)))
     return Row(*labels, tuple(results), seconds)
+
+
+def _judged(
+    job: Job, result: NDArray[Any], reference: NDArray[np.float64], textbook: NDArray[Any], dtype: str
+) -> Agreement:
+    """Compare an output; one of another dtype or shape than that of the call does not agree."""
+    dtype = job.call.accumulation_dtype if job.call.outputs == ("lse",) else dtype
+    as_stated = result.shape == reference.shape and result.dtype.name == dtype
+    return judge(result if as_stated else np.full(reference.shape, np.nan), reference, textbook, dtype)
 
 
 def _refusal_rule(error: Exception) -> str:

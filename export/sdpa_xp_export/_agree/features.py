@@ -13,6 +13,11 @@ from sdpa_xp_export._call.checking import checked_call
 from sdpa_xp_export.spec import TensorSpec
 
 LENGTHS = cases.LENGTHS | {"P": 14, "R": 40}
+LONGER = (
+    {"B": 1, "L": 130, "S": 141, "P": 150, "R": 288},
+    {"B": 1, "L": 3, "S": 1100, "P": 1100, "R": 1104},
+)
+"""More lengths, for calls with names for them: beyond a block of queries, and many keys for a few queries."""
 QUERY_IDS, KEY_IDS = [0] * 4 + [1] * 9 + [2] * 6, [0] * 10 + [1] * 8 + [2] * 15
 """Documents of a packed row, all of different lengths."""
 

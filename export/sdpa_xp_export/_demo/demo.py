@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sdpa_xp._checks import message
 from sdpa_xp_export._agree.backends import find_backends
-from sdpa_xp_export._agree.comparison import Job, Row, compare
+from sdpa_xp_export._agree.comparison import Job, JobInputs, Row, compare
 from sdpa_xp_export._call.call import ExportCall, ExportOptions
 from sdpa_xp_export._call.checking import checked_call
 from sdpa_xp_export._demo.encoder import Activations, activations
@@ -42,7 +42,7 @@ def rows(encoded: Activations, dtypes: tuple[str, ...] = ("float32", "float16"))
         for index, layer in enumerate(encoded.layers, start=1):
             arrays = {"query": layer.query, "key": layer.key, "value": layer.value}
             inputs = {name: x.astype(dtype) for name, x in arrays.items()} | {"attn_mask": encoded.mask}
-            jobs[f"layer {index}"] = Job(call(dtype), inputs, inputs)
+            jobs[f"layer {index}"] = Job(call(dtype), (JobInputs(inputs, inputs),))
         yield from compare(jobs, dtype, find_backends(), providers())
 
 
