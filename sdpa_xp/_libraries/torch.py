@@ -19,7 +19,7 @@ A = TypeVar("A")
 
 
 EXPERIMENTAL = "torch.distributed.tensor.experimental"
-"""The module of `context_parallel`. Each call asks for it, so no function is called unless it is imported."""
+"""The module of `context_parallel`."""
 PARTS = (
     "parts of the batch, heads or queries are calls of their own, and parts of the keys are "
     "`attention_state`s that `merge_states` joins"
@@ -74,7 +74,11 @@ class Torch(Library):
             return None
         if array.layout is not torch.strided or array.is_nested:
             return None
-        if EXPERIMENTAL in sys.modules and is_context_parallel():
+        # Each call comes here: nothing is called unless something has replaced torch's attention.
+        replaced = (
+            torch.nn.functional.scaled_dot_product_attention is not torch._C._nn.scaled_dot_product_attention
+        )
+        if replaced and is_context_parallel():
             return None
         records = array.requires_grad and torch.is_grad_enabled()
         return type(array), array.shape, array.dtype, array.device, records
