@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MethodType
@@ -20,23 +21,35 @@ def parameter_arrays(layer: object) -> dict[str, Any]:
     return {name: array for name, array in parameters.items() if is_array(array)}
 
 
-def with_parameters(layer: Callable[..., Any], change: Callable[[str, Any], Any]) -> Callable[..., Any]:
+def with_parameters(
+    layer: Callable[..., Any], change: Callable[[str, Any], Any], *, fields: bool = False
+) -> Callable[..., Any]:
     """Return `layer` with `change(name, array)` in place of each parameter.
 
     This concerns a layer that has `parameters` and `with_parameters`, like those of `sdpa_xp.layers`, and its
-    methods; any other function is returned unchanged.
+    methods; with `fields` also a dataclass with a field `parameters`. Any other function is returned unchanged.
     """
     if isinstance(layer, partial):
-        return partial(with_parameters(layer.func, change), *layer.args, **layer.keywords)
+        return partial(with_parameters(layer.func, change, fields=fields), *layer.args, **layer.keywords)
     if isinstance(layer, MethodType):
-        changed_self = with_parameters(layer.__self__, change)  # type: ignore[arg-type]
+        changed_self = with_parameters(layer.__self__, change, fields=fields)  # type: ignore[arg-type]
         method: Callable[..., Any] = MethodType(layer.__func__, changed_self)
         return method
-    replace, arrays = getattr(layer, "with_parameters", None), parameter_arrays(layer)
-    if replace is None or not arrays:
+    arrays = parameter_arrays(layer)
+    replace = getattr(layer, "with_parameters", None) if arrays else None
+    if replace is None and not (fields and arrays and _has_parameters_field(layer)):
         return layer
-    changed: Callable[..., Any] = replace({name: change(name, array) for name, array in arrays.items()})
+    parameters = {name: change(name, array) for name, array in arrays.items()}
+    changed: Callable[..., Any] = (
+        dataclasses.replace(layer, parameters=parameters) if replace is None else replace(parameters)  # type: ignore[type-var]
+    )
     return changed
+
+
+def _has_parameters_field(layer: object) -> bool:
+    return dataclasses.is_dataclass(layer) and any(
+        field.name == "parameters" and field.init for field in dataclasses.fields(layer)
+    )
 
 
 def named_outputs(result: Any) -> dict[str, Any]:

@@ -53,8 +53,8 @@ def verify_layer(
     Args:
         model: What `to_onnx` returned.
         layer: The layer that the model was made of, with weights that NumPy computes with. The weights of a
-            `sdpa_xp.layers.Layer`, or of a method of one, are widened too; those that a function closes over
-            are not. Use `functools.partial` for arguments that the model has no input for.
+            `sdpa_xp.layers.Layer`, of a dataclass with a field `parameters`, or of a method of one, are widened
+            too; those that a function closes over are not. Use `functools.partial` for arguments that the model has no input for.
         draw: By the name of an input, `draw(rng, shape)`, which returns what the input is fed with. By default
             floats are normal, and three of four booleans are True. Integers that number the rows of a table in
             the model are any of its rows, and others are from 0 to the longest length.
@@ -137,7 +137,7 @@ class _BothLayers:
     """A layer, and the same with its weights in float64."""
 
     def __init__(self, layer: Callable[..., Any]) -> None:
-        self.layer, self.wide = layer, with_parameters(layer, lambda _, x: _widened(np.asarray(x)))
+        self.layer, self.wide = layer, with_parameters(layer, lambda _, x: _widened(np.asarray(x)), fields=True)
 
     def case(self, lengths: Lengths, arrays: Arrays) -> _LayerCase:
         """Return what both compute."""
@@ -164,7 +164,7 @@ class _BothLayers:
 
         There is no wider dtype to measure it with. So it is the error of float32, 2**29 times smaller.
         """
-        narrow = with_parameters(self.layer, lambda _, x: _narrowed(np.asarray(x)))
+        narrow = with_parameters(self.layer, lambda _, x: _narrowed(np.asarray(x)), fields=True)
         single = {name: _narrowed(x) for name, x in arrays.items()}
         right, off = self._exact_and_direct(narrow, single)
         return {name: exact[name] + (off[name] - right[name]) * 2.0**-29 for name in exact}

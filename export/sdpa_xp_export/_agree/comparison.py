@@ -154,11 +154,11 @@ def _on_backend(backend: Backend) -> Prepare:
     xp = backend.namespace()
 
     def prepare(job: Job) -> Callable[[Arrays], RunJob]:
-        def on(hidden: Arrays) -> RunJob:
+        def put(hidden: Arrays) -> RunJob:
             arrays = {name: backend.put(x) for name, x in hidden.items()}
             return lambda: backend.get(job.compute(xp, job.call, arrays))
 
-        return on
+        return put
 
     return prepare
 
