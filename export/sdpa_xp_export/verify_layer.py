@@ -54,7 +54,8 @@ def verify_layer(
         model: What `to_onnx` returned.
         layer: The layer that the model was made of, with weights that NumPy computes with. The weights of a
             `sdpa_xp.layers.Layer`, of a dataclass with a field `parameters`, or of a method of one, are widened
-            too; those that a function closes over are not. Use `functools.partial` for arguments that the model has no input for.
+            too; those that a function closes over are not. Use `functools.partial` for arguments that the model
+            has no input for.
         draw: By the name of an input, `draw(rng, shape)`, which returns what the input is fed with. By default
             floats are normal, and three of four booleans are True. Integers that number the rows of a table in
             the model are any of its rows, and others are from 0 to the longest length.
