@@ -68,10 +68,8 @@ def partial_state(
     call: ChunkedCall, block: Block, query: Array, key: Array, value: Array, *arrays: Array
 ) -> State:
     """Return attention of a chunk of queries over one chunk of keys."""
-    with _in_block("attention-partial", block), quiet(query):
-        scores = _scores(call, block, query, key, arrays)
-        with threads.alone(scores.grid.execution_kind):
-            output, lse = streaming.attend(scores, ArraySource(value), _plan(scores, value), scores.grid.dtype)
+    with _task("attention-partial", call, block, query, key, arrays) as scores:
+        output, lse = streaming.attend(scores, ArraySource(value), _plan(scores, value), scores.grid.dtype)
         return output, cast(Array, lse)
 
 
@@ -132,17 +130,15 @@ def partial_gradients(
 
     With `has_sinks`, the last of `arrays` are the sinks.
     """
-    with _in_block("attention-gradient", block), quiet(query):
-        *others, sinks = arrays if has_sinks else (*arrays, None)
-        scores = _scores(call, block, query, key, cast(list[Array], others))
+    *others, sinks = arrays if has_sinks else (*arrays, None)
+    with _task("attention-gradient", call, block, query, key, cast(list[Array], others)) as scores:
         if sinks is not None:
             scores = scores._replace(sinks=to_library_of(query, sinks))
         values = ArraySource(value)
         targets, bias_names = gradient_targets(scores, key, value, names)
         column = scores.xp.expand_dims(lse, axis=-1)
         forward = Forward(scores, values, output, column, targets, bias_names, _plan(scores, value))
-        with threads.alone(scores.grid.execution_kind):
-            return gradients(forward, cotangent)
+        return gradients(forward, cotangent)
 
 
 def total_of(name: str, contributions: Sequence[Mapping[str, Array]]) -> Array:
@@ -160,20 +156,16 @@ def block_scores(
     call: ChunkedCall, block: Block, dtype: str, query: Array, key: Array, *arrays: Array
 ) -> Array:
     """Return the scores of a block, (..., Hq, rows, columns)."""
-    with _in_block("attention-scores", block), quiet(query):
-        scores = _scores(call, block, query, key, arrays)
-        with threads.alone(scores.grid.execution_kind):
-            return full_scores(scores, _plan_of_rows(scores), _dtype(scores.xp, dtype))
+    with _task("attention-scores", call, block, query, key, arrays) as scores:
+        return full_scores(scores, _plan_of_rows(scores), _dtype(scores.xp, dtype))
 
 
 def block_sums(call: ChunkedCall, block: Block, query: Array, key: Array, *arrays: Array) -> RowSums:
     """Return what the weights of a chunk of queries are normalised with, over one chunk of keys."""
-    with _in_block("attention-sums", block), quiet(query):
-        scores = _scores(call, block, query, key, arrays)
-        with threads.alone(scores.grid.execution_kind):
-            parts = [row_sums(scores, rows) for rows in _plan_of_rows(scores).row_ranges()]
-            m, l = (scores.xp.concat(part, axis=-2) for part in zip(*parts, strict=True))
-            return RowSums(m, l)
+    with _task("attention-sums", call, block, query, key, arrays) as scores:
+        parts = [row_sums(scores, rows) for rows in _plan_of_rows(scores).row_ranges()]
+        m, l = (scores.xp.concat(part, axis=-2) for part in zip(*parts, strict=True))
+        return RowSums(m, l)
 
 
 def merged_sums(parts: Sequence[RowSums], sinks: Array | None = None) -> RowSums:
@@ -189,15 +181,12 @@ def block_weights(
     call: ChunkedCall, block: Block, dtype: str, query: Array, key: Array, sums: RowSums, *arrays: Array
 ) -> Array:
     """Return the weights of a block, (..., Hq, rows, columns)."""
-    with _in_block("attention-weights", block), quiet(query):
-        scores = _scores(call, block, query, key, arrays)
-        xp = scores.xp
-        with threads.alone(scores.grid.execution_kind):
-            parts = []
-            for rows in _plan_of_rows(scores).row_ranges():
-                of_rows = RowSums(*(part[..., rows.start : rows.stop, :] for part in sums))
-                parts.append(astype_if_needed(xp, weights_of_rows(scores, rows, of_rows), _dtype(xp, dtype)))
-            return xp.concat(parts, axis=-2)
+    with _task("attention-weights", call, block, query, key, arrays) as scores:
+        xp, parts = scores.xp, []
+        for rows in _plan_of_rows(scores).row_ranges():
+            of_rows = RowSums(*(part[..., rows.start : rows.stop, :] for part in sums))
+            parts.append(astype_if_needed(xp, weights_of_rows(scores, rows, of_rows), _dtype(xp, dtype)))
+        return xp.concat(parts, axis=-2)
 
 
 def filled(shape: Shape, dtype: str, value: float, query: Array) -> Array:
@@ -217,12 +206,17 @@ def to_library_of(array: Array, block: Array) -> Array:
 
 
 @contextmanager
-def _in_block(task: str, block: Block) -> Iterator[None]:
-    """Name the block in an error that a task raises."""
+def _task(
+    name: str, call: ChunkedCall, block: Block, query: Array, key: Array, arrays: Sequence[Array]
+) -> Iterator[Scores]:
+    """Yield the scores of a block, and compute with them in one thread. An error gets the block as a note."""
     try:
-        yield
-    except Exception as error:  # also what a caller's function raises
-        error.add_note(f"{task} of {block}")
+        with quiet(query):
+            scores = _scores(call, block, query, key, arrays)
+            with threads.alone(scores.grid.execution_kind):
+                yield scores
+    except Exception as error:  # each error goes on; a caller's function may raise any
+        error.add_note(f"{name} of {block}")
         raise
 
 
