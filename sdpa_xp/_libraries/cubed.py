@@ -9,34 +9,18 @@ from typing import Any
 
 import array_api_compat as compat
 
-from sdpa_xp._libraries.base import Library
+from sdpa_xp._libraries.lazy import LazyLibrary
 from sdpa_xp._libraries.protocols import Array, BlockStreams, Chunks, Dtype, Key
 
 
-class Cubed(Library):
+class Cubed(LazyLibrary):
     """Arrays of cubed."""
 
     name = "cubed"
-    computes_on_demand = True
-    has_chunks = True
 
     def owns(self, array: object) -> bool:
         cubed: Any = sys.modules.get("cubed")
         return cubed is not None and isinstance(array, cubed.Array)
-
-    def is_traced(self, array: Any) -> bool:
-        del array
-        return True
-
-    def is_writeable(self, array: Any) -> bool:
-        del array
-        return False
-
-    def to_cpu(self, array: Any) -> Any:
-        return array.compute()
-
-    def to_list(self, array: Any) -> Any:
-        return array.compute().tolist()
 
     def random_words(self, rng: Any, count: int, array: Array) -> Array:
         del array

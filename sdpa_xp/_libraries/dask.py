@@ -9,7 +9,7 @@ from typing import Any
 
 import array_api_compat as compat
 
-from sdpa_xp._libraries.base import Library
+from sdpa_xp._libraries.lazy import LazyLibrary
 from sdpa_xp._libraries.protocols import Chunks, Dtype, TaskGraphs, Tasks
 
 MERGED_AT_ONCE = 8
@@ -17,28 +17,11 @@ MERGED_AT_ONCE = 8
 the output of its queries."""
 
 
-class Dask(Library):
+class Dask(LazyLibrary):
     """Arrays of Dask."""
-
-    computes_on_demand = True
-    has_chunks = True
 
     def owns(self, array: object) -> bool:
         return bool(compat.is_dask_array(array))
-
-    def is_traced(self, array: Any) -> bool:
-        del array
-        return True
-
-    def is_writeable(self, array: Any) -> bool:
-        del array
-        return False
-
-    def to_cpu(self, array: Any) -> Any:
-        return array.compute()
-
-    def to_list(self, array: Any) -> Any:
-        return array.compute().tolist()
 
     def adopted(self, array: Any, like: Any) -> Any:
         del like
