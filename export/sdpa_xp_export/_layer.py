@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MethodType
-from typing import Any
+from typing import Any, cast
 
 from sdpa_xp_export._array_api.dispatch import is_array
 
@@ -32,7 +32,7 @@ def with_parameters(
     if isinstance(layer, partial):
         return partial(with_parameters(layer.func, change, fields=fields), *layer.args, **layer.keywords)
     if isinstance(layer, MethodType):
-        changed_self = with_parameters(layer.__self__, change, fields=fields)  # type: ignore[arg-type]
+        changed_self = with_parameters(cast(Callable[..., Any], layer.__self__), change, fields=fields)
         method: Callable[..., Any] = MethodType(layer.__func__, changed_self)
         return method
     arrays = parameter_arrays(layer)
@@ -40,10 +40,9 @@ def with_parameters(
     if replace is None and not (fields and arrays and _has_parameters_field(layer)):
         return layer
     parameters = {name: change(name, array) for name, array in arrays.items()}
-    changed: Callable[..., Any] = (
-        dataclasses.replace(layer, parameters=parameters) if replace is None else replace(parameters)  # type: ignore[type-var]
-    )
-    return changed
+    if replace is None:
+        return cast(Callable[..., Any], dataclasses.replace(cast(Any, layer), parameters=parameters))
+    return cast(Callable[..., Any], replace(parameters))
 
 
 def _has_parameters_field(layer: object) -> bool:
