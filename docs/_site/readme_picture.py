@@ -1,28 +1,24 @@
 """The picture at the top of the README: one real attention head, and the tiles that a window computes.
 
-Write it again: python docs/_site/readme_picture.py (it needs the extra `demo` and the encoder's weights)
+Write it again: PYTHONPATH=examples python docs/_site/readme_picture.py
+It needs the extra `demo` and the encoder's weights.
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
+import pronoun
+import tiling
+from matplotlib.figure import Figure
 
-ROOT = Path(__file__).parents[2]
-sys.path += [str(ROOT / "docs/_site"), str(ROOT / "examples")]
+from sdpa_xp import masks
+from sdpa_xp.plot.panels import THEMES, paint
 
-import pronoun  # noqa: E402
-import tiling  # noqa: E402
-from matplotlib.figure import Figure  # noqa: E402
-
-from sdpa_xp import masks  # noqa: E402
-from sdpa_xp.plot.panels import THEMES, paint  # noqa: E402
-
-PICTURE = ROOT / "docs/assets/readme.svg"
+PICTURE = Path(__file__).parents[1] / "assets" / "readme.svg"
 LENGTH = 4096
 COLOURS = THEMES["light"]
 
