@@ -86,9 +86,8 @@ class PreparedCall(NamedTuple):
 
     def scores_without_dropout(self) -> Scores:
         """Return the scores of the whole call, without drawing from `rng`."""
-        return self._scores(
-            self.grid, self.arrays["query"], ArraySource(self.arrays["key"]), self.bound_options()
-        )
+        bound, key = self.bound_options(), ArraySource(self.arrays["key"])
+        return self._scores(self.grid, self.arrays["query"], key, bound, self.derived)
 
     def scores_of(self, entries: Sequence[BatchEntry]) -> list[Scores]:
         """Return the scores of each batch entry. With dropout this draws from `rng`, once all are checked."""
@@ -129,8 +128,16 @@ class PreparedCall(NamedTuple):
             return None
         return grid.xp.astype(grid.check_heads_shape("sinks", self.sinks), grid.dtype, copy=False)
 
-    def _scores(self, grid: ScoreGrid, query: Array, key: KeyValueSource, bound: BoundOptions) -> Scores:
-        return Scores(grid, query, key, bound.mask, bound.biases, bound.scale, self.softcap, bound.sinks)
+    def _scores(
+        self,
+        grid: ScoreGrid,
+        query: Array,
+        key: KeyValueSource,
+        bound: BoundOptions,
+        answers: dict[str, Any] | None = None,
+    ) -> Scores:
+        mask, biases, scale, sinks = bound
+        return Scores(grid, query, key, mask, biases, scale, self.softcap, sinks, answers=answers)
 
     def draw_dropout(self) -> Dropout | None:
         """Return the dropout of the call, or None; draws the seed from `rng`."""

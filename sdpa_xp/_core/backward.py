@@ -60,7 +60,7 @@ class Forward(NamedTuple):
         grid = replace(self.scores.grid, execution_kind="traced")
         rows, columns = max(1, self.plan.queries), max(1, self.plan.keys)
         plan = replace(self.plan, rows=rows, columns=columns, leading_slices=(), is_loop=False)
-        return self._replace(scores=self.scores._replace(grid=grid), plan=plan)
+        return self._replace(scores=self.scores._replace(grid=grid, answers=None), plan=plan)
 
 
 class RowInputs(NamedTuple):

@@ -11,6 +11,7 @@ import math
 from typing import Literal, TypeAlias
 
 from sdpa_xp._core.products import any_query_attends, matmul_grouped
+from sdpa_xp._core.tile_buffers import Buffer
 from sdpa_xp._libraries.protocols import Array, Namespace
 from sdpa_xp._tiles.allowed import Allowed
 
@@ -22,10 +23,17 @@ afford. "pairs": every value that a masked pair would bring in.
 """
 
 
-def weigh(xp: Namespace, p: Array, value: Array, allowed: Allowed, guard: NonfiniteGuard) -> Array:
-    """Return p @ value over the pairs that may attend."""
+def weigh(
+    xp: Namespace,
+    p: Array,
+    value: Array,
+    allowed: Allowed,
+    guard: NonfiniteGuard,
+    buffer: Buffer | None = None,
+) -> Array:
+    """Return p @ value over the pairs that may attend; without a guard, in the memory of `buffer`."""
     if guard == "none" or isinstance(allowed, bool):
-        return matmul_grouped(xp, p, value)
+        return matmul_grouped(xp, p, value, buffer)
     if guard == "columns":
         attended = any_query_attends(xp, allowed, value.shape[-3])
         return matmul_grouped(xp, p, xp.where(attended, value, 0.0))

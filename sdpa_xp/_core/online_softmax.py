@@ -15,11 +15,9 @@ from functools import reduce
 from typing import NamedTuple
 
 from sdpa_xp._core.key_value_source import KeyValueSource
-from sdpa_xp._core.nonfinite import NonfiniteGuard, is_finite, weigh
-from sdpa_xp._core.products import matmul_grouped
-from sdpa_xp._core.score_bound import LEAST_SUM, ScoreNormBound, is_accurate
+from sdpa_xp._core.nonfinite import NonfiniteGuard, weigh
 from sdpa_xp._core.scores import Scores
-from sdpa_xp._libraries import astype_if_needed, exp_in_place, is_traced
+from sdpa_xp._libraries import astype_if_needed, exp_in_place
 from sdpa_xp._libraries.protocols import Array, Namespace
 from sdpa_xp._tiles.allowed import is_masked
 from sdpa_xp._tiles.plan import Plan
@@ -41,34 +39,12 @@ class RowResult(NamedTuple):
         return lse[..., 0] if lse.shape[:-1] == shape else xp.broadcast_to(lse[..., 0], shape) + 0.0
 
 
-def attend_rows(
-    scores: Scores, value: KeyValueSource, plan: Plan, rows: range, bound: ScoreNormBound
-) -> RowResult:
-    """Return the attention of one range of queries."""
-    xp, query = scores.xp, scores.scaled_query(rows)
-    if scores.grid.is_traced:  # no value can be read, so there is one way for all of them
-        return attend_with_maximum(scores, query, value, plan, rows, "columns")
-    if plan.uses_bound and bound.is_small(scores, query, plan):
-        result = _attend_without_maximum(scores, query, value, plan, rows)
-        if is_accurate(xp, result.output, result.l):
-            return result
-    result = attend_with_maximum(scores, query, value, plan, rows, "none")
-    if scores.is_unmasked:  # then each NaN and inf belongs to the output
-        return result
-    if is_traced(result.output):  # a function of the caller has brought in a traced array
-        return attend_with_maximum(scores, query, value, plan, rows, "columns")
-    # A NaN or inf may come from a masked pair (see nonfinite.py): only then the rows are worth a second pass.
-    if not is_finite(xp, result.output, result.l):
-        return attend_with_maximum(scores, query, value, plan, rows, "pairs")
-    return result
-
-
 def attend_with_maximum(
     scores: Scores, query: Array, value: KeyValueSource, plan: Plan, rows: range, guard: NonfiniteGuard
 ) -> RowResult:
     """Return the attention of a `scaled_query`, with the largest score of each row as m."""
     xp = scores.xp
-    state = None if scores.sinks is None else _state_without_keys(scores, query, value.width)
+    state = None if scores.sinks is None else _state_without_keys(scores, query)
     for tile, allowed in scores.tiles(rows, plan):
         s, allowed = scores.masked(tile, query, allowed)
         m_new = xp.max(s, axis=-1, keepdims=True)
@@ -80,40 +56,24 @@ def attend_with_maximum(
         # Dropout comes after the sum: the weights are normalised before some are dropped.
         kept = p if scores.dropout is None else scores.dropout.apply(tile, p)
         v = astype_if_needed(xp, value.slice_keys(tile.columns), scores.grid.dtype)
-        o_new = weigh(xp, kept, v, allowed, guard)
         # The first tile has nothing to rescale: with one tile this is the textbook formula.
-        if state is not None:
-            m, l, o = state
-            rescale = xp.exp(m - shift)
-            l_new, o_new = l * rescale + l_new, o * rescale + o_new
-        state = m_new, l_new, o_new
-    m, l, o = state or _state_without_keys(scores, query, value.width)
+        if state is None:
+            state = m_new, l_new, weigh(xp, kept, v, allowed, guard)
+            continue
+        m, l, o = state
+        rescale = xp.exp(m - shift)
+        if o is None:
+            o = weigh(xp, kept, v, allowed, guard)
+        elif scores.buffers is None:
+            o = o * rescale + weigh(xp, kept, v, allowed, guard)
+        else:
+            o *= rescale
+            o += weigh(xp, kept, v, allowed, guard, scores.buffers.product)
+        state = m_new, l * rescale + l_new, o
+    m, l, o = state or _state_without_keys(scores, query)
+    if o is None:
+        o = xp.broadcast_to(xp.zeros_like(l), (*l.shape[:-1], value.width))
     return RowResult(o / avoid_zero_sum(l), m, l)
-
-
-def _attend_without_maximum(
-    scores: Scores, query: Array, value: KeyValueSource, plan: Plan, rows: range
-) -> RowResult:
-    """Return the attention of a `scaled_query` with m = 0, which is exact if the scores are bounded."""
-    xp, grid, leading_shape = scores.xp, scores.grid, scores.leading_shape
-    l, o = (
-        xp.zeros((*leading_shape, len(rows), n), dtype=grid.dtype, device=grid.device) for n in (1, value.width)
-    )
-    ones = xp.full((plan.columns, 1), 1.0, dtype=grid.dtype, device=grid.device)
-    for tile, allowed in scores.trimmed_tiles(rows, plan):
-        index = (..., slice(tile.rows.start - rows.start, tile.rows.stop - rows.start), slice(None))
-        s, _ = scores.masked(tile, query[index], True)
-        p = exp_in_place(xp, s)
-        if not isinstance(allowed, bool):
-            attends = xp.astype(allowed, p.dtype)
-            if p.shape[:-2] == leading_shape:
-                p *= attends
-            else:  # values and mask have a batch that queries and keys do not have, so the product is larger
-                p = p * attends
-        l[index] += p @ ones[: len(tile.columns), :]  # a product with ones is faster than a sum of rows
-        kept = p if scores.dropout is None else scores.dropout.apply(tile, p)
-        o[index] += matmul_grouped(xp, kept, astype_if_needed(xp, value.slice_keys(tile.columns), grid.dtype))
-    return RowResult(o / avoid_zero_sum(l, LEAST_SUM), None, l)
 
 
 def merge(xp: Namespace, parts: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
@@ -151,17 +111,17 @@ def avoid_zero_sum(l: Array, least: float = 1.0) -> Array:
 
 def _exp(scores: Scores, s: Array, shift: Array) -> Array:
     """Return exp(s - shift), in the memory of s if nothing else can hold that array."""
-    if scores.biases or not scores.grid.is_writeable or s.shape[:-1] != shift.shape[:-1]:
+    if scores.buffers is None or scores.biases or s.shape[:-1] != shift.shape[:-1]:
         return scores.xp.exp(s - shift)
     s -= shift
-    return exp_in_place(scores.xp, s)
+    return exp_in_place(scores.buffers.functions, s)
 
 
-def _state_without_keys(scores: Scores, query: Array, width: int) -> tuple[Array, Array, Array]:
-    """Return m, l and o of rows that have met no key: -inf, 0 and 0; with sinks: the sink, 1 and 0."""
+def _state_without_keys(scores: Scores, query: Array) -> tuple[Array, Array, Array | None]:
+    """Return m, l and o of rows that have met no key: -inf and 0, or sink and 1. None is an o of 0."""
     xp, sinks = scores.xp, scores.sinks
     zero = xp.zeros_like(query[..., :1])  # on the device of the query
-    l, o = (xp.broadcast_to(zero, (*scores.leading_shape, query.shape[-2], n)) for n in (1, width))
+    l = xp.broadcast_to(zero, (*scores.leading_shape, query.shape[-2], 1))
     if sinks is None:
-        return zero - math.inf, l, o
-    return zero + sinks, xp.where(is_masked(sinks), l, l + 1.0), o
+        return zero - math.inf, l, None
+    return zero + sinks, xp.where(is_masked(sinks), l, l + 1.0), None

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from sdpa_xp._core.tile_buffers import Buffer
 from sdpa_xp._libraries.protocols import Array, Namespace
 from sdpa_xp._tiles.tile import LeadingSlice
 
 
-def matmul_grouped(xp: Namespace, rows: Array, shared: Array) -> Array:
+def matmul_grouped(xp: Namespace, rows: Array, shared: Array, buffer: Buffer | None = None) -> Array:
     """Return rows (..., Hq, L, X) @ shared (..., H, X, Y), (..., Hq, L, Y); head h meets shared head h // G.
 
-    The G = Hq // H heads of a group become rows of one product, so `shared` is never repeated.
+    The G = Hq // H heads of a group become rows of one product, so `shared` is never repeated. The product is
+    in the memory of `buffer`, if there is one.
     """
     if rows.shape[-3] == shared.shape[-3]:
-        return rows @ shared
+        return _matmul(rows, shared, buffer)
     heads, length, _ = rows.shape[-3:]
-    product = fold_groups(xp, rows, shared.shape[-3]) @ shared
+    product = _matmul(fold_groups(xp, rows, shared.shape[-3]), shared, buffer)
     *batch, key_heads, _, columns = product.shape
     split = xp.reshape(product, (*batch, key_heads, heads // key_heads, length, columns))
     return xp.reshape(split, (*batch, heads, length, columns))
+
+
+def _matmul(left: Array, right: Array, buffer: Buffer | None) -> Array:
+    # Leading axes that broadcast are rare, and their product is larger than either side.
+    if buffer is None or left.shape[:-2] != right.shape[:-2]:
+        return left @ right
+    return buffer.matmul(left, right)
 
 
 def matmul_over_group(xp: Namespace, left: Array, right: Array, key_heads: int) -> Array:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, cast
 
 from sdpa_xp._core.dropout import Dropout
-from sdpa_xp._core.key_value_source import KeyValueSource
+from sdpa_xp._core.key_value_source import ArraySource, KeyValueSource
 from sdpa_xp._core.products import key_leading_slice, matmul_grouped
+from sdpa_xp._core.tile_buffers import CallBuffers
 from sdpa_xp._libraries import LARGEST, astype_if_needed, dtype_name
 from sdpa_xp._libraries.protocols import Array, Namespace, Shape
 from sdpa_xp._tiles.allowed import Allowed, both, is_masked
@@ -17,6 +18,9 @@ from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import LeadingSlice, RowBlock, Tile, slice_leading
 from sdpa_xp.biases.algebra import Term
 from sdpa_xp.masks.algebra import AllOf, Pattern
+
+MOST_ANSWERED = 2**12
+"""The scores of the largest call whose mask is asked once for all equal calls: its answer is an array."""
 
 
 class Scores(NamedTuple):
@@ -38,6 +42,10 @@ class Scores(NamedTuple):
     """The batch entries and heads that these scores are for; None is all of the grid."""
     block: RowBlock | None = None
     """The queries of an iteration of a compiler's loop; None outside of such loops."""
+    answers: dict[str, Any] | None = None
+    """What equal calls keep of the answers of their mask."""
+    buffers: CallBuffers | None = None
+    """Where the arrays of a tile are computed, each over that of the tile before; None is in new arrays."""
 
     @property
     def xp(self) -> Namespace:
@@ -82,8 +90,15 @@ class Scores(NamedTuple):
         keys = range(self.grid.keys)
         return keys if self.is_unmasked else self.mask.key_range(self.tile(rows, keys))
 
-    def tiles(self, rows: range, plan: Plan) -> Iterator[tuple[Tile, Allowed]]:
+    def tiles(self, rows: range, plan: Plan) -> Iterable[tuple[Tile, Allowed]]:
         """Return the tiles of `rows` in which some pair may attend, with the answer of the mask."""
+        if self.answers is None or not plan.is_one_tile or math.prod(self.grid.shape) > MOST_ANSWERED:
+            return self._tiles(rows, plan)
+        if "tiles" not in self.answers:
+            self.answers["tiles"] = [*self._tiles(rows, plan)]
+        return cast(Iterable[tuple[Tile, Allowed]], self.answers["tiles"])
+
+    def _tiles(self, rows: range, plan: Plan) -> Iterator[tuple[Tile, Allowed]]:
         for columns in plan.column_ranges(self.key_range(rows)):
             tile = self.tile(rows, columns)
             allowed = self.mask.allowed_in(tile)
@@ -92,6 +107,9 @@ class Scores(NamedTuple):
 
     def trimmed_tiles(self, rows: range, plan: Plan) -> Iterator[tuple[Tile, Allowed]]:
         """Return the same tiles, without the queries that attend no key of the tile, if the mask tells."""
+        if self.is_unmasked:
+            yield from ((self.tile(rows, columns), True) for columns in plan.column_ranges(range(plan.keys)))
+            return
         for columns in plan.column_ranges(self.key_range(rows)):
             query_range = self.mask.query_range(self.tile(rows, columns))
             tile = self.tile(query_range, columns)
@@ -111,6 +129,11 @@ class Scores(NamedTuple):
         scale = self.tile(rows, range(1)).slice(self.scale)
         return query * self.xp.astype(scale, self.grid.dtype, copy=False)
 
+    @property
+    def has_keys_at_once(self) -> bool:
+        """Whether all keys can be read as one array without a copy."""
+        return isinstance(self.key, ArraySource) and self.key.array.dtype == self.grid.dtype
+
     def keys(self, columns: range) -> Array:
         """Return the keys, (..., H, columns, E)."""
         return astype_if_needed(self.xp, self.key.slice_keys(columns), self.grid.dtype)
@@ -118,8 +141,17 @@ class Scores(NamedTuple):
     def capped(self, tile: Tile, query: Array) -> Array:
         """Return the soft-capped products of a `scaled_query` with the keys, (..., Hq, rows, columns)."""
         xp = self.grid.xp
-        scores = matmul_grouped(xp, query, xp.matrix_transpose(self.keys(tile.columns)))
-        return scores if self.softcap is None else xp.tanh(scores / self.softcap) * self.softcap
+        # A bias is given the scores, and a caller's function might keep them.
+        buffer = None if self.buffers is None or self.biases else self.buffers.scores
+        scores = matmul_grouped(xp, query, xp.matrix_transpose(self.keys(tile.columns)), buffer)
+        if self.softcap is None:
+            return scores
+        if buffer is None:
+            return xp.tanh(scores / self.softcap) * self.softcap
+        scores /= self.softcap
+        scores = buffer.functions.tanh(scores, out=scores)
+        scores *= self.softcap
+        return scores
 
     def masked(self, tile: Tile, query: Array, allowed: Allowed) -> tuple[Array, Allowed]:
         """Return the scores (..., Hq, rows, columns), -inf where a pair may not attend; and which pairs may."""

@@ -6,13 +6,17 @@ with the online softmax. A plan with one tile computes the textbook formula.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from sdpa_xp._core import threads
 from sdpa_xp._core.key_value_source import KeyValueSource
-from sdpa_xp._core.online_softmax import attend_rows, attend_with_maximum
+from sdpa_xp._core.nonfinite import is_finite
+from sdpa_xp._core.online_softmax import RowResult, attend_with_maximum
 from sdpa_xp._core.products import key_leading_slice
-from sdpa_xp._core.score_bound import ScoreNormBound
 from sdpa_xp._core.scores import Scores
-from sdpa_xp._libraries import astype_if_needed, quiet
+from sdpa_xp._core.tile_buffers import call_buffers
+from sdpa_xp._core.unshifted_softmax import attend_without_maximum, is_accurate
+from sdpa_xp._libraries import astype_if_needed, is_traced, quiet
 from sdpa_xp._libraries.protocols import Array, Dtype, Namespace
 from sdpa_xp._tiles.plan import Plan, Task
 from sdpa_xp._tiles.tile import RowBlock
@@ -22,39 +26,91 @@ def attend(
     scores: Scores, value: KeyValueSource, plan: Plan, dtype: Dtype, *, with_lse: bool = True
 ) -> tuple[Array, Array | None]:
     """Return output (..., Hq, L, Ev) in `dtype`, and log-sum-exp (..., Hq, L) in the accumulation dtype."""
-    xp, grid, bound = scores.xp, scores.grid, ScoreNormBound({})
-
-    def compute(task: Task) -> tuple[Array, Array | None]:
-        values = value
-        if task.leading is not None:
-            values = value.slice_leading(key_leading_slice(task.leading, scores.group))
-        result = attend_rows(scores.slice_leading(task.leading), values, plan, task.rows, bound)
-        return astype_if_needed(xp, result.output, dtype), result.lse(xp) if with_lse else None
-
-    if plan.is_one_task:
-        return compute(Task(None, range(plan.queries)))
     if plan.is_loop:
         return _attend_in_a_loop(scores, value, plan, dtype, with_lse=with_lse)
-    tasks = plan.tasks()
-    # With autograd, on devices and in lazy libraries arrays are not written to. There a task has all heads (the
-    # plan has no leading slices), so that results are joined along the rows.
-    if not grid.is_writeable:
-        outputs, lses = zip(*[compute(task) for task in reversed(tasks)], strict=True)
-        return xp.concat(outputs, axis=-2), xp.concat(lses, axis=-1) if with_lse else None
+    is_small = plan.is_one_tile and not plan.tries_without_maximum
+    if is_small or not scores.grid.is_writeable:
+        return _attend_and_join(scores, value, plan, dtype, with_lse=with_lse)
+    with call_buffers(scores.grid) as buffers:
+        return _attend_in_tasks(scores._replace(buffers=buffers), value, plan, dtype, with_lse=with_lse)
+
+
+def _attend_and_join(
+    scores: Scores, value: KeyValueSource, plan: Plan, dtype: Dtype, *, with_lse: bool
+) -> tuple[Array, Array | None]:
+    """Return what `attend` returns, without writing to an array: with autograd, on devices, in lazy libraries.
+
+    There each range of queries has all heads, so that results are joined along the rows.
+    """
+    xp = scores.xp
+    results = [attend_rows(scores, value, plan, rows) for rows in plan.row_ranges()]
+    outputs = [astype_if_needed(xp, result.output, dtype) for result in results]
+    lses = [result.lse(xp) for result in results] if with_lse else []
+    if len(results) == 1:
+        return outputs[0], lses[0] if with_lse else None
+    return xp.concat(outputs, axis=-2), xp.concat(lses, axis=-1) if with_lse else None
+
+
+def _attend_in_tasks(
+    scores: Scores, value: KeyValueSource, plan: Plan, dtype: Dtype, *, with_lse: bool
+) -> tuple[Array, Array | None]:
+    """Return what `attend` returns; threads take one task after the other, and write its rows of the result."""
+    xp, grid, shortcut = scores.xp, scores.grid, _Shortcut(plan.tries_without_maximum)
     shape = grid.shape[:-1]
     output = xp.zeros((*shape, value.width), dtype=dtype, device=grid.device)
     lse = xp.zeros(shape, dtype=grid.dtype, device=grid.device) if with_lse else None
 
     def write(task: Task) -> None:
+        values = value
+        if task.leading is not None:
+            values = value.slice_leading(key_leading_slice(task.leading, scores.group))
         ranges = *(task.leading or map(range, grid.leading_shape)), task.rows
         index = tuple(slice(r.start, r.stop) for r in ranges)
+        out = output[index] if dtype == grid.dtype else None
         with quiet(scores.query):  # here too: a library may keep this setting for each thread
-            output[index], task_lse = compute(task)
-        if lse is not None and task_lse is not None:
-            lse[index] = task_lse
+            result = attend_rows(scores.slice_leading(task.leading), values, plan, task.rows, shortcut, out)
+            if result.output is not out:
+                output[index] = astype_if_needed(xp, result.output, dtype)
+            if lse is not None:
+                lse[index] = result.lse(xp)
 
-    threads.run(write, tasks, plan.threads)
+    threads.run(write, plan.tasks(), plan.threads)
     return output, lse
+
+
+@dataclass
+class _Shortcut:
+    """Whether the tasks of a call still try the softmax without a maximum: no more once one has failed."""
+
+    is_open: bool
+
+
+def attend_rows(
+    scores: Scores,
+    value: KeyValueSource,
+    plan: Plan,
+    rows: range,
+    shortcut: _Shortcut | None = None,
+    out: Array | None = None,
+) -> RowResult:
+    """Return the attention of one range of queries. It may be in `out`: zeros of its shape and dtype."""
+    query = scores.scaled_query(rows)
+    if scores.grid.is_traced:  # no value can be read, so there is one way for all of them
+        return attend_with_maximum(scores, query, value, plan, rows, "columns")
+    if shortcut is not None and shortcut.is_open and not scores.biases and scores.sinks is None:
+        result = attend_without_maximum(scores, query, value, plan, rows, out)
+        if is_accurate(scores, plan, rows, result):
+            return result
+        shortcut.is_open = False
+    result = attend_with_maximum(scores, query, value, plan, rows, "none")
+    if scores.is_unmasked:  # then each NaN and inf belongs to the output
+        return result
+    if is_traced(result.output):  # a function of the caller has brought in a traced array
+        return attend_with_maximum(scores, query, value, plan, rows, "columns")
+    # A NaN or inf may come from a masked pair (see nonfinite.py): only then the rows are worth a second pass.
+    if not is_finite(scores.xp, result.output, result.l):
+        return attend_with_maximum(scores, query, value, plan, rows, "pairs")
+    return result
 
 
 def _attend_in_a_loop(

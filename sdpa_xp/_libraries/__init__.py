@@ -19,6 +19,7 @@ from sdpa_xp._libraries.cubed import Cubed
 from sdpa_xp._libraries.cupy import CuPy
 from sdpa_xp._libraries.dask import Dask
 from sdpa_xp._libraries.dtypes import FLOATING, LARGEST, accumulation_dtype, astype_if_needed, dtype_name
+from sdpa_xp._libraries.in_place import InPlaceFunctions, exp_in_place
 from sdpa_xp._libraries.jax import Jax
 from sdpa_xp._libraries.mlx import Mlx
 from sdpa_xp._libraries.numpy import NumPy
@@ -114,12 +115,6 @@ def quiet(array: Array) -> AbstractContextManager[object]:
     return library_of(array).quiet(array)()
 
 
-def exp_in_place(xp: Namespace, array: Array) -> Array:
-    """Return exp of a writeable array, in its memory. `out` is not in the standard; NumPy and torch take it."""
-    computed: Array = xp.exp(array, out=array)  # type: ignore[call-arg]
-    return computed
-
-
 def array_signature(array: object) -> object:
     """Return a key of all that checks read except the numbers, or None if a check may read numbers."""
     library = _BY_TYPE.get(type(array)) or library_of(array)  # hot: called for each array of each call
@@ -173,6 +168,7 @@ __all__ = [
     "Device",
     "Dtype",
     "ExecutionKind",
+    "InPlaceFunctions",
     "Library",
     "Namespace",
     "Shape",

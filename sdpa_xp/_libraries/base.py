@@ -41,6 +41,9 @@ class Library:
     """Whether it takes a NumPy array by DLPack."""
     computes_on_demand: ClassVar[bool] = False
     """Whether the values of a traced array can be computed now."""
+    keeps_buffers: ClassVar[bool] = False
+    """Whether any call may write to memory that an earlier call made. Torch refuses that after its inference
+    mode."""
     has_chunks: ClassVar[bool] = False
     """Whether its arrays are lazy and lie in chunks: then it has `task_graphs` or `block_streams`."""
     module: ClassVar[str] = ""

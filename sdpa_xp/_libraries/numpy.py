@@ -19,6 +19,7 @@ class NumPy(Library):
     """Arrays of NumPy."""
 
     module = "numpy"
+    keeps_buffers = True
 
     def owns(self, array: object) -> bool:
         numpy = sys.modules.get("numpy")

@@ -34,9 +34,9 @@ SMALLEST_SIDE = 64
 
 LEAST_WORK_FOR_THREADS = 2**23
 """Multiplications. Fewer of them take less time than it takes to start a thread."""
-LEAST_SIDE_FOR_BOUND = 64
-"""Queries of a tile, and keys of the call. From so many on the norms cost little, and they may show that no
-maximum is needed."""
+LEAST_SIDE_WITHOUT_MAXIMUM = 64
+"""Queries of a tile, and keys of the call. From so many on, a softmax without a maximum saves more time than it
+takes to look at its results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class Plan:
     """Parts of the leading axes that are computed one by one; () is all at once."""
     threads: int | None = 1
     """None is as many threads as the environment or the BLAS allows."""
-    uses_bound: bool = False
-    """Whether to try a bound of the scores, with which the softmax needs no maximum."""
+    tries_without_maximum: bool = False
+    """Whether to compute the softmax without a maximum first."""
     is_loop: bool = False
     """Whether blocks of `rows` queries are the iterations of a loop that a compiler runs."""
 
@@ -64,6 +64,11 @@ class Plan:
     def is_one_task(self) -> bool:
         """Whether all queries, batch entries and heads are computed at once."""
         return not self.leading_slices and self.queries <= self.rows
+
+    @property
+    def is_one_tile(self) -> bool:
+        """Whether all keys are computed at once as well."""
+        return self.is_one_task and self.keys <= self.columns
 
     def tasks(self) -> list[Task]:
         """Return the tasks. The last queries, which attend most keys under a causal mask, come first."""
@@ -130,7 +135,7 @@ def plan_tiles(grid: ScoreGrid, group: int, widths: int) -> Plan:
         columns,
         leading_slices=_leading_slices(grid.leading_shape, group, max(1, min(heads_that_fit, heads_of_a_core))),
         threads=None if has_threads else 1,
-        uses_bound=min(rows * group, keys) >= LEAST_SIDE_FOR_BOUND,
+        tries_without_maximum=min(rows * group, keys) >= LEAST_SIDE_WITHOUT_MAXIMUM,
     )
 
 

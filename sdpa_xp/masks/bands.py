@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from sdpa_xp import _checks as checks
 from sdpa_xp._checks import Integers, IntegersLike
+from sdpa_xp._libraries.protocols import Array, Device, Namespace
 from sdpa_xp._tiles.allowed import Allowed, both
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Tile
@@ -125,9 +129,9 @@ class Band(Pattern):
         above: Allowed | None = self._all_above(tile)
         below: Allowed | None = self._all_below(tile)
         if above is None and self.low is not None and below is not False:
-            above = tile.query_index + tile.slice_integers(self.low).values <= tile.key_index
+            above = _compared(tile, tile.slice_integers(self.low).values, operator.le)
         if below is None and self.high is not None and above is not False:
-            below = tile.query_index + tile.slice_integers(self.high).values >= tile.key_index
+            below = _compared(tile, tile.slice_integers(self.high).values, operator.ge)
         return False if above is None or below is None else both(above, below)
 
     def uniform(self, tile: Tile) -> bool | None:
@@ -169,6 +173,30 @@ class Band(Pattern):
         if tile.columns.stop - 1 <= tile.first_position + high.least:
             return True
         return False if tile.columns.start > tile.last_position + high.most else None
+
+
+MOST_KEPT = 2**17
+"""The pairs of a tile whose comparison is kept; eight of them take 1 MB."""
+
+
+def _compared(tile: Tile, shift: int | Array, compare: Callable[[Array, Array], Array]) -> Array:
+    """Return `compare` of i + shift and j for the pairs of a tile."""
+    is_small = len(tile.rows) * len(tile.columns) <= MOST_KEPT
+    if not isinstance(shift, int) or tile.grid.execution_kind != "blas_threaded" or not is_small:
+        return compare(tile.query_index + shift, tile.key_index)
+    # Along the diagonal all tiles of a size have the same pairs: they are compared once.
+    first = tile.first_position + shift - tile.columns.start
+    return _compared_from(tile.grid.xp, tile.grid.device, len(tile.rows), len(tile.columns), first, compare)
+
+
+@functools.lru_cache(maxsize=8)
+def _compared_from(
+    xp: Namespace, device: Device, rows: int, columns: int, first: int, compare: Callable[[Array, Array], Array]
+) -> Array:
+    dtype = xp.int32
+    i = xp.arange(first, first + rows, dtype=dtype, device=device)
+    j = xp.arange(0, columns, dtype=dtype, device=device)
+    return compare(xp.expand_dims(i, axis=-1), j)
 
 
 def _width(name: str, keys: int | None) -> int | None:

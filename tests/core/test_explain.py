@@ -10,7 +10,7 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 from sdpa_xp import _kernels, explain, masks, scaled_dot_product_attention
-from sdpa_xp._core import environment, nonfinite, online_softmax
+from sdpa_xp._core import environment, nonfinite, unshifted_softmax
 
 CALLS = [
     {},
@@ -38,8 +38,8 @@ def test_tiles_are_those_that_are_computed(
     call: tuple[np.ndarray, ...], rules: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weighed: list[int] = []
-    product = online_softmax.matmul_grouped
-    for module in (nonfinite, online_softmax):
+    product = nonfinite.matmul_grouped
+    for module in (nonfinite, unshifted_softmax):
         monkeypatch.setattr(module, "matmul_grouped", lambda *rest: weighed.append(1) or product(*rest))
     explained = explain(*call, **rules)
     assert weighed == []

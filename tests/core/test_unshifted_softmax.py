@@ -1,4 +1,4 @@
-"""The softmax without a maximum: taken where the scores are bounded, and never where that loses digits."""
+"""The softmax without a maximum: tried first, and never the result where it loses digits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from libraries import each_module
 
 from sdpa_xp import attention_state, biases, masks
-from sdpa_xp._core import online_softmax
+from sdpa_xp._core import streaming
 from sdpa_xp_export._verify import agreement, reference, textbook
 
 F = np.float32
@@ -21,15 +21,15 @@ F = np.float32
 def taken(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """How many ranges of queries were computed with and without a maximum."""
     count = {"with": 0, "without": 0}
-    functions = {"with": "attend_with_maximum", "without": "_attend_without_maximum"}
+    functions = {"with": "attend_with_maximum", "without": "attend_without_maximum"}
     for name, function in functions.items():
-        compute = getattr(online_softmax, function)
+        compute = getattr(streaming, function)
 
         def counted(*rest: Any, name: str = name, compute: Any = compute) -> Any:
             count[name] += 1
             return compute(*rest)
 
-        monkeypatch.setattr(online_softmax, function, counted)
+        monkeypatch.setattr(streaming, function, counted)
     return count
 
 
@@ -70,19 +70,64 @@ def test_small_scores_need_no_maximum(
 
 
 def test_large_scores_need_one(taken: dict[str, int], rng: np.random.Generator) -> None:
-    """|q| = |k| = 250: the scores are up to 7812 in size."""
+    """|q| = |k| = 250: the scores are up to 7812 in size. Once is tried, and no more."""
     q, k, v = arrays(rng)
     q, k = (F(250) * x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))
     right([q, k, v], {}, atol=2e-3)  # float32 holds such a score to 2^-11
-    assert not taken["without"]
+    assert taken["without"] <= 2 < taken["with"]  # two threads may try at the same time
 
 
-def test_a_cap_bounds_large_scores(taken: dict[str, int], rng: np.random.Generator) -> None:
+def test_scores_that_exp_holds_need_none(taken: dict[str, int], rng: np.random.Generator) -> None:
+    """Up to 80: exp of 88 is the largest that float32 holds."""
+    q, k, v = arrays(rng)
+    q *= F(80 * 8) / np.max(abs(q @ np.swapaxes(k, -1, -2)))
+    right([q, k, v], {"is_causal": True}, atol=1e-4)
+    assert not taken["with"]
+
+
+@pytest.mark.parametrize("score", [-200.0, 200.0])
+@pytest.mark.parametrize("rules", [{}, {"attn_mask": masks.padding(250, 130)}, {"is_causal": True}], ids=str)
+def test_rows_beyond_what_exp_holds(
+    taken: dict[str, int], rng: np.random.Generator, score: float, rules: dict[str, Any]
+) -> None:
+    """Their sum is 0, as that of a row without a key, or inf. Half of the rows have usual scores."""
+    q, k, v = arrays(rng)
+    k[..., 0] = 8.0
+    q[:, ::2] = 0.1 * q[:, ::2]
+    q[:, ::2, 0] = score
+    right([q, k, v], rules, atol=2e-4)
+    assert taken["with"]
+
+
+def test_a_sum_beyond_float32_of_weights_that_are_not(taken: dict[str, int]) -> None:
+    """300 times exp(88) is inf. Small values keep the output finite, which would be divided by inf."""
+    q = np.full((1, 300, 64), F(math.sqrt(88 / 8)))
+    v = np.full((1, 300, 64), F(1e-3))
+    np.testing.assert_allclose(attention_state(q, q, v).output, v, rtol=1e-5)
+    assert taken["with"]
+
+
+def test_masked_scores_beyond_what_exp_holds(taken: dict[str, int], rng: np.random.Generator) -> None:
+    """0 * inf is NaN: the mask multiplies what exp returns."""
+    q, k, v = arrays(rng)
+    k[:, 200:] *= F(1e4)
+    right([q, k, v], {"attn_mask": np.arange(300) % 301 < 200})
+    assert taken["with"]
+
+
+def test_rows_without_keys_need_no_maximum(taken: dict[str, int], rng: np.random.Generator) -> None:
+    allowed = rng.random((2, 300, 300)) < 0.5
+    allowed[:, 100:180] = False
+    right(arrays(rng), {"attn_mask": allowed})
+    assert not taken["with"]
+
+
+def test_a_cap_makes_large_scores_small(taken: dict[str, int], rng: np.random.Generator) -> None:
     right(arrays(rng, 20), {"softcap": 10.0}, atol=1e-4)
     assert not taken["with"]
 
 
-def test_biases_and_sinks_are_not_bounded(taken: dict[str, int], rng: np.random.Generator) -> None:
+def test_biases_and_sinks_need_a_maximum(taken: dict[str, int], rng: np.random.Generator) -> None:
     bias = np.where(rng.random((300, 300)) < 0.5, F(1e4), F(-1e4))
     for rules in ({"bias": bias}, {"bias": biases.alibi(2)}, {"sinks": np.asarray([100, -100], F)}):
         attention_state(*arrays(rng), **rules)

@@ -1,0 +1,81 @@
+"""Memory for the arrays of a tile, which a thread uses for one tile after the other.
+
+The scores of a tile are half a MB. If they were a new array for each tile, the C library would give that memory
+back to the system after the tile and ask for it again: in a short call the page faults take as long as the
+products. So buffers outlive their call, too: about one MB for each thread.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from typing import cast
+
+from sdpa_xp._libraries import InPlaceFunctions
+from sdpa_xp._libraries.protocols import Array, Shape
+from sdpa_xp._tiles.score_grid import ScoreGrid
+
+MOST_IDLE = 64
+"""Sets of buffers that are kept between calls: one for each thread of a large machine."""
+_IDLE: dict[Hashable, list[TileBuffers]] = {}
+"""Buffers that no call uses, by library, dtype and device."""
+
+
+class Buffer:
+    """Memory for one array at a time."""
+
+    def __init__(self, grid: ScoreGrid) -> None:
+        self.xp, self.options = grid.xp, {"dtype": grid.dtype, "device": grid.device}
+        self.functions = cast(InPlaceFunctions, sys.modules[grid.library.module])
+        self.memory = self.last = self.xp.empty((0,), **self.options)
+
+    def array(self, shape: Shape) -> Array:
+        """Return an array of `shape` with arbitrary elements, in the memory of the array before it."""
+        if self.last.shape != shape:
+            size = math.prod(shape)
+            if self.memory.shape[0] < size:
+                self.memory = self.xp.empty((size,), **self.options)
+            self.last = self.xp.reshape(self.memory[:size], shape)
+        return self.last
+
+    def matmul(self, left: Array, right: Array) -> Array:
+        """Return left @ right, which have the same leading axes."""
+        return self.functions.matmul(left, right, out=self.array((*left.shape[:-1], right.shape[-1])))
+
+
+class TileBuffers:
+    """The buffers of one thread."""
+
+    def __init__(self, grid: ScoreGrid) -> None:
+        self.scores, self.product = Buffer(grid), Buffer(grid)
+
+
+class CallBuffers(threading.local):
+    """The buffers of a call: each thread that looks at them sees a set of its own."""
+
+    def __init__(self, grid: ScoreGrid, idle: list[TileBuffers], used: list[TileBuffers]) -> None:
+        try:
+            buffers = idle.pop()
+        except IndexError:  # asked first, another thread might take the last one in between
+            buffers = TileBuffers(grid)
+        used.append(buffers)
+        self.scores = buffers.scores
+        """(..., Hq, rows, columns)."""
+        self.product = buffers.product
+        """The weights of a tile times its values, (..., Hq, rows, Ev)."""
+        self.functions = buffers.scores.functions
+
+
+@contextmanager
+def call_buffers(grid: ScoreGrid) -> Iterator[CallBuffers]:
+    """Lend buffers to a call. A call inside of it, from a function of the caller, gets others."""
+    keeps = grid.library.keeps_buffers
+    idle = _IDLE.setdefault((grid.library, grid.dtype, grid.device), []) if keeps else []
+    used: list[TileBuffers] = []
+    yield CallBuffers(grid, idle, used)
+    idle += used[
+        : MOST_IDLE - len(idle)
+    ]  # after an exception a thread may still compute: its buffers are dropped

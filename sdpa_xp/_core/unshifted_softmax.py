@@ -1,0 +1,81 @@
+"""The softmax without a maximum: exp(score) instead of exp(score - m), which saves three passes over a tile.
+
+The weights of a row are the same for every m, unless exp overflows, or so much of a row underflows that digits
+are lost. Both show in the results, so they are looked at afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+from sdpa_xp._core.key_value_source import KeyValueSource
+from sdpa_xp._core.online_softmax import RowResult, avoid_zero_sum
+from sdpa_xp._core.products import matmul_grouped
+from sdpa_xp._core.scores import Scores
+from sdpa_xp._core.tile_buffers import CallBuffers
+from sdpa_xp._libraries import astype_if_needed, exp_in_place
+from sdpa_xp._libraries.protocols import Array
+from sdpa_xp._tiles.plan import Plan
+from sdpa_xp._tiles.tile import Tile
+
+LEAST_SUM = 2.0**-32
+"""Below this sum of a row, weight * value may underflow before it is divided by the sum. Above it, float32
+loses only digits of values under 2^-70."""
+
+
+def attend_without_maximum(
+    scores: Scores, query: Array, value: KeyValueSource, plan: Plan, rows: range, out: Array | None
+) -> RowResult:
+    """Return the attention of a `scaled_query` with m = 0; `is_accurate` tells whether it is right."""
+    xp, grid, leading_shape = scores.xp, scores.grid, scores.leading_shape
+    buffers, options = cast(CallBuffers, scores.buffers), {"dtype": grid.dtype, "device": grid.device}
+    l = xp.zeros((*leading_shape, len(rows), 1), **options)
+    o = xp.zeros((*leading_shape, len(rows), value.width), **options) if out is None else out
+    ones = xp.full((plan.columns, 1), 1.0, **options)
+    for tile, allowed in scores.trimmed_tiles(rows, plan):
+        index = _rows_of(tile, rows)
+        s, _ = scores.masked(tile, query[index], True)
+        p = exp_in_place(buffers.functions, s)
+        if not isinstance(allowed, bool):
+            # Values and mask may have a batch that queries and keys do not have: then the product is larger.
+            fits = p.shape[:-2] == leading_shape
+            p = buffers.functions.multiply(p, allowed, out=p) if fits else p * xp.astype(allowed, p.dtype)
+        l[index] += p @ ones[: len(tile.columns), :]  # a product with ones is faster than a sum of rows
+        kept = p if scores.dropout is None else scores.dropout.apply(tile, p)
+        v = astype_if_needed(xp, value.slice_keys(tile.columns), grid.dtype)
+        o[index] += matmul_grouped(xp, kept, v, buffers.product)
+    o /= avoid_zero_sum(l, LEAST_SUM)
+    return RowResult(o, None, l)
+
+
+def is_accurate(scores: Scores, plan: Plan, rows: range, result: RowResult) -> bool:
+    """Return whether a result is as exact without a maximum as with it.
+
+    Then it is finite, and no row has a tiny sum, but for rows that attend no key: their sum is 0.
+    """
+    xp, l = scores.xp, result.l
+    if not math.isfinite(float(xp.sum(result.output))) or not float(xp.max(l)) < math.inf:
+        return False
+    if float(xp.min(l)) >= LEAST_SUM:
+        return True
+    return not scores.is_unmasked and not bool(xp.any(_has_keys(scores, plan, rows) & (l < LEAST_SUM)))
+
+
+def _has_keys(scores: Scores, plan: Plan, rows: range) -> Array:
+    """Return which rows may attend some key, (..., Hq, rows, 1)."""
+    xp, grid = scores.xp, scores.grid
+    shape = (*scores.leading_shape, len(rows), 1)
+    has_keys = xp.zeros(shape, dtype=xp.bool, device=grid.device)
+    for tile, allowed in scores.trimmed_tiles(rows, plan):
+        index = _rows_of(tile, rows)
+        if isinstance(allowed, bool):
+            has_keys[index] = True
+        else:
+            has_keys[index] = has_keys[index] | xp.any(allowed, axis=-1, keepdims=True)
+    return has_keys
+
+
+def _rows_of(tile: Tile, rows: range) -> tuple[object, ...]:
+    """Return the index of the tile's queries among `rows`, in an array (..., rows, width)."""
+    return (..., slice(tile.rows.start - rows.start, tile.rows.stop - rows.start), slice(None))
