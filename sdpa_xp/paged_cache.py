@@ -8,16 +8,16 @@ from typing import Generic, TypeVar, cast
 from sdpa_xp import _checks as checks
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.prepare import prepare
-from sdpa_xp._call.prepared_call import BatchEntry
+from sdpa_xp._call.ragged import Entries, Group, GroupArrays, attend_groups, equal_lengths, unstack
 from sdpa_xp._checks import Implementation
-from sdpa_xp._core import streaming
 from sdpa_xp._core.block_writes import pool_with_tokens, split_into_blocks, write_tokens
 from sdpa_xp._core.key_value_source import PagedSource
 from sdpa_xp._display import table
 from sdpa_xp._libraries import device_of, dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Dtype, Rng, Shape
 from sdpa_xp._tiles.layout import Layout
-from sdpa_xp._tiles.plan import plan_blocks
+from sdpa_xp._tiles.plan import plan_pages
+from sdpa_xp._tiles.score_grid import rows_at
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp.positional.rotary import Rotary, rotate
@@ -28,7 +28,7 @@ MOST_SEQUENCES = 8
 
 
 class PagedKVCache(Generic[A]):
-    """The keys and values of N sequences in blocks of a pool. Attention reads the blocks without copying them.
+    """The keys and values of N sequences in blocks of a pool. Attention copies some blocks at a time.
 
     Token t of sequence n is in block `block_table[n][t // size]`, at place `t % size`. You keep track of the
     free blocks: to give a sequence its next block, make a new cache over the same pool.
@@ -255,24 +255,25 @@ class PagedKVCache(Generic[A]):
         call = prepare(
             function, inputs, options, queries_at_end=True, cache_shapes=self._padded_shapes(), has_entries=True
         )
-        arrays, xp = call.arrays, call.grid.xp
-        entries, values = [], []
-        queries = call.sizes.queries
+        arrays, queries = call.arrays, call.sizes.queries
         if is_causal:
             for number, length in enumerate(self._lengths):
                 checks.appended(function, queries, length, number)
-        for number, (row, length) in enumerate(zip(self._table, self._lengths, strict=True)):
-            grid = call.grid.for_entry(number, queries, length, position=length - queries)
-            keys = PagedSource(arrays["key_blocks"], row)
-            entries.append(BatchEntry(grid, arrays["query"][number, ...], keys))
-            values.append(PagedSource(arrays["value_blocks"], row))
+        widths = call.sizes.width + arrays["value_blocks"].shape[-1]
+        group = call.sizes.query_heads // call.sizes.heads
+
+        def arrays_of(entries: Entries) -> GroupArrays:
+            tables = [self._table[entry] for entry in entries]
+            key, value = (PagedSource(arrays[name], tables) for name in ("key_blocks", "value_blocks"))
+            return GroupArrays(rows_at(arrays["query"], entries), key, value)
+
         with call.quiet():
-            outputs = []
-            for scores, value_source in zip(call.scores_of(entries), values, strict=True):
-                plan = plan_blocks(scores.grid.queries, scores.grid.keys, self.block_size)
-                output, _ = streaming.attend(scores, value_source, plan, call.dtype, with_lse=False)
-                outputs.append(xp.expand_dims(output, axis=0))
-            return cast(A, call.result(xp.concat(outputs, axis=0)))
+            groups = []
+            for (_, length), entries in equal_lengths([(queries, length) for length in self._lengths]).items():
+                grid = call.grid.for_entries(entries, queries, length, position=length - queries)
+                plan = plan_pages(grid, group, widths, self.block_size)
+                groups.append(Group(entries, grid, call.bind(grid), plan))
+            return cast(A, call.result(unstack(attend_groups(call, groups, widths, arrays_of))))
 
     def _padded_shapes(self) -> tuple[Shape, Shape]:
         """Return the shapes that keys and values would have as one padded array each."""

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
 from typing import TypeVar, cast
 
 from sdpa_xp import _checks as checks
 from sdpa_xp import _chunks as chunks
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.prepare import prepare
-from sdpa_xp._call.prepared_call import BatchEntry
+from sdpa_xp._call.prepared_call import PreparedCall
+from sdpa_xp._call.ragged import (
+    Entries,
+    Group,
+    GroupArrays,
+    PackedOutput,
+    attend_groups,
+    equal_lengths,
+    in_parts,
+    pack_sequences,
+    stack_sequences,
+)
 from sdpa_xp._checks import Implementation
-from sdpa_xp._core import streaming
+from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.key_value_source import ArraySource
-from sdpa_xp._libraries.protocols import AnyArray, Dtype, Rng
+from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp._tiles.layout import Layout
-from sdpa_xp._tiles.plan import plan_tiles
+from sdpa_xp._tiles.plan import MOST_STACKED, plan_tiles
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 
@@ -96,28 +108,44 @@ def varlen_attention(
     )
     inputs = {"query": query, "key": key, "value": value}
     call = prepare(function, inputs, options, has_entries=True)
-    arrays, xp = call.arrays, call.grid.xp
+    arrays = call.arrays
     checks.axes(function, {"query": query.shape, "key": key.shape, "value": value.shape}, 3)
     starts_q = checks.cumulative_lengths(function, "cu_seqlens_q", cu_seqlens_q, call.sizes.queries, "query")
     starts_k = checks.cumulative_lengths(function, "cu_seqlens_k", cu_seqlens_k, call.sizes.keys, "key")
     checks.same_length(function, {"cu_seqlens_q": starts_q, "cu_seqlens_k": starts_k})
 
-    entries, values = [], []
-    batch = call.grid.with_batch((len(starts_q) - 1,))
-    sequences = zip(itertools.pairwise(starts_q), itertools.pairwise(starts_k), strict=True)
-    for number, ((first_q, last_q), (first_k, last_k)) in enumerate(sequences):
-        grid = batch.for_entry(number, last_q - first_q, last_k - first_k)
-        rows = arrays["query"][:, first_q:last_q, :]
-        entries.append(BatchEntry(grid, rows, ArraySource(arrays["key"][:, first_k:last_k, :])))
-        values.append(ArraySource(arrays["value"][:, first_k:last_k, :]))
+    lengths = [
+        (last_q - first_q, last_k - first_k)
+        for (first_q, last_q), (first_k, last_k) in zip(pairwise(starts_q), pairwise(starts_k), strict=True)
+    ]
+    batch, width = call.grid.with_batch((len(lengths),)), arrays["value"].shape[-1]
+    widths, has_chunks = call.sizes.width + width, call.grid.library.has_chunks
+
+    def arrays_of(entries: Entries) -> GroupArrays:
+        key, value = (
+            ArraySource(stack_sequences(arrays[name], starts_k, entries)) for name in ("key", "value")
+        )
+        return GroupArrays(stack_sequences(arrays["query"], starts_q, entries), key, value)
+
     with call.quiet():
-        outputs = []
-        for scores, value_source in zip(call.scores_of(entries), values, strict=True):
-            if call.grid.library.has_chunks:
-                in_chunks = chunks.attend(call.of_entry(scores, value_source.array), scores.dropout)
-                if in_chunks is not None:
-                    outputs.append(in_chunks[0])
-                    continue
-            plan = plan_tiles(scores.grid, scores.group, call.sizes.width + value_source.width)
-            outputs.append(streaming.attend(scores, value_source, plan, call.dtype, with_lse=False)[0])
-        return cast(A, call.result(xp.concat(outputs, axis=1)))
+        groups = []
+        for (queries, keys), alike in equal_lengths(lengths).items():
+            copied = call.sizes.query_heads * max(queries, keys, 1) * widths
+            # Stacked sequences would not have the chunks of the packed arrays.
+            for entries in zip(alike) if has_chunks else in_parts(alike, MOST_STACKED // copied):
+                grid = batch.for_entries(entries, queries, keys)
+                plan = plan_tiles(grid, call.sizes.query_heads // (call.sizes.heads or 1), widths)
+                groups.append(Group(entries, grid, call.bind(grid), plan))
+        packed = PackedOutput(call, starts_q, width) if call.grid.is_writeable else None
+        in_chunks = partial(_attend_in_chunks, call) if has_chunks else None
+        outputs = attend_groups(call, groups, widths, arrays_of, packed, in_chunks)
+        return cast(A, call.result(pack_sequences(outputs) if packed is None else packed.array))
+
+
+def _attend_in_chunks(
+    call: PreparedCall, group: Group, arrays: GroupArrays, dropout: Dropout | None
+) -> Array | None:
+    key, value = (cast(ArraySource, source).array for source in (arrays.key, arrays.value))
+    of_group = call.of_entries(group.grid, {"query": arrays.query, "key": key, "value": value})
+    in_chunks = chunks.attend(of_group, dropout)
+    return None if in_chunks is None else in_chunks[0]

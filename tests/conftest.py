@@ -145,7 +145,7 @@ def small_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     if request.param == "no maximum":
         if "library" in request.fixturenames and request.getfixturevalue("library").name not in BOUNDED:
             pytest.skip("scores are bounded where arrays are written to")
-        monkeypatch.setattr("sdpa_xp._tiles.plan.LEAST_SIDE_WITHOUT_MAXIMUM", 0)
+        monkeypatch.setattr("sdpa_xp._tiles.plan.LEAST_SCORES_WITHOUT_MAXIMUM", 0)
     _cut_small(monkeypatch)
 
 
@@ -155,7 +155,7 @@ def tiles(library: Library, request: pytest.FixtureRequest, monkeypatch: pytest.
     if request.param == "no maximum":
         if library.name not in BOUNDED:
             pytest.skip("scores are bounded where arrays are written to")
-        monkeypatch.setattr("sdpa_xp._tiles.plan.LEAST_SIDE_WITHOUT_MAXIMUM", 0)
+        monkeypatch.setattr("sdpa_xp._tiles.plan.LEAST_SCORES_WITHOUT_MAXIMUM", 0)
     if not library.name.startswith("jax"):
         _cut_small(monkeypatch)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,15 +20,6 @@ from sdpa_xp.biases.algebra import Bias, Term
 from sdpa_xp.masks.algebra import AllOf, Mask, Pattern
 
 T = TypeVar("T")
-
-
-class BatchEntry(NamedTuple):
-    """One sequence of a packed batch or of a paged cache, which is computed by itself."""
-
-    grid: ScoreGrid
-    query: Array
-    """(Hq, L, E)."""
-    key: KeyValueSource
 
 
 class BoundOptions(NamedTuple):
@@ -82,17 +73,13 @@ class PreparedCall(NamedTuple):
 
     def scores(self) -> Scores:
         """Return the scores of the whole call. With dropout this draws from `rng`."""
-        return self._with_dropout([self.scores_without_dropout()])[0]
+        scores, dropout = self.scores_without_dropout(), self.draw_dropout()
+        return scores if dropout is None else scores._replace(dropout=dropout)
 
     def scores_without_dropout(self) -> Scores:
         """Return the scores of the whole call, without drawing from `rng`."""
         bound, key = self.bound_options(), ArraySource(self.arrays["key"])
-        return self._scores(self.grid, self.arrays["query"], key, bound, self.derived)
-
-    def scores_of(self, entries: Sequence[BatchEntry]) -> list[Scores]:
-        """Return the scores of each batch entry. With dropout this draws from `rng`, once all are checked."""
-        scores = [self._scores(entry.grid, entry.query, entry.key, self.bind(entry.grid)) for entry in entries]
-        return self._with_dropout(scores)
+        return self.scores_with(self.grid, self.arrays["query"], key, bound, self.derived)
 
     def result(self, output: Array) -> Array:
         """Return an output (..., Hq, L, Ev) in the caller's dtype and layout; for 2-D inputs without heads."""
@@ -121,14 +108,14 @@ class PreparedCall(NamedTuple):
             return self.scale
         one_a_row = (*grid.caller_shape[:-1], 1)
         checks.broadcasts(grid.function, "scale", self.scale.shape, one_a_row, checks.ONE_A_ROW)
-        return grid.slice_entry(self.scale, 3)
+        return grid.slice_entries(self.scale, 3)
 
     def _bind_sinks(self, grid: ScoreGrid) -> Array | None:
         if self.sinks is None:
             return None
         return grid.xp.astype(grid.check_heads_shape("sinks", self.sinks), grid.dtype, copy=False)
 
-    def _scores(
+    def scores_with(
         self,
         grid: ScoreGrid,
         query: Array,
@@ -136,6 +123,7 @@ class PreparedCall(NamedTuple):
         bound: BoundOptions,
         answers: dict[str, Any] | None = None,
     ) -> Scores:
+        """Return the scores of some arrays, without dropout."""
         mask, biases, scale, sinks = bound
         return Scores(grid, query, key, mask, biases, scale, self.softcap, sinks, answers=answers)
 
@@ -146,12 +134,6 @@ class PreparedCall(NamedTuple):
         query = self.arrays["query"]
         return Dropout(self.dropout_p, library_of(query).random_words(self.rng, 4, query))
 
-    def of_entry(self, scores: Scores, value: Array) -> PreparedCall:
-        """Return one batch entry as a call of its own."""
-        arrays = {"query": scores.query, "key": scores.key.slice_keys(range(scores.grid.keys)), "value": value}
-        return self._replace(grid=scores.grid, arrays=arrays, derived={})
-
-    def _with_dropout(self, scores: list[Scores]) -> list[Scores]:
-        """Return the scores with one seed for all of them: entries are told apart by their batch index."""
-        dropout = self.draw_dropout()
-        return scores if dropout is None else [part._replace(dropout=dropout) for part in scores]
+    def of_entries(self, grid: ScoreGrid, arrays: Mapping[str, Array]) -> PreparedCall:
+        """Return some batch entries as a call of their own."""
+        return self._replace(grid=grid, arrays=arrays, derived={})

@@ -86,7 +86,7 @@ class CutCall:
             call.grid.function,
             self.grid.shape,
             self.grid.batch,
-            self.grid.entry,
+            self.grid.entries,
             self.grid.position,
             dtype_name(call.grid.dtype),
             call.softcap,

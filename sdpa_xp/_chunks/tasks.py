@@ -49,10 +49,10 @@ class ChunkedCall(NamedTuple):
 
     function: str
     shape: Shape
-    """The shape of the scores, (..., Hq, L, S), without a batch for one entry."""
+    """The shape of the scores, (..., Hq, L, S)."""
     batch: Shape
-    entry: int | None
-    """The number of the batch entry that the call is for, or None."""
+    entries: tuple[int, ...] | None
+    """The numbers of the batch entries that the call is for, or None for all of them."""
     position: int
     """The position of the first query among the keys."""
     dtype: str
@@ -237,7 +237,7 @@ def _whole_grid(call: ChunkedCall, query: Array) -> ScoreGrid:
         queries=queries,
         keys=keys,
         position=call.position,
-        entry=call.entry,
+        entries=call.entries,
     )
 
 

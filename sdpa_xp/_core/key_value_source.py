@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from sdpa_xp._libraries import library_of
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._tiles.tile import LeadingSlice, slice_leading
 
 
 class KeyValueSource(Protocol):
-    """The keys or the values of a call. They are read tile by tile, and never copied into one array."""
+    """The keys or the values of a call. They are read tile by tile, and all of them are never one copy."""
 
     @property
     def width(self) -> int: ...
@@ -45,10 +46,11 @@ class ArraySource(NamedTuple):
 
 
 class PagedSource(NamedTuple):
-    """Blocks of a pool (blocks, H, size, width) in the order of `block_table`; no tile crosses a border."""
+    """Blocks of a pool (blocks, H, size, width), for n sequences of equal lengths."""
 
     pool: Array
-    block_table: Sequence[int]
+    block_tables: Sequence[Sequence[int]]
+    """The blocks of each sequence, in order."""
 
     @property
     def width(self) -> int:
@@ -59,9 +61,17 @@ class PagedSource(NamedTuple):
         return self.pool.shape[-3]
 
     def slice_leading(self, leading: LeadingSlice) -> PagedSource:
-        return PagedSource(slice_leading(self.pool, leading), self.block_table)
+        sequences, heads = leading
+        return PagedSource(
+            self.pool[:, heads.start : heads.stop, ...], self.block_tables[sequences.start : sequences.stop]
+        )
 
     def slice_keys(self, columns: range) -> Array:
+        """Return (n, H, columns, width): a view of one block, or a copy of several."""
         size = self.pool.shape[-2]
-        number, start = divmod(columns.start, size)
-        return self.pool[self.block_table[number], :, start : start + len(columns), :]
+        first, start = divmod(columns.start, size)
+        stop = start + len(columns)
+        blocks = [row[first : -(-columns.stop // size)] for row in self.block_tables]
+        if len(blocks) == len(blocks[0]) == 1:
+            return self.pool[blocks[0][0] : blocks[0][0] + 1, :, start:stop, :]
+        return library_of(self.pool).rows_in_blocks(self.pool, blocks)[..., start:stop, :]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, cast
 
 from sdpa_xp._core.dropout import Dropout
-from sdpa_xp._core.key_value_source import ArraySource, KeyValueSource
+from sdpa_xp._core.key_value_source import KeyValueSource
 from sdpa_xp._core.products import key_leading_slice, matmul_grouped
 from sdpa_xp._core.tile_buffers import CallBuffers
 from sdpa_xp._libraries import LARGEST, astype_if_needed, dtype_name
@@ -128,11 +128,6 @@ class Scores(NamedTuple):
             return query * self.scale
         scale = self.tile(rows, range(1)).slice(self.scale)
         return query * self.xp.astype(scale, self.grid.dtype, copy=False)
-
-    @property
-    def has_keys_at_once(self) -> bool:
-        """Whether all keys can be read as one array without a copy."""
-        return isinstance(self.key, ArraySource) and self.key.array.dtype == self.grid.dtype
 
     def keys(self, columns: range) -> Array:
         """Return the keys, (..., H, columns, E)."""

@@ -23,16 +23,25 @@ from sdpa_xp._tiles.tile import RowBlock
 
 
 def attend(
-    scores: Scores, value: KeyValueSource, plan: Plan, dtype: Dtype, *, with_lse: bool = True
+    scores: Scores,
+    value: KeyValueSource,
+    plan: Plan,
+    dtype: Dtype,
+    *,
+    with_lse: bool = True,
+    out: Array | None = None,
 ) -> tuple[Array, Array | None]:
-    """Return output (..., Hq, L, Ev) in `dtype`, and log-sum-exp (..., Hq, L) in the accumulation dtype."""
+    """Return output (..., Hq, L, Ev) in `dtype`, and log-sum-exp (..., Hq, L) in the accumulation dtype.
+
+    With tasks, the output is in `out`: zeros of its shape and dtype.
+    """
     if plan.is_loop:
         return _attend_in_a_loop(scores, value, plan, dtype, with_lse=with_lse)
     is_small = plan.is_one_tile and not plan.tries_without_maximum
     if is_small or not scores.grid.is_writeable:
         return _attend_and_join(scores, value, plan, dtype, with_lse=with_lse)
     with call_buffers(scores.grid) as buffers:
-        return _attend_in_tasks(scores._replace(buffers=buffers), value, plan, dtype, with_lse=with_lse)
+        return _attend_in_tasks(scores._replace(buffers=buffers), value, plan, dtype, out, with_lse=with_lse)
 
 
 def _attend_and_join(
@@ -52,12 +61,13 @@ def _attend_and_join(
 
 
 def _attend_in_tasks(
-    scores: Scores, value: KeyValueSource, plan: Plan, dtype: Dtype, *, with_lse: bool
+    scores: Scores, value: KeyValueSource, plan: Plan, dtype: Dtype, output: Array | None, *, with_lse: bool
 ) -> tuple[Array, Array | None]:
     """Return what `attend` returns; threads take one task after the other, and write its rows of the result."""
     xp, grid, shortcut = scores.xp, scores.grid, _Shortcut(plan.tries_without_maximum)
     shape = grid.shape[:-1]
-    output = xp.zeros((*shape, value.width), dtype=dtype, device=grid.device)
+    if output is None:
+        output = xp.zeros((*shape, value.width), dtype=dtype, device=grid.device)
     lse = xp.zeros(shape, dtype=grid.dtype, device=grid.device) if with_lse else None
 
     def write(task: Task) -> None:

@@ -28,18 +28,21 @@ class Buffer:
     """Memory for one array at a time."""
 
     def __init__(self, grid: ScoreGrid) -> None:
-        self.xp, self.options = grid.xp, {"dtype": grid.dtype, "device": grid.device}
+        self.xp, self.dtype, self.device = grid.xp, grid.dtype, grid.device
         self.functions = cast(InPlaceFunctions, sys.modules[grid.library.module])
-        self.memory = self.last = self.xp.empty((0,), **self.options)
+        self.memory = self.last = self._empty(0)
 
     def array(self, shape: Shape) -> Array:
         """Return an array of `shape` with arbitrary elements, in the memory of the array before it."""
         if self.last.shape != shape:
             size = math.prod(shape)
             if self.memory.shape[0] < size:
-                self.memory = self.xp.empty((size,), **self.options)
+                self.memory = self._empty(size)
             self.last = self.xp.reshape(self.memory[:size], shape)
         return self.last
+
+    def _empty(self, size: int) -> Array:
+        return self.xp.empty((size,), dtype=self.dtype, device=self.device)
 
     def matmul(self, left: Array, right: Array) -> Array:
         """Return left @ right, which have the same leading axes."""
@@ -76,6 +79,5 @@ def call_buffers(grid: ScoreGrid) -> Iterator[CallBuffers]:
     idle = _IDLE.setdefault((grid.library, grid.dtype, grid.device), []) if keeps else []
     used: list[TileBuffers] = []
     yield CallBuffers(grid, idle, used)
-    idle += used[
-        : MOST_IDLE - len(idle)
-    ]  # after an exception a thread may still compute: its buffers are dropped
+    # Not after an exception: another thread may still compute in its buffers.
+    idle += used[: MOST_IDLE - len(idle)]

@@ -32,7 +32,7 @@ class Window(NamedTuple):
     def grid(self) -> ScoreGrid:
         """The grid of the window alone."""
         *batch, heads, queries, keys = self.shape
-        return replace(self.whole, batch=tuple(batch), heads=heads, queries=queries, keys=keys, entry=None)
+        return replace(self.whole, batch=tuple(batch), heads=heads, queries=queries, keys=keys, entries=None)
 
     def tile_of_whole(self, tile: Tile) -> Tile:
         """Return a tile of the window as a tile of the whole grid."""

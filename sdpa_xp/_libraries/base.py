@@ -65,6 +65,18 @@ class Library:
         """Return `array` on `device`."""
         return cast(Array, compat.to_device(array, device))
 
+    def rows_at(self, array: Array, indices: Sequence[int]) -> Array:
+        """Return a copy of some elements of the first axis."""
+        xp = self.namespace(array)
+        return xp.take(array, xp.asarray([*indices], dtype=xp.int32, device=self.device(array)), axis=0)
+
+    def rows_in_blocks(self, pool: Array, tables: Sequence[Sequence[int]]) -> Array:
+        """Copy a row of blocks for each n out of a pool (P, H, size, width); returns (n, H, rows, width)."""
+        xp, (heads, size, width) = self.namespace(pool), pool.shape[1:]
+        copied = self.rows_at(pool, [block for row in tables for block in row])
+        copied = xp.reshape(copied, (len(tables), len(tables[0]), heads, size, width))
+        return xp.reshape(xp.permute_dims(copied, (0, 2, 1, 3, 4)), (len(tables), heads, -1, width))
+
     def detach(self, array: Any) -> Any:
         """Return `array` without the operations that autograd has recorded."""
         return array

@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from sdpa_xp._libraries.protocols import Shape
@@ -31,12 +31,17 @@ ALL_CORES = TileSize(512, 512, 2**18)
 DEVICE = TileSize(256, 1024, 2**22)
 """For devices that compute all heads and batch entries at once; the more there are, the smaller is a tile."""
 SMALLEST_SIDE = 64
+MOST_COPIED = 2**21
+"""The number of elements of keys and values that are copied from the blocks of a paged cache for a tile."""
+MOST_STACKED = 2**18
+"""The number of elements of sequences of a packed batch that are stacked: too few for threads, so that threads
+share the stacks."""
 
 LEAST_WORK_FOR_THREADS = 2**23
 """Multiplications. Fewer of them take less time than it takes to start a thread."""
-LEAST_SIDE_WITHOUT_MAXIMUM = 64
-"""Queries of a tile, and keys of the call. From so many on, a softmax without a maximum saves more time than it
-takes to look at its results."""
+LEAST_SCORES_WITHOUT_MAXIMUM = 2**13
+"""The scores of a call. From so many on, a softmax without a maximum saves more time than it takes to look at
+its results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +121,7 @@ def plan_tiles(grid: ScoreGrid, group: int, widths: int) -> Plan:
             rows = max(rows // 2, SMALLEST_SIDE)
         return Plan(queries, keys, rows, columns)
     cores, key_heads = os.cpu_count() or 1, heads // group
-    has_threads = grid.execution_kind == "blas_threaded" and (
-        heads * queries * keys * widths >= LEAST_WORK_FOR_THREADS
-    )
+    has_threads = takes_threads(grid, heads * queries * keys * widths)
     size, cores_of_a_tile = (ONE_CORE, 1) if grid.execution_kind == "blas_threaded" else (ALL_CORES, cores)
     # With threads, rows are cut so that each core gets about two tasks: one that starts late delays the end
     # less.
@@ -126,7 +129,8 @@ def plan_tiles(grid: ScoreGrid, group: int, widths: int) -> Plan:
     rows = min(queries, max(1, size.rows // group), max(SMALLEST_SIDE, fair_share))
     # If there are few rows, as in decoding, a tile gets more keys instead: fewer, larger products.
     columns = max(size.scores // (rows * group), size.columns)
-    heads_that_fit = size.scores * cores_of_a_tile // (rows * group * min(columns, keys))
+    # With few keys, queries and outputs are larger than the scores.
+    heads_that_fit = size.scores * cores_of_a_tile // (rows * group * max(min(columns, keys), widths // 2, 1))
     heads_of_a_core = key_heads // cores if has_threads else heads_that_fit
     return Plan(
         queries,
@@ -135,13 +139,30 @@ def plan_tiles(grid: ScoreGrid, group: int, widths: int) -> Plan:
         columns,
         leading_slices=_leading_slices(grid.leading_shape, group, max(1, min(heads_that_fit, heads_of_a_core))),
         threads=None if has_threads else 1,
-        tries_without_maximum=min(rows * group, keys) >= LEAST_SIDE_WITHOUT_MAXIMUM,
+        tries_without_maximum=heads * queries * keys >= LEAST_SCORES_WITHOUT_MAXIMUM,
     )
 
 
-def plan_blocks(queries: int, keys: int, block_size: int) -> Plan:
-    """Choose one tile for each block of a paged cache, since blocks are not one array; in traced calls too."""
-    return Plan(queries, keys, DEVICE.rows, block_size, queries == 0, align=block_size)
+def takes_threads(grid: ScoreGrid, multiplications: int) -> bool:
+    """Return whether threads of ours compute so much work."""
+    return grid.execution_kind == "blas_threaded" and multiplications >= LEAST_WORK_FOR_THREADS
+
+
+def plan_pages(grid: ScoreGrid, group: int, widths: int, block_size: int) -> Plan:
+    """Choose the tiles of a call whose keys and values lie in blocks, which are copied for each tile.
+
+    In traced calls a tile is one block, so that no copy of all blocks is in the graph.
+    """
+    if grid.is_traced or 0 in grid.shape:
+        return Plan(grid.queries, grid.keys, DEVICE.rows, block_size, 0 in grid.shape[:-1], align=block_size)
+    plan, key_heads = plan_tiles(grid, group, widths), grid.heads // group
+    most_columns = min(plan.columns, MOST_COPIED // (key_heads * widths))
+    columns = max(1, most_columns // block_size) * block_size
+    leading_slices = plan.leading_slices
+    if grid.is_writeable:  # others have no leading slices
+        sequences = max(1, MOST_COPIED // (key_heads * widths * min(columns, grid.keys)))
+        leading_slices = _leading_slices(grid.leading_shape, group, key_heads * sequences)
+    return replace(plan, columns=columns, leading_slices=leading_slices, align=block_size)
 
 
 def plan_full_rows(queries: int, keys: int, heads: int, *, is_traced: bool) -> Plan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from sdpa_xp import _checks as checks
 from sdpa_xp._checks import Integers
@@ -29,8 +29,9 @@ class ScoreGrid:
     Masks and biases are bound to a grid: they check their arguments against it, and convert them to its
     library.
 
-    The sequences of a packed batch or of a paged cache have different lengths. Each of them gets a grid of its
-    own, which names the batch `entry`: arrays with one element for each batch entry are indexed with it.
+    The sequences of a packed batch or of a paged cache have different lengths. Those of equal lengths get a
+    grid of their own, which names their batch `entries`: arrays with one element for each batch entry are
+    indexed with them.
     """
 
     function: str
@@ -52,8 +53,8 @@ class ScoreGrid:
     """Whether the caller's arrays are 2-D: one head, and no head axis."""
     position: int = 0
     """The position of the first query among the keys; caches set it."""
-    entry: int | None = None
-    """The number of the batch entry that the grid is for, or None if it is for all of them."""
+    entries: tuple[int, ...] | None = None
+    """The numbers of the batch entries that the grid is for, or None if it is for all of them."""
 
     @property
     def is_traced(self) -> bool:
@@ -73,14 +74,13 @@ class ScoreGrid:
 
     @property
     def shape(self) -> Shape:
-        """The shape of the scores as they are computed: always with heads, without a batch for one entry."""
+        """The shape of the scores as they are computed: always with heads, and with one axis for `entries`."""
         return (*self.leading_shape, self.queries, self.keys)
 
     @property
     def leading_shape(self) -> Shape:
         """`shape` without the last two axes."""
-        # One entry of a batch is computed without its batch axes.
-        return (self.heads,) if self.entry is not None else self.batch_and_heads
+        return self.batch_and_heads if self.entries is None else (len(self.entries), self.heads)
 
     @property
     def batch_and_heads(self) -> Shape:
@@ -91,14 +91,14 @@ class ScoreGrid:
         """Return the same grid for batch entries that are not an axis of the inputs."""
         return replace(self, batch=batch)
 
-    def for_entry(self, entry: int, queries: int, keys: int, position: int = 0) -> ScoreGrid:
-        """Return the grid of one batch entry, which has its own lengths."""
-        return replace(self, entry=entry, queries=queries, keys=keys, position=position)
+    def for_entries(self, entries: tuple[int, ...], queries: int, keys: int, position: int = 0) -> ScoreGrid:
+        """Return the grid of some batch entries, which have their own lengths."""
+        return replace(self, entries=entries, queries=queries, keys=keys, position=position)
 
     def check_integers(self, name: str, value: object, least: int = -checks.LARGEST_INTEGER) -> Integers:
         """Check one integer for all batch entries, or one for each: an int or (..., 1, 1, 1)."""
-        if self.entry is not None and (isinstance(value, tuple | list) or is_array(value)):
-            value = self._integer_of_entry(name, value)
+        if self.entries is not None and (isinstance(value, tuple | list) or is_array(value)):
+            value = self._integers_of_entries(name, value)
         checked = checks.integers(
             self.function, name, value, self.xp, self.device, traced=self.is_traced, least=least
         )
@@ -106,7 +106,7 @@ class ScoreGrid:
             return checked
         if checked.shape == (1,) and not self.batch:  # a list of one for inputs without a batch
             return checked._replace(values=self.xp.reshape(checked.values, (1, 1, 1)))
-        if self.entry is None:
+        if self.entries is None:
             checks.broadcasts(self.function, name, checked.shape, self.batch, "the batch (...)")
         return checked._replace(values=self.xp.reshape(checked.values, (*checked.shape, 1, 1, 1)))
 
@@ -121,17 +121,17 @@ class ScoreGrid:
         """Check an id for each of `length` queries or keys, (..., length)."""
         ids = checks.ids(self.function, name, value, self.xp, self.device)
         checks.one_each(self.function, name, ids.shape, (*self.batch, length), letter, hint)
-        return self.slice_entry(ids, 1)
+        return self.slice_entries(ids, 1)
 
     def check_scores_shape(self, name: str, array: Array) -> Array:
         """Check an array that broadcasts to the scores."""
         checks.broadcasts(self.function, name, array.shape, self.caller_shape, "(..., Hq, L, S)")
-        return self.slice_entry(array, 3)
+        return self.slice_entries(array, 3)
 
     def check_heads_shape(self, name: str, array: Array) -> Array:
         """Check an array that broadcasts to (..., Hq); returns it as (..., Hq, 1, 1)."""
         checks.broadcasts(self.function, name, array.shape, self.batch_and_heads, "(..., Hq)")
-        array = self.slice_entry(array, 1)
+        array = self.slice_entries(array, 1)
         return self.xp.reshape(array, (*array.shape, 1, 1))
 
     def check_dtype(self, name: str, array: Array) -> None:
@@ -140,11 +140,11 @@ class ScoreGrid:
         if self.input_dtype is not None:
             checks.added_dtype(self.function, name, array, self.input_dtype, self.dtype)
 
-    def slice_entry(self, array: Array, axes: int) -> Array:
-        """Return the part of `array` for `entry`; the batch axis stands before the last `axes` axes."""
-        if self.entry is None or array.ndim <= axes:
+    def slice_entries(self, array: Array, axes: int) -> Array:
+        """Return the part of `array` for `entries`; the batch axis stands before the last `axes` axes."""
+        if self.entries is None or array.ndim <= axes or array.shape[0] == 1:
             return array
-        return array[self.entry if array.shape[0] > 1 else 0, ...]
+        return rows_at(array, self.entries)
 
     def arange(self, start: int, stop: int) -> Array:
         """Return the int32 from `start` up to `stop`."""
@@ -152,18 +152,36 @@ class ScoreGrid:
 
     def batch_index(self) -> Array:
         """Return the numbers of the batch entries, (..., 1, 1, 1); batch axes are counted through."""
-        if self.entry is not None:
-            return self.xp.reshape(self.arange(self.entry, self.entry + 1), (1, 1, 1))
+        if self.entries is not None:
+            numbers = self.xp.asarray([*self.entries], dtype=self.xp.int32, device=self.device)
+            return self.xp.reshape(numbers, (len(self.entries), 1, 1, 1))
         return self.xp.reshape(self.arange(0, math.prod(self.batch)), (*self.batch, 1, 1, 1))
 
     def head_index(self) -> Array:
         """Return the numbers of the query heads, (Hq, 1, 1)."""
         return self.xp.reshape(self.arange(0, self.heads), (self.heads, 1, 1))
 
-    def _integer_of_entry(self, name: str, value: Any) -> object:
+    def _integers_of_entries(self, name: str, value: Any) -> object:
+        """Return the integers of `entries`, out of one for each batch entry or one for all."""
         shape = (len(value),) if isinstance(value, tuple | list) else value.shape
         checks.broadcasts(self.function, name, shape, self.batch, "the batch (...)")
-        return value if not shape else value[self.entry if shape[0] > 1 else 0]
+        entries = cast(tuple[int, ...], self.entries)
+        if not shape:
+            return value
+        if shape[0] == 1 or len(entries) == 1:  # one number, not an array, so that tiles outside can be skipped
+            return value[entries[0] if shape[0] > 1 else 0]
+        if is_array(value):
+            return rows_at(value, entries)
+        integers = [value[entry] for entry in entries]
+        return integers[0] if len(set(integers)) == 1 else integers
+
+
+def rows_at(array: Array, indices: Sequence[int]) -> Array:
+    """Return elements of the first axis; a view if they lie side by side."""
+    first, last = indices[0], indices[-1]
+    if last - first == len(indices) - 1 and list(indices) == [*range(first, last + 1)]:
+        return array[first : last + 1, ...]
+    return library_of(array).rows_at(array, indices)
 
 
 def grid_of(

@@ -13,7 +13,6 @@ from libraries import Library
 
 from sdpa_xp import PagedKVCache, biases, masks
 from sdpa_xp._core.key_value_source import PagedSource
-from sdpa_xp._core.scores import Scores
 
 F = np.float32
 HEADS, SIZE, POOL = 4, 4, 10
@@ -254,17 +253,19 @@ def test_shared_prefix(library: Library, arrays: Arrays) -> None:
 
 
 @pytest.fixture
-def cuts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, np.ndarray]]:
-    """The pool's block of each part that the products get, and that part."""
-    seen: list[tuple[int, np.ndarray]] = []
+def cuts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], np.ndarray]]:
+    """The pool's blocks of each part that the products get, and that part; a tile has at most two blocks."""
+    seen: list[tuple[list[int], np.ndarray]] = []
     cut = PagedSource.slice_keys
 
     def watched(self: PagedSource, columns: range) -> Any:
         part: Any = cut(self, columns)
-        seen.append((self.block_table[columns.start // SIZE], part))
+        blocks = slice(columns.start // SIZE, -(-columns.stop // SIZE))
+        seen.append(([block for row in self.block_tables for block in row[blocks]], part))
         return part
 
     monkeypatch.setattr(PagedSource, "slice_keys", watched)
+    monkeypatch.setattr("sdpa_xp._tiles.plan.MOST_COPIED", 2 * SIZE * 2 * (8 + 5))
     return seen
 
 
@@ -274,17 +275,16 @@ def numpy_cache(arrays: Arrays, layout: str = "...HLE") -> PagedKVCache[np.ndarr
 
 
 @pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
-def test_blocks_are_read_where_they_are(arrays: Arrays, cuts: list[Any], layout: str) -> None:
-    """Each part is a view into the pool, and each block in use is looked at once, for keys and for values."""
+def test_each_block_is_read_once(arrays: Arrays, cuts: list[Any], layout: str) -> None:
+    """A tile of one block is a view into the pool; several blocks are copied, as many as a tile has."""
     cache = numpy_cache(arrays, layout)
     cache.attend(moved(arrays["query"][:, :, :2], layout))
     used = [7, 0, 9, 5, 1, 8]
-    assert sorted(block for block, _ in cuts) == sorted(used * 2)
+    assert sorted(block for blocks, _ in cuts for block in blocks) == sorted(used * 2)
     for pool, width in ((cache.key_blocks, 8), (cache.value_blocks, 5)):
-        parts = [part for _, part in cuts if part.shape[-1] == width]
-        assert len(parts) == len(used)
-        assert all(np.shares_memory(part, pool) for part in parts)
-        assert sorted(part.shape[-2] for part in parts) == [1, 3, 4, 4, 4, 4]
+        parts = [(blocks, part) for blocks, part in cuts if part.shape[-1] == width]
+        assert sorted(part.shape[-2] for _, part in parts) == [1, 3, 8, 8]
+        assert all(np.shares_memory(part, pool) == (len(blocks) == 1) for blocks, part in parts)
 
 
 @pytest.mark.parametrize(
@@ -298,15 +298,20 @@ def test_blocks_are_read_where_they_are(arrays: Arrays, cuts: list[Any], layout:
     ids=str,
 )
 def test_blocks_outside_the_mask_are_skipped(
-    arrays: Arrays, cuts: list[Any], monkeypatch: pytest.MonkeyPatch, mask: Any, used: list[int]
+    arrays: Arrays, cuts: list[Any], mask: Any, used: list[int]
 ) -> None:
-    """Lengths 3, 8 and 9: the last tokens stand at 2, 7 and 8. The others are not even asked about."""
-    asked: list[range] = []
-    tile = Scores.tile
-    monkeypatch.setattr(Scores, "tile", lambda self, *at: (asked.append(at[1]), tile(self, *at))[1])
+    """Lengths 3, 8 and 9: the last tokens stand at 2, 7 and 8."""
     numpy_cache(arrays).attend(arrays["query"][:, :, :1], mask)
-    assert sorted(block for block, _ in cuts) == sorted(used * 2)
-    assert len(asked) == len(used) + 3  # and once a sequence, how far its queries reach
+    assert sorted(block for blocks, _ in cuts for block in blocks) == sorted(used * 2)
+
+
+def test_sequences_of_equal_lengths_are_one_computation(
+    arrays: Arrays, cuts: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sdpa_xp._tiles.plan.MOST_COPIED", 2**20)
+    pools = [pool_of(arrays[name], [8, 8, 8], TABLE) for name in ("key", "value")]
+    PagedKVCache(*pools, TABLE, [8, 8, 8]).attend(arrays["query"][:, :, :1])
+    assert [part.shape[0] for _, part in cuts] == [3, 3]
 
 
 def test_in_place_is_the_pool(arrays: Arrays) -> None:

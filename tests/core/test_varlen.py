@@ -136,6 +136,33 @@ def test_a_loop_over_the_sequences(library: Library, name: str) -> None:
     assert_agrees(library, found, padded(arrays, *LENGTHS, case), QUERIES)
 
 
+@pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
+@pytest.mark.parametrize("lengths", [([3] * 4, [4] * 4), ([3, 2, 3, 3], [4, 5, 4, 4])], ids=["all", "some"])
+@pytest.mark.parametrize("name", CASES)
+def test_equal_lengths_are_computed_together(
+    library: Library, name: str, lengths: tuple[list[int], list[int]], layout: str
+) -> None:
+    """All of them side by side, or with another sequence in between."""
+    case, arrays = CASES[name], packed(*lengths)
+    passed = arrays if layout == "...HLE" else {key: np.swapaxes(x, 0, 1) for key, x in arrays.items()}
+    rules = case.rules | {"sinks": SINKS, "scale": SLOPES[:, :, None, None]}
+    found = attend(library, passed, *lengths, layout=layout, **rules)
+    found = found if layout == "...HLE" else np.swapaxes(found, 0, 1)
+    call = padded(arrays, *lengths, case)
+    assert_agrees(library, found, call, lengths[0], SINKS, scale=SLOPES[:, :, None, None])
+
+
+def test_equal_lengths_are_one_computation(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[int, ...]] = []
+    masked = Scores.masked
+    monkeypatch.setattr(Scores, "masked", lambda self, *at: (made.append(at[0].shape), masked(self, *at))[1])
+    lengths = [3, 2, 3, 3], [4, 5, 4, 4]
+    varlen_attention(
+        **packed(*lengths), cu_seqlens_q=sums(lengths[0]), cu_seqlens_k=sums(lengths[1]), layout="...HLE"
+    )
+    assert made == [(3, HEADS, 3, 4), (1, HEADS, 2, 5)]
+
+
 @pytest.mark.usefixtures("small_tiles")
 def test_many_tiles(library: Library) -> None:
     case, arrays = CASES["lower right"], packed(*LENGTHS)
@@ -260,4 +287,4 @@ def test_nothing_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
     varlen_attention(
         **packed(QUERIES, KEYS), cu_seqlens_q=sums(QUERIES), cu_seqlens_k=sums(KEYS), layout="...HLE"
     )
-    assert made == [(HEADS, l, s) for l, s in zip(QUERIES, KEYS, strict=True) if l and s]
+    assert made == [(1, HEADS, l, s) for l, s in zip(QUERIES, KEYS, strict=True) if l and s]

@@ -1,0 +1,160 @@
+"""Sequences of a ragged batch: those of equal lengths are computed together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+from sdpa_xp import _checks as checks
+from sdpa_xp._call.prepared_call import BoundOptions, PreparedCall
+from sdpa_xp._core import streaming, threads
+from sdpa_xp._core.dropout import Dropout
+from sdpa_xp._core.key_value_source import KeyValueSource
+from sdpa_xp._libraries import namespace_of, quiet
+from sdpa_xp._libraries.protocols import Array
+from sdpa_xp._tiles.layout import swap_heads_and_length
+from sdpa_xp._tiles.plan import Plan, takes_threads
+from sdpa_xp._tiles.score_grid import ScoreGrid
+
+Entries: TypeAlias = tuple[int, ...]
+"""The numbers of some sequences, in order."""
+
+
+class Group(NamedTuple):
+    """Sequences of equal lengths."""
+
+    entries: Entries
+    grid: ScoreGrid
+    bound: BoundOptions
+    plan: Plan
+
+
+class GroupArrays(NamedTuple):
+    """The arrays of a group: the query, (n, Hq, L, E), and where its keys and values come from."""
+
+    query: Array
+    key: KeyValueSource
+    value: KeyValueSource
+
+
+def equal_lengths(lengths: Sequence[tuple[int, int]]) -> Mapping[tuple[int, int], Entries]:
+    """Return the sequences of each pair of lengths (queries, keys)."""
+    groups: dict[tuple[int, int], list[int]] = {}
+    for entry, pair in enumerate(lengths):
+        groups.setdefault(pair, []).append(entry)
+    return {pair: tuple(entries) for pair, entries in groups.items()}
+
+
+def attend_groups(
+    call: PreparedCall,
+    groups: Sequence[Group],
+    widths: int,
+    arrays_of: Callable[[Entries], GroupArrays],
+    packed: PackedOutput | None = None,
+    attend_otherwise: Callable[[Group, GroupArrays, Dropout | None], Array | None] | None = None,
+) -> dict[Entries, Array]:
+    """Return the outputs of all groups, (n, Hq, L, Ev). Threads share groups that are too small for threads.
+
+    The arrays of a group are asked for when it is computed, so that few copies exist at once. Outputs are
+    written to `packed`, if there is one. `attend_otherwise` may compute a group in another way.
+    """
+    dropout = call.draw_dropout()
+    outputs: dict[Entries, Array] = {}
+
+    def compute(group: Group) -> None:
+        arrays = arrays_of(group.entries)
+        output = None if attend_otherwise is None else attend_otherwise(group, arrays, dropout)
+        if output is not None:
+            outputs[group.entries] = output
+            return
+        query, key, value = arrays
+        scores = call.scores_with(group.grid, query, key, group.bound)._replace(dropout=dropout)
+        out = None if packed is None else packed.view(group.entries)
+        with quiet(query):  # here too: a library may keep this setting for each thread
+            output, _ = streaming.attend(scores, value, group.plan, call.dtype, with_lse=False, out=out)
+        if packed is None:
+            outputs[group.entries] = output
+        elif output is not out:
+            packed.write(group.entries, output)
+
+    small = [group for group in groups if group.plan.threads == 1]
+    work = sum(math.prod(group.grid.shape) for group in small) * widths
+    has_threads = len(small) > 1 and takes_threads(call.grid, work)
+    if len(small) == len(groups) and not has_threads:
+        threads.run(compute, small, 1)
+        return outputs
+    with threads.alone(call.grid.execution_kind):  # once: a BLAS takes milliseconds to change its threads
+        for group in groups:
+            if group.plan.threads != 1:
+                compute(group)
+        threads.run(compute, small, None if has_threads else 1)
+    return outputs
+
+
+class PackedOutput:
+    """An output (heads, T, width) whose sequences are written one group at a time."""
+
+    def __init__(self, call: PreparedCall, starts: Sequence[int], width: int) -> None:
+        xp, grid = call.grid.xp, call.grid
+        shape = (grid.heads, starts[-1], width)
+        if call.layout == checks.LHE:  # in the caller's order in memory, too
+            shape = (starts[-1], grid.heads, width)
+        array = xp.zeros(shape, dtype=call.dtype, device=grid.device)
+        self.array = swap_heads_and_length(xp, array, call.layout)
+        self.starts = starts
+
+    def view(self, entries: Entries) -> Array | None:
+        """Return the place of contiguous sequences, (n, heads, length, width), or None."""
+        return stack_sequences(self.array, self.starts, entries) if is_contiguous(entries) else None
+
+    def write(self, entries: Entries, output: Array) -> None:
+        """Write the output of sequences, (n, heads, length, width)."""
+        for n, entry in enumerate(entries):
+            self.array[:, self.starts[entry] : self.starts[entry + 1], :] = output[n, ...]
+
+
+def in_parts(entries: Entries, most: int) -> Iterator[Entries]:
+    """Cut sequences into parts of at most `most`; contiguous ones need no copy, and stay together."""
+    step = len(entries) if is_contiguous(entries) else max(1, most)
+    return (entries[first : first + step] for first in range(0, len(entries), step))
+
+
+def is_contiguous(entries: Entries) -> bool:
+    """Return whether no other sequence lies between these."""
+    return entries[-1] - entries[0] == len(entries) - 1
+
+
+def stack_sequences(array: Array, starts: Sequence[int], entries: Entries) -> Array:
+    """Return sequences of equal lengths of a packed array (heads, T, width) as (n, heads, length, width).
+
+    Contiguous ones are a view.
+    """
+    xp, first, length = namespace_of(array), starts[entries[0]], starts[entries[0] + 1] - starts[entries[0]]
+    if not is_contiguous(entries):
+        return xp.stack([array[:, starts[n] : starts[n + 1], :] for n in entries], axis=0)
+    heads, _, width = array.shape
+    tokens = array[:, first : first + len(entries) * length, :]
+    return xp.permute_dims(xp.reshape(tokens, (heads, len(entries), length, width)), (1, 0, 2, 3))
+
+
+def pack_sequences(outputs: Mapping[Entries, Array]) -> Array:
+    """Return outputs (n, heads, length, width) of all sequences as one packed array (heads, T, width)."""
+    parts: dict[int, Array] = {}
+    for entries, output in outputs.items():
+        xp = namespace_of(output)
+        if is_contiguous(entries):
+            heads, length, width = output.shape[1:]
+            joined = xp.permute_dims(output, (1, 0, 2, 3))
+            parts[entries[0]] = xp.reshape(joined, (heads, len(entries) * length, width))
+        else:
+            parts |= {entry: output[n, ...] for n, entry in enumerate(entries)}
+    return xp.concat([parts[entry] for entry in sorted(parts)], axis=1)
+
+
+def unstack(outputs: Mapping[Entries, Array]) -> Array:
+    """Return outputs (n, heads, length, width) of all sequences in their order, (N, heads, length, width)."""
+    if len(outputs) == 1:
+        return next(iter(outputs.values()))
+    rows = {entry: part[n : n + 1, ...] for entries, part in outputs.items() for n, entry in enumerate(entries)}
+    return namespace_of(rows[0]).concat([rows[entry] for entry in sorted(rows)], axis=0)
