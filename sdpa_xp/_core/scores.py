@@ -57,6 +57,11 @@ class Scores(NamedTuple):
         return isinstance(self.mask, AllOf) and len(self.mask.patterns) == len(self.biases) == 0
 
     @property
+    def are_scores_ours(self) -> bool:
+        """Whether nobody else sees the scores, so that they may be overwritten."""
+        return not any(bias.is_of_caller for bias in self.biases)
+
+    @property
     def group(self) -> int:
         """The number of query heads for each key head."""
         return self.query.shape[-3] // (self.key.heads or 1)
@@ -136,8 +141,7 @@ class Scores(NamedTuple):
     def capped(self, tile: Tile, query: Array) -> Array:
         """Return the soft-capped products of a `scaled_query` with the keys, (..., Hq, rows, columns)."""
         xp = self.grid.xp
-        # A bias is given the scores, and a caller's function might keep them.
-        buffer = None if self.buffers is None or self.biases else self.buffers.scores
+        buffer = self.buffers.scores if self.buffers is not None and self.are_scores_ours else None
         scores = matmul_grouped(xp, query, xp.matrix_transpose(self.keys(tile.columns)), buffer)
         if self.softcap is None:
             return scores
@@ -161,8 +165,9 @@ class Scores(NamedTuple):
         Each bias says itself which pairs it masks: the sum does not show it, since -inf + inf is NaN.
         """
         xp, dtype = self.xp, self.grid.dtype
+        in_place = self.buffers is not None and self.are_scores_ours
         for bias in self.biases:
-            scores, unmasked = bias.apply(tile, scores)
+            scores, unmasked = bias.apply(tile, scores, in_place=in_place)
             allowed = both(allowed, unmasked)
         if len(self.biases) > 1:  # two of the smallest finite numbers add up to -inf, and must not mask
             scores = xp.where(is_masked(scores), -LARGEST[dtype_name(dtype)], scores)

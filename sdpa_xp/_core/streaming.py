@@ -107,7 +107,7 @@ def attend_rows(
     query = scores.scaled_query(rows)
     if scores.grid.is_traced:  # no value can be read, so there is one way for all of them
         return attend_with_maximum(scores, query, value, plan, rows, "columns")
-    if shortcut is not None and shortcut.is_open and not scores.biases and scores.sinks is None:
+    if shortcut is not None and shortcut.is_open and scores.sinks is None:
         result = attend_without_maximum(scores, query, value, plan, rows, out)
         if is_accurate(scores, plan, rows, result):
             return result

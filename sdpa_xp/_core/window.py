@@ -79,8 +79,12 @@ class WindowTerm(Term):
     window: Window
     term: Term
 
-    def apply(self, tile: Tile, scores: Array) -> tuple[Array, Allowed]:
-        return self.term.apply(self.window.tile_of_whole(tile), scores)
+    def apply(self, tile: Tile, scores: Array, *, in_place: bool = False) -> tuple[Array, Allowed]:
+        return self.term.apply(self.window.tile_of_whole(tile), scores, in_place=in_place)
+
+    @property
+    def is_of_caller(self) -> bool:
+        return self.term.is_of_caller
 
     @property
     def gradient_target(self) -> GradientTarget | None:

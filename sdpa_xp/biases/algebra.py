@@ -28,9 +28,17 @@ class Term(ABC):
     """The axes (..., -3 for Hq, -2 for L, -1 for S) along which its arrays lie, None for an axis of another
     kind. Arrays that are not named broadcast to (..., Hq, L, S)."""
 
+    @property
+    def is_of_caller(self) -> bool:
+        """Whether a function of the caller gets the scores, and might keep them."""
+        return False
+
     @abstractmethod
-    def apply(self, tile: Tile, scores: Array, /) -> tuple[Array, Allowed]:
-        """Return the scores (..., Hq, rows, columns) with the bias, and which pairs it does not mask."""
+    def apply(self, tile: Tile, scores: Array, /, *, in_place: bool = False) -> tuple[Array, Allowed]:
+        """Return the scores (..., Hq, rows, columns) with the bias, and which pairs it does not mask.
+
+        With `in_place`, the scores may be overwritten.
+        """
 
     @property
     def gradient_target(self) -> GradientTarget | None:
@@ -131,10 +139,20 @@ class Added(Term):
     def added(self, tile: Tile, /) -> Array:
         """Return what is added, in the accumulation dtype; -inf masks its pair."""
 
-    def apply(self, tile: Tile, scores: Array) -> tuple[Array, Allowed]:
+    def apply(self, tile: Tile, scores: Array, *, in_place: bool = False) -> tuple[Array, Allowed]:
         # The bias says which pairs it masks: the sum does not, because inf - inf is NaN.
         added = self.added(tile)
-        return scores + added, ~is_masked(added)
+        unmasked = self.unmasked(tile, added)
+        if not in_place or checks.broadcast(scores.shape, added.shape) != scores.shape:
+            return scores + added, unmasked
+        scores += added
+        return scores, unmasked
+
+    def unmasked(self, tile: Tile, added: Array) -> Allowed:
+        """Return which pairs are not masked by what is added."""
+        masked = is_masked(added)
+        # Where values can be read at once, it is cheaper to ask than to mask every pair.
+        return True if tile.grid.is_writeable and not bool(tile.grid.xp.any(masked)) else ~masked
 
 
 @dataclass(frozen=True, slots=True, eq=False)

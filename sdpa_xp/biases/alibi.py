@@ -126,8 +126,8 @@ class AlibiTerm(Added):
     has_gradient: bool
     """Whether the caller's slopes are an array."""
 
-    def apply(self, tile: Tile, scores: Array) -> tuple[Array, Allowed]:
-        return scores + self.added(tile), True  # finite, so that it masks no pair
+    def unmasked(self, _tile: Tile, _added: Array) -> Allowed:
+        return True  # it is finite
 
     def added(self, tile: Tile) -> Array:
         return -tile.slice(self.slopes) * self._distance(tile)

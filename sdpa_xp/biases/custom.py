@@ -92,10 +92,15 @@ class FunctionBias(Bias, Term):
     name = "from_function"
     score_mod: ScoreFunction
 
+    @property
+    def is_of_caller(self) -> bool:
+        return True
+
     def bind(self, _grid: ScoreGrid) -> tuple[Term, ...]:
         return (self,)
 
-    def apply(self, tile: Tile, scores: Array) -> tuple[Array, Allowed]:
+    def apply(self, tile: Tile, scores: Array, *, in_place: bool = False) -> tuple[Array, Allowed]:
+        del in_place
         xp, function = tile.grid.xp, tile.grid.function
         returned = checks.called(function, "bias", self.score_mod, (scores, *tile.indices))
         result = checks.of_function(function, "bias", returned, tile.shape, xp)

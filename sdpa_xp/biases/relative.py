@@ -163,6 +163,11 @@ class RelativeTerm(Added):
 
     def added(self, tile: Tile) -> Array:
         xp = tile.grid.xp
+        nearest = tile.columns.start - tile.last_position - self.offset
+        farthest = tile.columns.stop - 1 - tile.first_position - self.offset
+        if tile.block is None and (nearest >= self.last or farthest <= self.first):  # one number for each head
+            edge = self.last - self.first if nearest >= self.last else 0
+            return xp.expand_dims(tile.slice_heads(self.table)[:, edge : edge + 1], axis=-1)
         index = self._index(xp, tile.key_index - tile.query_index)
         table = tile.slice_heads(self.table)
         chosen = xp.take(table, xp.reshape(index, (-1,)), axis=-1)

@@ -127,11 +127,38 @@ def test_a_cap_makes_large_scores_small(taken: dict[str, int], rng: np.random.Ge
     assert not taken["with"]
 
 
-def test_biases_and_sinks_need_a_maximum(taken: dict[str, int], rng: np.random.Generator) -> None:
+def test_large_biases_and_sinks_need_a_maximum(taken: dict[str, int], rng: np.random.Generator) -> None:
     bias = np.where(rng.random((300, 300)) < 0.5, F(1e4), F(-1e4))
-    for rules in ({"bias": bias}, {"bias": biases.alibi(2)}, {"sinks": np.asarray([100, -100], F)}):
-        attention_state(*arrays(rng), **rules)
-    assert not taken["without"]
+    right(arrays(rng), {"bias": bias}, atol=2e-3)
+    assert taken["with"]
+    attention_state(*arrays(rng), sinks=np.asarray([100, -100], F))
+    assert taken["without"] <= 2
+
+
+def test_small_biases_need_none(taken: dict[str, int], rng: np.random.Generator) -> None:
+    call, bias = arrays(rng), rng.standard_normal((300, 300)).astype(F)
+    bias[:, 7] = -math.inf
+    right(call, {"bias": bias})
+    distance = abs(np.arange(300)[:, None] - np.arange(300))
+    expected, _, _ = reference.attention(*call, bias=-np.asarray([[[2**-4]], [[2**-8]]]) * distance)
+    np.testing.assert_allclose(attention_state(*call, bias=biases.alibi(2)).output, expected, rtol=0, atol=4e-6)
+    assert not taken["with"]
+
+
+def test_a_function_may_keep_the_scores(taken: dict[str, int], rng: np.random.Generator) -> None:
+    """What it was given, and what it returned, is not overwritten."""
+    kept: list[np.ndarray] = []
+
+    def score_mod(s: Any, _b: Any, _h: Any, _i: Any, _j: Any) -> Any:
+        kept.append(s)
+        return s
+
+    q, k, v = arrays(rng)
+    found = attention_state(q, k, v, bias=biases.from_function(score_mod)).output
+    np.testing.assert_allclose(found, attention_state(q, k, v).output, rtol=0, atol=2e-6)
+    every = np.concatenate([s.ravel() for s in kept])
+    np.testing.assert_allclose(np.sort(every), np.sort((q @ np.swapaxes(k, -1, -2) / 8).ravel()), atol=1e-5)
+    assert taken["without"]
 
 
 @pytest.mark.parametrize("what", ["opposite", "tiny values", "huge values"])
