@@ -194,6 +194,9 @@ class Library:
         """
         raise NotImplementedError
 
-    def rows_from(self, array: Array, start: Array, count: int) -> Array:
-        """Return `count` rows of an array (..., L, width) from `start` on, which is known only in the loop."""
+    def rows_from(self, array: Array, start: Array, count: int, step: int) -> Array:
+        """Return `count` rows of an array (..., L, width) from `start` on, which is known only in the loop.
+
+        With a `step` above 1, they are every `step`-th row, and L is `count` times `step`.
+        """
         raise NotImplementedError

@@ -72,6 +72,11 @@ class Jax(Library):
         # The compiler cannot merge the two computations of a pass across a loop: no need to prevent CSE.
         return cast(T, jax.lax.map(jax.checkpoint(body, prevent_cse=False), starts))
 
-    def rows_from(self, array: Array, start: Array, count: int) -> Array:
+    def rows_from(self, array: Array, start: Array, count: int, step: int) -> Array:
         lax = sys.modules["jax"].lax
+        start = lax.convert_element_type(start, "uint32")  # a signed number would be looked at for its sign
+        if step > 1:
+            *leading, _, width = array.shape
+            strided = sys.modules["jax"].numpy.reshape(array, (*leading, count, step, width))
+            return cast(Array, lax.dynamic_index_in_dim(strided, start, axis=array.ndim - 1, keepdims=False))
         return cast(Array, lax.dynamic_slice_in_dim(array, start, count, axis=array.ndim - 2))
