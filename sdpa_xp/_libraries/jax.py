@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar, cast
 
@@ -11,7 +11,8 @@ import array_api_compat as compat
 
 from sdpa_xp._libraries.base import Library
 from sdpa_xp._libraries.dtypes import dtype_name
-from sdpa_xp._libraries.protocols import Array, Device
+from sdpa_xp._libraries.jax_mesh import JaxRing, mesh_axes, missing_for_meshes
+from sdpa_xp._libraries.protocols import Array, Device, DeviceRing
 
 T = TypeVar("T")
 
@@ -22,7 +23,7 @@ class Jax(Library):
     name = "jax"
     rng_name = "JAX key"
     module = "jax.numpy"
-    multiplies_halves = exchanges_memory = reads_cpu_memory = True
+    multiplies_halves = exchanges_memory = reads_cpu_memory = has_meshes = True
 
     def owns(self, array: object) -> bool:
         return bool(compat.is_jax_array(array))
@@ -59,6 +60,19 @@ class Jax(Library):
 
     def uniform(self, rng: Any, count: int, xp: Any) -> Array:
         return cast(Array, sys.modules["jax"].random.uniform(rng, (count,), xp.float32))
+
+    def readable(self, array: Any) -> Any:
+        is_here = not self.is_traced(array) and array.is_fully_addressable
+        return sys.modules["numpy"].asarray(array) if is_here else array
+
+    def missing_for_meshes(self) -> str:
+        return missing_for_meshes()
+
+    def mesh_axes(self, mesh: object) -> Mapping[str, int] | None:
+        return mesh_axes(mesh)
+
+    def device_ring(self, mesh: object, axis_name: str) -> DeviceRing:
+        return JaxRing(mesh, axis_name)
 
     def has_loops(self) -> bool:
         return True
