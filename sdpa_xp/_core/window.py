@@ -14,7 +14,7 @@ from sdpa_xp._libraries.protocols import Array, Shape
 from sdpa_xp._tiles.allowed import Allowed
 from sdpa_xp._tiles.gradient_target import GradientTarget
 from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp._tiles.tile import Placement, Tile, shifted
+from sdpa_xp._tiles.tile import Tile, WindowPlace, shifted
 from sdpa_xp.biases.algebra import Term
 from sdpa_xp.masks.algebra import AllOf, Pattern
 
@@ -56,7 +56,7 @@ class PlacedWindow(NamedTuple):
     """A part of a grid on one of several devices that run one program. Only the device knows its place."""
 
     whole: ScoreGrid
-    placement: Placement
+    placement: WindowPlace
 
     @property
     def grid(self) -> ScoreGrid:

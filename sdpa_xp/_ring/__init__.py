@@ -39,8 +39,8 @@ def attend(call: PreparedCall, ring: DeviceRing) -> Array:
     sinks = [] if bound.sinks is None else [bound.sinks]
     rows = [_row_axis(array, of_array) for array, of_array in zip(arrays, axes, strict=True)]
 
-    def compute(*held: Array) -> Array:
-        return _on_a_device(ring_call, held, rows, call.dtype, has_sinks=bool(sinks))
+    def compute(*operands: Array) -> Array:
+        return _on_a_device(ring_call, operands, rows, call.dtype, has_sinks=bool(sinks))
 
     output: Array = ring.run(
         compute, [*inputs, *arrays, *sinks], [-2, -2, -2, *rows, *[None] * len(sinks)], len(grid.shape)
@@ -60,11 +60,11 @@ def _row_axis(array: Array, axes: Sequence[int | None]) -> int | None:
 
 
 def _on_a_device(
-    call: RingCall, held: Sequence[Array], rows: Sequence[int | None], dtype: object, *, has_sinks: bool
+    call: RingCall, operands: Sequence[Array], rows: Sequence[int | None], dtype: object, *, has_sinks: bool
 ) -> Array:
     """Return the output of the queries of this device."""
     ring, xp = call.ring, call.grid.xp
-    inputs, sinks = (held[:-1], held[-1]) if has_sinks else (held, None)
+    inputs, sinks = (operands[:-1], operands[-1]) if has_sinks else (operands, None)
     if call.schedule.is_zigzag:
         axes = [-2, -2, -2, *rows]
         inputs = [

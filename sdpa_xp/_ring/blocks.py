@@ -15,7 +15,7 @@ from sdpa_xp._libraries.protocols import Array, DeviceRing, Part
 from sdpa_xp._ring.schedule import Schedule
 from sdpa_xp._tiles.plan import plan_tiles
 from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp._tiles.tile import Placement
+from sdpa_xp._tiles.tile import WindowPlace
 
 State: TypeAlias = tuple[Array, Array]
 """Output (..., Hq, rows, Ev) and log-sum-exp (..., Hq, rows), in the accumulation dtype."""
@@ -46,7 +46,7 @@ class RingCall(NamedTuple):
     dropout_p: float
 
 
-class Place(NamedTuple):
+class BlockPlace(NamedTuple):
     """Which queries of this device meet which keys: numbers that are known on the device."""
 
     row: Array
@@ -57,36 +57,36 @@ class Place(NamedTuple):
     key_start: Array
 
 
-def window_of(call: RingCall, place: Place) -> PlacedWindow:
+def window_of(call: RingCall, place: BlockPlace) -> PlacedWindow:
     """Return the window of a block."""
     schedule = call.schedule
     return PlacedWindow(
-        call.grid, Placement(place.query_start, place.key_start, schedule.queries, schedule.keys)
+        call.grid, WindowPlace(place.query_start, place.key_start, schedule.queries, schedule.keys)
     )
 
 
-def operands_of(call: RingCall, held: Operands, place: Place) -> Operands:
+def operands_of(call: RingCall, operands: Operands, place: BlockPlace) -> Operands:
     """Return the part of what a device holds that belongs to a block."""
     part, columns = call.ring.part, columns_of(call, place)
     return Operands(
-        part(held.query, rows_of(call, place)),
-        part(held.key, columns),
-        part(held.value, columns),
-        tuple(part(array, parts_of_array(call, n, array, place)) for n, array in enumerate(held.arrays)),
+        part(operands.query, rows_of(call, place)),
+        part(operands.key, columns),
+        part(operands.value, columns),
+        tuple(part(array, parts_of_array(call, n, array, place)) for n, array in enumerate(operands.arrays)),
     )
 
 
-def rows_of(call: RingCall, place: Place, axis: int = -2) -> list[Part]:
+def rows_of(call: RingCall, place: BlockPlace, axis: int = -2) -> list[Part]:
     """Return the queries of a block, of those of the device."""
     return [Part(axis, place.row, call.schedule.queries)]
 
 
-def columns_of(call: RingCall, place: Place) -> list[Part]:
+def columns_of(call: RingCall, place: BlockPlace) -> list[Part]:
     """Return the keys of a block, of those that have come by."""
     return [Part(-2, place.column, call.schedule.keys)]
 
 
-def parts_of_array(call: RingCall, number: int, array: Array, place: Place) -> list[Part]:
+def parts_of_array(call: RingCall, number: int, array: Array, place: BlockPlace) -> list[Part]:
     """Return a block's part of one of `Operands.arrays`, which has the rows of the device, and all columns."""
     parts = []
     for axis, length in zip(range(-array.ndim, 0), array.shape, strict=True):
@@ -98,7 +98,7 @@ def parts_of_array(call: RingCall, number: int, array: Array, place: Place) -> l
     return parts
 
 
-def state_of(call: RingCall, block: Operands, place: Place) -> State:
+def state_of(call: RingCall, block: Operands, place: BlockPlace) -> State:
     """Return attention of a block."""
     window, arrays = window_of(call, place), [*block.arrays]
     seed = arrays.pop() if call.dropout_p else None

@@ -79,11 +79,11 @@ def plan_ring(devices: int, queries: int, keys: int, meet: Callable[[range, rang
     orders = [_plain(devices, 1)]
     if devices > 1 and queries % (2 * devices) == keys % (2 * devices) == 0:
         orders += [_plain(devices, 2), _zigzag(devices)]
-    return min((_schedule(order, queries, keys, meet) for order in orders), key=lambda found: found.cost)
+    return min((_schedule(order, queries, keys, meet) for order in orders), key=lambda schedule: schedule.cost)
 
 
-def _plain(devices: int, each: int) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(range(each * d, each * (d + 1))) for d in range(devices))
+def _plain(devices: int, count: int) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(range(count * d, count * (d + 1))) for d in range(devices))
 
 
 def _zigzag(devices: int) -> tuple[tuple[int, ...], ...]:

@@ -17,8 +17,8 @@ from sdpa_xp._core.online_softmax import finite_shift, merge
 from sdpa_xp._libraries import FLOATING, astype_if_needed, dtype_name
 from sdpa_xp._libraries.protocols import Array, Part
 from sdpa_xp._ring.blocks import (
+    BlockPlace,
     Operands,
-    Place,
     RingCall,
     State,
     columns_of,
@@ -43,7 +43,7 @@ class Gradients(NamedTuple):
     """Of the floating ones among `Operands.arrays`."""
 
 
-def attend(call: RingCall, held: Operands) -> State:
+def attend(call: RingCall, operands: Operands) -> State:
     """Return attention of the queries of each device over the keys of all of them; it can be differentiated."""
 
     def compute(*arrays: Array) -> State:
@@ -52,7 +52,7 @@ def attend(call: RingCall, held: Operands) -> State:
     def pull_back(arrays: tuple[Array, ...], state: State, cotangents: State) -> tuple[Array | None, ...]:
         return _gradients(call, _operands(arrays), state, cotangents)
 
-    state: State = call.ring.differentiable(compute, pull_back)(*held[:3], *held.arrays)
+    state: State = call.ring.differentiable(compute, pull_back)(*operands[:3], *operands.arrays)
     return state
 
 
@@ -61,18 +61,18 @@ def _operands(arrays: tuple[Array, ...]) -> Operands:
     return Operands(query, key, value, tuple(rest))
 
 
-def _attend(call: RingCall, held: Operands) -> State:
+def _attend(call: RingCall, operands: Operands) -> State:
     xp, ring, dtype = call.grid.xp, call.ring, call.grid.dtype
-    shape = (*call.grid.leading_shape, held.query.shape[-2])
+    shape = (*call.grid.leading_shape, operands.query.shape[-2])
     state = (
-        xp.zeros((*shape, held.value.shape[-1]), dtype=dtype, device=None),
+        xp.zeros((*shape, operands.value.shape[-1]), dtype=dtype, device=None),
         xp.full(shape, -math.inf, dtype=dtype, device=None),
     )
 
     def meet(keys: KeysAndValues, travelling: tuple[()], state: State, step: Array) -> tuple[tuple[()], State]:
-        present = held._replace(key=keys[0], value=keys[1])
+        present = operands._replace(key=keys[0], value=keys[1])
 
-        def compute(place: Place, state: State) -> State:
+        def compute(place: BlockPlace, state: State) -> State:
             new = state_of(call, operands_of(call, present, place), place)
             output, lse = merge(xp, [_rows_of(call, state, place), new])
             return (
@@ -82,17 +82,17 @@ def _attend(call: RingCall, held: Operands) -> State:
 
         return travelling, _at_blocks(call, step, compute, state)
 
-    keys = held.key, held.value
+    keys = operands.key, operands.value
     for walk in call.schedule.walks:
         begun = keys if walk.steps[0] == 0 else ring.sent(keys, walk.direction)
         _, state = _walk(call, walk.direction, walk.steps, begun, (), state, meet)
     return state
 
 
-def _gradients(call: RingCall, held: Operands, state: State, cotangents: State) -> tuple[Array | None, ...]:
+def _gradients(call: RingCall, operands: Operands, state: State, cotangents: State) -> tuple[Array | None, ...]:
     """Return the gradients of all that a device holds, from its state and the cotangents of the state."""
     xp, ring, dtype = call.grid.xp, call.ring, call.grid.dtype
-    floating = [n for n, array in enumerate(held.arrays) if dtype_name(array.dtype) in FLOATING]
+    floating = [n for n, array in enumerate(operands.arrays) if dtype_name(array.dtype) in FLOATING]
 
     def zeros(array: Array) -> Array:
         return xp.zeros(array.shape, dtype=dtype, device=None)
@@ -103,25 +103,27 @@ def _gradients(call: RingCall, held: Operands, state: State, cotangents: State) 
     def meet(
         keys: KeysAndValues, travelling: KeysAndValues, staying: Gradients, step: Array
     ) -> tuple[KeysAndValues, Gradients]:
-        present = held._replace(key=keys[0], value=keys[1])
+        present = operands._replace(key=keys[0], value=keys[1])
 
-        def compute(place: Place, sums: tuple[KeysAndValues, Gradients]) -> tuple[KeysAndValues, Gradients]:
+        def compute(
+            place: BlockPlace, sums: tuple[KeysAndValues, Gradients]
+        ) -> tuple[KeysAndValues, Gradients]:
             (of_key, of_value), staying = sums
-            found = _gradients_of_block(call, present, place, state, cotangents, floating)
+            contribution = _gradients_of_block(call, present, place, state, cotangents, floating)
             columns = columns_of(call, place)
             of_arrays = tuple(
-                added(total, part, parts_of_array(call, number, held.arrays[number], place))
-                for total, part, number in zip(staying.arrays, found.arrays, floating, strict=True)
+                added(total, part, parts_of_array(call, number, operands.arrays[number], place))
+                for total, part, number in zip(staying.arrays, contribution.arrays, floating, strict=True)
             )
-            of_query = added(staying.query, found.query, rows_of(call, place))
-            of_keys = added(of_key, found.key, columns), added(of_value, found.value, columns)
+            of_query = added(staying.query, contribution.query, rows_of(call, place))
+            of_keys = added(of_key, contribution.key, columns), added(of_value, contribution.value, columns)
             return of_keys, Gradients(of_query, of_arrays)
 
         return _at_blocks(call, step, compute, (travelling, staying))
 
-    keys = held.key, held.value
-    nothing = zeros(held.key), zeros(held.value)
-    staying = Gradients(zeros(held.query), tuple(zeros(held.arrays[number]) for number in floating))
+    keys = operands.key, operands.value
+    nothing = zeros(operands.key), zeros(operands.value)
+    staying = Gradients(zeros(operands.query), tuple(zeros(operands.arrays[number]) for number in floating))
     of_keys, staying = meet(keys, nothing, staying, _number(call, 0))
     for walk in call.schedule.walks:
         steps = tuple(step for step in walk.steps if step)
@@ -131,17 +133,18 @@ def _gradients(call: RingCall, held: Operands, state: State, cotangents: State) 
             home = ring.sent(travelled, -steps[-1])
             of_keys = of_keys[0] + home[0], of_keys[1] + home[1]
     of_arrays = dict(zip(floating, staying.arrays, strict=True))
-    computed = (staying.query, *of_keys, *(of_arrays.get(number) for number in range(len(held.arrays))))
+    numbers = range(len(operands.arrays))
+    computed = (staying.query, *of_keys, *(of_arrays.get(number) for number in numbers))
     return tuple(
         None if gradient is None else astype_if_needed(xp, gradient, array.dtype)
-        for gradient, array in zip(computed, (*held[:3], *held.arrays), strict=True)
+        for gradient, array in zip(computed, (*operands[:3], *operands.arrays), strict=True)
     )
 
 
 def _gradients_of_block(
     call: RingCall,
-    held: Operands,
-    place: Place,
+    operands: Operands,
+    place: BlockPlace,
     state: State,
     cotangents: State,
     floating: list[int],
@@ -152,11 +155,11 @@ def _gradients_of_block(
     $w_b\,do$, and its log-sum-exp $w_b (dlse + do \cdot (o_b - o))$.
     """
     xp = call.grid.xp
-    block = operands_of(call, held, place)
+    block = operands_of(call, operands, place)
 
-    def compute(query: Array, key: Array, value: Array, *given: Array) -> State:
+    def compute(query: Array, key: Array, value: Array, *floating_arrays: Array) -> State:
         arrays = [*block.arrays]
-        for number, array in zip(floating, given, strict=True):
+        for number, array in zip(floating, floating_arrays, strict=True):
             arrays[number] = array
         return state_of(call, Operands(query, key, value, tuple(arrays)), place)
 
@@ -195,17 +198,17 @@ def _walk(
     return meet(keys, travelling, staying, _number(call, steps[-1]))
 
 
-def _at_blocks(call: RingCall, step: Array, compute: Callable[[Place, T], T], state: T) -> T:
+def _at_blocks(call: RingCall, step: Array, compute: Callable[[BlockPlace, T], T], state: T) -> T:
     """Compute each block of this device at a step in which a pair may attend."""
     ring, schedule, xp = call.ring, call.schedule, call.grid.xp
-    each, me = schedule.pieces_each, ring.number()
+    count, me = schedule.pieces_each, ring.number()
     owner = (me - step) % schedule.devices
     pieces = xp.asarray(schedule.pieces, dtype=xp.int32, device=None)
     blocks = xp.asarray(schedule.blocks, dtype=xp.bool, device=None)
 
-    def at(state: T, number: Array) -> T:
-        row, column = number // each, number % each
-        place = Place(
+    def meet_block(state: T, number: Array) -> T:
+        row, column = number // count, number % count
+        place = BlockPlace(
             row * schedule.queries,
             column * schedule.keys,
             pieces[me, row] * schedule.queries,
@@ -215,10 +218,10 @@ def _at_blocks(call: RingCall, step: Array, compute: Callable[[Place, T], T], st
             return compute(place, state)
         return ring.only_if(blocks[me, owner, row, column], lambda state: compute(place, state), state)
 
-    return ring.repeated(at, state, range(each * each))
+    return ring.repeated(meet_block, state, range(count * count))
 
 
-def _rows_of(call: RingCall, state: State, place: Place) -> State:
+def _rows_of(call: RingCall, state: State, place: BlockPlace) -> State:
     output, lse = state
     part = call.ring.part
     return part(output, rows_of(call, place)), part(lse, rows_of(call, place, -1))

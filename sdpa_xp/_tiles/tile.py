@@ -26,7 +26,7 @@ class RowBlock(NamedTuple):
         return array if array.ndim < 2 or array.shape[-2] == 1 else library_of(array).rows_from(array, *self)
 
 
-class Placement(NamedTuple):
+class WindowPlace(NamedTuple):
     """Where a window of the grid lies, in a program that several devices run: each device has its own place."""
 
     query_start: Array
@@ -49,7 +49,7 @@ class Tile(NamedTuple):
     origin: tuple[int, ...] | None = None
     """The index (..., Hq, L, S) at which the arrays of masks and biases begin, if they hold one window of the
     grid; None if they hold all of it."""
-    placement: Placement | None = None
+    placement: WindowPlace | None = None
     """The window of `rows` and `columns` that is computed now, in which `block` counts; None is all of it.
     Masks answer for all of `rows` and `columns`. The arrays of masks and biases hold the window alone."""
 
