@@ -79,6 +79,7 @@ from sdpa_xp.explanation import Explanation, explain
 from sdpa_xp.gradients import scaled_dot_product_attention_vjp
 from sdpa_xp.kv_cache import KVCache
 from sdpa_xp.paged_cache import PagedKVCache
+from sdpa_xp.ring import ring_attention
 from sdpa_xp.states import AttentionState, merge_states
 from sdpa_xp.varlen import varlen_attention
 from sdpa_xp.weights import attention_scores, attention_weights
@@ -101,6 +102,7 @@ __all__ = [
     "masks",
     "merge_states",
     "positional",
+    "ring_attention",
     "scaled_dot_product_attention",
     "scaled_dot_product_attention_vjp",
     "varlen_attention",

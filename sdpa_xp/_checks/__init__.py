@@ -83,6 +83,7 @@ from sdpa_xp._checks.layers import (
     with_lengths,
     without_bias_of_keys,
 )
+from sdpa_xp._checks.meshes import divided, ring
 from sdpa_xp._checks.messages import brief, call_of, message
 from sdpa_xp._checks.plots import allowed, heads, lengths, not_empty, numpy_generator, readable, tokens, weights
 from sdpa_xp._checks.positions import above, below, even, fits_rotation, instance, not_one_number, real_numbers
@@ -133,6 +134,7 @@ __all__ = [
     "columns",
     "cotangent",
     "cumulative_lengths",
+    "divided",
     "entries",
     "even",
     "exclusive_blocks",
@@ -189,6 +191,7 @@ __all__ = [
     "probability",
     "readable",
     "real_numbers",
+    "ring",
     "rng",
     "rows",
     "same_but",

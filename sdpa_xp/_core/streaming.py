@@ -128,21 +128,33 @@ def _attend_in_a_loop(
 ) -> tuple[Array, Array | None]:
     """Return what `attend` returns, computed in a loop over blocks of queries that the compiler keeps.
 
-    All blocks have the same length, as the compiler needs it: the last one begins early enough to be full.
+    All blocks have the same length, as the compiler needs it. If they fit, block n of N has every N-th query,
+    from n on: if the queries lie on several devices, each pass then computes on all of them. If not, the last
+    block begins early enough to be full.
     """
     xp, grid, all_rows = scores.xp, scores.grid, range(plan.queries)
+    passes = -(-plan.queries // plan.rows)
+    step = passes if passes * plan.rows == plan.queries else 1
 
     def compute(start: Array) -> tuple[Array, Array | None]:
-        block = scores.in_block(RowBlock(start, plan.rows))
+        block = scores.in_block(RowBlock(start, plan.rows, step))
         result = attend_with_maximum(block, block.scaled_query(all_rows), value, plan, all_rows, "columns")
         lse = xp.expand_dims(result.lse(xp), axis=-1) if with_lse else None
         return astype_if_needed(xp, result.output, dtype), lse
 
-    numbers = grid.arange(0, -(-plan.queries // plan.rows))
-    starts = xp.clip(numbers * plan.rows, 0, plan.queries - plan.rows)
+    numbers = grid.arange(0, passes)
+    starts = numbers if step > 1 else xp.clip(numbers * plan.rows, 0, plan.queries - plan.rows)
     outputs, lses = grid.library.rolled(compute, starts)
-    lse = None if lses is None else _join_blocks(xp, lses, plan.queries)[..., 0]
-    return _join_blocks(xp, outputs, plan.queries), lse
+    join = _interleave_blocks if step > 1 else _join_blocks
+    lse = None if lses is None else join(xp, lses, plan.queries)[..., 0]
+    return join(xp, outputs, plan.queries), lse
+
+
+def _interleave_blocks(xp: Namespace, blocks: Array, queries: int) -> Array:
+    """Return (blocks, ..., rows, width) as (..., L, width), where block n has every N-th row from n on."""
+    *leading, rows, width = range(1, blocks.ndim)
+    shape = blocks.shape
+    return xp.reshape(xp.permute_dims(blocks, (*leading, rows, 0, width)), (*shape[1:-2], queries, shape[-1]))
 
 
 def _join_blocks(xp: Namespace, blocks: Array, queries: int) -> Array:

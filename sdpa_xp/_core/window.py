@@ -14,7 +14,7 @@ from sdpa_xp._libraries.protocols import Array, Shape
 from sdpa_xp._tiles.allowed import Allowed
 from sdpa_xp._tiles.gradient_target import GradientTarget
 from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp._tiles.tile import Tile, shifted
+from sdpa_xp._tiles.tile import Tile, WindowPlace, shifted
 from sdpa_xp.biases.algebra import Term
 from sdpa_xp.masks.algebra import AllOf, Pattern
 
@@ -52,6 +52,39 @@ class Window(NamedTuple):
         return pattern if is_trivial else WindowPattern(self, pattern)
 
 
+class PlacedWindow(NamedTuple):
+    """A part of a grid on one of several devices that run one program. Only the device knows its place."""
+
+    whole: ScoreGrid
+    placement: WindowPlace
+
+    @property
+    def grid(self) -> ScoreGrid:
+        """The grid of the window alone."""
+        return replace(self.whole, queries=self.placement.queries, keys=self.placement.keys)
+
+    def tile_of_whole(self, tile: Tile) -> Tile:
+        """Return a tile of all keys of the window as a tile of the whole grid."""
+        rows, columns = range(self.whole.queries), range(self.whole.keys)
+        return Tile(rows, columns, self.whole, tile.leading, tile.block, placement=self.placement)
+
+    def pattern(self, pattern: Pattern) -> Pattern:
+        """Return a mask of the whole grid as a mask of the window."""
+        is_trivial = isinstance(pattern, AllOf) and not pattern.patterns
+        return pattern if is_trivial else PlacedPattern(self, pattern)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacedPattern(Pattern):
+    """A mask of the whole grid, asked about a window whose place is not known: it skips no key."""
+
+    window: PlacedWindow
+    pattern: Pattern
+
+    def allowed_in(self, tile: Tile) -> Allowed:
+        return self.pattern.allowed_in(self.window.tile_of_whole(tile))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class WindowPattern(Pattern):
     """A mask of the whole grid, asked about tiles of a window."""
@@ -76,7 +109,7 @@ class WindowPattern(Pattern):
 class WindowTerm(Term):
     """A bias of the whole grid, asked about tiles of a window."""
 
-    window: Window
+    window: Window | PlacedWindow
     term: Term
 
     def apply(self, tile: Tile, scores: Array, *, in_place: bool = False) -> tuple[Array, Allowed]:
@@ -98,7 +131,7 @@ class WindowTerm(Term):
 class WindowDropout(Dropout):
     """Dropout of the whole grid, for tiles of a window."""
 
-    window: Window
+    window: Window | PlacedWindow
 
     def apply(self, tile: Tile, weights: Array) -> Array:
         return Dropout.apply(self, self.window.tile_of_whole(tile), weights)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, cast
@@ -11,7 +11,15 @@ from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, cast
 import array_api_compat as compat
 
 from sdpa_xp._libraries.dtypes import FLOATING, dtype_name
-from sdpa_xp._libraries.protocols import AnyArray, Array, BlockStreams, Device, Namespace, TaskGraphs
+from sdpa_xp._libraries.protocols import (
+    AnyArray,
+    Array,
+    BlockStreams,
+    Device,
+    DeviceRing,
+    Namespace,
+    TaskGraphs,
+)
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -46,6 +54,8 @@ class Library:
     mode."""
     has_chunks: ClassVar[bool] = False
     """Whether its arrays are lazy and lie in chunks: then it has `task_graphs` or `block_streams`."""
+    has_meshes: ClassVar[bool] = False
+    """Whether it has meshes of devices that run one program: then it has `mesh_axes` and `device_ring`."""
     module: ClassVar[str] = ""
     """The module that makes its arrays, if the library has random generators of its own."""
 
@@ -198,6 +208,18 @@ class Library:
         del like
         return None
 
+    def missing_for_meshes(self) -> str:
+        """Return what the library, which has meshes, lacks for a ring of devices; or ""."""
+        return ""
+
+    def mesh_axes(self, mesh: object) -> Mapping[str, int] | None:
+        """Return the lengths of the axes of a mesh of devices by name, or None if `mesh` is not a mesh."""
+        raise NotImplementedError
+
+    def device_ring(self, mesh: object, axis_name: str) -> DeviceRing:
+        """Return the devices along an axis of a mesh."""
+        raise NotImplementedError
+
     def has_loops(self) -> bool:
         """Return whether the library's compiler keeps loops. Other compilers write each pass into the graph."""
         return False
@@ -209,6 +231,9 @@ class Library:
         """
         raise NotImplementedError
 
-    def rows_from(self, array: Array, start: Array, count: int) -> Array:
-        """Return `count` rows of an array (..., L, width) from `start` on, which is known only in the loop."""
+    def rows_from(self, array: Array, start: Array, count: int, step: int) -> Array:
+        """Return `count` rows of an array (..., L, width) from `start` on, which is known only in the loop.
+
+        With a `step` above 1, they are every `step`-th row, and L is `count` times `step`.
+        """
         raise NotImplementedError

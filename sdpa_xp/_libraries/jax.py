@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar, cast
 
@@ -11,7 +11,8 @@ import array_api_compat as compat
 
 from sdpa_xp._libraries.base import Library
 from sdpa_xp._libraries.dtypes import dtype_name
-from sdpa_xp._libraries.protocols import Array, Device
+from sdpa_xp._libraries.jax_mesh import JaxRing, mesh_axes, missing_for_meshes
+from sdpa_xp._libraries.protocols import Array, Device, DeviceRing
 
 T = TypeVar("T")
 
@@ -22,7 +23,7 @@ class Jax(Library):
     name = "jax"
     rng_name = "JAX key"
     module = "jax.numpy"
-    multiplies_halves = exchanges_memory = reads_cpu_memory = True
+    multiplies_halves = exchanges_memory = reads_cpu_memory = has_meshes = True
 
     def owns(self, array: object) -> bool:
         return bool(compat.is_jax_array(array))
@@ -60,6 +61,19 @@ class Jax(Library):
     def uniform(self, rng: Any, count: int, xp: Any) -> Array:
         return cast(Array, sys.modules["jax"].random.uniform(rng, (count,), xp.float32))
 
+    def readable(self, array: Any) -> Any:
+        is_here = not self.is_traced(array) and array.is_fully_addressable
+        return sys.modules["numpy"].asarray(array) if is_here else array
+
+    def missing_for_meshes(self) -> str:
+        return missing_for_meshes()
+
+    def mesh_axes(self, mesh: object) -> Mapping[str, int] | None:
+        return mesh_axes(mesh)
+
+    def device_ring(self, mesh: object, axis_name: str) -> DeviceRing:
+        return JaxRing(mesh, axis_name)
+
     def has_loops(self) -> bool:
         return True
 
@@ -72,6 +86,11 @@ class Jax(Library):
         # The compiler cannot merge the two computations of a pass across a loop: no need to prevent CSE.
         return cast(T, jax.lax.map(jax.checkpoint(body, prevent_cse=False), starts))
 
-    def rows_from(self, array: Array, start: Array, count: int) -> Array:
+    def rows_from(self, array: Array, start: Array, count: int, step: int) -> Array:
         lax = sys.modules["jax"].lax
+        start = lax.convert_element_type(start, "uint32")  # a signed number would be looked at for its sign
+        if step > 1:
+            *leading, _, width = array.shape
+            strided = sys.modules["jax"].numpy.reshape(array, (*leading, count, step, width))
+            return cast(Array, lax.dynamic_index_in_dim(strided, start, axis=array.ndim - 1, keepdims=False))
         return cast(Array, lax.dynamic_slice_in_dim(array, start, count, axis=array.ndim - 2))

@@ -6,9 +6,10 @@ names runs the portable implementation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
+T = TypeVar("T")
 Dtype: TypeAlias = Any
 """A dtype of the arrays' library. Each library has its own class, and the standard names no common base."""
 Device: TypeAlias = Any
@@ -178,6 +179,64 @@ class BlockStreams(ChunkedArrays, Protocol):
         A list of keys arrives as an iterator, which reads one block at a time. `extra_memory` is what
         `function` needs beside one block of each input and its result, in bytes.
         """
+
+
+class Part(NamedTuple):
+    """A part of an axis of an array, where only the device that has it knows the start."""
+
+    axis: int
+    start: Array
+    length: int
+
+
+class DeviceRing(Protocol):
+    """Devices in a ring that run one program, each with its part of the arrays."""
+
+    size: int
+    """The number of devices."""
+
+    def run(
+        self, body: Callable[..., Any], arrays: Sequence[Array], axes: Sequence[int | None], ndim: int, /
+    ) -> Any:
+        """Return `body(*arrays)`, computed by all devices.
+
+        Each gets its part of an array along one of its axes, counted from the last, -1, or all of it for None.
+        The result has `ndim` axes, and each device has a part of axis -2.
+        """
+
+    def number(self) -> Array:
+        """Return the number of the device that computes this."""
+
+    def sent(self, arrays: T, by: int, /) -> T:
+        """Return the arrays of the device that is `by` places before this one."""
+
+    def permuted(self, arrays: T, destinations: Sequence[int], /) -> T:
+        """Return the arrays of the device whose destination this one is."""
+
+    def repeated(self, body: Callable[[T, Array], T], state: T, numbers: Iterable[int], /) -> T:
+        """Return `state` after `state = body(state, number)` for each number, in a compiled loop."""
+
+    def only_if(self, condition: Array, change: Callable[[T], T], state: T, /) -> T:
+        """Return `change(state)`, or `state` on devices where the condition is False, which compute nothing."""
+
+    def differentiable(
+        self,
+        compute: Callable[..., T],
+        gradients: Callable[[tuple[Array, ...], T, T], tuple[Array | None, ...]],
+        /,
+    ) -> Callable[..., T]:
+        """Return `compute`, differentiated by `gradients(arrays, results, cotangents of the results)`."""
+
+    def pullback(
+        self, compute: Callable[..., T], /, *arrays: Array
+    ) -> tuple[T, Callable[[T], tuple[Array, ...]]]:
+        """Return `compute(*arrays)`, and the function from its cotangents to the gradients of the arrays."""
+
+    def part(self, array: Array, parts: Sequence[Part], /) -> Array:
+        """Return a part of an array."""
+
+    def with_part(self, array: Array, part: Array, parts: Sequence[Part], /) -> Array:
+        """Return an array with another part."""
 
 
 Override: TypeAlias = Callable[[str, Mapping[str, object], Mapping[str, object]], Any]

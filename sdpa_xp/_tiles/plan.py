@@ -110,7 +110,9 @@ def plan_tiles(grid: ScoreGrid, group: int, widths: int) -> Plan:
     if grid.is_traced and not is_empty and grid.library.has_loops() and _is_too_many(heads * queries * keys):
         # An iteration computes about as many scores as a tile of a device.
         most_rows = max(SMALLEST_SIDE, DEVICE.scores // (heads * keys))
-        iterations = -(-queries // most_rows)
+        least = -(-queries // most_rows)
+        # Blocks without remainder can have rows from everywhere: see `_attend_in_a_loop`.
+        iterations = next((n for n in range(least, 2 * least) if queries % n == 0), least)
         return Plan(queries, keys, -(-queries // iterations), keys, is_loop=True)
     if grid.is_traced or is_empty or keys == 0:
         return Plan(queries, keys, max(1, queries), max(1, keys), is_empty)

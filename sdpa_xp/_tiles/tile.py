@@ -15,14 +15,24 @@ LeadingSlice: TypeAlias = tuple[range, ...]
 
 
 class RowBlock(NamedTuple):
-    """`length` queries from `start` on, inside of a loop that a compiler runs: no one knows `start` before."""
+    """Every `step`-th query from `start` on, in a loop that a compiler runs: no one knows `start` before."""
 
     start: Array
     length: int
+    step: int = 1
 
     def slice_rows(self, array: Array) -> Array:
         """Return the block's rows of an array that broadcasts to (..., L, width)."""
         return array if array.ndim < 2 or array.shape[-2] == 1 else library_of(array).rows_from(array, *self)
+
+
+class WindowPlace(NamedTuple):
+    """Where a window of the grid lies, in a program that several devices run: each device has its own place."""
+
+    query_start: Array
+    key_start: Array
+    queries: int
+    keys: int
 
 
 class Tile(NamedTuple):
@@ -39,9 +49,14 @@ class Tile(NamedTuple):
     origin: tuple[int, ...] | None = None
     """The index (..., Hq, L, S) at which the arrays of masks and biases begin, if they hold one window of the
     grid; None if they hold all of it."""
+    placement: WindowPlace | None = None
+    """The window of `rows` and `columns` that is computed now, in which `block` counts; None is all of it.
+    Masks answer for all of `rows` and `columns`. The arrays of masks and biases hold the window alone."""
 
     def slice(self, array: Array) -> Array:
         """Return the tile's part of an array that broadcasts to (..., Hq, L, S); an axis of 1 stays."""
+        if self.placement is not None:
+            return array if self.block is None else self.block.slice_rows(array)
         ranges = (*(self.leading or ()), self.rows, self.columns)
         if self.origin is not None:
             ranges = tuple(shifted(r, -first) for r, first in zip(ranges, self.origin, strict=True))
@@ -74,8 +89,7 @@ class Tile(NamedTuple):
     def shape(self) -> Shape:
         """The shape of the tile's scores, (..., Hq, rows, columns)."""
         leading = self.grid.leading_shape if self.leading is None else tuple(map(len, self.leading))
-        rows = len(self.rows) if self.block is None else self.block.length
-        return (*leading, rows, len(self.columns))
+        return (*leading, len(self._known_rows), len(self._known_columns))
 
     @property
     def first_position(self) -> int:
@@ -90,17 +104,36 @@ class Tile(NamedTuple):
     @property
     def query_index(self) -> Array:
         """The position of each query among the keys, (rows, 1)."""
-        # Inside a loop the numbers of the rows are known only relative to the start of the block.
-        rows = self.rows if self.block is None else range(self.block.length)
-        index = self.grid.arange(rows.start + self.grid.position, rows.stop + self.grid.position)
-        if self.block is not None:
-            index = index + self.block.start
+        rows, position = self._known_rows, self.grid.position
+        if self.block is None:
+            index = self.grid.arange(rows.start + position, rows.stop + position)
+        else:
+            index = self.grid.arange(0, self.block.length)
+            index = index if self.block.step == 1 else index * self.block.step
+            index = index + (self.block.start + position if position else self.block.start)
+        if self.placement is not None:
+            index = index + self.placement.query_start
         return self.grid.xp.expand_dims(index, axis=-1)
 
     @property
     def key_index(self) -> Array:
         """The number of each key, (1, columns)."""
-        return self.grid.xp.expand_dims(self.grid.arange(self.columns.start, self.columns.stop), axis=0)
+        columns = self._known_columns
+        index = self.grid.arange(columns.start, columns.stop)
+        if self.placement is not None:
+            index = index + self.placement.key_start
+        return self.grid.xp.expand_dims(index, axis=0)
+
+    @property
+    def _known_rows(self) -> range:
+        """The numbers of the rows, counted within the block or from the start of the placement."""
+        if self.block is not None:
+            return range(self.block.length)
+        return self.rows if self.placement is None else range(self.placement.queries)
+
+    @property
+    def _known_columns(self) -> range:
+        return self.columns if self.placement is None else range(self.placement.keys)
 
     @property
     def indices(self) -> tuple[Array, Array, Array, Array]:

@@ -101,6 +101,15 @@ def test_tasks_grow_with_the_blocks_alone() -> None:
     assert by_stage == {"partial": 256, "merge": 16 * 4, "output": 16}
 
 
+@pytest.mark.parametrize(("rows", "columns", "merges"), [(2, 8, 0), (3, 9, 2), (1, 40, 5), (2, 65, 9 + 2)])
+def test_merges_of_a_chunk_of_queries(rows: int, columns: int, merges: int) -> None:
+    """The formula of docs/explanation/scaling.md: a tree of eight, whose root is the task of the output."""
+    query, key = (of_length(2 * n, 2, heads=1) for n in (rows, columns))
+    output = scaled_dot_product_attention(query, key, key)
+    found = [len(blocks(output, stage)) for stage in ("partial", "merge", "output")]
+    assert found == [rows * columns, rows * merges, rows]
+
+
 def test_a_long_window_has_as_many_tasks_as_it_is_long() -> None:
     x = of_length(400, 4, heads=1)
     assert len(blocks(scaled_dot_product_attention(x, x, x, masks.sliding_window(7, 0)))) == 1 + 2 + 98 * 3

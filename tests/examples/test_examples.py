@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -12,7 +15,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 OF_ONE = ["after_an_rnn", "in_a_cnn", "in_scikit_learn", "unbatched_masks"]
 OF_ANY = ["blocks", "causal_module", "departments", "large_negative", "one_query"]
 OF_WEIGHTS = ["minute"]
-ELSEWHERE = ["key_holders", "minilm"]
+ELSEWHERE = ["key_holders", "million_keys", "minilm"]
 
 
 def test_each_is_run() -> None:
@@ -57,6 +60,18 @@ def test_bytes_of_a_state(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed.count("256 bytes out, 260 bytes back") == 2
     assert "keys=30000:50000 in states[1] and states[2]" in printed
     assert "no state over keys=30000:50000" in printed
+
+
+@pytest.mark.needs("dask", "distributed", "zarr")
+def test_a_million_keys_in_a_worker_that_cannot_hold_them() -> None:
+    """A worker that needs more than its limit is killed, and here its tasks are not tried again."""
+    once = os.environ | {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0"}
+    command = [sys.executable, str(EXAMPLES / "million_keys.py")]
+    done = subprocess.run(command, env=once, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "1,000,000 keys and values take 488 MiB" in done.stdout
+    assert done.stdout.count("100% Completed") == 3
+    assert "For 32 of them, the nearest of 1,000,000 keys" in done.stdout
 
 
 def test_picture_of_the_hull(tmp_path: Path) -> None:

@@ -1,0 +1,231 @@
+"""Around the ring: each device meets the keys that come by, and merges the states over them.
+
+Liu, Zaharia and Abbeel, "Ring Attention with Blockwise Transformers", arXiv 2310.01889, section 3.
+
+A device sends keys on while it computes with them. Gradients of keys travel with the keys: each device adds its
+part, and the last one sends them home. So a device holds two blocks of keys at a time, for gradients too, which
+compute the scores of a block again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias, TypeVar
+
+from sdpa_xp._core.online_softmax import finite_shift, merge
+from sdpa_xp._libraries import FLOATING, astype_if_needed, dtype_name
+from sdpa_xp._libraries.protocols import Array, Part
+from sdpa_xp._ring.blocks import (
+    BlockPlace,
+    Operands,
+    RingCall,
+    State,
+    columns_of,
+    operands_of,
+    parts_of_array,
+    rows_of,
+    state_of,
+)
+
+T = TypeVar("T")
+V = TypeVar("V")
+KeysAndValues: TypeAlias = tuple[Array, Array]
+Meet: TypeAlias = Callable[[KeysAndValues, V, T, Array], tuple[V, T]]
+"""What a device does with keys that have come by: (keys, what travels with them, what stays, step)."""
+
+
+class Gradients(NamedTuple):
+    """Sums over the blocks of a device."""
+
+    query: Array
+    arrays: tuple[Array, ...]
+    """Of the floating ones among `Operands.arrays`."""
+
+
+def attend(call: RingCall, operands: Operands) -> State:
+    """Return attention of the queries of each device over the keys of all of them; it can be differentiated."""
+
+    def compute(*arrays: Array) -> State:
+        return _attend(call, _operands(arrays))
+
+    def pull_back(arrays: tuple[Array, ...], state: State, cotangents: State) -> tuple[Array | None, ...]:
+        return _gradients(call, _operands(arrays), state, cotangents)
+
+    state: State = call.ring.differentiable(compute, pull_back)(*operands[:3], *operands.arrays)
+    return state
+
+
+def _operands(arrays: tuple[Array, ...]) -> Operands:
+    query, key, value, *rest = arrays
+    return Operands(query, key, value, tuple(rest))
+
+
+def _attend(call: RingCall, operands: Operands) -> State:
+    xp, ring, dtype = call.grid.xp, call.ring, call.grid.dtype
+    shape = (*call.grid.leading_shape, operands.query.shape[-2])
+    state = (
+        xp.zeros((*shape, operands.value.shape[-1]), dtype=dtype, device=None),
+        xp.full(shape, -math.inf, dtype=dtype, device=None),
+    )
+
+    def meet(keys: KeysAndValues, travelling: tuple[()], state: State, step: Array) -> tuple[tuple[()], State]:
+        present = operands._replace(key=keys[0], value=keys[1])
+
+        def compute(place: BlockPlace, state: State) -> State:
+            new = state_of(call, operands_of(call, present, place), place)
+            output, lse = merge(xp, [_rows_of(call, state, place), new])
+            return (
+                ring.with_part(state[0], output, rows_of(call, place)),
+                ring.with_part(state[1], lse, rows_of(call, place, -1)),
+            )
+
+        return travelling, _at_blocks(call, step, compute, state)
+
+    keys = operands.key, operands.value
+    for walk in call.schedule.walks:
+        begun = keys if walk.steps[0] == 0 else ring.sent(keys, walk.direction)
+        _, state = _walk(call, walk.direction, walk.steps, begun, (), state, meet)
+    return state
+
+
+def _gradients(call: RingCall, operands: Operands, state: State, cotangents: State) -> tuple[Array | None, ...]:
+    """Return the gradients of all that a device holds, from its state and the cotangents of the state."""
+    xp, ring, dtype = call.grid.xp, call.ring, call.grid.dtype
+    floating = [n for n, array in enumerate(operands.arrays) if dtype_name(array.dtype) in FLOATING]
+
+    def zeros(array: Array) -> Array:
+        return xp.zeros(array.shape, dtype=dtype, device=None)
+
+    def added(total: Array, part: Array, parts: list[Part]) -> Array:
+        return ring.with_part(total, ring.part(total, parts) + part, parts)
+
+    def meet(
+        keys: KeysAndValues, travelling: KeysAndValues, staying: Gradients, step: Array
+    ) -> tuple[KeysAndValues, Gradients]:
+        present = operands._replace(key=keys[0], value=keys[1])
+
+        def compute(
+            place: BlockPlace, sums: tuple[KeysAndValues, Gradients]
+        ) -> tuple[KeysAndValues, Gradients]:
+            (of_key, of_value), staying = sums
+            contribution = _gradients_of_block(call, present, place, state, cotangents, floating)
+            columns = columns_of(call, place)
+            of_arrays = tuple(
+                added(total, part, parts_of_array(call, number, operands.arrays[number], place))
+                for total, part, number in zip(staying.arrays, contribution.arrays, floating, strict=True)
+            )
+            of_query = added(staying.query, contribution.query, rows_of(call, place))
+            of_keys = added(of_key, contribution.key, columns), added(of_value, contribution.value, columns)
+            return of_keys, Gradients(of_query, of_arrays)
+
+        return _at_blocks(call, step, compute, (travelling, staying))
+
+    keys = operands.key, operands.value
+    nothing = zeros(operands.key), zeros(operands.value)
+    staying = Gradients(zeros(operands.query), tuple(zeros(operands.arrays[number]) for number in floating))
+    of_keys, staying = meet(keys, nothing, staying, _number(call, 0))
+    for walk in call.schedule.walks:
+        steps = tuple(step for step in walk.steps if step)
+        if steps:
+            begun = ring.sent(keys, walk.direction)
+            travelled, staying = _walk(call, walk.direction, steps, begun, nothing, staying, meet)
+            home = ring.sent(travelled, -steps[-1])
+            of_keys = of_keys[0] + home[0], of_keys[1] + home[1]
+    of_arrays = dict(zip(floating, staying.arrays, strict=True))
+    numbers = range(len(operands.arrays))
+    computed = (staying.query, *of_keys, *(of_arrays.get(number) for number in numbers))
+    return tuple(
+        None if gradient is None else astype_if_needed(xp, gradient, array.dtype)
+        for gradient, array in zip(computed, (*operands[:3], *operands.arrays), strict=True)
+    )
+
+
+def _gradients_of_block(
+    call: RingCall,
+    operands: Operands,
+    place: BlockPlace,
+    state: State,
+    cotangents: State,
+    floating: list[int],
+) -> Operands:
+    r"""Return what a block contributes; of the arrays only to the `floating` ones.
+
+    The output is $\sum_b w_b o_b$ with $w_b = \exp(lse_b - lse)$, so a block's output has the cotangent
+    $w_b\,do$, and its log-sum-exp $w_b (dlse + do \cdot (o_b - o))$.
+    """
+    xp = call.grid.xp
+    block = operands_of(call, operands, place)
+
+    def compute(query: Array, key: Array, value: Array, *floating_arrays: Array) -> State:
+        arrays = [*block.arrays]
+        for number, array in zip(floating, floating_arrays, strict=True):
+            arrays[number] = array
+        return state_of(call, Operands(query, key, value, tuple(arrays)), place)
+
+    differentiated = (*block[:3], *(block.arrays[number] for number in floating))
+    wide = [astype_if_needed(xp, array, call.grid.dtype) for array in differentiated]
+    (of_block, lse_of_block), pull_back = call.ring.pullback(compute, *wide)
+    output, lse = _rows_of(call, state, place)
+    of_output, of_lse = _rows_of(call, cotangents, place)
+    weight = xp.exp(lse_of_block - finite_shift(xp, lse))
+    change = xp.sum(of_output * (of_block - output), axis=-1)
+    query, key, value, *arrays = pull_back(
+        (of_output * xp.expand_dims(weight, axis=-1), weight * (of_lse + change))
+    )
+    return Operands(query, key, value, tuple(arrays))
+
+
+def _walk(
+    call: RingCall,
+    direction: int,
+    steps: tuple[int, ...],
+    keys: KeysAndValues,
+    travelling: V,
+    staying: T,
+    meet: Meet[V, T],
+) -> tuple[V, T]:
+    """Let keys travel by one device from step to step; they are sent while they are computed with."""
+    ring = call.ring
+
+    def go(carried: tuple[KeysAndValues, V, T], step: Array) -> tuple[KeysAndValues, V, T]:
+        keys, travelling, staying = carried
+        following = ring.sent(keys, direction)
+        travelling, staying = meet(keys, travelling, staying, step)
+        return following, ring.sent(travelling, direction), staying
+
+    keys, travelling, staying = ring.repeated(go, (keys, travelling, staying), steps[:-1])
+    return meet(keys, travelling, staying, _number(call, steps[-1]))
+
+
+def _at_blocks(call: RingCall, step: Array, compute: Callable[[BlockPlace, T], T], state: T) -> T:
+    """Compute each block of this device at a step in which a pair may attend."""
+    ring, schedule, xp = call.ring, call.schedule, call.grid.xp
+    count, me = schedule.pieces_each, ring.number()
+    owner = (me - step) % schedule.devices
+    pieces = xp.asarray(schedule.pieces, dtype=xp.int32, device=None)
+    blocks = xp.asarray(schedule.blocks, dtype=xp.bool, device=None)
+
+    def meet_block(state: T, number: Array) -> T:
+        row, column = number // count, number % count
+        place = BlockPlace(
+            row * schedule.queries,
+            column * schedule.keys,
+            pieces[me, row] * schedule.queries,
+            pieces[owner, column] * schedule.keys,
+        )
+        if schedule.is_full:
+            return compute(place, state)
+        return ring.only_if(blocks[me, owner, row, column], lambda state: compute(place, state), state)
+
+    return ring.repeated(meet_block, state, range(count * count))
+
+
+def _rows_of(call: RingCall, state: State, place: BlockPlace) -> State:
+    output, lse = state
+    part = call.ring.part
+    return part(output, rows_of(call, place)), part(lse, rows_of(call, place, -1))
+
+
+def _number(call: RingCall, number: int) -> Array:
+    return call.grid.xp.asarray(number, dtype=call.grid.xp.int32, device=None)
