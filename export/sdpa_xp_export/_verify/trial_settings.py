@@ -18,10 +18,13 @@ LARGE = 100.0
 HUGE = {"float16": 8e3, "bfloat16": 3e4, "float32": 3e4, "float64": 3e4}
 """The size of huge scores by the dtype of the query: -1e4 in place of -inf shows beside them."""
 
-DEFAULT_NUMBERS, THOROUGH_NUMBERS = 2**25, 2**27
-"""The most scores, or numbers in an input, of one run. 2**25 float32 are 134 MB."""
+DEFAULT_NUMBERS, THOROUGH_NUMBERS = 9 * 2**22, 9 * 2**24
+"""The most scores, or numbers in an input, of one run: 38 and 151 million. A form that keeps all scores takes
+some 14 bytes for each of them in float32. A window of 4,096 has room for 2 heads, and for 8."""
 LONGEST, THOROUGH_LONGEST = 2053, 4099
 """The longest length that does not follow from a number of the call. It is prime, so no block ends there."""
+LARGE_BATCH = 7
+"""The largest batch that a call is tried with by default."""
 DRAWS_OF_FIXED = 3
 """A call whose lengths are all fixed is drawn so many times with each size of scores."""
 MOST_CONSTANTS = 6
@@ -49,7 +52,7 @@ def trial_settings(call: ExportCall, blocks: Sequence[int] = (), *, thorough: bo
     most = THOROUGH_NUMBERS if thorough else DEFAULT_NUMBERS
     chosen = LengthsOfCall(call, most)
     small = list(several_lengths(call))
-    many, blocky = chosen(19, 23, batch=7), chosen(130, 141)
+    many, blocky = chosen(19, 23, batch=LARGE_BATCH), chosen(130, 141)
     at_numbers = list(_at_numbers(call, chosen, blocks, thorough=thorough))
     ordinary = [*small, many, *chosen.around_an_empty_past(), blocky, *at_numbers]
     settings = [Setting(lengths) for lengths in (*ordinary, *_longest(call, chosen, thorough=thorough))]
