@@ -40,8 +40,8 @@ class ExpectedRows:
 
     @property
     def largest(self) -> float:
-        """The largest value, or sum of sizes."""
-        return max(largest_of(self.reference), largest_of(self.terms))
+        """The largest sum of sizes, which no value exceeds."""
+        return largest_of(self.terms)
 
     @property
     def textbook_error(self) -> float:
