@@ -19,9 +19,18 @@ from sdpa_xp._tiles.tile import RowBlock
 
 
 def attend(
-    scores: Scores, value: KeyValueSource, plan: Plan, dtype: Dtype, *, with_lse: bool = True
+    scores: Scores,
+    value: KeyValueSource,
+    plan: Plan,
+    dtype: Dtype,
+    *,
+    with_lse: bool = True,
+    in_parts: bool = False,
 ) -> tuple[Array, Array | None]:
-    """Return output (..., Hq, L, Ev) in `dtype`, and log-sum-exp (..., Hq, L) in the accumulation dtype."""
+    """Return output (..., Hq, L, Ev) in `dtype`, and log-sum-exp (..., Hq, L) in the accumulation dtype.
+
+    With `in_parts` the log-sum-exp is (2, ..., Hq, L): the second part is what the rounding of the first lost.
+    """
     xp, grid, bound = scores.xp, scores.grid, ScoreNormBound({})
 
     def compute(task: Task) -> tuple[Array, Array | None]:
@@ -29,11 +38,12 @@ def attend(
         if task.leading is not None:
             values = value.slice_leading(key_leading_slice(task.leading, scores.group))
         result = attend_rows(scores.slice_leading(task.leading), values, plan, task.rows, bound)
-        return astype_if_needed(xp, result.output, dtype), result.lse(xp) if with_lse else None
+        lse = (result.lse_parts(xp) if in_parts else result.lse(xp)) if with_lse else None
+        return astype_if_needed(xp, result.output, dtype), lse
 
     if plan.is_one_task:
         return compute(Task(None, range(plan.queries)))
-    if plan.is_loop:
+    if plan.is_loop and not in_parts:
         return _attend_in_a_loop(scores, value, plan, dtype, with_lse=with_lse)
     tasks = plan.tasks()
     # With autograd, on devices and in lazy libraries arrays are not written to. There a task has all heads (the
@@ -43,7 +53,8 @@ def attend(
         return xp.concat(outputs, axis=-2), xp.concat(lses, axis=-1) if with_lse else None
     shape = grid.shape[:-1]
     output = xp.zeros((*shape, value.width), dtype=dtype, device=grid.device)
-    lse = xp.zeros(shape, dtype=grid.dtype, device=grid.device) if with_lse else None
+    lse_shape = (2, *shape) if in_parts else shape
+    lse = xp.zeros(lse_shape, dtype=grid.dtype, device=grid.device) if with_lse else None
 
     def write(task: Task) -> None:
         ranges = *(task.leading or map(range, grid.leading_shape)), task.rows
@@ -51,7 +62,7 @@ def attend(
         with quiet(scores.query):  # here too: a library may keep this setting for each thread
             output[index], task_lse = compute(task)
         if lse is not None and task_lse is not None:
-            lse[index] = task_lse
+            lse[(..., *index)] = task_lse
 
     threads.run(write, tasks, plan.threads)
     return output, lse
