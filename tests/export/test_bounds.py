@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from calls import draw
 
+from sdpa_xp_export import TensorSpec
+from sdpa_xp_export._call.call import ExportOptions
+from sdpa_xp_export._call.checking import checked_call
 from sdpa_xp_export._verify.bounds import Compared, ExpectedRows, judge_copies, judge_rows, smallest
+from sdpa_xp_export._verify.trials import expected_rows
 
 EPS = 2.0**-23
 HALF = 2.0**-10
@@ -116,3 +121,18 @@ def test_nan_and_inf_have_no_bound(wrong: float) -> None:
     expected = ExpectedRows(np.asarray([1, wrong]), np.ones(2), np.ones(2), np.ones(2))
     assert within(Compared(np.asarray([1, wrong]), expected, 1.0))
     assert not within(Compared(np.asarray([1, 1.0]), expected, 1.0))
+
+
+def test_large_scores_in_float64_have_the_error_of_float32_scaled_down() -> None:
+    """The reference rounds scores of thousands as the textbook formula does: their difference shows nothing."""
+    query, key, value = draw(np.random.default_rng(0), (5, 8), (200, 8), (200, 3), dtype="float64")
+    bias = 4000 + np.asarray(np.arange(200) % 2, np.float64) / 3
+    plain = {"attn_mask": None, "scale": 0.3, "softcap": None, "sinks": None}
+    arguments = {"query": query, "key": key, "value": value, **plain, "bias": (bias[None],)}
+    qkv = TensorSpec("float64", ("L", 8))
+    call = checked_call("test", qkv, qkv, qkv, ExportOptions())
+    narrow = {name: x.astype(np.float32) for name, x in (("query", query), ("key", key), ("value", value))}
+    error = expected_rows(call, arguments, "float64")["output"].textbook_error
+    of_float32 = expected_rows(call, arguments | narrow, "float32")["output"].textbook_error
+    assert error == pytest.approx(of_float32 * 2.0**-29, rel=1e-3)
+    assert error > 100 * 2.0**-52

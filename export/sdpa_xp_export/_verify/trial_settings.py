@@ -6,11 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._dtypes.promotion import INTEGERS
 from sdpa_xp_export._verify.constants import constants
-from sdpa_xp_export._verify.random_inputs import IntegerChoice
+from sdpa_xp_export._verify.random_inputs import OperandChoice
 from sdpa_xp_export._verify.trial_lengths import Lengths, LengthsOfCall, several_lengths, shown_lengths
 
 LARGE = 100.0
@@ -23,6 +24,8 @@ DEFAULT_NUMBERS, THOROUGH_NUMBERS = 9 * 2**22, 9 * 2**24
 some 14 bytes for each of them in float32. A window of 4,096 has room for 2 heads, and for 8."""
 LONGEST, THOROUGH_LONGEST = 2053, 4099
 """The longest length that does not follow from a number of the call. It is prime, so no block ends there."""
+SMALL = 9
+"""Each number up to this one is tried as the number of queries, as the number of keys, and as the batch."""
 LARGE_BATCH = 7
 """The largest batch that a call is tried with by default."""
 DRAWS_OF_FIXED = 3
@@ -33,18 +36,21 @@ MOST_CONSTANTS = 6
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The lengths of one trial, the size of its scores, and the values of its integer inputs."""
+    """The lengths of one trial, the size of its scores, its integer inputs, and whether it has a NaN."""
 
     lengths: Mapping[str, int]
     size: float = 1.0
-    integers: IntegerChoice = "drawn"
+    operands: OperandChoice = "drawn"
+    nan_in: Literal["", "query", "key", "value"] = ""
+    """The input that has a NaN which some query attends."""
 
     @property
     def shown(self) -> str:
         """The setting as a report shows it."""
         scores = "" if self.size == 1 else ", large scores" if self.size == LARGE else ", huge scores"
-        chosen = "" if self.integers == "drawn" else f", {self.integers} integers"
-        return f"{shown_lengths(self.lengths)}{scores}{chosen}"
+        chosen = "" if self.operands == "drawn" else f", {self.operands}"
+        nan = f", NaN in a {self.nan_in}" if self.nan_in else ""
+        return f"{shown_lengths(self.lengths)}{scores}{chosen}{nan}"
 
 
 def trial_settings(call: ExportCall, blocks: Sequence[int] = (), *, thorough: bool = False) -> list[Setting]:
@@ -54,16 +60,38 @@ def trial_settings(call: ExportCall, blocks: Sequence[int] = (), *, thorough: bo
     small = list(several_lengths(call))
     many, blocky = chosen(19, 23, batch=LARGE_BATCH), chosen(130, 141)
     at_numbers = list(_at_numbers(call, chosen, blocks, thorough=thorough))
-    ordinary = [*small, many, *chosen.around_an_empty_past(), blocky, *at_numbers]
+    ordinary = [*small, *_small(chosen), many, *chosen.around_an_empty_past(), blocky, *_other_sizes(chosen)]
+    ordinary += at_numbers
     settings = [Setting(lengths) for lengths in (*ordinary, *_longest(call, chosen, thorough=thorough))]
     settings += [Setting(lengths, LARGE) for lengths in (*small, many, blocky)]
     settings += [Setting(lengths, HUGE[call.query.dtype]) for lengths in small[:2]]
-    if any(spec.dtype in INTEGERS for spec in call.inputs.values()):
-        ends: tuple[IntegerChoice, ...] = ("least", "most")
-        settings += [Setting(lengths, integers=end) for lengths in (small[0], many) for end in ends]
+    inputs: tuple[Literal["query", "key", "value"], ...] = ("query", "key", "value")
+    settings += [Setting(lengths, nan_in=name) for lengths in (many, blocky) for name in inputs]
+    settings += [Setting(lengths, operands=end) for lengths in (small[0], many) for end in _ends(call)]
     if thorough:
         settings += _thorough(call, chosen, at_numbers)
     return list(_affordable(settings, chosen))
+
+
+def _small(chosen: LengthsOfCall) -> Iterator[Lengths]:
+    """Yield each number up to 9 as the number of queries, of keys, and as the batch."""
+    for length in range(1, SMALL + 1):
+        yield chosen(length, (length + 3) % SMALL + 1, batch=2 * length % SMALL + 1)
+
+
+def _other_sizes(chosen: LengthsOfCall) -> Iterator[Lengths]:
+    """Yield lengths that are multiples of powers of 2, and some lengths with a batch."""
+    yield from (chosen(64, 64), chosen(1024, 1024))
+    yield from (chosen(150, 161, batch=3), chosen(520, 531, batch=2))
+
+
+def _ends(call: ExportCall) -> Iterator[OperandChoice]:
+    """Yield the ends of the range of the inputs that have some."""
+    dtypes = {spec.dtype for spec in call.inputs.values()}
+    if dtypes & set(INTEGERS):
+        yield from ("least integers", "most integers")
+    if "bool" in dtypes:
+        yield from ("mask of False", "mask of True")
 
 
 def short_settings(call: ExportCall) -> list[Setting]:
