@@ -54,11 +54,11 @@ def verify(
 ) -> Report:
     """Run `model` in onnxruntime against the float64 reference.
 
-    The inputs are random. Their lengths follow from the call: small ones, a batch of 7, lengths on both sides
+    The inputs are random. Their lengths follow from the call: all lengths and batches up to 9, both sides
     of each number in a mask or a bias and of each block of the graph, and up to 2,053 as far as 38 million
     scores allow. An empty past is among them, and so are the least and the most that integers may be. Some runs
     have scores of hundreds, and some of ten thousands. Masks have rows without a key, lengths are ragged, and
-    keys that no query attends hold NaN.
+    keys that no query attends hold NaN. In some runs a query, a key or a value that is attended holds NaN.
 
     Of a long run the reference computes a sample of rows: the first, the last, those beside each of these
     numbers, and some at random.
@@ -80,7 +80,8 @@ def verify(
 
     Returns:
         For each output of each run its error and the bound, the rows that were compared, the time and the peak
-            of memory; and for each node the provider that it ran on, as the profile of the run states it.
+            of memory; for each node the provider that it ran on, as the profile of the run states it; and the
+            numbers of the call that no run goes beyond, since the scores would be too many.
 
     Raises:
         TypeError: An argument of another type; names it.
