@@ -117,7 +117,17 @@ def test_small_numbers_multiples_and_batches(keys: str) -> None:
     for number in (64, 1024):
         assert any(queries == count == number for _, queries, count in lengths)
     assert any(batch > 2 and queries > 128 for batch, queries, _ in lengths)
-    assert any(batch > 1 and queries > 512 for batch, queries, _ in lengths)
+    assert any(batch > 2 and queries > 512 for batch, queries, _ in lengths)
+    large = [setting.lengths for setting in trial_settings(of(keys=keys)) if setting.size == LARGE]
+    assert any(each["B"] > 2 and each["L"] > 512 for each in large)
+
+
+def test_one_query_beside_few_and_many_keys() -> None:
+    cached = of(past_key=PAST, past_value=PAST)
+    pasts = {each.lengths["P"] for each in trial_settings(cached) if each.lengths["L"] == 1}
+    assert set(range(1, 10)) <= pasts
+    assert max(pasts) > 2000
+    assert any(queries == 1 and keys > 2000 for _, queries, keys in lengths_of(of(keys="S")))
 
 
 def test_each_input_has_a_nan_once() -> None:

@@ -58,12 +58,12 @@ def trial_settings(call: ExportCall, blocks: Sequence[int] = (), *, thorough: bo
     most = THOROUGH_NUMBERS if thorough else DEFAULT_NUMBERS
     chosen = LengthsOfCall(call, most)
     small = list(several_lengths(call))
-    many, blocky = chosen(19, 23, batch=LARGE_BATCH), chosen(130, 141)
+    many, blocky, other_sizes = chosen(19, 23, batch=LARGE_BATCH), chosen(130, 141), list(_other_sizes(chosen))
     at_numbers = list(_at_numbers(call, chosen, blocks, thorough=thorough))
-    ordinary = [*small, *_small(chosen), many, *chosen.around_an_empty_past(), blocky, *_other_sizes(chosen)]
+    ordinary = [*small, *_small(chosen), many, *chosen.around_an_empty_past(), blocky, *other_sizes]
     ordinary += at_numbers
     settings = [Setting(lengths) for lengths in (*ordinary, *_longest(call, chosen, thorough=thorough))]
-    settings += [Setting(lengths, LARGE) for lengths in (*small, many, blocky)]
+    settings += [Setting(lengths, LARGE) for lengths in (*small, many, blocky, other_sizes[-1])]
     settings += [Setting(lengths, HUGE[call.query.dtype]) for lengths in small[:2]]
     inputs: tuple[Literal["query", "key", "value"], ...] = ("query", "key", "value")
     settings += [Setting(lengths, nan_in=name) for lengths in (many, blocky) for name in inputs]
@@ -74,15 +74,17 @@ def trial_settings(call: ExportCall, blocks: Sequence[int] = (), *, thorough: bo
 
 
 def _small(chosen: LengthsOfCall) -> Iterator[Lengths]:
-    """Yield each number up to 9 as the number of queries, of keys, and as the batch."""
+    """Yield each number up to 9 as the number of queries, of keys, of past tokens, and as the batch."""
     for length in range(1, SMALL + 1):
         yield chosen(length, (length + 3) % SMALL + 1, batch=2 * length % SMALL + 1)
+        if chosen.past:
+            yield chosen(1, length + 1, batch=2)
 
 
 def _other_sizes(chosen: LengthsOfCall) -> Iterator[Lengths]:
     """Yield lengths that are multiples of powers of 2, and some lengths with a batch."""
     yield from (chosen(64, 64), chosen(1024, 1024))
-    yield from (chosen(150, 161, batch=3), chosen(520, 531, batch=2))
+    yield from (chosen(150, 161, batch=LARGE_BATCH), chosen(520, 531, batch=3))
 
 
 def _ends(call: ExportCall) -> Iterator[OperandChoice]:
@@ -122,11 +124,11 @@ def _at_numbers(
 def _longest(call: ExportCall, chosen: LengthsOfCall, *, thorough: bool) -> Iterator[Lengths]:
     """Yield the longest lengths that there is room for, twice as long as any number if possible.
 
-    They are those of queries and keys together, and of each of them beside a few of the other.
+    They are those of queries and keys together, and of each of them beside one or a few of the other.
     """
     wanted = max(THOROUGH_LONGEST if thorough else LONGEST, 2 * max(constants(call), default=0) + 7)
     if call.sizes.queries != call.sizes.keys:
-        yield from (chosen(3, wanted), chosen(wanted, 3))
+        yield from (chosen(1, wanted), chosen(3, wanted), chosen(wanted, 3))
     side = math.isqrt(chosen.most // max(chosen.heads, 1))
     yield chosen(wanted, wanted + 6) if wanted <= side else chosen(side - 7, side - 1)
 
