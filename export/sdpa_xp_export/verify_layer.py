@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from sdpa_xp_export._layer import named_outputs, with_parameters
 from sdpa_xp_export._model.external_data import check_holds_data
 from sdpa_xp_export._model.large_model import LargeModel, Model
 from sdpa_xp_export._runtime.releases import ProviderName
-from sdpa_xp_export._runtime.session import profiled_session, providers, version
+from sdpa_xp_export._runtime.session import TimedRun, profiled_session, providers, version
 from sdpa_xp_export._verify.agreement import EPS, judge_together
 from sdpa_xp_export._verify.layer_trials import (
     Draw,
@@ -112,22 +112,25 @@ def verify_layer(
         with profiled_session(model, name) as session:
             timed = [session.timed(case.inputs) for case in cases]
         placements += session.placements
-        for output in cases[0].exact:
-            results = [run.outputs[output] for run in timed]
-            dtype = _judged_dtype(results[0], cases[0].direct[output], cases[0].inputs)
-            triples = [
-                (result, case.exact[output], case.direct[output])
-                for result, case in zip(results, cases, strict=True)
-            ]
-            for case, run, agreement in zip(cases, timed, judge_together(triples, dtype), strict=True):
-                longest = max(case.lengths.values(), default=0)
-                count = math.prod(case.exact[output].shape[:-1])
-                shown = shown_lengths(case.lengths)
-                runs.append(
-                    Run(shown, name, output, agreement, run.seconds, run.peak_bytes, longest, count, count)
-                )
+        runs += _judged(cases, timed, name)
     form, reason = _forms(model)
     return LayerReport(form, reason, version(), tuple(runs), tuple(placements), tuple(left_out))
+
+
+def _judged(cases: Sequence[_LayerCase], timed: Sequence[TimedRun], provider: str) -> Iterator[Run]:
+    """Yield a run for each output and case, by one bound for all cases of an output."""
+    for output in cases[0].exact:
+        results = [run.outputs[output] for run in timed]
+        dtype = _judged_dtype(results[0], cases[0].direct[output], cases[0].inputs)
+        triples = [
+            (result, case.exact[output], case.direct[output])
+            for result, case in zip(results, cases, strict=True)
+        ]
+        for case, run, agreement in zip(cases, timed, judge_together(triples, dtype), strict=True):
+            longest = max(case.lengths.values(), default=0)
+            count = math.prod(case.exact[output].shape[:-1])
+            shown = shown_lengths(case.lengths)
+            yield Run(shown, provider, output, agreement, run.seconds, run.peak_bytes, longest, count, count)
 
 
 @dataclass(frozen=True, slots=True)
