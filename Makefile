@@ -32,7 +32,7 @@ REDUCED := 1.23.2 1.28.0
 RELEASES := 1.23.2 1.24.4 1.26.0 1.28.0
 
 .NOTPARALLEL:
-.PHONY: demo test test-fast check bench mutants agreement runtimes docs docs-serve docs-check release-check pins clean
+.PHONY: demo test test-fast check bench mutants agreement false-alarms runtimes docs docs-serve docs-check release-check pins clean
 
 demo: $(VENV)/demo
 	$(BIN)/sdpa-xp demo --force
@@ -66,6 +66,12 @@ mutants: $(VENV)/all
 
 agreement: $(VENV)/test
 	$(BIN)/python tests/agreement/measure.py
+
+# `verify` on right models, in each release. All of it takes hours; `make false-alarms PART=3/40` runs one model of 40.
+PART ?= 1/1
+false-alarms: $(VENV)/test $(RELEASES:%=$(VENV)/onnxruntime/%/installed)
+	set -e; for path in tests $(RELEASES:%=$(VENV)/onnxruntime/%:tests); do \
+		PYTHONPATH=$$path $(BIN)/python -m faults.false_alarms --part $(PART); done
 
 runtimes: $(VENV)/test $(RELEASES:%=$(VENV)/onnxruntime/%/installed)
 	PYTHONPATH=tests $(BIN)/python -m runtime.matrix

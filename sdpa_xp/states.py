@@ -81,10 +81,10 @@ def merge_states(
     checks.key_ranges("merge_states", key_ranges, len(parts), keys)
     with quiet(parts[0][0]):
         natural_states = [
-            (swap_heads_and_length(xp, output, layout), lse if base is None else lse * math.log(base))
+            (swap_heads_and_length(xp, output, layout), lse if base is None else lse * math.log(base), 0.0)
             for output, lse in parts
         ]
-        output, lse = merge(xp, natural_states)
+        output, lse, _ = merge(xp, natural_states)
         output = swap_heads_and_length(xp, xp.astype(output, parts[0][0].dtype, copy=False), layout)
         return AttentionState(cast(A, output), cast(A, to_base(lse, base)))
 

@@ -97,8 +97,9 @@ def export_attention(
             `cuda` has its own accumulation.
 
     Returns:
-        The model, which has passed onnx.checker in full. Its metadata hold the call, the form, the reason for
-            the form, and the runtime, from which `verify` knows what the model has to compute. Arrays in masks,
+        The model, which has passed onnx.checker in full. Its metadata hold the call, from which `verify` knows
+            what the model has to compute, a SHA-256 digest of the call and of the numbers in it, the form, the
+            reason for the form, and the runtime. Arrays in masks,
             biases, `scale` or `sinks` become initializers; beyond 1.75 GiB of these it is a LargeModel.
 
     Raises:

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # it needs onnx, and `Agreement` does not: `make test-fast` runs without
     from sdpa_xp_export._call.call import ExportCall
 
+SHOWN = 3
+"""A report in a line names so many things that were not tried, and counts the others."""
+
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
@@ -87,11 +90,14 @@ class LayerReport:
     """One entry for each output of each run."""
     placements: tuple[Placement, ...]
     """The nodes that ran."""
+    left_out: tuple[str, ...]
+    """What was not tried, a line each with the reason: lengths that a layer refused, or numbers of a call that
+    no run goes beyond, since the scores would be too many."""
 
     @property
     def agrees(self) -> bool:
-        """Whether every run stayed within its bound."""
-        return all(run.agreement.agrees for run in self.runs)
+        """Whether there are runs, and every run stayed within its bound."""
+        return bool(self.runs) and all(run.agreement.agrees for run in self.runs)
 
     @property
     def worst(self) -> Run:
@@ -126,8 +132,15 @@ class LayerReport:
                 f"error {agreement.absolute:.2g}, bound {agreement.bound:.2g}",
                 self.nodes,
                 *([f"fell back: {fallen}"] if fallen else []),
+                *([f"not tried: {_shortened(self.left_out)}"] if self.left_out else []),
             ]
         )
+
+
+def _shortened(lines: tuple[str, ...]) -> str:
+    """Return the first lines, and how many there are besides."""
+    more = len(lines) - SHOWN
+    return "; ".join([*lines[:SHOWN], *([f"and {more} more"] if more > 0 else [])])
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,6 +22,7 @@ from sdpa_xp_export._model.large_model import LargeModel, Model
 from sdpa_xp_export._runtime.releases import ProviderName
 from sdpa_xp_export._runtime.session import profiled_session, providers, version
 from sdpa_xp_export._verify.constants import constants
+from sdpa_xp_export._verify.left_out import left_out
 from sdpa_xp_export._verify.row_sample import DEFAULT_ROWS, THOROUGH_ROWS
 from sdpa_xp_export._verify.stated_call import (
     check_interface,
@@ -33,6 +36,9 @@ from sdpa_xp_export._verify.trial_settings import Setting, trial_settings
 from sdpa_xp_export._verify.trials import TrialOutcome, judge, outcome, trials
 from sdpa_xp_export.forms import tiled
 from sdpa_xp_export.report import Placement, Report, Run
+
+MANY_SCORES = 2**22
+"""Runs with more scores than that give their memory back."""
 
 
 def verify(
@@ -48,11 +54,11 @@ def verify(
 ) -> Report:
     """Run `model` in onnxruntime against the float64 reference.
 
-    The inputs are random. Their lengths follow from the call: small ones, a batch of 7, lengths on both sides
-    of each number in a mask or a bias and of each block of the graph, and up to 2,053 as far as 33 million
+    The inputs are random. Their lengths follow from the call: all lengths and batches up to 9, both sides
+    of each number in a mask or a bias and of each block of the graph, and up to 2,053 as far as 38 million
     scores allow. An empty past is among them, and so are the least and the most that integers may be. Some runs
     have scores of hundreds, and some of ten thousands. Masks have rows without a key, lengths are ragged, and
-    keys that no query attends hold NaN.
+    keys that no query attends hold NaN. In some runs a query, a key or a value that is attended holds NaN.
 
     Of a long run the reference computes a sample of rows: the first, the last, those beside each of these
     numbers, and some at random.
@@ -74,7 +80,8 @@ def verify(
 
     Returns:
         For each output of each run its error and the bound, the rows that were compared, the time and the peak
-            of memory; and for each node the provider that it ran on, as the profile of the run states it.
+            of memory; for each node the provider that it ran on, as the profile of the run states it; and the
+            numbers of the call that no run goes beyond, since the scores would be too many.
 
     Raises:
         TypeError: An argument of another type; names it.
@@ -105,7 +112,7 @@ def verify(
         loaded,
         stated,
         settings,
-        [*constants(stated), *blocks],
+        blocks,
         providers(provider),
         seed=seed,
         rows=THOROUGH_ROWS if thorough else DEFAULT_ROWS,
@@ -118,7 +125,7 @@ def verified(
     model: Model,
     call: ExportCall,
     settings: list[Setting],
-    borders: list[int],
+    blocks: list[int],
     on_providers: list[str],
     *,
     seed: int = 0,
@@ -126,29 +133,24 @@ def verified(
     from_metadata: bool = True,
     watch: Callable[[int, int, str], None] | None = None,
 ) -> Report:
-    """Run a model with each of `settings` on each provider, and compare it with its call."""
-    computed_in = computed_dtype(model, call)
+    """Run a model, which cuts its queries into `blocks`, with each of `settings` on each provider."""
+    computed_in, borders = computed_dtype(model, call), [*constants(call), *blocks]
+    done, total = itertools.count(1), len(on_providers) * len(settings)
     runs: list[Run] = []
     placements: list[Placement] = []
-    for number, provider in enumerate(on_providers):
-
-        def step(done: int, shown: str, number: int = number, provider: str = provider) -> None:
-            if watch is not None:
-                watch(
-                    number * len(settings) + done, len(on_providers) * len(settings), f"{shown} on {provider}"
-                )
-
+    for provider in on_providers:
         drawn = trials(
             call, settings, np.random.default_rng(seed), computed_in=computed_in, borders=borders, rows=rows
         )
         outcomes: list[TrialOutcome] = []
         measured: list[tuple[float, int | None]] = []
         with profiled_session(model, provider) as session:
-            for done, trial in enumerate(drawn, 1):
-                run = session.timed(trial.inputs)
+            for trial in drawn:
+                run = session.timed(trial.inputs, frees=math.prod(trial.pairs) > MANY_SCORES)
                 outcomes.append(outcome(call, trial, run.outputs))
                 measured.append((run.seconds, run.peak_bytes))
-                step(done, trial.shown)
+                if watch is not None:
+                    watch(next(done), total, f"{trial.shown} on {provider}")
         placements += session.placements
         for name, agreements in judge(call, outcomes, computed_in).items():
             for judged, agreement, (seconds, peak) in zip(outcomes, agreements, measured, strict=True):
@@ -157,7 +159,17 @@ def verified(
                     Run(judged.shown, provider, name, agreement, seconds, peak, longest, compared, whole)
                 )
     form, reason = (metadata_of(model).get(f"sdpa_xp.{key}", "unknown") for key in ("form", "reason"))
-    return Report(form, reason, version(), tuple(runs), tuple(placements), call, from_metadata, computed_in)
+    return Report(
+        form,
+        reason,
+        version(),
+        tuple(runs),
+        tuple(placements),
+        left_out(call, blocks, settings),
+        call,
+        from_metadata,
+        computed_in,
+    )
 
 
 def _check_arguments(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from sdpa_xp_export._layer import named_outputs, with_parameters
 from sdpa_xp_export._model.external_data import check_holds_data
 from sdpa_xp_export._model.large_model import LargeModel, Model
 from sdpa_xp_export._runtime.releases import ProviderName
-from sdpa_xp_export._runtime.session import profiled_session, providers, version
+from sdpa_xp_export._runtime.session import TimedRun, profiled_session, providers, version
 from sdpa_xp_export._verify.agreement import EPS, judge_together
 from sdpa_xp_export._verify.layer_trials import (
     Draw,
@@ -48,7 +48,8 @@ def verify_layer(
     The layer is called with NumPy arrays under the names of the model's inputs: in float64, and in their own
     dtypes for the bound, which is twice the error of that call. Each named length is tried with each number up
     to 9, with 33, and together with each other name with 130; a length that only inputs with "past" in their
-    name have is tried with 0. Lengths that the layer refuses are left out, but for the first three runs.
+    name have is tried with 0. The layer has to take the lengths of the first three runs, which are at most 9.
+    The report names the other lengths that the layer, or `draw`, refuses.
 
     Args:
         model: What `to_onnx` returned.
@@ -64,8 +65,8 @@ def verify_layer(
         thorough: Whether to try each length up to 17, and up to 1,030 with each other name.
 
     Returns:
-        For each output of each run its worst error and the bound, the time and the peak of memory; and for each
-            node the provider that it ran on.
+        For each output of each run its worst error and the bound, the time and the peak of memory; for each
+            node the provider that it ran on; and the lengths that were refused, with the words of the error.
 
     Raises:
         TypeError: A model of another type.
@@ -99,29 +100,37 @@ def verify_layer(
 
     both = _BothLayers(layer)
     cases = [both.case(lengths, inputs(lengths)) for lengths in first_lengths(specs)]
-    cases += _unless_refused(both, more_lengths(specs, thorough=thorough), inputs)
+    left_out: list[str] = []
+    for lengths in more_lengths(specs, thorough=thorough):
+        try:
+            cases.append(both.case(lengths, inputs(lengths)))
+        except Exception as error:  # the layer and `draw` are anyone's functions, and raise what they like
+            left_out.append(f"{shown_lengths(lengths)}: {_words_of(error)}")
     runs: list[Run] = []
     placements: list[Placement] = []
     for name in providers(provider):
         with profiled_session(model, name) as session:
             timed = [session.timed(case.inputs) for case in cases]
         placements += session.placements
-        for output in cases[0].exact:
-            results = [run.outputs[output] for run in timed]
-            dtype = _judged_dtype(results[0], cases[0].direct[output], cases[0].inputs)
-            triples = [
-                (result, case.exact[output], case.direct[output])
-                for result, case in zip(results, cases, strict=True)
-            ]
-            for case, run, agreement in zip(cases, timed, judge_together(triples, dtype), strict=True):
-                longest = max(case.lengths.values(), default=0)
-                count = math.prod(case.exact[output].shape[:-1])
-                shown = shown_lengths(case.lengths)
-                runs.append(
-                    Run(shown, name, output, agreement, run.seconds, run.peak_bytes, longest, count, count)
-                )
+        runs += _judged(cases, timed, name)
     form, reason = _forms(model)
-    return LayerReport(form, reason, version(), tuple(runs), tuple(placements))
+    return LayerReport(form, reason, version(), tuple(runs), tuple(placements), tuple(left_out))
+
+
+def _judged(cases: Sequence[_LayerCase], timed: Sequence[TimedRun], provider: str) -> Iterator[Run]:
+    """Yield a run for each output and case, by one bound for all cases of an output."""
+    for output in cases[0].exact:
+        results = [run.outputs[output] for run in timed]
+        dtype = _judged_dtype(results[0], cases[0].direct[output], cases[0].inputs)
+        triples = [
+            (result, case.exact[output], case.direct[output])
+            for result, case in zip(results, cases, strict=True)
+        ]
+        for case, run, agreement in zip(cases, timed, judge_together(triples, dtype), strict=True):
+            longest = max(case.lengths.values(), default=0)
+            count = math.prod(case.exact[output].shape[:-1])
+            shown = shown_lengths(case.lengths)
+            yield Run(shown, provider, output, agreement, run.seconds, run.peak_bytes, longest, count, count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,15 +180,9 @@ class _BothLayers:
         return {name: exact[name] + (off[name] - right[name]) * 2.0**-29 for name in exact}
 
 
-def _unless_refused(
-    both: _BothLayers, several: Iterator[Lengths], inputs: Callable[[Lengths], Arrays]
-) -> Iterator[_LayerCase]:
-    """Yield the cases of the lengths that the layer takes."""
-    for lengths in several:
-        try:
-            yield both.case(lengths, inputs(lengths))
-        except Exception:  # a layer is anyone's function, and what it raises for a length is its own choice
-            continue
+def _words_of(error: Exception) -> str:
+    """Return the type of an error and the first line of its message."""
+    return ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
 
 
 def _judged_dtype(result: NDArray[Any], direct: NDArray[Any], inputs: Arrays) -> str:

@@ -55,7 +55,7 @@ def folded(
     *arrays: Iterable[Array],
     block_id: tuple[int, ...],
 ) -> Array:
-    """Return the state of a chunk of queries over a stream of chunks of keys, (..., Hq, L, Ev + 1)."""
+    """Return the state of a chunk of queries over a stream of chunks of keys, (..., Hq, L, Ev + 2)."""
     state: State | None = None
     for place, key, value, *blocks in zip(fold.places(block_id), keys, values, *arrays, strict=True):
         new = partial_state(fold.call, fold.pieces.block(place), query, key, value, *blocks)
@@ -63,7 +63,7 @@ def folded(
     if state is None:
         state = state_without_keys(fold.call, fold.pieces.block(block_id[:-1]), fold.width, query)
     xp = namespace_of(state[0])
-    return xp.concat([state[0], xp.expand_dims(state[1], axis=-1)], axis=-1)
+    return xp.concat([state[0], *(xp.expand_dims(column, axis=-1) for column in state[1:])], axis=-1)
 
 
 def output_of_folds(dtype: str, states: Iterable[Array], *sinks: Array) -> Array:
@@ -77,7 +77,7 @@ def lse_of_folds(states: Iterable[Array], *sinks: Array) -> Array:
 
 
 def _merged_stream(states: Iterable[Array]) -> State:
-    parts: Iterator[State] = ((state[..., :-1], state[..., -1]) for state in states)
+    parts: Iterator[State] = ((state[..., :-2], state[..., -2], state[..., -1]) for state in states)
     whole = next(parts)
     for part in parts:
         whole = merged([whole, part])
@@ -98,13 +98,13 @@ def attend(cut: StreamedCall, dtype: Dtype) -> tuple[Array, Array]:
         streams = [[cut.key_of(array, place) for place in places] for array in aligned]
         return [cut.key_of(cut.query, (*rows, 0)), *streams]
 
-    state_bytes = math.prod(max(lengths) for lengths in chunks[:-1]) * (cut.width + 1) * 8
+    state_bytes = math.prod(max(lengths) for lengths in chunks[:-1]) * (cut.width + 2) * 8
     states = cut.streams.array(
         "attention-partial",
         partial(folded, fold),
         blocks_of_fold,
         [cut.query.array, *(array.array for array in aligned)],
-        (*chunks[:-1], (cut.width + 1,) * groups),
+        (*chunks[:-1], (cut.width + 2,) * groups),
         cut.grid.dtype,
         _extra_memory(cut) + 4 * state_bytes,
     )

@@ -40,8 +40,8 @@ from sdpa_xp._libraries.protocols import Array, Dtype, Namespace, Shape
 from sdpa_xp._tiles.plan import Plan, plan_full_rows, plan_tiles
 from sdpa_xp._tiles.score_grid import ScoreGrid
 
-State: TypeAlias = tuple[Array, Array]
-"""Output (..., Hq, L, Ev) and log-sum-exp (..., Hq, L), in the accumulation dtype."""
+State: TypeAlias = tuple[Array, Array, Array]
+"""Output (..., Hq, L, Ev), log-sum-exp (..., Hq, L) and what its rounding lost, in the accumulation dtype."""
 
 
 class ChunkedCall(NamedTuple):
@@ -69,16 +69,19 @@ def partial_state(
 ) -> State:
     """Return attention of a chunk of queries over one chunk of keys."""
     with _task("attention-partial", call, block, query, key, arrays) as scores:
-        output, lse = streaming.attend(scores, ArraySource(value), _plan(scores, value), scores.grid.dtype)
-        return output, cast(Array, lse)
+        plan = _plan(scores, value)
+        output, lse = streaming.attend(scores, ArraySource(value), plan, scores.grid.dtype, in_parts=True)
+        lse = cast(Array, lse)
+        return output, lse[0, ...], lse[1, ...]
 
 
 def state_without_keys(call: ChunkedCall, block: Block, width: int, query: Array) -> State:
-    """Return the state of a chunk of queries that attends no key: 0 and -inf."""
+    """Return the state of a chunk of queries that attends no key: 0, -inf and 0."""
     grid = _whole_grid(call, query)
     *shape, _ = block.shape
+    lse = grid.xp.full(tuple(shape), -math.inf, dtype=grid.dtype, device=grid.device)
     zeros = grid.xp.zeros((*shape, width), dtype=grid.dtype, device=grid.device)
-    return zeros, grid.xp.full(tuple(shape), -math.inf, dtype=grid.dtype, device=grid.device)
+    return zeros, lse, grid.xp.zeros_like(lse)
 
 
 def merged(states: Sequence[State]) -> State:
@@ -93,16 +96,16 @@ def merged_with_sinks(states: Sequence[State], sinks: Array | None = None) -> St
     """Merge states with the sinks, (..., Hq, 1, 1): a sink is the state of a key whose value is 0."""
     if sinks is None:
         return merged(states)
-    output, lse = states[0]
+    output, lse, _ = states[0]
     xp = namespace_of(output)
     with quiet(output):
         of_sinks = xp.broadcast_to(to_library_of(output, sinks)[..., 0], lse.shape)
-        return merge(xp, [*states, (xp.zeros_like(output), of_sinks)])
+        return merge(xp, [*states, (xp.zeros_like(output), of_sinks, 0.0)])
 
 
 def output_of(dtype: str, states: Sequence[State], sinks: Array | None = None) -> Array:
     """Merge states, and return the output in the dtype of the call."""
-    output, _ = merged_with_sinks(states, sinks)
+    output, *_ = merged_with_sinks(states, sinks)
     with quiet(output):
         xp = namespace_of(output)
         return astype_if_needed(xp, output, _dtype(xp, dtype))

@@ -6,7 +6,10 @@ with the online softmax. A plan with one tile computes the textbook formula.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
 
 from sdpa_xp._core import threads
 from sdpa_xp._core.key_value_source import KeyValueSource
@@ -21,6 +24,9 @@ from sdpa_xp._libraries.protocols import Array, Dtype, Namespace
 from sdpa_xp._tiles.plan import Plan, Task
 from sdpa_xp._tiles.tile import RowBlock
 
+LseOf: TypeAlias = Callable[[RowResult], Array]
+"""What computes the log-sum-exp of some rows."""
+
 
 def attend(
     scores: Scores,
@@ -29,23 +35,31 @@ def attend(
     dtype: Dtype,
     *,
     with_lse: bool = True,
+    in_parts: bool = False,
     out: Array | None = None,
 ) -> tuple[Array, Array | None]:
     """Return output (..., Hq, L, Ev) in `dtype`, and log-sum-exp (..., Hq, L) in the accumulation dtype.
 
+    With `in_parts` the log-sum-exp is (2, ..., Hq, L): the second part is what the rounding of the first lost.
     With tasks, the output is in `out`: zeros of its shape and dtype.
     """
-    if plan.is_loop:
+    if plan.is_loop and not in_parts:
         return _attend_in_a_loop(scores, value, plan, dtype, with_lse=with_lse)
+    lse_of = partial(RowResult.lse_parts if in_parts else RowResult.lse, xp=scores.xp) if with_lse else None
     is_small = plan.is_one_tile and not plan.tries_without_maximum
     if is_small or not scores.grid.is_writeable:
-        return _attend_and_join(scores, value, plan, dtype, with_lse=with_lse)
-    with call_buffers(scores.grid) as buffers:
-        return _attend_in_tasks(scores._replace(buffers=buffers), value, plan, dtype, out, with_lse=with_lse)
+        return _attend_and_join(scores, value, plan, dtype, lse_of)
+    xp, grid, shape = scores.xp, scores.grid, scores.grid.shape[:-1]
+    if out is None:
+        out = xp.zeros((*shape, value.width), dtype=dtype, device=grid.device)
+    lse = xp.zeros((2, *shape) if in_parts else shape, dtype=grid.dtype, device=grid.device) if lse_of else None
+    with call_buffers(grid) as buffers:
+        _attend_in_tasks(scores._replace(buffers=buffers), value, plan, out, lse, lse_of)
+    return out, lse
 
 
 def _attend_and_join(
-    scores: Scores, value: KeyValueSource, plan: Plan, dtype: Dtype, *, with_lse: bool
+    scores: Scores, value: KeyValueSource, plan: Plan, dtype: Dtype, lse_of: LseOf | None
 ) -> tuple[Array, Array | None]:
     """Return what `attend` returns, without writing to an array: with autograd, on devices, in lazy libraries.
 
@@ -54,21 +68,22 @@ def _attend_and_join(
     xp = scores.xp
     results = [attend_rows(scores, value, plan, rows) for rows in plan.row_ranges()]
     outputs = [astype_if_needed(xp, result.output, dtype) for result in results]
-    lses = [result.lse(xp) for result in results] if with_lse else []
+    lses = [] if lse_of is None else [lse_of(result) for result in results]
     if len(results) == 1:
-        return outputs[0], lses[0] if with_lse else None
-    return xp.concat(outputs, axis=-2), xp.concat(lses, axis=-1) if with_lse else None
+        return outputs[0], lses[0] if lses else None
+    return xp.concat(outputs, axis=-2), xp.concat(lses, axis=-1) if lses else None
 
 
 def _attend_in_tasks(
-    scores: Scores, value: KeyValueSource, plan: Plan, dtype: Dtype, output: Array | None, *, with_lse: bool
-) -> tuple[Array, Array | None]:
-    """Return what `attend` returns; threads take one task after the other, and write its rows of the result."""
+    scores: Scores,
+    value: KeyValueSource,
+    plan: Plan,
+    output: Array,
+    lse: Array | None,
+    lse_of: LseOf | None,
+) -> None:
+    """Write output and log-sum-exp; threads take one task after the other."""
     xp, grid, shortcut = scores.xp, scores.grid, _Shortcut(plan.tries_without_maximum)
-    shape = grid.shape[:-1]
-    if output is None:
-        output = xp.zeros((*shape, value.width), dtype=dtype, device=grid.device)
-    lse = xp.zeros(shape, dtype=grid.dtype, device=grid.device) if with_lse else None
 
     def write(task: Task) -> None:
         values = value
@@ -76,16 +91,15 @@ def _attend_in_tasks(
             values = value.slice_leading(key_leading_slice(task.leading, scores.group))
         ranges = *(task.leading or map(range, grid.leading_shape)), task.rows
         index = tuple(slice(r.start, r.stop) for r in ranges)
-        out = output[index] if dtype == grid.dtype else None
+        out = output[index] if output.dtype == grid.dtype else None
         with quiet(scores.query):  # here too: a library may keep this setting for each thread
             result = attend_rows(scores.slice_leading(task.leading), values, plan, task.rows, shortcut, out)
             if result.output is not out:
-                output[index] = astype_if_needed(xp, result.output, dtype)
-            if lse is not None:
-                lse[index] = result.lse(xp)
+                output[index] = astype_if_needed(xp, result.output, output.dtype)
+            if lse is not None and lse_of is not None:
+                lse[(..., *index)] = lse_of(result)
 
     threads.run(write, plan.tasks(), plan.threads)
-    return output, lse
 
 
 @dataclass

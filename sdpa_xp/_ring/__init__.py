@@ -74,6 +74,6 @@ def _on_a_device(
     output, lse = walks.attend(call, Operands(query, key, value, tuple(arrays)))
     if sinks is not None:  # a sink is the state of a key whose value is 0
         of_sinks = xp.broadcast_to(sinks[..., 0], lse.shape)
-        output, _ = merge(xp, [(output, lse), (xp.zeros_like(output), of_sinks)])
+        output, *_ = merge(xp, [(output, lse, 0.0), (xp.zeros_like(output), of_sinks, 0.0)])
     output = astype_if_needed(xp, output, dtype)
     return to_plain(ring, xp, output, -2) if call.schedule.is_zigzag else output

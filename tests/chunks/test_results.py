@@ -53,6 +53,18 @@ def test_output_and_state(name: str, lazy: bool) -> None:
     assert_near(output, expected.output)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_bias_of_the_smallest_finite_number_weighs_all_keys_alike(dtype: str) -> None:
+    """A log-sum-exp of that size has lost the number of its keys, and chunks have different numbers of them."""
+    query, key, value = draw(np.random.default_rng(0), (2, 3, 8), (2, 12, 8), (2, 12, 5), dtype=dtype)
+    bias = np.full((3, 12), np.finfo(dtype).min, dtype)
+    bias[:, :2], bias[0] = -np.inf, 0
+    lazy = cut([query, key, value], ((2, 2, 8), (1, 8, 8), (1, 8, 5)))
+    expected = scaled_dot_product_attention(query, key, value, bias=bias)
+    np.testing.assert_allclose(expected[:, 1], np.mean(value[:, 2:], axis=1), rtol=0, atol=1e-6)
+    assert_near(scaled_dot_product_attention(*lazy, bias=bias), expected)
+
+
 @pytest.mark.parametrize("name", OPTIONS)
 def test_weights_and_scores(name: str) -> None:
     query, key, _ = inputs()

@@ -54,10 +54,10 @@ def test_verdict(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     code, out, err = run(capsys, "verify", model)
     assert (code, err) == (0, "")
     verdict, closest, error, rows, call, nodes = out.splitlines()
-    assert verdict == "attention: agrees in 8 runs"
+    assert verdict == "attention: agrees in 18 runs"
     assert closest.startswith("closest to its bound: output of fixed")
     assert error.startswith("  error ")
-    assert rows == "rows compared: 640 of 640"
+    assert rows == "rows compared: 1,440 of 1,440"
     assert call == "call: from the metadata"
     assert nodes.endswith("all on CPUExecutionProvider")
     assert max(map(len, out.splitlines())) < 80
@@ -72,7 +72,7 @@ def test_table_of_runs(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     ordinary = [line for line in lines if line[:1] == ["fixed"]]
     assert len(ordinary) == 3
     assert all(line[3:7] == ["yes", "80", "of", "80"] for line in ordinary)
-    assert "attention: agrees in 8 runs" in out
+    assert "attention: agrees in 18 runs" in out
 
 
 def test_a_call_in_a_file(capsys: pytest.CaptureFixture[str], model: Path) -> None:
@@ -145,12 +145,12 @@ def test_exits_1_on_a_wrong_model(capsys: pytest.CaptureFixture[str], wrong: Pat
         assert report["holds"] is report["agrees"] is False
         assert report["failures"][0].startswith("output of fixed on CPUExecutionProvider: error")
         return
-    assert "attention: DISAGREES in 8 runs" in out
+    assert "attention: DISAGREES in 18 runs" in out
     assert "furthest beyond its bound: output of fixed" in out
     assert "FAILS: output of fixed on CPUExecutionProvider: error" in out
     assert out.count("FAILS") == 5
-    assert "and 1 more; --runs shows all" in out
-    assert run(capsys, "verify", wrong, "--runs")[1].count("FAILS") == 6
+    assert "and 9 more; --runs shows all" in out
+    assert run(capsys, "verify", wrong, "--runs")[1].count("FAILS") == 14
     if how == "html":
         assert "does not hold" in page.read_text()
 
@@ -176,7 +176,7 @@ def test_page(capsys: pytest.CaptureFixture[str], model: Path, monkeypatch: pyte
     page = model.with_name("report.html")
     code, out, _ = run(capsys, "verify", model, "--html", page)
     assert code == 0
-    assert out.startswith(f"wrote {page}\nattention: agrees in 8 runs")
+    assert out.startswith(f"wrote {page}\nattention: agrees in 18 runs")
     assert "a.onnx" in page.read_text()
     page.write_text("mine")
     with monkeypatch.context() as patch:  # it is refused before the long work

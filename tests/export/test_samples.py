@@ -12,7 +12,7 @@ from sdpa_xp import biases, masks
 from sdpa_xp_export import TensorSpec
 from sdpa_xp_export._call.call import ExportCall, ExportOptions
 from sdpa_xp_export._call.checking import checked_call
-from sdpa_xp_export._verify.random_inputs import poison, random_inputs
+from sdpa_xp_export._verify.random_inputs import poison, random_inputs, with_nan
 from sdpa_xp_export._verify.trial_lengths import several_lengths
 from sdpa_xp_export._verify.trial_settings import LARGE, short_settings
 from sdpa_xp_export._verify.trials import Trial, trials
@@ -298,9 +298,57 @@ def test_magnitudes_are_no_smaller_than_what_they_belong_to() -> None:
             assert (expected.magnitude[known] >= np.abs(expected.reference[known]) * (1 - 1e-9)).all()
 
 
-@pytest.mark.parametrize("integers", ["least", "most"])
-def test_integers_at_their_ends(integers: Any) -> None:
-    given = call(attn_mask=masks.padding(ints("B")) & masks.causal(ints("B")))
-    arrays = random_inputs(given, LENGTHS, np.random.default_rng(0), integers=integers)
-    ends = {"least": (0, -9), "most": (11, 13)}[integers]
-    assert (set(arrays["key_lengths"]), set(arrays["offset"])) == ({ends[0]}, {ends[1]})
+@pytest.mark.parametrize("end", ["least integers", "most integers"])
+def test_integers_at_their_ends(end: Any) -> None:
+    given = call(attn_mask=masks.padding(ints("B")) & masks.causal(ints("B")) & masks.prefix(ints("B")))
+    arrays = random_inputs(given, LENGTHS, np.random.default_rng(0), operands=end)
+    found = [set(arrays[name].tolist()) for name in ("key_lengths", "offset", "length")]
+    assert found == ([{0}, {-(2**29)}, {0}] if end == "least integers" else [{11}, {2**29}, {2**29}])
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "int64", "uint8", "uint64"])
+def test_documents_at_the_end_of_their_dtype(dtype: str) -> None:
+    """Each token of the most is a document of its own; a narrower dtype would mix them up."""
+    ids = masks.document(TensorSpec(dtype, ("B", "L")), TensorSpec(dtype, ("B", "S")))
+    rng = np.random.default_rng(0)
+    least, most = (
+        random_inputs(call(attn_mask=ids), LENGTHS, rng, operands=end)["key_ids"]
+        for end in ("least integers", "most integers")
+    )
+    assert least.dtype == most.dtype == dtype
+    assert set(least.flat) == {np.iinfo(dtype).min}
+    assert all(len(set(row)) == len(row) for row in most.tolist())
+    assert most.max() == min(np.iinfo(dtype).max, 2**62)
+    if dtype == "int64":
+        assert len(set(most[0].astype(np.float32))) < len(most[0]) > len(set(most[0].astype(np.int32)))
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_mask_of_one_value(allowed: bool) -> None:
+    given = call(attn_mask=TensorSpec("bool", ("L", "S")))
+    arrays = random_inputs(given, LENGTHS, np.random.default_rng(0), operands=f"mask of {allowed}")
+    assert (arrays["attn_mask"] == allowed).all()
+
+
+def test_values_biases_and_sinks_grow_with_the_scores() -> None:
+    """And keys, beside the largest; what is infinite, or the smallest number, stays."""
+    given = call(bias=spec("L", "S"), sinks=spec(4))
+    plain, large, huge = (
+        random_inputs(given, LENGTHS, np.random.default_rng(0), size) for size in (1, 100, 3e4)
+    )
+    for name in ("value", "bias", "sinks"):
+        ordinary = np.abs(plain[name]) < 1e4
+        np.testing.assert_allclose(large[name][ordinary], 100 * plain[name][ordinary], rtol=1e-6)
+        np.testing.assert_array_equal(large[name][~ordinary], plain[name][~ordinary])
+        np.testing.assert_array_equal(large[name], huge[name])
+    np.testing.assert_array_equal(large["key"], plain["key"])
+    np.testing.assert_array_equal(huge["key"], 16 * plain["key"])
+
+
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+def test_a_nan_that_is_attended_stands_in_the_middle(name: str) -> None:
+    arrays = random_inputs(call(), LENGTHS, np.random.default_rng(0))
+    found = with_nan(call(), arrays, name)
+    ((*_, head, row, _),) = np.argwhere(np.isnan(found[name]))
+    assert (head, row) == (arrays[name].shape[1] - 1, arrays[name].shape[2] // 2)
+    assert not np.isnan(arrays[name]).any()

@@ -96,8 +96,44 @@ def test_scores_have_three_sizes() -> None:
 
 def test_integers_are_drawn_and_at_their_ends() -> None:
     padded = of(attn_mask=masks.padding(TensorSpec("int64", ("B",))))
-    assert {setting.integers for setting in trial_settings(padded)} == {"drawn", "least", "most"}
-    assert {setting.integers for setting in trial_settings(of())} == {"drawn"}
+    masked = of(attn_mask=TensorSpec("bool", ("L", "L")))
+    ends = {"least integers", "most integers"}
+    assert {setting.operands for setting in trial_settings(padded)} == {"drawn", *ends}
+    assert {setting.operands for setting in trial_settings(masked)} == {
+        "drawn",
+        "mask of False",
+        "mask of True",
+    }
+    assert {setting.operands for setting in trial_settings(of())} == {"drawn"}
+
+
+@pytest.mark.parametrize("keys", ["L", "S"])
+def test_small_numbers_multiples_and_batches(keys: str) -> None:
+    lengths = lengths_of(of(keys=keys))
+    for number in range(1, 10):
+        assert any(batch == number for batch, _, _ in lengths)
+        assert any(queries == number for _, queries, _ in lengths)
+        assert any(count == number for _, _, count in lengths)
+    for number in (64, 1024):
+        assert any(queries == count == number for _, queries, count in lengths)
+    assert any(batch > 2 and queries > 128 for batch, queries, _ in lengths)
+    assert any(batch > 2 and queries > 512 for batch, queries, _ in lengths)
+    large = [setting.lengths for setting in trial_settings(of(keys=keys)) if setting.size == LARGE]
+    assert any(each["B"] > 2 and each["L"] > 512 for each in large)
+
+
+def test_one_query_beside_few_and_many_keys() -> None:
+    cached = of(past_key=PAST, past_value=PAST)
+    pasts = {each.lengths["P"] for each in trial_settings(cached) if each.lengths["L"] == 1}
+    assert set(range(1, 10)) <= pasts
+    assert max(pasts) > 2000
+    assert any(queries == 1 and keys > 2000 for _, queries, keys in lengths_of(of(keys="S")))
+
+
+def test_each_input_has_a_nan_once() -> None:
+    found = [setting for setting in trial_settings(of()) if setting.nan_in]
+    assert {setting.nan_in for setting in found} == {"query", "key", "value"}
+    assert {setting.lengths["L"] for setting in found} == {19, 130}
 
 
 def test_no_setting_is_tried_twice() -> None:

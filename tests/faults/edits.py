@@ -74,7 +74,7 @@ def changed_from(
                 helper.make_node(compare, ["a_length", names[1]], ["is_so"]),
             ]
         )
-        _apply_where(model, change, number, output)
+        apply_where(model, change, number, output)
 
     return edit
 
@@ -92,12 +92,12 @@ def changed_beside_large_scores(number: float, above: float) -> Edit:
                 helper.make_node("Greater", ["largest", limit], ["is_so"]),
             ]
         )
-        _apply_where(model, "Mul", number, "output")
+        apply_where(model, "Mul", number, "output")
 
     return edit
 
 
-def _apply_where(model: onnx.ModelProto, change: str, number: float, output: str) -> None:
+def apply_where(model: onnx.ModelProto, change: str, number: float, output: str) -> None:
     """Change an output where the value `is_so` is True."""
     inner = renamed_output(model, output)
     dtype = np.float64 if dtype_of(model, output) == np.float64 else np.float32

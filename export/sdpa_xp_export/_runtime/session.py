@@ -72,16 +72,19 @@ def open_session(model: Model, provider: str, profile: Path | None = None) -> An
     return session
 
 
-def run(session: Any, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return the outputs of `session` by their names."""
+def run(session: Any, feeds: Mapping[str, NDArray[Any]], *, frees: bool = False) -> dict[str, NDArray[Any]]:
+    """Return the outputs of `session` by their names; `frees` the memory that it would keep."""
     names = [output.name for output in session.get_outputs()]
+    options = installed_runtime().RunOptions()
+    if frees:
+        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
     with _errors_reworded("run"):
         if any("bfloat16" in value.type for value in (*session.get_inputs(), *session.get_outputs())):
-            return _run_bound(session, feeds)
-        return dict(zip(names, session.run(names, dict(feeds)), strict=True))
+            return _run_bound(session, feeds, options)
+        return dict(zip(names, session.run(names, dict(feeds), options), strict=True))
 
 
-def _run_bound(session: Any, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+def _run_bound(session: Any, feeds: Mapping[str, NDArray[Any]], options: Any) -> dict[str, NDArray[Any]]:
     """Run with arrays bound by their memory, since NumPy has no bfloat16; outputs are copied."""
     binding = session.io_binding()
     shared = []  # the binding does not keep memory alive
@@ -90,7 +93,7 @@ def _run_bound(session: Any, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDA
         binding.bind_ortvalue_input(stated.name, shared[-1])
     for stated in session.get_outputs():
         binding.bind_output(stated.name, "cpu")
-    session.run_with_iobinding(binding)
+    session.run_with_iobinding(binding, options)
     values = zip(session.get_outputs(), binding.get_outputs(), strict=True)
     return {stated.name: _copied(value, RUNTIME_DTYPES[stated.type]) for stated, value in values}
 
@@ -137,10 +140,14 @@ class ProfiledSession:
     session: Any
     placements: list[Placement] = field(default_factory=list)
 
-    def timed(self, feeds: Mapping[str, NDArray[Any]]) -> TimedRun:
-        """Run twice, unless a run is long: the first run shows the peak of memory, the second the time."""
+    def timed(self, feeds: Mapping[str, NDArray[Any]], *, frees: bool = False) -> TimedRun:
+        """Run twice, unless a run is long: the first run shows the peak of memory, the second the time.
+
+        A session keeps the memory of each length for the next run. `frees` gives it back, so that runs of many
+        long lengths take no more memory than the longest; the next run takes longer.
+        """
         start = time.perf_counter()
-        outputs, peak = peak_above(partial(run, self.session, feeds))
+        outputs, peak = peak_above(partial(run, self.session, feeds, frees=frees))
         seconds = time.perf_counter() - start
         if seconds < LONG_RUN:
             start = time.perf_counter()

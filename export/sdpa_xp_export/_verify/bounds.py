@@ -40,8 +40,8 @@ class ExpectedRows:
 
     @property
     def largest(self) -> float:
-        """The largest value, or sum of sizes."""
-        return max(largest_of(self.reference), largest_of(self.terms))
+        """The largest sum of sizes, which no value exceeds."""
+        return largest_of(self.terms)
 
     @property
     def textbook_error(self) -> float:
@@ -109,6 +109,7 @@ def closest(result: NDArray[Any], reference: Floats, bound: Floats) -> Agreement
     """Return the error and the bound of the element that is closest to its bound, or furthest beyond it."""
     actual = np.asarray(result, np.float64)
     finite = np.isfinite(reference)
+    bound = np.where(finite, bound, 0.0)
     alike = np.where(
         finite, np.isfinite(actual), (actual == reference) | (np.isnan(actual) & np.isnan(reference))
     )

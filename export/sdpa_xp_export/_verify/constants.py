@@ -17,21 +17,36 @@ MOST_OF_AN_ARRAY = 4
 
 def constants(call: ExportCall) -> list[int]:
     """Return the numbers above 0 at which something changes with a length, without their signs, in order."""
-    numbers = {number for value in (*call.masks, *call.biases) for number in _numbers(value)}
-    return sorted(numbers - {0})
+    return sorted(constant_names(call))
+
+
+def constant_names(call: ExportCall) -> dict[int, str]:
+    """Return what these numbers are in the call, such as `sliding_window(left=256)`, by the number."""
+    names: dict[int, str] = {}
+    held: list[Mask | Bias] = [*call.masks, *call.biases]
+    for value in held:
+        for name, number in _named(value):
+            names.setdefault(abs(number), f"{name}={number})")
+    names.pop(0, None)
+    return names
+
+
+def _named(value: Mask | Bias) -> Iterator[tuple[str, int]]:
+    """Yield each number of a mask or a bias, with `sliding_window(left` and the like as its name."""
+    for argument, held in value.arguments.items():
+        for part in held if isinstance(held, tuple | list) else (held,):
+            if isinstance(part, Mask | Bias):
+                yield from _named(part)
+            elif argument != "slopes":  # a number of slopes is the number of heads
+                yield from ((f"{value.name}({argument}", number) for number in _numbers(part))
 
 
 def _numbers(value: object) -> Iterator[int]:
-    if isinstance(value, Mask | Bias):
-        for name, argument in value.arguments.items():
-            if name != "slopes":  # a number of slopes is the number of heads
-                yield from _numbers(argument)
-    elif isinstance(value, tuple | list):
+    if isinstance(value, tuple | list):
         for element in value:
             yield from _numbers(element)
     elif isinstance(value, Initializer) and value.numbers.dtype.kind in "iu":
         numbers = np.unique(value.numbers).tolist()
-        for number in {*numbers[:MOST_OF_AN_ARRAY], *numbers[-MOST_OF_AN_ARRAY:]}:
-            yield abs(number)
+        yield from sorted({*numbers[:MOST_OF_AN_ARRAY], *numbers[-MOST_OF_AN_ARRAY:]})
     elif isinstance(value, int) and not isinstance(value, bool):
-        yield abs(value)
+        yield value

@@ -15,11 +15,17 @@ from sdpa_xp_export._verify.pair_terms import Arrays
 from sdpa_xp_export._verify.reference_inputs import heads_first, reference_inputs, reference_shape
 from sdpa_xp_export.spec import TensorSpec, evaluated
 
-IntegerChoice: TypeAlias = Literal["drawn", "least", "most"]
-"""Integers at random, or all at one end of their range."""
+OperandChoice: TypeAlias = Literal["drawn", "least integers", "most integers", "mask of False", "mask of True"]
+"""Integers and masks at random, or all integers at one end of their range, or a boolean mask of one value."""
 
 LARGEST_FACTOR = {"float16": 2.0**13, "bfloat16": 2.0**124, "float32": 2.0**124, "float64": 2.0**1000}
 """A normal number times this one is finite."""
+LARGE_SIZE, HUGE_KEYS = 100.0, 16.0
+"""Beside large scores, values, biases and sinks are so many times as large; beside huge ones, keys, too."""
+MOST = 2**62
+"""Numbers of documents go up to this one, as far as their dtype does."""
+FAR = 2**29
+"""Offsets and prefixes go so far, as far as their dtype does; masks take no offset beyond."""
 ROWS_AT_ONCE = 256
 """Masks are asked about the pairs of so many queries at a time."""
 
@@ -29,25 +35,54 @@ def random_inputs(
     lengths: Mapping[str, int],
     rng: np.random.Generator,
     size: float = 1.0,
-    integers: IntegerChoice = "drawn",
+    operands: OperandChoice = "drawn",
 ) -> Arrays:
     """Return random inputs for a call whose symbols have `lengths`; its scores are of `size` at any scale.
 
     A boolean mask is True for three pairs of four. It is False for the whole last key and, if it has a row for
     each query, for the whole first query. A floating mask is -inf at these pairs; its last row is the smallest
     finite number, which does not mask, unless that would make a bound void. Lengths of keys are ragged: the
-    first is 0, the last is the whole length. Or all integers are the least, or the most, that they may be.
+    first is 0, the last is the whole length. Or all integers are the least, or the most, that they may be, or a
+    boolean mask is False or True everywhere. Values, biases and sinks grow with `size`, up to hundreds.
     """
     arrays: Arrays = {}
+    factors = _factors(size)
     for name, spec in call.inputs.items():
         shape = tuple(evaluated(length, lengths) for length in spec.shape)
-        arrays[name] = _drawn(call, name, spec, shape or (1,), lengths, rng, integers).reshape(shape)
+        drawn = _drawn(call, name, spec, shape or (1,), lengths, rng, operands)
+        factor = factors.get(name.removeprefix("past_").rstrip("_0123456789"), 1.0)
+        arrays[name] = _multiplied(drawn, factor).reshape(shape)
     scale = arrays.get("scale", call.scale)
     typical = abs(scale) if isinstance(scale, float) else 1.0
-    size_so_far = typical * math.sqrt(arrays["query"].shape[-1])
+    size_so_far = typical * math.sqrt(arrays["query"].shape[-1]) * factors["key"]
     factor = min(size / (size_so_far or 1.0), LARGEST_FACTOR[call.query.dtype])
     arrays["query"] = (arrays["query"] * factor).astype(numpy_dtype(call.query.dtype))
     return _with_nan_beyond(call, arrays)
+
+
+def _factors(size: float) -> dict[str, float]:
+    """Return how many times as large as normal numbers the inputs are, by name, beside scores of `size`."""
+    large = min(max(size, 1.0), LARGE_SIZE)
+    return dict.fromkeys(("value", "bias", "attn_mask", "sinks", "table"), large) | {
+        "key": HUGE_KEYS if size > LARGE_SIZE else 1.0
+    }
+
+
+def _multiplied(array: NDArray[Any], factor: float) -> NDArray[Any]:
+    """Return floats times `factor`; infinite ones, the smallest finite ones, and other dtypes unchanged."""
+    if array.dtype.kind in "iub" or factor == 1.0:
+        return array
+    ordinary = np.abs(array.astype(np.float64)) < 1e4
+    array[ordinary] *= array.dtype.type(factor)
+    return array
+
+
+def with_nan(call: ExportCall, arrays: Arrays, name: str) -> Arrays:
+    """Return the inputs with a NaN in the middle of the query, key or value."""
+    array = arrays[name].copy()
+    view = heads_first(call, array)
+    view[(*[-1] * (view.ndim - 2), view.shape[-2] // 2, view.shape[-1] // 2)] = np.nan
+    return arrays | {name: array}
 
 
 def poison(call: ExportCall, arrays: Arrays) -> Arrays:
@@ -89,7 +124,7 @@ def _drawn(
     shape: tuple[int, ...],
     lengths: Mapping[str, int],
     rng: np.random.Generator,
-    integers: IntegerChoice,
+    operands: OperandChoice,
 ) -> NDArray[Any]:
     dtype, stem = numpy_dtype(spec.dtype), name.rstrip("_0123456789")
     queries, keys = (evaluated(length, lengths) for length in (call.sizes.queries, call.sizes.keys))
@@ -103,34 +138,42 @@ def _drawn(
         drawn = rng.integers(0, most[stem] + 1, shape)
         if drawn.size > 1:
             drawn.flat[0], drawn.flat[-1] = 0, most[stem]
-        return _clipped(_at_an_end(drawn, 0, most[stem], integers), dtype)
+        return _clipped(_at_an_end(drawn, 0, FAR if stem == "length" else most[stem], operands), dtype)
     if stem in ("query_ids", "key_ids"):
         ids = np.sort(rng.integers(0, 3, shape), axis=-1)
-        each_its_own = np.broadcast_to(np.arange(shape[-1]), shape)
-        return _clipped(_at_an_end(ids, 0, each_its_own, integers), dtype)
+        each_its_own = np.broadcast_to(_far_apart(shape[-1], np.iinfo(dtype)), shape)
+        return _clipped(_at_an_end(ids, np.iinfo(dtype).min, each_its_own, operands), dtype)
     if stem == "offset":
         offsets = rng.integers(-2, max(keys - queries, 0) + 3, shape)
-        return _clipped(_at_an_end(offsets, -queries - 2, keys + 2, integers), dtype)
+        return _clipped(_at_an_end(offsets, -FAR, FAR, operands), dtype)
     if stem in ("attn_mask", "bias"):
+        if spec.dtype == "bool" and "mask" in operands:
+            return np.full(shape, operands == "mask of True")
         return _of_pairs(spec, shape, rng, least=_may_be_least(call))
     if stem == "slopes":
         return np.asarray(rng.random(shape), dtype)
     return rng.standard_normal(shape).astype(dtype)
 
 
+def _far_apart(count: int, ends: np.iinfo[Any]) -> NDArray[np.int64]:
+    """Return large numbers: two that differ by 1, two far below, and so on; narrower dtypes mix them up."""
+    pair, second = np.divmod(np.arange(count), 2)
+    return np.asarray(min(ends.max, MOST) - pair * 2 ** (ends.bits * 5 // 8) - second)
+
+
 def _at_an_end(
-    drawn: NDArray[np.int64], least: int, most: int | NDArray[np.int64], integers: IntegerChoice
+    drawn: NDArray[np.int64], least: int, most: int | NDArray[np.int64], operands: OperandChoice
 ) -> NDArray[np.int64]:
     """Return what is drawn, or the least or the most of it everywhere."""
-    if integers == "drawn":
+    if "integers" not in operands:
         return drawn
-    return np.broadcast_to(np.asarray(least if integers == "least" else most), drawn.shape)
+    return np.broadcast_to(np.asarray(least if operands == "least integers" else most), drawn.shape)
 
 
 def _clipped(drawn: NDArray[np.int64], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Convert small integers to `dtype`; those beyond its range go to its ends."""
+    """Convert integers to `dtype`; those beyond its range go to its ends."""
     ends = np.iinfo(dtype)
-    return np.clip(drawn, ends.min, min(ends.max, 2**31)).astype(dtype)
+    return np.clip(drawn, ends.min, min(ends.max, MOST)).astype(dtype)
 
 
 def _may_be_least(call: ExportCall) -> bool:

@@ -67,16 +67,28 @@ class LengthsOfCall:
             yield self(1, 7, batch=2)
 
     @property
+    def batch_name(self) -> str | None:
+        """The first name that is neither of the queries nor of the keys."""
+        call = self.call
+        of_tokens = (call.sizes.queries, call.key.shape[call.length_axis], call.sizes.keys)
+        used = {part for length in of_tokens for part in addends(str(length))}
+        return next((name for name in call.symbols if name not in used), None)
+
+    @property
     def heads(self) -> int:
         """The heads of all batch entries, with a batch of 1."""
         pairs = self.call.sizes.scores_shape
         lengths = self(1, 1)
         return math.prod(evaluated(length, lengths) for length in pairs[:-2])
 
-    def affords(self, lengths: Lengths | Mapping[str, int]) -> bool:
+    def affords(self, lengths: Mapping[str, int]) -> bool:
         """Return whether neither the scores nor an input have more than `most` numbers."""
+        return self.largest(lengths) <= self.most
+
+    def largest(self, lengths: Mapping[str, int]) -> float:
+        """Return how many numbers the largest array has, of the scores and the inputs."""
         shapes = [self.call.sizes.scores_shape, *(spec.shape for spec in self.call.inputs.values())]
-        return all(_size(shape, lengths) <= self.most for shape in shapes)
+        return max(_size(shape, lengths) for shape in shapes)
 
     def _share(self, length: int | str, total: int, lengths: Lengths) -> None:
         """Give the names in a sum lengths that add up to `total`: the first takes what the others leave."""

@@ -6,11 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._dtypes.promotion import INTEGERS
 from sdpa_xp_export._verify.constants import constants
-from sdpa_xp_export._verify.random_inputs import IntegerChoice
+from sdpa_xp_export._verify.random_inputs import OperandChoice
 from sdpa_xp_export._verify.trial_lengths import Lengths, LengthsOfCall, several_lengths, shown_lengths
 
 LARGE = 100.0
@@ -18,10 +19,15 @@ LARGE = 100.0
 HUGE = {"float16": 8e3, "bfloat16": 3e4, "float32": 3e4, "float64": 3e4}
 """The size of huge scores by the dtype of the query: -1e4 in place of -inf shows beside them."""
 
-DEFAULT_NUMBERS, THOROUGH_NUMBERS = 2**25, 2**27
-"""The most scores, or numbers in an input, of one run. 2**25 float32 are 134 MB."""
+DEFAULT_NUMBERS, THOROUGH_NUMBERS = 9 * 2**22, 9 * 2**24
+"""The most scores, or numbers in an input, of one run: 38 and 151 million. A form that keeps all scores takes
+some 14 bytes for each of them in float32. A window of 4,096 has room for 2 heads, and for 8."""
 LONGEST, THOROUGH_LONGEST = 2053, 4099
 """The longest length that does not follow from a number of the call. It is prime, so no block ends there."""
+SMALL = 9
+"""Each number up to this one is tried as the number of queries, as the number of keys, and as the batch."""
+LARGE_BATCH = 7
+"""The largest batch that a call is tried with by default."""
 DRAWS_OF_FIXED = 3
 """A call whose lengths are all fixed is drawn so many times with each size of scores."""
 MOST_CONSTANTS = 6
@@ -30,18 +36,21 @@ MOST_CONSTANTS = 6
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The lengths of one trial, the size of its scores, and the values of its integer inputs."""
+    """The lengths of one trial, the size of its scores, its integer inputs, and whether it has a NaN."""
 
     lengths: Mapping[str, int]
     size: float = 1.0
-    integers: IntegerChoice = "drawn"
+    operands: OperandChoice = "drawn"
+    nan_in: Literal["", "query", "key", "value"] = ""
+    """The input that has a NaN which some query attends."""
 
     @property
     def shown(self) -> str:
         """The setting as a report shows it."""
         scores = "" if self.size == 1 else ", large scores" if self.size == LARGE else ", huge scores"
-        chosen = "" if self.integers == "drawn" else f", {self.integers} integers"
-        return f"{shown_lengths(self.lengths)}{scores}{chosen}"
+        chosen = "" if self.operands == "drawn" else f", {self.operands}"
+        nan = f", NaN in a {self.nan_in}" if self.nan_in else ""
+        return f"{shown_lengths(self.lengths)}{scores}{chosen}{nan}"
 
 
 def trial_settings(call: ExportCall, blocks: Sequence[int] = (), *, thorough: bool = False) -> list[Setting]:
@@ -49,18 +58,42 @@ def trial_settings(call: ExportCall, blocks: Sequence[int] = (), *, thorough: bo
     most = THOROUGH_NUMBERS if thorough else DEFAULT_NUMBERS
     chosen = LengthsOfCall(call, most)
     small = list(several_lengths(call))
-    many, blocky = chosen(19, 23, batch=7), chosen(130, 141)
+    many, blocky, other_sizes = chosen(19, 23, batch=LARGE_BATCH), chosen(130, 141), list(_other_sizes(chosen))
     at_numbers = list(_at_numbers(call, chosen, blocks, thorough=thorough))
-    ordinary = [*small, many, *chosen.around_an_empty_past(), blocky, *at_numbers]
+    ordinary = [*small, *_small(chosen), many, *chosen.around_an_empty_past(), blocky, *other_sizes]
+    ordinary += at_numbers
     settings = [Setting(lengths) for lengths in (*ordinary, *_longest(call, chosen, thorough=thorough))]
-    settings += [Setting(lengths, LARGE) for lengths in (*small, many, blocky)]
+    settings += [Setting(lengths, LARGE) for lengths in (*small, many, blocky, other_sizes[-1])]
     settings += [Setting(lengths, HUGE[call.query.dtype]) for lengths in small[:2]]
-    if any(spec.dtype in INTEGERS for spec in call.inputs.values()):
-        ends: tuple[IntegerChoice, ...] = ("least", "most")
-        settings += [Setting(lengths, integers=end) for lengths in (small[0], many) for end in ends]
+    inputs: tuple[Literal["query", "key", "value"], ...] = ("query", "key", "value")
+    settings += [Setting(lengths, nan_in=name) for lengths in (many, blocky) for name in inputs]
+    settings += [Setting(lengths, operands=end) for lengths in (small[0], many) for end in _ends(call)]
     if thorough:
         settings += _thorough(call, chosen, at_numbers)
     return list(_affordable(settings, chosen))
+
+
+def _small(chosen: LengthsOfCall) -> Iterator[Lengths]:
+    """Yield each number up to 9 as the number of queries, of keys, of past tokens, and as the batch."""
+    for length in range(1, SMALL + 1):
+        yield chosen(length, (length + 3) % SMALL + 1, batch=2 * length % SMALL + 1)
+        if chosen.past:
+            yield chosen(1, length + 1, batch=2)
+
+
+def _other_sizes(chosen: LengthsOfCall) -> Iterator[Lengths]:
+    """Yield lengths that are multiples of powers of 2, and some lengths with a batch."""
+    yield from (chosen(64, 64), chosen(1024, 1024))
+    yield from (chosen(150, 161, batch=LARGE_BATCH), chosen(520, 531, batch=3))
+
+
+def _ends(call: ExportCall) -> Iterator[OperandChoice]:
+    """Yield the ends of the range of the inputs that have some."""
+    dtypes = {spec.dtype for spec in call.inputs.values()}
+    if dtypes & set(INTEGERS):
+        yield from ("least integers", "most integers")
+    if "bool" in dtypes:
+        yield from ("mask of False", "mask of True")
 
 
 def short_settings(call: ExportCall) -> list[Setting]:
@@ -91,11 +124,11 @@ def _at_numbers(
 def _longest(call: ExportCall, chosen: LengthsOfCall, *, thorough: bool) -> Iterator[Lengths]:
     """Yield the longest lengths that there is room for, twice as long as any number if possible.
 
-    They are those of queries and keys together, and of each of them beside a few of the other.
+    They are those of queries and keys together, and of each of them beside one or a few of the other.
     """
     wanted = max(THOROUGH_LONGEST if thorough else LONGEST, 2 * max(constants(call), default=0) + 7)
     if call.sizes.queries != call.sizes.keys:
-        yield from (chosen(3, wanted), chosen(wanted, 3))
+        yield from (chosen(1, wanted), chosen(3, wanted), chosen(wanted, 3))
     side = math.isqrt(chosen.most // max(chosen.heads, 1))
     yield chosen(wanted, wanted + 6) if wanted <= side else chosen(side - 7, side - 1)
 

@@ -11,13 +11,14 @@ import array_api_compat.numpy as numpy_namespace
 import numpy as np
 from numpy.typing import NDArray
 
-from sdpa_xp_export._call.call import ExportCall
+from sdpa_xp_export._call.call import OUTPUTS, ExportCall
 from sdpa_xp_export._dtypes.conversion import numpy_dtype
 from sdpa_xp_export._verify import reference
 from sdpa_xp_export._verify.bounds import Compared, ExpectedRows, judge_copies, judge_rows
 from sdpa_xp_export._verify.magnitudes import magnitudes, sizes_of_terms
 from sdpa_xp_export._verify.pair_terms import Arrays
-from sdpa_xp_export._verify.random_inputs import poison, random_inputs
+from sdpa_xp_export._verify.random_inputs import poison, random_inputs, with_nan
+from sdpa_xp_export._verify.reference import Floats
 from sdpa_xp_export._verify.reference_inputs import (
     expected_cache,
     heads_first,
@@ -43,6 +44,8 @@ class Trial:
     expected: Mapping[str, ExpectedRows]
     copies: Arrays
     """The cache that is returned, by name: the old and the new tokens, bit for bit."""
+    leaks: Mapping[str, NDArray[np.bool_]]
+    """Where an output may be NaN because of one behind a mask: in the rows of the same head and batch entry."""
 
     @property
     def shown(self) -> str:
@@ -70,25 +73,38 @@ def trials(
     """
     borders = list(borders)
     for setting in settings:
-        arrays = random_inputs(call, setting.lengths, rng, setting.size, setting.integers)
+        arrays = random_inputs(call, setting.lengths, rng, setting.size, setting.operands)
+        if setting.nan_in:
+            arrays = with_nan(call, arrays, setting.nan_in)
         sample = sampled_rows(call, setting.lengths, borders, rng, rows)
         arguments = reference_inputs(call, arrays, sample)
         expected = expected_rows(call, arguments, computed_in)
         copies = expected_cache(call, arguments) if call.cached else {}
         pairs = reference_shape(call, arrays)
-        yield Trial(setting, poison(call, arrays), sample, pairs, expected, copies)
+        leaks = _leaks(arguments) if setting.nan_in else {}
+        yield Trial(setting, poison(call, arrays), sample, pairs, expected, copies, leaks)
+
+
+def _leaks(arguments: Arrays) -> dict[str, NDArray[np.bool_]]:
+    """Return where each output is NaN if no pair is masked.
+
+    A product of matrices adds 0 times NaN for a masked pair. So only keys and values that no query attends are
+    without effect in every graph; that is what `poison` tries.
+    """
+    with np.errstate(all="ignore"):
+        unmasked = _reference(arguments | {"attn_mask": None, "bias": ()})
+    return {name: np.isnan(array) for name, array in unmasked.items()}
 
 
 def expected_rows(call: ExportCall, arguments: Arrays, computed_in: str) -> dict[str, ExpectedRows]:
     """Return what each output of the call has to be, for the rows that `arguments` hold."""
     with np.errstate(all="ignore"):
-        output, lse, weights, scores = reference.attention_and_scores(**arguments)
-        dtype = numpy_dtype(computed_in)
-        wide = {name: arguments[name].astype(dtype) for name in ("query", "key", "value")}
-        textbook = stages(numpy_namespace, **arguments | wide)
-    exact = {"output": output, "lse": lse, "weights": weights, "scores": scores}
-    sizes = magnitudes(arguments, lse, weights)
-    terms = exact | {"output": sizes_of_terms(arguments, weights)}
+        exact = _reference(arguments)
+        textbook = _textbook(arguments, computed_in)
+        if computed_in == "float64":
+            textbook = _double_precision(arguments, exact, textbook)
+    sizes = magnitudes(arguments, exact["lse"], exact["weights"])
+    terms = exact | {"output": sizes_of_terms(arguments, exact["weights"])}
     # The weights have the batch of the values too, and so have what is computed without them.
     return {
         name: ExpectedRows(
@@ -96,6 +112,33 @@ def expected_rows(call: ExportCall, arguments: Arrays, computed_in: str) -> dict
         )
         for name in call.outputs
     }
+
+
+def _reference(arguments: Arrays) -> dict[str, Floats]:
+    return dict(zip(OUTPUTS, reference.attention_and_scores(**arguments), strict=True))
+
+
+def _textbook(arguments: Arrays, dtype: str) -> dict[str, NDArray[Any]]:
+    tokens = {name: arguments[name].astype(numpy_dtype(dtype)) for name in ("query", "key", "value")}
+    return stages(numpy_namespace, **arguments | tokens)
+
+
+def _double_precision(
+    arguments: Arrays, exact: Mapping[str, Floats], textbook: Mapping[str, NDArray[Any]]
+) -> dict[str, NDArray[Any]]:
+    """Return the textbook formula in float64 with the error that it may have.
+
+    The reference is float64 too, and rounds large scores in the same way: their difference tells little.
+    The error of float32 is 2**29 times as large. It counts where it shows more.
+    """
+    narrow = arguments | {name: arguments[name].astype(np.float32) for name in ("query", "key", "value")}
+    right, off = _reference(narrow), _textbook(narrow, "float32")
+    found = {}
+    for name, plain in textbook.items():
+        scaled = (off[name] - right[name]) * 2.0**-29
+        shown = exact[name] + np.where(np.isfinite(scaled), scaled, 0.0)
+        found[name] = np.where(np.abs(scaled) > np.abs(plain - exact[name]), shown, plain)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +156,15 @@ def outcome(call: ExportCall, trial: Trial, results: Mapping[str, NDArray[Any]])
     """Take the rows that are compared from the outputs of a run.
 
     If an output has another dtype or shape than that of the call, all of them count as NaN. So they do if there
-    is NaN in any row: the inputs have none where a query attends.
+    is NaN in any row, and the inputs have none where a query attends.
     """
     outputs = {}
     for name, expected in trial.expected.items():
         sampled = _rows_of(call, trial, name, results[name])
         if sampled is None:
             sampled = np.full(expected.reference.shape, np.nan)
+        elif name in trial.leaks:
+            sampled = np.where(np.isnan(sampled) & trial.leaks[name], expected.reference, sampled)
         outputs[name] = Compared(sampled, expected, trial.setting.size)
     copies = {
         name: (_real_tokens(call, trial, results[name], array), array) for name, array in trial.copies.items()
@@ -158,7 +203,7 @@ def _rows_of(call: ExportCall, trial: Trial, name: str, result: NDArray[Any]) ->
     shape[axis] = trial.pairs[-2]
     if list(result.shape) != shape or result.dtype.name != stated_dtype(call, name):
         return None
-    if np.isnan(result).any():
+    if not trial.leaks and np.isnan(result).any():
         return None
     return result.take(trial.rows, axis=axis)
 

@@ -70,6 +70,7 @@ def page(report: Report, model: str, failures: Sequence[str] = ()) -> str:
         "form": f"{report.form} ({report.reason})",
         "onnxruntime": report.onnxruntime,
         "nodes that ran": report.nodes,
+        **({"not tried": report.left_out} if report.left_out else {}),
         "call": "from the metadata of the model" if report.from_metadata else "from the caller",
         **stated(report.call),
     }
@@ -115,6 +116,8 @@ def _safe(text: str) -> str:
 
 
 def _fact(fact: object) -> str:
+    if isinstance(fact, tuple):
+        return "; ".join(fact)
     return ", ".join(map(str, fact)) if isinstance(fact, list) else str(fact)
 
 

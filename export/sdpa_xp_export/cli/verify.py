@@ -121,6 +121,7 @@ def _facts(report: Report, failures: list[str]) -> dict[str, object]:
         "call": page.stated(report.call),
         "call_from_metadata": report.from_metadata,
         "computed_in": report.computed_in,
+        "left_out": report.left_out,
         "nodes": report.nodes,
         "runs": [asdict(run) for run in report.runs],
         "placements": [asdict(placed) for placed in report.placements],
@@ -138,6 +139,8 @@ def _show(report: Report) -> None:
     say(f"rows compared: {compared:,} of {rows:,}")
     say(f"call: from {'the metadata' if report.from_metadata else 'the caller'}")
     say(report.nodes)
+    for line in report.left_out:
+        say(f"not tried: {line}")
     for placed in report.fell_back:
         say(f"fell back: {placed.node} ({placed.op}) ran on {placed.provider}")
 

@@ -1,0 +1,50 @@
+"""What no run of a model goes beyond, since the scores would be too many: a line for each, for the report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from sdpa_xp_export._call.call import ExportCall
+from sdpa_xp_export._verify.constants import constant_names
+from sdpa_xp_export._verify.trial_lengths import Lengths, LengthsOfCall
+from sdpa_xp_export._verify.trial_settings import LARGE_BATCH, THOROUGH_NUMBERS, Setting
+from sdpa_xp_export.spec import evaluated
+
+
+def left_out(call: ExportCall, blocks: Sequence[int], settings: Sequence[Setting]) -> tuple[str, ...]:
+    """Return a line for each number of the call, and each block, that `settings` do not go beyond.
+
+    A number that no lengths of the call are beyond is none of these.
+    """
+    names = constant_names(call) | {block: f"blocks of {block} queries" for block in blocks}
+    chosen = LengthsOfCall(call, THOROUGH_NUMBERS)
+    missed: list[tuple[str, Lengths]] = []
+    for number in sorted(names):
+        lengths = chosen(number + 2, number + 2)
+        if _is_missed(call, number + 2, lengths, settings):
+            missed.append((names[number], lengths))
+    batch = chosen.batch_name
+    if batch and max(setting.lengths[batch] for setting in settings) < LARGE_BATCH:
+        missed.append((f"a batch of {LARGE_BATCH}", chosen(19, 23, batch=LARGE_BATCH)))
+    return tuple(f"{name}: {_needs(chosen, lengths)}" for name, lengths in missed)
+
+
+def _is_missed(call: ExportCall, length: int, lengths: Lengths, settings: Sequence[Setting]) -> bool:
+    """Return whether `lengths` have so many queries or keys, and none of the settings has."""
+    # A cache counts its queries from the first key on, so that a few of them are beyond a number.
+    sides = (call.sizes.keys,) if call.cached else (call.sizes.queries, call.sizes.keys)
+    return any(
+        evaluated(side, lengths) >= length > max(evaluated(side, setting.lengths) for setting in settings)
+        for side in sides
+    )
+
+
+def _needs(chosen: LengthsOfCall, lengths: Lengths) -> str:
+    """Return what a run of these lengths takes, and whether there is one with `thorough=True`."""
+    shape = [evaluated(length, lengths) for length in chosen.call.sizes.scores_shape]
+    largest = chosen.largest(lengths)
+    count = f"{largest / 1e6:,.0f} million" if largest >= 1e6 else f"{largest:,.0f}"
+    kind = "scores" if math.prod(shape) >= largest else "numbers in an input"
+    hint = "; thorough=True tries it" if chosen.affords(lengths) else ""
+    return f"needs {shape[-2]:,} queries and {shape[-1]:,} keys, {count} {kind}{hint}"

@@ -1,0 +1,138 @@
+"""The bounds of `verify` at numbers for which they are known: just within agrees, just beyond does not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from calls import draw
+
+from sdpa_xp_export import TensorSpec
+from sdpa_xp_export._call.call import ExportOptions
+from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._verify.bounds import Compared, ExpectedRows, judge_copies, judge_rows, smallest
+from sdpa_xp_export._verify.trials import expected_rows
+
+EPS = 2.0**-23
+HALF = 2.0**-10
+OFF = 2.0**-16
+"""The error of the textbook formula at its first element; relative to a magnitude of 4 it is a quarter."""
+
+
+def compared(
+    errors: list[float],
+    reference: list[float],
+    magnitude: list[float],
+    *,
+    textbook: float = OFF,
+    terms: list[float] | None = None,
+    size: float = 1.0,
+) -> Compared:
+    """A row that is off by `errors`, beside a textbook formula whose first element is off by `textbook`."""
+    exact = np.asarray(reference)
+    off = exact + textbook * (np.arange(len(exact)) == 0)
+    sums = exact if terms is None else np.asarray(terms)
+    return Compared(exact + errors, ExpectedRows(exact, off, np.asarray(magnitude), sums), size)
+
+
+def within(run: Compared, dtype: str = "float32", computed_in: str = "float32") -> bool:
+    (agreement,) = judge_rows([run], dtype, computed_in)
+    return agreement.agrees
+
+
+SHARP = 2 * OFF / 4 + 4 * EPS
+"""The sharp bound of an element of magnitude 1."""
+WHOLE = 2 * OFF / 8 + 4 * EPS
+"""The whole bound of a run whose largest value is 1, if the textbook formula is off by `OFF` beside an 8."""
+
+
+@pytest.mark.parametrize(("error", "agrees"), [(0.98 * SHARP, True), (1.02 * SHARP, False)])
+def test_a_small_element_is_held_by_its_magnitude(error: float, agrees: bool) -> None:
+    """The whole bound would allow a large part of the largest value."""
+    run = compared([0, error], [1000, 1], [4, 1])
+    assert within(run) is agrees
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+@pytest.mark.parametrize(("share", "agrees"), [(0.98, True), (1.02, False)])
+def test_an_element_of_large_magnitude_is_held_by_the_largest(sign: int, share: float, agrees: bool) -> None:
+    """The sharp bound would allow half of the value."""
+    run = compared([0, sign * share * WHOLE * 8], [8, 1], [4, 2.0**20])
+    assert within(run) is agrees
+
+
+@pytest.mark.parametrize(("share", "agrees"), [(0.98, True), (1.02, False)])
+def test_a_mean_is_held_by_the_sizes_of_its_terms(share: float, agrees: bool) -> None:
+    bound = 2 * OFF + 4 * EPS * 16
+    run = compared([0, share * bound], [8, 1], [4, 2.0**20], terms=[16, 16])
+    assert within(run) is agrees
+
+
+@pytest.mark.parametrize(("share", "agrees"), [(0.98, True), (1.02, False)])
+def test_roundings_grow_with_the_scores(share: float, agrees: bool) -> None:
+    bound = 2 * OFF + 4 * 100 * EPS * 8
+    run = compared([0, share * bound], [8, 1], [4, 2.0**20], size=100.0)
+    assert within(run) is agrees
+
+
+@pytest.mark.parametrize(("share", "agrees"), [(0.98, True), (1.02, False)])
+@pytest.mark.parametrize("magnitude", [1, 2.0**20])
+def test_a_half_dtype_may_round_once_more(magnitude: float, share: float, agrees: bool) -> None:
+    """By the value itself if it is held sharply, and else by the largest."""
+    sharp, whole = SHARP + HALF * 0.5, (WHOLE + HALF) * 8
+    run = compared([0, share * (sharp if magnitude == 1 else whole)], [8, 0.5], [4, magnitude])
+    assert within(run, "float16") is agrees
+
+
+@pytest.mark.parametrize(("share", "agrees"), [(0.98, True), (1.02, False)])
+def test_a_half_dtype_that_is_computed_in_rounds_no_more(share: float, agrees: bool) -> None:
+    run = compared([0, share * 4 * HALF], [8, 1], [4, 1], textbook=0.0)
+    assert within(run, "float16", "float16") is agrees
+
+
+def test_the_worst_textbook_of_all_runs_sets_the_sharp_bound() -> None:
+    """And the worst of the runs with scores of that size sets the whole one."""
+    lucky = compared([0, SHARP * 0.98], [1000, 1], [4, 1], textbook=0.0)
+    unlucky = compared([0, 0], [1000, 1], [4, 1])
+    assert not judge_rows([lucky], "float32", "float32")[0].agrees
+    assert judge_rows([lucky, unlucky], "float32", "float32")[0].agrees
+    loose = compared([0, WHOLE * 8 * 0.98], [8, 1], [4, 2.0**20], textbook=0.0)
+    for size, agrees in ((1.0, True), (100.0, False)):
+        other = compared([0, 0], [8, 1], [4, 2.0**20], size=size)
+        assert judge_rows([loose, other], "float32", "float32")[0].agrees is agrees
+
+
+def test_a_subnormal_number_may_be_zero() -> None:
+    for dtype in ("float16", "bfloat16", "float32", "float64"):
+        assert within(compared([-smallest(dtype), 0], [smallest(dtype), 1], [0, 1], textbook=0.0), dtype)
+    assert not within(compared([-(2.0**-125), 0], [2.0**-125, 1], [0, 1], textbook=0.0))
+
+
+def test_a_copy_has_no_bound() -> None:
+    exact = np.asarray([1.0, 2.0], np.float32)
+    off = np.nextafter(exact, np.float32(3))
+    assert [each.agrees for each in judge_copies([(exact, exact), (off, exact)])] == [True, False]
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_nan_and_inf_have_no_bound(wrong: float) -> None:
+    run = compared([0, 0], [1, 1], [2.0**60, 2.0**60])
+    bad = Compared(np.asarray([1, wrong]), run.expected, 1.0)
+    assert not within(bad)
+    expected = ExpectedRows(np.asarray([1, wrong]), np.ones(2), np.ones(2), np.ones(2))
+    assert within(Compared(np.asarray([1, wrong]), expected, 1.0))
+    assert not within(Compared(np.asarray([1, 1.0]), expected, 1.0))
+
+
+def test_large_scores_in_float64_have_the_error_of_float32_scaled_down() -> None:
+    """The reference rounds scores of thousands as the textbook formula does: their difference shows nothing."""
+    query, key, value = draw(np.random.default_rng(0), (5, 8), (200, 8), (200, 3), dtype="float64")
+    bias = 4000 + np.asarray(np.arange(200) % 2, np.float64) / 3
+    plain = {"attn_mask": None, "scale": 0.3, "softcap": None, "sinks": None}
+    arguments = {"query": query, "key": key, "value": value, **plain, "bias": (bias[None],)}
+    qkv = TensorSpec("float64", ("L", 8))
+    call = checked_call("test", qkv, qkv, qkv, ExportOptions())
+    narrow = {name: x.astype(np.float32) for name, x in (("query", query), ("key", key), ("value", value))}
+    error = expected_rows(call, arguments, "float64")["output"].textbook_error
+    of_float32 = expected_rows(call, arguments | narrow, "float32")["output"].textbook_error
+    assert error == pytest.approx(of_float32 * 2.0**-29, rel=1e-3)
+    assert error > 100 * 2.0**-52

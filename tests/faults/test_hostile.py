@@ -1,0 +1,36 @@
+"""`verify` catches faults that are planted against the way it draws its inputs."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import pytest
+from faults.hostile import KINDS
+from faults.planted import Fault
+from faults.test_planted import by_call, caught, one_draw_for_each_call
+
+from sdpa_xp_export import verify
+
+__all__ = ["one_draw_for_each_call"]
+CALLS = [
+    list(faults)
+    for _, faults in groupby(
+        by_call([fault for kind in KINDS for fault in kind()]),
+        key=lambda fault: str(fault.right().metadata_props),
+    )
+]
+"""The faults, those of one call together."""
+
+
+@pytest.fixture(autouse=True)
+def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of these faults shows only in the longest run."""
+    monkeypatch.setattr("sdpa_xp_export._verify.trial_settings.LONGEST", 300)
+
+
+@pytest.mark.parametrize("faults", CALLS, ids=lambda faults: faults[0].name)
+def test_each_is_caught(faults: list[Fault]) -> None:
+    """And the model of the call without a fault agrees."""
+    report = verify(faults[0].right())
+    assert report.agrees, str(report)
+    assert [fault.name for fault in faults if not caught(fault)] == []
