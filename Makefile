@@ -45,7 +45,7 @@ test: check $(REDUCED:%=$(VENV)/onnxruntime/%/installed)
 	set -e; for libraries in $(LIBRARIES); do $(PYTEST) tests/core --backends=$$libraries $(THIN); done
 	$(XLA_AT_ONCE) $(PYTEST) tests/core $(JAX_EAGER)
 	$(PYTEST) $(JAX_JIT)
-	$(XLA_AT_ONCE) $(PYTEST) tests --ignore=tests/core
+	$(XLA_AT_ONCE) $(PYTEST) tests --ignore=tests/core $(THIN)
 	$(XLA_AT_ONCE) $(PYTEST) docs --dist loadfile
 	$(PYTEST) --doctest-modules sdpa_xp export/sdpa_xp_export
 
