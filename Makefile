@@ -10,7 +10,11 @@ THE_PACKAGE := $(PIP) --no-deps --no-build-isolation --editable .
 TORCH := torch==2.13.0
 
 # One thread a process: the tests run in as many processes as there are cores.
-PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto
+PYTEST = OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(JAX_CACHE) $(BIN)/python -m pytest -q -n auto -p no:benchmark
+
+# What JAX compiles is kept for the other processes of a run, and for later runs.
+JAX_CACHE := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/build/jax JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 \
+	JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
 
 # A run for each of these. Those that are written in Python share one; torch, JAX and MLX have been seen to hang in one
 # process with all the others. Some run a part of their cases: tests/libraries.py says which, and what that leaves out.
@@ -41,7 +45,7 @@ test: check $(REDUCED:%=$(VENV)/onnxruntime/%/installed)
 	set -e; for libraries in $(LIBRARIES); do $(PYTEST) tests/core --backends=$$libraries $(THIN); done
 	$(XLA_AT_ONCE) $(PYTEST) tests/core $(JAX_EAGER)
 	$(PYTEST) $(JAX_JIT)
-	$(XLA_AT_ONCE) $(PYTEST) tests --ignore=tests/core
+	$(XLA_AT_ONCE) $(PYTEST) tests --ignore=tests/core $(THIN)
 	$(XLA_AT_ONCE) $(PYTEST) docs --dist loadfile
 	$(PYTEST) --doctest-modules sdpa_xp export/sdpa_xp_export
 

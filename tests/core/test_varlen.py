@@ -108,7 +108,7 @@ def assert_agrees(
 ) -> None:
     """Judged against a loop of the reference over the sequences. A sink takes its share of the output."""
     with np.errstate(all="ignore"):
-        plain = library.get(library.call(lambda **x: textbook(library.xp, **x), **call, **rules))
+        plain = library.get(library.compiled.call(lambda **x: textbook(library.xp, **x), **call, **rules))
         scale = rules.pop("scale", [None] * len(queries))
         parts, shares = [], []
         for b, l in enumerate(queries):

@@ -87,7 +87,8 @@ def test_similar_sentences_are_close() -> None:
 
 
 def test_the_export_verifies() -> None:
-    shape = ("B", "L")
+    """A batch of three: of a named one, `verify_layer` tries 130 sentences of 130 tokens in float64, too."""
+    shape = (3, "L")
     encoder = minilm.load()
     model = to_onnx(encoder, TensorSpec("int64", shape), TensorSpec("bool", shape))
     draws = {

@@ -9,7 +9,21 @@ import onnx
 import onnx.numpy_helper
 import pytest
 from calls import moved
-from graphs import BATCH, CLOSE, EVERY_CALL, FORMS, Arrays, Rules, held_by, operands, qkv, run, spec
+from graphs import (
+    BATCH,
+    CLOSE,
+    EVERY_CALL,
+    FORMS,
+    Arrays,
+    Rules,
+    held_by,
+    operands,
+    qkv,
+    run,
+    run_in,
+    session_of,
+    spec,
+)
 from short_runs import assert_right
 
 from sdpa_xp import KVCache, PagedKVCache, biases, masks
@@ -118,11 +132,12 @@ def test_concatenated(rng: np.random.Generator, rules: Rules, queries: int, befo
     whole = {name: np.concatenate([past[f"past_{name}"], arrays[name]], axis=-2) for name in ("key", "value")}
     wanted = KVCache(**whole).attend(arrays["query"], **rules(**held))
     for model in models(specs, given).values():
-        found = run(model, arrays | past | held)
+        session = session_of(model)
+        found = run_in(session, arrays | past | held)
         assert_close(found["output"], wanted)
         for name in ("key", "value"):
             np.testing.assert_array_equal(found[f"present_{name}"], whole[name], strict=True)
-        assert_right(model, **held_by(given))
+        assert_right(model, session=session, **held_by(given))
 
 
 def paged(past: Arrays, filled: np.ndarray, size: int = 4) -> PagedKVCache[np.ndarray]:
@@ -140,11 +155,14 @@ def paged(past: Arrays, filled: np.ndarray, size: int = 4) -> PagedKVCache[np.nd
     return PagedKVCache(*pools, block_table=table, lengths=filled.tolist())
 
 
-@pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
 @pytest.mark.parametrize(("queries", "room"), [(5, 14), (1, 11)])
-@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
-def test_padded(rng: np.random.Generator, rules: Rules, queries: int, room: int, layout: str) -> None:
-    """`PagedKVCache.attend` of the same tokens, none of which is in the first entry; behind them is NaN."""
+@pytest.mark.parametrize("name", RULES)
+def test_padded(rng: np.random.Generator, name: str, queries: int, room: int) -> None:
+    """`PagedKVCache.attend` of the same tokens, none of which is in the first entry; behind them is NaN.
+
+    Each rule stands beside each layout and each number of queries, and each of these beside each other.
+    """
+    rules, layout = RULES[name], ["...HLE", "...LHE"][([*RULES].index(name) + queries // 5) % 2]
     arrays, past = qkv(rng, queries, queries), past_of(rng, room)
     filled = np.asarray([0, room - queries, 4])
     held = operands_of(rules, rng, queries, room)
@@ -158,10 +176,11 @@ def test_padded(rng: np.random.Generator, rules: Rules, queries: int, room: int,
     specs = {name: spec(x, names) for name, x in feeds.items()}
     given = rules(**{name: spec(x, names) for name, x in held.items()})
     for model in models(specs, given, layout=layout).values():
-        found = {name: moved(x, layout) for name, x in run(model, feeds | held).items()}
+        session = session_of(model)
+        found = {name: moved(x, layout) for name, x in run_in(session, feeds | held).items()}
         assert_close(found["output"], wanted)
         assert_written(found, arrays, past, filled)
-        assert_right(model, **held_by(given))
+        assert_right(model, session=session, **held_by(given))
 
 
 def assert_written(found: Arrays, arrays: Arrays, past: Arrays, filled: np.ndarray) -> None:
@@ -183,7 +202,8 @@ def test_padded_by_entry(rng: np.random.Generator, rules: Rules) -> None:
     feeds = arrays | past | {"past_lengths": filled}
     given = rules(**{name: spec(x, names) for name, x in held.items()})
     for model in models({name: spec(x, names) for name, x in feeds.items()}, given).values():
-        found = run(model, feeds | held)
+        session = session_of(model)
+        found = run_in(session, feeds | held)
         for entry, count in enumerate(filled):
             whole = {
                 name: np.concatenate([past[f"past_{name}"][entry, :, :count], arrays[name][entry]], axis=-2)
@@ -193,7 +213,7 @@ def test_padded_by_entry(rng: np.random.Generator, rules: Rules) -> None:
             own |= {name: np.minimum(x[entry], count + queries) for name, x in held.items() if x.ndim == 1}
             wanted = KVCache(**whole).attend(arrays["query"][entry], **rules(**own))
             assert_close(found["output"][entry], wanted)
-        assert_right(model, **held_by(given))
+        assert_right(model, session=session, **held_by(given))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
@@ -207,14 +227,15 @@ def test_other_dtypes(rng: np.random.Generator, dtype: str, padded: bool, opset:
     for form in EVERY_CALL:
         outputs = ("output", "lse")
         model = export_attention(**specs, is_causal=True, form=form, opset=opset, outputs=outputs)
-        found = run(model, feeds)
+        session = session_of(model)
+        found = run_in(session, feeds)
         for entry, count in enumerate(filled):
             whole = [
                 np.concatenate([past[f"past_{name}"][entry, :, :count], arrays[name][entry]], axis=-2)
                 for name in ("key", "value")
             ]
             assert_close(found["output"][entry], KVCache(*whole).attend(arrays["query"][entry]))
-        assert_right(model)
+        assert_right(model, session=session)
 
 
 def test_prefill_of_an_empty_cache(rng: np.random.Generator) -> None:

@@ -109,18 +109,22 @@ def test_agree(capsys: pytest.CaptureFixture[str]) -> None:
         assert row["backend"] == "onnxruntime" or len(ran) == len(names)
 
 
+REFUSED_BY_JAX = 'softmax_dtype="float64"'
+
+
 def test_agree_says_what_a_library_refuses(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """JAX without x64 has no float64 to hold scores in: refused, which is no disagreement."""
-    monkeypatch.setattr(agree, "LONGER", ())  # JAX compiles each shape anew
+    few = {name: feature for name, feature in features("float32").items() if name in ("plain", REFUSED_BY_JAX)}
+    monkeypatch.setattr(agree, "features", lambda dtype: few)  # JAX compiles each of them anew
     code, out, _ = run(capsys, "agree", "--backend", "jax", "--dtype", "float32", "--json")
     (row,) = (row for row in json.loads(out) if row["backend"] == "jax")
     refused = {each["feature"]: each["refused"] for each in row["features"] if each["refused"]}
     assert code == 0
     assert row["agrees"]
-    assert list(refused) == ['softmax_dtype="float64"']
-    assert refused['softmax_dtype="float64"'].startswith("`softmax_dtype` must be one that jax.numpy has")
+    assert list(refused) == [REFUSED_BY_JAX]
+    assert refused[REFUSED_BY_JAX].startswith("`softmax_dtype` must be one that jax.numpy has")
 
 
 def test_agree_takes_no_other_error_for_a_refusal() -> None:
@@ -140,6 +144,7 @@ def test_agree_exits_1_and_names_what_disagrees(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sdpa_xp.masks.bands.Band.allowed_in", lambda *_: True)
+    monkeypatch.setattr(agree, "LONGER", ())
     code, out, _ = run(capsys, "agree", "--backend", "numpy", "--dtype", "float32")
     assert code == 1
     (line,) = (line for line in out.splitlines() if line.startswith("DISAGREES: numpy xp float32 cpu: "))

@@ -10,6 +10,7 @@ from typing import Any
 import onnx
 import pytest
 from command import QKV, refused, run
+from short_runs import assert_right
 
 from sdpa_xp_export import TensorSpec, export_attention, verify
 
@@ -105,7 +106,7 @@ def test_flags(
     code, _, err = run(capsys, "export", *QKV, *flags, "-o", path)
     assert (code, err) == (0, "")
     assert call_of(path).items() >= stated.items()
-    assert verify(path, provider="cpu").agrees
+    assert_right(onnx.load(path))
 
 
 def test_layout_and_cache(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -121,7 +122,7 @@ def test_layout_and_cache(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     assert (code, err) == (0, "")
     assert call_of(path)["layout"] == "...LHE"
     assert call_of(path)["past_key"] == "float64[B,P,2,8]"
-    assert verify(path, provider="cpu").agrees
+    assert_right(onnx.load(path))
 
 
 def test_padded_cache(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -172,7 +173,7 @@ def test_never_over_another_file_unless_forced(capsys: pytest.CaptureFixture[str
     assert "--force" in refused(capsys, "export", *QKV, "-o", path)
     assert path.read_text() == "mine"
     assert run(capsys, "export", *QKV, "-o", path, "--force")[0] == 0
-    assert verify(path, provider="cpu").agrees
+    assert_right(onnx.load(path))
 
 
 def test_interrupted_while_writing(

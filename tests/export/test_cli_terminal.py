@@ -14,11 +14,15 @@ from pathlib import Path
 import pytest
 from command import QKV, run
 
+from sdpa_xp_export._agree import comparison
 from sdpa_xp_export._runtime.releases import OPSETS
 
 # As from a terminal: where the tests run in the background, interrupts are ignored, and that is inherited.
+# And with few features to compare, and at one length.
 COMMAND = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
+    "from sdpa_xp_export._agree import comparison; every = comparison.features; comparison.LONGER = ();"
+    "comparison.features = lambda dtype: dict([*every(dtype).items()][:3]);"
     "from sdpa_xp_export.cli import main; main()"
 )
 
@@ -73,11 +77,12 @@ def test_progress_of_verify(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     assert shown.index("B=2 L=5 S=9 on CPU") < shown.index("B=1 L=1 S=1, large scores on CPU")
 
 
-def test_no_progress_beside_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_progress_beside_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with on_terminal("agree", "--backend", "numpy", "--dtype", "float32", "--json") as (process, reader):
         assert everything(reader) == ""
         json.loads(process.communicate()[0])
     assert process.returncode == 0
+    monkeypatch.setattr(comparison, "LONGER", ())
     _, _, err = run(capsys, "agree", "--backend", "numpy", "--dtype", "float32")
     assert err == ""  # no terminal
 

@@ -183,8 +183,8 @@ def test_score_functions_that_do_not_trace(score_mod: Callable[..., Any], words:
 
 def test_verify_asks_for_the_function() -> None:
     """It cannot be written to the metadata."""
-    mask = masks.from_function(lambda b, h, i, j: j <= i)
-    model = export_attention(QKV, QKV, QKV, mask)
+    qkv, mask = TensorSpec("float32", (2, 4, 9, 8)), masks.from_function(lambda b, h, i, j: j <= i)
+    model = export_attention(qkv, qkv, qkv, mask)
     with pytest.raises(ValueError, match=r"verify: .*from_function"):
         verify(model)
     assert verify(model, attn_mask=mask).agrees

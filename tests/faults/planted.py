@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -141,11 +142,12 @@ def other_numbers() -> Iterator[Fault]:
         ("lower right for upper left", masks.causal(), masks.causal("lower_right")),
         ("padding 40 for 41", masks.padding(41), masks.padding(40)),
     ]
-    for form in FORMS:
-        for name, right, wrong in pairs:
-            of = longer if "lower right" in name or "padding" in name else call
-            yield mistaken(kind, name, of(attn_mask=right), of(attn_mask=wrong), form)
-        for name, right_bias, wrong_bias in (
+    turns = cycle(FORMS)  # what a model is tried with follows from its call, hardly from its form
+    for (name, right, wrong), form in zip(pairs, turns, strict=False):
+        of = longer if "lower right" in name or "padding" in name else call
+        yield mistaken(kind, name, of(attn_mask=right), of(attn_mask=wrong), form)
+    for (name, right_bias, wrong_bias), form in zip(
+        (
             ("ALiBi from 1 on", biases.alibi(2), biases.alibi(2, offset=1)),
             (
                 "distances up to 60 for 61",
@@ -153,8 +155,11 @@ def other_numbers() -> Iterator[Fault]:
                 biases.relative(table, max_distance=60),
             ),
             ("distances of one side", biases.relative(table), biases.relative(table, bidirectional=False)),
-        ):
-            yield mistaken(kind, name, call(bias=right_bias), call(bias=wrong_bias), form)
+        ),
+        turns,
+        strict=False,
+    ):
+        yield mistaken(kind, name, call(bias=right_bias), call(bias=wrong_bias), form)
     for form in ("tiled", "primitive"):
         right, wrong = (cached(attn_mask=masks.sliding_window(width, 0)) for width in (40, 41))
         yield mistaken(kind, "window 41 for 40 beside a cache", right, wrong, form)

@@ -5,6 +5,7 @@ FlexAttention calls a function with one index of each kind (it is vmapped), we w
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -24,8 +25,6 @@ from torch.nn.attention.flex_attention import (
 )
 
 from sdpa_xp import attention_state, biases, masks, scaled_dot_product_attention
-
-pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
 
 BATCH, HEADS, QUERIES, KEYS = 2, 4, 9, 13
 PAIRS = (BATCH, HEADS, QUERIES, KEYS)
@@ -63,6 +62,13 @@ SCORE_MODS: dict[str, Callable[..., Any]] = {
     "temperature of each entry": lambda score, b, h, q_idx, kv_idx: score * TEMPERATURES[b],
     "causal": lambda score, b, h, q_idx, kv_idx: torch.where(q_idx >= kv_idx, score, -math.inf),
 }
+
+
+@pytest.fixture(autouse=True)
+def without_dynamo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch traces each function by the bytecode of Python even where it does not compile it: a second each."""
+    module = importlib.import_module("torch.nn.attention.flex_attention")
+    monkeypatch.setattr(module, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
 
 
 def draw(rng: np.random.Generator, *, groups: int = HEADS, width: int = 8) -> dict[str, Any]:

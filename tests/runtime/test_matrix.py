@@ -38,16 +38,34 @@ def all_jobs() -> list[Job]:
     return jobs()
 
 
+HALVES = ("float16", "bfloat16")
+
+
 @cache
-def exported(release: str) -> Mapping[str, Exported]:
+def run_jobs(thin: bool) -> list[Job]:
+    """The calls that are run: with `--thin`, of those in half precision each third.
+
+    What that leaves out: a kernel of a release that is wrong in half precision for one feature alone. Most of
+    these graphs cast to float32, and compute as that of float32 does. `make test THIN=` runs all of them.
+    """
+    halves = [job for job in all_jobs() if job.call.query.dtype in HALVES]
+    left_out = {job.name for number, job in enumerate(halves) if thin and number % 3}
+    return [job for job in all_jobs() if job.name not in left_out]
+
+
+@cache
+def exported(release: str, thin: bool) -> Mapping[str, Exported]:
     """The graphs of all calls for a release, by form: they run in each later release as well."""
-    return exports([release], list(FORMS), all_jobs())[release]
+    return exports([release], list(FORMS), run_jobs(thin))[release]
 
 
-def test_a_release_computes_its_own_graphs_and_those_of_older_ones(release: str) -> None:
+def test_a_release_computes_its_own_graphs_and_those_of_older_ones(
+    release: str, pytestconfig: pytest.Config
+) -> None:
     """In every form that is not refused, among them whichever the exporter chooses."""
-    calls, targets = all_jobs(), [each for each in REDUCED if number(each) <= number(release)]
-    made = {target: exported(target) for target in targets or [release]}
+    thin = bool(pytestconfig.getoption("--thin"))
+    calls, targets = run_jobs(thin), [each for each in REDUCED if number(each) <= number(release)]
+    made = {target: exported(target, thin) for target in targets or [release]}
     found = wrong(made, {release: faults(release, made)})
     assert {target: each for target, each in found.items() if any(each.values())} == {}
     for target, of_target in made.items():
