@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import groupby
-
 import pytest
 from faults.hostile import KINDS
 from faults.planted import Fault
@@ -12,13 +10,7 @@ from faults.test_planted import by_call, caught, one_draw_for_each_call
 from sdpa_xp_export import verify
 
 __all__ = ["one_draw_for_each_call"]
-CALLS = [
-    list(faults)
-    for _, faults in groupby(
-        by_call([fault for kind in KINDS for fault in kind()]),
-        key=lambda fault: str(fault.right().metadata_props),
-    )
-]
+CALLS = by_call([fault for kind in KINDS for fault in kind()])
 """The faults, those of one call together."""
 
 
