@@ -131,7 +131,7 @@ def avoid_zero_sum(l: Array, least: float = 1.0) -> Array:
 
 def _exp(scores: Scores, s: Array, shift: Array) -> Array:
     """Return exp(s - shift), in the memory of s if nothing else can hold that array."""
-    if scores.buffers is None or not scores.are_scores_ours or s.shape[:-1] != shift.shape[:-1]:
+    if scores.buffers is None or s.shape[:-1] != shift.shape[:-1]:
         return scores.xp.exp(s - shift)
     s -= shift
     return exp_in_place(scores.buffers.functions, s)

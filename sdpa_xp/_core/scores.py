@@ -57,8 +57,8 @@ class Scores(NamedTuple):
         return isinstance(self.mask, AllOf) and len(self.mask.patterns) == len(self.biases) == 0
 
     @property
-    def are_scores_ours(self) -> bool:
-        """Whether nobody else sees the scores, so that they may be overwritten."""
+    def are_ours(self) -> bool:
+        """Whether no function of the caller sees them. It may keep them, or add what autograd records."""
         return not any(bias.is_of_caller for bias in self.biases)
 
     @property
@@ -141,7 +141,7 @@ class Scores(NamedTuple):
     def capped(self, tile: Tile, query: Array) -> Array:
         """Return the soft-capped products of a `scaled_query` with the keys, (..., Hq, rows, columns)."""
         xp = self.grid.xp
-        buffer = self.buffers.scores if self.buffers is not None and self.are_scores_ours else None
+        buffer = None if self.buffers is None else self.buffers.scores
         scores = matmul_grouped(xp, query, xp.matrix_transpose(self.keys(tile.columns)), buffer)
         if self.softcap is None:
             return scores
@@ -165,9 +165,8 @@ class Scores(NamedTuple):
         Each bias says itself which pairs it masks: the sum does not show it, since -inf + inf is NaN.
         """
         xp, dtype = self.xp, self.grid.dtype
-        in_place = self.buffers is not None and self.are_scores_ours
         for bias in self.biases:
-            scores, unmasked = bias.apply(tile, scores, in_place=in_place)
+            scores, unmasked = bias.apply(tile, scores, in_place=self.buffers is not None)
             allowed = both(allowed, unmasked)
         if len(self.biases) > 1:  # two of the smallest finite numbers add up to -inf, and must not mask
             scores = xp.where(is_masked(scores), -LARGEST[dtype_name(dtype)], scores)

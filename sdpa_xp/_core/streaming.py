@@ -53,6 +53,9 @@ def attend(
     if out is None:
         out = xp.zeros((*shape, value.width), dtype=dtype, device=grid.device)
     lse = xp.zeros((2, *shape) if in_parts else shape, dtype=grid.dtype, device=grid.device) if lse_of else None
+    if not scores.are_ours:
+        _attend_in_tasks(scores, value, plan, out, lse, lse_of)
+        return out, lse
     with call_buffers(grid) as buffers:
         _attend_in_tasks(scores._replace(buffers=buffers), value, plan, out, lse, lse_of)
     return out, lse
@@ -121,7 +124,8 @@ def attend_rows(
     query = scores.scaled_query(rows)
     if scores.grid.is_traced:  # no value can be read, so there is one way for all of them
         return attend_with_maximum(scores, query, value, plan, rows, "columns")
-    if shortcut is not None and shortcut.is_open and scores.sinks is None:
+    is_shorter = scores.buffers is not None and scores.sinks is None
+    if is_shorter and shortcut is not None and shortcut.is_open:
         result = attend_without_maximum(scores, query, value, plan, rows, out)
         if is_accurate(scores, plan, rows, result):
             return result

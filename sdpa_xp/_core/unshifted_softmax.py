@@ -36,7 +36,7 @@ def attend_without_maximum(
     for tile, allowed in scores.trimmed_tiles(rows, plan):
         index = _rows_of(tile, rows)
         s, _ = scores.masked(tile, query[index], True)
-        p = exp_in_place(buffers.functions, s) if scores.are_scores_ours else xp.exp(s)
+        p = exp_in_place(buffers.functions, s)
         if not isinstance(allowed, bool):
             # Values and mask may have a batch that queries and keys do not have: then the product is larger.
             fits = p.shape[:-2] == leading_shape

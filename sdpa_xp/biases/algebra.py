@@ -30,7 +30,7 @@ class Term(ABC):
 
     @property
     def is_of_caller(self) -> bool:
-        """Whether a function of the caller gets the scores, and might keep them."""
+        """Whether a function of the caller gets the scores."""
         return False
 
     @abstractmethod

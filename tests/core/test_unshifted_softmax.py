@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from libraries import each_module
 
-from sdpa_xp import attention_state, biases, masks
+from sdpa_xp import attention_state, biases, masks, scaled_dot_product_attention
 from sdpa_xp._core import streaming
 from sdpa_xp_export._verify import agreement, reference, textbook
 
@@ -145,7 +145,7 @@ def test_small_biases_need_none(taken: dict[str, int], rng: np.random.Generator)
     assert not taken["with"]
 
 
-def test_a_function_may_keep_the_scores(taken: dict[str, int], rng: np.random.Generator) -> None:
+def test_a_function_may_keep_the_scores(rng: np.random.Generator) -> None:
     """What it was given, and what it returned, is not overwritten."""
     kept: list[np.ndarray] = []
 
@@ -158,7 +158,21 @@ def test_a_function_may_keep_the_scores(taken: dict[str, int], rng: np.random.Ge
     np.testing.assert_allclose(found, attention_state(q, k, v).output, rtol=0, atol=2e-6)
     every = np.concatenate([s.ravel() for s in kept])
     np.testing.assert_allclose(np.sort(every), np.sort((q @ np.swapaxes(k, -1, -2) / 8).ravel()), atol=1e-5)
-    assert taken["without"]
+
+
+@pytest.mark.needs("torch")
+def test_a_function_may_bring_in_what_autograd_records(rng: np.random.Generator) -> None:
+    """Nothing that the call is given requires a gradient, so that arrays are written to."""
+    import torch
+
+    tensors = [torch.from_numpy(x) for x in arrays(rng)]
+    learned = torch.tensor(0.5, requires_grad=True)
+    bias = biases.from_function(lambda s, _b, _h, i, j: s - learned * abs(i - j))
+    scaled_dot_product_attention(*tensors, bias=bias).sum().backward()
+    distance = abs(torch.arange(300)[:, None] - torch.arange(300))
+    other = torch.tensor(0.5, requires_grad=True)
+    torch.nn.functional.scaled_dot_product_attention(*tensors, attn_mask=-other * distance).sum().backward()
+    np.testing.assert_allclose(learned.grad, other.grad, rtol=1e-4)
 
 
 @pytest.mark.parametrize("what", ["opposite", "tiny values", "huge values"])
