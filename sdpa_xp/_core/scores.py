@@ -97,7 +97,8 @@ class Scores(NamedTuple):
 
     def tiles(self, rows: range, plan: Plan) -> Iterable[tuple[Tile, Allowed]]:
         """Return the tiles of `rows` in which some pair may attend, with the answer of the mask."""
-        if self.answers is None or not plan.is_one_tile or math.prod(self.grid.shape) > MOST_ANSWERED:
+        is_kept = self.answers is not None and not self.grid.is_traced and plan.is_one_tile
+        if self.answers is None or not is_kept or math.prod(self.grid.shape) > MOST_ANSWERED:
             return self._tiles(rows, plan)
         if "tiles" not in self.answers:
             self.answers["tiles"] = [*self._tiles(rows, plan)]
