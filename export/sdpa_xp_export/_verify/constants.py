@@ -23,8 +23,8 @@ def constants(call: ExportCall) -> list[int]:
 def constant_names(call: ExportCall) -> dict[int, str]:
     """Return what these numbers are in the call, such as `sliding_window(left=256)`, by the number."""
     names: dict[int, str] = {}
-    held: list[Mask | Bias] = [*call.masks, *call.biases]
-    for value in held:
+    modifiers: list[Mask | Bias] = [*call.masks, *call.biases]
+    for value in modifiers:
         for name, number in _named(value):
             names.setdefault(abs(number), f"{name}={number})")
     names.pop(0, None)
@@ -33,8 +33,8 @@ def constant_names(call: ExportCall) -> dict[int, str]:
 
 def _named(value: Mask | Bias) -> Iterator[tuple[str, int]]:
     """Yield each number of a mask or a bias, with `sliding_window(left` and the like as its name."""
-    for argument, held in value.arguments.items():
-        for part in held if isinstance(held, tuple | list) else (held,):
+    for argument, parts in value.arguments.items():
+        for part in parts if isinstance(parts, tuple | list) else (parts,):
             if isinstance(part, Mask | Bias):
                 yield from _named(part)
             elif argument != "slopes":  # a number of slopes is the number of heads

@@ -131,14 +131,25 @@ def _double_precision(
     The reference is float64 too, and rounds large scores in the same way: their difference tells little.
     The error of float32 is 2**29 times as large. It counts where it shows more.
     """
-    narrow = arguments | {name: arguments[name].astype(np.float32) for name in ("query", "key", "value")}
+    narrow = {name: _in_range_of_float32(value) for name, value in arguments.items()}
+    narrow |= {name: arguments[name].astype(np.float32) for name in ("query", "key", "value")}
     right, off = _reference(narrow), _textbook(narrow, "float32")
-    found = {}
+    with_error = {}
     for name, plain in textbook.items():
         scaled = (off[name] - right[name]) * 2.0**-29
         shown = exact[name] + np.where(np.isfinite(scaled), scaled, 0.0)
-        found[name] = np.where(np.abs(scaled) > np.abs(plain - exact[name]), shown, plain)
-    return found
+        with_error[name] = np.where(np.abs(scaled) > np.abs(plain - exact[name]), shown, plain)
+    return with_error
+
+
+def _in_range_of_float32(value: Any) -> Any:
+    """Return finite numbers of float64 as finite ones of float32: the smallest bias must not become -inf."""
+    if isinstance(value, tuple):
+        return tuple(_in_range_of_float32(item) for item in value)
+    if not isinstance(value, np.ndarray) or value.dtype != np.float64:
+        return value
+    largest = np.finfo(np.float32).max
+    return np.where(np.isinf(value), value, np.clip(value, -largest, largest))
 
 
 @dataclass(frozen=True, slots=True)
