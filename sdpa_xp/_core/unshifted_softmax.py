@@ -43,8 +43,10 @@ def attend_without_maximum(
             p = buffers.functions.multiply(p, allowed, out=p) if fits else p * xp.astype(allowed, p.dtype)
         l[index] += p @ ones[: len(tile.columns), :]  # a product with ones is faster than a sum of rows
         kept = p if scores.dropout is None else scores.dropout.apply(tile, p)
-        v = astype_if_needed(xp, value.slice_keys(tile.columns), grid.dtype)
-        o[index] += matmul_grouped(xp, kept, v, buffers.product)
+        # No name for the values: a copy from a paged cache would live until the next copy has been made.
+        o[index] += matmul_grouped(
+            xp, kept, astype_if_needed(xp, value.slice_keys(tile.columns), grid.dtype), buffers.product
+        )
     o /= avoid_zero_sum(l, LEAST_SUM)
     return RowResult(o, None, l)
 

@@ -31,7 +31,7 @@ ALL_CORES = TileSize(512, 512, 2**18)
 DEVICE = TileSize(256, 1024, 2**22)
 """For devices that compute all heads and batch entries at once; the more there are, the smaller is a tile."""
 SMALLEST_SIDE = 64
-MOST_COPIED = 2**21
+MOST_COPIED = 2**20
 """The number of elements of keys and values that are copied from the blocks of a paged cache for a tile."""
 MOST_STACKED = 2**18
 """The number of elements of sequences of a packed batch that are stacked: too few for threads, so that threads
