@@ -10,19 +10,38 @@ import argparse
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import bars
+import biased
 import imports
 import machine
 import memory
 import numpy as np
 import plots
+import ragged
 import report
-from cells import BY_CALL, CELLS, HEADS, LENGTHS, ONE_QUERY, TINY, WIDTH, Call
-from contenders import CONTENDERS, MATMULS, NUMPY, ON_TORCH, TEXTBOOK, TORCH, Ready, ours_numpy, ready
+from cells import BY_CALL, CELLS, DECODING, HEADS, LENGTHS, TINY, TINY_MASKED, WIDTH, Call
+from contenders import (
+    CONTENDERS,
+    CORE,
+    LOOP,
+    MATMULS,
+    NUMPY,
+    ON_TORCH,
+    OTHERS,
+    TEXTBOOK,
+    TORCH,
+    Ready,
+    ours_numpy,
+    ready,
+    textbook,
+)
 from measuring import Row, Spread, interleaved, ratios
 
 PACKAGES = ("numpy", "torch", "jax", "onnxruntime", "sdpa_xp")
@@ -32,20 +51,24 @@ SECONDS = 1.0
 PAIRS, CALLS = 2048**2, 200
 """Short calls are timed by as many as have this many pairs together, or by this many."""
 
-QUICK = 1024
+QUICK = 4096
 """The longest call of a quick run."""
 
 
-def compared(cell: str, call: Call, seconds: float) -> list[Row]:
-    """Whoever can state the call, against torch and the matmuls."""
-    contenders = ready(call)
+def compared(cell: str, call: Call, seconds: float, names: Sequence[str] = CORE) -> list[Row]:
+    """Whoever of `names` can state the call, against torch, the bare loop and the matmuls."""
+    contenders = ready(call, dict.fromkeys([TORCH, *names]))
     warm_up(cell, contenders)
     times = timed(contenders, call, seconds)
     rows = []
     for name, own in times.items():
+        if name not in names:
+            continue
         numbers = {"milliseconds": Spread.of(own, 1e3)}
-        if name != TORCH:
+        if name != TORCH and TORCH in times:
             numbers[bars.TO_TORCH] = Spread.of(ratios(own, times[TORCH]))
+        if name == NUMPY and LOOP in times:
+            numbers[bars.TO_LOOP] = Spread.of(ratios(own, times[LOOP]))
         if MATMULS in times:
             numbers[bars.LIMIT] = Spread.of(ratios(times[MATMULS], own))
         rows.append(Row(cell, call.keys, name, numbers, len(own)))
@@ -73,6 +96,12 @@ def overhead(seconds: float) -> list[Row]:
     peers = {TEXTBOOK: TEXTBOOK, NUMPY: TEXTBOOK, TORCH: TORCH, ON_TORCH: TORCH}
     contenders = {name: each for name in peers if (each := CONTENDERS[name](TINY)) is not None}
     warm_up("overhead", contenders)
+    for name, call in TINY_MASKED.items():
+        contenders[f"{NUMPY}, {name}"] = ours_numpy(call)
+        masked = textbook(replace(call, window=None))
+        assert masked is not None
+        contenders[f"{TEXTBOOK}, {name}"] = masked
+        peers |= {f"{each}, {name}": f"{TEXTBOOK}, {name}" for each in (NUMPY, TEXTBOOK)}
     times = timed(contenders, TINY, seconds)
     rows = []
     for name, own in times.items():
@@ -88,7 +117,7 @@ def warm_up(cell: str, contenders: Mapping[str, Ready]) -> None:
     """Compile, load and start what the first call does; all give the same numbers."""
     outputs = {name: each.array(each.run()) for name, each in contenders.items()}
     for name, output in outputs.items():
-        if output is not None:
+        if output is not None and TORCH in outputs:
             np.testing.assert_allclose(output, outputs[TORCH], rtol=0, atol=5e-6, err_msg=f"{cell}: {name}")
 
 
@@ -97,19 +126,26 @@ def timed(contenders: Mapping[str, Ready], call: Call, seconds: float) -> dict[s
     return interleaved({name: each.run for name, each in contenders.items()}, seconds, calls)
 
 
-def sections(longest: int, seconds: float) -> dict[str, list[Callable[[], list[Row]]]]:
-    """What is measured, by the name that --only takes."""
+def sections(longest: int, seconds: float, *, with_others: bool) -> dict[str, list[Callable[[], list[Row]]]]:
+    """What is measured, by the name that --only takes: each part in a process of its own."""
     lengths = [length for length in LENGTHS if length <= longest]
     cells: dict[str, list[Callable[[], list[Row]]]] = {
         "overhead": [partial(overhead, seconds)],
         "import": [imports.rows],
         "memory": [partial(memory.rows, "memory", length) for length in lengths],
     }
+    groups = (CORE, OTHERS) if with_others else (CORE,)
     for cell, call in CELLS.items():
-        cells[cell] = [partial(compared, cell, call(length), seconds) for length in lengths]
+        cells[cell] = [
+            partial(compared, cell, call(length), seconds, names) for length in lengths for names in groups
+        ]
     if longest == max(LENGTHS):
         cells["memory"].append(partial(memory.rows, "memory, one head", memory.LONG))
-    cells["one query"] = [partial(compared, "one query", ONE_QUERY, seconds)]
+    cells["one query"] = [
+        partial(compared, cell, call, seconds, names) for cell, call in DECODING.items() for names in groups
+    ]
+    cells["ragged"] = [partial(ragged.packed, seconds), partial(ragged.paged, seconds)]
+    cells["biases"] = [partial(biased.rows, length, seconds) for length in lengths if length <= 4096]
     cells["by call"] = [
         partial(by_call, calls, seconds) for length, calls in BY_CALL.items() if length <= longest
     ]
@@ -117,11 +153,12 @@ def sections(longest: int, seconds: float) -> dict[str, list[Callable[[], list[R
 
 
 def measured(chosen: Mapping[str, Sequence[Callable[[], list[Row]]]]) -> list[Row]:
-    """Each section, printed as it comes."""
-    rows = []
+    """Each part in a fresh process, printed as it comes."""
+    rows: list[Row] = []
     for parts in chosen.values():
         for part in parts:
-            found = part()
+            with ProcessPoolExecutor(1, get_context("spawn")) as process:
+                found = process.submit(part).result()
             print(*found, sep="\n", flush=True)
             rows += found
     return rows
@@ -144,9 +181,13 @@ def written(folder: Path, rows: list[Row]) -> None:
 
 def main() -> None:
     machine.without_settings()
-    names = list(sections(0, 0))
+    names = list(sections(0, 0, with_others=False))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help=f"S up to {QUICK}, a fifth of the time")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"what the bars speak of, S up to {QUICK}",
+    )
     parser.add_argument("--only", metavar="NAME,...", help=", ".join(names))
     parser.add_argument("--into", type=Path, metavar="FOLDER", help="where the results are written")
     arguments = parser.parse_args()
@@ -154,9 +195,9 @@ def main() -> None:
     if unknown := set(only) - set(names):
         parser.error(f"--only: none of {', '.join(names)}: {', '.join(sorted(unknown))}")
 
-    longest, seconds = (QUICK, SECONDS / 5) if arguments.quick else (max(LENGTHS), SECONDS)
+    longest, seconds = (QUICK, SECONDS / 4) if arguments.quick else (max(LENGTHS), SECONDS)
     print(f"NumPy's BLAS: {machine.numpy_kernels()}", flush=True)
-    cells = sections(longest, seconds)
+    cells = sections(longest, seconds, with_others=not arguments.quick)
     rows = measured({name: cells[name] for name in only})
     print(*report.bars(rows), sep="\n")
     whole = not (arguments.quick or arguments.only)

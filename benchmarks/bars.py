@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from cells import DECODING, TINY_MASKED
 from contenders import NUMPY, ON_TORCH, PORTABLE
 from measuring import Row
 
 TO_TORCH, LIMIT = "over torch SDPA", "the matmuls' share"
+TO_LOOP = "over a bare loop"
+"""Whatever the CPU is: the other ratios depend on how fast its BLAS and torch's kernel are."""
 TO_ALL_PAIRS, ABOVE = "over all pairs", "microseconds above the peer"
+TO_BATCH, TO_NO_BIAS = "over one batch", "over no bias"
 MEMORY, ADDED = "MB above inputs and output", "added over import numpy"
+
+
+LONG = (1024, 4096, 16384)
 
 
 class Bar(NamedTuple):
@@ -25,45 +32,41 @@ class Bar(NamedTuple):
 
 
 BARS = (
-    Bar("all pairs", 256, NUMPY, TO_TORCH, "at most", 1.5),
-    Bar("all pairs", 1024, NUMPY, TO_TORCH, "at most", 1.0),
-    Bar("all pairs", 4096, NUMPY, TO_TORCH, "at most", 0.7),
-    Bar("all pairs", 16384, NUMPY, TO_TORCH, "at most", 0.7),
-    Bar("causal", 256, NUMPY, TO_TORCH, "at most", 1.5),
-    Bar("causal", 1024, NUMPY, TO_TORCH, "at most", 1.0),
-    Bar("causal", 4096, NUMPY, TO_TORCH, "at most", 0.75),
-    Bar("causal", 16384, NUMPY, TO_TORCH, "at most", 0.75),
-    Bar("grouped heads", 256, NUMPY, TO_TORCH, "at most", 1.5),
-    Bar("grouped heads", 1024, NUMPY, TO_TORCH, "at most", 1.0),
-    Bar("grouped heads", 4096, NUMPY, TO_TORCH, "at most", 0.7),
-    Bar("grouped heads", 16384, NUMPY, TO_TORCH, "at most", 0.7),
-    Bar("padding value", 256, NUMPY, TO_TORCH, "at most", 1.5),
-    Bar("padding value", 1024, NUMPY, TO_TORCH, "at most", 1.0),
-    Bar("padding value", 4096, NUMPY, TO_TORCH, "at most", 0.7),
-    Bar("padding value", 16384, NUMPY, TO_TORCH, "at most", 0.7),
-    Bar("padding array", 256, NUMPY, TO_TORCH, "at most", 1.5),
-    Bar("padding array", 1024, NUMPY, TO_TORCH, "at most", 1.0),
-    Bar("padding array", 4096, NUMPY, TO_TORCH, "at most", 0.7),
-    Bar("padding array", 16384, NUMPY, TO_TORCH, "at most", 0.7),
-    Bar("one query", 4096, NUMPY, TO_TORCH, "at most", 2.0),
-    Bar("all pairs", 4096, NUMPY, LIMIT, "at least", 0.75),
+    *(
+        Bar(cell, length, NUMPY, TO_LOOP, "at most", bound)
+        for cell in ("all pairs", "causal")
+        for length, bound in ((256, 1.1), (1024, 1.05), (4096, 1.05))
+    ),
+    *(
+        Bar(cell, length, NUMPY, TO_TORCH, "at most", bound)
+        for cell, bounds in (("all pairs", (1.6, 1.35, 1.12)), ("causal", (1.7, 1.35, 1.15)))
+        for length, bound in zip((256, 1024, 4096), bounds, strict=True)
+    ),
+    *(Bar(cell, call.keys, NUMPY, TO_TORCH, "at most", 1.3) for cell, call in DECODING.items()),
     Bar("by call", 4096, "causal", TO_ALL_PAIRS, "at most", 0.6),
     Bar("by call", 16384, "window", TO_ALL_PAIRS, "at most", 0.1),
-    Bar("all pairs", 1024, ON_TORCH, TO_TORCH, "at most", 1.05),
-    Bar("all pairs", 4096, ON_TORCH, TO_TORCH, "at most", 1.05),
-    Bar("all pairs", 16384, ON_TORCH, TO_TORCH, "at most", 1.05),
-    Bar("causal", 1024, ON_TORCH, TO_TORCH, "at most", 1.05),
-    Bar("causal", 4096, ON_TORCH, TO_TORCH, "at most", 1.05),
-    Bar("causal", 16384, ON_TORCH, TO_TORCH, "at most", 1.05),
-    *(Bar("padding array", length, ON_TORCH, TO_TORCH, "at most", 1.05) for length in (1024, 4096, 16384)),
-    Bar("all pairs", 4096, PORTABLE, TO_TORCH, "at most", 1.5),
-    Bar("overhead", 8, NUMPY, ABOVE, "at most", 30),
-    Bar("overhead", 8, ON_TORCH, ABOVE, "at most", 15),
-    Bar("memory", 256, NUMPY, MEMORY, "at most", 64),
-    Bar("memory", 1024, NUMPY, MEMORY, "at most", 64),
-    Bar("memory", 4096, NUMPY, MEMORY, "at most", 64),
-    Bar("memory", 16384, NUMPY, MEMORY, "at most", 64),
-    Bar("memory, one head", 100_000, NUMPY, MEMORY, "at most", 64),
+    *(
+        Bar(cell, length, ON_TORCH, TO_TORCH, "at most", 1.05)
+        for cell in ("all pairs", "causal")
+        for length in LONG
+    ),
+    *(Bar("padding array", length, ON_TORCH, TO_TORCH, "at most", 1.05) for length in LONG),
+    *(Bar("padding value", length, ON_TORCH, TO_TORCH, "at most", 1.0) for length in LONG),
+    Bar("all pairs", 4096, PORTABLE, TO_TORCH, "at most", 1.4),
+    Bar("packed sequences", 16, f"{NUMPY}, of one length", TO_BATCH, "at most", 1.5),
+    Bar("packed sequences", 16, f"{NUMPY}, of 8 to 24 tokens", TO_BATCH, "at most", 1.5),
+    Bar("paged caches", 512, f"{NUMPY}, of one length", TO_BATCH, "at most", 2.0),
+    Bar("paged caches", 512, f"{NUMPY}, of 256 to 512 tokens", TO_BATCH, "at most", 2.0),
+    *(
+        Bar("biases", length, f"{NUMPY}, {name}", TO_NO_BIAS, "at most", bound)
+        for name, bound in (("biases.alibi", 1.1), ("biases.relative", 1.3))
+        for length in (1024, 4096)
+    ),
+    Bar("overhead", 8, NUMPY, ABOVE, "at most", 20),
+    *(Bar("overhead", 8, f"{NUMPY}, {name}", ABOVE, "at most", 40) for name in TINY_MASKED),
+    Bar("overhead", 8, ON_TORCH, ABOVE, "at most", 12),
+    *(Bar("memory", length, NUMPY, MEMORY, "at most", 4) for length in (256, 1024, 4096, 16384)),
+    Bar("memory, one head", 100_000, NUMPY, MEMORY, "at most", 4),
     Bar("import", 0, "import numpy, sdpa_xp", ADDED, "at most", 0.333),
 )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -72,6 +72,18 @@ BY_CALL: dict[int, dict[str, Call]] = {
 }
 """Calls of one library, which are held against the first of their length."""
 
-ONE_QUERY = Call(1, 4096)
+DECODING: dict[str, Call] = {
+    "one query": Call(1, 4096),
+    "one query, 32 heads": Call(1, 4096, heads=32, key_heads=32),
+    "one query of a long cache": Call(1, 65536),
+    "one query of a long cache, 32 heads": Call(1, 65536, heads=32, key_heads=32),
+}
+"""One query against what is cached."""
+ONE_QUERY = DECODING["one query"]
 TINY = Call(8, 8, heads=1, key_heads=1, width=8)
 """So small that what is measured is the way to the arithmetic."""
+TINY_MASKED = {
+    "causal": replace(TINY, is_causal=True),
+    "padding": replace(TINY, padding="value"),
+    "a window": replace(TINY, window=4),
+}

@@ -6,19 +6,17 @@ What a library makes once for many calls (arrays, masks, sessions, compiled func
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from bare_loop import COLUMNS, ROWS, bare_loop
 from cells import Call
 from numpy.typing import NDArray
 
 from sdpa_xp import masks, scaled_dot_product_attention
-
-ROWS, COLUMNS = 512, 256
-"""The tiles of the two matmuls: those of the library."""
 
 QUADRATIC = 4096
 """The longest call of a contender that makes arrays of L x S."""
@@ -31,9 +29,9 @@ class Ready(NamedTuple):
     array: Callable[[Any], Any] = np.asarray
 
 
-def ready(call: Call) -> dict[str, Ready]:
-    """Whoever can state the call, by name."""
-    found = {name: contender(call) for name, contender in CONTENDERS.items()}
+def ready(call: Call, names: Iterable[str]) -> dict[str, Ready]:
+    """Whoever of `names` can state the call."""
+    found = {name: CONTENDERS[name](call) for name in names}
     return {name: each for name, each in found.items() if each is not None}
 
 
@@ -137,11 +135,8 @@ def grouped_query(call: Call) -> Ready | None:
     return _exported(call, "grouped_query") if call.is_causal else None
 
 
-def matmuls(call: Call, *, softmax: bool = False) -> Ready | None:
-    """The limit of whatever computes attention by NumPy: its products alone, tile by tile, a thread a head.
-
-    With the `softmax`, but for its maximum, it is what is left of attention without any library around it.
-    """
+def matmuls(call: Call) -> Ready | None:
+    """The limit of whatever computes attention by NumPy: its products alone, tile by tile, a thread a head."""
     if not call.plain or call.queries == 1:
         return None
     from threadpoolctl import ThreadpoolController
@@ -156,23 +151,22 @@ def matmuls(call: Call, *, softmax: bool = False) -> Ready | None:
         for row in range(0, call.queries, ROWS):
             q, total = query[index, row : row + ROWS], output[row : row + ROWS]
             s, part = np.empty((len(q), COLUMNS), np.float32), np.empty_like(total)
-            ones, sums = np.ones(COLUMNS, np.float32), np.zeros(len(q), np.float32)
             for column in range(0, call.keys, COLUMNS):
                 k, v = (x[index, column : column + COLUMNS] for x in (key, value))
-                p = np.matmul(q, k.T, out=s[:, : len(k)])
-                if softmax:
-                    np.exp(p, out=p)
-                    sums += p @ ones[: len(k)]
-                total += np.matmul(p, v, out=part)
-            if softmax:
-                total /= sums[:, None]
+                total += np.matmul(np.matmul(q, k.T, out=s[:, : len(k)]), v, out=part)
         return output
 
     def run() -> list[NDArray[np.float32]]:
         with blas.limit(limits=1):
             return list(threads.map(head, range(call.heads)))
 
-    return Ready(run, lambda output: np.stack(output)[None] if softmax else None)
+    return Ready(run, lambda _: None)
+
+
+def loop(call: Call) -> Ready | None:
+    """The products with the softmax, and nothing around them."""
+    is_stated = call in (Call(call.queries, call.keys), Call(call.queries, call.keys, is_causal=True))
+    return Ready(bare_loop(call)) if is_stated else None
 
 
 def _ours(call: Call, asarray: Callable[[Any], Any], **options: Any) -> Callable[[], Any]:
@@ -200,14 +194,14 @@ def _exported(call: Call, form: str) -> Ready:
 
 
 NUMPY, TEXTBOOK, MATMULS = "sdpa_xp on NumPy", "textbook NumPy", "the two matmuls alone"
-LOOP = "the matmuls, exp and row sums"
+LOOP = "a bare loop"
 TORCH, ON_TORCH, PORTABLE = "torch SDPA", "sdpa_xp on torch", "sdpa_xp on torch, portable"
 
 CONTENDERS: dict[str, Callable[[Call], Ready | None]] = {
     NUMPY: ours_numpy,
     TEXTBOOK: textbook,
     MATMULS: matmuls,
-    LOOP: partial(matmuls, softmax=True),
+    LOOP: loop,
     TORCH: torch_sdpa,
     ON_TORCH: ours_torch,
     PORTABLE: ours_torch_portable,
@@ -217,3 +211,8 @@ CONTENDERS: dict[str, Callable[[Call], Ready | None]] = {
     "onnxruntime, GroupQueryAttention": grouped_query,
 }
 """None where the library cannot state the call, or would need memory that grows with L x S for a long one."""
+
+CORE = (NUMPY, LOOP, MATMULS, TORCH, ON_TORCH, PORTABLE)
+"""Those that are measured together in a process that imports nothing but NumPy, torch and sdpa_xp, and frees no
+array of some MB: that changes how the C library gives memory to all that come later."""
+OTHERS = tuple(name for name in CONTENDERS if name not in CORE)

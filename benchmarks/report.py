@@ -5,14 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from bars import ABOVE, ADDED, BARS, MEMORY, TO_ALL_PAIRS, TO_TORCH, Bar, is_met, reached, row_of
+from bars import (
+    ABOVE,
+    ADDED,
+    BARS,
+    MEMORY,
+    TO_ALL_PAIRS,
+    TO_BATCH,
+    TO_LOOP,
+    TO_NO_BIAS,
+    TO_TORCH,
+    Bar,
+    is_met,
+    reached,
+    row_of,
+)
+from cells import DECODING
 from contenders import LOOP, MATMULS, NUMPY, TORCH
 from measuring import Row
 from tables import table
 
-HOW = """All contenders of a table ran in one process, one after the other, in a new order each round. Each
-number is the median of the rounds, with the quartiles in brackets. A ratio is computed for each round, and
-its median is shown."""
+HOW = """All contenders of a ratio ran in one fresh process, one after the other, in a new order each round.
+Each number is the median of the rounds, with the quartiles in brackets. A ratio is computed for each round,
+and its median is shown."""
 
 WHERE = """Shares of the time of sdpa_xp on NumPy, all pairs. The matrix products, and a loop that adds exp and
 row sums, were written for this table without the library, with the same tiles, BLAS and threads. The last
@@ -37,7 +52,10 @@ TABLES = (
         "A quarter of the keys is padding, as a boolean array",
         "Milliseconds, and the time divided by that of torch.",
     ),
-    ("one query", "One query against a cache", "Milliseconds, and the time divided by that of torch."),
+    *((cell, cell.capitalize(), "Milliseconds, and the time divided by that of torch.") for cell in DECODING),
+    ("packed sequences", "2,000 packed sequences", "Milliseconds, and the time divided by that of one batch."),
+    ("paged caches", "64 paged caches", "Milliseconds, and the time divided by that of one batch."),
+    ("biases", "Biases", "Milliseconds, and the time divided by that without a bias."),
     (
         "by call",
         "sdpa_xp on NumPy against itself",
@@ -55,7 +73,7 @@ TABLES = (
 """Cell, title, and what stands in it."""
 
 FIRST = ("milliseconds", "microseconds", MEMORY)
-SECOND = (TO_TORCH, TO_ALL_PAIRS, ABOVE, ADDED)
+SECOND = (TO_TORCH, TO_LOOP, TO_ALL_PAIRS, TO_BATCH, TO_NO_BIAS, ABOVE, ADDED)
 
 
 def page(facts: dict[str, Any], rows: Sequence[Row], plots: Iterable[str]) -> str:

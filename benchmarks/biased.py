@@ -1,0 +1,36 @@
+"""Biases, against the same call without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import bars
+import numpy as np
+from cells import HEADS, Call
+from contenders import NUMPY
+from measuring import Row, Spread, interleaved, ratios
+
+from sdpa_xp import biases, scaled_dot_product_attention
+
+
+def rows(length: int, seconds: float) -> list[Row]:
+    """ALiBi and the relative biases of T5."""
+    query, key, value = Call(length, length).arrays()
+    table = np.random.default_rng(0).standard_normal((32, HEADS), np.float32)
+    attend = partial(scaled_dot_product_attention, query, key, value)
+    runs: dict[str, Callable[[], object]] = {
+        "no bias": attend,
+        "biases.alibi": partial(attend, bias=biases.alibi(HEADS)),
+        "biases.relative": partial(attend, bias=biases.relative(table)),
+    }
+    for run in runs.values():
+        run()
+    times = interleaved(runs, seconds)
+    found = []
+    for name, own in times.items():
+        numbers = {"milliseconds": Spread.of(own, 1e3)}
+        if name != "no bias":
+            numbers[bars.TO_NO_BIAS] = Spread.of(ratios(own, times["no bias"]))
+        found.append(Row("biases", length, f"{NUMPY}, {name}", numbers, len(own)))
+    return found

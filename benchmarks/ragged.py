@@ -1,0 +1,60 @@
+"""Packed sequences and paged caches, against the same sequences as one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import bars
+import numpy as np
+from cells import HEADS, WIDTH
+from contenders import NUMPY
+from measuring import Row, Spread, interleaved, ratios
+
+from sdpa_xp import PagedKVCache, scaled_dot_product_attention, varlen_attention
+
+SEQUENCES, TOKENS = 2000, 16
+CACHES, CACHED, BLOCK = 64, 512, 16
+
+
+def packed(seconds: float) -> list[Row]:
+    """Many short sequences: all of one length, and of 8 to 24 tokens."""
+    rng = np.random.default_rng(0)
+    drawn = rng.integers(8, 25, SEQUENCES)
+    runs: dict[str, Callable[[], object]] = {}
+    batch = [rng.standard_normal((SEQUENCES, HEADS, TOKENS, WIDTH), np.float32) for _ in range(3)]
+    runs["one batch"] = lambda: scaled_dot_product_attention(*batch)
+    for name, lengths in (("of one length", np.full(SEQUENCES, TOKENS)), ("of 8 to 24 tokens", drawn)):
+        starts = [0, *np.cumsum(lengths).tolist()]
+        arrays = [rng.standard_normal((starts[-1], HEADS, WIDTH), np.float32) for _ in range(3)]
+        runs[name] = lambda arrays=arrays, starts=starts: varlen_attention(*arrays, starts, starts)
+    return _rows("packed sequences", TOKENS, runs, seconds)
+
+
+def paged(seconds: float) -> list[Row]:
+    """One query of each cache: all of one length, and of 256 to 512 tokens."""
+    rng = np.random.default_rng(0)
+    query = rng.standard_normal((CACHES, HEADS, 1, WIDTH), np.float32)
+    key, value = (rng.standard_normal((CACHES, HEADS, CACHED, WIDTH), np.float32) for _ in range(2))
+    blocks = CACHES * CACHED // BLOCK
+    pools = [rng.standard_normal((blocks, HEADS, BLOCK, WIDTH), np.float32) for _ in range(2)]
+    table = rng.permutation(blocks).reshape(CACHES, -1).tolist()
+    drawn = rng.integers(CACHED // 2, CACHED + 1, CACHES).tolist()
+    runs: dict[str, Callable[[], object]] = {}
+    runs["one batch"] = lambda: scaled_dot_product_attention(query, key, value)
+    for name, lengths in (("of one length", [CACHED] * CACHES), ("of 256 to 512 tokens", drawn)):
+        cache = PagedKVCache(*pools, table, lengths)
+        runs[name] = lambda cache=cache: cache.attend(query)
+    return _rows("paged caches", CACHED, runs, seconds)
+
+
+def _rows(cell: str, length: int, runs: Mapping[str, Callable[[], object]], seconds: float) -> list[Row]:
+    for run in runs.values():
+        run()
+    times = interleaved(runs, seconds)
+    rows = []
+    for name, own in times.items():
+        numbers = {"milliseconds": Spread.of(own, 1e3)}
+        if name != "one batch":
+            numbers[bars.TO_BATCH] = Spread.of(ratios(own, times["one batch"]))
+        rows.append(Row(cell, length, f"{NUMPY}, {name}", numbers, len(own)))
+    return rows
