@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,17 +60,17 @@ def counted() -> Iterator[tuple[str, ...]]:
     ):
         query, key = array(64 * rows, 64), array(64 * columns, 64, seed=1)
         graph = dict(scaled_dot_product_attention(query, key, key, is_causal=causal).__dask_graph__())
-        found = sum(str(name).startswith("('attention-") for name in graph)
+        tasks = sum(str(name).startswith("('attention-") for name in graph)
         blocks = rows * (rows + 1) // 2 if causal else rows * columns
         expected = tasks_of(rows, columns, blocks)
         if causal:  # a row of n blocks has a tree of its own
             expected = sum(tasks_of(1, n, n) for n in range(1, rows + 1))
         call = "causal" if causal else "all pairs"
-        yield f"{rows}", f"{columns}", call, f"{expected:,}", f"{found:,}"
+        yield f"{rows}", f"{columns}", call, f"{expected:,}", f"{tasks:,}"
 
 
 def cluster(stack: ExitStack, workers: int) -> Client:
-    settings = {"threads_per_worker": 1, "dashboard_address": None, "memory_limit": 0}
+    settings = {"threads_per_worker": 1, "dashboard_address": ":0", "memory_limit": 0}
     started = stack.enter_context(LocalCluster(n_workers=workers, **settings))
     return stack.enter_context(Client(started, set_as_default=False))
 
@@ -77,6 +78,10 @@ def cluster(stack: ExitStack, workers: int) -> Client:
 def finish(client: Client, futures: Any) -> None:
     with client.as_current():
         wait(futures)
+
+
+def compute(client: Client, lazy: Any) -> Any:
+    return client.compute(lazy).result()
 
 
 def received(client: Client) -> list[int]:
@@ -115,14 +120,14 @@ def moved(client: Client) -> Iterator[tuple[str, ...]]:
     yield of_call(client, f"{length:,} queries and keys", length * size, many, length * size * (workers - 1))
 
 
-def of_call(client: Client, name: str, held: int, lazy: Any, bound: int) -> tuple[str, ...]:
+def of_call(client: Client, name: str, size: int, lazy: Any, bound: int) -> tuple[str, ...]:
     before = sum(received(client))
     finish(client, client.persist(lazy))
     time.sleep(0.5)  # workers add up what they received now and then
     total = sum(received(client)) - before
     return (
         name,
-        f"{held / 1e6:.1f} MB",
+        f"{size / 1e6:.1f} MB",
         f"{bound / 1e6:.2f} MB",
         f"{total / 1e6:.2f} MB",
         f"{total / bound:.1f}",
@@ -141,22 +146,22 @@ def speed(clients: dict[int, Client], seconds: float) -> Iterator[tuple[str, ...
     }
     for name, inputs in calls.items():
         lazy = {n: scaled_dot_product_attention(*inputs(client)) for n, client in clients.items()}
-        runs = {f"{n}": lambda n=n: clients[n].compute(lazy[n]).result() for n in clients}  # noqa: B023
+        runs = {f"{n}": partial(compute, client, lazy[n]) for n, client in clients.items()}
         times = interleaved(runs, seconds)
         ratios = [one / two for one, two in zip(times["1"], times["2"], strict=True)]
-        spreads = [str(Spread.of(found)) for found in (times["1"], times["2"], ratios)]
+        spreads = [str(Spread.of(numbers)) for numbers in (times["1"], times["2"], ratios)]
         yield name, *spreads, str(len(ratios))
 
 
 def overhead(client: Client) -> float:
     """Return seconds that the scheduler and a worker need for a task that does nothing."""
-    found = []
+    times = []
     for _ in range(3):
         futures = client.map(lambda number: number, range(2000), pure=False)
         begin = time.perf_counter()
         finish(client, futures)
-        found.append((time.perf_counter() - begin) / 2000)
-    return statistics.median(found)
+        times.append((time.perf_counter() - begin) / 2000)
+    return statistics.median(times)
 
 
 def task_seconds() -> float:
@@ -170,19 +175,20 @@ def task_seconds() -> float:
 RING = """
 import json, sys
 sys.path[:0] = {paths}
-from mesh import on_devices as each
+from mesh import on_devices
 import jax, numpy as np
-found = []
+rows = []
 for n in (8,):
     for name, rules in (("all pairs", dict()), ("causal", dict(is_causal=True)), ("window of one part", None)):
         length = 64 * n
-        rules = dict(attn_mask=each.masks.sliding_window(64, 0)) if rules is None else rules
-        call, x = each.ring(each.mesh_of(n), **rules), jax.ShapeDtypeStruct((4, length, 64), np.float32)
+        rules = dict(attn_mask=on_devices.masks.sliding_window(64, 0)) if rules is None else rules
+        call = on_devices.ring(on_devices.mesh_of(n), **rules)
+        x = jax.ShapeDtypeStruct((4, length, 64), np.float32)
         forward = jax.jit(call).lower(x, x, x).compile().as_text()
         backward = jax.jit(lambda g, *x: jax.vjp(call, *x)[1](g)).lower(x, x, x, x).compile().as_text()
-        busiest = [max(each.received(text, d) for d in range(n)) for text in (forward, backward)]
-        found.append((n, name, *busiest))
-print(json.dumps(found))
+        busiest = [max(on_devices.received(text, d) for d in range(n)) for text in (forward, backward)]
+        rows.append((n, name, *busiest))
+print(json.dumps(rows))
 """
 
 

@@ -245,4 +245,5 @@ def _attend_portably(call: PreparedCall, *, with_lse: bool) -> tuple[Array, Arra
     plan = call.cached("plan", lambda: plan_tiles(call.grid, scores.group, call.sizes.width + value.width))
     output, lse = streaming.attend(scores, value, plan, call.dtype, with_lse=with_lse)
     # Without keys the output is a constant: autograd needs it connected to the inputs.
-    return call.grid.library.attach_zero_gradient(output, call.arrays.values()), lse
+    output = call.grid.library.attach_zero_gradient(output, call.arrays.values())
+    return output, None if lse is None else lse[..., 0]

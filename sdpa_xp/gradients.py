@@ -155,12 +155,11 @@ def _forward(call: PreparedCall, arrays: Mapping[str, Array]) -> Derivable:
     value = ArraySource(call.arrays["value"])
     targets, bias_names = gradient_targets(scores, call.arrays["key"], value.array, arrays)
     if cut is not None:
-        output, lse = attend_in_chunks(cut, call.grid.dtype)
+        output, lse = attend_in_chunks(cut, call.grid.dtype, in_parts=True)
         return Derivable(output, targets, partial(gradients_in_chunks, cut, output, lse, targets, arrays))
     plan = plan_tiles(call.grid, scores.group, call.sizes.width + value.width)
-    output, rows = streaming.attend(scores, value, plan, call.grid.dtype)
-    lse = call.grid.xp.expand_dims(cast(Array, rows), axis=-1)
-    forward = Forward(scores, value, output, lse, targets, bias_names, plan)
+    output, lse_parts = streaming.attend(scores, value, plan, call.grid.dtype, in_parts=True)
+    forward = Forward(scores, value, output, cast(Array, lse_parts), targets, bias_names, plan)
     return Derivable(output, targets, partial(gradients, forward))
 
 

@@ -84,9 +84,9 @@ def merge_states(
             (swap_heads_and_length(xp, output, layout), lse if base is None else lse * math.log(base), 0.0)
             for output, lse in parts
         ]
-        output, lse, _ = merge(xp, natural_states)
+        output, large, small = merge(xp, natural_states)
         output = swap_heads_and_length(xp, xp.astype(output, parts[0][0].dtype, copy=False), layout)
-        return AttentionState(cast(A, output), cast(A, to_base(lse, base)))
+        return AttentionState(cast(A, output), cast(A, to_base(large + small, base)))
 
 
 def to_base(lse: Array, base: float | None) -> Array:

@@ -121,7 +121,7 @@ def _is_asked(item: pytest.Item, needed: set[str], asked: list[str] | None) -> b
     return bool(named & {LIBRARIES[name][0] for name in asked})
 
 
-BOUNDED = ("numpy", "numpy-readonly", "torch")
+WITHOUT_MAXIMUM = ("numpy", "numpy-readonly", "torch")
 """The libraries that have a softmax without a maximum."""
 
 
@@ -140,11 +140,11 @@ def rng() -> np.random.Generator:
 def small_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of 4 x 6, so that small arrays are cut into several, the last of them smaller.
 
-    Once more with scores that are looked at for a bound however few they are, where that is done at all.
+    Once more with the softmax without a maximum tried however few the scores are, where it is tried at all.
     """
     if request.param == "no maximum":
-        if "library" in request.fixturenames and request.getfixturevalue("library").name not in BOUNDED:
-            pytest.skip("scores are bounded where arrays are written to")
+        if "library" in request.fixturenames and request.getfixturevalue("library").name not in WITHOUT_MAXIMUM:
+            pytest.skip("a softmax without a maximum is tried where arrays are written to")
         monkeypatch.setattr("sdpa_xp._tiles.plan.LEAST_SCORES_WITHOUT_MAXIMUM", 0)
     _cut_small(monkeypatch)
 
@@ -153,8 +153,8 @@ def small_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 def tiles(library: Library, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small tiles; on JAX, which compiles each shape anew, one of all pairs."""
     if request.param == "no maximum":
-        if library.name not in BOUNDED:
-            pytest.skip("scores are bounded where arrays are written to")
+        if library.name not in WITHOUT_MAXIMUM:
+            pytest.skip("a softmax without a maximum is tried where arrays are written to")
         monkeypatch.setattr("sdpa_xp._tiles.plan.LEAST_SCORES_WITHOUT_MAXIMUM", 0)
     if not library.name.startswith("jax"):
         _cut_small(monkeypatch)

@@ -34,12 +34,12 @@ def gradients(
 ) -> dict[str, Array]:
     """Return the gradient of each target, in the accumulation dtype; all of them are lazy.
 
-    `names` are those of the caller's floating arrays, as for `gradient_targets`.
+    `lse` is in parts. `names` are those of the caller's floating arrays, as for `gradient_targets`.
     """
     axes = aligned_axes(QUERY_AXES, cotangent.ndim)
     chunks = chunks_along(cut.pieces, cotangent.shape, axes)
     cotangent = cut.graphs.in_chunks(cotangent, chunks)
-    of_rows = [AlignedArray(array, axes[: array.ndim]) for array in (cotangent, output, lse)]
+    of_rows = [AlignedArray(array, axes) for array in (cotangent, output, lse)]
     token = cut.graphs.token(cut.token, cut.graphs.name(cotangent))
     name = f"attention-gradient-{token}"
     tasks, contributions = _contributions(cut, name, of_rows, targets, tuple(names))

@@ -8,19 +8,19 @@ from typing import Any, TypeAlias
 
 from sdpa_xp._chunks.call import GraphCall
 from sdpa_xp._chunks.cutting import QUERY_AXES, Place, aligned_axes, chunks_along
-from sdpa_xp._chunks.tasks import lse_of, merged, output_of, partial_state, state_without_keys
+from sdpa_xp._chunks.tasks import lse_of, lse_parts_of, merged, output_of, partial_state, state_without_keys
 from sdpa_xp._libraries import dtype_name
 from sdpa_xp._libraries.protocols import Array, Chunks, Dtype, Key
 
 Graph: TypeAlias = dict[Key, tuple[Any, ...]]
 
 
-def attend(cut: GraphCall, dtype: Dtype) -> tuple[Array, Array]:
+def attend(cut: GraphCall, dtype: Dtype, *, in_parts: bool = False) -> tuple[Array, Array]:
     """Return output (..., Hq, L, Ev) in `dtype`, and log-sum-exp (..., Hq, L) in the accumulation dtype.
 
-    Both are lazy.
+    With `in_parts` the log-sum-exp is (..., Hq, L, 2), as in `streaming.attend`. Both are lazy.
     """
-    token = cut.graphs.token(cut.token, dtype_name(dtype))
+    token = cut.graphs.token(cut.token, dtype_name(dtype), in_parts)
     partials, merges, outputs, lses = (f"attention-{s}-{token}" for s in ("partial", "merge", "output", "lse"))
     partial_tasks, merge_tasks, output_tasks, lse_tasks = (Graph() for _ in range(4))
     at_once = cut.graphs.merged_at_once()
@@ -29,7 +29,11 @@ def attend(cut: GraphCall, dtype: Dtype) -> tuple[Array, Array]:
         keys = reduction(merged, keys, at_once, merges, rows, merge_tasks)
         sinks = () if cut.sinks is None else (cut.key_of(cut.sinks, (*rows, 0)),)
         output_tasks[(outputs, *rows, 0)] = (partial(output_of, dtype_name(dtype)), keys, *sinks)
-        lse_tasks[(lses, *rows)] = (lse_of, keys, *sinks)
+        lse_tasks[(lses, *rows, 0) if in_parts else (lses, *rows)] = (
+            lse_parts_of if in_parts else lse_of,
+            keys,
+            *sinks,
+        )
     states = {partials: partial_tasks} | ({merges: merge_tasks} if merge_tasks else {})
     shape = (*cut.grid.shape[:-1], cut.width)
     chunks = chunks_along(cut.pieces, shape, aligned_axes(QUERY_AXES, len(shape)))
@@ -38,7 +42,8 @@ def attend(cut: GraphCall, dtype: Dtype) -> tuple[Array, Array]:
         lazy: Array = cut.graphs.array({**states, name: tasks}, cut.inputs, chunks, dtype, cut.query.array)
         return lazy
 
-    return array(outputs, output_tasks, chunks, dtype), array(lses, lse_tasks, chunks[:-1], cut.grid.dtype)
+    lse_chunks = (*chunks[:-1], *([(2,)] if in_parts else []))
+    return array(outputs, output_tasks, chunks, dtype), array(lses, lse_tasks, lse_chunks, cut.grid.dtype)
 
 
 def _add_partials(cut: GraphCall, rows: Place, name: str, tasks: Graph) -> list[Key]:

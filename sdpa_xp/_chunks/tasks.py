@@ -41,7 +41,10 @@ from sdpa_xp._tiles.plan import Plan, plan_full_rows, plan_tiles
 from sdpa_xp._tiles.score_grid import ScoreGrid
 
 State: TypeAlias = tuple[Array, Array, Array]
-"""Output (..., Hq, L, Ev), log-sum-exp (..., Hq, L) and what its rounding lost, in the accumulation dtype."""
+"""Output (..., Hq, L, Ev), and two numbers that add up to the log-sum-exp (..., Hq, L).
+
+All have the accumulation dtype.
+"""
 
 
 class ChunkedCall(NamedTuple):
@@ -72,7 +75,7 @@ def partial_state(
         plan = _plan(scores, value)
         output, lse = streaming.attend(scores, ArraySource(value), plan, scores.grid.dtype, in_parts=True)
         lse = cast(Array, lse)
-        return output, lse[0, ...], lse[1, ...]
+        return output, lse[..., 0], lse[..., 1]
 
 
 def state_without_keys(call: ChunkedCall, block: Block, width: int, query: Array) -> State:
@@ -113,7 +116,16 @@ def output_of(dtype: str, states: Sequence[State], sinks: Array | None = None) -
 
 def lse_of(states: Sequence[State], sinks: Array | None = None) -> Array:
     """Merge states, and return the log-sum-exp."""
-    return merged_with_sinks(states, sinks)[1]
+    _, large, small = merged_with_sinks(states, sinks)
+    with quiet(large):
+        return large + small
+
+
+def lse_parts_of(states: Sequence[State], sinks: Array | None = None) -> Array:
+    """Merge states, and return two numbers that add up to the log-sum-exp, (..., Hq, L, 2)."""
+    _, *parts = merged_with_sinks(states, sinks)
+    with quiet(parts[0]):
+        return namespace_of(parts[0]).stack(parts, axis=-1)
 
 
 def partial_gradients(
@@ -139,8 +151,7 @@ def partial_gradients(
             scores = scores._replace(sinks=to_library_of(query, sinks))
         values = ArraySource(value)
         targets, bias_names = gradient_targets(scores, key, value, names)
-        column = scores.xp.expand_dims(lse, axis=-1)
-        forward = Forward(scores, values, output, column, targets, bias_names, _plan(scores, value))
+        forward = Forward(scores, values, output, lse, targets, bias_names, _plan(scores, value))
         return gradients(forward, cotangent)
 
 

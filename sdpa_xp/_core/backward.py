@@ -6,6 +6,8 @@ of the forward pass. With P = exp(s - lse), O the output and dO its cotangent, a
     dV = P^T dO    dP = dO V^T    dS = P * (dP - D) with D = rowsum(dO * O)    dQ = dS K    dK = dS^T Q
 
 A soft cap multiplies dS by its derivative on the way to dQ and dK; a sink has the gradient -exp(sink - lse) D.
+The forward pass returns lse as two numbers, m + log l. P is computed as exp(s - m). Instead of it, dO and D are
+divided by l: each gradient has one of them as a factor.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class Forward(NamedTuple):
     output: Array
     """(..., Hq, L, Ev), in the accumulation dtype."""
     lse: Array
-    """(..., Hq, L, 1)."""
+    """Two numbers that add up to the log-sum-exp, (..., Hq, L, 2): m and log l, or others."""
     targets: Mapping[str, GradientTarget]
     """The arrays whose gradients are computed, by name."""
     bias_names: tuple[str | None, ...]
@@ -69,11 +71,11 @@ class RowInputs(NamedTuple):
     query: Array
     """Times the scale, (..., Hq, rows, E)."""
     cotangent: Array
-    """(..., Hq, rows, Ev)."""
+    """Divided by l, (..., Hq, rows, Ev)."""
     delta: Array
-    """D = rowsum(dO * O), (..., Hq, rows, 1)."""
+    """D = rowsum(dO * O), divided by l, (..., Hq, rows, 1)."""
     shift: Array
-    """The log-sum-exp; 0 in a row without a key."""
+    """m; 0 in a row without a key."""
 
 
 def gradients(forward: Forward, cotangent: Array) -> dict[str, Array]:
@@ -157,10 +159,12 @@ def _add_rows(
     scores = forward.scores
     xp, dtype = scores.xp, scores.grid.dtype
     row_tile = scores.tile(rows, range(1))
+    m, log_l = (row_tile.slice_queries(forward.lse)[..., part : part + 1] for part in range(2))
+    is_empty = is_masked(m)
     cotangent = astype_if_needed(xp, row_tile.slice_queries(cotangent), dtype)
-    lse = row_tile.slice_queries(forward.lse)
+    cotangent = cotangent * xp.exp(xp.where(is_empty, 0.0, -log_l))
     delta = xp.sum(cotangent * row_tile.slice_queries(forward.output), axis=-1, keepdims=True)
-    inputs = RowInputs(scores.scaled_query(rows), cotangent, delta, xp.where(is_masked(lse), 0.0, lse))
+    inputs = RowInputs(scores.scaled_query(rows), cotangent, delta, xp.where(is_empty, 0.0, m))
     of_scaled_query: Array | None = None
     for tile, allowed in _tiles(scores, rows, forward.plan):
         contribution = _add_tile(accumulators, forward, inputs, tile, allowed, guarded=guarded)

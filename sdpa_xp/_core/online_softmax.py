@@ -32,21 +32,26 @@ class RowResult(NamedTuple):
     l: Array
 
     def lse(self, xp: Namespace) -> Array:
-        """Return the log-sum-exp, (..., Hq, rows)."""
+        """Return the log-sum-exp, (..., Hq, rows, 1)."""
         # Without a maximum, l of an empty row is exactly 0, and its log is -inf.
         lse = xp.log(self.l) if self.m is None else self.m + xp.log(avoid_zero_sum(self.l))
         return self._of_rows(xp, lse)
 
     def lse_parts(self, xp: Namespace) -> Array:
-        """Return the log-sum-exp and what its rounding lost, (2, ..., Hq, rows)."""
-        m = xp.zeros_like(self.l) if self.m is None else self.m
-        l = self.l if self.m is None else avoid_zero_sum(self.l)
-        return xp.stack([self._of_rows(xp, part) for part in exact_sum(xp, m, xp.log(l))], axis=0)
+        """Return two numbers that add up to the log-sum-exp, (..., Hq, rows, 2).
 
-    def _of_rows(self, xp: Namespace, column: Array) -> Array:
-        """Return (..., Hq, rows, 1) as (..., Hq, rows)."""
-        shape = self.output.shape[:-1]  # includes the batch of the values
-        return column[..., 0] if column.shape[:-1] == shape else xp.broadcast_to(column[..., 0], shape) + 0.0
+        Their sum would lose much of large scores: all of log(S) if every score of a row is -1e9 in float32.
+        """
+        if self.m is None:
+            parts = [xp.log(self.l), xp.zeros_like(self.l)]
+        else:
+            parts = [self.m, xp.log(avoid_zero_sum(self.l))]
+        return self._of_rows(xp, xp.concat(parts, axis=-1))
+
+    def _of_rows(self, xp: Namespace, columns: Array) -> Array:
+        """Return columns of the shape of the output, which includes the batch of the values."""
+        shape = (*self.output.shape[:-1], columns.shape[-1])
+        return columns if columns.shape == shape else xp.broadcast_to(columns, shape) + 0.0
 
 
 def attend_with_maximum(
@@ -87,28 +92,22 @@ def attend_with_maximum(
 
 
 def merge(xp: Namespace, parts: Sequence[tuple[Array, Array, Array | float]]) -> tuple[Array, Array, Array]:
-    """Return output and log-sum-exp over all keys, from those over disjoint parts of the keys.
+    """Return attention over all keys, from that over disjoint parts of the keys.
 
-    The third of each part, and of the result, is what the rounding of the log-sum-exp lost, or 0. If all scores
-    of a row are the smallest finite number, that is the whole logarithm of the number of keys.
+    Each is the output, and two numbers that add up to the log-sum-exp, as in `RowResult.lse_parts`. The second
+    may be 0.
     """
-    m = reduce(xp.maximum, (lse for _, lse, _ in parts))
+    m = reduce(xp.maximum, (large for _, large, _ in parts))
     shift = finite_shift(xp, m)
     l, o = xp.zeros_like(m), xp.expand_dims(xp.zeros_like(m), axis=-1)
-    for output, lse, lost in parts:
-        weight = xp.exp(lse - shift + lost)
+    for output, large, small in parts:
+        weight = xp.exp(large - shift + small)
         weighed = xp.astype(output, m.dtype, copy=False) * xp.expand_dims(weight, axis=-1)
         l = l + weight
         # A part without keys has weight 0, but its output might be NaN.
-        o = o + xp.where(xp.expand_dims(is_masked(lse), axis=-1), 0.0, weighed)
+        o = o + xp.where(xp.expand_dims(is_masked(large), axis=-1), 0.0, weighed)
     total = avoid_zero_sum(l)
-    return o / xp.expand_dims(total, axis=-1), *exact_sum(xp, m, xp.log(total))
-
-
-def exact_sum(xp: Namespace, large: Array, small: Array) -> tuple[Array, Array]:
-    """Return a sum, and what its rounding lost (Dekker, 1971, FastTwoSum); 0 if the sum is not finite."""
-    total = large + small
-    return total, xp.where(xp.isfinite(total), (large - total) + small, 0.0)
+    return o / xp.expand_dims(total, axis=-1), m, xp.log(total)
 
 
 def finite_shift(xp: Namespace, m: Array) -> Array:

@@ -25,7 +25,7 @@ from sdpa_xp._tiles.plan import Plan, Task
 from sdpa_xp._tiles.tile import RowBlock
 
 LseOf: TypeAlias = Callable[[RowResult], Array]
-"""What computes the log-sum-exp of some rows."""
+"""What computes the log-sum-exp of some rows, (..., Hq, rows, 1 or 2)."""
 
 
 def attend(
@@ -38,21 +38,21 @@ def attend(
     in_parts: bool = False,
     out: Array | None = None,
 ) -> tuple[Array, Array | None]:
-    """Return output (..., Hq, L, Ev) in `dtype`, and log-sum-exp (..., Hq, L) in the accumulation dtype.
+    """Return output (..., Hq, L, Ev) in `dtype`, and log-sum-exp (..., Hq, L, 1) in the accumulation dtype.
 
-    With `in_parts` the log-sum-exp is (2, ..., Hq, L): the second part is what the rounding of the first lost.
+    With `in_parts` it is (..., Hq, L, 2), two numbers that add up to it: see `RowResult.lse_parts`.
     With tasks, the output is in `out`: zeros of its shape and dtype.
     """
-    if plan.is_loop and not in_parts:
-        return _attend_in_a_loop(scores, value, plan, dtype, with_lse=with_lse)
     lse_of = partial(RowResult.lse_parts if in_parts else RowResult.lse, xp=scores.xp) if with_lse else None
+    if plan.is_loop:
+        return _attend_in_a_loop(scores, value, plan, dtype, lse_of)
     is_small = plan.is_one_tile and not plan.tries_without_maximum
     if is_small or not scores.grid.is_writeable:
         return _attend_and_join(scores, value, plan, dtype, lse_of)
     xp, grid, shape = scores.xp, scores.grid, scores.grid.shape[:-1]
     if out is None:
         out = xp.zeros((*shape, value.width), dtype=dtype, device=grid.device)
-    lse = xp.zeros((2, *shape) if in_parts else shape, dtype=grid.dtype, device=grid.device) if lse_of else None
+    lse = xp.zeros((*shape, 1 + in_parts), dtype=grid.dtype, device=grid.device) if lse_of else None
     if not scores.are_ours:
         _attend_in_tasks(scores, value, plan, out, lse, lse_of)
         return out, lse
@@ -74,7 +74,7 @@ def _attend_and_join(
     lses = [] if lse_of is None else [lse_of(result) for result in results]
     if len(results) == 1:
         return outputs[0], lses[0] if lses else None
-    return xp.concat(outputs, axis=-2), xp.concat(lses, axis=-1) if lses else None
+    return xp.concat(outputs, axis=-2), xp.concat(lses, axis=-2) if lses else None
 
 
 def _attend_in_tasks(
@@ -100,7 +100,7 @@ def _attend_in_tasks(
             if result.output is not out:
                 output[index] = astype_if_needed(xp, result.output, output.dtype)
             if lse is not None and lse_of is not None:
-                lse[(..., *index)] = lse_of(result)
+                lse[index] = lse_of(result)
 
     threads.run(write, plan.tasks(), plan.threads)
 
@@ -142,7 +142,7 @@ def attend_rows(
 
 
 def _attend_in_a_loop(
-    scores: Scores, value: KeyValueSource, plan: Plan, dtype: Dtype, *, with_lse: bool
+    scores: Scores, value: KeyValueSource, plan: Plan, dtype: Dtype, lse_of: LseOf | None
 ) -> tuple[Array, Array | None]:
     """Return what `attend` returns, computed in a loop over blocks of queries that the compiler keeps.
 
@@ -157,15 +157,13 @@ def _attend_in_a_loop(
     def compute(start: Array) -> tuple[Array, Array | None]:
         block = scores.in_block(RowBlock(start, plan.rows, step))
         result = attend_with_maximum(block, block.scaled_query(all_rows), value, plan, all_rows, "columns")
-        lse = xp.expand_dims(result.lse(xp), axis=-1) if with_lse else None
-        return astype_if_needed(xp, result.output, dtype), lse
+        return astype_if_needed(xp, result.output, dtype), lse_of(result) if lse_of else None
 
     numbers = grid.arange(0, passes)
     starts = numbers if step > 1 else xp.clip(numbers * plan.rows, 0, plan.queries - plan.rows)
     outputs, lses = grid.library.rolled(compute, starts)
     join = _interleave_blocks if step > 1 else _join_blocks
-    lse = None if lses is None else join(xp, lses, plan.queries)[..., 0]
-    return join(xp, outputs, plan.queries), lse
+    return join(xp, outputs, plan.queries), None if lses is None else join(xp, lses, plan.queries)
 
 
 def _interleave_blocks(xp: Namespace, blocks: Array, queries: int) -> Array:

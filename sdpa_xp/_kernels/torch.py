@@ -1,11 +1,13 @@
 """torch.nn.functional.scaled_dot_product_attention, of which torch.onnx.export makes ai.onnx Attention.
 
-On the CPU the kernel meets the contract except in three cases. A masked NaN gets through, because 0 * NaN is
+On the CPU the kernel meets the contract except in four cases. A masked NaN gets through, because 0 * NaN is
 NaN: the output shows it, and the portable implementation computes the call again. A row whose scores are all
 NaN becomes 0 if they do not fill a vector register, because the kernel then takes the row for an empty one: if
 the output holds a 0, the inputs are searched for NaN and inf. Halves are computed in float32, because the
-kernel rounds their weights and takes a row with an inf for an empty one. Elsewhere the kernel, or what an
-exporter and onnxruntime make of it, differs where
+kernel rounds their weights and takes a row with an inf for an empty one. Gradients of rows whose scores are
+large are S times too large, because the kernel keeps only the log-sum-exp, which then is rounded by more than
+log(S): if autograd records, the size of the scores is bounded first. Elsewhere the kernel, or what an exporter
+and onnxruntime make of it, differs where
 
 - a key or value that is masked holds NaN, which 0 * NaN lets through: what no query attends is blanked;
 - a row has no key: torch's own translation for opsets before 23 gives the mean of the values: it is set to 0;
@@ -21,6 +23,7 @@ from __future__ import annotations
 import math
 import operator
 import sys
+from functools import partial
 from typing import Any, cast
 
 from sdpa_xp._call.prepared_call import PreparedCall
@@ -28,9 +31,12 @@ from sdpa_xp._core.products import any_query_attends
 from sdpa_xp._kernels import operands
 from sdpa_xp._libraries import LARGEST, astype_if_needed, dtype_name, has_tangents
 from sdpa_xp._libraries.protocols import Array
+from sdpa_xp._tiles.allowed import is_masked
 
 LONGEST_VECTOR = 64
 """float32 numbers in the widest vector register that there is (2048 bits of Arm's SVE)."""
+LARGEST_SCORE = 2.0**16
+"""Of calls with gradients; there the rounding of the log-sum-exp changes gradients by up to 0.4 %."""
 
 
 def not_default_reason(call: PreparedCall) -> str | None:
@@ -85,8 +91,9 @@ def attend(call: PreparedCall) -> Array | None:
             query, key, value = map(_in_rows, (query, key, value))
         plain: Array = kernel(query, key, value, scale=call.scale)
         # If the scores of a row fill a register, a row of NaN stays NaN, and there is nothing to search for.
-        fills_a_vector = call.sizes.keys >= LONGEST_VECTOR
-        return plain if fills_a_vector or _hides_no_nan(plain, query, key, call.scale) else None
+        if call.sizes.keys < LONGEST_VECTOR and not _hides_no_nan(plain, query, key, call.scale):
+            return None
+        return plain if _has_right_gradients(plain, query, key, call.scale) else None
     if _is_eager_on_cpu(call):
         return _attend_now(call)
     torch, xp, sizes = sys.modules["torch"], call.grid.xp, call.sizes
@@ -146,13 +153,15 @@ def _attend_now(call: PreparedCall) -> Array | None:
     is_short = call.sizes.keys < LONGEST_VECTOR
     if (is_masked or is_short) and not _hides_no_nan(output, query, key, scale):
         return None
+    if not _has_right_gradients(output, query, key, scale, mask if call.biases else None):
+        return None
     return operands.split_batch(call, output)
 
 
 def _hides_no_nan(output: Any, query: Any, key: Any, scale: float | Array | None) -> bool:
     """Return whether no row of `output` is 0 instead of NaN: the output has no 0, or all scores are finite."""
     torch = sys.modules["torch"]
-    if torch._C._len_torch_dispatch_stack() and _has_no_values(torch):
+    if _has_no_values(torch):
         return True
     if output.all():  # the usual case, and the cheapest question: without a 0 no row was taken for an empty one
         return True
@@ -160,8 +169,26 @@ def _hides_no_nan(output: Any, query: Any, key: Any, scale: float | Array | None
     return bool((largest * max(1.0, cast(float, scale or 1.0))).isfinite())
 
 
+def _has_right_gradients(
+    output: Any, query: Any, key: Any, scale: float | Array | None, bias: Any = None
+) -> bool:
+    """Return whether no gradient is computed, or the log-sum-exp of each row is small enough to be exact."""
+    torch = sys.modules["torch"]
+    if not output.requires_grad or _has_no_values(torch):
+        return True
+    norm, width = partial(torch.linalg.vector_norm, ord=math.inf), query.shape[-1]
+    scale = 1 / math.sqrt(width) if scale is None else scale
+    largest = norm(query.detach()) * norm(key.detach()) * (cast(float, scale) * width)
+    if bias is not None:
+        of_rows = bias.detach().amax(dim=-1)
+        largest = largest + norm(torch.where(is_masked(of_rows), 0.0, of_rows))  # a row without a key has none
+    return bool(largest < LARGEST_SCORE)
+
+
 def _has_no_values(torch: Any) -> bool:
     """Return whether tensors have no values to look at: inside FakeTensorMode, and in make_fx."""
+    if not torch._C._len_torch_dispatch_stack():
+        return False
     kinds = torch._C._TorchDispatchModeKey
     return any(torch._C._get_dispatch_mode(kind) is not None for kind in (kinds.FAKE, kinds.PROXY))
 

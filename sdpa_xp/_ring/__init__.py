@@ -71,9 +71,10 @@ def _on_a_device(
             x if axis is None else to_zigzag(ring, xp, x, axis) for x, axis in zip(inputs, axes, strict=True)
         ]
     query, key, value, *arrays = inputs
-    output, lse = walks.attend(call, Operands(query, key, value, tuple(arrays)))
+    state = walks.attend(call, Operands(query, key, value, tuple(arrays)))
+    output, large, _ = state
     if sinks is not None:  # a sink is the state of a key whose value is 0
-        of_sinks = xp.broadcast_to(sinks[..., 0], lse.shape)
-        output, *_ = merge(xp, [(output, lse, 0.0), (xp.zeros_like(output), of_sinks, 0.0)])
+        of_sinks = xp.broadcast_to(sinks[..., 0], large.shape)
+        output, *_ = merge(xp, [state, (xp.zeros_like(output), of_sinks, 0.0)])
     output = astype_if_needed(xp, output, dtype)
     return to_plain(ring, xp, output, -2) if call.schedule.is_zigzag else output

@@ -17,8 +17,11 @@ from sdpa_xp._tiles.plan import plan_tiles
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import WindowPlace
 
-State: TypeAlias = tuple[Array, Array]
-"""Output (..., Hq, rows, Ev) and log-sum-exp (..., Hq, rows), in the accumulation dtype."""
+State: TypeAlias = tuple[Array, Array, Array]
+"""Output (..., Hq, rows, Ev), and two numbers that add up to the log-sum-exp (..., Hq, rows).
+
+All have the accumulation dtype.
+"""
 
 
 class Operands(NamedTuple):
@@ -116,6 +119,6 @@ def state_of(call: RingCall, block: Operands, place: BlockPlace) -> State:
     )
     widths = block.query.shape[-1] + block.value.shape[-1]
     plan = plan_tiles(window.grid, scores.group, widths)
-    output, lse = streaming.attend(scores, ArraySource(block.value), plan, call.grid.dtype)
+    output, lse = streaming.attend(scores, ArraySource(block.value), plan, call.grid.dtype, in_parts=True)
     assert lse is not None
-    return output, lse
+    return output, lse[..., 0], lse[..., 1]

@@ -67,6 +67,7 @@ def _attend(call: RingCall, operands: Operands) -> State:
     state = (
         xp.zeros((*shape, operands.value.shape[-1]), dtype=dtype, device=None),
         xp.full(shape, -math.inf, dtype=dtype, device=None),
+        xp.zeros(shape, dtype=dtype, device=None),
     )
 
     def meet(keys: KeysAndValues, travelling: tuple[()], state: State, step: Array) -> tuple[tuple[()], State]:
@@ -74,10 +75,11 @@ def _attend(call: RingCall, operands: Operands) -> State:
 
         def compute(place: BlockPlace, state: State) -> State:
             new = state_of(call, operands_of(call, present, place), place)
-            output, lse, _ = merge(xp, [(*_rows_of(call, state, place), 0.0), (*new, 0.0)])
+            output, large, small = merge(xp, [_rows_of(call, state, place), new])
             return (
                 ring.with_part(state[0], output, rows_of(call, place)),
-                ring.with_part(state[1], lse, rows_of(call, place, -1)),
+                ring.with_part(state[1], large, rows_of(call, place, -1)),
+                ring.with_part(state[2], small, rows_of(call, place, -1)),
             )
 
         return travelling, _at_blocks(call, step, compute, state)
@@ -165,14 +167,14 @@ def _gradients_of_block(
 
     differentiated = (*block[:3], *(block.arrays[number] for number in floating))
     wide = [astype_if_needed(xp, array, call.grid.dtype) for array in differentiated]
-    (of_block, lse_of_block), pull_back = call.ring.pullback(compute, *wide)
-    output, lse = _rows_of(call, state, place)
-    of_output, of_lse = _rows_of(call, cotangents, place)
-    weight = xp.exp(lse_of_block - finite_shift(xp, lse))
+    (of_block, large_of_block, small_of_block), pull_back = call.ring.pullback(compute, *wide)
+    output, large, small = _rows_of(call, state, place)
+    # What computes with a state adds the two parts of its log-sum-exp, so both have the cotangent of the sum.
+    of_output, _, of_lse = _rows_of(call, cotangents, place)
+    weight = xp.exp(large_of_block - finite_shift(xp, large) + (small_of_block - small))
     change = xp.sum(of_output * (of_block - output), axis=-1)
-    query, key, value, *arrays = pull_back(
-        (of_output * xp.expand_dims(weight, axis=-1), weight * (of_lse + change))
-    )
+    of_weighed, of_lse = of_output * xp.expand_dims(weight, axis=-1), weight * (of_lse + change)
+    query, key, value, *arrays = pull_back((of_weighed, of_lse, of_lse))
     return Operands(query, key, value, tuple(arrays))
 
 
@@ -222,9 +224,9 @@ def _at_blocks(call: RingCall, step: Array, compute: Callable[[BlockPlace, T], T
 
 
 def _rows_of(call: RingCall, state: State, place: BlockPlace) -> State:
-    output, lse = state
-    part = call.ring.part
-    return part(output, rows_of(call, place)), part(lse, rows_of(call, place, -1))
+    output, large, small = state
+    part, rows = call.ring.part, rows_of(call, place, -1)
+    return part(output, rows_of(call, place)), part(large, rows), part(small, rows)
 
 
 def _number(call: RingCall, number: int) -> Array:

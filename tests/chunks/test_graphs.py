@@ -194,9 +194,11 @@ def test_a_function_that_needs_lazy_arrays_is_one_block() -> None:
     np.testing.assert_allclose(output.compute(scheduler="synchronous"), 1, atol=1e-6)
 
 
+@pytest.mark.needs("torch")
 def test_chunks_of_another_library() -> None:
     """A task computes with the arrays that it gets; ids and slopes that were NumPy's become theirs."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     arrays = inputs()
     chunks = (1, 4, 5, 8), (1, 2, 4, 8), (1, 2, 4, 6)
     lazy = [x.map_blocks(torch.from_numpy, dtype=F, meta=np.empty((0,) * 4, F)) for x in cut(arrays, chunks)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import autograd
@@ -424,36 +425,56 @@ def test_a_jit_of_the_pullback_alone(library: Library, rng: np.random.Generator)
         np.testing.assert_allclose(library.get(found[name]), library.get(gradient), rtol=0, atol=1e-5)
 
 
+def by_the_library(library: Library, forward: Callable[..., Any], arrays: list[Any], cotangent: Any) -> Any:
+    """Return the gradients of the library's own framework, through the forward pass."""
+    base = library.name.split("-")[0]
+    with library.guard():
+        if base == "torch":
+            import torch
+
+            leaves = [x.requires_grad_() for x in arrays]
+            return torch.autograd.grad(forward(*leaves), leaves, cotangent)
+        if base == "jax":
+            import jax
+
+            return jax.vjp(forward, *arrays)[1](cotangent)
+        if base == "mlx":
+            import mlx.core as mx
+
+            return mx.vjp(forward, arrays, [cotangent])[1]
+    pytest.skip("the library does not differentiate")
+
+
 def test_against_the_library_that_differentiates(library: Library, rng: np.random.Generator) -> None:
-    """The gradients of the library's own framework, through the forward pass."""
     call = CALLS["all"]
     given = autograd.arrays(call, rng, F)
     cotangent = rng.standard_normal((2, 4, 7, 5)).astype(F)
     rules = {**call.rules, "implementation": "xp"}
-    base = library.name.split("-")[0]
 
     def forward(*arrays: Any) -> Any:
         placed = dict(zip(given, arrays, strict=True))
         inputs = [placed.pop(name) for name in autograd.INPUTS]
         return scaled_dot_product_attention(*inputs, **placed, **rules | {"attn_mask": library.put(HOLES)})
 
-    with library.guard():
-        arrays = [library.put(x) for x in given.values()]
-        if base == "torch":
-            import torch
+    arrays = [library.put(x) for x in given.values()]
+    derived = by_the_library(library, forward, arrays, library.put(cotangent))
+    gradients = pull(library, attend(library, call, given)[1], cotangent)
+    for name, expected in zip(given, derived, strict=True):
+        np.testing.assert_allclose(library.get(gradients[name]), library.get(expected), rtol=0, atol=2e-5)
 
-            leaves = [x.requires_grad_() for x in arrays]
-            own = torch.autograd.grad(forward(*leaves), leaves, library.put(cotangent))
-        elif base == "jax":
-            import jax
 
-            own = jax.vjp(forward, *arrays)[1](library.put(cotangent))
-        elif base == "mlx":
-            import mlx.core as mx
+@pytest.mark.parametrize("score", [-1e9, float(np.finfo(F).min), 1e9])
+@pytest.mark.parametrize("of", ["bias", "products"])
+def test_rows_of_large_scores(library: Library, score: float, of: str) -> None:
+    """All keys weigh alike, and so do their gradients, with the kernel that is a default too."""
+    keys, size = 18, 2.0**18
+    query = np.full((1, 2, 5, 8), math.copysign(size, score) if of == "products" else 1.0, F)
+    key = np.full((1, 2, keys, 8), size if of == "products" else 1.0, F)
+    value, bias = np.ones((1, 2, keys, 8), F), np.full((5, keys), score, F)
 
-            own = mx.vjp(forward, arrays, [library.put(cotangent)])[1]
-        else:
-            pytest.skip("the library does not differentiate")
-    found = pull(library, attend(library, call, given)[1], cotangent)
-    for name, expected in zip(given, own, strict=True):
-        np.testing.assert_allclose(library.get(found[name]), library.get(expected), rtol=0, atol=2e-5)
+    def forward(value: Any) -> Any:
+        rules = {"bias": library.put(bias)} if of == "bias" else {}
+        return scaled_dot_product_attention(library.put(query), library.put(key), value, **rules)
+
+    (derived,) = by_the_library(library, forward, [library.put(value)], library.put(np.ones((1, 2, 5, 8), F)))
+    np.testing.assert_allclose(library.get(derived), 5 / keys, rtol=1e-5)

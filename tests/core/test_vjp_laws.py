@@ -89,12 +89,12 @@ def test_a_factor_may_stand_anywhere(library: Library, call: Any) -> None:
     close(by_query, F(0.7) * found["scale"])
 
 
-@given(call=calls())
-def test_weights_sum_to_one(library: Library, call: Any) -> None:
-    """Adding a vector to all values adds it to each row that attends a key."""
+@given(call=calls(), score=st.sampled_from([0.0, 3e4, -1e9, float(np.finfo(F).min)]))
+def test_weights_sum_to_one(library: Library, call: Any, score: float) -> None:
+    """Adding a vector to all values adds it to each row that attends a key, also if the scores are large."""
     arrays, rules, rng = call
     cotangent = drawn(rng, arrays)
-    found = gradients(library, arrays, cotangent, **rules)
+    found = gradients(library, arrays, cotangent, bias=np.full((1, 1), score, F), **rules)
     attends = np.ones((arrays[0].shape[-2], arrays[1].shape[-2]), bool)
     attends = np.tril(attends) if rules["is_causal"] else attends
     some = (attends & rules.get("attn_mask", True)).any(axis=-1, keepdims=True)

@@ -108,6 +108,7 @@ GROUPED = [(2, 4, 16, 8), (2, 2, 16, 8), (2, 2, 16, 6)]
 ROWS = learns(same, DRAWN.random((4, 16, 1)) + 0.5)
 PAIRS = learns(same, DRAWN.standard_normal((4, 16, 16)))
 SINKS = learns(same, DRAWN.standard_normal(4))
+SMALLEST = learns(same, np.full((1, 18), np.finfo(F).min))
 TABLE = learns(lambda table: biases.relative(table, max_distance=16), DRAWN.standard_normal((8, 2)))
 
 
@@ -120,6 +121,7 @@ def results() -> None:
     nearer = biases.from_function(lambda s, b, h, i, j: s - abs(i - j) * 0.125 * (h + 1) + b)
     check("function", 3, [(2, 2, 12, 8), (1, 18, 8), (2, 1, 18, 5)], {"bias": nearer}, {})
     packed = masks.document([0] * 5 + [1] * 13) & (masks.causal() | masks.prefix(3)) & ~masks.dilated(7)
+    check("smallest number", 3, [(1, 18, 4)] * 3, {}, {"bias": SMALLEST})
     check("documents and a table", 3, [(2, 18, 4)] * 3, {"attn_mask": packed}, {"bias": TABLE})
 
 
