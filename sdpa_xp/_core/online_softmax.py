@@ -46,12 +46,12 @@ class RowResult(NamedTuple):
             parts = [xp.log(self.l), xp.zeros_like(self.l)]
         else:
             parts = [self.m, xp.log(avoid_zero_sum(self.l))]
-        return self._of_rows(xp, xp.concat(parts, axis=-1))
+        return xp.concat([self._of_rows(xp, part) for part in parts], axis=-1)
 
-    def _of_rows(self, xp: Namespace, columns: Array) -> Array:
-        """Return columns of the shape of the output, which includes the batch of the values."""
-        shape = (*self.output.shape[:-1], columns.shape[-1])
-        return columns if columns.shape == shape else xp.broadcast_to(columns, shape) + 0.0
+    def _of_rows(self, xp: Namespace, column: Array) -> Array:
+        """Return a column of the shape of the output, which includes the batch of the values."""
+        shape = (*self.output.shape[:-1], 1)
+        return column if column.shape == shape else xp.broadcast_to(column, shape) + 0.0
 
 
 def attend_with_maximum(
