@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._call.call import ExportCall
@@ -19,9 +22,21 @@ def may_mask(bias: Bias) -> bool:
 
 def only_causal(call: ExportCall) -> bool:
     """Return whether the diagonal is the only thing that masks."""
-    if not call.masks or call.past_lengths is not None or any(map(may_mask, call.biases)):
-        return False
-    return all(is_causal(mask) for mask in call.masks)
+    return call.past_lengths is None and is_only_causal(call.masks, call.biases)
+
+
+def is_only_causal(masks: Sequence[Mask], biases: Iterable[Bias]) -> bool:
+    """Return whether these mask with the diagonal, and with nothing else."""
+    return bool(masks) and all(map(is_causal, masks)) and not any(map(may_mask, biases))
+
+
+def hides_whole_keys(mask: Mask) -> bool:
+    """Return whether the mask hides a key from all queries and heads of a batch entry, or from none of them."""
+    if mask.name == "padding":
+        return mask.arguments["query_lengths"] is None and mask.arguments["key_lengths"] is not None
+    if mask.name == "from_array":
+        return all(length == 1 for length in cast(Any, mask.arguments["boolean"]).shape[-3:-1])
+    return mask.name == "prefix"
 
 
 def unmasked(call: ExportCall) -> bool:

@@ -50,6 +50,8 @@ class Graph:
     """The function that messages name."""
     inputs: list[onnx.ValueInfoProto] = field(default_factory=list)
     nodes: list[onnx.NodeProto] = field(default_factory=list)
+    declared: list[onnx.ValueInfoProto] = field(default_factory=list)
+    """Shapes of values that no operator says."""
     constants: dict[tuple[str, tuple[int, ...], bytes], onnx.TensorProto] = field(default_factory=dict)
     named: dict[str, GraphValue] = field(default_factory=dict)
     """Inputs and initializers, by the names that the call has for them."""
@@ -137,10 +139,14 @@ class Graph:
         """Return whether `value` is the output of a MatMul."""
         return any(node.op_type == "MatMul" and value.name in node.output for node in self.nodes)
 
+    def declare(self, value: GraphValue) -> None:
+        """Say the shape of a value that no operator says: a runtime then computes in place what follows."""
+        self.declared.append(helper.make_tensor_value_info(value.name, ONNX_DTYPE[value.dtype], value.shape))
+
     def subgraph(self, outputs: list[GraphValue]) -> onnx.GraphProto:
         """Return this graph as the body of a Loop or a Scan."""
         infos = [helper.make_tensor_value_info(out.name, ONNX_DTYPE[out.dtype], out.shape) for out in outputs]
-        return helper.make_graph(self.nodes, "body", self.inputs, infos)
+        return helper.make_graph(self.nodes, "body", self.inputs, infos, value_info=self.declared)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 
 from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._call.call import OUTPUTS, ExportCall
+from sdpa_xp_export._call.mask_analysis import hides_whole_keys, is_only_causal
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._runtime.releases import Runtime
 from sdpa_xp_export.forms.inputs import FormInputs, finished_outputs, read_inputs
 from sdpa_xp_export.lowering import counting
 from sdpa_xp_export.lowering.graph_lengths import GraphLengths
+from sdpa_xp_export.lowering.hidden_keys import hide_keys
 from sdpa_xp_export.lowering.key_range import key_range
-from sdpa_xp_export.lowering.tile import GraphTile, TileRange, whole_tile
+from sdpa_xp_export.lowering.tile import GraphTile, KeyMask, TileRange
 from sdpa_xp_export.lowering.tile_attention import attend_tile, scale_query
 from sdpa_xp_export.spec import SymbolicShape
 
@@ -28,10 +31,9 @@ def unsupported_reason(call: ExportCall, _runtime: Runtime) -> str | None:
 
 
 def write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphValue]:
-    """query -> Pad, Reshape to blocks -> Scan(Slice keys -> attention of the block) -> Reshape, Slice."""
+    """query, key, value -> Scan over blocks(Slice queries and keys -> attention) -> Reshape, Slice."""
     ranks = [spec.ndim for spec in (call.query, call.key, call.value)]
     inputs = read_inputs(graph, call, call.accumulation_dtype, max(3, *ranks))
-    query = scale_query(whole_tile(inputs.lengths, inputs.key), inputs.query)
     length = call.sizes.queries
     queries = ops.unsqueeze(inputs.lengths.queries, 0)
     if isinstance(length, int):
@@ -43,21 +45,26 @@ def write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphVa
         # ends the process on old releases.
         rows = counting.within(queries, 1, ROWS)
         count, even = counting.larger(counting.divided(queries + (rows - 1), rows), 1), False
-    blocks = _in_blocks(query if even else _padded(query, queries, rows, count), rows, count)
+    key, value, columns, key_mask = hide_keys(inputs.lengths, inputs.key, inputs.value)
+    inputs = replace(inputs, key=key, value=value)
     steps = ops.arange(ops.scalar(count), "blocks")
     body = graph.loop_body()
     # A Softmax that hides NaN would hide it in a row that attends it, too.
-    results = _attend_block(body, inputs, blocks, rows, explicit_softmax=runtime.softmax_hides_nan)
-    axis = query.ndim - 2
+    step = ops.unsqueeze(body.input("step", steps.dtype, ()), 0)
+    first = step * body.here(rows)
+    block = TileRange("queries", "rows", first, first + body.here(rows))
+    if columns.start is not None and columns.stop is not None:
+        columns = replace(columns, start=body.here(columns.start), stop=body.here(columns.stop))
+    tile = _QueryBlock(inputs.lengths, body, block, columns, key_mask)
+    results = _attend_block(tile, inputs, even=even, explicit_softmax=runtime.softmax_hides_nan)
+    axis = inputs.query.ndim - 2
     names = [name for name in OUTPUTS if name in call.outputs]
     scanned = graph.add_many(
         "Scan",
-        blocks,
         steps,
         outputs=[(results[name].dtype, _stacked(results[name].shape, axis)) for name in names],
         body=body.subgraph([results[name] for name in names]),
-        num_scan_inputs=2,
-        scan_input_axes=[axis, 0],
+        num_scan_inputs=1,
         scan_output_axes=[axis] * len(names),
     )
     joined = {
@@ -67,55 +74,62 @@ def write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphVa
     return finished_outputs(inputs, joined)
 
 
-def _padded(query: GraphValue, queries: GraphValue, rows: GraphValue, count: GraphValue) -> GraphValue:
-    """(..., L, E) -> as many rows as the blocks have; the rows behind the last query are 0."""
-    graph = query.graph
-    before, behind = (graph.constant([0] * length, "int64") for length in (2 * query.ndim - 2, 1))
-    pads = ops.join([before, count * rows - queries, behind])
-    shape = (*query.shape[:-2], "padded", query.shape[-1])
-    return graph.add("Pad", query, pads, dtype=query.dtype, shape=shape)
-
-
-def _in_blocks(query: GraphValue, rows: GraphValue, count: GraphValue) -> GraphValue:
-    """(..., blocks * rows, E) -> (..., blocks, rows, E)."""
-    graph, width = query.graph, query.shape[-1]
-    kept = graph.constant([0] * (query.ndim - 2), "int64")  # in the target of Reshape, 0 keeps a length
-    target = ops.join([kept, count, rows, graph.constant([width], "int64")])
-    return ops.reshape_to(query, target, (*query.shape[:-2], "blocks", "rows", width))
-
-
 def _attend_block(
-    body: Graph, inputs: FormInputs, blocks: GraphValue, rows: GraphValue, *, explicit_softmax: bool
+    tile: _QueryBlock, inputs: FormInputs, *, even: bool, explicit_softmax: bool
 ) -> dict[str, GraphValue]:
-    """One block of queries and its number -> attention over the keys that the block may attend."""
-    lengths = inputs.lengths
-    query = body.input("block", blocks.dtype, (*blocks.shape[:-3], *blocks.shape[-2:]))
-    step = ops.unsqueeze(body.input("step", "int64", ()), 0)
-    # The padding rows of the last block count as the last query: each index that masks ask for exists.
-    last = ops.unsqueeze(body.here(lengths.queries), 0) - 1
-    first = step * body.here(rows)
-    stop = first + body.here(rows)
-    row_range, column_range = (
-        TileRange("queries", "rows", first, stop),
-        TileRange("keys", inputs.key.shape[-2]),
-    )
-    tile = _QueryBlock(lengths, body, row_range, column_range, last)
-    keys = key_range(tile, first, counting.smaller(stop - 1, last))
+    """A block of queries -> attention over the keys that the block may attend."""
+    body, first, stop = tile.graph, tile.row_range.start, tile.row_range.stop
+    assert first is not None
+    assert stop is not None
+    # A block is cut and scaled here, because copies of all queries would take more memory.
+    real = GraphTile(tile.lengths, body, tile.row_range, tile.column_range)
+    query = scale_query(real, real.cut(body.here(inputs.query)))
+    if not even:
+        query = _padded(query, counting.larger(stop - 1 - tile.last, 0))
+    body.declare(query)
     key, value = body.here(inputs.key), body.here(inputs.value)
+    keys = key_range(tile, first, counting.smaller(stop - 1, tile.last))
     if keys is not None:
         tile.column_range = TileRange("keys", "columns", *keys)
         key, value = (ops.cut(array, keys, -2, "columns") for array in (key, value))
     return attend_tile(tile, query, key, value, explicit_softmax=explicit_softmax)
 
 
+def _padded(query: GraphValue, missing: GraphValue) -> GraphValue:
+    """(..., real, E) -> (..., rows, E), with rows of 0 behind the last query."""
+    graph = query.graph
+    before, behind = (graph.constant([0] * length, "int64") for length in (2 * query.ndim - 2, 1))
+    shape = (*query.shape[:-2], "rows", query.shape[-1])
+    pads = ops.join([before, missing, behind])
+    return graph.add("Pad", query, pads, dtype=query.dtype, shape=shape)
+
+
 class _QueryBlock(GraphTile):
     """A block of queries, which may go beyond the last one."""
 
     def __init__(
-        self, lengths: GraphLengths, graph: Graph, rows: TileRange, columns: TileRange, last: GraphValue
+        self,
+        lengths: GraphLengths,
+        graph: Graph,
+        rows: TileRange,
+        columns: TileRange,
+        key_mask: KeyMask | None,
     ) -> None:
-        super().__init__(lengths, graph, rows, columns)
-        self.last = last
+        masks = lengths.call.masks
+        if key_mask is not None:
+            masks = tuple(mask for mask in masks if not hides_whole_keys(mask))
+        super().__init__(lengths, graph, rows, columns, masks)
+        self.key_mask = key_mask
+        # The padding rows of the last block count as the last query: each index that masks ask for exists.
+        self.last = ops.unsqueeze(graph.here(lengths.queries), 0) - 1
+
+    @property
+    def hides_keys(self) -> bool:
+        """Whether another key than those of `key_mask` may be attended by no query of the block."""
+        if self.key_mask is None or self.call.cached:
+            return super().hides_keys
+        # The last key of the block's range is the one of its last query.
+        return bool(self.masks) and not is_only_causal(self.masks, self.call.biases)
 
     @cached_property
     def rows(self) -> GraphValue:

@@ -25,7 +25,7 @@ class KeyRange:
 
 
 def key_range(tile: GraphTile, first: GraphValue, last: GraphValue) -> tuple[GraphValue, GraphValue] | None:
-    """Queries first to last, (1,) each -> the first key and the last + 1, (1,) each; None for all keys.
+    """Queries first to last, (1,) each -> the first key and the last + 1, (1,) each; None for all of the tile.
 
     The range holds at least one key. A mask without an entry in `_RANGES`, such as an array, sets no bound.
     """
@@ -35,17 +35,17 @@ def key_range(tile: GraphTile, first: GraphValue, last: GraphValue) -> tuple[Gra
         low, high = least(tile, tile.here(position)), most(tile, tile.here(position))
         first, last = first + low, last + high
     ranges = [
-        _RANGES[mask.name](tile, first, last, **mask.arguments)
-        for mask in tile.call.masks
-        if mask.name in _RANGES
+        _RANGES[mask.name](tile, first, last, **mask.arguments) for mask in tile.masks if mask.name in _RANGES
     ]
-    if tile.lengths.filled is not None:
-        ranges.append(KeyRange(stop=most(tile, tile.here(tile.lengths.filled))))
+    if tile.filled is not None:
+        ranges.append(KeyRange(stop=most(tile, tile.filled)))
     starts = [bounds.start for bounds in ranges if bounds.start is not None]
     stops = [bounds.stop for bounds in ranges if bounds.stop is not None]
     if not starts and not stops:
         return None
-    zero, keys = tile.graph.constant([0], "int64"), ops.unsqueeze(tile.here(tile.lengths.kept_keys), 0)
+    zero, keys = tile.graph.constant([0], "int64"), tile.column_range.stop
+    if keys is None:
+        keys = ops.unsqueeze(tile.here(tile.lengths.kept_keys), 0)
     start, stop = zero, keys
     for bound in starts:
         start = counting.larger(start, bound)

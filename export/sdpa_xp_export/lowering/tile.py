@@ -9,8 +9,10 @@ from typing import Literal, cast
 import numpy as np
 
 from sdpa_xp import _checks as checks
+from sdpa_xp.masks import Mask
 from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._call.call import ExportCall
+from sdpa_xp_export._call.mask_analysis import hides_keys
 from sdpa_xp_export._call.operands import GraphOperand, Initializer, Input
 from sdpa_xp_export._dtypes.promotion import INTEGERS
 from sdpa_xp_export._graph.graph import Graph, GraphValue
@@ -27,14 +29,46 @@ class TileRange:
     stop: GraphValue | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class KeyMask:
+    """The keys that no query attends, as some masks of the call say."""
+
+    allowed: GraphValue
+    """Boolean, (..., 1, S)."""
+    added: GraphValue
+    """0 or -inf, (..., 1, S), in the dtype of the scores."""
+
+
 class GraphTile:
     """Some queries against some keys; its values are written into `graph`, which may be the body of a loop."""
 
-    def __init__(self, lengths: GraphLengths, graph: Graph, rows: TileRange, columns: TileRange) -> None:
+    key_mask: KeyMask | None = None
+    """What is masked apart from `masks`, in keys and values that are 0 there."""
+
+    def __init__(
+        self,
+        lengths: GraphLengths,
+        graph: Graph,
+        rows: TileRange,
+        columns: TileRange,
+        masks: tuple[Mask, ...] | None = None,
+    ) -> None:
         self.lengths = lengths
         self.graph = graph
         self.row_range = rows
         self.column_range = columns
+        self.masks = lengths.call.masks if masks is None else masks
+
+    @property
+    def filled(self) -> GraphValue | None:
+        """The number of real keys in a padded cache, (B, 1, 1, 1); None without one, or with a `key_mask`."""
+        filled = self.lengths.filled
+        return None if filled is None or self.key_mask is not None else self.here(filled)
+
+    @property
+    def hides_keys(self) -> bool:
+        """Whether some key of the tile may be attended by none of its queries."""
+        return hides_keys(self.call)
 
     @property
     def call(self) -> ExportCall:

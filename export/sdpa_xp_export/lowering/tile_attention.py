@@ -6,20 +6,20 @@ import math
 
 from sdpa_xp_export._array_api import namespace as xp
 from sdpa_xp_export._array_api import ops
-from sdpa_xp_export._call.mask_analysis import has_empty_rows, hides_keys, only_causal
+from sdpa_xp_export._call.mask_analysis import has_empty_rows, is_only_causal
 from sdpa_xp_export._call.operands import Initializer, Input
 from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export.lowering import heads
 from sdpa_xp_export.lowering.biases import add_biases
-from sdpa_xp_export.lowering.masks import AllowedPairs, all_allowed
+from sdpa_xp_export.lowering.masks import AllowedPairs, all_allowed, both_allow
 from sdpa_xp_export.lowering.tile import GraphTile
 
 
 def scale_query(tile: GraphTile, query: GraphValue) -> GraphValue:
-    """query -> query * scale, also divided by the softcap, whose Tanh takes scores / softcap."""
+    """query of the tile -> query * scale, also divided by the softcap, whose Tanh takes scores / softcap."""
     call = tile.call
     if isinstance(call.scale, Input | Initializer):
-        query = query * tile.operand(call.scale).astype(query.dtype)
+        query = query * tile.cut(tile.operand(call.scale)).astype(query.dtype)
         return query if call.softcap is None else query / call.softcap
     return query * (call.scale / (call.softcap or 1.0))
 
@@ -38,7 +38,7 @@ def attend_tile(
     # A Softmax node has no room for sinks, and returns no log-sum-exp.
     explicit_softmax = explicit_softmax or call.sinks is not None or "lse" in call.outputs
     weights, lse = _explicit_softmax(tile, scores) if explicit_softmax else (_softmax(scores), None)
-    if isinstance(allowed, GraphValue) and hides_keys(call):
+    if isinstance(allowed, GraphValue) and tile.hides_keys:
         # The weight of a masked pair is 0, but 0 * NaN is NaN: what no query attends becomes 0 first.
         value = xp.where(heads.is_attended(allowed, int(value.shape[-3])), value, 0.0)
     results = {"output": heads.matmul_grouped(weights, value), "weights": weights, "scores": scores}
@@ -57,13 +57,18 @@ def masked_scores(tile: GraphTile, query: GraphValue, key: GraphValue) -> tuple[
     scores = heads.matmul_grouped(query, ops.transpose(key))
     if call.softcap is not None:
         scores = xp.tanh(scores) * call.softcap
-    scores, allowed = add_biases(call.biases, tile, scores, all_allowed(tile, call.masks))
-    if isinstance(allowed, bool):
-        return scores, allowed
-    if only_causal(call) and not hides_keys(call):
-        # Some query attends each key that is left, so -inf may be added: one small array serves all heads.
-        return scores + xp.where(allowed, tile.graph.constant(0.0, scores.dtype), -math.inf), allowed
-    return xp.where(allowed, scores, -math.inf), allowed
+    scores, allowed = add_biases(call.biases, tile, scores, all_allowed(tile, tile.masks))
+    hidden = None if tile.key_mask is None else tile.cut(tile.here(tile.key_mask.added))
+    if isinstance(allowed, GraphValue):
+        if tile.hides_keys or not is_only_causal(tile.masks, call.biases):
+            scores = xp.where(allowed, scores, -math.inf)
+        else:
+            # Some query attends each key that is left, so -inf may be added: one small array serves all heads.
+            masked = xp.where(allowed, tile.graph.constant(0.0, scores.dtype), -math.inf)
+            hidden = masked if hidden is None else masked + hidden
+    if tile.key_mask is not None:
+        allowed = both_allow(allowed, tile.cut(tile.here(tile.key_mask.allowed)))
+    return (scores if hidden is None else scores + hidden), allowed
 
 
 def _expand_to_batch(tile: GraphTile, scores: GraphValue) -> GraphValue:
