@@ -56,6 +56,8 @@ class Library:
     """Whether its arrays are lazy and lie in chunks: then it has `task_graphs` or `block_streams`."""
     has_meshes: ClassVar[bool] = False
     """Whether it has meshes of devices that run one program: then it has `mesh_axes` and `device_ring`."""
+    compiles_shapes: ClassVar[bool] = False
+    """Whether an operation is compiled for each shape of its operands."""
     module: ClassVar[str] = ""
     """The module that makes its arrays, if the library has random generators of its own."""
 

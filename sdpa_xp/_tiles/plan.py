@@ -30,6 +30,8 @@ ALL_CORES = TileSize(512, 512, 2**18)
 """For libraries whose operations use all cores: each core computes some heads of a tile, this many scores."""
 DEVICE = TileSize(256, 1024, 2**22)
 """For devices that compute all heads and batch entries at once; the more there are, the smaller is a tile."""
+EQUAL_TILES = TileSize(512, 512, 2**22)
+"""For libraries that compile an operation for each shape: a causal call has square tiles of one shape."""
 SMALLEST_SIDE = 64
 MOST_COPIED = 2**20
 """The number of elements of keys and values that are copied from the blocks of a paged cache for a tile."""
@@ -117,8 +119,8 @@ def plan_tiles(grid: ScoreGrid, group: int, widths: int) -> Plan:
     if grid.is_traced or is_empty or keys == 0:
         return Plan(queries, keys, max(1, queries), max(1, keys), is_empty)
     if grid.execution_kind == "device":  # all heads are computed in one operation: more heads, smaller tiles
-        rows, columns, _ = DEVICE
-        while heads * rows * columns > DEVICE.scores and columns > SMALLEST_SIDE:
+        rows, columns, most_scores = EQUAL_TILES if grid.library.compiles_shapes else DEVICE
+        while heads * rows * columns > most_scores and columns > SMALLEST_SIDE:
             columns //= 2
             rows = max(rows // 2, SMALLEST_SIDE)
         return Plan(queries, keys, rows, columns)

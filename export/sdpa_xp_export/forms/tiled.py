@@ -49,13 +49,8 @@ def write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphVa
     inputs = replace(inputs, key=key, value=value)
     steps = ops.arange(ops.scalar(count), "blocks")
     body = graph.loop_body()
+    tile = _block_of_step(body, inputs.lengths, rows, columns, key_mask)
     # A Softmax that hides NaN would hide it in a row that attends it, too.
-    step = ops.unsqueeze(body.input("step", steps.dtype, ()), 0)
-    first = step * body.here(rows)
-    block = TileRange("queries", "rows", first, first + body.here(rows))
-    if columns.start is not None and columns.stop is not None:
-        columns = replace(columns, start=body.here(columns.start), stop=body.here(columns.stop))
-    tile = _QueryBlock(inputs.lengths, body, block, columns, key_mask)
     results = _attend_block(tile, inputs, even=even, explicit_softmax=runtime.softmax_hides_nan)
     axis = inputs.query.ndim - 2
     names = [name for name in OUTPUTS if name in call.outputs]
@@ -74,6 +69,19 @@ def write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphVa
     return finished_outputs(inputs, joined)
 
 
+def _block_of_step(
+    body: Graph, lengths: GraphLengths, rows: GraphValue, columns: TileRange, key_mask: KeyMask | None
+) -> _QueryBlock:
+    """The number of a step -> its block of queries, and the keys that are left of all."""
+    first = ops.unsqueeze(body.input("step", "int64", ()), 0) * body.here(rows)
+    queries = TileRange("queries", "rows", first, first + body.here(rows))
+    if columns.start is not None and columns.stop is not None:
+        columns = replace(columns, start=body.here(columns.start), stop=body.here(columns.stop))
+    if key_mask is not None:
+        key_mask = KeyMask(body.here(key_mask.allowed), body.here(key_mask.added))
+    return _QueryBlock(lengths, body, queries, columns, key_mask)
+
+
 def _attend_block(
     tile: _QueryBlock, inputs: FormInputs, *, even: bool, explicit_softmax: bool
 ) -> dict[str, GraphValue]:
@@ -83,7 +91,7 @@ def _attend_block(
     assert stop is not None
     # A block is cut and scaled here, because copies of all queries would take more memory.
     real = GraphTile(tile.lengths, body, tile.row_range, tile.column_range)
-    query = scale_query(real, real.cut(body.here(inputs.query)))
+    query = scale_query(real, real.cut_queries(body.here(inputs.query)))
     if not even:
         query = _padded(query, counting.larger(stop - 1 - tile.last, 0))
     body.declare(query)
@@ -92,6 +100,8 @@ def _attend_block(
     if keys is not None:
         tile.column_range = TileRange("keys", "columns", *keys)
         key, value = (ops.cut(array, keys, -2, "columns") for array in (key, value))
+        if tile.key_mask is not None:
+            tile.key_mask = KeyMask(tile.cut(tile.key_mask.allowed), tile.cut(tile.key_mask.added))
     return attend_tile(tile, query, key, value, explicit_softmax=explicit_softmax)
 
 
@@ -126,7 +136,7 @@ class _QueryBlock(GraphTile):
     @property
     def hides_keys(self) -> bool:
         """Whether another key than those of `key_mask` may be attended by no query of the block."""
-        if self.key_mask is None or self.call.cached:
+        if self.key_mask is None:
             return super().hides_keys
         # The last key of the block's range is the one of its last query.
         return bool(self.masks) and not is_only_causal(self.masks, self.call.biases)

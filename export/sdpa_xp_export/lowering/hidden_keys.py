@@ -20,12 +20,13 @@ def hide_keys(
     """Return keys and values, the range of keys that is left of all, and what is masked there.
 
     Keys that no query attends are cut off if they are the last ones of all batch entries, and else 0. Nothing
-    is done if no mask says so by itself, or if a bias may be infinite: -inf + inf would be NaN.
+    is done if no mask says so by itself, or if a bias may be infinite: -inf + inf would be NaN. With a cache,
+    few queries meet many keys, and a copy of these takes longer than to mask the scores.
     """
     call, graph = lengths.call, lengths.graph
     queries, columns = TileRange("queries", call.sizes.queries), TileRange("keys", key.shape[-2])
     masks = tuple(mask for mask in call.masks if hides_whole_keys(mask))
-    if (not masks and lengths.filled is None) or any(map(may_mask, call.biases)):
+    if not masks or call.cached or any(map(may_mask, call.biases)):
         return key, value, columns, None
     last_query = ops.unsqueeze(lengths.queries, 0) - 1
     kept = key_range(

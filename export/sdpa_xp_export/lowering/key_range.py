@@ -37,8 +37,8 @@ def key_range(tile: GraphTile, first: GraphValue, last: GraphValue) -> tuple[Gra
     ranges = [
         _RANGES[mask.name](tile, first, last, **mask.arguments) for mask in tile.masks if mask.name in _RANGES
     ]
-    if tile.filled is not None:
-        ranges.append(KeyRange(stop=most(tile, tile.filled)))
+    if tile.lengths.filled is not None:
+        ranges.append(KeyRange(stop=most(tile, tile.here(tile.lengths.filled))))
     starts = [bounds.start for bounds in ranges if bounds.start is not None]
     stops = [bounds.stop for bounds in ranges if bounds.stop is not None]
     if not starts and not stops:

@@ -28,8 +28,8 @@ def all_allowed(tile: GraphTile, masks: Sequence[Mask]) -> AllowedPairs:
     allowed: AllowedPairs = True
     for mask in masks:
         allowed = both_allow(allowed, allowed_pairs(mask, tile))
-    if tile.filled is not None:
-        allowed = both_allow(allowed, tile.key_index < tile.filled)
+    if tile.lengths.filled is not None:
+        allowed = both_allow(allowed, tile.key_index < tile.here(tile.lengths.filled))
     return tile.graph.constant(False, "bool") if allowed is False else allowed
 
 

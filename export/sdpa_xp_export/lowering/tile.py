@@ -60,12 +60,6 @@ class GraphTile:
         self.masks = lengths.call.masks if masks is None else masks
 
     @property
-    def filled(self) -> GraphValue | None:
-        """The number of real keys in a padded cache, (B, 1, 1, 1); None without one, or with a `key_mask`."""
-        filled = self.lengths.filled
-        return None if filled is None or self.key_mask is not None else self.here(filled)
-
-    @property
     def hides_keys(self) -> bool:
         """Whether some key of the tile may be attended by none of its queries."""
         return hides_keys(self.call)
@@ -159,6 +153,10 @@ class GraphTile:
     def cut(self, value: GraphValue) -> GraphValue:
         """Return the tile's part of a value that broadcasts to (..., Hq, L, S); an axis of 1 stays as it is."""
         return self._cut(self._cut(value, -2, self.row_range), -1, self.column_range)
+
+    def cut_queries(self, query: GraphValue) -> GraphValue:
+        """Return the tile's part of a query, (..., L, E)."""
+        return self._cut(query, -2, self.row_range)
 
     @staticmethod
     def _cut(value: GraphValue, axis: int, part: TileRange) -> GraphValue:

@@ -58,7 +58,7 @@ def masked_scores(tile: GraphTile, query: GraphValue, key: GraphValue) -> tuple[
     if call.softcap is not None:
         scores = xp.tanh(scores) * call.softcap
     scores, allowed = add_biases(call.biases, tile, scores, all_allowed(tile, tile.masks))
-    hidden = None if tile.key_mask is None else tile.cut(tile.here(tile.key_mask.added))
+    hidden = None if tile.key_mask is None else tile.key_mask.added
     if isinstance(allowed, GraphValue):
         if tile.hides_keys or not is_only_causal(tile.masks, call.biases):
             scores = xp.where(allowed, scores, -math.inf)
@@ -67,7 +67,7 @@ def masked_scores(tile: GraphTile, query: GraphValue, key: GraphValue) -> tuple[
             masked = xp.where(allowed, tile.graph.constant(0.0, scores.dtype), -math.inf)
             hidden = masked if hidden is None else masked + hidden
     if tile.key_mask is not None:
-        allowed = both_allow(allowed, tile.cut(tile.here(tile.key_mask.allowed)))
+        allowed = both_allow(allowed, tile.key_mask.allowed)
     return (scores if hidden is None else scores + hidden), allowed
 
 
