@@ -120,9 +120,9 @@ class Torch(Library):
     def attach_zero_gradient(self, output: Array, inputs: Iterable[Array]) -> Array:
         if cast(Any, output).requires_grad or not sys.modules["torch"].is_grad_enabled():
             return output
-        xp = self.namespace(output)
         for x in inputs:
             if cast(Any, x).requires_grad:
+                xp = self.namespace(output)
                 # The sum of no elements: 0, even if x has NaN.
                 output = output + astype_if_needed(xp, xp.sum(x[..., :0]), output.dtype)
         return output
