@@ -6,11 +6,15 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sdpa_xp._display import nested, table
+
 if TYPE_CHECKING:  # it needs onnx, and `Agreement` does not: `make test-fast` runs without
     from sdpa_xp_export._call.call import ExportCall
 
 SHOWN = 3
 """A report in a line names so many things that were not tried, and counts the others."""
+CLOSEST = 10
+"""A notebook shows so many runs, those that came closest to their bounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +139,26 @@ class LayerReport:
                 *([f"not tried: {_shortened(self.left_out)}"] if self.left_out else []),
             ]
         )
+
+    def _repr_html_(self) -> str:
+        """Return the verdict and the runs closest to their bounds, as a notebook shows them."""
+        compared, rows = (sum(getattr(run, name) for run in self.runs) for name in ("compared", "rows"))
+        facts = [
+            ("verdict", "agrees" if self.agrees else "DISAGREES"),
+            ("runs", f"{len(self.runs)}, in {sum(run.seconds for run in self.runs):.2g} s"),
+            ("rows", f"{compared:,} of {rows:,} compared"),
+            ("ran on", f"onnxruntime {self.onnxruntime}: {self.nodes}"),
+            *[("fell back", placed.node) for placed in self.fell_back],
+            *[("not tried", line) for line in self.left_out],
+        ]
+        closest = sorted(self.runs, key=lambda run: run.agreement.share, reverse=True)[:CLOSEST]
+        runs = [
+            (run.inputs, run.output, f"{run.agreement.absolute:.2g}", f"{run.agreement.bound:.2g}")
+            for run in closest
+        ]
+        title = f"The {len(runs)} runs closest to their bounds"
+        tables = [table(self.reason, facts), table(title, runs, ("inputs", "output", "error", "bound"))]
+        return nested(f"{type(self).__name__} of {self.form}", tables)
 
 
 def _shortened(lines: tuple[str, ...]) -> str:

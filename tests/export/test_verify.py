@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -317,6 +318,17 @@ def test_the_worst_run_speaks_for_the_report() -> None:
         both = replace(report, runs=runs)
         assert both.worst is bad
         assert not both.agrees
+
+
+def test_a_notebook_shows_the_verdict_and_the_closest_runs() -> None:
+    report = replace(verify(export_attention(QKV, QKV, QKV)), left_out=("P > 3",))
+    good, *_ = report.runs
+    bad = replace(good, agreement=Agreement(2.0, 1.0, 1.0), inputs="<L>=7")
+    facts, runs = ElementTree.fromstring(replace(report, runs=(good, bad))._repr_html_()).iter("tbody")
+    assert ["verdict", "DISAGREES"] in [[cell.text for cell in row] for row in facts]
+    assert ["not tried", "P > 3"] in [[cell.text for cell in row] for row in facts]
+    assert [row[0].text for row in runs] == ["<L>=7", good.inputs]
+    assert "<td>agrees</td>" in report._repr_html_()
 
 
 def test_bound_is_twice_the_own_error_of_the_textbook() -> None:
