@@ -19,6 +19,7 @@ from typing import Any
 
 import bars
 import biased
+import first_calls
 import imports
 import machine
 import memory
@@ -146,6 +147,12 @@ def sections(longest: int, seconds: float, *, with_others: bool) -> dict[str, li
     ]
     cells["ragged"] = [partial(ragged.packed, seconds), partial(ragged.paged, seconds)]
     cells["biases"] = [partial(biased.rows, length, seconds) for length in lengths if length <= 4096]
+    jax_lengths, rounds = ((1024,), 2) if longest <= QUICK else ((1024, 4096), 5)
+    cells["first calls"] = [
+        partial(first_calls.rows, cell, CELLS[cell](length), rounds)
+        for cell in ("all pairs", "causal")
+        for length in jax_lengths
+    ]
     cells["by call"] = [
         partial(by_call, calls, seconds) for length, calls in BY_CALL.items() if length <= longest
     ]

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from cells import DECODING, TINY_MASKED
-from contenders import NUMPY, ON_TORCH, PORTABLE
+from contenders import NUMPY, ON_JAX, ON_TORCH, PORTABLE
+from first_calls import OURS, TO_FIRST, TO_JITTED
 from measuring import Row
 
 TO_TORCH, LIMIT = "over torch SDPA", "the matmuls' share"
@@ -65,6 +66,14 @@ BARS = (
     Bar("overhead", 8, NUMPY, ABOVE, "at most", 20),
     *(Bar("overhead", 8, f"{NUMPY}, {name}", ABOVE, "at most", 40) for name in TINY_MASKED),
     Bar("overhead", 8, ON_TORCH, ABOVE, "at most", 12),
+    *(
+        Bar(f"{cell}, first call", length, OURS, quantity, "at most", bound)
+        for cell in ("all pairs", "causal")
+        for quantity, bound in ((TO_FIRST, 2), (TO_JITTED, 1.1))
+        for length in (1024, 4096)
+    ),
+    Bar("all pairs", 4096, ON_JAX, TO_TORCH, "at most", 1.3),
+    Bar("causal", 4096, ON_JAX, TO_TORCH, "at most", 1.6),
     *(Bar("memory", length, NUMPY, MEMORY, "at most", 4) for length in (256, 1024, 4096, 16384)),
     Bar("memory, one head", 100_000, NUMPY, MEMORY, "at most", 4),
     Bar("import", 0, "import numpy, sdpa_xp", ADDED, "at most", 0.333),

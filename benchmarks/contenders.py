@@ -196,6 +196,7 @@ def _exported(call: Call, form: str) -> Ready:
 NUMPY, TEXTBOOK, MATMULS = "sdpa_xp on NumPy", "textbook NumPy", "the two matmuls alone"
 LOOP = "a bare loop"
 TORCH, ON_TORCH, PORTABLE = "torch SDPA", "sdpa_xp on torch", "sdpa_xp on torch, portable"
+ON_JAX = "sdpa_xp on JAX, jitted"
 
 CONTENDERS: dict[str, Callable[[Call], Ready | None]] = {
     NUMPY: ours_numpy,
@@ -206,7 +207,7 @@ CONTENDERS: dict[str, Callable[[Call], Ready | None]] = {
     ON_TORCH: ours_torch,
     PORTABLE: ours_torch_portable,
     "jax.nn, jitted": jax_nn,
-    "sdpa_xp on JAX, jitted": ours_jax,
+    ON_JAX: ours_jax,
     "onnxruntime, MultiHeadAttention": multi_head,
     "onnxruntime, GroupQueryAttention": grouped_query,
 }

@@ -22,6 +22,8 @@ from bars import (
 )
 from cells import DECODING
 from contenders import LOOP, MATMULS, NUMPY, TORCH
+from first_calls import FIRST as FIRST_CALL
+from first_calls import TO_FIRST, TO_JITTED
 from measuring import Row
 from tables import table
 
@@ -62,6 +64,14 @@ TABLES = (
         "Milliseconds, and the time divided by that of all pairs. Large scores are up to 7,800.",
     ),
     ("overhead", "Calls of (1, 1, 8, 8)", "Microseconds, and the difference to the peer."),
+    *(
+        (
+            f"{cell}, first call",
+            f"The first call of JAX arrays: {cell}",
+            "Seconds of the first call in a process, milliseconds of a later one, and both over jax.nn's.",
+        )
+        for cell in ("all pairs", "causal")
+    ),
     ("memory", "Peak memory", "MB besides inputs and output, in a separate process."),
     (
         "memory, one head",
@@ -72,8 +82,18 @@ TABLES = (
 )
 """Cell, title, and what stands in it."""
 
-FIRST = ("milliseconds", "microseconds", MEMORY)
-SECOND = (TO_TORCH, TO_LOOP, TO_ALL_PAIRS, TO_BATCH, TO_NO_BIAS, ABOVE, ADDED)
+FIRST = (FIRST_CALL, "milliseconds", "microseconds", MEMORY)
+SECOND = (
+    TO_TORCH,
+    TO_LOOP,
+    TO_ALL_PAIRS,
+    TO_BATCH,
+    TO_NO_BIAS,
+    ABOVE,
+    ADDED,
+    TO_FIRST,
+    TO_JITTED,
+)
 
 
 def page(facts: dict[str, Any], rows: Sequence[Row], plots: Iterable[str]) -> str:
