@@ -14,17 +14,29 @@ from sdpa_xp._tiles.allowed import is_masked
 from sdpa_xp.biases.algebra import ArrayBias
 from sdpa_xp.masks.algebra import And, ArrayMask, Mask
 from sdpa_xp.masks.bands import Causal
+from sdpa_xp.masks.lengths import Padding
 
 CAUSAL = Causal()
 MANY_SCORES = 2**20
 """Above this size a kernel that needs an array of all scores is refused; below it the array is small."""
 
 
-def unsupported_reason(call: PreparedCall, library: str) -> str | None:
-    """Return why the options are not what kernels take: `is_causal`, boolean arrays and one floating array."""
+MANY_ENTRIES = 8
+"""Batch entries with numbers of keys of their own are computed one by one if there are so many at most, or if
+each has `MANY_SCORES_OF_ONE`."""
+MANY_SCORES_OF_ONE = 2**16
+
+
+def unsupported_reason(call: PreparedCall, library: str, *, cuts_keys: bool = False) -> str | None:
+    """Return why the options are not what kernels take: `is_causal`, boolean arrays and one floating array.
+
+    With `cuts_keys`, also padding, whose keys are cut off: then there is no mask but `is_causal`.
+    """
     for name, is_used in {"softcap": call.softcap is not None, "rng": call.dropout_p > 0}.items():
         if is_used:
             return f"{library}'s kernel takes no `{name}`"
+    if cuts_keys and call.cached("real_keys", lambda: real_keys(call)) is not None:
+        return None
     if not all(mask == CAUSAL or isinstance(mask, ArrayMask) for mask in _flatten(call.masks)):
         return f"{library}'s kernel takes no masks but `masks.causal()` and boolean arrays"
     if len(call.biases) > 1 or not all(isinstance(bias, ArrayBias) for bias in call.biases):
@@ -41,15 +53,47 @@ def is_empty(call: PreparedCall) -> bool:
 def mask_size(call: PreparedCall) -> int:
     """Return the number of elements of all masks and biases joined in one array; 0 without masks and biases."""
     arrays = [mask.boolean for mask in _array_masks(call)] + [bias.array for bias in _array_biases(call)]
-    axes = max((len(array.shape) for array in arrays), default=0)
-    shapes = [(*[1] * (axes - len(array.shape)), *array.shape)[:-2] for array in arrays]
-    leading = math.prod(max(lengths) for lengths in zip(*shapes, strict=True))
-    return leading * call.sizes.queries * call.sizes.keys if arrays else 0
+    shapes = [tuple(array.shape) for array in arrays]
+    if arrays and is_causal(call):
+        shapes.append((call.sizes.queries, call.sizes.keys))
+    axes = max(map(len, shapes), default=0)
+    in_all_axes = [(*[1] * (axes - len(shape)), *shape) for shape in shapes]
+    return math.prod(max(lengths) for lengths in zip(*in_all_axes, strict=True)) if arrays else 0
 
 
 def is_causal(call: PreparedCall) -> bool:
     """Return whether j <= i is among the masks."""
-    return any(mask == CAUSAL for mask in _flatten(call.masks))
+    return call.cached("is_causal", lambda: any(mask == CAUSAL for mask in _flatten(call.masks)))
+
+
+def has_arrays(call: PreparedCall) -> bool:
+    """Return whether an array is among the masks and biases."""
+    return call.cached("has_arrays", lambda: bool(_array_masks(call) or _array_biases(call)))
+
+
+def real_keys(call: PreparedCall) -> list[int] | None:
+    """Return how many keys each batch entry attends, if padding of keys is all that masks but `is_causal`.
+
+    None if something else masks, or if many entries with few scores have different numbers.
+    """
+    masks, batch = [mask for mask in _flatten(call.masks) if mask != CAUSAL], call.sizes.batch
+    if call.biases or len(masks) != 1 or len(batch) > 1 or 0 in batch:
+        return None
+    (padding,) = masks
+    if not isinstance(padding, Padding) or padding.query_lengths is not None:
+        return None
+    lengths = call.grid.check_integers(padding.names[0], padding.key_lengths)
+    count = math.prod(batch)
+    # Under `is_causal` no query attends the keys behind the last query.
+    most = call.sizes.queries if is_causal(call) else call.sizes.keys
+    if lengths.least == lengths.most:
+        return [min(int(lengths.least), most)] * count
+    scores_of_one = math.prod(call.grid.shape) // count
+    if count > MANY_ENTRIES and scores_of_one < MANY_SCORES_OF_ONE:
+        return None
+    if isinstance(lengths.values, int) or not math.isfinite(lengths.least):  # they cannot be read
+        return None
+    return [min(int(number), most) for number in call.grid.library.to_list(lengths.values[:, 0, 0, 0])]
 
 
 def bias(call: PreparedCall) -> Array | None:
@@ -60,12 +104,12 @@ def bias(call: PreparedCall) -> Array | None:
 
 def allowed(call: PreparedCall) -> Array | None:
     """Return which pairs may attend, if arrays say so. None means all pairs, or those of `is_causal`."""
+    if not has_arrays(call):
+        return None
     added = bias(call)
     arrays = [_to_matrix(cast(Array, mask.boolean)) for mask in _array_masks(call)]
     if added is not None:
         arrays.append(~is_masked(added))
-    if not arrays:
-        return None
     if is_causal(call):
         arrays.append(causal(call))
     return reduce(operator.and_, arrays)

@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 import operator
 import sys
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -65,7 +66,7 @@ def unsupported_reason(call: PreparedCall) -> str | None:
     """Return why the kernel, or its translation by an exporter, does not compute the call as documented."""
     if call.sinks is not None:
         return "torch's kernel takes no `sinks`"
-    reason = operands.unsupported_reason(call, "torch")
+    reason = operands.unsupported_reason(call, "torch", cuts_keys=_is_eager_on_cpu(call))
     if reason is not None:
         return reason
     if operands.is_empty(call):
@@ -89,11 +90,12 @@ def attend(call: PreparedCall) -> Array | None:
         query, key, value = call.arrays.values()
         if not _stride(query) == _stride(key) == _stride(value) == 1:  # copy only if one of them needs it
             query, key, value = map(_in_rows, (query, key, value))
-        plain: Array = kernel(query, key, value, scale=call.scale)
+        plain: Any = kernel(query, key, value, scale=call.scale)
         # If the scores of a row fill a register, a row of NaN stays NaN, and there is nothing to search for.
         if call.sizes.keys < LONGEST_VECTOR and not _hides_no_nan(plain, query, key, call.scale):
             return None
-        return plain if _has_right_gradients(plain, query, key, call.scale) else None
+        is_right = not plain.requires_grad or _has_right_gradients(plain, query, key, call.scale)
+        return plain if is_right else None
     if _is_eager_on_cpu(call):
         return _attend_now(call)
     torch, xp, sizes = sys.modules["torch"], call.grid.xp, call.sizes
@@ -134,34 +136,69 @@ _stride = operator.methodcaller("stride", -1)
 
 
 def _attend_now(call: PreparedCall) -> Array | None:
+    query, key, value = (operands.with_4_axes(call, x) for x in call.arrays.values())
+    real_keys = call.cached("real_keys", lambda: operands.real_keys(call))
+    if real_keys is None:
+        output = _attend_all(call, query, key, value)
+    elif len(set(real_keys)) == 1:
+        keys = slice(real_keys[0])
+        output = _attend_all(call, query, key[..., keys, :], value[..., keys, :])
+    else:
+        output = _attend_each(call, query, key, value, real_keys)
+    if output is None:
+        return None
+    # If no entry has a key, the output is a constant: autograd needs it connected to the inputs.
+    output = call.grid.library.attach_zero_gradient(output, call.arrays.values())
+    return operands.split_batch(call, output)
+
+
+def _attend_each(
+    call: PreparedCall, query: Array, key: Array, value: Array, real_keys: Sequence[int]
+) -> Array | None:
+    """Return the output of batch entries that have different numbers of keys, computed one by one."""
+    outputs = []
+    for entry, keys in enumerate(real_keys):
+        one = slice(entry, entry + 1)
+        output = _attend_all(call, query[one, ...], key[one, :, :keys, :], value[one, :, :keys, :])
+        if output is None:
+            return None
+        outputs.append(output)
+    return call.grid.xp.concat(outputs, axis=0)
+
+
+def _attend_all(call: PreparedCall, query: Array, key: Array, value: Array) -> Array | None:
+    """Return the output of inputs of 4 axes; None if the kernel gets a NaN or inf wrong."""
     torch, xp = sys.modules["torch"], call.grid.xp
-    is_masked = bool(call.masks or call.biases)
-    query, key, value = (_in_rows(astype_if_needed(xp, x, call.grid.dtype)) for x in call.arrays.values())
+    if not key.shape[-2]:  # padding has cut all keys; the kernel takes no empty axis
+        return xp.zeros((*query.shape[:-1], value.shape[-1]), dtype=call.grid.dtype, device=call.grid.device)
+    allowed = operands.allowed(call)
+    is_causal = allowed is None and operands.is_causal(call)
+    is_masked = is_causal or allowed is not None
+    query, key, value = (_in_rows(astype_if_needed(xp, x, call.grid.dtype)) for x in (query, key, value))
     query, scale = _scaled(call, query)
-    allowed = operands.allowed(call) if is_masked else None
     mask = None if allowed is None else _mask(call, allowed)
     output: Array = torch.nn.functional.scaled_dot_product_attention(
-        *(operands.with_4_axes(call, x) for x in (query, key, value)),
+        query,
+        key,
+        value,
         attn_mask=mask,
-        is_causal=allowed is None and is_masked and operands.is_causal(call),
+        is_causal=is_causal,
         scale=scale,
         enable_gqa=call.sizes.query_heads != call.sizes.heads,
     )
     if is_masked and not bool(xp.isfinite(xp.sum(output))):  # it may come from a masked key or value
         return None
     # A mask may leave a row only the keys of a last, partly filled register, however many keys there are.
-    is_short = call.sizes.keys < LONGEST_VECTOR
+    is_short = key.shape[-2] < LONGEST_VECTOR
     if (is_masked or is_short) and not _hides_no_nan(output, query, key, scale):
         return None
-    if not _has_right_gradients(output, query, key, scale, mask if call.biases else None):
-        return None
-    return operands.split_batch(call, output)
+    return output if _has_right_gradients(output, query, key, scale, mask if call.biases else None) else None
 
 
 def _hides_no_nan(output: Any, query: Any, key: Any, scale: float | Array | None) -> bool:
     """Return whether no row of `output` is 0 instead of NaN: the output has no 0, or all scores are finite."""
     torch = sys.modules["torch"]
-    if _has_no_values(torch):
+    if torch._C._len_torch_dispatch_stack() and _has_no_values(torch):
         return True
     if output.all():  # the usual case, and the cheapest question: without a 0 no row was taken for an empty one
         return True
@@ -174,7 +211,7 @@ def _has_right_gradients(
 ) -> bool:
     """Return whether no gradient is computed, or the log-sum-exp of each row is small enough to be exact."""
     torch = sys.modules["torch"]
-    if not output.requires_grad or _has_no_values(torch):
+    if not output.requires_grad or (torch._C._len_torch_dispatch_stack() and _has_no_values(torch)):
         return True
     norm, width = partial(torch.linalg.vector_norm, ord=math.inf), query.shape[-1]
     scale = 1 / math.sqrt(width) if scale is None else scale
@@ -187,8 +224,6 @@ def _has_right_gradients(
 
 def _has_no_values(torch: Any) -> bool:
     """Return whether tensors have no values to look at: inside FakeTensorMode, and in make_fx."""
-    if not torch._C._len_torch_dispatch_stack():
-        return False
     kinds = torch._C._TorchDispatchModeKey
     return any(torch._C._get_dispatch_mode(kind) is not None for kind in (kinds.FAKE, kinds.PROXY))
 
@@ -228,7 +263,9 @@ def _mask(call: PreparedCall, allowed: Array) -> Array:
         least = -LARGEST[dtype_name(bias.dtype)] * (1 - 2**-10)
         mask = xp.where(allowed, xp.where(bias < least, least, bias), -math.inf)
     lengths = (call.sizes.queries, call.sizes.keys)
-    if mask.shape[-2:] != lengths:  # torch's translation to ONNX does not broadcast L and S
+    # torch's translation to ONNX does not broadcast L and S. Here nothing is broadcast, so that a mask of keys
+    # stays as small as it is.
+    if call.grid.is_traced and mask.shape[-2:] != lengths:
         mask = xp.broadcast_to(mask, (*mask.shape[:-2], *lengths))
     if mask.ndim == 3:
         return xp.expand_dims(mask, axis=0)

@@ -104,6 +104,10 @@ def test_the_worst_textbook_of_all_runs_sets_the_sharp_bound() -> None:
 def test_a_subnormal_number_may_be_zero() -> None:
     for dtype in ("float16", "bfloat16", "float32", "float64"):
         assert within(compared([-smallest(dtype), 0], [smallest(dtype), 1], [0, 1], textbook=0.0), dtype)
+        # Also where all values are so small, as beside a sink of hundreds.
+        tiny = smallest(dtype) / 2
+        assert within(compared([-tiny], [tiny], [tiny], textbook=0.0), dtype)
+        assert not within(compared([4 * tiny], [tiny], [tiny], textbook=0.0), dtype)
     assert not within(compared([-(2.0**-125), 0], [2.0**-125, 1], [0, 1], textbook=0.0))
 
 

@@ -22,6 +22,7 @@ from sdpa_xp import (
     masks,
     scaled_dot_product_attention,
 )
+from sdpa_xp import scaled_dot_product_attention_vjp as vjp
 from sdpa_xp._call import prepare
 from sdpa_xp_export._verify import reference
 from sdpa_xp_export._verify.agreement import judge
@@ -130,7 +131,7 @@ def test_memory_stays_linear() -> None:
     """What the kernel would make all scores for goes to the portable one, or is laid out anew."""
     long = torch.zeros(1, 1, 2048, 8)
     mask = torch.ones(2048, dtype=torch.bool)
-    for rules in ({"attn_mask": mask}, {"attn_mask": mask, "is_causal": True}, {"bias": torch.zeros(2048)}):
+    for rules in ({"attn_mask": mask[:, None] & mask}, {"attn_mask": mask, "is_causal": True}):
         assert "an array of all that is masked" in explain(long, long, long, **rules).reason
     strided = torch.zeros(1, 1, 8, 2048).mT
     steps: list[int] = []
@@ -190,6 +191,51 @@ def test_nan_in_keys_that_no_query_attends(rules: dict[str, Any]) -> None:
     key[..., 5:, :] = value[..., 5:, :] = math.nan
     found = scaled_dot_product_attention(query, key, value, **rules, **NATIVE)
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
+
+
+PADDED: dict[str, Any] = {
+    "one length": masks.padding(5),
+    "of each": masks.padding([7, 5, 3]),
+    "of each, an array": masks.padding(torch.tensor([1, 7, 2])),
+    "one empty": masks.padding([4, 0, 7]),
+    "all empty": masks.padding(0),
+    "all": masks.padding([7, 7, 7]),
+    "causal": masks.causal() & masks.padding([7, 5, 3]),
+}
+
+
+@pytest.mark.parametrize("name", PADDED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
+def test_padding_cuts_keys(name: str, dtype: Any, layout: str) -> None:
+    """What lies behind the real keys is not read, and has gradient 0."""
+    shapes = [(3, 4, 6, 8), (3, 2, 7, 8), (3, 2, 7, 6)]
+    query, key, value = (
+        x if layout == "...HLE" else x.swapaxes(1, 2).contiguous() for x in tensors(8, *shapes, dtype=dtype)
+    )
+    length = -2 if layout == "...HLE" else -3
+    mask = masks.to_array(PADDED[name], (3, 1, 6, 7), like=query)
+    hidden = ~mask.any(dim=-2)[:, 0]  # (B, S)
+    for x in (key, value):
+        x.masked_fill_(hidden[:, None, :, None] if length == -2 else hidden[:, :, None, None], math.nan)
+    expected, pull_back = vjp(query, key, value, PADDED[name], layout=layout)
+    gradients = pull_back(2 * expected)
+    arrays = [x.requires_grad_() for x in (query, key, value)]
+    assert explain(*arrays, PADDED[name], layout=layout).implementation == "native"
+    output = scaled_dot_product_attention(*arrays, PADDED[name], layout=layout)
+    derived = torch.autograd.grad(output.square().sum(), arrays)
+    for result, right in zip((output.detach(), *derived), (expected, *gradients.values()), strict=True):
+        tolerance = 8e-6 if dtype == torch.float32 else 2.0**-6
+        torch.testing.assert_close(result, right, rtol=tolerance, atol=tolerance)
+
+
+def test_padding_that_cuts_no_keys() -> None:
+    """Many short sequences are one computation; padding of queries, and another mask, need all keys."""
+    arrays = tensors(8, *[(9, 1, 6, 8)] * 3)
+    lengths = masks.padding([1, 2, 3, 4, 5, 6, 1, 2, 3])
+    for mask in (lengths, masks.padding(3, 2), masks.padding(3) & masks.sliding_window(1, 0)):
+        assert explain(*arrays, mask).implementation == "xp"
+    assert explain(*arrays, masks.padding([4] * 9)).implementation == "native"
 
 
 def test_gradients() -> None:

@@ -87,7 +87,7 @@ def judge_rows(runs: Sequence[Compared], dtype: str, computed_in: str) -> list[A
         expected = run.expected
         values = np.abs(np.where(np.isfinite(expected.reference), expected.reference, 0))
         sharp = (2 * ratio + ROUNDINGS * EPS[computed_in]) * expected.magnitude + own_rounding * values
-        bound = np.minimum(sharp + smallest(dtype), by_size[run.size] * expected.largest)
+        bound = np.minimum(sharp, by_size[run.size] * expected.largest) + smallest(dtype)
         agreements.append(closest(run.result, expected.reference, bound))
     return agreements
 
