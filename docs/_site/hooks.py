@@ -1,4 +1,4 @@
-"""The files of npm packages and the playground's models join the site; each page loads what it needs."""
+"""What the build of the site adds: files of npm packages, the playground's models, and words to search by."""
 
 from __future__ import annotations
 
@@ -65,6 +65,17 @@ def on_page_content(html: str, page: Page, **_: Any) -> str:
     """Note in the metadata of a page what it needs, which the template loads; lead names to the reference."""
     from linked import linked  # whose folder on_config has added
 
+    if 'id="exec-' in html:
+        raise PluginError(
+            f'{page.file.src_uri}: a block that prints headings needs idprefix="", or its anchors change.'
+        )
     for need, mark in MARKS.items():
         page.meta[need] = mark in html
     return linked(html)
+
+
+def on_post_build(config: MkDocsConfig, **_: Any) -> None:
+    """Let search find places by the words that people use. The plugin has written its index before."""
+    import search_words
+
+    search_words.write(Path(config.site_dir))
