@@ -45,7 +45,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Serve what npm installed, at assets/vendor/PACKAGE/PATH, and the models, at assets/playground/NAME."""
+    """Serve files of npm at assets/vendor/, models at assets/playground/."""
     for package, patterns in SERVED.items():
         for pattern in patterns:
             found = sorted((PACKAGES / package).glob(pattern))
@@ -59,6 +59,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name, model in models().items():
         files.append(File.generated(config, f"assets/playground/{name}", content=model.SerializeToString()))
     return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Show pictures beside their code."""
+    import pictures
+
+    return pictures.expanded(markdown)
 
 
 def on_page_content(html: str, page: Page, **_: Any) -> str:
