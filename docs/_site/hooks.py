@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
@@ -12,6 +13,8 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 HERE = Path(__file__).parent
+STATE = {"served": False}
+"""Whether `mkdocs serve` runs, which builds the site anew after each change."""
 PACKAGES = HERE.parents[1] / ".venv" / "site" / "node_modules"
 SERVED = {
     "katex": (
@@ -36,6 +39,11 @@ MARKS = {
 """By what a page needs, how its HTML shows that it does."""
 
 
+def on_startup(command: str, **_: Any) -> None:
+    """Note whether the site is built, or served while it is written."""
+    STATE["served"] = command == "serve"
+
+
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Let the blocks of pages import what makes their figures and tables, and the examples."""
     root = HERE.parents[1]
@@ -45,7 +53,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Serve files of npm at assets/vendor/, models at assets/playground/."""
+    """Serve files of npm at assets/vendor/, models at assets/playground/, and notebooks beside their pages."""
     for package, patterns in SERVED.items():
         for pattern in patterns:
             found = sorted((PACKAGES / package).glob(pattern))
@@ -58,13 +66,32 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
     for name, model in models().items():
         files.append(File.generated(config, f"assets/playground/{name}", content=model.SerializeToString()))
+    for uri, content in notebooks_of(config).items():
+        files.append(File.generated(config, uri, content=content))
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Show pictures beside their code."""
+def notebooks_of(config: MkDocsConfig) -> dict[str, str]:
+    """The notebooks of the tutorials. They are run, but not for a site that is served while it is written."""
+    import nbformat
+    import notebooks
+
+    made = {}
+    for page, name in notebooks.PAGES.items():
+        address = urljoin(config.site_url, page.replace(".md", "/")) if config.site_url else ""
+        found = notebooks.notebook((HERE.parent / page).read_text(), address)
+        found = found if STATE["served"] else notebooks.executed(found)
+        made[f"{Path(page).parent}/{name}"] = nbformat.writes(found)
+    return made
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Show pictures beside their code, and below the title of a tutorial its notebook."""
+    import notebooks
     import pictures
 
+    if page.file.src_uri in notebooks.PAGES:
+        markdown = notebooks.with_link(markdown, notebooks.PAGES[page.file.src_uri])
     return pictures.expanded(markdown)
 
 
