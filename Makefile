@@ -85,9 +85,11 @@ runtimes: $(VENV)/test $(RELEASES:%=$(VENV)/onnxruntime/%/installed)
 	PYTHONPATH=tests $(BIN)/python -m runtime.matrix
 	PYTHONPATH=tests $(BIN)/python -m runtime.standard
 
-# The site: pages whose blocks are executed, with the fonts, formulas and diagrams that it serves itself.
+# The site: pages whose blocks are executed, with the fonts, formulas and diagrams that it serves itself; and what its
+# search finds first.
 docs: $(VENV)/all $(VENV)/site/installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	node docs/_site/search/check.cjs
 
 docs-serve: $(VENV)/all $(VENV)/site/installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --strict

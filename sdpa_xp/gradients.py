@@ -29,6 +29,7 @@ from sdpa_xp.masks import Mask
 
 A = TypeVar("A", bound=AnyArray)
 Pullback: TypeAlias = Callable[[AnyArray], dict[str, A]]
+"""A function from the gradient of the output to the gradients of the inputs, by name."""
 
 FUNCTION = "scaled_dot_product_attention_vjp"
 PROBE_SIDE = 8

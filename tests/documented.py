@@ -42,11 +42,11 @@ def rendered() -> list[str]:
     return re.findall(r"^::: (\S+)$", "\n".join(pages().values()), re.MULTILINE)
 
 
-def loaded() -> griffe.ModulesCollection:
-    """Both packages, with the names that mkdocstrings sees."""
+def loaded(*extensions: type[griffe.Extension]) -> griffe.ModulesCollection:
+    """Both packages, with the names that mkdocstrings sees, after these extensions of the site."""
     loader = griffe.GriffeLoader(
         search_paths=[ROOT, ROOT / "export"],
-        extensions=griffe.load_extensions(PublicNames),
+        extensions=griffe.load_extensions(*extensions, PublicNames),
         docstring_parser=griffe.Parser.google,
         docstring_options={"returns_named_value": False},
     )

@@ -1,10 +1,11 @@
-"""The files of npm packages and the playground's models join the site; each page loads what it needs."""
+"""What the build of the site adds: files of npm packages, the playground's models, and words to search by."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
@@ -12,6 +13,8 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 HERE = Path(__file__).parent
+STATE = {"served": False}
+"""Whether `mkdocs serve` runs, which builds the site anew after each change."""
 PACKAGES = HERE.parents[1] / ".venv" / "site" / "node_modules"
 SERVED = {
     "katex": (
@@ -36,6 +39,11 @@ MARKS = {
 """By what a page needs, how its HTML shows that it does."""
 
 
+def on_startup(command: str, **_: Any) -> None:
+    """Note whether the site is built, or served while it is written."""
+    STATE["served"] = command == "serve"
+
+
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Let the blocks of pages import what makes their figures and tables, and the examples."""
     root = HERE.parents[1]
@@ -45,7 +53,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Serve what npm installed, at assets/vendor/PACKAGE/PATH, and the models, at assets/playground/NAME."""
+    """Serve files of npm at assets/vendor/, models at assets/playground/, and notebooks beside their pages."""
     for package, patterns in SERVED.items():
         for pattern in patterns:
             found = sorted((PACKAGES / package).glob(pattern))
@@ -58,13 +66,50 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
     for name, model in models().items():
         files.append(File.generated(config, f"assets/playground/{name}", content=model.SerializeToString()))
+    for uri, content in notebooks_of(config).items():
+        files.append(File.generated(config, uri, content=content))
     return files
+
+
+def notebooks_of(config: MkDocsConfig) -> dict[str, str]:
+    """The notebooks of the tutorials. They are run, but not for a site that is served while it is written."""
+    import nbformat
+    import notebooks
+
+    made = {}
+    for page, name in notebooks.PAGES.items():
+        address = urljoin(config.site_url, page.replace(".md", "/")) if config.site_url else ""
+        found = notebooks.notebook((HERE.parent / page).read_text(), address)
+        found = found if STATE["served"] else notebooks.executed(found)
+        made[f"{Path(page).parent}/{name}"] = nbformat.writes(found)
+    return made
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Show pictures beside their code, and below the title of a tutorial its notebook."""
+    import notebooks
+    import pictures
+
+    if page.file.src_uri in notebooks.PAGES:
+        markdown = notebooks.with_link(markdown, notebooks.PAGES[page.file.src_uri])
+    return pictures.expanded(markdown)
 
 
 def on_page_content(html: str, page: Page, **_: Any) -> str:
     """Note in the metadata of a page what it needs, which the template loads; lead names to the reference."""
     from linked import linked  # whose folder on_config has added
 
+    if 'id="exec-' in html:
+        raise PluginError(
+            f'{page.file.src_uri}: a block that prints headings needs idprefix="", or its anchors change.'
+        )
     for need, mark in MARKS.items():
         page.meta[need] = mark in html
     return linked(html)
+
+
+def on_post_build(config: MkDocsConfig, **_: Any) -> None:
+    """Let search find places by the words that people use. The plugin has written its index before."""
+    import search_words
+
+    search_words.write(Path(config.site_dir))

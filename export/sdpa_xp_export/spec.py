@@ -13,6 +13,7 @@ from sdpa_xp_export._dtypes import names
 from sdpa_xp_export._dtypes.promotion import FLOATING, INTEGERS
 
 SymbolicShape: TypeAlias = tuple[int | str, ...]
+"""A shape whose axes are integers, or names of lengths that are known when the graph runs."""
 
 DTYPES = (*FLOATING, *INTEGERS, "bool")
 _SPEC = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[^\]]*)\]")

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ThemeName: TypeAlias = Literal["light", "dark"]
+"""The colours of a picture, for a light or a dark page."""
 
 
 class Theme(NamedTuple):

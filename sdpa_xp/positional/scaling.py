@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from sdpa_xp import _checks as checks
 
 Frequencies = tuple[float, ...]
+"""The angle between two positions, in radians, for each pair of channels."""
 
 
 def base_frequencies(width: int, base: float) -> Frequencies:

@@ -9,7 +9,9 @@ from typing import Any
 
 import griffe
 import pytest
-from documented import DOCS, PUBLIC, ROOT, callables, pages, rendered
+from documented import DOCS, PUBLIC, ROOT, callables, loaded, pages, rendered
+from readable_types import ReadableTypes
+from shown_source import ShownSource
 
 CALLABLES = dict(callables())
 REST = re.compile(r":(?:[a-z]+:)?[a-z]+:`|^\s*\.\. [a-z-]+::", re.MULTILINE)
@@ -76,3 +78,26 @@ def arguments(found: griffe.Object | griffe.Alias) -> list[str]:
 
 def parsed(found: griffe.Object | griffe.Alias) -> list[Any]:
     return [] if found.docstring is None else list(found.docstring.parsed)
+
+
+def test_types_are_those_that_a_reader_knows() -> None:
+    """No type variable and no protocol of ours stands for an array, and no `Unpack` around keywords."""
+    objects = loaded(ReadableTypes)
+    for path in CALLABLES:
+        found = objects[path]
+        annotations = [*(each.annotation for each in found.parameters), getattr(found, "returns", None)]
+        shown = " ".join(map(str, annotations))
+        assert re.findall(r"\b(?:A|AnyArray|Unpack|checks)\b", shown) == [], path
+    attend = objects["sdpa_xp.scaled_dot_product_attention"]
+    assert str(attend.parameters["attn_mask"].annotation) == "Mask | Array | None"
+    assert objects["sdpa_xp_export.to_onnx"].parameters["runtime"].default == "'onnxruntime>=1.28;cpu'"
+
+
+def test_the_source_of_a_function_is_shown_without_its_docstring() -> None:
+    source = loaded(ShownSource)["sdpa_xp.masks.causal"].extra["source"]
+    assert source["file"] == "sdpa_xp/masks/bands.py"
+    lines = (ROOT / source["file"]).read_text().splitlines()
+    assert lines[source["line"] - 1].startswith("def causal(")
+    assert source["code"].splitlines()[0] == lines[source["line"] - 1]
+    assert '"""' not in source["code"]
+    assert "return" in source["code"]

@@ -52,6 +52,7 @@ class LargeModel(ModelContainer):
 
 
 Model: TypeAlias = onnx.ModelProto | LargeModel
+"""An ONNX model; a LargeModel keeps weights over 2 GiB beside it."""
 
 
 def location(name: str) -> str:

@@ -9,7 +9,9 @@ from typing import Literal, TypeAlias
 from sdpa_xp._checks import message
 
 FormName: TypeAlias = Literal["attention", "multi_head", "grouped_query", "tiled", "primitive"]
+"""A form of the exported graph."""
 FormChoice: TypeAlias = Literal["auto", FormName]
+"""A form of the exported graph, or "auto": the exporter chooses one."""
 ProviderName: TypeAlias = Literal["cpu", "cuda"]
 """A provider that models can be verified on."""
 TargetProvider: TypeAlias = Literal["cpu", "web", "cuda"]

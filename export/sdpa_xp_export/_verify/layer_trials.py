@@ -18,6 +18,7 @@ from sdpa_xp_export._verify.trial_lengths import Lengths, small_lengths
 from sdpa_xp_export.spec import TensorSpec, addends, evaluated
 
 Draw: TypeAlias = Callable[[np.random.Generator, tuple[int, ...]], NDArray[Any]]
+"""A function that makes an input: it takes a generator and a shape, and returns an array."""
 
 SMALL, THOROUGH_SMALL = 9, 17
 """Each name has each length up to this one in some trial."""

@@ -1,0 +1,74 @@
+"""Annotations as the reference shows them: an array is `Array`, whatever a type checker calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from griffe import (
+    Alias,
+    Attribute,
+    Expr,
+    ExprAttribute,
+    ExprName,
+    ExprSubscript,
+    Extension,
+    Function,
+    GriffeLoader,
+    Module,
+    Object,
+)
+
+SHOWN_AS = {"A": "Array", "AnyArray": "Array", "Layout": "Layout"}
+"""`A` is the type variable for the array type of the query, `AnyArray` the protocol of any array."""
+READABLE = Module("readable")
+READABLE["Array"] = Alias("Array", "sdpa_xp._libraries.protocols.AnyArray")
+READABLE["Layout"] = Alias("Layout", "sdpa_xp._tiles.layout.Layout")
+
+
+class ReadableTypes(Extension):
+    """Rename the types of arrays, drop what only a type checker needs, and show defaults by their value."""
+
+    def on_package(self, *, pkg: Module, loader: GriffeLoader, **_: Any) -> None:
+        for found in _objects(pkg):
+            if isinstance(found, Function):
+                for parameter in found.parameters:
+                    parameter.annotation = readable(parameter.annotation)
+                    parameter.default = _value(parameter.default, loader)
+                found.returns = readable(found.returns)
+            elif isinstance(found, Attribute):
+                found.annotation = readable(found.annotation)
+                found.value = readable(found.value)
+
+
+def _objects(parent: Object) -> Iterator[Object]:
+    """Everything that a package defines itself."""
+    for member in parent.members.values():
+        if isinstance(member, Object):
+            yield member
+            yield from _objects(member)
+
+
+def readable(annotation: str | Expr | None) -> str | Expr | None:
+    """The annotation; names are replaced in place, since a dataclass shares them with its parameters."""
+    if isinstance(annotation, ExprSubscript) and str(annotation.left) == "Unpack":
+        return readable(annotation.slice)
+    if isinstance(annotation, Expr):
+        for name in annotation.iterate(flat=True):
+            if isinstance(name, ExprName) and name.name in SHOWN_AS:
+                name.name, name.parent = SHOWN_AS[name.name], READABLE
+        for each in (annotation, *annotation.iterate(flat=False)):
+            if isinstance(each, ExprAttribute) and str(each.first) == "checks":
+                each.values = [each.last]
+    return annotation
+
+
+def _value(default: str | Expr | None, loader: GriffeLoader) -> str | Expr | None:
+    """The value of a constant that a default names."""
+    if not isinstance(default, ExprName):
+        return default
+    try:
+        constant = loader.modules_collection[default.canonical_path]
+    except KeyError:  # a builtin, or the name of another package
+        return default
+    return constant.value if isinstance(constant, Attribute) and constant.value else default

@@ -1,0 +1,32 @@
+"""The source of a function below its description, without the docstring, which stands above it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+from griffe import Extension, Function
+
+ROOT = Path(__file__).parents[2]
+
+
+class ShownSource(Extension):
+    """Note for the templates the file, the first line and the code of each function."""
+
+    def on_function(self, *, func: Function, **_: Any) -> None:
+        if func.lines and isinstance(func.filepath, Path) and func.filepath.is_relative_to(ROOT):
+            func.extra["source"] |= {
+                "file": func.filepath.relative_to(ROOT).as_posix(),
+                "line": func.lineno,
+                "code": code(func),
+            }
+
+
+def code(func: Function) -> str:
+    """The lines of a function, but for those of its docstring."""
+    lines = func.lines
+    if func.docstring and func.docstring.lineno and func.docstring.endlineno:
+        start, stop = (each - (func.lineno or 0) for each in (func.docstring.lineno, func.docstring.endlineno))
+        lines = lines[:start] + lines[stop + 1 :]
+    return dedent("\n".join(lines))
