@@ -10,6 +10,7 @@ import torch
 from sdpa_xp import _checks as checks
 from sdpa_xp import attention_weights, scaled_dot_product_attention
 from sdpa_xp.integrations._mask_tensor import MaskTensor
+from sdpa_xp.integrations._transformers_masks import EVERY_PAIR
 from sdpa_xp.integrations.transformers import NAME
 
 
@@ -35,7 +36,7 @@ def attend(
     checks.model_keywords(NAME, keywords)
     query, key, value = _of_one_dtype(query, key, value)
     options = {
-        "attn_mask": attention_mask.mask if isinstance(attention_mask, MaskTensor) else attention_mask,
+        "attn_mask": _mask(attention_mask, query.dtype),
         "bias": position_bias,
         "is_causal": bool(is_causal) and attention_mask is None and query.shape[-2] > 1,
         "scale": scaling,
@@ -46,6 +47,15 @@ def attend(
     output = scaled_dot_product_attention(query, key, value, **options, **drop())
     weights = attention_weights(query, key, **options, **drop()) if output_attentions else None
     return output.transpose(1, 2).contiguous(), weights
+
+
+def _mask(attention_mask: Any, dtype: Any) -> Any:
+    """Return the mask for a call of arrays in `dtype`."""
+    if isinstance(attention_mask, MaskTensor):
+        return None if attention_mask.mask is EVERY_PAIR else attention_mask.mask
+    if attention_mask is None or not attention_mask.is_floating_point():
+        return attention_mask
+    return attention_mask.to(torch.promote_types(attention_mask.dtype, dtype))
 
 
 def _dropout(p: float, device: Any) -> Callable[[], dict[str, Any]]:

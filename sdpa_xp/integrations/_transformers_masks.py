@@ -12,6 +12,7 @@ from functools import reduce
 from operator import and_, or_
 from typing import Any
 
+import torch
 from transformers import masking_utils
 from transformers.utils.import_utils import is_tracing
 
@@ -31,19 +32,20 @@ def create_mask(
     mask_function: MaskFunction = masking_utils.causal_mask_function,
     attention_mask: Any = None,
     allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
     use_vmap: bool = False,
+    dtype: Any = torch.float32,
     device: Any = "cpu",
     **options: Any,
 ) -> Any:
-    """Return the mask of a model's call: a MaskTensor, a boolean tensor, or None for every pair.
+    """Return the mask of a model's call: a MaskTensor, the tensor of eager attention, or None for every pair.
 
-    It is a boolean tensor if values cannot be read (torch.compile, torch.export), if a function of the user may
-    not broadcast, and for the one query of a step with a static cache, whose mask may enter a compiled graph.
+    It is the tensor if values cannot be read (torch.compile, torch.export), if a function of the user may not
+    broadcast, and for the one query of a step with a static cache, whose mask may enter a compiled graph.
     """
-    del options
     is_compiled_step = q_length == 1 and not allow_is_causal_skip
     if is_tracing(attention_mask) or is_tracing(q_offset) or use_vmap or is_compiled_step:
-        return masking_utils.sdpa_mask(
+        return masking_utils.eager_mask(
             batch_size=batch_size,
             q_length=q_length,
             kv_length=kv_length,
@@ -51,9 +53,11 @@ def create_mask(
             kv_offset=kv_offset,
             mask_function=mask_function,
             attention_mask=attention_mask,
-            allow_is_causal_skip=False,
+            allow_is_bidirectional_skip=allow_is_bidirectional_skip,
             use_vmap=use_vmap,
+            dtype=dtype,
             device=device,
+            **options,
         )
     place = _Place(q_length, kv_length, int(q_offset), kv_offset)
     mask = place.mask_of(mask_function)
@@ -63,9 +67,9 @@ def create_mask(
         if not bool(is_real.all()):
             real_keys = masks.from_array(is_real[:, None, None, :])
             mask = real_keys if mask is EVERY_PAIR else mask & real_keys
-    if mask is EVERY_PAIR:
+    if mask is EVERY_PAIR and allow_is_bidirectional_skip:
         return None
-    return MaskTensor.from_mask(mask, (batch_size, 1, q_length, kv_length), device)
+    return MaskTensor.from_mask(mask, (batch_size, 1, q_length, kv_length), dtype, device)
 
 
 class _Place:
@@ -86,7 +90,7 @@ class _Place:
                     right = min(right, 0)
                 case "bidirectional_mask_function":
                     pass
-                case "sliding_window_overlay":
+                case "sliding_window_overlay" if captured["sliding_window"] > 0:
                     left = min(left, captured["sliding_window"] - 1)  # its window counts the own key
                 case "sliding_window_bidirectional_overlay":
                     left, right = (min(side, captured["sliding_window"]) for side in (left, right))

@@ -21,7 +21,7 @@ def register() -> str:
         model = AutoModel.from_pretrained(..., attn_implementation=register())
 
     Causal masks, sliding windows, chunks, packed sequences and padding become masks of `sdpa_xp.masks`, so that
-    no L x S array is built for them.
+    no L x S array is built for them. Models that have an attention of their own keep it.
 
     Shapes:
         `B` batch, `L` queries, `S` keys, `Hq` query heads. A mask that you pass to the model yourself is

@@ -77,6 +77,19 @@ def test_dtypes_that_autocast_mixes() -> None:
         attend(*mixed)
 
 
+def test_masks_of_other_dtypes() -> None:
+    """A model in half precision makes masks of halves; some compute their attention in float32."""
+    import torch
+
+    added = torch.zeros(2, 1, 6, 6, dtype=torch.bfloat16)
+    added[..., 4:] = torch.finfo(torch.bfloat16).min
+    for dtype in ("bfloat16", "float32", "float64"):
+        query, key, value = arrays(*[dtype] * 3)
+        found, _ = attend(query, key, value, mask=added)
+        expected, _ = attend(query, key[:, :, :4], value[:, :, :4])
+        np.testing.assert_allclose(found.double().numpy(), expected.double().numpy(), rtol=1e-2, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("keyword", "said"),
     [

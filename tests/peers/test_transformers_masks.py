@@ -34,6 +34,7 @@ def functions() -> dict[str, Any]:
         "causal": theirs.causal_mask_function,
         "bidirectional": theirs.bidirectional_mask_function,
         "window": theirs.sliding_window_causal_mask_function(4),
+        "window of no key": theirs.sliding_window_causal_mask_function(0),
         "both sides": theirs.sliding_window_bidirectional_mask_function(2),
         "chunks": chunk,
         "documents": theirs.and_masks(theirs.packed_sequence_mask_function(ids), theirs.causal_mask_function),
@@ -47,6 +48,7 @@ NAMES = (
     "causal",
     "bidirectional",
     "window",
+    "window of no key",
     "both sides",
     "chunks",
     "documents",
@@ -68,6 +70,7 @@ def padded(name: str, length: int) -> Any:
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_pairs(name: str, place: str, padding: str) -> None:
+    import torch
     from transformers import masking_utils as theirs
 
     from sdpa_xp.integrations import _transformers_masks as ours
@@ -83,14 +86,14 @@ def test_the_same_pairs(name: str, place: str, padding: str) -> None:
         "mask_function": functions()[name],
         "attention_mask": None if padding == "absent" else padded(padding, q_offset + queries),
     }
-    expected = theirs.sdpa_mask(**call, allow_is_causal_skip=False)
-    found = ours.create_mask(**call)
-    if found is None:
-        assert bool(expected.all())
-        return
-    assert isinstance(found, MaskTensor)
-    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
-    assert found.to_array().tolist() == expected.tolist()
+    for dtype in (torch.float32, torch.bfloat16):
+        expected = theirs.eager_mask(**call, dtype=dtype)
+        found = ours.create_mask(**call, dtype=dtype)
+        assert isinstance(found, MaskTensor)
+        assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+        assert torch.equal(found.to_tensor(), expected)
+    skipped = ours.create_mask(**call, allow_is_bidirectional_skip=True)
+    assert (skipped is None) == (found.mask is ours.EVERY_PAIR)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +119,7 @@ def test_values(name: str, place: str, padding: str, written: str) -> None:
     queries, keys, q_offset, kv_offset = PLACES[place]
     real = None if padding == "absent" else padded(padding, q_offset + queries)
     found = ours.create_mask(2, queries, keys, q_offset, kv_offset, functions()[name], real)
-    assert str(None if found is None else found.mask) == written
+    assert str(None if found.mask is ours.EVERY_PAIR else found.mask) == written
 
 
 def test_what_cannot_be_a_value_is_an_array() -> None:
@@ -129,37 +132,40 @@ def test_what_cannot_be_a_value_is_an_array() -> None:
     single = ours.create_mask(1, 4, 4, mask_function=lambda b, h, i, j: table[j], use_vmap=True)
     step = ours.create_mask(1, 1, 4, torch.tensor(2), allow_is_causal_skip=False)
     assert type(single) is type(step) is torch.Tensor
-    assert single.tolist() == [[[table.tolist()] * 4]]
-    assert step.tolist() == [[[[True, True, True, False]]]]
+    assert (single == 0).tolist() == [[[table.tolist()] * 4]]
+    assert (step == 0).tolist() == [[[[True, True, True, False]]]]
 
 
-def test_a_mask_that_is_computed_with_is_an_array(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mask_that_is_computed_with_has_its_elements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are those of eager attention, for models that have an attention of their own."""
     import torch
+    from transformers import masking_utils as theirs
 
     from sdpa_xp import masks
     from sdpa_xp.integrations._mask_tensor import MaskTensor
 
-    mask = MaskTensor.from_mask(masks.causal(1), (2, 1, 3, 4), "cpu")
-    expected = masks.to_array(masks.causal(1), (2, 1, 3, 4), like=torch.empty(0))
+    mask = MaskTensor.from_mask(masks.causal(1), (2, 1, 3, 4), torch.float32, "cpu")
+    expected = theirs.eager_mask(2, 3, 4, 1)
     uses: list[Callable[[Any], Any]] = [
+        lambda x: torch.arange(4.0) + x,
+        lambda x: x + 1,
         lambda x: x[:, :, -1:, :2],
-        lambda x: ~x,
+        lambda x: x < 0,
         lambda x: x.mT,
-        lambda x: x & torch.tensor([True, False, True, True]),
-        lambda x: torch.where(x, 0.0, -1.0),
+        lambda x: torch.where(x == 0, 1.0, -1.0),
         lambda x: torch.cat([x, x], dim=-1),
         lambda x: x.clone(),
-        lambda x: x.to(torch.float32),
-        lambda x: x.sum(),
+        lambda x: x.to(torch.float64),
+        lambda x: x.amin(),
     ]
     for use in uses:
         found = use(mask)
         assert type(found) is torch.Tensor
-        assert found.tolist() == use(expected).tolist()
+        assert torch.equal(found, use(expected))
     with monkeypatch.context() as patch:
-        patch.setattr(MaskTensor, "to_array", None)  # what is asked of a mask before it is used needs no array
+        patch.setattr(MaskTensor, "to_tensor", None)  # what is asked of a mask before it is used needs no array
         assert (mask.shape, mask.size(-1), mask.ndim, mask.dim()) == ((2, 1, 3, 4), 4, 4, 4)
-        assert (mask.dtype, mask.device.type, len(mask.shape)) == (torch.bool, "cpu", 4)
+        assert (mask.dtype, mask.device.type, len(mask.shape)) == (torch.float32, "cpu", 4)
 
 
 def test_no_array_of_all_pairs() -> None:
