@@ -47,7 +47,7 @@ test: check $(REDUCED:%=$(VENV)/onnxruntime/%/installed)
 	$(PYTEST) $(JAX_JIT)
 	$(XLA_AT_ONCE) $(PYTEST) tests --ignore=tests/core $(THIN)
 	$(XLA_AT_ONCE) $(PYTEST) docs --dist loadfile
-	$(PYTEST) --doctest-modules sdpa_xp export/sdpa_xp_export
+	$(PYTEST) --doctest-modules sdpa_xp export/sdpa_xp_export --ignore=sdpa_xp/integrations
 
 # A contributor's loop: NumPy, and torch if it is installed. VENV=... PYTHON=... try another Python.
 test-fast: $(VENV)/test-fast

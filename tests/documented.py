@@ -23,6 +23,7 @@ MODULES = (
     "sdpa_xp.positional",
     "sdpa_xp.layers",
     "sdpa_xp.plot",
+    "sdpa_xp.integrations.transformers",
     "sdpa_xp_export",
 )
 INTERNAL = ("bind", "mapped")

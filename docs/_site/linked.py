@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 
-MODULES = ("masks", "biases", "positional", "layers", "plot")
+MODULES = ("masks", "biases", "positional", "layers", "plot", "integrations.transformers")
 
 
 def places() -> dict[str, str]:

@@ -85,6 +85,7 @@ from sdpa_xp._checks.layers import (
 )
 from sdpa_xp._checks.meshes import divided, ring
 from sdpa_xp._checks.messages import brief, call_of, message
+from sdpa_xp._checks.models import model_keywords
 from sdpa_xp._checks.plots import allowed, heads, lengths, not_empty, numpy_generator, readable, tokens, weights
 from sdpa_xp._checks.positions import above, below, even, fits_rotation, instance, not_one_number, real_numbers
 from sdpa_xp._checks.shapes import (
@@ -166,6 +167,7 @@ __all__ = [
     "mask_dtype",
     "mask_or_bias",
     "message",
+    "model_keywords",
     "module_of_arrays",
     "multi_head_module",
     "named",

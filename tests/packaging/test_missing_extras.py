@@ -81,6 +81,16 @@ except ModuleNotFoundError as error:
     assert done.stdout.count("\n") == 1
 
 
+@pytest.mark.parametrize("absent", ["torch", "transformers"])
+def test_the_integration_of_transformers_says_what_it_needs(absent: str) -> None:
+    code = "from sdpa_xp.integrations.transformers import register; register()"
+    done = without([absent], code)
+    assert done.returncode == 1
+    start = "ModuleNotFoundError: register: transformers 5.23 or later and torch must be installed; got error="
+    assert done.stderr.splitlines()[-1].startswith(start)
+    assert done.stderr.endswith(" `pip install 'sdpa_xp[transformers]'` brings them.\n")
+
+
 @pytest.mark.parametrize("code", ["sdpa_xp_export.to_onnx", "from sdpa_xp_export import verify"])
 def test_the_exporter_says_what_it_needs(code: str) -> None:
     done = without(["onnx"], f"import sdpa_xp_export\n{code}")

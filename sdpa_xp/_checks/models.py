@@ -1,0 +1,22 @@
+"""What a model of another library asks of its attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sdpa_xp._checks.messages import message, type_name
+
+UNSUPPORTED = {
+    "cache": ("no cache of continuous batching", "Use `generate`, whose caches are supported."),
+    "sinks": ("no sinks that differ between tokens", 'Use `attn_implementation="eager"` for this model.'),
+    "block_indices": ("no lists of blocks", 'Use `attn_implementation="eager"` for this model.'),
+}
+"""Keywords of transformers' attention functions that change the result, and that sdpa_xp does not compute."""
+
+
+def model_keywords(function: str, keywords: Mapping[str, object]) -> None:
+    """Refuse keywords that would change the result and are not computed."""
+    for name, (rule, hint) in UNSUPPORTED.items():
+        if keywords.get(name) is not None:
+            got = {name: f"<{type_name(keywords[name])}>"}
+            raise ValueError(message(function, f"sdpa_xp takes {rule} (`{name}`)", got, hint))

@@ -1,0 +1,143 @@
+"""The masks of transformers as masks of sdpa_xp.
+
+transformers describes a mask by a function of four indices. Those that its own code makes are recognised by
+name, with the numbers that they captured; any other function is asked tile by tile.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import reduce
+from operator import and_, or_
+from typing import Any
+
+import torch
+from transformers import masking_utils
+from transformers.utils.import_utils import is_tracing
+
+from sdpa_xp import masks
+from sdpa_xp.integrations._mask_tensor import MaskTensor
+
+MaskFunction = Callable[[Any, Any, Any, Any], Any]
+EVERY_PAIR = masks.sliding_window(None, None)
+
+
+def create_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: Any = 0,
+    kv_offset: int = 0,
+    mask_function: MaskFunction = masking_utils.causal_mask_function,
+    attention_mask: Any = None,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
+    use_vmap: bool = False,
+    dtype: Any = torch.float32,
+    device: Any = "cpu",
+    **options: Any,
+) -> Any:
+    """Return the mask of a model's call: a MaskTensor, the tensor of eager attention, or None for every pair.
+
+    It is the tensor if values cannot be read (torch.compile, torch.export), if a function of the user may not
+    broadcast, and for the one query of a step with a static cache, whose mask may enter a compiled graph.
+    """
+    is_compiled_step = q_length == 1 and not allow_is_causal_skip
+    if is_tracing(attention_mask) or is_tracing(q_offset) or use_vmap or is_compiled_step:
+        return masking_utils.eager_mask(
+            batch_size=batch_size,
+            q_length=q_length,
+            kv_length=kv_length,
+            q_offset=q_offset,
+            kv_offset=kv_offset,
+            mask_function=mask_function,
+            attention_mask=attention_mask,
+            allow_is_bidirectional_skip=allow_is_bidirectional_skip,
+            use_vmap=use_vmap,
+            dtype=dtype,
+            device=device,
+            **options,
+        )
+    place = _Place(q_length, kv_length, int(q_offset), kv_offset)
+    mask = place.mask_of(mask_function)
+    padding = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
+    if padding is not None:
+        is_real = padding[:, kv_offset : kv_offset + kv_length]
+        if not bool(is_real.all()):
+            real_keys = masks.from_array(is_real[:, None, None, :])
+            mask = real_keys if mask is EVERY_PAIR else mask & real_keys
+    if mask is EVERY_PAIR and allow_is_bidirectional_skip:
+        return None
+    return MaskTensor.from_mask(mask, (batch_size, 1, q_length, kv_length), dtype, device)
+
+
+class _Place:
+    """The positions of a call's queries and keys in the sequence."""
+
+    def __init__(self, queries: int, keys: int, q_offset: int, kv_offset: int) -> None:
+        self.queries, self.keys = queries, keys
+        self.q_offset, self.kv_offset = q_offset, kv_offset
+
+    def mask_of(self, function: MaskFunction) -> masks.Mask:
+        """Return the mask that a function of transformers describes."""
+        left = right = math.inf
+        parts: list[masks.Mask] = []
+        for part in _conjuncts(function):
+            name, captured = _origin(part)
+            match name:
+                case "causal_mask_function":
+                    right = min(right, 0)
+                case "bidirectional_mask_function":
+                    pass
+                case "sliding_window_overlay" if captured["sliding_window"] > 0:
+                    left = min(left, captured["sliding_window"] - 1)  # its window counts the own key
+                case "sliding_window_bidirectional_overlay":
+                    left, right = (min(side, captured["sliding_window"]) for side in (left, right))
+                case "packed_sequence_mask_function":
+                    parts.append(self._document(captured["packed_sequence_mask"]))
+                case "or_masks":
+                    parts.append(self._either(captured["mask_functions"]))
+                case _:
+                    parts.append(self._from_function(part))
+        parts = [part for part in (self._band(left, right), *parts) if part is not EVERY_PAIR]
+        return reduce(and_, parts) if parts else EVERY_PAIR
+
+    def _band(self, left: float, right: float) -> masks.Mask:
+        """Return the mask of a window, without the sides that end beyond all keys."""
+        offset = self.q_offset - self.kv_offset
+        first = None if self.queries - 1 + offset <= left else int(left)
+        last = None if self.keys - 1 <= offset + right else int(right)
+        if first is None and last is None:
+            return EVERY_PAIR
+        is_causal = (first, last) == (None, 0)
+        return masks.causal(offset) if is_causal else masks.sliding_window(first, last, offset=offset)
+
+    def _document(self, ids: Any) -> masks.Mask:
+        queries = ids[:, self.q_offset : self.q_offset + self.queries]
+        return masks.document(queries, ids[:, self.kv_offset : self.kv_offset + self.keys])
+
+    def _either(self, functions: Iterable[MaskFunction]) -> masks.Mask:
+        parts = [self.mask_of(function) for function in functions]
+        return EVERY_PAIR if any(part is EVERY_PAIR for part in parts) else reduce(or_, parts)
+
+    def _from_function(self, function: MaskFunction) -> masks.Mask:
+        return masks.from_function(lambda b, h, i, j: function(b, h, i + self.q_offset, j + self.kv_offset))
+
+
+def _conjuncts(function: MaskFunction) -> Iterator[MaskFunction]:
+    """Return the functions that all have to hold, one by one."""
+    name, captured = _origin(function)
+    if name != "and_masks":
+        yield function
+        return
+    for part in captured["mask_functions"]:
+        yield from _conjuncts(part)
+
+
+def _origin(function: MaskFunction) -> tuple[str, Mapping[str, Any]]:
+    """Return the function of transformers that made `function`, and the variables that it captured."""
+    if getattr(function, "__module__", None) != masking_utils.__name__:
+        return "", {}
+    cells = (cell.cell_contents for cell in function.__closure__ or ())
+    return function.__qualname__.partition(".")[0], dict(zip(function.__code__.co_freevars, cells, strict=True))

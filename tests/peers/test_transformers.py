@@ -1,0 +1,280 @@
+"""Models of transformers on sdpa_xp, beside the same models with transformers' own eager attention."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from peers.tiny_models import ARCHITECTURES, LENGTH, WINDOW, padding, tiny_model, tokens
+
+from sdpa_xp.integrations.transformers import register
+from sdpa_xp_export._verify.agreement import judge_together
+
+pytestmark = [
+    pytest.mark.needs("torch", "transformers"),
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+DECODERS = [name for name in ARCHITECTURES if name != "Bert"]
+
+
+def in_float64(model: Any, run: Callable[[Any], Any]) -> Any:
+    """Return what `run` makes of a copy of the model in float64, with eager attention.
+
+    transformers' eager attention takes its softmax in float32, and -1.8e308 is -inf there.
+    """
+    import torch
+
+    wide = copy.deepcopy(model).double()
+    wide.set_attn_implementation("eager")
+    with pytest.MonkeyPatch.context() as patch:
+        softmax = torch.softmax
+        patch.setattr("torch.nn.functional.softmax", lambda x, dim, dtype=None: softmax(x, dim))
+        return run(wide)
+
+
+def assert_agree(model: Any, run: Callable[[Any], Any]) -> None:
+    """On sdpa_xp, `run` is as near to float64 as with eager attention in float32; it returns NumPy arrays."""
+    expected = in_float64(model, run)
+    model.set_attn_implementation("eager")
+    eager = run(model)
+    model.set_attn_implementation(register())
+    found = run(model)
+    assert found.keys() == expected.keys()
+    runs = [(array, expected[name], eager[name]) for name, array in found.items()]
+    for name, agreement in zip(found, judge_together(runs, "float32"), strict=True):
+        assert agreement.agrees, (name, agreement)
+        assert agreement.bound < 1e-4 * np.max(np.abs(expected[name])), (name, agreement)
+
+
+def logits(model: Any, real: Any, **options: Any) -> dict[str, Any]:
+    """The logits of the real tokens; those of padding mean nothing."""
+    import torch
+
+    with torch.no_grad():
+        found = model(tokens(), attention_mask=real, **options).logits
+    return {"logits": found[real.bool()].numpy()}
+
+
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_logits(name: str, side: str) -> None:
+    real = padding(side)
+    assert_agree(tiny_model(name), lambda model: logits(model, real))
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("side", ["none", "left"])
+@pytest.mark.parametrize("name", DECODERS)
+def test_greedy_generation(name: str, side: str, cache: str) -> None:
+    """Token by token; the prompt and what follows are longer than the window."""
+    model = tiny_model(name)
+    found = {}
+    for implementation in ("eager", register()):
+        model.set_attn_implementation(implementation)
+        found[implementation] = model.generate(
+            tokens(),
+            attention_mask=padding(side),
+            max_new_tokens=2 * WINDOW,
+            do_sample=False,
+            cache_implementation=cache,
+        )
+    assert found[register()].shape == (3, LENGTH + 2 * WINDOW)
+    assert found[register()].tolist() == found["eager"].tolist()
+    assert all(len(set(row)) > 3 for row in found["eager"][:, LENGTH:].tolist())
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "windowed", "static"])
+@pytest.mark.parametrize("name", DECODERS)
+def test_steps_of_several_tokens_with_a_cache(name: str, kind: str) -> None:
+    """A prompt in pieces: the cache has tokens, and several queries stand behind them."""
+    import torch
+    import transformers
+
+    def run(model: Any) -> dict[str, Any]:
+        cache = {
+            "dynamic": lambda: transformers.DynamicCache(),
+            "windowed": lambda: transformers.DynamicCache(config=model.config),
+            "static": lambda: transformers.StaticCache(config=model.config, max_cache_len=LENGTH + 3),
+        }[kind]()
+        with torch.no_grad():
+            pieces = [
+                model(piece, past_key_values=cache).logits for piece in tokens().split([6, 1, 3, 1, 1], dim=1)
+            ]
+        return {"logits": torch.cat(pieces, dim=1).numpy()}
+
+    assert_agree(tiny_model(name), run)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_gradients(name: str) -> None:
+    """Of all but the bias of BERT's keys: it adds the same to all scores of a row, so its gradient is 0."""
+    real = padding("left")
+
+    def run(model: Any) -> dict[str, Any]:
+        model.zero_grad()
+        model(tokens(), attention_mask=real).logits[real.bool()].square().mean().backward()
+        parameters = dict(model.named_parameters())
+        return {
+            key: x.grad.numpy()
+            for key, x in parameters.items()
+            if x.grad is not None and not key.endswith("key.bias")
+        }
+
+    assert_agree(tiny_model(name), run)
+
+
+@pytest.mark.parametrize("name", ["Bert", "GptOss", "Gemma2"])
+def test_attention_weights(name: str) -> None:
+    import torch
+
+    def run(model: Any) -> dict[str, Any]:
+        with torch.no_grad():
+            found = model(tokens(), output_attentions=True).attentions
+        return {str(layer): weights.numpy() for layer, weights in enumerate(found)}
+
+    assert_agree(tiny_model(name), run)
+
+
+def test_beams() -> None:
+    model, found = tiny_model("Llama"), {}
+    for implementation in ("eager", register()):
+        model.set_attn_implementation(implementation)
+        found[implementation] = model.generate(tokens(), num_beams=3, max_new_tokens=5, do_sample=False)
+    assert found[register()].tolist() == found["eager"].tolist()
+
+
+def test_packed_sequences() -> None:
+    """Two texts in a row, told apart by their positions: logits are those of the texts alone."""
+    import torch
+
+    positions = torch.tensor([[*range(5), *range(LENGTH - 5)]] * 3)
+
+    def run(model: Any) -> dict[str, Any]:
+        with torch.no_grad():
+            return {"logits": model(tokens(), position_ids=positions, use_cache=False).logits.numpy()}
+
+    model = tiny_model("Llama")
+    assert_agree(model, run)
+    with torch.no_grad():
+        alone = model(tokens()[:, 5:], use_cache=False).logits.numpy()
+    np.testing.assert_allclose(run(model)["logits"][:, 5:], alone, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "float32"])
+def test_masks_of_the_user(dtype: str) -> None:
+    """With 4 axes they go to attention as they are: True may attend, and floats are added."""
+    import torch
+
+    allowed = torch.ones(3, 1, LENGTH, LENGTH, dtype=torch.bool).tril()
+    allowed[:, :, 4:, 2] = False
+    added = torch.where(allowed, 0.0, torch.finfo(torch.float32).min)
+    model = tiny_model("Llama")
+    with torch.no_grad():
+        expected = model(tokens(), attention_mask=added).logits
+        model.set_attn_implementation(register())
+        found = model(tokens(), attention_mask=allowed if dtype == "bool" else added).logits
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+
+
+def test_relative_positions_of_t5() -> None:
+    import torch
+    import transformers
+
+    config = transformers.T5Config(
+        vocab_size=61, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, decoder_start_token_id=0
+    )
+    torch.manual_seed(0)
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    for layer, parameter in model.named_parameters():
+        if "relative_attention_bias" in layer:
+            torch.nn.init.normal_(parameter)
+    assert_agree(model, lambda model: logits(model, padding("right"), decoder_input_ids=tokens()))
+
+
+@pytest.mark.parametrize("name", ["MPNet", "Bloom", "ConvBert"])
+def test_models_with_an_attention_of_their_own(name: str) -> None:
+    """transformers lets them be loaded with any name; their masks are then those of eager attention."""
+    import torch
+    import transformers
+
+    sizes = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "pad_token_id": 0}
+    config = getattr(transformers, f"{name}Config")(**sizes, num_hidden_layers=1, num_attention_heads=4)
+    found = {}
+    for implementation in ("eager", register()):
+        torch.manual_seed(0)
+        model = getattr(transformers, f"{name}Model")._from_config(config, attn_implementation=implementation)
+        with torch.no_grad():
+            found[implementation] = model.eval()(tokens(), attention_mask=padding("right"))[0]
+    assert torch.equal(found[register()], found["eager"])
+
+
+def test_training_with_dropout_and_checkpoints() -> None:
+    """What is computed a second time for the gradients drops the same weights."""
+    import torch
+
+    model = tiny_model("Llama", attention_dropout=0.3).train()
+    model.set_attn_implementation(register())
+
+    def gradients(seed: int) -> list[Any]:
+        torch.manual_seed(seed)
+        model.zero_grad()
+        model(tokens(), use_cache=False).logits.square().mean().backward()
+        return [x.grad.clone() for x in model.parameters()]
+
+    stored, other = gradients(0), gradients(1)
+    model.activation_checkpointing_enable()
+    recomputed = gradients(0)
+    for x, y in zip(stored, recomputed, strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=1e-4 * float(x.abs().max()))
+    assert not torch.allclose(stored[1], other[1], rtol=0.1)
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function")
+def test_inside_torch_compile() -> None:
+    """No graph breaks: the masks are tensors with elements there."""
+    import torch
+
+    model = tiny_model("Mistral", num_hidden_layers=1)
+    model.set_attn_implementation(register())
+    with torch.no_grad():
+        expected = model(tokens(), attention_mask=padding("left"), use_cache=False).logits
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        found = compiled(tokens(), attention_mask=padding("left"), use_cache=False).logits
+    real = padding("left").bool()
+    torch.testing.assert_close(found[real], expected[real], rtol=0, atol=1e-4)
+
+
+def test_inside_torch_export() -> None:
+    import torch
+
+    model = tiny_model("Llama", num_hidden_layers=1)
+    model.set_attn_implementation(register())
+    inputs = {"input_ids": tokens(), "attention_mask": padding("left"), "use_cache": False}
+    with torch.no_grad():
+        expected = model(**inputs).logits
+        exported = torch.export.export(model, (), kwargs=inputs, strict=False).module()
+        found = exported(**inputs).logits
+    real = padding("left").bool()
+    torch.testing.assert_close(found[real], expected[real], rtol=0, atol=1e-4)
+
+
+def test_transformers_is_imported_when_asked_only() -> None:
+    code = "import json, sys, sdpa_xp.integrations.transformers; print(json.dumps(list(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch", "transformers"} & set(json.loads(done.stdout))
+
+
+def test_the_name_stays() -> None:
+    """transformers takes "sdpa" in a name for its own, and refuses some models by that."""
+    import transformers
+
+    assert register() == register() == "xp_attention"
+    for interface in (transformers.AttentionInterface(), transformers.AttentionMaskInterface()):
+        assert interface[register()].__module__.startswith("sdpa_xp.")

@@ -1,0 +1,105 @@
+"""The function that models of transformers call: dropout, dtypes, and what it refuses."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = [pytest.mark.needs("torch", "transformers"), pytest.mark.slow]
+
+
+def arrays(*dtypes: str, length: int = 6) -> list[Any]:
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randn(2, 4, length, 8, generator=generator).to(getattr(torch, dtype))
+        for dtype in dtypes or ("float32",) * 3
+    ]
+
+
+def attend(*inputs: Any, training: bool = False, mask: Any = None, **keywords: Any) -> Any:
+    from sdpa_xp.integrations import _transformers_attention as ours
+
+    return ours.attend(SimpleNamespace(training=training), *inputs, mask, **keywords)
+
+
+def test_a_causal_call_without_a_mask() -> None:
+    """Models say so by `is_causal`; one query attends all keys."""
+    import torch
+
+    from sdpa_xp import scaled_dot_product_attention
+
+    query, key, value = arrays()
+    for rows in (6, 1):
+        found, weights = attend(query[:, :, :rows], key, value, is_causal=True)
+        expected = scaled_dot_product_attention(query[:, :, :rows], key, value, is_causal=rows > 1)
+        assert torch.equal(found, expected.transpose(1, 2))
+        assert weights is None
+        assert found.is_contiguous()
+
+
+def test_dropout_drops_as_many_as_asked_for() -> None:
+    """Kept weights are divided by 1 - p. The output is of the weights that are returned; both are seeded."""
+    import torch
+
+    query, key, value = arrays(length=64)
+    call = {"dropout": 0.25, "output_attentions": True}
+    _, plain = attend(query, key, value, **call)
+    torch.manual_seed(0)
+    output, weights = attend(query, key, value, training=True, **call)
+    kept = weights != 0
+    torch.testing.assert_close(weights[kept], plain[kept] / 0.75, rtol=1e-5, atol=0)
+    number = kept.numel()  # five standard deviations
+    assert abs(int(kept.sum()) - 0.75 * number) < 5 * (number * 0.25 * 0.75) ** 0.5
+    torch.testing.assert_close(output, (weights @ value).transpose(1, 2), rtol=0, atol=1e-5)
+    again, _ = attend(query, key, value, training=True, **call)
+    assert not torch.equal(output, again)
+    torch.manual_seed(0)
+    same, _ = attend(query, key, value, training=True, **call)
+    assert torch.equal(output, same)
+
+
+def test_dtypes_that_autocast_mixes() -> None:
+    """A model that normalises its queries and keys has them in float32, and its values in bfloat16."""
+    import torch
+
+    mixed = arrays("float32", "float32", "bfloat16")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found, _ = attend(*mixed)
+    expected, _ = attend(*(x.to(torch.bfloat16) for x in mixed))
+    assert found.dtype == torch.bfloat16
+    np.testing.assert_array_equal(found.float().numpy(), expected.float().numpy())
+    with pytest.raises(TypeError, match=r"^scaled_dot_product_attention: .*dtype"):
+        attend(*mixed)
+
+
+def test_masks_of_other_dtypes() -> None:
+    """A model in half precision makes masks of halves; some compute their attention in float32."""
+    import torch
+
+    added = torch.zeros(2, 1, 6, 6, dtype=torch.bfloat16)
+    added[..., 4:] = torch.finfo(torch.bfloat16).min
+    for dtype in ("bfloat16", "float32", "float64"):
+        query, key, value = arrays(*[dtype] * 3)
+        found, _ = attend(query, key, value, mask=added)
+        expected, _ = attend(query, key[:, :, :4], value[:, :, :4])
+        np.testing.assert_allclose(found.double().numpy(), expected.double().numpy(), rtol=1e-2, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("keyword", "said"),
+    [
+        ("cache", "no cache of continuous batching"),
+        ("sinks", "no sinks that differ between tokens"),
+        ("block_indices", "no lists of blocks"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused(keyword: str, said: str) -> None:
+    message = rf"^xp_attention: sdpa_xp takes {said} \(`{keyword}`\); got {keyword}=<builtins.object>\. Use "
+    with pytest.raises(ValueError, match=message):
+        attend(*arrays(), **{keyword: object()})
+    attend(*arrays(), **{keyword: None})
