@@ -6,7 +6,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import BATCH, LONGER, SHORTER, Rules, check, check_forms, operands, plain, qkv, run
+from graphs import (
+    BATCH,
+    LONGER,
+    SHORTER,
+    Rules,
+    assert_close,
+    check,
+    check_forms,
+    library,
+    operands,
+    plain,
+    qkv,
+    run,
+)
 from short_runs import assert_right
 
 from sdpa_xp import masks
@@ -158,3 +171,28 @@ def test_verify_of_lengths_beyond_the_run() -> None:
     qk = TensorSpec("float32", ("B", 2, "L", 8))
     model = export_attention(qk, qk, qk, masks.padding(3, 2))
     assert_right(model)
+
+
+@pytest.mark.parametrize(
+    ("rules", "outputs"),
+    [
+        (lambda rule: {"attn_mask": rule, "softcap": 2.0}, ("output",)),
+        (lambda rule: {"attn_mask": rule}, ("output", "lse")),
+        (lambda rule: {"attn_mask": rule, "sinks": np.zeros(1, np.float32)}, ("output",)),
+        (lambda rule: {"attn_mask": rule & masks.causal(), "softcap": 2.0}, ("output", "lse")),
+    ],
+    ids=["softcap", "lse", "sinks", "causal"],
+)
+def test_masked_keys_add_nothing_to_queries_that_are_inf_or_nan(rules: Any, outputs: Any) -> None:
+    """inf * 0 is NaN, so keys that are blanked must be masked by a Where if the row can hold numbers."""
+    query, key = np.full((3, 1, 4, 2), -np.inf, np.float32), np.ones((3, 1, 6, 2), np.float32)
+    query[2] = np.nan
+    feeds = {"query": query, "key": key, "value": key}
+    lengths = np.asarray([3, 0, 0])
+    specs = [TensorSpec("float32", x.shape) for x in feeds.values()]
+    rule = masks.padding(TensorSpec("int64", (3,)))
+    model = export_attention(*specs, **rules(rule), outputs=outputs, form="tiled")
+    with np.errstate(all="ignore"):
+        expected = library(feeds, outputs, **rules(masks.padding(lengths)))
+    assert all(not np.isnan(x).any() for x in expected.values())
+    assert_close(run(model, {**feeds, "key_lengths": lengths}), expected)

@@ -32,11 +32,14 @@ def attend_tile(
     With `explicit_softmax`, exponentials and their sum are written instead of a Softmax.
     """
     call = tile.call
-    scores, allowed = masked_scores(tile, query, key)
-    # Weights and scores have the whole batch, of which the values alone may have an axis.
-    scores = scores if call.outputs == ("output",) else _expand_to_batch(tile, scores)
     # A Softmax node has no room for sinks, and returns no log-sum-exp.
     explicit_softmax = explicit_softmax or call.sinks is not None or "lse" in call.outputs
+    # A query that is inf or NaN makes the scores of masked keys NaN. A Softmax node returns NaN for its row in
+    # any case, unless the row has no key; but a soft cap and an explicit softmax may return numbers.
+    may_add = not explicit_softmax and call.softcap is None
+    scores, allowed = masked_scores(tile, query, key, may_add=may_add)
+    # Weights and scores have the whole batch, of which the values alone may have an axis.
+    scores = scores if call.outputs == ("output",) else _expand_to_batch(tile, scores)
     weights, lse = _explicit_softmax(tile, scores) if explicit_softmax else (_softmax(scores), None)
     if isinstance(allowed, GraphValue) and tile.hides_keys:
         # The weight of a masked pair is 0, but 0 * NaN is NaN: what no query attends becomes 0 first.
@@ -51,13 +54,22 @@ def attend_tile(
     return results
 
 
-def masked_scores(tile: GraphTile, query: GraphValue, key: GraphValue) -> tuple[GraphValue, AllowedPairs]:
-    """query, key -> query @ key^T -> Tanh, Mul softcap -> biases -> Where(may attend, scores, -inf)."""
+def masked_scores(
+    tile: GraphTile, query: GraphValue, key: GraphValue, *, may_add: bool = True
+) -> tuple[GraphValue, AllowedPairs]:
+    """query, key -> query @ key^T -> Tanh, Mul softcap -> biases -> Where(may attend, scores, -inf).
+
+    With `may_add`, the -inf of a `key_mask` is added, which is faster than a Where but leaves NaN what is NaN.
+    """
     call = tile.call
     scores = heads.matmul_grouped(query, ops.transpose(key))
     if call.softcap is not None:
         scores = xp.tanh(scores) * call.softcap
     scores, allowed = add_biases(call.biases, tile, scores, all_allowed(tile, tile.masks))
+    if tile.key_mask is not None and not may_add:
+        allowed = both_allow(allowed, tile.key_mask.allowed)
+        assert isinstance(allowed, GraphValue)
+        return xp.where(allowed, scores, -math.inf), allowed
     hidden = None if tile.key_mask is None else tile.key_mask.added
     if isinstance(allowed, GraphValue):
         if tile.hides_keys or not is_only_causal(tile.masks, call.biases):
