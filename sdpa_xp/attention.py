@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TypeVar, cast
 
 from sdpa_xp import _checks as checks
 from sdpa_xp import _chunks as chunks
-from sdpa_xp._call.options import CallOptions
+from sdpa_xp._call.options import CallOptions, arrays_of
 from sdpa_xp._call.prepare import prepare
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._checks import Implementation
@@ -212,7 +213,7 @@ def compute_output(
     with call.quiet():
         output = None if kernel is None else kernel.attend(call)
         if output is None:
-            output, _ = _attend_portably(call, with_lse=False)
+            output, _ = _attend_portably(call, options, with_lse=False)
         return cast(A, call.result(output))
 
 
@@ -232,18 +233,19 @@ def compute_state(
         return cast(AttentionState[A], answer(function, inputs, options._asdict() | {"lse_base": lse_base}))
     call = prepare(function, inputs, options)
     with call.quiet():
-        output, lse = _attend_portably(call, with_lse=True)
+        output, lse = _attend_portably(call, options, with_lse=True)
         lse = call.remove_head_axis(to_base(cast(Array, lse), base))
         return AttentionState(cast(A, call.result(output)), cast(A, lse))
 
 
-def _attend_portably(call: PreparedCall, *, with_lse: bool) -> tuple[Array, Array | None]:
+def _attend_portably(call: PreparedCall, options: CallOptions, *, with_lse: bool) -> tuple[Array, Array | None]:
     """Return output and log-sum-exp, computed by the portable implementation; of chunked arrays by tasks."""
     if call.grid.library.has_chunks and (in_chunks := chunks.attend(call)) is not None:
         return in_chunks
     scores, value = call.scores(), ArraySource(call.arrays["value"])
     plan = call.cached("plan", lambda: plan_tiles(call.grid, scores.group, call.sizes.width + value.width))
     output, lse = streaming.attend(scores, value, plan, call.dtype, with_lse=with_lse)
-    # Without keys the output is a constant: autograd needs it connected to the inputs.
-    output = call.grid.library.attach_zero_gradient(output, call.arrays.values())
+    # Without keys the output is a constant: autograd needs it connected to all that may be learned.
+    learned = itertools.chain(call.arrays.values(), (cast(Array, array) for _, array in arrays_of(options)))
+    output = call.grid.library.attach_zero_gradient(output, learned)
     return output, None if lse is None else lse[..., 0]

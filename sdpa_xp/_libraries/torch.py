@@ -124,7 +124,7 @@ class Torch(Library):
             if cast(Any, x).requires_grad:
                 xp = self.namespace(output)
                 # The sum of no elements: 0, even if x has NaN.
-                output = output + astype_if_needed(xp, xp.sum(x[..., :0]), output.dtype)
+                output = output + astype_if_needed(xp, xp.sum(xp.reshape(x, (-1,))[:0]), output.dtype)
         return output
 
     def rng_state(self, rng: Any) -> Any:

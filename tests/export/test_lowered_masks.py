@@ -185,12 +185,12 @@ def test_verify_of_lengths_beyond_the_run() -> None:
 )
 def test_masked_keys_add_nothing_to_queries_that_are_inf_or_nan(rules: Any, outputs: Any) -> None:
     """inf * 0 is NaN, so keys that are blanked must be masked by a Where if the row can hold numbers."""
-    query, key = np.full((3, 1, 4, 2), -np.inf, np.float32), np.ones((3, 1, 6, 2), np.float32)
-    query[2] = np.nan
+    query, key = np.full((4, 1, 4, 2), -np.inf, np.float32), np.ones((4, 1, 6, 2), np.float32)
+    query[2:] = np.asarray([np.nan, 1.0]).reshape(2, 1, 1, 1)
     feeds = {"query": query, "key": key, "value": key}
-    lengths = np.asarray([3, 0, 0])
+    lengths = np.asarray([3, 0, 0, 6])  # the last entry keeps keys that the first one does not attend
     specs = [TensorSpec("float32", x.shape) for x in feeds.values()]
-    rule = masks.padding(TensorSpec("int64", (3,)))
+    rule = masks.padding(TensorSpec("int64", (4,)))
     model = export_attention(*specs, **rules(rule), outputs=outputs, form="tiled")
     with np.errstate(all="ignore"):
         expected = library(feeds, outputs, **rules(masks.padding(lengths)))

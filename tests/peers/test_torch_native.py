@@ -229,6 +229,23 @@ def test_padding_cuts_keys(name: str, dtype: Any, layout: str) -> None:
         torch.testing.assert_close(result, right, rtol=tolerance, atol=tolerance)
 
 
+def test_what_is_learned_is_connected_to_a_constant_output() -> None:
+    """Its gradient is 0, as if there were keys."""
+    query, key = torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, 0, 4)
+    learned: dict[str, Any] = {
+        "sinks": torch.ones(1, requires_grad=True),
+        "scale": torch.tensor(2.0, requires_grad=True),
+        "bias": torch.ones(3, 1, requires_grad=True),
+    }
+    for name, array in learned.items():
+        output = scaled_dot_product_attention(query, key, key, **{name: array})
+        state = attention_state(query, key, key, **{name: array}).output
+        for total in (output.sum(), state.sum()):
+            (gradient,) = torch.autograd.grad(total, [array])
+            assert gradient.shape == array.shape
+            assert not gradient.any()
+
+
 def test_padding_that_cuts_no_keys() -> None:
     """Many short sequences are one computation; padding of queries, and another mask, need all keys."""
     arrays = tensors(8, *[(9, 1, 6, 8)] * 3)
