@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TypeVar, cast
 
 from sdpa_xp import _checks as checks
@@ -238,6 +237,11 @@ def compute_state(
         return AttentionState(cast(A, call.result(output)), cast(A, lse))
 
 
+def _learnable_arrays(call: PreparedCall, options: CallOptions) -> list[Array]:
+    """Return all arrays of a call that may have a gradient."""
+    return [*call.arrays.values(), *(cast(Array, array) for _, array in arrays_of(options))]
+
+
 def _attend_portably(call: PreparedCall, options: CallOptions, *, with_lse: bool) -> tuple[Array, Array | None]:
     """Return output and log-sum-exp, computed by the portable implementation; of chunked arrays by tasks."""
     if call.grid.library.has_chunks and (in_chunks := chunks.attend(call)) is not None:
@@ -246,6 +250,5 @@ def _attend_portably(call: PreparedCall, options: CallOptions, *, with_lse: bool
     plan = call.cached("plan", lambda: plan_tiles(call.grid, scores.group, call.sizes.width + value.width))
     output, lse = streaming.attend(scores, value, plan, call.dtype, with_lse=with_lse)
     # Without keys the output is a constant: autograd needs it connected to all that may be learned.
-    learned = itertools.chain(call.arrays.values(), (cast(Array, array) for _, array in arrays_of(options)))
-    output = call.grid.library.attach_zero_gradient(output, learned)
+    output = call.grid.library.attach_zero_gradient(output, lambda: _learnable_arrays(call, options))
     return output, None if lse is None else lse[..., 0]

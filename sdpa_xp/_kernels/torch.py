@@ -148,7 +148,7 @@ def _attend_now(call: PreparedCall) -> Array | None:
     if output is None:
         return None
     # If no entry has a key, the output is a constant: autograd needs it connected to the inputs.
-    output = call.grid.library.attach_zero_gradient(output, call.arrays.values())
+    output = call.grid.library.attach_zero_gradient(output, call.arrays.values)
     return operands.split_batch(call, output)
 
 

@@ -155,9 +155,9 @@ class Library:
         numpy = sys.modules.get("numpy")
         return nullcontext if numpy is None else partial(numpy.errstate, all="ignore")
 
-    def attach_zero_gradient(self, output: Array, inputs: Iterable[Array]) -> Array:
-        """Connect a constant output to the inputs that require a gradient, with gradients of zero."""
-        del inputs
+    def attach_zero_gradient(self, output: Array, arrays: Callable[[], Iterable[Array]]) -> Array:
+        """Connect a constant output to those of `arrays` that require a gradient, with gradients of zero."""
+        del arrays
         return output
 
     def example(self) -> Array | None:

@@ -117,10 +117,10 @@ class Torch(Library):
         available = sys.modules["torch"].amp.is_autocast_available(kind)
         return partial(_without_autocast, kind) if available else nullcontext
 
-    def attach_zero_gradient(self, output: Array, inputs: Iterable[Array]) -> Array:
+    def attach_zero_gradient(self, output: Array, arrays: Callable[[], Iterable[Array]]) -> Array:
         if cast(Any, output).requires_grad or not sys.modules["torch"].is_grad_enabled():
             return output
-        for x in inputs:
+        for x in arrays():
             if cast(Any, x).requires_grad:
                 xp = self.namespace(output)
                 # The sum of no elements: 0, even if x has NaN.
