@@ -6,8 +6,8 @@ of the forward pass. With P = exp(s - lse), O the output and dO its cotangent, a
     dV = P^T dO    dP = dO V^T    dS = P * (dP - D) with D = rowsum(dO * O)    dQ = dS K    dK = dS^T Q
 
 A soft cap multiplies dS by its derivative on the way to dQ and dK; a sink has the gradient -exp(sink - lse) D.
-The forward pass returns lse as two numbers, m + log l. P is computed as exp(s - m). Instead of it, dO and D are
-divided by l: each gradient has one of them as a factor.
+The forward pass returns lse as two numbers, m + log l. P is computed as exp(s - m), and dO and D are divided by
+l: each gradient has one of them as a factor.
 """
 
 from __future__ import annotations

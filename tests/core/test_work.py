@@ -53,6 +53,15 @@ def test_a_tile_fits_into_the_cache_of_a_core(length: int) -> None:
         assert rows * columns <= ONE_CORE.scores
 
 
+@pytest.mark.needs("jax")
+def test_tiles_of_a_compiled_library_have_one_shape() -> None:
+    """Each operation is compiled for each shape: whole tiles on and below the diagonal share theirs."""
+    xp: Any = importlib.import_module("jax.numpy")
+    x = xp.zeros((1, 8, 2048, 64), dtype=xp.float32)
+    rows, columns = explain(x, x, x, is_causal=True).tile
+    assert rows == columns
+
+
 def test_two_products_a_tile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a boolean array masks, and in a causal call."""
     products: list[int] = []

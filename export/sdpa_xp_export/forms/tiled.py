@@ -138,7 +138,7 @@ class _QueryBlock(GraphTile):
         """Whether another key than those of `key_mask` may be attended by no query of the block."""
         if self.key_mask is None:
             return super().hides_keys
-        # The last key of the block's range is the one of its last query.
+        # Under the diagonal alone, the block's last query attends each key of its range, so none is hidden.
         return bool(self.masks) and not is_only_causal(self.masks, self.call.biases)
 
     @cached_property
