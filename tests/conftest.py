@@ -131,6 +131,12 @@ def library(request: pytest.FixtureRequest) -> Library:
     return LIBRARIES[request.param][1]()
 
 
+@pytest.fixture(autouse=True)
+def _no_call_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that another test has made would keep the tiles and threads that were planned there."""
+    monkeypatch.setattr("sdpa_xp._call.prepare._CACHE", {})
+
+
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(20170612)

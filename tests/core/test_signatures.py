@@ -17,10 +17,9 @@ F = np.float32
 
 @pytest.fixture(autouse=True)
 def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The functions whose calls were checked, each time; none is known before."""
+    """The functions whose calls were checked, each time."""
     calls: list[str] = []
     check = prepare._validated
-    monkeypatch.setattr(prepare, "_CACHE", {})
     monkeypatch.setattr(prepare, "_validated", lambda *rest: calls.append(rest[0]) or check(*rest))
     return calls
 

@@ -112,7 +112,6 @@ def test_as_many_threads_as_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("wrong", ["0", "-1", "many", "2.0"])
 def test_a_small_call_refuses_a_wrong_number_of_threads(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
     x = np.ones((1, 2, 3), np.float32) * len(wrong)
-    monkeypatch.setattr("sdpa_xp._call.prepare._CACHE", {})
     monkeypatch.setenv(environment.VARIABLE, wrong)
     for function in (scaled_dot_product_attention, attention_state, scaled_dot_product_attention_vjp):
         with pytest.raises(

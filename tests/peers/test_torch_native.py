@@ -171,9 +171,8 @@ def test_forward_mode(implementation: str | None) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of what torch.jit.trace does not see, and of itself
-def test_a_traced_call_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_traced_call_is_not_remembered() -> None:
     """Its lengths are tensors."""
-    monkeypatch.setattr(prepare, "_CACHE", {})
     x = tensors(1, (1, 2, 5, 4))[0]
     traced = torch.jit.trace(lambda x: scaled_dot_product_attention(x, x, x), (x,), check_trace=False)
     assert prepare._CACHE == {}
