@@ -7,7 +7,6 @@ with the online softmax. A plan with one tile computes the textbook formula.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
@@ -85,8 +84,14 @@ def _attend_in_tasks(
     lse: Array | None,
     lse_of: LseOf | None,
 ) -> None:
-    """Write output and log-sum-exp; threads take one task after the other."""
-    xp, grid, shortcut = scores.xp, scores.grid, _Shortcut(plan.tries_without_maximum)
+    """Write output and log-sum-exp; threads take one task after the other.
+
+    The softmax without a maximum is tried until a task fails. Then the tasks that it has computed are computed
+    again, so that the result does not depend on which task fails first.
+    """
+    xp, grid = scores.xp, scores.grid
+    has_buffers = scores.buffers is not None and not grid.is_traced
+    shortcut = _Shortcut(plan.tries_without_maximum and has_buffers and scores.sinks is None)
 
     def write(task: Task) -> None:
         values = value
@@ -94,42 +99,47 @@ def _attend_in_tasks(
             values = value.slice_leading(key_leading_slice(task.leading, scores.group))
         ranges = *(task.leading or map(range, grid.leading_shape)), task.rows
         index = tuple(slice(r.start, r.stop) for r in ranges)
-        out = output[index] if output.dtype == grid.dtype else None
         with quiet(scores.query):  # here too: a library may keep this setting for each thread
-            result = attend_rows(scores.slice_leading(task.leading), values, plan, task.rows, shortcut, out)
+            part = scores.slice_leading(task.leading)
+            out = output[index] if shortcut.is_open and output.dtype == grid.dtype else None
+            result = shortcut.attend(part, values, plan, task, out) if shortcut.is_open else None
+            if result is None:
+                result = attend_rows(part, values, plan, task.rows)
             if result.output is not out:
                 output[index] = astype_if_needed(xp, result.output, output.dtype)
             if lse is not None and lse_of is not None:
                 lse[index] = lse_of(result)
 
     threads.run(write, plan.tasks(), plan.threads)
+    if not shortcut.is_open and shortcut.tasks:
+        threads.run(write, shortcut.tasks, plan.threads)
 
 
-@dataclass
 class _Shortcut:
-    """Whether the tasks of a call still try the softmax without a maximum: no more once one has failed."""
+    """The softmax without a maximum, which the tasks of a call try until one has failed."""
 
-    is_open: bool
+    def __init__(self, is_open: bool) -> None:
+        self.is_open = is_open
+        self.tasks: list[Task] = []
+        """The tasks whose results it gave."""
+
+    def attend(
+        self, scores: Scores, value: KeyValueSource, plan: Plan, task: Task, out: Array | None
+    ) -> RowResult | None:
+        """Return the attention of a task, or None if digits are lost. It may be in `out`, which is zeros."""
+        result = attend_without_maximum(scores, scores.scaled_query(task.rows), value, plan, task.rows, out)
+        if is_accurate(scores, value, plan, task.rows, result):
+            self.tasks.append(task)
+            return result
+        self.is_open = False
+        return None
 
 
-def attend_rows(
-    scores: Scores,
-    value: KeyValueSource,
-    plan: Plan,
-    rows: range,
-    shortcut: _Shortcut | None = None,
-    out: Array | None = None,
-) -> RowResult:
-    """Return the attention of one range of queries. It may be in `out`: zeros of its shape and dtype."""
+def attend_rows(scores: Scores, value: KeyValueSource, plan: Plan, rows: range) -> RowResult:
+    """Return the attention of one range of queries."""
     query = scores.scaled_query(rows)
     if scores.grid.is_traced:  # no value can be read, so there is one way for all of them
         return attend_with_maximum(scores, query, value, plan, rows, "columns")
-    is_shorter = scores.buffers is not None and scores.sinks is None
-    if is_shorter and shortcut is not None and shortcut.is_open:
-        result = attend_without_maximum(scores, query, value, plan, rows, out)
-        if is_accurate(scores, plan, rows, result):
-            return result
-        shortcut.is_open = False
     result = attend_with_maximum(scores, query, value, plan, rows, "none")
     if scores.is_unmasked:  # then each NaN and inf belongs to the output
         return result

@@ -14,14 +14,15 @@ from sdpa_xp._core.online_softmax import RowResult, avoid_zero_sum
 from sdpa_xp._core.products import matmul_grouped
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._core.tile_buffers import CallBuffers
-from sdpa_xp._libraries import astype_if_needed, exp_in_place
+from sdpa_xp._libraries import astype_if_needed, dtype_name, exp_in_place
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._tiles.plan import Plan
 from sdpa_xp._tiles.tile import Tile
 
 LEAST_SUM = 2.0**-32
-"""Below this sum of a row, weight * value may underflow before it is divided by the sum. Above it, float32
-loses only digits of values under 2^-70."""
+"""Below this sum of a row, the exponentials themselves may underflow."""
+MOST_UNDERFLOW = {"float32": 2.0**-74, "float64": 2.0**-970}
+"""What underflows for a key, over `LEAST_SUM`, times 2^20 keys, times 2^24 or 2^53 for the last digit."""
 
 
 def attend_without_maximum(
@@ -51,17 +52,41 @@ def attend_without_maximum(
     return RowResult(o, None, l)
 
 
-def is_accurate(scores: Scores, plan: Plan, rows: range, result: RowResult) -> bool:
+def is_accurate(scores: Scores, value: KeyValueSource, plan: Plan, rows: range, result: RowResult) -> bool:
     """Return whether a result is as exact without a maximum as with it.
 
-    Then it is finite, and no row has a tiny sum, but for rows that attend no key: their sum is 0.
+    Then it is finite, and no row has a tiny sum, but for rows that attend no key: their sum is 0. A sum of 1 or
+    more is never tiny, since the maximum would make it smaller.
     """
     xp, l = scores.xp, result.l
     if not math.isfinite(float(xp.sum(result.output))) or not float(xp.max(l)) < math.inf:
         return False
-    if float(xp.min(l)) >= LEAST_SUM:
+    least = float(xp.min(l))
+    if least >= 1:
+        return True
+    if not _are_usual(scores, value, plan, rows):
+        return False
+    if least >= LEAST_SUM:
         return True
     return not scores.is_unmasked and not bool(xp.any(_has_keys(scores, plan, rows) & (l < LEAST_SUM)))
+
+
+def _are_usual(scores: Scores, value: KeyValueSource, plan: Plan, rows: range) -> bool:
+    """Return whether tiny weights keep the digits of all values that the rows may attend.
+
+    What underflows is at most the smallest number for each key, or times the largest value. Divided by a sum of
+    `LEAST_SUM` or more, it must stay far below the last digit of the smallest value that is not 0.
+    """
+    xp, dtype = scores.xp, scores.grid.dtype
+    smallest, largest = 1.0, 1.0
+    key_range = range(plan.keys) if scores.is_unmasked else scores.key_range(rows)
+    for columns in plan.column_ranges(key_range):
+        size = xp.abs(astype_if_needed(xp, value.slice_keys(columns), dtype))
+        if math.isnan(most := float(xp.max(size))):
+            return False
+        largest = max(largest, most)
+        smallest = min(smallest, float(xp.min(xp.where(size <= 0, 1.0, size))))
+    return largest * MOST_UNDERFLOW[dtype_name(dtype)] <= smallest
 
 
 def _has_keys(scores: Scores, plan: Plan, rows: range) -> Array:

@@ -12,6 +12,7 @@ from libraries import each_module
 
 from sdpa_xp import attention_state, biases, masks, scaled_dot_product_attention
 from sdpa_xp._core import streaming
+from sdpa_xp._tiles.plan import TileSize
 from sdpa_xp_export._verify import agreement, reference, textbook
 
 F = np.float32
@@ -198,6 +199,50 @@ def test_what_bounded_scores_cannot_hold_is_done_again(
     assert taken["without"]
     if what == "opposite":
         assert taken["with"]
+
+
+@pytest.mark.parametrize("score", [-21, -13, -5])
+@pytest.mark.parametrize("size", [1e-36, 1e-33, 1e-24, 1.0])
+@pytest.mark.parametrize("what", ["all", "one", "causal", "spread"])
+def test_weights_that_are_small_keep_the_digits_of_small_values(
+    rng: np.random.Generator, score: float, size: float, what: str
+) -> None:
+    """A sum of the row from 2^-30 on: weight * value underflows before it is divided by the sum."""
+    q, k, v = arrays(rng, 0.1)
+    q[..., 0], k[..., 0] = score, 8.0
+    v *= F(size)
+    if what == "one":
+        v[:, 1:] = 0
+    if what == "spread":  # a weight of e^-80, which is a normal number, but not times e^-13
+        k[:, 7, 0], v[:, 7] = 8 - 8 * 80 / score, 1e25
+        q, k = q.copy(), k.copy()
+    rules = {"is_causal": True} if what == "causal" else {}
+    expected, plain = reference.attention(q, k, v, **rules)[0], textbook.textbook(np, q, k, v, **rules)
+    judged = agreement.judge(attention_state(q, k, v, **rules).output, expected, plain, "float32")
+    assert judged.absolute <= judged.bound
+
+
+@pytest.mark.parametrize("failing", [0, 150, 299])
+def test_the_order_of_the_tasks_does_not_matter(
+    taken: dict[str, int], rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    """With threads, any of the tasks may be the first that needs a maximum."""
+    q, k, v = (np.concatenate([x, x]) for x in arrays(rng))
+    q[1, failing] *= 60
+    monkeypatch.setattr("sdpa_xp._tiles.plan.ONE_CORE", TileSize(64, 64, 2**12))
+    results = []
+    for seed in range(6):
+
+        def run(function: Any, tasks: list[Any], _threads: object, seed: int = seed) -> None:
+            for number in np.random.default_rng(seed).permutation(len(tasks)):
+                function(tasks[number])
+
+        monkeypatch.setattr(streaming.threads, "run", run)
+        state = attention_state(q, k, v)
+        results.append(state.output.tobytes() + state.lse.tobytes())
+    assert taken["without"]
+    assert taken["with"]
+    assert len(set(results)) == 1
 
 
 def test_nan_and_inf_in_values_that_are_masked(taken: dict[str, int], rng: np.random.Generator) -> None:
