@@ -17,6 +17,7 @@ class Cubed(LazyLibrary):
     """Arrays of cubed."""
 
     name = "cubed"
+    conversion = "cubed.from_array"
 
     def owns(self, array: object) -> bool:
         cubed: Any = sys.modules.get("cubed")
