@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 import array_api_compat as compat
 
-from sdpa_xp._libraries.lazy import LazyLibrary
+from sdpa_xp._libraries.lazy import LazyLibrary, own_copy, without_repeats
 from sdpa_xp._libraries.protocols import Chunks, Dtype, TaskGraphs, Tasks
 
 A = TypeVar("A")
@@ -47,7 +47,7 @@ class Dask(LazyLibrary):
             return self.plain(array)
         if not compat.is_numpy_array(array):
             return array
-        return DaskGraphs().in_chunks(array, tuple((n,) for n in array.shape))
+        return DaskGraphs().in_chunks(own_copy(array), tuple((n,) for n in array.shape))
 
     def readable(self, array: Any) -> Any:
         if not compat.is_dask_array(array) or array.npartitions != 1:
@@ -77,7 +77,7 @@ class DaskGraphs:
         if compat.is_dask_array(array):
             return array.rechunk(chunks)
         # Each chunk is data of its own, so that a worker gets its chunk and not the whole array.
-        name = f"array-{self.token(array, chunks)}"
+        name = f"array-{self.token(without_repeats(array), chunks)}"
         stops = [[*accumulate(lengths)] for lengths in chunks]
         tasks = {}
         for place in product(*(range(len(lengths)) for lengths in chunks)):

@@ -164,6 +164,31 @@ def test_groups_and_dtypes(dtype: str, key_heads: int) -> None:
     np.testing.assert_allclose(state.output.compute(), expected.output, rtol=0, atol=tolerance)
 
 
+def test_options_may_be_written_to_after_the_call() -> None:
+    """The call has its own copies, as `dask.array.from_array` has them."""
+    arrays, rows = inputs(), np.ones((13, 1), bool)
+    rows[4] = False
+    options: dict[str, Any] = {
+        "attn_mask": (np.arange(17) % 5 < np.arange(2, 15)[:, None]) & rows,
+        "bias": np.linspace(0, 1, 4 * 17, dtype=F).reshape(4, 1, 17),
+        "scale": np.linspace(0.5, 1, 13, dtype=F)[:, None],
+        "sinks": np.arange(4, dtype=F),
+    }
+    expected = scaled_dot_product_attention(*arrays, **options)
+    found = scaled_dot_product_attention(*cut(arrays), **options)
+    lengths, ids = np.asarray([3, 11]), np.arange(17) // 4
+    by_value = {
+        "attn_mask": masks.padding(lengths) & masks.document(ids[:13], ids),
+        "bias": biases.alibi(options["sinks"]),
+    }
+    expected_by_value = scaled_dot_product_attention(*arrays, **by_value)
+    found_by_value = scaled_dot_product_attention(*cut(arrays), **by_value)
+    for array in (*options.values(), lengths, ids):
+        array[...] = 0
+    assert_near(found, expected)
+    assert_near(found_by_value, expected_by_value)
+
+
 def test_layout_and_2d() -> None:
     arrays = [np.ascontiguousarray(np.swapaxes(x, 1, 2)) for x in inputs()]
     lazy = cut(arrays, ((1, 5, 3, 4), (2, 4, 1, 8), (2, 6, 2, 3)))
