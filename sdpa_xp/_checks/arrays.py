@@ -19,8 +19,16 @@ def one_library(function: str, values: Mapping[str, object]) -> tuple[Namespace,
         if namespace is not xp:
             rule = f"`{first}` and `{name}` must be arrays of one library"
             got = {first: type_name(arrays[first]), name: type_name(arrays[name])}
-            raise TypeError(message(function, rule, got, "Convert one, for example with `from_dlpack`."))
+            raise TypeError(message(function, rule, got, _conversion_hint(arrays, first, name)))
     return xp, arrays
+
+
+def _conversion_hint(arrays: Mapping[str, Array], *names: str) -> str:
+    """Return how to make two arrays arrays of one library; lazy ones do not exchange memory."""
+    for name, other in (names, names[::-1]):
+        if conversion := library_of(arrays[name]).conversion:
+            return f"Convert one: {conversion}({other})."
+    return "Convert one, for example with `from_dlpack`."
 
 
 def plain_array(function: str, name: str, value: object) -> Array:

@@ -6,6 +6,7 @@ from typing import NoReturn
 
 from sdpa_xp._checks.arrays import one_device, one_dtype, one_library
 from sdpa_xp._checks.messages import message
+from sdpa_xp._checks.shapes import known
 from sdpa_xp._libraries.protocols import Array, Shape
 
 
@@ -18,6 +19,7 @@ def cotangent(function: str, value: object, query: Array, output: Shape) -> Arra
     one_dtype(function, arrays)
     one_device(function, arrays)
     array = arrays["cotangent"]
+    known(function, "cotangent", array.shape)
     if array.shape != output:
         rule = "`cotangent` must have the shape of the output"
         raise ValueError(message(function, rule, {"cotangent.shape": array.shape, "output.shape": output}))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from sdpa_xp._checks.messages import message, type_name
-from sdpa_xp._checks.shapes import broadcast
+from sdpa_xp._checks.shapes import broadcast, known
 from sdpa_xp._libraries import as_signed, dtype_name, is_array, plain
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace, Shape
 
@@ -36,15 +36,15 @@ class Integers(NamedTuple):
         return () if isinstance(self.values, int) else self.values.shape
 
 
-def integer(function: str, name: str, value: object, least: int = -LARGEST) -> int:
-    """Check an integer of Python or NumPy that is at least `least`, and return it as an int."""
+def integer(function: str, name: str, value: object, least: int = -LARGEST, most: float = LARGEST) -> int:
+    """Check an integer of Python or NumPy from `least` to `most`, and return it as an int."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         rule = f"`{name}` must be an integer"
         hint = "Inside a jit it has to be static." if is_array(value) else ""
         raise TypeError(message(function, rule, {name: _shown(value)}, hint))
     number = int(value)
-    if not least <= number <= LARGEST:
-        rule = f"`{name}` must be " + (f"at least {least}" if number < least else f"at most {LARGEST}")
+    if not least <= number <= most:
+        rule = f"`{name}` must be " + (f"at least {least}" if number < least else f"at most {most}")
         raise ValueError(message(function, rule, {name: number}))
     return number
 
@@ -117,6 +117,7 @@ def ids(function: str, name: str, value: object, xp: Namespace, device: Device) 
 
 def one_each(function: str, name: str, shape: Shape, target: Shape, letter: str, hint: str = "") -> None:
     """Check that `shape` has the last axis of `target`, and that its other axes broadcast to `target`."""
+    known(function, name, shape)
     if not shape or shape[-1] != target[-1] or broadcast(shape, target) != target:
         rule = f"`{name}` must have one integer for each of {letter}, (..., {letter})"
         got = {f"{name}.shape": shape, f"(..., {letter})": target}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -24,7 +25,7 @@ class _Keys(NamedTuple):
 
 def key_ranges(function: str, value: object, states: int, keys: object) -> None:
     """Check that `value` has the ranges of each state, that none overlap, and that they cover `keys`."""
-    total = None if keys is None else integer(function, "keys", keys, least=0)
+    total = None if keys is None else integer(function, "keys", keys, least=0, most=math.inf)
     if value is None:
         if total is not None:
             rule, hint = "`keys` needs `key_ranges`", "They say which keys each state is over."
@@ -74,7 +75,7 @@ def _ranges(function: str, number: int, item: object) -> Iterator[_Keys]:
         if isinstance(pair, range) or not isinstance(pair, Sequence) or len(pair) != 2:
             rule = f"`{name}` must be a range of keys, (start, stop), or a list of ranges"
             raise TypeError(message(function, rule, {name: repr(item)}))
-        start, stop = (integer(function, name, border, least=0) for border in pair)
+        start, stop = (integer(function, name, border, least=0, most=math.inf) for border in pair)
         if stop < start:
             raise ValueError(
                 message(function, f"`{name}` must not end before it begins", {name: (start, stop)})

@@ -191,6 +191,7 @@ def columns(function: str, name: str, count: int, heads: int) -> None:
 
 def bucket_table(function: str, shape: Shape, both_ways: bool) -> None:
     """Check that a table (buckets, Hq) has near and far buckets, in one or both directions."""
+    known(function, "table", shape)
     least = 4 if both_ways else 2
     if len(shape) != 2 or shape[0] < least or (both_ways and shape[0] % 2):
         rule = f"`table` must be (buckets, Hq), with {least} buckets or more"

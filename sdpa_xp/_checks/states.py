@@ -7,7 +7,7 @@ from typing import cast
 
 from sdpa_xp._checks.arrays import floating, one_device, one_dtype, one_library
 from sdpa_xp._checks.messages import message, type_name
-from sdpa_xp._checks.shapes import HLE, headed
+from sdpa_xp._checks.shapes import HLE, headed, known
 from sdpa_xp._libraries import accumulation_dtype, dtype_name
 from sdpa_xp._libraries.protocols import Array, Namespace
 
@@ -35,6 +35,7 @@ def states(function: str, value: object, layout: str) -> tuple[Namespace, Sequen
         floating(function, first, reference)
         one_dtype(function, arrays)
         for name, array in arrays.items():
+            known(function, name, array.shape)
             if array.shape != reference.shape:
                 rule = f"`{first}` and `{name}` must have one shape"
                 got = {f"{first}.shape": reference.shape, f"{name}.shape": array.shape}

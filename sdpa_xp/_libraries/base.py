@@ -52,6 +52,8 @@ class Library:
     keeps_buffers: ClassVar[bool] = False
     """Whether any call may write to memory that an earlier call made. Torch refuses that after its inference
     mode."""
+    conversion: ClassVar[str] = ""
+    """What makes one of its arrays of an array of NumPy, if that is not `from_dlpack`."""
     has_chunks: ClassVar[bool] = False
     """Whether its arrays are lazy and lie in chunks: then it has `task_graphs` or `block_streams`."""
     has_meshes: ClassVar[bool] = False

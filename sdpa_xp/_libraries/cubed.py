@@ -9,7 +9,7 @@ from typing import Any
 
 import array_api_compat as compat
 
-from sdpa_xp._libraries.lazy import LazyLibrary
+from sdpa_xp._libraries.lazy import LazyLibrary, own_copy
 from sdpa_xp._libraries.protocols import Array, BlockStreams, Chunks, Dtype, Key
 
 
@@ -17,6 +17,7 @@ class Cubed(LazyLibrary):
     """Arrays of cubed."""
 
     name = "cubed"
+    conversion = "cubed.from_array"
 
     def owns(self, array: object) -> bool:
         cubed: Any = sys.modules.get("cubed")
@@ -30,6 +31,7 @@ class Cubed(LazyLibrary):
     def adopted(self, array: Any, like: Any) -> Any:
         if not compat.is_numpy_array(array):
             return array
+        array = own_copy(array)
         lazy = CubedStreams(like.spec).in_chunks(array, tuple((n,) for n in array.shape))
         lazy.adopted_from = array
         return lazy

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from itertools import accumulate, product
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import array_api_compat as compat
 
-from sdpa_xp._libraries.lazy import LazyLibrary
+from sdpa_xp._libraries.lazy import LazyLibrary, own_copy, without_repeats
 from sdpa_xp._libraries.protocols import Chunks, Dtype, TaskGraphs, Tasks
+
+A = TypeVar("A")
 
 MERGED_AT_ONCE = 8
 """States that a task merges, unless Dask's setting `split_every` says another number. A state is as large as
@@ -20,14 +22,32 @@ the output of its queries."""
 class Dask(LazyLibrary):
     """Arrays of Dask."""
 
+    conversion = "dask.array.from_array"
+
     def owns(self, array: object) -> bool:
         return bool(compat.is_dask_array(array))
 
+    def unsupported_reason(self, array: Any) -> str:
+        if type(array._meta).__name__ == "MaskedArray":
+            hint = "The own mask of its chunks would be ignored: pass dask.array.ma.getdata(...) of it, and an "
+            return f"{hint}`attn_mask` of what may attend."
+        return ""
+
+    def plain(self, array: A) -> A:
+        """Return the array without chunks of no elements: Dask reshapes, selects and adds them wrong."""
+        lazy = cast(Any, array)
+        if not any(0 in lengths and sum(lengths) for lengths in lazy.chunks):
+            return array
+        kept = (tuple(filter(None, lengths)) if sum(lengths) else (0,) for lengths in lazy.chunks)
+        return cast(A, lazy.rechunk(tuple(kept)))
+
     def adopted(self, array: Any, like: Any) -> Any:
         del like
-        if compat.is_dask_array(array) or not compat.is_numpy_array(array):
+        if compat.is_dask_array(array):
+            return self.plain(array)
+        if not compat.is_numpy_array(array):
             return array
-        return DaskGraphs().in_chunks(array, tuple((n,) for n in array.shape))
+        return DaskGraphs().in_chunks(own_copy(array), tuple((n,) for n in array.shape))
 
     def readable(self, array: Any) -> Any:
         if not compat.is_dask_array(array) or array.npartitions != 1:
@@ -57,7 +77,7 @@ class DaskGraphs:
         if compat.is_dask_array(array):
             return array.rechunk(chunks)
         # Each chunk is data of its own, so that a worker gets its chunk and not the whole array.
-        name = f"array-{self.token(array, chunks)}"
+        name = f"array-{self.token(without_repeats(array), chunks)}"
         stops = [[*accumulate(lengths)] for lengths in chunks]
         tasks = {}
         for place in product(*(range(len(lengths)) for lengths in chunks)):

@@ -37,19 +37,25 @@ class JaxRing:
         self, body: Callable[..., Any], arrays: Sequence[Array], axes: Sequence[int | None], ndim: int
     ) -> Any:
         jax = sys.modules["jax"]
+        types = zip(self.mesh.axis_names, self.mesh.axis_types, strict=True)
+        explicit = tuple(name for name, kind in types if kind == jax.sharding.AxisType.Explicit)
+        mesh = self.mesh
+        if (
+            explicit and isinstance(mesh, jax.sharding.Mesh) and not _is_of_a_mesh(arrays)
+        ):  # nothing says how arrays lie: the compiler moves them
+            explicit, auto = (), (jax.sharding.AxisType.Auto,) * len(mesh.axis_names)
+            mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=auto)
 
         def mapped(*arrays: Array) -> Any:
             return jax.shard_map(
                 body,
-                mesh=jax.sharding.get_abstract_mesh() if explicit else self.mesh,
+                mesh=jax.sharding.get_abstract_mesh() if explicit else mesh,
                 in_specs=tuple(self._spec(array.ndim, axis) for array, axis in zip(arrays, axes, strict=True)),
                 out_specs=self._spec(ndim, -2),
                 axis_names={self.name},
                 check_vma=False,
             )(*arrays)
 
-        types = zip(self.mesh.axis_names, self.mesh.axis_types, strict=True)
-        explicit = tuple(name for name, kind in types if kind == jax.sharding.AxisType.Explicit)
         if (
             explicit
         ):  # the types of arrays say how they lie: the compiler finds it again, and is told of the result
@@ -117,6 +123,13 @@ class JaxRing:
 
     def with_part(self, array: Array, part: Array, parts: Sequence[Part]) -> Array:
         return cast(Array, sys.modules["jax"].lax.dynamic_update_slice(array, part, _starts(array, parts)))
+
+
+def _is_of_a_mesh(arrays: Sequence[Array]) -> bool:
+    """Return whether the types of arrays, or the context, are of a mesh with explicit axes."""
+    jax = sys.modules["jax"]
+    meshes = [jax.sharding.get_abstract_mesh(), *(jax.typeof(array).sharding.mesh for array in arrays)]
+    return any(not mesh.empty for mesh in meshes)
 
 
 def _starts(array: Array, parts: Sequence[Part]) -> list[Any]:

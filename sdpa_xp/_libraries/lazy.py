@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from sdpa_xp._libraries.base import Library
@@ -26,3 +27,17 @@ class LazyLibrary(Library):
 
     def to_list(self, array: Any) -> Any:
         return array.compute().tolist()
+
+
+def without_repeats(array: Any) -> Any:
+    """Return a view of an array of NumPy with one element along each axis that only repeats, (..., 1, ...)."""
+    return array[tuple(slice(1) if stride == 0 else slice(None) for stride in array.strides)]
+
+
+def own_copy(array: Any) -> Any:
+    """Return a copy of an array of NumPy, so that a caller may write to theirs before values are computed.
+
+    What repeats is not written out: a row that is broadcast to L x S stays as small as a row.
+    """
+    once = without_repeats(array).copy()
+    return once if once.shape == array.shape else sys.modules["numpy"].broadcast_to(once, array.shape)

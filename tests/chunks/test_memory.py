@@ -42,6 +42,24 @@ def test_sixteen_thousand_tokens() -> None:
     assert held < 150e6
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_what_a_mask_repeats_is_not_written_out(axis: int) -> None:
+    """A row or a column that NumPy broadcasts to L x S."""
+    import dask.array as da
+
+    length = 4096
+    row = np.arange(length) % 3 > 0
+    mask = np.broadcast_to(np.expand_dims(row, axis), (length, length))
+    x = da.ones((length, 4), chunks=(1024, 4))
+    tracemalloc.start()
+    output = scaled_dot_product_attention(x, x, x, mask)
+    held = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert held < length * length / 8
+    expected = [float(axis == 0), 1, 1]  # a row that only repeats leaves out keys, a column leaves out queries
+    np.testing.assert_allclose(output[:3].compute(scheduler="synchronous")[:, 0], expected)
+
+
 def test_explained() -> None:
     """The chunks and the blocks, counted before anything runs."""
     arrays = cut(draw(np.random.default_rng(0), *[(2, 40, 8)] * 3), ((1, 8, 8), (1, 10, 8), (2, 10, 8)))

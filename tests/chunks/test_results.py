@@ -12,11 +12,14 @@ from hypothesis import strategies as st
 
 from chunks.calls_in_chunks import OPTIONS, cut, inputs, options
 from sdpa_xp import (
+    AttentionState,
     KVCache,
     attention_scores,
     attention_state,
     attention_weights,
+    biases,
     masks,
+    merge_states,
     scaled_dot_product_attention,
     varlen_attention,
 )
@@ -110,6 +113,42 @@ def test_any_chunks(data: st.DataObject) -> None:
     assert_near(scaled_dot_product_attention(*cut(arrays, of_arrays), masks.sliding_window(6, 1)), expected)
 
 
+EMPTY: dict[str, tuple[tuple[int, ...], Any]] = {
+    "sinks": ((1,), lambda x: {"sinks": x}),
+    "sinks of entries": ((1, 1), lambda x: {"sinks": x}),
+    "slopes": ((1,), lambda x: {"bias": biases.alibi(x)}),
+    "table": ((4, 1), lambda x: {"bias": biases.relative(x, max_distance=8)}),
+    "bias": ((1, 3, 1), lambda x: {"bias": x}),
+    "scale": ((1, 3, 1), lambda x: {"scale": x}),
+    "ids": ((1, 3), lambda x: {"attn_mask": masks.document(x.astype(int))}),
+    "lengths": ((1,), lambda x: {"attn_mask": masks.padding(x.astype(int))}),
+    "prefixes": ((1,), lambda x: {"attn_mask": masks.prefix(x.astype(int))}),
+    "array": ((3, 3), lambda x: {"attn_mask": x > 0}),
+}
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["at the end", "at the begin"])
+@pytest.mark.parametrize("name", EMPTY)
+def test_options_with_chunks_of_no_elements(name: str, first: int) -> None:
+    import dask
+
+    def empty_chunks(array: np.ndarray) -> Any:
+        return cut([array], (tuple((0, n) if first else (n, 0) for n in array.shape),))[0]
+
+    shape, option = EMPTY[name]
+    arrays = draw(np.random.default_rng(6), (1, 1, 3, 4), (1, 1, 3, 4), (1, 1, 3, 2))
+    array = np.ones(shape, F)
+    expected, pullback = vjp(*arrays, **option(array))
+    output, lazy_pullback = vjp(*map(empty_chunks, arrays), **option(empty_chunks(array)))
+    assert_near(output, expected)
+    (gradients,) = dask.compute(lazy_pullback(empty_chunks(expected)))
+    for argument, gradient in pullback(expected).items():
+        np.testing.assert_allclose(gradients[argument], gradient, atol=2e-6)
+    states = [attention_state(*arrays), attention_state(*map(empty_chunks, arrays))]
+    merged = merge_states([states[1], AttentionState(*map(empty_chunks, states[0]))])
+    assert_near(merged.output, states[0].output)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("key_heads", [1, 2, 4])
 def test_groups_and_dtypes(dtype: str, key_heads: int) -> None:
@@ -123,6 +162,31 @@ def test_groups_and_dtypes(dtype: str, key_heads: int) -> None:
     assert state.lse.dtype == expected.lse.dtype
     tolerance = {"float16": 1e-3, "float32": 2e-6, "float64": 1e-14}[dtype]
     np.testing.assert_allclose(state.output.compute(), expected.output, rtol=0, atol=tolerance)
+
+
+def test_options_may_be_written_to_after_the_call() -> None:
+    """The call has its own copies, as `dask.array.from_array` has them."""
+    arrays, rows = inputs(), np.ones((13, 1), bool)
+    rows[4] = False
+    options: dict[str, Any] = {
+        "attn_mask": (np.arange(17) % 5 < np.arange(2, 15)[:, None]) & rows,
+        "bias": np.linspace(0, 1, 4 * 17, dtype=F).reshape(4, 1, 17),
+        "scale": np.linspace(0.5, 1, 13, dtype=F)[:, None],
+        "sinks": np.arange(4, dtype=F),
+    }
+    expected = scaled_dot_product_attention(*arrays, **options)
+    found = scaled_dot_product_attention(*cut(arrays), **options)
+    lengths, ids = np.asarray([3, 11]), np.arange(17) // 4
+    by_value = {
+        "attn_mask": masks.padding(lengths) & masks.document(ids[:13], ids),
+        "bias": biases.alibi(options["sinks"]),
+    }
+    expected_by_value = scaled_dot_product_attention(*arrays, **by_value)
+    found_by_value = scaled_dot_product_attention(*cut(arrays), **by_value)
+    for array in (*options.values(), lengths, ids):
+        array[...] = 0
+    assert_near(found, expected)
+    assert_near(found_by_value, expected_by_value)
 
 
 def test_layout_and_2d() -> None:

@@ -209,6 +209,14 @@ def test_ranges_that_cover_all_keys(key_ranges: Any) -> None:
     np.testing.assert_array_equal(merged.lse, merge_states(PARTS).lse)
 
 
+def test_ranges_may_count_more_keys_than_any_machine_holds() -> None:
+    ranges, keys = [(0, 10**9), range(10**9, 10**12), (10**12, 10**15)], 10**15
+    merged = merge_states(PARTS, key_ranges=ranges, keys=keys)
+    np.testing.assert_array_equal(merged.lse, merge_states(PARTS).lse)
+    with pytest.raises(ValueError, match="got no state over keys=1000000000000:1000000000007"):
+        merge_states(PARTS, key_ranges=[*ranges[:2], (10**12 + 7, keys)], keys=keys)
+
+
 @pytest.mark.parametrize(
     ("key_ranges", "keys", "words"),
     [

@@ -161,6 +161,16 @@ def others() -> None:
         np.testing.assert_allclose(found, expected, atol=2e-6)
         assert found.sharding.is_equivalent_to(held, found.ndim), found.sharding
 
+    by_default = jax.make_mesh((2,), ("keys",), devices=jax.devices()[:2])  # its axes are explicit
+    expected = reference.attention(*arrays, is_causal=True)[0]
+    for call in (ring(by_default, is_causal=True), jax.jit(ring(by_default, is_causal=True))):
+        found = call(query, key, value)  # arrays on one device are moved
+        np.testing.assert_allclose(found, expected, atol=2e-6)
+        assert found.sharding.spec == P(None, None, "keys"), found.sharding
+        of_query = jax.grad(lambda x: call(x, key, value).sum())(query)  # noqa: B023
+        of_one = jax.grad(lambda x: scaled_dot_product_attention(x, key, value, is_causal=True).sum())(query)
+        np.testing.assert_allclose(of_query, of_one, atol=2e-6)
+
     flat = [x[1, 0] for x in (query, key, value)]
     moved = [jnp.swapaxes(x, 1, 2) for x in (query, key, value)]
     causal = ring(mesh, is_causal=True)
