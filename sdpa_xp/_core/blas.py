@@ -105,7 +105,7 @@ def _threads_now() -> list[tuple[Any, int]]:
 
 
 def _set_threads(library: Any, count: int) -> None:
-    """Set the threads of the whole process, as OpenBLAS does; threadpoolctl 3.8 can do so only in the first thread."""
+    """Set the threads of the process, as OpenBLAS does; threadpoolctl 3.8 lets only the first thread do so."""
     getattr(library, "_real_set_num_threads", library.set_num_threads)(count)
 
 

@@ -146,9 +146,9 @@ def _attend_in_a_loop(
 ) -> tuple[Array, Array | None]:
     """Return what `attend` returns, computed in a loop over blocks of queries that the compiler keeps.
 
-    All blocks have the same length, because the compiler needs fixed shapes. If that length divides L, block n of
-    N has every N-th query from n on, so that each pass uses all devices that hold queries. Otherwise the last
-    block begins early enough to be full.
+    All blocks have the same length, because the compiler needs fixed shapes. If that length divides L, block n
+    of N has every N-th query from n on, so that each pass uses all devices that hold queries. Otherwise the
+    last block begins early enough to be full.
     """
     xp, grid, all_rows = scores.xp, scores.grid, range(plan.queries)
     passes = -(-plan.queries // plan.rows)
