@@ -57,7 +57,7 @@ QUICK = 4096
 
 
 def compared(cell: str, call: Call, seconds: float, names: Sequence[str] = CORE) -> list[Row]:
-    """Whoever of `names` can state the call, against torch, the bare loop and the matmuls."""
+    """Compare those of `names` that support the call with torch, the bare loop and the matmuls."""
     contenders = ready(call, dict.fromkeys([TORCH, *names]))
     warm_up(cell, contenders)
     times = timed(contenders, call, seconds)
@@ -77,7 +77,7 @@ def compared(cell: str, call: Call, seconds: float, names: Sequence[str] = CORE)
 
 
 def by_call(calls: Mapping[str, Call], seconds: float) -> list[Row]:
-    """What sdpa_xp on NumPy takes for one call and for another; the first is all pairs."""
+    """Time several calls of sdpa_xp on NumPy; the first call attends all pairs."""
     contenders = {name: ours_numpy(call) for name, call in calls.items()}
     for each in contenders.values():
         each.run()
@@ -93,7 +93,7 @@ def by_call(calls: Mapping[str, Call], seconds: float) -> list[Row]:
 
 
 def overhead(seconds: float) -> list[Row]:
-    """A call of next to no arithmetic; the peer is the shortest way to the same numbers in that library."""
+    """Time a tiny call against the shortest code for the same result in that library."""
     peers = {TEXTBOOK: TEXTBOOK, NUMPY: TEXTBOOK, TORCH: TORCH, ON_TORCH: TORCH}
     contenders = {name: each for name in peers if (each := CONTENDERS[name](TINY)) is not None}
     warm_up("overhead", contenders)
@@ -115,7 +115,7 @@ def overhead(seconds: float) -> list[Row]:
 
 
 def warm_up(cell: str, contenders: Mapping[str, Ready]) -> None:
-    """Compile, load and start what the first call does; all give the same numbers."""
+    """Run each contender once, so that no compilation is timed, and check that all results agree."""
     outputs = {name: each.array(each.run()) for name, each in contenders.items()}
     for name, output in outputs.items():
         if output is not None and TORCH in outputs:
@@ -128,7 +128,7 @@ def timed(contenders: Mapping[str, Ready], call: Call, seconds: float) -> dict[s
 
 
 def sections(longest: int, seconds: float, *, with_others: bool) -> dict[str, list[Callable[[], list[Row]]]]:
-    """What is measured, by the name that --only takes: each part in a process of its own."""
+    """Return the sections by the name that --only takes; each runs in a process of its own."""
     lengths = [length for length in LENGTHS if length <= longest]
     cells: dict[str, list[Callable[[], list[Row]]]] = {
         "overhead": [partial(overhead, seconds)],

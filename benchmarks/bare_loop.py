@@ -1,7 +1,7 @@
-"""Attention by NumPy without a library around it: what sdpa_xp is held against on any machine.
+"""Attention in plain NumPy without a library around it: the baseline for sdpa_xp on any machine.
 
 The same tiles, two products, exp and row sums; a thread for each core and one BLAS thread in each; buffers
-that each thread keeps; no query before a tile on the diagonal. Shapes are not checked, and results not either.
+that each thread keeps; no query before a tile on the diagonal. Neither shapes nor results are checked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROWS, COLUMNS = 512, 256
 
 
 class Buffers(threading.local):
-    """What a thread keeps."""
+    """The buffers of one thread."""
 
     def __init__(self, width: int) -> None:
         self.scores = np.empty(ROWS * COLUMNS, np.float32)

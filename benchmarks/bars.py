@@ -1,4 +1,4 @@
-"""What is to be reached, as data, and what was."""
+"""Performance targets as data, and the values that were measured for them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONG = (1024, 4096, 16384)
 
 
 class Bar(NamedTuple):
-    """`quantity` of a contender in a cell is to be at most, or at least, `bound`."""
+    """A target: `quantity` of a contender in a cell must be at most, or at least, `bound`."""
 
     cell: str
     length: int
@@ -81,13 +81,13 @@ BARS = (
 
 
 def reached(bar: Bar, rows: Sequence[Row]) -> float | None:
-    """The median of what the bar speaks of; None where it was not measured."""
+    """Return the measured median of the bar's quantity, or None if it was not measured."""
     row = row_of(bar, rows)
     return row.numbers[bar.quantity].median if row is not None and bar.quantity in row.numbers else None
 
 
 def row_of(bar: Bar, rows: Sequence[Row]) -> Row | None:
-    """The row that the bar speaks of."""
+    """Return the row of the bar's contender and cell."""
     return next((row for row in rows if (row.cell, row.length, row.contender) == bar[:3]), None)
 
 

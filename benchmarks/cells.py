@@ -1,4 +1,4 @@
-"""The calls that are measured, as data: what each library makes of one is in contenders.py."""
+"""The measured calls, as data; contenders.py implements them for each library."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Call:
         return self.keys * 3 // 4
 
     def attended(self) -> NDArray[np.bool_] | None:
-        """Which keys are no padding, (1, 1, 1, S)."""
+        """Return True for keys that are not padding, (1, 1, 1, S)."""
         return None if self.padding == "none" else (np.arange(self.keys) < self.real_keys)[None, None, None]
 
     @property

@@ -1,6 +1,6 @@
 """Each contender: what a call is in its library, ready to run.
 
-What a library makes once for many calls (arrays, masks, sessions, compiled functions) is made before.
+Setup that a library does once for many calls (arrays, masks, sessions, compilation) is not timed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Ready(NamedTuple):
 
 
 def ready(call: Call, names: Iterable[str]) -> dict[str, Ready]:
-    """Whoever of `names` can state the call."""
+    """Return those of `names` that support the call, ready to run."""
     found = {name: CONTENDERS[name](call) for name in names}
     return {name: each for name, each in found.items() if each is not None}
 
@@ -136,7 +136,7 @@ def grouped_query(call: Call) -> Ready | None:
 
 
 def matmuls(call: Call) -> Ready | None:
-    """The limit of whatever computes attention by NumPy: its products alone, tile by tile, a thread a head."""
+    """Compute only the matrix products, tile by tile, one thread per head: the lower limit for NumPy."""
     if not call.plain or call.queries == 1:
         return None
     from threadpoolctl import ThreadpoolController
@@ -164,7 +164,7 @@ def matmuls(call: Call) -> Ready | None:
 
 
 def loop(call: Call) -> Ready | None:
-    """The products with the softmax, and nothing around them."""
+    """Compute the products and the softmax, with no library around them."""
     is_stated = call in (Call(call.queries, call.keys), Call(call.queries, call.keys, is_causal=True))
     return Ready(bare_loop(call)) if is_stated else None
 

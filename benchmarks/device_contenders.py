@@ -24,7 +24,7 @@ Arrays: TypeAlias = Sequence[NDArray[Any]]
 
 
 class Library(NamedTuple):
-    """How arrays get onto the device and back, and what the library knows of it."""
+    """How to move arrays to the device and back, and how to ask the library about the device."""
 
     put: Callable[[NDArray[Any]], Any]
     get: Callable[[Any], NDArray[Any]]

@@ -1,4 +1,4 @@
-"""Exported attention in onnxruntime on the CPU: what `auto` takes, beside every other graph of the same call.
+"""Exported attention in onnxruntime on the CPU: `auto` beside every other graph of the same call.
 
 One process holds a session of each graph and runs them in turn; a number is the median over the rounds. The
 peak of memory is that of a fresh process, above what it held before the first run. Inputs and outputs are
@@ -47,7 +47,7 @@ MOST_OVER_BEST, MOST_MEGABYTES = 1.05, 64
 
 
 class Cell(NamedTuple):
-    """A call of one length, which the graph has as a number, or leaves open."""
+    """A call of one length, which is fixed or open in the graph."""
 
     call: str
     length: int
@@ -115,12 +115,12 @@ def timed(paths: dict[str, Path], length: int, seconds: float) -> dict[str, list
 
 
 def worst(runs: dict[str, list[float]]) -> float:
-    """The time of `auto` over that of the graph beside which it does worst, by the median of the rounds."""
+    """Return the largest ratio of the time of `auto` to another graph's time, as the median of the rounds."""
     return max(statistics.median(ratios(runs["auto"], times)) for name, times in runs.items() if name != "auto")
 
 
 def peak_of(path: Path, length: int) -> int:
-    """Bytes above those before the first run, in a process of its own."""
+    """Return the peak memory above that before the first run, in bytes, measured in a separate process."""
     command = [sys.executable, __file__, "--peak-of", str(path), str(length)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return int(done.stdout)

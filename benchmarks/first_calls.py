@@ -38,7 +38,7 @@ print(json.dumps(times))
 
 
 def rows(cell: str, call: Call, rounds: int) -> list[Row]:
-    """Each contender in turn, in a process of its own, `rounds` times."""
+    """Run each contender in turn, in a process of its own, `rounds` times."""
     names = (OURS, NN, NN_JITTED)
     runs: dict[str, list[list[float]]] = {name: [] for name in names}
     for _ in range(rounds):

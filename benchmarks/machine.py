@@ -1,4 +1,4 @@
-"""What numbers were measured on, and a process in which no setting of the shell decides them."""
+"""Facts about the machine, and a process that ignores the shell's thread settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SETTINGS = ("OPENBLAS_CORETYPE", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "SDP
 
 
 def without_settings() -> None:
-    """Start this command again without them: a BLAS reads its settings once, while NumPy is imported."""
+    """Restart this command without the settings: a BLAS reads them once, while NumPy is imported."""
     if any(name in os.environ for name in SETTINGS):
         kept = {name: value for name, value in os.environ.items() if name not in SETTINGS}
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], kept)

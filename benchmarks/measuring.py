@@ -1,4 +1,4 @@
-"""Times of several functions, in turn, so that what slows the machine down for a while slows all of them."""
+"""Time several functions in turn, so that a temporary slowdown of the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Row:
-    """What one contender reached in one cell of the tables: quantity -> spread."""
+    """The measurements of one contender in one cell of the tables: quantity -> spread."""
 
     cell: str
     length: int
@@ -56,10 +56,10 @@ class Row:
 def interleaved(
     runs: Mapping[str, Callable[[], object]], seconds: float, calls: int = 1
 ) -> dict[str, list[float]]:
-    """Seconds a call of each function, one number a round; `seconds` are for each of them.
+    """Return seconds per call of each function, one number per round; each function runs for about `seconds`.
 
-    A number is the mean of `calls` calls, after one more where they are short, since that pays for the caches
-    that another function left cold. The order changes from round to round.
+    A number is the mean of `calls` calls. Short calls are preceded by an untimed one, which warms the caches.
+    The order changes from round to round.
     """
     times: dict[str, list[float]] = {name: [] for name in runs}
     order, shuffle = list(runs), random.Random(0).shuffle
@@ -81,5 +81,5 @@ def interleaved(
 
 
 def ratios(times: Iterable[float], others: Iterable[float]) -> list[float]:
-    """Round by round, so that only numbers taken within moments are held against each other."""
+    """Return ratios round by round, so that only times measured close together are compared."""
     return [own / other for own, other in zip(times, others, strict=True)]

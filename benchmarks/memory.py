@@ -25,7 +25,7 @@ CELLS = {"memory": HEADS, "memory, one head": 1}
 
 
 def rows(cell: str, length: int) -> list[Row]:
-    """Each contender, but for those that make the scores of a call that is too long for that."""
+    """Measure each contender, except those that would build too many scores."""
     names = (NUMPY, TORCH, TEXTBOOK) if length <= QUADRATIC else (NUMPY, TORCH)
     return [row for name in names for row in _row(cell, length, name)]
 
@@ -39,7 +39,7 @@ def _row(cell: str, length: int, name: str) -> list[Row]:
 
 
 def peak(name: str, heads: int, length: int) -> dict[str, float]:
-    """Megabytes that the process held at most; nothing where the system cannot tell."""
+    """Return the peak memory of the process in megabytes, or nothing if the system does not report it."""
     small, call = (Call(size, size, heads=heads, key_heads=heads) for size in (8, length))
     contender = CONTENDERS[name]
     first, second = contender(small), contender(call)

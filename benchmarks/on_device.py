@@ -181,7 +181,7 @@ def expected(call: Call, arrays: Arrays) -> list[Wanted]:
 
 
 def disagreement(output: NDArray[Any], query: NDArray[Any], wanted: Sequence[Wanted]) -> str:
-    """How the output is off; nothing where it agrees with the reference."""
+    """Describe how the output differs from the reference; return nothing if they agree."""
     if output.shape != query.shape or output.dtype != query.dtype:
         return f"gives {output.shape} of {output.dtype}"
     for row, exact, own in wanted:
@@ -213,7 +213,7 @@ def without(cell: str, length: int, name: str, reason: str) -> list[Row]:
 
 
 def grown(rows: Sequence[Row]) -> list[Row]:
-    """The rows, those of memory with what it is over that of half the length."""
+    """Return the rows; add to memory rows the ratio to the memory at half the length."""
     memory = {
         (row.cell, row.contender, row.length): row.numbers[MEMORY].median
         for row in rows
@@ -240,7 +240,7 @@ def why(error: Exception) -> str:
 
 
 def release() -> None:
-    """Give the device back what no array needs any more, so that the next library finds it."""
+    """Free unused device memory, so that the next library can use it."""
     gc.collect()
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     with suppress(Exception):  # after an error of the device, each call to it is one

@@ -73,7 +73,7 @@ PLOTS = {
 
 
 def draw(rows: Sequence[Row], folder: Path) -> list[str]:
-    """Write each plot that there are numbers for; their names."""
+    """Write each plot that has data; return the names."""
     drawn = {name: figure(rows, plot) for name, plot in PLOTS.items()}
     with matplotlib.rc_context(STYLE):
         for name, each in drawn.items():
@@ -83,7 +83,7 @@ def draw(rows: Sequence[Row], folder: Path) -> list[str]:
 
 
 def figure(rows: Sequence[Row], plot: Plot) -> Figure | None:
-    """The plot; None where there are no numbers for it."""
+    """Return the figure, or None if it has no data."""
     shown = [row for row in rows if row.cell in plot.cells and plot.quantity in row.numbers]
     shown = [row for row in shown if row.contender not in plot.left_out]
     if not shown:

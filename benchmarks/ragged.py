@@ -17,7 +17,7 @@ CACHES, CACHED, BLOCK = 64, 512, 16
 
 
 def packed(seconds: float) -> list[Row]:
-    """Many short sequences: all of one length, and of 8 to 24 tokens."""
+    """Time many short sequences: all of one length, and of 8 to 24 tokens."""
     rng = np.random.default_rng(0)
     drawn = rng.integers(8, 25, SEQUENCES)
     runs: dict[str, Callable[[], object]] = {}
@@ -31,7 +31,7 @@ def packed(seconds: float) -> list[Row]:
 
 
 def paged(seconds: float) -> list[Row]:
-    """One query of each cache: all of one length, and of 256 to 512 tokens."""
+    """Time one query for each cache: all of one length, and of 256 to 512 tokens."""
     rng = np.random.default_rng(0)
     query = rng.standard_normal((CACHES, HEADS, 1, WIDTH), np.float32)
     key, value = (rng.standard_normal((CACHES, HEADS, CACHED, WIDTH), np.float32) for _ in range(2))

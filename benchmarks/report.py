@@ -125,7 +125,7 @@ def page(facts: dict[str, Any], rows: Sequence[Row], plots: Iterable[str]) -> st
 
 
 def parts(rows: Sequence[Row]) -> list[str]:
-    """Of the time of all pairs on NumPy: the products, the softmax, and what is around them."""
+    """Split the time of a call of all pairs on NumPy into products, softmax and overhead."""
     shown = []
     for length in dict.fromkeys(row.length for row in rows if row.cell == "all pairs"):
         at = {row.contender: row.numbers for row in rows if (row.cell, row.length) == ("all pairs", length)}
@@ -154,7 +154,7 @@ def bars(rows: Sequence[Row], wanted: Sequence[Bar] = BARS) -> list[str]:
 
 
 def by_length(rows: Sequence[Row], shown: Sequence[str] = (*FIRST, *SECOND)) -> list[str]:
-    """Contenders by lengths; of their numbers those `shown`."""
+    """Return a table of contenders by lengths, with the quantities `shown`."""
     lengths, names = (
         list(dict.fromkeys(each)) for each in zip(*((row.length, row.contender) for row in rows), strict=True)
     )

@@ -3,7 +3,7 @@
     ragged sequences, packed -- GRU --> states, padded (B, L, C), as heads (B, H, L, E)
     a learned query a head (H, 1, E) -- attention, padding masked --> (B, H, 1, E) -> (B, C) --> the class
 
-The class of a sequence is that of its one marked token, wherever that stands.
+The class of a sequence is the class of its one marked token, which may be anywhere.
 
 Run it: python examples/after_an_rnn.py
 """
@@ -34,7 +34,7 @@ class Pooling(nn.Module):
         return scaled_dot_product_attention(self.query, keys, keys, masks.padding(lengths)).flatten(1)
 
     def weights(self, states: Tensor, lengths: Tensor) -> Tensor:
-        """How much each head looks at each state: (B, H, L)."""
+        """Return the attention weights of each head over the states, (B, H, L)."""
         return attention_weights(self.query, self.heads(states), masks.padding(lengths)).squeeze(-2)
 
 
@@ -74,7 +74,7 @@ def packed(made: list[Tensor]) -> PackedSequence:
 
 
 def main() -> None:
-    """Train it, and see that neither padding nor what it holds changes anything."""
+    """Train the classifier, and check that padding does not change its results, whatever numbers it holds."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         net = Classifier()

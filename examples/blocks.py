@@ -5,8 +5,9 @@
                                                                  x + mlp(norm(x))
 
 The norm comes first, as in Xiong et al., "On layer normalization in the Transformer architecture", arXiv
-2002.04745, figure 1 (b). To decode, keys and values of the words so far are in a `KVCache`, which turns them by
-their positions (Su et al., "RoFormer", arXiv 2104.09864), and those of the encoded words in another.
+2002.04745, figure 1 (b). To decode, a `KVCache` holds the keys and values of the words
+so far, and rotates the keys by their positions (Su et al., "RoFormer", arXiv 2104.09864). A second cache holds
+those of the encoded words.
 
 Run it: python examples/blocks.py
 """
@@ -66,7 +67,7 @@ class MLP(Layer):
 
     @classmethod
     def init(cls, rng: Any, like: Any) -> Self:
-        """Four times as wide within."""
+        """Create an MLP whose hidden layer is four times as wide."""
         inner, outer = (
             Linear.init(rng, *widths, like=like) for widths in ((WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH))
         )
@@ -94,7 +95,7 @@ class EncoderBlock(Layer):
 
 
 class Step(NamedTuple):
-    """What a graph of one step returns."""
+    """The outputs of a graph of one step."""
 
     output: Any
     present_key: Any
@@ -126,7 +127,7 @@ class DecoderBlock(Layer):
         return KVCache(*self.cross.project_key_value(encoded))
 
     def step(self, x: Any, cache: KVCache[Any], memory: KVCache[Any]) -> tuple[Any, KVCache[Any]]:
-        """The next words, (..., L, width) -> what a call gives for them, and the cache with them in it."""
+        """Decode the next words, (..., L, width); return their output and the cache with them appended."""
         normed = self.norm(x)
         cache = cache.append(*self.attention.project_key_value(normed))
         x = x + self.attention.attend(normed, cache)
@@ -191,7 +192,7 @@ def export(decoder: DecoderBlock, path: str | Path) -> Path:
 
 
 def near(found: Any, expected: Any) -> None:
-    """Equal but for a few roundings of float32."""
+    """Return whether the arrays are equal up to float32 rounding."""
     np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=0, atol=2e-5)
 
 

@@ -41,7 +41,7 @@ def main(xp: Any = np) -> None:
 
 
 def several(x: Any, rng: np.random.Generator) -> None:
-    """Heads one by one and side by side are the layer with several, whose maps hold theirs row by row."""
+    """Check that separate heads, side by side, equal one multi-head layer with their weights stacked."""
     heads = [SingleHeadAttention.init(rng, WIDTH, HEAD, like=x) for _ in range(HEADS)]
     apart = np.concatenate([np.asarray(head(x, is_causal=True)) for head in heads], axis=-1)
     maps = {name: stacked([getattr(head, name) for head in heads]) for name in ("query", "key", "value")}
@@ -52,14 +52,14 @@ def several(x: Any, rng: np.random.Generator) -> None:
 
 
 def stacked(maps: list[Linear]) -> Linear:
-    """One map to what all of them give, side by side."""
+    """Stack the weights of all heads into one linear map."""
     weight = np.concatenate([np.asarray(each.weight) for each in maps])
     biases = [np.asarray(each.bias) for each in maps if each.bias is not None]
     return Linear(weight, np.concatenate(biases) if biases else None)
 
 
 def near(found: Any, expected: Any) -> None:
-    """Equal but for a few roundings of float32."""
+    """Return whether the arrays are equal up to float32 rounding."""
     np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=0, atol=2e-5)
 
 

@@ -55,7 +55,7 @@ def widths_that_differ(xp: Any) -> None:
 def variance(xp: Any) -> None:
     """The product of two vectors of d_k numbers of N(0, 1) has variance d_k; that of the scores is 1.
 
-    That of n samples is off by sqrt(2 / n) or so of itself: five times that is allowed.
+    The relative error of the variance of n samples is about sqrt(2 / n); five times that is allowed.
     """
     rng, count = np.random.default_rng(1), 1000
     print("Without the scale 1 / sqrt(d_k), wide vectors give almost all weight to one key:")
@@ -69,12 +69,12 @@ def variance(xp: Any) -> None:
         unscaled, scaled = (attention_weights(query, key, scale=scale) for scale in (1.0, None))
         largest = [float(xp.amax(weights, -1).mean()) for weights in (unscaled, scaled)]
         print(f"  d_k = {width:4}: the largest weight is {largest[0]:.2f} unscaled, {largest[1]:.2f} scaled")
-    assert largest[0] > 0.9  # of d_k = 1024: all but a choice of one key, from which nothing is learned
+    assert largest[0] > 0.9  # with d_k = 1024 the softmax picks almost one key, and its gradient vanishes
     assert largest[1] < 0.2
 
 
 def lookup(xp: Any) -> None:
-    """Weights that are asked for: the query is their logarithm, and the keys are the axes."""
+    """Produce given weights: the query is their logarithm, and the keys are unit vectors."""
     query = xp.asarray([[math.log(weight) for weight in row] for row in WEIGHTS])
     key = xp.asarray([[float(i == j) for j in range(4)] for i in range(4)])
     value = xp.asarray(GRADES)
@@ -86,7 +86,7 @@ def lookup(xp: Any) -> None:
 
 
 def near(one: Any, other: Any) -> None:
-    """Both are alike up to a few roundings of float32."""
+    """Return whether the arrays are equal up to float32 rounding."""
     assert one.shape == other.shape
     assert float(abs(one - other).max()) < 1e-5
 

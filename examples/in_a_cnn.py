@@ -36,7 +36,7 @@ class PixelAttention(nn.Module):
 
 
 def network(between: nn.Module) -> nn.Module:
-    """Two convolutions, with `between` between them."""
+    """Return two convolutions with the module `between` in the middle."""
     return nn.Sequential(
         nn.Conv2d(COLOURS + 1, CHANNELS, 3, padding=1),
         nn.ReLU(),
@@ -92,7 +92,7 @@ def main() -> None:
         if name == "attention":
             assert losses[-1] < losses[0] / 4
     assert right["attention"] > 0.95
-    assert right["no attention"] < 0.85  # most pixels have another colour, which is all that it learns
+    assert right["no attention"] < 0.85  # all that it learns: most pixels differ
     print("Without attention a pixel sees only its neighbours, so the network learns the most frequent answer.")
 
 

@@ -40,7 +40,7 @@ def main(xp: Any = np) -> None:
 
 
 def no_key(x: Any, tokens: np.ndarray) -> None:
-    """A sequence that is all padding: -1e9 then masks nothing, and the mean of the padding comes out."""
+    """Try a sequence of padding only: -1e9 then masks nothing, and the output is the mean of the padding."""
     by_number = formula(tokens, np.full(4, LARGE, np.float32))
     near(by_number, np.broadcast_to(tokens.mean(axis=-2, keepdims=True), tokens.shape))
     by_mask = np.asarray(scaled_dot_product_attention(x, x, x, masks.padding(0)))
@@ -77,7 +77,7 @@ def formula(x: np.ndarray, added: Any) -> Any:
 
 
 def peak(compute: Callable[[], object]) -> int:
-    """Bytes that NumPy held at most meanwhile."""
+    """Return the peak memory of NumPy during the call, in bytes."""
     compute()
     tracemalloc.start()
     compute()
@@ -87,7 +87,7 @@ def peak(compute: Callable[[], object]) -> int:
 
 
 def near(found: Any, expected: Any) -> None:
-    """Equal but for a few roundings of float32."""
+    """Return whether the arrays are equal up to float32 rounding."""
     np.testing.assert_allclose(np.asarray(found), expected, rtol=0, atol=1e-6)
 
 

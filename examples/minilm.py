@@ -51,14 +51,14 @@ class MiniLM:
         return mean / xp.sqrt(xp.sum(mean * mean, axis=-1, keepdims=True))
 
     def tokens(self, ids: Any, mask: Any, layers: int = LAYERS) -> Any:
-        """The vector of each token behind so many layers, (B, L, 384); behind none, what the first takes."""
+        """Return the vector of each token after some layers, (B, L, 384); after 0 layers, the embeddings."""
         x = self.embedded(ids)
         for layer in range(layers):
             x = self.encoded(x, mask[:, None, None, :], f"encoder.layer.{layer}")
         return x
 
     def maps(self, ids: Any, mask: Any, layer: int) -> Any:
-        """How much each token looks at each in the heads of a layer, counted from 0: (B, HEADS, L, L)."""
+        """Return the attention weights of a layer, counted from 0: (B, HEADS, L, L)."""
         x = self.tokens(ids, mask, layer)
         query, key = (
             self.heads(x, f"encoder.layer.{layer}.attention.self.{name}") for name in ("query", "key")
@@ -126,7 +126,7 @@ def erf(x: Any) -> Any:
 
 
 def load(asarray: Callable[[np.ndarray], Any] = np.asarray) -> MiniLM:
-    """The encoder with the weights of the package, as `asarray` of a library makes them its own."""
+    """Load the encoder; `asarray` converts the weights of the package to a library's arrays."""
     from safetensors.numpy import load_file
 
     weights = load_file(str(folder() / "model.safetensors"))
@@ -140,7 +140,7 @@ def load(asarray: Callable[[np.ndarray], Any] = np.asarray) -> MiniLM:
 
 
 def folder() -> Path:
-    """Where the package has the checkpoint."""
+    """Return the folder of the checkpoint in the package."""
     return Path(str(files(FOLDER))) / "model"
 
 
@@ -162,7 +162,7 @@ def words(sentences: Sequence[str]) -> list[list[str]]:
 
 
 def tokenizer() -> Any:
-    """The one of the package."""
+    """Load the tokenizer of the package."""
     from tokenizers import Tokenizer
 
     return Tokenizer.from_file(str(folder() / "tokenizer.json"))

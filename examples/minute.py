@@ -1,4 +1,4 @@
-"""One word in two senses: a real encoder gives "minute", the time, another vector than minute, the tiny.
+"""One word in two senses: a real encoder gives "minute" (time) a different vector than "minute" (tiny).
 
     token and position --> the same vector of "minute" in each sentence
                              |  six layers, each of which looks at the other words
@@ -52,7 +52,7 @@ def main(xp: Any = np) -> None:
 
 
 def vectors(xp: Any, layers: int) -> np.ndarray:
-    """Those of the word behind so many layers, of length 1: (sentences, 384)."""
+    """Return the vectors of the word after some layers, scaled to length 1: (sentences, 384)."""
     ids, mask = (xp.asarray(each) for each in minilm.tokenized(SENTENCES))
     x = np.asarray(minilm.load(xp.asarray).tokens(ids, mask, layers))
     found = np.stack([x[i, words.index(WORD)] for i, words in enumerate(minilm.words(SENTENCES))])

@@ -1,4 +1,4 @@
-"""One query over ten keys: the output, the weights, and the five wishes that such a tutorial ends with.
+"""One query over ten keys: the output, the weights, and five extensions that tutorials suggest at the end.
 
     query (1, 20) -- @ keys (10, 20)^T / sqrt(20), softmax --> weights (1, 10) -- @ values (10, 20) --> (1, 20)
 
@@ -56,7 +56,7 @@ def multi_head(query: Any, key: Any, value: Any) -> None:
 
 
 def masking(query: Any, key: Any, value: Any) -> None:
-    """Wish 2: the last three keys are padding, and may as well not be there."""
+    """Wish 2: the last three keys are padding, and removing them gives the same output."""
     masked = scaled_dot_product_attention(query, key, value, masks.prefix(7))
     near(masked, scaled_dot_product_attention(query, key[:7], value[:7]))
     assert float(attention_weights(query, key, masks.prefix(7))[:, 7:].sum()) == 0
@@ -84,7 +84,7 @@ def learnable_scale(query: Any, key: Any, value: Any, xp: Any) -> None:
 
 
 def among_other_layers(query: Any, key: Any, value: Any) -> None:
-    """Wish 5: a layer is a function of arrays, so that others stand before and behind it as they are."""
+    """Wish 5: a layer is a function of arrays, so it composes with other layers."""
     rng = np.random.default_rng(1)
     attention = MultiHeadAttention.init(rng, 20, num_heads=4, like=query)
     embed = Linear(attention.out.weight)
@@ -94,12 +94,12 @@ def among_other_layers(query: Any, key: Any, value: Any) -> None:
 
 
 def near(one: Any, other: Any) -> None:
-    """Both are alike up to a few roundings of float32."""
+    """Return whether the arrays are equal up to float32 rounding."""
     assert float(abs(one - other).max()) < 1e-5
 
 
 def numbers(array: Any) -> np.ndarray:
-    """An array of any library as one of NumPy."""
+    """Convert an array of any library to NumPy."""
     return np.asarray(array.tolist())
 
 

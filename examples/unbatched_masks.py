@@ -20,7 +20,7 @@ from sdpa_xp import attention_weights, scaled_dot_product_attention
 
 
 def main(picture: str | None = None) -> None:
-    """Check the conversion and the hull; draw them where a file is named."""
+    """Check the conversion and the hull; draw them if a file is named."""
     rng = np.random.default_rng(4)
     query, key, value = (rng.standard_normal(shape) for shape in ((3, 4), (5, 4), (5, 2)))
     ignored = np.zeros((3, 5), bool)
@@ -31,7 +31,7 @@ def main(picture: str | None = None) -> None:
     assert np.all(weights[ignored] == 0)
     assert np.all(weights[~ignored] > 0)
     assert np.allclose(output[1], scaled_dot_product_attention(query[1:2], key[:3], value[:3])[0])
-    turned = scaled_dot_product_attention(query, key, value, ignored)  # the mask as it came: the other keys
+    turned = scaled_dot_product_attention(query, key, value, ignored)  # not inverted: the other keys
     assert np.all(turned[2] == 0)  # and none for the third query, whose output is 0
     assert not np.allclose(turned, output)
     print("torch.nn marks the keys to ignore; sdpa_xp marks the keys that may be attended. ~mask converts one:")
@@ -65,12 +65,12 @@ def hull(points: np.ndarray) -> np.ndarray:
 
 
 def turn(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> float:
-    """Above 0 where a, b, c turn to the left."""
+    """Return a positive number if a, b, c turn to the left."""
     return float((b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0]))
 
 
 def inside(point: np.ndarray, corners: np.ndarray) -> bool:
-    """Whether a point is to the left of every edge."""
+    """Return whether a point is to the left of every edge."""
     return all(turn(a, b, point) >= -1e-12 for a, b in zip(corners, np.roll(corners, -1, axis=0), strict=True))
 
 

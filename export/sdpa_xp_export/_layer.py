@@ -1,4 +1,4 @@
-"""A layer as the exporter meets it: its parameters, which others can replace, and its outputs by name."""
+"""A layer as the exporter uses it: its parameters, which can be replaced, and its outputs by name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def with_parameters(
 ) -> Callable[..., Any]:
     """Return `layer` with `change(name, array)` in place of each parameter.
 
-    This concerns a layer that has `parameters` and `with_parameters`, like those of `sdpa_xp.layers`, and its
+    This works for a layer that has `parameters` and `with_parameters`, like those of `sdpa_xp.layers`, and its
     methods; with `fields` also a dataclass with a field `parameters`. Any other function is returned unchanged.
     """
     if isinstance(layer, partial):

@@ -29,7 +29,7 @@ class CallOptions(NamedTuple):
 
 
 def arrays_of(options: CallOptions) -> Iterator[tuple[str, object]]:
-    """Return the arrays among the options by name, also those that masks and biases hold ("bias.slopes")."""
+    """Return the arrays of the options by name, including arrays inside masks and biases ("bias.slopes")."""
     for name in ("attn_mask", "bias"):
         option = getattr(options, name)
         if isinstance(option, Mask | Bias):
@@ -47,7 +47,7 @@ def arrays_of(options: CallOptions) -> Iterator[tuple[str, object]]:
 
 
 def with_arrays(options: CallOptions, change: Callable[[Any], Any]) -> CallOptions:
-    """Return the options with each array replaced by what `change` makes of it, in masks and biases too."""
+    """Return the options with each array replaced by `change(array)`, also inside masks and biases."""
     changes: dict[str, Any] = {}
     for name in ("attn_mask", "bias", "scale", "sinks"):
         option = getattr(options, name)

@@ -55,7 +55,7 @@ class PreparedCall(NamedTuple):
     """Results that depend only on shapes, dtypes and options; equal calls share them."""
 
     def cached(self, name: str, compute: Callable[[], T]) -> T:
-        """Return what `compute` returns, computed once for all equal calls; it must not read an input."""
+        """Return `compute()`, computed once for all equal calls; `compute` must not read an input."""
         if name not in self.derived:
             self.derived[name] = compute()
         derived: T = self.derived[name]

@@ -1,4 +1,4 @@
-"""Sequences of a ragged batch: those of equal lengths are computed together."""
+"""Group the sequences of a ragged batch: sequences of equal lengths are computed together."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def attend_groups(
 ) -> dict[Entries, Array]:
     """Return the outputs of all groups, (n, Hq, L, Ev). Threads share groups that are too small for threads.
 
-    The arrays of a group are asked for when it is computed, so that few copies exist at once. Outputs are
-    written to `packed`, if there is one. `attend_otherwise` may compute a group in another way.
+    The arrays of a group are created only when the group is computed, so that few copies exist at once. Outputs
+    are written to `packed`, if it is given. `attend_otherwise` may compute a group in another way.
     """
     dropout = call.draw_dropout()
     outputs: dict[Entries, Array] = {}

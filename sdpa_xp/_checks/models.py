@@ -1,4 +1,4 @@
-"""What a model of another library asks of its attention."""
+"""Checks of the keywords that a model of another library passes to its attention."""
 
 from __future__ import annotations
 

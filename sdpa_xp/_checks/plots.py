@@ -1,4 +1,4 @@
-"""Checks of plots: numbers that can be read now, and as many names as there are ticks."""
+"""Checks of plots: numbers must be readable now, and each tick must have a name."""
 
 from __future__ import annotations
 

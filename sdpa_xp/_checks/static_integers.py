@@ -13,9 +13,9 @@ from sdpa_xp._libraries import dtype_name, is_array, is_traced, library_of
 
 
 def cumulative_lengths(function: str, name: str, value: object, total: int, letter: str) -> list[int]:
-    """Check N + 1 integers from 0 to `total` that do not fall, and return them.
+    """Check N + 1 nondecreasing integers from 0 to `total`, and return them.
 
-    They are the starts of N sequences and the end of the last.
+    They are the starts of N sequences, followed by the end of the last one.
     """
     starts = integer_list(function, name, value)
     got = {name: starts, f"length of `{letter}`": total}

@@ -1,4 +1,4 @@
-"""A call of chunked arrays, cut into pieces: which tasks there are, and what each of them gets."""
+"""A call of chunked arrays, cut into pieces: the tasks, and the inputs of each task."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class CutCall:
         return [part.array for part in aligned]
 
     def readable_scores(self) -> Scores:
-        """Return the scores of the whole call with what can be read; they are never computed."""
+        """Return the scores of the whole call with all readable values; they are never computed."""
         key = ArraySource(self.key.array)
         bound = self.bound
         return Scores(self.grid, self.query.array, key, bound.mask, bound.biases, bound.scale, None, None)

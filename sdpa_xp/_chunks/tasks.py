@@ -175,7 +175,7 @@ def block_scores(
 
 
 def block_sums(call: ChunkedCall, block: Block, query: Array, key: Array, *arrays: Array) -> RowSums:
-    """Return what the weights of a chunk of queries are normalised with, over one chunk of keys."""
+    """Return the sums that normalise the weights of a chunk of queries, over one chunk of keys."""
     with _task("attention-sums", call, block, query, key, arrays) as scores:
         parts = [row_sums(scores, rows) for rows in _plan_of_rows(scores).row_ranges()]
         m, l = (scores.xp.concat(part, axis=-2) for part in zip(*parts, strict=True))

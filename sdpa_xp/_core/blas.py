@@ -40,7 +40,7 @@ class _Blas:
         self.watched.put(call)
 
     def keep_watch(self) -> None:
-        """Give back what the watched calls could not, one call after the other."""
+        """For each watched call, restore the BLAS threads if the call could not do so itself."""
         while True:
             call = self.watched.get()
             with call:  # waits for the end of the call
@@ -105,7 +105,7 @@ def _threads_now() -> list[tuple[Any, int]]:
 
 
 def _set_threads(library: Any, count: int) -> None:
-    """Set it for the whole process, as OpenBLAS does; threadpoolctl 3.8 lets no thread but the first do so."""
+    """Set the threads of the process, as OpenBLAS does; threadpoolctl 3.8 lets only the first thread do so."""
     getattr(library, "_real_set_num_threads", library.set_num_threads)(count)
 
 

@@ -1,4 +1,4 @@
-"""How many threads the environment allows: its variable, and the cores of this process."""
+"""How many threads the environment allows: SDPA_XP_NUM_THREADS, and the cores of this process."""
 
 from __future__ import annotations
 

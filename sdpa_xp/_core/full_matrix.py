@@ -26,7 +26,7 @@ def full_scores(scores: Scores, plan: Plan, dtype: Dtype) -> Array:
 
 
 class RowSums(NamedTuple):
-    """What the weights of a range of queries are normalised with, (..., Hq, rows, 1)."""
+    """The maximum and the sum that normalise the weights of a range of queries, (..., Hq, rows, 1)."""
 
     m: Array
     """The largest score."""
@@ -56,7 +56,7 @@ def merge_row_sums(xp: Namespace, parts: Sequence[RowSums]) -> RowSums:
 
 
 def weights_of_rows(scores: Scores, rows: range, sums: RowSums) -> Array:
-    """Return the weights of a range of queries, after dropout; `sums` are those over more keys than these."""
+    """Return the weights of a range of queries, after dropout; `sums` may cover more keys than these."""
     xp = scores.xp
     s, allowed = _scores_of_rows(scores, rows)
     return _normalized(scores, rows, xp.exp(s - finite_shift(xp, sums.m)), sums.l, allowed)

@@ -1,8 +1,8 @@
 """How NaN and inf of masked keys and values are kept out of the output.
 
-A weight of zero does not suffice, because 0 * NaN is NaN. To look at each pair costs three more products. So
-the eager path computes without a guard first: a NaN or inf that got in shows in the output, and only then the
-rows are computed again with the guard "pairs".
+A weight of zero is not enough, because 0 * NaN is NaN. A check of each pair costs three more products. So the
+eager path first computes without a guard. If the output contains NaN or inf, the affected rows are computed
+again with the guard "pairs".
 """
 
 from __future__ import annotations
@@ -48,5 +48,5 @@ def weigh(
 
 
 def is_finite(xp: Namespace, output: Array, l: Array) -> bool:
-    """Return whether no NaN or inf got into some rows; if Ev = 0, only their sums l can tell."""
+    """Return whether the rows have no NaN or inf; if Ev = 0, only their sums l show it."""
     return bool(xp.isfinite(xp.sum(output) + xp.sum(l)))

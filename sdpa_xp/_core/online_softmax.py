@@ -40,7 +40,7 @@ class RowResult(NamedTuple):
     def lse_parts(self, xp: Namespace) -> Array:
         """Return two numbers that add up to the log-sum-exp, (..., Hq, rows, 2).
 
-        Their sum would lose much of large scores: all of log(S) if every score of a row is -1e9 in float32.
+        One number would lose digits of large scores: all of log(S) if every score of a row is -1e9 in float32.
         """
         if self.m is None:
             parts = [xp.log(self.l), xp.zeros_like(self.l)]
@@ -92,10 +92,9 @@ def attend_with_maximum(
 
 
 def merge(xp: Namespace, parts: Sequence[tuple[Array, Array, Array | float]]) -> tuple[Array, Array, Array]:
-    """Return attention over all keys, from that over disjoint parts of the keys.
+    """Merge attention over disjoint parts of the keys into attention over all keys.
 
-    Each is the output, and two numbers that add up to the log-sum-exp, as in `RowResult.lse_parts`. The second
-    may be 0.
+    Each part has its output and the two numbers of `RowResult.lse_parts`. The second number may be 0.
     """
     m = reduce(xp.maximum, (large for _, large, _ in parts))
     shift = finite_shift(xp, m)

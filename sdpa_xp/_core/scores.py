@@ -58,7 +58,7 @@ class Scores(NamedTuple):
 
     @property
     def are_ours(self) -> bool:
-        """Whether no function of the caller sees them. It may keep them, or add what autograd records."""
+        """Whether no function of the caller sees the scores. Such a function may keep them, or use autograd."""
         return not any(bias.is_of_caller for bias in self.biases)
 
     @property

@@ -39,8 +39,8 @@ def attend(
 ) -> tuple[Array, Array | None]:
     """Return output (..., Hq, L, Ev) in `dtype`, and log-sum-exp (..., Hq, L, 1) in the accumulation dtype.
 
-    With `in_parts` it is (..., Hq, L, 2), two numbers that add up to it: see `RowResult.lse_parts`.
-    With tasks, the output is in `out`: zeros of its shape and dtype.
+    With `in_parts` the log-sum-exp is (..., Hq, L, 2), as in `RowResult.lse_parts`. With tasks, the output is
+    written to `out`, which holds zeros of the output's shape and dtype.
     """
     lse_of = partial(RowResult.lse_parts if in_parts else RowResult.lse, xp=scores.xp) if with_lse else None
     if plan.is_loop:
@@ -65,7 +65,7 @@ def _attend_and_join(
 ) -> tuple[Array, Array | None]:
     """Return what `attend` returns, without writing to an array: with autograd, on devices, in lazy libraries.
 
-    There each range of queries has all heads, so that results are joined along the rows.
+    In these cases each range of queries has all heads, so that results are joined along the rows.
     """
     xp = scores.xp
     results = [attend_rows(scores, value, plan, rows) for rows in plan.row_ranges()]
@@ -138,10 +138,10 @@ class _Shortcut:
 def attend_rows(scores: Scores, value: KeyValueSource, plan: Plan, rows: range) -> RowResult:
     """Return the attention of one range of queries."""
     query = scores.scaled_query(rows)
-    if scores.grid.is_traced:  # no value can be read, so there is one way for all of them
+    if scores.grid.is_traced:  # no value can be read, so all rows are computed in the same way
         return attend_with_maximum(scores, query, value, plan, rows, "columns")
     result = attend_with_maximum(scores, query, value, plan, rows, "none")
-    if scores.is_unmasked:  # then each NaN and inf belongs to the output
+    if scores.is_unmasked:  # no pair is masked, so each NaN and inf belongs to the output
         return result
     if is_traced(result.output):  # a function of the caller has brought in a traced array
         return attend_with_maximum(scores, query, value, plan, rows, "columns")
@@ -156,9 +156,9 @@ def _attend_in_a_loop(
 ) -> tuple[Array, Array | None]:
     """Return what `attend` returns, computed in a loop over blocks of queries that the compiler keeps.
 
-    All blocks have the same length, as the compiler needs it. If they fit, block n of N has every N-th query,
-    from n on: if the queries lie on several devices, each pass then computes on all of them. If not, the last
-    block begins early enough to be full.
+    All blocks have the same length, because the compiler needs fixed shapes. If that length divides L, block n
+    of N has every N-th query from n on, so that each pass uses all devices that hold queries. Otherwise the
+    last block begins early enough to be full.
     """
     xp, grid, all_rows = scores.xp, scores.grid, range(plan.queries)
     passes = -(-plan.queries // plan.rows)

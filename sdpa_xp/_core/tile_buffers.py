@@ -62,7 +62,7 @@ class CallBuffers(threading.local):
     def __init__(self, grid: ScoreGrid, idle: list[TileBuffers], used: list[TileBuffers]) -> None:
         try:
             buffers = idle.pop()
-        except IndexError:  # asked first, another thread might take the last one in between
+        except IndexError:  # pop at once: after a check, another thread could take the last one
             buffers = TileBuffers(grid)
         used.append(buffers)
         self.scores = buffers.scores
@@ -74,7 +74,7 @@ class CallBuffers(threading.local):
 
 @contextmanager
 def call_buffers(grid: ScoreGrid) -> Iterator[CallBuffers]:
-    """Lend buffers to a call. A call inside of it, from a function of the caller, gets others."""
+    """Lend buffers to a call. A nested call, from a function of the caller, gets other buffers."""
     keeps = grid.library.keeps_buffers
     idle = _IDLE.setdefault((grid.library, grid.dtype, grid.device), []) if keeps else []
     used: list[TileBuffers] = []

@@ -1,7 +1,7 @@
 """The softmax without a maximum: exp(score) instead of exp(score - m), which saves three passes over a tile.
 
 The weights of a row are the same for every m, unless exp overflows, or so much of a row underflows that digits
-are lost. Both show in the results, so they are looked at afterwards.
+are lost. Both show in the results, which are checked afterwards.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_UNDERFLOW = {"float32": 2.0**-74, "float64": 2.0**-970}
 def attend_without_maximum(
     scores: Scores, query: Array, value: KeyValueSource, plan: Plan, rows: range, out: Array | None
 ) -> RowResult:
-    """Return the attention of a `scaled_query` with m = 0; `is_accurate` tells whether it is right."""
+    """Return the attention of a `scaled_query` with m = 0; check the result with `is_accurate`."""
     xp, grid, leading_shape = scores.xp, scores.grid, scores.leading_shape
     buffers, options = cast(CallBuffers, scores.buffers), {"dtype": grid.dtype, "device": grid.device}
     l = xp.zeros((*leading_shape, len(rows), 1), **options)
@@ -55,8 +55,8 @@ def attend_without_maximum(
 def is_accurate(scores: Scores, value: KeyValueSource, plan: Plan, rows: range, result: RowResult) -> bool:
     """Return whether a result is as exact without a maximum as with it.
 
-    Then it is finite, and no row has a tiny sum, but for rows that attend no key: their sum is 0. A sum of 1 or
-    more is never tiny, since the maximum would make it smaller.
+    It is if it is finite and no row has a tiny sum. Rows that attend no key have the sum 0, which is fine. With
+    sums from `LEAST_SUM` to 1, products with very small values may underflow, so the values are checked.
     """
     xp, l = scores.xp, result.l
     if not math.isfinite(float(xp.sum(result.output))) or not float(xp.max(l)) < math.inf:

@@ -1,7 +1,7 @@
 """A window of a larger grid of scores: a range of queries and a range of keys, computed as a call of its own.
 
-The tiles of the window are tiles of the larger grid. So masks, biases and dropout, which are bound to the
-larger grid, are asked about the same pairs as in one call, and answer the same.
+The tiles of the window are tiles of the larger grid. Masks, biases and dropout are bound to the larger grid.
+They see the same pair indices as in a single call, and so give the same result.
 """
 
 from __future__ import annotations

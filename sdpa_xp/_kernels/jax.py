@@ -1,13 +1,13 @@
 """jax.nn.dot_product_attention, compiled once for all operations of a call.
 
-XLA makes all scores at once, and jax.nn's own masks are large negative numbers, so what it gets are the masks
-of the call as a bias of -inf. Where it then differs from the contract
+XLA builds all scores at once. jax.nn's own masks are large negative numbers, so the masks of the call are
+passed as a bias of -inf. The kernel then differs from the contract in these cases:
 
-- a row has no key: it would be NaN, and is computed without a mask and set to 0;
-- a key or value that is masked holds NaN: what no query attends is blanked, and where the output is not finite
-  nevertheless the portable implementation computes it again;
-- the dtype is a half: the weights are rounded to it, so that float32 is what is computed in;
-- the dtype is float64: the softmax is float32's, so it is refused.
+- a row has no key: the kernel returns NaN, so the row is computed without a mask and set to 0;
+- a masked key or value holds NaN: keys and values that no query attends are set to 0. If the output is still
+  not finite, the portable implementation computes the call again;
+- the dtype is a half: the kernel rounds the weights to it, so the call is computed in float32;
+- the dtype is float64: the kernel computes the softmax in float32, so the call is refused.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def attend(call: PreparedCall) -> Array | None:
         added[0] if added else None,
         batch=call.sizes.batch,
     )
-    # Inside a jit nothing can be read: there only keys that no query attends are kept out, as documented.
+    # Inside a jit no value can be read. Only NaN of keys that no query attends is kept out, as documented.
     return cast(Array, output) if is_traced(output) or bool(finite) else None
 
 

@@ -1,17 +1,18 @@
 """mlx.core.fast.scaled_dot_product_attention.
 
-On the CPU MLX composes it of two products and a softmax of all scores, so that many are refused. The kernels
-for GPUs can be had by name, and are no default: no test has run on one. It differs from the contract where
+On the CPU MLX computes two products and a softmax of all scores, so calls with many scores are refused. The
+kernels for GPUs are used only if the call asks for them: no test has run on a GPU. The kernel differs from the
+contract in these cases:
 
-- a row has no key: a boolean mask gives the mean of the values, -inf gives NaN; such a row is set to 0;
-- the scores that are not masked are all -inf: a boolean mask and "causal" put the smallest finite number where
-  they mask, which is larger: what masks here is -inf;
-- the lengths differ: "causal" lets the last query attend the last key; it is a mask like the others here;
-- a masked key or value holds NaN, which 0 * NaN lets through: that shows in the output, and the portable
-  implementation computes it again; inside mx.compile and mx.vmap what no query attends is blanked;
+- a row has no key: with a boolean mask it is the mean of the values, with -inf it is NaN; it is set to 0;
+- all unmasked scores are -inf: a boolean mask and "causal" replace masked scores by the smallest finite number,
+  which is larger than -inf; so masks are passed as -inf;
+- the lengths differ: "causal" aligns the last query with the last key, so `is_causal` is passed as a mask;
+- a masked key or value holds NaN, and 0 * NaN is NaN: if the output shows it, the portable implementation
+  computes the call again; inside mx.compile and mx.vmap keys and values that no query attends are set to 0;
 - all scores of a row are -inf: NaN, which shows in the output likewise;
-- the dtype is a half: the scores are rounded to it, so that float32 is what is computed in;
-- the dtype is float64: exp is that of float32.
+- the dtype is a half: the kernel rounds the scores to it, so the call is computed in float32;
+- the dtype is float64: the kernel computes exp in float32.
 """
 
 from __future__ import annotations

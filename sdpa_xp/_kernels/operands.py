@@ -30,7 +30,7 @@ MANY_SCORES_OF_ONE = 2**16
 def unsupported_reason(call: PreparedCall, library: str, *, cuts_keys: bool = False) -> str | None:
     """Return why the options are not what kernels take: `is_causal`, boolean arrays and one floating array.
 
-    With `cuts_keys`, also padding, whose keys are cut off: then there is no mask but `is_causal`.
+    With `cuts_keys`, padding is supported too: its keys are cut off, and only `is_causal` remains as a mask.
     """
     for name, is_used in {"softcap": call.softcap is not None, "rng": call.dropout_p > 0}.items():
         if is_used:
@@ -72,9 +72,9 @@ def has_arrays(call: PreparedCall) -> bool:
 
 
 def real_keys(call: PreparedCall) -> list[int] | None:
-    """Return how many keys each batch entry attends, if padding of keys is all that masks but `is_causal`.
+    """Return how many keys each batch entry attends, if the only masks are padding of keys and `is_causal`.
 
-    None if something else masks, or if many entries with few scores have different numbers.
+    Returns None if there are other masks, or if many entries with few scores have different numbers.
     """
     masks, batch = [mask for mask in _flatten(call.masks) if mask != CAUSAL], call.sizes.batch
     if call.biases or len(masks) != 1 or len(batch) > 1 or 0 in batch:
@@ -103,7 +103,7 @@ def bias(call: PreparedCall) -> Array | None:
 
 
 def allowed(call: PreparedCall) -> Array | None:
-    """Return which pairs may attend, if arrays say so. None means all pairs, or those of `is_causal`."""
+    """Return which pairs may attend according to arrays. None means all pairs, or those of `is_causal`."""
     if not has_arrays(call):
         return None
     added = bias(call)
@@ -148,7 +148,7 @@ def split_batch(call: PreparedCall, output: Array) -> Array:
 
 
 def _flatten(masks: Iterable[Mask]) -> Iterator[Mask]:
-    """Return the masks that all hold, with those that `&` has joined one by one."""
+    """Return the masks as a flat list: masks joined by `&` are listed one by one."""
     for mask in masks:
         yield from _flatten(mask.parts) if isinstance(mask, And) else (mask,)
 

@@ -1,4 +1,4 @@
-"""torch.nn.functional.scaled_dot_product_attention, of which torch.onnx.export makes ai.onnx Attention.
+"""torch.nn.functional.scaled_dot_product_attention, which torch.onnx.export converts to ai.onnx Attention.
 
 On the CPU the kernel meets the contract except in four cases. A masked NaN gets through, because 0 * NaN is
 NaN: the output shows it, and the portable implementation computes the call again. A row whose scores are all
@@ -6,16 +6,16 @@ NaN becomes 0 if they do not fill a vector register, because the kernel then tak
 the output holds a 0, the inputs are searched for NaN and inf. Halves are computed in float32, because the
 kernel rounds their weights and takes a row with an inf for an empty one. Gradients of rows whose scores are
 large are S times too large, because the kernel keeps only the log-sum-exp, which then is rounded by more than
-log(S): if autograd records, the size of the scores is bounded first. Elsewhere the kernel, or what an exporter
-and onnxruntime make of it, differs where
+log(S): if autograd records, the size of the scores is bounded first. Elsewhere the kernel, or its translation
+by an exporter and onnxruntime, differs in these cases:
 
-- a key or value that is masked holds NaN, which 0 * NaN lets through: what no query attends is blanked;
-- a row has no key: torch's own translation for opsets before 23 gives the mean of the values: it is set to 0;
+- a masked key or value holds NaN, and 0 * NaN is NaN: keys and values that no query attends are set to 0;
+- a row has no key: torch's translation for opsets before 23 returns the mean of the values; it is set to 0;
 - all of a row's bias is the smallest finite number: onnxruntime takes the row for an empty one, so the bias is
   kept above that number;
-- the scale is not positive: NaN beside `is_causal` in torch, refused by onnxruntime: the query is scaled;
-- a mask has another L or S than the scores, or the inputs other than 4 axes: not translated, so they get them;
-- the dtype is a half: the weights are rounded to it, so that float32 is what is computed in.
+- the scale is not positive: torch returns NaN with `is_causal`, onnxruntime refuses: the query is scaled;
+- the mask broadcasts along L or S, or the inputs lack 4 axes: not translated, so both are converted first;
+- the dtype is a half: the kernel rounds the weights to it, so the call is computed in float32.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def attend(call: PreparedCall) -> Array | None:
     torch, xp, sizes = sys.modules["torch"], call.grid.xp, call.sizes
     query, key, value = (xp.astype(x, call.grid.dtype, copy=False) for x in call.arrays.values())
     query, scale = _scaled(call, query)
-    # No NaN can be seen in what is traced. So keys and values that no query attends are set to 0 before.
+    # Traced values cannot be checked for NaN. So keys and values that no query attends are first set to 0.
     allowed = operands.allowed(call)
     attended = _attended_keys(call) if allowed is None else any_query_attends(xp, allowed, sizes.heads)
     if attended is not None:
@@ -200,9 +200,9 @@ def _hides_no_nan(output: Any, query: Any, key: Any, scale: float | Array | None
     torch = sys.modules["torch"]
     if torch._C._len_torch_dispatch_stack() and _has_no_values(torch):
         return True
-    if output.all():  # the usual case, and the cheapest question: without a 0 no row was taken for an empty one
+    if output.all():  # the usual case and the cheapest check: without a 0, no row was mistaken for an empty one
         return True
-    largest = query.abs().sum() * key.abs().sum()  # no score is larger, and it is NaN or inf if one is
+    largest = query.abs().sum() * key.abs().sum()  # a bound on all scores; it is NaN or inf if a score is
     return bool((largest * max(1.0, cast(float, scale or 1.0))).isfinite())
 
 

@@ -150,7 +150,7 @@ class Library:
     def quiet(self, array: Array) -> Callable[[], AbstractContextManager[object]]:
         """Return a function that makes contexts without floating-point warnings and without autocast.
 
-        NumPy would warn of what is intended: exp underflows, and NaN under a mask is ignored. Torch's autocast
+        NumPy would warn of intended results: exp underflows, and NaN under a mask is ignored. Torch's autocast
         would round float32 products to a half dtype.
         """
         del array

@@ -1,4 +1,4 @@
-"""What is the same for all libraries whose arrays are lazy and lie in chunks."""
+"""Behaviour shared by all libraries with lazy, chunked arrays."""
 
 from __future__ import annotations
 

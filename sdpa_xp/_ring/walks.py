@@ -169,7 +169,7 @@ def _gradients_of_block(
     wide = [astype_if_needed(xp, array, call.grid.dtype) for array in differentiated]
     (of_block, large_of_block, small_of_block), pull_back = call.ring.pullback(compute, *wide)
     output, large, small = _rows_of(call, state, place)
-    # What computes with a state adds the two parts of its log-sum-exp, so both have the cotangent of the sum.
+    # Callers add the two parts of the log-sum-exp of a state, so both have the cotangent of the sum.
     of_output, _, of_lse = _rows_of(call, cotangents, place)
     weight = xp.exp(large_of_block - finite_shift(xp, large) + (small_of_block - small))
     change = xp.sum(of_output * (of_block - output), axis=-1)

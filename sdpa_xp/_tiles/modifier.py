@@ -43,7 +43,7 @@ class ScoreModifier:
 
     @property
     def arguments(self) -> dict[str, object]:
-        """The arguments by name: with `name`, all that it takes to write this value in another form."""
+        """The arguments by name. `name` and these arguments describe the value completely."""
         return {argument.name: getattr(self, argument.name) for argument in fields(self) if argument.repr}
 
     @property

@@ -189,8 +189,7 @@ def grid_of(
 ) -> ScoreGrid:
     """Return a grid of `shape`, (L, S) or (..., Hq, L, S), without a call.
 
-    It is for arrays of the library of `like`; if that is None, of the first of `arrays`; if there is none, of
-    NumPy.
+    The library is that of `like`, else of the first of `arrays`, else NumPy.
     """
     if not isinstance(shape, tuple | list):
         rule = "`shape` must be (L, S) or (..., Hq, L, S)"

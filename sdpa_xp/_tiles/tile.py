@@ -15,7 +15,7 @@ LeadingSlice: TypeAlias = tuple[range, ...]
 
 
 class RowBlock(NamedTuple):
-    """Every `step`-th query from `start` on, in a loop that a compiler runs: no one knows `start` before."""
+    """Every `step`-th query from `start` on, in a compiled loop: `start` is known only while the loop runs."""
 
     start: Array
     length: int
@@ -27,7 +27,7 @@ class RowBlock(NamedTuple):
 
 
 class WindowPlace(NamedTuple):
-    """Where a window of the grid lies, in a program that several devices run: each device has its own place."""
+    """Where a window of the grid lies, in a program on several devices: each device has its own place."""
 
     query_start: Array
     key_start: Array

@@ -1,1 +1,1 @@
-"""The calls that every array library and every form is held against the reference on."""
+"""The calls on which every array library and every form is compared with the reference."""

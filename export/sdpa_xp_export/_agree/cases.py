@@ -1,4 +1,4 @@
-"""The basic calls that every backend and every exported graph are held against, by name."""
+"""The basic calls on which every backend and every exported graph is tested, by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hold every array library and every exported graph against the reference, on the same inputs."""
+"""Compare every array library and every exported graph with the reference, on the same inputs."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Row:
 
     @property
     def worst(self) -> Agreement | None:
-        """The agreement that came nearest to its bound, or went furthest beyond."""
+        """The agreement with the largest error relative to its bound."""
         return max(self.ran.values(), key=lambda agreement: agreement.share, default=None)
 
     @property

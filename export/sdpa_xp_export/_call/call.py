@@ -1,4 +1,4 @@
-"""One call of attention with specs where the arrays stand: what an exported graph has to compute."""
+"""One call of attention with specs in place of arrays: the call that an exported graph computes."""
 
 from __future__ import annotations
 

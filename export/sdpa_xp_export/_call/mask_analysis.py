@@ -21,7 +21,7 @@ def may_mask(bias: Bias) -> bool:
 
 
 def only_causal(call: ExportCall) -> bool:
-    """Return whether the diagonal is the only thing that masks."""
+    """Return whether nothing but the diagonal masks."""
     return call.past_lengths is None and is_only_causal(call.masks, call.biases)
 
 
@@ -79,7 +79,7 @@ def only_appends(call: ExportCall) -> bool:
 
 
 def counts_real_keys(call: ExportCall) -> bool:
-    """Return whether the number of real keys of each batch entry masks alone; in a cache with the diagonal."""
+    """Return whether only the number of real keys per batch entry masks; in a cache, also the diagonal."""
     if call.biases or call.query.ndim != 4:
         return False
     if call.past_lengths is not None:

@@ -1,4 +1,4 @@
-"""A call as text, which the metadata of a model hold, and back."""
+"""Convert a call to the text in a model's metadata, and back."""
 
 from __future__ import annotations
 

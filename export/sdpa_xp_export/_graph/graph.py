@@ -100,7 +100,7 @@ class Graph:
         raise TypeError(message(self.function, rule, {"operand": type(array).__name__}))
 
     def here(self, value: GraphValue) -> GraphValue:
-        """Return a value of an outer graph as one of this graph: its operators write nodes here."""
+        """Return a value of an outer graph as a value of this graph, so that its operators write nodes here."""
         return GraphValue(self, value.name, value.dtype, value.shape)
 
     def constant(self, value: object, dtype: str) -> GraphValue:
@@ -140,7 +140,7 @@ class Graph:
         return any(node.op_type == "MatMul" and value.name in node.output for node in self.nodes)
 
     def declare(self, value: GraphValue) -> None:
-        """Say the shape of a value that no operator says: a runtime then computes in place what follows."""
+        """Declare a shape that follows from no operator: the runtime can then compute later nodes in place."""
         self.declared.append(helper.make_tensor_value_info(value.name, ONNX_DTYPE[value.dtype], value.shape))
 
     def subgraph(self, outputs: list[GraphValue]) -> onnx.GraphProto:

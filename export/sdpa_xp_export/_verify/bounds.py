@@ -29,7 +29,7 @@ from sdpa_xp_export.report import Agreement
 
 @dataclass(frozen=True, slots=True)
 class ExpectedRows:
-    """What some rows of an output have to be."""
+    """The expected values of some rows of an output."""
 
     reference: Floats
     textbook: NDArray[Any]
@@ -60,7 +60,7 @@ class ExpectedRows:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Some rows of an output of one run, and what they have to be."""
+    """Some rows of an output of one run, and their expected values."""
 
     result: NDArray[Any]
     expected: ExpectedRows

@@ -1,4 +1,4 @@
-"""What no run of a model goes beyond, since the scores would be too many: a line for each, for the report."""
+"""Lengths that no run exceeds, because the scores would be too many: one report line for each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sdpa_xp_export.spec import evaluated
 def left_out(call: ExportCall, blocks: Sequence[int], settings: Sequence[Setting]) -> tuple[str, ...]:
     """Return a line for each number of the call, and each block, that `settings` do not go beyond.
 
-    A number that no lengths of the call are beyond is none of these.
+    A number that no lengths of the call can exceed is not listed.
     """
     names = constant_names(call) | {block: f"blocks of {block} queries" for block in blocks}
     chosen = LengthsOfCall(call, THOROUGH_NUMBERS)

@@ -1,4 +1,4 @@
-"""How large the numbers are whose roundings make the error of each element of a result.
+"""The magnitude of each element of a result: the size of the numbers whose rounding causes its error.
 
 If every product and every score is off by one part in 2**n, then to first order an element is off by at most
 one part in 2**n of its magnitude. So a bound relative to magnitudes is as sharp for a small element as for the

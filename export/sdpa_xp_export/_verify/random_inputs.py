@@ -1,4 +1,4 @@
-"""Random inputs for a call, with what is hard to compute: empty rows, NaN behind a mask, large scores."""
+"""Random inputs for a call, with hard cases: empty rows, NaN behind a mask, large scores."""
 
 from __future__ import annotations
 

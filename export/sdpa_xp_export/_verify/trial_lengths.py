@@ -1,4 +1,4 @@
-"""Lengths for the names in a call: so many queries, so many keys, so large a batch."""
+"""Choose lengths for the names in a call: numbers of queries and keys, and the batch."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def _ends(call: ExportCall) -> Iterator[OperandChoice]:
 
 
 def short_settings(call: ExportCall) -> list[Setting]:
-    """Return a few settings of small lengths, for a look at many calls."""
+    """Return a few settings of small lengths, for quick runs over many calls."""
     small = list(several_lengths(call))
     return [Setting(lengths, size) for size in (1.0, LARGE) for lengths in small]
 

@@ -1,4 +1,4 @@
-"""The trials of a model: inputs for its call, and what some rows of the outputs have to be."""
+"""The trials of a model: inputs for its call, and the expected values of some output rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from sdpa_xp_export.report import Agreement
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Inputs of one run, and what has to come out."""
+    """Inputs of one run, and the expected outputs."""
 
     setting: Setting
     inputs: Arrays
@@ -97,7 +97,7 @@ def _leaks(arguments: Arrays) -> dict[str, NDArray[np.bool_]]:
 
 
 def expected_rows(call: ExportCall, arguments: Arrays, computed_in: str) -> dict[str, ExpectedRows]:
-    """Return what each output of the call has to be, for the rows that `arguments` hold."""
+    """Return the expected values of each output of the call, for the rows in `arguments`."""
     with np.errstate(all="ignore"):
         exact = _reference(arguments)
         textbook = _textbook(arguments, computed_in)

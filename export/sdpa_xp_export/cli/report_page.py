@@ -111,7 +111,7 @@ def megabytes(count: int | None) -> str:
 
 
 def _safe(text: str) -> str:
-    """Escape text of a model that anyone may have written: no markup, and no control characters."""
+    """Escape text from an untrusted model: no markup, and no control characters."""
     return escape("".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text))
 
 

@@ -1,4 +1,4 @@
-"""Keys that masks hide from every query: a loop over queries leaves them out once, before it begins."""
+"""Remove keys that masks hide from every query, once, before a loop over queries begins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The range of keys that some queries may attend: outside of it a block of queries reads no key."""
+"""The range of keys that some queries may attend; a block of queries reads only these keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tile of a call, some queries against some keys: what masks and biases are asked for."""
+"""A tile of a call: some queries against some keys, for which masks and biases are computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention of a tile in the operators of ai.onnx: what every form without a fused kernel is made of."""
+"""Attention of a tile in the operators of ai.onnx, used by every form without a fused kernel."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def scale_query(tile: GraphTile, query: GraphValue) -> GraphValue:
 def attend_tile(
     tile: GraphTile, query: GraphValue, key: GraphValue, value: GraphValue, *, explicit_softmax: bool = False
 ) -> dict[str, GraphValue]:
-    """A query that `scale_query` returned, key and value -> what the call asks for, by name.
+    """query from `scale_query`, key, value -> the outputs of the call, by name.
 
     With `explicit_softmax`, exponentials and their sum are written instead of a Softmax.
     """
