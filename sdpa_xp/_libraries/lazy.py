@@ -39,5 +39,7 @@ def own_copy(array: Any) -> Any:
 
     What repeats is not written out: a row that is broadcast to L x S stays as small as a row.
     """
-    once = without_repeats(array).copy()
-    return once if once.shape == array.shape else sys.modules["numpy"].broadcast_to(once, array.shape)
+    distinct = without_repeats(array).copy()
+    return (
+        distinct if distinct.shape == array.shape else sys.modules["numpy"].broadcast_to(distinct, array.shape)
+    )
