@@ -135,7 +135,8 @@ def _validated(
     if grid.execution_kind == "blas_threaded":
         asked_threads()  # small calls need no threads, but refuse a wrong value too
     # Masks and biases check their own arguments when they are bound, since these depend on the grid.
-    masks, biases = _masks_and_biases(function, options, arrays, is_causal=is_causal)
+    is_readable = not grid.is_traced and grid.execution_kind != "device"  # a device would have to wait
+    masks, biases = _masks_and_biases(function, options, arrays, is_causal=is_causal, is_readable=is_readable)
     for name in ("scale", "sinks"):
         if name in arrays and arrays[name].ndim == 0:  # an array of one number may have any floating dtype
             checks.floating(function, name, arrays[name])
@@ -164,7 +165,7 @@ def _validated(
 
 
 def _masks_and_biases(
-    function: str, options: CallOptions, arrays: Mapping[str, Array], *, is_causal: bool
+    function: str, options: CallOptions, arrays: Mapping[str, Array], *, is_causal: bool, is_readable: bool
 ) -> tuple[tuple[Mask, ...], tuple[Bias, ...]]:
     """Return the masks and the biases of a call: a floating array as `attn_mask` is a bias."""
     masks: list[Mask] = [Causal()] if is_causal else []
@@ -176,6 +177,8 @@ def _masks_and_biases(
     elif "attn_mask" in arrays and checks.mask_dtype(function, arrays["attn_mask"]):
         masks.append(as_mask(function, "attn_mask", options.attn_mask))
     elif "attn_mask" in arrays:
+        if is_readable:
+            checks.zeros_and_ones(function, arrays["attn_mask"])
         biases.append(ArrayBias(arrays["attn_mask"], "attn_mask"))
     if options.bias is not None:
         biases.append(as_bias(function, "bias", options.bias))

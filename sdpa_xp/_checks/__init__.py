@@ -18,6 +18,7 @@ from sdpa_xp._checks.arrays import (
     one_library,
     operand,
     plain_array,
+    zeros_and_ones,
 )
 from sdpa_xp._checks.caches import (
     appended,
@@ -217,4 +218,5 @@ __all__ = [
     "within",
     "without_bias_of_keys",
     "writeable",
+    "zeros_and_ones",
 ]

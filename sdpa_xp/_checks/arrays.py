@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 
 from sdpa_xp._checks.messages import message, type_name
@@ -38,6 +40,8 @@ def plain_array(function: str, name: str, value: object) -> Array:
         return plain(value)
     if callable(value) and name in ("attn_mask", "mask", "bias") and not hint:
         hint = "`masks.from_function` and `biases.from_function` take a function of the indices."
+        if str(getattr(value, "__module__", "")).startswith(("sdpa_xp.masks", "sdpa_xp.biases")):
+            hint = f"Call it: {getattr(value, '__name__', 'the function')}(...) returns one."
     if isinstance(value, list | tuple) and not hint:
         hint = "numpy.asarray(...) makes one of a list."
     hint = hint or _named_hint(name, value)
@@ -69,7 +73,7 @@ def floating(function: str, name: str, array: Array) -> None:
     """Check that `array` has a supported real floating dtype."""
     if dtype_name(array.dtype) not in FLOATING:
         rule = f"`{name}` must be one of {', '.join(FLOATING)}"
-        hint = f"Convert it first: xp.astype({name}, xp.float32)."
+        hint = f"Convert it first: {library_of(array).cast_text(name, 'float32')}."
         if dtype_name(array.dtype).startswith("complex"):
             hint = f"Attention of complex numbers is not defined; xp.real({name}) and xp.imag({name}) are real."
         raise TypeError(message(function, rule, {f"{name}.dtype": array.dtype}, hint))
@@ -82,9 +86,10 @@ def one_dtype(function: str, arrays: Mapping[str, Array]) -> None:
         if array.dtype != reference.dtype:
             rule = f"`{first}` and `{name}` must have one dtype"
             got = {f"{first}.dtype": reference.dtype, f"{name}.dtype": array.dtype}
-            hint = f"Convert one: xp.astype({name}, {first}.dtype)."
+            code = library_of(array).cast_text
+            hint = f"Convert one: {code(name, f'{first}.dtype')}."
             if name.endswith(".weight"):  # a caller of a layer can convert the input, but not the weight
-                hint = f"Convert the input: xp.astype({first}, xp.{dtype_name(array.dtype)})."
+                hint = f"Convert the input: {code(first, dtype_name(array.dtype))}."
             raise TypeError(message(function, rule, got, hint))
 
 
@@ -95,7 +100,8 @@ def added_dtype(function: str, name: str, array: Array, query: Dtype, accumulati
     if array.dtype != query and array.dtype != accumulation and not is_wider:
         rule = f"`{name}` must have the dtype of `query` or of the scores ({dtype_name(accumulation)})"
         got = {f"{name}.dtype": array.dtype, "query.dtype": query}
-        raise TypeError(message(function, rule, got, f"Convert it: xp.astype({name}, query.dtype)."))
+        hint = f"Convert it: {library_of(array).cast_text(name, 'query.dtype')}."
+        raise TypeError(message(function, rule, got, hint))
 
 
 def operand(function: str, name: str, value: object, rule: str) -> None:
@@ -122,6 +128,28 @@ def mask_dtype(function: str, mask: Array) -> bool:
         got = {"attn_mask.dtype": mask.dtype}
         raise TypeError(message(function, rule, got, _boolean_hint("attn_mask", mask)))
     return name.startswith("bool")
+
+
+def zeros_and_ones(function: str, mask: Array) -> None:
+    """Warn if a floating `attn_mask` has only 0 and 1. It masks nothing, and most likely should be boolean."""
+    xp = namespace_of(mask)
+    for part in (mask[..., :1, :64], mask) if mask.ndim > 1 else (mask,):  # the first row tells of most masks
+        is_zero, is_one = (part >= 0) & (part <= 0), (part >= 1) & (part <= 1)
+        if not bool(xp.all(is_zero | is_one)):
+            return
+    if bool(xp.any(is_zero)) and bool(xp.any(is_one)):
+        rule = "`attn_mask` must be boolean to mask: its 0 and 1 are added to the scores"
+        hint = "Pass `attn_mask != 0` if 1 means that a query may attend, or pass the array as `bias`."
+        got = {"attn_mask.dtype": mask.dtype}
+        warnings.warn(message(function, rule, got, hint), stacklevel=_caller_level())
+
+
+def _caller_level() -> int:
+    """Return the `stacklevel` of the code that called sdpa_xp."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "sdpa_xp":
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def boolean(function: str, name: str, array: Array) -> None:

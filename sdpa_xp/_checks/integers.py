@@ -36,16 +36,21 @@ class Integers(NamedTuple):
         return () if isinstance(self.values, int) else self.values.shape
 
 
-def integer(function: str, name: str, value: object, least: int = -LARGEST, most: float = LARGEST) -> int:
-    """Check an integer of Python or NumPy from `least` to `most`, and return it as an int."""
+def integer(
+    function: str, name: str, value: object, least: int = -LARGEST, most: float = LARGEST, hint: str = ""
+) -> int:
+    """Check an integer of Python or NumPy from `least` to `most`, and return it as an int.
+
+    `hint` says what to pass if it is less.
+    """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         rule = f"`{name}` must be an integer"
-        hint = "Inside a jit it has to be static." if is_array(value) else ""
-        raise TypeError(message(function, rule, {name: _shown(value)}, hint))
+        static = "Inside a jit it has to be static." if is_array(value) else ""
+        raise TypeError(message(function, rule, {name: _shown(value)}, static))
     number = int(value)
     if not least <= number <= most:
         rule = f"`{name}` must be " + (f"at least {least}" if number < least else f"at most {most}")
-        raise ValueError(message(function, rule, {name: number}))
+        raise ValueError(message(function, rule, {name: number}, hint if number < least else ""))
     return number
 
 

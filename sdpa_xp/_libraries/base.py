@@ -54,6 +54,8 @@ class Library:
     mode."""
     conversion: ClassVar[str] = ""
     """What makes one of its arrays of an array of NumPy, if that is not `from_dlpack`."""
+    has_astype: ClassVar[bool] = False
+    """Whether its arrays have NumPy's method `astype`, as hints write it."""
     has_chunks: ClassVar[bool] = False
     """Whether its arrays are lazy and lie in chunks: then it has `task_graphs` or `block_streams`."""
     has_meshes: ClassVar[bool] = False
@@ -62,6 +64,12 @@ class Library:
     """Whether an operation is compiled for each shape of its operands."""
     module: ClassVar[str] = ""
     """The module that makes its arrays, if the library has random generators of its own."""
+
+    def cast_text(self, name: str, dtype: str) -> str:
+        """Return the code that converts the array `name` to a dtype, such as float32 or query.dtype."""
+        if self.has_astype:
+            return f"{name}.astype({dtype if '.' in dtype else repr(dtype)})"
+        return f"xp.astype({name}, {dtype if '.' in dtype else f'xp.{dtype}'})"
 
     def owns(self, array: object) -> bool:
         """Return whether `array` is an array of this library."""

@@ -20,7 +20,7 @@ class CuPy(Library):
     name = "cupy"
     rng_name = "cupy.random.Generator"
     module = "cupy"
-    multiplies_halves = exchanges_memory = True
+    multiplies_halves = exchanges_memory = has_astype = True
 
     def owns(self, array: object) -> bool:
         return bool(compat.is_cupy_array(array))

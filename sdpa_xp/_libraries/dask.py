@@ -23,6 +23,7 @@ class Dask(LazyLibrary):
     """Arrays of Dask."""
 
     conversion = "dask.array.from_array"
+    has_astype = True
 
     def owns(self, array: object) -> bool:
         return bool(compat.is_dask_array(array))

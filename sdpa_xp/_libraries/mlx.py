@@ -22,6 +22,9 @@ class Mlx(Library):
     module = "mlx.core"
     multiplies_halves = exchanges_memory = reads_cpu_memory = True
 
+    def cast_text(self, name: str, dtype: str) -> str:
+        return f"{name}.astype({dtype if '.' in dtype else f'mlx.core.{dtype}'})"
+
     def owns(self, array: object) -> bool:
         core = sys.modules.get("mlx.core")
         return core is not None and isinstance(array, core.array)

@@ -19,7 +19,7 @@ class NumPy(Library):
     """Arrays of NumPy."""
 
     module = "numpy"
-    keeps_buffers = True
+    keeps_buffers = has_astype = True
 
     def owns(self, array: object) -> bool:
         numpy = sys.modules.get("numpy")

@@ -34,6 +34,9 @@ class Torch(Library):
     module = "torch"
     multiplies_halves = exchanges_memory = reads_cpu_memory = True
 
+    def cast_text(self, name: str, dtype: str) -> str:
+        return f"{name}.to({dtype if '.' in dtype else f'torch.{dtype}'})"
+
     def owns(self, array: object) -> bool:
         return bool(compat.is_torch_array(array))
 

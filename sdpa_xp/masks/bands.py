@@ -200,4 +200,5 @@ def _compared_from(
 
 
 def _width(name: str, keys: int | None) -> int | None:
-    return None if keys is None else checks.integer("sliding_window", name, keys, least=0)
+    hint = "None is a side without a limit."
+    return None if keys is None else checks.integer("sliding_window", name, keys, least=0, hint=hint)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
+import warnings
 from typing import Any
 
 import numpy as np
@@ -91,18 +93,29 @@ def test_complex_numbers_are_not_told_to_drop_a_part() -> None:
     with pytest.raises(TypeError, match=r"xp\.real\(key\) and xp\.imag\(key\)") as error:
         scaled_dot_product_attention(Q, K.astype(np.complex64), K)
     assert "astype" not in str(error.value)
-    with pytest.raises(TypeError, match=r"xp\.astype\(key, xp\.float32\)"):
+    with pytest.raises(TypeError, match=r"key\.astype\('float32'\)"):
         scaled_dot_product_attention(Q, K.astype(np.int32), K)
+
+
+def test_the_code_of_a_hint_runs(library: Library) -> None:
+    """It is written for the library of the arrays; `xp` is a namespace of the standard."""
+    wrong, right = library.put(np.ones((3, 4), np.int32)), library.put(np.ones((3, 4), F))
+    with library.guard(), pytest.raises(TypeError, match="Convert it first") as error:
+        scaled_dot_product_attention(wrong, right, right)
+    code = str(error.value).partition("Convert it first: ")[2].removesuffix(".")
+    names = {"query": wrong, "xp": library.xp, **sys.modules}
+    with library.guard():
+        assert scaled_dot_product_attention(eval(code, names), right, right).dtype == right.dtype
 
 
 def test_a_layer_asks_for_another_input_and_not_for_other_weights() -> None:
     layer = layers.MultiHeadAttention.init(np.random.default_rng(0), 8, num_heads=2)
     x = np.ones((3, 8))
-    with pytest.raises(TypeError, match=r"Convert the input: xp\.astype\(query, xp\.float32\)"):
+    with pytest.raises(TypeError, match=r"Convert the input: query\.astype\('float32'\)"):
         layer(x)
-    with pytest.raises(TypeError, match=r"Convert one: xp\.astype\(value, query\.dtype\)"):
+    with pytest.raises(TypeError, match=r"Convert one: value\.astype\(query\.dtype\)"):
         layer(x.astype(F), x.astype(F), x)
-    with pytest.raises(TypeError, match=r"Convert the input: xp\.astype\(x, xp\.float32\)"):
+    with pytest.raises(TypeError, match=r"Convert the input: x\.astype\('float32'\)"):
         layer.query(x)
 
 
@@ -201,3 +214,22 @@ def test_what_is_not_one_number_a_row_gets_no_such_hint(rules: dict[str, Any]) -
                 q, k if name != "sinks" else q, k if name != "sinks" else q, **{name: value[:2]}
             )
         assert "One for each" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "mask", [np.tri(5, dtype=F), np.ones((5, 1), F) * (np.arange(5) < 3)], ids=["causal", "keys"]
+)
+def test_a_floating_mask_of_zeros_and_ones_is_warned_of(library: Library, mask: np.ndarray) -> None:
+    """It is added to the scores. The warning shows the line of the caller."""
+    if library.name not in ("numpy", "torch"):
+        pytest.skip("values are looked at where no device has to wait for them")
+    x, passed = library.put(np.ones((5, 4), F)), library.put(mask.astype(F))
+    with pytest.warns(UserWarning, match="`attn_mask` must be boolean to mask") as record:
+        scaled_dot_product_attention(x, x, x, passed)
+    assert record[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        attention_weights(x, x, bias=passed)
+        attention_weights(x, x, passed != 0)
+        for other in (passed * 2, passed * 0, passed * 0 + 1, (passed - 1) * 1e9):
+            attention_weights(x, x, other)

@@ -35,6 +35,16 @@ HINTS: dict[str, tuple[str, Callable[[], Any], Callable[[], Any]]] = {
         lambda: masks.causal() & (lambda *_: True),
         lambda: masks.causal() & 1,
     ),
+    "a mask that was not called": (
+        "Call it: causal(...) returns one.",
+        lambda: scaled_dot_product_attention(X, X, X, masks.causal),
+        lambda: scaled_dot_product_attention(X, X, X, len),
+    ),
+    "a window without a limit": (
+        "None is a side without a limit.",
+        lambda: masks.sliding_window(3, -1),
+        lambda: masks.sliding_window(3, 2**40),
+    ),
     "integers for a condition": (
         "attn_mask != 0",
         lambda: scaled_dot_product_attention(X, X, X, np.ones((3, 3), int)),
