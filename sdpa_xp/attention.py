@@ -69,7 +69,8 @@ def scaled_dot_product_attention(
         softcap: If not None or 0, scores become softcap * tanh(score / softcap) after `scale`.
         sinks: (..., Hq): for each head, a logit that joins the sum of the softmax but has no value, so that the
             weights of a row may sum to less than 1. It is neither scaled nor capped.
-        dropout_p: The probability with which a weight is dropped; the others are divided by 1 - dropout_p.
+        dropout_p: The probability with which a weight is dropped, from 0 to 1; the others are divided by
+            1 - dropout_p.
         rng: The source of randomness, required if dropout_p > 0: a numpy.random.Generator,
             cupy.random.Generator, torch.Generator, or a key of JAX or MLX, according to the library of the
             arrays. The same state drops the same weights, also in `attention_weights`.
@@ -171,8 +172,9 @@ def attention_state(
         implementation: `"xp"` or None.
 
     Returns:
-        `output`, (..., Hq, L, Ev), and `lse`, (..., Hq, L), in the accumulation dtype. A row with no key to
-            attend has output 0 and lse -inf.
+        `output`, (..., Hq, L, Ev), in the dtype of the query, and `lse`, (..., Hq, L), in the dtype of the
+            scores: the accumulation dtype, or `softmax_dtype`. A row with no key to attend to has output 0 and
+            lse -inf.
 
     Raises:
         TypeError: As for `scaled_dot_product_attention`.

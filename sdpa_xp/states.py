@@ -21,7 +21,11 @@ class AttentionState(NamedTuple, Generic[A]):
     output: A
     """(..., Hq, L, Ev), in the dtype of the input."""
     lse: A
-    """The natural logarithm of the sum of exp(score), (..., Hq, L); float64 for float64 input, else float32."""
+    """The logarithm of the sum of exp(score), (..., Hq, L), in the dtype of the scores.
+
+    It is natural, or to base 2 with `lse_base=2`. The scores are float64 for float64 input or
+    `softmax_dtype=float64`, else float32.
+    """
 
 
 def merge_states(

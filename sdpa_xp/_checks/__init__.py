@@ -35,7 +35,9 @@ from sdpa_xp._checks.caches import (
     writeable,
 )
 from sdpa_xp._checks.gradients import cotangent, not_added
-from sdpa_xp._checks.integers import LARGEST as LARGEST_INTEGER
+from sdpa_xp._checks.integers import (
+    LARGEST as LARGEST_INTEGER,
+)
 from sdpa_xp._checks.integers import (
     Integers,
     IntegersLike,
@@ -43,6 +45,7 @@ from sdpa_xp._checks.integers import (
     ids,
     integer,
     integers,
+    offset,
     one_each,
     rows,
     window,
@@ -88,7 +91,16 @@ from sdpa_xp._checks.meshes import divided, ring
 from sdpa_xp._checks.messages import brief, call_of, message
 from sdpa_xp._checks.models import model_keywords
 from sdpa_xp._checks.plots import allowed, heads, lengths, not_empty, numpy_generator, readable, tokens, weights
-from sdpa_xp._checks.positions import above, below, even, fits_rotation, instance, not_one_number, real_numbers
+from sdpa_xp._checks.positions import (
+    above,
+    below,
+    even,
+    fits_rotation,
+    instance,
+    not_one_number,
+    real_numbers,
+    rotated,
+)
 from sdpa_xp._checks.shapes import (
     HLE,
     LAYOUTS,
@@ -182,6 +194,7 @@ __all__ = [
     "number",
     "numpy_generator",
     "of_function",
+    "offset",
     "one_device",
     "one_dtype",
     "one_each",
@@ -196,6 +209,7 @@ __all__ = [
     "real_numbers",
     "ring",
     "rng",
+    "rotated",
     "rows",
     "same_but",
     "same_but_width",

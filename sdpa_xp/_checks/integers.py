@@ -7,6 +7,7 @@ import numbers
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from sdpa_xp._checks.keywords import named
 from sdpa_xp._checks.messages import message, type_name
 from sdpa_xp._checks.shapes import broadcast, known
 from sdpa_xp._libraries import as_signed, dtype_name, is_array, plain
@@ -139,6 +140,13 @@ def frozen(value: Any) -> Any:
     if isinstance(value, numbers.Integral) and not isinstance(value, bool):
         return int(value)
     return tuple(value) if isinstance(value, list | range) else value
+
+
+def offset(function: str, value: Any) -> Any:
+    """Return an offset as `frozen` does; check the name of an alignment. Integers are checked by a call."""
+    if isinstance(value, str):
+        named(function, "offset", value, ("lower_right",), "integers, one a batch entry")
+    return frozen(value)
 
 
 def _shown(value: object) -> str:

@@ -113,7 +113,6 @@ class ScoreGrid:
     def check_offset(self, name: str, value: object) -> Integers:
         """Check the shift of a diagonal to the right, in keys: integers, or "lower_right"."""
         if isinstance(value, str):
-            checks.named(self.function, name, value, ("lower_right",), "integers, one a batch entry")
             return Integers(*[self.keys - self.queries - self.position] * 3)
         return self.check_integers(name, value)
 

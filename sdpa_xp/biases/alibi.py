@@ -28,8 +28,8 @@ def alibi(slopes: int | Sequence[float] | AnyArray, *, offset: IntegersLike | st
         slopes: The number of query heads, for the slopes of the paper; or the slopes, as a list of Hq numbers
             or a floating array (..., Hq).
         offset: The position of the first query among the keys: an integer, one for each batch entry, or
-            "lower_right" for S - L, as in flash-attention. With a causal mask it changes no output, because it
-            shifts all scores of a row by the same number.
+            "lower_right" for S - L, as in flash-attention. If no query may attend to a key after its position,
+            the offset changes no output, because it shifts all scores of a row by the same number.
 
     Returns:
         The bias.
@@ -56,7 +56,7 @@ def alibi(slopes: int | Sequence[float] | AnyArray, *, offset: IntegersLike | st
     else:
         slopes = checks.plain_array("alibi", "slopes", slopes)
         checks.floating("alibi", "slopes", slopes)
-    return Alibi(slopes, checks.frozen(offset))
+    return Alibi(slopes, checks.offset("alibi", offset))
 
 
 def alibi_slopes(heads: int) -> tuple[float, ...]:

@@ -59,7 +59,9 @@ def relative(
     checks.bucket_table("relative", array.shape, both_ways)
     exact = array.shape[0] // (4 if both_ways else 2)
     furthest = checks.integer("relative", "max_distance", max_distance, least=exact + 1)
-    shift = offset if isinstance(offset, str) else checks.integer("relative", "offset", offset)
+    shift = checks.offset("relative", offset)
+    if not isinstance(shift, str):
+        checks.integer("relative", "offset", offset)
     return Relative(array, both_ways, furthest, shift)
 
 

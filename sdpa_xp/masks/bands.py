@@ -50,7 +50,7 @@ def causal(offset: IntegersLike | str = 0) -> Mask:
     References:
         Vaswani et al., "Attention is all you need", arXiv 1706.03762, section 3.2.3.
     """
-    return Causal(checks.frozen(offset))
+    return Causal(checks.offset("causal", offset))
 
 
 def sliding_window(left: int | None, right: int | None, *, offset: IntegersLike | str = 0) -> Mask:
@@ -87,7 +87,7 @@ def sliding_window(left: int | None, right: int | None, *, offset: IntegersLike 
         Beltagy et al., "Longformer", arXiv 2004.05150, section 3.1. Jiang et al., "Mistral 7B",
         arXiv 2310.06825, section 2, counts the own key: a window of W there is left = W - 1, right = 0.
     """
-    return SlidingWindow(_width("left", left), _width("right", right), checks.frozen(offset))
+    return SlidingWindow(_width("left", left), _width("right", right), checks.offset("sliding_window", offset))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -26,7 +26,6 @@ def boolean(*shape: int) -> np.ndarray:
 
 
 MASKS: list[tuple[masks.Mask, type[Exception], str]] = [
-    (masks.causal("upper_left"), ValueError, "`attn_mask.offset` must be 'lower_right' or integers.*got attn_mask.offset='upper_left'"),
     (masks.causal(None), TypeError, r"`attn_mask.offset` must be an integer.*got attn_mask.offset=None \(builtins.NoneType\)"),
     (masks.causal(1.0), TypeError, r"`attn_mask.offset` must be an integer.*got attn_mask.offset=1.0 \(builtins.float\)"),
     (masks.causal(True), TypeError, "`attn_mask.offset` must be an integer.*=True"),
@@ -40,7 +39,6 @@ MASKS: list[tuple[masks.Mask, type[Exception], str]] = [
     (masks.causal(boolean(2)), TypeError, "`attn_mask.offset` must hold integers; got attn_mask.offset.dtype=bool"),
     (masks.causal(ints(0, FAR)), ValueError, f"`attn_mask.offset` must be at most .*{FAR}"),
     (masks.causal(ints([0], [1])), ValueError, r"`attn_mask.offset` must broadcast.*\(2, 1\)"),
-    (masks.sliding_window(1, 0, offset="right"), ValueError, "`attn_mask.offset` must be 'lower_right' or integers.*'right'"),
     (masks.sliding_window(1, 0, offset=ints(1, 2, 3)), ValueError, r"`attn_mask.offset` must broadcast.*\(3,\)"),
     (masks.padding(6), ValueError, "`attn_mask.key_lengths` must be at most S; got attn_mask.key_lengths=6, S=5"),
     (masks.padding([5, 6]), ValueError, "`attn_mask.key_lengths` must be at most S; got attn_mask.key_lengths=6, S=5"),
@@ -93,13 +91,11 @@ BIASES: list[tuple[biases.Bias, type[Exception], str]] = [
     (biases.alibi([0.1, 0.2, 0.3]), ValueError, r"`bias.slopes` must broadcast to \(..., Hq\).*\(3,\).*\(2, 4\)"),
     (biases.alibi([]), ValueError, r"`bias.slopes` must broadcast.*\(0,\)"),
     (biases.alibi(ones(3, 4)), ValueError, r"`bias.slopes` must broadcast.*\(3, 4\)"),
-    (biases.alibi(4, offset="left"), ValueError, "`bias.offset` must be 'lower_right' or integers.*'left'"),
     (biases.alibi(4, offset=0.5), TypeError, "`bias.offset` must be an integer; got bias.offset=0.5"),
     (biases.alibi(4, offset=[1, 2, 3]), ValueError, r"`bias.offset` must broadcast.*\(3,\)"),
     (biases.alibi(4, offset=ones(2)), TypeError, "`bias.offset` must hold integers.*float32"),
     (biases.relative(ones(8, 3)), ValueError, "`bias.table` must be for as many heads.*for 3, Hq=4"),
     (biases.relative(ones(8, 1)), ValueError, "`bias.table` must be for as many heads.*for 1, Hq=4"),
-    (biases.relative(TABLE, offset="left"), ValueError, "`bias.offset` must be 'lower_right' or integers.*'left'"),
     (biases.from_array(ones(3, 4)), ValueError, r"`bias` must broadcast to \(..., Hq, L, S\).*\(3, 4\)"),
     (biases.from_array(np.ones((3, 5))), TypeError, "`bias` must have the dtype of `query` or of the scores .float32.; got.*float64"),
     (biases.alibi(4) + ones(4), ValueError, "`bias` must broadcast"),
@@ -141,6 +137,10 @@ def test_bias_refused_by_a_call(bias: biases.Bias, error: type[Exception], words
     [
         (lambda: masks.sliding_window(-1, 0), ValueError, "sliding_window: `left` must be at least 0; got left=-1"),
         (lambda: masks.sliding_window(0, -3), ValueError, "sliding_window: `right` must be at least 0; got right=-3"),
+        (lambda: masks.causal("upper_left"), ValueError, "causal: `offset` must be 'lower_right' or integers.*got offset='upper_left'"),
+        (lambda: masks.sliding_window(1, 0, offset="right"), ValueError, "sliding_window: `offset` must be 'lower_right' or integers.*'right'"),
+        (lambda: biases.alibi(4, offset="left"), ValueError, "alibi: `offset` must be 'lower_right' or integers.*'left'"),
+        (lambda: biases.relative(TABLE, offset="left"), ValueError, "relative: `offset` must be 'lower_right' or integers.*'left'"),
         (lambda: masks.sliding_window(1.5, 0), TypeError, r"sliding_window: `left` must be an integer; got left=1.5 \(builtins.float\)"),
         (lambda: masks.sliding_window(0, True), TypeError, "sliding_window: `right` must be an integer; got right=True"),
         (lambda: masks.sliding_window(FAR, 0), ValueError, f"sliding_window: `left` must be at most .*; got left={FAR}"),
