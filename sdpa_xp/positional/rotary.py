@@ -53,7 +53,8 @@ class Rotary:
         >>> from sdpa_xp import scaled_dot_product_attention
         >>> query = key = value = np.ones((1, 4, 6, 64))
         >>> rotary = positional.Rotary(64)
-        >>> scaled_dot_product_attention(rotary.apply(query, 0), rotary.apply(key, 0), value, is_causal=True).shape
+        >>> query, key = rotary.apply(query, 0), rotary.apply(key, 0)
+        >>> scaled_dot_product_attention(query, key, value, is_causal=True).shape
         (1, 4, 6, 64)
 
     References:
