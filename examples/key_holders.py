@@ -37,7 +37,7 @@ def hold(connection: Connection, start: int, stop: int) -> None:
         except EOFError:
             return
         query = np.frombuffer(asked, np.float32).reshape(-1, WIDTH)
-        # Query i attends the keys up to its position, and the first key here has number `start`.
+        # Query i attends to the keys up to its position, and the first key here has number `start`.
         state = attention_state(query, key, value, masks.causal(position - start))
         connection.send_bytes(state.output.tobytes() + state.lse.tobytes())
         connection.send((start, stop))

@@ -43,7 +43,7 @@ class MiniLM:
     """By their names in the checkpoint; a matrix of `dense` is (in, out)."""
 
     def __call__(self, ids: Any, mask: Any) -> Any:
-        """Token ids (B, L) and which of them are no padding (B, L) -> embeddings of length 1, (B, 384)."""
+        """Token ids (B, L) and a mask, True for real tokens (B, L) -> embeddings of length 1, (B, 384)."""
         xp = array_api_compat.array_namespace(ids)
         x = self.tokens(ids, mask)
         counts = xp.astype(mask, x.dtype)[..., None]
@@ -51,14 +51,14 @@ class MiniLM:
         return mean / xp.sqrt(xp.sum(mean * mean, axis=-1, keepdims=True))
 
     def tokens(self, ids: Any, mask: Any, layers: int = LAYERS) -> Any:
-        """Return the vector of each token after some layers, (B, L, 384); after 0 layers, the embeddings."""
+        """The vectors after `layers` layers, (B, L, 384); with 0, the input of the first layer."""
         x = self.embedded(ids)
         for layer in range(layers):
             x = self.encoded(x, mask[:, None, None, :], f"encoder.layer.{layer}")
         return x
 
     def maps(self, ids: Any, mask: Any, layer: int) -> Any:
-        """Return the attention weights of a layer, counted from 0: (B, HEADS, L, L)."""
+        """The attention weights of a layer, counted from 0: (B, HEADS, L, L)."""
         x = self.tokens(ids, mask, layer)
         query, key = (
             self.heads(x, f"encoder.layer.{layer}.attention.self.{name}") for name in ("query", "key")
@@ -66,7 +66,7 @@ class MiniLM:
         return attention_weights(query, key, mask[:, None, None, :])
 
     def embedded(self, ids: Any) -> Any:
-        """The sum of the embeddings of a token and of its position, and of the first segment."""
+        """The embedding of each token plus those of its position and of the first segment."""
         xp = array_api_compat.array_namespace(ids)
         words, positions, segments = (
             self.parameters[f"embeddings.{name}_embeddings.weight"]
@@ -77,7 +77,7 @@ class MiniLM:
         return self.normalised(x + xp.take(positions, order, axis=0) + segments[0, :], "embeddings.LayerNorm")
 
     def encoded(self, x: Any, mask: Any, layer: str) -> Any:
-        """One layer: attention, then two projections with a GELU between; a norm behind each."""
+        """One layer: attention, then two projections with a GELU between; a norm after each."""
         xp = array_api_compat.array_namespace(x)
         heads = (self.heads(x, f"{layer}.attention.self.{name}") for name in ("query", "key", "value"))
         attended = scaled_dot_product_attention(*heads, mask)
@@ -88,7 +88,7 @@ class MiniLM:
         return self.normalised(x + self.dense(inner, f"{layer}.output.dense"), f"{layer}.output.LayerNorm")
 
     def heads(self, x: Any, name: str) -> Any:
-        """A projection, cut: (B, L, HEADS * E) -> (B, HEADS, L, E)."""
+        """A projection, split into heads: (B, L, HEADS * E) -> (B, HEADS, L, E)."""
         xp = array_api_compat.array_namespace(x)
         cut = xp.reshape(self.dense(x, name), (*x.shape[:2], HEADS, -1))
         return xp.permute_dims(cut, (0, 2, 1, 3))
@@ -140,12 +140,12 @@ def load(asarray: Callable[[np.ndarray], Any] = np.asarray) -> MiniLM:
 
 
 def folder() -> Path:
-    """Return the folder of the checkpoint in the package."""
+    """The folder of the checkpoint."""
     return Path(str(files(FOLDER))) / "model"
 
 
 def tokenized(sentences: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids, filled up to the longest sentence, and which of them are tokens: (B, L) each."""
+    """Token ids, padded to the longest sentence, and a mask, True for real tokens: (B, L) each."""
     split = tokenizer()
     split.enable_padding()
     encoded = split.encode_batch([*sentences])
@@ -162,7 +162,7 @@ def words(sentences: Sequence[str]) -> list[list[str]]:
 
 
 def tokenizer() -> Any:
-    """Load the tokenizer of the package."""
+    """The package's tokenizer."""
     from tokenizers import Tokenizer
 
     return Tokenizer.from_file(str(folder() / "tokenizer.json"))

@@ -57,12 +57,12 @@ def scaled_dot_product_attention(
             h reads key head h // (Hq // H). Keys and values are not copied for that.
         value: (..., H, S, Ev), with the same library, device and dtype. Ev need not be E.
         attn_mask: A mask of `sdpa_xp.masks`, which builds no L x S array, or an array that broadcasts to (...,
-            Hq, L, S). A boolean array is True where a query may attend a key. A floating array is added to the
-            scores, like `bias`.
+            Hq, L, S). A boolean array is True where a query may attend to a key. A floating array is added to
+            the scores, like `bias`.
         bias: A bias of `sdpa_xp.biases`, or an array that broadcasts to (..., Hq, L, S), in the dtype of the
             query or in the accumulation dtype. It is added to the scores after `softcap`. -inf masks its pair;
             the smallest finite number does not.
-        is_causal: Query i attends key j only if j <= i, counted from the upper left even if L != S. With a
+        is_causal: Query i attends to key j only if j <= i, counted from the upper left even if L != S. With a
             mask, both hold.
         scale: The factor of the products: a finite number, or an array that broadcasts to (..., Hq, L, 1).
             Default 1 / sqrt(E).
@@ -88,7 +88,7 @@ def scaled_dot_product_attention(
 
     Returns:
         (..., Hq, L, Ev) in the layout of the inputs, or (L, Ev) for 2-D inputs, with the library, device and
-            dtype of the query. A row with no key to attend is 0.
+            dtype of the query. A row with no key to attend to is 0.
 
     Raises:
         TypeError: The arrays have several libraries or dtypes, integer or complex data, or a class that changes
@@ -100,13 +100,13 @@ def scaled_dot_product_attention(
     Numerics:
         The accumulation dtype is float64 for float64 inputs, and float32 for all others. Scores, normalisation
         and sums are computed in it, and the result is rounded once. A masked pair adds nothing, even if its key
-        or value is NaN or inf; a NaN that may be attended shows in exactly the rows that attend it. Inside a
-        jit and with a vendor's kernel, this holds for keys that no query attends (padding). It holds for
-        results, not for gradients: the gradient of a key that is NaN is NaN.
+        or value is NaN or inf; a NaN that may be attended to shows in exactly the rows that attend to it.
+        Inside a jit and with a vendor's kernel, this holds for keys that no query attends to (padding). It
+        holds for results, not for gradients: the gradient of a key that is NaN is NaN.
 
-        A score of -inf has weight 0, so a row whose scores are all -inf is 0, like a row with no key to attend.
-        torch.autocast changes neither the dtype of a result nor its accuracy. Run the backward pass outside of
-        it, as torch recommends.
+        A score of -inf has weight 0, so a row whose scores are all -inf is 0, like a row with no key to attend
+        to. torch.autocast changes neither the dtype of a result nor its accuracy. Run the backward pass outside
+        of it, as torch recommends.
 
     Examples:
         >>> import numpy as np
@@ -160,7 +160,7 @@ def attention_state(
         value: (..., H, S, Ev).
         attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).
         bias: A bias, or an array that broadcasts to (..., Hq, L, S).
-        is_causal: Query i attends key j only if j <= i.
+        is_causal: Query i attends to key j only if j <= i.
         scale: A number, or an array that broadcasts to (..., Hq, L, 1).
         softcap: A positive number, or None.
         sinks: (..., Hq). The log-sum-exp includes them, so pass them to only one of the states that you merge.

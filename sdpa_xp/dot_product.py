@@ -37,7 +37,7 @@ def dot_product_attention(
 ) -> A:
     """Compute attention with the signature of `jax.nn.dot_product_attention`, for any library.
 
-    One result differs from JAX: a row with no key to attend is 0, not the mean of all values.
+    One result differs from JAX: a row with no key to attend to is 0, not the mean of all values.
 
     Shapes:
         `B` batch, `T` queries, `S` keys, `N` query heads, `K` key heads, `H` width, as JAX names them.
@@ -49,11 +49,11 @@ def dot_product_attention(
         bias: Broadcasts to (B, N, T, S), or a bias of `sdpa_xp.biases`.
         mask: A boolean array that broadcasts to (B, N, T, S), or a mask of `sdpa_xp.masks`.
         scale: A number; default 1 / sqrt(H).
-        is_causal: Query i attends key j only if j <= i.
+        is_causal: Query i attends to key j only if j <= i.
         query_seq_lengths: (B,): the number of real queries among the T; the others give 0.
         key_value_seq_lengths: (B,): the number of real keys among the S.
-        local_window_size: The number of keys before and after its own position that a query attends: one number
-            for both, or (left, right).
+        local_window_size: The number of keys before and after its own position that a query attends to: one
+            number for both, or (left, right).
         implementation: `"xp"`, `"native"` or None.
         return_residual: False. `attention_state` returns the log-sum-exp.
 

@@ -90,7 +90,7 @@ def explain(
         value: (..., H, S, Ev).
         attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).
         bias: A bias, or an array that broadcasts to (..., Hq, L, S).
-        is_causal: Query i attends key j only if j <= i.
+        is_causal: Query i attends to key j only if j <= i.
         scale: A number, or an array that broadcasts to (..., Hq, L, 1).
         softcap: A positive number, or None.
         sinks: (..., Hq).

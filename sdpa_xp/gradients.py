@@ -68,7 +68,7 @@ def scaled_dot_product_attention_vjp(
         attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).
         bias: A bias, or an array that broadcasts to (..., Hq, L, S). The function of `biases.from_function`
             may only add to the score.
-        is_causal: Query i attends key j only if j <= i.
+        is_causal: Query i attends to key j only if j <= i.
         scale: A number, or an array that broadcasts to (..., Hq, L, 1).
         softcap: A positive number, or None.
         sinks: (..., Hq).
@@ -93,11 +93,12 @@ def scaled_dot_product_attention_vjp(
             `pullback` raises it for a `cotangent` of another shape or device.
 
     Numerics:
-        Gradients are summed in the accumulation dtype and rounded once. A row without a key to attend has
+        Gradients are summed in the accumulation dtype and rounded once. A row without a key to attend to has
         gradient 0. A masked pair adds nothing, even if its query, key, value or cotangent is NaN or inf. A NaN
-        that may be attended shows in the gradients of exactly the rows that attend it, and of the keys and
-        values that these rows attend. Inside a jit this holds for keys that no query attends; there all pairs
-        are one tile, so the compiler decides on the memory. Arrays of Dask are computed chunk by chunk.
+        that may be attended to shows in the gradients of exactly the rows that attend to it, and of the keys
+        and values that these rows attend to. Inside a jit this holds for keys that no query attends to; there
+        all pairs are one tile, so the compiler decides on the memory. Arrays of Dask are computed chunk by
+        chunk.
 
     Examples:
         >>> import numpy as np

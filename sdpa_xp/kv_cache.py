@@ -189,7 +189,7 @@ class KVCache(Generic[A]):
                 `scaled_dot_product_attention`. The first query is at position S - L, also for masks and
                 biases: `sliding_window(255, 0)` means the last 256 tokens.
             bias: A bias, or an array that broadcasts to (..., Hq, L, S).
-            is_causal: Query i attends key j only if j <= i + S - L.
+            is_causal: Query i attends to key j only if j <= i + S - L.
             scale: A number, or an array that broadcasts to (..., Hq, L, 1).
             softcap: A positive number, or None.
             sinks: (..., Hq).

@@ -217,7 +217,7 @@ class PagedKVCache(Generic[A]):
                 `scaled_dot_product_attention`. The first query of a sequence is at position length - L, also
                 for masks and biases.
             bias: A bias, or an array that broadcasts to (N, Hq, L, 1).
-            is_causal: Query i attends key j only if j <= i + length - L.
+            is_causal: Query i attends to key j only if j <= i + length - L.
             scale: A number, or an array that broadcasts to (N, Hq, L, 1).
             softcap: A positive number, or None.
             sinks: (N, Hq) or (Hq,).

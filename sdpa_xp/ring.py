@@ -63,7 +63,7 @@ def ring_attention(
         mesh: A jax.sharding.Mesh.
         axis_name: The axis of `mesh` along which the keys are divided.
         bias: A bias, or an array that broadcasts to (..., Hq, L, S), divided as `attn_mask`.
-        is_causal: Query i attends key j only if j <= i.
+        is_causal: Query i attends to key j only if j <= i.
         scale: A number, or an array that broadcasts to (..., Hq, L, 1).
         softcap: A positive number, or None.
         sinks: (..., Hq).
@@ -74,7 +74,7 @@ def ring_attention(
         implementation: `"xp"` or None.
 
     Returns:
-        (..., Hq, L, Ev), divided as `query`, with its dtype. A row with no key to attend is 0.
+        (..., Hq, L, Ev), divided as `query`, with its dtype. A row with no key to attend to is 0.
 
     Raises:
         TypeError: As for `scaled_dot_product_attention`; or the arrays are not of JAX, or `mesh` is no mesh.

@@ -57,7 +57,7 @@ def varlen_attention(
     r"""Compute attention of N packed sequences, each within itself.
 
     The queries of sequence n are those from cu_seqlens_q[n] up to cu_seqlens_q[n + 1], and likewise its keys.
-    Nothing is padded, and no query attends another sequence, even if that holds NaN.
+    Nothing is padded, and no query attends to another sequence, even if that holds NaN.
 
     Shapes:
         `T` queries and `U` keys of all sequences together, `N` sequences, `E` width of a query or key, `Ev`
@@ -75,8 +75,8 @@ def varlen_attention(
             sequence, and "lower_right" aligns its last query and key. The sequences are the batch, so arrays
             have 1 or N batch entries.
         bias: A bias, which applies within each sequence too.
-        is_causal: Query i of a sequence attends its key j only if j <= i. flash-attention aligns the last query
-            and key instead: use `attn_mask=masks.causal("lower_right")`.
+        is_causal: Query i of a sequence attends to its key j only if j <= i. flash-attention aligns the last
+            query and key instead: use `attn_mask=masks.causal("lower_right")`.
         scale: A number, or an array that broadcasts to (N, Hq, 1, 1).
         softcap: A positive number, or None.
         sinks: (Hq,), or (N, Hq).

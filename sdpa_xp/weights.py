@@ -51,7 +51,7 @@ def attention_weights(
         key: (..., H, S, E).
         attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).
         bias: A bias, or an array that broadcasts to (..., Hq, L, S).
-        is_causal: Query i attends key j only if j <= i.
+        is_causal: Query i attends to key j only if j <= i.
         scale: A number, or an array that broadcasts to (..., Hq, L, 1).
         softcap: A positive number, or None.
         sinks: (..., Hq).
@@ -63,7 +63,7 @@ def attention_weights(
 
     Returns:
         (..., Hq, L, S), or (L, S) for 2-D inputs, in the dtype of the query. A row sums to 1, with a sink to
-            less, and to 0 if it has no key to attend. A masked pair is 0.
+            less, and to 0 if it has no key to attend to. A masked pair is 0.
 
     Raises:
         TypeError: As for `scaled_dot_product_attention`.
@@ -109,7 +109,7 @@ def attention_scores(
         key: (..., H, S, E).
         attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).
         bias: A bias, or an array that broadcasts to (..., Hq, L, S).
-        is_causal: Query i attends key j only if j <= i.
+        is_causal: Query i attends to key j only if j <= i.
         scale: A number, or an array that broadcasts to (..., Hq, L, 1).
         softcap: A positive number, or None.
         softmax_dtype: float32, float64 or None.

@@ -151,7 +151,7 @@ def rng(function: str, value: object, library: Library, *, needed: bool) -> None
     """Check a generator of `library`. It may be None if none is `needed`."""
     name = library.rng_name
     if value is None and needed:
-        hint = "It is not drawn from a hidden state, so that a result can be had again."
+        hint = "Pass one, so that you can reproduce the result."
         raise ValueError(message(function, f"`dropout_p` > 0 needs `rng`, a {name}", {"rng": None}, hint))
     if value is not None and not library.is_rng(value):
         raise TypeError(message(function, f"`rng` must be a {name}", {"rng": type_name(value)}))

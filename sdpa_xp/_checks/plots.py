@@ -90,7 +90,7 @@ def lengths(function: str, name: str, value: object, least: int = 1) -> list[int
 def numpy_generator(function: str, rng: object) -> Any:
     """Check that `rng` is a numpy.random.Generator, and return it."""
     if not library_of(numpy_array()).is_rng(rng):
-        hint = "It is not drawn from a hidden state, so that a picture can be had again."
+        hint = "Pass one, so that you can reproduce the picture."
         rule = "`rng` must be a numpy.random.Generator"
         raise TypeError(message(function, rule, {"rng": type_name(rng)}, hint))
     return rng

@@ -79,7 +79,7 @@ def partial_state(
 
 
 def state_without_keys(call: ChunkedCall, block: Block, width: int, query: Array) -> State:
-    """Return the state of a chunk of queries that attends no key: 0, -inf and 0."""
+    """Return the state of a chunk of queries that attends to no key: 0, -inf and 0."""
     grid = _whole_grid(call, query)
     *shape, _ = block.shape
     lse = grid.xp.full(tuple(shape), -math.inf, dtype=grid.dtype, device=grid.device)

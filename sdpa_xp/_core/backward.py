@@ -171,7 +171,7 @@ def _add_rows(
         of_scaled_query = contribution if of_scaled_query is None else of_scaled_query + contribution
     if scores.sinks is not None:
         accumulators["sinks"].add(row_tile, -xp.exp(scores.sinks - inputs.shift) * delta)
-    if of_scaled_query is None:  # these queries attend no key
+    if of_scaled_query is None:  # these queries attend to no key
         return
     query, scale = astype_if_needed(xp, row_tile.slice_queries(scores.query), dtype), scores.scale
     if not isinstance(scale, float):
@@ -185,7 +185,8 @@ def _add_rows(
 def _tiles(scores: Scores, rows: range, plan: Plan) -> Iterator[tuple[Tile, Allowed]]:
     """Return the tiles of `rows` in which a pair may attend, cut at the same keys for all rows.
 
-    `Scores.tiles` begins at the first key that a row attends; the pieces of an accumulator need common borders.
+    `Scores.tiles` begins at the first key that a row attends to; the pieces of an accumulator need common
+    borders.
     """
     for columns in plan.column_ranges(range(plan.keys)):
         tile = scores.tile(rows, columns)

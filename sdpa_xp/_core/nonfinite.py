@@ -18,8 +18,8 @@ from sdpa_xp._tiles.allowed import Allowed
 NonfiniteGuard: TypeAlias = Literal["none", "columns", "pairs"]
 """What `weigh` keeps out of its product.
 
-"none": nothing. "columns": the values that no query of the tile attends, which is all that a traced graph can
-afford. "pairs": every value that a masked pair would bring in.
+"none": nothing. "columns": the values that no query of the tile attends to, which is all that a traced graph
+can afford. "pairs": every value that a masked pair would bring in.
 """
 
 

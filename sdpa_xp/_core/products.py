@@ -46,7 +46,7 @@ def fold_groups(xp: Namespace, rows: Array, key_heads: int) -> Array:
 
 
 def any_query_attends(xp: Namespace, allowed: Array, key_heads: int) -> Array:
-    """Return whether any query attends a key, (..., H, columns, 1); `allowed` broadcasts to (..., Hq, L, S)."""
+    """Return whether a query attends to each key, (..., H, columns, 1), from `allowed` (..., Hq, L, S)."""
     if allowed.ndim < 2:  # the same for every query
         return xp.expand_dims(allowed, axis=-1) if allowed.ndim else allowed
     by_head = xp.any(allowed, axis=-2)

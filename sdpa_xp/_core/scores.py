@@ -112,7 +112,7 @@ class Scores(NamedTuple):
                 yield tile, allowed
 
     def trimmed_tiles(self, rows: range, plan: Plan) -> Iterator[tuple[Tile, Allowed]]:
-        """Return the same tiles, without the queries that attend no key of the tile, if the mask tells."""
+        """Return the same tiles, without the queries that attend to no key of the tile, if the mask tells."""
         if self.is_unmasked:
             yield from ((self.tile(rows, columns), True) for columns in plan.column_ranges(range(plan.keys)))
             return

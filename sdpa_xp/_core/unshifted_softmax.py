@@ -55,8 +55,8 @@ def attend_without_maximum(
 def is_accurate(scores: Scores, value: KeyValueSource, plan: Plan, rows: range, result: RowResult) -> bool:
     """Return whether a result is as exact without a maximum as with it.
 
-    It is if it is finite and no row has a tiny sum. Rows that attend no key have the sum 0, which is fine. With
-    sums from `LEAST_SUM` to 1, products with very small values may underflow, so the values are checked.
+    It is if it is finite and no row has a tiny sum. Rows that attend to no key have the sum 0, which is fine.
+    With sums from `LEAST_SUM` to 1, products with very small values may underflow, so the values are checked.
     """
     xp, l = scores.xp, result.l
     if not math.isfinite(float(xp.sum(result.output))) or not float(xp.max(l)) < math.inf:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice, product
 from typing import Any, Protocol
 
 from sdpa_xp._display.squares import Squares, captioned
@@ -17,7 +18,7 @@ CELLS = 32
 LEAST, MOST = 12, 4096
 """The length that is drawn, if no argument tells one: twice the largest number, within these."""
 PANELS, MOST_HEADS = 4, 128
-"""The most heads of a bias that are drawn, and that it may have."""
+"""The most entries or heads that are drawn, and the most heads that a bias may have."""
 ALLOWED, MASKED_OUT, SHADES = (
     "#2f86c5",
     "#d55e00",
@@ -43,12 +44,19 @@ def sampled_mask(mask: Modifier) -> str | None:
 
     def squares(grid: ScoreGrid) -> list[Squares]:
         pattern = mask.bind(grid)
-        rows = []
+        panels = _panels(grid)
+        maps: dict[Shape, list[str]] = {place: [] for place in panels}
         for tile in _row_tiles(grid):
             allowed = pattern.allowed_in(tile)
-            cells = [allowed] * len(_places(grid.keys)) if isinstance(allowed, bool) else _cells(allowed, tile)
-            rows.append("".join("#" if cell else "." for cell in cells))
-        return [Squares(rows, {"#": ALLOWED}, f"The pairs that {mask} allows")]
+            for place, rows in maps.items():
+                same = isinstance(allowed, bool)
+                cells = [allowed] * len(_places(grid.keys)) if same else _cells(allowed, tile, place)
+                rows.append("".join("#" if cell else "." for cell in cells))
+        title = f"The pairs that {mask} allows"
+        return [
+            Squares(maps[place], {"#": ALLOWED}, f"{title}, {label}" if label else title, label)
+            for place, label in panels.items()
+        ]
 
     return _shown(mask, squares, [_shape(mask)])
 
@@ -64,7 +72,9 @@ def sampled_bias(bias: Modifier) -> str | None:
             for term in terms:
                 scores, _ = term.apply(tile, scores)
             for head in range(heads):
-                maps[head].append([float(cell) for cell in _cells(scores, tile, head)])
+                maps[head].append(
+                    [float(cell) for cell in _cells(scores, tile, (*(0 for _ in grid.batch), head))]
+                )
         finite = [cell for rows in maps for row in rows for cell in row if math.isfinite(cell)]
         low, high = min(finite, default=0.0), max(finite, default=0.0)
         colours = {str(number): shade for number, shade in enumerate(SHADES)} | {"x": MASKED_OUT}
@@ -98,12 +108,27 @@ def _row_tiles(grid: ScoreGrid) -> Iterator[Tile]:
     return (Tile(range(row, row + 1), range(grid.keys), grid) for row in _places(grid.queries))
 
 
-def _cells(array: Any, tile: Tile, head: int = 0) -> list[Any]:
-    """Return the numbers of a tile of one query at the keys that are drawn, for the first batch entry."""
+def _panels(grid: ScoreGrid) -> dict[Shape, str]:
+    """Return the index (batch, head) of each picture, with its label.
+
+    They are the first batch entries, each with its first head; if there is one entry, the first heads.
+    """
+    entries = math.prod(grid.batch)
+    heads = range(grid.heads if entries == 1 else 1)
+    places = islice(product(*map(range, grid.batch), heads), PANELS)
+    if entries == grid.heads == 1:
+        return dict.fromkeys(places, "")
+    if entries == 1:
+        return {place: f"head {place[-1]} of {grid.heads}" for place in places}
+    head = f", head 0 of {grid.heads}" if grid.heads > 1 else ""
+    return {place: f"entry {number} of {entries}{head}" for number, place in enumerate(places)}
+
+
+def _cells(array: Any, tile: Tile, place: Shape) -> list[Any]:
+    """Return the numbers of a tile of one query at the keys that are drawn; `place` is (batch, head)."""
     row = tile.grid.xp.broadcast_to(array, tile.shape)
-    while row.ndim > 3:
-        row = row[0, ...]
-    row = row[head, 0, :]
+    for index in (*place, 0):
+        row = row[index, ...]
     return [row[key] for key in _places(len(tile.columns))]
 
 

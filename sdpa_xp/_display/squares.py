@@ -21,6 +21,8 @@ class Squares(NamedTuple):
     """By character, a colour of CSS. Characters that are not among them stay empty."""
     title: str
     """What is seen, for those who cannot see it."""
+    label: str = ""
+    """Shown below the picture."""
 
     def svg(self) -> str:
         """Return the SVG. Each colour is one path."""
@@ -47,6 +49,12 @@ class Squares(NamedTuple):
 
 def captioned(text: str, pictures: Iterable[Squares], note: str = "") -> str:
     """Return pictures side by side below a line of code, with a note below them."""
-    drawn = "".join(f'<span style="margin-right: 0.8em">{picture.svg()}</span>' for picture in pictures)
+    drawn = "".join(_labelled(picture) for picture in pictures)
     small = f'<div style="font-size: 0.85em">{escape(note)}</div>' if note else ""
     return f"<div><div><code>{escape(text)}</code></div><div>{drawn}</div>{small}</div>"
+
+
+def _labelled(picture: Squares) -> str:
+    """Return a picture with its label, if it has one, below it."""
+    label = f'<div style="font-size: 0.85em">{escape(picture.label)}</div>' if picture.label else ""
+    return f'<span style="display: inline-block; margin-right: 0.8em">{picture.svg()}{label}</span>'

@@ -4,7 +4,7 @@ XLA builds all scores at once. jax.nn's own masks are large negative numbers, so
 passed as a bias of -inf. The kernel then differs from the contract in these cases:
 
 - a row has no key: the kernel returns NaN, so the row is computed without a mask and set to 0;
-- a masked key or value holds NaN: keys and values that no query attends are set to 0. If the output is still
+- a masked key or value holds NaN: keys and values that no query attends to are set to 0. If the output is still
   not finite, the portable implementation computes the call again;
 - the dtype is a half: the kernel rounds the weights to it, so the call is computed in float32;
 - the dtype is float64: the kernel computes the softmax in float32, so the call is refused.

@@ -9,7 +9,7 @@ contract in these cases:
   which is larger than -inf; so masks are passed as -inf;
 - the lengths differ: "causal" aligns the last query with the last key, so `is_causal` is passed as a mask;
 - a masked key or value holds NaN, and 0 * NaN is NaN: if the output shows it, the portable implementation
-  computes the call again; inside mx.compile and mx.vmap keys and values that no query attends are set to 0;
+  computes the call again; inside mx.compile and mx.vmap keys and values that no query attends to are set to 0;
 - all scores of a row are -inf: NaN, which shows in the output likewise;
 - the dtype is a half: the kernel rounds the scores to it, so the call is computed in float32;
 - the dtype is float64: the kernel computes exp in float32.

@@ -72,7 +72,7 @@ def has_arrays(call: PreparedCall) -> bool:
 
 
 def real_keys(call: PreparedCall) -> list[int] | None:
-    """Return how many keys each batch entry attends, if the only masks are padding of keys and `is_causal`.
+    """Return how many keys each batch entry attends to, if the only masks are padding of keys and `is_causal`.
 
     Returns None if there are other masks, or if many entries with few scores have different numbers.
     """
@@ -84,7 +84,7 @@ def real_keys(call: PreparedCall) -> list[int] | None:
         return None
     lengths = call.grid.check_integers(padding.names[0], padding.key_lengths)
     count = math.prod(batch)
-    # Under `is_causal` no query attends the keys behind the last query.
+    # Under `is_causal` no query attends to the keys behind the last query.
     most = call.sizes.queries if is_causal(call) else call.sizes.keys
     if lengths.least == lengths.most:
         return [min(int(lengths.least), most)] * count

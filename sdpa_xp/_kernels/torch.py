@@ -9,7 +9,7 @@ large are S times too large, because the kernel keeps only the log-sum-exp, whic
 log(S): if autograd records, the size of the scores is bounded first. Elsewhere the kernel, or its translation
 by an exporter and onnxruntime, differs in these cases:
 
-- a masked key or value holds NaN, and 0 * NaN is NaN: keys and values that no query attends are set to 0;
+- a masked key or value holds NaN, and 0 * NaN is NaN: keys and values that no query attends to are set to 0;
 - a row has no key: torch's translation for opsets before 23 returns the mean of the values; it is set to 0;
 - all of a row's bias is the smallest finite number: onnxruntime takes the row for an empty one, so the bias is
   kept above that number;
@@ -101,7 +101,7 @@ def attend(call: PreparedCall) -> Array | None:
     torch, xp, sizes = sys.modules["torch"], call.grid.xp, call.sizes
     query, key, value = (xp.astype(x, call.grid.dtype, copy=False) for x in call.arrays.values())
     query, scale = _scaled(call, query)
-    # Traced values cannot be checked for NaN. So keys and values that no query attends are first set to 0.
+    # Traced values cannot be checked for NaN. So keys and values that no query attends to are first set to 0.
     allowed = operands.allowed(call)
     attended = _attended_keys(call) if allowed is None else any_query_attends(xp, allowed, sizes.heads)
     if attended is not None:
@@ -241,7 +241,7 @@ def _scaled(call: PreparedCall, query: Array) -> tuple[Array, float | None]:
 
 
 def _attended_keys(call: PreparedCall) -> Array | None:
-    """Return which keys some query attends under is_causal, (S, 1); None if all are attended."""
+    """Return which keys some query attends to under is_causal, (S, 1); None if all are attended."""
     # Under a causal mask only keys beyond the last query are never attended.
     if not operands.is_causal(call) or _surely(call.sizes.keys <= call.sizes.queries):
         return None

@@ -38,10 +38,10 @@ def register() -> str:
 
     Numerics:
         As for `scaled_dot_product_attention`, so results differ from `attn_implementation="eager"` by rounding
-        only. A token without a key to attend, such as padding on the left, gets 0, where eager attention gives
-        it the mean of all values; results of real tokens do not depend on it. In training, `attention_dropout`
-        drops weights with the right probability. Which weights are dropped depends on `torch.manual_seed`, and
-        they are others than with eager attention.
+        only. A token without a key to attend to, such as padding on the left, gets 0, where eager attention
+        gives it the mean of all values; results of real tokens do not depend on it. In training,
+        `attention_dropout` drops weights with the right probability. Which weights are dropped depends on
+        `torch.manual_seed`, and they are others than with eager attention.
 
     Examples:
         >>> from sdpa_xp.integrations.transformers import register

@@ -45,7 +45,7 @@ class Pattern(ABC):
         return tile.columns
 
     def query_range(self, tile: Tile, /) -> range:
-        """Return one range of the tile's queries outside of which none attends a key of the tile."""
+        """Return one range of the tile's queries outside of which none attends to a key of the tile."""
         return tile.rows
 
 

@@ -1,4 +1,4 @@
-"""Masks along the diagonal: a query attends keys at a bounded distance."""
+"""Masks along the diagonal: a query attends to keys at a bounded distance."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sdpa_xp.masks.algebra import Mask, Pattern
 
 
 def causal(offset: IntegersLike | str = 0) -> Mask:
-    """Query i attends key j iff j <= i + offset.
+    """Query i attends to key j iff j <= i + offset.
 
         offset 0, L=3 S=5     "lower_right" (offset 2)
             1 0 0 0 0             1 1 1 0 0
@@ -30,8 +30,8 @@ def causal(offset: IntegersLike | str = 0) -> Mask:
     Args:
         offset: The position of the first query among the keys. Pass an integer, or one for each batch entry as
             a list or an integer array that broadcasts to (...). 0 aligns the upper left corner, as
-            `is_causal=True` does. "lower_right" is S - L: the last query attends all keys, as when the queries
-            continue a cache.
+            `is_causal=True` does. "lower_right" is S - L: the last query attends to all keys, as when the
+            queries continue a cache.
 
     Returns:
         The mask. It works for any length and never builds an L x S array.
@@ -54,7 +54,7 @@ def causal(offset: IntegersLike | str = 0) -> Mask:
 
 
 def sliding_window(left: int | None, right: int | None, *, offset: IntegersLike | str = 0) -> Mask:
-    """Query i attends key j iff i + offset - left <= j <= i + offset + right.
+    """Query i attends to key j iff i + offset - left <= j <= i + offset + right.
 
         left 1, right 0       left 1, right 1
             1 0 0 0 0             1 1 0 0 0
@@ -65,7 +65,7 @@ def sliding_window(left: int | None, right: int | None, *, offset: IntegersLike 
         `L` queries, `S` keys, `...` batch.
 
     Args:
-        left: The number of keys before its own position that a query attends; None for all of them.
+        left: The number of keys before its own position that a query attends to; None for all of them.
         right: The number of keys after its own position; None for all of them, 0 for a causal window.
         offset: The position of the first query among the keys, as for `causal`.
 
@@ -120,7 +120,7 @@ class SlidingWindow(Mask):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Band(Pattern):
-    """A query at i attends key j iff i + low <= j <= i + high; None is open."""
+    """A query at i attends to key j iff i + low <= j <= i + high; None is open."""
 
     low: Integers | None
     high: Integers | None
@@ -148,9 +148,9 @@ class Band(Pattern):
 
     def query_range(self, tile: Tile) -> range:
         start, stop, position = tile.rows.start, tile.rows.stop, tile.grid.position
-        if self.high is not None:  # the first query that attends the first key
+        if self.high is not None:  # the first query that attends to the first key
             start = int(max(start, tile.columns.start - tile.slice_integers(self.high).most - position))
-        if self.low is not None:  # the last query that attends the last key
+        if self.low is not None:  # the last query that attends to the last key
             stop = int(min(stop, tile.columns.stop - tile.slice_integers(self.low).least - position))
         return range(start, stop)
 

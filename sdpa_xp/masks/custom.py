@@ -48,7 +48,7 @@ def from_array(boolean: AnyArray) -> Mask:
 
 
 def from_function(mask_mod: MaskFunction) -> Mask:
-    """Query i of head h in batch entry b attends key j iff mask_mod(b, h, i, j).
+    """Query i of head h in batch entry b attends to key j iff mask_mod(b, h, i, j).
 
     Shapes:
         `Hq` query heads, `L` queries, `S` keys, `...` batch.

@@ -1,4 +1,4 @@
-"""A mask for several documents in one row: a token attends only its own document."""
+"""A mask for several documents in one row: a token attends only to its own document."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sdpa_xp.masks.algebra import Mask, Pattern
 
 
 def document(query_ids: Sequence[int] | AnyArray, key_ids: Sequence[int] | AnyArray | None = None) -> Mask:
-    """Query i attends key j iff query_ids[i] == key_ids[j].
+    """Query i attends to key j iff query_ids[i] == key_ids[j].
 
         ids 0 0 1 1 1
             1 1 0 0 0

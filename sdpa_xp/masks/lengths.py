@@ -13,7 +13,7 @@ from sdpa_xp.masks.algebra import AllOf, Mask, Pattern
 
 
 def padding(key_lengths: IntegersLike | None, query_lengths: IntegersLike | None = None) -> Mask:
-    """Key j of batch entry b may be attended iff j < key_lengths[b]; the keys behind it are padding.
+    """Key j of batch entry b may be attended to iff j < key_lengths[b]; the keys behind it are padding.
 
         key_lengths=[3, 5], S=5:  entry 0   1 1 1 0 0      entry 1   1 1 1 1 1
 
@@ -47,7 +47,7 @@ def padding(key_lengths: IntegersLike | None, query_lengths: IntegersLike | None
 
 
 def prefix(length: IntegersLike) -> Mask:
-    """Every query may attend key j iff j < length: `causal() | prefix(n)` is the mask of a prefix LM.
+    """Every query may attend to key j iff j < length: `causal() | prefix(n)` is the mask of a prefix LM.
 
         causal() | prefix(2)
             1 1 0 0
@@ -118,7 +118,7 @@ class Prefix(Mask):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeysBefore(Pattern):
-    """Key j may be attended iff j < length."""
+    """Key j may be attended to iff j < length."""
 
     length: Integers
 

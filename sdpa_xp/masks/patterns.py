@@ -12,7 +12,7 @@ from sdpa_xp.masks.algebra import Mask, Pattern
 
 
 def chunked(size: int) -> Mask:
-    """Query i attends key j iff both are in the same chunk: i // size == j // size.
+    """Query i attends to key j iff both are in the same chunk: i // size == j // size.
 
         chunked(2)            causal() & chunked(2)
             1 1 0 0 0             1 0 0 0 0
@@ -49,7 +49,7 @@ def chunked(size: int) -> Mask:
 
 
 def dilated(step: int) -> Mask:
-    """Query i attends key j iff their distance is a multiple of `step`.
+    """Query i attends to key j iff their distance is a multiple of `step`.
 
         dilated(2)            sliding_window(2, 2) & dilated(2)
             1 0 1 0 1             1 0 1 0 0
@@ -60,7 +60,7 @@ def dilated(step: int) -> Mask:
         `L` queries, `S` keys.
 
     Args:
-        step: The distance between attended keys, at least 1. 1 attends every key.
+        step: The distance between keys attended to, at least 1. 1 attends to every key.
 
     Returns:
         The mask. By itself it saves no work, because it skips pairs, not tiles.

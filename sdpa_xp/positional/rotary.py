@@ -48,6 +48,15 @@ class Rotary:
                [ 0.54,  0.84],
                [-0.42,  0.91]])
 
+        Rotate query and key, and attend; 0 is the position of the first token:
+
+        >>> from sdpa_xp import scaled_dot_product_attention
+        >>> query = key = value = np.ones((1, 4, 6, 64))
+        >>> rotary = positional.Rotary(64)
+        >>> query, key = rotary.apply(query, 0), rotary.apply(key, 0)
+        >>> scaled_dot_product_attention(query, key, value, is_causal=True).shape
+        (1, 4, 6, 64)
+
     References:
         Su et al., "RoFormer", arXiv 2104.09864, section 3.2. RotaryEmbedding of ONNX 23 does the same.
     """

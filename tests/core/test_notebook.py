@@ -63,6 +63,40 @@ def test_a_mask_shows_the_pairs_that_it_allows(name: str) -> None:
     assert f"{shape[-2]} queries (down) x {shape[-1]} keys" in html
 
 
+PANELS_OF: dict[str, tuple[Any, tuple[int, ...], list[str]]] = {
+    "entries": (masks.padding([4, 6]), (2, 1, 12, 12), ["entry 0 of 2", "entry 1 of 2"]),
+    "many entries": (masks.padding([4, 6, 3, 1, 5]), (5, 1, 12, 12), [f"entry {n} of 5" for n in range(4)]),
+    "heads": (
+        masks.from_array(np.arange(48).reshape(3, 4, 4) % 5 < np.arange(1, 4)[:, None, None]),
+        (3, 4, 4),
+        [f"head {n} of 3" for n in range(3)],
+    ),
+    "entries with heads": (
+        masks.from_array(np.arange(96).reshape(2, 3, 4, 4) % 7 < np.arange(1, 3)[:, None, None, None]),
+        (2, 3, 4, 4),
+        [f"entry {n} of 2, head 0 of 3" for n in range(2)],
+    ),
+    "one": (masks.causal(), (12, 12), []),
+}
+
+
+@pytest.mark.parametrize("name", PANELS_OF)
+def test_a_mask_shows_its_first_entries_or_heads_with_labels(name: str) -> None:
+    mask, shape, labels = PANELS_OF[name]
+    html = mask._repr_html_()
+    well_formed(html)
+    assert re.findall(r"<div[^>]*>((?:entry|head) [^<]*)</div>", html) == labels
+    pictures = re.findall(r"<svg.*?</svg>", html)
+    allowed = masks.to_array(mask, shape)
+    if len(shape) == 4:
+        allowed = allowed[:, 0]
+    elif len(shape) == 2:
+        allowed = allowed[None]
+    assert len(pictures) == min(len(allowed), 4)
+    for picture, entry in zip(pictures, allowed, strict=False):
+        assert area(picture, ALLOWED) == pytest.approx(entry.mean())
+
+
 def test_a_long_mask_is_sampled() -> None:
     html = masks.sliding_window(255, 0)._repr_html_()
     assert html is not None
