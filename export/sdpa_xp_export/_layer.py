@@ -8,7 +8,10 @@ from functools import partial
 from types import MethodType
 from typing import Any, cast
 
+from sdpa_xp.biases import Bias
+from sdpa_xp.masks import Mask
 from sdpa_xp_export._array_api.dispatch import is_array
+from sdpa_xp_export.spec import TensorSpec
 
 
 def parameter_arrays(layer: object) -> dict[str, Any]:
@@ -49,6 +52,26 @@ def _has_parameters_field(layer: object) -> bool:
     return dataclasses.is_dataclass(layer) and any(
         field.name == "parameters" and field.init for field in dataclasses.fields(layer)
     )
+
+
+def with_arrays(argument: Any, name: str, array_of: Callable[[str, TensorSpec], Any]) -> Any:
+    """Return an argument of a layer with `array_of(name, spec)` in place of each spec that it is or holds.
+
+    Masks and biases, tuples, lists and dictionaries hold specs. `name` is the name of the argument.
+    """
+    if isinstance(argument, TensorSpec):
+        return array_of(name, argument)
+    if isinstance(argument, Mask | Bias):
+        operands = {
+            field: with_arrays(operand, getattr(argument, "argument", field), array_of)
+            for field, operand in argument.arguments.items()
+        }
+        return dataclasses.replace(argument, **operands)
+    if type(argument) in (tuple, list):  # a tuple may be the layer's *arguments
+        return type(argument)(with_arrays(element, name, array_of) for element in argument)
+    if isinstance(argument, dict):
+        return {key: with_arrays(element, key, array_of) for key, element in argument.items()}
+    return argument
 
 
 def named_outputs(result: Any) -> dict[str, Any]:

@@ -31,6 +31,8 @@ class Agreement:
     """The absolute error over the largest absolute value of the reference."""
     bound: float
     """The largest value of `absolute` that agrees."""
+    index: tuple[int, ...] = ()
+    """The index of that element among those that were compared."""
 
     @property
     def agrees(self) -> bool:
@@ -78,6 +80,13 @@ class Run:
     """The rows that were compared with the reference: queries of all heads and batch entries."""
     rows: int
     """All rows of the output."""
+    where: str = ""
+    """The element that is closest to its bound, such as `batch 0, head 2, query 19`."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the inputs are ordinary: no large numbers, no NaN, and integers that were drawn."""
+        return "," not in self.inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +99,8 @@ class LayerReport:
     """Why the exporter took that form."""
     onnxruntime: str
     """The release that ran it."""
+    notes: tuple[str, ...]
+    """What may explain a failure: an onnxruntime that is older than the model's, or missing arguments."""
     runs: tuple[Run, ...]
     """One entry for each output of each run."""
     placements: tuple[Placement, ...]
@@ -107,6 +118,21 @@ class LayerReport:
     def worst(self) -> Run:
         """The run that came nearest to its bound, or went furthest beyond."""
         return max(self.runs, key=lambda run: run.agreement.share)
+
+    @property
+    def failing(self) -> tuple[Run, ...]:
+        """The runs that do not agree: those with ordinary inputs first, and of them the smallest."""
+        failing = (run for run in self.runs if not run.agreement.agrees)
+        return tuple(sorted(failing, key=lambda run: (not run.is_plain, run.longest, run.rows)))
+
+    @property
+    def smallest_failure(self) -> str:
+        """The smallest run that does not agree, where, and how large the error is; empty if all agree."""
+        if not self.failing:
+            return ""
+        run = self.failing[0]
+        where = f", {run.where}" if run.where else ""
+        return f"smallest failing run: {run.inputs}{where} (error {run.agreement.absolute:.2g})"
 
     @property
     def fell_back(self) -> tuple[Placement, ...]:
@@ -131,7 +157,10 @@ class LayerReport:
         fallen = ", ".join(placed.node for placed in self.fell_back)
         return "; ".join(
             [
-                f"{self.form}: {verdict} in {len(self.runs)} runs ({compared:,} of {rows:,} rows compared)",
+                f"{self.form}: {verdict} in {len(self.runs)} runs on onnxruntime {self.onnxruntime} "
+                f"({compared:,} of {rows:,} rows compared)",
+                *self.notes,
+                *([self.smallest_failure] if self.failing else []),
                 f"{beyond}: {closest.output} of {closest.inputs}, "
                 f"error {agreement.absolute:.2g}, bound {agreement.bound:.2g}",
                 self.nodes,
@@ -148,6 +177,8 @@ class LayerReport:
             ("runs", f"{len(self.runs)}, in {sum(run.seconds for run in self.runs):.2g} s"),
             ("rows", f"{compared:,} of {rows:,} compared"),
             ("ran on", f"onnxruntime {self.onnxruntime}: {self.nodes}"),
+            *[("note", note) for note in self.notes],
+            *[("smallest failing run", self.smallest_failure.partition(": ")[2]) for _ in self.failing[:1]],
             *[("fell back", placed.node) for placed in self.fell_back],
             *[("not tried", line) for line in self.left_out],
         ]

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import sdpa_xp
 from sdpa_xp._checks import message
-from sdpa_xp.biases import Bias
-from sdpa_xp.masks import Mask
 from sdpa_xp_export._array_api import namespace
+from sdpa_xp_export._call.call import ExportCall
+from sdpa_xp_export._call.numbers import CallNumbers, numbers_as_json, numbers_of
 from sdpa_xp_export._graph.finished_model import finished_model
 from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export._graph.traced_graph import TracedGraph
-from sdpa_xp_export._layer import named_outputs, parameter_arrays, with_parameters
+from sdpa_xp_export._layer import named_outputs, parameter_arrays, with_arrays, with_parameters
 from sdpa_xp_export._model.large_model import Model
 from sdpa_xp_export._runtime.releases import (
     DEFAULT_OPSET,
@@ -107,30 +107,80 @@ def to_onnx(
     if not callable(layer):
         raise TypeError(message(FUNCTION, "`layer` must be callable", {"layer": type(layer).__name__}))
     target = Runtime.parse(FUNCTION, runtime)
+    traced = _traced(
+        layer, inspect.signature(layer).bind(*inputs, **keywords), form, _opset(opset, target), target
+    )
+    traced.graph.prune([*traced.outputs.values()])
+    metadata = {
+        "sdpa_xp.version": sdpa_xp.__version__,
+        "sdpa_xp.forms": json.dumps([{"form": form, "reason": reason} for form, reason in traced.chosen]),
+        "sdpa_xp.runtime": str(target),
+        "sdpa_xp.numbers": numbers_as_json(map(numbers_of, traced.calls)),
+        "sdpa_xp.arguments": json.dumps(traced.fixed_arguments),
+    }
+    return finished_model(traced.graph, traced.outputs, metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class _Traced:
+    """The graph of a layer, and the attention in it."""
+
+    graph: TracedGraph
+    outputs: dict[str, GraphValue]
+    chosen: list[tuple[str, str]]
+    calls: list[ExportCall]
+    fixed_arguments: list[str]
+    """The names of the arguments that are no inputs of the graph."""
+
+
+def traced_numbers(layer: Callable[..., Any], arguments: Mapping[str, Any]) -> list[CallNumbers]:
+    """Return the numbers of each attention that a layer calls with these arguments, of which some are specs."""
+    target = Runtime.parse(FUNCTION, DEFAULT_RUNTIME)
+    bound = inspect.signature(layer).bind(**arguments)
+    return [numbers_of(call) for call in _traced(layer, bound, "auto", _opset(None, target), target).calls]
+
+
+def _traced(
+    layer: Callable[..., Any], bound: inspect.BoundArguments, form: str, opset: int, target: Runtime
+) -> _Traced:
+    """Call a layer with values of a graph in place of specs."""
     attention = TracedAttention(form, target)
     graph = TracedGraph(
-        opset=_opset(opset, target),
+        opset=opset,
         namespace=namespace,
         attend=attention,
         computes_bfloat16=target.provider == "cuda",
         erf_keeps_nan=target.release >= ERF_KEEPS_NAN,
         array_names={id(array): name for name, array in parameter_arrays(layer).items()},
     )
-    bound = inspect.signature(layer).bind(*inputs, **keywords)
+
+    def as_input(name: str, spec: TensorSpec) -> GraphValue:
+        return graph.input(graph.free_name(name), spec.dtype, spec.shape)
+
+    fixed = _fixed_names(bound)
     for name, argument in bound.arguments.items():
-        bound.arguments[name] = _with_inputs(graph, name, argument)
+        bound.arguments[name] = with_arrays(argument, name, as_input)
     if not graph.inputs:
         rule = "there must be a TensorSpec among the arguments of `layer`"
         raise TypeError(message(FUNCTION, rule, {"arguments": [*bound.arguments]}))
     traced_layer = with_parameters(layer, lambda _, array: graph.from_array(array))
     outputs = _outputs(graph, traced_layer(*bound.args, **bound.kwargs))
-    graph.prune([*outputs.values()])
-    metadata = {
-        "sdpa_xp.version": sdpa_xp.__version__,
-        "sdpa_xp.forms": json.dumps([{"form": form, "reason": reason} for form, reason in attention.chosen]),
-        "sdpa_xp.runtime": str(target),
+    return _Traced(graph, outputs, attention.chosen, attention.calls, fixed)
+
+
+def _fixed_names(bound: inspect.BoundArguments) -> list[str]:
+    """Return the names of the arguments that are no inputs of the graph; those of `**keywords` one by one."""
+    kinds = {name: parameter.kind for name, parameter in bound.signature.parameters.items()}
+    named = {
+        name: value for name, value in bound.arguments.items() if kinds[name] != inspect.Parameter.VAR_KEYWORD
     }
-    return finished_model(graph, outputs, metadata)
+    for name in bound.arguments.keys() - named.keys():
+        named |= bound.arguments[name]
+    return [
+        name
+        for name, value in named.items()
+        if not isinstance(value, TensorSpec) and kinds.get(name) != inspect.Parameter.VAR_POSITIONAL
+    ]
 
 
 def _opset(opset: int | None, target: Runtime) -> int:
@@ -145,23 +195,6 @@ def _opset(opset: int | None, target: Runtime) -> int:
         raise ValueError(message(FUNCTION, rule, {"opset": opset}))
     check_loaded_opset(FUNCTION, opset, target)  # a layer may call no attention, which would check it
     return opset
-
-
-def _with_inputs(graph: TracedGraph, name: str, argument: Any) -> Any:
-    """Return an argument of the layer with an input of the graph in place of each spec that it is or holds."""
-    if isinstance(argument, TensorSpec):
-        return graph.input(graph.free_name(name), argument.dtype, argument.shape)
-    if isinstance(argument, Mask | Bias):
-        operands = {
-            field: _with_inputs(graph, getattr(argument, "argument", field), operand)
-            for field, operand in argument.arguments.items()
-        }
-        return replace(argument, **operands)
-    if type(argument) in (tuple, list):  # a tuple may be the layer's *arguments
-        return type(argument)(_with_inputs(graph, name, element) for element in argument)
-    if isinstance(argument, dict):
-        return {key: _with_inputs(graph, key, element) for key, element in argument.items()}
-    return argument
 
 
 def _outputs(graph: TracedGraph, result: Any) -> dict[str, GraphValue]:

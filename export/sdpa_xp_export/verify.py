@@ -9,20 +9,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import onnx
 
 from sdpa_xp import _checks as checks
 from sdpa_xp._checks import message
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export._files.loading import load
-from sdpa_xp_export._model.external_data import check_holds_data
-from sdpa_xp_export._model.large_model import LargeModel, Model
+from sdpa_xp_export._call.constants import constants
+from sdpa_xp_export._model.large_model import Model
 from sdpa_xp_export._runtime.releases import ProviderName
-from sdpa_xp_export._runtime.session import profiled_session, providers, version
-from sdpa_xp_export._verify.constants import constants
+from sdpa_xp_export._runtime.session import older_note, profiled_session, providers, version
 from sdpa_xp_export._verify.left_out import left_out
+from sdpa_xp_export._verify.loaded import blocks_of, loaded_model
 from sdpa_xp_export._verify.row_sample import DEFAULT_ROWS, THOROUGH_ROWS
 from sdpa_xp_export._verify.stated_call import (
     check_interface,
@@ -34,7 +32,6 @@ from sdpa_xp_export._verify.stated_call import (
 from sdpa_xp_export._verify.trial_lengths import check_size
 from sdpa_xp_export._verify.trial_settings import Setting, trial_settings
 from sdpa_xp_export._verify.trials import TrialOutcome, judge, outcome, trials
-from sdpa_xp_export.forms import tiled
 from sdpa_xp_export.report import Placement, Report, Run
 
 MANY_SCORES = 2**22
@@ -101,12 +98,12 @@ def verify(
         products is bounded relative to the sum of their sizes.
     """
     functions = {name: value for name, value in (("attn_mask", attn_mask), ("bias", bias)) if value is not None}
-    _check_arguments(model, call, seed, functions, thorough, watch)
-    loaded = _loaded(model)
+    _check_arguments(call, seed, functions, thorough, watch)
+    loaded = loaded_model("verify", model, "`model` must be an ONNX model, or the path of its file")
     stated = stated_call(loaded, functions) if call is None else written_call(call)
     check_interface(loaded, stated)
     check_size("verify", stated)
-    blocks = _blocks(loaded)
+    blocks = blocks_of(loaded)
     settings = trial_settings(stated, blocks, thorough=thorough)
     return verified(
         loaded,
@@ -155,14 +152,14 @@ def verified(
         for name, agreements in judge(call, outcomes, computed_in).items():
             for judged, agreement, (seconds, peak) in zip(outcomes, agreements, measured, strict=True):
                 longest, compared, whole = judged.counts
-                runs.append(
-                    Run(judged.shown, provider, name, agreement, seconds, peak, longest, compared, whole)
-                )
+                measures = (seconds, peak, longest, compared, whole, judged.where(name, agreement))
+                runs.append(Run(judged.shown, provider, name, agreement, *measures))
     form, reason = (metadata_of(model).get(f"sdpa_xp.{key}", "unknown") for key in ("form", "reason"))
     return Report(
         form,
         reason,
         version(),
+        tuple(filter(None, [older_note(model)])),
         tuple(runs),
         tuple(placements),
         left_out(call, blocks, settings),
@@ -173,16 +170,12 @@ def verified(
 
 
 def _check_arguments(
-    model: object,
     call: object,
     seed: object,
     functions: Mapping[str, object],
     thorough: object,
     watch: object,
 ) -> None:
-    if not isinstance(model, onnx.ModelProto | LargeModel | str | os.PathLike):
-        rule = "`model` must be an ONNX model, or the path of its file"
-        raise TypeError(message("verify", rule, {"model": type(model).__name__}))
     checks.integer("verify", "seed", seed, least=0)
     checks.flag("verify", "thorough", thorough)
     for name, value in functions.items():
@@ -192,17 +185,3 @@ def _check_arguments(
             raise ValueError(message("verify", rule, {name: value}))
     if watch is not None:
         checks.function("verify", "watch", watch, ("done", "total", "shown"))
-
-
-def _loaded(model: Model | str | os.PathLike[str]) -> Model:
-    if isinstance(model, LargeModel):
-        return model
-    if isinstance(model, onnx.ModelProto):
-        check_holds_data("verify", model)
-        return model
-    return load("verify", model)
-
-
-def _blocks(model: Model) -> list[int]:
-    """Return the lengths of the blocks that a model cuts its queries into."""
-    return [tiled.ROWS] if any(node.op_type in ("Scan", "Loop") for node in model.graph.node) else []

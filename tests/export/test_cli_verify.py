@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import onnxruntime
 import pytest
 from command import refused, run
 
@@ -54,9 +55,9 @@ def test_verdict(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     code, out, err = run(capsys, "verify", model)
     assert (code, err) == (0, "")
     verdict, closest, error, rows, call, nodes = out.splitlines()
-    assert verdict == "attention: agrees in 18 runs"
-    assert closest.startswith("closest to its bound: output of fixed")
-    assert error.startswith("  error ")
+    assert verdict == f"attention: agrees in 18 runs on onnxruntime {onnxruntime.__version__}"
+    assert closest.startswith("closest to its bound: output of query[2,8,5,64] key[2,2,9,64]")
+    assert error.startswith("  on CPUExecutionProvider, error ")
     assert rows == "rows compared: 1,440 of 1,440"
     assert call == "call: from the metadata"
     assert nodes.endswith("all on CPUExecutionProvider")
@@ -69,9 +70,9 @@ def test_table_of_runs(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     assert (code, err) == (0, "")
     lines = [line.split() for line in out.splitlines()]
     assert ["lengths", "error", "bound", "agrees", "rows", "ms", "peak", "MB"] in lines
-    ordinary = [line for line in lines if line[:1] == ["fixed"]]
+    ordinary = [line for line in lines if line[:1] == ["query[2,8,5,64]"] and line[1][-1] == "]"]
     assert len(ordinary) == 3
-    assert all(line[3:7] == ["yes", "80", "of", "80"] for line in ordinary)
+    assert all(line[4:8] == ["yes", "80", "of", "80"] for line in ordinary)
     assert "attention: agrees in 18 runs" in out
 
 
@@ -143,11 +144,13 @@ def test_exits_1_on_a_wrong_model(capsys: pytest.CaptureFixture[str], wrong: Pat
     if how == "json":
         report = json.loads(out)
         assert report["holds"] is report["agrees"] is False
-        assert report["failures"][0].startswith("output of fixed on CPUExecutionProvider: error")
+        assert report["failures"][0].startswith(
+            "output of query[2,8,5,64] key[2,2,9,64] on CPUExecutionProvider: error"
+        )
         return
     assert "attention: DISAGREES in 18 runs" in out
-    assert "furthest beyond its bound: output of fixed" in out
-    assert "FAILS: output of fixed on CPUExecutionProvider: error" in out
+    assert "furthest beyond its bound: output of query[2,8,5,64] key[2,2,9,64]" in out
+    assert "FAILS: output of query[2,8,5,64] key[2,2,9,64] on CPUExecutionProvider: error" in out
     assert out.count("FAILS") == 5
     assert "and 9 more; --runs shows all" in out
     assert run(capsys, "verify", wrong, "--runs")[1].count("FAILS") == 14

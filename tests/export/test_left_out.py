@@ -129,8 +129,8 @@ def test_lengths_that_a_layer_refuses() -> None:
 
     report = verify_layer(to_onnx(short, X), short)
     assert report.agrees
-    assert report.left_out == tuple(f"L={n}: IndexError: too long" for n in (8, 9, 33, 130))
-    assert str(report).endswith("L=33: IndexError: too long; and 1 more")
+    assert report.left_out == tuple(f"L={n}: IndexError: too long" for n in (8, 9, 33, 130, 128, 129, 389))
+    assert str(report).endswith("L=33: IndexError: too long; and 4 more")
     assert verify_layer(to_onnx(attending, X), attending).left_out == ()
 
 
@@ -140,7 +140,10 @@ def test_lengths_that_what_is_drawn_refuses() -> None:
         return rng.standard_normal(shape)
 
     report = verify_layer(to_onnx(attending, X), attending, draw={"x": draw})
-    assert [line.partition(":")[0] for line in report.left_out] == ["L=130"]
+    assert [line.partition(":")[0] for line in report.left_out] == [
+        *("L=130", "L=128", "L=129", "L=389"),
+        "large tokens",
+    ]
     assert "AssertionError" in report.left_out[0]
 
 

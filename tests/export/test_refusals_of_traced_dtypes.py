@@ -40,7 +40,7 @@ def test_refused(function: Callable[[Any, Any], Any], error: type[Exception], wo
         to_onnx(function, TensorSpec("int64", ("N",)), TensorSpec("float32", ("N",)))
 
 
-@pytest.mark.parametrize("wrong", ["model.onnx", None, onnx.GraphProto()], ids=lambda x: type(x).__name__)
+@pytest.mark.parametrize("wrong", [7, None, onnx.GraphProto()], ids=lambda x: type(x).__name__)
 def test_a_model_that_to_onnx_did_not_return(wrong: Any) -> None:
     with pytest.raises(TypeError, match=r"^verify_layer: `model` must be what to_onnx returned"):
         verify_layer(wrong, lambda x: x)

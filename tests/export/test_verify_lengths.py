@@ -12,7 +12,7 @@ from sdpa_xp import biases, masks
 from sdpa_xp_export import TensorSpec
 from sdpa_xp_export._call.call import ExportCall, ExportOptions
 from sdpa_xp_export._call.checking import checked_call
-from sdpa_xp_export._verify.constants import constants
+from sdpa_xp_export._call.constants import constants
 from sdpa_xp_export._verify.row_sample import sampled_rows
 from sdpa_xp_export._verify.trial_settings import HUGE, LARGE, short_settings, trial_settings
 from sdpa_xp_export.spec import evaluated

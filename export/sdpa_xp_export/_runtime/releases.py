@@ -124,6 +124,13 @@ class Runtime:
             raise ValueError(message(function, rule, {"runtime": repr(text)}))
         return cls(release, provider)
 
+    def older_note(self, installed: str) -> str:
+        """Return that the installed release is older than this one; empty if it is not."""
+        match = re.match(r"(\d+)\.(\d+)", installed)
+        if match is None or (int(match[1]), int(match[2])) >= self.release:
+            return ""
+        return f"onnxruntime {installed} is older than the file's {self}: results are not promised"
+
     @property
     def softmax_hides_nan(self) -> bool:
         """Whether Softmax returns 0 for NaN: on WebGPU it ends in `max(value, 0)`, "to protect against NaN".

@@ -24,8 +24,9 @@ from sdpa_xp_export._dtypes.conversion import RUNTIME_DTYPES
 from sdpa_xp_export._files.model_files import write_model
 from sdpa_xp_export._model.external_data import EXTERNAL_ABOVE, initializer_bytes
 from sdpa_xp_export._model.large_model import Model
+from sdpa_xp_export._runtime.failure import ModelFailedError
 from sdpa_xp_export._runtime.memory import peak_above
-from sdpa_xp_export._runtime.releases import PROVIDERS
+from sdpa_xp_export._runtime.releases import PROVIDERS, Runtime
 from sdpa_xp_export.report import Placement
 
 LONG_RUN = 0.05
@@ -115,13 +116,13 @@ def _shared(array: NDArray[Any]) -> Any:
 
 @contextmanager
 def _errors_reworded(what: str) -> Iterator[None]:
-    """Raise errors of onnxruntime, which have no common base, as a ValueError of one line."""
+    """Raise errors of onnxruntime, which have no common base, as a ModelFailedError of one line."""
     try:
         yield
     except Exception as error:  # onnxruntime's errors have no other base
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         text = message("verify", f"onnxruntime must {what} `model`", {"its error": reason})
-        raise ValueError(text) from error
+        raise ModelFailedError(text) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,14 +161,28 @@ class ProfiledSession:
 def profiled_session(model: Model, provider: str) -> Iterator[ProfiledSession]:
     """Open a session of `model`, and read from its profile where the nodes ran when the block ends."""
     with tempfile.TemporaryDirectory() as folder:
-        profiled = ProfiledSession(open_session(model, provider, Path(folder) / "profile"))
-        yield profiled
+        try:
+            profiled = ProfiledSession(open_session(model, provider, Path(folder) / "profile"))
+            yield profiled
+        except ModelFailedError as error:
+            if note := older_note(model):
+                raise ModelFailedError(f"{error}. {note}") from error
+            raise
         profiled.placements += placements(Path(profiled.session.end_profiling()), provider)
 
 
 def version() -> str:
     """Return the release of onnxruntime that is installed."""
     return str(installed_runtime().__version__)
+
+
+def older_note(model: Model) -> str:
+    """Return that the installed release is older than the one that a model was written for; else nothing."""
+    stated = {entry.key: entry.value for entry in model.metadata_props}.get("sdpa_xp.runtime", "")
+    try:
+        return Runtime.parse("verify", stated).older_note(version())
+    except ValueError:  # anyone may have written the file
+        return ""
 
 
 def placements(profile: Path, requested: str) -> list[Placement]:

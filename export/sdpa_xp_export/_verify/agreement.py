@@ -49,7 +49,34 @@ def judge_together(
 
 def _compare(result: NDArray[Any], reference: NDArray[np.float64], relative_bound: float) -> Agreement:
     error, largest = _error(result, reference), largest_of(reference)
-    return Agreement(error, error / largest if largest else error, relative_bound * largest)
+    return Agreement(
+        error, error / largest if largest else error, relative_bound * largest, _worst(result, reference)
+    )
+
+
+def _worst(result: NDArray[np.generic], reference: NDArray[np.float64]) -> tuple[int, ...]:
+    """Return the index of the largest error, or of the first value that is not finite where it has to be."""
+    if not reference.size:
+        return ()
+    actual = np.asarray(result, np.float64)
+    return index_of(np.where(alike(actual, reference), _differences(actual, reference), np.inf))
+
+
+def alike(actual: NDArray[np.float64], reference: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Return where a result is finite as it has to be, or the same NaN or inf."""
+    same = (actual == reference) | (np.isnan(actual) & np.isnan(reference))
+    return np.where(np.isfinite(reference), np.isfinite(actual), same)
+
+
+def index_of(errors: NDArray[np.floating[Any]]) -> tuple[int, ...]:
+    """Return the index of the largest error."""
+    return tuple(int(i) for i in np.unravel_index(np.argmax(errors), errors.shape))
+
+
+def _differences(actual: NDArray[np.float64], reference: NDArray[np.float64]) -> NDArray[np.float64]:
+    both = np.isfinite(actual) & np.isfinite(reference)
+    differences: NDArray[np.float64] = np.abs(np.where(both, actual, 0) - np.where(both, reference, 0))
+    return differences
 
 
 def textbook_error(

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sdpa_xp_export._verify.agreement import EPS, ROUNDINGS, largest_of, textbook_error
+from sdpa_xp_export._verify.agreement import EPS, ROUNDINGS, alike, index_of, largest_of, textbook_error
 from sdpa_xp_export._verify.reference import Floats
 from sdpa_xp_export.report import Agreement
 
@@ -110,16 +110,14 @@ def closest(result: NDArray[Any], reference: Floats, bound: Floats) -> Agreement
     actual = np.asarray(result, np.float64)
     finite = np.isfinite(reference)
     bound = np.where(finite, bound, 0.0)
-    alike = np.where(
-        finite, np.isfinite(actual), (actual == reference) | (np.isnan(actual) & np.isnan(reference))
-    )
-    if not alike.all():
-        return Agreement(math.inf, math.inf, float(np.max(bound, initial=0.0)))
+    right = alike(actual, reference)
+    if not right.all():
+        return Agreement(math.inf, math.inf, float(np.max(bound, initial=0.0)), index_of(1.0 - right))
     errors = np.where(finite, np.abs(np.where(finite, actual, 0) - np.where(finite, reference, 0)), 0.0)
     if not errors.size:
         return Agreement(0.0, 0.0, 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
         shares = np.where(errors == 0, 0.0, errors / bound)
-    worst = np.unravel_index(np.argmax(shares), shares.shape)
+    worst = index_of(shares)
     error, largest = float(errors[worst]), largest_of(reference)
-    return Agreement(error, error / largest if largest else error, float(bound[worst]))
+    return Agreement(error, error / largest if largest else error, float(bound[worst]), worst)

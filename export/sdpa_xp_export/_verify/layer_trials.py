@@ -31,12 +31,12 @@ _MOVING = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "
 
 def first_lengths(specs: Mapping[str, TensorSpec]) -> list[Lengths]:
     """Return a few small lengths, which every layer has to take."""
-    return list(small_lengths(_names(specs)))
+    return list(small_lengths(length_names(specs)))
 
 
 def more_lengths(specs: Mapping[str, TensorSpec], *, thorough: bool) -> Iterator[Lengths]:
     """Yield every small length of each name, long ones, and a past of 0. A layer may refuse some of them."""
-    names = _names(specs)
+    names = length_names(specs)
     most = THOROUGH_SMALL if thorough else SMALL
     for length in range(most if names else 0):
         yield {name: (length + 2 * number) % most + 1 for number, name in enumerate(names)}
@@ -107,7 +107,8 @@ def _shape(shape: onnx.TensorShapeProto) -> tuple[int | str, ...]:
     return tuple(dim.dim_param or dim.dim_value for dim in shape.dim)
 
 
-def _names(specs: Mapping[str, TensorSpec]) -> list[str]:
+def length_names(specs: Mapping[str, TensorSpec]) -> list[str]:
+    """Return the names of lengths in the specs."""
     parts = [part for spec in specs.values() for length in spec.shape for part in addends(str(length))]
     return [name for name in dict.fromkeys(parts) if not name.isdecimal()]
 
@@ -116,7 +117,7 @@ def _past_names(specs: Mapping[str, TensorSpec]) -> list[str]:
     """Return the names that only inputs with "past" in their name have."""
     past = {name: spec for name, spec in specs.items() if "past" in name}
     others = {name: spec for name, spec in specs.items() if "past" not in name}
-    return [name for name in _names(past) if name not in _names(others)]
+    return [name for name in length_names(past) if name not in length_names(others)]
 
 
 def _beside(names: Sequence[str], long: Lengths) -> Lengths:

@@ -30,6 +30,9 @@ def metadata_of(model: Model) -> dict[str, str]:
 def stated_call(model: Model, functions: Mapping[str, Any]) -> ExportCall:
     """Return the call in the metadata, if the numbers of the model are still those of that call."""
     metadata = metadata_of(model)
+    if "sdpa_xp.forms" in metadata and "sdpa_xp.call" not in metadata:
+        rule = "`model` is a layer that to_onnx wrote; use verify_layer(model, layer)"
+        raise ValueError(message("verify", rule, {"metadata": sorted(metadata)}))
     numbers = {name: Initializer(name, array) for name, array in initializers(model)}
     try:
         text = metadata["sdpa_xp.call"]

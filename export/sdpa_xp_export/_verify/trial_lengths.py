@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+from numpy.typing import NDArray
 
 from sdpa_xp._checks import message
 from sdpa_xp_export._call.call import ExportCall
@@ -35,6 +37,11 @@ def several_lengths(call: ExportCall) -> Iterator[Lengths]:
 def shown_lengths(lengths: Mapping[str, int]) -> str:
     """Return lengths as a report shows them."""
     return " ".join(f"{name}={length}" for name, length in lengths.items()) or "fixed"
+
+
+def shown_shapes(arrays: Mapping[str, NDArray[Any]]) -> str:
+    """Return the shapes of arrays as a report shows them: `query[2,8,5,64] key[2,2,9,64]`."""
+    return " ".join(f"{name}{list(array.shape)}".replace(", ", ",") for name, array in arrays.items())
 
 
 class LengthsOfCall:

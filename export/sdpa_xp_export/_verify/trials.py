@@ -27,6 +27,7 @@ from sdpa_xp_export._verify.reference_inputs import (
 )
 from sdpa_xp_export._verify.row_sample import DEFAULT_ROWS, sampled_rows
 from sdpa_xp_export._verify.textbook import stages
+from sdpa_xp_export._verify.trial_lengths import shown_shapes
 from sdpa_xp_export._verify.trial_settings import Setting
 from sdpa_xp_export.report import Agreement
 
@@ -49,7 +50,11 @@ class Trial:
 
     @property
     def shown(self) -> str:
-        return self.setting.shown
+        """The setting as a report shows it, with shapes in place of lengths if all are fixed."""
+        shown = self.setting.shown
+        if self.setting.lengths:
+            return shown
+        return shown.replace("fixed", shown_shapes({name: self.inputs[name] for name in ("query", "key")}), 1)
 
 
 def trials(
@@ -161,6 +166,17 @@ class TrialOutcome:
     """The longest length, the rows that are compared, and all rows."""
     outputs: Mapping[str, Compared]
     copies: Mapping[str, tuple[NDArray[Any], NDArray[Any]]]
+    rows: NDArray[np.int64]
+    """The queries that are compared."""
+
+    def where(self, name: str, agreement: Agreement) -> str:
+        """Return the batch entry, the head and the query of the element that is closest to its bound."""
+        index = agreement.index if name == "lse" else agreement.index[:-1]
+        if name not in self.outputs or not index:
+            return ""
+        *leading, row = index
+        heads = [f"head {number}" for number in leading[-1:]]
+        return ", ".join([*(f"batch {number}" for number in leading[:-1]), *heads, f"query {self.rows[row]}"])
 
 
 def outcome(call: ExportCall, trial: Trial, results: Mapping[str, NDArray[Any]]) -> TrialOutcome:
@@ -183,7 +199,7 @@ def outcome(call: ExportCall, trial: Trial, results: Mapping[str, NDArray[Any]])
     *leading, queries, keys = trial.pairs
     heads = math.prod(leading)
     return TrialOutcome(
-        trial.shown, (max(queries, keys), heads * len(trial.rows), heads * queries), outputs, copies
+        trial.shown, (max(queries, keys), heads * len(trial.rows), heads * queries), outputs, copies, trial.rows
     )
 
 

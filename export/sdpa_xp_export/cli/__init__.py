@@ -1,11 +1,14 @@
 """Compare attention on every installed array library, and export it to ONNX graphs that onnxruntime runs.
 
-Exit codes: 0 success, 1 a result disagrees, 2 bad arguments (one line on standard error), 130 interrupted.
+Exit codes: 0 success, 1 a result disagrees or onnxruntime fails to run a model, 2 bad arguments,
+130 interrupted. An error is one line on standard error.
 """
 
 from __future__ import annotations
 
 import sys
+
+from sdpa_xp_export._runtime.failure import ModelFailedError
 
 DISAGREES = 1
 BAD_ARGUMENTS = 2
@@ -33,6 +36,8 @@ def _code(arguments: list[str]) -> int:
         extra = "demo" if str(error.name).partition(".")[0] in _OF_DEMO else "cli,export"
         missing = error.__cause__ or error  # the error itself has a hint for those who import the package
         code, failure = BAD_ARGUMENTS, f"{missing}; `pip install 'sdpa_xp[{extra}]'` brings all that it uses"
+    except ModelFailedError as error:
+        code, failure = DISAGREES, str(error)
     except (ValueError, TypeError, OSError) as error:
         code, failure = BAD_ARGUMENTS, str(error)
     if failure:

@@ -69,6 +69,8 @@ def page(report: Report, model: str, failures: Sequence[str] = ()) -> str:
     facts = {
         "form": f"{report.form} ({report.reason})",
         "onnxruntime": report.onnxruntime,
+        **({"note": report.notes} if report.notes else {}),
+        **({"smallest failing run": report.smallest_failure.partition(": ")[2]} if report.failing else {}),
         "nodes that ran": report.nodes,
         **({"not tried": report.left_out} if report.left_out else {}),
         "call": "from the metadata of the model" if report.from_metadata else "from the caller",

@@ -99,8 +99,7 @@ def _failures(report: Report, *, required: bool) -> list[str]:
     """Return a line for each thing that failed."""
     failures = [
         f"{_named(run)}: error {run.agreement.absolute:.2g}, bound {run.agreement.bound:.2g}"
-        for run in report.runs
-        if not run.agreement.agrees
+        for run in report.failing
     ]
     if required:
         failures += [
@@ -118,6 +117,8 @@ def _facts(report: Report, failures: list[str]) -> dict[str, object]:
         "form": report.form,
         "reason": report.reason,
         "onnxruntime": report.onnxruntime,
+        "notes": report.notes,
+        "smallest_failure": report.smallest_failure,
         "call": page.stated(report.call),
         "call_from_metadata": report.from_metadata,
         "computed_in": report.computed_in,
@@ -132,9 +133,14 @@ def _show(report: Report) -> None:
     """Print the verdict, and what stands behind it: a line for each."""
     closest = report.worst
     agreement = closest.agreement
-    say(f"{report.form}: {'agrees' if report.agrees else 'DISAGREES'} in {len(report.runs)} runs")
-    say(f"{'closest to its bound' if report.agrees else 'furthest beyond its bound'}: {_named(closest)},")
-    say(f"  error {agreement.absolute:.2g}, bound {agreement.bound:.2g}")
+    verdict = "agrees" if report.agrees else "DISAGREES"
+    say(f"{report.form}: {verdict} in {len(report.runs)} runs on onnxruntime {report.onnxruntime}")
+    for line in (*report.notes, report.smallest_failure):
+        if line:
+            say(line)
+    beyond = "closest to its bound" if report.agrees else "furthest beyond its bound"
+    say(f"{beyond}: {closest.output} of {closest.inputs},")
+    say(f"  on {closest.provider}, error {agreement.absolute:.2g}, bound {agreement.bound:.2g}")
     compared, rows = (sum(getattr(run, name) for run in report.runs) for name in ("compared", "rows"))
     say(f"rows compared: {compared:,} of {rows:,}")
     say(f"call: from {'the metadata' if report.from_metadata else 'the caller'}")

@@ -14,7 +14,7 @@ from sdpa_xp.masks import Mask
 from sdpa_xp_export._array_api import namespace as xp
 from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._array_api.dispatch import is_array
-from sdpa_xp_export._call.call import ExportOptions
+from sdpa_xp_export._call.call import ExportCall, ExportOptions
 from sdpa_xp_export._call.checking import checked_call
 from sdpa_xp_export._call.operands import with_operands
 from sdpa_xp_export._graph.graph import Graph, GraphValue
@@ -57,6 +57,8 @@ class TracedAttention:
     target: Runtime
     chosen: list[tuple[str, str]] = field(default_factory=list)
     """The form of each attention so far, and why it was chosen."""
+    calls: list[ExportCall] = field(default_factory=list)
+    """Each attention so far."""
 
     def __call__(
         self, graph: Graph, function: str, inputs: Mapping[str, object], rules: Mapping[str, object]
@@ -80,6 +82,7 @@ class TracedAttention:
         form, reason = choose(graph.function, call, self.form, graph.opset, self.target)
         check_form_opset(graph.function, form, graph.opset)
         self.chosen.append((form, reason))
+        self.calls.append(call)
         named_values = {name: cast(ComputedSpec, spec).value for name, spec in call.inputs.items()}
         part = graph.call_graph(named_values, call.accumulation_dtype, refuse_attention)
         written = FORMS[form].write(part, call, self.target)

@@ -1,0 +1,73 @@
+"""What lengths an attention within a layer asks for: the numbers of the call, and the shape of its scores."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from sdpa_xp_export._call.call import ExportCall
+from sdpa_xp_export._call.constants import constant_names
+from sdpa_xp_export.spec import SymbolicShape, addends
+
+LONGEST_NAME = 1000
+"""Characters of a length in a file, which may hold anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallNumbers:
+    """The numbers of a call, and the shape of its scores."""
+
+    scores_shape: SymbolicShape
+    names: Mapping[int, str]
+    """What each number is in the call, such as `sliding_window(left=256)`."""
+
+    def lengths(self, queries: int, keys: int, names: Sequence[str]) -> dict[str, int]:
+        """Return lengths for so many queries and keys, as far as `names` allow it; others are 1."""
+        chosen: dict[str, int] = {}
+        for length, total in zip(self.scores_shape[-2:], (queries, keys), strict=True):
+            parts = addends(str(length))
+            free = [part for part in parts if part in names and part not in chosen]
+            rest = total - sum(int(part) if part.isdecimal() else chosen.get(part, 0) for part in parts)
+            chosen |= dict.fromkeys(free[1:], 1)
+            chosen |= {name: max(rest - len(free) + 1, 1) for name in free[:1]}
+        return {name: chosen.get(name, 1) for name in names}
+
+    def sizes(self, lengths: Mapping[str, int]) -> list[int]:
+        """Return the shape of the scores; a name that no input has counts as 1."""
+        return [
+            sum(int(part) if part.isdecimal() else lengths.get(part, 1) for part in addends(str(length)))
+            for length in self.scores_shape
+        ]
+
+    def count(self, lengths: Mapping[str, int]) -> float:
+        """Return the number of scores."""
+        return math.prod(map(float, self.sizes(lengths)))
+
+
+def numbers_of(call: ExportCall) -> CallNumbers:
+    """Return the numbers of a call."""
+    return CallNumbers(tuple(call.sizes.scores_shape), constant_names(call))
+
+
+def numbers_as_json(calls: Iterable[CallNumbers]) -> str:
+    """Return the numbers of calls as text, each different call once."""
+    written = [
+        [[*map(str, call.scores_shape)], {str(n): name for n, name in call.names.items()}] for call in calls
+    ]
+    return json.dumps([json.loads(text) for text in dict.fromkeys(map(json.dumps, written))])
+
+
+def numbers_from_json(text: str) -> list[CallNumbers]:
+    """Return what `numbers_as_json` wrote; nothing if it did not write this text."""
+    try:
+        return [
+            CallNumbers(
+                tuple(map(str, shape)), {int(n): str(name) for n, name in names.items() if 0 < int(n) < 2**31}
+            )
+            for shape, names in json.loads(text)
+            if len(shape) >= 2 and all(len(str(length)) <= LONGEST_NAME for length in shape)
+        ]
+    except (AttributeError, RecursionError, TypeError, ValueError):
+        return []

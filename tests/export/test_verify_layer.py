@@ -1,0 +1,181 @@
+"""`verify_layer` sees wrong windows and mask constants, takes files and keywords, and shows the failure."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from command import run
+from onnx import numpy_helper
+
+from sdpa_xp import masks, scaled_dot_product_attention
+from sdpa_xp.layers import MultiHeadAttention
+from sdpa_xp_export import TensorSpec, export_attention, save, to_onnx, verify, verify_layer
+
+LAYER = MultiHeadAttention.init(np.random.default_rng(0), 64, num_heads=8, like=np.ones(1, np.float32))
+X = TensorSpec("float32", ("B", "L", 64))
+
+
+def changed(model: Any, old: float, new: float) -> Any:
+    """The model with another number in place of a single one."""
+    edited = onnx.ModelProto()
+    edited.CopyFrom(model)
+    count = 0
+    for each in edited.graph.initializer:
+        array = numpy_helper.to_array(each)
+        if array.size == 1 and array.reshape(()) == old:
+            each.CopyFrom(numpy_helper.from_array(np.full(array.shape, new, array.dtype), each.name))
+            count += 1
+    assert count
+    return edited
+
+
+def without_metadata(model: Any, *keys: str) -> Any:
+    kept = [entry for entry in model.metadata_props if entry.key not in keys]
+    del model.metadata_props[:]
+    model.metadata_props.extend(kept)
+    return model
+
+
+@pytest.mark.parametrize("wrong", [150, 200, 254, 256])
+@pytest.mark.parametrize("form", ["tiled", "primitive"])
+def test_a_wrong_window(wrong: int, form: Any) -> None:
+    """Its number follows from the layer, not from the file."""
+    mask = masks.sliding_window(255, 0)
+    model = to_onnx(LAYER, X, attn_mask=mask, form=form)
+    report = verify_layer(model, LAYER, attn_mask=mask)
+    assert report.agrees, str(report)
+    assert {"B=1 L=255", "B=1 L=257", "B=1 L=513"} <= {each.inputs for each in report.runs}
+    edited = without_metadata(changed(model, 255, wrong), "sdpa_xp.numbers")
+    assert not verify_layer(edited, LAYER, attn_mask=mask).agrees
+
+
+def test_a_wrong_window_of_a_layer_that_cannot_be_traced() -> None:
+    """Then the number follows from what `to_onnx` wrote."""
+    mask = masks.sliding_window(255, 0)
+    model = to_onnx(LAYER, X, attn_mask=mask)
+
+    def plain(query: Any) -> Any:
+        array = np.asarray(query)
+        weights = {name: x.astype(array.dtype) for name, x in LAYER.parameters.items()}
+        return LAYER.with_parameters(weights)(array, attn_mask=mask)
+
+    assert verify_layer(model, plain).agrees
+    assert not verify_layer(changed(model, 255, 200), plain).agrees
+
+
+def test_a_number_that_is_too_long_to_run() -> None:
+    mask = masks.sliding_window(4096, 0)
+    report = verify_layer(to_onnx(LAYER, X, attn_mask=mask), LAYER, attn_mask=mask)
+    line = "sliding_window(left=4096): needs 4,098 queries and 4,098 keys, 134 million scores"
+    assert report.left_out == (f"{line}; thorough=True tries it",)
+
+
+@pytest.mark.parametrize("constant", [-1e9, -1e4, -100.0, -50.0, -30.0])
+@pytest.mark.parametrize("form", ["tiled", "primitive"])
+def test_a_finite_number_in_place_of_a_mask(constant: float, form: Any) -> None:
+    model = to_onnx(LAYER, X, form=form, is_causal=True)
+    assert verify_layer(model, LAYER, is_causal=True).agrees
+    report = verify_layer(changed(model, -np.inf, constant), LAYER, is_causal=True)
+    assert not report.agrees
+    assert any("large tokens" in each.inputs for each in report.failing)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_large_tokens_of_other_dtypes_agree(dtype: str) -> None:
+    layer = MultiHeadAttention.init(np.random.default_rng(0), 32, num_heads=4, like=np.ones(1, dtype))
+    model = to_onnx(layer, TensorSpec(dtype, ("B", "L", 32)), is_causal=True)
+    for seed in range(4):
+        report = verify_layer(model, layer, seed=seed, is_causal=True)
+        assert report.agrees, str(report)
+        assert any("large tokens" in each.inputs for each in report.runs)
+    if dtype == "float64":
+        assert not verify_layer(changed(model, -np.inf, -1e4), layer, is_causal=True).agrees
+
+
+def test_a_layer_that_overflows() -> None:
+    def grown(x: Any) -> Any:
+        return x.__array_namespace__().exp(x * 4.0)
+
+    report = verify_layer(to_onnx(grown, X), grown)
+    assert report.agrees, str(report)
+    assert report.left_out == ("large tokens: the outputs overflow, or no floating input has tokens to draw",)
+
+
+def test_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = save(to_onnx(LAYER, X), tmp_path / "layer.onnx")
+    assert verify_layer(path, LAYER).agrees
+    assert verify_layer(str(path), LAYER).agrees
+    words = r"`model` is a layer that to_onnx wrote; use verify_layer\(model, layer\)"
+    with pytest.raises(ValueError, match=f"^verify: {words}"):
+        verify(path)
+    code, _, err = run(capsys, "verify", path)
+    assert code == 2
+    assert "use verify_layer(model, layer)" in err
+    with pytest.raises(TypeError, match=r"^verify_layer: `model` must be what to_onnx returned, or the path"):
+        verify_layer(7, LAYER)  # type: ignore[arg-type]
+    with pytest.raises(FileNotFoundError, match=r"^verify_layer: `model` must be a file"):
+        verify_layer(tmp_path / "none.onnx", LAYER)
+
+
+def test_keywords_are_those_of_to_onnx() -> None:
+    keywords: dict[str, Any] = {"attn_mask": masks.padding(TensorSpec("int64", ("B",))), "is_causal": True}
+    model = to_onnx(LAYER, X, **keywords)
+    draw = {"key_lengths": lambda rng, shape: rng.integers(1, 2, shape)}
+    report = verify_layer(model, LAYER, draw=draw, **keywords)
+    assert report.agrees, str(report)
+    assert report.notes == ()
+    unlike = {"attn_mask": masks.padding(TensorSpec("int64", ("B",))) & masks.sliding_window(1, 0)}
+    assert not verify_layer(model, LAYER, draw=draw, **unlike).agrees
+    with pytest.raises(ValueError, match=r"^verify_layer: a spec in the keyword arguments must be an input"):
+        verify_layer(to_onnx(LAYER, X), LAYER, **keywords)
+
+
+def test_missing_keywords_are_named() -> None:
+    model = to_onnx(LAYER, X, is_causal=True)
+    report = verify_layer(model, LAYER)
+    assert not report.agrees
+    assert report.notes == (
+        "to_onnx was called with is_causal, and verify_layer was not; pass the same arguments",
+    )
+    assert report.notes[0] in str(report)
+    assert report.notes[0] in report._repr_html_()
+    assert verify_layer(model, partial(LAYER, is_causal=True)).notes == ()
+    assert verify_layer(changed(model, -np.inf, -30), partial(LAYER, is_causal=True)).notes == ()
+
+
+def test_failures_are_sorted_and_the_smallest_is_named() -> None:
+    qkv = TensorSpec("float32", ("B", 4, "L", 16))
+    model = export_attention(qkv, qkv, qkv, masks.sliding_window(19, 0), form="primitive")
+    stated = export_attention(qkv, qkv, qkv, masks.sliding_window(18, 0), form="primitive")
+    call = {"query": qkv, "key": qkv, "value": qkv, "attn_mask": masks.sliding_window(19, 0)}
+    report = verify(stated, call=call)
+    first = report.failing[0]
+    assert first.inputs.startswith("B=1 L=21")
+    plain = [each.is_plain for each in report.failing]
+    assert plain == sorted(plain, reverse=True)
+    longest = [each.longest for each in report.failing if each.is_plain]
+    assert longest == sorted(longest)
+    assert report.smallest_failure.startswith("smallest failing run: B=1 L=21, batch 0, head ")
+    assert int(first.where.rpartition("query ")[2]) >= 19
+    assert report.smallest_failure in str(report)
+    assert verify(model).smallest_failure == ""
+
+
+def test_the_smallest_failure_of_a_layer_is_where_it_is() -> None:
+    x = TensorSpec("float32", (1, 2, 6, 8))
+
+    def right(x: Any) -> Any:
+        return scaled_dot_product_attention(x, x, x)
+
+    def wrong(x: Any) -> Any:
+        output = right(x)
+        output[0, 1, 4, 3] += 1
+        return output
+
+    report = verify_layer(to_onnx(right, x), wrong)
+    assert report.smallest_failure == "smallest failing run: x[1,2,6,8], output[0, 1, 4, 3] (error 1)"

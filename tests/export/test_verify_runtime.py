@@ -1,0 +1,74 @@
+"""A report says which onnxruntime ran a model, and whether it is older than the one the model is for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+from command import run
+
+from sdpa_xp_export import TensorSpec, export_attention, save, to_onnx, verify, verify_layer
+
+QKV = TensorSpec("float32", ("B", 2, "L", 8))
+OLDER = "onnxruntime 1.23.2 is older than the file's onnxruntime>=1.28;cpu: results are not promised"
+
+
+@pytest.fixture
+def older(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnxruntime.__version__", "1.23.2")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return save(export_attention(QKV, QKV, QKV), tmp_path / "a.onnx")
+
+
+def break_model(path: Path) -> None:
+    """Let the file ask for an operator that no runtime has."""
+    broken = onnx.load(path)
+    broken.graph.node[0].op_type = "NoSuchOperator"
+    onnx.save(broken, path)
+
+
+def test_the_first_line_names_the_release(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import onnxruntime
+
+    report = verify(model)
+    assert f"runs on onnxruntime {onnxruntime.__version__} (" in str(report)
+    assert report.notes == ()
+    first = run(capsys, "verify", model)[1].splitlines()[0]
+    assert first.endswith(f"on onnxruntime {onnxruntime.__version__}")
+
+
+@pytest.mark.usefixtures("older")
+def test_an_older_release(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = verify(model)
+    assert report.notes == (OLDER,)
+    assert OLDER in str(report)
+    assert OLDER.replace(">", "&gt;").replace("'", "&#x27;") in report._repr_html_()
+    page = model.with_name("r.html")
+    code, out, _ = run(capsys, "verify", model, "--html", page)
+    assert code == 0
+    assert OLDER in out.splitlines()
+    assert OLDER.replace(">", "&gt;").replace("'", "&#x27;") in page.read_text()
+    assert json.loads(run(capsys, "verify", model, "--json")[1])["notes"] == [OLDER]
+    layer = to_onnx(lambda x: x * 2, QKV)
+    assert verify_layer(layer, lambda x: x * 2).notes == (OLDER,)
+
+
+def test_a_model_that_does_not_run_exits_1(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    break_model(model)
+    code, out, err = run(capsys, "verify", model)
+    assert (code, out) == (1, "")
+    assert err.startswith("sdpa-xp: verify: onnxruntime must load `model`")
+    assert "older" not in err
+
+
+@pytest.mark.usefixtures("older")
+def test_the_error_names_the_older_release(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    break_model(model)
+    code, _, err = run(capsys, "verify", model)
+    assert code == 1
+    assert OLDER in err
