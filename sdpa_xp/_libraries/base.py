@@ -116,13 +116,11 @@ class Library:
 
     def real_dtypes(self, xp: Namespace, device: Device) -> Collection[str]:
         """Return the names of the standard's real floating dtypes that `device` has."""
-        info = cast(Any, xp).__array_namespace_info__()
-        return cast(Collection[str], info.dtypes(device=device, kind="real floating"))
+        return cast(Collection[str], _info(xp).dtypes(device=device, kind="real floating"))
 
     def has_int64(self, xp: Namespace, device: Device) -> bool:
         """Return whether `device` has int64."""
-        info = cast(Any, xp).__array_namespace_info__()
-        return "int64" in info.dtypes(device=device, kind="signed integer")
+        return "int64" in _info(xp).dtypes(device=device, kind="signed integer")
 
     def is_traced(self, array: Any) -> bool:
         """Return whether values cannot be read now, as in a lazy graph, a jit or an export."""
@@ -249,3 +247,11 @@ class Library:
         With a `step` above 1, they are every `step`-th row, and L is `count` times `step`.
         """
         raise NotImplementedError
+
+
+def _info(xp: Any) -> Any:
+    """Return what a namespace tells of its dtypes."""
+    if not hasattr(xp, "__array_namespace_info__"):
+        rule = f"the namespace {xp.__name__} must have __array_namespace_info__()"
+        raise TypeError(f"sdpa_xp: {rule}, which names the dtypes of a device (array API 2023.12).")
+    return xp.__array_namespace_info__()

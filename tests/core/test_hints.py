@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import sys
+import types
 import warnings
 from typing import Any
 
@@ -24,6 +25,7 @@ from sdpa_xp import (
     scaled_dot_product_attention,
     varlen_attention,
 )
+from sdpa_xp._libraries.base import Library as NativeLibrary
 
 F = np.float32
 
@@ -233,3 +235,11 @@ def test_a_floating_mask_of_zeros_and_ones_is_warned_of(library: Library, mask: 
         attention_weights(x, x, passed != 0)
         for other in (passed * 2, passed * 0, passed * 0 + 1, (passed - 1) * 1e9):
             attention_weights(x, x, other)
+
+
+def test_a_namespace_that_does_not_tell_its_dtypes() -> None:
+    """Most calls do not ask for them; a raw AttributeError would name no rule."""
+    namespace = types.ModuleType("toy")
+    for question in (NativeLibrary().real_dtypes, NativeLibrary().has_int64):
+        with pytest.raises(TypeError, match="the namespace toy must have __array_namespace_info__"):
+            question(namespace, "cpu")
