@@ -16,6 +16,7 @@ SymbolicShape: TypeAlias = tuple[int | str, ...]
 """A shape whose axes are integers, or names of lengths that are known when the graph runs."""
 
 DTYPES = (*FLOATING, *INTEGERS, "bool")
+_OPEN = "Write a name, such as 'L', for an open length."
 _SPEC = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[^\]]*)\]")
 
 
@@ -56,13 +57,13 @@ class TensorSpec:
         for length in self.shape:
             if isinstance(length, bool) or not isinstance(length, int | str):
                 rule = "`shape` must hold ints and names"
-                raise TypeError(message("TensorSpec", rule, {"shape": self.shape}))
+                raise TypeError(message("TensorSpec", rule, {"shape": self.shape}, _OPEN))
             if isinstance(length, str) and not _is_name(length):
                 rule = "a name in `shape` must be an identifier, or a sum of them"
                 raise ValueError(message("TensorSpec", rule, {"shape": self.shape}))
             if isinstance(length, int) and length < 1:
                 rule = "a length in `shape` must be at least 1, since onnxruntime refuses an empty axis"
-                raise ValueError(message("TensorSpec", rule, {"shape": self.shape}))
+                raise ValueError(message("TensorSpec", rule, {"shape": self.shape}, _OPEN))
 
     @classmethod
     def parse(cls, text: str) -> TensorSpec:

@@ -101,6 +101,13 @@ def test_refused(change: dict[str, Any], error: type[Exception], words: str) -> 
         ("complex64", (1, 2), ValueError, "`dtype` must be one of"),
         ("float32", ("P+", 2), ValueError, "must be an identifier, or a sum of them"),
         ("float32", (1.5, 2), TypeError, "`shape` must hold ints and names"),
+        (
+            "float32",
+            (None, 2),
+            TypeError,
+            "must hold ints and names.*Write a name, such as 'L', for an open length",
+        ),
+        ("float32", (-1, 2), ValueError, "at least 1.*Write a name, such as 'L', for an open length"),
         ("float32", (True, 2), TypeError, "`shape` must hold ints and names"),
         ("float32", "ab", TypeError, "`shape` must be a tuple"),
         ("float32", 5, TypeError, "`shape` must be a tuple"),

@@ -196,7 +196,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "grouped_query",
         self_attention() | CAUSAL | {"runtime": CUDA},
-        "GroupQueryAttention runs on the CPU in float32",
+        "GroupQueryAttention has no float32 kernel on CUDA, so onnxruntime would run it on the CPU",
     ),
     (
         "grouped_query",

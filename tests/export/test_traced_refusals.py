@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sdpa_xp_export import TensorSpec, to_onnx
@@ -72,6 +73,17 @@ REFUSED: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
         ValueError,
         "`opset` must be at least 18 for `bitwise_and`",
     ),
+    "function of NumPy": (
+        lambda xp, x: np.tanh(x),
+        TypeError,
+        r"must not go to `numpy.tanh`.*xp = x.__array_namespace__\(\), xp.tanh\(x\)",
+    ),
+    "other function of NumPy": (
+        lambda xp, x: np.concatenate([x, x]),
+        TypeError,
+        r"must not go to `numpy.concatenate`.*xp.concatenate\(x\)",
+    ),
+    "method": (lambda xp, x: x.reshape(-1), AttributeError, r"no attribute 'reshape'.*xp.reshape\(x\)"),
     "nothing": (lambda xp, x: xp.result_type(1.0), ValueError, "there must be an array or a dtype"),
 }
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sdpa_xp._checks import message
-from sdpa_xp_export._graph.graph import GraphValue
+from sdpa_xp_export._graph.graph import GraphValue, namespace_hint
 from sdpa_xp_export.spec import SymbolicShape
 
 _OPERATORS = (
@@ -45,7 +45,9 @@ def of_ufunc(
     """Compute what NumPy asks for as a function of values; `out` is the first operand of one in place."""
     name = ufunc.__name__
     if name not in _OPERATORS or method != "__call__" or keywords or (out and out[0] is not inputs[0]):
-        return NotImplemented
+        rule = f"a value of a graph must not go to `numpy.{name}`"
+        hint = namespace_hint(_STANDARD_NAMES.get(name, name))
+        raise TypeError(message(value.graph.function, rule, {"value": value.name}, hint))
     function = getattr(value.graph.namespace, _STANDARD_NAMES.get(name, name))
     result = function(*(_operand(value, operand) for operand in inputs))
     if out:

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import numpy as np
 import onnx
@@ -27,6 +27,11 @@ from sdpa_xp_export.spec import SymbolicShape, TensorSpec
 
 Attend: TypeAlias = Callable[["Graph", str, Mapping[str, object], Mapping[str, object]], Any]
 """Writes a call of the library: the graph, the public function, its arrays by name, its other arguments."""
+
+
+def namespace_hint(name: str) -> str:
+    """Return where a function of values is found."""
+    return f"Take functions from the namespace, as xp = x.__array_namespace__(), xp.{name}(x)."
 
 
 @dataclass(slots=True, kw_only=True)
@@ -191,6 +196,19 @@ class GraphValue:
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **keywords: Any) -> Any:
         """Compute an operator that NumPy starts, with an array or a number on the left."""
         return self.graph.namespace.of_ufunc(self, ufunc, method, inputs, **keywords)
+
+    def __array_function__(self, function: Callable[..., object], *_: object) -> Any:
+        """Refuse a function of NumPy, which would make an array of objects of a value."""
+        name = function.__name__
+        rule = f"a value of a graph must not go to `numpy.{name}`"
+        raise TypeError(message(self.graph.function, rule, {"value": self.name}, namespace_hint(name)))
+
+    if not TYPE_CHECKING:  # a type checker would allow any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """Say where a method of other arrays is found here."""
+            hint = "" if name.startswith("_") else f" {namespace_hint(name)}"
+            raise AttributeError(f"a value of a graph has no attribute {name!r}.{hint}")
 
     __add__, __radd__ = binary("add"), reflected("add")
     __sub__, __rsub__ = binary("subtract"), reflected("subtract")

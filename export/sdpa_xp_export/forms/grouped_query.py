@@ -40,7 +40,7 @@ def unsupported_reason(call: ExportCall, runtime: Runtime) -> str | None:
     if call.value.shape[-1] != call.sizes.width or call.sizes.width % WIDTHS:
         return "GroupQueryAttention takes one width, a multiple of 8"
     if runtime.provider == "cuda" and call.query.dtype == "float32":
-        return "GroupQueryAttention runs on the CPU in float32"
+        return "GroupQueryAttention has no float32 kernel on CUDA, so onnxruntime would run it on the CPU"
     if call.sinks is not None and call.sinks.shape != (call.sizes.query_heads,):
         return "GroupQueryAttention takes sinks of shape (Hq,)"
     if isinstance(call.sizes.batch[0], str):
