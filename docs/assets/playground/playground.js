@@ -58,7 +58,8 @@ function arrange({ text: name, temperature, place }) {
 
 function show(chosen, { weights, output }) {
   thumbnails(part("heads"), chosen, weights);
-  part("note").textContent = chosen.note ? `${chosen.note} ${strongest(chosen, weights)}` : "";
+  const note = chosen.mask === "none" ? `${chosen.note} ` : ""; // what it says need not hold under a mask
+  part("note").textContent = chosen.note ? note + strongest(chosen, weights) : "";
   part("maps").replaceChildren(map(chosen, weights, MASKS[chosen.mask]));
   part("output").replaceChildren(numbers(chosen, output));
 }
@@ -127,8 +128,7 @@ part("load").addEventListener("click", async ({ currentTarget: button }) => {
   button.disabled = false;
 });
 
-const adapter = await navigator.gpu?.requestAdapter().catch(() => null);
-if (adapter) part("places").hidden = false;
+if (navigator.gpu) part("places").hidden = false;
 else on.querySelector("[value=webgpu]").remove();
 head = Number(text.selectedOptions[0].dataset.head ?? 0);
 form.hidden = false;

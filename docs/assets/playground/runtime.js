@@ -11,6 +11,7 @@ export const PLACES = {
 /** By place, what is loaded: the module, its release, its provider, and why that is not the one asked for. */
 export const runtimes = new Map();
 const sessions = new Map();
+const LOGGED = 3; // errors: that WebGPU leaves some nodes to the CPU is a warning
 
 /** Load onnxruntime-web and its WebAssembly. A place that refuses a first graph is left for WebAssembly. */
 export async function load(place) {
@@ -46,7 +47,7 @@ export async function run(place, name, feeds, weights) {
 async function session(place, { ort, provider }, name, weights) {
   const key = `${place} ${provider} ${name}`;
   if (!sessions.has(key)) {
-    const options = { executionProviders: [provider] };
+    const options = { executionProviders: [provider], logSeverityLevel: LOGGED };
     if (weights) options.externalData = [{ path: weights, data: new Uint8Array(await file(weights)) }];
     const model = new Uint8Array(await file(`${name}.onnx`));
     sessions.set(key, await ort.InferenceSession.create(model, options));
