@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from html import escape
 from pathlib import Path
 
 import minilm
 import numpy as np
+from numpy.typing import NDArray
 from playground import MASKS
-from playground_encoder import SENTENCES, Sentence
+from playground_encoder import PROJECTIONS, SENTENCES, Layer, Sentence, parameters, vectors
 
-from sdpa_xp import masks
+from sdpa_xp import attention_weights, masks
 from sdpa_xp.masks import Mask
 
 SHOWN = 8
 """Queries and keys of a mask's picture."""
+MOST = 2**16 - 1
+"""The weight 1, where the page has its first maps within."""
 NAMES = {
     "none": "none",
     "causal": "causal",
@@ -36,7 +40,8 @@ def form() -> str:
 
 def texts() -> str:
     """HTML of the choice of a text. A sentence has its tokens with it, and what is seen in it."""
-    sentences = "".join(_option(sentence) for sentence in SENTENCES)
+    first, *others = SENTENCES
+    sentences = _option(first, weights=opening(first)) + "".join(_option(sentence) for sentence in others)
     return (
         '<label class="playground-wide">Text<select name="text">'
         f'<optgroup label="A sentence in a real encoder">{sentences}</optgroup>'
@@ -45,12 +50,26 @@ def texts() -> str:
     )
 
 
-def _option(sentence: Sentence) -> str:
+def opening(sentence: Sentence) -> str:
+    """The maps of all heads, as base64 of 16-bit shares of 1: the page shows them before it reads any file."""
+    shares = np.round(weights(sentence) * MOST).astype("<u2")
+    return b64encode(shares.tobytes()).decode()
+
+
+def weights(sentence: Sentence) -> NDArray[np.float64]:
+    """The maps of all heads without a mask, (heads, L, L)."""
+    wide = Layer({name: array.astype(np.float64) for name, array in parameters().items()}, None, 0)
+    query, key, _ = (wide.heads(vectors(sentence.text).astype(np.float64), name) for name in PROJECTIONS)
+    return attention_weights(query, key)
+
+
+def _option(sentence: Sentence, **more: str) -> str:
     data = {
         "tokens": json.dumps(minilm.words([sentence.text])[0]),
         "head": str(sentence.head),
         "row": str(sentence.row),
         "note": sentence.note,
+        **more,
     }
     attributes = "".join(f' data-{name}="{escape(value, quote=True)}"' for name, value in data.items())
     return f'<option value="{sentence.name}"{attributes}>{escape(sentence.text)}</option>'

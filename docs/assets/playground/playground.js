@@ -5,7 +5,7 @@ import { read, write } from "./link.js";
 import { attention, MASKS } from "./reference.js";
 import { load, PLACES, run, runtimes } from "./runtime.js";
 import { map, numbers, strongest } from "./tables.js";
-import { OWN, prepared } from "./texts.js";
+import { opening, OWN, prepared } from "./texts.js";
 
 const part = (name) => document.getElementById(`playground-${name}`);
 const form = part("form");
@@ -61,7 +61,8 @@ function show(chosen, { weights, output }) {
   const note = chosen.mask === "none" ? `${chosen.note} ` : ""; // what it says need not hold under a mask
   part("note").textContent = chosen.note ? note + strongest(chosen, weights) : "";
   part("maps").replaceChildren(map(chosen, weights, MASKS[chosen.mask]));
-  part("output").replaceChildren(numbers(chosen, output));
+  part("numbers").hidden = !output;
+  if (output) part("output").replaceChildren(numbers(chosen, output));
 }
 
 function verdict(chosen, graph, reference, { release, provider, refused }) {
@@ -89,13 +90,23 @@ function failed(error) {
   say(`The graph did not run: ${error.message}.`);
 }
 
-/** Take the state of the link, as far as the page has it. */
+/** Show the map that the page has within. */
+function open() {
+  const chosen = settings();
+  arrange(chosen);
+  const { weights, ...facts } = opening(form);
+  show({ ...chosen, ...facts, head }, { weights });
+  say("Computed when this site was built. Change anything, and your browser computes the map.");
+}
+
+/** Take the state of the link, as far as the page has it; gives whether there is one. */
 function follow() {
   const asked = read(form);
-  if (!asked) return;
+  if (!asked) return false;
   ignored = asked.ignored;
   head = asked.head ?? Number(text.selectedOptions[0].dataset.head ?? 0);
   update();
+  return true;
 }
 
 form.addEventListener("input", ({ target }) => {
@@ -133,5 +144,4 @@ else on.querySelector("[value=webgpu]").remove();
 head = Number(text.selectedOptions[0].dataset.head ?? 0);
 form.hidden = false;
 part("absent").hidden = true;
-follow();
-update();
+if (!follow()) open();
