@@ -90,6 +90,4 @@ def picture(mask: Mask | None) -> str:
     shape = (SHOWN, SHOWN)
     allowed = np.ones(shape, bool) if mask is None else np.asarray(masks.to_array(mask, shape))
     squares = "".join(f"M{j} {i}h.9v.9h-.9z" for i, j in np.argwhere(allowed))
-    return (
-        f'<svg viewBox="-.1 -.1 {SHOWN + 0.1} {SHOWN + 0.1}" aria-hidden="true"><path d="{squares}"/></svg>'
-    )
+    return f'<svg viewBox="-.1 -.1 {SHOWN + 0.1} {SHOWN + 0.1}" aria-hidden="true"><path d="{squares}"/></svg>'
