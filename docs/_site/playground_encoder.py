@@ -1,4 +1,4 @@
-"""Real sentences for the playground: what enters one layer of a sentence encoder, and the graphs of that layer.
+"""Real sentences for the playground: what enters a layer of a sentence encoder, and its graphs.
 
 A graph has the projections and the attention of the layer, as `to_onnx` writes them. All graphs refer to one file of
 weights, so a browser loads the weights once.
@@ -184,7 +184,7 @@ def referring(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def entering(text: str) -> bytes:
-    """The vectors that enter the layer, in float32; and of these query, key and value of all heads, in float64."""
+    """What enters the layer, in float32; and query, key and value of all heads, in float64."""
     x = vectors(text)
     wide = Layer({name: array.astype(np.float64) for name, array in parameters().items()}, None, 0)
     heads = (wide.heads(x.astype(np.float64), name) for name in PROJECTIONS)
