@@ -1,7 +1,7 @@
 """Real sentences for the playground: what enters a layer of a sentence encoder, and its graphs.
 
-A graph has the projections and the attention of the layer, as `to_onnx` writes them. All graphs refer to one file of
-weights, so a browser loads the weights once.
+A graph has the projections and the attention of the layer, as `to_onnx` writes them. All graphs refer to one
+file of weights, so a browser loads the weights once.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import re
 import sys
 from base64 import b64decode
 from html.parser import HTMLParser
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -74,7 +75,8 @@ def test_files_have_the_names_that_the_script_asks_for(served: dict[str, bytes])
             for key, value in zip(("mask", "softcap", "heads", "text"), values, strict=True):
                 name = name.replace(f"${{{key}}}", str(value))
             expected.add(name if name.endswith(".bin") else f"{name}.onnx")
-    assert expected == set(served) | set(playground.models())
+    combinations = product(playground.MASKS, playground.SOFTCAPS, playground.HEADS)
+    assert expected == set(served) | {playground.name_of(*each) for each in combinations}
 
 
 def test_the_form_offers_what_the_files_are_made_of() -> None:
