@@ -28,6 +28,9 @@ SERVED = {
         "dist/ort.wasm.min.mjs",
         "dist/ort-wasm-simd-threaded.mjs",
         "dist/ort-wasm-simd-threaded.wasm",
+        "dist/ort.webgpu.min.mjs",
+        "dist/ort-wasm-simd-threaded.asyncify.mjs",
+        "dist/ort-wasm-simd-threaded.asyncify.wasm",
     ),
 }
 """By package, its files that pages load."""
@@ -62,10 +65,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             for path in found:
                 uri = f"assets/vendor/{package}/{path.relative_to(PACKAGES / package).as_posix()}"
                 files.append(File.generated(config, uri, abs_src_path=str(path)))
-    from playground import models
+    import playground
+    import playground_encoder
 
-    for name, model in models().items():
-        files.append(File.generated(config, f"assets/playground/{name}", content=model.SerializeToString()))
+    own = ((name, model.SerializeToString()) for name, model in playground.models().items())
+    for name, content in (*own, *playground_encoder.files()):
+        files.append(File.generated(config, f"assets/playground/{name}", content=content))
     for uri, content in notebooks_of(config).items():
         files.append(File.generated(config, uri, content=content))
     return files

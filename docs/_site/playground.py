@@ -27,7 +27,7 @@ HEADS = (1, 2, 4)
 
 
 def name_of(mask: str, softcap: int, heads: int) -> str:
-    """The file of a model, which assets/playground/playground.js puts together likewise."""
+    """The file of a model, which assets/playground/texts.js puts together likewise."""
     return f"{mask}-softcap{softcap}-heads{heads}.onnx"
 
 

@@ -130,4 +130,4 @@ function contents() {
   };
 }
 
-module.exports = { links, tabbed, visit };
+module.exports = { faults, links, overflow, tabbed, visit };

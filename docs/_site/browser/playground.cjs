@@ -1,13 +1,17 @@
-// The playground: its graphs compute, and agree with the formula in float64.
+// The playground: its graphs compute, agree with the formula in float64, and a link carries what is chosen.
 
+const { faults, overflow } = require("./pages.cjs");
 const { withTab } = require("./tab.cjs");
 
-const BOUND = 1e-5;
 const TEMPERATURES = ["-2", "0", "3"]; // powers of two
 const ADDRESS = "/playground/";
+const ODD = 'a"b \\c 100% d&e=f g+h #i é 猫 <b> \'j';
 
 async function check(site) {
+  await withTab(site, ADDRESS, {}, (...opened) => opens(site, ...opened));
   await withTab(site, ADDRESS, {}, (...opened) => computes(site, ...opened));
+  await withTab(site, ADDRESS, {}, (...opened) => links(site, ...opened));
+  await withTab(site, ADDRESS, { scheme: "dark", width: 390 }, (...opened) => looks(site, ...opened));
   await withTab(site, ADDRESS, { prepare: () => delete window.WebAssembly }, async (page, where) => {
     await page.click("#playground-load");
     const said = page.locator("#playground-status", { hasText: "has no WebAssembly" });
@@ -15,46 +19,77 @@ async function check(site) {
   });
 }
 
+/** The page shows a map and what is seen in it before it reads a file; masks are chosen by picture and by key. */
+async function opens({ findings }, page, where, requests) {
+  await page.waitForSelector("#playground-maps table");
+  const large = requests.filter((url) => /onnxruntime-web|\.bin$|\.onnx$/.test(url));
+  findings.none(where, "requests for files before something is chosen", large);
+  const note = page.locator("#playground-note");
+  const told = async () => (await note.textContent()).match(/attends most to “(.+)” \((.+)\)/)?.slice(1);
+  const first = await told();
+  const mask = (value) => page.locator(`#playground-form input[value=${value}]`);
+  const says = (what, hasText) =>
+    findings.attempt(where, what, () => page.locator("#playground-status", { hasText }).waitFor());
+
+  await mask("causal").locator("..").locator("svg").click({ force: true });
+  await says("computes in JavaScript", "No graph has run yet");
+  findings.expect(where, "a picture chooses its mask", await mask("causal").isChecked());
+  findings.expect(where, "a mask shows its pairs", (await page.locator("td.masked").count()) > 0);
+  const masked = await note.textContent();
+  findings.expect(where, "the note is left out under a mask", masked.startsWith("In this map"), masked);
+  await page.keyboard.press("ArrowLeft");
+  findings.expect(where, "an arrow chooses the mask before", await mask("none").isChecked());
+  await page.waitForFunction(() => !document.querySelector("td.masked"));
+  const again = await told();
+  findings.expect(where, "opens with the map that it computes", String(first) === String(again), `${first} ${again}`);
+
+  await page.locator("#playground-heads label").nth(5).click();
+  const caption = page.locator("#playground-maps caption", { hasText: "Head 5 of 12" });
+  await findings.attempt(where, "shows the head that is chosen", () => caption.waitFor());
+}
+
 async function computes({ findings }, page, where, requests) {
   const ofRuntime = () => requests.filter((url) => url.includes("/onnxruntime-web/"));
-  await page.waitForSelector("#playground-maps table");
-  findings.none(where, "requests for the runtime before it is asked for", ofRuntime());
   await page.click("#playground-load");
   const status = page.locator("#playground-status");
   await status.filter({ hasText: "ran in onnxruntime-web" }).waitFor();
-  findings.expect(
-    where,
-    "loads the runtime",
-    ofRuntime().some((url) => url.endsWith(".wasm")),
-  );
+  const loaded = ofRuntime().some((url) => url.endsWith(".wasm"));
+  findings.expect(where, "loads the runtime", loaded);
 
-  const choices = await page.evaluate(() => {
-    const { mask, heads, softcap } = document.getElementById("playground-form").elements;
-    return Object.fromEntries(
-      [mask, heads, softcap].map(({ name, options }) => [name, [...options].map(({ value }) => value)]),
-    );
+  const { text, ...choices } = await page.evaluate(() => {
+    const { text, mask, heads, softcap } = document.getElementById("playground-form").elements;
+    const values = (choice) => [...(choice.options ?? choice)].map(({ value }) => value);
+    return { text: values(text), mask: values(mask), heads: values(heads), softcap: values(softcap) };
   });
-  const combinations = Object.entries({ ...choices, temperature: TEMPERATURES }).reduce(
-    (found, [name, values]) => found.flatMap((chosen) => values.map((value) => ({ ...chosen, [name]: value }))),
-    [{}],
-  );
-  for (const chosen of combinations) await agrees(findings, page, where, chosen);
+  const own = combinations({ text: ["own"], ...choices, temperature: TEMPERATURES });
+  const { mask, softcap } = choices;
+  const [first] = text;
+  const sentences = text.filter((name) => name !== "own").map((name) => ({ text: name, mask: "none", softcap: "0" }));
+  const encoder = combinations({ text: [first], mask, softcap, temperature: ["-2"] });
+  for (const chosen of [...own, ...encoder]) await agrees(findings, page, where, chosen);
+  for (const chosen of sentences) await agrees(findings, page, where, { ...chosen, temperature: "0" });
 
-  const before = await page.evaluate(compute, { tokens: "the cat saw the dog" });
-  const after = await page.evaluate(compute, { tokens: "the cat saw the bird" });
-  const same =
-    before.cells.length === after.cells.length &&
-    before.cells.every((text, place) => text === after.cells[place]);
-  findings.expect(where, "another token gives another map", !same, after.cells.join(" "));
-  findings.expect(
-    where,
-    "the map names the tokens",
-    after.names.join(" ") === "the cat saw the bird",
-    after.names.join(" "),
-  );
+  const words = { text: "own", tokens: "the cat saw the dog" };
+  const before = await page.evaluate(compute, words);
+  const after = await page.evaluate(compute, { ...words, tokens: "the cat saw the bird" });
+  const same = String(before.cells) === String(after.cells);
+  findings.expect(where, "another word gives another map", !same, after.cells.join(" "));
+  const names = after.names.join(" ");
+  findings.expect(where, "the map names the words", names === "the cat saw the bird", names);
+  const long = await page.evaluate(compute, { tokens: Array(70).fill("word").join(" ") });
+  findings.expect(where, "takes 64 words", long.names.length === 64, long.names.length);
+  const cut = "Only the first 64 of 70 words are shown.";
+  findings.expect(where, "says what it leaves out", long.status.startsWith(cut), long.status);
   await page.fill("#playground-form [name=tokens]", "");
   await findings.attempt(where, "asks for a word", () =>
     status.filter({ hasText: "at least one word" }).waitFor(),
+  );
+}
+
+function combinations(choices) {
+  return Object.entries(choices).reduce(
+    (found, [name, values]) => found.flatMap((chosen) => values.map((value) => ({ ...chosen, [name]: value }))),
+    [{}],
   );
 }
 
@@ -63,19 +98,61 @@ async function agrees(findings, page, where, chosen) {
   const expect = (what, holds, detail) =>
     findings.expect(`${where} ${JSON.stringify(chosen)}`, what, holds, detail);
   const seen = await page.evaluate(compute, chosen);
-  const { mask, heads, softcap, temperature } = chosen;
-  expect(
-    "computes what is chosen",
-    seen.asked === `${mask} ${heads} ${softcap} ${2 ** temperature}`,
-    seen.asked,
-  );
+  const { text, mask, heads = "12", softcap, temperature } = chosen;
+  const asked = `${text} ${mask} ${text === "own" ? heads : "12"} ${softcap} ${2 ** temperature}`;
+  expect("computes what is chosen", seen.asked === asked, seen.asked);
   for (const [name, error] of Object.entries(seen.errors)) {
     const told = seen.status.includes(`${name} ${error.toExponential(1)}`);
-    expect(`${name} agrees with float64`, error <= BOUND, error);
+    const bound = seen.bounds[name];
+    expect(`${name} agrees with float64`, error <= bound, `${error} beyond ${bound}`);
     expect(`${name}: its error is told`, told, seen.status);
   }
-  expect("rows of weights sum to 1, or to 0 without a key", seen.sums <= BOUND, seen.sums);
+  expect("rows of weights sum to 1, or to 0 without a key", seen.sums <= seen.bounds.sums, seen.sums);
   expect("the map shows the weights of the graph", seen.shown <= 0.006, seen.shown);
+}
+
+/** A link brings back what was chosen; what it says wrongly is ignored and told. */
+async function links({ findings, base }, page, where) {
+  const field = (name) => page.locator(`#playground-form [name=${name}]`);
+  const chosen = { text: "own", heads: "4", softcap: "4" };
+  for (const [name, value] of Object.entries(chosen)) await field(name).selectOption(value);
+  await field("tokens").fill(ODD);
+  await page.locator("#playground-form input[value=chunks]").check();
+  await page.locator("#playground-heads label").nth(2).click();
+  await page.click("#playground-copy");
+  await page.locator("#playground-copied", { hasText: "copied" }).waitFor();
+  const link = await page.evaluate(() => navigator.clipboard.readText());
+  await page.goto("about:blank");
+  await page.goto(link);
+  await page.locator("#playground-maps caption", { hasText: "Head 2 of 4" }).waitFor();
+  const expected = JSON.stringify({ ...chosen, tokens: ODD, mask: "chunks" });
+  const found = JSON.stringify(await page.evaluate(state, [...Object.keys(chosen), "tokens", "mask"]));
+  findings.expect(where, "a link carries the state", found === expected, found);
+
+  await page.goto("about:blank");
+  await page.goto(`${base}${ADDRESS}#text=none&mask=diagonal&temperature=99&head=12&heads=3&on=moon&other=1`);
+  const status = page.locator("#playground-status", { hasText: "No graph has run yet" });
+  await status.waitFor();
+  const told = await status.textContent();
+  for (const wrong of ["text=none", "mask=diagonal", "temperature=99", "head=12", "heads=3", "on=moon", "other=1"])
+    findings.expect(where, `says that ${wrong} is ignored`, told.includes(`The link's ${wrong} is not known`), told);
+  const [mask] = Object.values(await page.evaluate(state, ["mask"]));
+  findings.expect(where, "a wrong link leaves the mask", mask === "none", mask);
+}
+
+/** All that can be shown is within 390 px and can be read on a dark page. */
+async function looks({ findings }, page, where) {
+  const words = Array.from({ length: 64 }, (_, place) => `word${place}`).join(" ");
+  for (const chosen of [{ mask: "future" }, { text: "own", tokens: "a b c" }, { tokens: words }]) {
+    const what = Object.keys(chosen).join(" and ");
+    for (const [name, value] of Object.entries(chosen))
+      if (name === "text") await page.selectOption("[name=text]", value);
+      else if (name === "mask") await page.locator(`input[value=${value}]`).check();
+      else await page.fill("[name=tokens]", value);
+    await page.locator("#playground-status", { hasText: "No graph has run yet" }).waitFor();
+    findings.none(where, `${what}: wider than 390 px`, await page.evaluate(overflow));
+    findings.none(where, `${what}: accessibility`, await faults(page, {}));
+  }
 }
 
 // What follows runs in the page.
@@ -85,13 +162,13 @@ async function compute(chosen) {
   const form = document.getElementById("playground-form");
   const computed = new Promise((resolve) => form.addEventListener("computed", resolve, { once: true }));
   for (const [name, value] of Object.entries(chosen)) form.elements[name].value = value;
-  form.elements.mask.dispatchEvent(new Event("input", { bubbles: true }));
+  form.elements.softcap.dispatchEvent(new Event("input", { bubbles: true }));
   const said = () => document.getElementById("playground-status").textContent;
   const late = new Promise((_, reject) =>
     setTimeout(() => reject(new Error(`${JSON.stringify(chosen)}: ${said()}`)), 10_000),
   );
   const { detail } = await Promise.race([computed, late]);
-  const { graph, reference, length, heads } = detail;
+  const { graph, reference, inputs, length, heads, head } = detail;
   const worst = (found, expected) => {
     if (!found.length || found.length !== expected.length) return NaN;
     return expected.reduce((most, number, place) => Math.max(most, Math.abs(found[place] - number)), 0);
@@ -102,8 +179,25 @@ async function compute(chosen) {
   const texts = (selector) =>
     [...document.querySelectorAll(`#playground-maps ${selector}`)].map(({ textContent }) => textContent);
   const cells = texts("tbody td");
+  // What float32 may round: a score is a sum over channels, for the encoder of sums over its 384.
+  const largest = (numbers) => numbers.reduce((most, number) => Math.max(most, Math.abs(number)), 0);
+  const epsilon = 2 ** -23;
+  const width = inputs.query.length / heads / length;
+  const terms = width + (detail.text === "own" ? 0 : 384);
+  const norm = (numbers) => {
+    const rows = Array.from({ length: heads * length }, (_, row) => numbers.slice(row * width, (row + 1) * width));
+    return Math.max(...rows.map((row) => Math.hypot(...row)));
+  };
+  const score = detail.scale * norm(inputs.query) * norm(inputs.key) * Math.sqrt(terms) * epsilon;
+  const weight = 2 * score + (length + 4) * epsilon;
+  const bounds = {
+    weights: weight,
+    output: (weight + (length + Math.sqrt(terms)) * epsilon) * largest(inputs.value),
+    sums: (length + 4) * epsilon,
+  };
   return {
-    asked: `${detail.mask} ${heads} ${detail.softcap} ${detail.temperature}`,
+    asked: `${detail.text} ${detail.mask} ${heads} ${detail.softcap} ${detail.temperature}`,
+    bounds,
     errors: { output: worst(graph.output, reference.output), weights: worst(graph.weights, reference.weights) },
     sums: Math.max(
       ...rows
@@ -114,10 +208,15 @@ async function compute(chosen) {
     names: texts(".playground-box:first-child thead th"),
     shown: worst(
       cells.map((text) => Number(text.replace("–", "0"))),
-      graph.weights,
+      graph.weights.slice(head * length * length, (head + 1) * length * length),
     ),
     status: said(),
   };
+}
+
+function state(names) {
+  const { elements } = document.getElementById("playground-form");
+  return Object.fromEntries(names.map((name) => [name, elements[name].value]));
 }
 
 module.exports = { check };

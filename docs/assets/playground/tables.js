@@ -1,44 +1,46 @@
-// The map and the output as tables: coloured for the eye, numbers for a screen reader.
+// The map and the output of a head as tables: coloured for the eye, numbers for a screen reader.
 
 const SCHEMES = {
   light: { low: [255, 255, 255], high: [8, 48, 107] },
   dark: { low: [32, 36, 47], high: [154, 208, 245] },
 };
 
-/** One table a head: a row a query, a column a key. */
-export function maps(tokens, heads, weights, allowed) {
-  return Array.from({ length: heads }, (_, head) =>
-    box(
-      `Attention map of head ${head + 1}`,
-      table(
-        `Head ${head + 1} of ${heads}`,
-        tokens,
-        tokens.map((token, i) => [
-          token,
-          ...tokens.map((_, j) => {
-            if (!allowed(i, j)) return cell("–", "masked");
-            const weight = weights[(head * tokens.length + i) * tokens.length + j];
-            return coloured(cell(weight.toFixed(2).replace("0.", ".")), weight);
-          }),
-        ]),
-      ),
-    ),
-  );
-}
+const MANY = 24; // tokens, from which cells are too small to show their numbers
 
-/** The output, a row a token and a column a channel, head after head. */
-export function numbers(tokens, heads, output) {
-  const width = output.length / heads / tokens.length;
-  const channels = Array.from({ length: heads * width }, (_, channel) => [
-    Math.floor(channel / width),
-    channel % width,
-  ]);
+/** The map of a head: a row a query, a column a key. */
+export function map({ tokens, head, heads, length, row }, weights, allowed) {
   const rows = tokens.map((token, i) => [
     token,
-    ...channels.map(([head, place]) => cell(output[(head * tokens.length + i) * width + place].toFixed(4))),
+    ...tokens.map((key, j) => {
+      if (!allowed(i, j)) return cell("–", "masked");
+      const weight = weights[(head * length + i) * length + j];
+      const share = weight.toFixed(2).replace("0.", ".");
+      return Object.assign(coloured(cell(share), weight), { title: `${token} → ${key}: ${share}` });
+    }),
   ]);
-  const names = channels.map(([head, place]) => `${head + 1}.${place}`);
-  return box("Output of the graph", table("Columns: head and channel", names, rows));
+  const element = table(`Head ${head} of ${heads}, counted from 0`, tokens, rows);
+  element.classList.toggle("many", length > MANY);
+  if (row !== undefined) element.tBodies[0].rows[row].classList.add("marked");
+  return box(`Attention map of head ${head}`, element);
+}
+
+/** In words, where the marked row of a map is strongest. */
+export function strongest({ tokens, head, length, row }, weights) {
+  const shares = [...weights.subarray((head * length + row) * length, (head * length + row + 1) * length)];
+  const most = Math.max(...shares);
+  if (most === 0) return `With this mask, “${tokens[row]}” may attend to no token.`;
+  return `In this map, “${tokens[row]}” attends most to “${tokens[shares.indexOf(most)]}” (${most.toFixed(2)}).`;
+}
+
+/** The output of a head, a row a token and a column a channel. */
+export function numbers({ tokens, head, heads, length }, output) {
+  const width = output.length / heads / length;
+  const channels = [...Array(width).keys()];
+  const rows = tokens.map((token, i) => [
+    token,
+    ...channels.map((channel) => cell(output[(head * length + i) * width + channel].toFixed(4))),
+  ]);
+  return box(`Output of head ${head}`, table(`Head ${head}, columns: channels`, channels.map(String), rows));
 }
 
 function table(caption, columns, rows) {
