@@ -88,7 +88,7 @@ class KVCache(Generic[A]):
         checks.same_dtype_and_device("KVCache", arrays)
         checks.same_but_width("KVCache", {name: array.shape for name, array in arrays.items()})
         self._length = arrays["key"].shape[self._axis]
-        if checks.rotated("KVCache", rotated, rotary) and rotary is not None:
+        if checks.flag("KVCache", "rotated", rotated) and rotary is not None:
             checks.fits_rotation("KVCache", "key", arrays["key"].shape, rotary.width)
         else:
             arrays["key"] = rotation.rotate(rotary, "KVCache", "key", arrays["key"], self._length, layout)

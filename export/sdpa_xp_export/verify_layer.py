@@ -139,9 +139,9 @@ def verify_layer(
     left_out += chosen.left_out([*tried, *more])
     large = [lengths for lengths in [*first_lengths(specs)[:2], *chosen.longest()] if lengths in tried]
     try:
-        found = [large_case(lengths) for lengths in large]
-        cases += [case for case in found if case is not None]
-        if None in found:
+        large_cases = [large_case(lengths) for lengths in large]
+        cases += [case for case in large_cases if case is not None]
+        if None in large_cases:
             left_out.append("large tokens: the outputs overflow, or no floating input has tokens to draw")
     except Exception as error:
         left_out.append(f"large tokens: {_words_of(error)}")
@@ -199,11 +199,11 @@ def _numbers(
 def _missing_note(model: Model, layer: Callable[..., Any], keywords: Mapping[str, Any]) -> str:
     """Return which arguments `to_onnx` was given, and `verify_layer` was not."""
     try:
-        given = [str(name) for name in json.loads(metadata_of(model).get("sdpa_xp.arguments", "[]"))]
+        recorded = [str(name) for name in json.loads(metadata_of(model).get("sdpa_xp.arguments", "[]"))]
     except (TypeError, ValueError, RecursionError):
         return ""
     known = {*keywords, *(layer.keywords if isinstance(layer, partial) else ())}
-    missing = [name for name in given if name not in known]
+    missing = [name for name in recorded if name not in known]
     if not missing:
         return ""
     return f"to_onnx was called with {', '.join(missing)}, and verify_layer was not; pass the same arguments"

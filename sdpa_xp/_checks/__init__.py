@@ -99,7 +99,6 @@ from sdpa_xp._checks.positions import (
     instance,
     not_one_number,
     real_numbers,
-    rotated,
 )
 from sdpa_xp._checks.shapes import (
     HLE,
@@ -209,7 +208,6 @@ __all__ = [
     "real_numbers",
     "ring",
     "rng",
-    "rotated",
     "rows",
     "same_but",
     "same_but_width",

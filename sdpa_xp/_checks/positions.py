@@ -6,7 +6,7 @@ import math
 
 from sdpa_xp._checks.arrays import plain_array
 from sdpa_xp._checks.integers import Integers, integer
-from sdpa_xp._checks.keywords import flag, number
+from sdpa_xp._checks.keywords import number
 from sdpa_xp._checks.messages import message, type_name
 from sdpa_xp._libraries import FLOATING, dtype_name, is_number
 from sdpa_xp._libraries.protocols import Array, Shape
@@ -64,12 +64,3 @@ def fits_rotation(function: str, name: str, shape: Shape, width: int) -> None:
     if len(shape) < 2 or shape[-1] < width:
         rule = f"`{name}` must have a length, and a width (axis -1, E) of at least that of the rotation"
         raise ValueError(message(function, rule, {f"{name}.shape": shape, "rotary.width": width}))
-
-
-def rotated(function: str, value: object, rotary: object) -> bool:
-    """Check whether keys are said to be rotated, which needs the `rotary` that has done it; return it."""
-    is_rotated = flag(function, "rotated", value)
-    if is_rotated and rotary is None:
-        rule = "`rotated` needs `rotary`, which has rotated the keys and will rotate the queries"
-        raise ValueError(message(function, rule, {"rotated": True, "rotary": None}))
-    return is_rotated

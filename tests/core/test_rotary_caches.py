@@ -168,9 +168,3 @@ def test_the_first_tokens_of_a_longer_query_stand_before_the_sequence(library: L
         found = library.get(cache.attend(library.put(query), masks.causal(), is_causal=False))
     np.testing.assert_array_equal(found[:, :, 0], np.zeros((3, 4, 5)))
     np.testing.assert_allclose(found[:, :, 1], np.repeat(value[:, :, 0], 2, axis=1), rtol=1e-6)
-
-
-def test_rotated_keys_need_the_rotation_of_the_queries() -> None:
-    x = np.ones((2, 3, 8), np.float32)
-    with pytest.raises(ValueError, match=r"KVCache: `rotated` needs `rotary`.*; got rotated=True, rotary=None"):
-        KVCache(x, x, rotated=True)

@@ -54,14 +54,14 @@ class BothLayers:
         ordinary = self.case(lengths, arrays) if sizes else None
         for factor in sizes:
             large = with_large_tokens(arrays, drawn, factor, rng)
-            found = self.case(lengths, large)
+            computed = self.case(lengths, large)
             moved = [self.case(lengths, perturbed(large, rng)).direct for _ in range(3)]
-            if ordinary is not None and not overflows(ordinary.exact, found.exact, found.direct, *moved):
+            if ordinary is not None and not overflows(ordinary.exact, computed.exact, computed.direct, *moved):
                 direct = {
-                    name: furthest(exact, [found.direct[name], *(each[name] for each in moved)])
-                    for name, exact in found.exact.items()
+                    name: furthest(exact, [computed.direct[name], *(other[name] for other in moved)])
+                    for name, exact in computed.exact.items()
                 }
-                return LayerCase(lengths, large, found.exact, direct, LARGE)
+                return LayerCase(lengths, large, computed.exact, direct, LARGE)
         return None
 
     def _called(self, layer: Callable[..., Any], arrays: Arrays) -> dict[str, Any]:

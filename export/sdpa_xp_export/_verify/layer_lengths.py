@@ -35,7 +35,7 @@ class LayerLengths:
             for number, name in sorted(call.names.items()):
                 lengths = call.lengths(number + 2, number + 2, self.names)
                 *_, queries, keys = call.sizes(lengths)
-                beyond = any(max(call.sizes(each)[-2:]) >= max(queries, keys) for each in tried)
+                beyond = any(max(call.sizes(other)[-2:]) >= max(queries, keys) for other in tried)
                 if max(queries, keys) > number and not beyond:
                     lines[f"{name}: {self._needs(queries, keys, lengths)}"] = None
         yield from lines
