@@ -21,7 +21,7 @@ from measuring import Row
 INK = "#7a7a7a"
 COLOURS = {
     "NumPy": "#0072b2",
-    "matmuls, exp": "#66a61e",
+    "a bare loop": "#66a61e",
     "matmuls": "#999999",
     "torch, portable": "#7570b3",
     "sdpa_xp on torch": "#a6761d",

@@ -118,6 +118,16 @@ def test_no_two_lines_of_a_panel_look_alike() -> None:
             assert len(set(looks)) == len(looks)
 
 
+def test_every_contender_is_drawn() -> None:
+    """Not only those of the recorded results: the plots are drawn when a run of half an hour ends."""
+    for plot in plots.PLOTS.values():
+        names = [name for name in plots.CONTENDERS if name not in plot.left_out]
+        rows = [Row(plot.cells[0], 256, name, {plot.quantity: Spread(2.0, 1.0, 3.0)}) for name in names]
+        drawn = plots.figure(rows, plot)
+        assert drawn is not None
+        assert len(drawn.axes[0].containers) == len(names)
+
+
 def test_the_gpu_section_follows_from_its_results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(benchmark_page, "GPU", tmp_path / "results.json")
     assert "no results from a GPU" in "\n".join(benchmark_page.gpu())
