@@ -19,7 +19,7 @@ class NumPy(Library):
     """Arrays of NumPy."""
 
     module = "numpy"
-    keeps_buffers = has_astype = True
+    keeps_buffers = has_astype = has_diagonals = True
 
     def owns(self, array: object) -> bool:
         numpy = sys.modules.get("numpy")
@@ -45,10 +45,20 @@ class NumPy(Library):
         return array[[*indices]]  # numpy.take would copy all of a view first
 
     def rows_in_blocks(self, pool: Any, tables: Sequence[Sequence[int]]) -> Any:
-        numpy, (heads, _, width) = sys.modules["numpy"], pool.shape[1:]
-        blocks, every_head = numpy.asarray(tables)[:, None, :], numpy.arange(heads)[:, None]
         # One copy, where the standard's functions need two.
-        return pool[blocks, every_head].reshape(len(tables), heads, -1, width)
+        numpy, (heads, size, width) = sys.modules["numpy"], pool.shape[1:]
+        blocks, every_head = numpy.asarray(tables)[:, None, :], numpy.arange(heads)[:, None]
+        if pool.flags.c_contiguous:  # `take` copies each head of a block in one piece
+            copied = pool.reshape(-1, size * width).take(blocks * heads + every_head, axis=0)
+        else:
+            copied = pool[blocks, every_head]
+        return copied.reshape(len(tables), heads, -1, width)
+
+    def diagonals(self, numbers: Any, columns: int) -> Any:
+        windows = sys.modules["numpy"].lib.stride_tricks.sliding_window_view(
+            numbers[..., 0, :], columns, axis=-1
+        )
+        return windows[..., ::-1, :]
 
     def to_list(self, array: Any) -> Any:
         return array.tolist()

@@ -15,7 +15,8 @@ from sdpa_xp._tiles.allowed import Allowed
 from sdpa_xp._tiles.gradient_target import GradientTarget
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Tile
-from sdpa_xp.biases.algebra import Added, Bias, Term
+from sdpa_xp.biases.algebra import Bias, Term
+from sdpa_xp.biases.by_distance import AddedByDistance
 
 
 def alibi(slopes: int | Sequence[float] | AnyArray, *, offset: IntegersLike | str = 0) -> Bias:
@@ -118,7 +119,7 @@ class Alibi(Bias):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class AlibiTerm(Added):
+class AlibiTerm(AddedByDistance):
     """-slope * |i + offset - j|, with slopes (..., Hq, 1, 1)."""
 
     slopes: Array
@@ -129,8 +130,8 @@ class AlibiTerm(Added):
     def unmasked(self, _tile: Tile, _added: Array) -> Allowed:
         return True  # it is finite
 
-    def added(self, tile: Tile) -> Array:
-        return -tile.slice(self.slopes) * self._distance(tile)
+    def at_distances(self, tile: Tile, distances: Array) -> Array:
+        return -tile.slice(self.slopes) * self._from_offset(tile, distances)
 
     @property
     def gradient_target(self) -> GradientTarget | None:
@@ -139,9 +140,11 @@ class AlibiTerm(Added):
         )
 
     def gradient(self, tile: Tile, _scores: Array, gradient: Array) -> Array | None:
-        return -gradient * self._distance(tile) if self.has_gradient else None
+        if not self.has_gradient:
+            return None
+        return -gradient * self._from_offset(tile, tile.key_index - tile.query_index)
 
-    def _distance(self, tile: Tile) -> Array:
+    def _from_offset(self, tile: Tile, distances: Array) -> Array:
+        """Return |i + offset - j|, floating."""
         xp = tile.grid.xp
-        distance = xp.abs(tile.query_index + tile.slice_integers(self.offset).values - tile.key_index)
-        return xp.astype(distance, tile.grid.dtype)
+        return xp.astype(xp.abs(distances - tile.slice_integers(self.offset).values), tile.grid.dtype)

@@ -12,7 +12,8 @@ from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace
 from sdpa_xp._tiles.gradient_target import GradientTarget
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Tile
-from sdpa_xp.biases.algebra import Added, Bias, Term
+from sdpa_xp.biases.algebra import Bias, Term
+from sdpa_xp.biases.by_distance import AddedByDistance
 
 
 def relative(
@@ -150,7 +151,7 @@ class Relative(Bias):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RelativeTerm(Added):
+class RelativeTerm(AddedByDistance):
     """A number for each distance from `first` to `last`, (Hq, distances); the outermost for those beyond."""
 
     array_axes: ClassVar[Mapping[str, tuple[int | None, ...]]] = {"table": (-3, None), "buckets": (None,)}
@@ -170,8 +171,11 @@ class RelativeTerm(Added):
         if tile.block is None and (nearest >= self.last or farthest <= self.first):  # one number for each head
             edge = self.last - self.first if nearest >= self.last else 0
             return xp.expand_dims(tile.slice_heads(self.table)[:, edge : edge + 1], axis=-1)
-        index = self._index(xp, tile.key_index - tile.query_index)
-        table = tile.slice_heads(self.table)
+        return AddedByDistance.added(self, tile)  # a class with slots has no super()
+
+    def at_distances(self, tile: Tile, distances: Array) -> Array:
+        xp, table = tile.grid.xp, tile.slice_heads(self.table)
+        index = self._index(xp, distances)
         chosen = xp.take(table, xp.reshape(index, (-1,)), axis=-1)
         return xp.reshape(chosen, (table.shape[0], *index.shape))
 
