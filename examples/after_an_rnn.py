@@ -20,7 +20,7 @@ CLASSES, LONGEST, CHANNELS, HEADS, STEPS = 4, 24, 32, 2, 200
 
 
 class Pooling(nn.Module):
-    """(B, L, C) and the lengths of the sequences -> (B, C)."""
+    """Pool states (B, L, C) of sequences with their lengths -> (B, C)."""
 
     def __init__(self, channels: int, num_heads: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Classifier(nn.Module):
         self.classify = nn.Linear(CHANNELS, CLASSES)
 
     def states(self, packed: PackedSequence, **padding: float) -> tuple[Tensor, Tensor]:
-        """(B, L, C), filled up to the longest, and the lengths."""
+        """Return the states of the network, padded to the longest sequence, (B, L, C), and the lengths."""
         states, lengths = pad_packed_sequence(self.rnn(packed)[0], batch_first=True, **padding)
         return states, lengths
 
@@ -57,24 +57,24 @@ class Classifier(nn.Module):
 
 
 def sequences(count: int, rng: torch.Generator) -> tuple[list[Tensor], Tensor]:
-    """Tokens of random classes, (length, CLASSES + 1), one of them marked; and the class of that one."""
-    made, labels = [], []
+    """Return sequences of random tokens, (length, CLASSES + 1), and the class of the marked token of each."""
+    batch, labels = [], []
     for _ in range(count):
         length = int(torch.randint(LONGEST // 3, LONGEST + 1, (), generator=rng))
         classes = torch.randint(CLASSES, (length,), generator=rng)
         marked = torch.randint(length, (), generator=rng)
         mark = nn.functional.one_hot(marked, length)[:, None]
-        made.append(torch.cat([nn.functional.one_hot(classes, CLASSES), mark], dim=-1).float())
+        batch.append(torch.cat([nn.functional.one_hot(classes, CLASSES), mark], dim=-1).float())
         labels.append(classes[marked])
-    return made, torch.stack(labels)
+    return batch, torch.stack(labels)
 
 
-def packed(made: list[Tensor]) -> PackedSequence:
-    return pack_sequence(made, enforce_sorted=False)
+def packed(batch: list[Tensor]) -> PackedSequence:
+    return pack_sequence(batch, enforce_sorted=False)
 
 
 def main() -> None:
-    """Train the classifier, and check that padding does not change its results, whatever numbers it holds."""
+    """Train the classifier, and check that padding never changes its results, even if it holds NaN."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         net = Classifier()
@@ -85,8 +85,8 @@ def main() -> None:
     )
     print(f"Training a GRU with attention pooling for {STEPS} steps:")
     for step in range(STEPS):
-        made, labels = sequences(32, rng)
-        loss = nn.functional.cross_entropy(net(packed(made)), labels)
+        batch, labels = sequences(32, rng)
+        loss = nn.functional.cross_entropy(net(packed(batch)), labels)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
@@ -95,18 +95,18 @@ def main() -> None:
             print(f"  step {step:3}  loss {losses[-1]:.3f}", flush=True)
     assert losses[-1] < losses[0] / 4
 
-    made, labels = sequences(200, rng)
+    batch, labels = sequences(200, rng)
     with torch.no_grad():
-        logits = net(packed(made))
-        alone = torch.cat([net(packed([each])) for each in made])
-        weights = net.pooling.weights(*net.states(packed(made)))
+        logits = net(packed(batch))
+        alone = torch.cat([net(packed([sequence])) for sequence in batch])
+        weights = net.pooling.weights(*net.states(packed(batch)))
         torch.testing.assert_close(logits, alone, rtol=0, atol=1e-5)
-        torch.testing.assert_close(net(packed(made), padding_value=torch.nan), logits, rtol=0, atol=1e-5)
-    assert all((row[:, len(each) :] == 0).all() for row, each in zip(weights, made, strict=True))
+        torch.testing.assert_close(net(packed(batch), padding_value=torch.nan), logits, rtol=0, atol=1e-5)
+    assert all((row[:, len(sequence) :] == 0).all() for row, sequence in zip(weights, batch, strict=True))
     right = (logits.argmax(-1) == labels).float().mean().item()
     assert right > 0.95
-    print(f"It classifies {right:.0%} of {len(made)} new sequences correctly.")
-    mark, attended = int(made[0][:, -1].argmax()), weights[0].argmax(-1).tolist()
+    print(f"It classifies {right:.0%} of {len(batch)} new sequences correctly.")
+    mark, attended = int(batch[0][:, -1].argmax()), weights[0].argmax(-1).tolist()
     print(f"In the first of them the mark is on token {mark}. The heads attend most to the tokens {attended},")
     print("the states there and after it, into which the network has carried what it read at the mark.")
     print("The results do not change if a sequence is classified alone, or if its padding holds NaN.")

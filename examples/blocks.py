@@ -45,7 +45,7 @@ class LayerNorm(Layer):
 
     @classmethod
     def init(cls, like: Any) -> Self:
-        """The norm that changes no width."""
+        """Create a norm with weights 1 and biases 0, in the library, dtype and device of `like`."""
         xp = array_api_compat.array_namespace(like)
         kind = {"dtype": like.dtype, "device": array_api_compat.device(like)}
         return cls(xp.ones((WIDTH,), **kind), xp.zeros((WIDTH,), **kind))
@@ -76,7 +76,7 @@ class MLP(Layer):
 
 @dataclass(frozen=True)
 class EncoderBlock(Layer):
-    """Self-attention and an MLP, both beside a shortcut."""
+    """Self-attention and an MLP, each added to its input."""
 
     norm: LayerNorm
     attention: MultiHeadAttention
@@ -89,13 +89,13 @@ class EncoderBlock(Layer):
 
     @classmethod
     def init(cls, rng: Any, like: Any) -> Self:
-        """Drawn from `rng`, in the library and dtype of `like`."""
+        """Draw the weights from `rng`, in the library, dtype and device of `like`."""
         attention = MultiHeadAttention.init(rng, WIDTH, num_heads=HEADS, like=like)
         return cls(LayerNorm.init(like), attention, MLP.init(rng, like))
 
 
 class Step(NamedTuple):
-    """The outputs of a graph of one step."""
+    """The outputs of the graph of one step."""
 
     output: Any
     present_key: Any
@@ -113,7 +113,7 @@ class DecoderBlock(Layer):
     mlp: MLP
 
     def __call__(self, x: Any, encoded: Any) -> Any:
-        """(..., L, width), (..., S, width) -> (..., L, width): all words at once."""
+        """Decode all words at once: (..., L, width), (..., S, width) -> (..., L, width)."""
         query, key, value = self.attention.project(self.norm(x))
         query, key = ROTARY.apply(query, 0), ROTARY.apply(key, 0)
         options = self.attention.attention_options
@@ -123,7 +123,7 @@ class DecoderBlock(Layer):
         return x + self.mlp(x)
 
     def memory(self, encoded: Any) -> KVCache[Any]:
-        """Keys and values of the encoded words, projected once for all steps."""
+        """Project keys and values of the encoded words, once for all steps."""
         return KVCache(*self.cross.project_key_value(encoded))
 
     def step(self, x: Any, cache: KVCache[Any], memory: KVCache[Any]) -> tuple[Any, KVCache[Any]]:
@@ -135,19 +135,19 @@ class DecoderBlock(Layer):
         return x + self.mlp(x), cache
 
     def graph(self, x: Any, past_key: Any, past_value: Any, memory_key: Any, memory_value: Any) -> Step:
-        """`step` with the arrays of its caches, as a graph takes and returns them."""
+        """Run `step` with the caches as plain arrays, since a graph takes and returns arrays."""
         past = KVCache(past_key, past_value, rotary=ROTARY, rotated=True)
         output, cache = self.step(x, past, KVCache(memory_key, memory_value))
         return Step(output, cache.key, cache.value)
 
     def empty(self, x: Any) -> KVCache[Any]:
-        """The cache before the first word."""
+        """Return the cache before the first word."""
         key, value = self.attention.project_key_value(x[..., :0, :])
         return KVCache(key, value, rotary=ROTARY)
 
     @classmethod
     def init(cls, rng: Any, like: Any) -> Self:
-        """Drawn from `rng`, in the library and dtype of `like`."""
+        """Draw the weights from `rng`, in the library, dtype and device of `like`."""
         attention, cross = (MultiHeadAttention.init(rng, WIDTH, num_heads=HEADS, like=like) for _ in range(2))
         return cls(LayerNorm.init(like), attention, LayerNorm.init(like), cross, MLP.init(rng, like))
 
@@ -168,13 +168,12 @@ def main(xp: Any = np) -> None:
         output, cache = decoder.step(target[:, word : word + 1, :], cache, memory)
         steps.append(np.asarray(output))
     assert len(cache) == 5
-    near(np.concatenate(steps, axis=1), expected)  # token by token gives what all at once gives
+    assert_near(np.concatenate(steps, axis=1), expected)  # one by one as all at once
 
-    start, rest = decoder.step(
-        target[:, :3, :], decoder.empty(target), memory
-    )  # a prompt, and two words at once
-    near(start, expected[:, :3, :])
-    near(decoder.step(target[:, 3:, :], rest, memory)[0], expected[:, 3:, :])
+    # A prompt of three words, then two words at once.
+    start, cache_of_start = decoder.step(target[:, :3, :], decoder.empty(target), memory)
+    assert_near(start, expected[:, :3, :])
+    assert_near(decoder.step(target[:, 3:, :], cache_of_start, memory)[0], expected[:, 3:, :])
     print(f"The encoder block reads {tuple(source.shape)} and returns {tuple(encoded.shape)}.")
     print("The decoder block attends to these and to its own earlier words:")
     print(f"  all {len(cache)} words at once, one by one with a cache, and 3 and then 2: the same output")
@@ -183,7 +182,7 @@ def main(xp: Any = np) -> None:
 
 
 def export(decoder: DecoderBlock, path: str | Path) -> Path:
-    """A step of the decoder as an ONNX file, for any batch and lengths; the past may be empty."""
+    """Export a step of the decoder to an ONNX file, for any batch and lengths; the past may be empty."""
     from sdpa_xp_export import TensorSpec, save, to_onnx
 
     x = TensorSpec("float32", ("B", "L", WIDTH))
@@ -191,9 +190,9 @@ def export(decoder: DecoderBlock, path: str | Path) -> Path:
     return save(to_onnx(decoder.graph, x, past, past, memory, memory), path)
 
 
-def near(found: Any, expected: Any) -> None:
-    """Return whether the arrays are equal up to float32 rounding."""
-    np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=0, atol=2e-5)
+def assert_near(output: Any, expected: Any) -> None:
+    """Check that the arrays are equal up to float32 rounding."""
+    np.testing.assert_allclose(np.asarray(output), np.asarray(expected), rtol=0, atol=2e-5)
 
 
 if __name__ == "__main__":

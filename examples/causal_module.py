@@ -1,7 +1,7 @@
 """The single-head causal module of the tutorials, as a layer: batch 8, four words, width 1024.
 
     x (8, 4, 1024) -- query, key, value, each @ (1024, 64) --> (8, 4, 64), word i attends words j <= i
-    several heads: as many such layers side by side, or one layer that holds them
+    several heads: several such layers side by side, or one multi-head layer
 
 Run it: python examples/causal_module.py
 """
@@ -29,10 +29,10 @@ def main(xp: Any = np) -> None:
     assert weights.shape == (BATCH, WORDS, WORDS)
     assert np.all(np.triu(weights, k=1) == 0)
     assert np.allclose(weights.sum(axis=-1), 1)
-    near(output[:, 0, :], head.value(x)[:, 0, :])  # the first word sees itself alone
+    assert_near(output[:, 0, :], head.value(x)[:, 0, :])  # the first word attends only to itself
 
-    changed = x[:, :3, :]  # what comes later changes nothing before it
-    near(head(changed, is_causal=True), output[:, :3, :])
+    shorter = x[:, :3, :]  # without its last word, a sentence has the same output for the others
+    assert_near(head(shorter, is_causal=True), output[:, :3, :])
     print("Weights of one causal head for the first sentence. Rows are queries, columns are keys:")
     print(weights[0].round(3))
     print("No word attends to a later one, so every weight above the diagonal is 0, and a shorter sentence")
@@ -43,24 +43,26 @@ def main(xp: Any = np) -> None:
 def several(x: Any, rng: np.random.Generator) -> None:
     """Check that separate heads, side by side, equal one multi-head layer with their weights stacked."""
     heads = [SingleHeadAttention.init(rng, WIDTH, HEAD, like=x) for _ in range(HEADS)]
-    apart = np.concatenate([np.asarray(head(x, is_causal=True)) for head in heads], axis=-1)
+    side_by_side = np.concatenate([np.asarray(head(x, is_causal=True)) for head in heads], axis=-1)
     maps = {name: stacked([getattr(head, name) for head in heads]) for name in ("query", "key", "value")}
     layer = MultiHeadAttention(**maps, num_heads=HEADS).to(x)
-    near(layer(x, is_causal=True), apart)
-    assert apart.shape == (BATCH, WORDS, WIDTH)
-    print(f"{HEADS} heads one by one give the same output {apart.shape} as one layer with {HEADS} heads.")
+    assert_near(layer(x, is_causal=True), side_by_side)
+    assert side_by_side.shape == (BATCH, WORDS, WIDTH)
+    print(
+        f"{HEADS} heads one by one give the same output {side_by_side.shape} as one layer with {HEADS} heads."
+    )
 
 
 def stacked(maps: list[Linear]) -> Linear:
     """Stack the weights of all heads into one linear map."""
-    weight = np.concatenate([np.asarray(each.weight) for each in maps])
-    biases = [np.asarray(each.bias) for each in maps if each.bias is not None]
+    weight = np.concatenate([np.asarray(linear.weight) for linear in maps])
+    biases = [np.asarray(linear.bias) for linear in maps if linear.bias is not None]
     return Linear(weight, np.concatenate(biases) if biases else None)
 
 
-def near(found: Any, expected: Any) -> None:
-    """Return whether the arrays are equal up to float32 rounding."""
-    np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=0, atol=2e-5)
+def assert_near(output: Any, expected: Any) -> None:
+    """Check that the arrays are equal up to float32 rounding."""
+    np.testing.assert_allclose(np.asarray(output), np.asarray(expected), rtol=0, atol=2e-5)
 
 
 if __name__ == "__main__":

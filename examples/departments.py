@@ -1,7 +1,7 @@
 """Attention as a lookup: inputs of different widths, why the scale, and two departments by four subjects.
 
-A department asks, with a weight for each subject; a subject answers, with a number for each of three
-students. What comes out is the mean of the answers, by those weights:
+A department is a query with a weight for each subject. A subject is a key; its value has a grade for each of
+three students. The output is the mean of the grades with these weights:
 
                     maths  physics  biology  history         Ada  Bo  Cy
     engineering      0.1     0.2      0.3      0.4    maths    4   5   1       6.9  7.5  10.1
@@ -35,7 +35,7 @@ def main(xp: Any = np) -> None:
 
 
 def widths_that_differ(xp: Any) -> None:
-    """Three queries of width 6 and four keys of width 5 meet in d_k = 4."""
+    """Project three queries of width 6 and four keys of width 5 to the same width, d_k = 4."""
     rng = np.random.default_rng(0)
     people = xp.asarray(rng.standard_normal((3, 6), np.float32))
     things = xp.asarray(rng.standard_normal((4, 5), np.float32))
@@ -46,16 +46,16 @@ def widths_that_differ(xp: Any) -> None:
     scores = query @ key.T / math.sqrt(4)
     exponentials = xp.exp(scores)
     weights = exponentials / exponentials.sum(-1)[:, None]
-    near(layer.weights(people, things), weights)
-    near(layer(people, things), weights @ value)
+    assert_near(layer.weights(people, things), weights)
+    assert_near(layer(people, things), weights @ value)
     print("Queries of width 6 and keys of width 5 are mapped to one width, 4, so that they can be compared:")
     print(f"  query {tuple(query.shape)}, key {tuple(key.shape)}, weights {tuple(weights.shape)}")
 
 
 def variance(xp: Any) -> None:
-    """The product of two vectors of d_k numbers of N(0, 1) has variance d_k; that of the scores is 1.
+    """Check that products of vectors of d_k numbers of N(0, 1) have variance d_k, and scores variance 1.
 
-    The relative error of the variance of n samples is about sqrt(2 / n); five times that is allowed.
+    The relative error of the variance of n samples is about sqrt(2 / n); the check allows five times as much.
     """
     rng, count = np.random.default_rng(1), 1000
     print("Without the scale 1 / sqrt(d_k), wide vectors give almost all weight to one key:")
@@ -74,21 +74,21 @@ def variance(xp: Any) -> None:
 
 
 def lookup(xp: Any) -> None:
-    """Produce given weights: the query is their logarithm, and the keys are unit vectors."""
+    """Produce chosen weights: the query is their logarithm, and the keys are unit vectors."""
     query = xp.asarray([[math.log(weight) for weight in row] for row in WEIGHTS])
     key = xp.asarray([[float(i == j) for j in range(4)] for i in range(4)])
     value = xp.asarray(GRADES)
-    near(attention_weights(query, key, scale=1.0), xp.asarray(WEIGHTS))
+    assert_near(attention_weights(query, key, scale=1.0), xp.asarray(WEIGHTS))
     means = scaled_dot_product_attention(query, key, value, scale=1.0)
-    near(means, xp.asarray(MEANS))
+    assert_near(means, xp.asarray(MEANS))
     print("Queries that are the logarithm of chosen weights return exactly the weighted means of the values:")
     print(means)
 
 
-def near(one: Any, other: Any) -> None:
-    """Return whether the arrays are equal up to float32 rounding."""
-    assert one.shape == other.shape
-    assert float(abs(one - other).max()) < 1e-5
+def assert_near(output: Any, expected: Any) -> None:
+    """Check that the arrays are equal up to float32 rounding."""
+    assert output.shape == expected.shape
+    assert float(abs(output - expected).max()) < 1e-5
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Attention as a module of torch inside a convolutional network: each pixel looks at all the others.
+"""Attention as a module of torch inside a convolutional network: each pixel attends to all pixels.
 
     image (B, 5, H, W) -- convolution --> (B, C, H, W), its pixels as tokens (B, H * W, C)
-        -- attention --> (B, H * W, C), as an image (B, C, H, W), added to what came in
+        -- attention --> (B, H * W, C), as an image (B, C, H, W), added to its input
         -- convolution --> which pixels have the colour of the marked one, (B, H, W)
 
-A convolution of width 3 sees its neighbours alone; the marked pixel may be anywhere.
+A convolution of width 3 sees only the neighbours of a pixel; the marked pixel may be anywhere.
 
 Run it: python examples/in_a_cnn.py
 """
@@ -20,17 +20,20 @@ COLOURS, SIZE, CHANNELS, HEADS, STEPS = 4, 6, 32, 2, 400
 
 
 class PixelAttention(nn.Module):
-    """(B, C, H, W) -> the same shape."""
+    """Attention between all pixels: (B, C, H, W) -> the same shape."""
 
     def __init__(self, channels: int, num_heads: int, rng: torch.Generator) -> None:
         super().__init__()
         self.layer = MultiHeadAttention.init(rng, channels, num_heads=num_heads)
-        self.names = {name: name.replace(".", "_") for name in self.layer.parameters}  # torch allows no dots
+        # The name of a torch parameter must not have a dot.
+        self.attributes = {name: name.replace(".", "_") for name in self.layer.parameters}
         for name, array in self.layer.parameters.items():
-            self.register_parameter(self.names[name], nn.Parameter(array))
+            self.register_parameter(self.attributes[name], nn.Parameter(array))
 
     def forward(self, x: Tensor) -> Tensor:
-        layer = self.layer.with_parameters({name: getattr(self, own) for name, own in self.names.items()})
+        layer = self.layer.with_parameters(
+            {name: getattr(self, attribute) for name, attribute in self.attributes.items()}
+        )
         pixels = x.flatten(2).mT
         return x + layer(pixels).mT.unflatten(-1, x.shape[2:])
 
@@ -49,7 +52,7 @@ def network(between: nn.Module) -> nn.Module:
 
 
 def images(count: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Pixels of random colours, one of them marked, and which have the colour of that one."""
+    """Return images of random colours with a marked pixel, and the mask of the pixels of its colour."""
     colours = torch.randint(COLOURS, (count, SIZE * SIZE), generator=rng)
     marked = torch.randint(SIZE * SIZE, (count, 1), generator=rng)
     same = colours == colours.gather(1, marked)

@@ -1,4 +1,4 @@
-"""Attention as a step of scikit-learn, on NumPy: how much each row looks at landmarks, rows seen in training.
+"""Attention as a step of scikit-learn, on NumPy: the weights of rows over landmarks, some of the training rows.
 
     rows (n, d), landmarks (m, d) -- softmax of -|row - landmark|^2 / (2 temperature) --> features (n, m)
 
@@ -30,7 +30,7 @@ DTYPES = [np.float64, np.float32]
 
 
 class AttentionToLandmarks(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
-    """The weights of each row over at most `n_landmarks` rows, drawn from those that `fit` sees."""
+    """The attention weights of each row over at most `n_landmarks` rows, which `fit` draws from its data."""
 
     def __init__(self, n_landmarks: int = 20, temperature: float = 1.0, random_state: Any = None) -> None:
         self.n_landmarks = n_landmarks
@@ -41,9 +41,9 @@ class AttentionToLandmarks(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         check_scalar(self.n_landmarks, "n_landmarks", Integral, min_val=1)
         check_scalar(self.temperature, "temperature", Real, min_val=0, include_boundaries="neither")
         X = validate_data(self, X, dtype=DTYPES)
-        drawn = check_random_state(self.random_state).permutation(len(X))[: self.n_landmarks]
-        self.landmarks_ = X[drawn]
-        self._n_features_out = len(drawn)
+        indices = check_random_state(self.random_state).permutation(len(X))[: self.n_landmarks]
+        self.landmarks_ = X[indices]
+        self._n_features_out = len(indices)
         return self
 
     def transform(self, X: Any) -> np.ndarray:
@@ -60,7 +60,7 @@ class AttentionToLandmarks(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
 
 
 def main() -> None:
-    """Two rings, which no line parts: a linear classifier fails alone, and is right behind attention."""
+    """Classify points of two rings: a linear classifier fails alone, and succeeds after attention."""
     X, y = make_circles(400, noise=0.1, factor=0.5, random_state=0)
     X, unseen, y, labels = train_test_split(X, y, random_state=0)
     alone = LogisticRegression().fit(X, y).score(unseen, labels)
@@ -71,15 +71,15 @@ def main() -> None:
         "attentiontolandmarks__n_landmarks": [5, 20],
     }
     search = GridSearchCV(clone(pipeline), grid).fit(X, y)
-    behind = search.score(unseen, labels)
+    with_attention = search.score(unseen, labels)
     print("The points lie on two rings, and no line separates them.")
     print(f"A linear classifier alone is right for {alone:.0%} of the unseen points.")
-    print(f"With attention to landmarks before it, it is right for {behind:.0%}.")
+    print(f"With attention to landmarks before it, it is right for {with_attention:.0%}.")
     print(
         "The grid search chose", {name.partition("__")[2]: best for name, best in search.best_params_.items()}
     )
     assert alone < 0.6
-    assert behind > 0.9
+    assert with_attention > 0.9
 
     attention = search.best_estimator_[0]
     weights = attention.transform(unseen)

@@ -1,10 +1,10 @@
-"""Keys in two processes, and a third that asks: each holder is sent the queries, and returns a state.
+"""Keys in two processes, and queries in a third, which sends them to both and merges the states they return.
 
     ask --- query, 256 bytes ----------> holder of keys 0 to 29,999
         <-- output and lse, 260 bytes -- holder of keys 30,000 to 49,999
 
-The bytes are those of one query of one head with E = Ev = 64 in float32, however many keys a holder has. The
-pipes between the processes stand for any transport: a state is two arrays and the range of its keys.
+The bytes are for one query of one head with E = Ev = 64 in float32. They do not depend on the number of keys.
+The pipes stand for any transport: a state is two arrays and the range of its keys.
 
 Run it: python examples/key_holders.py
 """
@@ -33,10 +33,10 @@ def hold(connection: Connection, start: int, stop: int) -> None:
     key, value = rows(start, stop)
     while True:
         try:
-            asked, position = connection.recv_bytes(), connection.recv()
+            message, position = connection.recv_bytes(), connection.recv()
         except EOFError:
             return
-        query = np.frombuffer(asked, np.float32).reshape(-1, WIDTH)
+        query = np.frombuffer(message, np.float32).reshape(-1, WIDTH)
         # Query i attends to the keys up to its position, and the first key here has number `start`.
         state = attention_state(query, key, value, masks.causal(position - start))
         connection.send_bytes(state.output.tobytes() + state.lse.tobytes())
@@ -44,16 +44,16 @@ def hold(connection: Connection, start: int, stop: int) -> None:
 
 
 def main() -> None:
-    """Ask both holders, and compare with the call that has all keys."""
+    """Send a query to both holders, and compare the merged states with one call that has all keys."""
     processes = multiprocessing.get_context("spawn")
     holders, connections = [], []
     for half in HALVES:
-        here, there = processes.Pipe()
-        holder = processes.Process(target=hold, args=(there, *half))
+        asking_end, holding_end = processes.Pipe()
+        holder = processes.Process(target=hold, args=(holding_end, *half))
         holder.start()
-        there.close()
+        holding_end.close()
         holders.append(holder)
-        connections.append(here)
+        connections.append(asking_end)
 
     query, position = rows(7, 8)[0], 40_000
     for connection in connections:
@@ -61,9 +61,9 @@ def main() -> None:
         connection.send(position)
     states, key_ranges = [], []
     for connection in connections:
-        returned = connection.recv_bytes()
-        print(f"{query.nbytes} bytes out, {len(returned)} bytes back")
-        numbers = np.frombuffer(returned, np.float32)
+        message = connection.recv_bytes()
+        print(f"{query.nbytes} bytes out, {len(message)} bytes back")
+        numbers = np.frombuffer(message, np.float32)
         states.append(AttentionState(numbers[:WIDTH].reshape(1, WIDTH), numbers[WIDTH:]))
         key_ranges.append(connection.recv())
         connection.close()

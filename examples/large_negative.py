@@ -5,9 +5,10 @@
                     0    0    0 -1e9                         x x x .                         x x . .
                     0    0    0    0                         x x x x                         x x . .
 
-Beside it the memory that 1,000 tokens take by the formula and by the library, and 100,000 by the library.
+It also prints the memory of 1,000 tokens, with the formula and with the library.
 
-Run it: python examples/large_negative.py [long], where long computes the 100,000, in about a minute.
+Run it: python examples/large_negative.py [long]; with `long` the library also computes 100,000 tokens, in about
+a minute.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ def main(xp: Any = np) -> None:
     ahead = np.triu(np.full((4, 4), LARGE, np.float32), k=1)
     padded = np.where(np.arange(4) < 2, 0, LARGE).astype(np.float32)
 
-    near(scaled_dot_product_attention(x, x, x, is_causal=True), formula(tokens, ahead))
-    near(scaled_dot_product_attention(x, x, x, masks.padding(2)), formula(tokens, padded))
-    both = masks.causal() & masks.padding(2)
-    near(scaled_dot_product_attention(x, x, x, both), formula(tokens, ahead + padded))
+    assert_near(scaled_dot_product_attention(x, x, x, is_causal=True), formula(tokens, ahead))
+    assert_near(scaled_dot_product_attention(x, x, x, masks.padding(2)), formula(tokens, padded))
+    causal_and_padding = masks.causal() & masks.padding(2)
+    assert_near(scaled_dot_product_attention(x, x, x, causal_and_padding), formula(tokens, ahead + padded))
     print("As long as each row has a key, adding -1e9 gives the same output as a mask.")
     no_key(x, tokens)
 
@@ -42,10 +43,11 @@ def main(xp: Any = np) -> None:
 def no_key(x: Any, tokens: np.ndarray) -> None:
     """Try a sequence of padding only: -1e9 then masks nothing, and the output is the mean of the padding."""
     by_number = formula(tokens, np.full(4, LARGE, np.float32))
-    near(by_number, np.broadcast_to(tokens.mean(axis=-2, keepdims=True), tokens.shape))
+    assert_near(by_number, np.broadcast_to(tokens.mean(axis=-2, keepdims=True), tokens.shape))
     by_mask = np.asarray(scaled_dot_product_attention(x, x, x, masks.padding(0)))
     assert np.all(by_mask == 0)
-    assert np.float32(LARGE) + np.float32(30) == np.float32(LARGE)  # the scores are lost in its last digit
+    # In float32 a score added to -1e9 is lost to rounding.
+    assert np.float32(LARGE) + np.float32(30) == np.float32(LARGE)
     with np.errstate(over="ignore"):
         assert np.float16(LARGE) == -np.inf  # so in float16 such a row is NaN
     print("If a row has no key, they differ. Adding -1e9 returns the mean of the padding:")
@@ -56,7 +58,7 @@ def no_key(x: Any, tokens: np.ndarray) -> None:
 
 
 def memory(length: int, *, long: bool = False) -> None:
-    """The peak above query, key and value, of one head of width 64 in float32."""
+    """Print the peak memory above query, key and value, for one head of width 64 in float32."""
     x = np.random.default_rng(0).standard_normal((length, 64), np.float32)
     scores = 4 * length**2
     ours = peak(lambda: scaled_dot_product_attention(x, x, x))
@@ -70,7 +72,7 @@ def memory(length: int, *, long: bool = False) -> None:
 
 
 def formula(x: np.ndarray, added: Any) -> Any:
-    """softmax(x x^T / sqrt(d) + added) x."""
+    """Return softmax(x x^T / sqrt(d) + added) x."""
     scores = x @ np.swapaxes(x, -1, -2) / np.sqrt(np.float32(x.shape[-1])) + added
     powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return powers / powers.sum(axis=-1, keepdims=True) @ x
@@ -81,14 +83,14 @@ def peak(compute: Callable[[], object]) -> int:
     compute()
     tracemalloc.start()
     compute()
-    _, most = tracemalloc.get_traced_memory()
+    _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    return most
+    return peak_bytes
 
 
-def near(found: Any, expected: Any) -> None:
-    """Return whether the arrays are equal up to float32 rounding."""
-    np.testing.assert_allclose(np.asarray(found), expected, rtol=0, atol=1e-6)
+def assert_near(output: Any, expected: Any) -> None:
+    """Check that the arrays are equal up to float32 rounding."""
+    np.testing.assert_allclose(np.asarray(output), expected, rtol=0, atol=1e-6)
 
 
 if __name__ == "__main__":

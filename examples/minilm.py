@@ -40,7 +40,7 @@ class MiniLM:
     """The encoder, with weights of any library."""
 
     parameters: Mapping[str, Any]
-    """By their names in the checkpoint; a matrix of `dense` is (in, out)."""
+    """Name in the checkpoint -> weight. The matrices of `dense` are (in, out)."""
 
     def __call__(self, ids: Any, mask: Any) -> Any:
         """Token ids (B, L) and a mask, True for real tokens (B, L) -> embeddings of length 1, (B, 384)."""
@@ -51,14 +51,14 @@ class MiniLM:
         return mean / xp.sqrt(xp.sum(mean * mean, axis=-1, keepdims=True))
 
     def tokens(self, ids: Any, mask: Any, layers: int = LAYERS) -> Any:
-        """The vectors after `layers` layers, (B, L, 384); with 0, the input of the first layer."""
+        """Return the vectors after `layers` layers, (B, L, 384); with 0, the input of the first layer."""
         x = self.embedded(ids)
         for layer in range(layers):
             x = self.encoded(x, mask[:, None, None, :], f"encoder.layer.{layer}")
         return x
 
     def maps(self, ids: Any, mask: Any, layer: int) -> Any:
-        """The attention weights of a layer, counted from 0: (B, HEADS, L, L)."""
+        """Return the attention weights of a layer, counted from 0: (B, HEADS, L, L)."""
         x = self.tokens(ids, mask, layer)
         query, key = (
             self.heads(x, f"encoder.layer.{layer}.attention.self.{name}") for name in ("query", "key")
@@ -66,7 +66,7 @@ class MiniLM:
         return attention_weights(query, key, mask[:, None, None, :])
 
     def embedded(self, ids: Any) -> Any:
-        """The embedding of each token plus those of its position and of the first segment."""
+        """Add the embeddings of each token, its position and the first segment."""
         xp = array_api_compat.array_namespace(ids)
         words, positions, segments = (
             self.parameters[f"embeddings.{name}_embeddings.weight"]
@@ -77,7 +77,7 @@ class MiniLM:
         return self.normalised(x + xp.take(positions, order, axis=0) + segments[0, :], "embeddings.LayerNorm")
 
     def encoded(self, x: Any, mask: Any, layer: str) -> Any:
-        """One layer: attention, then two projections with a GELU between; a norm after each."""
+        """Run one layer: attention, then two projections with a GELU between them; a norm after both parts."""
         xp = array_api_compat.array_namespace(x)
         heads = (self.heads(x, f"{layer}.attention.self.{name}") for name in ("query", "key", "value"))
         attended = scaled_dot_product_attention(*heads, mask)
@@ -88,13 +88,13 @@ class MiniLM:
         return self.normalised(x + self.dense(inner, f"{layer}.output.dense"), f"{layer}.output.LayerNorm")
 
     def heads(self, x: Any, name: str) -> Any:
-        """A projection, split into heads: (B, L, HEADS * E) -> (B, HEADS, L, E)."""
+        """Project x and split the result into heads: (B, L, HEADS * E) -> (B, HEADS, L, E)."""
         xp = array_api_compat.array_namespace(x)
-        cut = xp.reshape(self.dense(x, name), (*x.shape[:2], HEADS, -1))
-        return xp.permute_dims(cut, (0, 2, 1, 3))
+        split = xp.reshape(self.dense(x, name), (*x.shape[:2], HEADS, -1))
+        return xp.permute_dims(split, (0, 2, 1, 3))
 
     def dense(self, x: Any, name: str) -> Any:
-        """x W + b."""
+        """Return x W + b."""
         return x @ self.parameters[f"{name}.weight"] + self.parameters[f"{name}.bias"]
 
     def normalised(self, x: Any, name: str) -> Any:
@@ -106,12 +106,12 @@ class MiniLM:
 
 
 def gelu(x: Any) -> Any:
-    """x times the probability that a normal number is below x; Hendrycks and Gimpel, arXiv 1606.08415."""
+    """Return x times the probability of a normal number below x; Hendrycks and Gimpel, arXiv 1606.08415."""
     return x * (0.5 + 0.5 * erf(x / math.sqrt(2.0)))
 
 
 def erf(x: Any) -> Any:
-    """The error function: the library's own, or where it has none, an approximation with an error of 1.5e-7.
+    """Return the error function of x; if the library has none, an approximation with an error of 1.5e-7.
 
     The standard has no erf. Abramowitz and Stegun, "Handbook of mathematical functions", formula 7.1.26.
     """
@@ -140,36 +140,35 @@ def load(asarray: Callable[[np.ndarray], Any] = np.asarray) -> MiniLM:
 
 
 def folder() -> Path:
-    """The folder of the checkpoint."""
+    """Return the folder of the checkpoint."""
     return Path(str(files(FOLDER))) / "model"
 
 
 def tokenized(sentences: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids, padded to the longest sentence, and a mask, True for real tokens: (B, L) each."""
+    """Return token ids, padded to the longest sentence, and a mask, True for real tokens: (B, L) each."""
     split = tokenizer()
     split.enable_padding()
-    encoded = split.encode_batch([*sentences])
-    return np.asarray([each.ids for each in encoded]), np.asarray(
-        [each.attention_mask for each in encoded], bool
-    )
+    encodings = split.encode_batch([*sentences])
+    ids = np.asarray([encoding.ids for encoding in encodings])
+    return ids, np.asarray([encoding.attention_mask for encoding in encodings], bool)
 
 
 def words(sentences: Sequence[str]) -> list[list[str]]:
-    """The tokens of each sentence as text, without padding."""
+    """Return the tokens of each sentence as text, without padding."""
     split = tokenizer()
     split.no_padding()
-    return [each.tokens for each in split.encode_batch([*sentences])]
+    return [encoding.tokens for encoding in split.encode_batch([*sentences])]
 
 
 def tokenizer() -> Any:
-    """The package's tokenizer."""
+    """Return the tokenizer of the package."""
     from tokenizers import Tokenizer
 
     return Tokenizer.from_file(str(folder() / "tokenizer.json"))
 
 
 def export(path: str | Path, **options: Any) -> Path:
-    """The encoder as one ONNX file, from token ids of any batch and length to embeddings.
+    """Export the encoder to one ONNX file, from token ids of any batch and length to embeddings.
 
     `options` are those of `to_onnx`, such as the oldest runtime that is to run it.
     """
@@ -184,4 +183,4 @@ if __name__ == "__main__":
     print("Similarity of five sentences: 1 for the same meaning, about 0 for unrelated ones.")
     embeddings = load()(*tokenized(SENTENCES))
     for sentence, similarities in zip(SENTENCES, embeddings @ embeddings.T, strict=True):
-        print(" ".join(f"{each:5.2f}" for each in similarities), sentence)
+        print(" ".join(f"{similarity:5.2f}" for similarity in similarities), sentence)

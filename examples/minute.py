@@ -1,9 +1,9 @@
 """One word in two senses: a real encoder gives "minute" (time) a different vector than "minute" (tiny).
 
     token and position --> the same vector of "minute" in each sentence
-                             |  six layers, each of which looks at the other words
+                             |  six layers, each of which attends to the other words
                              v
-                       a vector that is near to those of the same sense, and which words made it so
+                       a vector near to the vectors of the same sense
 
 Run it: python examples/minute.py (the packages that it needs are named in minilm.py)
 """
@@ -23,22 +23,22 @@ SENTENCES = [
 ]
 WORD, SENSES = "minute", ["time", "time", "tiny", "tiny"]
 TELLING = ["waited", "paused", "crack", "trace"]
-"""The words that tell the sense. Of all others, "minute" looks most at these in one head of the last layer."""
+"""The words that tell the sense. In one head of the last layer, "minute" attends most to one of these."""
 LAYER, HEAD = 5, 9
 
 
 def main(xp: Any = np) -> None:
     """Run every step with the arrays of `xp`, a module such as numpy, torch or jax.numpy."""
     before, after = vectors(xp, layers=0), vectors(xp, layers=minilm.LAYERS)
-    assert (before == before[0]).all()  # the same token, and in each sentence the fifth
+    assert (before == before[0]).all()  # the same token at the same position in each sentence
 
-    alike = after @ after.T
-    same = np.asarray(SENSES)[:, None] == np.asarray(SENSES)
-    assert alike[same].min() > alike[~same].max()
+    similarities = after @ after.T
+    is_same_sense = np.asarray(SENSES)[:, None] == np.asarray(SENSES)
+    assert similarities[is_same_sense].min() > similarities[~is_same_sense].max()
     print(f'Before the first layer "{WORD}" has the same vector in each sentence. After the last layer, the')
     print("cosine similarity of its vectors is high for the same meaning and lower for different ones:")
-    for row, sense, sentence in zip(alike, SENSES, SENTENCES, strict=True):
-        print(" ".join(f"{each:.2f}" for each in row), f" {sense}  {sentence}")
+    for row, sense, sentence in zip(similarities, SENSES, SENTENCES, strict=True):
+        print(" ".join(f"{similarity:.2f}" for similarity in row), f" {sense}  {sentence}")
 
     print(
         f'\nIn head {HEAD} of layer {LAYER}, "{WORD}" attends to the word that shows its meaning (both from 0):'
@@ -53,18 +53,18 @@ def main(xp: Any = np) -> None:
 
 def vectors(xp: Any, layers: int) -> np.ndarray:
     """Return the vectors of the word after some layers, scaled to length 1: (sentences, 384)."""
-    ids, mask = (xp.asarray(each) for each in minilm.tokenized(SENTENCES))
+    ids, mask = (xp.asarray(array) for array in minilm.tokenized(SENTENCES))
     x = np.asarray(minilm.load(xp.asarray).tokens(ids, mask, layers))
-    found = np.stack([x[i, words.index(WORD)] for i, words in enumerate(minilm.words(SENTENCES))])
-    return found / np.linalg.norm(found, axis=-1, keepdims=True)
+    word_vectors = np.stack([x[i, words.index(WORD)] for i, words in enumerate(minilm.words(SENTENCES))])
+    return word_vectors / np.linalg.norm(word_vectors, axis=-1, keepdims=True)
 
 
 def maps(xp: Any = np, layer: int = LAYER) -> list[tuple[list[str], np.ndarray]]:
-    """The tokens of each sentence, and how much each looks at each: (heads, tokens, tokens).
+    """Return the tokens of each sentence, and their attention weights: (heads, tokens, tokens).
 
-    As `sdpa_xp.plot.attention` draws them: `attention(weights, query_tokens=words, key_tokens=words)`.
+    `sdpa_xp.plot.attention(weights, query_tokens=words, key_tokens=words)` draws them.
     """
-    ids, mask = (xp.asarray(each) for each in minilm.tokenized(SENTENCES))
+    ids, mask = (xp.asarray(array) for array in minilm.tokenized(SENTENCES))
     weights = np.asarray(minilm.load(xp.asarray).maps(ids, mask, layer))
     tokens = minilm.words(SENTENCES)
     return [(words, weights[i, :, : len(words), : len(words)]) for i, words in enumerate(tokens)]

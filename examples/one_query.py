@@ -35,7 +35,7 @@ def main(xp: Any = np) -> None:
     assert output.shape == (1, 20)
     assert weights.shape == (1, 10)
     assert abs(float(weights.sum()) - 1) < 1e-6
-    near(output, weights @ value)
+    assert_near(output, weights @ value)
     print("One query attends to ten keys. Its weights sum to 1:")
     print(" ", numbers(weights).round(3))
     print("The output is the average of the values with these weights. Five wishes of the tutorial:")
@@ -48,7 +48,7 @@ def main(xp: Any = np) -> None:
 
 
 def multi_head(query: Any, key: Any, value: Any) -> None:
-    """Wish 1: several heads, each with maps of its own."""
+    """Wish 1: several heads, each with its own projections."""
     layer = MultiHeadAttention.init(np.random.default_rng(0), 20, num_heads=4, like=query)
     assert layer(query, key, value).shape == (1, 20)
     assert layer.weights(query, key).shape == (4, 1, 10)
@@ -58,7 +58,7 @@ def multi_head(query: Any, key: Any, value: Any) -> None:
 def masking(query: Any, key: Any, value: Any) -> None:
     """Wish 2: the last three keys are padding, and removing them gives the same output."""
     masked = scaled_dot_product_attention(query, key, value, masks.prefix(7))
-    near(masked, scaled_dot_product_attention(query, key[:7], value[:7]))
+    assert_near(masked, scaled_dot_product_attention(query, key[:7], value[:7]))
     assert float(attention_weights(query, key, masks.prefix(7))[:, 7:].sum()) == 0
     print("2. A mask: with", masks.prefix(7), "the last three keys have weight 0.")
 
@@ -66,7 +66,7 @@ def masking(query: Any, key: Any, value: Any) -> None:
 def efficient(query: Any, key: Any, value: Any) -> None:
     """Wish 3: no array of all scores is made, and keys that come in parts give the same output."""
     parts = [attention_state(query, key[keys], value[keys]) for keys in (slice(0, 4), slice(4, 10))]
-    near(merge_states(parts).output, scaled_dot_product_attention(query, key, value))
+    assert_near(merge_states(parts).output, scaled_dot_product_attention(query, key, value))
     print("3. Less memory: keys in two parts give the same output. The plan of the call:")
     print("  ", str(explain(query, key, value)).replace("\n", "\n   "))
 
@@ -93,9 +93,9 @@ def among_other_layers(query: Any, key: Any, value: Any) -> None:
     print("5. Part of a network: a layer is a function of arrays,", query.shape, "->", output.shape)
 
 
-def near(one: Any, other: Any) -> None:
-    """Return whether the arrays are equal up to float32 rounding."""
-    assert float(abs(one - other).max()) < 1e-5
+def assert_near(output: Any, expected: Any) -> None:
+    """Check that the arrays are equal up to float32 rounding."""
+    assert float(abs(output - expected).max()) < 1e-5
 
 
 def numbers(array: Any) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Attention of a NumPy tutorial: no batch, a mask whose True means "ignore", outputs among the values.
+"""Attention as in a NumPy tutorial: no batch, a mask whose True means "ignore", outputs between the values.
 
     ignored (3, 5), True = ignore      x . . . .        ~ignored, True = may attend      . x x x x
                                        . . . x x                                         x x x . .
@@ -31,14 +31,14 @@ def main(picture: str | None = None) -> None:
     assert np.all(weights[ignored] == 0)
     assert np.all(weights[~ignored] > 0)
     assert np.allclose(output[1], scaled_dot_product_attention(query[1:2], key[:3], value[:3])[0])
-    turned = scaled_dot_product_attention(query, key, value, ignored)  # not inverted: the other keys
-    assert np.all(turned[2] == 0)  # and none for the third query, whose output is 0
-    assert not np.allclose(turned, output)
+    wrong = scaled_dot_product_attention(query, key, value, ignored)  # without ~, the other keys are attended
+    assert np.all(wrong[2] == 0)  # the third query then has no key
+    assert not np.allclose(wrong, output)
     print("torch.nn marks the keys to ignore; sdpa_xp marks the keys that may be attended. ~mask converts one:")
     print((~ignored).astype(int))
 
-    for row, seen in zip(output, ~ignored, strict=True):
-        assert inside(row, hull(value[seen]))
+    for row, allowed in zip(output, ~ignored, strict=True):
+        assert inside(row, hull(value[allowed]))
     assert not inside(value.max(axis=0) + 1, hull(value))
     print(
         "Each output lies within the convex hull of the values that its query may attend to:",
@@ -50,7 +50,7 @@ def main(picture: str | None = None) -> None:
 
 
 def hull(points: np.ndarray) -> np.ndarray:
-    """The corners of the convex hull in the plane, counterclockwise (Andrew's monotone chain, 1979)."""
+    """Return the corners of the convex hull in the plane, counterclockwise (Andrew's monotone chain, 1979)."""
 
     def half(ordered: np.ndarray) -> list[np.ndarray]:
         chain: list[np.ndarray] = []
@@ -75,7 +75,7 @@ def inside(point: np.ndarray, corners: np.ndarray) -> bool:
 
 
 def draw(value: np.ndarray, output: np.ndarray) -> Any:
-    """Values, their hull, and the outputs within; a figure of matplotlib."""
+    """Return a Matplotlib figure of the values, their hull, and the outputs in it."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4, 4), layout="constrained")
