@@ -29,7 +29,6 @@ import ragged
 import report
 from cells import BY_CALL, CELLS, DECODING, HEADS, LENGTHS, TINY, TINY_MASKED, WIDTH, Call
 from contenders import (
-    CONTENDERS,
     CORE,
     LOOP,
     MATMULS,
@@ -47,76 +46,76 @@ from measuring import Row, Spread, interleaved, ratios
 
 PACKAGES = ("numpy", "torch", "jax", "onnxruntime", "sdpa_xp")
 SECONDS = 1.0
-"""Per contender and cell, beyond which no round begins after the fifth."""
+"""Per contender and cell. After the fifth round, no round begins once this time is over."""
 
 PAIRS, CALLS = 2048**2, 200
-"""Short calls are timed by as many as have this many pairs together, or by this many."""
+"""Short calls are timed together: as many as have PAIRS pairs of queries and keys, and at most CALLS."""
 
 QUICK = 4096
 """The longest call of a quick run."""
 
 
 def compared(cell: str, call: Call, seconds: float, names: Sequence[str] = CORE) -> list[Row]:
-    """Compare those of `names` that support the call with torch, the bare loop and the matmuls."""
+    """Compare the contenders of `names` that support the call with torch, the bare loop and the matmuls."""
     contenders = ready(call, dict.fromkeys([TORCH, *names]))
     warm_up(cell, contenders)
-    times = timed(contenders, call, seconds)
+    timings = timed(contenders, call, seconds)
     rows = []
-    for name, own in times.items():
+    for name, times in timings.items():
         if name not in names:
             continue
-        numbers = {"milliseconds": Spread.of(own, 1e3)}
-        if name != TORCH and TORCH in times:
-            numbers[bars.TO_TORCH] = Spread.of(ratios(own, times[TORCH]))
-        if name == NUMPY and LOOP in times:
-            numbers[bars.TO_LOOP] = Spread.of(ratios(own, times[LOOP]))
-        if MATMULS in times:
-            numbers[bars.LIMIT] = Spread.of(ratios(times[MATMULS], own))
-        rows.append(Row(cell, call.keys, name, numbers, len(own)))
+        numbers = {"milliseconds": Spread.from_numbers(times, 1e3)}
+        if name != TORCH and TORCH in timings:
+            numbers[bars.TO_TORCH] = Spread.from_numbers(ratios(times, timings[TORCH]))
+        if name == NUMPY and LOOP in timings:
+            numbers[bars.TO_LOOP] = Spread.from_numbers(ratios(times, timings[LOOP]))
+        if MATMULS in timings:
+            numbers[bars.LIMIT] = Spread.from_numbers(ratios(timings[MATMULS], times))
+        rows.append(Row(cell, call.keys, name, numbers, len(times)))
     return rows
 
 
 def by_call(calls: Mapping[str, Call], seconds: float) -> list[Row]:
     """Time several calls of sdpa_xp on NumPy; the first call attends all pairs."""
     contenders = {name: ours_numpy(call) for name, call in calls.items()}
-    for each in contenders.values():
-        each.run()
+    for contender in contenders.values():
+        contender.run()
     first, *_ = calls
-    times = timed(contenders, calls[first], seconds)
+    timings = timed(contenders, calls[first], seconds)
     rows = []
-    for name, own in times.items():
-        numbers = {"milliseconds": Spread.of(own, 1e3)}
+    for name, times in timings.items():
+        numbers = {"milliseconds": Spread.from_numbers(times, 1e3)}
         if name != first:
-            numbers[bars.TO_ALL_PAIRS] = Spread.of(ratios(own, times[first]))
-        rows.append(Row("by call", calls[name].keys, name, numbers, len(own)))
+            numbers[bars.TO_ALL_PAIRS] = Spread.from_numbers(ratios(times, timings[first]))
+        rows.append(Row("by call", calls[name].keys, name, numbers, len(times)))
     return rows
 
 
 def overhead(seconds: float) -> list[Row]:
     """Time a tiny call against the shortest code for the same result in that library."""
     peers = {TEXTBOOK: TEXTBOOK, NUMPY: TEXTBOOK, TORCH: TORCH, ON_TORCH: TORCH}
-    contenders = {name: each for name in peers if (each := CONTENDERS[name](TINY)) is not None}
+    contenders = ready(TINY, peers)
     warm_up("overhead", contenders)
     for name, call in TINY_MASKED.items():
         contenders[f"{NUMPY}, {name}"] = ours_numpy(call)
         masked = textbook(replace(call, window=None))
         assert masked is not None
         contenders[f"{TEXTBOOK}, {name}"] = masked
-        peers |= {f"{each}, {name}": f"{TEXTBOOK}, {name}" for each in (NUMPY, TEXTBOOK)}
-    times = timed(contenders, TINY, seconds)
+        peers |= {f"{contender}, {name}": f"{TEXTBOOK}, {name}" for contender in (NUMPY, TEXTBOOK)}
+    timings = timed(contenders, TINY, seconds)
     rows = []
-    for name, own in times.items():
-        numbers = {"microseconds": Spread.of(own, 1e6)}
+    for name, times in timings.items():
+        numbers = {"microseconds": Spread.from_numbers(times, 1e6)}
         if name != peers[name]:
-            above = (mine - peer for mine, peer in zip(own, times[peers[name]], strict=True))
-            numbers[bars.ABOVE] = Spread.of(above, 1e6)
-        rows.append(Row("overhead", TINY.keys, name, numbers, len(own)))
+            above = (mine - peer for mine, peer in zip(times, timings[peers[name]], strict=True))
+            numbers[bars.ABOVE] = Spread.from_numbers(above, 1e6)
+        rows.append(Row("overhead", TINY.keys, name, numbers, len(times)))
     return rows
 
 
 def warm_up(cell: str, contenders: Mapping[str, Ready]) -> None:
     """Run each contender once, so that no compilation is timed, and check that all results agree."""
-    outputs = {name: each.array(each.run()) for name, each in contenders.items()}
+    outputs = {name: contender.array(contender.run()) for name, contender in contenders.items()}
     for name, output in outputs.items():
         if output is not None and TORCH in outputs:
             np.testing.assert_allclose(output, outputs[TORCH], rtol=0, atol=5e-6, err_msg=f"{cell}: {name}")
@@ -124,11 +123,11 @@ def warm_up(cell: str, contenders: Mapping[str, Ready]) -> None:
 
 def timed(contenders: Mapping[str, Ready], call: Call, seconds: float) -> dict[str, list[float]]:
     calls = min(CALLS, max(1, PAIRS // (call.queries * call.keys)))
-    return interleaved({name: each.run for name, each in contenders.items()}, seconds, calls)
+    return interleaved({name: contender.run for name, contender in contenders.items()}, seconds, calls)
 
 
 def sections(longest: int, seconds: float, *, with_others: bool) -> dict[str, list[Callable[[], list[Row]]]]:
-    """Return the sections by the name that --only takes; each runs in a process of its own."""
+    """Return the parts of each section, by the name that --only takes. Each part runs in its own process."""
     lengths = [length for length in LENGTHS if length <= longest]
     cells: dict[str, list[Callable[[], list[Row]]]] = {
         "overhead": [partial(overhead, seconds)],
@@ -160,18 +159,18 @@ def sections(longest: int, seconds: float, *, with_others: bool) -> dict[str, li
 
 
 def measured(chosen: Mapping[str, Sequence[Callable[[], list[Row]]]]) -> list[Row]:
-    """Each part in a fresh process, printed as it comes."""
+    """Measure each part in a fresh process; print its rows when it is done."""
     rows: list[Row] = []
     for parts in chosen.values():
         for part in parts:
             with ProcessPoolExecutor(1, get_context("spawn")) as process:
-                found = process.submit(part).result()
-            print(*found, sep="\n", flush=True)
-            rows += found
+                new_rows = process.submit(part).result()
+            print(*new_rows, sep="\n", flush=True)
+            rows += new_rows
     return rows
 
 
-def written(folder: Path, rows: list[Row]) -> None:
+def write(folder: Path, rows: list[Row]) -> None:
     facts: dict[str, Any] = machine.facts(*PACKAGES)
     facts |= {
         "packages": PACKAGES,
@@ -182,8 +181,8 @@ def written(folder: Path, rows: list[Row]) -> None:
     }
     (folder / "plots").mkdir(parents=True, exist_ok=True)
     (folder / "attention.json").write_text(json.dumps(facts, indent=1) + "\n")
-    drawn = plots.draw(rows, folder / "plots")
-    (folder / "attention.md").write_text(report.page(facts, rows, drawn))
+    plot_names = plots.draw(rows, folder / "plots")
+    (folder / "attention.md").write_text(report.page(facts, rows, plot_names))
 
 
 def main() -> None:
@@ -210,7 +209,7 @@ def main() -> None:
     whole = not (arguments.quick or arguments.only)
     folder = arguments.into or (Path(__file__).parents[1] / "results" if whole else None)
     if folder is not None:
-        written(folder, rows)
+        write(folder, rows)
 
 
 if __name__ == "__main__":

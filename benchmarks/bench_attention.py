@@ -1,7 +1,7 @@
-"""A handful of calls for whoever works on their speed: seconds to run, and comparable from change to change.
+"""A few calls for work on their speed: they run in seconds, and compare one change with the next.
 
 `python -m pytest benchmarks/bench_attention.py --benchmark-only --benchmark-autosave`, and after the
-change once more with `--benchmark-compare`. The tables of attention.py say how it stands beside others.
+change once more with `--benchmark-compare`. The tables of attention.py compare with other libraries.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def test_numpy(benchmark: Callable[..., Any], name: str) -> None:
 
 
 def test_numpy_cache(benchmark: Callable[..., Any]) -> None:
-    """A token of decoding: append its key and value, and attend."""
+    """Decode a token: append its key and value, and attend."""
     query, keys, values = Call(1, 1024, key_heads=2).arrays()
     cache = KVCache(keys, values)
 

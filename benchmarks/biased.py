@@ -1,4 +1,4 @@
-"""Biases, against the same call without one."""
+"""Calls with a bias, compared with the same call without one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sdpa_xp import biases, scaled_dot_product_attention
 
 
 def rows(length: int, seconds: float) -> list[Row]:
-    """ALiBi and the relative biases of T5."""
+    """Time ALiBi and the relative biases of T5."""
     query, key, value = Call(length, length).arrays()
     table = np.random.default_rng(0).standard_normal((32, HEADS), np.float32)
     attend = partial(scaled_dot_product_attention, query, key, value)
@@ -26,11 +26,11 @@ def rows(length: int, seconds: float) -> list[Row]:
     }
     for run in runs.values():
         run()
-    times = interleaved(runs, seconds)
-    found = []
-    for name, own in times.items():
-        numbers = {"milliseconds": Spread.of(own, 1e3)}
+    timings = interleaved(runs, seconds)
+    table_rows = []
+    for name, times in timings.items():
+        numbers = {"milliseconds": Spread.from_numbers(times, 1e3)}
         if name != "no bias":
-            numbers[bars.TO_NO_BIAS] = Spread.of(ratios(own, times["no bias"]))
-        found.append(Row("biases", length, f"{NUMPY}, {name}", numbers, len(own)))
-    return found
+            numbers[bars.TO_NO_BIAS] = Spread.from_numbers(ratios(times, timings["no bias"]))
+        table_rows.append(Row("biases", length, f"{NUMPY}, {name}", numbers, len(times)))
+    return table_rows

@@ -18,7 +18,7 @@ LARGE = 250.0
 
 @dataclass(frozen=True)
 class Call:
-    """One call in float32; no two of the masks are given together."""
+    """One call in float32, with at most one kind of mask."""
 
     queries: int
     keys: int
@@ -31,7 +31,7 @@ class Call:
     norm: float | None = None
 
     def arrays(self) -> tuple[NDArray[np.float32], ...]:
-        """query, key and value, (1, heads, length, width)."""
+        """Return query, key and value, (1, heads, length, width)."""
         rng = np.random.default_rng(0)
         shapes = ((self.heads, self.queries), (self.key_heads, self.keys), (self.key_heads, self.keys))
         query, key, value = (rng.standard_normal((1, *shape, self.width), np.float32) for shape in shapes)
@@ -49,7 +49,7 @@ class Call:
 
     @property
     def plain(self) -> bool:
-        """All pairs of heads that are not shared."""
+        """Whether all pairs attend and each query head has its own key head."""
         return self == Call(self.queries, self.keys, self.heads, self.heads, self.width)
 
 
@@ -60,7 +60,7 @@ CELLS: dict[str, Callable[[int], Call]] = {
     "padding value": lambda length: Call(length, length, padding="value"),
     "padding array": lambda length: Call(length, length, padding="array"),
 }
-"""Each for all LENGTHS."""
+"""Each call is measured for all LENGTHS."""
 
 BY_CALL: dict[int, dict[str, Call]] = {
     4096: {
@@ -70,7 +70,7 @@ BY_CALL: dict[int, dict[str, Call]] = {
     },
     16384: {"all pairs": Call(16384, 16384), "window": Call(16384, 16384, window=WINDOW)},
 }
-"""Calls of one library, which are held against the first of their length."""
+"""Calls of sdpa_xp on NumPy, compared with the first call of their length."""
 
 DECODING: dict[str, Call] = {
     "one query": Call(1, 4096),
@@ -78,10 +78,10 @@ DECODING: dict[str, Call] = {
     "one query of a long cache": Call(1, 65536),
     "one query of a long cache, 32 heads": Call(1, 65536, heads=32, key_heads=32),
 }
-"""One query against what is cached."""
+"""One query, many keys, as in decoding with a cache."""
 ONE_QUERY = DECODING["one query"]
 TINY = Call(8, 8, heads=1, key_heads=1, width=8)
-"""So small that what is measured is the way to the arithmetic."""
+"""So small that the time is that of the checks and the Python code, not of the arithmetic."""
 TINY_MASKED = {
     "causal": replace(TINY, is_causal=True),
     "padding": replace(TINY, padding="value"),

@@ -27,15 +27,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name, number in {"length": 16384, "chunk": 2048, "heads": 4, "seconds": 20}.items():
         parser.add_argument(f"--{name}", type=int, default=number)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     rng = np.random.default_rng(0)
-    arrays = rng.standard_normal((3, asked.heads, asked.length, WIDTH), dtype=np.float32)
-    lazy = [da.from_array(x, chunks=(asked.heads, asked.chunk, WIDTH)) for x in arrays]
-    small = [x[:, : asked.chunk] for x in lazy]
+    arrays = rng.standard_normal((3, arguments.heads, arguments.length, WIDTH), dtype=np.float32)
+    lazy = [da.from_array(x, chunks=(arguments.heads, arguments.chunk, WIDTH)) for x in arrays]
+    small = [x[:, : arguments.chunk] for x in lazy]
     with dask.config.set(scheduler="threads", num_workers=threads.thread_count()):
-        scaled_dot_product_attention(*small).compute()  # so that what is loaded once is not counted
+        scaled_dot_product_attention(*small).compute()  # imports what is imported once
         for options in ({}, {"is_causal": True}):
-            print(f"{asked.heads} heads, L = S = {asked.length}, {options or 'all pairs'}")
+            print(f"{arguments.heads} heads, L = S = {arguments.length}, {options or 'all pairs'}")
             output = scaled_dot_product_attention(*lazy, **options)
             print(f"{len(output.__dask_graph__())} tasks, {threads.thread_count()} at a time")
             _, above = peak_above(output.compute)
@@ -45,11 +45,13 @@ def main() -> None:
                 "numpy": partial(scaled_dot_product_attention, *arrays, **options),
                 "dask": output.compute,
             }
-            times = interleaved(runs, asked.seconds)
+            times = interleaved(runs, arguments.seconds)
             for name, seconds in times.items():
-                print(Row("time", asked.length, name, {"seconds": Spread.of(seconds)}, len(seconds)))
+                print(
+                    Row("time", arguments.length, name, {"seconds": Spread.from_numbers(seconds)}, len(seconds))
+                )
             ratios = [mine / whole for mine, whole in zip(times["dask"], times["numpy"], strict=True)]
-            print("dask / numpy, round by round:", Spread.of(ratios))
+            print("dask / numpy, round by round:", Spread.from_numbers(ratios))
 
 
 if __name__ == "__main__":

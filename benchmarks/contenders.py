@@ -1,4 +1,4 @@
-"""Each contender: what a call is in its library, ready to run.
+"""The contenders: how each library states a call, ready to run.
 
 Setup that a library does once for many calls (arrays, masks, sessions, compilation) is not timed.
 """
@@ -30,9 +30,9 @@ class Ready(NamedTuple):
 
 
 def ready(call: Call, names: Iterable[str]) -> dict[str, Ready]:
-    """Return those of `names` that support the call, ready to run."""
-    found = {name: CONTENDERS[name](call) for name in names}
-    return {name: each for name, each in found.items() if each is not None}
+    """Return the contenders of `names` that support the call, ready to run."""
+    contenders = {name: CONTENDERS[name](call) for name in names}
+    return {name: contender for name, contender in contenders.items() if contender is not None}
 
 
 def ours_numpy(call: Call) -> Ready:
@@ -91,27 +91,27 @@ def ours_torch_portable(call: Call) -> Ready | None:
 
 
 def jax_nn(call: Call) -> Ready | None:
-    """In its own layout, heads behind the length, so that it pays for no transposition."""
+    """Use the layout of `jax.nn`, heads after the length, so that no transposition is timed."""
     if call.keys > QUADRATIC or call.window:
         return None
     import jax
 
     query, key, value = (jax.numpy.asarray(np.swapaxes(x, 1, 2)) for x in call.arrays())
     attended = call.attended()
-    given: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if call.padding == "value":
-        given["key_value_seq_lengths"] = jax.numpy.asarray([call.real_keys])
+        options["key_value_seq_lengths"] = jax.numpy.asarray([call.real_keys])
     elif attended is not None:
-        given["mask"] = jax.numpy.asarray(attended)
+        options["mask"] = jax.numpy.asarray(attended)
     compiled = jax.jit(partial(jax.nn.dot_product_attention, is_causal=call.is_causal))
     return Ready(
-        lambda: compiled(query, key, value, **given).block_until_ready(),
+        lambda: compiled(query, key, value, **options).block_until_ready(),
         lambda output: np.swapaxes(np.asarray(output), 1, 2),
     )
 
 
 def ours_jax(call: Call) -> Ready | None:
-    """A mask that is an array is an argument of the compiled function, as it is in the other one."""
+    """Pass a mask that is an array as an argument of the compiled function, as `jax_nn` does."""
     if call.keys > QUADRATIC:
         return None
     import jax
@@ -189,8 +189,8 @@ def _exported(call: Call, form: str) -> Ready:
     names, arrays = ("query", "key", "value"), call.arrays()
     specs = [TensorSpec("float32", x.shape) for x in arrays]
     model = export_attention(*specs, is_causal=call.is_causal, form=form, runtime=RUNTIME)
-    loaded, given = session(model.SerializeToString()), dict(zip(names, arrays, strict=True))
-    return Ready(lambda: loaded.run(None, given)[0])
+    loaded, feeds = session(model.SerializeToString()), dict(zip(names, arrays, strict=True))
+    return Ready(lambda: loaded.run(None, feeds)[0])
 
 
 NUMPY, TEXTBOOK, MATMULS = "sdpa_xp on NumPy", "textbook NumPy", "the two matmuls alone"
@@ -211,9 +211,9 @@ CONTENDERS: dict[str, Callable[[Call], Ready | None]] = {
     "onnxruntime, MultiHeadAttention": multi_head,
     "onnxruntime, GroupQueryAttention": grouped_query,
 }
-"""None where the library cannot state the call, or would need memory that grows with L x S for a long one."""
+"""A contender is None if its library cannot state the call, or needs L x S memory for a long call."""
 
 CORE = (NUMPY, LOOP, MATMULS, TORCH, ON_TORCH, PORTABLE)
-"""Those that are measured together in a process that imports nothing but NumPy, torch and sdpa_xp, and frees no
-array of some MB: that changes how the C library gives memory to all that come later."""
+"""The contenders that one process measures together. The process imports only NumPy, torch and sdpa_xp. No
+contender may free an array of several MB: the C library would then allocate differently for the others."""
 OTHERS = tuple(name for name in CONTENDERS if name not in CORE)

@@ -1,6 +1,6 @@
-"""The contenders of the table of a GPU: what a call in float16 is in each library, ready to run.
+"""The contenders of the GPU's table: how each library states a call in float16, ready to run.
 
-On the device "cpu" NumPy stands where CuPy would and the others compute on the CPU, so that the table can be
+On the device "cpu", NumPy takes the place of CuPy and the others compute on the CPU, so that the table can be
 tried without a GPU.
 """
 
@@ -24,14 +24,14 @@ Arrays: TypeAlias = Sequence[NDArray[Any]]
 
 
 class Library(NamedTuple):
-    """How to move arrays to the device and back, and how to ask the library about the device."""
+    """How to move arrays to the device and back, wait for the device, and measure its memory."""
 
     put: Callable[[NDArray[Any]], Any]
     get: Callable[[Any], NDArray[Any]]
     wait: Callable[[], object] = lambda: None
-    """Until all that was started is done."""
+    """Wait until all calls are done."""
     above: Callable[[Callable[[], object]], int | None] = lambda _: None
-    """The bytes that a call holds at most above those held before; None where the library does not say."""
+    """Return the peak memory of a call above the memory before it, in bytes; None if it is not known."""
 
 
 class Contender(NamedTuple):
@@ -42,7 +42,7 @@ class Contender(NamedTuple):
     within: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def repeat(self, calls: int) -> Any:
-        """The last result of several calls, once they are done."""
+        """Run several calls, wait until they are done, and return the last result."""
         with self.within():
             for _ in range(calls):
                 output = self.run()
@@ -50,12 +50,14 @@ class Contender(NamedTuple):
         return output
 
 
-def ours(implementation: str, on: Callable[[Device], Library]) -> Callable[[Call, Arrays, Device], Contender]:
+def ours(
+    implementation: str, library_on: Callable[[Device], Library]
+) -> Callable[[Call, Arrays, Device], Contender]:
     def make(call: Call, arrays: Arrays, device: Device) -> Contender:
-        library = on(device)
-        given = [library.put(x) for x in arrays]
+        library = library_on(device)
+        inputs = [library.put(x) for x in arrays]
         options: dict[str, Any] = {"is_causal": call.is_causal, "implementation": implementation}
-        return Contender(partial(scaled_dot_product_attention, *given, **options), library)
+        return Contender(partial(scaled_dot_product_attention, *inputs, **options), library)
 
     return make
 
@@ -66,15 +68,15 @@ def torch_sdpa(backend: str) -> Callable[[Call, Arrays, Device], Contender]:
         from torch.nn.functional import scaled_dot_product_attention as of_torch
 
         library = on_torch(device)
-        given = [library.put(x) for x in arrays]
+        inputs = [library.put(x) for x in arrays]
         within = partial(sdpa_kernel, getattr(SDPBackend, backend))
-        return Contender(partial(of_torch, *given, is_causal=call.is_causal), library, within)
+        return Contender(partial(of_torch, *inputs, is_causal=call.is_causal), library, within)
 
     return make
 
 
 def exported(call: Call, arrays: Arrays, device: Device) -> Contender:
-    """Inputs and output are bound to memory of the device, so no copy is timed."""
+    """Bind inputs and output to memory of the device, so that no copy is timed."""
     from onnxruntime import OrtValue
 
     from sdpa_xp_export import TensorSpec, export_attention
@@ -85,13 +87,13 @@ def exported(call: Call, arrays: Arrays, device: Device) -> Contender:
     model = export_attention(*specs, is_causal=call.is_causal, runtime=f"onnxruntime>=1.28;{device}")
     session = open_session(model, provider)
     binding = session.io_binding()
-    given = [OrtValue.ortvalue_from_numpy(x, device, 0) for x in arrays]
+    inputs = [OrtValue.ortvalue_from_numpy(x, device, 0) for x in arrays]
     result = OrtValue.ortvalue_from_shape_and_type(arrays[0].shape, arrays[0].dtype, device, 0)
-    for name, value in zip(("query", "key", "value"), given, strict=True):
+    for name, value in zip(("query", "key", "value"), inputs, strict=True):
         binding.bind_ortvalue_input(name, value)
     binding.bind_ortvalue_output(session.get_outputs()[0].name, result)
 
-    def run(_held: object = given) -> Any:  # the binding does not keep memory alive
+    def run(_inputs: object = inputs) -> Any:  # the binding does not keep memory alive
         session.run_with_iobinding(binding)
         return result
 
@@ -148,4 +150,4 @@ CONTENDERS: dict[str, Callable[[Call, Arrays, Device], Contender]] = {
     TORCH_NATIVE: ours("native", on_torch),
     EXPORTED: exported,
 }
-"""One that its library does not compute on the device raises."""
+"""A contender raises if its library cannot compute the call on the device."""

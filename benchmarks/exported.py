@@ -1,8 +1,8 @@
 """Exported attention in onnxruntime on the CPU: `auto` beside every other graph of the same call.
 
 One process holds a session of each graph and runs them in turn; a number is the median over the rounds. The
-peak of memory is that of a fresh process, above what it held before the first run. Inputs and outputs are
-(1, 8, S, 64), float32, heads before lengths, so the fused operators pay for the Transposes that they need.
+peak memory is measured in a fresh process, above its memory before the first run. Inputs and outputs are
+(1, 8, S, 64), float32, heads before lengths, so the times of fused operators include the Transposes they need.
 
 `python benchmarks/exported.py [--quick]` writes exported.json and exported.md into results/.
 """
@@ -43,7 +43,7 @@ RESULTS = Path(__file__).parents[1] / "results" / "exported.json"
 SECONDS = 2.0
 """Per graph and cell."""
 MOST_OVER_BEST, MOST_MEGABYTES = 1.05, 64
-"""The bars of `auto`: its time over that of the best graph that has its call, and its memory."""
+"""The bars of `auto`: its time as a multiple of the time of the best graph, and its memory."""
 
 
 class Cell(NamedTuple):
@@ -65,7 +65,7 @@ CELLS = (
 
 
 def graphs(cell: Cell, folder: Path) -> Iterator[tuple[str, Path]]:
-    """Each graph of the call, by who wrote it, as a file."""
+    """Write each graph of the call to a file; yield its name and its path."""
     qkv = TensorSpec("float32", (1, HEADS, "S" if cell.is_open else cell.length, WIDTH))
     for form in FORMS:
         try:
@@ -94,24 +94,24 @@ def _torch_graph(length: int, causal: bool, opset: int, folder: Path) -> Path:
 
 
 def feeds(loaded: Any, length: int) -> dict[str, Any]:
-    """Numbers for the inputs of a session; the last tenth of the keys is padding."""
+    """Return random inputs for a session; the last tenth of the keys is padding."""
     rng = np.random.default_rng(0)
     return {
-        each.name: np.asarray([length * 9 // 10])
-        if each.type == "tensor(int64)"
+        graph_input.name: np.asarray([length * 9 // 10])
+        if graph_input.type == "tensor(int64)"
         else rng.standard_normal((1, HEADS, length, WIDTH)).astype(np.float32)
-        for each in loaded.get_inputs()
+        for graph_input in loaded.get_inputs()
     }
 
 
 def timed(paths: dict[str, Path], length: int, seconds: float) -> dict[str, list[float]]:
-    """Seconds of each run of each graph, in interleaved rounds; all give the same numbers."""
+    """Return seconds of each run of each graph, in interleaved rounds, and check that all results agree."""
     sessions = {name: session(path) for name, path in paths.items()}
-    given = {name: feeds(loaded, length) for name, loaded in sessions.items()}
-    outputs = {name: s.run(None, given[name])[0] for name, s in sessions.items()}
+    inputs = {name: feeds(loaded, length) for name, loaded in sessions.items()}
+    outputs = {name: s.run(None, inputs[name])[0] for name, s in sessions.items()}
     for name, output in outputs.items():
         np.testing.assert_allclose(output, outputs["primitive"], rtol=0, atol=5e-6, err_msg=name)
-    return interleaved({name: partial(s.run, None, given[name]) for name, s in sessions.items()}, seconds)
+    return interleaved({name: partial(s.run, None, inputs[name]) for name, s in sessions.items()}, seconds)
 
 
 def worst(runs: dict[str, list[float]]) -> float:
@@ -120,16 +120,16 @@ def worst(runs: dict[str, list[float]]) -> float:
 
 
 def peak_of(path: Path, length: int) -> int:
-    """Return the peak memory above that before the first run, in bytes, measured in a separate process."""
+    """Return the peak memory above the memory before the first run, in bytes, of a separate process."""
     command = [sys.executable, __file__, "--peak-of", str(path), str(length)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return int(done.stdout)
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    return int(process.stdout)
 
 
 def print_peak(path: Path, length: int) -> None:
     loaded = session(path)
-    given = feeds(loaded, length)
-    _, peak = peak_above(lambda: loaded.run(None, given))
+    inputs = feeds(loaded, length)
+    _, peak = peak_above(lambda: loaded.run(None, inputs))
     print(peak)
 
 
@@ -146,7 +146,7 @@ def measured(folder: Path, seconds: float) -> list[dict[str, Any]]:
         rows = {
             name: {
                 "milliseconds": round(statistics.median(times) * 1e3, 3),
-                "quartiles": [round(each * 1e3, 3) for each in statistics.quantiles(times, n=4)[::2]],
+                "quartiles": [round(quartile * 1e3, 3) for quartile in statistics.quantiles(times, n=4)[::2]],
                 "runs": len(times),
                 "peak_megabytes": round(peak_of(paths[name], cell.length) / 1e6, 1),
             }
@@ -159,14 +159,16 @@ def measured(folder: Path, seconds: float) -> list[dict[str, Any]]:
 
 
 def row_of(cell: dict[str, Any]) -> str:
-    """The cell as a line: milliseconds (megabytes) of each graph."""
+    """Return the cell as a line: milliseconds (megabytes) of each graph."""
     rows = cell["graphs"].items()
-    shown = ", ".join(f"{name} {row['milliseconds']} ({row['peak_megabytes']:.0f})" for name, row in rows)
-    return f"{cell['call']}: auto is {cell['auto']}, {cell['auto_over_best']} of the best: {shown}"
+    graph_entries = ", ".join(
+        f"{name} {row['milliseconds']} ({row['peak_megabytes']:.0f})" for name, row in rows
+    )
+    return f"{cell['call']}: auto is {cell['auto']}, {cell['auto_over_best']} of the best: {graph_entries}"
 
 
 def page(facts: dict[str, Any]) -> str:
-    """The results as a page: milliseconds (megabytes of peak memory) of each graph in each cell."""
+    """Return the results as a page: milliseconds (megabytes of peak memory) of each graph in each cell."""
     cells = facts["cells"]
     names = list(dict.fromkeys(name for cell in cells for name in cell["graphs"]))
 

@@ -1,4 +1,4 @@
-"""The first call of JAX arrays, which compiles, and the later ones: in fresh processes, beside jax.nn."""
+"""The first call of JAX arrays, which compiles, and later calls, in fresh processes, compared with jax.nn."""
 
 from __future__ import annotations
 
@@ -38,23 +38,26 @@ print(json.dumps(times))
 
 
 def rows(cell: str, call: Call, rounds: int) -> list[Row]:
-    """Run each contender in turn, in a process of its own, `rounds` times."""
+    """Run each contender in turn, each time in a new process, `rounds` times."""
     names = (OURS, NN, NN_JITTED)
     runs: dict[str, list[list[float]]] = {name: [] for name in names}
     for _ in range(rounds):
         for name in names:
             runs[name].append(_run(name, call))
-    first = {name: [run[0] for run in each] for name, each in runs.items()}
-    later = {name: [statistics.median(run[1:]) for run in each] for name, each in runs.items()}
-    numbers = {name: {FIRST: Spread.of(first[name]), LATER: Spread.of(later[name], 1e3)} for name in names}
-    numbers[OURS][TO_FIRST] = Spread.of(ratios(first[OURS], first[NN]))
-    numbers[OURS][TO_JITTED] = Spread.of(ratios(later[OURS], later[NN_JITTED]))
+    first = {name: [times[0] for times in processes] for name, processes in runs.items()}
+    later = {name: [statistics.median(times[1:]) for times in processes] for name, processes in runs.items()}
+    numbers = {
+        name: {FIRST: Spread.from_numbers(first[name]), LATER: Spread.from_numbers(later[name], 1e3)}
+        for name in names
+    }
+    numbers[OURS][TO_FIRST] = Spread.from_numbers(ratios(first[OURS], first[NN]))
+    numbers[OURS][TO_JITTED] = Spread.from_numbers(ratios(later[OURS], later[NN_JITTED]))
     return [Row(f"{cell}, first call", call.keys, name, numbers[name], rounds) for name in names]
 
 
 def _run(name: str, call: Call) -> list[float]:
     """Return the seconds of each call."""
     arguments = json.dumps([name, call.is_causal, call.keys, call.heads, call.width, CALLS])
-    done = subprocess.run([sys.executable, "-c", ONE, arguments], capture_output=True, text=True, check=True)
-    times: list[float] = json.loads(done.stdout)
+    process = subprocess.run([sys.executable, "-c", ONE, arguments], capture_output=True, text=True, check=True)
+    times: list[float] = json.loads(process.stdout)
     return times

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 SETTINGS = ("OPENBLAS_CORETYPE", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "SDPA_XP_NUM_THREADS")
-"""What would make this shell's numbers others than a user's."""
+"""Variables of the shell that would change the numbers."""
 
 
 def without_settings() -> None:
     """Restart this command without the settings: a BLAS reads them once, while NumPy is imported."""
     if any(name in os.environ for name in SETTINGS):
-        kept = {name: value for name, value in os.environ.items() if name not in SETTINGS}
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], kept)
+        environment = {name: value for name, value in os.environ.items() if name not in SETTINGS}
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
 
 
 def facts(*packages: str) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def facts(*packages: str) -> dict[str, Any]:
 
 
 def gpu() -> str:
-    """Name, memory and driver of the GPUs; nothing where there is none."""
+    """Return name, memory and driver of the GPUs, or an empty string if there is none."""
     if shutil.which("nvidia-smi") is None:
         return ""
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
@@ -60,9 +60,9 @@ def thread_pools() -> list[dict[str, Any]]:
 
 
 def numpy_kernels() -> str:
-    """Which BLAS NumPy has, and which of its kernels that took for this processor."""
-    found = [pool for pool in thread_pools() if pool["package"].startswith("numpy")]
-    return ", ".join("{library} {version} {kernels}, {threads} threads".format(**pool) for pool in found)
+    """Return which BLAS NumPy has, and which kernels the BLAS chose for this processor."""
+    pools = [pool for pool in thread_pools() if pool["package"].startswith("numpy")]
+    return ", ".join("{library} {version} {kernels}, {threads} threads".format(**pool) for pool in pools)
 
 
 def _version(package: str) -> str:
@@ -73,11 +73,11 @@ def _version(package: str) -> str:
 
 
 def _package(file: str) -> str:
-    """The folder of site-packages that a library lies in: `numpy.libs`, `torch`."""
+    """Return the folder of site-packages that contains a library: `numpy.libs`, `torch`."""
     return file.rpartition("site-packages/")[2].split("/")[0]
 
 
 def _cpu() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    named = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor()
+    models = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 ROUNDS = 5
-"""At least."""
+"""The least number of rounds."""
 
 PAUSE = 0.03
 """Seconds between turns: OpenBLAS's threads spin for 2**26 cycles after their work, and would take a core."""
@@ -24,8 +24,8 @@ class Spread:
     high: float
 
     @classmethod
-    def of(cls, numbers: Iterable[float], times: float = 1.0) -> Spread:
-        scaled = [number * times for number in numbers]
+    def from_numbers(cls, numbers: Iterable[float], factor: float = 1.0) -> Spread:
+        scaled = [number * factor for number in numbers]
         low, median, high = statistics.quantiles(scaled, n=4) if len(scaled) > 1 else scaled * 3
         return cls(*(float(f"{number:.4g}") for number in (median, low, high)))
 
@@ -48,9 +48,9 @@ class Row:
     """Why there are no numbers."""
 
     def __str__(self) -> str:
-        shown = "; ".join(f"{name} {spread}" for name, spread in self.numbers.items()) or self.reason
+        numbers = "; ".join(f"{name} {spread}" for name, spread in self.numbers.items()) or self.reason
         length = f", S = {self.length}" if self.length else ""
-        return f"{self.cell}{length}, {self.contender}: {shown}; rounds {self.rounds}"
+        return f"{self.cell}{length}, {self.contender}: {numbers}; rounds {self.rounds}"
 
 
 def interleaved(
@@ -80,6 +80,6 @@ def interleaved(
     return times
 
 
-def ratios(times: Iterable[float], others: Iterable[float]) -> list[float]:
+def ratios(times: Iterable[float], bases: Iterable[float]) -> list[float]:
     """Return ratios round by round, so that only times measured close together are compared."""
-    return [own / other for own, other in zip(times, others, strict=True)]
+    return [seconds / base for seconds, base in zip(times, bases, strict=True)]

@@ -1,6 +1,6 @@
-"""Peak memory of one call in a process of its own, measured by the operating system.
+"""Peak memory of one call in a separate process, measured by the operating system.
 
-`python benchmarks/memory.py [--contender NAME] [--heads 1] [--length 100000]` prints what it holds above
+`python benchmarks/memory.py [--contender NAME] [--heads 1] [--length 100000]` prints the memory above
 the inputs, and above the inputs and the output. At 100,000 queries and keys the scores of a head are 40 GB.
 """
 
@@ -32,9 +32,9 @@ def rows(cell: str, length: int) -> list[Row]:
 
 def _row(cell: str, length: int, name: str) -> list[Row]:
     options = ["--contender", name, "--heads", str(CELLS[cell]), "--length", str(length)]
-    done = subprocess.run([sys.executable, __file__, *options], capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout)
-    numbers = {quantity: Spread.of([megabytes]) for quantity, megabytes in found.items()}
+    process = subprocess.run([sys.executable, __file__, *options], capture_output=True, text=True, check=True)
+    peaks = json.loads(process.stdout)
+    numbers = {quantity: Spread.from_numbers([megabytes]) for quantity, megabytes in peaks.items()}
     return [Row(cell, length, name, numbers)] if numbers else []
 
 
@@ -45,7 +45,7 @@ def peak(name: str, heads: int, length: int) -> dict[str, float]:
     first, second = contender(small), contender(call)
     assert first is not None
     assert second is not None
-    first.run()  # so that what is loaded once is not counted
+    first.run()  # loads what is loaded once, which is not counted
     output, above = peak_above(second.run)
     if above is None:
         return {}

@@ -1,8 +1,8 @@
 """Attention on a GPU in float16: sdpa_xp on CuPy and torch beside torch's own kernels and onnxruntime.
 
 `python benchmarks/on_device.py --into FOLDER [--quick] [--device cpu]` writes on_device.json and
-on_device.md there, again after each cell. A cell without numbers says why. On the CPU it is a trial of the
-table: NumPy stands where CuPy would.
+on_device.md there, again after each cell. A cell without numbers says why. With `--device cpu` the
+table can be tried without a GPU: NumPy then takes the place of CuPy.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from device_contenders import (
     Contender,
     Device,
 )
-from measuring import Row, Spread, interleaved
+from measuring import Row, Spread, interleaved, ratios
 from numpy.typing import NDArray
 
 from sdpa_xp_export._verify import reference
@@ -47,26 +47,26 @@ PACKAGES = ("numpy", "torch", "cupy-cuda13x", "onnxruntime-gpu", "onnxruntime", 
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
 QUICK = LENGTHS[:2]
 SECONDS = 1.0
-"""Per contender and cell, beyond which no round begins after the fifth."""
+"""Per contender and cell. After the fifth round, no round begins once this time is over."""
 
 TURN, CALLS = 0.02, 20
-"""Short calls are timed by as many as take about these seconds, or by this many: each turn waits once."""
+"""Short calls are timed together: as many as take TURN seconds, and at most CALLS. A turn waits once."""
 
-ASKED = ("all pairs", "causal")
+TIMED_CALLS = ("all pairs", "causal")
 TO_FLASH, TO_MATH = "over torch's flash", "over torch math's best round"
 GROWTH = "over the memory at half the length"
 
 BARS = (
-    *(Bar(cell, length, CUPY_NATIVE, TO_FLASH, "at most", 1.1) for cell in ASKED for length in LENGTHS),
+    *(Bar(cell, length, CUPY_NATIVE, TO_FLASH, "at most", 1.1) for cell in TIMED_CALLS for length in LENGTHS),
     *(
         Bar(cell, length, name, TO_MATH, "at most", 3.0)
-        for cell in ASKED
+        for cell in TIMED_CALLS
         for name in (CUPY, TORCH)
         for length in LENGTHS
     ),
     *(
         Bar(f"memory, {cell}", length, name, GROWTH, "at most", 2.0)
-        for cell in ASKED
+        for cell in TIMED_CALLS
         for name in (CUPY, TORCH)
         for length in LENGTHS[1:]
     ),
@@ -78,29 +78,29 @@ the end of the last on the device. Memory is that of one call after the first: w
 handed out at most, or what CuPy's pool took from the device."""
 
 
-class Wanted(NamedTuple):
-    """A row of the output, (1, heads, 1, width): exactly, and by the textbook."""
+class Reference(NamedTuple):
+    """A row of the output, (1, heads, 1, width), in float64 and by the textbook formula in float16."""
 
     row: int
     exact: NDArray[Any]
-    own: NDArray[Any]
+    rounded: NDArray[Any]
 
 
-class Tried(NamedTuple):
-    """What the first calls of a contender showed."""
+class Trial(NamedTuple):
+    """A contender whose first calls gave the right output, with what they showed."""
 
     contender: Contender
     above: int | None
-    """Bytes at most, without inputs and output."""
+    """Peak memory in bytes, without inputs and output."""
     calls: int
-    """In a turn."""
+    """The number of calls in a turn."""
 
 
 class Turn:
-    """The calls of a contender in one round; from its first error on, none."""
+    """The calls of a contender in one round. After its first error it makes no more calls."""
 
-    def __init__(self, tried: Tried) -> None:
-        self.run, self.reason = partial(tried.contender.repeat, tried.calls), ""
+    def __init__(self, trial: Trial) -> None:
+        self.run, self.reason = partial(trial.contender.repeat, trial.calls), ""
 
     def __call__(self) -> None:
         if self.reason:
@@ -112,9 +112,9 @@ class Turn:
 
 
 def table(lengths: Sequence[int], device: Device, seconds: float, end: float) -> Iterator[list[Row]]:
-    """The rows of each cell; no cell begins after `end`, by the monotonic clock."""
+    """Yield the rows of each cell; no cell begins after `end`, by the monotonic clock."""
     for length in lengths:
-        for cell in ASKED:
+        for cell in TIMED_CALLS:
             if time.monotonic() > end:
                 yield [row for name in CONTENDERS for row in without(cell, length, name, "no time was left")]
                 continue
@@ -125,91 +125,96 @@ def table(lengths: Sequence[int], device: Device, seconds: float, end: float) ->
 
 
 def compared(cell: str, call: Call, device: Device, seconds: float) -> list[Row]:
-    """A row of times and a row of memory for each contender."""
+    """Return a row of times and a row of memory for each contender."""
     arrays = [x.astype(DTYPE) for x in call.arrays()]
-    wanted = expected(call, arrays)
-    found = {name: tried(name, call, arrays, wanted, device) for name in CONTENDERS}
-    ready = {name: each for name, each in found.items() if isinstance(each, Tried)}
-    turns = {name: Turn(each) for name, each in ready.items()}
+    references = expected(call, arrays)
+    trials = {name: try_out(name, call, arrays, references, device) for name in CONTENDERS}
+    ready = {name: trial for name, trial in trials.items() if isinstance(trial, Trial)}
+    turns = {name: Turn(trial) for name, trial in ready.items()}
     for turn in turns.values():
         turn()  # so that no round takes memory from the device
-    times = {
-        name: [own / ready[name].calls for own in each]
-        for name, each in interleaved(turns, seconds).items()
+    timings = {
+        name: [duration / ready[name].calls for duration in durations]
+        for name, durations in interleaved(turns, seconds).items()
         if not turns[name].reason
     }
     rows: list[Row] = []
-    for name, each in found.items():
-        if isinstance(each, str):
-            rows += without(cell, call.keys, name, each)
-        elif name not in times:
+    for name, trial in trials.items():
+        if isinstance(trial, str):
+            rows += without(cell, call.keys, name, trial)
+        elif name not in timings:
             rows += without(cell, call.keys, name, turns[name].reason)
         else:
-            rows += [timed(cell, call.keys, name, times), held(cell, call.keys, name, each.above)]
+            rows += [
+                time_row(cell, call.keys, name, timings),
+                memory_row(cell, call.keys, name, trial.above),
+            ]
     return rows
 
 
-def tried(name: str, call: Call, arrays: Arrays, wanted: Sequence[Wanted], device: Device) -> Tried | str:
-    """A contender that computes the call, or why there is none."""
+def try_out(
+    name: str, call: Call, arrays: Arrays, references: Sequence[Reference], device: Device
+) -> Trial | str:
+    """Run a contender; return its trial, or the reason why it does not compute the call."""
     try:
         contender = CONTENDERS[name](call, arrays, device)
         output = contender.library.get(contender.repeat(1))
-        if off := disagreement(output, arrays[0], wanted):
+        if off := disagreement(output, arrays[0], references):
             return off
         above = contender.library.above(partial(contender.repeat, 1))
         above = None if above is None else max(0, above - output.nbytes)
         start = time.perf_counter()
         contender.repeat(1)
-        once = time.perf_counter() - start
-        return Tried(contender, above, min(CALLS, max(1, round(TURN / once))))
+        seconds = time.perf_counter() - start
+        return Trial(contender, above, min(CALLS, max(1, round(TURN / seconds))))
     except Exception as error:  # out of memory, say: the table shows it
         return why(error)
     finally:
         release()
 
 
-def expected(call: Call, arrays: Arrays) -> list[Wanted]:
-    """A few rows, among them those with the fewest keys."""
+def expected(call: Call, arrays: Arrays) -> list[Reference]:
+    """Return a few rows of the output, among them the rows with the fewest keys."""
     query, key, value = arrays
-    found = []
+    references = []
     for row in sorted({0, 1, call.queries // 2, call.queries - 1}):
         reach = row + 1 if call.is_causal else call.keys
-        given = query[..., row : row + 1, :], key[..., :reach, :], value[..., :reach, :]
-        exact, _, _ = reference.attention(*given)
-        found.append(Wanted(row, exact, textbook(numpy_namespace, *given)))
-    return found
+        inputs = query[..., row : row + 1, :], key[..., :reach, :], value[..., :reach, :]
+        exact, _, _ = reference.attention(*inputs)
+        references.append(Reference(row, exact, textbook(numpy_namespace, *inputs)))
+    return references
 
 
-def disagreement(output: NDArray[Any], query: NDArray[Any], wanted: Sequence[Wanted]) -> str:
+def disagreement(output: NDArray[Any], query: NDArray[Any], references: Sequence[Reference]) -> str:
     """Describe how the output differs from the reference; return nothing if they agree."""
     if output.shape != query.shape or output.dtype != query.dtype:
         return f"gives {output.shape} of {output.dtype}"
-    for row, exact, own in wanted:
-        agreement = judge(output[..., row : row + 1, :], exact, own, DTYPE)
+    for row, exact, rounded in references:
+        agreement = judge(output[..., row : row + 1, :], exact, rounded, DTYPE)
         if not agreement.agrees:
             return f"row {row} is off by {agreement.absolute:.1e}, more than {agreement.bound:.1e}"
     return ""
 
 
-def timed(cell: str, length: int, name: str, times: dict[str, list[float]]) -> Row:
-    own = times[name]
-    numbers = {"milliseconds": Spread.of(own, 1e3)}
-    if name != FLASH and FLASH in times:
-        numbers[TO_FLASH] = Spread.of(mine / other for mine, other in zip(own, times[FLASH], strict=True))
-    if name != MATH and MATH in times:
-        numbers[TO_MATH] = Spread.of(own, 1 / min(times[MATH]))
-    return Row(cell, length, name, numbers, len(own))
+def time_row(cell: str, length: int, name: str, timings: dict[str, list[float]]) -> Row:
+    times = timings[name]
+    numbers = {"milliseconds": Spread.from_numbers(times, 1e3)}
+    if name != FLASH and FLASH in timings:
+        numbers[TO_FLASH] = Spread.from_numbers(ratios(times, timings[FLASH]))
+    if name != MATH and MATH in timings:
+        numbers[TO_MATH] = Spread.from_numbers(times, 1 / min(timings[MATH]))
+    return Row(cell, length, name, numbers, len(times))
 
 
-def held(cell: str, length: int, name: str, above: int | None) -> Row:
+def memory_row(cell: str, length: int, name: str, above: int | None) -> Row:
     if above is None:
         return Row(f"memory, {cell}", length, name, reason="the library does not tell")
-    return Row(f"memory, {cell}", length, name, {MEMORY: Spread.of([above / 1e6])})
+    return Row(f"memory, {cell}", length, name, {MEMORY: Spread.from_numbers([above / 1e6])})
 
 
 def without(cell: str, length: int, name: str, reason: str) -> list[Row]:
-    """The rows of a contender that has no numbers."""
-    return [Row(each, length, name, rounds=0, reason=reason) for each in (cell, f"memory, {cell}")]
+    """Return the rows of a contender that has no numbers."""
+    return [Row(title, length, name, rounds=0, reason=reason) for title in (cell, f"memory, {cell}")]
 
 
 def grown(rows: Sequence[Row]) -> list[Row]:
@@ -223,18 +228,20 @@ def grown(rows: Sequence[Row]) -> list[Row]:
     for row in rows:
         half = memory.get((row.cell, row.contender, row.length // 2))
         if half and MEMORY in row.numbers:
-            ratio = Spread.of([row.numbers[MEMORY].median / half])
+            ratio = Spread.from_numbers([row.numbers[MEMORY].median / half])
             row = dataclasses.replace(row, numbers=row.numbers | {GROWTH: ratio})
         complete.append(row)
     return complete
 
 
 def why(error: Exception) -> str:
-    """An error in a few words that fit into a table."""
+    """Describe an error in a few words that fit into a table."""
     if isinstance(error, ModuleNotFoundError):
         return f"{error.name} is not installed"
     kind, text = type(error).__name__, " ".join(str(error).split())
-    if "OutOfMemory" in kind or any(each in text.lower() for each in ("out of memory", "failed to allocate")):
+    if "OutOfMemory" in kind or any(
+        phrase in text.lower() for phrase in ("out of memory", "failed to allocate")
+    ):
         return "out of memory"
     return f"{kind}: {text}"[:200].replace("|", "/")
 
@@ -243,14 +250,14 @@ def release() -> None:
     """Free unused device memory, so that the next library can use it."""
     gc.collect()
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
-    with suppress(Exception):  # after an error of the device, each call to it is one
+    with suppress(Exception):  # after an error of the device, each call raises another
         if torch is not None and torch.cuda.is_initialized():
             torch.cuda.empty_cache()
         if cupy is not None:
             cupy.get_default_memory_pool().free_all_blocks()
 
 
-def written(folder: Path, device: Device, rows: Sequence[Row]) -> None:
+def write(folder: Path, device: Device, rows: Sequence[Row]) -> None:
     rows = grown(rows)
     facts = machine.facts(*PACKAGES) | {
         "gpu": machine.gpu(),
@@ -263,7 +270,7 @@ def written(folder: Path, device: Device, rows: Sequence[Row]) -> None:
 
 
 def page(facts: dict[str, Any], rows: Sequence[Row]) -> str:
-    """The results in Markdown."""
+    """Return the results in Markdown."""
     on_gpu = facts["device"] == "cuda"
     where = facts["gpu"] if on_gpu else f"{facts['cores']} cores of {facts['cpu']}"
     lines = [
@@ -274,15 +281,17 @@ def page(facts: dict[str, Any], rows: Sequence[Row]) -> str:
         *("", HOW, "", "## Bars", ""),
         *report.bars(rows, [bar for bar in BARS if row_of(bar, rows) is not None]),
     ]
-    for cell in ASKED:
+    for cell in TIMED_CALLS:
         lines += _section(cell, f"Milliseconds, and {TO_FLASH}.", rows, ("milliseconds", TO_FLASH))
         lines += _section(f"memory, {cell}", f"{MEMORY}, and {GROWTH}.", rows, (MEMORY, GROWTH))
     return "\n".join([*lines, ""])
 
 
-def _section(cell: str, what: str, rows: Sequence[Row], shown: Sequence[str]) -> list[str]:
+def _section(cell: str, what: str, rows: Sequence[Row], quantities: Sequence[str]) -> list[str]:
     of_cell = [row for row in rows if row.cell == cell]
-    return ["", f"## {cell.capitalize()}", "", what, "", *report.by_length(of_cell, shown)] if of_cell else []
+    return (
+        ["", f"## {cell.capitalize()}", "", what, "", *report.by_length(of_cell, quantities)] if of_cell else []
+    )
 
 
 def main() -> None:
@@ -296,10 +305,10 @@ def main() -> None:
     lengths, seconds = (QUICK, SECONDS / 5) if arguments.quick else (LENGTHS, SECONDS)
     arguments.into.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
-    for found in table(lengths, arguments.device, seconds, time.monotonic() + arguments.limit):
-        print(*found, sep="\n", flush=True)
-        rows += found
-        written(arguments.into, arguments.device, rows)
+    for new_rows in table(lengths, arguments.device, seconds, time.monotonic() + arguments.limit):
+        print(*new_rows, sep="\n", flush=True)
+        rows += new_rows
+        write(arguments.into, arguments.device, rows)
 
 
 if __name__ == "__main__":

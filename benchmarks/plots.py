@@ -51,13 +51,13 @@ STYLE = {
 
 
 class Plot(NamedTuple):
-    """A quantity over S, a panel a cell."""
+    """A quantity over S, with one panel for each cell."""
 
     cells: tuple[str, ...]
     quantity: str
     label: str
     line: float | None = None
-    """What is drawn across: where a contender would be the equal of what it is held against."""
+    """The height of a horizontal line: the value of a contender that equals the one it is compared with."""
     is_log: bool = True
     left_out: tuple[str, ...] = ()
 
@@ -74,35 +74,38 @@ PLOTS = {
 
 def draw(rows: Sequence[Row], folder: Path) -> list[str]:
     """Write each plot that has data; return the names."""
-    drawn = {name: figure(rows, plot) for name, plot in PLOTS.items()}
+    pictures = {name: figure(rows, plot) for name, plot in PLOTS.items()}
     with matplotlib.rc_context(STYLE):
-        for name, each in drawn.items():
-            if each is not None:
-                each.savefig(folder / f"{name}.svg", metadata={"Date": None, "Creator": None})
-    return [name for name, each in drawn.items() if each is not None]
+        for name, picture in pictures.items():
+            if picture is not None:
+                picture.savefig(folder / f"{name}.svg", metadata={"Date": None, "Creator": None})
+    return [name for name, picture in pictures.items() if picture is not None]
 
 
 def figure(rows: Sequence[Row], plot: Plot) -> Figure | None:
     """Return the figure, or None if it has no data."""
-    shown = [row for row in rows if row.cell in plot.cells and plot.quantity in row.numbers]
-    shown = [row for row in shown if row.contender not in plot.left_out]
-    if not shown:
+    with_data = [
+        row
+        for row in rows
+        if row.cell in plot.cells and plot.quantity in row.numbers and row.contender not in plot.left_out
+    ]
+    if not with_data:
         return None
     with matplotlib.rc_context(STYLE):
         width = 3.6 * len(plot.cells) + 2.4
-        drawn = Figure(figsize=(width, 3.6), layout="constrained")
-        panels = drawn.subplots(1, len(plot.cells), sharey=True, squeeze=False)[0]
+        picture = Figure(figsize=(width, 3.6), layout="constrained")
+        panels = picture.subplots(1, len(plot.cells), sharey=True, squeeze=False)[0]
         lines: dict[str, Any] = {}
         for axes, cell in zip(panels, plot.cells, strict=True):
-            lines |= _panel(axes, plot, [row for row in shown if row.cell == cell])
+            lines |= _panel(axes, plot, [row for row in with_data if row.cell == cell])
             axes.set_title(cell, color=INK)
         panels[0].set_ylabel(plot.label)
-        drawn.legend(lines.values(), lines.keys(), loc="outside right upper", frameon=False)
-    return drawn
+        picture.legend(lines.values(), lines.keys(), loc="outside right upper", frameon=False)
+    return picture
 
 
 def _panel(axes: Any, plot: Plot, rows: Sequence[Row]) -> dict[str, Any]:
-    """The line of each contender, by name."""
+    """Draw a panel; return the line of each contender by its name."""
     lengths = sorted({row.length for row in rows})
     axes.set_xscale("log", base=2)
     if plot.is_log:
@@ -122,13 +125,16 @@ def _panel(axes: Any, plot: Plot, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _line(axes: Any, index: int, name: str, quantity: str, rows: Sequence[Row]) -> Any:
-    """Medians, with the quartiles as bars."""
+    """Draw medians as a line, with the quartiles as bars."""
     spreads = [row.numbers[quantity] for row in rows]
     ours = name.startswith("sdpa_xp")
     return axes.errorbar(
         [row.length for row in rows],
-        [each.median for each in spreads],
-        [[each.median - each.low for each in spreads], [each.high - each.median for each in spreads]],
+        [spread.median for spread in spreads],
+        [
+            [spread.median - spread.low for spread in spreads],
+            [spread.high - spread.median for spread in spreads],
+        ],
         color=next(colour for library, colour in COLOURS.items() if library in name),
         marker=MARKERS[index],
         markersize=5,

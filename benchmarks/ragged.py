@@ -1,4 +1,4 @@
-"""Packed sequences and paged caches, against the same sequences as one batch."""
+"""Packed sequences and paged caches, compared with the same sequences as one batch."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ CACHES, CACHED, BLOCK = 64, 512, 16
 def packed(seconds: float) -> list[Row]:
     """Time many short sequences: all of one length, and of 8 to 24 tokens."""
     rng = np.random.default_rng(0)
-    drawn = rng.integers(8, 25, SEQUENCES)
+    random_lengths = rng.integers(8, 25, SEQUENCES)
     runs: dict[str, Callable[[], object]] = {}
     batch = [rng.standard_normal((SEQUENCES, HEADS, TOKENS, WIDTH), np.float32) for _ in range(3)]
     runs["one batch"] = lambda: scaled_dot_product_attention(*batch)
-    for name, lengths in (("of one length", np.full(SEQUENCES, TOKENS)), ("of 8 to 24 tokens", drawn)):
+    for name, lengths in (("of one length", np.full(SEQUENCES, TOKENS)), ("of 8 to 24 tokens", random_lengths)):
         starts = [0, *np.cumsum(lengths).tolist()]
         arrays = [rng.standard_normal((starts[-1], HEADS, WIDTH), np.float32) for _ in range(3)]
         runs[name] = lambda arrays=arrays, starts=starts: varlen_attention(*arrays, starts, starts)
@@ -38,10 +38,10 @@ def paged(seconds: float) -> list[Row]:
     blocks = CACHES * CACHED // BLOCK
     pools = [rng.standard_normal((blocks, HEADS, BLOCK, WIDTH), np.float32) for _ in range(2)]
     table = rng.permutation(blocks).reshape(CACHES, -1).tolist()
-    drawn = rng.integers(CACHED // 2, CACHED + 1, CACHES).tolist()
+    random_lengths = rng.integers(CACHED // 2, CACHED + 1, CACHES).tolist()
     runs: dict[str, Callable[[], object]] = {}
     runs["one batch"] = lambda: scaled_dot_product_attention(query, key, value)
-    for name, lengths in (("of one length", [CACHED] * CACHES), ("of 256 to 512 tokens", drawn)):
+    for name, lengths in (("of one length", [CACHED] * CACHES), ("of 256 to 512 tokens", random_lengths)):
         cache = PagedKVCache(*pools, table, lengths)
         runs[name] = lambda cache=cache: cache.attend(query)
     return _rows("paged caches", CACHED, runs, seconds)
@@ -50,11 +50,11 @@ def paged(seconds: float) -> list[Row]:
 def _rows(cell: str, length: int, runs: Mapping[str, Callable[[], object]], seconds: float) -> list[Row]:
     for run in runs.values():
         run()
-    times = interleaved(runs, seconds)
+    timings = interleaved(runs, seconds)
     rows = []
-    for name, own in times.items():
-        numbers = {"milliseconds": Spread.of(own, 1e3)}
+    for name, times in timings.items():
+        numbers = {"milliseconds": Spread.from_numbers(times, 1e3)}
         if name != "one batch":
-            numbers[bars.TO_BATCH] = Spread.of(ratios(own, times["one batch"]))
-        rows.append(Row(cell, length, f"{NUMPY}, {name}", numbers, len(own)))
+            numbers[bars.TO_BATCH] = Spread.from_numbers(ratios(times, timings["one batch"]))
+        rows.append(Row(cell, length, f"{NUMPY}, {name}", numbers, len(times)))
     return rows

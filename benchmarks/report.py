@@ -80,7 +80,7 @@ TABLES = (
     ),
     ("import", "Import", "Milliseconds, and the share added to the import of NumPy."),
 )
-"""Cell, title, and what stands in it."""
+"""Cell, title, and a sentence that explains the numbers."""
 
 FIRST = (FIRST_CALL, "milliseconds", "microseconds", MEMORY)
 SECOND = (
@@ -97,7 +97,7 @@ SECOND = (
 
 
 def page(facts: dict[str, Any], rows: Sequence[Row], plots: Iterable[str]) -> str:
-    """The whole page, in Markdown."""
+    """Return the whole page in Markdown."""
     versions = ", ".join(f"{name} {facts[name]}" for name in facts["packages"])
     about = [
         f"{facts['call']}, {facts['cores']} cores of {facts['cpu']}, {facts['system']}, {facts['date']}.",
@@ -113,8 +113,8 @@ def page(facts: dict[str, Any], rows: Sequence[Row], plots: Iterable[str]) -> st
         "`python benchmarks/attention.py` writes this page.",
         "",
     ]
-    tried = "[What was tried](../benchmarks/NOTES.md) explains the missed bars."
-    lines += ["## Bars", "", *bars(rows), "", tried, ""]
+    notes = "[What was tried](../benchmarks/NOTES.md) explains the missed bars."
+    lines += ["## Bars", "", *bars(rows), "", notes, ""]
     lines += ["## Where the time goes", "", WHERE, "", *parts(rows), ""]
     lines += [f"![{name}](plots/{name}.svg)" for name in plots]
     for cell, title, what in TABLES:
@@ -126,22 +126,24 @@ def page(facts: dict[str, Any], rows: Sequence[Row], plots: Iterable[str]) -> st
 
 def parts(rows: Sequence[Row]) -> list[str]:
     """Split the time of a call of all pairs on NumPy into products, softmax and overhead."""
-    shown = []
+    table_rows = []
     for length in dict.fromkeys(row.length for row in rows if row.cell == "all pairs"):
-        at = {row.contender: row.numbers for row in rows if (row.cell, row.length) == ("all pairs", length)}
-        if {NUMPY, MATMULS, LOOP, TORCH} <= at.keys():
+        numbers = {
+            row.contender: row.numbers for row in rows if (row.cell, row.length) == ("all pairs", length)
+        }
+        if {NUMPY, MATMULS, LOOP, TORCH} <= numbers.keys():
             whole, products, loop, torch = (
-                at[name]["milliseconds"].median for name in (NUMPY, MATMULS, LOOP, TORCH)
+                numbers[name]["milliseconds"].median for name in (NUMPY, MATMULS, LOOP, TORCH)
             )
             shares = (products / whole, (loop - products) / whole, (whole - loop) / whole, products / torch)
-            shown.append([f"S = {length:,}", *(f"{share:.0%}" for share in shares)])
-    return table(["", "products", "exp and sums", "the rest", "products over all of torch SDPA"], shown)
+            table_rows.append([f"S = {length:,}", *(f"{share:.0%}" for share in shares)])
+    return table(["", "products", "exp and sums", "the rest", "products over all of torch SDPA"], table_rows)
 
 
-def bars(rows: Sequence[Row], wanted: Sequence[Bar] = BARS) -> list[str]:
-    """Each bar with the median that was reached, or why there is none."""
-    shown = []
-    for bar in wanted:
+def bars(rows: Sequence[Row], targets: Sequence[Bar] = BARS) -> list[str]:
+    """Return a table of the bars: the median that was reached, or why there is none."""
+    table_rows = []
+    for bar in targets:
         number, row = reached(bar, rows), row_of(bar, rows)
         verdict = (
             [(row and row.reason) or "not measured", ""]
@@ -149,23 +151,25 @@ def bars(rows: Sequence[Row], wanted: Sequence[Bar] = BARS) -> list[str]:
             else [f"{number:.3g}", "yes" if is_met(bar, number) else "**no**"]
         )
         where = f"{bar.cell}, S = {bar.length:,}" if bar.length else bar.cell
-        shown.append([where, bar.contender, bar.quantity, f"{bar.side} {bar.bound:g}", *verdict])
-    return table(["call", "of", "quantity", "bar", "reached", "met"], shown)
+        table_rows.append([where, bar.contender, bar.quantity, f"{bar.side} {bar.bound:g}", *verdict])
+    return table(["call", "of", "quantity", "bar", "reached", "met"], table_rows)
 
 
-def by_length(rows: Sequence[Row], shown: Sequence[str] = (*FIRST, *SECOND)) -> list[str]:
-    """Return a table of contenders by lengths, with the quantities `shown`."""
+def by_length(rows: Sequence[Row], quantities: Sequence[str] = (*FIRST, *SECOND)) -> list[str]:
+    """Return a table of contenders by lengths, with these quantities."""
     lengths, names = (
-        list(dict.fromkeys(each)) for each in zip(*((row.length, row.contender) for row in rows), strict=True)
+        list(dict.fromkeys(values))
+        for values in zip(*((row.length, row.contender) for row in rows), strict=True)
     )
-    at = {(row.contender, row.length): row for row in rows}
+    row_at = {(row.contender, row.length): row for row in rows}
     header = ["", *(f"S = {length:,}" if length else "time" for length in lengths)]
     return table(
-        header, [[name, *(_entry(at.get((name, length)), shown) for length in lengths)] for name in names]
+        header,
+        [[name, *(_entry(row_at.get((name, length)), quantities) for length in lengths)] for name in names],
     )
 
 
-def _entry(row: Row | None, shown: Sequence[str]) -> str:
+def _entry(row: Row | None, quantities: Sequence[str]) -> str:
     if row is None:
         return ""
-    return "<br>".join(str(row.numbers[name]) for name in shown if name in row.numbers) or row.reason
+    return "<br>".join(str(row.numbers[name]) for name in quantities if name in row.numbers) or row.reason

@@ -1,4 +1,4 @@
-"""How calls in chunks and around rings scale: tasks, bytes that move, and time with one worker and with two.
+"""How calls in chunks and rings scale: tasks, bytes that move, and the time with one worker and with two.
 
 `python benchmarks/scaling.py [--seconds 10]` writes results/scaling.md. Tasks and bytes are counted. Times are
 measured in rounds, with one worker and with two in turn.
@@ -32,7 +32,7 @@ from sdpa_xp import scaled_dot_product_attention
 RESULT = Path(__file__).parents[1] / "results" / "scaling.md"
 AT_ONCE, WIDTH, HEADS = 8, 64, 4
 QUERIES, KEYS, CHUNK = 32, 2**17, 2**13
-"""Of the calls whose bytes are counted: few queries, many keys."""
+"""Sizes of the calls whose bytes are counted: few queries, many keys."""
 
 
 def tasks_of(rows: int, columns: int, blocks: int) -> int:
@@ -100,9 +100,9 @@ def placed(client: Client, length: int, chunk: int, seed: int) -> Any:
     workers = sorted(client.scheduler_info()["workers"])
     where = {key: workers[number * len(workers) // len(keys)] for number, key in enumerate(keys)}
     with dask.annotate(workers=lambda key: where.get(key, workers[0])):
-        there = client.persist(lazy, optimize_graph=False)
-    finish(client, there)
-    return there
+        persisted = client.persist(lazy, optimize_graph=False)
+    finish(client, persisted)
+    return persisted
 
 
 def moved(client: Client) -> Iterator[tuple[str, ...]]:
@@ -149,7 +149,7 @@ def speed(clients: dict[int, Client], seconds: float) -> Iterator[tuple[str, ...
         runs = {f"{n}": partial(compute, client, lazy[n]) for n, client in clients.items()}
         times = interleaved(runs, seconds)
         ratios = [one / two for one, two in zip(times["1"], times["2"], strict=True)]
-        spreads = [str(Spread.of(numbers)) for numbers in (times["1"], times["2"], ratios)]
+        spreads = [str(Spread.from_numbers(numbers)) for numbers in (times["1"], times["2"], ratios)]
         yield name, *spreads, str(len(ratios))
 
 

@@ -6,5 +6,5 @@ from collections.abc import Iterable, Sequence
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table."""
+    """Return the lines of a table."""
     return [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows)]

@@ -27,7 +27,7 @@ def broken(*_: Any) -> Any:
 
 
 def rows_of(table: ModuleType, left: float = 600) -> list[Any]:
-    return [row for found in table.table((16,), "cpu", 0, time.monotonic() + left) for row in found]
+    return [row for rows in table.table((16,), "cpu", 0, time.monotonic() + left) for row in rows]
 
 
 def test_each_cell_has_numbers_or_a_reason(table: ModuleType, tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_each_cell_has_numbers_or_a_reason(table: ModuleType, tmp_path: Path) ->
         assert native not in times
     bar = table.Bar("causal", 16, table.CUPY_NATIVE, table.TO_FLASH, "at most", 1.1)
     assert "there is no kernel" in table.report.bars(rows, [bar])[-1]
-    table.written(tmp_path, "cpu", rows)
+    table.write(tmp_path, "cpu", rows)
     assert len(json.loads((tmp_path / "on_device.json").read_text())["rows"]) == len(rows)
     page = (tmp_path / "on_device.md").read_text()
     assert all(f"## {cell.capitalize()}\n" in page for cell in CELLS)
@@ -65,7 +65,7 @@ def test_one_that_raises_is_reported(table: ModuleType, monkeypatch: pytest.Monk
 
     make_ours = table.CONTENDERS[table.CUPY]
     monkeypatch.setattr(table, "CONTENDERS", {table.FLASH: broken, table.TORCH: make, table.CUPY: make_ours})
-    monkeypatch.setattr(table, "ASKED", ("all pairs",))
+    monkeypatch.setattr(table, "TIMED_CALLS", ("all pairs",))
     of_times = {row.contender: row for row in rows_of(table) if row.cell == "all pairs"}
     assert of_times[table.FLASH].reason == of_times[table.TORCH].reason == "RuntimeError: this / is broken"
     assert list(of_times[table.CUPY].numbers) == ["milliseconds"]
@@ -103,7 +103,8 @@ def test_errors_in_a_few_words(table: ModuleType, error: Exception, shown: str) 
 
 def test_memory_is_held_against_half_the_length(table: ModuleType) -> None:
     rows = [
-        table.held("causal", length, table.CUPY, above) for length, above in ((16, 3), (32, 12), (64, None))
+        table.memory_row("causal", length, table.CUPY, above)
+        for length, above in ((16, 3), (32, 12), (64, None))
     ]
     grown = table.grown(rows)
-    assert [row.numbers.get(table.GROWTH) for row in grown] == [None, table.Spread.of([4.0]), None]
+    assert [row.numbers.get(table.GROWTH) for row in grown] == [None, table.Spread.from_numbers([4.0]), None]
