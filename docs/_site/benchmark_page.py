@@ -22,12 +22,12 @@ SEEN = {
     "limit": "Share of the two matrix products alone in the whole time, over S, a line a library.",
     "memory": "Megabytes above inputs and output, over S: textbook lines rise, those of sdpa_xp stay flat.",
 }
-"""What is to be seen in each plot."""
+"""A description of each plot, for readers who do not see it."""
 
 
 def page() -> str:
     facts = json.loads((RESULTS / "attention.json").read_text())
-    rows = [row_of(each) for each in facts["rows"]]
+    rows = [row_of(row) for row in facts["rows"]]
     return "\n\n".join([*attention(facts, rows), *graphs(), *gpu()])
 
 
@@ -41,8 +41,8 @@ def attention(facts: dict[str, Any], rows: list[Row]) -> Iterator[str]:
     )
     yield report.HOW
     for name, plot in plots.PLOTS.items():
-        if (drawn := plots.figure(rows, plot)) is not None:
-            yield picture(drawn, SEEN[name])
+        if (figure := plots.figure(rows, plot)) is not None:
+            yield picture(figure, SEEN[name])
     yield "### Bars"
     count = len(report.bars(rows)) - 2
     yield f"The targets and the results: {len(missed)} of {count} are missed."
@@ -80,12 +80,12 @@ def gpu() -> Iterator[str]:
     )
 
 
-def picture(drawn: Any, alt: str) -> str:
-    """A plot in the ink of the page, whatever its scheme."""
-    svg = inline(drawn).replace(plots.INK, "currentColor")
+def picture(figure: Any, alt: str) -> str:
+    """Return a plot as HTML, in the text colour of the page, for light pages and dark ones."""
+    svg = inline(figure).replace(plots.INK, "currentColor")
     return f'<div class="figure" role="img" aria-label="{escape(alt, quote=True)}">{svg}</div>'
 
 
-def row_of(each: dict[str, Any]) -> Row:
-    numbers = {name: Spread(**spread) for name, spread in each["numbers"].items()}
-    return Row(**each | {"numbers": numbers})
+def row_of(fields: dict[str, Any]) -> Row:
+    numbers = {name: Spread(**spread) for name, spread in fields["numbers"].items()}
+    return Row(**fields | {"numbers": numbers})

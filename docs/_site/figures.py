@@ -15,21 +15,21 @@ NUMBERS = count(1)
 
 
 def figure(draw: Callable[..., Any], *args: Any, alt: str, **keywords: Any) -> str:
-    """HTML with `draw(*args, **keywords, theme=...)` for both colour schemes; `alt` says what is seen."""
-    shown = (
+    """Return HTML with `draw(*args, **keywords, theme=...)` for both colour schemes; `alt` describes it."""
+    pictures = (
         f'<div class="figure figure-{theme}" role="img" aria-label="{escape(alt, quote=True)}">'
         f"{inline(draw(*args, **keywords, theme=theme))}</div>"
         for theme in ("light", "dark")
     )
-    return "".join(shown)
+    return "".join(pictures)
 
 
-def inline(drawn: Any) -> str:
-    """A figure of matplotlib as an <svg>, whose ids no other figure of the page has."""
+def inline(picture: Any) -> str:
+    """Return a Matplotlib figure as an <svg> with ids that no other figure of the page has."""
     prefix = f"figure{next(NUMBERS)}-"
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": prefix}):
-        drawn.savefig(buffer, format="svg", bbox_inches="tight", metadata={"Date": None, "Creator": None})
+        picture.savefig(buffer, format="svg", bbox_inches="tight", metadata={"Date": None, "Creator": None})
     svg = buffer.getvalue()[buffer.getvalue().index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}", svg)

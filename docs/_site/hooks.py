@@ -1,4 +1,4 @@
-"""What the build of the site adds: files of npm packages, the playground's models, and words to search by."""
+"""Hooks of the site's build: they add npm files, the playground's models, notebooks and search words."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ SERVED = {
         "dist/ort-wasm-simd-threaded.asyncify.wasm",
     ),
 }
-"""By package, its files that pages load."""
+"""Package -> its files that pages load."""
 MARKS = {
     "mathematics": 'class="arithmatex"',
     "diagrams": 'class="mermaid"',
     "playground": 'id="playground-form"',
 }
-"""By what a page needs, how its HTML shows that it does."""
+"""What a page needs -> the attribute in its HTML that shows it."""
 
 
 def on_startup(command: str, **_: Any) -> None:
@@ -48,7 +48,7 @@ def on_startup(command: str, **_: Any) -> None:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Let the blocks of pages import what makes their figures and tables, and the examples."""
+    """Let the code blocks of pages import this folder, the examples, the tests and the benchmarks."""
     root = HERE.parents[1]
     folders = (HERE, root / "examples", root / "tests", root / "benchmarks")
     sys.path += [str(path) for path in folders if str(path) not in sys.path]
@@ -59,17 +59,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Serve files of npm at assets/vendor/, models at assets/playground/, and notebooks beside their pages."""
     for package, patterns in SERVED.items():
         for pattern in patterns:
-            found = sorted((PACKAGES / package).glob(pattern))
-            if not found:
+            paths = sorted((PACKAGES / package).glob(pattern))
+            if not paths:
                 raise PluginError(f"{package}/{pattern} is not installed: `make docs` installs it.")
-            for path in found:
+            for path in paths:
                 uri = f"assets/vendor/{package}/{path.relative_to(PACKAGES / package).as_posix()}"
                 files.append(File.generated(config, uri, abs_src_path=str(path)))
     import playground
     import playground_encoder
 
-    own = ((name, model.SerializeToString()) for name, model in playground.models().items())
-    for name, content in (*own, *playground_encoder.files()):
+    models = ((name, model.SerializeToString()) for name, model in playground.models().items())
+    for name, content in (*models, *playground_encoder.files()):
         files.append(File.generated(config, f"assets/playground/{name}", content=content))
     for uri, content in notebooks_of(config).items():
         files.append(File.generated(config, uri, content=content))
@@ -77,21 +77,21 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def notebooks_of(config: MkDocsConfig) -> dict[str, str]:
-    """The notebooks of the tutorials. They are run, but not for a site that is served while it is written."""
+    """Return the notebooks of the tutorials, by address. `mkdocs serve` does not run them."""
     import nbformat
     import notebooks
 
-    made = {}
+    contents = {}
     for page, name in notebooks.PAGES.items():
         address = urljoin(config.site_url, page.replace(".md", "/")) if config.site_url else ""
-        found = notebooks.notebook((HERE.parent / page).read_text(), address)
-        found = found if STATE["served"] else notebooks.executed(found)
-        made[f"{Path(page).parent}/{name}"] = nbformat.writes(found)
-    return made
+        notebook = notebooks.notebook((HERE.parent / page).read_text(), address)
+        notebook = notebook if STATE["served"] else notebooks.executed(notebook)
+        contents[f"{Path(page).parent}/{name}"] = nbformat.writes(notebook)
+    return contents
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Show pictures beside their code, and below the title of a tutorial its notebook."""
+    """Show pictures next to their code, and link to the notebook of a tutorial below its title."""
     import notebooks
     import pictures
 
@@ -101,8 +101,8 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
 
 def on_page_content(html: str, page: Page, **_: Any) -> str:
-    """Note in the metadata of a page what it needs, which the template loads; lead names to the reference."""
-    from linked import linked  # whose folder on_config has added
+    """Note in a page's metadata which scripts the template must load; link names to the reference."""
+    from linked import linked  # on_config has added its folder to sys.path
 
     if 'id="exec-' in html:
         raise PluginError(
@@ -114,7 +114,7 @@ def on_page_content(html: str, page: Page, **_: Any) -> str:
 
 
 def on_post_build(config: MkDocsConfig, **_: Any) -> None:
-    """Let search find places by the words that people use. The plugin has written its index before."""
+    """Add the words that people search for to the index, which the search plugin has written before."""
     import search_words
 
     search_words.write(Path(config.site_dir))

@@ -1,4 +1,4 @@
-"""Names of the library in running text lead to their place in the reference."""
+"""Names of the library in running text become links to the reference."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ MODULES = ("masks", "biases", "positional", "layers", "plot", "integrations.tran
 
 
 def places() -> dict[str, str]:
-    """By each way to write a public name, the path that the reference renders it under."""
-    found = {}
-    packages = {"sdpa_xp": "", "sdpa_xp_export": ""} | {f"sdpa_xp.{each}": f"{each}." for each in MODULES}
+    """Return, for each way to write a public name, its path in the reference."""
+    paths = {}
+    packages = {"sdpa_xp": "", "sdpa_xp_export": ""} | {f"sdpa_xp.{module}": f"{module}." for module in MODULES}
     for package, short in packages.items():
         for name in importlib.import_module(package).__all__:
-            found |= dict.fromkeys((f"{short}{name}", f"{package}.{name}"), f"{package}.{name}")
+            paths |= dict.fromkeys((f"{short}{name}", f"{package}.{name}"), f"{package}.{name}")
     for name in importlib.import_module("sdpa_xp.layers").__all__:
-        found[name] = f"sdpa_xp.layers.{name}"
-    return found
+        paths[name] = f"sdpa_xp.layers.{name}"
+    return paths
 
 
 PLACES = places()
@@ -28,10 +28,10 @@ TEXT = re.compile(
 
 
 def linked(html: str) -> str:
-    """The HTML of a page with each name as a link, but in links, headings, signatures and blocks."""
+    """Return the HTML of a page with names as links, except in links, headings, signatures and blocks."""
 
-    def with_link(found: re.Match[str]) -> str:
-        place = PLACES.get(found["name"] or "")
-        return f'<autoref identifier="{place}" optional>{found[0]}</autoref>' if place else found[0]
+    def with_link(match: re.Match[str]) -> str:
+        place = PLACES.get(match["name"] or "")
+        return f'<autoref identifier="{place}" optional>{match[0]}</autoref>' if place else match[0]
 
     return TEXT.sub(with_link, html)

@@ -1,7 +1,7 @@
-"""Pictures beside their code: a block with `picture="what is seen"` shows its code, and below it what it draws.
+"""Pictures below their code: a block with `picture="a description"` shows its code, and then its figures.
 
-It draws what a notebook would show: each line that is a call of `sdpa_xp.plot`, and figures of pyplot. `folded`
-behind the description folds the code, and `small` shows many pictures in a row.
+The figures are those that a notebook would show: of each line that is a call of `sdpa_xp.plot`, and of pyplot.
+After the description, `folded` folds the code, and `small` shows several pictures in a row.
 """
 
 from __future__ import annotations
@@ -19,41 +19,42 @@ from figures import inline
 from sdpa_xp.plot.panels import THEMES
 
 BLOCK = re.compile(
-    r'^```python picture="(?P<seen>[^"]*)"(?P<options>[^\n]*)\n(?P<code>.*?)^```$', re.DOTALL | re.MULTILINE
+    r'^```python picture="(?P<description>[^"]*)"(?P<options>[^\n]*)\n(?P<code>.*?)^```$',
+    re.DOTALL | re.MULTILINE,
 )
 INK = "#7a7a7a"
-"""What is written in a figure of pyplot; the page shows it in its own colour of text."""
+"""The colour of text in a figure of pyplot; the page replaces it by its own text colour."""
 LINE = "#2f7ebc"
 """A blue that stands out from a light and from a dark page."""
 
 
 def expanded(markdown: str) -> str:
-    """A page in which each such block is two: one shows the code, the other runs it when the page is built."""
+    """Return a page with two blocks for each such block: one shows the code, one runs it during the build."""
 
-    def both(found: re.Match[str]) -> str:
-        flags = {"folded", "small"} & set(found["options"].split())
-        options = " ".join(each for each in found["options"].split() if each not in flags)
-        shown = f"```python\n{found['code']}```\n"
+    def two_blocks(block: re.Match[str]) -> str:
+        flags = {"folded", "small"} & set(block["options"].split())
+        options = " ".join(option for option in block["options"].split() if option not in flags)
+        code = f"```python\n{block['code']}```\n"
         if "folded" in flags:
-            shown = f'??? example "The code of this picture"\n\n{indent(shown, "    ")}'
-        arguments = f"{found['code']!r}, {found['seen']!r}, globals(), small={'small' in flags}"
-        run = f"from pictures import pictures\n\nprint(pictures({arguments}))\n"
-        return f'{shown}\n```python exec="1" html="1" {options}\n{run}```'
+            code = f'??? example "The code of this picture"\n\n{indent(code, "    ")}'
+        arguments = f"{block['code']!r}, {block['description']!r}, globals(), small={'small' in flags}"
+        program = f"from pictures import pictures\n\nprint(pictures({arguments}))\n"
+        return f'{code}\n```python exec="1" html="1" {options}\n{program}```'
 
-    return BLOCK.sub(both, markdown)
+    return BLOCK.sub(two_blocks, markdown)
 
 
-def pictures(code: str, seen: str, names: dict[str, Any], *, small: bool = False) -> str:
-    """HTML with the pictures that a block draws among the names of its page, for both colour schemes."""
-    drawn = [*figures(code, names)]
-    if not drawn:
-        raise ValueError(f"a block draws nothing: {seen}")
+def pictures(code: str, description: str, names: dict[str, Any], *, small: bool = False) -> str:
+    """Return HTML with the pictures that a block draws, for both colour schemes; `names` are its page's."""
+    html = "".join(figures(code, names))
+    if not html:
+        raise ValueError(f"a block draws nothing: {description}")
     kind = "figures small" if small else "figures"
-    return f'<div class="{kind}" role="img" aria-label="{escape(seen, quote=True)}">{"".join(drawn)}</div>'
+    return f'<div class="{kind}" role="img" aria-label="{escape(description, quote=True)}">{html}</div>'
 
 
 def figures(code: str, names: dict[str, Any]) -> Iterator[str]:
-    """Run a block once, but for its calls of `plot`, which run for each theme; HTML of each figure."""
+    """Run a block; yield the HTML of each figure. A call of `plot` runs once for each theme."""
     from matplotlib import pyplot
 
     inked = dict.fromkeys(
@@ -64,8 +65,8 @@ def figures(code: str, names: dict[str, Any]) -> Iterator[str]:
         for line in ast.parse(code).body:
             if isinstance(line, ast.Expr) and ast.unparse(line).startswith("plot."):
                 for theme in THEMES:
-                    drawn = eval(_themed(line.value, theme), names)
-                    yield f'<div class="figure figure-{theme}">{inline(drawn)}</div>'
+                    figure = eval(_themed(line.value, theme), names)
+                    yield f'<div class="figure figure-{theme}">{inline(figure)}</div>'
             else:
                 exec(compile(ast.Module([line], []), "<picture>", "exec"), names)
         for number in pyplot.get_fignums():
@@ -74,7 +75,7 @@ def figures(code: str, names: dict[str, Any]) -> Iterator[str]:
 
 
 def _themed(call: ast.expr, theme: str) -> Any:
-    """A call with one more keyword, compiled."""
+    """Add the keyword `theme` to a call, and compile it."""
     if not isinstance(call, ast.Call):
         raise ValueError(f"{ast.unparse(call)} is no call of `plot`")
     keywords = [*call.keywords, ast.keyword("theme", ast.Constant(theme))]

@@ -12,7 +12,7 @@ from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec, export_attention, verify
 
 WIDTH = 32
-"""Of a token, which the heads share; assets/playground/vectors.js draws as many numbers."""
+"""The width of a token, which the heads share; assets/playground/vectors.js draws as many numbers."""
 MASKS = {
     "none": None,
     "causal": masks.causal(),
@@ -27,13 +27,13 @@ HEADS = (1, 2, 4)
 
 
 def name_of(mask: str, softcap: int, heads: int) -> str:
-    """The file of a model, which assets/playground/texts.js puts together likewise."""
+    """Return the file name of a model. assets/playground/texts.js builds the same name."""
     return f"{mask}-softcap{softcap}-heads{heads}.onnx"
 
 
 @cache
 def models() -> dict[str, onnx.ModelProto]:
-    """The models by file."""
+    """Return the models by file name."""
     exported = {}
     for mask, softcap, heads in product(MASKS, SOFTCAPS, HEADS):
         tokens = TensorSpec("float32", (heads, "L", WIDTH // heads))
@@ -51,7 +51,7 @@ def models() -> dict[str, onnx.ModelProto]:
 
 
 def table() -> str:
-    """HTML with a row a mask: what the exporter chose, and links to the models; each is verified first."""
+    """Verify each model; return an HTML table of masks, with the exporter's choices and links to the models."""
     for name, model in models().items():
         report = verify(model)
         if not report.agrees:
@@ -64,8 +64,8 @@ def table() -> str:
 
 def _row(mask: str) -> Iterator[str]:
     yield "none" if MASKS[mask] is None else f"<code>{MASKS[mask]}</code>"
-    (made,) = {_made(models()[name_of(mask, *rest)]) for rest in product(SOFTCAPS, HEADS)}
-    yield made
+    (form_and_opset,) = {_form_and_opset(models()[name_of(mask, *rest)]) for rest in product(SOFTCAPS, HEADS)}
+    yield form_and_opset
     for softcap in SOFTCAPS:
         names = {name_of(mask, softcap, heads): heads for heads in HEADS}
         yield ", ".join(
@@ -74,8 +74,8 @@ def _row(mask: str) -> Iterator[str]:
         )
 
 
-def _made(model: onnx.ModelProto) -> str:
-    """Form and opset, as the model itself states them."""
+def _form_and_opset(model: onnx.ModelProto) -> str:
+    """Return the form and the opset that the model states in its metadata."""
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     opset = next(entry.version for entry in model.opset_import if not entry.domain)
     return f"{metadata['sdpa_xp.form']}, {opset}"

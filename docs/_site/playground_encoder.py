@@ -26,9 +26,9 @@ from sdpa_xp.masks import Mask
 from sdpa_xp_export import TensorSpec, to_onnx, verify_layer
 
 LAYER = 3
-"""The layer that is shown, counted from 0: more of its heads can be read than of others."""
+"""The layer that is shown, counted from 0: more of its heads show a clear pattern than in other layers."""
 WIDTH = 384
-"""Of the vector of a token."""
+"""The width of a token's vector."""
 PREFIX = f"encoder.layer.{LAYER}.attention.self."
 WEIGHTS = "encoder.bin"
 """The file that the graphs refer to."""
@@ -37,10 +37,10 @@ PROJECTIONS = ("query", "key", "value")
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence, and what is seen in one of its maps."""
+    """A sentence, and a head in which something can be seen."""
 
     name: str
-    """In links."""
+    """The name in links."""
     text: str
     head: int
     row: int
@@ -136,42 +136,42 @@ def encoder() -> minilm.MiniLM:
 
 @cache
 def parameters() -> dict[str, NDArray[np.float32]]:
-    """The weights of the layer, in the order in which their file has them."""
-    found = encoder().parameters
+    """Return the weights of the layer, in the order of their file."""
+    weights = encoder().parameters
     names = [f"{name}.{part}" for name in PROJECTIONS for part in ("weight", "bias")]
-    return {name: found[PREFIX + name] for name in names}
+    return {name: weights[PREFIX + name] for name in names}
 
 
 def name_of(mask: str, softcap: int) -> str:
-    """The file of a graph, which assets/playground/texts.js puts together likewise."""
+    """Return the file name of a graph. assets/playground/texts.js builds the same name."""
     return f"{mask}-softcap{softcap}-encoder.onnx"
 
 
 @cache
 def layers() -> dict[str, tuple[Layer, onnx.ModelProto]]:
-    """By file, a layer and its graph, which has the weights within."""
-    made = {}
+    """Return each layer with its graph, weights included, by file name."""
+    layers_and_graphs = {}
     for mask, softcap in product(MASKS, SOFTCAPS):
         layer = Layer(parameters(), MASKS[mask], softcap)
         inputs = (TensorSpec("float32", ("L", WIDTH)), TensorSpec("float32", ()))
-        made[name_of(mask, softcap)] = (
+        layers_and_graphs[name_of(mask, softcap)] = (
             layer,
             to_onnx(layer, *inputs, runtime="onnxruntime>=1.28;web"),
         )
-    return made
+    return layers_and_graphs
 
 
 def files() -> Iterator[tuple[str, bytes]]:
-    """The graphs, their weights, and of each sentence what enters the layer."""
+    """Yield names and contents of the files: graphs, their weights, and the layer's input for each sentence."""
     for name, (_, model) in layers().items():
         yield name, referring(model).SerializeToString()
-    yield WEIGHTS, b"".join(each.tobytes() for each in parameters().values())
+    yield WEIGHTS, b"".join(array.tobytes() for array in parameters().values())
     for sentence in SENTENCES:
         yield f"sentence-{sentence.name}.bin", entering(sentence.text)
 
 
 def referring(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of a graph that refers to the file of weights."""
+    """Return a copy of a graph that refers to the file of weights."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     tensors = {tensor.name: tensor for tensor in copy.graph.initializer}
@@ -184,20 +184,20 @@ def referring(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def entering(text: str) -> bytes:
-    """What enters the layer, in float32; and query, key and value of all heads, in float64."""
+    """Return the layer's input in float32, then query, key and value of all heads in float64, as bytes."""
     x = vectors(text)
     wide = Layer({name: array.astype(np.float64) for name, array in parameters().items()}, None, 0)
     heads = (wide.heads(x.astype(np.float64), name) for name in PROJECTIONS)
-    return b"".join([x.tobytes(), *(np.ascontiguousarray(each).tobytes() for each in heads)])
+    return b"".join([x.tobytes(), *(np.ascontiguousarray(array).tobytes() for array in heads)])
 
 
 def vectors(text: str) -> NDArray[np.float32]:
-    """The vectors of a sentence's tokens before the layer, (L, 384)."""
+    """Return the vectors of a sentence's tokens before the layer, (L, 384)."""
     return np.ascontiguousarray(encoder().tokens(*minilm.tokenized([text]), LAYER)[0])
 
 
 def verified() -> str:
-    """What `verify_layer` says of all graphs: one sentence; a graph that disagrees stops the build."""
+    """Verify all graphs; return a sentence with the result. A graph that disagrees stops the build."""
     runs = 0
     for name, (layer, model) in layers().items():
         report = verify_layer(model, layer, draw={"x": _vectors_of_any_length})
@@ -208,7 +208,7 @@ def verified() -> str:
 
 
 def table() -> str:
-    """HTML with a row a mask: what the exporter chose, and a link to the graph of each softcap."""
+    """Return an HTML table of masks: what the exporter chose, and a link to the graph of each softcap."""
     softcaps = "".join(f"<th>{f'softcap {softcap}' if softcap else 'no softcap'}</th>" for softcap in SOFTCAPS)
     rows = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in _row(mask))}</tr>" for mask in MASKS)
     heading = f"<tr><th>mask</th><th>form, opset</th>{softcaps}</tr>"
@@ -218,14 +218,14 @@ def table() -> str:
 def _row(mask: str) -> Iterator[str]:
     yield "none" if MASKS[mask] is None else f"<code>{MASKS[mask]}</code>"
     names = [name_of(mask, softcap) for softcap in SOFTCAPS]
-    (made,) = {_made(layers()[name][1]) for name in names}
-    yield made
+    (form_and_opset,) = {_form_and_opset(layers()[name][1]) for name in names}
+    yield form_and_opset
     for name in names:
         yield f'<a href="../assets/playground/{name}" download aria-label="{name}">encoder</a>'
 
 
-def _made(model: onnx.ModelProto) -> str:
-    """Form and opset, as the model itself states them."""
+def _form_and_opset(model: onnx.ModelProto) -> str:
+    """Return the form and the opset that the model states in its metadata."""
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     (attention,) = json.loads(metadata["sdpa_xp.forms"])
     opset = next(entry.version for entry in model.opset_import if not entry.domain)
@@ -233,5 +233,5 @@ def _made(model: onnx.ModelProto) -> str:
 
 
 def _vectors_of_any_length(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """As large as those of a sentence are."""
+    """Draw vectors about as large as those of a sentence."""
     return rng.normal(0, 0.7, shape).astype(np.float32)

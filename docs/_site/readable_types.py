@@ -30,19 +30,19 @@ class ReadableTypes(Extension):
     """Rename the types of arrays, drop what only a type checker needs, and show defaults by their value."""
 
     def on_package(self, *, pkg: Module, loader: GriffeLoader, **_: Any) -> None:
-        for found in _objects(pkg):
-            if isinstance(found, Function):
-                for parameter in found.parameters:
+        for member in _objects(pkg):
+            if isinstance(member, Function):
+                for parameter in member.parameters:
                     parameter.annotation = readable(parameter.annotation)
                     parameter.default = _value(parameter.default, loader)
-                found.returns = readable(found.returns)
-            elif isinstance(found, Attribute):
-                found.annotation = readable(found.annotation)
-                found.value = readable(found.value)
+                member.returns = readable(member.returns)
+            elif isinstance(member, Attribute):
+                member.annotation = readable(member.annotation)
+                member.value = readable(member.value)
 
 
 def _objects(parent: Object) -> Iterator[Object]:
-    """Everything that a package defines itself."""
+    """Yield every object that a package defines, however deep; names that it imports are left out."""
     for member in parent.members.values():
         if isinstance(member, Object):
             yield member
@@ -50,21 +50,21 @@ def _objects(parent: Object) -> Iterator[Object]:
 
 
 def readable(annotation: str | Expr | None) -> str | Expr | None:
-    """The annotation; names are replaced in place, since a dataclass shares them with its parameters."""
+    """Replace names in place, since a dataclass shares them with its parameters; return the annotation."""
     if isinstance(annotation, ExprSubscript) and str(annotation.left) == "Unpack":
         return readable(annotation.slice)
     if isinstance(annotation, Expr):
         for name in annotation.iterate(flat=True):
             if isinstance(name, ExprName) and name.name in SHOWN_AS:
                 name.name, name.parent = SHOWN_AS[name.name], READABLE
-        for each in (annotation, *annotation.iterate(flat=False)):
-            if isinstance(each, ExprAttribute) and str(each.first) == "checks":
-                each.values = [each.last]
+        for part in (annotation, *annotation.iterate(flat=False)):
+            if isinstance(part, ExprAttribute) and str(part.first) == "checks":
+                part.values = [part.last]
     return annotation
 
 
 def _value(default: str | Expr | None, loader: GriffeLoader) -> str | Expr | None:
-    """The value of a constant that a default names."""
+    """Return the value of a default that names a constant; return other defaults unchanged."""
     if not isinstance(default, ExprName):
         return default
     try:

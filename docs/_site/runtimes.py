@@ -14,67 +14,70 @@ KINDS = {
     "causal, with the number of real keys given": ("nonpad",),
     "the scores beside the output": ("qk_matmul_bias",),
 }
-"""What a case is about, by a word of its name; the first that fits."""
+"""The subject of a case -> words of its name. The first subject that fits counts."""
 
 
 def standard() -> str:
-    """ONNX's own cases: how many each release computes, refuses, and computes wrong without a word."""
-    found, total = _read("conformance.json"), _read("conformance.json")["cases"]
-    rows = []
-    for release, faults in found["releases"].items():
+    """Return the table of ONNX's own cases: how many each release gets right, refuses, and gets wrong."""
+    results = _read("conformance.json")
+    total, rows = results["cases"], []
+    for release, faults in results["releases"].items():
         refused = sum(fault == "refused" for fault in faults.values())
         rows.append([release, total - len(faults), refused, len(faults) - refused])
     return _table(["onnxruntime", "right", "refused", "wrong"], rows)
 
 
 def wrong() -> str:
-    """What the cases that are computed wrong are about, and the worst that each release makes of it."""
+    """Return the table of the subjects that some release gets wrong, with each release's worst result."""
     releases = _read("conformance.json")["releases"]
     rows = []
     for kind in (*KINDS, "something else"):
-        cells = [_shown(kind, faults) for faults in releases.values()]
+        cells = [_worst(kind, faults) for faults in releases.values()]
         if not {*cells} <= {"right", "refused"}:
             rows.append([kind, *cells])
     return _table(["what the case is about", *releases], rows)
 
 
 def newest_wrong() -> set[str]:
-    """What the cases are about that the newest release computes wrong."""
+    """Return the subjects of the cases that the newest release gets wrong."""
     newest = [*_read("conformance.json")["releases"].values()][-1]
     return {_kind(name) for name, fault in newest.items() if fault != "refused"}
 
 
 def forms() -> str:
-    """Which form is taken for how many of all calls, and that none is wrong."""
-    found = _read("runtimes.json")
+    """Return the table of how often `auto` chooses each form, and how many calls of all forms are wrong."""
+    releases = _read("runtimes.json")["releases"]
     rows = []
-    for release, each in found["releases"].items():
-        count = sum(len(form["wrong"]) for form in each["forms"].values())
-        rows.append([release, *each["auto"].values(), count])
-    names = next(iter(found["releases"].values()))["auto"]
+    for release, results in releases.items():
+        count = sum(len(form["wrong"]) for form in results["forms"].values())
+        rows.append([release, *results["auto"].values(), count])
+    names = next(iter(releases.values()))["auto"]
     return _table(["onnxruntime", *names, "wrong"], rows)
 
 
 def reasons(form: str) -> str:
-    """Why a form is refused on the newest release, and for how many of all calls."""
+    """Return the table of reasons why a form is refused on the newest release, with the number of calls."""
     newest = [*_read("runtimes.json")["releases"].values()][-1]
     refused = newest["forms"][form]["refused"]
-    return _table(["reason", "calls"], sorted(refused.items(), key=lambda each: -each[1]))
+    return _table(
+        ["reason", "calls"], sorted(refused.items(), key=lambda reason_and_calls: -reason_and_calls[1])
+    )
 
 
 def calls() -> int:
-    """How many calls the results are of."""
+    """Return the number of calls that were run."""
     return int(_read("runtimes.json")["calls"])
 
 
-def _shown(kind: str, faults: dict[str, str]) -> str:
-    own = [fault for name, fault in faults.items() if _kind(name) == kind]
-    off = [float(fault.removeprefix("off by ")) for fault in own if fault.startswith("off by ")]
-    if "NaN" in own:
+def _worst(kind: str, faults: dict[str, str]) -> str:
+    """Return the worst fault in the cases of this kind."""
+    of_kind = [fault for name, fault in faults.items() if _kind(name) == kind]
+    errors = [float(fault.removeprefix("off by ")) for fault in of_kind if fault.startswith("off by ")]
+    if "NaN" in of_kind:
         return "NaN"
-    if off:
-        return f"off by {max(off):g}"
-    return "refused" if own else "right"
+    if errors:
+        return f"off by {max(errors):g}"
+    return "refused" if of_kind else "right"
 
 
 def _kind(name: str) -> str:

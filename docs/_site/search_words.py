@@ -1,4 +1,4 @@
-"""The words by which people search for a place that does not use them, or that others use more often.
+"""Words by which people search for a place that does not contain them, or that other places use more often.
 
 The index of the site gets three more fields, which mkdocs.yml weighs: `words` are those below, `name` is the
 name of an object without its module or class, and `parts` are the parts of its path: KVCache is "kv" and
@@ -67,12 +67,12 @@ def write(site: Path) -> None:
 
 
 def added(entry: dict[str, Any]) -> dict[str, str]:
-    """What an entry of the index gets, by the field."""
+    """Return the fields that an entry of the index gets."""
     fields = {}
     name = NAME.search(entry["location"]) if "#sdpa_xp" in entry["location"] else None
     if name:
         names = name["path"].split(".")
-        pieces = [piece for each in names for piece in (each, *CAMEL.findall(each))]
+        pieces = [piece for word in names for piece in (word, *CAMEL.findall(word))]
         parts = " ".join(dict.fromkeys(map(str.lower, pieces)))
         fields = {"title": name["path"], "name": names[-1], "parts": parts}
     if entry["location"] in WORDS:

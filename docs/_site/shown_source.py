@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class ShownSource(Extension):
-    """Note for the templates the file, the first line and the code of each function."""
+    """Give the templates the file, the first line and the code of each function."""
 
     def on_function(self, *, func: Function, **_: Any) -> None:
         if func.lines and isinstance(func.filepath, Path) and func.filepath.is_relative_to(ROOT):
@@ -24,9 +24,9 @@ class ShownSource(Extension):
 
 
 def code(func: Function) -> str:
-    """The lines of a function, but for those of its docstring."""
+    """Return the lines of a function without its docstring."""
     lines = func.lines
     if func.docstring and func.docstring.lineno and func.docstring.endlineno:
-        start, stop = (each - (func.lineno or 0) for each in (func.docstring.lineno, func.docstring.endlineno))
+        start, stop = (line - (func.lineno or 0) for line in (func.docstring.lineno, func.docstring.endlineno))
         lines = lines[:start] + lines[stop + 1 :]
     return dedent("\n".join(lines))

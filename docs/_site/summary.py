@@ -28,8 +28,10 @@ Compute = Callable[[dict[str, Any], dict[str, Any]], np.ndarray]
 
 
 def table() -> str:
-    """In Markdown: `yes` where the result is within the bound of the reference."""
-    columns: dict[str, Compute] = {LIBRARIES[each.name]: on(each) for each in find_backends([*LIBRARIES])}
+    """Return the table in Markdown: `yes` where the result is within the bound of the reference."""
+    columns: dict[str, Compute] = {
+        LIBRARIES[backend.name]: computes_on(backend) for backend in find_backends([*LIBRARIES])
+    }
     columns["onnxruntime"] = in_a_graph
     rows = [["feature", *columns], ["---"] * (len(columns) + 1)]
     for feature, rules in RULES.items():
@@ -38,7 +40,7 @@ def table() -> str:
 
 
 def holds(compute: Compute, rules: dict[str, Any]) -> str:
-    """Four query heads share two heads of keys."""
+    """Compute a call whose four query heads share two key heads; return `yes` if it agrees, or `no`."""
     rng = np.random.default_rng(0)
     shapes = {"query": (2, 4, 9, 8), "key": (2, 2, 9, 8), "value": (2, 2, 9, 8)}
     arrays = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
@@ -46,14 +48,16 @@ def holds(compute: Compute, rules: dict[str, Any]) -> str:
     if "attn_mask" in rules:
         plain["attn_mask"] = np.broadcast_to(masks.to_array(rules["attn_mask"], (2, 4, 9, 9)), (2, 4, 9, 9))
     exact = reference.attention(**arrays, **plain)[0]
-    own = textbook(array_api_compat.numpy, **arrays, **plain)
+    rounded = textbook(array_api_compat.numpy, **arrays, **plain)
     for name in ("key", "value"):
         unseen = ~plain["attn_mask"].any(axis=(1, 2)) if "attn_mask" in plain else np.zeros((2, 9), bool)
         arrays[name] = np.where(unseen[:, None, :, None], np.float32(np.nan), arrays[name])
-    return "yes" if judge(compute(arrays, rules), exact, own, "float32").agrees else "no"
+    return "yes" if judge(compute(arrays, rules), exact, rounded, "float32").agrees else "no"
 
 
-def on(backend: Backend) -> Compute:
+def computes_on(backend: Backend) -> Compute:
+    """Return a function that computes a call on NumPy arrays with this library."""
+
     def compute(arrays: dict[str, Any], rules: dict[str, Any]) -> np.ndarray:
         inputs = {name: backend.put(array) for name, array in arrays.items()}
         return backend.get(scaled_dot_product_attention(**inputs, **rules))

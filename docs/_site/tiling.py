@@ -12,7 +12,7 @@ from sdpa_xp.plot.panels import FONT, THEMES, Theme, paint
 
 
 def computed(x: Any, mask: Mask) -> list[tuple[range, range, bool]]:
-    """Queries and keys of each tile of self-attention of `x` (L, E), and whether all its pairs may attend."""
+    """Return queries and keys of each tile of self-attention of `x` (L, E), and whether all pairs attend."""
     options = CallOptions(attn_mask=mask, implementation="xp")
     call = prepare("explain", {"query": x, "key": x, "value": x}, options, has_kernels=True)
     scores = call.scores_without_dropout()

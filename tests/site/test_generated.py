@@ -76,7 +76,7 @@ def test_a_cell_says_why_it_is_refused(results: Any) -> None:
     results(one, two | {"jobs": 1, "features": [*two["features"], other]})
     notes = evidence.Notes("note")
     assert support_matrix.cell(notes, "plain", "NumPy").startswith("yes; refused for float16<sup><a href=")
-    assert notes.shown() == '<ol><li id="note-1"><code>query</code> must be &lt;wide&gt;</li></ol>'
+    assert notes.html() == '<ol><li id="note-1"><code>query</code> must be &lt;wide&gt;</li></ol>'
     assert notes.mark(notes.reasons[0]) == notes.mark(notes.reasons[0])
     assert len(notes.reasons) == 1
 
@@ -84,7 +84,7 @@ def test_a_cell_says_why_it_is_refused(results: Any) -> None:
 def test_a_dtype_in_which_nothing_runs_is_named_once(results: Any) -> None:
     results(row("float32", RIGHT), row("float64", refused="float32 accuracy"))
     notes = evidence.Notes("note")
-    assert support_matrix.held(notes, "NumPy").startswith("float32<br>not float64<sup>")
+    assert support_matrix.dtypes_cell(notes, "NumPy").startswith("float32<br>not float64<sup>")
     assert notes.reasons == ["float32 accuracy"]
     assert support_matrix.cell(notes, "plain", "NumPy") == "yes"
 
