@@ -5,13 +5,15 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = (ROOT / "sdpa_xp", ROOT / "export/sdpa_xp_export")
+NAMED = (*PACKAGES, ROOT / "examples", ROOT / "benchmarks", ROOT / "docs/_site")
+"""The folders in which names are checked."""
 ARRAY_LIBRARY = re.compile(
     r"(?<![a-z])(numpy|torch|jax|cupy|mlx|dask|cubed|array.api.(strict|compat))(?![a-z])", re.IGNORECASE
 )
@@ -37,9 +39,12 @@ PRONOUNS = frozenset(
 """Words that do not say what they name."""
 
 
-def definitions() -> Iterator[tuple[Path, ast.AST]]:
-    for package in PACKAGES:
-        for path in sorted(package.rglob("*.py")):
+def nodes_of(folders: Iterable[Path]) -> Iterator[tuple[Path, ast.AST]]:
+    """Yield every node of the code in these folders, with its file."""
+    for folder in folders:
+        files = sorted(folder.rglob("*.py"))
+        assert files, folder
+        for path in files:
             for node in ast.walk(ast.parse(path.read_text())):
                 yield path.relative_to(ROOT), node
 
@@ -55,7 +60,7 @@ def test_the_mathematics_names_no_array_library(folder: str) -> None:
 
 def test_a_class_name_means_one_thing() -> None:
     places = defaultdict(set)
-    for path, node in definitions():
+    for path, node in nodes_of(PACKAGES):
         if isinstance(node, ast.ClassDef):
             places[node.name].add(str(path))
     assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
@@ -64,7 +69,7 @@ def test_a_class_name_means_one_thing() -> None:
 def test_no_name_is_a_pronoun() -> None:
     """A field says what it holds, a function what it does."""
     pronouns = []
-    for path, node in definitions():
+    for path, node in nodes_of(NAMED):
         name = None
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             name = node.id
