@@ -51,8 +51,8 @@ def test_all_is_what_there_is(module: ModuleType) -> None:
     for name in names:
         assert hasattr(module, name)
     if module is sdpa_xp:
-        own = {name: x for name, x in vars(sdpa_xp).items() if isinstance(x, type) or inspect.isfunction(x)}
-        assert own.keys() <= set(names)
+        public = {name: x for name, x in vars(sdpa_xp).items() if isinstance(x, type) or inspect.isfunction(x)}
+        assert public.keys() <= set(names)
         for part in (sdpa_xp.masks, sdpa_xp.biases, sdpa_xp.layers, sdpa_xp.positional, sdpa_xp.plot):
             assert part.__all__ == sorted(part.__all__)
             assert all(hasattr(part, name) for name in part.__all__)
@@ -91,8 +91,8 @@ def test_porting_table_names_what_there_is() -> None:
     known |= {"masks", "biases", "positional", "lse"}
     for theirs, ours in rows:
         calls = set(re.findall(r"([a-zA-Z_]+)(?:\(|=)|(?:masks|biases|KVCache)\.([a-z_]+)", ours))
-        found = {name for pair in calls for name in pair if name}
-        assert found <= known | {"Generator"}, (theirs, found - known)
+        our_names = {name for pair in calls for name in pair if name}
+        assert our_names <= known | {"Generator"}, (theirs, our_names - known)
 
 
 def test_type_checkers_see_the_array_that_went_in() -> None:

@@ -33,12 +33,12 @@ def rules(tree: ast.Module) -> Iterator[str]:
     """What is assigned to `rule`, and the second argument of `message`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["rule"]:
-            found = texts(node.value)
+            strings = texts(node.value)
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("message") and len(node.args) > 1:
-            found = texts(node.args[1])
+            strings = texts(node.args[1])
         else:
             continue
-        yield from found
+        yield from strings
 
 
 def plain(text: str) -> str:
@@ -50,7 +50,7 @@ def runs(text: str, length: int) -> set[str]:
     """Words that follow each other, so many of them or all of a text that is short."""
     parts = [part.split() for part in plain(text).split("{}")]
     most = min(length, max(map(len, parts)))
-    return {" ".join(words[at : at + most]) for words in parts for at in range(len(words) - most + 1)}
+    return {" ".join(words[start : start + most]) for words in parts for start in range(len(words) - most + 1)}
 
 
 @pytest.fixture(scope="module")
@@ -62,11 +62,11 @@ def tested() -> str:
 
 def test_each_message_has_a_test(tested: str) -> None:
     """Three words that no other rule has, or five."""
-    found = {text: path for path in FILES for text in rules(ast.parse(path.read_text())) if text not in UNSEEN}
-    rules_with = Counter(run for text in found for run in runs(text, 3))
+    paths = {text: path for path in FILES for text in rules(ast.parse(path.read_text())) if text not in UNSEEN}
+    rules_with = Counter(run for text in paths for run in runs(text, 3))
     missing = [
         f"{path.relative_to(ROOT)}: {text}"
-        for text, path in found.items()
+        for text, path in paths.items()
         if not any(run in tested for run in runs(text, 5))
         and not any(run in tested and rules_with[run] == 1 for run in runs(text, 3))
     ]

@@ -53,7 +53,7 @@ def test_each_feature_names_a_test_that_exists() -> None:
 
 @pytest.mark.parametrize("line", SPEED)
 def test_speed_is_what_was_measured(line: str) -> None:
-    (row,) = (each for each in TEXT.splitlines() if each.startswith(f"| {line} |"))
+    (row,) = (row for row in TEXT.splitlines() if row.startswith(f"| {line} |"))
     shown = [cell.strip(" *") for cell in row.split("|")[2:4]]
     assert shown == [f"{measured(cell, SPEED[line], 'milliseconds'):,.0f}" for cell in ("all pairs", "causal")]
 
@@ -84,10 +84,10 @@ def test_numpy_is_slower_by_what_was_measured() -> None:
 @pytest.mark.parametrize("source", ["", "https://example.org/sdpa_xp", "https://example.org/sdpa_xp/"])
 def test_on_a_package_index_no_link_is_relative(source: str) -> None:
     text = hook().absolute(TEXT, source, "1.2.3")
-    found = re.findall(r"\]\(([^)]+)\)", text)
-    assert [link for link in found if not link.startswith("https://")] == []
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert [link for link in links if not link.startswith("https://")] == []
     led = "https://example.org/sdpa_xp/blob/v1.2.3/LICENSE"
-    assert (led in found) is bool(source)
+    assert (led in links) is bool(source)
     assert ("![Left:" in text) is bool(source)
     assert "MIT, see" in text
 
