@@ -12,7 +12,7 @@ import pytest
 from documented import PUBLIC
 
 ROOT = Path(__file__).parents[2]
-sys.path += [str(ROOT / each) for each in ("docs/_site", "benchmarks")]
+sys.path += [str(ROOT / folder) for folder in ("docs/_site", "benchmarks")]
 
 import agreement_page  # noqa: E402
 import benchmark_page  # noqa: E402
@@ -51,7 +51,7 @@ def results(monkeypatch: pytest.MonkeyPatch) -> Any:
         for module in (evidence, support_matrix, agreement_page):
             monkeypatch.setattr(module, "ROWS", list(rows))
         for module in (support_matrix, agreement_page):
-            monkeypatch.setattr(module, "DTYPES", list(dict.fromkeys(each["dtype"] for each in rows)))
+            monkeypatch.setattr(module, "DTYPES", list(dict.fromkeys(row["dtype"] for row in rows)))
             monkeypatch.setattr(module, "FEATURES", ["plain"])
 
     return put
@@ -108,11 +108,11 @@ def test_a_bar_that_is_missed_is_shown_as_missed() -> None:
 def test_no_two_lines_of_a_panel_look_alike() -> None:
     """They differ in colour, or one is solid and the other dashed."""
     facts = json.loads((ROOT / "results/attention.json").read_text())
-    rows = [benchmark_page.row_of(each) for each in facts["rows"]]
+    rows = [benchmark_page.row_of(row) for row in facts["rows"]]
     for plot in plots.PLOTS.values():
-        drawn = plots.figure(rows, plot)
-        assert drawn is not None
-        for axes in drawn.axes:
+        figure = plots.figure(rows, plot)
+        assert figure is not None
+        for axes in figure.axes:
             lines = [bars.lines[0] for bars in axes.containers]
             looks = [(line.get_color(), line.get_linestyle()) for line in lines]
             assert len(set(looks)) == len(looks)
@@ -139,14 +139,15 @@ def test_the_gpu_section_follows_from_its_results(monkeypatch: pytest.MonkeyPatc
 
 
 def test_whole_pages_are_made() -> None:
-    support, agreement, benchmarks = (each.page() for each in (support_matrix, agreement_page, benchmark_page))
+    modules = (support_matrix, agreement_page, benchmark_page)
+    support, agreement, benchmarks = (module.page() for module in modules)
     for feature in evidence.FEATURES:
         assert f"| `{feature}` |" in support or f"| {feature} |" in support
     assert "not run here" in support
     assert "**wrong**" not in support
-    for each in (support, agreement, benchmarks):
-        assert "Python 3." in each
-        assert re.search(r"\d{4}-\d\d-\d\d", each)
+    for page in (support, agreement, benchmarks):
+        assert "Python 3." in page
+        assert re.search(r"\d{4}-\d\d-\d\d", page)
     assert benchmarks.count("<svg") == 4
     assert "#7a7a7a" not in benchmarks
 

@@ -63,7 +63,7 @@ def notebooks() -> ModuleType:
 
 def test_blocks_become_cells(notebooks: ModuleType) -> None:
     text, first, picture, plain, file = notebooks.notebook(PAGE).cells
-    assert [each.cell_type for each in (text, first, file)] == ["markdown", "code", "code"]
+    assert [cell.cell_type for cell in (text, first, file)] == ["markdown", "code", "code"]
     assert [first.source, picture.source] == ["print(1)", "plot.mask(mask, (6, 6))"]
     assert plain.source == 'save(model, "layer.onnx")'
     assert file.source.startswith("%%writefile one_query.py\n")
@@ -85,13 +85,13 @@ def test_every_tutorial_has_a_notebook_of_its_visible_code(notebooks: ModuleType
     assert notebooks.PAGES.keys() == tutorials.keys() - {"tutorials/index.md"}
     for name in notebooks.PAGES:
         cells = notebooks.notebook(tutorials[name]).cells
-        assert len({each.id for each in cells}) == len(cells)
-        shown = "\n".join(each.source for each in cells if each.cell_type == "markdown")
-        for left in ("```python", "--8<--", "???", "<!--", "](../"):
-            assert left not in shown, name
-        for each in cells:
-            own = each.cell_type == "markdown" or each.source.startswith("%%writefile")
-            assert own or f"```python\n{each.source}\n```" in _without_options(tutorials[name])
+        assert len({cell.id for cell in cells}) == len(cells)
+        prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+        for markup in ("```python", "--8<--", "???", "<!--", "](../"):
+            assert markup not in prose, name
+        for cell in cells:
+            has_no_block = cell.cell_type == "markdown" or cell.source.startswith("%%writefile")
+            assert has_no_block or f"```python\n{cell.source}\n```" in _without_options(tutorials[name])
 
 
 def test_a_page_leads_to_its_notebook(notebooks: ModuleType) -> None:

@@ -38,16 +38,16 @@ class Elements(HTMLParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
+        self.elements.append((tag, dict(attrs)))
 
 
 def elements(tag: str, html: str) -> list[dict[str, str | None]]:
     parser = Elements()
     parser.feed(html)
-    return [attributes for name, attributes in parser.found if name == tag]
+    return [attributes for name, attributes in parser.elements if name == tag]
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +58,8 @@ def served() -> dict[str, bytes]:
 def test_files_have_the_names_that_the_script_asks_for(served: dict[str, bytes]) -> None:
     """Templates of JavaScript, filled with all that the form offers."""
     script = (SCRIPTS / "texts.js").read_text()
-    asked = re.findall(r"model: `(.+)`", script) + re.findall(r"file\(`(.+)`\)", script)
-    assert len(asked) == 3
+    templates = re.findall(r"model: `(.+)`", script) + re.findall(r"file\(`(.+)`\)", script)
+    assert len(templates) == 3
     (weights,) = re.findall(r'weights: "(.+)"', script)
     choices = [
         (m, c, h, s)
@@ -69,21 +69,21 @@ def test_files_have_the_names_that_the_script_asks_for(served: dict[str, bytes])
         for s in BY_NAME
     ]
     expected = {weights}
-    for template in asked:
+    for template in templates:
         for values in choices:
             name = template
             for key, value in zip(("mask", "softcap", "heads", "text"), values, strict=True):
                 name = name.replace(f"${{{key}}}", str(value))
             expected.add(name if name.endswith(".bin") else f"{name}.onnx")
     combinations = product(playground.MASKS, playground.SOFTCAPS, playground.HEADS)
-    assert expected == set(served) | {playground.name_of(*each) for each in combinations}
+    assert expected == set(served) | {playground.name_of(*combination) for combination in combinations}
 
 
 def test_the_form_offers_what_the_files_are_made_of() -> None:
     form = page.form()
-    radios = [each["value"] for each in elements("input", form) if each.get("name") == "mask"]
+    radios = [attributes["value"] for attributes in elements("input", form) if attributes.get("name") == "mask"]
     assert radios == list(playground.MASKS) == list(page.NAMES)
-    offered = [each.get("value") for each in elements("option", form)]
+    offered = [attributes.get("value") for attributes in elements("option", form)]
     assert set(BY_NAME) | {"own"} <= set(offered)
     assert "{" not in re.sub(r'"[^"]*"', "", form)
 
@@ -102,7 +102,11 @@ def test_what_enters_the_layer_is_what_the_encoder_has(sentence: encoder.Sentenc
     scores = query[sentence.head, sentence.row] @ key[sentence.head].T
     assert int(np.argmax(scores)) == sentence.most
     assert np.argmax(page.weights(sentence)[sentence.head, sentence.row]) == sentence.most
-    option = next(each for each in elements("option", page.texts()) if each.get("value") == sentence.name)
+    option = next(
+        attributes
+        for attributes in elements("option", page.texts())
+        if attributes.get("value") == sentence.name
+    )
     assert json.loads(option["data-tokens"] or "") == list(tokens)
     quoted = re.findall("“(.+?)”", sentence.note)
     whole = "".join(token.removeprefix("##") for token in tokens)
@@ -122,8 +126,8 @@ def test_the_page_opens_with_the_map_of_its_first_sentence() -> None:
 def test_a_graph_that_refers_to_the_weights_computes_the_map(tmp_path: Path, served: dict[str, bytes]) -> None:
     first = encoder.SENTENCES[0]
     name = encoder.name_of("none", 0)
-    for each in (name, encoder.WEIGHTS):
-        (tmp_path / each).write_bytes(served[each])
+    for file in (name, encoder.WEIGHTS):
+        (tmp_path / file).write_bytes(served[file])
     assert len(served[name]) < 50_000, "has its weights within"
     session = onnxruntime.InferenceSession(tmp_path / name, providers=["CPUExecutionProvider"])
     x = encoder.vectors(first.text)

@@ -30,12 +30,14 @@ def test_nothing_is_rendered_twice() -> None:
 @pytest.mark.parametrize("path", CALLABLES)
 def test_the_docstring_has_the_arguments_of_the_signature(path: str) -> None:
     """Or each field of a class has a docstring of its own."""
-    found = CALLABLES[path]
-    taken = [each.name.lstrip("*") for each in found.parameters if each.name not in ("self", "cls")]
-    named = arguments(found)
-    if found.is_class and not named:
-        named = [name for name in taken if found.all_members[name].docstring]
-    assert sorted(named) == sorted(taken)
+    symbol = CALLABLES[path]
+    parameters = [
+        parameter.name.lstrip("*") for parameter in symbol.parameters if parameter.name not in ("self", "cls")
+    ]
+    names = arguments(symbol)
+    if symbol.is_class and not names:
+        names = [name for name in parameters if symbol.all_members[name].docstring]
+    assert sorted(names) == sorted(parameters)
 
 
 @pytest.mark.parametrize("path", CALLABLES)
@@ -43,7 +45,7 @@ def test_what_is_returned_is_read_as_prose(path: str) -> None:
     """`Returns:` with a colon in its first line would be read as a type and its description."""
     for section in parsed(CALLABLES[path]):
         if section.kind is griffe.DocstringSectionKind.returns:
-            assert [each.annotation for each in section.value if isinstance(each.annotation, str)] == []
+            assert [item.annotation for item in section.value if isinstance(item.annotation, str)] == []
 
 
 def test_the_files_of_the_pages_are_those_of_the_navigation() -> None:
@@ -70,24 +72,27 @@ def test_the_lint_finds(text: str) -> None:
     assert REST.search(f"a line\n{text}")
 
 
-def arguments(found: griffe.Object | griffe.Alias) -> list[str]:
+def arguments(symbol: griffe.Object | griffe.Alias) -> list[str]:
     """The names in `Args:`, in their order."""
     kind = griffe.DocstringSectionKind.parameters
-    return [each.name for section in parsed(found) if section.kind is kind for each in section.value]
+    return [argument.name for section in parsed(symbol) if section.kind is kind for argument in section.value]
 
 
-def parsed(found: griffe.Object | griffe.Alias) -> list[Any]:
-    return [] if found.docstring is None else list(found.docstring.parsed)
+def parsed(symbol: griffe.Object | griffe.Alias) -> list[Any]:
+    return [] if symbol.docstring is None else list(symbol.docstring.parsed)
 
 
 def test_types_are_those_that_a_reader_knows() -> None:
     """No type variable and no protocol of ours stands for an array, and no `Unpack` around keywords."""
     objects = loaded(ReadableTypes)
     for path in CALLABLES:
-        found = objects[path]
-        annotations = [*(each.annotation for each in found.parameters), getattr(found, "returns", None)]
-        shown = " ".join(map(str, annotations))
-        assert re.findall(r"\b(?:A|AnyArray|Unpack|checks)\b", shown) == [], path
+        function = objects[path]
+        annotations = [
+            *(parameter.annotation for parameter in function.parameters),
+            getattr(function, "returns", None),
+        ]
+        text = " ".join(map(str, annotations))
+        assert re.findall(r"\b(?:A|AnyArray|Unpack|checks)\b", text) == [], path
     attend = objects["sdpa_xp.scaled_dot_product_attention"]
     assert str(attend.parameters["attn_mask"].annotation) == "Mask | Array | None"
     assert objects["sdpa_xp_export.to_onnx"].parameters["runtime"].default == "'onnxruntime>=1.28;cpu'"

@@ -18,7 +18,7 @@ def index(folder: Path, *locations: str) -> Path:
     """An index with these places, as the plugin writes it."""
     path = folder / "search" / "search_index.json"
     path.parent.mkdir()
-    docs = [{"location": each, "title": "title", "text": "text"} for each in locations]
+    docs = [{"location": location, "title": "title", "text": "text"} for location in locations]
     path.write_text(json.dumps({"config": {}, "docs": docs}))
     return path
 
@@ -46,7 +46,7 @@ def test_the_words_of_a_place_join_its_entry(tmp_path: Path) -> None:
     search_words.write(tmp_path)
     other, *docs = json.loads(path.read_text())["docs"]
     assert "words" not in other
-    assert {each["location"]: each["words"] for each in docs} == search_words.WORDS
+    assert {entry["location"]: entry["words"] for entry in docs} == search_words.WORDS
 
 
 def test_words_of_a_place_that_is_gone_stop_the_build(tmp_path: Path) -> None:
