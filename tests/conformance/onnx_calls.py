@@ -63,16 +63,16 @@ def library_call(case: Case, put: Callable[[NDArray[Any]], Any], first: int = 0)
     function counts the first query at key number `first` by itself.
     """
     offset, (left, right) = case.offset - first, case.window
-    is_causal, at = _by_keyword(case, offset), _placed(offset, put)
+    is_causal, first_query = _by_keyword(case, offset), _placed(offset, put)
     call: Call = {name: with_layout(case, array) for name, array in case.arrays.items()}
     call |= case.rules | {"is_causal": is_causal, "layout": case.layout}
     if case.softmax_dtype is not None:
         call["softmax_dtype"] = case.softmax_dtype
     parts: list[Mask] = []
     if case.is_causal and not is_causal:
-        parts.append(masks.causal(at))
+        parts.append(masks.causal(first_query))
     if case.window != (None, None):
-        parts.append(masks.sliding_window(left, right, offset=at))
+        parts.append(masks.sliding_window(left, right, offset=first_query))
     if case.key_lengths is not None:
         parts.append(masks.padding(put(case.key_lengths)))
     mask = case.mask

@@ -40,8 +40,8 @@ class Case:
     @property
     def mode(self) -> int | None:
         """Which stage of the scores `qk_matmul_output` holds; None where the case does not ask for it."""
-        asked = "qk_matmul_output" in self.outputs
-        return self.attributes.get("qk_matmul_output_mode", 0) if asked else None
+        is_output = "qk_matmul_output" in self.outputs
+        return self.attributes.get("qk_matmul_output_mode", 0) if is_output else None
 
     @property
     def layout(self) -> Literal["...HLE", "...LHE"]:
@@ -73,12 +73,12 @@ class Case:
     @property
     def mask(self) -> NDArray[Any] | None:
         """`attn_mask` over all keys. ONNX masks those behind the end of a shorter one."""
-        given = self.inputs.get("attn_mask")
-        if given is None:
+        mask = self.inputs.get("attn_mask")
+        if mask is None:
             return None
-        missing = (*given.shape[:-1], self.arrays["key"].shape[-2] - given.shape[-1])
-        masked = False if given.dtype == np.bool_ else -np.inf
-        return np.concatenate((given, np.full(missing, masked, given.dtype)), axis=-1)
+        missing = (*mask.shape[:-1], self.arrays["key"].shape[-2] - mask.shape[-1])
+        masked = False if mask.dtype == np.bool_ else -np.inf
+        return np.concatenate((mask, np.full(missing, masked, mask.dtype)), axis=-1)
 
     @property
     def is_causal(self) -> bool:
@@ -148,7 +148,7 @@ def _read() -> Iterator[Case]:
         yield Case(
             name=test.name,
             opset=test.model.opset_import[0].version,
-            attributes={each.name: helper.get_attribute_value(each) for each in node.attribute},
+            attributes={attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute},
             inputs=dict(zip(filter(None, node.input), inputs, strict=True)),
             outputs=dict(zip(filter(None, node.output), outputs, strict=True)),
         )

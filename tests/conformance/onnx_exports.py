@@ -82,7 +82,7 @@ class _Specs:
     def feeds(self, call: ExportCall) -> Arrays:
         """By identity: a call keeps the specs that it was given, under names of its own."""
         return {
-            name: next(array for each, array in self.put_away if each is spec)
+            name: next(array for kept_spec, array in self.put_away if kept_spec is spec)
             for name, spec in call.inputs.items()
         }
 
@@ -94,7 +94,10 @@ def _arguments(case: Case, specs: _Specs) -> dict[str, Any]:
     for name in case.past:
         arguments |= {name: with_layout(case, case.new[name])}
         arguments |= {f"past_{name}": with_layout(case, case.past[name])}
-    return {name: specs.put(each) if isinstance(each, np.ndarray) else each for name, each in arguments.items()}
+    return {
+        name: specs.put(argument) if isinstance(argument, np.ndarray) else argument
+        for name, argument in arguments.items()
+    }
 
 
 def _export(case: Case, outputs: tuple[str, ...], mode: int = WHOLE) -> Export:

@@ -110,7 +110,7 @@ def test_onnx_means_what_the_reference_means(case: Case) -> None:
     if case.mode is not None:
         library = LIBRARIES["numpy"][1]()
         exact = exact_stage(call, case.mode)
-        plain, doubled = (plain_stage(library, each, case.mode) for each in (call, _in_float64(call)))
+        plain, doubled = (plain_stage(library, x, case.mode) for x in (call, _in_float64(call)))
         _explained_by_rounding(case.outputs["qk_matmul_output"], exact, plain, doubled)
 
 

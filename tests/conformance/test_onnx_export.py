@@ -19,30 +19,32 @@ from sdpa_xp_export._verify import reference
 from sdpa_xp_export.export import export_call
 from sdpa_xp_export.forms.choice import FORMS, unsupported_reason
 
-EXPORTS = [each for case in CASES for each in exports(case)]
+EXPORTS = [export for case in CASES for export in exports(case)]
 TARGET = Runtime.parse("test", DEFAULT_RUNTIME)
 
 
 def test_every_case_is_exported() -> None:
     """`primitive` states whatever ONNX asks; what another form refuses is in results/runtimes.json."""
-    assert [each.case for each in EXPORTS if "output" in each.call.outputs] == list(CASES)
-    assert not [each.name for each in EXPORTS if unsupported_reason("primitive", each.call, TARGET)]
+    assert [export.case for export in EXPORTS if "output" in export.call.outputs] == list(CASES)
+    assert not [export.name for export in EXPORTS if unsupported_reason("primitive", export.call, TARGET)]
 
 
 def test_every_output_is_exported() -> None:
-    asked = {(case.name, name) for case in CASES for name in case.outputs}
-    given = {(each.case.name, name) for each in EXPORTS for name in (*each.call.outputs, *_presents(each))}
+    expected = {(case.name, name) for case in CASES for name in case.outputs}
+    outputs = {
+        (export.case.name, name) for export in EXPORTS for name in (*export.call.outputs, *_presents(export))
+    }
     theirs = {"output": "Y", "scores": "qk_matmul_output", "weights": "qk_matmul_output"}
-    assert {(case, theirs.get(name, name)) for case, name in given} == asked
+    assert {(case, theirs.get(name, name)) for case, name in outputs} == expected
 
 
 @pytest.mark.parametrize(
     ("export", "form", "opset"),
     [
-        pytest.param(each, form, opset, id=f"{each.name}-{form}-{opset}")
-        for each in EXPORTS
+        pytest.param(export, form, opset, id=f"{export.name}-{form}-{opset}")
+        for export in EXPORTS
         for form in FORMS
-        if unsupported_reason(form, each.call, TARGET) is None
+        if unsupported_reason(form, export.call, TARGET) is None
         for opset in sorted({DEFAULT_OPSET[form], OPSETS[form][-1]})
     ],
 )
@@ -56,7 +58,7 @@ def test_softmax_precision_is_kept() -> None:
 
     The rule of `check_outputs` is that of the dtype of the case and would let a softmax in float32 pass.
     """
-    (export,) = (each for each in EXPORTS if each.case.softmax_dtype == "float64")
+    (export,) = (candidate for candidate in EXPORTS if candidate.case.softmax_dtype == "float64")
     session = open_session(export_call(export.call), PROVIDERS["cpu"])
     exact = reference.attention(**plain_call(export.case))[0]
     np.testing.assert_array_equal(run(session, export.feeds)["output"], exact.astype(np.float32), strict=True)
@@ -71,14 +73,14 @@ def test_a_mask_shorter_than_the_keys_is_refused(case: Case) -> None:
     """As the library refuses it. In `EXPORTS` these masks are as long as the keys."""
     short = case.inputs["attn_mask"]
     (export,) = exports(case)
-    given = [getattr(export.call, name) for name in ("query", "key", "value")]
+    arrays = [getattr(export.call, name) for name in ("query", "key", "value")]
     with pytest.raises(ValueError, match="`bias` must broadcast"):
-        checked_call("export", *given, ExportOptions(bias=TensorSpec(short.dtype.name, short.shape)))
+        checked_call("export", *arrays, ExportOptions(bias=TensorSpec(short.dtype.name, short.shape)))
 
 
 def test_a_wrong_output_is_found() -> None:
     """Nothing above compares a graph with itself: one number that is off is reported."""
-    export = next(each for each in EXPORTS if each.case.past and each.case.mode is not None)
+    export = next(candidate for candidate in EXPORTS if candidate.case.past and candidate.case.mode is not None)
     outputs = run(open_session(export_call(export.call), PROVIDERS["cpu"]), export.feeds)
     check_outputs(export, outputs)
     for name in outputs:

@@ -43,14 +43,14 @@ def model_of(rotary: Rotary, width: int, dtype: Any) -> onnx.ModelProto:
 
 
 def by_reference(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> np.ndarray:
-    (found,) = ReferenceEvaluator(model).run(None, feeds)
-    return found
+    (output,) = ReferenceEvaluator(model).run(None, feeds)
+    return output
 
 
 def by_onnxruntime(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> np.ndarray:
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    (found,) = session.run(None, feeds)
-    return found
+    (output,) = session.run(None, feeds)
+    return output
 
 
 @pytest.mark.parametrize("run", [by_reference, by_onnxruntime])
@@ -62,7 +62,7 @@ def test_same_numbers(run: Any, scaling: Any, interleaved: bool, width: int, rng
     rotary = Rotary(width, interleaved=interleaved, scaling=scaling)
     x = rng.standard_normal((2, 3, 5, 16)).astype(F)
     cos, sin = rotary.cos_sin(range(LONGEST), like=x)
-    found = run(model_of(rotary, 16, F), {"x": x, "cos": cos, "sin": sin, "positions": POSITIONS})
+    output = run(model_of(rotary, 16, F), {"x": x, "cos": cos, "sin": sin, "positions": POSITIONS})
     bound = 4 * 2.0**-23 * np.abs(x).max() * (1 if scaling is None else scaling.magnitude)
-    np.testing.assert_allclose(rotary.apply(x, POSITIONS), found, rtol=0, atol=bound)
-    assert np.abs(found - x).max() > 0.5
+    np.testing.assert_allclose(rotary.apply(x, POSITIONS), output, rtol=0, atol=bound)
+    assert np.abs(output - x).max() > 0.5
