@@ -29,10 +29,10 @@ def assert_agree(
     expected = reference.attention(**numbers, **rules)[0]
     plain = np.asarray(jit(lambda arrays: textbook(xp, **arrays, **rules))(arrays))
     for name, result in results.items():
-        found = np.asarray(result)
-        assert found.dtype == dtype, name
-        assert found.shape == expected.shape, name
-        agreement = judge(found, expected, plain, dtype.name)
+        output = np.asarray(result)
+        assert output.dtype == dtype, name
+        assert output.shape == expected.shape, name
+        agreement = judge(output, expected, plain, dtype.name)
         assert agreement.agrees, (name, agreement)
 
 
@@ -43,7 +43,7 @@ def assert_lse_agree(results: dict[str, Any], arrays: dict[str, Any], **rules: A
     finite = np.isfinite(expected)
     bound = 8 * EPS[numbers["query"].dtype.name] * max(1.0, float(np.max(np.abs(expected[finite]))))
     for name, result in results.items():
-        found = np.asarray(result)
-        assert found.shape == expected.shape, name
-        np.testing.assert_array_equal(np.isneginf(found), ~finite, err_msg=name)
-        assert np.max(np.abs(found[finite] - expected[finite])) <= bound, name
+        lse = np.asarray(result)
+        assert lse.shape == expected.shape, name
+        np.testing.assert_array_equal(np.isneginf(lse), ~finite, err_msg=name)
+        assert np.max(np.abs(lse[finite] - expected[finite])) <= bound, name

@@ -85,7 +85,9 @@ def draw(rng: np.random.Generator, *, groups: int = HEADS, width: int = 8) -> di
 def indices() -> tuple[Any, ...]:
     """b, h, i and j, which broadcast to all pairs."""
     counts = (torch.arange(n) for n in PAIRS)
-    return tuple(x.reshape([-1 if axis == at else 1 for axis in range(4)]) for at, x in enumerate(counts))
+    return tuple(
+        x.reshape([-1 if axis == own_axis else 1 for axis in range(4)]) for own_axis, x in enumerate(counts)
+    )
 
 
 def flex(arrays: dict[str, Any], mask_mod: Any = None, **rules: Any) -> Any:

@@ -72,10 +72,10 @@ def test_same_as_the_reference(call: tuple[list[Any], dict[str, Any]]) -> None:
     numbers = {name: np.asarray(x) if hasattr(x, "shape") else x for name, x in rules.items()}
     rules |= {"scale": jnp.asarray(rules["scale"])} if isinstance(rules["scale"], np.ndarray) else {}
     plain = [np.asarray(x) for x in arrays]
-    found = scaled_dot_product_attention(*arrays, **rules, **NATIVE)
-    assert found.dtype == arrays[0].dtype
+    output = scaled_dot_product_attention(*arrays, **rules, **NATIVE)
+    assert output.dtype == arrays[0].dtype
     expected = reference.attention(*plain, **numbers)[0]
-    assert judge(np.asarray(found), expected, textbook(np, *plain, **numbers), "float32").agrees
+    assert judge(np.asarray(output), expected, textbook(np, *plain, **numbers), "float32").agrees
 
 
 TABLE = np.linspace(-1, 1, 32, dtype=np.float32).reshape(8, 4)
@@ -98,36 +98,36 @@ def test_masks_and_biases(rules: Callable[..., dict[str, Any]], traced: bool) ->
     """What NumPy gives, in rows without a key too, which jax.nn gives the mean of the values."""
     of_jax = rules(jnp.asarray)
     call: Callable[..., Any] = lambda *x: scaled_dot_product_attention(*x, **of_jax, **NATIVE)  # noqa: E731
-    found = (jax.jit(call) if traced else call)(*grouped())
+    output = (jax.jit(call) if traced else call)(*grouped())
     expected = scaled_dot_product_attention(*map(np.asarray, grouped()), **rules(np.asarray))
-    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(output, expected, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("shape", [(7,), (5, 7), (4, 5, 1), (3, 1, 5, 7), (2, 1, 4, 1, 7)])
 def test_a_batch_of_two_axes(shape: tuple[int, ...]) -> None:
     arrays = draw(4, (2, 3, 4, 5, 8), (3, 2, 7, 8), (2, 1, 2, 7, 8))
     rules = {"bias": jnp.where(draw(5, shape)[0] < 1, draw(6, shape)[0], -math.inf)}
-    found = scaled_dot_product_attention(*arrays, **rules, **NATIVE)
+    output = scaled_dot_product_attention(*arrays, **rules, **NATIVE)
     expected = scaled_dot_product_attention(*map(np.asarray, arrays), bias=np.asarray(rules["bias"]))
-    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(output, expected, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 def test_half_is_rounded_once(dtype: Any) -> None:
     arrays = grouped(3, dtype=dtype)
-    found = scaled_dot_product_attention(*arrays, is_causal=True, **NATIVE)
+    output = scaled_dot_product_attention(*arrays, is_causal=True, **NATIVE)
     wide = scaled_dot_product_attention(*(x.astype(jnp.float32) for x in arrays), is_causal=True, **NATIVE)
-    assert found.dtype == dtype
-    np.testing.assert_array_equal(found, wide.astype(dtype))
+    assert output.dtype == dtype
+    np.testing.assert_array_equal(output, wide.astype(dtype))
 
 
 def test_the_smallest_finite_number_does_not_mask() -> None:
     """Beside what is masked, for which jax.nn has a larger number."""
     q, k, v = grouped()
     bias = jnp.full(7, jnp.finfo(jnp.float32).min)
-    found = scaled_dot_product_attention(q, k, v, jnp.arange(7) < 3, bias=bias, **NATIVE)
+    output = scaled_dot_product_attention(q, k, v, jnp.arange(7) < 3, bias=bias, **NATIVE)
     mean = jnp.repeat(v[:, :, :3].mean(axis=2, keepdims=True), 2, axis=1)
-    np.testing.assert_allclose(found, jnp.broadcast_to(mean, q.shape), rtol=0, atol=2e-6)
+    np.testing.assert_allclose(output, jnp.broadcast_to(mean, q.shape), rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize(
@@ -139,8 +139,8 @@ def test_nan_in_keys_that_no_query_attends(rules: dict[str, Any]) -> None:
         q, k[..., :5, :], v[..., :5, :], is_causal="is_causal" in rules, implementation="xp"
     )
     k, v = (x.at[..., 5:, :].set(math.nan) for x in (k, v))
-    found = jax.jit(lambda *x: scaled_dot_product_attention(*x, **rules, **NATIVE))(q, k, v)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
+    output = jax.jit(lambda *x: scaled_dot_product_attention(*x, **rules, **NATIVE))(q, k, v)
+    np.testing.assert_allclose(output, expected, rtol=0, atol=2e-6)
 
 
 def test_gradients() -> None:
@@ -153,8 +153,8 @@ def test_gradients() -> None:
 
         return jax.grad(loss, argnums=(0, 1, 2))(*grouped(7))
 
-    for found, expected in zip(gradients("native"), gradients("xp"), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=0, atol=8e-6)
+    for gradient, expected in zip(gradients("native"), gradients("xp"), strict=True):
+        np.testing.assert_allclose(gradient, expected, rtol=0, atol=8e-6)
     assert not gradients("native")[0][:, :, 1].any()
 
 
@@ -169,8 +169,8 @@ def test_gradients() -> None:
     ],
 )
 def test_what_the_kernel_does_not_compute(rules: dict[str, Any], reason: str) -> None:
-    made = {"sinks": jnp.asarray, "rng": jax.random.key}
-    rules = {name: made.get(name, lambda x: x)(x) for name, x in rules.items()}
+    constructors = {"sinks": jnp.asarray, "rng": jax.random.key}
+    rules = {name: constructors.get(name, lambda x: x)(x) for name, x in rules.items()}
     words = rf"`implementation` must be None or 'xp' where .*{reason}.*; got implementation='native'"
     with pytest.raises(ValueError, match=f"^scaled_dot_product_attention: {words}"):
         scaled_dot_product_attention(*grouped(), **rules, **NATIVE)
@@ -204,9 +204,9 @@ def test_functions_without_a_kernel() -> None:
 
 def test_names_of_jax() -> None:
     x, y = draw(2, (2, 5, 4, 8), (2, 7, 2, 8))
-    found = dot_product_attention(x, y, y, local_window_size=(2, 1), **NATIVE)
+    output = dot_product_attention(x, y, y, local_window_size=(2, 1), **NATIVE)
     np.testing.assert_allclose(
-        found, jax.nn.dot_product_attention(x, y, y, local_window_size=(2, 1)), rtol=0, atol=2e-6
+        output, jax.nn.dot_product_attention(x, y, y, local_window_size=(2, 1)), rtol=0, atol=2e-6
     )
 
 
@@ -215,19 +215,19 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The shapes of the queries of the calls that go to the kernel."""
     from sdpa_xp._kernels import jax as native
 
-    seen: list[tuple[int, ...]] = []
+    shapes: list[tuple[int, ...]] = []
     kernel = native._compiled()
 
     def recorded(query: Any, *rest: Any, **rules: Any) -> Any:
-        seen.append(query.shape)
+        shapes.append(query.shape)
         return kernel(query, *rest, **rules)
 
     monkeypatch.setattr(native, "_compiled", lambda: recorded)
-    return seen
+    return shapes
 
 
 @pytest.mark.parametrize(
-    ("rules", "taken"),
+    ("rules", "is_default"),
     [
         ({}, True),
         ({"is_causal": True}, True),
@@ -240,12 +240,12 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     ids=str,
 )
 def test_the_kernel_is_the_default_where_it_computes_the_call(
-    rules: dict[str, Any], taken: bool, kernels: list[tuple[int, ...]]
+    rules: dict[str, Any], is_default: bool, kernels: list[tuple[int, ...]]
 ) -> None:
     expected = scaled_dot_product_attention(*grouped(), **(rules | {"implementation": "xp"}))
-    found = scaled_dot_product_attention(*grouped(), **rules)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
-    assert kernels == [(2, 4, 5, 8)] * taken
+    output = scaled_dot_product_attention(*grouped(), **rules)
+    np.testing.assert_allclose(output, expected, rtol=0, atol=2e-6)
+    assert kernels == [(2, 4, 5, 8)] * is_default
 
 
 def test_no_default_in_a_jit_nor_for_many_scores(
@@ -263,14 +263,14 @@ def test_a_masked_nan_is_kept_out_by_default(kernels: list[tuple[int, ...]]) -> 
     """The kernel lets it through, so the portable implementation computes the call."""
     q, k, v = grouped()
     expected = scaled_dot_product_attention(q, k, v, is_causal=True)
-    found = scaled_dot_product_attention(q, k, v.at[..., 4, :].set(math.nan), is_causal=True)
+    output = scaled_dot_product_attention(q, k, v.at[..., 4, :].set(math.nan), is_causal=True)
     assert len(kernels) == 2
-    np.testing.assert_allclose(found[..., :4, :], expected[..., :4, :], rtol=0, atol=2e-6)
-    assert bool(jnp.all(jnp.isnan(found[..., 4, :])))
+    np.testing.assert_allclose(output[..., :4, :], expected[..., :4, :], rtol=0, atol=2e-6)
+    assert bool(jnp.all(jnp.isnan(output[..., 4, :])))
 
 
 def test_a_row_whose_scores_are_all_too_small_is_an_empty_one() -> None:
     """-inf by overflow, of which jax.nn makes a NaN."""
     q, k, v = grouped()
-    found = scaled_dot_product_attention(jnp.full_like(q, 1e30), jnp.full_like(k, -1e30), v)
-    np.testing.assert_array_equal(found, 0)
+    output = scaled_dot_product_attention(jnp.full_like(q, 1e30), jnp.full_like(k, -1e30), v)
+    np.testing.assert_array_equal(output, 0)

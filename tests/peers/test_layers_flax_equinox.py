@@ -46,8 +46,8 @@ def assert_agree(layer: MultiHeadAttention, inputs: list[Any], allowed: Any, res
     expected = plainly(np, wide, lambda *x: reference.attention(*x)[0], numbers, np.asarray(allowed))
     xp = jax.numpy
     plain = np.asarray(plainly(xp, layer, lambda *x: textbook(xp, *x), inputs, allowed))
-    for name, found in results.items():
-        agreement = judge(np.asarray(found), expected, plain, "float32")
+    for name, output in results.items():
+        agreement = judge(np.asarray(output), expected, plain, "float32")
         assert agreement.agrees, (name, agreement)
 
 

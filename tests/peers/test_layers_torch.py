@@ -26,11 +26,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def module(batch_first: bool = True, **rules: Any) -> Any:
     torch.manual_seed(3)
-    made = torch.nn.MultiheadAttention(EMBED, HEADS, batch_first=batch_first, **rules).eval()
-    for name, array in made.named_parameters():
+    attention = torch.nn.MultiheadAttention(EMBED, HEADS, batch_first=batch_first, **rules).eval()
+    for name, array in attention.named_parameters():
         if "bias" in name:
             torch.nn.init.normal_(array)  # torch's own are 0
-    return made.requires_grad_(False)
+    return attention.requires_grad_(False)
 
 
 def draw(rng: np.random.Generator, rules: dict[str, Any]) -> list[Any]:
@@ -56,9 +56,9 @@ def plainly(
 
 
 def judged(
-    layer: MultiHeadAttention, inputs: list[Any], allowed: Any, found: dict[str, Any], which: int
+    layer: MultiHeadAttention, inputs: list[Any], allowed: Any, outputs: dict[str, Any], which: int
 ) -> None:
-    """Each of `found` is as near to float64 as the textbook's formula in float32."""
+    """Each of `outputs` is as near to float64 as the textbook's formula in float32."""
     wide = layer.with_parameters({name: x.double().numpy() for name, x in layer.parameters.items()})
     numbers = [x.double().numpy() for x in inputs]
     mask = None if allowed is None else allowed.numpy()
@@ -69,7 +69,7 @@ def judged(
         return every["output"], every["weights"]
 
     plain = plainly(xp, layer, attend, inputs, allowed)[which]
-    for name, x in found.items():
+    for name, x in outputs.items():
         agreement = judge(x.numpy(), expected, plain.numpy(), "float32")
         assert agreement.agrees, (name, agreement)
 
@@ -87,8 +87,8 @@ def test_output(rng: np.random.Generator, rules: dict[str, Any], need_weights: b
     masked = torch.asarray(rng.random((QUERIES, KEYS)) < 0.4)
     padding = torch.arange(KEYS) >= torch.tensor([[3], [6]])
     masked[:, 0] = False
-    given = inputs if batch_first else swapped(*inputs)
-    output, _ = theirs(*given, attn_mask=masked, key_padding_mask=padding, need_weights=need_weights)
+    arranged = inputs if batch_first else swapped(*inputs)
+    output, _ = theirs(*arranged, attn_mask=masked, key_padding_mask=padding, need_weights=need_weights)
     (output,) = [output] if batch_first else swapped(output)
     allowed = ~masked & ~padding[:, None, None, :]
     ours = layer(*inputs, attn_mask=allowed)
@@ -104,8 +104,8 @@ def test_weights(rng: np.random.Generator, rules: dict[str, Any], batch_first: b
     """Of each head; the mean over heads is the caller's. A key of zeros has a column there."""
     theirs, inputs = module(batch_first, **rules), draw(rng, rules)
     layer = MultiHeadAttention.from_torch(theirs)
-    given = inputs if batch_first else swapped(*inputs)
-    _, weights = theirs(*given, average_attn_weights=average)
+    arranged = inputs if batch_first else swapped(*inputs)
+    _, weights = theirs(*arranged, average_attn_weights=average)
     weights = weights[..., :KEYS]
     ours = layer.weights(*inputs[:2])
     if average:

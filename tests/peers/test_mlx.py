@@ -17,7 +17,7 @@ mx = pytest.importorskip("mlx.core")
 
 
 @pytest.fixture
-def seen() -> list[bool]:
+def observations() -> list[bool]:
     return []
 
 
@@ -33,18 +33,18 @@ def seen() -> list[bool]:
     ],
     ids=["eager", "grad", "checkpoint", "vmap", "compile", "vmap of grad"],
 )
-def test_what_is_traced(transform: Any, traced: bool, seen: list[bool]) -> None:
+def test_what_is_traced(transform: Any, traced: bool, observations: list[bool]) -> None:
     """What cannot be read; an array that was only not computed yet can."""
 
     def observe(x: Any) -> Any:
         later = x * 2.0
-        seen.append(is_traced(later))
-        if not seen[-1]:
+        observations.append(is_traced(later))
+        if not observations[-1]:
             assert float(mx.sum(later)) == 12.0
         return later
 
     transform(observe)(mx.ones((2, 3)) if transform is not mx.vmap else mx.ones((1, 2, 3)))
-    assert set(seen) == {traced}
+    assert set(observations) == {traced}
 
 
 def test_float64_is_not_rounded_to_float32(rng: np.random.Generator) -> None:

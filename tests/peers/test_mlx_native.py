@@ -43,11 +43,11 @@ def calls(draw: st.DrawFn) -> tuple[list[np.ndarray], dict[str, Any]]:
     """Query, key and value of random shapes, and rules that the kernel takes."""
     batch = draw(st.sampled_from([(), (2,), (1,), (2, 3)]))
     heads, group = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 3]))
-    queries, keys, width, own = (draw(st.integers(1, 9)) for _ in range(4))
+    queries, keys, width, value_width = (draw(st.integers(1, 9)) for _ in range(4))
     shapes = [
         (*batch, heads * group, queries, width),
         (*batch[-draw(st.sampled_from([0, 1])) :], heads, keys, width),
-        (*batch, heads, keys, own),
+        (*batch, heads, keys, value_width),
     ]
     added = [(queries, keys), (keys,), (queries, 1), (heads * group, 1, keys)]
     shape = draw(st.sampled_from([*added, (*batch, 1, queries, keys)] if batch else added))
@@ -77,18 +77,18 @@ def test_same_as_the_reference_and_the_portable_implementation(
     expected = reference.attention(*arrays, **rules)[0]
     bound = textbook(np, *arrays, **rules)
     for implementation in ("native", "xp"):
-        found = attend(*arrays, **rules, implementation=implementation)
-        assert judge(found, expected, bound, "float32").agrees, implementation
+        output = attend(*arrays, **rules, implementation=implementation)
+        assert judge(output, expected, bound, "float32").agrees, implementation
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
 def test_half_is_rounded_once(name: str) -> None:
     dtype = getattr(mx, name)
     arrays = [mx.array(x).astype(dtype) for x in numbers(3, *GROUPED)]
-    found = scaled_dot_product_attention(*arrays, **NATIVE)
+    output = scaled_dot_product_attention(*arrays, **NATIVE)
     wide = scaled_dot_product_attention(*(x.astype(mx.float32) for x in arrays), **NATIVE)
-    assert found.dtype == dtype
-    assert bool(mx.all(found == wide.astype(dtype)))
+    assert output.dtype == dtype
+    assert bool(mx.all(output == wide.astype(dtype)))
 
 
 @pytest.mark.parametrize(
@@ -100,19 +100,19 @@ def test_nan_in_keys_that_no_query_attends(rules: dict[str, Any], transform: Any
     expected = attend(query, key[..., :5, :], value[..., :5, :], is_causal="is_causal" in rules)
     key[..., 5:, :] = value[..., 5:, :] = math.nan
     placed = {name: put(x) for name, x in rules.items()}
-    found = transform(lambda *x: scaled_dot_product_attention(*x, **placed, **NATIVE))(
+    output = transform(lambda *x: scaled_dot_product_attention(*x, **placed, **NATIVE))(
         *map(put, (query, key, value))
     )
-    np.testing.assert_allclose(np.asarray(found), expected, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(np.asarray(output), expected, rtol=0, atol=2e-6)
 
 
 def test_a_masked_nan_is_kept_out_of_the_rows_that_do_not_attend_it() -> None:
     query, key, value = numbers(6, *GROUPED)
     expected = attend(query, key, value, is_causal=True)
     value[..., 4, :] = math.nan
-    found = attend(query, key, value, is_causal=True, **NATIVE)
-    np.testing.assert_allclose(found[..., :4, :], expected[..., :4, :], rtol=0, atol=2e-6)
-    assert np.all(np.isnan(found[..., 4, :]))
+    output = attend(query, key, value, is_causal=True, **NATIVE)
+    np.testing.assert_allclose(output[..., :4, :], expected[..., :4, :], rtol=0, atol=2e-6)
+    assert np.all(np.isnan(output[..., 4, :]))
 
 
 @pytest.mark.parametrize(
@@ -138,8 +138,8 @@ def test_gradients() -> None:
         return [np.asarray(x) for x in mx.grad(loss, argnums=(0, 1, 2))(*arrays)]
 
     native, portable = gradients("native"), gradients("xp")
-    for found, expected in zip(native, portable, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=0, atol=8e-6)
+    for gradient, expected in zip(native, portable, strict=True):
+        np.testing.assert_allclose(gradient, expected, rtol=0, atol=8e-6)
     assert not native[0][:, :, 1].any()
 
 
@@ -178,7 +178,7 @@ def test_arrays_that_do_not_fit_are_refused_by_name() -> None:
 
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+def kernel_shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The shapes of the queries that MLX's kernel gets from now on."""
     shapes: list[tuple[int, ...]] = []
     kernel = mx.fast.scaled_dot_product_attention
@@ -192,7 +192,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize(
-    ("rules", "taken"),
+    ("rules", "is_default"),
     [
         ({}, True),
         ({"scale": -0.3}, True),
@@ -206,32 +206,32 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     ids=str,
 )
 def test_the_kernel_is_the_default_where_nothing_masks(
-    rules: dict[str, Any], taken: bool, seen: list[tuple[int, ...]]
+    rules: dict[str, Any], is_default: bool, kernel_shapes: list[tuple[int, ...]]
 ) -> None:
     arrays = numbers(1, *[(1, 2, 3, 4)] * 3)
     expected = attend(*arrays, **(rules | {"implementation": "xp"}))
-    assert not seen
+    assert not kernel_shapes
     for _ in range(2):  # the second time the choice is known
         np.testing.assert_allclose(attend(*arrays, **rules), expected, rtol=0, atol=1e-6)
-    assert seen == [(1, 2, 3, 4)] * 2 * taken
+    assert kernel_shapes == [(1, 2, 3, 4)] * 2 * is_default
 
 
-def test_many_scores_at_once_are_refused(seen: list[tuple[int, ...]]) -> None:
+def test_many_scores_at_once_are_refused(kernel_shapes: list[tuple[int, ...]]) -> None:
     """MLX makes them all on the CPU."""
     q, k = numbers(2, (1, 1, 1100, 4), (1, 1, 1100, 4))
     attend(q, k, k)
-    assert not seen
+    assert not kernel_shapes
     with pytest.raises(ValueError, match="MLX's kernel makes all scores"):
         attend(q, k, k, **NATIVE)
     attend(q[..., :9, :], k, k)
-    assert len(seen) == 1
+    assert len(kernel_shapes) == 1
 
 
-def test_the_default_inside_a_transform(seen: list[tuple[int, ...]]) -> None:
+def test_the_default_inside_a_transform(kernel_shapes: list[tuple[int, ...]]) -> None:
     """The portable implementation, also where a call of the same shapes had the kernel outside."""
     q, k, v = (mx.array(x) for x in numbers(4, (2, 3, 4), (2, 3, 4), (2, 3, 4)))
     expected = mx.stack([scaled_dot_product_attention(*x) for x in zip(q, k, v, strict=True)])
-    assert len(seen) == 2
-    found = mx.vmap(scaled_dot_product_attention)(q, k, v)
-    assert len(seen) == 2
-    np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=0, atol=1e-6)
+    assert len(kernel_shapes) == 2
+    output = mx.vmap(scaled_dot_product_attention)(q, k, v)
+    assert len(kernel_shapes) == 2
+    np.testing.assert_allclose(np.asarray(output), np.asarray(expected), rtol=0, atol=1e-6)

@@ -19,6 +19,6 @@ def test_rope(traditional: bool, width: int, base: float, offset: Any, rng: np.r
     x = rng.standard_normal((2, 3, 5, 8)).astype(np.float32)
     options = {"traditional": traditional, "base": base, "scale": 1.0, "offset": offset}
     expected = mx.fast.rope(mx.array(x), width, **options)
-    found = Rotary(width, base, interleaved=traditional).apply(mx.array(x), offset)
+    output = Rotary(width, base, interleaved=traditional).apply(mx.array(x), offset)
     bound = 2.0**-20 * np.abs(x).max()
-    np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=0, atol=bound)
+    np.testing.assert_allclose(np.asarray(output), np.asarray(expected), rtol=0, atol=bound)

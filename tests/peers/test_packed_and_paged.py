@@ -43,11 +43,13 @@ def flash_attention(
     left, right = window_size
     output = np.zeros((queries, heads, value.shape[-1]))
     for i, head in itertools.product(range(queries), range(heads)):
-        at, group = i + keys - queries, head // (heads // groups)
+        position, group = i + keys - queries, head // (heads // groups)
         allowed = [
             j
             for j in range(keys)
-            if (not causal or j <= at) and (left < 0 or j >= at - left) and (right < 0 or j <= at + right)
+            if (not causal or j <= position)
+            and (left < 0 or j >= position - left)
+            and (right < 0 or j <= position + right)
         ]
         if not allowed:
             continue  # "If the row of the mask is all zero, the output will be zero."
@@ -55,7 +57,7 @@ def flash_attention(
         if softcap:
             scores = softcap * np.tanh(scores / softcap)
         if alibi_slopes is not None:
-            scores = scores - alibi_slopes[head] * np.abs(at - np.asarray(allowed))
+            scores = scores - alibi_slopes[head] * np.abs(position - np.asarray(allowed))
         weights = np.exp(scores - scores.max())
         output[i, head] = weights / weights.sum() @ value[allowed, group]
     return output
@@ -70,7 +72,7 @@ def packed(function: Any, query: Any, key: Any, value: Any, **rules: Any) -> Flo
 SLOPES = np.asarray([1.0, 0.5, 0.25, 0.125], np.float32)
 LOWER_RIGHT = masks.causal("lower_right")
 
-# What flash_attn_varlen_func is told, and how it is said here.
+# The options of flash_attn_varlen_func, and the same options here.
 CALLS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "plain": ({}, {}),
     "causal": ({"causal": True}, {"attn_mask": LOWER_RIGHT}),
@@ -91,11 +93,13 @@ CALLS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("told", "said"), CALLS.values(), ids=CALLS)
-def test_flash_attn_varlen_func(rng: np.random.Generator, told: dict[str, Any], said: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("flash_options", "options"), CALLS.values(), ids=CALLS)
+def test_flash_attn_varlen_func(
+    rng: np.random.Generator, flash_options: dict[str, Any], options: dict[str, Any]
+) -> None:
     query, key, value = draw(rng, (13, 4, 8), (12, 2, 8), (12, 2, 8))
-    ours = varlen_attention(query, key, value, CU_Q, CU_K, **said)
-    close(ours, packed(flash_attention, query, key, value, **told))
+    ours = varlen_attention(query, key, value, CU_Q, CU_K, **options)
+    close(ours, packed(flash_attention, query, key, value, **flash_options))
     assert not ours[7:10].any()  # the sequence without keys
 
 
@@ -105,20 +109,21 @@ def test_alibi_slopes_of_each_sequence(rng: np.random.Generator) -> None:
     slopes = np.abs(rng.standard_normal((5, 4))).astype(np.float32)
     bounds = zip(itertools.pairwise(CU_Q), itertools.pairwise(CU_K), slopes, strict=True)
     theirs = [
-        flash_attention(query[a:b], key[c:d], value[c:d], alibi_slopes=own) for (a, b), (c, d), own in bounds
+        flash_attention(query[a:b], key[c:d], value[c:d], alibi_slopes=slopes_of_one)
+        for (a, b), (c, d), slopes_of_one in bounds
     ]
     bias = biases.alibi(slopes, offset="lower_right")
     close(varlen_attention(query, key, value, CU_Q, CU_K, bias=bias), np.concatenate(theirs))
 
 
-@pytest.mark.parametrize(("told", "said"), CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize(("flash_options", "options"), CALLS.values(), ids=CALLS)
 @pytest.mark.parametrize(("queries", "keys"), [(3, 6), (6, 3)])
 def test_flash_attn_func(
-    rng: np.random.Generator, told: dict[str, Any], said: dict[str, Any], queries: int, keys: int
+    rng: np.random.Generator, flash_options: dict[str, Any], options: dict[str, Any], queries: int, keys: int
 ) -> None:
     query, key, value = draw(rng, (2, queries, 4, 8), (2, keys, 2, 8), (2, keys, 2, 8))
-    theirs = [flash_attention(*each, **told) for each in zip(query, key, value, strict=True)]
-    close(scaled_dot_product_attention(query, key, value, **said, layout="...LHE"), np.stack(theirs))
+    theirs = [flash_attention(*arrays, **flash_options) for arrays in zip(query, key, value, strict=True)]
+    close(scaled_dot_product_attention(query, key, value, **options, layout="...LHE"), np.stack(theirs))
 
 
 def test_causal_of_packed_sequences_differs(rng: np.random.Generator) -> None:
@@ -179,19 +184,19 @@ TABLE = [[4, 0, 7], [2, 5, -1]]
 
 
 def flash_attn_with_kvcache(
-    query: Any, pools: list[Any], news: list[Any], cache_seqlens: list[int], **told: Any
+    query: Any, pools: list[Any], new_tokens: list[Any], cache_seqlens: list[int], **flash_options: Any
 ) -> Floats:
     """Its docstring: k and v are written behind cache_seqlens, then the queries attend what is there."""
     outputs = []
     for n, length in enumerate(cache_seqlens):
-        held = [np.concatenate([pool[block] for block in TABLE[n] if block >= 0])[:length] for pool in pools]
-        key, value = (np.concatenate([x, new[n]]) for x, new in zip(held, news, strict=True))
-        outputs.append(flash_attention(query[n], key, value, **told))
+        cached = [np.concatenate([pool[block] for block in TABLE[n] if block >= 0])[:length] for pool in pools]
+        key, value = (np.concatenate([x, new[n]]) for x, new in zip(cached, new_tokens, strict=True))
+        outputs.append(flash_attention(query[n], key, value, **flash_options))
     return np.stack(outputs)
 
 
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("flash_options", "options"),
     [
         ({"causal": True}, {}),
         ({"causal": False}, {"is_causal": False}),
@@ -201,13 +206,13 @@ def flash_attn_with_kvcache(
 )
 @pytest.mark.parametrize("in_place", [False, True])
 def test_flash_attn_with_kvcache(
-    rng: np.random.Generator, told: dict[str, Any], said: dict[str, Any], in_place: bool
+    rng: np.random.Generator, flash_options: dict[str, Any], options: dict[str, Any], in_place: bool
 ) -> None:
     """Blocks (P, size, H, E) and block_table are theirs; queries stand at the end without a word."""
     pools = draw(rng, (8, 4, 2, 8), (8, 4, 2, 8))
     query, *news = draw(rng, (2, 3, 4, 8), (2, 3, 2, 8), (2, 3, 2, 8))
-    theirs = flash_attn_with_kvcache(query, [x.copy() for x in pools], news, [7, 2], **told)
+    theirs = flash_attn_with_kvcache(query, [x.copy() for x in pools], news, [7, 2], **flash_options)
     cache = PagedKVCache(*pools, block_table=TABLE, lengths=[7, 2], layout="...LHE")
     cache = cache.append(*news, in_place=in_place)
-    close(cache.attend(query, **said), theirs)
+    close(cache.attend(query, **options), theirs)
     assert (cache.key_blocks is pools[0]) == in_place

@@ -151,9 +151,9 @@ def test_alibi_of_flash_attention_differs(rng: np.random.Generator) -> None:
     slopes = np.asarray([1.0, 0.5, 0.25])
     i, j = np.arange(4)[:, None], np.arange(7)
 
-    def formula(at: Any, mask: Any = 0) -> Floats:
+    def formula(positions: Any, mask: Any = 0) -> Floats:
         scores = query @ np.swapaxes(key, -1, -2) / math.sqrt(8)
-        return softmax(scores - slopes[:, None, None] * abs(at - j) + mask) @ value
+        return softmax(scores - slopes[:, None, None] * abs(positions - j) + mask) @ value
 
     theirs, upper = formula(i + 3), formula(i)
     assert np.max(np.abs(theirs - upper)) > 0.1

@@ -49,10 +49,10 @@ CALLS: dict[str, Callable[..., Any]] = {
 def test_autocast_changes_no_bit(call: Callable[..., Any], half: Any) -> None:
     expected = call(*arrays())
     with torch.autocast("cpu", dtype=half):
-        found = call(*arrays())
+        output = call(*arrays())
         assert torch.is_autocast_enabled("cpu")
-    assert found.dtype == expected.dtype == torch.float32
-    np.testing.assert_array_equal(found.numpy(), expected.numpy())
+    assert output.dtype == expected.dtype == torch.float32
+    np.testing.assert_array_equal(output.numpy(), expected.numpy())
 
 
 def test_halves_as_the_layers_of_torch_give_them_under_autocast() -> None:
@@ -69,8 +69,8 @@ def test_gradients_of_autograd_under_autocast() -> None:
             output = scaled_dot_product_attention(*leaves, implementation="xp")
         return torch.autograd.grad(output.square().sum(), leaves)
 
-    for found, expected in zip(gradients(True), gradients(False), strict=True):
-        np.testing.assert_array_equal(found.numpy(), expected.numpy())
+    for gradient, expected in zip(gradients(True), gradients(False), strict=True):
+        np.testing.assert_array_equal(gradient.numpy(), expected.numpy())
 
 
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function")
@@ -81,5 +81,5 @@ def test_inside_torch_compile() -> None:
 
     expected = scaled_dot_product_attention(*arrays(), is_causal=True, implementation="xp")
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = attend(*arrays())
-    np.testing.assert_allclose(found.numpy(), expected.numpy(), rtol=0, atol=2e-6)
+        output = attend(*arrays())
+    np.testing.assert_allclose(output.numpy(), expected.numpy(), rtol=0, atol=2e-6)

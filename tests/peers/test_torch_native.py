@@ -41,11 +41,11 @@ def calls(draw: st.DrawFn) -> tuple[list[torch.Tensor], dict[str, Any]]:
     """Query, key and value of random shapes, and rules that the kernel takes."""
     batch = draw(st.sampled_from([(), (2,), (1,), (2, 3)]))
     heads, group = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 3]))
-    queries, keys, width, own = (draw(st.integers(1, 9)) for _ in range(4))
+    queries, keys, width, value_width = (draw(st.integers(1, 9)) for _ in range(4))
     shapes = [
         (*batch, heads * group, queries, width),
         (*batch[-draw(st.sampled_from([0, 1])) :], heads, keys, width),
-        (*batch, heads, keys, own),
+        (*batch, heads, keys, value_width),
     ]
     seed, dtype = draw(st.integers(0, 2**16)), draw(st.sampled_from([torch.float32, torch.float64]))
     shape = (
@@ -81,17 +81,17 @@ def test_same_as_the_reference_and_the_portable_implementation(
     expected = reference.attention(*plain, **numbers)[0]
     bound = textbook(np, *plain, **numbers)
     for implementation in ("native", "xp"):
-        found = scaled_dot_product_attention(*arrays, **rules, implementation=implementation)
-        assert found.dtype == arrays[0].dtype
-        assert judge(found.numpy(), expected, bound, plain[0].dtype.name).agrees, implementation
+        output = scaled_dot_product_attention(*arrays, **rules, implementation=implementation)
+        assert output.dtype == arrays[0].dtype
+        assert judge(output.numpy(), expected, bound, plain[0].dtype.name).agrees, implementation
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_is_rounded_once(dtype: Any) -> None:
     arrays = tensors(3, (2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 6), dtype=dtype)
-    found = scaled_dot_product_attention(*arrays, **NATIVE)
+    output = scaled_dot_product_attention(*arrays, **NATIVE)
     wide = scaled_dot_product_attention(*(x.float() for x in arrays), **NATIVE)
-    assert torch.equal(found, wide.to(dtype))
+    assert torch.equal(output, wide.to(dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -110,9 +110,9 @@ def test_halves_are_computed_in_float32(dtype: Any, rules: dict[str, Any]) -> No
     """Of widths that torch's flash kernel takes: it would round weights, the bias and the scaled query."""
     query, key, value = tensors(3, *[(2, 4, 64, 16)] * 3, dtype=dtype)
     arrays = (query * 30, key * 1e-2, value)
-    found = scaled_dot_product_attention(*arrays, **rules, **NATIVE)
+    output = scaled_dot_product_attention(*arrays, **rules, **NATIVE)
     wide = scaled_dot_product_attention(*(x.float() for x in arrays), **rules, implementation="xp")
-    assert (found.float() - wide).abs().max() <= wide.abs().max() * torch.finfo(dtype).eps
+    assert (output.float() - wide).abs().max() <= wide.abs().max() * torch.finfo(dtype).eps
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -120,11 +120,11 @@ def test_halves_are_computed_in_float32(dtype: Any, rules: dict[str, Any]) -> No
 def test_a_special_number_shows_in_the_rows_of_the_portable_one(dtype: Any, special: float) -> None:
     query, key, value = tensors(4, *[(1, 2, 64, 16)] * 3, dtype=dtype)
     key[0, 0, 5, 0] = special
-    found, expected = (
+    output, expected = (
         scaled_dot_product_attention(query, key, value, implementation=name) for name in ("native", "xp")
     )
-    assert torch.equal(found.isnan(), expected.isnan())
-    assert found.isnan().any()
+    assert torch.equal(output.isnan(), expected.isnan())
+    assert output.isnan().any()
 
 
 def test_memory_stays_linear() -> None:
@@ -188,8 +188,8 @@ def test_nan_in_keys_that_no_query_attends(rules: dict[str, Any]) -> None:
         query, key[..., :5, :], value[..., :5, :], is_causal="is_causal" in rules
     )
     key[..., 5:, :] = value[..., 5:, :] = math.nan
-    found = scaled_dot_product_attention(query, key, value, **rules, **NATIVE)
-    torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
+    output = scaled_dot_product_attention(query, key, value, **rules, **NATIVE)
+    torch.testing.assert_close(output, expected, rtol=0, atol=2e-6)
 
 
 PADDED: dict[str, Any] = {
@@ -264,8 +264,8 @@ def test_gradients() -> None:
         output = scaled_dot_product_attention(*arrays, mask, implementation=implementation)
         return torch.autograd.grad(output.square().sum(), arrays)
 
-    for found, expected in zip(gradients("native"), gradients("xp"), strict=True):
-        torch.testing.assert_close(found, expected, rtol=0, atol=8e-6)
+    for gradient, expected in zip(gradients("native"), gradients("xp"), strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=0, atol=8e-6)
     assert not gradients("native")[0][:, :, 1].any()
 
 
@@ -327,25 +327,25 @@ def test_library_without_a_kernel() -> None:
 
 def test_names_of_jax() -> None:
     x, y = tensors(2, (2, 5, 4, 8), (2, 7, 2, 8))
-    found = dot_product_attention(x, y, y, is_causal=True, **NATIVE)
-    torch.testing.assert_close(found, dot_product_attention(x, y, y, is_causal=True), rtol=0, atol=2e-6)
+    output = dot_product_attention(x, y, y, is_causal=True, **NATIVE)
+    torch.testing.assert_close(output, dot_product_attention(x, y, y, is_causal=True), rtol=0, atol=2e-6)
 
 
 def kernels(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The shapes of the queries that torch's kernel gets from now on."""
-    seen: list[tuple[int, ...]] = []
+    shapes: list[tuple[int, ...]] = []
     kernel = torch.nn.functional.scaled_dot_product_attention
 
     def recorded(query: torch.Tensor, *rest: Any, **rules: Any) -> torch.Tensor:
-        seen.append(tuple(query.shape))
+        shapes.append(tuple(query.shape))
         return kernel(query, *rest, **rules)
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", recorded)
-    return seen
+    return shapes
 
 
 @pytest.mark.parametrize(
-    ("rules", "taken"),
+    ("rules", "is_default"),
     [
         ({}, True),
         ({"is_causal": True}, True),
@@ -360,25 +360,25 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     ids=str,
 )
 def test_the_kernel_is_the_default_where_it_computes_the_call(
-    rules: dict[str, Any], taken: bool, monkeypatch: pytest.MonkeyPatch
+    rules: dict[str, Any], is_default: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     q, k, v = tensors(1, (1, 2, 3, 4), (1, 2, 3, 4), (1, 2, 3, 4))
     expected = scaled_dot_product_attention(q, k, v, **(rules | {"implementation": "xp"}))
-    seen = kernels(monkeypatch)
+    kernel_shapes = kernels(monkeypatch)
     for _ in range(2):  # the second time the choice is known
         torch.testing.assert_close(scaled_dot_product_attention(q, k, v, **rules), expected)
-    assert seen == [(1, 2, 3, 4)] * 2 * taken
+    assert kernel_shapes == [(1, 2, 3, 4)] * 2 * is_default
 
 
 def test_many_scores_at_once_are_not_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch makes them all where the widths differ."""
     q, k = tensors(2, (1, 1, 1100, 4), (1, 1, 1100, 4))
-    seen = kernels(monkeypatch)
+    kernel_shapes = kernels(monkeypatch)
     scaled_dot_product_attention(q, k, k[..., :3])
-    assert not seen
+    assert not kernel_shapes
     scaled_dot_product_attention(q, k, k)
     scaled_dot_product_attention(q[..., :9, :], k, k[..., :3])
-    assert len(seen) == 2
+    assert len(kernel_shapes) == 2
 
 
 def test_a_masked_nan_is_kept_out_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,24 +386,24 @@ def test_a_masked_nan_is_kept_out_by_default(monkeypatch: pytest.MonkeyPatch) ->
     q, k, v = tensors(3, (1, 2, 5, 4), (1, 2, 5, 4), (1, 2, 5, 4))
     expected = scaled_dot_product_attention(q, k, v, is_causal=True)
     v[..., 4, :] = math.nan
-    seen = kernels(monkeypatch)
-    found = scaled_dot_product_attention(q, k, v, is_causal=True)
-    assert seen
-    torch.testing.assert_close(found[..., :4, :], expected[..., :4, :])
-    assert bool(torch.all(torch.isnan(found[..., 4, :])))
+    kernel_shapes = kernels(monkeypatch)
+    output = scaled_dot_product_attention(q, k, v, is_causal=True)
+    assert kernel_shapes
+    torch.testing.assert_close(output[..., :4, :], expected[..., :4, :])
+    assert bool(torch.all(torch.isnan(output[..., 4, :])))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_halves_go_to_the_kernel_as_they_are(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = tensors(4, (1, 2, 70, 16), (1, 2, 70, 16), (1, 2, 70, 16), dtype=dtype)
-    seen = kernels(monkeypatch)
-    found = scaled_dot_product_attention(q, k, v, is_causal=True)
-    assert seen
+    kernel_shapes = kernels(monkeypatch)
+    output = scaled_dot_product_attention(q, k, v, is_causal=True)
+    assert kernel_shapes
     arrays = [x.double().numpy() for x in (q, k, v)]
     expected = reference.attention(*arrays, is_causal=True)[0]
     plain = textbook(array_api_compat.torch, q, k, v, is_causal=True).double().numpy()
     name = str(dtype).rpartition(".")[2]
-    assert judge(found.double().numpy(), expected, plain, name).agrees
+    assert judge(output.double().numpy(), expected, plain, name).agrees
 
 
 def test_tensors_without_values() -> None:

@@ -64,12 +64,12 @@ def nodes(model: Any) -> Counter[str]:
 
 def attribute(model: Any, name: str) -> Any:
     (node,) = [node for node in model.graph.node if node.op_type == "Attention"]
-    return {each.name: each.f if each.type == each.FLOAT else each.i for each in node.attribute}.get(name)
+    return {x.name: x.f if x.type == x.FLOAT else x.i for x in node.attribute}.get(name)
 
 
 def run(model: Any, arrays: list[np.ndarray]) -> np.ndarray:
     session = onnxruntime.InferenceSession(model.SerializeToString())
-    names = [each.name for each in session.get_inputs()]
+    names = [entry.name for entry in session.get_inputs()]
     return session.run(None, dict(zip(names, arrays, strict=True)))[0]
 
 
@@ -82,11 +82,11 @@ def boolean(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return mask
 
 
-def assert_agree(found: np.ndarray, arrays: list[np.ndarray], **rules: Any) -> None:
-    """`found` and NumPy's result are within the house's bound of the float64 reference."""
+def assert_agree(output: np.ndarray, arrays: list[np.ndarray], **rules: Any) -> None:
+    """`output` and NumPy's result are within the house's bound of the float64 reference."""
     expected = reference.attention(*arrays, **rules)[0]
     plain = textbook(np, *arrays, **rules)
-    for result in (found, scaled_dot_product_attention(*arrays, **rules)):
+    for result in (output, scaled_dot_product_attention(*arrays, **rules)):
         assert result.dtype == arrays[0].dtype
         agreement = judge(result, expected, plain, arrays[0].dtype.name)
         assert agreement.agrees, agreement
@@ -162,9 +162,9 @@ def test_boolean_and_floating_mask(rng: np.random.Generator) -> None:
 def test_row_of_the_smallest_finite_number_is_not_empty(rng: np.random.Generator) -> None:
     bias = np.full((5, 7), np.finfo(np.float32).min)
     arrays = [*draw(rng, Q, K, V), bias]
-    found = run(exported(scaled_dot_product_attention, arrays), arrays)
+    output = run(exported(scaled_dot_product_attention, arrays), arrays)
     mean = np.repeat(arrays[2].mean(axis=-2, keepdims=True), 2, axis=1)
-    np.testing.assert_allclose(found, np.broadcast_to(mean, found.shape), atol=2e-6)
+    np.testing.assert_allclose(output, np.broadcast_to(mean, output.shape), atol=2e-6)
 
 
 @pytest.mark.parametrize("mask", [masks.causal(), masks.causal() & masks.causal()], ids=str)

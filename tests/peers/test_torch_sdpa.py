@@ -121,9 +121,9 @@ def test_gradients(rng: np.random.Generator) -> None:
 
     exact, plain = gradients(torch_sdpa, torch.float64), gradients(partial(textbook, xp))
     for function in (torch_sdpa, scaled_dot_product_attention):
-        found = gradients(function)
-        assert all(judge(*each, "float32").agrees for each in zip(found, exact, plain, strict=True))
-        assert not found[0][:, :, 2].any()
+        results = gradients(function)
+        assert all(judge(*triple, "float32").agrees for triple in zip(results, exact, plain, strict=True))
+        assert not results[0][:, :, 2].any()
 
 
 DOCUMENTS = torch.tensor([[0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 2], [0] * 5 + [1] * 6])

@@ -45,10 +45,10 @@ def assert_agree(model: Any, run: Callable[[Any], Any]) -> None:
     model.set_attn_implementation("eager")
     eager = run(model)
     model.set_attn_implementation(register())
-    found = run(model)
-    assert found.keys() == expected.keys()
-    runs = [(array, expected[name], eager[name]) for name, array in found.items()]
-    for name, agreement in zip(found, judge_together(runs, "float32"), strict=True):
+    arrays = run(model)
+    assert arrays.keys() == expected.keys()
+    runs = [(array, expected[name], eager[name]) for name, array in arrays.items()]
+    for name, agreement in zip(arrays, judge_together(runs, "float32"), strict=True):
         assert agreement.agrees, (name, agreement)
         assert agreement.bound < 1e-4 * np.max(np.abs(expected[name])), (name, agreement)
 
@@ -58,8 +58,8 @@ def logits(model: Any, real: Any, **options: Any) -> dict[str, Any]:
     import torch
 
     with torch.no_grad():
-        found = model(tokens(), attention_mask=real, **options).logits
-    return {"logits": found[real.bool()].numpy()}
+        outputs = model(tokens(), attention_mask=real, **options).logits
+    return {"logits": outputs[real.bool()].numpy()}
 
 
 @pytest.mark.parametrize("side", ["none", "left", "right"])
@@ -75,19 +75,19 @@ def test_logits(name: str, side: str) -> None:
 def test_greedy_generation(name: str, side: str, cache: str) -> None:
     """Token by token; the prompt and what follows are longer than the window."""
     model = tiny_model(name)
-    found = {}
+    generated = {}
     for implementation in ("eager", register()):
         model.set_attn_implementation(implementation)
-        found[implementation] = model.generate(
+        generated[implementation] = model.generate(
             tokens(),
             attention_mask=padding(side),
             max_new_tokens=2 * WINDOW,
             do_sample=False,
             cache_implementation=cache,
         )
-    assert found[register()].shape == (3, LENGTH + 2 * WINDOW)
-    assert found[register()].tolist() == found["eager"].tolist()
-    assert all(len(set(row)) > 3 for row in found["eager"][:, LENGTH:].tolist())
+    assert generated[register()].shape == (3, LENGTH + 2 * WINDOW)
+    assert generated[register()].tolist() == generated["eager"].tolist()
+    assert all(len(set(row)) > 3 for row in generated["eager"][:, LENGTH:].tolist())
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "windowed", "static"])
@@ -136,18 +136,18 @@ def test_attention_weights(name: str) -> None:
 
     def run(model: Any) -> dict[str, Any]:
         with torch.no_grad():
-            found = model(tokens(), output_attentions=True).attentions
-        return {str(layer): weights.numpy() for layer, weights in enumerate(found)}
+            layers = model(tokens(), output_attentions=True).attentions
+        return {str(layer): weights.numpy() for layer, weights in enumerate(layers)}
 
     assert_agree(tiny_model(name), run)
 
 
 def test_beams() -> None:
-    model, found = tiny_model("Llama"), {}
+    model, generated = tiny_model("Llama"), {}
     for implementation in ("eager", register()):
         model.set_attn_implementation(implementation)
-        found[implementation] = model.generate(tokens(), num_beams=3, max_new_tokens=5, do_sample=False)
-    assert found[register()].tolist() == found["eager"].tolist()
+        generated[implementation] = model.generate(tokens(), num_beams=3, max_new_tokens=5, do_sample=False)
+    assert generated[register()].tolist() == generated["eager"].tolist()
 
 
 def test_packed_sequences() -> None:
@@ -179,8 +179,8 @@ def test_masks_of_the_user(dtype: str) -> None:
     with torch.no_grad():
         expected = model(tokens(), attention_mask=added).logits
         model.set_attn_implementation(register())
-        found = model(tokens(), attention_mask=allowed if dtype == "bool" else added).logits
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+        output = model(tokens(), attention_mask=allowed if dtype == "bool" else added).logits
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-4)
 
 
 def test_relative_positions_of_t5() -> None:
@@ -206,13 +206,13 @@ def test_models_with_an_attention_of_their_own(name: str) -> None:
 
     sizes = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "pad_token_id": 0}
     config = getattr(transformers, f"{name}Config")(**sizes, num_hidden_layers=1, num_attention_heads=4)
-    found = {}
+    outputs = {}
     for implementation in ("eager", register()):
         torch.manual_seed(0)
         model = getattr(transformers, f"{name}Model")._from_config(config, attn_implementation=implementation)
         with torch.no_grad():
-            found[implementation] = model.eval()(tokens(), attention_mask=padding("right"))[0]
-    assert torch.equal(found[register()], found["eager"])
+            outputs[implementation] = model.eval()(tokens(), attention_mask=padding("right"))[0]
+    assert torch.equal(outputs[register()], outputs["eager"])
 
 
 def test_training_with_dropout_and_checkpoints() -> None:
@@ -246,9 +246,9 @@ def test_inside_torch_compile() -> None:
     with torch.no_grad():
         expected = model(tokens(), attention_mask=padding("left"), use_cache=False).logits
         compiled = torch.compile(model, backend="eager", fullgraph=True)
-        found = compiled(tokens(), attention_mask=padding("left"), use_cache=False).logits
+        output = compiled(tokens(), attention_mask=padding("left"), use_cache=False).logits
     real = padding("left").bool()
-    torch.testing.assert_close(found[real], expected[real], rtol=0, atol=1e-4)
+    torch.testing.assert_close(output[real], expected[real], rtol=0, atol=1e-4)
 
 
 def test_inside_torch_export() -> None:
@@ -260,9 +260,9 @@ def test_inside_torch_export() -> None:
     with torch.no_grad():
         expected = model(**inputs).logits
         exported = torch.export.export(model, (), kwargs=inputs, strict=False).module()
-        found = exported(**inputs).logits
+        output = exported(**inputs).logits
     real = padding("left").bool()
-    torch.testing.assert_close(found[real], expected[real], rtol=0, atol=1e-4)
+    torch.testing.assert_close(output[real], expected[real], rtol=0, atol=1e-4)
 
 
 def test_transformers_is_imported_when_asked_only() -> None:

@@ -35,11 +35,11 @@ def test_a_causal_call_without_a_mask() -> None:
 
     query, key, value = arrays()
     for rows in (6, 1):
-        found, weights = attend(query[:, :, :rows], key, value, is_causal=True)
+        output, weights = attend(query[:, :, :rows], key, value, is_causal=True)
         expected = scaled_dot_product_attention(query[:, :, :rows], key, value, is_causal=rows > 1)
-        assert torch.equal(found, expected.transpose(1, 2))
+        assert torch.equal(output, expected.transpose(1, 2))
         assert weights is None
-        assert found.is_contiguous()
+        assert output.is_contiguous()
 
 
 def test_dropout_drops_as_many_as_asked_for() -> None:
@@ -69,10 +69,10 @@ def test_dtypes_that_autocast_mixes() -> None:
 
     mixed = arrays("float32", "float32", "bfloat16")
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found, _ = attend(*mixed)
+        output, _ = attend(*mixed)
     expected, _ = attend(*(x.to(torch.bfloat16) for x in mixed))
-    assert found.dtype == torch.bfloat16
-    np.testing.assert_array_equal(found.float().numpy(), expected.float().numpy())
+    assert output.dtype == torch.bfloat16
+    np.testing.assert_array_equal(output.float().numpy(), expected.float().numpy())
     with pytest.raises(TypeError, match=r"^scaled_dot_product_attention: .*dtype"):
         attend(*mixed)
 
@@ -85,9 +85,9 @@ def test_masks_of_other_dtypes() -> None:
     added[..., 4:] = torch.finfo(torch.bfloat16).min
     for dtype in ("bfloat16", "float32", "float64"):
         query, key, value = arrays(*[dtype] * 3)
-        found, _ = attend(query, key, value, mask=added)
+        output, _ = attend(query, key, value, mask=added)
         expected, _ = attend(query, key[:, :, :4], value[:, :, :4])
-        np.testing.assert_allclose(found.double().numpy(), expected.double().numpy(), rtol=1e-2, atol=1e-6)
+        np.testing.assert_allclose(output.double().numpy(), expected.double().numpy(), rtol=1e-2, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -88,12 +88,12 @@ def test_the_same_pairs(name: str, place: str, padding: str) -> None:
     }
     for dtype in (torch.float32, torch.bfloat16):
         expected = theirs.eager_mask(**call, dtype=dtype)
-        found = ours.create_mask(**call, dtype=dtype)
-        assert isinstance(found, MaskTensor)
-        assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
-        assert torch.equal(found.to_tensor(), expected)
+        mask = ours.create_mask(**call, dtype=dtype)
+        assert isinstance(mask, MaskTensor)
+        assert (mask.shape, mask.dtype) == (expected.shape, expected.dtype)
+        assert torch.equal(mask.to_tensor(), expected)
     skipped = ours.create_mask(**call, allow_is_bidirectional_skip=True)
-    assert (skipped is None) == (found.mask is ours.EVERY_PAIR)
+    assert (skipped is None) == (mask.mask is ours.EVERY_PAIR)
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,8 @@ def test_values(name: str, place: str, padding: str, written: str) -> None:
 
     queries, keys, q_offset, kv_offset = PLACES[place]
     real = None if padding == "absent" else padded(padding, q_offset + queries)
-    found = ours.create_mask(2, queries, keys, q_offset, kv_offset, functions()[name], real)
-    assert str(None if found.mask is ours.EVERY_PAIR else found.mask) == written
+    mask = ours.create_mask(2, queries, keys, q_offset, kv_offset, functions()[name], real)
+    assert str(None if mask.mask is ours.EVERY_PAIR else mask.mask) == written
 
 
 def test_what_cannot_be_a_value_is_an_array() -> None:
@@ -159,9 +159,9 @@ def test_a_mask_that_is_computed_with_has_its_elements(monkeypatch: pytest.Monke
         lambda x: x.amin(),
     ]
     for use in uses:
-        found = use(mask)
-        assert type(found) is torch.Tensor
-        assert torch.equal(found, use(expected))
+        result = use(mask)
+        assert type(result) is torch.Tensor
+        assert torch.equal(result, use(expected))
     with monkeypatch.context() as patch:
         patch.setattr(MaskTensor, "to_tensor", None)  # what is asked of a mask before it is used needs no array
         assert (mask.shape, mask.size(-1), mask.ndim, mask.dim()) == ((2, 1, 3, 4), 4, 4, 4)
@@ -183,9 +183,10 @@ def test_no_array_of_all_pairs() -> None:
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             output = func(*args, **(kwargs or {}))
-            for each in output if isinstance(output, tuple | list) else (output,):
-                if isinstance(each, torch.Tensor):
-                    self.elements = max(self.elements, each.untyped_storage().nbytes() // each.itemsize)
+            for tensor in output if isinstance(output, tuple | list) else (output,):
+                if isinstance(tensor, torch.Tensor):
+                    elements = tensor.untyped_storage().nbytes() // tensor.itemsize
+                    self.elements = max(self.elements, elements)
             return output
 
     sizes = SIZES | DECODER | {"num_hidden_layers": 1, "sliding_window": 64, "max_position_embeddings": length}
