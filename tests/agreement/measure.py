@@ -27,15 +27,15 @@ PACKAGES = ("sdpa_xp", "numpy", "onnx", "ml_dtypes")
 
 def measured() -> dict[str, Any]:
     """Machine, versions, and each row of `sdpa-xp agree`, with the libraries that were not found."""
-    found, providers = backends.find_backends(), session.providers()
+    libraries, providers = backends.find_backends(), session.providers()
     rows = []
     for dtype in DTYPES:
-        for row in compare(feature_jobs(dtype), dtype, found, providers):
+        for row in compare(feature_jobs(dtype), dtype, libraries, providers):
             rows.append(rounded(row.as_json()))
             print(
                 row.backend, row.implementation, row.dtype, "agrees" if row.agrees else "DISAGREES", flush=True
             )
-    versions = {each.name: each.version for each in found} | {"onnxruntime": session.version()}
+    versions = {library.name: library.version for library in libraries} | {"onnxruntime": session.version()}
     absent = [name for name in LIBRARIES if name not in versions]
     return machine.facts(*PACKAGES) | {"libraries": versions, "absent": absent, "rows": rows}
 
@@ -43,9 +43,9 @@ def measured() -> dict[str, Any]:
 def rounded(value: Any) -> Any:
     """Numbers to three digits, which is what the pages show."""
     if isinstance(value, Mapping):
-        return {name: rounded(each) for name, each in value.items()}
+        return {name: rounded(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [rounded(each) for each in value]
+        return [rounded(item) for item in value]
     return float(f"{value:.3g}") if isinstance(value, float) else value
 
 
@@ -53,7 +53,7 @@ def written(results: Mapping[str, Any]) -> str:
     """JSON with a line a result, so that a change is seen."""
     rows = []
     for row in results["rows"]:
-        features = ",\n    ".join(json.dumps(each) for each in row["features"])
+        features = ",\n    ".join(json.dumps(feature) for feature in row["features"])
         head = json.dumps({name: value for name, value in row.items() if name != "features"})
         rows.append(f'  {head[:-1]}, "features": [\n    {features}]}}')
     head = json.dumps({name: value for name, value in results.items() if name != "rows"})

@@ -23,7 +23,7 @@ MADE = "`make agreement` writes it anew"
 
 def told(row: dict[str, Any]) -> dict[str, str]:
     """Of each feature why it is refused, or nothing."""
-    return {each["feature"]: each["refused"] for each in row["features"]}
+    return {result["feature"]: result["refused"] for result in row["features"]}
 
 
 def label(row: dict[str, Any]) -> tuple[str, str, str]:
@@ -47,9 +47,9 @@ def test_all_of_it_agrees() -> None:
     for row in COMMITTED["rows"]:
         assert row["agrees"]
         assert row["disagreeing"] == []
-        for each in row["features"]:
-            agreement = each["agreement"]
-            assert each["refused"] or agreement["absolute"] <= agreement["bound"]
+        for result in row["features"]:
+            agreement = result["agreement"]
+            assert result["refused"] or agreement["absolute"] <= agreement["bound"]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -57,7 +57,7 @@ def test_a_run_says_the_same(dtype: str) -> None:
     """On NumPy and in every form: no more is refused, no less, and in the same words."""
     rows = compare(feature_jobs(dtype), dtype, backends.find_backends(["numpy"]), session.providers()[-1:])
     committed = {label(row): told(row) for row in COMMITTED["rows"]}
-    for row in (each.as_json() for each in rows):
+    for row in (result.as_json() for result in rows):
         assert told(row) == committed[label(row)], MADE
         assert row["agrees"]
 

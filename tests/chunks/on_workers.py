@@ -46,8 +46,8 @@ def results(folder: Path) -> None:
         for name in ("documents of arrays", "function", "table", "dropout"):
             arrays = inputs()
             expected = scaled_dot_product_attention(*arrays, **options(name))
-            found = scaled_dot_product_attention(*cut(arrays), **options(name))
-            np.testing.assert_allclose(client.compute(found).result(), expected, rtol=2e-6, atol=3e-6)
+            output = scaled_dot_product_attention(*cut(arrays), **options(name))
+            np.testing.assert_allclose(client.compute(output).result(), expected, rtol=2e-6, atol=3e-6)
         gradients(client)
         twice(client)
 
@@ -57,8 +57,8 @@ def gradients(client: Any) -> None:
     output, pullback = vjp(*arrays, is_causal=True)
     expected = pullback(output)
     lazy_output, lazy_pullback = vjp(*cut(arrays), is_causal=True)
-    found = client.compute(lazy_pullback(lazy_output)["key"]).result()
-    np.testing.assert_allclose(found, expected["key"], atol=1e-5)
+    gradient = client.compute(lazy_pullback(lazy_output)["key"]).result()
+    np.testing.assert_allclose(gradient, expected["key"], atol=1e-5)
 
 
 def twice(client: Any) -> None:
@@ -124,7 +124,7 @@ def memory(folder: Path, limit: str, size: int) -> None:
         worker = next(iter(client.cluster.workers.values()))
         first = worker.pid
         output = scaled_dot_product_attention(da.from_array(query, chunks=-1), key, value + 1)
-        found = client.compute(output).result(timeout=300)
+        result = client.compute(output).result(timeout=300)
         assert worker.pid == first
         spilled = sum(path.stat().st_size for path in folder.rglob("storage/*") if path.is_file())
     assert spilled < size / 4
@@ -132,7 +132,7 @@ def memory(folder: Path, limit: str, size: int) -> None:
     for start in range(0, length, chunk):
         block = rows({None: {"array-location": [(start, start + chunk), (0, width)]}})
         states.append(attention_state(query, block, block + 1))
-    np.testing.assert_allclose(found, merge_states(states).output, atol=1e-5)
+    np.testing.assert_allclose(result, merge_states(states).output, atol=1e-5)
 
 
 def main(name: str, folder: str) -> None:

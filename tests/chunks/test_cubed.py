@@ -41,9 +41,9 @@ def test_a_bias_of_the_smallest_finite_number_weighs_all_keys_alike(tmp_path: Pa
     bias = np.full((3, 12), np.finfo(F).min, F)
     bias[:, :2] = -np.inf
     arrays = cut([query, key, value], ((1, 2, 3, 8), (1, 2, 8, 8), (1, 2, 8, 5)), tmp_path)
-    found = scaled_dot_product_attention(*arrays, bias=bias).compute()
+    output = scaled_dot_product_attention(*arrays, bias=bias).compute()
     mean = np.mean(value[:, :, 2:], axis=-2, keepdims=True)
-    np.testing.assert_allclose(found, np.broadcast_to(mean, found.shape), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(output, np.broadcast_to(mean, output.shape), rtol=0, atol=1e-6)
 
 
 NAMES = [name for number, name in enumerate(OPTIONS) if number % 2 == 0 or "sinks" in name or "dropout" in name]
@@ -74,8 +74,8 @@ def test_any_chunks(chunks: tuple[tuple[int, ...], ...], tmp_path: Path) -> None
     arrays = inputs()
     expected = scaled_dot_product_attention(*arrays, masks.sliding_window(14, 1))
     lazy = cut(arrays, chunks, tmp_path)
-    found = scaled_dot_product_attention(*lazy, masks.sliding_window(14, 1)).compute()
-    np.testing.assert_allclose(found, expected, atol=2e-6)
+    output = scaled_dot_product_attention(*lazy, masks.sliding_window(14, 1)).compute()
+    np.testing.assert_allclose(output, expected, atol=2e-6)
 
 
 def test_masks_and_biases_of_cubed(tmp_path: Path) -> None:
@@ -83,9 +83,9 @@ def test_masks_and_biases_of_cubed(tmp_path: Path) -> None:
     rng = np.random.default_rng(4)
     mask, bias = rng.random((2, 1, 13, 17)) < 0.6, rng.standard_normal((4, 1, 17)).astype(F)
     lazy = cut([query, key, value, mask, bias], (*CHUNKS, (1, 1, 13, 3), (2, 1, 17)), tmp_path)
-    found = scaled_dot_product_attention(*lazy[:3], lazy[3], bias=lazy[4], is_causal=True).compute()
+    output = scaled_dot_product_attention(*lazy[:3], lazy[3], bias=lazy[4], is_causal=True).compute()
     expected = scaled_dot_product_attention(query, key, value, mask, bias=bias, is_causal=True)
-    np.testing.assert_allclose(found, expected, atol=2e-6)
+    np.testing.assert_allclose(output, expected, atol=2e-6)
 
 
 def test_packed_sequences(tmp_path: Path) -> None:

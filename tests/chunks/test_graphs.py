@@ -92,8 +92,8 @@ def test_a_mask_that_differs_between_entries() -> None:
     import dask.array as da
 
     x = da.ones((2, 1, 12, 4), chunks=(1, 1, 4, 4), dtype=F)
-    found = blocks(scaled_dot_product_attention(x, x, x, masks.padding([4, 12])))
-    assert found == {(b, 0, i, j) for b in range(2) for i in range(3) for j in range(3) if b or not j}
+    tasks = blocks(scaled_dot_product_attention(x, x, x, masks.padding([4, 12])))
+    assert tasks == {(b, 0, i, j) for b in range(2) for i in range(3) for j in range(3) if b or not j}
 
 
 def test_tasks_grow_with_the_blocks_alone() -> None:
@@ -115,8 +115,8 @@ def test_merges_of_a_chunk_of_queries(rows: int, columns: int, merges: int) -> N
     """The formula of docs/explanation/scaling.md: a tree of eight, whose root is the task of the output."""
     query, key = (of_length(2 * n, 2, heads=1) for n in (rows, columns))
     output = scaled_dot_product_attention(query, key, key)
-    found = [len(blocks(output, stage)) for stage in ("partial", "merge", "output")]
-    assert found == [rows * columns, rows * merges, rows]
+    counts = [len(blocks(output, stage)) for stage in ("partial", "merge", "output")]
+    assert counts == [rows * columns, rows * merges, rows]
 
 
 def test_a_long_window_has_as_many_tasks_as_it_is_long() -> None:
@@ -163,9 +163,9 @@ def test_no_array_of_all_pairs() -> None:
                 largest = max([largest, *(part.size for part in parts)])
 
     with Watch():
-        found = output.compute(scheduler="synchronous", optimize_graph=False)
+        computed = output.compute(scheduler="synchronous", optimize_graph=False)
     expected = scaled_dot_product_attention(query, key, value, mask, bias=biases.alibi(2))
-    np.testing.assert_allclose(found, expected, atol=2e-6)
+    np.testing.assert_allclose(computed, expected, atol=2e-6)
     assert 0 < largest <= 64  # 8 queries and 8 keys
 
 

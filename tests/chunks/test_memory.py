@@ -23,9 +23,9 @@ def peak(length: int, chunk: int, heads: int, width: int = 64) -> tuple[int, int
     output[:, :chunk].compute(**settings)
     tracemalloc.start()
     computed = output.compute(**settings)
-    held = tracemalloc.get_traced_memory()[1]
+    peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    return held, computed.nbytes
+    return peak_bytes, computed.nbytes
 
 
 def test_memory_grows_with_the_length() -> None:
@@ -38,8 +38,8 @@ def test_memory_grows_with_the_length() -> None:
 @pytest.mark.slow
 def test_sixteen_thousand_tokens() -> None:
     """The scores of 4 heads would take 4.3 GB."""
-    held, _ = peak(16384, 2048, 4)
-    assert held < 150e6
+    peak_bytes, _ = peak(16384, 2048, 4)
+    assert peak_bytes < 150e6
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -53,9 +53,9 @@ def test_what_a_mask_repeats_is_not_written_out(axis: int) -> None:
     x = da.ones((length, 4), chunks=(1024, 4))
     tracemalloc.start()
     output = scaled_dot_product_attention(x, x, x, mask)
-    held = tracemalloc.get_traced_memory()[1]
+    peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert held < length * length / 8
+    assert peak_bytes < length * length / 8
     expected = [float(axis == 0), 1, 1]  # a row that only repeats leaves out keys, a column leaves out queries
     np.testing.assert_allclose(output[:3].compute(scheduler="synchronous")[:, 0], expected)
 

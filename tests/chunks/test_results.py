@@ -36,10 +36,10 @@ def _synchronous() -> Any:
         yield
 
 
-def assert_near(found: Any, expected: Any, atol: float = 3e-6) -> None:
-    assert found.dtype == expected.dtype
-    assert found.shape == expected.shape
-    computed = found.compute()
+def assert_near(lazy: Any, expected: Any, atol: float = 3e-6) -> None:
+    assert lazy.dtype == expected.dtype
+    assert lazy.shape == expected.shape
+    computed = lazy.compute()
     assert computed.dtype == expected.dtype  # the meta does not promise what the chunks do not hold
     np.testing.assert_allclose(computed, expected, rtol=2e-6, atol=atol)
 
@@ -175,18 +175,18 @@ def test_options_may_be_written_to_after_the_call() -> None:
         "sinks": np.arange(4, dtype=F),
     }
     expected = scaled_dot_product_attention(*arrays, **options)
-    found = scaled_dot_product_attention(*cut(arrays), **options)
+    output = scaled_dot_product_attention(*cut(arrays), **options)
     lengths, ids = np.asarray([3, 11]), np.arange(17) // 4
     by_value = {
         "attn_mask": masks.padding(lengths) & masks.document(ids[:13], ids),
         "bias": biases.alibi(options["sinks"]),
     }
     expected_by_value = scaled_dot_product_attention(*arrays, **by_value)
-    found_by_value = scaled_dot_product_attention(*cut(arrays), **by_value)
+    output_by_value = scaled_dot_product_attention(*cut(arrays), **by_value)
     for array in (*options.values(), lengths, ids):
         array[...] = 0
-    assert_near(found, expected)
-    assert_near(found_by_value, expected_by_value)
+    assert_near(output, expected)
+    assert_near(output_by_value, expected_by_value)
 
 
 def test_layout_and_2d() -> None:
@@ -204,8 +204,8 @@ def test_what_a_mask_hides_may_be_nan() -> None:
     expected = scaled_dot_product_attention(query, key[..., :9, :], value[..., :9, :])
     for array in (key, value):
         array[..., 9:, :] = np.nan
-    found = scaled_dot_product_attention(*cut([query, key, value]), masks.padding(9))
-    np.testing.assert_allclose(found.compute(), expected, atol=2e-6)
+    output = scaled_dot_product_attention(*cut([query, key, value]), masks.padding(9))
+    np.testing.assert_allclose(output.compute(), expected, atol=2e-6)
 
 
 def test_a_nan_shows_in_the_rows_that_attend_it() -> None:
@@ -213,9 +213,9 @@ def test_a_nan_shows_in_the_rows_that_attend_it() -> None:
     query, key, value = inputs()
     value[0, :, 6] = np.nan
     expected = scaled_dot_product_attention(query, key, value, is_causal=True)
-    found = scaled_dot_product_attention(*cut([query, key, value]), is_causal=True).compute()
-    np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
-    assert 0 < np.isnan(found).sum() < found.size
+    output = scaled_dot_product_attention(*cut([query, key, value]), is_causal=True).compute()
+    np.testing.assert_array_equal(np.isnan(output), np.isnan(expected))
+    assert 0 < np.isnan(output).sum() < output.size
 
 
 def test_packed_sequences() -> None:
@@ -229,8 +229,8 @@ def test_packed_sequences() -> None:
     ):
         assert_near(varlen_attention(*lazy, *lengths, **rules), varlen_attention(*arrays, *lengths, **rules))
     dropped = [
-        varlen_attention(*each, *lengths, dropout_p=0.5, rng=np.random.default_rng(1))
-        for each in (lazy, arrays)
+        varlen_attention(*inputs_, *lengths, dropout_p=0.5, rng=np.random.default_rng(1))
+        for inputs_ in (lazy, arrays)
     ]
     assert_near(*dropped)
 

@@ -61,13 +61,13 @@ def test_the_encoder(form: str) -> None:
     model = to_onnx(ENCODER, words("L"), form=form)
     report = verify_layer(model, ENCODER)
     assert report.agrees, str(report)
-    held = {each.name for each in model.graph.initializer}
-    assert held >= ENCODER.parameters.keys()
+    names = {tensor.name for tensor in model.graph.initializer}
+    assert names >= ENCODER.parameters.keys()
 
 
 def test_the_encoder_with_padding() -> None:
     model = to_onnx(ENCODER, words("L"), masks.padding(TensorSpec("int64", ("B",))))
-    assert [each.name for each in model.graph.input] == ["x", "key_lengths"]
+    assert [tensor.name for tensor in model.graph.input] == ["x", "key_lengths"]
 
     def padded(x: Any, key_lengths: Any) -> Any:
         return (ENCODER if x.dtype == np.float32 else wide(ENCODER))(x, masks.padding(key_lengths))
@@ -88,14 +88,14 @@ def test_the_decoder_word_by_word(form: str, tmp_path: Path) -> None:
     path = tmp_path / "step.onnx"
     path = blocks.export(DECODER, path) if form == "auto" else save(exported(form=form), path)
     model = onnx.load(path)
-    assert [each.name for each in model.graph.output] == ["output", "present_key", "present_value"]
+    assert [tensor.name for tensor in model.graph.output] == ["output", "present_key", "present_value"]
     session = onnxruntime.InferenceSession(path)
     memory, empty = DECODER.memory(SOURCE), DECODER.empty(TARGET)
     past, outputs = [empty.key, empty.value], []
     for start, stop in STEPS:
         names = ("x", "past_key", "past_value", "memory_key", "memory_value")
-        given = (TARGET[:, start:stop], *past, memory.key, memory.value)
-        output, *past = session.run(None, dict(zip(names, given, strict=True)))
+        inputs = (TARGET[:, start:stop], *past, memory.key, memory.value)
+        output, *past = session.run(None, dict(zip(names, inputs, strict=True)))
         outputs.append(output)
         assert past[0].shape[-2] == stop
     assert_decoded(outputs)
@@ -115,8 +115,8 @@ def test_another_step_does_not_verify() -> None:
 
 def test_each_weight_is_held_once_under_its_name() -> None:
     used = {name for name in DECODER.parameters if not name.startswith(("cross.key", "cross.value"))}
-    held = [each.name for each in exported().graph.initializer if "." in each.name]
-    assert sorted(held) == sorted(used)
+    names = [tensor.name for tensor in exported().graph.initializer if "." in tensor.name]
+    assert sorted(names) == sorted(used)
 
 
 @pytest.mark.parametrize("module", ["torch", "jax.numpy"])
@@ -131,14 +131,14 @@ def test_releases(release: str, tmp_path: Path) -> None:
     memory, cache, feeds = DECODER.memory(SOURCE), DECODER.empty(TARGET), []
     for start, stop in STEPS:
         x = TARGET[:, start:stop]
-        given = {"x": x, "past_key": cache.key, "past_value": cache.value}
-        feeds.append(given | {"memory_key": memory.key, "memory_value": memory.value})
+        inputs = {"x": x, "past_key": cache.key, "past_value": cache.value}
+        feeds.append(inputs | {"memory_key": memory.key, "memory_value": memory.value})
         _, cache = DECODER.step(x, cache, memory)
     graphs = {form: (exported(form=form, runtime=runtime_of(release)), feeds) for form in ("auto", "primitive")}
-    for found in run_graphs(release, graphs, tmp_path).values():
-        assert not isinstance(found, str), found
-        assert_decoded([outputs["output"] for outputs in found])
-        np.testing.assert_allclose(found[-1]["present_key"], cache.key, rtol=0, atol=1e-5)
+    for runs in run_graphs(release, graphs, tmp_path).values():
+        assert not isinstance(runs, str), runs
+        assert_decoded([outputs["output"] for outputs in runs])
+        np.testing.assert_allclose(runs[-1]["present_key"], cache.key, rtol=0, atol=1e-5)
 
 
 def test_a_block_is_where_its_input_is() -> None:

@@ -65,13 +65,13 @@ def test_bytes_of_a_state(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.needs("dask", "distributed", "zarr")
 def test_a_million_keys_in_a_worker_that_cannot_hold_them() -> None:
     """A worker that needs more than its limit is killed, and here its tasks are not tried again."""
-    once = os.environ | {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0"}
+    environment = os.environ | {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0"}
     command = [sys.executable, str(EXAMPLES / "million_keys.py")]
-    done = subprocess.run(command, env=once, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "1,000,000 keys and values take 488 MiB" in done.stdout
-    assert done.stdout.count("100% Completed") == 3
-    assert "For 32 of them, the nearest of 1,000,000 keys" in done.stdout
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert process.returncode == 0, process.stderr[-3000:]
+    assert "1,000,000 keys and values take 488 MiB" in process.stdout
+    assert process.stdout.count("100% Completed") == 3
+    assert "For 32 of them, the nearest of 1,000,000 keys" in process.stdout
 
 
 def test_picture_of_the_hull(tmp_path: Path) -> None:

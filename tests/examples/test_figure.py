@@ -27,9 +27,9 @@ def test_a_panel_for_each_sentence() -> None:
     maps = attention_maps(activations())
     figure = draw(maps)
     *panels, _bar = figure.axes
-    wanted = [["[CLS]", "the", "bank", "flows", "[SEP]"], ["[CLS]", "bank", "pays", "[SEP]"]]
-    assert [[each.get_text() for each in axes.get_xticklabels()] for axes in panels] == wanted
-    assert [[each.get_text() for each in axes.get_yticklabels()] for axes in panels] == wanted
+    tokens = [["[CLS]", "the", "bank", "flows", "[SEP]"], ["[CLS]", "bank", "pays", "[SEP]"]]
+    assert [[label.get_text() for label in axes.get_xticklabels()] for axes in panels] == tokens
+    assert [[label.get_text() for label in axes.get_yticklabels()] for axes in panels] == tokens
     for axes, attention_map in zip(panels, maps, strict=True):
         (image,) = axes.get_images()
         np.testing.assert_array_equal(image.get_array(), attention_map.weights)

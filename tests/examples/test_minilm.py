@@ -28,7 +28,7 @@ def test_sentences_are_padded() -> None:
 @pytest.mark.parametrize("module", ["numpy", "torch", "jax.numpy"])
 def test_embeddings(module: str) -> None:
     xp = pytest.importorskip(module)
-    ids, mask = (xp.asarray(each) for each in tokens())
+    ids, mask = map(xp.asarray, tokens())
     embeddings = np.asarray(minilm.load(xp.asarray)(ids, mask))
     assert embeddings.dtype == np.float32
     np.testing.assert_allclose(embeddings, expected(), rtol=0, atol=CLOSE)
@@ -39,7 +39,7 @@ def test_embeddings_of_transformers() -> None:
     import transformers
 
     model = transformers.BertModel.from_pretrained(minilm.folder()).eval()
-    ids, mask = (torch.asarray(each) for each in tokens())
+    ids, mask = map(torch.asarray, tokens())
     with torch.no_grad():
         x = model(input_ids=ids, attention_mask=mask.long()).last_hidden_state
     mean = (x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
@@ -50,7 +50,7 @@ def test_embeddings_of_transformers() -> None:
 
 def test_one_file_from_tokens_to_embeddings(tmp_path: Path) -> None:
     path = minilm.export(tmp_path / "minilm.onnx")
-    assert [each.name for each in tmp_path.iterdir()] == ["minilm.onnx"]
+    assert [file.name for file in tmp_path.iterdir()] == ["minilm.onnx"]
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     ids, mask = tokens()
     (embeddings,) = session.run(None, {"ids": ids, "mask": mask})
@@ -63,12 +63,14 @@ def test_one_file_from_tokens_to_embeddings(tmp_path: Path) -> None:
 
 def test_the_file_holds_each_weight_once_under_its_name(tmp_path: Path) -> None:
     model = onnx.load(minilm.export(tmp_path / "minilm.onnx"))
-    held = {each.name: list(each.dims) for each in model.graph.initializer if len(each.raw_data) > 1000}
+    shapes = {
+        tensor.name: list(tensor.dims) for tensor in model.graph.initializer if len(tensor.raw_data) > 1000
+    }
     used = minilm.load().parameters
     segments = "embeddings.token_type_embeddings.weight"  # of which the first is taken
     unused = {name for name in used if name.startswith("pooler")} | {segments}
-    assert held.pop("weight_2") == [384]
-    assert held == {name: list(used[name].shape) for name in used.keys() - unused}
+    assert shapes.pop("weight_2") == [384]
+    assert shapes == {name: list(used[name].shape) for name in used.keys() - unused}
 
 
 @pytest.mark.parametrize("module", ["numpy", "torch", "jax.numpy"])
@@ -76,7 +78,7 @@ def test_erf(module: str) -> None:
     """1.5e-7 by the handbook, and a few roundings of float32."""
     xp = pytest.importorskip(module)
     x = np.linspace(-5, 5, 4001, dtype=np.float32)
-    exact = np.asarray([math.erf(each) for each in x])
+    exact = np.asarray([math.erf(number) for number in x])
     np.testing.assert_allclose(np.asarray(minilm.erf(xp.asarray(x))), exact, rtol=0, atol=1.5e-7 + 4 * 2**-23)
 
 

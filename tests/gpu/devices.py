@@ -11,8 +11,8 @@ from sdpa_xp_export._agree.backends import Backend
 def on_cuda(name: str) -> list[Backend]:
     """The library on each CUDA device here."""
     try:
-        found = backends.find_backends([name])
+        installed = backends.find_backends([name])
     except ValueError as error:
         pytest.skip(str(error))
-    devices = [backend for backend in found if backend.device.startswith("cuda")]
+    devices = [backend for backend in installed if backend.device.startswith("cuda")]
     return devices or pytest.skip(f"{name} has no CUDA device here")

@@ -119,10 +119,10 @@ def run(chosen: dict[str, Step], target: Path, folder: Path, seconds: float) -> 
 
 
 def _chosen(parser: argparse.ArgumentParser, known: dict[str, Step], only: str | None) -> dict[str, Step]:
-    asked = only.split(",") if only else [""]
-    if unknown := [each for each in asked if not any(each in name for name in known)]:
+    parts = only.split(",") if only else [""]
+    if unknown := [part for part in parts if not any(part in name for name in known)]:
         parser.error(f"--only: none of {', '.join(known)}: {', '.join(unknown)}")
-    return {name: step for name, step in known.items() if any(each in name for each in asked)}
+    return {name: step for name, step in known.items() if any(part in name for part in parts)}
 
 
 def _run(step: Step) -> tuple[dict[str, Any], str]:
@@ -133,15 +133,15 @@ def _run(step: Step) -> tuple[dict[str, Any], str]:
         tempfile.TemporaryFile("w+", errors="replace") as err,
     ):
         ended = _ended(step, out, err)
-        printed, complained = (_read(each) for each in (out, err))
+        printed, complained = (_read(stream) for stream in (out, err))
     said = (printed[-SAID:] + complained[-SAID:]).strip()
-    done = {
+    report = {
         "command": step.command[1:],
         "ended": ended,
         "seconds": round(time.monotonic() - start, 1),
         "said": said,
     }
-    return done, printed
+    return report, printed
 
 
 def _ended(step: Step, out: Any, err: Any) -> str:

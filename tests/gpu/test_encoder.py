@@ -22,7 +22,7 @@ pytestmark = pytest.mark.cuda
 @pytest.mark.parametrize("name", ["cupy", "torch"])
 def test_embeddings(name: str) -> None:
     for backend in on_cuda(name):
-        ids, mask = (backend.put(each) for each in tokens())
+        ids, mask = map(backend.put, tokens())
         embeddings = backend.get(minilm.load(backend.put)(ids, mask))
         assert embeddings.dtype == np.float32
         np.testing.assert_allclose(embeddings, expected(), rtol=0, atol=CLOSE)

@@ -31,12 +31,12 @@ def results(script: ModuleType, folder: Path, codes: dict[str, str], seconds: fl
 
 def test_one_that_hangs_is_ended_and_the_rest_runs(script: ModuleType, tmp_path: Path) -> None:
     hangs = "import time; print('begun', flush=True); time.sleep(600)"
-    code, found = results(script, tmp_path, {"hangs": hangs, "next": "print('done')"})
+    code, report = results(script, tmp_path, {"hangs": hangs, "next": "print('done')"})
     assert code == 1
-    assert found["steps"]["hangs"]["ended"] == "ended after 5 s"
-    assert found["steps"]["hangs"]["said"] == "begun"
-    assert found["steps"]["next"]["ended"] == "exit code 0"
-    assert found["torch"]
+    assert report["steps"]["hangs"]["ended"] == "ended after 5 s"
+    assert report["steps"]["hangs"]["said"] == "begun"
+    assert report["steps"]["next"]["ended"] == "exit code 0"
+    assert report["torch"]
 
 
 def test_the_exit_code_is_of_all_steps(script: ModuleType, tmp_path: Path) -> None:
@@ -46,10 +46,10 @@ def test_the_exit_code_is_of_all_steps(script: ModuleType, tmp_path: Path) -> No
 
 
 def test_without_time_no_step_begins(script: ModuleType, tmp_path: Path) -> None:
-    code, found = results(script, tmp_path, {"late": "print('begun')"}, seconds=0)
+    code, report = results(script, tmp_path, {"late": "print('begun')"}, seconds=0)
     assert code == 1
-    assert found["steps"]["late"]["ended"] == "no time was left"
-    assert found["steps"]["late"]["said"] == ""
+    assert report["steps"]["late"]["ended"] == "no time was left"
+    assert report["steps"]["late"]["said"] == ""
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])

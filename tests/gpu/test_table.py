@@ -74,9 +74,9 @@ def test_one_that_raises_is_reported(table: ModuleType, monkeypatch: pytest.Monk
 def test_one_that_is_wrong_gets_no_time(table: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     def make(call: Any, arrays: Any, device: Any) -> Any:
         """Attention of all pairs, whatever was asked for."""
-        return made(dataclasses.replace(call, is_causal=False), arrays, device)
+        return make_right(dataclasses.replace(call, is_causal=False), arrays, device)
 
-    made = table.CONTENDERS[table.CUPY]
+    make_right = table.CONTENDERS[table.CUPY]
     monkeypatch.setattr(table, "CONTENDERS", {table.CUPY: make})
     reasons = {row.cell: row.reason for row in rows_of(table)}
     assert reasons["all pairs"] == ""

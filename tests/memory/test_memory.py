@@ -31,9 +31,9 @@ def peak(function: Callable[[], object]) -> int:
     tile_buffers._IDLE.clear()
     tracemalloc.start()
     function()
-    held = tracemalloc.get_traced_memory()[1]
+    peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    return held
+    return peak_bytes
 
 
 def test_keys_and_values_are_not_repeated_for_groups(
@@ -122,8 +122,8 @@ def test_packed_sequences_are_not_padded(rng: np.random.Generator) -> None:
     x = rng.standard_normal((8192 - 16, 1, 8)).astype(F)
     starts = [0, *range(4096, 8192, 16)]
     starts[-1] = len(x)
-    held = peak(lambda: varlen_attention(x, x, x, starts, starts))
-    assert held < 40 * x.nbytes
+    peak_bytes = peak(lambda: varlen_attention(x, x, x, starts, starts))
+    assert peak_bytes < 40 * x.nbytes
 
 
 def test_a_step_copies_no_cache(rng: np.random.Generator) -> None:

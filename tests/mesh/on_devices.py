@@ -59,43 +59,44 @@ def check(
 
     The bound is that of the house, with the results of one device in place of the textbook formula.
     """
-    mesh, of = mesh_of(devices), jnp.dtype(dtype)
-    arrays = draw(np.random.default_rng(3), *shapes, dtype=of)
-    (cotangent,) = draw(np.random.default_rng(4), (*arrays[0].shape[:-1], shapes[2][-1]), dtype=of)
-    given = {n: make(of)[1] for n, make in learned.items()}
+    mesh, jax_dtype = mesh_of(devices), jnp.dtype(dtype)
+    arrays = draw(np.random.default_rng(3), *shapes, dtype=jax_dtype)
+    (cotangent,) = draw(np.random.default_rng(4), (*arrays[0].shape[:-1], shapes[2][-1]), dtype=jax_dtype)
+    learned_arrays = {n: make(jax_dtype)[1] for n, make in learned.items()}
 
-    def call(query: Any, key: Any, value: Any, given: Options) -> Any:
-        options = {n: learned[n](x)[0] for n, x in given.items()}
+    def call(query: Any, key: Any, value: Any, values: Options) -> Any:
+        options = {n: learned[n](x)[0] for n, x in values.items()}
         return ring(mesh, **rules, **options)(query, key, value)
 
     def pulled(cotangent: Any, *inputs: Any) -> tuple[Any, Any]:
-        found, pull = jax.vjp(call, *inputs)
-        return found, pull(cotangent)
+        output, pull = jax.vjp(call, *inputs)
+        return output, pull(cotangent)
 
-    placed = jax.tree.map(jnp.asarray, (cotangent, *arrays, given))
+    placed = jax.tree.map(jnp.asarray, (cotangent, *arrays, learned_arrays))
     output, gradients = jax.jit(pulled)(*placed)
     assert output.dtype == dtype
     assert output.sharding.spec == P(*[None] * (output.ndim - 2), "keys"), output.sharding
-    found = {"output": output} | dict(zip(("query", "key", "value"), gradients, strict=False)) | gradients[3]
+    results = {"output": output} | dict(zip(("query", "key", "value"), gradients, strict=False)) | gradients[3]
 
-    def on_one(of: Any, put: Callable[[Any], Any]) -> Options:
-        options = {n: make(of)[0] for n, make in learned.items()}
+    def on_one(float_type: Any, put: Callable[[Any], Any]) -> Options:
+        options = {n: make(float_type)[0] for n, make in learned.items()}
         output, pull_back = vjp(*(put(x) for x in arrays), **rules, **options)
-        return {"output": output} | dict(zip([*found][1:], pull_back(put(cotangent)).values(), strict=True))
+        return {"output": output} | dict(zip([*results][1:], pull_back(put(cotangent)).values(), strict=True))
 
     expected = on_one(np.float64, lambda x: x.astype(np.float64))
-    single = on_one(of, jnp.asarray if dtype == "bfloat16" else np.asarray)
-    runs = [(np.asarray(found[n]), np.asarray(expected[n]), np.asarray(single[n])) for n in found]
-    for argument, agreement in zip(found, judge_together(runs, dtype), strict=True):
+    single = on_one(jax_dtype, jnp.asarray if dtype == "bfloat16" else np.asarray)
+    runs = [(np.asarray(results[n]), np.asarray(expected[n]), np.asarray(single[n])) for n in results]
+    for argument, agreement in zip(results, judge_together(runs, dtype), strict=True):
         assert agreement.agrees, (name, argument, agreement)
 
 
 def learns(make: Callable[[Any], Any], array: np.ndarray) -> Callable[[Any], tuple[Any, Any]]:
     """Return a function of a dtype, or of an array of JAX: the option that has such an array, and the array."""
 
-    def option(of: Any) -> tuple[Any, Any]:
-        held = array.astype(of) if isinstance(of, type | np.dtype) else of
-        return make(held), held
+    def option(dtype_or_array: Any) -> tuple[Any, Any]:
+        is_dtype = isinstance(dtype_or_array, type | np.dtype)
+        x = array.astype(dtype_or_array) if is_dtype else dtype_or_array
+        return make(x), x
 
     return option
 
@@ -144,29 +145,29 @@ def others() -> None:
         return {"attn_mask": mask, "dropout_p": 0.3, "rng": key_of_rng, "bias": biases.alibi(4)}
 
     def called(function: Callable[..., Any]) -> Any:
-        return jax.jit(lambda *given: function(query, key, value, **rules(*given)))(
+        return jax.jit(lambda *inputs: function(query, key, value, **rules(*inputs)))(
             allowed, lengths, jnp.arange(16) // 9
         )
 
-    found = called(lambda *inputs, **options: ring(mesh, **options)(*inputs))
-    np.testing.assert_allclose(found, called(scaled_dot_product_attention), atol=2e-6)
+    output = called(lambda *inputs, **options: ring(mesh, **options)(*inputs))
+    np.testing.assert_allclose(output, called(scaled_dot_product_attention), atol=2e-6)
 
     hidden = [x.at[..., 11:, :].set(jnp.nan) for x in (key, value)]  # padding may hold anything
     expected = reference.attention(*arrays, np.arange(16) < 11)[0]
     for kind in (AxisType.Auto, AxisType.Explicit):  # JAX's two ways to say how arrays lie
         of_two = mesh_of(2, 2, kind=kind)
-        held = NamedSharding(of_two, P("batch", None, "keys"))
-        placed = [jax.device_put(x, held) for x in (query, *hidden)]
-        found = jax.jit(ring(of_two, attn_mask=masks.padding(11)))(*placed)
-        np.testing.assert_allclose(found, expected, atol=2e-6)
-        assert found.sharding.is_equivalent_to(held, found.ndim), found.sharding
+        sharding = NamedSharding(of_two, P("batch", None, "keys"))
+        placed = [jax.device_put(x, sharding) for x in (query, *hidden)]
+        output = jax.jit(ring(of_two, attn_mask=masks.padding(11)))(*placed)
+        np.testing.assert_allclose(output, expected, atol=2e-6)
+        assert output.sharding.is_equivalent_to(sharding, output.ndim), output.sharding
 
     by_default = jax.make_mesh((2,), ("keys",), devices=jax.devices()[:2])  # its axes are explicit
     expected = reference.attention(*arrays, is_causal=True)[0]
     for call in (ring(by_default, is_causal=True), jax.jit(ring(by_default, is_causal=True))):
-        found = call(query, key, value)  # arrays on one device are moved
-        np.testing.assert_allclose(found, expected, atol=2e-6)
-        assert found.sharding.spec == P(None, None, "keys"), found.sharding
+        output = call(query, key, value)  # arrays on one device are moved
+        np.testing.assert_allclose(output, expected, atol=2e-6)
+        assert output.sharding.spec == P(None, None, "keys"), output.sharding
         of_query = jax.grad(lambda x: call(x, key, value).sum())(query)  # noqa: B023
         of_one = jax.grad(lambda x: scaled_dot_product_attention(x, key, value, is_causal=True).sum())(query)
         np.testing.assert_allclose(of_query, of_one, atol=2e-6)
@@ -176,8 +177,8 @@ def others() -> None:
     causal = ring(mesh, is_causal=True)
     expected = reference.attention(*arrays, is_causal=True)[0]
     np.testing.assert_allclose(causal(*flat), expected[1, 0], atol=2e-6)
-    found = ring(mesh, is_causal=True, layout="...LHE")(*moved)
-    np.testing.assert_allclose(jnp.swapaxes(found, 1, 2), expected, atol=2e-6)
+    output = ring(mesh, is_causal=True, layout="...LHE")(*moved)
+    np.testing.assert_allclose(jnp.swapaxes(output, 1, 2), expected, atol=2e-6)
 
 
 def plain() -> None:
@@ -197,9 +198,9 @@ def plain() -> None:
                 placed = [jax.device_put(x, NamedSharding(mesh, specs[n > 0])) for n, x in enumerate(arrays)]
                 call = jax.jit(lambda *inputs: scaled_dot_product_attention(*inputs, is_causal=True))
                 compiled = call.lower(*placed).compile()
-                found = compiled(*placed)
-                np.testing.assert_allclose(found, expected, atol=2e-6)
-                assert found.sharding.is_equivalent_to(placed[0].sharding, 4), (name, found.sharding)
+                output = compiled(*placed)
+                np.testing.assert_allclose(output, expected, atol=2e-6)
+                assert output.sharding.is_equivalent_to(placed[0].sharding, 4), (name, output.sharding)
                 text = compiled.as_text()
                 assert (" while(" in text) == is_loop
                 for moves in ("all-gather", "all-to-all", "collective-permute"):
@@ -247,10 +248,10 @@ def sent() -> None:
 def balance() -> None:
     """The blocks that devices compute, seen by a function of the caller, which runs in each of them."""
     n, length = 4, 16
-    seen: Counter[tuple[int, int, int, int]] = Counter()
+    corners: Counter[tuple[int, int, int, int]] = Counter()
 
     def record(*corner: Any) -> None:
-        seen[tuple(map(int, corner))] += 1
+        corners[tuple(map(int, corner))] += 1
 
     def watched(s: Any, _b: Any, _h: Any, i: Any, j: Any) -> Any:
         jax.debug.callback(record, i[0, 0], i[-1, 0], j[0, 0], j[0, -1])
@@ -262,7 +263,9 @@ def balance() -> None:
     jax.effects_barrier()
     piece = length // (2 * n)
     blocks = [(i, j) for i in range(2 * n) for j in range(i + 1)]
-    assert seen == Counter((i * piece, (i + 1) * piece - 1, j * piece, (j + 1) * piece - 1) for i, j in blocks)
+    assert corners == Counter(
+        (i * piece, (i + 1) * piece - 1, j * piece, (j + 1) * piece - 1) for i, j in blocks
+    )
     of_device = Counter(min(i, 2 * n - 1 - i) for i, _ in blocks)
     assert set(of_device.values()) == {2 * n + 1}
 

@@ -24,23 +24,23 @@ def received(program: str, device: int) -> int:
         elif name:
             lines[name].append(line)
 
-    def of(computation: str) -> int:
+    def bytes_of(computation: str) -> int:
         total = 0
         for line in lines[computation]:
             if permute := PERMUTE.search(line):
                 pairs = re.findall(r"\{(\d+),(\d+)\}", permute[2] + "}")
                 total += sum(int(to) == device != int(start) for start, to in pairs) * size(permute[1])
-            found = [name for names in CALLED.findall(line) for name in ",".join(names).split(",")]
-            called = [name.strip(" %") for name in found]
+            names_called = [name for names in CALLED.findall(line) for name in ",".join(names).split(",")]
+            called = [name.strip(" %") for name in names_called]
             trips = TRIPS.search(line)
             assert trips or " while(" not in line, line
-            total += sum(of(n) for n in called if n in lines) * int(trips[1] if trips else 1)
+            total += sum(bytes_of(n) for n in called if n in lines) * int(trips[1] if trips else 1)
         return total
 
-    return of(entry)
+    return bytes_of(entry)
 
 
 def size(shapes: str) -> int:
     """Bytes of an array, or of several, as a program names them: `f32[2,4]{1,0}`."""
-    found = re.findall(r"(\w+)\[([\d,]*)\]", shapes)
-    return sum(SIZES[dtype] * math.prod(map(int, filter(None, dims.split(",")))) for dtype, dims in found)
+    arrays = re.findall(r"(\w+)\[([\d,]*)\]", shapes)
+    return sum(SIZES[dtype] * math.prod(map(int, filter(None, dims.split(",")))) for dtype, dims in arrays)
