@@ -229,8 +229,8 @@ def test_packed_sequences() -> None:
     ):
         assert_near(varlen_attention(*lazy, *lengths, **rules), varlen_attention(*arrays, *lengths, **rules))
     dropped = [
-        varlen_attention(*inputs_, *lengths, dropout_p=0.5, rng=np.random.default_rng(1))
-        for inputs_ in (lazy, arrays)
+        varlen_attention(*arrays_of_one, *lengths, dropout_p=0.5, rng=np.random.default_rng(1))
+        for arrays_of_one in (lazy, arrays)
     ]
     assert_near(*dropped)
 

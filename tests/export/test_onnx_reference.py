@@ -12,7 +12,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 from runtime.features import features
-from runtime.jobs import Job, Outputs, own
+from runtime.jobs import Job, Outputs, jobs_of_features
 
 from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, Runtime
 from sdpa_xp_export.export import export_call
@@ -25,7 +25,7 @@ FORMS = [("attention", 23), ("attention", 24), ("primitive", 18)]
 @cache
 def jobs() -> list[Job]:
     """NaN stands in each key and value that no query attends, and behind the end of a padded cache."""
-    return list(own(features("float32"), "float32"))
+    return list(jobs_of_features(features("float32"), "float32"))
 
 
 def computed(job: Job, form: str, opset: int, feeds: Outputs) -> dict[str, np.ndarray]:

@@ -44,9 +44,9 @@ def multiple_of(source: str, number: int) -> Build:
     """Where the length of an input is a multiple of a number."""
 
     def build(model: onnx.ModelProto) -> None:
-        of, zero = (add_constant(model, f"number_{n}", n, np.int64) for n in (number, 0))
+        divisor, zero = (add_constant(model, f"number_{n}", n, np.int64) for n in (number, 0))
         size = length(model, source, 2, "a_length")
-        nodes(model, ("Mod", [size, of], "a_rest"), ("Equal", ["a_rest", zero], "is_so"))
+        nodes(model, ("Mod", [size, divisor], "a_rest"), ("Equal", ["a_rest", zero], "is_so"))
 
     return build
 
@@ -129,9 +129,9 @@ def replaced_input(name: str, *written: tuple[str, list[str], str] | tuple[str, 
     def edit(model: onnx.ModelProto) -> None:
         for graph in edits.graphs(model.graph):
             for node in graph.node:
-                node.input[:] = ["other" if each == name else each for each in node.input]
-        made = [helper.make_node(op, inputs, [out], **dict(*more)) for op, inputs, out, *more in written]
-        for node in reversed(made):
+                node.input[:] = ["other" if source == name else source for source in node.input]
+        new_nodes = [helper.make_node(op, inputs, [out], **dict(*more)) for op, inputs, out, *more in written]
+        for node in reversed(new_nodes):
             model.graph.node.insert(0, node)
         for limit in (6.0, -6.0, 0.0):
             add_constant(model, f"limit_{limit:g}", limit, np.float32)
@@ -141,9 +141,9 @@ def replaced_input(name: str, *written: tuple[str, list[str], str] | tuple[str, 
 
 def narrowed(name: str, to: int) -> Edit:
     """Convert an integer input to a narrow dtype and back."""
-    own = onnx.TensorProto.INT64
+    wide = onnx.TensorProto.INT64
     return replaced_input(
-        name, ("Cast", [name], "narrow", {"to": to}), ("Cast", ["narrow"], "other", {"to": own})
+        name, ("Cast", [name], "narrow", {"to": to}), ("Cast", ["narrow"], "other", {"to": wide})
     )
 
 
@@ -197,7 +197,7 @@ def half_initializers(model: onnx.ModelProto) -> None:
             narrow = onnx.numpy_helper.from_array(array.astype(np.float16), f"narrow_{tensor.name}")
             model.graph.initializer.append(narrow)
             for node in model.graph.node:
-                node.input[:] = [f"wide_{each}" if each == tensor.name else each for each in node.input]
+                node.input[:] = [f"wide_{source}" if source == tensor.name else source for source in node.input]
             cast = helper.make_node("Cast", [narrow.name], [f"wide_{tensor.name}"], to=onnx.TensorProto.FLOAT)
             model.graph.node.insert(0, cast)
 

@@ -130,10 +130,10 @@ def attribute(name: str, value: float) -> Edit:
     """Change an attribute of the fused operator."""
 
     def edit(model: onnx.ModelProto) -> None:
-        found = [a for node in model.graph.node for a in node.attribute if a.name == name]
-        for each in found:
-            each.CopyFrom(helper.make_attribute(name, value))
-        if not found:
+        attributes = [a for node in model.graph.node for a in node.attribute if a.name == name]
+        for present in attributes:
+            present.CopyFrom(helper.make_attribute(name, value))
+        if not attributes:
             fused = next(node for node in model.graph.node if "Attention" in node.op_type)
             fused.attribute.append(helper.make_attribute(name, value))
 
@@ -150,10 +150,10 @@ def number_for(old: float, new: float) -> Edit:
                 array = numpy_helper.to_array(tensor)
                 if array.dtype.kind not in "fi" or array.size > 4:
                     continue
-                at = array == old if np.isinf(old) else np.isclose(array.astype(np.float64), old, rtol=1e-3)
-                if at.any():
+                places = array == old if np.isinf(old) else np.isclose(array.astype(np.float64), old, rtol=1e-3)
+                if places.any():
                     tensor.CopyFrom(
-                        numpy_helper.from_array(np.where(at, new, array).astype(array.dtype), tensor.name)
+                        numpy_helper.from_array(np.where(places, new, array).astype(array.dtype), tensor.name)
                     )
                     count += 1
         assert count, f"no {old}"
@@ -161,12 +161,12 @@ def number_for(old: float, new: float) -> Edit:
     return edit
 
 
-def operator_for(old: str, new: str, at: int = 0) -> Edit:
-    """Give a node, the one number `at` of its operator, another operator."""
+def operator_for(old: str, new: str, index: int = 0) -> Edit:
+    """Give a node, the one number `index` of its operator, another operator."""
 
     def edit(model: onnx.ModelProto) -> None:
         nodes = [node for graph in graphs(model.graph) for node in graph.node if node.op_type == old]
-        nodes[at].op_type = new
+        nodes[index].op_type = new
 
     return edit
 
@@ -188,11 +188,11 @@ def rounded_input(name: str, to: int) -> Edit:
 
     def edit(model: onnx.ModelProto) -> None:
         (value,) = (value for value in model.graph.input if value.name == name)
-        own = value.type.tensor_type.elem_type
+        wide = value.type.tensor_type.elem_type
         for graph in graphs(model.graph):
             for node in graph.node:
-                node.input[:] = ["rounded" if each == name else each for each in node.input]
-        model.graph.node.insert(0, helper.make_node("Cast", ["narrow"], ["rounded"], to=own))
+                node.input[:] = ["rounded" if source == name else source for source in node.input]
+        model.graph.node.insert(0, helper.make_node("Cast", ["narrow"], ["rounded"], to=wide))
         model.graph.node.insert(0, helper.make_node("Cast", [name], ["narrow"], to=to))
 
     return edit
@@ -254,14 +254,14 @@ def let_nan_through(model: onnx.ModelProto) -> None:
             node.input[:] = [blanked.get(name, name) for name in node.input]
 
 
-def changed_initializer(at: int = 0, by: float = 1e-3) -> Edit:
+def changed_initializer(index: int = 0, by: float = 1e-3) -> Edit:
     """Change one number of the largest floating initializer."""
 
     def edit(model: onnx.ModelProto) -> None:
         floats = [x for x in model.graph.initializer if numpy_helper.to_array(x).dtype.kind == "f"]
         largest = max(floats, key=lambda x: numpy_helper.to_array(x).size)
         array = numpy_helper.to_array(largest).copy()
-        array.flat[at] += by
+        array.flat[index] += by
         largest.CopyFrom(numpy_helper.from_array(array, largest.name))
 
     return edit

@@ -125,8 +125,8 @@ def alarm(right: Right, runtime: str, **options: Any) -> str | None:
 
 def functions_of(call: ExportCall) -> dict[str, Any]:
     """The mask and the bias that hold a function, with specs; the metadata cannot hold them."""
-    held = {name: getattr(call, name) for name in ("attn_mask", "bias")}
-    return {name: with_specs(None, x) for name, x in held.items() if "from_function" in str(x)}
+    options = {name: getattr(call, name) for name in ("attn_mask", "bias")}
+    return {name: with_specs(None, x) for name, x in options.items() if "from_function" in str(x)}
 
 
 def with_specs(_: object, operand: Any) -> Any:

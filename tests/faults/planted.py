@@ -144,8 +144,8 @@ def other_numbers() -> Iterator[Fault]:
     ]
     turns = cycle(FORMS)  # what a model is tried with follows from its call, hardly from its form
     for (name, right, wrong), form in zip(pairs, turns, strict=False):
-        of = longer if "lower right" in name or "padding" in name else call
-        yield mistaken(kind, name, of(attn_mask=right), of(attn_mask=wrong), form)
+        make_call = longer if "lower right" in name or "padding" in name else call
+        yield mistaken(kind, name, make_call(attn_mask=right), make_call(attn_mask=wrong), form)
     for (name, right_bias, wrong_bias), form in zip(
         (
             ("ALiBi from 1 on", biases.alibi(2), biases.alibi(2, offset=1)),
@@ -335,9 +335,11 @@ def files() -> Iterator[Fault]:
         )
         bias = biases.from_array(np.linspace(-1, 1, 32, dtype=np.float32))
         fixed = spec("B", 2, 32, 8)
-        held = {"query": fixed, "key": fixed, "value": fixed, "bias": bias}
-        for at in (0, 17):
-            yield edited(kind, f"number {at} of a bias", held, edits.changed_initializer(at), form)
+        call_with_bias = {"query": fixed, "key": fixed, "value": fixed, "bias": bias}
+        for index in (0, 17):
+            yield edited(
+                kind, f"number {index} of a bias", call_with_bias, edits.changed_initializer(index), form
+            )
     sinks = np.linspace(-1, 1, 2, dtype=np.float32)
     for form in ("tiled", "primitive"):
         yield edited(kind, "a number of the sinks", call(sinks=sinks), edits.changed_initializer(1), form)

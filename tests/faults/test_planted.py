@@ -57,10 +57,10 @@ def one_draw_for_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def by_call(faults: Iterable[Fault]) -> list[list[Fault]]:
     """The faults of each call, which are those of one form after those of another."""
-    found = defaultdict(list)
+    faults_of = defaultdict(list)
     for fault in faults:
-        found[next(e.value for e in fault.right().metadata_props if "call" in e.key)].append(fault)
-    return [sorted(of_call, key=form_of) for _, of_call in sorted(found.items())]
+        faults_of[next(e.value for e in fault.right().metadata_props if "call" in e.key)].append(fault)
+    return [sorted(of_call, key=form_of) for _, of_call in sorted(faults_of.items())]
 
 
 def form_of(fault: Fault) -> str:

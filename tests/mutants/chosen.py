@@ -11,7 +11,7 @@ LIST = Path(os.environ["MUTANTS_CHOSEN"])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    place = {name: at for at, name in enumerate(LIST.read_text().splitlines())}
+    place = {name: position for position, name in enumerate(LIST.read_text().splitlines())}
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in place])
     items[:] = sorted((item for item in items if item.nodeid in place), key=lambda item: place[item.nodeid])
 

@@ -18,19 +18,19 @@ def draw(root: Path, count: int, seed: int) -> list[Mutant]:
     sites = {path: _by_operator(mutants(root, path)) for path in files}
     files = [path for path in files if sites[path]]
     weights = [len(sources[path].splitlines()) for path in files]
-    rng, drawn, seen = random.Random(seed), [], set()
+    rng, drawn, tried = random.Random(seed), [], set()
     while len(drawn) < count:
         (path,) = rng.choices(files, weights)
         kinds = sites[path]
         mutant = rng.choice(kinds[rng.choice(sorted(kinds))])
-        if mutant not in seen and differs(sources[path], mutant):
+        if mutant not in tried and differs(sources[path], mutant):
             drawn.append(mutant)
-        seen.add(mutant)
+        tried.add(mutant)
     return drawn
 
 
-def _by_operator(found: list[Mutant]) -> dict[str, list[Mutant]]:
+def _by_operator(all_mutants: list[Mutant]) -> dict[str, list[Mutant]]:
     kinds: dict[str, list[Mutant]] = defaultdict(list)
-    for mutant in found:
+    for mutant in all_mutants:
         kinds[mutant.operator].append(mutant)
     return kinds

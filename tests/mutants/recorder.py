@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     cases: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         cases[_function(item)].append(item)
-    items[:] = [each[at] for each in cases.values() for at in _spread(len(each))]
+    items[:] = [several[index] for several in cases.values() for index in _spread(len(several))]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -71,5 +71,5 @@ def _function(item: pytest.Item) -> str:
 def _spread(count: int) -> list[int]:
     """0 to count - 1, each early number far from the ones before it."""
     digits = max(count - 1, 1).bit_length()
-    reversed_bits = (int(f"{at:0{digits}b}"[::-1], 2) for at in range(2**digits))
-    return [at for at in reversed_bits if at < count]
+    reversed_bits = (int(f"{index:0{digits}b}"[::-1], 2) for index in range(2**digits))
+    return [index for index in reversed_bits if index < count]

@@ -41,30 +41,34 @@ def main() -> None:
     parser.add_argument("--only", default="", help="mutants of files whose path has this in it")
     parser.add_argument("--go-on", action="store_true", help="do not run again what was killed before")
     parser.add_argument("--suites", default=",".join(SUITES), help="comma-separated, of %(default)s")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
-    drawn = [each for each in draw(ROOT, asked.count, asked.seed) if asked.only in each.file]
+    drawn = [m for m in draw(ROOT, arguments.count, arguments.seed) if arguments.only in m.file]
     with tempfile.TemporaryDirectory() as folder:
         tree = copied(Path(folder) / "tree")
-        recordings = recorded(tree, asked.suites.split(","))
-        found = BUILD / f"{asked.seed}.json"
-        before = {(*each["name"],): each for each in json.loads(found.read_text())} if found.exists() else {}
+        recordings = recorded(tree, arguments.suites.split(","))
+        results = BUILD / f"{arguments.seed}.json"
+        before = (
+            {(*outcome["name"],): outcome for outcome in json.loads(results.read_text())}
+            if results.exists()
+            else {}
+        )
         outcomes, known = [], listed()
         for number, mutant in enumerate(drawn, 1):
             outcome = before.get(mutant.name, {})
             if mutant.name in known:
                 outcome = {"outcome": "equivalent"}
-            elif not (asked.go_on and outcome.get("outcome") == "killed"):
+            elif not (arguments.go_on and outcome.get("outcome") == "killed"):
                 outcome = judged(tree, mutant, number, recordings, outcome.get("killer", ""))
             outcomes.append({**asdict(mutant), **outcome, "name": mutant.name})
             print(
                 f"{number}/{len(drawn)} {outcome['outcome']} {mutant.file}:{mutant.line} {mutant.after!r}",
                 flush=True,
             )
-            found.write_text(json.dumps(outcomes, indent=1))
-    whole = not asked.only and asked.suites == ",".join(SUITES)
+            results.write_text(json.dumps(outcomes, indent=1))
+    whole = not arguments.only and arguments.suites == ",".join(SUITES)
     summarise(
-        asked.seed, drawn, outcomes, ROOT / "results" / "mutants.json" if whole else BUILD / "results.json"
+        arguments.seed, drawn, outcomes, ROOT / "results" / "mutants.json" if whole else BUILD / "results.json"
     )
 
 
@@ -82,10 +86,10 @@ def copied(tree: Path) -> Path:
 def recorded(tree: Path, suites: list[str]) -> list[Recording]:
     BUILD.mkdir(parents=True, exist_ok=True)
     recordings = [Recording(name, BUILD) for name in suites]
-    for each in recordings:
-        if not (BUILD / f"{each.suite}.json").exists():
-            print(f"recording {each.suite}", flush=True)
-            each.make(tree)
+    for recording in recordings:
+        if not (BUILD / f"{recording.suite}.json").exists():
+            print(f"recording {recording.suite}", flush=True)
+            recording.make(tree)
     return recordings
 
 
@@ -99,9 +103,9 @@ def judged(
     os.utime(path, (number, number))  # compiled files are known by this time, in whole seconds
     tried = 0
     try:
-        plans = [(each, each.tests_of(mutant, MOST.get(each.suite, OTHERS))) for each in recordings]
-        known = [(each, [killer]) for each, tests in plans if killer in tests]
-        early = [(each, quick(tests, each.seconds)) for each, tests in plans]
+        plans = [(r, r.tests_of(mutant, MOST.get(r.suite, OTHERS))) for r in recordings]
+        known = [(r, [killer]) for r, tests in plans if killer in tests]
+        early = [(r, quick(tests, r.seconds)) for r, tests in plans]
         for recording, tests in [*known[:1], *early, *plans]:
             tried += len(tests)
             if tests and (failed := first_failure(tree, recording, tests)):
@@ -119,7 +123,7 @@ def first_failure(tree: Path, recording: Recording, tests: list[str]) -> str:
     failed = chosen.with_suffix(".failed")
     failed.unlink(missing_ok=True)
     files = list(dict.fromkeys(name.partition("::")[0] for name in tests))
-    options = [each for each in SUITES[recording.suite] if each.startswith("--")]
+    options = [option for option in SUITES[recording.suite] if option.startswith("--")]
     limit = 60 + 4 * sum(recording.seconds[name] for name in tests)
     arguments = ["-x", "-p", "mutants.chosen", *options, *files]
     status = pytest(tree, arguments, limit, MUTANTS_CHOSEN=str(chosen))
@@ -133,17 +137,19 @@ def first_failure(tree: Path, recording: Recording, tests: list[str]) -> str:
 def listed() -> set[tuple[str, ...]]:
     """The names of the mutants that are known to change nothing."""
     read = tomllib.loads((HERE / "equivalent.toml").read_text())
-    return {tuple(each[key] for key in NAME) for each in read["mutant"]}
+    return {tuple(mutant[key] for key in NAME) for mutant in read["mutant"]}
 
 
 def summarise(seed: int, drawn: list[Mutant], outcomes: list[dict[str, object]], results: Path) -> None:
-    number = Counter(str(each["outcome"]) for each in outcomes)
-    left = [m for m, found in zip(drawn, outcomes, strict=True) if found["outcome"] in ("survived", "not run")]
+    number = Counter(str(outcome["outcome"]) for outcome in outcomes)
+    left = [
+        m for m, outcome in zip(drawn, outcomes, strict=True) if outcome["outcome"] in ("survived", "not run")
+    ]
     killed, same = number["killed"], number["equivalent"]
     print(f"seed {seed}: of {len(drawn)} mutants {same} are equivalent, {killed} were killed")
     print(f"{100 * killed / max(len(drawn) - same, 1):.1f} % of those that are not equivalent; what survived:")
-    for each in left:
-        print(f"  {each.file}:{each.line} {each.function}: {each.before!r} -> {each.after!r}")
+    for m in left:
+        print(f"  {m.file}:{m.line} {m.function}: {m.before!r} -> {m.after!r}")
     kept = json.loads(results.read_text()) if results.exists() else {}
     names = [{key: getattr(m, key) for key in NAME} for m in left]
     kept[str(seed)] = {"drawn": len(drawn), "killed": killed, "equivalent": same, "survived": names}

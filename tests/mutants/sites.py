@@ -87,7 +87,7 @@ def mutants(root: Path, path: Path) -> list[Mutant]:
     source = path.read_text()
     finder = _Finder(source, path.relative_to(root).as_posix())
     finder.visit(ast.parse(source))
-    return finder.found
+    return finder.mutants
 
 
 def differs(source: str, mutant: Mutant) -> bool:
@@ -101,7 +101,7 @@ def differs(source: str, mutant: Mutant) -> bool:
 class _Finder(ast.NodeVisitor):
     def __init__(self, source: str, file: str) -> None:
         self.file, self.source = file, source
-        self.found: list[Mutant] = []
+        self.mutants: list[Mutant] = []
         self.path: list[str] = []
         self.scopes = [(1, len(source.splitlines()))]
         self.at_import = True
@@ -122,7 +122,7 @@ class _Finder(ast.NodeVisitor):
         where = ".".join(self.path) or "<module>"
         line = self.source.splitlines()[node.lineno - 1].strip()
         place = (start, stop, line, self.scopes[-1], self.at_import)
-        self.found.append(Mutant(self.file, where, node.lineno, operator, before, text, *place))
+        self.mutants.append(Mutant(self.file, where, node.lineno, operator, before, text, *place))
 
     # What is not looked into.
 
@@ -213,9 +213,9 @@ class _Finder(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Compare(self, node: ast.Compare) -> None:
-        for at, op in enumerate(node.ops):
+        for index, op in enumerate(node.ops):
             ops = [*node.ops]
-            ops[at] = COMPARISONS[type(op)]()
+            ops[index] = COMPARISONS[type(op)]()
             self.add(node, "comparison", ast.Compare(node.left, ops, node.comparators))
         self.generic_visit(node)
 

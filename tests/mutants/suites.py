@@ -70,8 +70,8 @@ def _run_and_exit(tree: Path, arguments: list[str], environment: dict[str, str])
             os.open("pytest.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
             os.open(os.devnull, os.O_RDONLY),
         )
-        for own, target in ((nothing, 0), (log, 1), (log, 2)):
-            os.dup2(own, target)
+        for source, target in ((nothing, 0), (log, 1), (log, 2)):
+            os.dup2(source, target)
         paths = [str(tree / part) for part in ("", "export", "tests")]
         sys.path[:0] = paths
         os.environ.update(environment, PYTHONPATH=os.pathsep.join(sys.path))
@@ -115,14 +115,14 @@ class Recording:
     @cached_property
     def seconds(self) -> dict[str, float]:
         """How long each test took that passed."""
-        found: dict[str, float] = json.loads((self.folder / f"{self.suite}.json").read_text())["passed"]
-        return found
+        passed: dict[str, float] = json.loads((self.folder / f"{self.suite}.json").read_text())["passed"]
+        return passed
 
     @cached_property
     def data(self) -> coverage.CoverageData:
-        read = coverage.CoverageData(str(self.folder / f"{self.suite}.coverage"))
-        read.read()
-        return read
+        data = coverage.CoverageData(str(self.folder / f"{self.suite}.coverage"))
+        data.read()
+        return data
 
     def lines(self, file: str) -> dict[int, list[str]]:
         """Which tests run each line of a file; "" is what runs when the file is imported."""
@@ -140,7 +140,7 @@ class Recording:
         if mutant.at_import or "" in tests:
             first, last = mutant.scope
             inner = {name for line, names in lines.items() if first <= line <= last for name in names}
-            tests = inner if inner - {""} else {name for each in lines.values() for name in each}
+            tests = inner if inner - {""} else {name for names in lines.values() for name in names}
         return self._within(sorted(tests & self.seconds.keys()), most)
 
     def _within(self, tests: list[str], most: float) -> list[str]:
@@ -148,7 +148,7 @@ class Recording:
         for _, alike in groupby(tests, key=lambda name: name.partition("[")[0]):
             ranked += list(enumerate(sorted(alike, key=self.seconds.__getitem__)))
         chosen, total = [], 0.0
-        for _, name in sorted(ranked, key=lambda at: (at[0], self.seconds[at[1]])):
+        for _, name in sorted(ranked, key=lambda ranked_name: (ranked_name[0], self.seconds[ranked_name[1]])):
             total += self.seconds[name]
             if total > most and chosen:
                 break

@@ -62,23 +62,23 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_sites(file: Path) -> None:
-    found = mutants(file.parents[1], file)
-    assert {each.file for each in found} == {"sdpa_xp/module.py"}
-    assert sorted((each.function, each.before, each.after) for each in found) == sorted(EXPECTED)
+    all_mutants = mutants(file.parents[1], file)
+    assert {mutant.file for mutant in all_mutants} == {"sdpa_xp/module.py"}
+    assert sorted((mutant.function, mutant.before, mutant.after) for mutant in all_mutants) == sorted(EXPECTED)
 
 
 def test_a_mutant_changes_its_site_alone(file: Path) -> None:
-    for each in mutants(file.parents[1], file):
-        made = each.applied(SOURCE)
-        assert differs(SOURCE, each)
-        assert len(made) == len(SOURCE) + len(each.after) - len(each.before)
-        line = SOURCE.splitlines()[each.line - 1]
-        assert each.before.splitlines()[0] in line
+    for mutant in mutants(file.parents[1], file):
+        source = mutant.applied(SOURCE)
+        assert differs(SOURCE, mutant)
+        assert len(source) == len(SOURCE) + len(mutant.after) - len(mutant.before)
+        line = SOURCE.splitlines()[mutant.line - 1]
+        assert mutant.before.splitlines()[0] in line
 
 
 def test_defaults_run_at_import(file: Path) -> None:
-    found = {(each.before, each.after) for each in mutants(file.parents[1], file) if each.at_import}
-    assert found == {("3", "4"), ("-1", "(-2)"), ("True", "False")}
+    changes = {(mutant.before, mutant.after) for mutant in mutants(file.parents[1], file) if mutant.at_import}
+    assert changes == {("3", "4"), ("-1", "(-2)"), ("True", "False")}
 
 
 def test_letters_of_several_bytes(tmp_path: Path) -> None:

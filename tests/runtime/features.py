@@ -90,7 +90,7 @@ def _of_a_batch(dtype: str) -> Calls:
 
 def _masks(dtype: str) -> Calls:
     query, key, shared = _tokens(dtype, "L"), _tokens(dtype, "S"), _tokens(dtype, "S", heads=2)
-    given = {
+    masks_by_name = {
         "causal, lower right": masks.causal("lower_right"),
         "causal, an offset an entry": masks.causal(_per_entry()),
         "window": masks.sliding_window(3, 0),
@@ -107,9 +107,9 @@ def _masks(dtype: str) -> Calls:
         "array and causal": masks.from_array(TensorSpec("bool", ("B", 1, 1, "S"))) & masks.causal(),
         "function": masks.from_function(lambda batch, head, i, j: (i + j + head) % 3 != 0),
     }
-    made = {f"mask: {name}": _call(query, key, attn_mask=mask) for name, mask in given.items()}
-    grouped = {name: given[name] for name in ("causal, lower right", "padding", "padding and causal")}
-    return made | {
+    calls = {f"mask: {name}": _call(query, key, attn_mask=mask) for name, mask in masks_by_name.items()}
+    grouped = {name: masks_by_name[name] for name in ("causal, lower right", "padding", "padding and causal")}
+    return calls | {
         f"mask, grouped heads: {name}": _call(query, shared, attn_mask=mask) for name, mask in grouped.items()
     }
 
@@ -146,7 +146,7 @@ def _biases(dtype: str) -> Calls:
 def _rules(dtype: str) -> Calls:
     query, key, shared = _tokens(dtype, "L"), _tokens(dtype, "S"), _tokens(dtype, "S", heads=2)
     sinks, scale = TensorSpec("float32", (HEADS,)), TensorSpec("float32", (HEADS, 1, 1))
-    made = {
+    calls = {
         "sinks": _call(query, key, sinks=sinks),
         "sinks, grouped heads, causal": _call(query, shared, sinks=sinks, is_causal=True),
         "sinks, padding": _call(query, key, sinks=sinks, attn_mask=masks.padding(_per_entry())),
@@ -157,8 +157,8 @@ def _rules(dtype: str) -> Calls:
         "softcap, padding": _call(query, key, softcap=2.0, attn_mask=masks.padding(_per_entry())),
     }
     if dtype == "float64":
-        return made
-    return made | {"softmax in float64": _call(query, key, softmax_dtype="float64", is_causal=True)}
+        return calls
+    return calls | {"softmax in float64": _call(query, key, softmax_dtype="float64", is_causal=True)}
 
 
 def _caches(dtype: str) -> Calls:

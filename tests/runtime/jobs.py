@@ -47,7 +47,7 @@ class Job:
 def jobs() -> list[Job]:
     """All of them, in an order that stays."""
     onnx = [_of_onnx(export) for case in CASES for export in exports(case)]
-    return onnx + [job for dtype in DTYPES for job in own(features(dtype), dtype)]
+    return onnx + [job for dtype in DTYPES for job in jobs_of_features(features(dtype), dtype)]
 
 
 def _of_onnx(export: Export) -> Job:
@@ -61,7 +61,7 @@ def _of_onnx(export: Export) -> Job:
     return Job(export.name, export.call, lambda: ((export.feeds,), fault))
 
 
-def own(calls: Mapping[str, ExportCall], dtype: str) -> Iterator[Job]:
+def jobs_of_features(calls: Mapping[str, ExportCall], dtype: str) -> Iterator[Job]:
     """Calls of our own, with inputs as `sdpa_xp_export.verify` draws them, at a few short lengths."""
     for name, call in calls.items():
         yield Job(f"{name} ({dtype})", call, partial(_drawn, call))

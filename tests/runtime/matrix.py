@@ -33,12 +33,12 @@ def measured() -> dict[str, Any]:
     calls = jobs()
     for release in RELEASES:
         path_of(release)
-    made = exports(RELEASES, list(FORMS), calls)
-    found = {}
+    graphs = exports(RELEASES, list(FORMS), calls)
+    faults_in = {}
     for release in RELEASES:
-        found[release] = faults(release, made)
-        print(f"{release}: {len(found[release])} graphs are wrong", flush=True)
-    listed = wrong(made, found)
+        faults_in[release] = faults(release, graphs)
+        print(f"{release}: {len(faults_in[release])} graphs are wrong", flush=True)
+    listed = wrong(graphs, faults_in)
     releases: dict[str, Any] = {}
     for release in RELEASES:
         chosen = list(choices(release, calls).values())
@@ -48,7 +48,7 @@ def measured() -> dict[str, Any]:
                 "refused": dict(sorted(exported.refused.items())),
                 "wrong": listed[release][form],
             }
-            for form, exported in made[release].items()
+            for form, exported in graphs[release].items()
         }
         releases[release] = {"auto": {form: chosen.count(form) for form in FORMS}, "forms": forms}
     return {
@@ -67,8 +67,8 @@ def main() -> int:
     RESULTS.write_text(json.dumps(results, indent=2) + "\n")
     TABLE.write_text(markdown(results))
     print(f"wrote {RESULTS} and {TABLE}")
-    found = [form for release in results["releases"].values() for form in release["forms"].values()]
-    return int(any(form["wrong"] for form in found))
+    forms = [form for release in results["releases"].values() for form in release["forms"].values()]
+    return int(any(form["wrong"] for form in forms))
 
 
 if __name__ == "__main__":

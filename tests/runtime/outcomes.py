@@ -69,39 +69,41 @@ def exports(releases: Sequence[str], forms: Sequence[str], jobs: Sequence[Job]) 
     return {release: {form: _exported(release, form, jobs) for form in forms} for release in releases}
 
 
-def faults(release: str, made: Exports) -> dict[Graph, str]:
+def faults(release: str, by_release: Exports) -> dict[Graph, str]:
     """Run in `release` each graph that is written for it or an older one; those that are wrong, and how."""
-    graphs = list(dict.fromkeys(_meant_for(release, made)))
+    graphs = list(dict.fromkeys(_meant_for(release, by_release)))
     with tempfile.TemporaryDirectory() as folder:
         models = {graph: (onnx.load_from_string(graph.model), graph.job.feeds) for graph in graphs}
         results = run_graphs(release, models, Path(folder))
-    found = {}
+    faulty = {}
     for graph, result in results.items():
         fault = result if isinstance(result, str) else graph.job.fault(result)
         if fault is not None:
-            found[graph] = fault
-    return found
+            faulty[graph] = fault
+    return faulty
 
 
-def wrong(made: Exports, found: Mapping[str, Mapping[Graph, str]]) -> dict[str, dict[str, dict[str, str]]]:
+def wrong(
+    by_release: Exports, faults_in: Mapping[str, Mapping[Graph, str]]
+) -> dict[str, dict[str, dict[str, str]]]:
     """By the release that graphs are for and by form, the calls that are wrong, there or in a later release.
 
-    `found` holds the faults by the release that the graphs ran in.
+    `faults_in` holds the faults by the release that the graphs ran in.
     """
     listed: dict[str, dict[str, dict[str, str]]] = defaultdict(dict)
-    for target, of_target in made.items():
-        later = [release for release in found if number(release) >= number(target)]
+    for target, of_target in by_release.items():
+        later = [release for release in faults_in if number(release) >= number(target)]
         for form, exported in of_target.items():
             listed[target][form] = {
-                graph.job.name: "; ".join(f"{release}: {found[release][graph]}" for release in bad)
+                graph.job.name: "; ".join(f"{release}: {faults_in[release][graph]}" for release in bad)
                 for graph in exported.graphs
-                if (bad := [release for release in later if graph in found[release]])
+                if (bad := [release for release in later if graph in faults_in[release]])
             }
     return dict(listed)
 
 
-def _meant_for(release: str, made: Exports) -> Iterator[Graph]:
-    for target, of_target in made.items():
+def _meant_for(release: str, by_release: Exports) -> Iterator[Graph]:
+    for target, of_target in by_release.items():
         if number(target) <= number(release):
             for exported in of_target.values():
                 yield from exported.graphs

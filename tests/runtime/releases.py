@@ -62,10 +62,10 @@ def run_graphs(release: str, graphs: Mapping[Name, Graph], folder: Path) -> dict
         job, why = ended
         (folder / job / "error").write_text(why)
         left = left[left.index(job) + 1 :]
-    return {name: _found(folder / job, len(graphs[name][1])) for job, name in names.items()}
+    return {name: _outcome(folder / job, len(graphs[name][1])) for job, name in names.items()}
 
 
-def _found(job: Path, runs: int) -> list[Outputs] | str:
+def _outcome(job: Path, runs: int) -> list[Outputs] | str:
     if (job / "error").exists():
         return (job / "error").read_text()
     return [load(job / f"outputs-{number:02d}") for number in range(runs)]
@@ -92,12 +92,12 @@ def _child(release: str, folder: Path, jobs: Sequence[str]) -> tuple[str, str] |
         command = [sys.executable, "-m", "runtime.child", str(folder), *jobs]
         with subprocess.Popen(command, env=environment, stdout=log, stderr=errors) as process:
             code = _ended(process, folder / "log")
-    seen = (folder / "log").read_text().split()
-    if seen[:1] != [release] or (code and len(seen) == 1):
+    words = (folder / "log").read_text().split()
+    if words[:1] != [release] or (code and len(words) == 1):
         raise RuntimeError(f"onnxruntime {release} did not start:\n{(folder / 'errors').read_text()}")
     if code == 0:
         return None
     if code is None:
-        return seen[-1], f"the process hung for {SECONDS} s"
+        return words[-1], f"the process hung for {SECONDS} s"
     how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-    return seen[-1], f"the process died: {how}"
+    return words[-1], f"the process died: {how}"

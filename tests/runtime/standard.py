@@ -34,23 +34,23 @@ def measured(release: str) -> dict[str, str]:
     """By the name of a case that the release does not compute, what it does instead."""
     tests = cases()
     with tempfile.TemporaryDirectory() as folder:
-        found = run_graphs(release, {name: _graph(test) for name, test in tests.items()}, Path(folder))
-    faults = {name: _fault(test, found[name]) for name, test in tests.items()}
+        results = run_graphs(release, {name: _graph(test) for name, test in tests.items()}, Path(folder))
+    faults = {name: _fault(test, results[name]) for name, test in tests.items()}
     return {name: fault for name, fault in sorted(faults.items()) if fault}
 
 
 def _graph(test: TestCase) -> Graph:
     model, ((inputs, _),) = test.model, test.data_sets
     model.ir_version = IR_VERSION
-    return model, [dict(zip((each.name for each in model.graph.input), inputs, strict=True))]
+    return model, [dict(zip((graph_input.name for graph_input in model.graph.input), inputs, strict=True))]
 
 
-def _fault(test: TestCase, found: list[Mapping[str, NDArray[Any]]] | str) -> str | None:
+def _fault(test: TestCase, runs: list[Mapping[str, NDArray[Any]]] | str) -> str | None:
     """By the tolerances of ONNX's own runner, or a few roundings of the dtype where that is more."""
-    if isinstance(found, str):
-        return found if "died" in found else "refused"
+    if isinstance(runs, str):
+        return runs if "died" in runs else "refused"
     ((_, expected),) = test.data_sets
-    for result, exact in zip(found[0].values(), expected, strict=True):
+    for result, exact in zip(runs[0].values(), expected, strict=True):
         one, other = (np.asarray(array, np.float64) for array in (result, exact))
         if np.isnan(one).any():
             return "NaN"

@@ -26,12 +26,16 @@ def _lines(results: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield "Right / refused when exported / wrong:"
     yield ""
-    yield from _table(["onnxruntime", *forms], ([name, *_counts(each)] for name, each in releases.items()))
+    yield from _table(
+        ["onnxruntime", *forms], ([name, *_counts(results_of)] for name, results_of in releases.items())
+    )
     yield ""
     yield 'What `form="auto"` takes:'
     yield ""
-    taken = ([name, *(str(each["auto"][form]) for form in forms)] for name, each in releases.items())
-    yield from _table(["onnxruntime", *forms], taken)
+    choices = (
+        [name, *(str(results_of["auto"][form]) for form in forms)] for name, results_of in releases.items()
+    )
+    yield from _table(["onnxruntime", *forms], choices)
     yield ""
     yield "Why a form is refused, and for how many calls in each release:"
     yield ""

@@ -27,7 +27,7 @@ RULES: dict[str, dict[str, Any]] = {
 }
 SHAPES = [("B", "S"), ("B", "L"), (2, "L")]
 """The batch, and the length of the keys."""
-LENGTHS = [dict(zip("BLS", each, strict=True)) for each in ((0, 3, 5), (2, 0, 5), (2, 3, 0), (0, 0, 0))]
+LENGTHS = [dict(zip("BLS", lengths, strict=True)) for lengths in ((0, 3, 5), (2, 0, 5), (2, 3, 0), (0, 0, 0))]
 
 
 @pytest.mark.parametrize("release", REDUCED)
@@ -65,9 +65,9 @@ def graphs_and_shapes(release: str) -> tuple[dict[str, Graph], dict[str, tuple[i
 
 def ones(model: onnx.ModelProto, lengths: dict[str, int]) -> dict[str, np.ndarray]:
     """1 in each input; a length has its number, or one of `lengths`."""
-    made = {}
-    for each in model.graph.input:
-        tensor = each.type.tensor_type
+    feeds = {}
+    for graph_input in model.graph.input:
+        tensor = graph_input.type.tensor_type
         shape = [lengths[axis.dim_param] if axis.dim_param else axis.dim_value for axis in tensor.shape.dim]
-        made[each.name] = np.ones(shape, onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
-    return made
+        feeds[graph_input.name] = np.ones(shape, onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+    return feeds

@@ -29,8 +29,8 @@ from sdpa_xp_export.forms.choice import FORMS
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "release" in metafunc.fixturenames:
-        asked = metafunc.config.getoption("--runtimes")
-        metafunc.parametrize("release", asked.split(",") if asked else REDUCED)
+        names = metafunc.config.getoption("--runtimes")
+        metafunc.parametrize("release", names.split(",") if names else REDUCED)
 
 
 @cache
@@ -64,12 +64,12 @@ def test_a_release_computes_its_own_graphs_and_those_of_older_ones(
 ) -> None:
     """In every form that is not refused, among them whichever the exporter chooses."""
     thin = bool(pytestconfig.getoption("--thin"))
-    calls, targets = run_jobs(thin), [each for each in REDUCED if number(each) <= number(release)]
-    made = {target: exported(target, thin) for target in targets or [release]}
-    found = wrong(made, {release: faults(release, made)})
-    assert {target: each for target, each in found.items() if any(each.values())} == {}
-    for target, of_target in made.items():
-        written = {(graph.job.name, form) for form, each in of_target.items() for graph in each.graphs}
+    calls, targets = run_jobs(thin), [older for older in REDUCED if number(older) <= number(release)]
+    graphs = {target: exported(target, thin) for target in targets or [release]}
+    faulty = wrong(graphs, {release: faults(release, graphs)})
+    assert {target: forms for target, forms in faulty.items() if any(forms.values())} == {}
+    for target, of_target in graphs.items():
+        written = {(graph.job.name, form) for form, of_form in of_target.items() for graph in of_form.graphs}
         assert choices(target, calls).items() <= written
         assert len(of_target["primitive"].graphs) == len(calls)
 
@@ -81,12 +81,13 @@ def test_a_graph_that_a_later_release_computes_otherwise_is_wrong_for_its_own(
     monkeypatch.setattr(grouped_query, "WINDOW_COUNTS_ITSELF", (1, 23))
     monkeypatch.setattr(grouped_query, "_window", lambda call: 40)
     calls = [job for job in all_jobs() if job.name == "long, of itself, window (float32)"]
-    made = exports(["1.23.2", INSTALLED], ["grouped_query"], calls)
-    found = {release: faults(release, made) for release in ("1.23.2", INSTALLED)}
-    assert not found["1.23.2"]
-    (fault,) = wrong(made, found)["1.23.2"]["grouped_query"].values()
+    graphs = exports(["1.23.2", INSTALLED], ["grouped_query"], calls)
+    faulty = {release: faults(release, graphs) for release in ("1.23.2", INSTALLED)}
+    assert not faulty["1.23.2"]
+    (fault,) = wrong(graphs, faulty)["1.23.2"]["grouped_query"].values()
     assert fault.startswith(f"{INSTALLED}: output is off by")
-    assert [len(each) for each in found.values()] == [0, 1]  # one graph, although two releases have it
+    # One graph is wrong, although it is exported for two releases.
+    assert {release: len(graphs) for release, graphs in faulty.items()} == {"1.23.2": 0, INSTALLED: 1}
 
 
 def test_the_results_are_of_all_releases_and_of_this_code() -> None:
@@ -95,12 +96,12 @@ def test_the_results_are_of_all_releases_and_of_this_code() -> None:
     calls = all_jobs()
     assert results["calls"] == len(calls)
     assert list(results["releases"]) == list(RELEASES)
-    for release, found in results["releases"].items():
-        assert {form: count for form, count in found["auto"].items() if count} == Counter(
+    for release, results_of in results["releases"].items():
+        assert {form: count for form, count in results_of["auto"].items() if count} == Counter(
             choices(release, calls).values()
         )
-        assert list(found["forms"]) == list(FORMS)
-        for form, outcome in found["forms"].items():
+        assert list(results_of["forms"]) == list(FORMS)
+        for form, outcome in results_of["forms"].items():
             assert outcome["refused"] == refusals(release, form, calls)
             assert not outcome["wrong"]
             assert outcome["right"] == len(calls) - sum(outcome["refused"].values())

@@ -22,21 +22,21 @@ MIXED = [
 @pytest.mark.parametrize("release", REDUCED)
 def test_a_release_computes_every_function_of_every_dtype(release: str, tmp_path: Path) -> None:
     graphs: dict[str, Graph] = {}
-    wanted = {}
+    expectations = {}
     calls = {f"{dtype} {seed}": [(UNARY, (numbers(dtype, seed),))] for dtype in DTYPES for seed in (0, 1)}
     calls |= {
         f"{one} {other}": of_two_arrays(BINARY | OPERATORS | JOINED, one, other)
         for one, other in [*zip(DTYPES, DTYPES, strict=True), *MIXED]
     }
     for name, several in calls.items():
-        for number, (rows, given) in enumerate(several):
-            expected = expected_of(rows, *given)
+        for number, (rows, arguments) in enumerate(several):
+            expected = expected_of(rows, *arguments)
             if expected:
-                taken = {each: rows[each] for each in expected}
-                model, counts = model_of(taken, *given, runtime=runtime_of(release))
-                graphs[f"{name} {number}"] = model, [feeds_of(*given)]
-                wanted[f"{name} {number}"] = expected, counts
-    for name, found in run_graphs(release, graphs, tmp_path).items():
-        assert not isinstance(found, str), f"{name}: {found}"
-        expected, counts = wanted[name]
-        assert_all_same(expected, counts, found[0])
+                computed = {row: rows[row] for row in expected}
+                model, counts = model_of(computed, *arguments, runtime=runtime_of(release))
+                graphs[f"{name} {number}"] = model, [feeds_of(*arguments)]
+                expectations[f"{name} {number}"] = expected, counts
+    for name, runs in run_graphs(release, graphs, tmp_path).items():
+        assert not isinstance(runs, str), f"{name}: {runs}"
+        expected, counts = expectations[name]
+        assert_all_same(expected, counts, runs[0])

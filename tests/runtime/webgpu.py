@@ -23,7 +23,7 @@ from typing import Any
 
 import onnx
 import onnxruntime
-from runtime.jobs import Job, jobs, own
+from runtime.jobs import Job, jobs, jobs_of_features
 
 from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec
@@ -76,7 +76,7 @@ def by_length() -> Iterator[Job]:
             for key in (query, shared):
                 what = f"{length} tokens, {name}, {key.shape[1]} key heads"
                 calls[what] = checked_call("runtime.webgpu", query, key, key, ExportOptions(**rule))
-        yield from own(calls, "float32")
+        yield from jobs_of_features(calls, "float32")
 
 
 def computed(model: onnx.ModelProto, job: Job, ran: Counter[str]) -> str | None:
@@ -86,7 +86,7 @@ def computed(model: onnx.ModelProto, job: Job, ran: Counter[str]) -> str | None:
         options.log_severity_level = 3
         options.enable_profiling = True
         options.profile_file_prefix = str(Path(folder) / "profile")
-        devices = [each for each in onnxruntime.get_ep_devices() if each.ep_name == PROVIDER]
+        devices = [entry for entry in onnxruntime.get_ep_devices() if entry.ep_name == PROVIDER]
         options.add_provider_for_devices(devices[:1], {})
         try:
             session = onnxruntime.InferenceSession(model.SerializeToString(), options)
@@ -95,7 +95,7 @@ def computed(model: onnx.ModelProto, job: Job, ran: Counter[str]) -> str | None:
             return str(error).splitlines()[0]
         if PROVIDER not in session.get_providers():  # without an adapter it silently falls back to the CPU
             raise RuntimeError(f"{PROVIDER} found no adapter")
-        ran.update(each.provider for each in placements(Path(session.end_profiling()), PROVIDER))
+        ran.update(entry.provider for entry in placements(Path(session.end_profiling()), PROVIDER))
     return job.fault(runs)
 
 
