@@ -32,13 +32,13 @@ def arrays(call: Call, rng: np.random.Generator, dtype: Any) -> dict[str, np.nda
 
 def keywords(call: Call, placed: Mapping[str, Any]) -> dict[str, Any]:
     """The keywords of a call of the library, whose arrays are `placed` in one."""
-    own = {name: x for name, x in placed.items() if name not in INPUTS and "." not in name}
-    return {**own, **call.rules, **call.holds(placed)}
+    arrays = {name: x for name, x in placed.items() if name not in INPUTS and "." not in name}
+    return {**arrays, **call.rules, **call.holds(placed)}
 
 
 def gradients(
     call: Call,
-    given: Mapping[str, np.ndarray],
+    inputs: Mapping[str, np.ndarray],
     cotangent: np.ndarray,
     dtype: str = "float64",
     dropped: np.ndarray | None = None,
@@ -52,11 +52,11 @@ def gradients(
     def tensor(x: np.ndarray) -> Any:
         return torch.tensor(x.astype(np.float64), dtype=getattr(torch, dtype))
 
-    leaves = {name: tensor(x).requires_grad_() for name, x in given.items()}
+    leaves = {name: tensor(x).requires_grad_() for name, x in inputs.items()}
     output, weights = attention(call, leaves, None if dropped is None else tensor(dropped))
-    asked = leaves | {"weights": weights}
-    found = torch.autograd.grad(output, [*asked.values()], tensor(cotangent), materialize_grads=True)
-    return {name: x.double().numpy() for name, x in zip(asked, found, strict=True)}
+    targets = leaves | {"weights": weights}
+    results = torch.autograd.grad(output, [*targets.values()], tensor(cotangent), materialize_grads=True)
+    return {name: x.double().numpy() for name, x in zip(targets, results, strict=True)}
 
 
 def attention(call: Call, leaves: Mapping[str, Any], dropped: Any = None) -> tuple[Any, Any]:

@@ -45,7 +45,7 @@ def attend(library: Library, *arrays: np.ndarray, **rules: Any) -> np.ndarray:
 
 def assert_agrees(
     library: Library,
-    found: np.ndarray,
+    result: np.ndarray,
     call: Mapping[str, np.ndarray],
     sinks: np.ndarray | None = None,
     **rules: Any,
@@ -58,5 +58,5 @@ def assert_agrees(
         plain = library.get(library.compiled.call(partial(textbook, library.xp), **call, **rules))
         output, lse, _ = reference.attention(**call, **rules)
         share = 1.0 if sinks is None else 1 / (1 + np.exp(sinks[..., None] - lse))[..., None]
-    agreement = judge(found, output * share, plain * share, call["query"].dtype.name)
+    agreement = judge(result, output * share, plain * share, call["query"].dtype.name)
     assert agreement.agrees, agreement

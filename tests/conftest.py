@@ -30,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    for name in _asked(config) or []:
+    for name in _chosen_libraries(config) or []:
         if name not in LIBRARIES:
             raise pytest.UsageError(f"--backends: {name} is none of {', '.join(LIBRARIES)}")
         if not installed(LIBRARIES[name][0]):
@@ -54,7 +54,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     hypothesis.settings.load_profile("few" if _library(item).startswith(("jax", "dask")) else "many")
 
 
-def _asked(config: pytest.Config) -> list[str] | None:
+def _chosen_libraries(config: pytest.Config) -> list[str] | None:
     """The libraries that were asked for, or None for all that are installed."""
     names = config.getoption("--backends")
     if names:
@@ -64,20 +64,20 @@ def _asked(config: pytest.Config) -> list[str] | None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "library" in metafunc.fixturenames:
-        asked = _asked(metafunc.config)
-        names = [name for name in DEFAULT if installed(LIBRARIES[name][0])] if asked is None else asked
+        chosen = _chosen_libraries(metafunc.config)
+        names = [name for name in DEFAULT if installed(LIBRARIES[name][0])] if chosen is None else chosen
         metafunc.parametrize("library", names, indirect=True)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the tests of the libraries that were asked for, and skip what needs a package that is not there."""
-    asked, fast = _asked(config), config.getoption("--fast")
+    chosen, fast = _chosen_libraries(config), config.getoption("--fast")
     kept, left_out = [], []
     cases: Counter[tuple[str, str]] = Counter()
     for item in items:
         needed = {name for marker in item.iter_markers("needs") for name in marker.args}
         absent = sorted(name for name in needed if not installed(name))
-        if not _is_asked(item, needed, asked) or (fast and (absent or item.get_closest_marker("slow"))):
+        if not _is_asked(item, needed, chosen) or (fast and (absent or item.get_closest_marker("slow"))):
             left_out.append(item)
             continue
         name, function = _library(item), item.nodeid.partition("[")[0]
@@ -110,15 +110,15 @@ def _is_left_out(item: pytest.Item, thin: int, number: int) -> bool:
     return bool(item.get_closest_marker("mathematics") or number % thin)
 
 
-def _is_asked(item: pytest.Item, needed: set[str], asked: list[str] | None) -> bool:
+def _is_asked(item: pytest.Item, needed: set[str], chosen: list[str] | None) -> bool:
     """Whether a test is part of a run for some libraries.
 
     A test without the fixture `library` is part of the runs for the libraries that it names, or of NumPy's.
     """
-    if asked is None or "library" in getattr(item, "fixturenames", ()):
+    if chosen is None or "library" in getattr(item, "fixturenames", ()):
         return True
     named = needed & {module for module, _ in LIBRARIES.values()} or {"numpy"}
-    return bool(named & {LIBRARIES[name][0] for name in asked})
+    return bool(named & {LIBRARIES[name][0] for name in chosen})
 
 
 WITHOUT_MAXIMUM = ("numpy", "numpy-readonly", "torch")

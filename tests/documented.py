@@ -34,8 +34,8 @@ PUBLIC = [f"{module}.{name}" for module in MODULES for name in importlib.import_
 
 def pages() -> dict[str, str]:
     """Each page of the site, by its path in docs/."""
-    found = (path for path in sorted(DOCS.rglob("*.md")) if "_site" not in path.parts)
-    return {path.relative_to(DOCS).as_posix(): path.read_text() for path in found}
+    paths = (path for path in sorted(DOCS.rglob("*.md")) if "_site" not in path.parts)
+    return {path.relative_to(DOCS).as_posix(): path.read_text() for path in paths}
 
 
 def rendered() -> list[str]:
@@ -61,11 +61,11 @@ def callables() -> Iterator[tuple[str, griffe.Object | griffe.Alias]]:
     """Public functions, classes and their public methods that have a docstring, by path."""
     objects = loaded()
     for path in PUBLIC:
-        found = objects[path]
-        if found.is_function or found.is_class:
-            yield path, found
-        if found.is_class:
-            for name, member in found.all_members.items():
+        symbol = objects[path]
+        if symbol.is_function or symbol.is_class:
+            yield path, symbol
+        if symbol.is_class:
+            for name, member in symbol.all_members.items():
                 public = name == "__call__" or not (name.startswith("_") or name in INTERNAL)
                 if public and member.is_function and member.docstring:
                     yield f"{path}.{name}", member

@@ -26,7 +26,7 @@ def expected() -> np.ndarray:
     from safetensors.torch import load_file
 
     weights = {k: w.double() for k, w in load_file(minilm.folder() / "model.safetensors").items()}
-    ids, mask = (torch.asarray(each) for each in tokens())
+    ids, mask = map(torch.asarray, tokens())
 
     def linear(x: Any, name: str) -> Any:
         return torch.nn.functional.linear(x, weights[f"{name}.weight"], weights[f"{name}.bias"])

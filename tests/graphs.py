@@ -108,44 +108,44 @@ def run_in(session: onnxruntime.InferenceSession, feeds: Arrays) -> Arrays:
 def library(arrays: Arrays, outputs: Sequence[str], **rules: Any) -> Arrays:
     """The same outputs from the functions of the library, in NumPy."""
     q, k, v = arrays["query"], arrays["key"], arrays["value"]
-    made: Arrays = {}
+    results: Arrays = {}
     if {"output", "lse"} & set(outputs):
         state = attention_state(q, k, v, **rules)
-        made |= {"output": state.output, "lse": state.lse}
+        results |= {"output": state.output, "lse": state.lse}
     if "weights" in outputs:
-        made["weights"] = attention_weights(q, k, **rules)
+        results["weights"] = attention_weights(q, k, **rules)
     if "scores" in outputs:
-        made["scores"] = scores(arrays, **rules)
-    return {name: made[name] for name in outputs}
+        results["scores"] = scores(arrays, **rules)
+    return {name: results[name] for name in outputs}
 
 
 def scores(arrays: Arrays, **rules: Any) -> np.ndarray:
     """Those of the library, which a sink is no part of."""
-    found: np.ndarray = attention_scores(
+    result: np.ndarray = attention_scores(
         arrays["query"], arrays["key"], **{name: x for name, x in rules.items() if name != "sinks"}
     )
-    return found
+    return result
 
 
-def assert_close(found: Arrays, wanted: Arrays) -> None:
+def assert_close(results: Arrays, expected_by_name: Arrays) -> None:
     """Each output within a few roundings of its largest number, and of its dtype and shape."""
-    assert list(found) == list(wanted)
-    for name, result in found.items():
-        expected = wanted[name]
+    assert list(results) == list(expected_by_name)
+    for name, result in results.items():
+        expected = expected_by_name[name]
         assert (result.dtype, result.shape) == (expected.dtype, expected.shape), name
         bound = CLOSE[result.dtype.name] * max(1.0, np.abs(expected[np.isfinite(expected)]).max(initial=0.0))
         np.testing.assert_allclose(result, expected, rtol=0, atol=bound, err_msg=name)
 
 
-def held_by(given: Mapping[str, Any]) -> dict[str, Any]:
+def held_by(rules: Mapping[str, Any]) -> dict[str, Any]:
     """The masks and biases of a call as `verify` takes them."""
-    return {name: x for name, x in given.items() if isinstance(x, Mask | Bias)}
+    return {name: x for name, x in rules.items() if isinstance(x, Mask | Bias)}
 
 
 def check(
     arrays: Arrays,
     rules: Rules,
-    held: Arrays,
+    operands: Arrays,
     *,
     names: Mapping[int, str],
     outputs: Sequence[str] = ("output",),
@@ -156,7 +156,7 @@ def check(
     What no query attends by the scores of the library becomes NaN, and may not show.
     """
     (model,) = models(
-        arrays, rules, held, names=names, outputs=outputs, forms=[export.pop("form", "auto")], **export
+        arrays, rules, operands, names=names, outputs=outputs, forms=[export.pop("form", "auto")], **export
     )
     return model
 
@@ -164,7 +164,7 @@ def check(
 def models(
     arrays: Arrays,
     rules: Rules,
-    held: Arrays,
+    operands: Arrays,
     *,
     names: Mapping[int, str],
     forms: Sequence[str],
@@ -172,25 +172,25 @@ def models(
     **export: Any,
 ) -> Iterator[onnx.ModelProto]:
     """`check` in each of these forms."""
-    given = rules(**{name: spec(array, names) for name, array in held.items()})
+    rules_of_specs = rules(**{name: spec(array, names) for name, array in operands.items()})
     specs = [spec(arrays[name], names) for name in ("query", "key", "value")]
-    bound = rules(**held) | {name: export[name] for name in ("layout",) if name in export}
-    wanted, runs = library(arrays, outputs, **bound), [arrays | held]
+    bound = rules(**operands) | {name: export[name] for name in ("layout",) if name in export}
+    expected, runs = library(arrays, outputs, **bound), [arrays | operands]
     one_batch = all(x.shape[0] == BATCH and x.ndim == 4 for x in arrays.values())
     if one_batch and not {"weights", "scores"} & set(outputs):
-        runs.append(with_nan(arrays, bound) | held)
+        runs.append(with_nan(arrays, bound) | operands)
     for form in forms:
         try:
-            model = export_attention(*specs, **given, outputs=outputs, form=form, **export)
+            model = export_attention(*specs, **rules_of_specs, outputs=outputs, form=form, **export)
         except ValueError as error:
             if "`form` cannot be" not in str(error) or len(forms) == 1:
                 raise
             continue
-        assert sorted(each.name for each in model.graph.input) == sorted(runs[0])
+        assert sorted(graph_input.name for graph_input in model.graph.input) == sorted(runs[0])
         session = session_of(model)
         for feeds in runs:
-            assert_close(run_in(session, feeds), wanted)
-        assert_right(model, session=session, **held_by(given))
+            assert_close(run_in(session, feeds), expected)
+        assert_right(model, session=session, **held_by(rules_of_specs))
         yield model
 
 
@@ -206,10 +206,12 @@ def with_nan(arrays: Arrays, rules: dict[str, Any]) -> Arrays:
 
 
 def check_forms(
-    arrays: Arrays, rules: Rules, held: Arrays, *, names: Mapping[int, str], **export: Any
+    arrays: Arrays, rules: Rules, operands: Arrays, *, names: Mapping[int, str], **export: Any
 ) -> list[str]:
     """`check` in each form that takes the call; these forms, among them those that take every call."""
-    made = models(arrays, rules, held, names=names, forms=FORMS, **export)
-    taken = [next(each.value for each in model.metadata_props if each.key == "sdpa_xp.form") for model in made]
-    assert taken[-2:] == EVERY_CALL
-    return taken
+    exported = models(arrays, rules, operands, names=names, forms=FORMS, **export)
+    forms = [
+        next(entry.value for entry in model.metadata_props if entry.key == "sdpa_xp.form") for model in exported
+    ]
+    assert forms[-2:] == EVERY_CALL
+    return forms

@@ -76,7 +76,7 @@ def _exported(name: str, device: str = "") -> Any:
     """The library on one of its devices, as the exporter's `agree` holds its arrays; this asks for onnx."""
     from sdpa_xp_export._agree import backends
 
-    return next(each for each in backends.find_backends([name]) if each.device.startswith(device))
+    return next(backend for backend in backends.find_backends([name]) if backend.device.startswith(device))
 
 
 def _numpy() -> Library:

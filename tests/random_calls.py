@@ -24,7 +24,7 @@ def either(*numbers: Any, name: str) -> Any:
 
 
 def part(make: Callable[..., Any], *drawn: Any) -> Any:
-    return st.tuples(*drawn).map(lambda held: lambda take: make(*(each(take) for each in held)))
+    return st.tuples(*drawn).map(lambda values: lambda take: make(*(value(take) for value in values)))
 
 
 def number(*numbers: Any) -> Any:
@@ -78,7 +78,7 @@ BIASES = st.lists(
     ),
     min_size=1,
     max_size=3,
-).map(lambda parts: lambda take: sum_of([each(take) for each in parts]))
+).map(lambda parts: lambda take: sum_of([addend(take) for addend in parts]))
 OPTIONAL: dict[str, Any] = {
     "attn_mask": MASKS,
     "bias": BIASES,
@@ -92,17 +92,17 @@ CALLS = st.fixed_dictionaries({}, optional=OPTIONAL)
 
 def sum_of(addends: list[Any]) -> Any:
     total, *others = addends
-    for each in others:
-        total = total + each
+    for addend in others:
+        total = total + addend
     return total
 
 
 def taken_in_order(parts: dict[str, Part], give: Operands) -> dict[str, Any]:
     """The keywords of a call; operands are taken in the order in which the exporter comes upon them."""
-    taken: dict[str, int] = {}
+    counts: dict[str, int] = {}
 
     def take(name: str) -> Any:
-        taken[name] = taken.get(name, 0) + 1
-        return give(name if taken[name] == 1 else f"{name}_{taken[name]}")
+        counts[name] = counts.get(name, 0) + 1
+        return give(name if counts[name] == 1 else f"{name}_{counts[name]}")
 
     return {name: parts[name](take) for name in OPTIONAL if name in parts}

@@ -37,7 +37,7 @@ def assert_right(model: onnx.ModelProto, *, seed: int = 0, session: Any = None, 
     session = session or open_session(model, PROVIDERS["cpu"])
     outcomes = [outcome(call, trial, run(session, trial.inputs)) for trial in drawn]
     for name, agreements in judge(call, outcomes, computed_in).items():
-        for each, agreement in zip(outcomes, agreements, strict=True):
-            assert agreement.agrees, (name, each.shown, agreement)
-            if name == "output" and "large" not in each.shown and computed_in == call.query.dtype:
-                assert agreement.bound < 1e-4, (each.shown, agreement)  # no bound that says nothing
+        for one_outcome, agreement in zip(outcomes, agreements, strict=True):
+            assert agreement.agrees, (name, one_outcome.shown, agreement)
+            if name == "output" and "large" not in one_outcome.shown and computed_in == call.query.dtype:
+                assert agreement.bound < 1e-4, (one_outcome.shown, agreement)  # no bound that says nothing

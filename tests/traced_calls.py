@@ -35,21 +35,23 @@ def numbers(dtype: str, seed: int = 0) -> np.ndarray:
         small = [0, 1, 2, 3, 7, 5]
         signed = [-1, -7, -3, ends.min + 1] if ends.min else [11, 12, 13, 14]
         large = [2**53 + 1, 2**32 - 6] if ends.bits == 64 else [ends.max - 5, ends.max // 2]
-        found = np.asarray([*small[seed % 2 :][:5], *signed, *large, ends.max if seed % 2 else ends.min], dtype)
+        values = np.asarray(
+            [*small[seed % 2 :][:5], *signed, *large, ends.max if seed % 2 else ends.min], dtype
+        )
     else:
-        found = np.asarray([0.0, -0.0, 1.0, -1.5, 2.5, -7.0, 0.1, 3.0, 1e-3, np.inf, -np.inf, np.nan], dtype)
-    return np.random.default_rng(seed).permutation(found).reshape(3, 4)
+        values = np.asarray([0.0, -0.0, 1.0, -1.5, 2.5, -7.0, 0.1, 3.0, 1e-3, np.inf, -np.inf, np.nan], dtype)
+    return np.random.default_rng(seed).permutation(values).reshape(3, 4)
 
 
-def strictly(row: Row, *given: Any) -> tuple[np.ndarray, ...] | type[Exception]:
+def strictly(row: Row, *arguments: Any) -> tuple[np.ndarray, ...] | type[Exception]:
     """What array-api-strict makes of the arguments, or what it raises."""
-    held = [strict.asarray(each) if isinstance(each, np.ndarray) else each for each in given]
+    arrays = [strict.asarray(x) if isinstance(x, np.ndarray) else x for x in arguments]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            if len(given) == 2:  # it lets kinds mix in a few functions, which the standard leaves undefined
-                strict.result_type(*held)
-            return tuple(np.asarray(each) for each in several(row(strict, *held)))
+            if len(arguments) == 2:  # it lets kinds mix in a few functions, which the standard leaves undefined
+                strict.result_type(*arrays)
+            return tuple(np.asarray(result) for result in several(row(strict, *arrays)))
         except REFUSED as error:
             return type(error)
 
@@ -58,51 +60,55 @@ def several(result: Any) -> tuple[Any, ...]:
     return result if isinstance(result, tuple) else (result,)
 
 
-def model_of(rows: Mapping[str, Row], *given: Any, **export: Any) -> tuple[onnx.ModelProto, dict[str, int]]:
+def model_of(rows: Mapping[str, Row], *arguments: Any, **export: Any) -> tuple[onnx.ModelProto, dict[str, int]]:
     """All rows in one graph, whose inputs are x0 and x1, and how many results each of them has."""
     counts: dict[str, int] = {}
 
     def function(**values: Any) -> dict[str, Any]:
-        held = [values.get(f"x{at}", each) for at, each in enumerate(given)]
+        operands = [values.get(f"x{number}", x) for number, x in enumerate(arguments)]
         first = next(iter(values.values()))
-        made = {name: several(row(first.__array_namespace__(), *held)) for name, row in rows.items()}
-        counts.update({name: len(found) for name, found in made.items()})
+        results_of = {name: several(row(first.__array_namespace__(), *operands)) for name, row in rows.items()}
+        counts.update({name: len(results) for name, results in results_of.items()})
         return {
-            f"{name} {at}": each if isinstance(each, GraphValue) else first.graph.operand(each)
-            for name, found in made.items()
-            for at, each in enumerate(found)
+            f"{name} {number}": x if isinstance(x, GraphValue) else first.graph.operand(x)
+            for name, results in results_of.items()
+            for number, x in enumerate(results)
         }
 
-    specs = {name: TensorSpec(x.dtype.name, x.shape) for name, x in feeds_of(*given).items()}
+    specs = {name: TensorSpec(x.dtype.name, x.shape) for name, x in feeds_of(*arguments).items()}
     model = to_onnx(function, **specs, **export)
     assert isinstance(model, onnx.ModelProto)
     return model, counts
 
 
-def feeds_of(*given: Any) -> dict[str, np.ndarray]:
+def feeds_of(*arguments: Any) -> dict[str, np.ndarray]:
     """The arrays among the arguments, as inputs of the graph."""
-    return {f"x{at}": each for at, each in enumerate(given) if isinstance(each, np.ndarray)}
+    return {
+        f"x{number}": argument for number, argument in enumerate(arguments) if isinstance(argument, np.ndarray)
+    }
 
 
-def expected_of(rows: Mapping[str, Row], *given: Any) -> dict[str, tuple[np.ndarray, ...]]:
+def expected_of(rows: Mapping[str, Row], *arguments: Any) -> dict[str, tuple[np.ndarray, ...]]:
     """The rows that are computed, and what they give."""
-    found = {name: strictly(row, *given) for name, row in rows.items() if not refused_here(name, given)}
-    return {name: each for name, each in found.items() if isinstance(each, tuple)}
+    results = {
+        name: strictly(row, *arguments) for name, row in rows.items() if not refused_here(name, arguments)
+    }
+    return {name: result for name, result in results.items() if isinstance(result, tuple)}
 
 
-def takes_conditions(name: str, given: tuple[Any, ...]) -> bool:
+def takes_conditions(name: str, arguments: tuple[Any, ...]) -> bool:
     """Whether a call is computed here that array-api-strict refuses."""
-    return name in COUNTS and given[0].dtype == bool
+    return name in COUNTS and arguments[0].dtype == bool
 
 
 def assert_all_same(
     expected: Mapping[str, tuple[np.ndarray, ...]], counts: Mapping[str, int], outputs: Mapping[str, np.ndarray]
 ) -> None:
     """The outputs of the graph of these rows are what the rows give."""
-    assert {name: len(found) for name, found in expected.items()} == counts
-    for name, found in expected.items():
-        for at, each in enumerate(found):
-            assert_same(name, outputs[f"{name} {at}"], each)
+    assert {name: len(results) for name, results in expected.items()} == counts
+    for name, results in expected.items():
+        for number, result in enumerate(results):
+            assert_same(name, outputs[f"{name} {number}"], result)
 
 
 def of_two_arrays(rows: Mapping[str, Row], one: str, other: str) -> list[tuple[dict[str, Row], Arrays]]:
@@ -117,14 +123,14 @@ def of_two_arrays(rows: Mapping[str, Row], one: str, other: str) -> list[tuple[d
     ]
 
 
-def assert_same(name: str, found: np.ndarray, expected: np.ndarray) -> None:
+def assert_same(name: str, result: np.ndarray, expected: np.ndarray) -> None:
     """Of one dtype, one shape and the same numbers, with their signs, up to the units of `ULPS`."""
-    assert (found.dtype, found.shape) == (expected.dtype, expected.shape), name
-    if found.dtype.kind != "f":
-        np.testing.assert_array_equal(found, expected, err_msg=name)
+    assert (result.dtype, result.shape) == (expected.dtype, expected.shape), name
+    if result.dtype.kind != "f":
+        np.testing.assert_array_equal(result, expected, err_msg=name)
         return
     finite = expected[np.isfinite(expected)]
     unit = np.finfo(expected.dtype).eps * np.abs(finite).max(initial=0.0) if finite.size else 0.0
-    np.testing.assert_allclose(found, expected, rtol=0, atol=ULPS.get(name, 0) * unit, err_msg=name)
+    np.testing.assert_allclose(result, expected, rtol=0, atol=ULPS.get(name, 0) * unit, err_msg=name)
     if name not in ULPS and name not in SIGN_OF_ZERO:
-        np.testing.assert_array_equal(np.signbit(found), np.signbit(expected), err_msg=name)
+        np.testing.assert_array_equal(np.signbit(result), np.signbit(expected), err_msg=name)

@@ -14,11 +14,13 @@ Row = Callable[..., Any]
 
 
 def _named(names: str) -> dict[str, Row]:
-    return {name: lambda xp, *given, name=name: getattr(xp, name)(*given) for name in names.split()}
+    return {name: lambda xp, *arguments, name=name: getattr(xp, name)(*arguments) for name in names.split()}
 
 
-def _operators(**found: Callable[..., Any]) -> dict[str, Row]:
-    return {f"__{name.rstrip('_')}__": lambda xp, *given, f=f: f(*given) for name, f in found.items()}
+def _operators(**functions: Callable[..., Any]) -> dict[str, Row]:
+    return {
+        f"__{name.rstrip('_')}__": lambda xp, *arguments, f=f: f(*arguments) for name, f in functions.items()
+    }
 
 
 BINARY: dict[str, Row] = _named(
@@ -165,8 +167,12 @@ COUNTS = {"sum"}
 """Functions that take conditions, too, as NumPy, torch and JAX do: how many hold."""
 
 
-def refused_here(name: str, given: tuple[Any, ...]) -> bool:
+def refused_here(name: str, arguments: tuple[Any, ...]) -> bool:
     """Whether a call is refused that array-api-strict answers with a warning, or with what is undefined."""
-    if len(given) < 2 or not isinstance(given[1], int) or "int" not in str(getattr(given[0], "dtype", "")):
+    if (
+        len(arguments) < 2
+        or not isinstance(arguments[1], int)
+        or "int" not in str(getattr(arguments[0], "dtype", ""))
+    ):
         return False
-    return (name in COUNTED and given[1] < 0) or (name in DIVIDED and given[1] == 0)
+    return (name in COUNTED and arguments[1] < 0) or (name in DIVIDED and arguments[1] == 0)
