@@ -82,8 +82,8 @@ def assert_agrees(
     assert device(result) == device(query)
     assert result.dtype == query.dtype
     assert result.shape == expected.shape
-    found = judge(library.get(result), expected, library.get(plain), arrays["query"].dtype.name)
-    assert found.agrees, found
+    agreement = judge(library.get(result), expected, library.get(plain), arrays["query"].dtype.name)
+    assert agreement.agrees, agreement
 
 
 # Each shape with two of the rules, so that each rule meets several shapes.
@@ -141,10 +141,10 @@ def test_state_and_weights(library: Library, rng: np.random.Generator, shapes: A
 
     # A log-sum-exp is as large as its largest score and as exact: the bound is the rounding of the scores.
     assert state.lse.shape == lse.shape
-    found, finite = library.get(state.lse), np.isfinite(lse)
-    np.testing.assert_array_equal(np.isneginf(found), np.isneginf(lse))
+    lse_of_state, finite = library.get(state.lse), np.isfinite(lse)
+    np.testing.assert_array_equal(np.isneginf(lse_of_state), np.isneginf(lse))
     scale = max(1.0, float(np.max(np.abs(lse[finite]), initial=0.0)))
-    assert np.max(np.abs(found[finite] - lse[finite]), initial=0.0) <= 8 * 2.0**-23 * scale
+    assert np.max(np.abs(lse_of_state[finite] - lse[finite]), initial=0.0) <= 8 * 2.0**-23 * scale
 
     # The weights are the output for a value of one column a key.
     value = arrays.pop("value")
@@ -168,8 +168,8 @@ def test_scale_of_each_head_or_query(
     with library.guard():
         placed = {name: library.put(x) for name, x in arrays.items()} | {"scale": library.put(scale)}
         plain = library.get(textbook(library.xp, **placed))
-    found = judge(library.get(output), expect(arrays, {"scale": scale})[0], plain, "float32")
-    assert found.agrees, found
+    agreement = judge(library.get(output), expect(arrays, {"scale": scale})[0], plain, "float32")
+    assert agreement.agrees, agreement
 
 
 def test_floating_mask_and_bias_add_up(library: Library, rng: np.random.Generator) -> None:

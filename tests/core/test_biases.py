@@ -124,16 +124,16 @@ def test_to_array(library: Library, case: Case) -> None:
     """In the widest dtype of the library; a sum of three numbers may be rounded there and here."""
     with library.guard():
         like = library.put(np.zeros(1, F))
-        found = biases.to_array(case.make(library.put), PAIRS, like=like)
-    assert namespace(found) is library.xp
-    assert device(found) == device(like)
-    dtype = library.get(found).dtype
+        array = biases.to_array(case.make(library.put), PAIRS, like=like)
+    assert namespace(array) is library.xp
+    assert device(array) == device(like)
+    dtype = library.get(array).dtype
     assert dtype == ("float64" if library.holds("float64") else "float32")
     bound = 4 * EPS["float32"] * np.max(np.abs(case.added))
-    np.testing.assert_allclose(library.get(found), whole(case.added), rtol=0, atol=bound)
+    np.testing.assert_allclose(library.get(array), whole(case.added), rtol=0, atol=bound)
     with library.guard():
         part = biases.to_array(case.make(library.put), PAIRS, rows=range(1, 3), like=like)
-    np.testing.assert_array_equal(library.get(part), library.get(found)[..., 1:3, :])
+    np.testing.assert_array_equal(library.get(part), library.get(array)[..., 1:3, :])
 
 
 @pytest.mark.every_case
@@ -143,9 +143,9 @@ def test_attention(library: Library, rng: np.random.Generator, name: str) -> Non
     inputs = grouped(rng)
     with library.guard():
         bias = CASES[name].make(library.put)
-    found = library.call(scaled_dot_product_attention, *inputs, bias=bias)
+    output = library.call(scaled_dot_product_attention, *inputs, bias=bias)
     call = dict(zip(("query", "key", "value"), inputs, strict=True))
-    assert_agrees(library, library.get(found), call, bias=whole(CASES[name].added))
+    assert_agrees(library, library.get(output), call, bias=whole(CASES[name].added))
 
 
 @pytest.mark.usefixtures("tiles")
@@ -168,8 +168,8 @@ def test_bias_with_a_mask(library: Library, rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("heads", [1, 2, 3, 6, 8, 12, 20, 32])
 def test_slopes_of_the_paper(heads: int) -> None:
     """Powers of two or not; each slope is what a distance of 1 takes off."""
-    found = -biases.to_array(biases.alibi(heads), (heads, 1, 2))[:, 0, 1]
-    np.testing.assert_allclose(found, published_slopes(heads), rtol=16 * EPS["float64"])
+    array = -biases.to_array(biases.alibi(heads), (heads, 1, 2))[:, 0, 1]
+    np.testing.assert_allclose(array, published_slopes(heads), rtol=16 * EPS["float64"])
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
@@ -188,9 +188,9 @@ def test_buckets_of_t5(count: int, max_distance: int, bidirectional: bool) -> No
 def test_distance_beyond_the_call(offset: int) -> None:
     """Two queries and three keys, but far apart by the offset: buckets in between are not cut off."""
     table = np.arange(32, dtype=F)[:, None]
-    found = biases.to_array(biases.relative(table, offset=offset), (1, 2, 3))[0]
+    array = biases.to_array(biases.relative(table, offset=offset), (1, 2, 3))[0]
     i, j = np.ogrid[:2, :3]
-    np.testing.assert_array_equal(found, t5_bucket(j - i - offset, True, 32, 128))
+    np.testing.assert_array_equal(array, t5_bucket(j - i - offset, True, 32, 128))
 
 
 def weights(library: Library, bias: Any, **rules: Any) -> np.ndarray:
@@ -205,9 +205,9 @@ def softmax(*scores: float) -> np.ndarray:
 
 def test_function_gets_the_score_after_scale_and_softcap(library: Library) -> None:
     bias = biases.from_function(lambda s, *_: s * s)
-    found = weights(library, bias, scale=2.0, softcap=3.0)
+    result = weights(library, bias, scale=2.0, softcap=3.0)
     expected = softmax(*((3 * math.tanh(2 * key / 3)) ** 2 for key in (1, 2, 3)))
-    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(result, expected, rtol=0, atol=2e-6)
 
 
 def test_function_that_masks(library: Library) -> None:
@@ -232,11 +232,11 @@ def test_pair_that_a_function_masks_may_hold_anything(library: Library) -> None:
     q, k = np.ones((2, 1), F), np.ones((2, 1), F)
     v = np.asarray([[3.0], [math.nan]], F)
     mine = biases.from_function(lambda s, _b, _h, i, j: library.xp.where(i >= j, s, -math.inf))
-    found = library.get(library.call(scaled_dot_product_attention, q, k, v, bias=mine))
-    np.testing.assert_array_equal(found, [[3], [math.nan]])
+    output = library.get(library.call(scaled_dot_product_attention, q, k, v, bias=mine))
+    np.testing.assert_array_equal(output, [[3], [math.nan]])
     k[1] = -math.inf
-    found = library.get(library.call(scaled_dot_product_attention, q, k, v, bias=mine))
-    np.testing.assert_array_equal(found, [[3], [3]])
+    output = library.get(library.call(scaled_dot_product_attention, q, k, v, bias=mine))
+    np.testing.assert_array_equal(output, [[3], [3]])
 
 
 @pytest.mark.parametrize("kind", ["given", "made"])
@@ -244,13 +244,13 @@ def test_array_is_the_callers_own(library: Library, kind: str) -> None:
     """It may be written, and no bias changes with it."""
     if not library.name.startswith(("numpy", "torch")):
         pytest.skip("only NumPy and torch have arrays that are views of others and can be written")
-    given = library.put(np.zeros((3, 1)))
-    bias = biases.from_array(given) if kind == "given" else biases.alibi(1)
-    before = library.get(biases.to_array(bias, (3, 3), like=given)).copy()
-    found = biases.to_array(bias, (3, 3), like=given)
-    found[1, 2] = 7.0
-    assert np.count_nonzero(library.get(found) != before) == 1
-    np.testing.assert_array_equal(library.get(biases.to_array(bias, (3, 3), like=given)), before)
+    array = library.put(np.zeros((3, 1)))
+    bias = biases.from_array(array) if kind == "given" else biases.alibi(1)
+    before = library.get(biases.to_array(bias, (3, 3), like=array)).copy()
+    result = biases.to_array(bias, (3, 3), like=array)
+    result[1, 2] = 7.0
+    assert np.count_nonzero(library.get(result) != before) == 1
+    np.testing.assert_array_equal(library.get(biases.to_array(bias, (3, 3), like=array)), before)
 
 
 def test_a_later_function_does_not_unmask(library: Library) -> None:
@@ -281,8 +281,8 @@ def test_array_on_the_left(library: Library) -> None:
         pytest.skip("the library raises where Python lets the other operand answer")
     with library.guard():
         bias = library.put(DRAWN) + biases.from_function(lambda s, *_: s * 2)
-        found = biases.to_array(bias, (7, 11))
-    np.testing.assert_array_equal(library.get(found), 2 * DRAWN)
+        array = biases.to_array(bias, (7, 11))
+    np.testing.assert_array_equal(library.get(array), 2 * DRAWN)
 
 
 def test_table_that_masks(library: Library) -> None:
@@ -308,21 +308,21 @@ def test_gradient_of_a_learned_table(library: Library, rng: np.random.Generator)
     if library.name.startswith("torch"):
         table, *placed = (library.put(x) for x in (TABLE.copy(), *inputs, weigh))
         loss(table.requires_grad_(True), *placed).backward()
-        found = library.get(table.grad)
+        gradient = library.get(table.grad)
     elif library.name.startswith("jax"):
         import jax
 
-        found = library.get(library.call(jax.jit(jax.grad(loss)), TABLE, *inputs, weigh))
+        gradient = library.get(library.call(jax.jit(jax.grad(loss)), TABLE, *inputs, weigh))
     elif library.name == "mlx":
         import mlx.core as mx
 
-        found = library.get(library.call(mx.grad(loss), TABLE, *inputs, weigh))
+        gradient = library.get(library.call(mx.grad(loss), TABLE, *inputs, weigh))
     else:
         pytest.skip(f"{library.name} has no gradients")
     step = np.zeros_like(TABLE, dtype=np.float64)
-    for at in np.ndindex(*TABLE.shape):
-        step[at] = 1e-4
+    for index in np.ndindex(*TABLE.shape):
+        step[index] = 1e-4
         slope = (expected(TABLE + step) - expected(TABLE - step)) / 2e-4
-        step[at] = 0
-        assert abs(found[at] - slope) <= 4e-6 * max(1.0, float(np.max(np.abs(found)))), at
-    assert np.count_nonzero(found[[5, 6, 7]]) == 0  # keys behind the query
+        step[index] = 0
+        assert abs(gradient[index] - slope) <= 4e-6 * max(1.0, float(np.max(np.abs(gradient)))), index
+    assert np.count_nonzero(gradient[[5, 6, 7]]) == 0  # keys behind the query

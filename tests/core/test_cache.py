@@ -134,26 +134,26 @@ def test_relative_bias(library: Library, arrays: Arrays, bidirectional: bool) ->
 
     with library.guard():
         rules = {"bias": bias(library.put(TABLE))}
-    found = decode(library, arrays, MIXED, **rules)
+    output = decode(library, arrays, MIXED, **rules)
     call = expected(arrays, MIXED, CASES["plain"])
     call["bias"] = call["bias"] + biases.to_array(bias(TABLE), (HEADS, TOKENS, TOKENS)).astype(F)
-    assert_agrees(library, found, call)
+    assert_agrees(library, output, call)
 
 
 @pytest.mark.parametrize("sinks", [SINKS[0], SINKS], ids=["one a head", "one a batch entry and head"])
 def test_sinks(library: Library, arrays: Arrays, sinks: np.ndarray) -> None:
-    found = decode(library, arrays, MIXED, sinks=sinks)
-    assert_agrees(library, found, expected(arrays, MIXED, CASES["plain"]), sinks)
+    output = decode(library, arrays, MIXED, sinks=sinks)
+    assert_agrees(library, output, expected(arrays, MIXED, CASES["plain"]), sinks)
 
 
 def test_scale_softcap_and_arrays(library: Library, arrays: Arrays, rng: np.random.Generator) -> None:
     """What broadcasts to (..., Hq, L, S) does so with the L and S of its step."""
     scale, bias = draw(rng, (HEADS, 1, 1), (2, HEADS, 1, 1))
     mask = np.asarray([True, False, True, True])[:, None, None]
-    found = decode(library, arrays, MIXED, attn_mask=mask, bias=bias, scale=scale, softcap=1.5)
+    output = decode(library, arrays, MIXED, attn_mask=mask, bias=bias, scale=scale, softcap=1.5)
     call = expected(arrays, MIXED, CASES["plain"])
     call |= {"attn_mask": call["attn_mask"] & mask, "bias": call["bias"] + bias}
-    assert_agrees(library, found, call, scale=scale, softcap=1.5)
+    assert_agrees(library, output, call, scale=scale, softcap=1.5)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -161,8 +161,8 @@ def test_dtypes(library: Library, arrays: Arrays, dtype: str) -> None:
     if not library.holds(dtype):
         pytest.skip(f"{library.name} has no {dtype}")
     arrays = {name: x.astype(DTYPES[dtype]) for name, x in arrays.items()}
-    found = decode(library, arrays, [6, 1], **CASES["window"].rules)
-    assert_agrees(library, found, expected(arrays, [6, 1], CASES["window"]))
+    output = decode(library, arrays, [6, 1], **CASES["window"].rules)
+    assert_agrees(library, output, expected(arrays, [6, 1], CASES["window"]))
 
 
 @pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
@@ -170,8 +170,8 @@ def test_dtypes(library: Library, arrays: Arrays, dtype: str) -> None:
 def test_layouts_and_capacity(library: Library, arrays: Arrays, layout: str, capacity: int | None) -> None:
     if capacity and not can_write(library):
         pytest.skip("in place needs arrays that can be written to")
-    found = decode(library, arrays, MIXED, capacity=capacity, layout=layout)
-    assert_agrees(library, found, expected(arrays, MIXED, CASES["plain"]))
+    output = decode(library, arrays, MIXED, capacity=capacity, layout=layout)
+    assert_agrees(library, output, expected(arrays, MIXED, CASES["plain"]))
 
 
 @pytest.mark.parametrize("capacity", [None, TOKENS])
@@ -259,8 +259,8 @@ def test_append_in_place_leaves_the_old_cache(library: Library, arrays: Arrays) 
         before = library.get(cache.attend(library.put(query)))
         longer = cache.append(*second, in_place=True)
         longest = longer.append(*third, in_place=True)
-    for held, tokens in ((cache, 3), (longer, 5), (longest, 6)):
-        assert_holds(library, held, arrays, tokens)
+    for some_cache, tokens in ((cache, 3), (longer, 5), (longest, 6)):
+        assert_holds(library, some_cache, arrays, tokens)
     with library.guard():
         after = library.get(cache.attend(library.put(query)))
     np.testing.assert_array_equal(before, after)
@@ -283,8 +283,8 @@ def test_in_place_twice_or_beyond_the_capacity_is_refused(library: Library, arra
         with pytest.raises(ValueError, match=words):
             full.append(*rest, in_place=True)
         beyond = full.append(*rest)
-    for held, tokens in ((cache, 3), (longer, 5), (full, 6), (beyond, 7)):
-        assert_holds(library, held, arrays, tokens)
+    for some_cache, tokens in ((cache, 3), (longer, 5), (full, 6), (beyond, 7)):
+        assert_holds(library, some_cache, arrays, tokens)
     np.testing.assert_array_equal(library.get(other.key)[:, :, 3], arrays["key"][:, :, 5])
 
 

@@ -27,13 +27,13 @@ def paged(**change: Any) -> PagedKVCache[Any]:
     return PagedKVCache(**(pools | {"block_table": [[0, 1], [2, 3]], "lengths": [5, 4]} | change))
 
 
-def append(held: Any) -> Any:
+def append(make_cache: Any) -> Any:
     arrays = {"key": ones(2, 2, 1, 8), "value": ones(2, 2, 1, 5)}
-    return lambda **change: held().append(**(arrays | change))
+    return lambda **change: make_cache().append(**(arrays | change))
 
 
-def attend(held: Any) -> Any:
-    return lambda **change: held().attend(**({"query": ones(2, 4, 1, 8)} | change))
+def attend(make_cache: Any) -> Any:
+    return lambda **change: make_cache().attend(**({"query": ones(2, 4, 1, 8)} | change))
 
 
 def varlen(**change: Any) -> Any:
@@ -207,11 +207,11 @@ def test_several_devices() -> None:
         KVCache(here.put(k), there.put(v))
     with pytest.raises(ValueError, match=rf"^PagedKVCache: `key_blocks` and `value_blocks` ({rule})"):
         PagedKVCache(here.put(k), there.put(v), [[0]], [1])
-    held = KVCache(here.put(k), here.put(v))
+    cache = KVCache(here.put(k), here.put(v))
     with pytest.raises(ValueError, match=rf"^KVCache.append: `key` and `cache.key` ({rule})"):
-        held.append(there.put(k), there.put(v))
+        cache.append(there.put(k), there.put(v))
     with pytest.raises(ValueError, match=rf"^KVCache.attend: `query` and `key` ({rule})"):
-        held.attend(there.put(q))
+        cache.attend(there.put(q))
     blocks = PagedKVCache(here.put(k), here.put(v), [[0], [1]], [1, 1])
     with pytest.raises(ValueError, match=rf"^PagedKVCache.attend: `query` and `key_blocks` ({rule})"):
         blocks.attend(there.put(q))
@@ -242,17 +242,17 @@ def outcome(call: Callable[[], Any]) -> str:
 @pytest.mark.parametrize("in_place", [False, True])
 def test_a_block_that_a_sequence_has_twice_is_not_written(in_place: bool) -> None:
     """Its later tokens would take the place of the earlier ones."""
-    held = PagedKVCache(ones(4, 1, 2, 1), ones(4, 1, 2, 1), [[3, 3]], [0])
+    cache = PagedKVCache(ones(4, 1, 2, 1), ones(4, 1, 2, 1), [[3, 3]], [0])
     with pytest.raises(
         ValueError, match=r"^PagedKVCache.append: a block that is written to must.*block=3, seq"
     ):
-        held.append(ones(1, 1, 4, 1), ones(1, 1, 4, 1), in_place=in_place)
+        cache.append(ones(1, 1, 4, 1), ones(1, 1, 4, 1), in_place=in_place)
 
 
 def test_no_sequence() -> None:
     """Refused by name, or an empty result."""
-    found = outcome(lambda: paged(block_table=[], lengths=[]).attend(ones(0, 4, 1, 8)))
-    assert re.match(r"\(0, 4, 1, 5\)$|PagedKVCache", found)
+    message = outcome(lambda: paged(block_table=[], lengths=[]).attend(ones(0, 4, 1, 8)))
+    assert re.match(r"\(0, 4, 1, 5\)$|PagedKVCache", message)
 
 
 @pytest.mark.needs("dask")
@@ -277,10 +277,10 @@ def test_traced_by_jax(name: str, inside: str) -> None:
     import jax.numpy as jnp
 
     numbers = {"cu_seqlens_q": [0, 2, 5], "block_table": [[0, 1], [2, 3]], "lengths": [5, 4]}[name]
-    held = jnp.asarray(numbers)
+    constant = jnp.asarray(numbers)
 
     def call(x: Any) -> Any:
-        x = {"an argument": x, "made there": jnp.asarray(numbers), "a constant": held}[inside]
+        x = {"an argument": x, "made there": jnp.asarray(numbers), "a constant": constant}[inside]
         if name == "cu_seqlens_q":
             row = jnp.ones((5, 2, 8))
             return varlen_attention(row, row, row, x, [0, 2, 5])
@@ -289,11 +289,11 @@ def test_traced_by_jax(name: str, inside: str) -> None:
         return PagedKVCache(pool, pool, **rules).attend(jnp.ones((2, 4, 1, 8)))
 
     if inside == "a constant":
-        found = outcome(lambda: jax.jit(call)(held))
-        assert re.match(r"\(.*\b8\)$|(varlen_attention|PagedKVCache): .*must be static", found)
+        message = outcome(lambda: jax.jit(call)(constant))
+        assert re.match(r"\(.*\b8\)$|(varlen_attention|PagedKVCache): .*must be static", message)
         return
     with pytest.raises(TypeError, match=rf"(varlen_attention|PagedKVCache): `{name}` {STATIC.format(name)}"):
-        jax.jit(call)(held)
+        jax.jit(call)(constant)
 
 
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
@@ -321,14 +321,14 @@ def test_traced_by_torch(name: str) -> None:
 def test_one_pool_for_both_is_not_written_in_place() -> None:
     """The values would take the place of the keys; a copy keeps them apart."""
     pool = np.zeros((4, 1, 2, 1), F)
-    held = PagedKVCache(pool, pool, [range(2)], [0])
+    cache = PagedKVCache(pool, pool, [range(2)], [0])
     token = ones(1, 1, 1, 1)
     with pytest.raises(
         ValueError,
         match=r"^PagedKVCache.append: `key_blocks` and `value_blocks` must share no memory .*=key_blocks",
     ):
-        held.append(token, 2 * token, in_place=True)
-    copied = held.append(token, 2 * token)
+        cache.append(token, 2 * token, in_place=True)
+    copied = cache.append(token, 2 * token)
     assert (copied.key_blocks[0, 0, 0, 0], copied.value_blocks[0, 0, 0, 0]) == (1, 2)
     assert not pool.any()
 
@@ -369,7 +369,7 @@ def test_a_pool_whose_blocks_are_one_is_not_written_in_place() -> None:
     pools = [torch.zeros(1, 2, 4, 8).expand(3, 2, 4, 8), torch.zeros(3, 2, 4, 8, requires_grad=True)]
     token = torch.ones(1, 2, 1, 8)
     for pool in pools:
-        held = PagedKVCache(pool, torch.zeros(3, 2, 4, 8), [[0]], [0])
+        cache = PagedKVCache(pool, torch.zeros(3, 2, 4, 8), [[0]], [0])
         with pytest.raises(TypeError, match=r"`in_place=True` needs arrays that can be written to"):
-            held.append(token, token, in_place=True)
-        assert held.append(token, token).lengths == (1,)
+            cache.append(token, token, in_place=True)
+        assert cache.append(token, token).lengths == (1,)

@@ -22,7 +22,7 @@ def swapped(x: np.ndarray) -> np.ndarray:
 def test_every_argument_together(library: Library, rng: np.random.Generator) -> None:
     q, k, v = draw(rng, (2, 7, 4, 8), (2, 11, 2, 8), (2, 11, 2, 5))
     bias, mask = rng.standard_normal((4, 7, 11)).astype(F), rng.random((2, 1, 7, 11)) < 0.8
-    found = library.call(
+    output = library.call(
         dot_product_attention,
         q,
         k,
@@ -39,7 +39,7 @@ def test_every_argument_together(library: Library, rng: np.random.Generator) -> 
     allowed = (j <= i) & (j >= i - 4) & (i < 7 - 2 * b) & (j < 11 - 5 * b)
     allowed = mask & allowed[:, None]
     expected = reference.attention(*map(swapped, (q, k, v)), allowed, bias=bias, scale=0.3)[0]
-    np.testing.assert_allclose(library.get(found), swapped(expected), rtol=0, atol=2e-6)
+    np.testing.assert_allclose(library.get(output), swapped(expected), rtol=0, atol=2e-6)
 
 
 def test_lengths_of_a_call_without_batch(library: Library) -> None:
@@ -48,16 +48,16 @@ def test_lengths_of_a_call_without_batch(library: Library) -> None:
     with library.guard():
         lengths = (2, [2], library.put(np.asarray([2], np.int32)))
     for length in lengths:
-        found = library.call(dot_product_attention, 0 * x, x, x, key_value_seq_lengths=length)
-        np.testing.assert_array_equal(library.get(found), np.full((3, 1, 2), [1, 2], F))
+        output = library.call(dot_product_attention, 0 * x, x, x, key_value_seq_lengths=length)
+        np.testing.assert_array_equal(library.get(output), np.full((3, 1, 2), [1, 2], F))
 
 
 def test_masks_and_biases_as_values(library: Library) -> None:
     x = np.zeros((1, 3, 1, 2), F)
     value = np.arange(3, dtype=F).reshape(1, 3, 1, 1)
     rules = {"mask": masks.causal(), "bias": biases.alibi([1000.0])}
-    found = library.get(library.call(dot_product_attention, x, x, value, **rules))
-    np.testing.assert_array_equal(found[0, :, 0, 0], [0, 1, 2])
+    output = library.get(library.call(dot_product_attention, x, x, value, **rules))
+    np.testing.assert_array_equal(output[0, :, 0, 0], [0, 1, 2])
 
 
 X = np.ones((2, 3, 2, 4), F)

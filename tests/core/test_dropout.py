@@ -82,8 +82,8 @@ def test_log_sum_exp_is_not_touched(library: Library, call: dict[str, np.ndarray
 
 @pytest.mark.parametrize(("p", "left"), [(0.0, 1.0), (1.0, 0.0), (1e-12, 1.0)])
 def test_none_or_all(library: Library, call: dict[str, np.ndarray], p: float, left: float) -> None:
-    found = attend(library, **call, dropout_p=p, rng=generator(library))
-    np.testing.assert_allclose(found, left * attend(library, **call), rtol=0, atol=1e-6)
+    output = attend(library, **call, dropout_p=p, rng=generator(library))
+    np.testing.assert_allclose(output, left * attend(library, **call), rtol=0, atol=1e-6)
 
 
 def test_expectation_is_the_result_without(library: Library, call: dict[str, np.ndarray]) -> None:
@@ -124,8 +124,8 @@ def test_libraries_with_one_seed_drop_the_same(library: Library, call: dict[str,
         pytest.skip("the library has a generator of its own")
     rules = {"dropout_p": 0.5}
     expected = attention_weights(call["query"], call["key"], **rules, rng=np.random.default_rng(SEED))
-    found = weigh(library, call, **rules, rng=np.random.default_rng(SEED))
-    np.testing.assert_array_equal(found == 0, expected == 0)
+    weights = weigh(library, call, **rules, rng=np.random.default_rng(SEED))
+    np.testing.assert_array_equal(weights == 0, expected == 0)
 
 
 def test_gradient_is_that_of_the_dropped_weights(library: Library, call: dict[str, np.ndarray]) -> None:

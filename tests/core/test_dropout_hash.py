@@ -23,7 +23,7 @@ def lowbias32(x: int) -> int:
 
 def test_signed_numbers_are_mixed_as_unsigned_ones() -> None:
     numbers = [*EDGES, *np.random.default_rng(0).integers(0, 2**32, 1000).tolist()]
-    given: Any = np.asarray(numbers, np.uint32).view(np.int32)
+    signed: Any = np.asarray(numbers, np.uint32).view(np.int32)
     with np.errstate(over="ignore"):
-        found = np.asarray(dropout._mix(given)).view(np.uint32).tolist()
-    assert found == [lowbias32(each) for each in numbers]
+        mixed = np.asarray(dropout._mix(signed)).view(np.uint32).tolist()
+    assert mixed == [lowbias32(number) for number in numbers]

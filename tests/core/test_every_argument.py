@@ -120,12 +120,12 @@ def cases() -> Iterator[Any]:
                 yield pytest.param(function, valid, name, id=f"{function.__qualname__}-{name}")
 
 
-def used(made: object) -> None:
+def used(mask_or_bias: object) -> None:
     """Masks and biases look at some of what they hold when they meet a call."""
-    if isinstance(made, masks.Mask):
-        masks.to_array(made, (2, 4, 3, 5))
-    if isinstance(made, biases.Bias):
-        biases.to_array(made, (2, 4, 3, 5))
+    if isinstance(mask_or_bias, masks.Mask):
+        masks.to_array(mask_or_bias, (2, 4, 3, 5))
+    if isinstance(mask_or_bias, biases.Bias):
+        biases.to_array(mask_or_bias, (2, 4, 3, 5))
 
 
 @pytest.mark.parametrize(("function", "valid", "name"), list(cases()))
@@ -140,6 +140,6 @@ def test_each_public_function_has_a_call() -> None:
     called = {getattr(function, "__self__", function) for function, _ in CALLS} | {f for f, _ in CALLS}
     for module in (sdpa_xp, masks, biases, positional, layers):
         for name in module.__all__:
-            found = getattr(module, name)
-            if callable(found) and name not in WITHOUT + ELSEWHERE:
-                assert found in called, f"{module.__name__}.{name} has no call here"
+            member = getattr(module, name)
+            if callable(member) and name not in WITHOUT + ELSEWHERE:
+                assert member in called, f"{module.__name__}.{name} has no call here"

@@ -28,8 +28,10 @@ def call(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
 
 def test_it_takes_the_same_call() -> None:
     one, other = inspect.signature(explain), inspect.signature(scaled_dot_product_attention)
-    described = [[(p.name, p.default, p.kind) for p in each.parameters.values()] for each in (one, other)]
-    assert described[0] == described[1]
+    parameters = [
+        [(p.name, p.default, p.kind) for p in signature.parameters.values()] for signature in (one, other)
+    ]
+    assert parameters[0] == parameters[1]
 
 
 @pytest.mark.parametrize("rules", CALLS, ids=str)
@@ -67,13 +69,15 @@ def test_the_implementation_is_the_one_that_computes(
 ) -> None:
     import torch
 
-    kernel, asked = _kernels.KERNELS["torch"], []
-    monkeypatch.setattr(kernel, "attend", lambda call, attend=kernel.attend: asked.append(1) or attend(call))
+    kernel, kernel_calls = _kernels.KERNELS["torch"], []
+    monkeypatch.setattr(
+        kernel, "attend", lambda call, attend=kernel.attend: kernel_calls.append(1) or attend(call)
+    )
     tensors = [torch.from_numpy(x) for x in call]
     explained = explain(*tensors, **rules)
-    assert asked == []
+    assert kernel_calls == []
     scaled_dot_product_attention(*tensors, **rules)
-    assert (explained.implementation == "native") == (asked == [1])
+    assert (explained.implementation == "native") == (kernel_calls == [1])
     assert reason in explained.reason
     assert reason in str(explained)
 
@@ -82,10 +86,10 @@ def test_the_implementation_is_the_one_that_computes(
 def test_inside_a_transform_the_kernel_is_not_the_default(call: tuple[np.ndarray, ...]) -> None:
     import torch
 
-    found: list[Any] = []
-    torch.func.vmap(lambda x: found.append(explain(x, x, x)) or x)(torch.from_numpy(call[0])[None])
-    assert (found[0].implementation, found[0].total_tiles) == ("xp", 1)
-    assert "torch.func" in found[0].reason
+    explained: list[Any] = []
+    torch.func.vmap(lambda x: explained.append(explain(x, x, x)) or x)(torch.from_numpy(call[0])[None])
+    assert (explained[0].implementation, explained[0].total_tiles) == ("xp", 1)
+    assert "torch.func" in explained[0].reason
 
 
 def test_threads_are_for_large_calls_on_numpy(

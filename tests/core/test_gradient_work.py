@@ -19,17 +19,17 @@ F = np.float32
 @pytest.mark.parametrize(("queries", "keys"), [(3, 5), (5, 3), (700, 5), (5, 700), (700, 900)])
 def test_a_function_is_tried_on_few_scores(queries: int, keys: int) -> None:
     """Before anything else is computed, and of no pair that there is not."""
-    seen: list[tuple[int, ...]] = []
+    shapes: list[tuple[int, ...]] = []
 
     def score_mod(score: Any, _b: Any, _h: Any, i: Any, j: Any) -> Any:
-        seen.append(np.broadcast_shapes(score.shape, i.shape, j.shape))
+        shapes.append(np.broadcast_shapes(score.shape, i.shape, j.shape))
         return score + (i - j).astype(F)
 
     q, k = np.ones((1, queries, 4), F), np.ones((1, keys, 4), F)
     vjp(q, k, k, bias=biases.from_function(score_mod))
     probed = gradients.PROBE_SIDE
-    assert math.prod(seen[0]) == min(queries, probed) * min(keys, probed)
-    assert max(map(math.prod, seen)) <= max(queries * keys, probed**2)
+    assert math.prod(shapes[0]) == min(queries, probed) * min(keys, probed)
+    assert max(map(math.prod, shapes)) <= max(queries * keys, probed**2)
 
 
 def test_five_products_a_tile_beside_the_scores(monkeypatch: pytest.MonkeyPatch) -> None:

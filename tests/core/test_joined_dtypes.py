@@ -48,11 +48,11 @@ def test_integers(name: str) -> None:
 
 def test_hints_fit_what_came() -> None:
     """A function belongs to `from_function`; a number has no such hint."""
-    for made in (lambda x: masks.causal() & x, lambda x: biases.alibi(4) + x):
+    for join in (lambda x: masks.causal() & x, lambda x: biases.alibi(4) + x):
         with pytest.raises(TypeError, match=r"`from_function` takes a function of the indices\.$"):
-            made(lambda b, h, i, j: i >= j)
+            join(lambda b, h, i, j: i >= j)
         with pytest.raises(TypeError) as refused:
-            made(1)
+            join(1)
         assert "from_function" not in str(refused.value)
 
 

@@ -69,9 +69,9 @@ def test_each_batch_entry_and_head_is_its_own(library: Library, call: Any) -> No
     whole = attend(library, q, k, v, **rules)
     group = q.shape[-3] // k.shape[-3]
     for *entry, head in np.ndindex(*q.shape[:-2]):
-        at, shared = (*entry, head), (*entry, head // group)
-        own = rules | ({"attn_mask": rules["attn_mask"][at]} if "attn_mask" in rules else {})
-        close(attend(library, q[at], k[shared], v[shared], **own), whole[at])
+        index, shared = (*entry, head), (*entry, head // group)
+        own_rules = rules | ({"attn_mask": rules["attn_mask"][index]} if "attn_mask" in rules else {})
+        close(attend(library, q[index], k[shared], v[shared], **own_rules), whole[index])
 
 
 @given(call=calls())
@@ -95,8 +95,8 @@ def test_parts_merge_to_the_whole(library: Library, call: Any) -> None:
     whole = library.call(attention_state, q, k, v, **rules)
     parts = []
     for part in (slice(None, n), slice(n, None)):
-        own = rules | ({"attn_mask": rules["attn_mask"][..., part]} if "attn_mask" in rules else {})
-        parts.append(library.call(attention_state, q, k[..., part, :], v[..., part, :], **own))
+        part_rules = rules | ({"attn_mask": rules["attn_mask"][..., part]} if "attn_mask" in rules else {})
+        parts.append(library.call(attention_state, q, k[..., part, :], v[..., part, :], **part_rules))
     with library.guard():
         merged = merge_states(parts)
     close(library.get(merged.output), library.get(whole.output))

@@ -90,7 +90,7 @@ CASES = {
 }
 
 
-def on(library: Library, layer: Layer) -> Layer:
+def placed_on(library: Library, layer: Layer) -> Layer:
     """The layer with its arrays in the library."""
     with library.guard():
         return layer.with_parameters({name: library.put(np.asarray(x)) for name, x in layer.parameters.items()})
@@ -111,19 +111,19 @@ def plainly(attend: Callable[..., Any], xp: Any, layer: Layer, inputs: list[Any]
         split = xp.reshape(flat, (*flat.shape[:-1], count, flat.shape[-1] // count))
         apart.append(xp.moveaxis(split, -2, -3))
     scale = 1 / math.sqrt(apart[0].shape[-1]) if layer.scale is None else layer.scale
-    own = {"scale": of_heads(xp, scale) / of_heads(xp, layer.temperature)}
+    layer_rules = {"scale": of_heads(xp, scale) / of_heads(xp, layer.temperature)}
     sinks = getattr(layer, "sinks", None)
-    own |= {} if sinks is None else {"sinks": sinks}
-    output, weights = attend(*apart, **(own | rules))
+    layer_rules |= {} if sinks is None else {"sinks": sinks}
+    output, weights = attend(*apart, **(layer_rules | rules))
     output = xp.moveaxis(output, -3, -2)
     joined = xp.reshape(output, (*output.shape[:-2], heads * output.shape[-1]))
     out = getattr(layer, "out", None)
     return (joined if out is None else linear(xp, out, joined)), weights
 
 
-def linear(xp: Any, given: Linear, x: Any) -> Any:
-    y = x @ xp.matrix_transpose(given.weight)
-    return xp.astype(y if given.bias is None else y + given.bias, x.dtype)
+def linear(xp: Any, layer: Linear, x: Any) -> Any:
+    y = x @ xp.matrix_transpose(layer.weight)
+    return xp.astype(y if layer.bias is None else y + layer.bias, x.dtype)
 
 
 def of_heads(xp: Any, number: Any) -> Any:
@@ -138,9 +138,9 @@ def expect(layer: Layer, inputs: list[np.ndarray], rules: dict[str, Any]) -> tup
 
 
 def assert_agrees(
-    library: Library, found: Any, layer: Layer, inputs: list[np.ndarray], rules: dict[str, Any], which: int = 0
+    library: Library, result: Any, layer: Layer, inputs: list[np.ndarray], rules: dict[str, Any], which: int = 0
 ) -> None:
-    """`found` is the output, or by `which` the weights, as near to float64 as the textbook's formula is."""
+    """`result` is the output, or by `which` the weights, as near to float64 as the textbook's formula is."""
 
     def attend(*x: Any, **rules: Any) -> Any:
         every = stages(library.xp, *x, **rules)
@@ -148,22 +148,22 @@ def assert_agrees(
 
     with library.guard(), np.errstate(all="ignore"):
         placed = [library.put(x) for x in inputs]
-        given = {name: library.put(x) if isinstance(x, np.ndarray) else x for name, x in rules.items()}
-        plain = plainly(attend, library.xp, on(library, layer), placed, given)[which]
+        placed_rules = {name: library.put(x) if isinstance(x, np.ndarray) else x for name, x in rules.items()}
+        plain = plainly(attend, library.xp, placed_on(library, layer), placed, placed_rules)[which]
     expected = expect(layer, inputs, rules)[which]
     if which and isinstance(layer, SingleHeadAttention):
         expected, plain = expected[..., 0, :, :], plain[..., 0, :, :]
-    assert namespace(found) is library.xp
-    assert found.dtype == placed[0].dtype
-    assert found.shape == expected.shape
-    agreement = judge(library.get(found), expected, library.get(plain), inputs[0].dtype.name)
+    assert namespace(result) is library.xp
+    assert result.dtype == placed[0].dtype
+    assert result.shape == expected.shape
+    agreement = judge(library.get(result), expected, library.get(plain), inputs[0].dtype.name)
     assert agreement.agrees, agreement
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_call_weights_and_state(library: Library, rng: np.random.Generator, case: Case) -> None:
     layer, inputs = case.make(), draw(rng, case)
-    placed = on(library, layer)
+    placed = placed_on(library, layer)
     assert_agrees(library, library.call(placed, *inputs, **case.rules), layer, inputs, case.rules)
     weights = library.call(placed.weights, *inputs[:2], **case.rules)
     assert_agrees(library, weights, layer, inputs, case.rules, which=1)
@@ -181,7 +181,7 @@ def test_dtypes(library: Library, rng: np.random.Generator, dtype: str, name: st
     case = CASES[name]
     layer, inputs = case.make(), draw(rng, case, DTYPES[dtype])
     layer = layer.with_parameters({n: np.asarray(x).astype(DTYPES[dtype]) for n, x in layer.parameters.items()})
-    assert_agrees(library, library.call(on(library, layer), *inputs), layer, inputs, {})
+    assert_agrees(library, library.call(placed_on(library, layer), *inputs), layer, inputs, {})
 
 
 def test_calls_that_are_alike_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,24 +190,24 @@ def test_calls_that_are_alike_are_checked_once(monkeypatch: pytest.MonkeyPatch) 
     other = np.ones((3, 2, 6), F)
     changed = layer.with_parameters({n: w.astype(np.float64) for n, w in layer.parameters.items()})
     layer(x, other)
-    asked: list[str] = []
-    monkeypatch.setattr("sdpa_xp._checks.layers.one_kind", lambda function, values: asked.append(function))
+    checked: list[str] = []
+    monkeypatch.setattr("sdpa_xp._checks.layers.one_kind", lambda function, values: checked.append(function))
     layer(x + 1, other * 2)
-    assert asked == []
+    assert checked == []
     for odd in (other.astype(np.float64), other[:, :1], np.ma.asarray(other)):
         with contextlib.suppress(TypeError, ValueError):
             layer(x, odd)
-        assert asked[0] == "MultiHeadAttention"
-        asked.clear()
+        assert checked[0] == "MultiHeadAttention"
+        checked.clear()
     with contextlib.suppress(TypeError):
         changed(x, other)
-    assert asked[0] == "MultiHeadAttention"
+    assert checked[0] == "MultiHeadAttention"
 
 
 def test_states_of_parts_merge(library: Library, rng: np.random.Generator) -> None:
     case = CASES["cross, value is key"]
     layer, (query, key) = case.make(), draw(rng, case)
-    placed = on(library, layer)
+    placed = placed_on(library, layer)
     parts = [library.call(placed.state, query, key[:, keys]) for keys in (slice(0, 2), slice(2, 6))]
     with library.guard():
         merged = placed.combine(merge_states(parts).output)
@@ -218,7 +218,7 @@ def test_decoding_with_a_cache(library: Library, rng: np.random.Generator) -> No
     """Heads from `project` go into a cache, and what it gives through `combine`."""
     layer = but(multi(8, num_kv_heads=2), scale=SLOPES, sinks=SLOPES)()
     (tokens,) = inputs = [rng.standard_normal((2, 5, 8), dtype=F)]
-    placed, outputs = on(library, layer), []
+    placed, outputs = placed_on(library, layer), []
     _, key, value = library.call(placed.project, tokens[:, :2])
     with library.guard():
         cache = KVCache(key, value)
@@ -235,17 +235,17 @@ def test_attending_to_a_cache(library: Library, rng: np.random.Generator) -> Non
     """What a layer attends to is projected once; scales and sinks are the layer's."""
     layer = but(multi(8, num_kv_heads=2), scale=SLOPES, sinks=SLOPES)()
     tokens = rng.standard_normal((2, 5, 8), dtype=F)
-    placed, outputs = on(library, layer), []
+    placed, outputs = placed_on(library, layer), []
     with library.guard():
         cache = KVCache(*placed.project_key_value(library.put(tokens[:, :2].copy())))
         for start, stop in ((2, 4), (4, 5)):
             x = library.put(tokens[:, start:stop].copy())
             cache = cache.append(*placed.project_key_value(x))
             outputs.append(placed.attend(x, cache))
-        found = library.get(library.xp.concat(outputs, axis=1))
+        result = library.get(library.xp.concat(outputs, axis=1))
         near = library.get(placed.attend(x, cache, masks.sliding_window(1, 0), scale=0.5))
     expected = expect(layer, [tokens], {"is_causal": True})[0][:, 2:]
-    np.testing.assert_allclose(found, expected, rtol=0, atol=4e-6)
+    np.testing.assert_allclose(result, expected, rtol=0, atol=4e-6)
     distance = np.arange(5)[:, None] - np.arange(5)
     expected = expect(layer, [tokens], {"attn_mask": (distance >= 0) & (distance < 2), "scale": 0.5})[0][:, -1:]
     np.testing.assert_allclose(near, expected, rtol=0, atol=4e-6)
@@ -255,10 +255,10 @@ def test_attending_to_a_cache(library: Library, rng: np.random.Generator) -> Non
 def test_cross_attention_to_a_cache(library: Library, rng: np.random.Generator, name: str) -> None:
     case = CASES[name]
     layer, (query, *memory) = case.make(), draw(rng, case)
-    placed = on(library, layer)
+    placed = placed_on(library, layer)
     cache = KVCache(*library.call(placed.project_key_value, *memory))
-    found = library.call(lambda x: placed.attend(x, cache, is_causal=False), query)
-    assert_agrees(library, found, layer, [query, *memory], {})
+    output = library.call(lambda x: placed.attend(x, cache, is_causal=False), query)
+    assert_agrees(library, output, layer, [query, *memory], {})
 
 
 def test_attending_to_pages(rng: np.random.Generator) -> None:
@@ -266,8 +266,8 @@ def test_attending_to_pages(rng: np.random.Generator) -> None:
     tokens = rng.standard_normal((2, 5, 8), dtype=F)
     pools = [np.zeros((4, 4, 3, 2), F) for _ in range(2)]
     cache = PagedKVCache(*pools, block_table=[[0, 1], [2, 3]], lengths=[0, 0])
-    found = layer.attend(tokens, cache.append(*layer.project_key_value(tokens)))
-    np.testing.assert_allclose(found, layer(tokens, is_causal=True), rtol=0, atol=4e-6)
+    output = layer.attend(tokens, cache.append(*layer.project_key_value(tokens)))
+    np.testing.assert_allclose(output, layer(tokens, is_causal=True), rtol=0, atol=4e-6)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -290,9 +290,9 @@ def test_a_layer_of_ones_own(library: Library, rng: np.random.Generator) -> None
     assert [*block.parameters] == names
     with library.guard():
         placed = block.with_parameters({n: library.put(np.asarray(v)) for n, v in block.parameters.items()})
-        found = library.get(placed(library.put(x)))
+        result = library.get(placed(library.put(x)))
     exact = x + 0.5 * expect(attention, [x], {})[0]
-    np.testing.assert_allclose(found, exact, rtol=0, atol=4e-6)
+    np.testing.assert_allclose(result, exact, rtol=0, atol=4e-6)
     assert placed.name == "block"
     assert repr(block).startswith("Block(attention=MultiHeadAttention(8 -> 8, num_heads=")
     back = placed.to(np) if library.lazy else library.call(placed.to, np.zeros(1, F))
@@ -307,8 +307,8 @@ def test_in_a_trace(library: Library, rng: np.random.Generator) -> None:
     inputs = [rng.standard_normal((2, 5, 8), dtype=F)]
     call = library.jit(lambda arrays, x: layer.with_parameters(arrays)(x, is_causal=True))
     with library.guard():
-        found = call(on(library, layer).parameters, library.put(inputs[0]))
-    np.testing.assert_allclose(library.get(found), expect(layer, inputs, {"is_causal": True})[0], atol=4e-6)
+        result = call(placed_on(library, layer).parameters, library.put(inputs[0]))
+    np.testing.assert_allclose(library.get(result), expect(layer, inputs, {"is_causal": True})[0], atol=4e-6)
 
 
 def test_gradients_of_parameters(library: Library, rng: np.random.Generator) -> None:
@@ -316,20 +316,20 @@ def test_gradients_of_parameters(library: Library, rng: np.random.Generator) -> 
     layer = but(multi(8, 6, num_kv_heads=2), scale=SLOPES, temperature=SLOPES + 1, sinks=SLOPES)()
     inputs = [rng.standard_normal(shape, dtype=F) for shape in ((2, 3, 8), (2, 5, 6))]
     weight = rng.standard_normal((2, 3, 8), dtype=F)
-    found = gradients(library, layer, inputs, weight)
-    if found is None:
+    gradients_ = gradients(library, layer, inputs, weight)
+    if gradients_ is None:
         pytest.skip("the library has no gradients")
-    assert found.keys() == layer.parameters.keys()
+    assert gradients_.keys() == layer.parameters.keys()
     wide = {name: np.asarray(x, np.float64) for name, x in layer.parameters.items()}
-    for name, gradient in found.items():
-        for at in {(0,) * gradient.ndim, tuple(n // 2 for n in gradient.shape)}:
+    for name, gradient in gradients_.items():
+        for index in {(0,) * gradient.ndim, tuple(n // 2 for n in gradient.shape)}:
             ends = []
             for step in (1e-5, -1e-5):
                 moved = wide[name].copy()
-                moved[at] += step
+                moved[index] += step
                 moved_layer = layer.with_parameters(wide | {name: moved})
                 ends.append((expect(moved_layer, inputs, {"is_causal": True})[0] * weight).sum())
-            assert gradient[at] == pytest.approx((ends[0] - ends[1]) / 2e-5, abs=2e-5), (name, at)
+            assert gradient[index] == pytest.approx((ends[0] - ends[1]) / 2e-5, abs=2e-5), (name, index)
 
 
 def gradients(
@@ -339,7 +339,7 @@ def gradients(
     if name not in ("torch", "jax", "mlx"):
         return None
     placed, factor = [library.put(x) for x in inputs], library.put(weight)
-    parameters = on(library, layer).parameters
+    parameters = placed_on(library, layer).parameters
 
     def loss(arrays: Any) -> Any:
         return (layer.with_parameters(arrays)(*placed, is_causal=True) * factor).sum()
@@ -359,8 +359,8 @@ def gradients(
 
 def test_weights_follow_from_the_generator(library: Library) -> None:
     """Xavier's bound is reached and kept, biases are 0, and the same seed gives the same weights."""
-    own = library.name.split("-")[0] in ("numpy", "torch", "jax", "mlx")
-    like = None if own else library.put(np.zeros(1, F))
+    has_generator = library.name.split("-")[0] in ("numpy", "torch", "jax", "mlx")
+    like = None if has_generator else library.put(np.zeros(1, F))
     rules: dict[str, Any] = {"num_heads": 4, "num_kv_heads": 2, "like": like}
     with library.guard():
         first, again, other = (
@@ -399,8 +399,8 @@ def test_weights_like_an_array(library: Library, dtype: str) -> None:
     for name, x in layer.parameters.items():
         assert namespace(x) is library.xp
         assert x.dtype == array.dtype
-        found, rounding = np.asarray(library.get(x), float), 2**-8 if dtype == "bfloat16" else 2**-23
-        np.testing.assert_allclose(found, expected.parameters[name], rtol=0, atol=rounding)
+        result, rounding = np.asarray(library.get(x), float), 2**-8 if dtype == "bfloat16" else 2**-23
+        np.testing.assert_allclose(result, expected.parameters[name], rtol=0, atol=rounding)
 
 
 def test_weights_of_a_map(library: Library) -> None:
@@ -420,7 +420,7 @@ def test_weights_of_a_map(library: Library) -> None:
 
 def test_parameters_are_by_name(library: Library) -> None:
     """Those that are not named stay, and the layer stays as it is."""
-    layer = on(library, but(multi(8), sinks=SLOPES)())
+    layer = placed_on(library, but(multi(8), sinks=SLOPES)())
     names = [f"{role}.{kind}" for role in ("query", "key", "value", "out") for kind in ("weight", "bias")]
     assert sorted(layer.parameters) == sorted([*names, "sinks"])
     zeros = library.put(np.zeros(8, F))
@@ -439,17 +439,17 @@ def test_parameters_are_by_name(library: Library) -> None:
 )
 def test_from_mapping(library: Library, make: Callable[[], Layer]) -> None:
     """What `parameters` gave is read again, behind a prefix and by other names."""
-    layer = on(library, make())
+    layer = placed_on(library, make())
     counts = {name: getattr(layer, name) for name in ("num_heads", "num_kv_heads") if hasattr(layer, name)}
     names = {"query": "q_proj", "out": "o_proj"}
     file = {"other.query.weight": library.put(np.zeros((2, 2), F))}
     for name, array in layer.parameters.items():
         role, _, rest = name.partition(".")
         file["block.attention." + ".".join([names.get(role, role), *([rest] if rest else [])])] = array
-    found = type(layer).from_mapping(file, "block.attention.", names=names, **counts)
-    assert found.parameters.keys() == layer.parameters.keys()
-    assert all(found.parameters[name] is array for name, array in layer.parameters.items())
-    assert all(getattr(found, name) == count for name, count in counts.items())
+    result = type(layer).from_mapping(file, "block.attention.", names=names, **counts)
+    assert result.parameters.keys() == layer.parameters.keys()
+    assert all(result.parameters[name] is array for name, array in layer.parameters.items())
+    assert all(getattr(result, name) == count for name, count in counts.items())
 
 
 # Between libraries.
@@ -458,7 +458,7 @@ def test_from_mapping(library: Library, make: Callable[[], Layer]) -> None:
 def test_to_numpy_and_back(library: Library) -> None:
     """By the module and by an array; what comes back is what went, and its memory is its own."""
     layer = but(multi(8, num_kv_heads=2), scale=SLOPES)()
-    there = on(library, layer)
+    there = placed_on(library, layer)
     with contextlib.nullcontext() if library.lazy else library.guard():
         host = there.to(np)
     before = {name: x.copy() for name, x in host.parameters.items()}
@@ -497,7 +497,7 @@ def test_to_each_library(library: Library, target: str, dtype: str) -> None:
         pytest.skip(f"{library.name} has no {dtype}")
     module = importlib.import_module(MODULES[target])
     layer = multi(8)()
-    layer = on(
+    layer = placed_on(
         library, layer.with_parameters({n: x.astype(DTYPES.get(dtype, F)) for n, x in layer.parameters.items()})
     )
     with contextlib.nullcontext() if library.lazy else library.guard():
@@ -543,13 +543,13 @@ class Several(Parameters):
 
 def test_layers_in_a_tuple(library: Library) -> None:
     maps = [Linear(np.full((2, 3), n, F), np.full(2, n, F)) for n in (1, 2)]
-    placed = on(library, Several(tuple(maps)))
+    placed = placed_on(library, Several(tuple(maps)))
     assert [*placed.parameters] == ["layers.0.weight", "layers.0.bias", "layers.1.weight", "layers.1.bias"]
     assert placed.name == "several"
     assert isinstance(placed.layers, tuple)
-    for n, each in enumerate(placed.layers, 1):
-        assert type(each.weight) is type(library.put(np.ones((2, 3), F)))
-        np.testing.assert_array_equal(library.get(each.weight), np.full((2, 3), n, F))
+    for n, layer in enumerate(placed.layers, 1):
+        assert type(layer.weight) is type(library.put(np.ones((2, 3), F)))
+        np.testing.assert_array_equal(library.get(layer.weight), np.full((2, 3), n, F))
 
 
 @each_target
@@ -579,5 +579,8 @@ def test_repr_says_what_it_is_made_of() -> None:
 
 def test_masks_are_passed_on() -> None:
     """Values as well as arrays."""
-    found = multi(8)().weights(np.ones((2, 5, 8), F), attn_mask=masks.sliding_window(1, 0))
-    assert found[0, 0].tolist() == [[1, 0, 0, 0, 0], *[[0] * i + [0.5, 0.5] + [0] * (3 - i) for i in range(4)]]
+    weights = multi(8)().weights(np.ones((2, 5, 8), F), attn_mask=masks.sliding_window(1, 0))
+    assert weights[0, 0].tolist() == [
+        [1, 0, 0, 0, 0],
+        *[[0] * i + [0.5, 0.5] + [0] * (3 - i) for i in range(4)],
+    ]

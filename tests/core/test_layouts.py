@@ -35,20 +35,20 @@ def test_output_and_state(library: Library, call: dict[str, np.ndarray], rules: 
     rng = np.random.default_rng(0)
     call |= {"attn_mask": rng.random((2, 1, 7, 11)) < 0.7, "bias": rng.standard_normal((4, 7, 11)).astype(F)}
     expected = library.call(attention_state, **call, **rules)
-    found = library.call(attention_state, **swapped(call), **rules, layout="...LHE")
-    assert found.output.shape == (2, 7, 4, 5)
+    state = library.call(attention_state, **swapped(call), **rules, layout="...LHE")
+    assert state.output.shape == (2, 7, 4, 5)
     np.testing.assert_allclose(
-        library.get(found.output), np.swapaxes(library.get(expected.output), -2, -3), rtol=0, atol=1e-6
+        library.get(state.output), np.swapaxes(library.get(expected.output), -2, -3), rtol=0, atol=1e-6
     )
-    np.testing.assert_allclose(library.get(found.lse), library.get(expected.lse), rtol=0, atol=2e-6)
+    np.testing.assert_allclose(library.get(state.lse), library.get(expected.lse), rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("function", [attention_weights, attention_scores])
 def test_weights_and_scores(library: Library, call: dict[str, np.ndarray], function: Any) -> None:
     del call["value"]
     expected = library.call(function, **call, is_causal=True)
-    found = library.call(function, **swapped(call), is_causal=True, layout="...LHE")
-    np.testing.assert_allclose(library.get(found), library.get(expected), rtol=0, atol=2e-6)
+    result = library.call(function, **swapped(call), is_causal=True, layout="...LHE")
+    np.testing.assert_allclose(library.get(result), library.get(expected), rtol=0, atol=2e-6)
 
 
 def test_2d_has_no_heads_to_move(library: Library, call: dict[str, np.ndarray]) -> None:
@@ -64,23 +64,23 @@ def test_3d_and_5d(library: Library, call: dict[str, np.ndarray]) -> None:
     for change in (lambda x: x[0], lambda x: x[None]):
         reshaped = {name: change(x) for name, x in call.items()}
         expected = library.get(library.call(scaled_dot_product_attention, **reshaped))
-        found = library.call(scaled_dot_product_attention, **swapped(reshaped), layout="...LHE")
-        np.testing.assert_allclose(library.get(found), np.swapaxes(expected, -2, -3), rtol=0, atol=1e-6)
+        output = library.call(scaled_dot_product_attention, **swapped(reshaped), layout="...LHE")
+        np.testing.assert_allclose(library.get(output), np.swapaxes(expected, -2, -3), rtol=0, atol=1e-6)
 
 
 def test_inputs_are_not_copied(call: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
     """The keys that reach the product are a view of the caller's."""
     from sdpa_xp._core.key_value_source import ArraySource
 
-    seen: list[np.ndarray] = []
+    slices: list[np.ndarray] = []
     cut = ArraySource.slice_keys
     monkeypatch.setattr(
-        ArraySource, "slice_keys", lambda self, columns: seen.append(cut(self, columns)) or seen[-1]
+        ArraySource, "slice_keys", lambda self, columns: slices.append(cut(self, columns)) or slices[-1]
     )
     arrays = swapped(call)
     scaled_dot_product_attention(**arrays, layout="...LHE")
-    assert [np.shares_memory(x, arrays["key"]) for x in seen] == [True, False]  # keys, then values
-    assert np.shares_memory(seen[1], arrays["value"])
+    assert [np.shares_memory(x, arrays["key"]) for x in slices] == [True, False]  # keys, then values
+    assert np.shares_memory(slices[1], arrays["value"])
 
 
 @pytest.mark.parametrize(

@@ -88,17 +88,17 @@ def test_weights_and_gradients_have_the_batch_of_all(library: Library, batched: 
     }
     of_keys = {name: x for name, x in arrays.items() if name != "value"}
     if batched != "value":
-        found = library.get(library.call(attention_weights, **of_keys))
-        np.testing.assert_allclose(found, _expected(arrays)[2], rtol=0, atol=2e-5)
+        result = library.get(library.call(attention_weights, **of_keys))
+        np.testing.assert_allclose(result, _expected(arrays)[2], rtol=0, atol=2e-5)
 
-    def gradients(given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        output, pullback = library.call(scaled_dot_product_attention_vjp, **given)
+    def gradients(arguments: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        output, pullback = library.call(scaled_dot_product_attention_vjp, **arguments)
         with library.guard():
-            found = pullback(output)
-        return {name: library.get(gradient) for name, gradient in found.items()}
+            result = pullback(output)
+        return {name: library.get(gradient) for name, gradient in result.items()}
 
-    found, expected = gradients(arrays), gradients(whole)
-    for name, gradient in found.items():
+    result, expected = gradients(arrays), gradients(whole)
+    for name, gradient in result.items():
         summed = expected[name] if name in having else expected[name].sum(0)
         np.testing.assert_allclose(gradient, summed, rtol=2e-4, atol=2e-4, err_msg=name)
 

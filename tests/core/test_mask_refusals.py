@@ -223,32 +223,32 @@ def holders(put: Callable[[np.ndarray], Any]) -> list[tuple[str, str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("at", range(len(holders(np.asarray))))
+@pytest.mark.parametrize("number", range(len(holders(np.asarray))))
 @pytest.mark.needs("torch")
-def test_arrays_of_another_library(at: int) -> None:
+def test_arrays_of_another_library(number: int) -> None:
     """Also where another mask holds an array of the same name, which is of the right one."""
     torch = LIBRARIES["torch"][1]()
-    (keyword, name, value), (_, _, fitting) = holders(torch.put)[at], holders(np.asarray)[at]
+    (keyword, name, value), (_, _, fitting) = holders(torch.put)[number], holders(np.asarray)[number]
     words = rf"must be arrays of one library; got query=numpy.ndarray, {keyword}\.{name}.*=torch.Tensor"
     both = (value & fitting, fitting & value) if keyword == "attn_mask" else (value + fitting, fitting + value)
-    for each in (value, *both):
+    for holder in (value, *both):
         with pytest.raises(TypeError, match=rf"^attention_state: `query` and `{keyword}\.{name}.*{words}"):
-            attention_state(Q, K, V, **{keyword: each})
+            attention_state(Q, K, V, **{keyword: holder})
     to_array = masks.to_array if keyword == "attn_mask" else biases.to_array
-    for each, like in ((value, Q), (both[0], None), (both[1], None)):
+    for holder, like in ((value, Q), (both[0], None), (both[1], None)):
         with pytest.raises(TypeError, match=r"^to_array: .*must be arrays of one library; got"):
-            to_array(each, (2, 4, 3, 5), like=like)
+            to_array(holder, (2, 4, 3, 5), like=like)
 
 
-@pytest.mark.parametrize("at", range(len(holders(np.asarray))))
+@pytest.mark.parametrize("number", range(len(holders(np.asarray))))
 @pytest.mark.needs("array_api_strict")
-def test_arrays_on_another_device(at: int) -> None:
+def test_arrays_on_another_device(number: int) -> None:
     first, other = (LIBRARIES[f"strict-{device}"][1]() for device in ("CPU_DEVICE", "device1"))
-    (keyword, name, value), (_, _, fitting) = holders(other.put)[at], holders(first.put)[at]
+    (keyword, name, value), (_, _, fitting) = holders(other.put)[number], holders(first.put)[number]
     words = rf"`query` and `{keyword}\.{name}.*must be on one device; got .*CPU_DEVICE.*device1"
-    for each in (value, value & fitting if keyword == "attn_mask" else value + fitting):
+    for holder in (value, value & fitting if keyword == "attn_mask" else value + fitting):
         with pytest.raises(ValueError, match=rf"^scaled_dot_product_attention: {words}"):
-            scaled_dot_product_attention(*(first.put(x) for x in (Q, K, V)), **{keyword: each})
+            scaled_dot_product_attention(*(first.put(x) for x in (Q, K, V)), **{keyword: holder})
 
 
 @pytest.mark.parametrize("keyword", ["attn_mask", "bias"])

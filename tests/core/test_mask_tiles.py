@@ -31,12 +31,12 @@ Formula: TypeAlias = Callable[[int], np.ndarray]
 Rule: TypeAlias = tuple[masks.Mask, Formula]
 
 
-def each(values: Any) -> np.ndarray:
+def per_entry(values: Any) -> np.ndarray:
     return np.reshape(values, (-1, 1, 1, 1))
 
 
 def causal(offset: Any) -> Rule:
-    return masks.causal(offset), lambda p: R + p + each(offset) >= J
+    return masks.causal(offset), lambda p: R + p + per_entry(offset) >= J
 
 
 def lower_right() -> Rule:
@@ -47,7 +47,7 @@ def window(left: int | None, right: int | None, offset: Any = 0) -> Rule:
     low, high = (10**12 if width is None else width for width in (left, right))
 
     def formula(p: int) -> np.ndarray:
-        i = R + p + each(offset)
+        i = R + p + per_entry(offset)
         return (i - low <= J) & (i + high >= J)
 
     return masks.sliding_window(left, right, offset=offset), formula
@@ -56,11 +56,13 @@ def window(left: int | None, right: int | None, offset: Any = 0) -> Rule:
 def padding(key_lengths: Any, query_lengths: Any = None) -> Rule:
     """Query lengths count rows, wherever the first stands."""
     rows = QUERIES if query_lengths is None else query_lengths
-    return masks.padding(key_lengths, query_lengths), lambda _: (each(key_lengths) > J) & (each(rows) > R)
+    return masks.padding(
+        key_lengths, query_lengths
+    ), lambda _: (per_entry(key_lengths) > J) & (per_entry(rows) > R)
 
 
 def prefix(length: Any) -> Rule:
-    return masks.prefix(length), lambda _: each(length) > J
+    return masks.prefix(length), lambda _: per_entry(length) > J
 
 
 def chunked(size: int) -> Rule:
@@ -135,19 +137,19 @@ def check(rule: Rule, position: int, *, knows: bool = False) -> None:
     for rows, columns in itertools.product(*RANGES):
         tile = Tile(rows, columns, grid)
         part = allowed[..., rows.start : rows.stop, columns.start : columns.stop]
-        found = pattern.allowed_in(tile)
-        if isinstance(found, bool):
-            assert (part == found).all(), (mask, position, rows, columns)
+        allowed_here = pattern.allowed_in(tile)
+        if isinstance(allowed_here, bool):
+            assert (part == allowed_here).all(), (mask, position, rows, columns)
         else:
-            np.testing.assert_array_equal(np.broadcast_to(found, part.shape), part)
+            np.testing.assert_array_equal(np.broadcast_to(allowed_here, part.shape), part)
             assert not (knows and part.all() == part.any()), (mask, position, rows, columns)
         reach = pattern.key_range(tile)
         assert not reach or (columns.start <= reach.start and reach.stop <= columns.stop)
-        attended = {columns[at] for at in np.nonzero(part)[-1]}
+        attended = {columns[index] for index in np.nonzero(part)[-1]}
         assert attended <= set(reach), (mask, position, rows, columns, reach)
         reached = pattern.query_range(tile)
         assert not reached or (rows.start <= reached.start and reached.stop <= rows.stop)
-        attending = {rows[at] for at in np.nonzero(part)[-2]}
+        attending = {rows[index] for index in np.nonzero(part)[-2]}
         assert attending <= set(reached), (mask, position, rows, columns, reached)
         if isinstance(pattern, Band) and reached and attending and is_one_band(pattern):
             assert {reached[0], reached[-1]} <= attending, (mask, position, rows, columns, reached)
@@ -198,14 +200,14 @@ class Computed(list[tuple[Tile, Any]]):
 @pytest.fixture
 def computed(monkeypatch: pytest.MonkeyPatch) -> Computed:
     """The scores themselves are zeros."""
-    seen = Computed()
+    tiles = Computed()
 
-    def on(_: Scores, tile: Tile, _query: np.ndarray, allowed: Any) -> Any:
-        seen.append((tile, allowed))
+    def record(_: Scores, tile: Tile, _query: np.ndarray, allowed: Any) -> Any:
+        tiles.append((tile, allowed))
         return np.zeros(tile.shape, np.float32), allowed
 
-    monkeypatch.setattr(Scores, "masked", on)
-    return seen
+    monkeypatch.setattr(Scores, "masked", record)
+    return tiles
 
 
 def attend(length: int, mask: masks.Mask) -> None:
@@ -215,21 +217,26 @@ def attend(length: int, mask: masks.Mask) -> None:
 
 def test_window_is_linear_in_the_length(computed: Computed, monkeypatch: pytest.MonkeyPatch) -> None:
     """A window of 257 keys: twice the length is twice the tiles, asked and computed, not four times."""
-    asked: list[Tile] = []
+    asked_tiles: list[Tile] = []
     answer = Band.allowed_in
-    monkeypatch.setattr(Band, "allowed_in", lambda self, tile: asked.append(tile) or answer(self, tile))
+    monkeypatch.setattr(Band, "allowed_in", lambda self, tile: asked_tiles.append(tile) or answer(self, tile))
     counts = {}
     for length in (2**14, 2**15, 2**16):
         attend(length, masks.sliding_window(256, 0))
-        counts[length] = len(asked), len(computed)
+        counts[length] = len(asked_tiles), len(computed)
         ranges = length / ONE_CORE.rows
-        assert ranges <= len(computed) <= len(asked) <= ranges * (1 + (ONE_CORE.rows + 256) / ONE_CORE.columns)
+        assert (
+            ranges
+            <= len(computed)
+            <= len(asked_tiles)
+            <= ranges * (1 + (ONE_CORE.rows + 256) / ONE_CORE.columns)
+        )
         assert computed.pairs <= length * (ONE_CORE.rows + 256)
-        asked.clear()
+        asked_tiles.clear()
         computed.clear()
     for length in (2**14, 2**15):
-        for twice, once in zip(counts[2 * length], counts[length], strict=True):
-            assert twice == pytest.approx(2 * once, abs=2)  # the first rows have fewer keys
+        for count_of_twice, count in zip(counts[2 * length], counts[length], strict=True):
+            assert count_of_twice == pytest.approx(2 * count, abs=2)  # the first rows have fewer keys
 
 
 def test_window_beside_other_masks_is_linear(computed: Computed) -> None:
@@ -294,11 +301,11 @@ def test_computes_the_tiles_that_some_pair_attends(computed: Computed, mask: mas
     attend(24, mask)
     left = masks.to_array(mask, (24, 24))
     for tile, allowed in computed:
-        at = (slice(tile.rows.start, tile.rows.stop), slice(tile.columns.start, tile.columns.stop))
-        part = left[at]
+        pairs = (slice(tile.rows.start, tile.rows.stop), slice(tile.columns.start, tile.columns.stop))
+        part = left[pairs]
         assert part.any()
         assert (allowed is True) == part.all()
-        left[at] = False
+        left[pairs] = False
     assert not left.any()
 
 

@@ -101,8 +101,8 @@ def test_ids_beyond_int32(library: Library) -> None:
     if not library.holds("int64"):
         pytest.skip(f"{library.name} has no int64")
     with library.guard():
-        found = masks.to_array(masks.document(library.put(np.asarray([1, 2**32 + 1]))), (2, 2))
-    np.testing.assert_array_equal(library.get(found), np.eye(2, dtype=bool))
+        array = masks.to_array(masks.document(library.put(np.asarray([1, 2**32 + 1]))), (2, 2))
+    np.testing.assert_array_equal(library.get(array), np.eye(2, dtype=bool))
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "uint16", "uint32", "uint64"])
@@ -114,8 +114,8 @@ def test_integers_of_any_dtype(library: Library, dtype: str) -> None:
         numbers = library.put(np.asarray([1, 2], dtype))
         for make in (masks.padding, masks.causal, lambda ids: masks.document(ids, [1, 2])):
             shape = (2, 2) if make not in (masks.padding, masks.causal) else (2, 1, 2, 2)
-            found, expected = masks.to_array(make(numbers), shape), masks.to_array(make([1, 2]), shape)
-            np.testing.assert_array_equal(library.get(found), expected)
+            array, expected = masks.to_array(make(numbers), shape), masks.to_array(make([1, 2]), shape)
+            np.testing.assert_array_equal(library.get(array), expected)
 
 
 def test_masks_of_the_same_arrays_are_equal() -> None:
@@ -131,13 +131,13 @@ def test_array_is_the_callers_own(library: Library, kind: str) -> None:
     """It may be written, and no mask changes with it."""
     if not library.name.startswith(("numpy", "torch")):
         pytest.skip("only NumPy and torch have arrays that are views of others and can be written")
-    given = library.put(np.eye(3, dtype=bool))
-    mask = {"given": masks.from_array(given), "one length": masks.padding(2), "window": masks.causal()}[kind]
-    before = library.get(masks.to_array(mask, (3, 3), like=given)).copy()
-    found = masks.to_array(mask, (3, 3), like=given)
-    found[0, 1] = not before[0, 1]
-    assert (library.get(found) != before).sum() == 1
-    np.testing.assert_array_equal(library.get(masks.to_array(mask, (3, 3), like=given)), before)
+    array = library.put(np.eye(3, dtype=bool))
+    mask = {"given": masks.from_array(array), "one length": masks.padding(2), "window": masks.causal()}[kind]
+    before = library.get(masks.to_array(mask, (3, 3), like=array)).copy()
+    values = masks.to_array(mask, (3, 3), like=array)
+    values[0, 1] = not before[0, 1]
+    assert (library.get(values) != before).sum() == 1
+    np.testing.assert_array_equal(library.get(masks.to_array(mask, (3, 3), like=array)), before)
 
 
 def test_integers_of_numpy_are_numbers(library: Library) -> None:
@@ -154,12 +154,12 @@ def test_empty_axes(library: Library) -> None:
     """Lists of nothing where there is nothing, as arrays are."""
     if library.lazy:
         pytest.skip("Dask has no arrays of size 0")
-    none, some = np.ones((0, 2), F), np.ones((3, 2), F)
+    empty, three = np.ones((0, 2), F), np.ones((3, 2), F)
     for mask in (masks.document([], [0] * 3), masks.causal("lower_right"), masks.padding(1, 0)):
-        assert library.call(scaled_dot_product_attention, none, some, some, attn_mask=mask).shape == (0, 2)
+        assert library.call(scaled_dot_product_attention, empty, three, three, attn_mask=mask).shape == (0, 2)
     for mask in (masks.document([0] * 3, []), masks.padding(0)):
-        found = library.call(scaled_dot_product_attention, some, none, none, attn_mask=mask)
-        np.testing.assert_array_equal(library.get(found), np.zeros((3, 2)))
+        output = library.call(scaled_dot_product_attention, three, empty, empty, attn_mask=mask)
+        np.testing.assert_array_equal(library.get(output), np.zeros((3, 2)))
     batch = np.ones((0, 1, 3, 2), F)
     assert (
         library.call(scaled_dot_product_attention, batch, batch, batch, attn_mask=masks.padding([])).shape[0]
@@ -198,11 +198,11 @@ def test_long_chains_of_one_operator(library: Library) -> None:
     both = functools.reduce(operator.and_, [masks.causal(n % 3) for n in range(length)])
     added = functools.reduce(operator.add, [biases.alibi([n % 2]) for n in range(length)])
     np.testing.assert_array_equal(masks.to_array(either & both, (3, 4)), masks.to_array(masks.causal(), (3, 4)))
-    found = library.get(library.call(attention_scores, query, query, attn_mask=either, bias=added))
+    scores = library.get(library.call(attention_scores, query, query, attn_mask=either, bias=added))
     expected = library.get(
         library.call(attention_scores, query, query, attn_mask=masks.causal(), bias=biases.alibi([length / 2]))
     )
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(scores, expected, rtol=1e-5)
     assert str(either).count("|") == str(both).count("&") == str(added).count("+") == length - 1
     assert either == functools.reduce(operator.or_, either.parts)
     assert hash(either) == hash(functools.reduce(operator.or_, either.parts))

@@ -33,7 +33,7 @@ def ints(*values: Any) -> np.ndarray:
     return np.asarray(values, np.int32)
 
 
-def each(*values: int) -> np.ndarray:
+def per_entry(*values: int) -> np.ndarray:
     """One number a batch entry."""
     return np.asarray(values).reshape(-1, 1, 1, 1)
 
@@ -48,8 +48,8 @@ CASES: dict[str, Case] = {
     "causal 2": Case(lambda _: masks.causal(2), J <= I + 2),
     "causal -2": Case(lambda _: masks.causal(-2), J <= I - 2),
     "causal lower_right": Case(lambda _: masks.causal("lower_right"), J <= I + 4),
-    "causal list": Case(lambda _: masks.causal([3, -1]), I + each(3, -1) >= J),
-    "causal array": Case(lambda put: masks.causal(put(ints(-3, 6))), I + each(-3, 6) >= J),
+    "causal list": Case(lambda _: masks.causal([3, -1]), I + per_entry(3, -1) >= J),
+    "causal array": Case(lambda put: masks.causal(put(ints(-3, 6))), I + per_entry(-3, 6) >= J),
     "window open": Case(lambda _: masks.sliding_window(None, None), J >= 0),
     "window None 1": Case(lambda _: masks.sliding_window(None, 1), J <= I + 1),
     "window 2 None": Case(lambda _: masks.sliding_window(2, None), I - 2 <= J),
@@ -59,18 +59,21 @@ CASES: dict[str, Case] = {
         lambda _: masks.sliding_window(3, 0, offset="lower_right"), (I + 1 <= J) & (J <= I + 4)
     ),
     "window list": Case(
-        lambda _: masks.sliding_window(1, 2, offset=[4, -2]), (I + each(3, -3) <= J) & (I + each(6, 0) >= J)
+        lambda _: masks.sliding_window(1, 2, offset=[4, -2]),
+        (I + per_entry(3, -3) <= J) & (I + per_entry(6, 0) >= J),
     ),
     "window array": Case(
-        lambda put: masks.sliding_window(1, None, offset=put(ints(5, 0))), I + each(4, -1) <= J
+        lambda put: masks.sliding_window(1, None, offset=put(ints(5, 0))), I + per_entry(4, -1) <= J
     ),
     "padding 9": Case(lambda _: masks.padding(9), J < 9),
-    "padding list": Case(lambda _: masks.padding([3, 11]), each(3, 11) > J),
-    "padding array": Case(lambda put: masks.padding(put(ints(0, 7))), each(0, 7) > J),
+    "padding list": Case(lambda _: masks.padding([3, 11]), per_entry(3, 11) > J),
+    "padding array": Case(lambda put: masks.padding(put(ints(0, 7))), per_entry(0, 7) > J),
     "padding both": Case(lambda _: masks.padding(10, 5), (J < 10) & (I < 5)),
-    "padding both lists": Case(lambda _: masks.padding([5, 11], [7, 2]), (each(5, 11) > J) & (each(7, 2) > I)),
+    "padding both lists": Case(
+        lambda _: masks.padding([5, 11], [7, 2]), (per_entry(5, 11) > J) & (per_entry(7, 2) > I)
+    ),
     "padding both arrays": Case(
-        lambda put: masks.padding(put(ints(8)), put(ints(4, 6))), (J < 8) & (each(4, 6) > I)
+        lambda put: masks.padding(put(ints(8)), put(ints(4, 6))), (J < 8) & (per_entry(4, 6) > I)
     ),
     "document": Case(
         lambda put: masks.document(put(QUERY_IDS), put(KEY_IDS)), QUERY_IDS[B, I] == KEY_IDS[B, J]
@@ -82,8 +85,8 @@ CASES: dict[str, Case] = {
         lambda put: masks.document(put(QUERY_IDS[0]), put(KEY_IDS)), QUERY_IDS[0][I] == KEY_IDS[B, J]
     ),
     "prefix 4": Case(lambda _: masks.prefix(4), J < 4),
-    "prefix list": Case(lambda _: masks.prefix([0, 20]), each(0, 20) > J),
-    "prefix array": Case(lambda put: masks.prefix(put(ints(2, 6))), each(2, 6) > J),
+    "prefix list": Case(lambda _: masks.prefix([0, 20]), per_entry(0, 20) > J),
+    "prefix array": Case(lambda put: masks.prefix(put(ints(2, 6))), per_entry(2, 6) > J),
     "chunked 3": Case(lambda _: masks.chunked(3), I // 3 == J // 3),
     "dilated 3": Case(lambda _: masks.dilated(3), (I - J) % 3 == 0),
     "dilated 1": Case(lambda _: masks.dilated(1), J >= 0),
@@ -97,10 +100,10 @@ CASES: dict[str, Case] = {
     "and": Case(
         lambda _: masks.causal("lower_right") & masks.sliding_window(3, None), (I - 3 <= J) & (J <= I + 4)
     ),
-    "or": Case(lambda _: masks.causal() | masks.prefix([2, 5]), (J <= I) | (each(2, 5) > J)),
+    "or": Case(lambda _: masks.causal() | masks.prefix([2, 5]), (J <= I) | (per_entry(2, 5) > J)),
     "not": Case(lambda _: ~masks.causal(1), J > I + 1),
     "not of or": Case(
-        lambda _: ~(masks.padding([3, 8]) | masks.chunked(4)), (each(3, 8) <= J) & (I // 4 != J // 4)
+        lambda _: ~(masks.padding([3, 8]) | masks.chunked(4)), (per_entry(3, 8) <= J) & (I // 4 != J // 4)
     ),
     "mask & array": Case(lambda put: masks.causal(3) & put(BY_PAIR), (J <= I + 3) & BY_PAIR),
     "~mask | array": Case(lambda put: ~masks.dilated(2) | put(BY_PAIR), ((I - J) % 2 > 0) | BY_PAIR),
@@ -122,11 +125,11 @@ def grouped(rng: np.random.Generator) -> list[np.ndarray]:
 def test_to_array(library: Library, case: Case) -> None:
     with library.guard():
         like = library.put(np.zeros(1, F))
-        found = masks.to_array(case.make(library.put), PAIRS, like=like)
-    assert namespace(found) is library.xp
-    assert device(found) == device(like)
-    assert library.get(found).dtype == bool
-    np.testing.assert_array_equal(library.get(found), whole(case.allowed))
+        array = masks.to_array(case.make(library.put), PAIRS, like=like)
+    assert namespace(array) is library.xp
+    assert device(array) == device(like)
+    assert library.get(array).dtype == bool
+    np.testing.assert_array_equal(library.get(array), whole(case.allowed))
     with library.guard():
         part = masks.to_array(case.make(library.put), PAIRS, rows=range(1, 3), like=like)
     np.testing.assert_array_equal(library.get(part), whole(case.allowed)[..., 1:3, :])
@@ -139,9 +142,9 @@ def test_attention(library: Library, rng: np.random.Generator, name: str) -> Non
     case, inputs = CASES[name], grouped(rng)
     with library.guard():
         mask = case.make(library.put)
-    found = library.call(scaled_dot_product_attention, *inputs, attn_mask=mask)
+    output = library.call(scaled_dot_product_attention, *inputs, attn_mask=mask)
     call = dict(zip(("query", "key", "value"), inputs, strict=True))
-    assert_agrees(library, library.get(found), call, attn_mask=whole(case.allowed))
+    assert_agrees(library, library.get(output), call, attn_mask=whole(case.allowed))
 
 
 def test_array_on_the_left(library: Library) -> None:
@@ -150,8 +153,8 @@ def test_array_on_the_left(library: Library) -> None:
         pytest.skip("the library raises where Python lets the other operand answer")
     with library.guard():
         left = library.put(BY_PAIR)
-        found = [masks.to_array(mask, PAIRS) for mask in (left & masks.causal(), left | masks.causal())]
-    for array, expected in zip(found, ((J <= I) & BY_PAIR, (J <= I) | BY_PAIR), strict=True):
+        result = [masks.to_array(mask, PAIRS) for mask in (left & masks.causal(), left | masks.causal())]
+    for array, expected in zip(result, ((J <= I) & BY_PAIR, (J <= I) | BY_PAIR), strict=True):
         np.testing.assert_array_equal(library.get(array), whole(expected))
 
 
@@ -183,10 +186,10 @@ def test_document_of_queries_and_keys(library: Library) -> None:
 @pytest.mark.usefixtures("tiles")
 def test_padding_may_hold_anything(library: Library, rng: np.random.Generator) -> None:
     q, k, v = grouped(rng)
-    expected = reference.attention(q, k, v, np.arange(11) < each(3, 8))[0]
+    expected = reference.attention(q, k, v, np.arange(11) < per_entry(3, 8))[0]
     k[0, :, 3:], k[1, :, 8:], v[0, :, 3:], v[1, :, 8:] = math.nan, math.inf, math.inf, math.nan
-    found = library.call(scaled_dot_product_attention, q, k, v, attn_mask=masks.padding([3, 8]))
-    np.testing.assert_allclose(library.get(found), expected, rtol=0, atol=2e-6)
+    output = library.call(scaled_dot_product_attention, q, k, v, attn_mask=masks.padding([3, 8]))
+    np.testing.assert_allclose(library.get(output), expected, rtol=0, atol=2e-6)
 
 
 @pytest.mark.usefixtures("tiles")
@@ -208,9 +211,9 @@ def test_mask_and_bias_array(library: Library, rng: np.random.Generator, rules: 
     inputs = grouped(rng)
     rules = rules | {"bias": draw(rng, (4, 7, 11))[0]}
     rules["bias"][0, 3] = -math.inf
-    found = library.call(scaled_dot_product_attention, *inputs, attn_mask=masks.causal(2), **rules)
+    output = library.call(scaled_dot_product_attention, *inputs, attn_mask=masks.causal(2), **rules)
     call = dict(zip(("query", "key", "value"), inputs, strict=True))
-    assert_agrees(library, library.get(found), call, attn_mask=whole(J <= I + 2), **rules)
+    assert_agrees(library, library.get(output), call, attn_mask=whole(J <= I + 2), **rules)
 
 
 def test_a_mask_is_its_boolean_array(library: Library, rng: np.random.Generator) -> None:
@@ -227,5 +230,5 @@ def test_mask_of_a_query_head(library: Library) -> None:
     mask = masks.from_function(lambda _b, h, _i, j: j == h)
     value = np.asarray([[10, 20, 30]], F).reshape(1, 3, 1)
     inputs = np.ones((2, 1, 4), F), np.ones((1, 3, 4), F), value
-    found = library.call(scaled_dot_product_attention, *inputs, attn_mask=mask)
-    np.testing.assert_array_equal(library.get(found)[:, 0, 0], [10, 20])
+    output = library.call(scaled_dot_product_attention, *inputs, attn_mask=mask)
+    np.testing.assert_array_equal(library.get(output)[:, 0, 0], [10, 20])

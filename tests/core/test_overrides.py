@@ -12,11 +12,11 @@ import sdpa_xp
 from sdpa_xp import masks
 
 
-class Own:
+class Answering:
     """Answers with what it was asked."""
 
-    def __sdpa_xp__(self, *asked: Any) -> Any:
-        return self, *asked
+    def __sdpa_xp__(self, *arguments: Any) -> Any:
+        return self, *arguments
 
 
 FUNCTIONS: list[Callable[..., Any]] = [
@@ -30,25 +30,25 @@ FUNCTIONS: list[Callable[..., Any]] = [
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_any_input_answers(function: Callable[..., Any], place: int) -> None:
-    own, inputs = Own(), [np.ones((2, 4))] * 3
-    inputs[place] = own  # type: ignore[call-overload]
-    answering, name, given, rules = function(*inputs, is_causal=True, scale="as it came")
-    assert (answering, name) == (own, function.__name__)
-    assert list(given) == ["query", "key", "value"]
-    assert all(one is other for one, other in zip(given.values(), inputs, strict=True))
+    answering, inputs = Answering(), [np.ones((2, 4))] * 3
+    inputs[place] = answering  # type: ignore[call-overload]
+    answer, name, arrays, rules = function(*inputs, is_causal=True, scale="as it came")
+    assert (answer, name) == (answering, function.__name__)
+    assert list(arrays) == ["query", "key", "value"]
+    assert all(one is other for one, other in zip(arrays.values(), inputs, strict=True))
     assert (rules["is_causal"], rules["scale"]) == (True, "as it came")
 
 
 @pytest.mark.parametrize("function", [sdpa_xp.attention_weights, sdpa_xp.attention_scores])
 def test_without_values(function: Callable[..., Any]) -> None:
-    own, mask = Own(), masks.causal()
-    answering, name, given, rules = function(np.ones((2, 4)), own, mask)
-    assert (answering, name, list(given)) == (own, function.__name__, ["query", "key"])
+    answering, mask = Answering(), masks.causal()
+    answer, name, arrays, rules = function(np.ones((2, 4)), answering, mask)
+    assert (answer, name, list(arrays)) == (answering, function.__name__, ["query", "key"])
     assert rules["attn_mask"] is mask
 
 
 def test_the_base_of_the_logarithm() -> None:
-    *_, rules = sdpa_xp.attention_state(Own(), Own(), Own(), lse_base=2)  # type: ignore[type-var]
+    *_, rules = sdpa_xp.attention_state(Answering(), Answering(), Answering(), lse_base=2)  # type: ignore[type-var]
     assert rules["lse_base"] == 2
 
 

@@ -34,7 +34,7 @@ class Case(NamedTuple):
     bias: Callable[[Any, Any, Any, Any], Any] = lambda b, h, i, j: 0.0
 
 
-def each(values: list[int], b: Any) -> Any:
+def per_entry(values: list[int], b: Any) -> Any:
     return np.asarray(values)[b]
 
 
@@ -44,15 +44,15 @@ CASES = {
     "window": Case({"attn_mask": masks.sliding_window(4, 0)}, lambda b, h, i, j: (j <= i) & (i - j <= 4)),
     "offsets": Case(
         {"is_causal": False, "attn_mask": masks.causal([0, -1, 2])},
-        lambda b, h, i, j: j <= i + each([0, -1, 2], b),
+        lambda b, h, i, j: j <= i + per_entry([0, -1, 2], b),
     ),
     "window, offsets": Case(
         {"attn_mask": masks.sliding_window(2, None, offset=[-1, 0, -3])},
-        lambda b, h, i, j: (j <= i) & (j >= i - 2 + each([-1, 0, -3], b)),
+        lambda b, h, i, j: (j <= i) & (j >= i - 2 + per_entry([-1, 0, -3], b)),
     ),
     "prefixes": Case(
         {"is_causal": False, "attn_mask": masks.sliding_window(1, 0) | masks.prefix([0, 2, 5])},
-        lambda b, h, i, j: ((j <= i) & (i - j <= 1)) | (j < each([0, 2, 5], b)),
+        lambda b, h, i, j: ((j <= i) & (i - j <= 1)) | (j < per_entry([0, 2, 5], b)),
     ),
     "function": Case(
         {"attn_mask": masks.from_function(lambda b, h, q_idx, kv_idx: (q_idx + kv_idx + h) % (b + 2) > 0)},
@@ -118,7 +118,7 @@ def decode(
 def expected(arrays: Arrays, case: Case, steps: Sequence[int] = (2,)) -> Arrays:
     """The call over padded arrays. A query sees what was cached at its step."""
     b, h, row, j = np.ogrid[:3, :HEADS, : sum(steps), :LONGEST]
-    start = each(STARTS, b)
+    start = per_entry(STARTS, b)
     cached = start + np.repeat(np.cumsum(steps), steps)[:, None]
     allowed = case.allowed(b, h, start + row, j) & (j < cached)
     allowed = np.broadcast_to(allowed, (3, HEADS, sum(steps), LONGEST))
@@ -142,14 +142,14 @@ def test_layouts_and_in_place(library: Library, arrays: Arrays, layout: str, in_
             decode(library, arrays, layout=layout, in_place=True)
         return
     steps = [2, 1] if layout == "...HLE" else [2]
-    found = decode(library, arrays, steps=steps, layout=layout, in_place=in_place)
-    assert_agrees(library, found, expected(arrays, CASES["plain"], steps))
+    output = decode(library, arrays, steps=steps, layout=layout, in_place=in_place)
+    assert_agrees(library, output, expected(arrays, CASES["plain"], steps))
 
 
 @pytest.mark.parametrize("sinks", [SINKS[0], SINKS], ids=["one a head", "one a sequence and head"])
 def test_sinks(library: Library, arrays: Arrays, sinks: np.ndarray) -> None:
-    found = decode(library, arrays, sinks=sinks)
-    assert_agrees(library, found, expected(arrays, CASES["plain"]), sinks)
+    output = decode(library, arrays, sinks=sinks)
+    assert_agrees(library, output, expected(arrays, CASES["plain"]), sinks)
 
 
 def test_slopes_of_each_sequence(library: Library, arrays: Arrays) -> None:
@@ -161,8 +161,8 @@ def test_slopes_of_each_sequence(library: Library, arrays: Arrays) -> None:
 
 def test_scale_and_softcap(library: Library, arrays: Arrays) -> None:
     scale = SLOPES[:, :, None, None]
-    found = decode(library, arrays, scale=scale, softcap=1.5)
-    assert_agrees(library, found, expected(arrays, CASES["plain"]), scale=scale, softcap=1.5)
+    output = decode(library, arrays, scale=scale, softcap=1.5)
+    assert_agrees(library, output, expected(arrays, CASES["plain"]), scale=scale, softcap=1.5)
 
 
 def test_padding_of_each_sequence(library: Library, arrays: Arrays) -> None:
@@ -187,7 +187,7 @@ def test_more_queries_than_tokens(library: Library, arrays: Arrays) -> None:
                 cache.attend(placed)
             output = library.get(cache.attend(placed, is_causal=False))
         b, _, _, j = np.ogrid[:3, :1, :2, :LONGEST]
-        mask = np.array(np.broadcast_to(j < each(lengths, b), (3, 1, 2, LONGEST)))
+        mask = np.array(np.broadcast_to(j < per_entry(lengths, b), (3, 1, 2, LONGEST)))
         assert_agrees(library, output, arrays | {"query": query, "attn_mask": mask})
     np.testing.assert_array_equal(cache_of(library, arrays, [0, 1, 1]).lengths, (0, 1, 1))
 
@@ -198,19 +198,19 @@ def test_tables_of_any_kind(library: Library, arrays: Arrays, how: str) -> None:
     if how == "of the library" and library.lazy:
         pytest.skip("what is lazy cannot be read")
     lengths = [3, 7, 9]
-    table, held = np.asarray(TABLE), np.asarray(lengths)
+    table, lengths_array = np.asarray(TABLE), np.asarray(lengths)
     with library.guard():
-        made: Any = {
+        convert: Any = {
             "list": lambda x: tuple(x.tolist()),
             "of the library": lambda x: library.put(x.astype(np.int32)),
         }.get(how, lambda x: x.astype(how))
         pools = [library.put(pool_of(arrays[name], lengths, TABLE)) for name in ("key", "value")]
-        cache: PagedKVCache[Any] = PagedKVCache(*pools, made(table), made(held))
+        cache: PagedKVCache[Any] = PagedKVCache(*pools, convert(table), convert(lengths_array))
         output = cache.attend(library.put(arrays["query"][:, :, :1]))
     assert cache.lengths == (3, 7, 9)
     assert repr(cache) == "PagedKVCache(key_blocks=<float32 (10, 2, 4, 8)>, lengths=(3, 7, 9))"
     query = arrays["query"][:, :, :1]
-    mask = np.arange(LONGEST) < held[:, None, None, None]
+    mask = np.arange(LONGEST) < lengths_array[:, None, None, None]
     assert_agrees(library, library.get(output), arrays | {"query": query, "attn_mask": mask})
 
 
@@ -225,9 +225,9 @@ def test_append_leaves_the_old_cache(library: Library, arrays: Arrays) -> None:
     for name, after in (("key", longer.key_blocks), ("value", longer.value_blocks)):
         new, pool = library.get(after), arrays[name]
         for sequence, start in enumerate(STARTS):
-            held = [new[TABLE[sequence][t // SIZE], :, t % SIZE] for t in range(start + 3)]
+            stored = [new[TABLE[sequence][t // SIZE], :, t % SIZE] for t in range(start + 3)]
             tokens_of = np.concatenate([pool[sequence, :, :start], pool[sequence, :, :3]], axis=1)
-            np.testing.assert_array_equal(np.stack(held, axis=1), tokens_of)
+            np.testing.assert_array_equal(np.stack(stored, axis=1), tokens_of)
         filled = sum(cache.lengths) + 9
         assert np.isnan(new).any(axis=-1).sum() == (POOL * SIZE - filled) * 2
 
@@ -255,18 +255,18 @@ def test_shared_prefix(library: Library, arrays: Arrays) -> None:
 @pytest.fixture
 def cuts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], np.ndarray]]:
     """The pool's blocks of each part that the products get, and that part; a tile has at most two blocks."""
-    seen: list[tuple[list[int], np.ndarray]] = []
+    parts: list[tuple[list[int], np.ndarray]] = []
     cut = PagedSource.slice_keys
 
     def watched(self: PagedSource, columns: range) -> Any:
         part: Any = cut(self, columns)
         blocks = slice(columns.start // SIZE, -(-columns.stop // SIZE))
-        seen.append(([block for row in self.block_tables for block in row[blocks]], part))
+        parts.append(([block for row in self.block_tables for block in row[blocks]], part))
         return part
 
     monkeypatch.setattr(PagedSource, "slice_keys", watched)
     monkeypatch.setattr("sdpa_xp._tiles.plan.MOST_COPIED", 2 * SIZE * 2 * (8 + 5))
-    return seen
+    return parts
 
 
 def numpy_cache(arrays: Arrays, layout: str = "...HLE") -> PagedKVCache[np.ndarray]:

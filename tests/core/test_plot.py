@@ -41,11 +41,11 @@ def panels(figure: Any) -> list[Any]:
 def hatched(axes: Any, shape: tuple[int, int]) -> np.ndarray:
     """The pairs whose centre lies in a hatched area."""
     places = [(key, query) for query in range(shape[0]) for key in range(shape[1])]
-    found = np.zeros(shape, bool)
+    pairs = np.zeros(shape, bool)
     for patch in axes.patches:
         assert patch.get_hatch()
-        found |= patch.get_path().contains_points(places).reshape(shape)
-    return found
+        pairs |= patch.get_path().contains_points(places).reshape(shape)
+    return pairs
 
 
 def of_random_weights(*shape: int) -> np.ndarray:
@@ -192,10 +192,12 @@ def test_ink_is_for_the_page_and_the_ground_is_clear(name: str) -> None:
         shown = [axes for axes in figure.axes if axes.get_visible()]
         texts = [text for axes in shown for text in (axes.title, axes.xaxis.label, axes.yaxis.label)]
         texts += [label for axes in shown for label in (*axes.get_xticklabels(), *axes.get_yticklabels())]
-        found = {colors.to_hex(text.get_color()) for text in texts if text.get_text()}
-        found |= {colors.to_hex(spine.get_edgecolor()) for axes in shown for spine in axes.spines.values()}
-        assert len(found) == 1
-        inks.append(sum(bytes.fromhex(found.pop()[1:])))
+        colours_used = {colors.to_hex(text.get_color()) for text in texts if text.get_text()}
+        colours_used |= {
+            colors.to_hex(spine.get_edgecolor()) for axes in shown for spine in axes.spines.values()
+        }
+        assert len(colours_used) == 1
+        inks.append(sum(bytes.fromhex(colours_used.pop()[1:])))
         assert figure.get_facecolor()[3] == 0
         assert all(axes.get_facecolor()[3] == 0 for axes in shown)
     assert inks[0] < 0.3 * 3 * 255 < 0.7 * 3 * 255 < inks[1]
@@ -236,31 +238,33 @@ def test_memory_is_what_a_call_holds(dtype: str, threads: int, monkeypatch: pyte
     monkeypatch.setenv("SDPA_XP_NUM_THREADS", str(threads))
     lengths = [16, 1100, 2048]
     (axes,) = plot.memory(lengths, width=32, like=np.empty(0, dtype)).axes
-    every, arrays, held = ([*line.get_ydata()] for line in axes.lines)
+    all_scores, arrays, tile_bytes = ([*line.get_ydata()] for line in axes.lines)
     tiles: list[tuple[range, int]] = []
     score = Scores.masked
 
     def masked(scores: Scores, tile: Tile, *rest: Any) -> Any:
-        found = score(scores, tile, *rest)
-        tiles.append((tile.rows, found[0].nbytes))
-        return found
+        result = score(scores, tile, *rest)
+        tiles.append((tile.rows, result[0].nbytes))
+        return result
 
     monkeypatch.setattr(Scores, "masked", masked)
     element = 8 if dtype == "float64" else 4
     for index, length in enumerate(lengths):
         x = np.ones((length, 32), dtype)
         output = scaled_dot_product_attention(x, x, x)
-        assert held[index] == max(size for _, size in tiles) * min(threads, len({rows for rows, _ in tiles}))
+        assert tile_bytes[index] == max(size for _, size in tiles) * min(
+            threads, len({rows for rows, _ in tiles})
+        )
         assert arrays[index] == 3 * x.nbytes + output.nbytes
-        assert every[index] == element * length**2
+        assert all_scores[index] == element * length**2
         tiles.clear()
 
 
 def test_memory_is_for_the_library(library: Library) -> None:
     """A lazy graph is one tile; others hold less than all scores."""
     figure = plot.memory([4096], like=library.put(np.zeros(1, F)))
-    every, _, held = (line.get_ydata()[0] for line in figure.axes[0].lines)
-    assert (held == every) == library.lazy
+    all_scores, _, tile_bytes = (line.get_ydata()[0] for line in figure.axes[0].lines)
+    assert (tile_bytes == all_scores) == library.lazy
 
 
 def test_memory_names_its_units() -> None:

@@ -81,12 +81,12 @@ def waves_dtype(library: Library, dtype: str) -> Any:
     return np.float64 if dtype == "float64" and library.name != "mlx" else F
 
 
-def plain(x: np.ndarray, positions: Any, rotary: Rotary, held: Any) -> np.ndarray:
+def plain(x: np.ndarray, positions: Any, rotary: Rotary, wide: Any) -> np.ndarray:
     """As it is written for torch, `x * cos + rotate_half(x) * sin`, in the dtype of `x`."""
     width, half = rotary.width, rotary.width // 2
     x, rest = x[..., :width], x[..., width:]
-    angles = np.asarray(positions, held)[..., None]
-    angles = angles * frequencies(width, rotary.base, rotary.scaling).astype(held)
+    angles = np.asarray(positions, wide)[..., None]
+    angles = angles * frequencies(width, rotary.base, rotary.scaling).astype(wide)
     angles = angles if angles.ndim == 2 else angles[..., None, :, :]
     if rotary.interleaved:
         angles = np.repeat(angles, 2, axis=-1)
@@ -98,9 +98,9 @@ def plain(x: np.ndarray, positions: Any, rotary: Rotary, held: Any) -> np.ndarra
     return np.concatenate([x * cos + other * sin, rest], axis=-1)
 
 
-def assert_turned(library: Library, found: np.ndarray, x: np.ndarray, positions: Any, rotary: Rotary) -> None:
+def assert_turned(library: Library, result: np.ndarray, x: np.ndarray, positions: Any, rotary: Rotary) -> None:
     textbook = plain(x, positions, rotary, waves_dtype(library, x.dtype.name))
-    agreement = judge(found, exact(x, positions, rotary), textbook, x.dtype.name)
+    agreement = judge(result, exact(x, positions, rotary), textbook, x.dtype.name)
     assert agreement.agrees, agreement
 
 
@@ -124,9 +124,9 @@ def test_rotary(library: Library, x: np.ndarray, scaling: str, interleaved: bool
 def test_a_part_of_the_width(library: Library, x: np.ndarray, width: int, interleaved: bool) -> None:
     """What stands behind is not touched."""
     rotary = Rotary(width, base=100.0, interleaved=interleaved)
-    found = library.get(library.call(rotary.apply, x, positions=3))
-    assert_turned(library, found, x, 3 + np.arange(5), rotary)
-    np.testing.assert_array_equal(found[..., width:], x[..., width:])
+    rotated = library.get(library.call(rotary.apply, x, positions=3))
+    assert_turned(library, rotated, x, 3 + np.arange(5), rotary)
+    np.testing.assert_array_equal(rotated[..., width:], x[..., width:])
 
 
 ROWS = np.asarray([[4, 0, 9, -2, 4], [0, 1, 2, 3, 100]], np.int32)
@@ -147,16 +147,16 @@ POSITIONS: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("name", POSITIONS)
 def test_positions(library: Library, x: np.ndarray, name: str, layout: Any) -> None:
     rotary, (positions, meant) = Rotary(8), POSITIONS[name]
-    given = x if layout == "...HLE" else np.ascontiguousarray(x.swapaxes(-2, -3))
-    found = library.get(library.call(rotary.apply, given, positions=positions, layout=layout))
-    assert_turned(library, found if layout == "...HLE" else found.swapaxes(-2, -3), x, meant, rotary)
+    arranged = x if layout == "...HLE" else np.ascontiguousarray(x.swapaxes(-2, -3))
+    rotated = library.get(library.call(rotary.apply, arranged, positions=positions, layout=layout))
+    assert_turned(library, rotated if layout == "...HLE" else rotated.swapaxes(-2, -3), x, meant, rotary)
 
 
 @pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
 def test_one_head_without_batch(library: Library, x: np.ndarray, layout: Any) -> None:
     rotary = Rotary(12)
-    found = library.call(rotary.apply, x[0, 0], positions=1, layout=layout)
-    assert_turned(library, library.get(found), x[0, 0], np.arange(1, 6), rotary)
+    rotated = library.call(rotary.apply, x[0, 0], positions=1, layout=layout)
+    assert_turned(library, library.get(rotated), x[0, 0], np.arange(1, 6), rotary)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -165,14 +165,16 @@ def test_dtypes(library: Library, x: np.ndarray, dtype: str) -> None:
     if not library.holds(dtype):
         pytest.skip(f"{library.name} has no {dtype}")
     x, rotary = x.astype(DTYPES[dtype]), Rotary(8)
-    found = library.call(rotary.apply, x, positions=20)
-    assert str(found.dtype).rpartition(".")[2] == dtype
-    found = library.get(found)
-    assert_turned(library, found, x, 20 + np.arange(5), rotary)
+    rotated = library.call(rotary.apply, x, positions=20)
+    assert str(rotated.dtype).rpartition(".")[2] == dtype
+    rotated = library.get(rotated)
+    assert_turned(library, rotated, x, 20 + np.arange(5), rotary)
     if dtype in ("float16", "bfloat16"):
-        once = np.abs(exact(x, 20 + np.arange(5), rotary)).max() * {"float16": 2**-11, "bfloat16": 2**-8}[dtype]
-        error = np.abs(found.astype(np.float64) - exact(x, 20 + np.arange(5), rotary)).max()
-        assert error <= once + 16 * EPS
+        rounding = (
+            np.abs(exact(x, 20 + np.arange(5), rotary)).max() * {"float16": 2**-11, "bfloat16": 2**-8}[dtype]
+        )
+        error = np.abs(rotated.astype(np.float64) - exact(x, 20 + np.arange(5), rotary)).max()
+        assert error <= rounding + 16 * EPS
 
 
 def test_far_positions(library: Library, x: np.ndarray) -> None:
@@ -180,8 +182,8 @@ def test_far_positions(library: Library, x: np.ndarray) -> None:
     if not library.holds("float64"):
         pytest.skip(f"{library.name} has no float64")
     rotary = Rotary(12)
-    found = library.get(library.call(rotary.apply, x, positions=600_000))
-    assert np.abs(found - exact(x, 600_000 + np.arange(5), rotary)).max() <= 8 * EPS * np.abs(x).max()
+    rotated = library.get(library.call(rotary.apply, x, positions=600_000))
+    assert np.abs(rotated - exact(x, 600_000 + np.arange(5), rotary)).max() <= 8 * EPS * np.abs(x).max()
 
 
 def test_empty(library: Library, x: np.ndarray) -> None:
@@ -190,9 +192,14 @@ def test_empty(library: Library, x: np.ndarray) -> None:
     assert library.call(Rotary(8).apply, x[:, :, :0].copy(), positions=3).shape == (2, 3, 0, 12)
 
 
-def scores(library: Library, rotary: Rotary, q: np.ndarray, k: np.ndarray, at: int, to: int) -> np.ndarray:
-    turned = (library.get(library.call(rotary.apply, x, positions=p)) for x, p in ((q, at), (k, to)))
-    query, key = (each.astype(np.float64) for each in turned)
+def scores(
+    library: Library, rotary: Rotary, q: np.ndarray, k: np.ndarray, query_position: int, key_position: int
+) -> np.ndarray:
+    turned = (
+        library.get(library.call(rotary.apply, x, positions=p))
+        for x, p in ((q, query_position), (k, key_position))
+    )
+    query, key = (x.astype(np.float64) for x in turned)
     return query @ np.swapaxes(key, -1, -2)
 
 
@@ -202,7 +209,7 @@ def test_scores_depend_on_distances_alone(
     library: Library, x: np.ndarray, name: str, interleaved: bool
 ) -> None:
     rotary = Rotary(8, interleaved=interleaved, scaling=SCALINGS[name])
-    here, there = (scores(library, rotary, x, x[::-1].copy(), at, at + 3) for at in (0, 17))
+    here, there = (scores(library, rotary, x, x[::-1].copy(), first, first + 3) for first in (0, 17))
     size = np.square(x).sum(-1).max() * magnitude(rotary) ** 2
     far = 0 if library.holds("float64") else 25 * EPS / 2  # an angle in float32
     np.testing.assert_allclose(here, there, rtol=0, atol=(8 * EPS + far) * size)
@@ -211,9 +218,9 @@ def test_scores_depend_on_distances_alone(
 
 
 def test_length_is_kept_and_position_zero_is_the_identity(library: Library, x: np.ndarray) -> None:
-    found = library.get(library.call(Rotary(8).apply, x, positions=0))
-    np.testing.assert_array_equal(found[:, :, 0], x[:, :, 0])
-    norms = [np.linalg.norm(each.astype(np.float64), axis=-1) for each in (found, x)]
+    rotated = library.get(library.call(Rotary(8).apply, x, positions=0))
+    np.testing.assert_array_equal(rotated[:, :, 0], x[:, :, 0])
+    norms = [np.linalg.norm(y.astype(np.float64), axis=-1) for y in (rotated, x)]
     np.testing.assert_allclose(*norms, rtol=4 * EPS)
     scaled = Rotary(12, scaling=positional.YaRNScaling(4, 64, attention_factor=3.0))
     longer = np.linalg.norm(library.get(library.call(scaled.apply, x, positions=5)), axis=-1)
@@ -231,8 +238,8 @@ def test_frequencies(name: str) -> None:
     """A table of many pairs, on each part of each ramp."""
     scaling = SCALINGS[name]
     for width, base in ((64, 10000.0), (128, 500000.0)):
-        found = Rotary(width, base, scaling=scaling).frequencies
-        np.testing.assert_allclose(found, frequencies(width, base, scaling), rtol=1e-14)
+        result = Rotary(width, base, scaling=scaling).frequencies
+        np.testing.assert_allclose(result, frequencies(width, base, scaling), rtol=1e-14)
 
 
 def test_where_a_ramp_ends() -> None:
@@ -250,11 +257,11 @@ def test_tables(library: Library) -> None:
     with library.guard():
         tables = rotary.cos_sin(library.put(positions))
         same = rotary.cos_sin(positions.reshape(-1).tolist(), like=library.put(np.zeros(1, F)))
-    for found, alike, function in zip(tables, same, (np.cos, np.sin), strict=True):
+    for result, alike, function in zip(tables, same, (np.cos, np.sin), strict=True):
         expected = magnitude(rotary) * function(angles)
-        assert library.get(found).dtype == (np.float64 if library.holds("float64") else F)
+        assert library.get(result).dtype == (np.float64 if library.holds("float64") else F)
         bound = 2**-17 if library.name in ("jax", "strict-no_x64") else 4 * EPS  # 70 in float32
-        np.testing.assert_allclose(library.get(found), expected, rtol=0, atol=bound)
+        np.testing.assert_allclose(library.get(result), expected, rtol=0, atol=bound)
         assert library.get(alike).dtype == F
         np.testing.assert_allclose(library.get(alike).reshape(2, 2, 4), expected, rtol=0, atol=bound)
 
@@ -292,8 +299,8 @@ def waves(positions: Any, width: int, base: float) -> np.ndarray:
 
 def plain_waves(library: Library, positions: Any, width: int, base: float, dtype: str) -> np.ndarray:
     """By the library's own sine, of angles in the dtype of the result; in float32 for a half one."""
-    held = np.float64 if dtype == "float64" else F
-    angles = np.asarray(positions, held)[..., None] / (base ** (np.arange(0, width, 2) / width)).astype(held)
+    wide = np.float64 if dtype == "float64" else F
+    angles = np.asarray(positions, wide)[..., None] / (base ** (np.arange(0, width, 2) / width)).astype(wide)
     pair = [library.get(library.call(wave, angles)) for wave in (library.xp.sin, library.xp.cos)]
     return np.stack(pair, axis=-1).reshape(*np.shape(positions), width).astype(DTYPES[dtype])
 
@@ -308,17 +315,17 @@ def test_sinusoidal(library: Library, dtype: str, base: float) -> None:
         length = positional.sinusoidal(6, 8, base=base, like=like)
         rows = positional.sinusoidal(library.put(ROWS), 8, base=base, like=like)
         listed = positional.sinusoidal(range(90, 100), 8, base=base, like=like)
-    for found, positions in ((length, range(6)), (rows, ROWS), (listed, range(90, 100))):
-        assert found.dtype == like.dtype
+    for result, positions in ((length, range(6)), (rows, ROWS), (listed, range(90, 100))):
+        assert result.dtype == like.dtype
         textbook = plain_waves(library, positions, 8, base, dtype)
-        agreement = judge(library.get(found), waves(positions, 8, base), textbook, dtype)
+        agreement = judge(library.get(result), waves(positions, 8, base), textbook, dtype)
         assert agreement.agrees, agreement
 
 
 def test_sinusoidal_without_like(library: Library) -> None:
-    found = library.call(positional.sinusoidal, ROWS, width=6)
-    assert library.get(found).dtype == (np.float64 if library.holds("float64") else F)
-    assert found.shape == (2, 5, 6)
+    result = library.call(positional.sinusoidal, ROWS, width=6)
+    assert library.get(result).dtype == (np.float64 if library.holds("float64") else F)
+    assert result.shape == (2, 5, 6)
     assert type(positional.sinusoidal(3, 6)) is np.ndarray
 
 
@@ -334,8 +341,8 @@ def test_a_shift_is_a_rotation(library: Library, shift: int) -> None:
         angle = shift / 10000 ** (2 * i / 8)
         turn = [[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]]
         matrix[2 * i : 2 * i + 2, 2 * i : 2 * i + 2] = turn
-    found, expected = library.get(there), library.get(here) @ matrix.T
-    np.testing.assert_allclose(found, expected, rtol=0, atol=32 * EPS)
+    result, expected = library.get(there), library.get(here) @ matrix.T
+    np.testing.assert_allclose(result, expected, rtol=0, atol=32 * EPS)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -345,11 +352,11 @@ def test_learned(library: Library, rng: np.random.Generator, dtype: str) -> None
     table = rng.standard_normal((7, 4)).astype(DTYPES[dtype])
     rows = np.asarray([[0, 6, 2], [3, 3, 1]], np.int32)
     for positions, meant in ((5, range(5)), (range(6, 2, -2), [6, 4]), ([1, 6], [1, 6]), (rows, rows)):
-        found = library.call(positional.learned, table, positions=positions)
+        result = library.call(positional.learned, table, positions=positions)
         np.testing.assert_array_equal(
-            library.get(found), table[np.asarray(meant)].astype(library.get(found).dtype)
+            library.get(result), table[np.asarray(meant)].astype(library.get(result).dtype)
         )
-        assert str(found.dtype).rpartition(".")[2] == dtype
+        assert str(result.dtype).rpartition(".")[2] == dtype
 
 
 def test_learned_beyond_the_table(library: Library) -> None:
@@ -372,6 +379,6 @@ def test_slopes() -> None:
     assert positional.alibi_slopes(8) == tuple(2.0**-n for n in range(1, 9))
     assert positional.alibi_slopes(6) == (0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125)
     for heads in (1, 5, 12):
-        one, other = (biases.alibi(each) for each in (heads, positional.alibi_slopes(heads)))
+        one, other = (biases.alibi(slopes) for slopes in (heads, positional.alibi_slopes(heads)))
         arrays = [biases.to_array(bias, (heads, 4, 5)) for bias in (one, other)]
         np.testing.assert_array_equal(*arrays)

@@ -165,7 +165,7 @@ def test_mixed_devices(name: str) -> None:
     first, other = (LIBRARIES[f"strict-{device}"][1]() for device in ("CPU_DEVICE", "device1"))
     arrays = {"query": ones(3, 8), "key": ones(5, 8), "value": ones(5, 6)}
     arrays.setdefault(name, ones(1, 1))
-    placed = {each: (other if each == name else first).put(x) for each, x in arrays.items()}
+    placed = {key: (other if key == name else first).put(x) for key, x in arrays.items()}
     with pytest.raises(ValueError, match=f"`query` and `{name}` must be on one device.*CPU_DEVICE.*device1"):
         scaled_dot_product_attention(**placed)
 

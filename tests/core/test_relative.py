@@ -32,19 +32,19 @@ def formula(distance: int, bidirectional: bool, count: int, max_distance: int) -
 @pytest.mark.parametrize(("count", "max_distance"), WIDE)
 def test_buckets_near_their_borders(count: int, max_distance: int, bidirectional: bool) -> None:
     """Two distances on each side of where a bucket begins, which an offset brings into a call of one query."""
-    own = count // 2 if bidirectional else count
+    one_sided = count // 2 if bidirectional else count
     table = np.arange(float(count))[:, None]
     begins = biases.relative(table, bidirectional=bidirectional, max_distance=max_distance).first_distances
-    assert len(begins) == own - 1
-    for begin in {*begins[:: max(1, own // 16)], begins[-1], max_distance}:
+    assert len(begins) == one_sided - 1
+    for begin in {*begins[:: max(1, one_sided // 16)], begins[-1], max_distance}:
         for sign in (1, -1):
             offset = max(2 - 2**29, min(-sign * begin, 2**29))
             bias = biases.relative(
                 table, bidirectional=bidirectional, max_distance=max_distance, offset=offset - 2
             )
-            found = biases.to_array(bias, (1, 1, 5))[0, 0]
+            array = biases.to_array(bias, (1, 1, 5))[0, 0]
             expected = [formula(j + 2 - offset, bidirectional, count, max_distance) for j in range(5)]
-            np.testing.assert_array_equal(found, expected)
+            np.testing.assert_array_equal(array, expected)
 
 
 def test_far_distances_cost_what_near_ones_do() -> None:

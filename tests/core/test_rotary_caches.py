@@ -51,7 +51,7 @@ def turned(x: np.ndarray, positions: np.ndarray, rotary: Rotary) -> np.ndarray:
 
 
 def assert_agrees(
-    library: Library, found: np.ndarray, arrays: Arrays, rotary: Rotary, positions: np.ndarray, allowed: Any
+    library: Library, result: np.ndarray, arrays: Arrays, rotary: Rotary, positions: np.ndarray, allowed: Any
 ) -> None:
     """The same call over queries and keys that were turned by hand."""
     tokens = np.arange(TOKENS)[None]
@@ -61,7 +61,7 @@ def assert_agrees(
     with np.errstate(all="ignore"):
         plain = library.get(library.call(lambda **x: textbook(library.xp, **x), **call))
         expected = reference.attention(**exact, attn_mask=allowed)[0]
-    agreement = judge(found, expected, plain, "float32")
+    agreement = judge(result, expected, plain, "float32")
     assert agreement.agrees, agreement
 
 
@@ -114,12 +114,12 @@ def test_a_cache_that_was_put_away_goes_on(library: Library, arrays: Arrays, nam
         (_, *prompt), (query, *token) = ([library.put(x) for x in part] for part in parts)
         before = KVCache(*prompt, rotary=rotary)
         again = KVCache(before.key, before.value, rotary=rotary, rotated=True)
-        found = library.get(again.append(*token).attend(query))
+        output = library.get(again.append(*token).attend(query))
     positions, last = np.arange(TOKENS), arrays | {"query": parts[1][0]}
     exact = {"query": turned(last["query"], positions[None, 8:], rotary), "value": arrays["value"]}
     exact |= {"key": turned(arrays["key"], positions[None], rotary)}
     expected = reference.attention(**{n: np.asarray(x, np.float64) for n, x in exact.items()})[0]
-    np.testing.assert_allclose(found, expected, rtol=0, atol=4e-6)
+    np.testing.assert_allclose(output, expected, rtol=0, atol=4e-6)
 
 
 def pool_of(tokens: np.ndarray) -> np.ndarray:
@@ -139,8 +139,8 @@ def test_paged_cache(library: Library, arrays: Arrays, name: str, in_place: bool
     if in_place and not can_write(library):
         pytest.skip("in place needs arrays that can be written to")
     rotary = ROTARIES[name]
-    held = turned(arrays["key"], np.arange(TOKENS)[None], rotary).astype(F)
-    pools = [moved(pool_of(x), layout) for x in (held, arrays["value"])]
+    rotated = turned(arrays["key"], np.arange(TOKENS)[None], rotary).astype(F)
+    pools = [moved(pool_of(x), layout) for x in (rotated, arrays["value"])]
     cache = library.call(PagedKVCache, *pools, block_table=TABLE, lengths=STARTS, layout=layout, rotary=rotary)
     outputs, queries, done = [], [], 0
     for step in (2, 1):
@@ -165,6 +165,6 @@ def test_the_first_tokens_of_a_longer_query_stand_before_the_sequence(library: L
         cache = KVCache(
             library.put(key[:, :, :1].copy()), library.put(value[:, :, :1].copy()), rotary=Rotary(8)
         )
-        found = library.get(cache.attend(library.put(query), masks.causal(), is_causal=False))
-    np.testing.assert_array_equal(found[:, :, 0], np.zeros((3, 4, 5)))
-    np.testing.assert_allclose(found[:, :, 1], np.repeat(value[:, :, 0], 2, axis=1), rtol=1e-6)
+        output = library.get(cache.attend(library.put(query), masks.causal(), is_causal=False))
+    np.testing.assert_array_equal(output[:, :, 0], np.zeros((3, 4, 5)))
+    np.testing.assert_allclose(output[:, :, 1], np.repeat(value[:, :, 0], 2, axis=1), rtol=1e-6)

@@ -41,10 +41,10 @@ def test_the_second_call(ranks: tuple[int, int, int], layout: str) -> None:
         lambda *x: [scaled_dot_product_attention(*x, layout=layout)],
         lambda *x: attention_state(*x, layout=layout, is_causal=True),
         lambda *x: [attention_weights(*x[:2], layout=layout)],
-        lambda *x: [*(made := vjp(*x, layout=layout))[1](made[0]).values()],
+        lambda *x: [*(pair := vjp(*x, layout=layout))[1](pair[0]).values()],
     ]
     for function in functions:
         first = function(*one)
         function(*other)
-        for found, wanted in zip(function(*one), first, strict=True):
-            np.testing.assert_array_equal(found, wanted)
+        for result, expected in zip(function(*one), first, strict=True):
+            np.testing.assert_array_equal(result, expected)

@@ -312,5 +312,5 @@ def test_scalars_of_numpy_are_numbers(library: Library, rng: np.random.Generator
     expected = attend(library, q, k, v, scale=0.5, softcap=2.0)
     placed = [library.put(x) for x in (q, k, v)]
     with library.guard():
-        found = scaled_dot_product_attention(*placed, **numbers)
-    np.testing.assert_array_equal(library.get(found), expected)
+        output = scaled_dot_product_attention(*placed, **numbers)
+    np.testing.assert_array_equal(library.get(output), expected)

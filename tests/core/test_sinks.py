@@ -58,8 +58,8 @@ def test_against_a_key_without_value(library: Library, call: Call, shape: str, r
     with library.guard(), np.errstate(all="ignore"):
         placed = {name: library.put(x) for name, x in longer.items()} | {"bias": library.put(bias)}
         plain = library.get(textbook(library.xp, **placed, **rules))
-    found = judge(library.get(state.output), output, plain, "float32")
-    assert found.agrees, found
+    agreement = judge(library.get(state.output), output, plain, "float32")
+    assert agreement.agrees, agreement
     np.testing.assert_allclose(library.get(state.lse), lse, rtol=2e-7, atol=2e-6)
     without_value = {name: x for name, x in call.items() if name != "value"}
     w = library.get(library.call(attention_weights, **without_value, sinks=sinks, **rules))
@@ -75,8 +75,8 @@ def test_row_with_only_its_sink_is_0(library: Library, call: Call) -> None:
 def test_sink_of_minus_infinity_is_none(library: Library, call: Call) -> None:
     none = np.full(4, -math.inf, F)
     state, plain = library.call(attention_state, **call, sinks=none), library.call(attention_state, **call)
-    for found, expected in zip(state, plain, strict=True):
-        np.testing.assert_array_equal(library.get(found), library.get(expected))
+    for result, expected in zip(state, plain, strict=True):
+        np.testing.assert_array_equal(library.get(result), library.get(expected))
 
 
 def test_padding_may_hold_anything(library: Library, call: Call) -> None:
@@ -85,8 +85,8 @@ def test_padding_may_hold_anything(library: Library, call: Call) -> None:
     clean = library.call(scaled_dot_product_attention, **(call | rules))
     for name in ("key", "value"):
         call[name][0, :, 8:] = math.nan
-    found = library.call(scaled_dot_product_attention, **(call | rules))
-    np.testing.assert_allclose(library.get(found), library.get(clean), rtol=0, atol=1e-6)
+    output = library.call(scaled_dot_product_attention, **(call | rules))
+    np.testing.assert_allclose(library.get(output), library.get(clean), rtol=0, atol=1e-6)
 
 
 def test_a_sink_far_above_the_scores_and_far_below(library: Library, call: Call) -> None:
@@ -108,8 +108,8 @@ def test_states_merge_when_one_of_them_has_the_sinks(library: Library, call: Cal
     whole = library.call(attention_state, **call, sinks=SINKS)
     with library.guard():
         merged = merge_states(states)
-    for found, expected in zip(merged, whole, strict=True):
-        np.testing.assert_allclose(library.get(found), library.get(expected), rtol=2e-7, atol=2e-6)
+    for result, expected in zip(merged, whole, strict=True):
+        np.testing.assert_allclose(library.get(result), library.get(expected), rtol=2e-7, atol=2e-6)
 
 
 def test_gradient(library: Library, call: Call) -> None:
@@ -120,19 +120,19 @@ def test_gradient(library: Library, call: Call) -> None:
 
     name = library.name.split("-")[0]
     with library.guard():
-        placed = {each: library.put(x) for each, x in call.items()}
+        placed = {key: library.put(x) for key, x in call.items()}
         if name == "jax":
             import jax
 
-            found = library.get(jax.grad(loss)(library.put(SINKS), placed))
+            gradient = library.get(jax.grad(loss)(library.put(SINKS), placed))
         elif name == "torch":
             sinks = library.put(SINKS.copy()).requires_grad_()
             loss(sinks, placed).backward()
-            found = library.get(sinks.grad)
+            gradient = library.get(sinks.grad)
         elif name == "mlx":
             import mlx.core as mx
 
-            found = library.get(mx.grad(loss)(library.put(SINKS), placed))
+            gradient = library.get(mx.grad(loss)(library.put(SINKS), placed))
         else:
             pytest.skip("the library has no gradients")
     for head in range(4):
@@ -143,7 +143,7 @@ def test_gradient(library: Library, call: Call) -> None:
             bias = bias.astype(np.float64)
             bias[..., -1] = sinks[:, None]
             ends.append((reference.attention(**longer, bias=bias)[0] ** 2).sum())
-        assert found[head] == pytest.approx((ends[0] - ends[1]) / 2e-4, rel=1e-4, abs=1e-5)
+        assert gradient[head] == pytest.approx((ends[0] - ends[1]) / 2e-4, rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -35,10 +35,10 @@ def test_float64_is_float64_rounded_once(library: Library, call: dict[str, np.nd
     with library.guard():
         single, double = (library.put(np.zeros(1, dtype)).dtype for dtype in (F, np.float64))
     for dtype in ("float64", library.xp.float64):
-        found = library.call(attention_state, **call, is_causal=True, softmax_dtype=dtype)
-        assert (found.output.dtype, found.lse.dtype) == (single, double)
-        np.testing.assert_array_equal(library.get(found.output), library.get(expected.output).astype(F))
-        np.testing.assert_array_equal(library.get(found.lse), library.get(expected.lse))
+        state = library.call(attention_state, **call, is_causal=True, softmax_dtype=dtype)
+        assert (state.output.dtype, state.lse.dtype) == (single, double)
+        np.testing.assert_array_equal(library.get(state.output), library.get(expected.output).astype(F))
+        np.testing.assert_array_equal(library.get(state.lse), library.get(expected.lse))
 
 
 def test_what_is_held_anyway_changes_nothing(library: Library, call: dict[str, np.ndarray]) -> None:
@@ -51,8 +51,8 @@ def test_half_bias_and_sinks_fit_a_wider_softmax(library: Library, call: dict[st
     if not library.holds("float64"):
         pytest.skip(f"{library.name} has no float64")
     extra = {"bias": np.ones((7, 11), F), "sinks": np.ones(4), "scale": np.ones((4, 1, 1), F)}
-    found = library.call(scaled_dot_product_attention, **call, **extra, softmax_dtype="float64")
-    assert found.dtype == library.put(np.zeros(1, F)).dtype
+    output = library.call(scaled_dot_product_attention, **call, **extra, softmax_dtype="float64")
+    assert output.dtype == library.put(np.zeros(1, F)).dtype
 
 
 @pytest.mark.parametrize(
@@ -95,10 +95,10 @@ def test_scores(library: Library, call: dict[str, np.ndarray], rules: Any) -> No
         scores = 3 * np.tanh(scores / 3)
     scores = np.where(np.tri(7, 11, k=-2, dtype=bool), scores + bias, -math.inf)
     rules = rules | {"bias": bias, "attn_mask": masks.causal(-2)}
-    found = library.get(library.call(attention_scores, call["query"], call["key"], **rules))
-    assert found.shape == (2, 4, 7, 11)
-    assert found.dtype == F
-    np.testing.assert_allclose(found, scores, rtol=2e-6, atol=2e-5)
+    result = library.get(library.call(attention_scores, call["query"], call["key"], **rules))
+    assert result.shape == (2, 4, 7, 11)
+    assert result.dtype == F
+    np.testing.assert_allclose(result, scores, rtol=2e-6, atol=2e-5)
     weights = library.get(library.call(attention_weights, call["query"], call["key"], **rules))
     np.testing.assert_allclose(weights, softmax(scores), rtol=0, atol=4e-5)
 
@@ -106,16 +106,16 @@ def test_scores(library: Library, call: dict[str, np.ndarray], rules: Any) -> No
 def test_scores_of_2d_and_of_rows_without_a_key(library: Library, call: dict[str, np.ndarray]) -> None:
     q, k = call["query"][0, 0], call["key"][0, 0]
     k[3] = math.nan
-    found = library.get(library.call(attention_scores, q, k, attn_mask=masks.prefix(2) & masks.causal(-1)))
-    assert found.shape == (7, 11)
-    np.testing.assert_array_equal(found[0], -math.inf)
-    np.testing.assert_array_equal(found[:, 2:], -math.inf)
-    np.testing.assert_allclose(found[2, :2], q[2] @ k[:2].T / math.sqrt(8), rtol=1e-5)
+    scores = library.get(library.call(attention_scores, q, k, attn_mask=masks.prefix(2) & masks.causal(-1)))
+    assert scores.shape == (7, 11)
+    np.testing.assert_array_equal(scores[0], -math.inf)
+    np.testing.assert_array_equal(scores[:, 2:], -math.inf)
+    np.testing.assert_allclose(scores[2, :2], q[2] @ k[:2].T / math.sqrt(8), rtol=1e-5)
 
 
 def test_scores_of_each_batch_entry(library: Library, call: dict[str, np.ndarray]) -> None:
     """One key for both: the batch of the query alone, and that of a mask's result."""
-    found = library.get(library.call(attention_scores, call["query"], call["key"][:1]))
+    scores = library.get(library.call(attention_scores, call["query"], call["key"][:1]))
     weights = reference.attention(call["query"], call["key"][:1], call["value"][:1])[2]
-    assert found.shape == weights.shape
-    np.testing.assert_allclose(softmax(found), weights, rtol=0, atol=4e-5)
+    assert scores.shape == weights.shape
+    np.testing.assert_allclose(softmax(scores), weights, rtol=0, atol=4e-5)

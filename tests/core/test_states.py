@@ -45,8 +45,8 @@ def test_base_2_in_and_out(library: Library, rng: np.random.Generator) -> None:
     output, lse, _ = reference.attention(q, k, v, mask)
     whole = library.call(attention_state, q, k, v, attn_mask=mask, lse_base=2)
     parts = [
-        library.call(attention_state, q, k[:, at, :], v[:, at, :], attn_mask=mask[:, at], lse_base=2)
-        for at in (slice(0, 6), slice(6, 13))
+        library.call(attention_state, q, k[:, keys, :], v[:, keys, :], attn_mask=mask[:, keys], lse_base=2)
+        for keys in (slice(0, 6), slice(6, 13))
     ]
     with library.guard():
         merged = merge_states(parts, lse_base=2)
@@ -61,8 +61,8 @@ def test_states_in_the_other_layout(library: Library, rng: np.random.Generator) 
     """As many queries as heads: nothing but `layout` tells which axis of the output is which."""
     q, k, v = draw(rng, (2, 4, 4, 8), (2, 9, 4, 8), (2, 9, 4, 6))
     parts = [
-        library.call(attention_state, q, k[:, at], v[:, at], layout="...LHE")
-        for at in (slice(0, 3), slice(3, 9))
+        library.call(attention_state, q, k[:, keys], v[:, keys], layout="...LHE")
+        for keys in (slice(0, 3), slice(3, 9))
     ]
     with library.guard():
         merged = merge_states(parts, layout="...LHE")
@@ -75,7 +75,9 @@ def test_states_of_a_wider_softmax(library: Library, rng: np.random.Generator) -
     if not library.holds("float64"):
         pytest.skip(f"{library.name} has no float64")
     q, k, v = draw(rng, (3, 8), (9, 8), (9, 5))
-    parts = [library.call(attention_state, q, k[at], v[at], softmax_dtype="float64") for at in np.s_[:4, 4:]]
+    parts = [
+        library.call(attention_state, q, k[keys], v[keys], softmax_dtype="float64") for keys in np.s_[:4, 4:]
+    ]
     with library.guard():
         merged = merge_states(parts)
     assert merged.lse.dtype == parts[0].lse.dtype != merged.output.dtype
@@ -158,7 +160,7 @@ def test_refused(states: Any, error: type[Exception], words: str) -> None:
 def test_states_on_several_devices_are_refused() -> None:
     first, other = (LIBRARIES[f"strict-{device}"][1]() for device in ("CPU_DEVICE", "device1"))
     output, lse = np.zeros((3, 2), F), np.zeros(3, F)
-    here, there = ((each.put(output), each.put(lse)) for each in (first, other))
+    here, there = ((library.put(output), library.put(lse)) for library in (first, other))
     for states in ([(here[0], there[1])], [here, there]):
         with pytest.raises(ValueError, match=r"merge_states: .*must be on one device"):
             merge_states(states)

@@ -26,8 +26,8 @@ from sdpa_xp_export._verify import reference
 
 def blas() -> list[int]:
     """The threads of NumPy's BLAS, among those that other tests have loaded."""
-    found = [each for each in threadpool_info() if each["user_api"] == "blas"]
-    return [each["num_threads"] for each in found if "numpy" in each["filepath"]]
+    pools = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
+    return [pool["num_threads"] for pool in pools if "numpy" in pool["filepath"]]
 
 
 @pytest.fixture(autouse=True)
@@ -46,20 +46,20 @@ def call(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
 
 def test_each_task_is_done_once_and_blas_has_one_thread_meanwhile() -> None:
     done: Counter[int] = Counter()
-    idents, seen = set(), set()
+    idents, blas_threads = set(), set()
     barrier = threading.Barrier(2, timeout=60)
 
     def task(number: int) -> None:
         if number < 2:
             barrier.wait()  # passes only if two threads are at work
         idents.add(threading.get_ident())
-        seen.update(blas())
+        blas_threads.update(blas())
         done[number] += 1
 
     threads.run(task, range(50), None)
     assert done == Counter(range(50))
     assert len(idents) == 2
-    assert seen == {1}
+    assert blas_threads == {1}
     assert set(blas()) == {2}
 
 
@@ -87,16 +87,16 @@ def test_a_call_inside_a_task_runs_in_its_thread() -> None:
 
 
 def test_as_many_threads_as_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run_by(asked: int | None, expected: int) -> bool:
+    def run_by(num_threads: int | None, expected: int) -> bool:
         """Whether as many threads as expected have a task at one time, and no more."""
-        found, barrier = set(), threading.Barrier(expected, timeout=60)
+        idents, barrier = set(), threading.Barrier(expected, timeout=60)
 
         def task(_: int) -> None:
-            found.add(threading.get_ident())
+            idents.add(threading.get_ident())
             barrier.wait()
 
-        threads.run(task, range(expected), asked)
-        return len(found) == expected
+        threads.run(task, range(expected), num_threads)
+        return len(idents) == expected
 
     assert run_by(1, 1)
     assert run_by(3, 3)
@@ -123,10 +123,10 @@ def test_a_small_call_refuses_a_wrong_number_of_threads(monkeypatch: pytest.Monk
 def test_calls_from_many_threads(call: tuple[np.ndarray, ...]) -> None:
     """Each gets its own numbers, to the last bit those of a call alone."""
     rules: list[dict[str, Any]] = [{}, {"is_causal": True}, {"attn_mask": masks.padding([300, 600])}]
-    alone = [scaled_dot_product_attention(*call, **each) for each in rules]
+    alone = [scaled_dot_product_attention(*call, **options) for options in rules]
     with ThreadPoolExecutor(3) as pool:
-        found = [*pool.map(lambda n: scaled_dot_product_attention(*call, **rules[n % 3]), range(12))]
-    for number, output in enumerate(found):
+        outputs = [*pool.map(lambda n: scaled_dot_product_attention(*call, **rules[n % 3]), range(12))]
+    for number, output in enumerate(outputs):
         np.testing.assert_array_equal(output, alone[number % 3])
     assert set(blas()) == {2}
 
@@ -136,8 +136,8 @@ def test_what_else_goes_on_changes_no_bit(rng: np.random.Generator, monkeypatch:
     x = rng.standard_normal((1, 600, 300)).astype(np.float32)
     alone = scaled_dot_product_attention(x, x, x)
     with ThreadPoolExecutor(3) as pool:
-        found = [*pool.map(lambda _: scaled_dot_product_attention(x, x, x), range(30))]
-    assert all(np.array_equal(each, alone) for each in found)
+        outputs = [*pool.map(lambda _: scaled_dot_product_attention(x, x, x), range(30))]
+    assert all(np.array_equal(output, alone) for output in outputs)
     monkeypatch.setenv(environment.VARIABLE, "1")
     assert np.array_equal(scaled_dot_product_attention(x, x, x), alone)
     assert set(blas()) == {2}
@@ -183,8 +183,8 @@ def test_the_number_of_threads_changes_no_bit_of_a_gradient(
     alone = pullback(output)
     monkeypatch.setenv(environment.VARIABLE, "5")
     for _ in range(3):
-        found = pullback(output)
-        assert all(np.array_equal(found[name], alone[name]) for name in alone)
+        gradients = pullback(output)
+        assert all(np.array_equal(gradients[name], alone[name]) for name in alone)
     assert set(blas()) == {2}
 
 
@@ -195,14 +195,14 @@ def test_what_shares_a_large_array_is_one_task(
     monkeypatch.setattr("sdpa_xp._tiles.plan.os.cpu_count", lambda: 8)
     counts: list[int] = []
     run = threads.run
-    found = {}
+    tasks_of = {}
     for name, rules in ALL_CORES.items():
         output, pullback = scaled_dot_product_attention_vjp(*call, **rules)
         with monkeypatch.context() as patch:
             patch.setattr(threads, "run", lambda f, tasks, n: counts.append(len(tasks)) or run(f, tasks, n))
             pullback(output)
-        found[name] = counts.pop()
-    assert found == {"nothing": 8, "a scale": 8, "a bias": 4, "all": 1}
+        tasks_of[name] = counts.pop()
+    assert tasks_of == {"nothing": 8, "a scale": 8, "a bias": 4, "all": 1}
 
 
 def test_a_warning_of_numpy_stays_quiet_in_each_thread(call: tuple[np.ndarray, ...]) -> None:
@@ -300,21 +300,21 @@ def test_blas_has_its_threads_again_after_an_exception_at_any_line() -> None:
 
     A `with` statement is left out: CPython runs no handler while it enters or leaves one.
     """
-    own = {blas_module.__file__, threads.__file__}
+    files = {blas_module.__file__, threads.__file__}
     lines = 0
 
     def run(interrupt_at: int) -> bool:
         """Whether the exception came at that line, counted from the start of the call."""
-        seen = 0
+        count = 0
 
         def trace(frame: Any, event: str, _argument: Any) -> Any:
-            nonlocal seen
-            if frame.f_code.co_filename not in own:
+            nonlocal count
+            if frame.f_code.co_filename not in files:
                 return None
             source = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
             if event == "line" and not source.lstrip().startswith("with "):
-                seen += 1
-                if seen == interrupt_at:
+                count += 1
+                if count == interrupt_at:
                     raise KeyboardInterrupt
             return trace
 

@@ -36,8 +36,8 @@ def test_a_call_inside_a_call_has_other_buffers() -> None:
         return j <= i + 3
 
     expected = scaled_dot_product_attention(*inner, is_causal=True)
-    found = scaled_dot_product_attention(*outer, masks.from_function(attends))
-    np.testing.assert_array_equal(found, scaled_dot_product_attention(*outer, masks.causal(3)))
+    output = scaled_dot_product_attention(*outer, masks.from_function(attends))
+    np.testing.assert_array_equal(output, scaled_dot_product_attention(*outer, masks.causal(3)))
 
 
 def test_each_thread_has_other_buffers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,24 +36,24 @@ from sdpa_xp.masks import causal
 def test_causal_on_a_tile(rows: Any, columns: Any, offset: int, expected: Any) -> None:
     """True and False exactly where all and none may attend; else the grid."""
     grid = grid_of("test", "mask", (9, 9), [], None)
-    found = causal(offset).bind(grid).allowed_in(Tile(range(*rows), range(*columns), grid))
+    allowed = causal(offset).bind(grid).allowed_in(Tile(range(*rows), range(*columns), grid))
     i, j = np.ogrid[slice(*rows), slice(*columns)]
-    assert np.array_equal(np.broadcast_to(found, (i + j).shape), j <= i + offset)
-    assert (found if isinstance(found, bool) else "some") == expected
+    assert np.array_equal(np.broadcast_to(allowed, (i + j).shape), j <= i + offset)
+    assert (allowed if isinstance(allowed, bool) else "some") == expected
 
 
 @pytest.fixture
 def visited(monkeypatch: pytest.MonkeyPatch) -> list[Tile]:
     """The tiles whose scores are computed, in order."""
-    seen: list[Tile] = []
+    tiles: list[Tile] = []
     compute = Scores.masked
 
-    def on(self: Scores, tile: Tile, *rest: Any) -> Any:
-        seen.append(tile)
+    def record(self: Scores, tile: Tile, *rest: Any) -> Any:
+        tiles.append(tile)
         return compute(self, tile, *rest)
 
-    monkeypatch.setattr(Scores, "masked", on)
-    return seen
+    monkeypatch.setattr(Scores, "masked", record)
+    return tiles
 
 
 @pytest.mark.usefixtures("small_tiles")
@@ -83,16 +83,16 @@ def call_of(kind: str, queries: int, keys: int, *leading: int) -> Any:
 
 @pytest.mark.parametrize("heads", [1, 8, 16, 64, 100_000])
 def test_tile_of_a_device_shrinks_with_the_heads(heads: int) -> None:
-    found = plan_tiles(call_of("device", 10**6, 10**6, heads), 1, 128)
-    assert heads * found.rows * found.columns <= max(DEVICE.scores, heads * SMALLEST_SIDE**2)
-    assert SMALLEST_SIDE <= found.rows <= DEVICE.rows
-    assert SMALLEST_SIDE <= found.columns <= DEVICE.columns
-    assert not found.leading_slices
+    plan = plan_tiles(call_of("device", 10**6, 10**6, heads), 1, 128)
+    assert heads * plan.rows * plan.columns <= max(DEVICE.scores, heads * SMALLEST_SIDE**2)
+    assert SMALLEST_SIDE <= plan.rows <= DEVICE.rows
+    assert SMALLEST_SIDE <= plan.columns <= DEVICE.columns
+    assert not plan.leading_slices
 
 
 def test_tile_of_a_device_shrinks_no_more_than_it_has_to() -> None:
-    found = plan_tiles(call_of("device", 10**6, 10**6, 1), 1, 128)
-    assert (found.rows, found.columns) == DEVICE[:2]
+    plan = plan_tiles(call_of("device", 10**6, 10**6, 1), 1, 128)
+    assert (plan.rows, plan.columns) == DEVICE[:2]
     assert plan_tiles(call_of("device", 10**6, 10**6, 100_000), 1, 128).columns == SMALLEST_SIDE
 
 
@@ -107,15 +107,15 @@ def test_tasks_cover_each_row_of_each_head_once(
 ) -> None:
     """And no tile has more scores than it may, or splits the query heads of a key head."""
     leading = (*leading[:-1], leading[-1] * group)
-    found = plan_tiles(call_of(kind, queries, keys, *leading), group, 128)
+    plan = plan_tiles(call_of(kind, queries, keys, *leading), group, 128)
     most = ONE_CORE.scores if kind == "blas_threaded" else ALL_CORES.scores * (os.cpu_count() or 1)
     times = np.zeros((*leading, queries), int)
-    for task in found.tasks():
+    for task in plan.tasks():
         ranges = task.leading or tuple(map(range, leading))
         times[tuple(slice(r.start, r.stop) for r in (*ranges, task.rows))] += 1
         assert ranges[-1].start % group == len(ranges[-1]) % group == 0
-        heads = math.prod(len(each) for each in ranges)
-        assert heads * len(task.rows) * min(found.columns, keys) <= most
+        heads = math.prod(len(heads_range) for heads_range in ranges)
+        assert heads * len(task.rows) * min(plan.columns, keys) <= most
     assert np.all(times == 1)
 
 
@@ -136,6 +136,6 @@ def test_weights_take_as_many_rows_as_their_keys_leave_room_for(visited: list[Ti
 
 
 def test_traced_arrays_get_one_tile() -> None:
-    found = plan_tiles(call_of("traced", 5000, 7000, 8), 1, 128)
-    assert [*found.row_ranges()] == [range(5000)]
-    assert [*found.column_ranges(range(7000))] == [range(7000)]
+    plan = plan_tiles(call_of("traced", 5000, 7000, 8), 1, 128)
+    assert [*plan.row_ranges()] == [range(5000)]
+    assert [*plan.column_ranges(range(7000))] == [range(7000)]

@@ -33,7 +33,7 @@ def poisoned(call: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return call | bad
 
 
-def of(library: Library, name: str) -> bool:
+def is_library(library: Library, name: str) -> bool:
     return library.name.split("-")[0] == name
 
 
@@ -60,25 +60,25 @@ def test_jit_of_one_argument(library: Library, call: dict[str, np.ndarray], name
     arrays = call | {"bias": np.zeros((3, 6), F), "scale": np.asarray(0.3, F)}
 
     def inner(traced: Any) -> Any:
-        fixed = {each: library.put(x) for each, x in arrays.items() if each != name}
+        fixed = {key: library.put(x) for key, x in arrays.items() if key != name}
         return scaled_dot_product_attention(**fixed, **{name: traced})
 
     expected = reference.attention(**arrays)[0]
-    found = library.get(library.call(library.jit(inner), arrays[name]))
-    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
+    result = library.get(library.call(library.jit(inner), arrays[name]))
+    np.testing.assert_allclose(result, expected, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("rules", [{}, {"is_causal": True}])
 def test_vmap(library: Library, call: dict[str, np.ndarray], rules: dict[str, Any]) -> None:
-    if of(library, "jax"):
+    if is_library(library, "jax"):
         import jax
 
         vmap = jax.vmap
-    elif of(library, "torch"):
+    elif is_library(library, "torch"):
         import torch
 
         vmap = torch.func.vmap
-    elif of(library, "mlx"):
+    elif is_library(library, "mlx"):
         import mlx.core as mx
 
         vmap = mx.vmap
@@ -93,7 +93,7 @@ def test_vmap(library: Library, call: dict[str, np.ndarray], rules: dict[str, An
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 @pytest.mark.slow
 def test_compile_into_one_graph(library: Library, call: dict[str, np.ndarray]) -> None:
-    if not of(library, "torch"):
+    if not is_library(library, "torch"):
         pytest.skip("torch.compile is torch's")
     import torch
 
@@ -120,7 +120,7 @@ def test_padding_by_a_bias_in_a_traced_call(library: Library, call: dict[str, np
 @pytest.mark.slow
 def test_shapes_without_data(library: Library) -> None:
     """torch's meta device: shape, dtype and device of the result, and nothing is computed."""
-    if not of(library, "torch"):
+    if not is_library(library, "torch"):
         pytest.skip("the meta device is torch's")
     import torch
 
@@ -132,7 +132,7 @@ def test_shapes_without_data(library: Library) -> None:
 
 
 def test_graph_does_not_grow_with_the_length(library: Library) -> None:
-    if not of(library, "jax"):
+    if not is_library(library, "jax"):
         pytest.skip("jaxprs are JAX's")
     import jax
 
@@ -153,17 +153,17 @@ def test_lse_of_an_empty_row_has_no_gradient(library: Library, rng: np.random.Ge
     def lse(q: Any, k: Any, **rules: Any) -> Any:
         return attention_state(q, k, k, **rules).lse
 
-    if of(library, "torch"):
+    if is_library(library, "torch"):
         import torch
 
         placed = [library.put(x) for x in (q, k)]
         extra = {name: library.put(x) for name, x in rules.items()}
         rows = torch.autograd.functional.jacobian(lambda q: lse(q, placed[1], **extra), placed[0])
-    elif of(library, "jax"):
+    elif is_library(library, "jax"):
         import jax
 
         rows = library.call(jax.jacrev(lse), q, k, **rules)
-    elif of(library, "mlx"):
+    elif is_library(library, "mlx"):
         import mlx.core as mx
 
         row = mx.grad(lambda q, k, i: lse(q, k, **{n: library.put(x) for n, x in rules.items()})[i])
@@ -179,28 +179,28 @@ def test_lse_of_an_empty_row_has_no_gradient(library: Library, rng: np.random.Ge
 def test_gradient(library: Library, call: dict[str, np.ndarray]) -> None:
     """Against finite differences of the reference; that of an empty row is 0."""
     weight = np.random.default_rng(1).standard_normal((4, 3, 5))
-    found = _gradients(library, call, weight)
-    if found is None:
+    gradients = _gradients(library, call, weight)
+    if gradients is None:
         pytest.skip("the library has no gradients")
-    np.testing.assert_array_equal(found["query"][:, 1], 0)
-    np.testing.assert_array_equal(found["key"][:, 4], 0)
+    np.testing.assert_array_equal(gradients["query"][:, 1], 0)
+    np.testing.assert_array_equal(gradients["key"][:, 4], 0)
     wide = {name: x.astype(np.float64) if x.dtype == F else x for name, x in call.items()}
-    for name, gradient in found.items():
-        for at in [(0, 0, 0), (1, 2, 3), (0, 2, 1)]:
+    for name, gradient in gradients.items():
+        for index in [(0, 0, 0), (1, 2, 3), (0, 2, 1)]:
             step = np.zeros_like(wide[name])
-            step[at] = 1e-5
+            step[index] = 1e-5
             ends = [
                 (reference.attention(**(wide | {name: wide[name] + sign * step}))[0] * weight).sum()
                 for sign in (1, -1)
             ]
-            assert gradient[at] == pytest.approx((ends[0] - ends[1]) / 2e-5, abs=1e-5)
+            assert gradient[index] == pytest.approx((ends[0] - ends[1]) / 2e-5, abs=1e-5)
 
 
 def _gradients(
     library: Library, call: dict[str, np.ndarray], weight: np.ndarray
 ) -> dict[str, np.ndarray] | None:
     names = ("query", "key", "value")
-    if of(library, "torch"):
+    if is_library(library, "torch"):
         import torch
 
         placed = {name: library.put(x) for name, x in call.items()}
@@ -209,7 +209,7 @@ def _gradients(
         output = scaled_dot_product_attention(**placed)
         (output * torch.asarray(weight.astype(F), device=output.device)).sum().backward()
         return {name: library.get(placed[name].grad) for name in names}
-    if of(library, "jax"):
+    if is_library(library, "jax"):
         import jax
 
         def loss(q: Any, k: Any, v: Any, mask: Any) -> Any:
@@ -217,7 +217,7 @@ def _gradients(
 
         gradients = library.call(jax.grad(loss, argnums=(0, 1, 2)), *call.values())
         return {name: library.get(x) for name, x in zip(names, gradients, strict=True)}
-    if of(library, "mlx"):
+    if is_library(library, "mlx"):
         import mlx.core as mx
 
         placed, factor = [library.put(x) for x in call.values()], library.put(weight.astype(F))

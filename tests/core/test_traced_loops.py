@@ -35,12 +35,12 @@ def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def arrays(rng: np.random.Generator) -> Arrays:
     """8 queries, which are no whole number of blocks, in grouped heads."""
     shapes = {"query": (2, 4, 8, 8), "key": (2, 2, 12, 8), "value": (2, 2, 12, 5)}
-    made = draw_named(rng, shapes)
+    inputs = draw_named(rng, shapes)
     allowed = rng.random((2, 4, 8, 12)) < 0.6
     allowed[:, :, 6], allowed[..., 9] = False, False
     bias = rng.standard_normal((4, 8, 12)).astype(F)
     learned = {"scale": (2, 1, 8, 1), "sinks": (4,), "table": (8, 4), "slopes": (4,)}
-    return made | {
+    return inputs | {
         "allowed": allowed,
         "bias": np.where(allowed[0], bias, -np.inf).astype(F),
         **draw_named(rng, learned),
@@ -102,7 +102,7 @@ def test_same_gradients(library: Library, arrays: Arrays, name: str, request: py
     """As of one tile, of whatever is floating; lse joins in, without what is -inf."""
     import jax
 
-    rules, learned = RULES[name], [each for each, x in arrays.items() if x.dtype == F]
+    rules, learned = RULES[name], [key for key, x in arrays.items() if x.dtype == F]
 
     def loss(learned: Any, arrays: Any) -> Any:
         output, lse = state(rules, arrays | learned)
@@ -115,10 +115,10 @@ def test_same_gradients(library: Library, arrays: Arrays, name: str, request: py
 
     expected = gradients()
     request.getfixturevalue("short_blocks")
-    for each, found in gradients().items():
-        wanted = library.get(expected[each])
+    for key, gradient in gradients().items():
+        wanted = library.get(expected[key])
         bound = 1e-6 * max(1, np.abs(wanted).max())
-        np.testing.assert_allclose(library.get(found), wanted, rtol=0, atol=bound)
+        np.testing.assert_allclose(library.get(gradient), wanted, rtol=0, atol=bound)
 
 
 @pytest.mark.usefixtures("short_blocks")
@@ -131,8 +131,8 @@ def test_same_pairs_are_dropped(library: Library, arrays: Arrays) -> None:
     def call(*inputs: Any) -> Any:
         return scaled_dot_product_attention(*inputs, dropout_p=0.5, rng=jax.random.key(3))
 
-    found, expected = (library.get(library.call(each, *inputs)) for each in (jax.jit(call), call))
-    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
+    output, expected = (library.get(library.call(function, *inputs)) for function in (jax.jit(call), call))
+    np.testing.assert_allclose(output, expected, rtol=0, atol=2e-6)
 
 
 @pytest.mark.usefixtures("short_blocks")
@@ -158,8 +158,8 @@ def test_padding_may_hold_nan(library: Library, arrays: Arrays) -> None:
     for name in ("key", "value"):
         arrays[name][..., 9, :] = math.nan
     inputs = [arrays[x] for x in ("query", "key", "value", "allowed")]
-    found = library.get(library.call(jax.jit(scaled_dot_product_attention), *inputs))
-    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
+    output = library.get(library.call(jax.jit(scaled_dot_product_attention), *inputs))
+    np.testing.assert_allclose(output, expected, rtol=0, atol=2e-6)
 
 
 def test_a_batch_may_be_a_symbol(library: Library) -> None:
@@ -200,11 +200,11 @@ def test_memory_grows_with_the_length_alone(library: Library, function: Any) -> 
     """4 times the length takes at most 5 times the memory, and less than a byte a pair."""
     import jax
 
-    def held(length: int) -> int:
+    def memory_of(length: int) -> int:
         x = jax.ShapeDtypeStruct((length, 8), np.float32)
         return int(jax.jit(function).lower(x).compile().memory_analysis().temp_size_in_bytes)
 
     with library.guard():
-        short, long = held(8192), held(32768)
+        short, long = memory_of(8192), memory_of(32768)
     assert long < 5 * short
     assert long < 32768**2

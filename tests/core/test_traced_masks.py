@@ -32,8 +32,8 @@ LATE = masks.causal() & ~masks.chunked(2)  # torch.compile does not trace `~` of
 def arrays(rng: np.random.Generator) -> Arrays:
     """Inputs, and what masks and biases are made of: an array each, so that a trace sees all of them."""
     shapes = {"q": (2, 4, 8, 8), "k": (2, 2, 12, 8), "v": (2, 2, 12, 5), "table": (8, 4), "slopes": (4,)}
-    made = draw_named(rng, shapes)
-    return made | {
+    inputs = draw_named(rng, shapes)
+    return inputs | {
         "lengths": np.asarray([5, 12], np.int32),
         "small": np.asarray([3, 11], np.uint8),
         "ids": np.asarray([[0, 0, 1, 1, 1, 2, 2, 2], [0] * 8], np.int32),
@@ -106,8 +106,8 @@ def test_one_graph_of_it(library: Library, arrays: Arrays, call: Calls) -> None:
     else:
         pytest.skip("the library has no traces")
     expected = np.asarray(call(**arrays))
-    found = library.get(library.call(traced, **arrays))
-    np.testing.assert_allclose(found, expected, rtol=0, atol=4e-6)
+    result = library.get(library.call(traced, **arrays))
+    np.testing.assert_allclose(result, expected, rtol=0, atol=4e-6)
 
 
 @pytest.mark.slow
@@ -116,7 +116,7 @@ def test_dropout_inside_a_jit(library: Library, arrays: Arrays) -> None:
     """A key of JAX or MLX is an argument like the others; torch.compile takes no generator, which the message
     says."""
     name = library.name.split("-")[0]
-    inputs = [arrays[each] for each in "qkv"]
+    inputs = [arrays[key] for key in "qkv"]
 
     def call(q: Any, k: Any, v: Any, rng: Any = None) -> Any:
         return scaled_dot_product_attention(q, k, v, dropout_p=0.5, rng=rng)
@@ -125,8 +125,10 @@ def test_dropout_inside_a_jit(library: Library, arrays: Arrays) -> None:
         jitted = library.jit(call)
         for seed in (3, 4):
             key = generator(library, seed)
-            found, expected = (library.get(library.call(each, *inputs, rng=key)) for each in (jitted, call))
-            np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
+            result, expected = (
+                library.get(library.call(function, *inputs, rng=key)) for function in (jitted, call)
+            )
+            np.testing.assert_allclose(result, expected, rtol=0, atol=2e-6)
         return
     if name != "torch":
         pytest.skip("the library has no traces")
@@ -154,9 +156,9 @@ def test_function_of_a_traced_array(library: Library, arrays: Arrays, what: str)
             return scaled_dot_product_attention(q, k, v, bias=bias)
 
         numbers = np.arange(12, dtype=F)
-        found = library.get(library.jit(call)(library.put(numbers)))
+        result = library.get(library.jit(call)(library.put(numbers)))
         expected = call(numbers, *(arrays[name] for name in "qkv"))
-    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(result, expected, rtol=0, atol=2e-6)
 
 
 def test_vmap_over_lengths(library: Library, arrays: Arrays) -> None:
@@ -176,7 +178,7 @@ def test_vmap_over_lengths(library: Library, arrays: Arrays) -> None:
     else:
         pytest.skip("the library has no vmap")
     mapped = vmap(lambda q, k, v, length: scaled_dot_product_attention(q, k, v, masks.padding(length)))
-    inputs = [arrays[each] for each in ("q", "k", "v", "lengths")]
+    inputs = [arrays[key] for key in ("q", "k", "v", "lengths")]
     expected = scaled_dot_product_attention(*inputs[:3], masks.padding(arrays["lengths"]))
     np.testing.assert_allclose(library.get(library.call(mapped, *inputs)), expected, rtol=0, atol=2e-6)
 
@@ -198,8 +200,8 @@ def test_a_mask_is_a_static_argument(library: Library, arrays: Arrays) -> None:
     import jax
 
     jitted = jax.jit(scaled_dot_product_attention, static_argnums=3)
-    inputs = [arrays[each] for each in "qkv"]
+    inputs = [arrays[key] for key in "qkv"]
     for mask in (masks.causal(1), masks.sliding_window(2, 2) | masks.padding([3, 12])):
         expected = scaled_dot_product_attention(*inputs, mask)
-        found = library.call(lambda q, k, v, mask=mask: jitted(q, k, v, mask), *inputs)
-        np.testing.assert_allclose(library.get(found), expected, rtol=0, atol=2e-6)
+        result = library.call(lambda q, k, v, mask=mask: jitted(q, k, v, mask), *inputs)
+        np.testing.assert_allclose(library.get(result), expected, rtol=0, atol=2e-6)

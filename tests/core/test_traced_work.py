@@ -41,9 +41,9 @@ def operations(program: Any) -> Iterator[Any]:
     """Those of a program of JAX, and of the programs in it."""
     for operation in program.eqns:
         yield operation
-        for held in operation.params.values():
-            for each in held if isinstance(held, tuple | list) else (held,):
-                inner = getattr(each, "jaxpr", each)
+        for parameter in operation.params.values():
+            for value in parameter if isinstance(parameter, tuple | list) else (parameter,):
+                inner = getattr(value, "jaxpr", value)
                 if hasattr(inner, "eqns"):
                     yield from operations(inner)
 
@@ -105,8 +105,8 @@ def test_products_of_gradients(name: str) -> None:
 @pytest.mark.usefixtures("_of_jax")
 @pytest.mark.parametrize(("name", "length"), MOST)
 def test_operations(name: str, length: int) -> None:
-    found = tuple(sum(counted(each, length).values()) for each in functions(name))
-    assert all(own <= most for own, most in zip(found, MOST[name, length], strict=True)), found
+    counts = tuple(sum(counted(function, length).values()) for function in functions(name))
+    assert all(count <= most for count, most in zip(counts, MOST[name, length], strict=True)), counts
 
 
 @pytest.mark.parametrize("length", [8, 1100])

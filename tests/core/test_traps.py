@@ -154,8 +154,8 @@ def test_scale_of_each_query_is_cut_with_its_tile(
     q, k, v, scale = (rng.standard_normal(s).astype(F) for s in ((2, 9, 4), (2, 7, 4), (2, 7, 4), shape))
     expected, _, weights = reference.attention(q, k, v, scale=scale)
     np.testing.assert_allclose(attend(library, q, k, v, scale=scale), expected, rtol=0, atol=2e-6)
-    found = library.get(library.call(attention_weights, q, k, scale=scale))
-    np.testing.assert_allclose(found, weights, rtol=0, atol=2e-6)
+    result = library.get(library.call(attention_weights, q, k, scale=scale))
+    np.testing.assert_allclose(result, weights, rtol=0, atol=2e-6)
 
 
 def test_scale_as_a_number_that_the_library_holds(library: Library) -> None:

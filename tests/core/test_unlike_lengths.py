@@ -33,7 +33,7 @@ def tensor(*values: Any) -> Any:
     return torch.asarray(np.asarray(values))
 
 
-def each(*values: int) -> Any:
+def per_entry(*values: int) -> Any:
     """One number a batch entry."""
     return tensor(*values).reshape(-1, 1, 1, 1)
 
@@ -63,25 +63,25 @@ def calls(queries: int, keys: int) -> dict[str, Call]:
         "all pairs": Call(shapes),
         "causal": Call(shapes, {"is_causal": True}, allowed=lambda i, j: j <= i),
         "causal, lower right": only(masks.causal("lower_right"), lambda i, j: j <= i + shift),
-        "causal of each entry": only(masks.causal([0, shift, 3]), lambda i, j: j <= i + each(0, shift, 3)),
+        "causal of each entry": only(masks.causal([0, shift, 3]), lambda i, j: j <= i + per_entry(0, shift, 3)),
         "window": only(masks.sliding_window(4, 2), lambda i, j: (i - 4 <= j) & (j <= i + 2)),
         "window, lower right": only(
             masks.sliding_window(3, 1, offset="lower_right"),
             lambda i, j: (i + shift - 3 <= j) & (j <= i + shift + 1),
         ),
         "window of each entry": only(
-            masks.sliding_window(1, None, offset=[-3, 2, 9]), lambda i, j: j >= i - 1 + each(-3, 2, 9)
+            masks.sliding_window(1, None, offset=[-3, 2, 9]), lambda i, j: j >= i - 1 + per_entry(-3, 2, 9)
         ),
-        "lengths of keys": only(masks.padding(entries), lambda i, j: j < each(*entries)),
+        "lengths of keys": only(masks.padding(entries), lambda i, j: j < per_entry(*entries)),
         "lengths of both": only(
             masks.padding(keys - 1, [queries, 0, queries - 2]),
-            lambda i, j: (j < keys - 1) & (i < each(queries, 0, queries - 2)),
+            lambda i, j: (j < keys - 1) & (i < per_entry(queries, 0, queries - 2)),
         ),
         "documents": only(
             masks.document(*(x.tolist() for x in ids)),
             lambda i, j: tensor(*ids[0])[i] == tensor(*ids[1])[j],
         ),
-        "prefix": only(masks.prefix(list(entries)), lambda i, j: j < each(*entries)),
+        "prefix": only(masks.prefix(list(entries)), lambda i, j: j < per_entry(*entries)),
         "chunks": only(masks.chunked(3), lambda i, j: i // 3 == j // 3),
         "dilated": only(masks.dilated(5), lambda i, j: (i - j) % 5 == 0),
         "array of pairs": Call(shapes, {"attn_mask": pairs}, allowed=lambda i, j: tensor(*pairs)),
@@ -89,7 +89,7 @@ def calls(queries: int, keys: int) -> dict[str, Call]:
         "array of keys": Call(shapes, {"attn_mask": to_keys}, allowed=lambda i, j: tensor(*to_keys)),
         "function of the indices": only(
             masks.from_function(lambda b, h, i, j: (b + 2 * h + 3 * i + 5 * j) % 7 > 1),
-            lambda i, j: (each(0, 1, 2) + 2 * tensor(0, 1, 2, 3)[:, None, None] + 3 * i + 5 * j) % 7 > 1,
+            lambda i, j: (per_entry(0, 1, 2) + 2 * tensor(0, 1, 2, 3)[:, None, None] + 3 * i + 5 * j) % 7 > 1,
         ),
         "causal, and not a chunk, or a prefix": only(
             (masks.causal(2) & ~masks.chunked(4)) | masks.prefix(2),
@@ -112,7 +112,7 @@ def calls(queries: int, keys: int) -> dict[str, Call]:
         "slopes, from an offset of each entry": Call(
             shapes | {"bias.slopes": (HQ,)},
             holds=lambda x: {"bias": biases.alibi(x["bias.slopes"], offset=[2, -5, 11])},
-            added=lambda x, i, j: -x["bias.slopes"][..., None, None] * abs(i + each(2, -5, 11) - j),
+            added=lambda x, i, j: -x["bias.slopes"][..., None, None] * abs(i + per_entry(2, -5, 11) - j),
         ),
         "table": Call(
             shapes | {"bias.table": (16, HQ)},
@@ -131,7 +131,9 @@ def calls(queries: int, keys: int) -> dict[str, Call]:
                     lambda s, b, h, i, j: s + namespace(s).astype(b + 2 * h + 3 * i - 2 * j, s.dtype) / 8
                 )
             },
-            added=lambda _, i, j: (each(0, 1, 2) + 2 * tensor(0, 1, 2, 3)[:, None, None] + 3 * i - 2 * j) / 8,
+            added=lambda _, i, j: (
+                (per_entry(0, 1, 2) + 2 * tensor(0, 1, 2, 3)[:, None, None] + 3 * i - 2 * j) / 8
+            ),
         ),
         "scale of queries": added("scale", (B, HQ, queries, 1)),
         "scale of heads": added("scale", (HQ, 1, 1)),
@@ -165,38 +167,44 @@ def several_tiles(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
             )
 
 
-def put_in(library: Library, call: Call, given: dict[str, np.ndarray]) -> tuple[list[Any], dict[str, Any]]:
+def put_in(
+    library: Library, call: Call, arrays_of_call: dict[str, np.ndarray]
+) -> tuple[list[Any], dict[str, Any]]:
     """Query, key and value in the library, and the keywords of the call."""
-    placed = {name: library.put(x) for name, x in given.items()}
+    placed = {name: library.put(x) for name, x in arrays_of_call.items()}
     rules = {k: library.put(x) if isinstance(x, np.ndarray) else x for k, x in call.rules.items()}
     inputs = [placed.pop(name) for name in autograd.INPUTS]
     return inputs, autograd.keywords(call._replace(rules=rules), placed)
 
 
-def by_formula(call: Call, given: dict[str, np.ndarray], dtype: str) -> list[np.ndarray]:
+def by_formula(call: Call, arrays_of_call: dict[str, np.ndarray], dtype: str) -> list[np.ndarray]:
     """Output and weights of whole arrays, by torch."""
     import torch
 
-    leaves = {name: torch.tensor(x, dtype=getattr(torch, dtype)) for name, x in given.items()}
+    leaves = {name: torch.tensor(x, dtype=getattr(torch, dtype)) for name, x in arrays_of_call.items()}
     return [x.double().numpy() for x in autograd.attention(call, leaves)]
 
 
 def assert_agrees(
-    found: np.ndarray, expected: np.ndarray, plain: np.ndarray, size: float = 1.0, what: str = ""
+    result: np.ndarray, expected: np.ndarray, plain: np.ndarray, size: float = 1.0, what: str = ""
 ) -> None:
-    run = (found, expected.reshape(found.shape), plain.reshape(found.shape))  # the formula's weights have heads
+    run = (
+        result,
+        expected.reshape(result.shape),
+        plain.reshape(result.shape),
+    )  # the formula's weights have heads
     (agreement,) = judge_together([run], "float32", size)
     assert agreement.agrees, (what, agreement)
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_output_and_weights(library: Library, rng: np.random.Generator, call: Call) -> None:
-    given = autograd.arrays(call, rng, F)
+    arrays_of_call = autograd.arrays(call, rng, F)
     (output, weights), (plain_output, plain_weights) = (
-        by_formula(call, given, dtype) for dtype in ("float64", "float32")
+        by_formula(call, arrays_of_call, dtype) for dtype in ("float64", "float32")
     )
     with library.guard():
-        inputs, rules = put_in(library, call, given)
+        inputs, rules = put_in(library, call, arrays_of_call)
         default = scaled_dot_product_attention(*inputs, **rules)
         state = attention_state(*inputs, **rules)
         of_pairs = attention_weights(*inputs[:2], **rules)
@@ -209,14 +217,16 @@ def test_output_and_weights(library: Library, rng: np.random.Generator, call: Ca
 def test_gradients(library: Library, rng: np.random.Generator, call: Call) -> None:
     if library.lazy and "function" in str(call.rules.get("bias")):
         pytest.skip("it cannot be tried whether a function only adds")
-    given = autograd.arrays(call, rng, F)
+    arrays_of_call = autograd.arrays(call, rng, F)
     with library.guard():
-        inputs, rules = put_in(library, call, given)
+        inputs, rules = put_in(library, call, arrays_of_call)
         output, pullback = vjp(*inputs, **rules)
         cotangent = rng.standard_normal(output.shape).astype(F)
         gradients = pullback(library.put(cotangent))
-    expected, plain = (autograd.gradients(call, given, cotangent, dtype) for dtype in ("float64", "float32"))
+    expected, plain = (
+        autograd.gradients(call, arrays_of_call, cotangent, dtype) for dtype in ("float64", "float32")
+    )
     size = max(1.0, np.abs(expected["weights"]).max())
-    assert gradients.keys() == given.keys()
+    assert gradients.keys() == arrays_of_call.keys()
     for name, gradient in gradients.items():
         assert_agrees(library.get(gradient), expected[name], plain[name], size, name)

@@ -19,7 +19,7 @@ F = np.float32
 
 
 @pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+def ranges_computed(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """How many ranges of queries were computed with and without a maximum."""
     count = {"with": 0, "without": 0}
     functions = {"with": "attend_with_maximum", "without": "attend_without_maximum"}
@@ -63,33 +63,33 @@ def right(call: list[np.ndarray], rules: dict[str, Any], atol: float = 4e-6) -> 
     ids=str,
 )
 def test_small_scores_need_no_maximum(
-    taken: dict[str, int], rng: np.random.Generator, rules: dict[str, Any]
+    ranges_computed: dict[str, int], rng: np.random.Generator, rules: dict[str, Any]
 ) -> None:
     right(arrays(rng), rules)
-    assert taken["without"]
-    assert not taken["with"]
+    assert ranges_computed["without"]
+    assert not ranges_computed["with"]
 
 
-def test_large_scores_need_one(taken: dict[str, int], rng: np.random.Generator) -> None:
+def test_large_scores_need_one(ranges_computed: dict[str, int], rng: np.random.Generator) -> None:
     """|q| = |k| = 250: the scores are up to 7812 in size. Once is tried, and no more."""
     q, k, v = arrays(rng)
     q, k = (F(250) * x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))
     right([q, k, v], {}, atol=2e-3)  # float32 holds such a score to 2^-11
-    assert taken["without"] <= 2 < taken["with"]  # two threads may try at the same time
+    assert ranges_computed["without"] <= 2 < ranges_computed["with"]  # two threads may try at the same time
 
 
-def test_scores_that_exp_holds_need_none(taken: dict[str, int], rng: np.random.Generator) -> None:
+def test_scores_that_exp_holds_need_none(ranges_computed: dict[str, int], rng: np.random.Generator) -> None:
     """Up to 80: exp of 88 is the largest that float32 holds."""
     q, k, v = arrays(rng)
     q *= F(80 * 8) / np.max(abs(q @ np.swapaxes(k, -1, -2)))
     right([q, k, v], {"is_causal": True}, atol=1e-4)
-    assert not taken["with"]
+    assert not ranges_computed["with"]
 
 
 @pytest.mark.parametrize("score", [-200.0, 200.0])
 @pytest.mark.parametrize("rules", [{}, {"attn_mask": masks.padding(250, 130)}, {"is_causal": True}], ids=str)
 def test_rows_beyond_what_exp_holds(
-    taken: dict[str, int], rng: np.random.Generator, score: float, rules: dict[str, Any]
+    ranges_computed: dict[str, int], rng: np.random.Generator, score: float, rules: dict[str, Any]
 ) -> None:
     """Their sum is 0, as that of a row without a key, or inf. Half of the rows have usual scores."""
     q, k, v = arrays(rng)
@@ -97,53 +97,55 @@ def test_rows_beyond_what_exp_holds(
     q[:, ::2] = 0.1 * q[:, ::2]
     q[:, ::2, 0] = score
     right([q, k, v], rules, atol=2e-4)
-    assert taken["with"]
+    assert ranges_computed["with"]
 
 
-def test_a_sum_beyond_float32_of_weights_that_are_not(taken: dict[str, int]) -> None:
+def test_a_sum_beyond_float32_of_weights_that_are_not(ranges_computed: dict[str, int]) -> None:
     """300 times exp(88) is inf. Small values keep the output finite, which would be divided by inf."""
     q = np.full((1, 300, 64), F(math.sqrt(88 / 8)))
     v = np.full((1, 300, 64), F(1e-3))
     np.testing.assert_allclose(attention_state(q, q, v).output, v, rtol=1e-5)
-    assert taken["with"]
+    assert ranges_computed["with"]
 
 
-def test_masked_scores_beyond_what_exp_holds(taken: dict[str, int], rng: np.random.Generator) -> None:
+def test_masked_scores_beyond_what_exp_holds(ranges_computed: dict[str, int], rng: np.random.Generator) -> None:
     """0 * inf is NaN: the mask multiplies what exp returns."""
     q, k, v = arrays(rng)
     k[:, 200:] *= F(1e4)
     right([q, k, v], {"attn_mask": np.arange(300) % 301 < 200})
-    assert taken["with"]
+    assert ranges_computed["with"]
 
 
-def test_rows_without_keys_need_no_maximum(taken: dict[str, int], rng: np.random.Generator) -> None:
+def test_rows_without_keys_need_no_maximum(ranges_computed: dict[str, int], rng: np.random.Generator) -> None:
     allowed = rng.random((2, 300, 300)) < 0.5
     allowed[:, 100:180] = False
     right(arrays(rng), {"attn_mask": allowed})
-    assert not taken["with"]
+    assert not ranges_computed["with"]
 
 
-def test_a_cap_makes_large_scores_small(taken: dict[str, int], rng: np.random.Generator) -> None:
+def test_a_cap_makes_large_scores_small(ranges_computed: dict[str, int], rng: np.random.Generator) -> None:
     right(arrays(rng, 20), {"softcap": 10.0}, atol=1e-4)
-    assert not taken["with"]
+    assert not ranges_computed["with"]
 
 
-def test_large_biases_and_sinks_need_a_maximum(taken: dict[str, int], rng: np.random.Generator) -> None:
+def test_large_biases_and_sinks_need_a_maximum(
+    ranges_computed: dict[str, int], rng: np.random.Generator
+) -> None:
     bias = np.where(rng.random((300, 300)) < 0.5, F(1e4), F(-1e4))
     right(arrays(rng), {"bias": bias}, atol=2e-3)
-    assert taken["with"]
+    assert ranges_computed["with"]
     attention_state(*arrays(rng), sinks=np.asarray([100, -100], F))
-    assert taken["without"] <= 2
+    assert ranges_computed["without"] <= 2
 
 
-def test_small_biases_need_none(taken: dict[str, int], rng: np.random.Generator) -> None:
+def test_small_biases_need_none(ranges_computed: dict[str, int], rng: np.random.Generator) -> None:
     call, bias = arrays(rng), rng.standard_normal((300, 300)).astype(F)
     bias[:, 7] = -math.inf
     right(call, {"bias": bias})
     distance = abs(np.arange(300)[:, None] - np.arange(300))
     expected, _, _ = reference.attention(*call, bias=-np.asarray([[[2**-4]], [[2**-8]]]) * distance)
     np.testing.assert_allclose(attention_state(*call, bias=biases.alibi(2)).output, expected, rtol=0, atol=4e-6)
-    assert not taken["with"]
+    assert not ranges_computed["with"]
 
 
 def test_a_function_may_keep_the_scores(rng: np.random.Generator) -> None:
@@ -155,8 +157,8 @@ def test_a_function_may_keep_the_scores(rng: np.random.Generator) -> None:
         return s
 
     q, k, v = arrays(rng)
-    found = attention_state(q, k, v, bias=biases.from_function(score_mod)).output
-    np.testing.assert_allclose(found, attention_state(q, k, v).output, rtol=0, atol=2e-6)
+    output = attention_state(q, k, v, bias=biases.from_function(score_mod)).output
+    np.testing.assert_allclose(output, attention_state(q, k, v).output, rtol=0, atol=2e-6)
     every = np.concatenate([s.ravel() for s in kept])
     np.testing.assert_allclose(np.sort(every), np.sort((q @ np.swapaxes(k, -1, -2) / 8).ravel()), atol=1e-5)
 
@@ -178,7 +180,7 @@ def test_a_function_may_bring_in_what_autograd_records(rng: np.random.Generator)
 
 @pytest.mark.parametrize("what", ["opposite", "tiny values", "huge values"])
 def test_what_bounded_scores_cannot_hold_is_done_again(
-    taken: dict[str, int], rng: np.random.Generator, what: str
+    ranges_computed: dict[str, int], rng: np.random.Generator, what: str
 ) -> None:
     """Rows whose scores are all about -35, and values near the ends of float32."""
     q, k, v = arrays(rng)
@@ -196,9 +198,9 @@ def test_what_bounded_scores_cannot_hold_is_done_again(
     output, _, _ = reference.attention(q, k, v)
     scale = np.max(abs(output))
     np.testing.assert_allclose(state.output / scale, output / scale, rtol=0, atol=3e-5)
-    assert taken["without"]
+    assert ranges_computed["without"]
     if what == "opposite":
-        assert taken["with"]
+        assert ranges_computed["with"]
 
 
 @pytest.mark.parametrize("score", [-21, -13, -5])
@@ -224,7 +226,7 @@ def test_weights_that_are_small_keep_the_digits_of_small_values(
 
 @pytest.mark.parametrize("failing", [0, 150, 299])
 def test_the_order_of_the_tasks_does_not_matter(
-    taken: dict[str, int], rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, failing: int
+    ranges_computed: dict[str, int], rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
     """With threads, any of the tasks may be the first that needs a maximum."""
     q, k, v = (np.concatenate([x, x]) for x in arrays(rng))
@@ -240,34 +242,36 @@ def test_the_order_of_the_tasks_does_not_matter(
         monkeypatch.setattr(streaming.threads, "run", run)
         state = attention_state(q, k, v)
         results.append(state.output.tobytes() + state.lse.tobytes())
-    assert taken["without"]
-    assert taken["with"]
+    assert ranges_computed["without"]
+    assert ranges_computed["with"]
     assert len(set(results)) == 1
 
 
-def test_nan_and_inf_in_values_that_are_masked(taken: dict[str, int], rng: np.random.Generator) -> None:
+def test_nan_and_inf_in_values_that_are_masked(
+    ranges_computed: dict[str, int], rng: np.random.Generator
+) -> None:
     q, k, v = arrays(rng)
     mask = np.tri(300, dtype=bool)
     mask[:, 17] = False
     clean = attention_state(q, k, v, mask).output
     v[:, 17], k[:, 17] = math.nan, math.inf
     np.testing.assert_allclose(attention_state(q, k, v, mask).output, clean, rtol=0, atol=2e-6)
-    assert taken["with"]
+    assert ranges_computed["with"]
 
 
-def test_no_worse_than_the_textbook(taken: dict[str, int], rng: np.random.Generator) -> None:
+def test_no_worse_than_the_textbook(ranges_computed: dict[str, int], rng: np.random.Generator) -> None:
     """The rule by which every number here is judged."""
     call = arrays(rng, 1.4)  # scores up to 20 in size
     expected, plain = reference.attention(*call)[0], textbook.textbook(np, *call)
-    found = agreement.judge(attention_state(*call).output, expected, plain, "float32")
-    assert found.absolute <= found.bound
-    assert taken["without"]
+    result = agreement.judge(attention_state(*call).output, expected, plain, "float32")
+    assert result.absolute <= result.bound
+    assert ranges_computed["without"]
 
 
 @pytest.mark.parametrize("module", each_module("numpy", "torch"))
 @pytest.mark.parametrize("rules", ["padding", "causal", "array"])
 def test_values_and_masks_of_a_batch_that_queries_have_not(
-    rng: np.random.Generator, module: str, rules: str, taken: dict[str, int]
+    rng: np.random.Generator, module: str, rules: str, ranges_computed: dict[str, int]
 ) -> None:
     xp = importlib.import_module(module)
     query, key = (rng.standard_normal((1, 2, 130, 16)).astype(F) for _ in range(2))
@@ -275,10 +279,10 @@ def test_values_and_masks_of_a_batch_that_queries_have_not(
     allowed = rng.random((3, 1, 130, 130)) < 0.5
     mask: Any = {"padding": masks.padding([100, 50, 7]), "causal": masks.causal([0, 5, 9])}.get(rules)
     passed = xp.asarray(allowed) if mask is None else mask
-    found = attention_state(*map(xp.asarray, (query, key, value)), passed, implementation="xp")
+    state = attention_state(*map(xp.asarray, (query, key, value)), passed, implementation="xp")
     dense = allowed if mask is None else masks.to_array(mask, (3, 2, 130, 130))
     wide = [np.broadcast_to(x, value.shape) for x in (query, key)]
     output, lse, _ = reference.attention(*wide, value, attn_mask=dense)
-    np.testing.assert_allclose(np.asarray(found.output), output, rtol=0, atol=4e-6)
-    np.testing.assert_allclose(np.asarray(found.lse), lse, rtol=0, atol=4e-6)
-    assert taken["without"] > 0 == taken["with"]
+    np.testing.assert_allclose(np.asarray(state.output), output, rtol=0, atol=4e-6)
+    np.testing.assert_allclose(np.asarray(state.lse), lse, rtol=0, atol=4e-6)
+    assert ranges_computed["without"] > 0 == ranges_computed["with"]

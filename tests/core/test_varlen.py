@@ -93,8 +93,8 @@ def padded(arrays: Packed, queries: list[int], keys: list[int], case: Case) -> P
         h, i, j = np.ogrid[:HEADS, :l, :s]
         mask[b, :, :l, :s], bias[b, :, :l, :s] = case.allowed(b, h, i, j, l, s), case.bias(b, h, i, j, l, s)
         for name, x in arrays.items():
-            own = x[:, starts[name][b] : starts[name][b + 1]]
-            call[name][b, :, : own.shape[1]] = own
+            sequence = x[:, starts[name][b] : starts[name][b + 1]]
+            call[name][b, :, : sequence.shape[1]] = sequence
     return call | {"attn_mask": mask, "bias": bias}
 
 
@@ -104,7 +104,7 @@ def rows_of(x: np.ndarray, queries: list[int]) -> np.ndarray:
 
 
 def assert_agrees(
-    library: Library, found: np.ndarray, call: Packed, queries: list[int], sinks: Any = None, **rules: Any
+    library: Library, result: np.ndarray, call: Packed, queries: list[int], sinks: Any = None, **rules: Any
 ) -> None:
     """Judged against a loop of the reference over the sequences. A sink takes its share of the output."""
     with np.errstate(all="ignore"):
@@ -112,15 +112,15 @@ def assert_agrees(
         scale = rules.pop("scale", [None] * len(queries))
         parts, shares = [], []
         for b, l in enumerate(queries):
-            own = {name: x[b, :, :l] for name, x in call.items() if name not in ("key", "value")}
-            own |= {name: call[name][b] for name in ("key", "value")}
-            output, lse, _ = reference.attention(**own, **rules, scale=scale[b])
+            sequence = {name: x[b, :, :l] for name, x in call.items() if name not in ("key", "value")}
+            sequence |= {name: call[name][b] for name in ("key", "value")}
+            output, lse, _ = reference.attention(**sequence, **rules, scale=scale[b])
             parts.append(output)
             sink = -math.inf if sinks is None else np.broadcast_to(sinks, (len(queries), HEADS))[b, :, None]
             shares.append(1 / (1 + np.exp(sink - lse))[..., None])
     share = np.where(np.isnan(np.concatenate(shares, axis=-2)), 0, np.concatenate(shares, axis=-2))
     expected = np.concatenate(parts, axis=-2)
-    agreement = judge(found, expected * share, rows_of(plain, queries) * share, "float32")
+    agreement = judge(result, expected * share, rows_of(plain, queries) * share, "float32")
     assert agreement.agrees, agreement
 
 
@@ -132,8 +132,8 @@ def attend(library: Library, arrays: Packed, queries: Any, keys: Any, **rules: A
 @pytest.mark.parametrize("name", CASES)
 def test_a_loop_over_the_sequences(library: Library, name: str) -> None:
     case, arrays = CASES[name], packed(*LENGTHS)
-    found = attend(library, arrays, *LENGTHS, **case.rules)
-    assert_agrees(library, found, padded(arrays, *LENGTHS, case), QUERIES)
+    output = attend(library, arrays, *LENGTHS, **case.rules)
+    assert_agrees(library, output, padded(arrays, *LENGTHS, case), QUERIES)
 
 
 @pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
@@ -146,28 +146,33 @@ def test_equal_lengths_are_computed_together(
     case, arrays = CASES[name], packed(*lengths)
     passed = arrays if layout == "...HLE" else {key: np.swapaxes(x, 0, 1) for key, x in arrays.items()}
     rules = case.rules | {"sinks": SINKS, "scale": SLOPES[:, :, None, None]}
-    found = attend(library, passed, *lengths, layout=layout, **rules)
-    found = found if layout == "...HLE" else np.swapaxes(found, 0, 1)
+    output = attend(library, passed, *lengths, layout=layout, **rules)
+    output = output if layout == "...HLE" else np.swapaxes(output, 0, 1)
     call = padded(arrays, *lengths, case)
-    assert_agrees(library, found, call, lengths[0], SINKS, scale=SLOPES[:, :, None, None])
+    assert_agrees(library, output, call, lengths[0], SINKS, scale=SLOPES[:, :, None, None])
 
 
 def test_equal_lengths_are_one_computation(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[tuple[int, ...]] = []
+    shapes: list[tuple[int, ...]] = []
     masked = Scores.masked
-    monkeypatch.setattr(Scores, "masked", lambda self, *at: (made.append(at[0].shape), masked(self, *at))[1])
+
+    def record(self: Scores, tile: Any, *rest: Any) -> Any:
+        shapes.append(tile.shape)
+        return masked(self, tile, *rest)
+
+    monkeypatch.setattr(Scores, "masked", record)
     lengths = [3, 2, 3, 3], [4, 5, 4, 4]
     varlen_attention(
         **packed(*lengths), cu_seqlens_q=sums(lengths[0]), cu_seqlens_k=sums(lengths[1]), layout="...HLE"
     )
-    assert made == [(3, HEADS, 3, 4), (1, HEADS, 2, 5)]
+    assert shapes == [(3, HEADS, 3, 4), (1, HEADS, 2, 5)]
 
 
 @pytest.mark.usefixtures("small_tiles")
 def test_many_tiles(library: Library) -> None:
     case, arrays = CASES["lower right"], packed(*LENGTHS)
-    found = attend(library, arrays, *LENGTHS, **case.rules)
-    assert_agrees(library, found, padded(arrays, *LENGTHS, case), QUERIES)
+    output = attend(library, arrays, *LENGTHS, **case.rules)
+    assert_agrees(library, output, padded(arrays, *LENGTHS, case), QUERIES)
 
 
 @pytest.mark.parametrize("sinks", [SINKS[0], SINKS], ids=["one a head", "one a sequence and head"])
@@ -182,8 +187,8 @@ def test_slopes_of_each_sequence(library: Library) -> None:
     with library.guard():
         bias = biases.alibi(library.put(SLOPES))
     case = Case({}, bias=lambda b, h, i, j, l, s: -SLOPES[b, h] * abs(i - j))
-    found = attend(library, arrays, *LENGTHS, bias=bias)
-    assert_agrees(library, found, padded(arrays, *LENGTHS, case), QUERIES)
+    output = attend(library, arrays, *LENGTHS, bias=bias)
+    assert_agrees(library, output, padded(arrays, *LENGTHS, case), QUERIES)
 
 
 def test_scale_and_softcap(library: Library) -> None:
@@ -198,8 +203,8 @@ def test_padding_of_each_sequence(library: Library) -> None:
     arrays = packed(*lengths)
     keys, queries = np.asarray([3, 6]), np.asarray([1, 4])
     case = Case({}, lambda b, h, i, j, l, s: (j < keys[b]) & (i < queries[b]))
-    found = attend(library, arrays, *lengths, attn_mask=masks.padding(keys.tolist(), queries.tolist()))
-    assert_agrees(library, found, padded(arrays, *lengths, case), lengths[0])
+    output = attend(library, arrays, *lengths, attn_mask=masks.padding(keys.tolist(), queries.tolist()))
+    assert_agrees(library, output, padded(arrays, *lengths, case), lengths[0])
 
 
 def test_heads_stand_behind_the_length_by_default(library: Library) -> None:
@@ -209,8 +214,8 @@ def test_heads_stand_behind_the_length_by_default(library: Library) -> None:
     result = library.call(varlen_attention, *behind, cu_seqlens_q=[0, 5], cu_seqlens_k=(0, 7), is_causal=True)
     assert result.shape == (5, HEADS, 5)
     assert result.dtype == library.put(arrays["query"]).dtype
-    found = np.swapaxes(library.get(result), 0, 1)
-    assert_agrees(library, found, padded(arrays, [5], [7], CASES["is_causal"]), [5])
+    outcome = np.swapaxes(library.get(result), 0, 1)
+    assert_agrees(library, outcome, padded(arrays, [5], [7], CASES["is_causal"]), [5])
 
 
 @pytest.mark.parametrize("how", ["int32", "int64", "uint8", "of the library"])
@@ -220,7 +225,7 @@ def test_lengths_of_any_kind(library: Library, how: str) -> None:
         pytest.skip("what is lazy cannot be read")
     arrays = packed(*LENGTHS)
     expected = attend(library, arrays, *LENGTHS)
-    starts = [np.asarray(sums(each), "int32" if how == "of the library" else how) for each in LENGTHS]
+    starts = [np.asarray(sums(lengths), "int32" if how == "of the library" else how) for lengths in LENGTHS]
     with library.guard():
         q, k = (library.put(x) for x in starts) if how == "of the library" else starts
         placed = {name: library.put(x) for name, x in arrays.items()}
@@ -235,9 +240,9 @@ def test_nonfinite_stays_in_its_sequence(library: Library, name: str, bad: float
     clean = attend(library, arrays, *LENGTHS, is_causal=True)
     begin = sums(LENGTHS[0 if name == "query" else 1])
     arrays[name][:, begin[0] : begin[1]] = bad
-    found = attend(library, arrays, *LENGTHS, is_causal=True)
-    np.testing.assert_array_equal(found[:, QUERIES[0] :], clean[:, QUERIES[0] :])
-    assert not np.all(np.isfinite(found[:, : QUERIES[0]]))
+    output = attend(library, arrays, *LENGTHS, is_causal=True)
+    np.testing.assert_array_equal(output[:, QUERIES[0] :], clean[:, QUERIES[0] :])
+    assert not np.all(np.isfinite(output[:, : QUERIES[0]]))
 
 
 def test_no_query_at_all_and_no_key_at_all(library: Library) -> None:
@@ -255,10 +260,10 @@ def test_a_packed_row_with_a_document_mask(library: Library) -> None:
     arrays = packed(lengths, lengths)
     mask = masks.causal() & masks.document(np.repeat(np.arange(2), lengths).tolist())
     row = library.get(library.call(scaled_dot_product_attention, **arrays, attn_mask=mask))
-    found = attend(library, arrays, lengths, lengths, is_causal=True)
+    output = attend(library, arrays, lengths, lengths, is_causal=True)
     call = padded(arrays, lengths, lengths, CASES["is_causal"])
-    for each in (row, found):
-        assert_agrees(library, each, call, lengths)
+    for result in (row, output):
+        assert_agrees(library, result, call, lengths)
 
 
 @hypothesis.given(
@@ -269,22 +274,22 @@ def test_any_lengths(library: Library, lengths: list[tuple[int, int]], name: str
     queries, keys = ([pair[axis] for pair in lengths] for axis in (0, 1))
     hypothesis.assume(any(queries) and any(keys))
     arrays = packed(queries, keys)
-    found = attend(library, arrays, queries, keys, **CASES[name].rules)
-    assert_agrees(library, found, padded(arrays, queries, keys, CASES[name]), queries)
+    output = attend(library, arrays, queries, keys, **CASES[name].rules)
+    assert_agrees(library, output, padded(arrays, queries, keys, CASES[name]), queries)
 
 
 def test_nothing_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scores that are made are those of the sequences; an empty one has none."""
-    made: list[tuple[int, ...]] = []
+    shapes: list[tuple[int, ...]] = []
     masked = Scores.masked
 
     def watched(self: Scores, tile: Any, query: Any, allowed: Any) -> Any:
         scores, unmasked = masked(self, tile, query, allowed)
-        made.append(scores.shape)
+        shapes.append(scores.shape)
         return scores, unmasked
 
     monkeypatch.setattr(Scores, "masked", watched)
     varlen_attention(
         **packed(QUERIES, KEYS), cu_seqlens_q=sums(QUERIES), cu_seqlens_k=sums(KEYS), layout="...HLE"
     )
-    assert made == [(1, HEADS, l, s) for l, s in zip(QUERIES, KEYS, strict=True) if l and s]
+    assert shapes == [(1, HEADS, l, s) for l, s in zip(QUERIES, KEYS, strict=True) if l and s]

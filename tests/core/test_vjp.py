@@ -28,7 +28,7 @@ def shapes(query: Any = (2, 4, 7, 8), key: Any = (2, 2, 11, 8), width: int = 5, 
 
 
 def array(rows: str) -> np.ndarray:
-    return np.asarray([[each == "x" for each in row] for row in rows.split()])
+    return np.asarray([[letter == "x" for letter in row] for row in rows.split()])
 
 
 def tensor(x: np.ndarray) -> Any:
@@ -150,10 +150,10 @@ CALLS = {
 each_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 
 
-def attend(library: Library, call: Call, given: dict[str, np.ndarray], **more: Any) -> tuple[Any, Any]:
+def attend(library: Library, call: Call, arrays: dict[str, np.ndarray], **more: Any) -> tuple[Any, Any]:
     """Output and pullback, of arrays of the library."""
     with library.guard():
-        placed = {name: library.put(x) for name, x in given.items()}
+        placed = {name: library.put(x) for name, x in arrays.items()}
         rules = {k: library.put(x) if isinstance(x, np.ndarray) else x for k, x in call.rules.items()}
         inputs = [placed.pop(name) for name in autograd.INPUTS]
         return vjp(*inputs, **autograd.keywords(call._replace(rules=rules), placed), **more)
@@ -161,8 +161,8 @@ def attend(library: Library, call: Call, given: dict[str, np.ndarray], **more: A
 
 def pull(library: Library, pullback: Any, cotangent: np.ndarray) -> dict[str, Any]:
     with library.guard():
-        found: dict[str, Any] = pullback(library.put(cotangent))
-        return found
+        gradients: dict[str, Any] = pullback(library.put(cotangent))
+        return gradients
 
 
 @pytest.fixture
@@ -182,18 +182,18 @@ def assert_agree(library: Library, call: Call, rng: np.random.Generator, dtype: 
 
     Those of the scores are differences of those of the weights, and have roundings of their size.
     """
-    given = autograd.arrays(call, rng, dtype)
-    output, pullback = attend(library, call, given)
+    arrays = autograd.arrays(call, rng, dtype)
+    output, pullback = attend(library, call, arrays)
     cotangent = rng.standard_normal(output.shape).astype(dtype)
-    found = pull(library, pullback, cotangent)
+    gradients = pull(library, pullback, cotangent)
     name_of_dtype = np.dtype(dtype).name
-    expected = autograd.gradients(call, given, cotangent)
-    textbook = autograd.gradients(call, given, cotangent, name_of_dtype)
+    expected = autograd.gradients(call, arrays, cotangent)
+    textbook = autograd.gradients(call, arrays, cotangent, name_of_dtype)
     size = max(1.0, np.abs(expected["weights"]).max())
-    assert found.keys() == given.keys()
-    for name, gradient in found.items():
+    assert gradients.keys() == arrays.keys()
+    for name, gradient in gradients.items():
         with library.guard():
-            like = library.put(given[name])
+            like = library.put(arrays[name])
         assert namespace(gradient) is library.xp
         assert (gradient.dtype, gradient.shape, device(gradient)) == (like.dtype, like.shape, device(like))
         run = library.get(gradient), expected[name], textbook[name]
@@ -226,12 +226,12 @@ def test_half_is_float32_rounded_once(library: Library, rng: np.random.Generator
     if not library.holds(dtype):
         pytest.skip(f"{library.name} has no {dtype}")
     call, half = CALLS["all"], ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
-    given = autograd.arrays(call, rng, half)
-    wide = {name: x.astype(F) for name, x in given.items()}
+    arrays = autograd.arrays(call, rng, half)
+    wide = {name: x.astype(F) for name, x in arrays.items()}
     cotangent = rng.standard_normal((2, 4, 7, 5)).astype(half)
-    found = pull(library, attend(library, call, given)[1], cotangent)
+    gradients = pull(library, attend(library, call, arrays)[1], cotangent)
     expected = pull(library, attend(library, call, wide)[1], cotangent.astype(F))
-    for name, gradient in found.items():
+    for name, gradient in gradients.items():
         rounded = library.get(expected[name]).astype(half)
         np.testing.assert_array_equal(library.get(gradient).astype(half), rounded)
 
@@ -241,11 +241,11 @@ def test_softmax_dtype(library: Library, rng: np.random.Generator) -> None:
     """Computed in float64, the gradients are those of float64, rounded to the dtype of the arrays."""
     if not library.holds("float64"):
         pytest.skip(f"{library.name} has no float64")
-    given = autograd.arrays(CALLS["all"], rng, F)
+    arrays = autograd.arrays(CALLS["all"], rng, F)
     call = CALLS["all"]._replace(rules={**CALLS["all"].rules, "softmax_dtype": "float64"})
-    output, pullback = attend(library, call, given)
+    output, pullback = attend(library, call, arrays)
     cotangent = rng.standard_normal(output.shape).astype(F)
-    expected = autograd.gradients(call, given, cotangent)
+    expected = autograd.gradients(call, arrays, cotangent)
     for name, gradient in pull(library, pullback, cotangent).items():
         np.testing.assert_allclose(library.get(gradient), expected[name].astype(F), rtol=2**-22, atol=1e-12)
 
@@ -259,17 +259,17 @@ def test_finite_differences(library: Library, rng: np.random.Generator, name: st
     call = CALLS.get(name, CALLS["softcap"])
     more = (lambda: {"dropout_p": 0.4, "rng": generator(library)}) if name == "dropout" else dict
 
-    def loss(given: dict[str, np.ndarray]) -> float:
-        return float((library.get(attend(library, call, given, **more())[0]) * cotangent).sum())
+    def loss(arrays: dict[str, np.ndarray]) -> float:
+        return float((library.get(attend(library, call, arrays, **more())[0]) * cotangent).sum())
 
-    given = autograd.arrays(call, rng, np.float64)
-    output, pullback = attend(library, call, given, **more())
+    arrays = autograd.arrays(call, rng, np.float64)
+    output, pullback = attend(library, call, arrays, **more())
     cotangent = rng.standard_normal(output.shape)
-    for each, gradient in pull(library, pullback, cotangent).items():
-        direction = rng.standard_normal(given[each].shape)
-        ahead, back = (loss(given | {each: given[each] + step * direction}) for step in (1e-5, -1e-5))
+    for argument, gradient in pull(library, pullback, cotangent).items():
+        direction = rng.standard_normal(arrays[argument].shape)
+        ahead, back = (loss(arrays | {argument: arrays[argument] + step * direction}) for step in (1e-5, -1e-5))
         slope = (library.get(gradient) * direction).sum()
-        assert slope == pytest.approx((ahead - back) / 2e-5, rel=1e-6, abs=1e-7), each
+        assert slope == pytest.approx((ahead - back) / 2e-5, rel=1e-6, abs=1e-7), argument
 
 
 @pytest.mark.usefixtures("several_tiles")
@@ -278,15 +278,15 @@ def test_finite_differences(library: Library, rng: np.random.Generator, name: st
 def test_dropout_is_that_of_the_output(library: Library, rng: np.random.Generator, p: float) -> None:
     """Each pullback drops the same weights, those that `attention_weights` shows, and draws nothing."""
     call = CALLS["causal"]
-    given = autograd.arrays(call, rng, F)
+    arrays = autograd.arrays(call, rng, F)
     random = generator(library)
-    output, pullback = attend(library, call, given, dropout_p=p, rng=random)
+    output, pullback = attend(library, call, arrays, dropout_p=p, rng=random)
     with library.guard():
-        ones = [library.put(np.zeros_like(given[name])) for name in ("query", "key")]
+        ones = [library.put(np.zeros_like(arrays[name])) for name in ("query", "key")]
         kept = attention_weights(*ones, dropout_p=p, rng=generator(library))
     factor = library.get(kept) * 11.0
     cotangent = rng.standard_normal(output.shape).astype(F)
-    expected = autograd.gradients(call, given, cotangent, dropped=factor.astype(np.float64))
+    expected = autograd.gradients(call, arrays, cotangent, dropped=factor.astype(np.float64))
     for _ in range(2):
         for name, gradient in pull(library, pullback, cotangent).items():
             np.testing.assert_allclose(library.get(gradient), expected[name], rtol=0, atol=2e-5)
@@ -306,12 +306,12 @@ def test_empty_axes(library: Library, query: Any, key: Any, width: int) -> None:
     if library.lazy:
         pytest.skip("Dask has no empty arrays to compute with")
     call = Call(shapes(query, key, width, sinks=(2,), scale=(2, 1, 1)), {"is_causal": True})
-    given = {name: np.ones(shape, F) for name, shape in call.shapes.items()}
-    output, pullback = attend(library, call, given)
-    found = pull(library, pullback, np.ones(output.shape, F))
-    assert found.keys() == given.keys()
-    for name, gradient in found.items():
-        np.testing.assert_array_equal(library.get(gradient), np.zeros_like(given[name]))
+    arrays = {name: np.ones(shape, F) for name, shape in call.shapes.items()}
+    output, pullback = attend(library, call, arrays)
+    gradients = pull(library, pullback, np.ones(output.shape, F))
+    assert gradients.keys() == arrays.keys()
+    for name, gradient in gradients.items():
+        np.testing.assert_array_equal(library.get(gradient), np.zeros_like(arrays[name]))
 
 
 @pytest.mark.usefixtures("several_tiles")
@@ -319,17 +319,22 @@ def test_a_row_without_a_key_has_no_gradient(library: Library, rng: np.random.Ge
     """Of its query, scale and bias. Keys that no query attends, and sinks of -inf, have none either."""
     more = {"scale": (4, 7, 1), "bias": (7, 11), "sinks": (4,)}
     call = CALLS["boolean array with an empty row"]._replace(shapes=shapes(**more))
-    given = autograd.arrays(call, rng, F) | {"sinks": np.asarray([0, -math.inf, 0, -math.inf], F)}
-    given["scale"][:, 1] = math.nan
-    output, pullback = attend(library, call, given)
+    arrays = autograd.arrays(call, rng, F) | {"sinks": np.asarray([0, -math.inf, 0, -math.inf], F)}
+    arrays["scale"][:, 1] = math.nan
+    output, pullback = attend(library, call, arrays)
     np.testing.assert_array_equal(library.get(output)[:, :, 1], 0)
-    found = {n: library.get(x) for n, x in pull(library, pullback, np.ones(output.shape, F)).items()}
-    nothing = found["query"][:, :, 1], found["scale"][:, 1], found["bias"][~HOLES], found["sinks"][[1, 3]]
+    gradients = {n: library.get(x) for n, x in pull(library, pullback, np.ones(output.shape, F)).items()}
+    nothing = (
+        gradients["query"][:, :, 1],
+        gradients["scale"][:, 1],
+        gradients["bias"][~HOLES],
+        gradients["sinks"][[1, 3]],
+    )
     for gradient in nothing:
         np.testing.assert_array_equal(gradient, 0)
     unseen = ~HOLES.any(axis=0)
     for name in ("key", "value"):
-        assert np.all(np.any(found[name] != 0, axis=-1) == ~unseen)
+        assert np.all(np.any(gradients[name] != 0, axis=-1) == ~unseen)
 
 
 BAD = (math.nan, math.inf, -math.inf)
@@ -342,14 +347,14 @@ def test_what_is_masked_adds_nothing(library: Library, rng: np.random.Generator,
     if library.lazy:
         pytest.skip("a lazy graph holds this for padding: test_padding_adds_nothing")
     call = CALLS["all"]
-    given = autograd.arrays(call, rng, F)
-    _, pullback = attend(library, call, given)
+    arrays = autograd.arrays(call, rng, F)
+    _, pullback = attend(library, call, arrays)
     cotangent = rng.standard_normal((2, 4, 7, 5)).astype(F)
     clean = {n: library.get(x) for n, x in pull(library, pullback, cotangent).items()}
 
     allowed = HOLES & np.tri(7, 11, dtype=bool)
     for bad in BAD:
-        wrong, other = {n: x.copy() for n, x in given.items()}, cotangent.copy()
+        wrong, other = {n: x.copy() for n, x in arrays.items()}, cotangent.copy()
         rows = np.zeros(7, bool)
         if name in ("query", "cotangent"):  # the row attends some keys; another, without any, is bad as well
             (other if name == "cotangent" else wrong[name])[0, 1, [1, 5]] = bad
@@ -358,34 +363,34 @@ def test_what_is_masked_adds_nothing(library: Library, rng: np.random.Generator,
             wrong[name][0, 0, 3] = bad
             rows = allowed[:, 3]
         _, pullback = attend(library, call, wrong)
-        found = {n: library.get(x) for n, x in pull(library, pullback, other).items()}
+        gradients = {n: library.get(x) for n, x in pull(library, pullback, other).items()}
         heads = [1] if name in ("query", "cotangent") else [0, 1]  # of queries
-        seen = allowed[rows].any(axis=0)
+        attended = allowed[rows].any(axis=0)
 
         expected = {n: np.zeros(x.shape, bool) for n, x in clean.items()}
         expected["query"][np.ix_([0], heads, rows)] = True
-        for each in ("key", "value"):
-            expected[each][np.ix_([0], [0], seen)] = True
+        for argument in ("key", "value"):
+            expected[argument][np.ix_([0], [0], attended)] = True
         for n in ("query", "key", "value"):
             spoilt = expected[n]
-            np.testing.assert_array_equal(found[n][~spoilt], clean[n][~spoilt], err_msg=f"{n}, {bad}")
-        assert not np.isfinite(found["query"][expected["query"]]).any()
+            np.testing.assert_array_equal(gradients[n][~spoilt], clean[n][~spoilt], err_msg=f"{n}, {bad}")
+        assert not np.isfinite(gradients["query"][expected["query"]]).any()
         if name != "value":  # whose own gradient does not know it
-            assert not np.isfinite(found["value"][expected["value"]]).any()
-        np.testing.assert_array_equal(found["scale"][2:], clean["scale"][2:])
-        assert np.isfinite(found["bias"][:, ~allowed]).all()
+            assert not np.isfinite(gradients["value"][expected["value"]]).any()
+        np.testing.assert_array_equal(gradients["scale"][2:], clean["scale"][2:])
+        assert np.isfinite(gradients["bias"][:, ~allowed]).all()
 
 
 def test_padding_adds_nothing(library: Library, rng: np.random.Generator) -> None:
     """Also in a lazy graph: keys and values that no query attends may be NaN."""
     call = CALLS["padding"]
-    given = autograd.arrays(call, rng, F)
+    arrays = autograd.arrays(call, rng, F)
     cotangent = rng.standard_normal((2, 4, 7, 5)).astype(F)
-    clean = pull(library, attend(library, call, given)[1], cotangent)
-    wrong = {n: x.copy() for n, x in given.items()}
+    clean = pull(library, attend(library, call, arrays)[1], cotangent)
+    wrong = {n: x.copy() for n, x in arrays.items()}
     wrong["key"][1, :, 6:], wrong["value"][1, :, 6:] = math.nan, math.inf
-    found = pull(library, attend(library, call, wrong)[1], cotangent)
-    for name, gradient in found.items():
+    gradients = pull(library, attend(library, call, wrong)[1], cotangent)
+    for name, gradient in gradients.items():
         np.testing.assert_allclose(library.get(gradient), library.get(clean[name]), rtol=0, atol=1e-6)
 
 
@@ -394,20 +399,20 @@ def test_inside_a_jit(library: Library, rng: np.random.Generator) -> None:
     if library.jit is None:
         pytest.skip("the library has no jit")
     call = CALLS["all"]
-    given = autograd.arrays(call, rng, F)
+    arrays = autograd.arrays(call, rng, F)
     cotangent = rng.standard_normal((2, 4, 7, 5)).astype(F)
 
-    def both(given: dict[str, Any], cotangent: Any, holes: Any) -> Any:
-        inputs = [given[name] for name in autograd.INPUTS]
-        rules = autograd.keywords(call, given) | {"attn_mask": holes}
+    def both(arrays: dict[str, Any], cotangent: Any, holes: Any) -> Any:
+        inputs = [arrays[name] for name in autograd.INPUTS]
+        rules = autograd.keywords(call, arrays) | {"attn_mask": holes}
         output, pullback = vjp(*inputs, **rules)
         return output, pullback(cotangent)
 
     with library.guard():
-        placed = {name: library.put(x) for name, x in given.items()}
-        _, found = library.jit(both)(placed, library.put(cotangent), library.put(HOLES))
-    expected = autograd.gradients(call, given, cotangent)
-    for name, gradient in found.items():
+        placed = {name: library.put(x) for name, x in arrays.items()}
+        _, result = library.jit(both)(placed, library.put(cotangent), library.put(HOLES))
+    expected = autograd.gradients(call, arrays, cotangent)
+    for name, gradient in result.items():
         np.testing.assert_allclose(library.get(gradient), expected[name], rtol=0, atol=2e-5)
 
 
@@ -416,13 +421,13 @@ def test_a_jit_of_the_pullback_alone(library: Library, rng: np.random.Generator)
     if library.jit is None:
         pytest.skip("the library has no jit")
     call = CALLS["all"]
-    given = autograd.arrays(call, rng, F)
+    arrays = autograd.arrays(call, rng, F)
     cotangent = rng.standard_normal((2, 4, 7, 5)).astype(F)
-    _, pullback = attend(library, call, given)
+    _, pullback = attend(library, call, arrays)
     with library.guard():
-        found = library.jit(pullback)(library.put(cotangent))
+        result = library.jit(pullback)(library.put(cotangent))
     for name, gradient in pull(library, pullback, cotangent).items():
-        np.testing.assert_allclose(library.get(found[name]), library.get(gradient), rtol=0, atol=1e-5)
+        np.testing.assert_allclose(library.get(result[name]), library.get(gradient), rtol=0, atol=1e-5)
 
 
 def by_the_library(library: Library, forward: Callable[..., Any], arrays: list[Any], cotangent: Any) -> Any:
@@ -447,33 +452,33 @@ def by_the_library(library: Library, forward: Callable[..., Any], arrays: list[A
 
 def test_against_the_library_that_differentiates(library: Library, rng: np.random.Generator) -> None:
     call = CALLS["all"]
-    given = autograd.arrays(call, rng, F)
+    by_name = autograd.arrays(call, rng, F)
     cotangent = rng.standard_normal((2, 4, 7, 5)).astype(F)
     rules = {**call.rules, "implementation": "xp"}
 
     def forward(*arrays: Any) -> Any:
-        placed = dict(zip(given, arrays, strict=True))
+        placed = dict(zip(by_name, arrays, strict=True))
         inputs = [placed.pop(name) for name in autograd.INPUTS]
         return scaled_dot_product_attention(*inputs, **placed, **rules | {"attn_mask": library.put(HOLES)})
 
-    arrays = [library.put(x) for x in given.values()]
+    arrays = [library.put(x) for x in by_name.values()]
     derived = by_the_library(library, forward, arrays, library.put(cotangent))
-    gradients = pull(library, attend(library, call, given)[1], cotangent)
-    for name, expected in zip(given, derived, strict=True):
+    gradients = pull(library, attend(library, call, by_name)[1], cotangent)
+    for name, expected in zip(by_name, derived, strict=True):
         np.testing.assert_allclose(library.get(gradients[name]), library.get(expected), rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("score", [-1e9, float(np.finfo(F).min), 1e9])
-@pytest.mark.parametrize("of", ["bias", "products"])
-def test_rows_of_large_scores(library: Library, score: float, of: str) -> None:
+@pytest.mark.parametrize("source", ["bias", "products"])
+def test_rows_of_large_scores(library: Library, score: float, source: str) -> None:
     """All keys weigh alike, and so do their gradients, with the kernel that is a default too."""
     keys, size = 18, 2.0**18
-    query = np.full((1, 2, 5, 8), math.copysign(size, score) if of == "products" else 1.0, F)
-    key = np.full((1, 2, keys, 8), size if of == "products" else 1.0, F)
+    query = np.full((1, 2, 5, 8), math.copysign(size, score) if source == "products" else 1.0, F)
+    key = np.full((1, 2, keys, 8), size if source == "products" else 1.0, F)
     value, bias = np.ones((1, 2, keys, 8), F), np.full((5, keys), score, F)
 
     def forward(value: Any) -> Any:
-        rules = {"bias": library.put(bias)} if of == "bias" else {}
+        rules = {"bias": library.put(bias)} if source == "bias" else {}
         return scaled_dot_product_attention(library.put(query), library.put(key), value, **rules)
 
     (derived,) = by_the_library(library, forward, [library.put(value)], library.put(np.ones((1, 2, 5, 8), F)))

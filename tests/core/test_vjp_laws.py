@@ -74,19 +74,19 @@ def test_moving_all_keys_does_not_matter(library: Library, call: Any) -> None:
     to 0. So do those of what is added to the scores, in each row."""
     arrays, rules, rng = call
     per_row = np.zeros((*arrays[0].shape[:-1], 1), F)
-    found = gradients(library, arrays, drawn(rng, arrays), bias=per_row, **rules)
-    close(found["key"].sum(axis=-2), 0)
-    close(found["bias"], 0)
+    result = gradients(library, arrays, drawn(rng, arrays), bias=per_row, **rules)
+    close(result["key"].sum(axis=-2), 0)
+    close(result["bias"], 0)
 
 
 @given(call=calls())
 def test_a_factor_may_stand_anywhere(library: Library, call: Any) -> None:
     """Of the query, of the key or of the scale: the same function of each, so that x * gradient is the same."""
     arrays, rules, rng = call
-    found = gradients(library, arrays, drawn(rng, arrays), scale=np.asarray(0.7, F), **rules)
-    by_query, by_key = ((x * found[name]).sum() for x, name in zip(arrays, ("query", "key"), strict=False))
+    result = gradients(library, arrays, drawn(rng, arrays), scale=np.asarray(0.7, F), **rules)
+    by_query, by_key = ((x * result[name]).sum() for x, name in zip(arrays, ("query", "key"), strict=False))
     close(by_query, by_key)
-    close(by_query, F(0.7) * found["scale"])
+    close(by_query, F(0.7) * result["scale"])
 
 
 @given(call=calls(), score=st.sampled_from([0.0, 3e4, -1e9, float(np.finfo(F).min)]))
@@ -94,10 +94,10 @@ def test_weights_sum_to_one(library: Library, call: Any, score: float) -> None:
     """Adding a vector to all values adds it to each row that attends a key, also if the scores are large."""
     arrays, rules, rng = call
     cotangent = drawn(rng, arrays)
-    found = gradients(library, arrays, cotangent, bias=np.full((1, 1), score, F), **rules)
+    result = gradients(library, arrays, cotangent, bias=np.full((1, 1), score, F), **rules)
     attends = np.ones((arrays[0].shape[-2], arrays[1].shape[-2]), bool)
     attends = np.tril(attends) if rules["is_causal"] else attends
-    some = (attends & rules.get("attn_mask", True)).any(axis=-1, keepdims=True)
+    has_keys = (attends & rules.get("attn_mask", True)).any(axis=-1, keepdims=True)
     batch, heads = arrays[1].shape[:-3], arrays[1].shape[-3]
-    by_group = (cotangent * some).reshape(*batch, heads, -1, arrays[2].shape[-1])
-    close(found["value"].sum(axis=-2), by_group.sum(axis=-2))
+    by_group = (cotangent * has_keys).reshape(*batch, heads, -1, arrays[2].shape[-1])
+    close(result["value"].sum(axis=-2), by_group.sum(axis=-2))

@@ -116,10 +116,10 @@ def test_two_products_a_tile(monkeypatch: pytest.MonkeyPatch) -> None:
 class Counted(np.ndarray):
     """Scores of a tile that count how often a product with them makes another array."""
 
-    made = 0
+    products = 0
 
     def __mul__(self, other: Any) -> Any:
-        Counted.made += 1
+        Counted.products += 1
         return super().__mul__(other)
 
 
@@ -136,13 +136,13 @@ def test_a_mask_multiplies_the_scores_of_a_tile_in_place(monkeypatch: pytest.Mon
     x = np.random.default_rng(0).standard_normal((2, 4, 700, 16), dtype=np.float32)
     scaled_dot_product_attention(x, x, x, np.arange(700) % 3 > 0, is_causal=True)
     assert len(tiles) > 8
-    assert Counted.made == 0
+    assert Counted.products == 0
 
 
 @pytest.mark.parametrize("name", TINY)
-@pytest.mark.parametrize("of", each_module("numpy", "torch"))
-def test_functions_called_by_a_tiny_call(of: str, name: str) -> None:
-    xp: Any = importlib.import_module(of)
+@pytest.mark.parametrize("module", each_module("numpy", "torch"))
+def test_functions_called_by_a_tiny_call(module: str, name: str) -> None:
+    xp: Any = importlib.import_module(module)
     x = xp.ones((1, 1, 8, 8), dtype=xp.float32)
     calls: list[str] = []
 
@@ -157,4 +157,4 @@ def test_functions_called_by_a_tiny_call(of: str, name: str) -> None:
             scaled_dot_product_attention(x, x, x, **TINY[name])
         finally:
             sys.setprofile(None)
-    assert 20 < len(calls) <= MOST_CALLS[of, name]
+    assert 20 < len(calls) <= MOST_CALLS[module, name]
