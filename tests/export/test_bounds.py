@@ -114,7 +114,7 @@ def test_a_subnormal_number_may_be_zero() -> None:
 def test_a_copy_has_no_bound() -> None:
     exact = np.asarray([1.0, 2.0], np.float32)
     off = np.nextafter(exact, np.float32(3))
-    assert [each.agrees for each in judge_copies([(exact, exact), (off, exact)])] == [True, False]
+    assert [agreement.agrees for agreement in judge_copies([(exact, exact), (off, exact)])] == [True, False]
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])

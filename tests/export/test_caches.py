@@ -96,28 +96,28 @@ def past_of(rng: np.random.Generator, tokens: int) -> Arrays:
 
 def models(specs: dict[str, TensorSpec], rules: dict[str, Any], **export: Any) -> dict[str, onnx.ModelProto]:
     """The model in each form that takes the call."""
-    made = {}
+    by_form = {}
     for form in FORMS:
         try:
-            made[form] = export_attention(**specs, **rules, form=form, **export)
+            by_form[form] = export_attention(**specs, **rules, form=form, **export)
         except ValueError as error:
             if "`form` cannot be" not in str(error):
                 raise
-    assert list(made)[-2:] == EVERY_CALL
-    return made
+    assert list(by_form)[-2:] == EVERY_CALL
+    return by_form
 
 
-def assert_close(found: np.ndarray, wanted: np.ndarray) -> None:
-    assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
-    bound = CLOSE[found.dtype.name] * max(1.0, np.abs(wanted).max(initial=0.0))
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=bound)
+def assert_close(result: np.ndarray, expected: np.ndarray) -> None:
+    assert (result.dtype, result.shape) == (expected.dtype, expected.shape)
+    bound = CLOSE[result.dtype.name] * max(1.0, np.abs(expected).max(initial=0.0))
+    np.testing.assert_allclose(result, expected, rtol=0, atol=bound)
 
 
 def operands_of(
     rules: Rules, rng: np.random.Generator, queries: int, keys: int, dtype: str = "float32"
 ) -> Arrays:
-    held = operands(rules, rng, queries, keys, dtype)
-    return held | {name: np.minimum(x, keys) for name, x in held.items() if name == "key_lengths"}
+    drawn = operands(rules, rng, queries, keys, dtype)
+    return drawn | {name: np.minimum(x, keys) for name, x in drawn.items() if name == "key_lengths"}
 
 
 @pytest.mark.parametrize(("queries", "before"), STEPS.values(), ids=STEPS)
@@ -125,19 +125,19 @@ def operands_of(
 def test_concatenated(rng: np.random.Generator, rules: Rules, queries: int, before: int) -> None:
     """`KVCache.attend` of the same tokens; P is known when the graph runs."""
     arrays, past = qkv(rng, queries, queries), past_of(rng, before)
-    held = operands_of(rules, rng, queries, before + queries)
+    arguments = operands_of(rules, rng, queries, before + queries)
     names: dict[int, int | str] = {BATCH: "B", 5: "L", 6: "P", 7: "P", 11: "P+L", 8: "P+1"}
     specs = {name: spec(x, names) for name, x in (arrays | past).items()}  # type: ignore[arg-type]
-    given = rules(**{name: spec(x, names) for name, x in held.items()})  # type: ignore[arg-type]
+    argument_specs = rules(**{name: spec(x, names) for name, x in arguments.items()})  # type: ignore[arg-type]
     whole = {name: np.concatenate([past[f"past_{name}"], arrays[name]], axis=-2) for name in ("key", "value")}
-    wanted = KVCache(**whole).attend(arrays["query"], **rules(**held))
-    for model in models(specs, given).values():
+    wanted = KVCache(**whole).attend(arrays["query"], **rules(**arguments))
+    for model in models(specs, argument_specs).values():
         session = session_of(model)
-        found = run_in(session, arrays | past | held)
-        assert_close(found["output"], wanted)
+        outputs = run_in(session, arrays | past | arguments)
+        assert_close(outputs["output"], wanted)
         for name in ("key", "value"):
-            np.testing.assert_array_equal(found[f"present_{name}"], whole[name], strict=True)
-        assert_right(model, session=session, **held_by(given))
+            np.testing.assert_array_equal(outputs[f"present_{name}"], whole[name], strict=True)
+        assert_right(model, session=session, **held_by(argument_specs))
 
 
 def paged(past: Arrays, filled: np.ndarray, size: int = 4) -> PagedKVCache[np.ndarray]:
@@ -165,31 +165,31 @@ def test_padded(rng: np.random.Generator, name: str, queries: int, room: int) ->
     rules, layout = RULES[name], ["...HLE", "...LHE"][([*RULES].index(name) + queries // 5) % 2]
     arrays, past = qkv(rng, queries, queries), past_of(rng, room)
     filled = np.asarray([0, room - queries, 4])
-    held = operands_of(rules, rng, queries, room)
+    arguments = operands_of(rules, rng, queries, room)
     names = {BATCH: "B", 5: "L", room: "R"}
     for entry, count in enumerate(filled):
         for x in past.values():
             x[entry, :, count:] = np.nan
     cache = paged(past, filled).append(arrays["key"], arrays["value"])
-    wanted = cache.attend(arrays["query"], **rules(**held))
+    wanted = cache.attend(arrays["query"], **rules(**arguments))
     feeds = {name: moved(x, layout) for name, x in (arrays | past).items()} | {"past_lengths": filled}
     specs = {name: spec(x, names) for name, x in feeds.items()}
-    given = rules(**{name: spec(x, names) for name, x in held.items()})
-    for model in models(specs, given, layout=layout).values():
+    argument_specs = rules(**{name: spec(x, names) for name, x in arguments.items()})
+    for model in models(specs, argument_specs, layout=layout).values():
         session = session_of(model)
-        found = {name: moved(x, layout) for name, x in run_in(session, feeds | held).items()}
-        assert_close(found["output"], wanted)
-        assert_written(found, arrays, past, filled)
-        assert_right(model, session=session, **held_by(given))
+        outputs = {name: moved(x, layout) for name, x in run_in(session, feeds | arguments).items()}
+        assert_close(outputs["output"], wanted)
+        assert_written(outputs, arrays, past, filled)
+        assert_right(model, session=session, **held_by(argument_specs))
 
 
-def assert_written(found: Arrays, arrays: Arrays, past: Arrays, filled: np.ndarray) -> None:
+def assert_written(outputs: Arrays, arrays: Arrays, past: Arrays, filled: np.ndarray) -> None:
     """The new tokens stand behind the real ones, and nothing else has changed."""
     for name in ("key", "value"):
         whole = past[f"past_{name}"].copy()
         for entry, count in enumerate(filled):
             whole[entry, :, count : count + arrays[name].shape[-2]] = arrays[name][entry]
-        np.testing.assert_array_equal(found[f"present_{name}"], whole, strict=True)
+        np.testing.assert_array_equal(outputs[f"present_{name}"], whole, strict=True)
 
 
 @pytest.mark.parametrize("rules", CONCATENATED.values(), ids=CONCATENATED)
@@ -197,23 +197,27 @@ def test_padded_by_entry(rng: np.random.Generator, rules: Rules) -> None:
     """Arrays are as long as the cache; of an entry counts what belongs to its real tokens."""
     queries, room, filled = 5, 14, np.asarray([0, 9, 4])
     arrays, past = qkv(rng, queries, queries), past_of(rng, room)
-    held = operands_of(rules, rng, queries, room)
+    arguments = operands_of(rules, rng, queries, room)
     names = {BATCH: "B", 5: "L", room: "R"}
     feeds = arrays | past | {"past_lengths": filled}
-    given = rules(**{name: spec(x, names) for name, x in held.items()})
-    for model in models({name: spec(x, names) for name, x in feeds.items()}, given).values():
+    argument_specs = rules(**{name: spec(x, names) for name, x in arguments.items()})
+    for model in models({name: spec(x, names) for name, x in feeds.items()}, argument_specs).values():
         session = session_of(model)
-        found = run_in(session, feeds | held)
+        outputs = run_in(session, feeds | arguments)
         for entry, count in enumerate(filled):
             whole = {
                 name: np.concatenate([past[f"past_{name}"][entry, :, :count], arrays[name][entry]], axis=-2)
                 for name in ("key", "value")
             }
-            own = {name: x[entry][..., : count + queries] for name, x in held.items() if x.ndim > 1}
-            own |= {name: np.minimum(x[entry], count + queries) for name, x in held.items() if x.ndim == 1}
-            wanted = KVCache(**whole).attend(arrays["query"][entry], **rules(**own))
-            assert_close(found["output"][entry], wanted)
-        assert_right(model, session=session, **held_by(given))
+            entry_arguments = {
+                name: x[entry][..., : count + queries] for name, x in arguments.items() if x.ndim > 1
+            }
+            entry_arguments |= {
+                name: np.minimum(x[entry], count + queries) for name, x in arguments.items() if x.ndim == 1
+            }
+            wanted = KVCache(**whole).attend(arrays["query"][entry], **rules(**entry_arguments))
+            assert_close(outputs["output"][entry], wanted)
+        assert_right(model, session=session, **held_by(argument_specs))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
@@ -228,13 +232,13 @@ def test_other_dtypes(rng: np.random.Generator, dtype: str, padded: bool, opset:
         outputs = ("output", "lse")
         model = export_attention(**specs, is_causal=True, form=form, opset=opset, outputs=outputs)
         session = session_of(model)
-        found = run_in(session, feeds)
+        result = run_in(session, feeds)
         for entry, count in enumerate(filled):
             whole = [
                 np.concatenate([past[f"past_{name}"][entry, :, :count], arrays[name][entry]], axis=-2)
                 for name in ("key", "value")
             ]
-            assert_close(found["output"][entry], KVCache(*whole).attend(arrays["query"][entry]))
+            assert_close(result["output"][entry], KVCache(*whole).attend(arrays["query"][entry]))
         assert_right(model, session=session)
 
 
@@ -251,9 +255,9 @@ def test_prefill_of_an_empty_cache(rng: np.random.Generator) -> None:
     mask, bias = masks.sliding_window(3, 0), biases.alibi(4)
     wanted = KVCache(arrays["key"], arrays["value"]).attend(arrays["query"], mask, bias=bias)
     for model in models(specs, {"attn_mask": mask, "bias": bias, "is_causal": True}).values():
-        found = run(model, arrays | empty)
-        assert_close(found["output"], wanted)
-        np.testing.assert_array_equal(found["present_key"], arrays["key"])
+        outputs = run(model, arrays | empty)
+        assert_close(outputs["output"], wanted)
+        np.testing.assert_array_equal(outputs["present_key"], arrays["key"])
 
 
 def test_verify_wants_a_cache_bit_by_bit() -> None:

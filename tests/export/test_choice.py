@@ -106,7 +106,12 @@ def test_web_writes_no_softmax(form: str, rules: dict[str, Any]) -> None:
 
 def operators(graph: onnx.GraphProto) -> set[str]:
     """The operators of a graph, and of the bodies of its loops."""
-    bodies = [each.g for node in graph.node for each in node.attribute if each.name == "body"]
+    bodies = [
+        node_attribute.g
+        for node in graph.node
+        for node_attribute in node.attribute
+        if node_attribute.name == "body"
+    ]
     return {node.op_type for node in graph.node}.union(*map(operators, bodies))
 
 

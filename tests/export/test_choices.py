@@ -24,7 +24,7 @@ def specs(batch: Any, heads: int, queries: Any, keys: Any) -> list[TensorSpec]:
 
 
 def reason(model: onnx.ModelProto) -> str:
-    return {each.key: each.value for each in model.metadata_props}["sdpa_xp.reason"]
+    return {entry.key: entry.value for entry in model.metadata_props}["sdpa_xp.reason"]
 
 
 FEW, VERY_MANY = FEW_SCORES["unmasked"], VERY_MANY_SCORES
@@ -71,9 +71,9 @@ def test_what_masks_a_call(rules: dict[str, Any], kind: str) -> None:
 
 
 def test_what_was_passed_over_is_named() -> None:
-    given = export_attention(*specs(2, 4, 6, 6), sinks=np.ones(4, np.float32))
+    newest = export_attention(*specs(2, 4, 6, 6), sinks=np.ones(4, np.float32))
     assert (
-        reason(given)
+        reason(newest)
         == "the best for unmasked, few scores on cpu; not attention: ai.onnx Attention has no sinks"
     )
     older = export_attention(*specs(2, 4, 6, 6), opset=18)
@@ -82,8 +82,8 @@ def test_what_was_passed_over_is_named() -> None:
 
 
 def opset(model: onnx.ModelProto) -> int:
-    (found,) = (each.version for each in model.opset_import if not each.domain)
-    return int(found)
+    (version,) = (entry.version for entry in model.opset_import if not entry.domain)
+    return int(version)
 
 
 LENGTHS = masks.padding(TensorSpec("int64", (2,)))

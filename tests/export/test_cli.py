@@ -81,9 +81,9 @@ def test_refused(capsys: pytest.CaptureFixture[str], arguments: list[str], words
 
 def test_backends(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "backends", "--json")
-    found = {(row["name"], row["device"]) for row in json.loads(out)}
+    names = {(row["name"], row["device"]) for row in json.loads(out)}
     assert code == 0
-    assert {("numpy", "cpu"), ("torch", "cpu"), ("onnxruntime", "CPUExecutionProvider")} <= found
+    assert {("numpy", "cpu"), ("torch", "cpu"), ("onnxruntime", "CPUExecutionProvider")} <= names
     assert np.__version__ in run(capsys, "backends")[1]
 
 
@@ -102,10 +102,10 @@ def test_agree(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(row["agrees"] for row in rows)
     names = list(features("float32"))
     for row in rows:
-        assert [each["feature"] for each in row["features"]] == names
-        ran = [each for each in row["features"] if not each["refused"]]
+        assert [feature["feature"] for feature in row["features"]] == names
+        ran = [feature for feature in row["features"] if not feature["refused"]]
         assert row["jobs"] == len(ran)
-        assert all(0 <= each["agreement"]["absolute"] <= each["agreement"]["bound"] for each in ran)
+        assert all(0 <= feature["agreement"]["absolute"] <= feature["agreement"]["bound"] for feature in ran)
         assert row["backend"] == "onnxruntime" or len(ran) == len(names)
 
 
@@ -120,7 +120,7 @@ def test_agree_says_what_a_library_refuses(
     monkeypatch.setattr(agree, "features", lambda dtype: few)  # JAX compiles each of them anew
     code, out, _ = run(capsys, "agree", "--backend", "jax", "--dtype", "float32", "--json")
     (row,) = (row for row in json.loads(out) if row["backend"] == "jax")
-    refused = {each["feature"]: each["refused"] for each in row["features"] if each["refused"]}
+    refused = {feature["feature"]: feature["refused"] for feature in row["features"] if feature["refused"]}
     assert code == 0
     assert row["agrees"]
     assert list(refused) == [REFUSED_BY_JAX]

@@ -164,7 +164,7 @@ def test_flags_override_the_file(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert call_of(path)["is_causal"] is False
     assert "outputs" not in call_of(path)  # the default
     assert onnx.load(path).opset_import[0].version == 19
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["attention.toml", "flag.onnx"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["attention.toml", "flag.onnx"]
 
 
 def test_never_over_another_file_unless_forced(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_interrupted_while_writing(
     code, out, err = run(capsys, "export", *QKV, "-o", path, "--force")
     assert (code, out, err) == (130, "", "sdpa-xp: interrupted\n")
     assert path.read_text() == "mine"
-    assert [each.name for each in tmp_path.iterdir()] == ["a.onnx"]
+    assert [file.name for file in tmp_path.iterdir()] == ["a.onnx"]
 
 
 def test_control_characters_of_a_path_are_spelt_out(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

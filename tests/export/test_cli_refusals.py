@@ -43,7 +43,7 @@ def test_refused_files(
     config = tmp_path / "attention.toml"
     config.write_bytes(text if isinstance(text, bytes) else text.encode())
     assert words in refused(capsys, "export", "--config", config, "-o", tmp_path / "a.onnx")
-    assert [each.name for each in tmp_path.iterdir()] == ["attention.toml"]
+    assert [file.name for file in tmp_path.iterdir()] == ["attention.toml"]
 
 
 REFUSED: dict[str, tuple[list[str], str]] = {

@@ -44,15 +44,15 @@ def on_terminal(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], int]
 
 def everything(reader: int) -> str:
     """What comes from a terminal until its other end is closed."""
-    seen = b""
+    text = b""
     while True:
         try:
             more = os.read(reader, 4096)
         except OSError:  # how Linux says so
             more = b""
         if not more:
-            return seen.decode()
-        seen += more
+            return text.decode()
+        text += more
 
 
 def test_progress_on_a_terminal() -> None:

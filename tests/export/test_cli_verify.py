@@ -31,7 +31,12 @@ def model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Path:
 def wrong(model: Path) -> Path:
     """The same with another scale than it states."""
     loaded = onnx.load(model)
-    scales = [each for node in loaded.graph.node for each in node.attribute if each.name == "scale"]
+    scales = [
+        node_attribute
+        for node in loaded.graph.node
+        for node_attribute in node.attribute
+        if node_attribute.name == "scale"
+    ]
     for scale in scales:
         scale.f = 2.0
     assert scales
@@ -104,9 +109,11 @@ def test_json(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     assert report["failures"] == []
     assert report["form"] == "attention"
     assert report["call"]["attn_mask"] == "bool[2,1,1,9]"
-    assert {each["op"] for each in report["placements"]} >= {"Attention"}
-    assert all(0 <= each["agreement"]["absolute"] <= each["agreement"]["bound"] for each in report["runs"])
-    assert {each["output"] for each in report["runs"]} == {"output"}
+    assert {placement["op"] for placement in report["placements"]} >= {"Attention"}
+    assert all(
+        0 <= one_run["agreement"]["absolute"] <= one_run["agreement"]["bound"] for one_run in report["runs"]
+    )
+    assert {one_run["output"] for one_run in report["runs"]} == {"output"}
 
 
 def test_json_of_masks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -130,7 +137,7 @@ def test_json_of_masks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
 def test_seed(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     def errors(seed: int) -> list[float]:
         _, out, _ = run(capsys, "verify", model, "--json", "--seed", seed)
-        return [each["agreement"]["absolute"] for each in json.loads(out)["runs"]]
+        return [one_run["agreement"]["absolute"] for one_run in json.loads(out)["runs"]]
 
     assert errors(0) == errors(0) != errors(1)
 
@@ -188,7 +195,7 @@ def test_page(capsys: pytest.CaptureFixture[str], model: Path, monkeypatch: pyte
     assert page.read_text() == "mine"
     assert run(capsys, "verify", model, "--html", page, "--force")[0] == 0
     assert page.read_text().startswith("<!doctype html>")
-    assert sorted(each.name for each in model.parent.iterdir()) == ["a.onnx", "report.html"]
+    assert sorted(file.name for file in model.parent.iterdir()) == ["a.onnx", "report.html"]
 
 
 @pytest.mark.parametrize(
@@ -216,8 +223,10 @@ def test_refused(
 ) -> None:
     monkeypatch.chdir(model.parent)
     monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ["CPUExecutionProvider"])
-    assert words in refused(capsys, "verify", *(model.name if each == "MODEL" else each for each in arguments))
-    assert [each.name for each in model.parent.iterdir()] == ["a.onnx"]
+    assert words in refused(
+        capsys, "verify", *(model.name if argument == "MODEL" else argument for argument in arguments)
+    )
+    assert [file.name for file in model.parent.iterdir()] == ["a.onnx"]
 
 
 def test_json_is_json_when_the_error_is_infinite(capsys: pytest.CaptureFixture[str], model: Path) -> None:

@@ -42,7 +42,7 @@ class Node:
             since, parameters = "1", ["T", "T", "T", *["lengths, and what it is left out"] * 9]
         else:
             schema = onnx.defs.get_schema(self.op, self.opset)
-            since, parameters = str(schema.since_version), [each.type_str for each in schema.inputs]
+            since, parameters = str(schema.since_version), [parameter.type_str for parameter in schema.inputs]
         kernel = KERNELS[release].get(self.op, {}).get(since)
         if kernel is None:
             return f"{self.op}-{since}"
@@ -64,7 +64,12 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[Node]:
         self: Graph, op: str, *inputs: GraphValue | None, domain: str = "", **rest: Any
     ) -> list[GraphValue]:
         nodes.append(
-            Node(op, self.opset, domain, tuple(None if each is None else each.dtype for each in inputs))
+            Node(
+                op,
+                self.opset,
+                domain,
+                tuple(None if graph_value is None else graph_value.dtype for graph_value in inputs),
+            )
         )
         return add_many(self, op, *inputs, domain=domain, **rest)
 

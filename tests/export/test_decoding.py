@@ -68,8 +68,8 @@ def step(session: Any, arrays: list[np.ndarray], past: list[Any], lengths: np.nd
     for output in session.get_outputs():
         binding.bind_output(output.name)
     session.run_with_iobinding(binding)
-    found: list[Any] = binding.get_outputs()
-    return found
+    result: list[Any] = binding.get_outputs()
+    return result
 
 
 def by_library(model: Model, prompt: np.ndarray, steps: int, rules: dict[str, Any]) -> np.ndarray:

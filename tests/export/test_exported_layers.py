@@ -72,12 +72,12 @@ def test_weights_of_any_library() -> None:
     layer = MultiHeadAttention.from_torch(module)
     x = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0))
     session = onnxruntime.InferenceSession(to_onnx(layer, X).SerializeToString())
-    found = session.run(None, {"query": x.numpy()})[0]
-    np.testing.assert_allclose(found, module(x, x, x)[0].detach().numpy(), rtol=0, atol=2e-6)
+    output = session.run(None, {"query": x.numpy()})[0]
+    np.testing.assert_allclose(output, module(x, x, x)[0].detach().numpy(), rtol=0, atol=2e-6)
 
 
 def names_of(model: onnx.ModelProto) -> dict[str, list[int]]:
-    return {each.name: list(each.dims) for each in model.graph.initializer if len(each.raw_data) > 150}
+    return {tensor.name: list(tensor.dims) for tensor in model.graph.initializer if len(tensor.raw_data) > 150}
 
 
 @pytest.mark.parametrize("called", ["the layer", "a method", "a partial", "a partial method"])
@@ -92,9 +92,9 @@ def test_each_weight_is_held_once_as_it_is_under_its_name(layer: Any, called: st
         "a partial method": partial(layer.__call__, is_causal=True),
     }[called]
     model = to_onnx(function, X, *([Y] if layer.key.widths[0] == 24 else []))
-    held = {each.name: onnx.numpy_helper.to_array(each) for each in model.graph.initializer}
+    weights = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     for name, array in layer.parameters.items():
-        np.testing.assert_array_equal(held[name], array)
+        np.testing.assert_array_equal(weights[name], array)
     large = {name: list(x.shape) for name, x in layer.parameters.items() if x.nbytes > 150}
     assert names_of(model) == large
     assert verify_layer(model, function).agrees
@@ -105,7 +105,7 @@ def test_half_weights_are_held_in_half() -> None:
     half = {name: x.astype(np.float16) for name, x in LEARNED.parameters.items()}
     layer, x = LEARNED.with_parameters(half), TensorSpec("float16", ("B", "L", 32))
     model = to_onnx(layer, x)
-    assert {each.data_type for each in model.graph.initializer if "." in each.name} == {
+    assert {tensor.data_type for tensor in model.graph.initializer if "." in tensor.name} == {
         onnx.TensorProto.FLOAT16
     }
     assert verify_layer(model, layer).agrees
@@ -131,8 +131,8 @@ def test_a_layer_within_a_function() -> None:
     layer = LEARNED.with_parameters({name: x.astype(np.float16) for name, x in LEARNED.parameters.items()})
     model = to_onnx(lambda x: layer(x) * 2.0, TensorSpec("float16", ("B", "L", 32)))
     x = np.random.default_rng(3).standard_normal((2, 5, 32)).astype(np.float16)
-    found = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})[0]
-    np.testing.assert_allclose(found, layer(x) * 2, rtol=0, atol=0.02)
+    output = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})[0]
+    np.testing.assert_allclose(output, layer(x) * 2, rtol=0, atol=0.02)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -157,7 +157,7 @@ def test_layers_in_a_tuple_and_integers() -> None:
     names = [name for name in stack.parameters if name.startswith("layers.1")]
     assert names == ["layers.1.weight", "layers.1.bias"]
     model = to_onnx(stack, X)
-    assert {each.name for each in model.graph.initializer} >= stack.parameters.keys()
+    assert {tensor.name for tensor in model.graph.initializer} >= stack.parameters.keys()
     assert verify_layer(model, stack).agrees
 
 
@@ -166,18 +166,18 @@ class Shown(Layer):
     """A layer that writes down what it is made of."""
 
     inner: Linear
-    seen: list[str]
+    texts: list[str]
 
     def __call__(self, x: Any) -> Any:
-        self.seen.append(repr(self.inner))
+        self.texts.append(repr(self.inner))
         return self.inner(x)
 
 
 def test_a_layer_of_values_is_shown_by_its_shapes() -> None:
     layer = Shown(Linear.init(np.random.default_rng(0), 32, 8), [])
     assert verify_layer(to_onnx(layer, X), layer).agrees
-    assert layer.seen[0] == "Linear(32 -> 8, float32)"
-    assert layer.seen[-1] == "Linear(32 -> 8, float32)"
+    assert layer.texts[0] == "Linear(32 -> 8, float32)"
+    assert layer.texts[-1] == "Linear(32 -> 8, float32)"
 
 
 def test_a_form_has_its_opsets() -> None:

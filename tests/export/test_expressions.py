@@ -99,9 +99,9 @@ def test_arrays_combine_as_masks_and_biases_do() -> None:
 
 
 def test_initializers_are_read_by_name() -> None:
-    held = Initializer("it's", np.ones(3, np.bool_))
-    text = text_of(held)
-    assert parse("test", "attn_mask", text, {"it's": held}) is held
+    initializer = Initializer("it's", np.ones(3, np.bool_))
+    text = text_of(initializer)
+    assert parse("test", "attn_mask", text, {"it's": initializer}) is initializer
     with pytest.raises(ValueError, match="no initializer"):
         parse("test", "attn_mask", text, {})
 
@@ -115,7 +115,7 @@ def test_numbers_of_numpy_are_written_as_numbers() -> None:
 
 def test_a_long_list_is_read_back_from_a_model() -> None:
     query, key = TensorSpec("float32", (1, 4)), TensorSpec("float32", (5000, 4))
-    model = export_attention(query, key, key, masks.document([1], [each % 3 for each in range(5000)]))
+    model = export_attention(query, key, key, masks.document([1], [number % 3 for number in range(5000)]))
     assert_right(model)
 
 

@@ -50,7 +50,7 @@ def finished(graph: onnx.GraphProto) -> onnx.ModelProto:
 
 def row(path: Path, index: int) -> list[NDArray[Any]]:
     """Row `index` of each initializer, as onnxruntime reads it."""
-    return [found[0] for found in rows(path, index)]
+    return [output[0] for output in rows(path, index)]
 
 
 def rows(path: Path, *indices: int) -> list[NDArray[Any]]:
@@ -170,7 +170,7 @@ FAILURES: Sequence[tuple[Callable[..., None], type[BaseException], str]] = [
 @pytest.mark.parametrize(("fail", "error", "words"), FAILURES)
 @pytest.mark.parametrize("overwrite", [True, False])
 @pytest.mark.parametrize("external_above", [0, 2**30])
-@pytest.mark.parametrize("at", [1, 2, 3])
+@pytest.mark.parametrize("failing_step", [1, 2, 3])
 def test_a_failed_save_leaves_what_was_there(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -179,7 +179,7 @@ def test_a_failed_save_leaves_what_was_there(
     words: str,
     overwrite: bool,
     external_above: int,
-    at: int,
+    failing_step: int,
 ) -> None:
     """It fails at the first or the second file, or at the name."""
     if overwrite:
@@ -188,11 +188,11 @@ def test_a_failed_save_leaves_what_was_there(
     steps = iter(range(1, 9))
 
     def counted(step: Callable[..., None]) -> Callable[..., None]:
-        return lambda *args, **named: fail() if next(steps) == at else step(*args, **named)
+        return lambda *args, **named: fail() if next(steps) == failing_step else step(*args, **named)
 
     monkeypatch.setattr(os, "fsync", counted(os.fsync))
     monkeypatch.setattr(files, "give_name", counted(files.give_name))
-    if at == 3 and external_above:  # there are two steps
+    if failing_step == 3 and external_above:  # there are two steps
         save(twos(), tmp_path / "a.onnx", overwrite=overwrite, external_above=external_above)
         return
     with pytest.raises(error, match=words) as caught:
@@ -375,8 +375,8 @@ def test_every_bit_is_kept(tmp_path: Path, external_above: int) -> None:
     path = save(model, tmp_path / "a.onnx", external_above=external_above)
     assert len(names(tmp_path)) == (1 if external_above else 2)
     assert read(path) == model
-    for found, array in zip(row(path, 0), arrays, strict=True):
-        assert found.tobytes() == array[0].tobytes()
+    for written, array in zip(row(path, 0), arrays, strict=True):
+        assert written.tobytes() == array[0].tobytes()
 
 
 def test_external_data_is_one_file_beside_the_model(tmp_path: Path) -> None:
@@ -435,12 +435,12 @@ def test_a_model_that_refers_to_other_files(tmp_path: Path) -> None:
 
 
 def test_memory_is_that_of_one_initializer(tmp_path: Path) -> None:
-    each = 2**25
-    model = gathering(*[np.ones((2, each // 8), np.float32)] * 6)
+    nbytes = 2**25
+    model = gathering(*[np.ones((2, nbytes // 8), np.float32)] * 6)
     _, peak = peak_above(lambda: save(model, tmp_path / "a.onnx", external_above=0))
     if peak is None:
         pytest.skip("the system does not tell")
-    assert peak < 3 * each
+    assert peak < 3 * nbytes
 
 
 def test_without_numbers_is_what_a_checker_reads() -> None:
@@ -472,8 +472,8 @@ def test_over_2_gib(tmp_path: Path) -> None:
     try:
         assert [file.stat().st_size for file in tmp_path.glob("*.data")] == [4 * length * width]
         onnx.checker.check_model(path, full_check=True)
-        ((first, found),) = rows(path, 0, length - 1)
-        assert found.tobytes() == last.tobytes()
+        ((first, last_row),) = rows(path, 0, length - 1)
+        assert last_row.tobytes() == last.tobytes()
         assert not first.any()
     finally:  # pytest keeps the folders of three runs
         for file in tmp_path.iterdir():

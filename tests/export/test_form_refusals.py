@@ -94,9 +94,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "ai.onnx Attention takes no function of the scores",
     ),
     *(
-        (form, given | more, words)
+        (form, arguments | more, words)
         for form, more in (("multi_head", {}), ("grouped_query", CAUSAL))
-        for given, words in (
+        for arguments, words in (
             (specs(*[(4, 6, 16)] * 3), "com.microsoft operators take 4 axes with one batch"),
             (ONE_KEY_BATCH, "com.microsoft operators take 4 axes with one batch"),
             (self_attention(dtype="float64"), "com.microsoft operators do not take float64"),
@@ -127,10 +127,10 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     *(
         (
             "multi_head",
-            given,
+            arguments,
             "MultiHeadAttention gives NaN for empty rows, and misplaces the diagonal where L is not S",
         )
-        for given in (
+        for arguments in (
             MORE_KEYS | CAUSAL,
             self_attention() | {"attn_mask": masks.padding([4, 6])},
             self_attention() | {"attn_mask": masks.causal() & masks.padding([4, 6])},
@@ -146,8 +146,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         for open_length in ({"batch": "B"}, {"length": "L"})
     ),
     *(
-        ("grouped_query", given, "GroupQueryAttention takes as many keys as queries here")
-        for given in (
+        ("grouped_query", arguments, "GroupQueryAttention takes as many keys as queries here")
+        for arguments in (
             MORE_KEYS | CAUSAL,
             self_attention()
             | {"past_key": TensorSpec("float32", (2, 4, 3, 16))}
@@ -155,8 +155,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         )
     ),
     *(
-        ("grouped_query", given, "GroupQueryAttention is causal")
-        for given in (
+        ("grouped_query", arguments, "GroupQueryAttention is causal")
+        for arguments in (
             self_attention(groups=2),
             self_attention(groups=2, length="L"),
             self_attention() | {"attn_mask": masks.sliding_window(3, 0)},
@@ -187,8 +187,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "right from 1.24 on at the earliest, and `runtime` is onnxruntime>=1.23;cpu",
     ),
     *(
-        ("grouped_query", given | CAUSAL, "GroupQueryAttention takes one width, a multiple of 8")
-        for given in (
+        ("grouped_query", arguments | CAUSAL, "GroupQueryAttention takes one width, a multiple of 8")
+        for arguments in (
             specs((2, 4, 6, 16), (2, 4, 6, 16), (2, 4, 6, 8)),
             specs(*[(2, 4, 6, 12)] * 3),
         )
@@ -219,16 +219,18 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("form", "given", "words"), REFUSED, ids=lambda value: str(value)[:40])
-def test_refused(form: str, given: dict[str, Any], words: str) -> None:
+@pytest.mark.parametrize(("form", "arguments", "words"), REFUSED, ids=lambda value: str(value)[:40])
+def test_refused(form: str, arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=f"`form` cannot be '{form}': {re.escape(words)};"):
-        export_attention(**given, form=form)
+        export_attention(**arguments, form=form)
 
 
-@pytest.mark.parametrize(("form", "given"), [(form, given) for form, calls in TAKEN.items() for given in calls])
-def test_taken(form: str, given: dict[str, Any]) -> None:
-    model = export_attention(**given, form=form)
-    assert {each.key: each.value for each in model.metadata_props}["sdpa_xp.form"] == form
+@pytest.mark.parametrize(
+    ("form", "arguments"), [(form, arguments) for form, calls in TAKEN.items() for arguments in calls]
+)
+def test_taken(form: str, arguments: dict[str, Any]) -> None:
+    model = export_attention(**arguments, form=form)
+    assert {entry.key: entry.value for entry in model.metadata_props}["sdpa_xp.form"] == form
 
 
 def reasons() -> Iterator[str]:

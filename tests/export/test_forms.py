@@ -195,9 +195,9 @@ def test_auto_says_why() -> None:
         (qkv, {"outputs": "weights"}, "primitive", "not tiled: weights and scores are as large"),
         (qkv, {"runtime": "onnxruntime>=1.28;cuda"}, "attention", "on cuda"),
     ]:
-        found = metadata(export_attention(specs, specs, specs, **rules))
-        assert found["sdpa_xp.form"] == form
-        assert reason in found["sdpa_xp.reason"]
+        entries = metadata(export_attention(specs, specs, specs, **rules))
+        assert entries["sdpa_xp.form"] == form
+        assert reason in entries["sdpa_xp.reason"]
 
 
 def test_model_is_one_that_old_tools_load() -> None:
@@ -266,7 +266,7 @@ def test_grouped_query_shows_nan_as_the_library_does(name: str, rng: np.random.G
     query, key = TensorSpec("float32", (2, 8, 6, 16)), TensorSpec("float32", (2, 4, 6, 16))
     model = export_attention(query, key, key, is_causal=True, form="grouped_query")
     specs = {"query": query, "key": key, "value": key}
-    feed = {each: rng.standard_normal(spec.shape).astype(np.float32) for each, spec in specs.items()}
+    feed = {argument: rng.standard_normal(spec.shape).astype(np.float32) for argument, spec in specs.items()}
     feed[name][1, 2, 3, 5] = np.nan
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     (output,) = session.run(None, feed)
@@ -288,5 +288,5 @@ def test_one_integer_for_a_call_without_a_batch(form: str, shape: Any) -> None:
 
 def test_a_scale_of_numpy_is_a_number() -> None:
     qkv = TensorSpec("float32", ("B", 4, "L", 64))
-    own, plain = (export_attention(qkv, qkv, qkv, scale=scale) for scale in (1 / np.sqrt(64), 0.125))
-    assert own == plain
+    of_numpy, of_python = (export_attention(qkv, qkv, qkv, scale=scale) for scale in (1 / np.sqrt(64), 0.125))
+    assert of_numpy == of_python

@@ -41,9 +41,9 @@ def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
     """Those of a graph, and of the graphs in it."""
     for node in graph.node:
         yield node
-        for each in node.attribute:
-            if each.type == onnx.AttributeProto.GRAPH:
-                yield from nodes(each.g)
+        for node_attribute in node.attribute:
+            if node_attribute.type == onnx.AttributeProto.GRAPH:
+                yield from nodes(node_attribute.g)
 
 
 def counted(model: onnx.ModelProto) -> Counter[str]:
@@ -115,8 +115,12 @@ def test_each_node_is_used() -> None:
     for form in ("attention", "primitive"):
         for rules in RULES.values():
             graph = export_attention(QUERY, ALL_CORES, ALL_CORES, **rules, form=form).graph
-            read = {name for node in nodes(graph) for name in node.input} | {each.name for each in graph.output}
-            read |= {each.name for node in graph.node for a in node.attribute for each in a.g.output}
+            read = {name for node in nodes(graph) for name in node.input} | {
+                graph_output.name for graph_output in graph.output
+            }
+            read |= {
+                graph_output.name for node in graph.node for a in node.attribute for graph_output in a.g.output
+            }
             unread = [node.op_type for node in nodes(graph) if not read & set(node.output)]
             assert not unread
-            assert {each.name for each in graph.initializer} <= read
+            assert {tensor.name for tensor in graph.initializer} <= read

@@ -65,11 +65,11 @@ def test_what_the_library_refuses(call: str, number: int, form: str) -> None:
     """An integer, lists and an array; the relative bias takes an integer alone."""
     spec, array = TensorSpec("float32", (1, 2, 5, 8)), np.ones((1, 2, 5, 8), np.float32)
     arrays = [np.asarray([number]), [np.int64(number)]] if abs(number) < 2**63 else []
-    for given in [number] if call == "relative" else [number, [number], *arrays]:
+    for operand in [number] if call == "relative" else [number, [number], *arrays]:
         with pytest.raises(ValueError, match=r"must be at (most|least)"):
-            scaled_dot_product_attention(array, array, array, **OUT_OF_RANGE[call](given))
+            scaled_dot_product_attention(array, array, array, **OUT_OF_RANGE[call](operand))
         with pytest.raises(ValueError, match=r"must be at (most|least) -?[0-9]"):
-            export_attention(spec, spec, spec, **OUT_OF_RANGE[call](given), form=form)
+            export_attention(spec, spec, spec, **OUT_OF_RANGE[call](operand), form=form)
 
 
 @pytest.mark.parametrize("form", ["primitive", "tiled", "attention"])
@@ -79,11 +79,11 @@ def test_what_the_library_refuses(call: str, number: int, form: str) -> None:
 def test_lengths_within_their_axis(call: str, number: int, form: str) -> None:
     """As far as they are known: of 5 tokens 6 are too many, and of L tokens are not."""
     spec, open_spec = (TensorSpec("float32", (1, 2, n, 8)) for n in (5, "L"))
-    for given in (number, [number], np.asarray([number])):
+    for operand in (number, [number], np.asarray([number])):
         with pytest.raises(ValueError, match=r"must be at (most|least) [05]; got"):
-            export_attention(spec, spec, spec, **OUT_OF_RANGE[call](given), form=form)
+            export_attention(spec, spec, spec, **OUT_OF_RANGE[call](operand), form=form)
         if number > 0:
-            export_attention(open_spec, open_spec, open_spec, **OUT_OF_RANGE[call](given), form=form)
+            export_attention(open_spec, open_spec, open_spec, **OUT_OF_RANGE[call](operand), form=form)
 
 
 @pytest.mark.parametrize("form", ["primitive", "tiled", "attention"])

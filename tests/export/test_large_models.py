@@ -30,8 +30,8 @@ def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(path: Path, **feeds: np.ndarray) -> np.ndarray:
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    (found,) = session.run(None, feeds)
-    return np.asarray(found)
+    (output,) = session.run(None, feeds)
+    return np.asarray(output)
 
 
 MEASURED = """
@@ -85,12 +85,12 @@ def test_a_layer(tmp_path: Path) -> None:
     layer = MultiHeadAttention.init(np.random.default_rng(0), 32, num_heads=4)
     model = to_onnx(layer, TensorSpec("float32", ("B", "L", 32)))
     assert isinstance(model, LargeModel)
-    assert [each.name for each in model.graph.input] == ["query"]
-    assert {each.key for each in model.metadata_props} >= {"sdpa_xp.forms"}
-    assert [each.version for each in model.opset_import if not each.domain] == [24]
+    assert [graph_input.name for graph_input in model.graph.input] == ["query"]
+    assert {entry.key for entry in model.metadata_props} >= {"sdpa_xp.forms"}
+    assert [entry.version for entry in model.opset_import if not entry.domain] == [24]
     assert model["#query.weight"] is model.large_initializers["#query.weight"]
     path = save(model, tmp_path / "a.onnx", external_above=0)
-    loaded = {each.name: numpy_helper.to_array(each) for each in onnx.load(path).graph.initializer}
+    loaded = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer}
     for name, weight in layer.parameters.items():
         np.testing.assert_array_equal(loaded[name], weight)
     x = np.random.default_rng(1).standard_normal((2, 5, 32)).astype(np.float32)
@@ -179,18 +179,18 @@ def test_an_array_that_the_layer_writes_to_is_refused() -> None:
     small, wide = np.ones((4, 4), np.float32), np.ones((4, MEBIBYTE), np.float32)
 
     def layer(x: Any) -> Any:
-        found = x @ small
+        product = x @ small
         small[:] = 0
-        return found
+        return product
 
     model = to_onnx(layer, X)
     assert isinstance(model, onnx.ModelProto)
     assert (numpy_helper.to_array(model.graph.initializer[0]) == 1).all()
 
     def writing(x: Any) -> Any:
-        found = x @ wide
+        product = x @ wide
         wide[0, 0] = 7
-        return found
+        return product
 
     with pytest.raises(ValueError, match=r"^to_onnx: `weight_0` must not be written to"):
         to_onnx(writing, X)
@@ -208,8 +208,8 @@ def test_over_2_gib(tmp_path: Path) -> None:
     try:
         assert [file.stat().st_size for file in tmp_path.glob("*.data")] == [weight.nbytes]
         onnx.checker.check_model(path, full_check=True)
-        found = run(path, i=np.asarray([0, len(weight) - 1]))
-        np.testing.assert_array_equal(found, weight[[0, -1]])
+        rows = run(path, i=np.asarray([0, len(weight) - 1]))
+        np.testing.assert_array_equal(rows, weight[[0, -1]])
     finally:  # pytest keeps the folders of three runs
         for file in tmp_path.iterdir():
             file.unlink()

@@ -84,8 +84,8 @@ def test_what_was_saved_is_read(tmp_path: Path) -> None:
 def test_external_data_is_read_into_the_model(folder: Path, location: str, more: dict[str, object]) -> None:
     path = written(folder, identity(referring(location, **more)))
     (folder.parent / "link.onnx").symlink_to(path)
-    for each in (path, folder.parent / "link.onnx"):
-        (tensor,) = load("verify", each).graph.initializer
+    for file in (path, folder.parent / "link.onnx"):
+        (tensor,) = load("verify", file).graph.initializer
         assert tensor.data_location == TensorProto.DEFAULT
         assert not tensor.external_data
         np.testing.assert_array_equal(numpy_helper.to_array(tensor), ARRAY)
@@ -214,8 +214,10 @@ def test_external_data_is_found_wherever_it_is(folder: Path) -> None:
     for model in models:
         refused(written(folder, model), "keep its external data in its own folder")
     models[1].graph.node[1].attribute[0].g.node[0].attribute[0].t.CopyFrom(referring("a.data"))
-    found = load("verify", written(folder, models[1])).graph.node[1].attribute[0].g.node[0].attribute[0].t
-    np.testing.assert_array_equal(numpy_helper.to_array(found), ARRAY)
+    tensor_proto = (
+        load("verify", written(folder, models[1])).graph.node[1].attribute[0].g.node[0].attribute[0].t
+    )
+    np.testing.assert_array_equal(numpy_helper.to_array(tensor_proto), ARRAY)
 
 
 def test_sizes_are_bounded_before_anything_is_read(folder: Path) -> None:
@@ -238,8 +240,8 @@ def peak(path: Path, rule: str) -> int:
         with pytest.raises(ValueError, match=f"verify: `model` must {rule}"):
             load("verify", path)
 
-    _, found = peak_above(load_it)
-    return found or 0
+    _, peak_bytes = peak_above(load_it)
+    return peak_bytes or 0
 
 
 def test_damaged_files_are_refused_or_read(tmp_path: Path) -> None:
@@ -248,7 +250,7 @@ def test_damaged_files_are_refused_or_read(tmp_path: Path) -> None:
     model = export_attention(*[TensorSpec("float32", (32, 8))] * 3, bias=BIAS)
     model.graph.initializer.append(referring("a.onnx", offset=0, length=64))
     whole = model.SerializeToString()
-    seen: list[str] = []
+    messages: list[str] = []
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(1500):
@@ -258,12 +260,12 @@ def test_damaged_files_are_refused_or_read(tmp_path: Path) -> None:
             path.write_bytes(damaged)
             try:
                 load("verify", path)
-                seen.append("")
+                messages.append("")
             except (ValueError, OSError) as error:
-                seen.append(str(error))
-    refusals = [each for each in seen if each]
-    assert 0 < len(refusals) < len(seen)
-    assert all(re.fullmatch("verify: `model` must .*", each) for each in refusals)
+                messages.append(str(error))
+    refusals = [message for message in messages if message]
+    assert 0 < len(refusals) < len(messages)
+    assert all(re.fullmatch("verify: `model` must .*", message) for message in refusals)
 
 
 def call(query: str, key: str, value: str | None = None, **more: Any) -> ExportCall:
@@ -272,7 +274,7 @@ def call(query: str, key: str, value: str | None = None, **more: Any) -> ExportC
 
 
 @pytest.mark.parametrize(
-    "made",
+    "make_call",
     [
         lambda: call("float32[1,1,1,1000000000]", "float32[1,1,1,1000000000]"),
         lambda: call("float32[1,1,20000,1]", "float32[1,1,20000,1]"),
@@ -286,10 +288,10 @@ def call(query: str, key: str, value: str | None = None, **more: Any) -> ExportC
     ],
     ids=["width", "pairs", "named", "broadcast", "output", "many names", "digits", "cache"],
 )  # fmt: skip
-def test_a_call_too_large_to_verify(made: Callable[[], ExportCall]) -> None:
+def test_a_call_too_large_to_verify(make_call: Callable[[], ExportCall]) -> None:
     rule = "verify: the inputs, the scores and the output of `model` must be at most 67108864 numbers together"
     with pytest.raises(ValueError, match=f"^{rule}; got numbers=.*, call=float32") as caught:
-        check_size("verify", made())
+        check_size("verify", make_call())
     assert len(str(caught.value)) < 500
 
 

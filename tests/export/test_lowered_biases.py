@@ -68,15 +68,15 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("queries", "keys"), [LONGER, SHORTER])
 @pytest.mark.parametrize("rules", BIASES.values(), ids=BIASES)
 def test_forms(rng: np.random.Generator, rules: Rules, queries: int, keys: int) -> None:
-    held = operands(rules, rng, queries, keys)
-    check_forms(qkv(rng, queries, keys), rules, held, names={BATCH: "B", queries: "L", keys: "S"})
+    arguments = operands(rules, rng, queries, keys)
+    check_forms(qkv(rng, queries, keys), rules, arguments, names={BATCH: "B", queries: "L", keys: "S"})
 
 
 @pytest.mark.parametrize("opset", [17, 18, 21, 24])
 @pytest.mark.parametrize("rules", BIASES.values(), ids=BIASES)
 def test_opsets(rng: np.random.Generator, rules: Rules, opset: int) -> None:
-    held = operands(rules, rng, *LONGER)
-    check(qkv(rng), rules, held, names={}, form="primitive", opset=opset, outputs=("output", "lse"))
+    arguments = operands(rules, rng, *LONGER)
+    check(qkv(rng), rules, arguments, names={}, form="primitive", opset=opset, outputs=("output", "lse"))
 
 
 @pytest.mark.parametrize("rules", BY_ENTRY.values(), ids=BY_ENTRY)
@@ -89,11 +89,11 @@ def test_numbers_by_entry(rng: np.random.Generator, rules: Rules) -> None:
 )
 def test_arrays_of_every_shape(rng: np.random.Generator, shape: tuple[int, ...]) -> None:
     """A floating mask and a bias beside it; a pair that one of them makes -inf is masked."""
-    held = {
+    arguments = {
         "attn_mask": np.where(rng.random(shape) < 0.7, rng.standard_normal(shape), -np.inf).astype(F),
         "bias": rng.standard_normal((5, 9)).astype(F),
     }
-    check_forms(qkv(rng), lambda **given: given, held, names={BATCH: "B", 5: "L", 9: "S"})
+    check_forms(qkv(rng), lambda **options: options, arguments, names={BATCH: "B", 5: "L", 9: "S"})
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (4, 1, 1), (5, 1), (3, 1, 1, 1), (3, 4, 5, 1)])
@@ -101,15 +101,15 @@ def test_scales_of_every_shape(rng: np.random.Generator, shape: tuple[int, ...])
     def rules(scale: Any) -> dict[str, Any]:
         return {"scale": scale, "softcap": 3.0, "is_causal": True}
 
-    held = {"scale": np.asarray(rng.standard_normal(shape), F)}
-    check_forms(qkv(rng), rules, held, names={BATCH: "B", 5: "L", 9: "S"})
+    arguments = {"scale": np.asarray(rng.standard_normal(shape), F)}
+    check_forms(qkv(rng), rules, arguments, names={BATCH: "B", 5: "L", 9: "S"})
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (4,), (3, 1), (3, 4)])
 def test_sinks_of_every_shape(rng: np.random.Generator, shape: tuple[int, ...]) -> None:
-    held = {"sinks": np.asarray(rng.standard_normal(shape), F)}
+    arguments = {"sinks": np.asarray(rng.standard_normal(shape), F)}
     names = {BATCH: "B", 5: "L", 9: "S"}
-    check_forms(qkv(rng), lambda sinks: {"sinks": sinks}, held, names=names, outputs=("output", "lse"))
+    check_forms(qkv(rng), lambda sinks: {"sinks": sinks}, arguments, names=names, outputs=("output", "lse"))
 
 
 def test_sinks_far_above_and_below_the_scores(rng: np.random.Generator) -> None:
@@ -118,8 +118,8 @@ def test_sinks_far_above_and_below_the_scores(rng: np.random.Generator) -> None:
     def rules(sinks: Any) -> dict[str, Any]:
         return {"sinks": sinks, "attn_mask": masks.causal(-1)}
 
-    held = {"sinks": np.asarray([200, -200, 0, -np.inf], F)}
-    check_forms(qkv(rng), rules, held, names={BATCH: "B", 5: "L", 9: "S"}, outputs=("output", "lse"))
+    arguments = {"sinks": np.asarray([200, -200, 0, -np.inf], F)}
+    check_forms(qkv(rng), rules, arguments, names={BATCH: "B", 5: "L", 9: "S"}, outputs=("output", "lse"))
 
 
 def test_smallest_finite_number_does_not_mask(rng: np.random.Generator) -> None:
@@ -131,9 +131,9 @@ def test_smallest_finite_number_does_not_mask(rng: np.random.Generator) -> None:
         specs = [TensorSpec("float32", arrays[name].shape) for name in ("query", "key", "value")]
         added = TensorSpec("float32", (5, 9))
         model = export_attention(*specs, added, bias=added, form=form)
-        found = run(model, arrays | {"attn_mask": least, "bias": least})["output"]
+        output = run(model, arrays | {"attn_mask": least, "bias": least})["output"]
         expected = scaled_dot_product_attention(**arrays, attn_mask=least, bias=least)
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(output, expected, rtol=0, atol=1e-6)
 
 
 def test_minus_inf_beside_inf_is_masked(rng: np.random.Generator) -> None:
@@ -145,5 +145,5 @@ def test_minus_inf_beside_inf_is_masked(rng: np.random.Generator) -> None:
     expected = scaled_dot_product_attention(**arrays, attn_mask=masked)
     for form in ("primitive", "tiled"):
         model = export_attention(*specs, added, bias=added, form=form)
-        found = run(model, arrays | {"attn_mask": masked, "bias": high})["output"]
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+        output = run(model, arrays | {"attn_mask": masked, "bias": high})["output"]
+        np.testing.assert_allclose(output, expected, rtol=0, atol=1e-6)

@@ -20,13 +20,13 @@ RULES = [(32, 128), (32, 10**7), (16, 2**29), (8, 20), (4, 5), (1000, 10**7), (6
 def library(rules: Buckets, distances: np.ndarray) -> list[int]:
     """The bucket of each distance by the library, which is asked for five distances in a row."""
     numbers = np.arange(float(rules.count))[:, None]
-    found = []
+    buckets = []
     for distance in distances.tolist():
         bias = biases.relative(
             numbers, bidirectional=rules.bidirectional, max_distance=rules.max_distance, offset=-distance
         )
-        found.append(int(biases.to_array(bias, (1, 1, 1))[0, 0, 0]))
-    return found
+        buckets.append(int(biases.to_array(bias, (1, 1, 1))[0, 0, 0]))
+    return buckets
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
@@ -37,10 +37,12 @@ def test_the_library_s_bucket(count: int, max_distance: int, bidirectional: bool
     begins = [0, *rules.first_distances(), max_distance]
     near = {begin + by for begin in begins[:: max(1, len(begins) // 40)] for by in (-2, -1, 0, 1, 2)}
     near |= {*np.random.default_rng(7).integers(0, max_distance + 9, 60).tolist(), 2**29}
-    distances = np.asarray(sorted({sign * each for each in near for sign in (1, -1) if each <= 2**29}))
+    distances = np.asarray(
+        sorted({sign * distance for distance in near for sign in (1, -1) if distance <= 2**29})
+    )
     model = to_onnx(lambda d: bucket(rules, d), TensorSpec("int64", ("N",)))
-    (found,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"d": distances})
-    np.testing.assert_array_equal(found, library(rules, distances))
+    (buckets,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"d": distances})
+    np.testing.assert_array_equal(buckets, library(rules, distances))
 
 
 @pytest.mark.parametrize("max_distance", [LISTED, LISTED + 1, 10**7])

@@ -93,8 +93,8 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("rules", MASKS.values(), ids=MASKS)
 def test_forms(rng: np.random.Generator, rules: Rules, queries: int, keys: int) -> None:
     """Of lengths that are known when the graph runs."""
-    held = operands(rules, rng, queries, keys)
-    check_forms(qkv(rng, queries, keys), rules, held, names={BATCH: "B", queries: "L", keys: "S"})
+    arguments = operands(rules, rng, queries, keys)
+    check_forms(qkv(rng, queries, keys), rules, arguments, names={BATCH: "B", queries: "L", keys: "S"})
 
 
 @pytest.mark.parametrize("opset", [17, 18, 21, 24])
@@ -124,8 +124,8 @@ def test_integers_of_both_widths(rng: np.random.Generator, dtype: str) -> None:
     def rules(offset: Any, key_lengths: Any) -> dict[str, Any]:
         return mask(masks.causal(offset) & masks.padding(key_lengths))
 
-    held = {name: x.astype(dtype) for name, x in operands(rules, rng, *LONGER).items()}
-    check_forms(qkv(rng), rules, held, names={BATCH: "B", 5: "L", 9: "S"})
+    arguments = {name: x.astype(dtype) for name, x in operands(rules, rng, *LONGER).items()}
+    check_forms(qkv(rng), rules, arguments, names={BATCH: "B", 5: "L", 9: "S"})
 
 
 @pytest.mark.parametrize(
@@ -137,20 +137,22 @@ def test_arrays_of_every_shape(rng: np.random.Generator, shape: tuple[int, ...],
     def rules(attn_mask: Any) -> dict[str, Any]:
         return mask(attn_mask if alone else ~masks.dilated(2) | masks.from_array(attn_mask))
 
-    held = {"attn_mask": np.asarray(rng.random(shape) < 0.6)}
-    check_forms(qkv(rng), rules, held, names={BATCH: "B", 5: "L", 9: "S"})
+    arguments = {"attn_mask": np.asarray(rng.random(shape) < 0.6)}
+    check_forms(qkv(rng), rules, arguments, names={BATCH: "B", 5: "L", 9: "S"})
 
 
 @pytest.mark.parametrize("key_heads", [1, 2, 4])
 def test_a_key_is_hidden_for_a_group_of_heads(rng: np.random.Generator, key_heads: int) -> None:
     """Query heads that share a key head attend different keys: what one of them attends must stay."""
-    own = np.zeros((4, 1, 9), bool)
-    own[0, 0, :2], own[1, 0, 1:4], own[3, 0, 6] = True, True, True
+    allowed = np.zeros((4, 1, 9), bool)
+    allowed[0, 0, :2], allowed[1, 0, 1:4], allowed[3, 0, 6] = True, True, True
 
     def rules(attn_mask: Any) -> dict[str, Any]:
         return mask(masks.from_array(attn_mask) & masks.sliding_window(None, 6))
 
-    check_forms(qkv(rng, heads=(4, key_heads)), rules, {"attn_mask": own}, names={BATCH: "B", 5: "L", 9: "S"})
+    check_forms(
+        qkv(rng, heads=(4, key_heads)), rules, {"attn_mask": allowed}, names={BATCH: "B", 5: "L", 9: "S"}
+    )
 
 
 def test_rows_without_keys() -> None:
@@ -160,10 +162,10 @@ def test_rows_without_keys() -> None:
     model = export_attention(q, k, k, masks.causal(-1) & masks.padding(lengths), outputs=("output", "lse"))
     x, y = np.ones((2, 1, 3, 4), np.float32), np.full((2, 1, 5, 4), 2, np.float32)
     y[0], y[1, :, 2:] = np.nan, np.nan
-    found = run(model, {"query": x, "key": y, "value": y, "key_lengths": np.asarray([0, 5])})
-    np.testing.assert_array_equal(found["output"][0], np.zeros((1, 3, 4)))
-    np.testing.assert_array_equal(found["output"][1, 0, :, 0], [0, 2, 2])
-    np.testing.assert_array_equal(np.isneginf(found["lse"][:, 0]), [[True] * 3, [True, False, False]])
+    outputs = run(model, {"query": x, "key": y, "value": y, "key_lengths": np.asarray([0, 5])})
+    np.testing.assert_array_equal(outputs["output"][0], np.zeros((1, 3, 4)))
+    np.testing.assert_array_equal(outputs["output"][1, 0, :, 0], [0, 2, 2])
+    np.testing.assert_array_equal(np.isneginf(outputs["lse"][:, 0]), [[True] * 3, [True, False, False]])
 
 
 def test_verify_of_lengths_beyond_the_run() -> None:

@@ -30,7 +30,7 @@ def jobs() -> list[Job]:
 
 def computed(job: Job, form: str, opset: int, feeds: Outputs) -> dict[str, np.ndarray]:
     model = export_call(job.call, form=form, opset=opset)
-    names = [each.name for each in model.graph.output]
+    names = [graph_output.name for graph_output in model.graph.output]
     with np.errstate(all="ignore"):  # it warns of each row without a key
         outputs = ReferenceEvaluator(model).run(None, dict(feeds))
     return dict(zip(names, outputs, strict=True))
@@ -74,9 +74,9 @@ def test_padding_may_hold_anything(form: str, opset: int, number: float) -> None
     hidden = ~real[:, None, :, None]
     assert hidden.any()
     for names in (["key"], ["value"], ["key", "value"]):
-        held, clean = dict(feeds), dict(feeds)
+        padded, clean = dict(feeds), dict(feeds)
         for name in ("key", "value"):
             clean[name] = np.where(hidden, np.float32(0), feeds[name])
-            held[name] = np.where(hidden, np.float32(number), feeds[name]) if name in names else clean[name]
-        found, wanted = (computed(job, form, opset, each)["output"] for each in (held, clean))
-        np.testing.assert_array_equal(found, wanted)
+            padded[name] = np.where(hidden, np.float32(number), feeds[name]) if name in names else clean[name]
+        result, expected = (computed(job, form, opset, inputs)["output"] for inputs in (padded, clean))
+        np.testing.assert_array_equal(result, expected)

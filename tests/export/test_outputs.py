@@ -60,9 +60,9 @@ def moved(arrays: dict[str, np.ndarray], layout: str) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("outputs", [(name,) for name in EVERY] + [EVERY, ("scores", "output")], ids="-".join)
 def test_outputs(rng: np.random.Generator, outputs: tuple[str, ...], rules: Rules, dtype: str) -> None:
     """In the order that they are asked for."""
-    held = operands(rules, rng, 5, 9, dtype)
+    arguments = operands(rules, rng, 5, 9, dtype)
     names = {BATCH: "B", 5: "L", 9: "S"}
-    check(qkv(rng, dtype=dtype), rules, held, names=names, outputs=outputs, form="primitive")
+    check(qkv(rng, dtype=dtype), rules, arguments, names=names, outputs=outputs, form="primitive")
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
@@ -72,9 +72,9 @@ def test_layouts(rng: np.random.Generator, outputs: tuple[str, ...], name: str, 
     """Each layout beside each rule, each dtype, and each choice of outputs."""
     rules, dtypes = RULES[name], ["float16", "float32", "float64"]
     layout = ["...HLE", "...LHE"][([*RULES].index(name) + dtypes.index(dtype) + len(outputs)) % 2]
-    held = operands(rules, rng, 5, 9, dtype)
+    arguments = operands(rules, rng, 5, 9, dtype)
     arrays = moved(qkv(rng, dtype=dtype), layout)
-    check_forms(arrays, rules, held, names={BATCH: "B", 5: "L", 9: "S"}, outputs=outputs, layout=layout)
+    check_forms(arrays, rules, arguments, names={BATCH: "B", 5: "L", 9: "S"}, outputs=outputs, layout=layout)
 
 
 @pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
@@ -103,9 +103,9 @@ def test_ranks_and_batches(rng: np.random.Generator, shapes: Any, layout: str, f
     def rules(bias: Any) -> dict[str, Any]:
         return {"attn_mask": masks.causal(1), "bias": bias}
 
-    held = {"bias": rng.standard_normal((5, 9)).astype(F)}
-    check_forms(arrays, rules, held, names=names, layout=layout)
-    check_forms(arrays, rules, held, names=names, layout=layout, outputs=("output", "lse"))
+    arguments = {"bias": rng.standard_normal((5, 9)).astype(F)}
+    check_forms(arrays, rules, arguments, names=names, layout=layout)
+    check_forms(arrays, rules, arguments, names=names, layout=layout, outputs=("output", "lse"))
 
 
 @pytest.mark.parametrize("outputs", [("weights",), ("scores",)])
@@ -126,11 +126,11 @@ def test_softmax_in_float64_of_float32(rng: np.random.Generator, form: str) -> N
     arrays = qkv(rng) | {"query": rng.standard_normal((BATCH, 4, 5, 16)).astype(F) * 100}
     specs = [spec(arrays[name], {BATCH: "B", 5: "L", 9: "S"}) for name in ("query", "key", "value")]
     model = export_attention(*specs, softmax_dtype="float64", outputs=("output", "lse"), form=form)
-    found = run(model, arrays)
+    outputs = run(model, arrays)
     wanted = library(arrays, ("output", "lse"), softmax_dtype=np.float64)
-    assert found["lse"].dtype == wanted["lse"].dtype == np.float64
-    np.testing.assert_allclose(found["lse"], wanted["lse"], rtol=1e-14)
-    np.testing.assert_allclose(found["output"], wanted["output"], rtol=0, atol=1e-6)
+    assert outputs["lse"].dtype == wanted["lse"].dtype == np.float64
+    np.testing.assert_allclose(outputs["lse"], wanted["lse"], rtol=1e-14)
+    np.testing.assert_allclose(outputs["output"], wanted["output"], rtol=0, atol=1e-6)
     assert_right(model)
 
 
@@ -155,17 +155,19 @@ def bfloat16_forms(*specs: TensorSpec, **rules: Any) -> Iterator[onnx.ModelProto
 def test_bfloat16(rng: np.random.Generator, rules: Rules, layout: str) -> None:
     """The output is the reference of the inputs, rounded once, where that is finite."""
     arrays = of_bfloat16(qkv(rng))
-    held = of_bfloat16(operands(rules, rng, 5, 9))
+    arguments = of_bfloat16(operands(rules, rng, 5, 9))
     names = {BATCH: "B", 5: "L", 9: "S"}
-    given = rules(**{name: spec(x, names) for name, x in held.items()})
+    argument_specs = rules(**{name: spec(x, names) for name, x in arguments.items()})
     specs = [spec(x, names) for x in moved(arrays, layout).values()]
-    wide = {name: x.astype(F) if x.dtype == BFLOAT16 else x for name, x in held.items()}
+    wide = {name: x.astype(F) if x.dtype == BFLOAT16 else x for name, x in arguments.items()}
     exact = library({name: x.astype(F) for name, x in arrays.items()}, ("output",), **rules(**wide))["output"]
-    for model in bfloat16_forms(*specs, **given, layout=layout):
-        found = run_session(open_session(model, "CPUExecutionProvider"), moved(arrays, layout) | held)["output"]
-        assert found.dtype == BFLOAT16
-        found = moved({"output": found}, layout)["output"]
-        np.testing.assert_allclose(found.astype(F), exact, rtol=2**-8, atol=2**-20)
+    for model in bfloat16_forms(*specs, **argument_specs, layout=layout):
+        output = run_session(open_session(model, "CPUExecutionProvider"), moved(arrays, layout) | arguments)[
+            "output"
+        ]
+        assert output.dtype == BFLOAT16
+        output = moved({"output": output}, layout)["output"]
+        np.testing.assert_allclose(output.astype(F), exact, rtol=2**-8, atol=2**-20)
         assert_right(model)
 
 
@@ -181,13 +183,13 @@ def test_bfloat16_outputs_and_cache(rng: np.random.Generator) -> None:
     }
     pasts = {name: TensorSpec("bfloat16", (1, 2, "P", x.shape[3])) for name, x in past.items()}
     model = export_attention(**specs, **pasts, is_causal=True, outputs=("output", "lse"))
-    found = run_session(open_session(model, "CPUExecutionProvider"), arrays | past)
+    outputs = run_session(open_session(model, "CPUExecutionProvider"), arrays | past)
     whole = np.concatenate([past["past_value"], arrays["value"]], axis=-2)
-    np.testing.assert_array_equal(found["present_value"].view(np.uint16), whole.view(np.uint16))
+    np.testing.assert_array_equal(outputs["present_value"].view(np.uint16), whole.view(np.uint16))
     keys = np.concatenate([past["past_key"], arrays["key"]], axis=-2).astype(np.float64)
     _, lse, _ = reference.attention(arrays["query"], keys, keys, np.tri(2, 7, 5, dtype=bool))
-    np.testing.assert_allclose(found["lse"], lse, rtol=0, atol=2e-6)
-    assert found["lse"].dtype == F
+    np.testing.assert_allclose(outputs["lse"], lse, rtol=0, atol=2e-6)
+    assert outputs["lse"].dtype == F
     assert_right(model)
 
 
@@ -205,6 +207,6 @@ def test_weights_of_a_batch_that_the_values_have(rng: np.random.Generator) -> No
     specs = [spec(arrays[name], {BATCH: "B"}) for name in ("query", "key", "value")]
     model = export_attention(*specs, outputs=("output", "weights", "lse"))
     assert_right(model)
-    found, wanted = run(model, arrays), library(arrays, ("output", "weights", "lse"))
-    wanted["weights"] = np.broadcast_to(wanted["weights"], (BATCH, 4, 5, 9))
-    assert_close(found, wanted)
+    outputs, expected = run(model, arrays), library(arrays, ("output", "weights", "lse"))
+    expected["weights"] = np.broadcast_to(expected["weights"], (BATCH, 4, 5, 9))
+    assert_close(outputs, expected)

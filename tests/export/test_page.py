@@ -64,10 +64,19 @@ def test_needs_nothing_but_itself(report: Report) -> None:
     text = page(report, "a.onnx")
     parsed = Parsed(text)
     assert not {"script", "img", "iframe", "object"} & {tag for tag, _, _ in parsed.elements}
-    named = [each.get(name) for _, each, _ in parsed.elements for name in ("src", "href") if name in each]
+    named = [
+        attributes.get(name)
+        for _, attributes, _ in parsed.elements
+        for name in ("src", "href")
+        if name in attributes
+    ]
     assert named == ["data:,"]  # else a browser asks for an icon
     assert not re.search(r"@import|url\(|https?:|//", text)
-    (policy,) = (each for each, _ in parsed.all("meta") if each.get("http-equiv") == "Content-Security-Policy")
+    (policy,) = (
+        attributes
+        for attributes, _ in parsed.all("meta")
+        if attributes.get("http-equiv") == "Content-Security-Policy"
+    )
     assert str(policy["content"]).startswith("default-src 'none'; style-src 'unsafe-inline'")
 
 
@@ -83,7 +92,7 @@ def contrast(one: str, other: str) -> float:
 
     def luminance(colour: str) -> float:
         digits = colour if len(colour) == 6 else "".join(digit * 2 for digit in colour)
-        channels = [int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+        channels = [int(digits[start : start + 2], 16) / 255 for start in (0, 2, 4)]
         linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
@@ -106,11 +115,11 @@ def test_tables_can_be_read_aloud(report: Report) -> None:
         "Runs, each against the float64 reference",
         "Nodes that ran on another provider than the one asked for",
     ]
-    assert {each["scope"] for each, _ in parsed.all("th")} == {"col", "row"}
-    columns = [text for each, text in parsed.all("th") if each["scope"] == "col"]
+    assert {attributes["scope"] for attributes, _ in parsed.all("th")} == {"col", "row"}
+    columns = [text for attributes, text in parsed.all("th") if attributes["scope"] == "col"]
     assert columns[:8] == ["lengths", "output", "error", "bound", "agrees", "rows", "ms", "peak MB"]
     assert columns[8:] == ["node that fell back", "op", "provider", "asked"]
-    rows = [text for each, text in parsed.all("th") if each["scope"] == "row"]
+    rows = [text for attributes, text in parsed.all("th") if attributes["scope"] == "row"]
     assert rows == [run.inputs for run in report.runs] + ["n"]
     assert parsed.all("html")[0][0] == {"lang": "en"}
     assert len(parsed.all("h1")) == len(parsed.all("main")) == len(parsed.all("title")) == 1
@@ -139,11 +148,11 @@ def test_a_picture_shows_each_run_by_its_length(report: Report) -> None:
         report.runs[0], agreement=replace(report.runs[0].agreement, absolute=float("inf")), longest=9000
     )
     parsed = Parsed(page(replace(report, runs=(far, *report.runs)), "a.onnx"))
-    circles = [each for each, _ in parsed.all("circle")]
+    circles = [attributes for attributes, _ in parsed.all("circle")]
     assert len(circles) == len(report.runs) + 1
-    assert [each["class"] for each in circles].count("beyond") == 1
-    assert float(str(circles[0]["cx"])) > max(float(str(each["cx"])) for each in circles[1:])
-    assert float(str(circles[0]["cy"])) < min(float(str(each["cy"])) for each in circles[1:])
+    assert [attributes["class"] for attributes in circles].count("beyond") == 1
+    assert float(str(circles[0]["cx"])) > max(float(str(attributes["cx"])) for attributes in circles[1:])
+    assert float(str(circles[0]["cy"])) < min(float(str(attributes["cy"])) for attributes in circles[1:])
     ((picture, _),) = parsed.all("svg")
     assert picture["role"] == "img"
     assert str(picture["aria-label"]).endswith("1 are beyond their bound")
@@ -154,7 +163,7 @@ def test_failures_are_named(report: Report) -> None:
     runs = (replace(report.runs[0], agreement=bad, peak_bytes=None), *report.runs[1:])
     parsed = Parsed(page(replace(report, runs=runs, placements=(fallen(),)), "a.onnx", ["one", "another"]))
     assert [text for _, text in parsed.all("li")] == ["one", "another"]
-    marked = [text for each, text in parsed.all("span") if each["class"] == "bad"]
+    marked = [text for attributes, text in parsed.all("span") if attributes["class"] == "bad"]
     assert marked == ["does not hold", "NO", "CPUExecutionProvider"]
     assert "unknown" in [text for _, text in parsed.all("td")]
 
@@ -194,7 +203,7 @@ def test_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(KeyboardInterrupt):
         publish(b"third", path, HTML, overwrite=True)
     assert path.read_text() == "second"
-    assert [each.name for each in tmp_path.iterdir()] == ["r.html"]
+    assert [file.name for file in tmp_path.iterdir()] == ["r.html"]
 
 
 def test_another_writer_is_not_overrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,4 +213,4 @@ def test_another_writer_is_not_overrun(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(FileExistsError, match="`html` must not exist"):
         publish(b"text", path, HTML)
     assert path.read_text() == "mine"
-    assert [each.name for each in tmp_path.iterdir()] == ["r.html"]
+    assert [file.name for file in tmp_path.iterdir()] == ["r.html"]

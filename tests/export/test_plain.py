@@ -67,45 +67,45 @@ each_layout = pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
 @each_layout
 def test_heads_stand_before_lengths(layout: str) -> None:
     arrays = drawn(SHAPES, layout)
-    found = reference_inputs(call_of(arrays, layout), arrays)
+    inputs = reference_inputs(call_of(arrays, layout), arrays)
     for name, shape in SHAPES.items():
-        assert found[name].shape == shape
-    np.testing.assert_array_equal(found["query"], drawn(SHAPES)["query"])
+        assert inputs[name].shape == shape
+    np.testing.assert_array_equal(inputs["query"], drawn(SHAPES)["query"])
 
 
 def test_two_axes_are_left_as_they_are() -> None:
     arrays = drawn({"query": (7, E), "key": (3, E), "value": (3, EV)})
-    found = reference_inputs(call_of(arrays, "...LHE", attn_mask=masks.padding(2)), arrays)
-    assert [found[name].shape for name in ("query", "key", "value")] == [(7, E), (3, E), (3, EV)]
-    np.testing.assert_array_equal(found["attn_mask"], np.broadcast_to(np.arange(3) < 2, (7, 3)))
+    inputs = reference_inputs(call_of(arrays, "...LHE", attn_mask=masks.padding(2)), arrays)
+    assert [inputs[name].shape for name in ("query", "key", "value")] == [(7, E), (3, E), (3, EV)]
+    np.testing.assert_array_equal(inputs["attn_mask"], np.broadcast_to(np.arange(3) < 2, (7, 3)))
 
 
 def test_a_call_of_nothing_but_inputs() -> None:
     arrays = drawn(SHAPES)
-    found = reference_inputs(call_of(arrays), arrays)
-    assert found["attn_mask"] is None
-    assert found["bias"] == ()
-    assert (found["scale"], found["softcap"], found["sinks"]) == (1 / math.sqrt(E), None, None)
+    inputs = reference_inputs(call_of(arrays), arrays)
+    assert inputs["attn_mask"] is None
+    assert inputs["bias"] == ()
+    assert (inputs["scale"], inputs["softcap"], inputs["sinks"]) == (1 / math.sqrt(E), None, None)
 
 
 def test_numbers_and_operands() -> None:
     arrays = drawn(SHAPES)
     sinks, scale = np.arange(4, dtype=F), np.ones((HQ, 1, 1), F)
     call = call_of(arrays, softcap=3.0, sinks=TensorSpec("float32", (HQ,)), scale=scale)
-    found = reference_inputs(call, arrays | {"sinks": sinks})
-    assert found["softcap"] == 3.0
-    np.testing.assert_array_equal(found["sinks"], sinks)
-    np.testing.assert_array_equal(found["scale"], scale)
+    inputs = reference_inputs(call, arrays | {"sinks": sinks})
+    assert inputs["softcap"] == 3.0
+    np.testing.assert_array_equal(inputs["sinks"], sinks)
+    np.testing.assert_array_equal(inputs["scale"], scale)
 
 
 def test_all_masks_hold_and_all_biases_are_added() -> None:
     arrays = drawn(SHAPES | {"key": (B, H, 6, E), "value": (B, H, 6, EV)})
     added = np.arange(6, dtype=F)
     mask, bias = masks.sliding_window(None, 3) & masks.prefix(5), biases.alibi([1.0, 2, 3, 4]) + added
-    found = reference_inputs(call_of(arrays, attn_mask=mask, bias=bias, is_causal=True), arrays)
+    inputs = reference_inputs(call_of(arrays, attn_mask=mask, bias=bias, is_causal=True), arrays)
     i, j = np.ogrid[:NEW, :6]
-    np.testing.assert_array_equal(found["attn_mask"], np.broadcast_to((j <= i) & (j < 5), (B, HQ, NEW, 6)))
-    slopes, array = found["bias"]
+    np.testing.assert_array_equal(inputs["attn_mask"], np.broadcast_to((j <= i) & (j < 5), (B, HQ, NEW, 6)))
+    slopes, array = inputs["bias"]
     distance = -np.asarray([1, 2, 3, 4]).reshape(-1, 1, 1) * np.abs(i - j)
     np.testing.assert_allclose(slopes, np.broadcast_to(distance, (B, HQ, NEW, 6)))
     np.testing.assert_array_equal(array, np.broadcast_to(added, (B, HQ, NEW, 6)))
@@ -113,45 +113,45 @@ def test_all_masks_hold_and_all_biases_are_added() -> None:
 
 def test_leading_axes_broadcast() -> None:
     arrays = drawn({"query": (HQ, 4, E), "key": (H, 6, E), "value": (2, 1, H, 6, EV)})
-    found = reference_inputs(call_of(arrays, is_causal=True), arrays)
-    assert found["attn_mask"].shape == (2, 1, HQ, 4, 6)
+    inputs = reference_inputs(call_of(arrays, is_causal=True), arrays)
+    assert inputs["attn_mask"].shape == (2, 1, HQ, 4, 6)
 
 
 @each_layout
 def test_a_joined_cache(layout: str) -> None:
     case = Cached("joined", layout)
-    found, apart = case.plain(), drawn(SHAPES | CACHE)
+    inputs, apart = case.plain(), drawn(SHAPES | CACHE)
     for name in ("key", "value"):
         np.testing.assert_array_equal(
-            found[name], np.concatenate([apart[f"past_{name}"], apart[name]], axis=-2)
+            inputs[name], np.concatenate([apart[f"past_{name}"], apart[name]], axis=-2)
         )
-    assert found["attn_mask"] is None
+    assert inputs["attn_mask"] is None
 
 
 @each_layout
 def test_a_padded_cache(layout: str) -> None:
     """New tokens behind those that are real, and 0 behind them; only what is real may be attended."""
     case = Cached("padded", layout)
-    found, apart = case.plain(), drawn(SHAPES | CACHE)
+    inputs, apart = case.plain(), drawn(SHAPES | CACHE)
     for name in ("key", "value"):
         for entry, past in enumerate(PAST):
-            rows = found[name][entry]
+            rows = inputs[name][entry]
             np.testing.assert_array_equal(rows[:, :past], apart[f"past_{name}"][entry, :, :past])
             np.testing.assert_array_equal(rows[:, past : past + NEW], apart[name][entry])
             assert not rows[:, past + NEW :].any()
-    np.testing.assert_array_equal(found["attn_mask"], np.broadcast_to(case.real, (B, HQ, NEW, ROOM)))
+    np.testing.assert_array_equal(inputs["attn_mask"], np.broadcast_to(case.real, (B, HQ, NEW, ROOM)))
 
 
 @each_layout
 @each_kind
 def test_what_the_graph_returns_of_a_cache(kind: str, layout: str) -> None:
     case = Cached(kind, layout)
-    given = case.plain()
-    found = expected_cache(case.call, given)
-    assert list(found) == ["present_key", "present_value"]
+    inputs = case.plain()
+    cache = expected_cache(case.call, inputs)
+    assert list(cache) == ["present_key", "present_value"]
     for name in ("key", "value"):
-        array = given[name] if layout == "...HLE" else given[name].swapaxes(-2, -3)
-        np.testing.assert_array_equal(found[f"present_{name}"], array)
+        array = inputs[name] if layout == "...HLE" else inputs[name].swapaxes(-2, -3)
+        np.testing.assert_array_equal(cache[f"present_{name}"], array)
 
 
 def ints(*values: Any) -> np.ndarray:
@@ -216,9 +216,9 @@ def test_masks_count_from_the_place_of_the_tokens(kind: str, name: str) -> None:
 @each_kind
 def test_masks_of_inputs(kind: str) -> None:
     case = Cached(kind, attn_mask=masks.causal(TensorSpec("int64", (B,))))
-    found = case.plain(offset=ints(0, -2, 1))["attn_mask"]
+    allowed = case.plain(offset=ints(0, -2, 1))["attn_mask"]
     wanted = (case.j <= case.i + ints(0, -2, 1).reshape(-1, 1, 1, 1)) & case.real
-    np.testing.assert_array_equal(found, np.broadcast_to(wanted, found.shape))
+    np.testing.assert_array_equal(allowed, np.broadcast_to(wanted, allowed.shape))
 
 
 BIASES: dict[str, tuple[Callable[[int], Any], Callable[[Any, Any], Any]]] = {
@@ -257,9 +257,9 @@ def test_biases_count_from_the_place_of_the_tokens(kind: str, name: str) -> None
     make, added = BIASES[name]
     case = Cached(kind)
     case = Cached(kind, bias=make(case.j.size))
-    (found,) = case.plain()["bias"]
+    (bias,) = case.plain()["bias"]
     wanted = np.where(case.real, added(case.i, case.j), 0)
-    np.testing.assert_allclose(found, np.broadcast_to(wanted, (B, HQ, NEW, case.j.size)), rtol=1e-6)
+    np.testing.assert_allclose(bias, np.broadcast_to(wanted, (B, HQ, NEW, case.j.size)), rtol=1e-6)
 
 
 @each_kind
@@ -267,8 +267,8 @@ def test_a_function_of_the_scores_counts_its_queries_from_there(kind: str) -> No
     case = Cached(kind, bias=biases.from_function(lambda s, b, h, i, j: s + 10 * i + j + 100 * h))
     (function,) = case.plain()["bias"]
     for entry in range(B):
-        found = function(np.zeros(1), np.asarray([entry]), 3, np.asarray([1]), np.asarray([4]))
-        assert found == 10 * (case.past[entry] + 1) + 4 + 300
+        result = function(np.zeros(1), np.asarray([entry]), 3, np.asarray([1]), np.asarray([4]))
+        assert result == 10 * (case.past[entry] + 1) + 4 + 300
 
 
 def test_arguments_of_the_library() -> None:
@@ -283,13 +283,13 @@ def test_arguments_of_the_library() -> None:
         softmax_dtype="float64",
     )
     lengths, bias = ints(1, 2, 0), np.ones(NEW, F)
-    found = library_arguments(call, arrays | {"key_lengths": lengths, "bias": bias})
-    held = found.pop("attn_mask")
-    np.testing.assert_array_equal(held.key_lengths, lengths)
-    np.testing.assert_array_equal(found.pop("bias"), bias)
+    arguments = library_arguments(call, arrays | {"key_lengths": lengths, "bias": bias})
+    padding = arguments.pop("attn_mask")
+    np.testing.assert_array_equal(padding.key_lengths, lengths)
+    np.testing.assert_array_equal(arguments.pop("bias"), bias)
     for name in ("query", "key", "value"):
-        np.testing.assert_array_equal(found.pop(name), arrays[name])
-    assert found == {
+        np.testing.assert_array_equal(arguments.pop(name), arrays[name])
+    assert arguments == {
         "scale": 1 / math.sqrt(E),
         "sinks": None,
         "is_causal": True,
@@ -302,9 +302,9 @@ def test_arguments_of_the_library() -> None:
 def test_inputs_within_a_mask_are_bound() -> None:
     arrays = drawn(SHAPES)
     call = call_of(arrays, attn_mask=masks.causal() | ~masks.padding(TensorSpec("int64", (B,))))
-    found = with_arrays(call.attn_mask, arrays | {"key_lengths": ints(1, 2, 0)})
+    bound_mask = with_arrays(call.attn_mask, arrays | {"key_lengths": ints(1, 2, 0)})
     i, j = np.ogrid[:NEW, :NEW]
     wanted = (j <= i) | (j >= ints(1, 2, 0).reshape(-1, 1, 1, 1))
     np.testing.assert_array_equal(
-        masks.to_array(found, (B, HQ, NEW, NEW)), np.broadcast_to(wanted, (B, HQ, NEW, NEW))
+        masks.to_array(bound_mask, (B, HQ, NEW, NEW)), np.broadcast_to(wanted, (B, HQ, NEW, NEW))
     )

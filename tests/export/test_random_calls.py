@@ -16,18 +16,18 @@ from sdpa_xp_export import export_attention
 
 def drawn(parts: dict[str, Part], rng: np.random.Generator, queries: int, keys: int, dtype: str) -> Arrays:
     """The operands of a call, by the names of the inputs."""
-    held: Arrays = {}
+    arguments: Arrays = {}
 
     def give(name: str) -> np.ndarray:
-        held[name] = operand(name, rng, queries, keys, dtype)
-        return held[name]
+        arguments[name] = operand(name, rng, queries, keys, dtype)
+        return arguments[name]
 
     taken_in_order(parts, give)
-    return held
+    return arguments
 
 
 def as_rules(parts: dict[str, Part]) -> Rules:
-    return lambda **held: taken_in_order(parts, held.__getitem__)
+    return lambda **arguments: taken_in_order(parts, arguments.__getitem__)
 
 
 @pytest.fixture(autouse=True)
@@ -60,11 +60,11 @@ def test_calls(
     seed: int,
 ) -> None:
     rng = np.random.default_rng(seed)
-    arrays, held = qkv(rng, *lengths, heads=heads, dtype=dtype), drawn(parts, rng, *lengths, dtype)
+    arrays, arguments = qkv(rng, *lengths, heads=heads, dtype=dtype), drawn(parts, rng, *lengths, dtype)
     if layout != "...HLE":
         arrays = {name: x.swapaxes(-2, -3) for name, x in arrays.items()}
     names = {} if fixed else {BATCH: "B", lengths[1]: "S"} | ({lengths[0]: "L"} if lengths[0] > 1 else {})
-    check(arrays, as_rules(parts), held, names=names, form=form, layout=layout, outputs=outputs)
+    check(arrays, as_rules(parts), arguments, names=names, form=form, layout=layout, outputs=outputs)
 
 
 @pytest.mark.parametrize("form", ["auto", "tiled", "primitive"])
@@ -82,13 +82,15 @@ def test_calls_with_a_cache(
     queries, before = tokens
     arrays, past = qkv(rng, queries, queries, heads=heads), qkv(rng, queries, before, heads=heads)
     past = {f"past_{name}": past[name] for name in ("key", "value")}
-    held = drawn(parts, rng, queries, before + queries, "float32")
-    held |= {name: np.minimum(x, before + queries) for name, x in held.items() if name.startswith("key_l")}
+    arguments = drawn(parts, rng, queries, before + queries, "float32")
+    arguments |= {
+        name: np.minimum(x, before + queries) for name, x in arguments.items() if name.startswith("key_l")
+    }
     rules = as_rules(parts)
-    rules_given = rules(**{name: spec(x, {}) for name, x in held.items()})
+    rules_given = rules(**{name: spec(x, {}) for name, x in arguments.items()})
     specs = {name: spec(x, {}) for name, x in (arrays | past).items()}
     model = export_attention(**specs, **rules_given, form=form)
     whole = {name: np.concatenate([past[f"past_{name}"], arrays[name]], axis=-2) for name in ("key", "value")}
-    wanted = KVCache(**whole).attend(arrays["query"], **({"is_causal": False} | rules(**held)))
-    np.testing.assert_allclose(run(model, arrays | past | held)["output"], wanted, rtol=0, atol=2e-5)
+    wanted = KVCache(**whole).attend(arrays["query"], **({"is_causal": False} | rules(**arguments)))
+    np.testing.assert_allclose(run(model, arrays | past | arguments)["output"], wanted, rtol=0, atol=2e-5)
     assert_right(model, **held_by(rules_given))

@@ -52,8 +52,8 @@ def test_the_textbook_formula_means_the_same(case: str) -> None:
     for seed in range(3):
         inputs = random_inputs(call, LENGTHS, np.random.default_rng(seed))
         expected = expected_output(call, inputs, "float64")
-        exact, own = expected.reference, expected.textbook
-        np.testing.assert_allclose(own, exact, rtol=0, atol=1e-14)
+        exact, rounded = expected.reference, expected.textbook
+        np.testing.assert_allclose(rounded, exact, rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
@@ -63,10 +63,10 @@ def test_the_bound_is_a_matter_of_rounding(case: str, dtype: str) -> None:
     call = features(dtype)[case].call
     inputs = random_inputs(call, LENGTHS, np.random.default_rng(0))
     expected = expected_output(call, inputs, dtype)
-    exact, own = expected.reference, expected.textbook
-    found = judge(own, exact, own, dtype)
-    assert found.bound < 64 * EPS[dtype] * np.max(np.abs(exact[np.isfinite(exact)]))
-    assert not judge(np.zeros_like(own), exact, own, dtype).agrees
+    exact, rounded = expected.reference, expected.textbook
+    agreement = judge(rounded, exact, rounded, dtype)
+    assert agreement.bound < 64 * EPS[dtype] * np.max(np.abs(exact[np.isfinite(exact)]))
+    assert not judge(np.zeros_like(rounded), exact, rounded, dtype).agrees
 
 
 def test_by_hand() -> None:

@@ -32,8 +32,8 @@ def ints(*shape: int | str) -> TensorSpec:
     return TensorSpec("int64", shape)
 
 
-def export(query: TensorSpec = X, **given: Any) -> onnx.ModelProto:
-    return export_attention(query, query, query, **given)
+def export(query: TensorSpec = X, **options: Any) -> onnx.ModelProto:
+    return export_attention(query, query, query, **options)
 
 
 def to_five_rows(x: Any) -> Any:
@@ -287,7 +287,7 @@ ARGUMENTS = [
 def test_an_odd_object_is_refused_by_name(
     function: Callable[..., Any], name: str, valid: dict[str, Any]
 ) -> None:
-    given = valid | ({"model": export(form="primitive")} if "model" in valid else {}) | {name: Odd()}
-    inputs = [given.pop("layer"), X] if function is to_onnx else []
+    arguments = valid | ({"model": export(form="primitive")} if "model" in valid else {}) | {name: Odd()}
+    inputs = [arguments.pop("layer"), X] if function is to_onnx else []
     with pytest.raises((TypeError, ValueError), match=rf"^[\w.]+: .*`{name}\b.*Odd"):
-        function(*inputs, **given)
+        function(*inputs, **arguments)

@@ -37,13 +37,13 @@ def call(*, layout: str = "...HLE", dtype: str = "float32", **rules: Any) -> Exp
     return checked_call("test", *specs, ExportOptions(layout=layout, **rules))
 
 
-def drawn(given: ExportCall, size: float = 1.0, seed: int = 0, **lengths: int) -> dict[str, Any]:
-    return random_inputs(given, LENGTHS | lengths, np.random.default_rng(seed), size)
+def drawn(export_call: ExportCall, size: float = 1.0, seed: int = 0, **lengths: int) -> dict[str, Any]:
+    return random_inputs(export_call, LENGTHS | lengths, np.random.default_rng(seed), size)
 
 
 def test_shapes_and_dtypes() -> None:
-    given = call(dtype="float16", attn_mask=spec("B", 1, "L", "S", dtype="bool"), sinks=spec(4))
-    arrays = drawn(given)
+    export_call = call(dtype="float16", attn_mask=spec("B", 1, "L", "S", dtype="bool"), sinks=spec(4))
+    arrays = drawn(export_call)
     assert {name: (x.dtype.name, x.shape) for name, x in arrays.items()} == {
         "query": ("float16", (3, 4, 7, 16)),
         "key": ("float16", (3, 2, 11, 16)),
@@ -62,17 +62,17 @@ def test_one_seed_draws_one_sample() -> None:
 @pytest.mark.parametrize("scale", [None, 3.0, -0.02, 40.0])
 @pytest.mark.parametrize("size", [1.0, LARGE])
 def test_scores_are_of_the_size_that_is_asked_for(scale: float | None, size: float) -> None:
-    given = call(scale=scale)
-    arrays = drawn(given, size, B=30, L=40)
+    export_call = call(scale=scale)
+    arrays = drawn(export_call, size, B=30, L=40)
     key = np.repeat(arrays["key"], 2, axis=1)
-    scores = arrays["query"] @ key.swapaxes(-1, -2) * given.scale
+    scores = arrays["query"] @ key.swapaxes(-1, -2) * export_call.scale
     assert np.std(scores) == pytest.approx(size, rel=0.1)
 
 
-@pytest.mark.parametrize(("scale", "own"), [(0.0, 1.0), (spec(4, 1, 1), 4.0)])
-def test_a_scale_that_is_0_or_an_input_counts_for_1(scale: Any, own: float) -> None:
+@pytest.mark.parametrize(("scale", "factor"), [(0.0, 1.0), (spec(4, 1, 1), 4.0)])
+def test_a_scale_that_is_0_or_an_input_counts_for_1(scale: Any, factor: float) -> None:
     arrays = drawn(call(scale=scale), B=30, L=40)
-    assert np.std(arrays["query"]) == pytest.approx(1 / own, rel=0.1)
+    assert np.std(arrays["query"]) == pytest.approx(1 / factor, rel=0.1)
 
 
 class TestMasksOfPairs:
@@ -136,8 +136,8 @@ class TestIntegers:
             assert set(lengths) == set(range(most + 1))
 
     def test_one_length_for_all(self) -> None:
-        found = {int(drawn(call(attn_mask=masks.prefix(ints())), seed=seed)["length"]) for seed in range(60)}
-        assert found == set(range(12))
+        result = {int(drawn(call(attn_mask=masks.prefix(ints())), seed=seed)["length"]) for seed in range(60)}
+        assert result == set(range(12))
 
     def test_offsets_reach_beyond_both_ends(self) -> None:
         rules = {"attn_mask": masks.causal(ints("B"))}
@@ -190,62 +190,62 @@ class TestPoison:
 
     @pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
     def test_padding(self, layout: str) -> None:
-        given = call(layout=layout, attn_mask=masks.padding(ints("B")))
-        arrays = drawn(given)
+        export_call = call(layout=layout, attn_mask=masks.padding(ints("B")))
+        arrays = drawn(export_call)
         arrays["key_lengths"] = np.asarray([4, 0, 11])
-        found = poison(given, arrays)
+        poisoned = poison(export_call, arrays)
         for name in ("key", "value"):
-            array = found[name] if layout == "...HLE" else found[name].swapaxes(1, 2)
+            array = poisoned[name] if layout == "...HLE" else poisoned[name].swapaxes(1, 2)
             for entry, real in enumerate((4, 0, 11)):
                 assert np.isnan(array[entry, :, real:]).all()
                 assert np.isfinite(array[entry, :, :real]).all()
             assert np.isfinite(arrays[name]).all()
-        assert np.isfinite(found["query"]).all()
+        assert np.isfinite(poisoned["query"]).all()
 
     def test_a_key_that_one_head_of_the_group_attends_is_kept(self) -> None:
-        given = call(attn_mask=spec(4, "L", "S", dtype="bool"))
-        arrays = drawn(given)
+        export_call = call(attn_mask=spec(4, "L", "S", dtype="bool"))
+        arrays = drawn(export_call)
         allowed = np.zeros((4, 7, 11), bool)
         allowed[1, 2, 5], allowed[2, :, 6] = True, True  # of key head 0, and of key head 1
-        found = poison(given, arrays | {"attn_mask": allowed})["key"]
-        seen = np.isfinite(found).all(axis=-1)
-        assert [list(np.flatnonzero(seen[0, head])) for head in (0, 1)] == [[5], [6]]
-        assert np.isnan(found).all(axis=-1).sum() == 3 * 20
+        key = poison(export_call, arrays | {"attn_mask": allowed})["key"]
+        is_kept = np.isfinite(key).all(axis=-1)
+        assert [list(np.flatnonzero(is_kept[0, head])) for head in (0, 1)] == [[5], [6]]
+        assert np.isnan(key).all(axis=-1).sum() == 3 * 20
 
     def test_what_a_bias_masks(self) -> None:
-        given = call(bias=spec("S"))
+        export_call = call(bias=spec("S"))
         added = np.zeros(11, np.float32)
         added[[1, 10]] = -np.inf, np.finfo(np.float32).min
-        found = poison(given, drawn(given) | {"bias": added})["value"]
-        assert list(np.flatnonzero(np.isnan(found[0, 0, :, 0]))) == [1]
+        value = poison(export_call, drawn(export_call) | {"bias": added})["value"]
+        assert list(np.flatnonzero(np.isnan(value[0, 0, :, 0]))) == [1]
 
     def test_a_mask_and_a_bias_together(self) -> None:
-        given = call(attn_mask=spec("S", dtype="bool"), bias=spec("S"))
+        export_call = call(attn_mask=spec("S", dtype="bool"), bias=spec("S"))
         allowed, added = np.arange(11) < 6, np.where(np.arange(11) > 3, 0, -np.inf).astype(np.float32)
-        found = poison(given, drawn(given) | {"attn_mask": allowed, "bias": added})["key"]
-        assert list(np.flatnonzero(np.isfinite(found[0, 0, :, 0]))) == [4, 5]
+        key = poison(export_call, drawn(export_call) | {"attn_mask": allowed, "bias": added})["key"]
+        assert list(np.flatnonzero(np.isfinite(key[0, 0, :, 0]))) == [4, 5]
 
     def test_an_array_for_all_entries_has_it_where_none_reads(self) -> None:
         shapes = [spec("B", 4, "L", 16), spec(1, 2, "S", 16), spec(2, "S", 5)]
-        given = checked_call("test", *shapes, ExportOptions(attn_mask=masks.padding(ints("B"))))
-        arrays = drawn(given) | {"key_lengths": np.asarray([4, 8, 2])}
-        found = poison(given, arrays)
+        export_call = checked_call("test", *shapes, ExportOptions(attn_mask=masks.padding(ints("B"))))
+        arrays = drawn(export_call) | {"key_lengths": np.asarray([4, 8, 2])}
+        result = poison(export_call, arrays)
         for name in ("key", "value"):
-            array = found[name].reshape(2, 11, -1)
+            array = result[name].reshape(2, 11, -1)
             assert np.isnan(array[:, 8:]).all()
             assert np.isfinite(array[:, :8]).all()
 
     def test_two_axes(self) -> None:
-        given = checked_call(
+        export_call = checked_call(
             "test", spec("L", 16), spec("S", 16), spec("S", 5), ExportOptions(attn_mask=masks.padding(4))
         )
-        found = poison(given, drawn(given))
-        assert list(np.flatnonzero(np.isfinite(found["key"][:, 0]))) == [0, 1, 2, 3]
+        result = poison(export_call, drawn(export_call))
+        assert list(np.flatnonzero(np.isfinite(result["key"][:, 0]))) == [0, 1, 2, 3]
 
     def test_a_cache_is_left_as_it_is(self) -> None:
-        given = cached()
-        arrays = drawn(given)
-        assert poison(given, arrays) is arrays
+        export_call = cached()
+        arrays = drawn(export_call)
+        assert poison(export_call, arrays) is arrays
 
 
 class TestLengths:
@@ -256,8 +256,8 @@ class TestLengths:
         assert ones == {"B": 1, "L": 1, "S": 1}
 
     def test_fixed_lengths_are_run_three_times_too(self) -> None:
-        given = checked_call("test", *[spec(2, 3, 4)] * 3, ExportOptions())
-        assert list(several_lengths(given)) == [{}, {}, {}]
+        export_call = checked_call("test", *[spec(2, 3, 4)] * 3, ExportOptions())
+        assert list(several_lengths(export_call)) == [{}, {}, {}]
 
     def test_a_padded_cache_has_room(self) -> None:
         for lengths in several_lengths(cached()):
@@ -269,9 +269,11 @@ class TestLengths:
             assert set(lengths.values()) <= {1, 2, 3, 5, 7, 9}
 
 
-def tried(given: ExportCall) -> list[Trial]:
+def tried(export_call: ExportCall) -> list[Trial]:
     rng = np.random.default_rng(0)
-    return list(trials(given, short_settings(given), rng, computed_in=given.accumulation_dtype))
+    return list(
+        trials(export_call, short_settings(export_call), rng, computed_in=export_call.accumulation_dtype)
+    )
 
 
 def test_inputs_are_poisoned_and_what_is_expected_is_not() -> None:
@@ -291,8 +293,8 @@ def test_large_scores_have_no_exponential_in_float32() -> None:
 
 def test_magnitudes_are_no_smaller_than_what_they_belong_to() -> None:
     """Else a rounding of the largest term would not be covered."""
-    given = call(bias=spec("L", "S"), outputs=("output", "weights", "scores"))
-    for trial in tried(given):
+    export_call = call(bias=spec("L", "S"), outputs=("output", "weights", "scores"))
+    for trial in tried(export_call):
         for expected in trial.expected.values():
             known = np.isfinite(expected.reference)
             assert (expected.magnitude[known] >= np.abs(expected.reference[known]) * (1 - 1e-9)).all()
@@ -300,10 +302,10 @@ def test_magnitudes_are_no_smaller_than_what_they_belong_to() -> None:
 
 @pytest.mark.parametrize("end", ["least integers", "most integers"])
 def test_integers_at_their_ends(end: Any) -> None:
-    given = call(attn_mask=masks.padding(ints("B")) & masks.causal(ints("B")) & masks.prefix(ints("B")))
-    arrays = random_inputs(given, LENGTHS, np.random.default_rng(0), operands=end)
-    found = [set(arrays[name].tolist()) for name in ("key_lengths", "offset", "length")]
-    assert found == ([{0}, {-(2**29)}, {0}] if end == "least integers" else [{11}, {2**29}, {2**29}])
+    export_call = call(attn_mask=masks.padding(ints("B")) & masks.causal(ints("B")) & masks.prefix(ints("B")))
+    arrays = random_inputs(export_call, LENGTHS, np.random.default_rng(0), operands=end)
+    numbers = [set(arrays[name].tolist()) for name in ("key_lengths", "offset", "length")]
+    assert numbers == ([{0}, {-(2**29)}, {0}] if end == "least integers" else [{11}, {2**29}, {2**29}])
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int32", "int64", "uint8", "uint64"])
@@ -325,16 +327,16 @@ def test_documents_at_the_end_of_their_dtype(dtype: str) -> None:
 
 @pytest.mark.parametrize("allowed", [False, True])
 def test_a_mask_of_one_value(allowed: bool) -> None:
-    given = call(attn_mask=TensorSpec("bool", ("L", "S")))
-    arrays = random_inputs(given, LENGTHS, np.random.default_rng(0), operands=f"mask of {allowed}")
+    export_call = call(attn_mask=TensorSpec("bool", ("L", "S")))
+    arrays = random_inputs(export_call, LENGTHS, np.random.default_rng(0), operands=f"mask of {allowed}")
     assert (arrays["attn_mask"] == allowed).all()
 
 
 def test_values_biases_and_sinks_grow_with_the_scores() -> None:
     """And keys, beside the largest; what is infinite, or the smallest number, stays."""
-    given = call(bias=spec("L", "S"), sinks=spec(4))
+    export_call = call(bias=spec("L", "S"), sinks=spec(4))
     plain, large, huge = (
-        random_inputs(given, LENGTHS, np.random.default_rng(0), size) for size in (1, 100, 3e4)
+        random_inputs(export_call, LENGTHS, np.random.default_rng(0), size) for size in (1, 100, 3e4)
     )
     for name in ("value", "bias", "sinks"):
         ordinary = np.abs(plain[name]) < 1e4
@@ -348,7 +350,7 @@ def test_values_biases_and_sinks_grow_with_the_scores() -> None:
 @pytest.mark.parametrize("name", ["query", "key", "value"])
 def test_a_nan_that_is_attended_stands_in_the_middle(name: str) -> None:
     arrays = random_inputs(call(), LENGTHS, np.random.default_rng(0))
-    found = with_nan(call(), arrays, name)
-    ((*_, head, row, _),) = np.argwhere(np.isnan(found[name]))
+    poisoned = with_nan(call(), arrays, name)
+    ((*_, head, row, _),) = np.argwhere(np.isnan(poisoned[name]))
     assert (head, row) == (arrays[name].shape[1] - 1, arrays[name].shape[2] // 2)
     assert not np.isnan(arrays[name]).any()

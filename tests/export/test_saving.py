@@ -57,7 +57,7 @@ def assert_one_model(folder: Path, number: float) -> None:
     """`a.onnx` with its data file, and nothing else."""
     assert number_in(folder / "a.onnx") == number
     model = onnx.load(folder / "a.onnx", load_external_data=False)
-    (location,) = (each.value for each in model.graph.initializer[0].external_data if each.key == "location")
+    (location,) = (entry.value for entry in model.graph.initializer[0].external_data if entry.key == "location")
     assert names(folder) == ["a.onnx", location]
 
 
@@ -143,17 +143,17 @@ def test_what_a_killed_save_has_left_goes_with_a_later_one(
     if overwrite:
         save(filled(1), folder / "a.onnx", external_above=0)
     assert dying(tmp_path / "in.onnx", folder / "a.onnx", step, overwrite) == -signal.SIGKILL
-    found = number_in(folder / "a.onnx") if (folder / "a.onnx").exists() else None
-    assert found in ((1, 2) if overwrite else (None, 2))
+    number = number_in(folder / "a.onnx") if (folder / "a.onnx").exists() else None
+    assert number in ((1, 2) if overwrite else (None, 2))
     save(filled(3), folder / later, external_above=0, overwrite=(folder / later).exists())
     if later == "b.onnx":
         assert number_in(folder / "b.onnx") == 3
         for file in folder.glob("b.onnx*"):
             file.unlink()
-        if found is None:
+        if number is None:
             assert names(folder) == []
             return
-    assert_one_model(folder, 3 if later == "a.onnx" else found or 0)
+    assert_one_model(folder, 3 if later == "a.onnx" else number or 0)
 
 
 PAUSED = """
@@ -174,8 +174,8 @@ save(onnx.load(model), target, overwrite=True, external_above=0)
 """
 
 
-@pytest.mark.parametrize("at", [1, 2])
-def test_files_of_a_save_that_runs_are_left(tmp_path: Path, at: int) -> None:
+@pytest.mark.parametrize("step_number", [1, 2])
+def test_files_of_a_save_that_runs_are_left(tmp_path: Path, step_number: int) -> None:
     """Two saves meanwhile, of the same file and of another; then it goes on, and is the last."""
     folder = tmp_path / "out"
     folder.mkdir()
@@ -186,7 +186,7 @@ def test_files_of_a_save_that_runs_are_left(tmp_path: Path, at: int) -> None:
         assert process.stdin is not None
         for step in (1, 2):
             assert process.stdout.readline() == "writing\n"
-            if step == at:
+            if step == step_number:
                 before = names(folder)
                 save(filled(1), folder / "a.onnx", external_above=0)
                 save(filled(4), folder / "b.onnx")
@@ -304,10 +304,10 @@ def test_what_replaces_a_file_has_its_mode(tmp_path: Path, mode: int, external_a
 def test_nobody_reads_what_replaces_a_private_file_before_it_has_its_mode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = []
+    modes = []
 
     def looking(file: int | Path, mode: int) -> None:
-        seen.append(os.stat(file).st_mode & 0o777)
+        modes.append(os.stat(file).st_mode & 0o777)
         chmod(file, mode)
 
     chmod = os.chmod
@@ -315,7 +315,7 @@ def test_nobody_reads_what_replaces_a_private_file_before_it_has_its_mode(
     path.chmod(0o640)
     monkeypatch.setattr(os, "chmod", looking)
     save(filled(2), path, overwrite=True, external_above=0)
-    assert seen == [0o600, 0o600]
+    assert modes == [0o600, 0o600]
 
 
 def linked(folder: Path, target: Path) -> Path:
@@ -380,11 +380,11 @@ PATHS: dict[str, tuple[Any, type[Exception], str]] = {
 
 @pytest.mark.parametrize("path", PATHS)
 def test_paths_that_name_no_file(path: str) -> None:
-    given, error, words = PATHS[path]
+    bad_path, error, words = PATHS[path]
     with pytest.raises(error, match=f"^save: `path` {words.format(name='path')}"):
-        save(MODEL, given)
+        save(MODEL, bad_path)
     with pytest.raises(error, match=f"^verify: `model` {words.format(name='model')}"):
-        verify(given)
+        verify(bad_path)
 
 
 def test_a_model_that_refers_to_files_is_asked_for_by_path(tmp_path: Path) -> None:
@@ -399,9 +399,9 @@ def test_a_model_that_refers_to_files_is_asked_for_by_path(tmp_path: Path) -> No
         "save": lambda model: save(model, tmp_path / "b.onnx"),
     }
     for name, call in calls.items():
-        for each in (model, nested):
+        for some_model in (model, nested):
             with pytest.raises(ValueError, match=f"^{name}: {words}"):
-                call(each)
+                call(some_model)
 
 
 def test_an_object_may_name_a_file(tmp_path: Path) -> None:
@@ -411,7 +411,7 @@ def test_an_object_may_name_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argument", "given", "words"),
+    ("argument", "value", "words"),
     [
         ("overwrite", "no", "`overwrite` must be True or False; got overwrite='no'"),
         ("overwrite", None, "`overwrite` must be True or False; got overwrite=None"),
@@ -422,12 +422,12 @@ def test_an_object_may_name_a_file(tmp_path: Path) -> None:
     ],
 )
 def test_arguments_are_checked_before_anything_is_written(
-    tmp_path: Path, argument: str, given: Any, words: str
+    tmp_path: Path, argument: str, value: Any, words: str
 ) -> None:
     """A text is no answer to whether a file may be replaced."""
     path = tmp_path / "a.onnx"
     path.write_bytes(b"before")
     with pytest.raises(TypeError, match=f"^save: {re.escape(words)}"):
-        save(MODEL, path, **{"overwrite": True, argument: given})
+        save(MODEL, path, **{"overwrite": True, argument: value})
     assert path.read_bytes() == b"before"
-    assert [each.name for each in tmp_path.iterdir()] == ["a.onnx"]
+    assert [file.name for file in tmp_path.iterdir()] == ["a.onnx"]

@@ -47,13 +47,13 @@ def attending(x: Any, attn_mask: Any = None, weight: Any = WEIGHT, out: Any = OU
 
 def run(model: onnx.ModelProto, **inputs: np.ndarray) -> list[np.ndarray]:
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    found: list[np.ndarray] = session.run(None, inputs)
-    return found
+    outputs: list[np.ndarray] = session.run(None, inputs)
+    return outputs
 
 
-def held(name: str, model: onnx.ModelProto) -> np.ndarray:
-    (found,) = (each for each in model.graph.initializer if each.name == name)
-    return np.asarray(onnx.numpy_helper.to_array(found))
+def initializer_of(name: str, model: onnx.ModelProto) -> np.ndarray:
+    (initializer,) = (tensor for tensor in model.graph.initializer if tensor.name == name)
+    return np.asarray(onnx.numpy_helper.to_array(initializer))
 
 
 def drawn(*shape: int) -> np.ndarray:
@@ -63,9 +63,9 @@ def drawn(*shape: int) -> np.ndarray:
 def assert_agrees(result: np.ndarray, function: Callable[..., Any], *arrays: Any) -> None:
     """`result` is what `function` gives in float64, up to twice what it is off by in float32."""
     wide = [x.astype(np.float64) if x.dtype.kind == "f" else x for x in arrays]
-    exact, own = np.asarray(function(*wide), np.float64), np.asarray(function(*arrays))
+    exact, rounded = np.asarray(function(*wide), np.float64), np.asarray(function(*arrays))
     assert result.shape == exact.shape
-    assert judge(result, exact, own, "float32").agrees
+    assert judge(result, exact, rounded, "float32").agrees
 
 
 @pytest.mark.parametrize("form", ["auto", "attention", "primitive", "tiled"])
@@ -73,14 +73,14 @@ def test_projections_and_attention(form: str) -> None:
     model, x = to_onnx(attending, X, form=form), drawn(2, 7, 16)
     (output,) = run(model, x=x)
     assert_agrees(output, lambda x: attending(x, weight=WEIGHT.astype(x.dtype), out=OUT.astype(x.dtype)), x)
-    (chosen,) = json.loads({each.key: each.value for each in model.metadata_props}["sdpa_xp.forms"])
+    (chosen,) = json.loads({entry.key: entry.value for entry in model.metadata_props}["sdpa_xp.forms"])
     assert form in ("auto", chosen["form"])
 
 
 @pytest.mark.parametrize("opset", [17, 18, 23, 24])
 def test_opsets(opset: int) -> None:
     model, x = to_onnx(attending, X, opset=opset, is_causal=True), drawn(2, 5, 16)
-    assert [each.version for each in model.opset_import if each.domain == ""] == [opset]
+    assert [entry.version for entry in model.opset_import if entry.domain == ""] == [opset]
     assert_agrees(run(model, x=x)[0], lambda x: attending(x, is_causal=True), x)
 
 
@@ -88,7 +88,7 @@ def test_arguments_are_inputs_and_rules() -> None:
     """A mask of specs becomes an input; what holds no spec is passed as it is."""
     padding = masks.padding(TensorSpec("int64", ("B",)))
     model = to_onnx(attending, X, padding, is_causal=True, scale=0.3)
-    assert [each.name for each in model.graph.input] == ["x", "key_lengths"]
+    assert [graph_input.name for graph_input in model.graph.input] == ["x", "key_lengths"]
     x, lengths = drawn(3, 6, 16), np.asarray([6, 0, 2])
     (output,) = run(model, x=x, key_lengths=lengths)
     rules: dict[str, Any] = {"is_causal": True, "scale": 0.3}
@@ -119,8 +119,8 @@ def test_every_function_of_the_library() -> None:
         return {**state._asdict(), "weights": weights, "scores": scores, "jax": layout}
 
     x = drawn(3, 5, 16)
-    found = run(to_onnx(layer, X), x=x)
-    for result, expected in zip(found, layer(x).values(), strict=True):
+    outputs = run(to_onnx(layer, X), x=x)
+    for result, expected in zip(outputs, layer(x).values(), strict=True):
         np.testing.assert_allclose(result, expected, rtol=0, atol=8 * 2**-23 * np.abs(expected).max())
 
 
@@ -154,12 +154,12 @@ class Layer(NamedTuple):
 @pytest.mark.parametrize("module", ["numpy", "torch", "jax.numpy", "array_api_strict", "dask.array"])
 def test_weights_of_any_library_are_held_once_under_their_names(module: str) -> None:
     xp = pytest.importorskip(module)
-    layer = Layer(*(xp.asarray(each) for each in (WEIGHT, OUT)))
+    layer = Layer(*(xp.asarray(weight) for weight in (WEIGHT, OUT)))
     model, x = to_onnx(layer, X), drawn(2, 5, 16)
-    floats = [each.name for each in model.graph.initializer if len(each.raw_data) > 512]
+    floats = [tensor.name for tensor in model.graph.initializer if len(tensor.raw_data) > 512]
     assert floats == ["weight", "out"]
-    np.testing.assert_array_equal(held("weight", model), WEIGHT)
-    np.testing.assert_array_equal(held("out", model), OUT)
+    np.testing.assert_array_equal(initializer_of("weight", model), WEIGHT)
+    np.testing.assert_array_equal(initializer_of("out", model), OUT)
     assert_agrees(run(model, x=x)[0], lambda x: Layer(WEIGHT.astype(x.dtype), OUT.astype(x.dtype))(x), x)
 
 
@@ -174,7 +174,7 @@ def test_an_array_may_stand_on_the_left(module: str) -> None:
 def test_weights_may_be_learned() -> None:
     torch = pytest.importorskip("torch")
     weight = torch.nn.Parameter(torch.asarray(OUT))
-    np.testing.assert_array_equal(held("weight_0", to_onnx(lambda x: weight @ x.mT, X)), OUT)
+    np.testing.assert_array_equal(initializer_of("weight_0", to_onnx(lambda x: weight @ x.mT, X)), OUT)
 
 
 def test_a_weight_named_as_an_input_is_another_value() -> None:
@@ -192,25 +192,27 @@ def test_a_weight_named_as_an_input_is_another_value() -> None:
 def test_an_input_may_have_any_name(name: str) -> None:
     """Also one that a constant, a node or a weight without a name would get."""
 
-    def layer(**given: Any) -> Any:
-        (x,) = given.values()
+    def layer(**inputs: Any) -> Any:
+        (x,) = inputs.values()
         return (x + 1.0) * 2.0 + x * np.full(16, 3, np.float32)
 
     model = to_onnx(layer, **{name: X})
     x = np.ones((1, 2, 16), np.float32)
-    (found,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {model.graph.input[0].name: x})
-    np.testing.assert_array_equal(found, layer(x=x))
+    (output,) = onnxruntime.InferenceSession(model.SerializeToString()).run(
+        None, {model.graph.input[0].name: x}
+    )
+    np.testing.assert_array_equal(output, layer(x=x))
 
 
 def test_specs_in_a_list() -> None:
     model = to_onnx(lambda arrays: arrays[0] + arrays[1], [X, X])
-    assert [each.name for each in model.graph.input] == ["arrays", "arrays_1"]
+    assert [graph_input.name for graph_input in model.graph.input] == ["arrays", "arrays_1"]
 
 
 def test_weights_go_to_a_file_beside_the_model(tmp_path: Any) -> None:
     """Complete before the model has its name; onnxruntime reads it from there."""
     path = save(to_onnx(attending, X), tmp_path / "layer.onnx", external_above=1000)
-    (data,) = (each for each in tmp_path.iterdir() if each.suffix == ".data")
+    (data,) = (file for file in tmp_path.iterdir() if file.suffix == ".data")
     assert data.stat().st_size >= WEIGHT.nbytes + OUT.nbytes
     assert path.stat().st_size < WEIGHT.nbytes * 4
     assert path.stat().st_mtime_ns >= data.stat().st_mtime_ns
@@ -271,7 +273,7 @@ def test_functions_of_the_standard(name: str) -> None:
     model, x = to_onnx(function, X), drawn(3, 5, 16)
     assert_agrees(run(model, x=x)[0], function, x)
     (output,) = model.graph.output
-    shape = [each.dim_value or each.dim_param for each in output.type.tensor_type.shape.dim]
+    shape = [axis.dim_value or axis.dim_param for axis in output.type.tensor_type.shape.dim]
     assert len(shape) == run(model, x=x)[0].ndim
 
 

@@ -48,11 +48,11 @@ def run(model: onnx.ModelProto, **arrays: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def chosen(model: onnx.ModelProto) -> str:
-    metadata = {each.key: each.value for each in model.metadata_props}
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
     return str(json.loads(metadata["sdpa_xp.forms"])[0]["form"])
 
 
-def of(query: Any, rules: dict[str, Any]) -> dict[str, Any]:
+def as_arrays(query: Any, rules: dict[str, Any]) -> dict[str, Any]:
     """The rules with an array for a list of numbers, of the dtype of the query."""
     xp = array_api_compat.array_namespace(query)
     return {
@@ -64,7 +64,7 @@ def stepping(rotary: Rotary | None = None, layout: Any = "...HLE", **rules: Any)
     def step(query: Any, key: Any, value: Any, past_key: Any, past_value: Any) -> dict[str, Any]:
         cache = KVCache(past_key, past_value, rotary=rotary, rotated=True, layout=layout).append(key, value)
         return {
-            "output": cache.attend(query, **of(query, rules)),
+            "output": cache.attend(query, **as_arrays(query, rules)),
             "present_key": cache.key,
             "present_value": cache.value,
         }
@@ -77,7 +77,9 @@ def at_once(arrays: list[Any], rotary: Rotary | None, rules: dict[str, Any]) -> 
     query, key, value = arrays
     if rotary is not None:
         query, key = rotary.apply(query, 0), rotary.apply(key, 0)
-    return np.asarray(scaled_dot_product_attention(query, key, value, is_causal=True, **of(query, rules)))
+    return np.asarray(
+        scaled_dot_product_attention(query, key, value, is_causal=True, **as_arrays(query, rules))
+    )
 
 
 def decoded(model: onnx.ModelProto, arrays: list[np.ndarray], layout: str = "...HLE") -> np.ndarray:
@@ -88,8 +90,8 @@ def decoded(model: onnx.ModelProto, arrays: list[np.ndarray], layout: str = "...
     outputs = []
     for start, stop in STEPS:
         cut = [x[(..., slice(start, stop), *[slice(None)] * (-1 - axis))] for x in arrays]
-        given = dict(zip(("query", "key", "value", "past_key", "past_value"), [*cut, *past], strict=True))
-        output, *past = run(model, **given).values()
+        inputs = dict(zip(("query", "key", "value", "past_key", "past_value"), [*cut, *past], strict=True))
+        output, *past = run(model, **inputs).values()
         assert [x.shape[axis] for x in past] == [stop, stop]
         outputs.append(np.moveaxis(output, axis, -2))
     return np.concatenate(outputs, axis=-2)
@@ -112,8 +114,8 @@ def test_prompt_and_steps_by_one_graph(name: str, form: str) -> None:
     model = export()
     assert form in ("auto", chosen(model))
     wide = [x.astype(np.float64) for x in arrays]
-    exact, own = at_once(wide, rotary, rules), at_once(arrays, rotary, rules)
-    assert judge(decoded(model, arrays), exact, own, "float32").agrees
+    exact, rounded = at_once(wide, rotary, rules), at_once(arrays, rotary, rules)
+    assert judge(decoded(model, arrays), exact, rounded, "float32").agrees
     report = verify_layer(model, stepping(rotary, **rules))
     assert report.agrees, str(report)
 
@@ -121,14 +123,14 @@ def test_prompt_and_steps_by_one_graph(name: str, form: str) -> None:
 @pytest.mark.parametrize("rotary", ROTARIES.values(), ids=ROTARIES)
 def test_heads_behind_the_length(rotary: Rotary | None) -> None:
     specs = [
-        TensorSpec(spec.dtype, tuple(spec.shape[at] for at in (0, 2, 1, 3))) for spec in (QUERY, NEW, PAST)
+        TensorSpec(spec.dtype, tuple(spec.shape[axis] for axis in (0, 2, 1, 3))) for spec in (QUERY, NEW, PAST)
     ]
     query, new, past = specs
     model = to_onnx(stepping(rotary, "...LHE"), query, new, new, past, past)
     arrays = drawn()
     exact = at_once([x.astype(np.float64) for x in arrays], rotary, {})
-    found = decoded(model, arrays, "...LHE")
-    assert judge(found, exact, at_once(arrays, rotary, {}), "float32").agrees
+    output = decoded(model, arrays, "...LHE")
+    assert judge(output, exact, at_once(arrays, rotary, {}), "float32").agrees
 
 
 @pytest.mark.parametrize("form", ["attention", "tiled", "primitive"])
@@ -193,7 +195,7 @@ def test_as_many_queries_as_tokens_are_a_plain_causal_call() -> None:
     model = to_onnx(lambda q, k, v: KVCache(k, v).attend(q), QUERY, NEW, NEW, form="attention")
     (node,) = (node for node in model.graph.node if node.op_type == "Attention")
     assert len(node.input) == 3
-    assert {each.name: each.i for each in node.attribute}["is_causal"] == 1
+    assert {node_attribute.name: node_attribute.i for node_attribute in node.attribute}["is_causal"] == 1
 
 
 def test_heads_of_a_batch_that_is_not_known() -> None:
@@ -206,16 +208,16 @@ def test_heads_of_a_batch_that_is_not_known() -> None:
 
 def test_lengths_that_are_numbers() -> None:
     """`len` tells them; a name it cannot tell."""
-    seen = []
+    texts = []
 
     def step(query: Any, past_key: Any) -> Any:
         cache = KVCache(past_key, past_key).append(query, query)
-        seen.extend([len(cache), repr(cache)])
+        texts.extend([len(cache), repr(cache)])
         return cache.attend(query)
 
     query, past = (TensorSpec("float32", (2, 1, length, WIDTH)) for length in (1, 4))
     assert verify_layer(to_onnx(step, query, past), step).agrees
-    assert seen[:2] == [5, "KVCache(key=<float32 (2, 1, 5, 8)>, value=<float32 (2, 1, 5, 8)>)"]
+    assert texts[:2] == [5, "KVCache(key=<float32 (2, 1, 5, 8)>, value=<float32 (2, 1, 5, 8)>)"]
     with pytest.raises(TypeError, match=r"is no number in Python; got length=P\+1"):
         to_onnx(step, query, TensorSpec("float32", (2, 1, "P", WIDTH)))
 

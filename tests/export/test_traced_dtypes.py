@@ -35,16 +35,16 @@ SCALARS = (True, 0, 1, 3, -2, 200, 2**40, 2**63 + 1, 0.25, -2.5, float("inf"), f
 OTHERS = {"__array_namespace__", "__bool__", "__annotations__", "__module__", "__slots__"}
 
 
-def check(rows: Mapping[str, Row], *given: Any) -> None:
+def check(rows: Mapping[str, Row], *arguments: Any) -> None:
     """Each row gives what array-api-strict gives, or is refused where that refuses."""
-    expected = expected_of(rows, *given)
+    expected = expected_of(rows, *arguments)
     for name in rows.keys() - expected.keys():
-        if not takes_conditions(name, given):
+        if not takes_conditions(name, arguments):
             with pytest.raises(REFUSED, match="must"):
-                model_of({name: rows[name]}, *given)
+                model_of({name: rows[name]}, *arguments)
     if expected:
-        model, counted = model_of({name: rows[name] for name in expected}, *given)
-        assert_all_same(expected, counted, run(model, feeds_of(*given)))
+        model, counted = model_of({name: rows[name] for name in expected}, *arguments)
+        assert_all_same(expected, counted, run(model, feeds_of(*arguments)))
 
 
 def test_each_function_has_a_row() -> None:
@@ -53,8 +53,10 @@ def test_each_function_has_a_row() -> None:
         offered
         == {name for name in {*BINARY, *JOINED, *UNARY} if name[0] != "_"} - {"mT"} | BESIDE_THE_STANDARD
     )
-    made = {name for name, x in vars(namespace).items() if getattr(x, "__module__", "").endswith("namespace")}
-    assert made <= {*namespace.__all__}
+    defined = {
+        name for name, x in vars(namespace).items() if getattr(x, "__module__", "").endswith("namespace")
+    }
+    assert defined <= {*namespace.__all__}
 
 
 def test_each_operator_has_a_row() -> None:
@@ -71,8 +73,8 @@ def test_each_operator_has_a_row() -> None:
 
 @pytest.mark.parametrize(("one", "other"), [*itertools.product(DTYPES, DTYPES)])
 def test_of_two_arrays(one: str, other: str) -> None:
-    for rows, given in of_two_arrays(BINARY | OPERATORS | IN_PLACE | JOINED, one, other):
-        check(rows, *given)
+    for rows, arguments in of_two_arrays(BINARY | OPERATORS | IN_PLACE | JOINED, one, other):
+        check(rows, *arguments)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

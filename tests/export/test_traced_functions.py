@@ -130,8 +130,8 @@ def test_each_function_of_a_sum_gets_what_those_before_made(rng: np.random.Gener
     def rules(bias: Any) -> dict[str, Any]:
         return {"bias": biases.from_array(bias) + doubled + masked + reset}
 
-    held = {"bias": rng.standard_normal((5, 9)).astype(F)}
-    check_forms(qkv(rng), rules, held, names={BATCH: "B", 5: "L", 9: "S"})
+    arguments = {"bias": rng.standard_normal((5, 9)).astype(F)}
+    check_forms(qkv(rng), rules, arguments, names={BATCH: "B", 5: "L", 9: "S"})
 
 
 QKV = TensorSpec("float32", ("B", 4, "L", 8))

@@ -28,9 +28,9 @@ def run(model: onnx.ModelProto, *arrays: np.ndarray) -> list[np.ndarray]:
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-    names = [each.name for each in session.get_inputs()]
-    found: list[np.ndarray] = session.run(None, dict(zip(names, arrays, strict=True)))
-    return found
+    names = [graph_input.name for graph_input in session.get_inputs()]
+    outputs: list[np.ndarray] = session.run(None, dict(zip(names, arrays, strict=True)))
+    return outputs
 
 
 def traced(function: Callable[..., Any], *arrays: np.ndarray, **keywords: Any) -> list[np.ndarray]:
@@ -64,35 +64,35 @@ CLOSE = ["exp", "log", "tanh", "sin", "cos", "mean", "sum", "var", "std", "pow",
 def test_half_precision_is_float32_rounded(half: str, name: str) -> None:
     """Each function gives what it gives in float32, rounded once; that is what NumPy has for float16."""
     row = (BINARY | OPERATORS | UNARY)[name]
-    given = 2 if name in BINARY or name in OPERATORS else 1
-    x, y = (each.astype(HALVES[half]) for each in (NUMBERS, NUMBERS[::-1] * 0.75))
+    count = 2 if name in BINARY or name in OPERATORS else 1
+    x, y = (numbers.astype(HALVES[half]) for numbers in (NUMBERS, NUMBERS[::-1] * 0.75))
     kinds: list[str] = []
 
     def function(x: Any, y: Any) -> dict[str, Any]:
         xp = x.__array_namespace__()
-        arrays = [xp.astype(each, half) for each in (x, y)][:given]
-        found = row(xp, *arrays)
-        found = found if isinstance(found, tuple) else (found,)
-        kinds.extend(each.dtype for each in found)
+        arrays = [xp.astype(array, half) for array in (x, y)][:count]
+        outputs = row(xp, *arrays)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        kinds.extend(output.dtype for output in outputs)
         return {
-            f"found {at}": xp.astype(each, xp.float32) if each.dtype == "bfloat16" else each
-            for at, each in enumerate(found)
+            f"output {number}": xp.astype(output, xp.float32) if output.dtype == "bfloat16" else output
+            for number, output in enumerate(outputs)
         }
 
     fed = np.float32 if half == "bfloat16" else np.float16  # which onnxruntime's sessions take and return
     results = traced(function, x.astype(fed), y.astype(fed))
     numpy = array_api_compat.array_namespace(NUMBERS)
     with np.errstate(all="ignore"):
-        expected = row(numpy, *(each.astype(np.float32) for each in (x, y)[:given]))
+        expected = row(numpy, *(array.astype(np.float32) for array in (x, y)[:count]))
     expected = expected if isinstance(expected, tuple) else (expected,)
-    for at, (found, each, kind) in enumerate(zip(results, expected, kinds, strict=True)):
-        if name == "sum" and at >= 4:  # in a dtype that is asked for
+    for number, (result, exact, kind) in enumerate(zip(results, expected, kinds, strict=True)):
+        if name == "sum" and number >= 4:  # in a dtype that is asked for
             continue
-        rounded = np.asarray(each).astype(HALVES[half]) if each.dtype.kind == "f" else each
+        rounded = np.asarray(exact).astype(HALVES[half]) if exact.dtype.kind == "f" else exact
         assert kind == ("bool" if name in COMPARED else half)
         bound = 2 * float(ml_dtypes.finfo(HALVES[half]).eps) if name in CLOSE else 0.0
-        found, rounded = (x.astype(np.float32) for x in (found, rounded))
-        np.testing.assert_allclose(found, rounded, rtol=bound, atol=0, err_msg=name)
+        result, rounded = (x.astype(np.float32) for x in (result, rounded))
+        np.testing.assert_allclose(result, rounded, rtol=bound, atol=0, err_msg=name)
 
 
 @pytest.mark.parametrize(
@@ -105,16 +105,16 @@ def test_half_precision_is_float32_rounded(half: str, name: str) -> None:
     ],
 )
 def test_half_precision_promotes_as_in_numpy(dtypes: tuple[str, str], joint: str) -> None:
-    seen = []
+    promoted = []
 
     def function(x: Any) -> Any:
         xp = x.__array_namespace__()
         one, other = (xp.astype(x, dtype) for dtype in dtypes)
-        seen.append(((one + other).dtype, xp.result_type(one, other, 1.5), (one * 2).dtype))
+        promoted.append(((one + other).dtype, xp.result_type(one, other, 1.5), (one * 2).dtype))
         return xp.astype(one + other, xp.float32)
 
     traced(function, NUMBERS)
-    assert seen == [(joint, joint, dtypes[0])]
+    assert promoted == [(joint, joint, dtypes[0])]
     assert np.result_type(*(HALVES.get(dtype, dtype) for dtype in dtypes)).name == joint
 
 
@@ -143,16 +143,16 @@ def test_erf(dtype: str) -> None:
         return
     expected = np.vectorize(math.erf)(numbers)
     for runtime in ("onnxruntime>=1.23;cpu", "onnxruntime>=1.28;cpu"):
-        (found,) = traced(lambda x: x.__array_namespace__().erf(x), numbers, runtime=runtime)
-        np.testing.assert_allclose(found, expected, rtol=0, atol=3e-7)
+        (result,) = traced(lambda x: x.__array_namespace__().erf(x), numbers, runtime=runtime)
+        np.testing.assert_allclose(result, expected, rtol=0, atol=3e-7)
     spec, runtime = TensorSpec(dtype, (3, 4)), "onnxruntime>=1.27;cpu"
     old = to_onnx(lambda x: x.__array_namespace__().erf(x), spec, runtime=runtime)
     assert [node.op_type for node in old.graph.node] == ["Erf", "Equal", "Where"]
 
 
 def test_is_masked() -> None:
-    (found,) = traced(lambda x: x.__array_namespace__().is_masked(x), NUMBERS)
-    np.testing.assert_array_equal(found, np.isneginf(NUMBERS))
+    (result,) = traced(lambda x: x.__array_namespace__().is_masked(x), NUMBERS)
+    np.testing.assert_array_equal(result, np.isneginf(NUMBERS))
 
 
 THIRD = np.full((1, 1), 1 / 3)
@@ -172,8 +172,8 @@ SCALED: dict[str, Callable[[Any, Any], Any]] = {
 def test_numbers_beside_a_product_of_float64_stay_float64(name: str) -> None:
     """onnxruntime folds such a number into the MatMul as a float32, before it and behind it."""
     x, y = np.random.default_rng(3).standard_normal((2, 4, 4))
-    (found,) = traced(SCALED[name], x, y)
-    np.testing.assert_allclose(found, SCALED[name](x, y), rtol=0, atol=1e-14)
+    (result,) = traced(SCALED[name], x, y)
+    np.testing.assert_allclose(result, SCALED[name](x, y), rtol=0, atol=1e-14)
 
 
 def test_scalars_of_numpy_are_arrays_without_axes() -> None:
@@ -188,9 +188,9 @@ def test_scalars_of_numpy_are_arrays_without_axes() -> None:
         }
 
     arrays = NUMBERS, np.asarray([1, -1], np.int32)
-    for found, expected in zip(traced(function, *arrays), function(*arrays).values(), strict=True):
-        assert found.dtype == expected.dtype or expected.dtype == np.float64
-        np.testing.assert_array_equal(found, expected)
+    for result, expected in zip(traced(function, *arrays), function(*arrays).values(), strict=True):
+        assert result.dtype == expected.dtype or expected.dtype == np.float64
+        np.testing.assert_array_equal(result, expected)
 
 
 def test_a_length_takes_the_dtype_of_the_array_beside_it() -> None:
@@ -199,9 +199,9 @@ def test_a_length_takes_the_dtype_of_the_array_beside_it() -> None:
         return {"times": x * x.shape[0], "chosen": xp.where(x > 0, x.shape[0], 0), "divided": x / x.shape[0]}
 
     model = to_onnx(function, TensorSpec("float32", ("N", 4)))
-    for found, expected in zip(run(model, NUMBERS), function(NUMBERS).values(), strict=True):
-        assert found.dtype == expected.dtype
-        np.testing.assert_array_equal(found, expected)
+    for result, expected in zip(run(model, NUMBERS), function(NUMBERS).values(), strict=True):
+        assert result.dtype == expected.dtype
+        np.testing.assert_array_equal(result, expected)
 
 
 def test_two_scalars_get_the_default_dtypes() -> None:
@@ -210,9 +210,9 @@ def test_two_scalars_get_the_default_dtypes() -> None:
         pairs = {"int": (1, 0), "float": (0.5, 1), "bool": (True, False), "mixed": (2**53 + 1, True)}
         return {name: xp.where(x > 0, *pair) for name, pair in pairs.items()}
 
-    found = traced(function, NUMBERS)
-    assert [each.dtype.name for each in found] == ["int64", "float32", "bool", "int64"]
-    np.testing.assert_array_equal(found[3], np.where(NUMBERS > 0, 2**53 + 1, 1))
+    outputs = traced(function, NUMBERS)
+    assert [result.dtype.name for result in outputs] == ["int64", "float32", "bool", "int64"]
+    np.testing.assert_array_equal(outputs[3], np.where(NUMBERS > 0, 2**53 + 1, 1))
 
 
 def test_an_array_keeps_its_dtype() -> None:
@@ -228,8 +228,8 @@ def test_an_array_keeps_its_dtype() -> None:
         assert xp.sum(weight, dtype=xp.float32).dtype == np.float32
         return x + xp.asarray(weight)
 
-    (found,) = traced(function, NUMBERS)
-    assert found.dtype == np.float64
+    (result,) = traced(function, NUMBERS)
+    assert result.dtype == np.float64
 
 
 def test_what_the_namespace_says_of_itself() -> None:
@@ -245,17 +245,17 @@ def test_what_the_namespace_says_of_itself() -> None:
 
 
 def onto_zeros(x: Any) -> Any:
-    found = x.__array_namespace__().zeros(x.shape, dtype=x.dtype)
+    total = x.__array_namespace__().zeros(x.shape, dtype=x.dtype)
     for factor in (1.5, 2.0):
-        found += x * factor
-    found -= 1
-    return found
+        total += x * factor
+    total -= 1
+    return total
 
 
 def onto_an_array(x: Any) -> Any:
-    found = np.ones(4, np.float32)
-    found *= x[0, :]
-    return found
+    total = np.ones(4, np.float32)
+    total *= x[0, :]
+    return total
 
 
 def scaled_by_numbers(x: Any) -> Any:
@@ -287,10 +287,10 @@ def test_numbers_and_arrays_of_numpy(layer: Callable[..., Any]) -> None:
     """What a layer makes of NumPy's own alone, and adds values to in place."""
     x = np.asarray([[0.5, -3.0, 2.0, 1.0], [4.0, -0.25, 0.0, 7.0], [1.5, 2.5, -1.0, 3.0]], np.float32)
     before = NUMBERS.copy()
-    (found,) = traced(layer, x)
+    (result,) = traced(layer, x)
     expected = layer(x.copy())
-    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert (result.dtype, result.shape) == (expected.dtype, expected.shape)
+    np.testing.assert_allclose(result, expected, rtol=1e-6)
     np.testing.assert_array_equal(NUMBERS, before)
 
 

@@ -20,8 +20,8 @@ SIZES = {"B": 3, "L": 5}
 def run(model: onnx.ModelProto, **feeds: np.ndarray) -> np.ndarray:
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     (output,) = session.run(None, feeds)
-    found: np.ndarray = output
-    return found
+    array: np.ndarray = output
+    return array
 
 
 def both(function: Callable[[Any, Any], Any]) -> tuple[np.ndarray, np.ndarray, list[Any]]:
@@ -33,7 +33,7 @@ def both(function: Callable[[Any, Any], Any]) -> tuple[np.ndarray, np.ndarray, l
     x = np.random.default_rng(2).standard_normal((3, 5, 7)).astype(np.float32)
     model = to_onnx(layer, X)
     (output,) = model.graph.output
-    stated = [each.dim_param or each.dim_value for each in output.type.tensor_type.shape.dim]
+    stated = [axis.dim_param or axis.dim_value for axis in output.type.tensor_type.shape.dim]
     return run(model, x=x), np.asarray(layer(x)), stated
 
 
@@ -54,9 +54,9 @@ def test_reductions(name: str, axes: str) -> None:
     keywords, stated = AXES[axes]
     corrections: list[dict[str, Any]] = [{}, {"correction": 1}] if name in ("var", "std") else [{}]
     for more in corrections:
-        found, wanted, shape = both(lambda xp, x, more=more: getattr(xp, name)(x, **keywords, **more))
-        assert (found.shape, shape) == (wanted.shape, stated)
-        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+        result, expected, shape = both(lambda xp, x, more=more: getattr(xp, name)(x, **keywords, **more))
+        assert (result.shape, shape) == (expected.shape, stated)
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -75,17 +75,17 @@ def test_a_range_has_a_length_of_its_own(function: Callable[[Any, Any], Any]) ->
         numbers = function(xp, x)
         return xp.concat([numbers, xp.zeros(numbers.shape, dtype=xp.float32), x[0, 0, :]])
 
-    for each in (function, joined):
-        found, wanted, _ = both(each)
-        np.testing.assert_array_equal(found, wanted)
+    for some_function in (function, joined):
+        result, expected, _ = both(some_function)
+        np.testing.assert_array_equal(result, expected)
 
 
 def test_conditions_are_counted() -> None:
     """The number of entries above 0 and above 1, by adding what is true."""
-    found, wanted, _ = both(
+    result, expected, _ = both(
         lambda xp, x: xp.astype(xp.astype(x > 0, xp.int64) + xp.astype(x > 1, xp.int64), xp.float32)
     )
-    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(result, expected)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_the_wider_dtype_of_two(narrow: str, wide: str) -> None:
     one, other = np.asarray([1, 2, 3], narrow), np.asarray([4, 5, 6], wide)
     for function in (lambda a, b: a + b, lambda a, b: b - a, lambda a, b: a * b):
         model = to_onnx(lambda a, b, function=function: function(a, b), *specs)
-        found = run(model, a=one, b=other)
+        outputs = run(model, a=one, b=other)
         wanted = function(one, other)
-        assert found.dtype == wanted.dtype
-        np.testing.assert_array_equal(found, wanted)
+        assert outputs.dtype == wanted.dtype
+        np.testing.assert_array_equal(outputs, wanted)

@@ -69,9 +69,9 @@ def test_refused(tmp_path: Path) -> None:
 )
 def test_judge(result: list[float], agrees: bool) -> None:
     exact = np.asarray([1.0, 2.0])
-    found = judge(np.asarray(result, np.float32), exact, exact.astype(np.float32), "float32")
-    assert found.agrees is agrees
-    assert found.bound == pytest.approx(4 * 2**-23 * 2)
+    agreement = judge(np.asarray(result, np.float32), exact, exact.astype(np.float32), "float32")
+    assert agreement.agrees is agrees
+    assert agreement.bound == pytest.approx(4 * 2**-23 * 2)
 
 
 def test_judge_asks_for_the_same_nonfinite_values() -> None:
@@ -85,8 +85,8 @@ def test_judge_asks_for_the_same_nonfinite_values() -> None:
 
 def test_judge_a_textbook_that_overflows_allows_nothing() -> None:
     exact = np.asarray([1.0])
-    found = judge(np.asarray([1.5], np.float32), exact, np.asarray([np.nan], np.float32), "float32")
-    assert not found.agrees
+    agreement = judge(np.asarray([1.5], np.float32), exact, np.asarray([np.nan], np.float32), "float32")
+    assert not agreement.agrees
 
 
 @pytest.mark.parametrize("scale", [1.0, -10.0, 100.0, 0.0])
@@ -224,7 +224,7 @@ class TestAgainstACallThatIsWrittenDown:
 
     def test_numbers_that_are_no_longer_those_of_the_metadata(self) -> None:
         model = export_attention(**self.CALL)
-        (sinks,) = (each for each in model.graph.initializer if each.name == "sinks")
+        (sinks,) = (tensor for tensor in model.graph.initializer if tensor.name == "sinks")
         sinks.CopyFrom(numpy_helper.from_array(SINKS * np.float32(1.5), "sinks"))
         with pytest.raises(ValueError, match=r"verify: `model` must hold the call and the numbers"):
             verify(model)
@@ -306,7 +306,7 @@ def test_placements_from_a_profile(tmp_path: Path) -> None:
 def test_a_node_that_fell_back_is_named() -> None:
     report = verify(export_attention(QKV, QKV, QKV, form="attention"))
     assert "fell back" not in str(report)
-    placed = tuple(replace(each, requested=CUDA) for each in report.placements)
+    placed = tuple(replace(placement, requested=CUDA) for placement in report.placements)
     assert str(replace(report, placements=placed)).endswith("; fell back: Attention_0")
 
 
@@ -333,7 +333,7 @@ def test_a_notebook_shows_the_verdict_and_the_closest_runs() -> None:
 
 def test_bound_is_twice_the_own_error_of_the_textbook() -> None:
     exact, plain = np.asarray([2.0, 4.0]), np.asarray([2.0, 4.0 + 2**-10], np.float32)
-    found = judge(exact.astype(np.float32), exact, plain, "float32")
-    assert found.bound == pytest.approx(2 * 2**-10 + 4 * 2**-23 * 4)
+    agreement = judge(exact.astype(np.float32), exact, plain, "float32")
+    assert agreement.bound == pytest.approx(2 * 2**-10 + 4 * 2**-23 * 4)
     assert Agreement(1.0, 1.0, 0.0).share == math.inf
     assert Agreement(0.0, 0.0, 0.0).share == 0

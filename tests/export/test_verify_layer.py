@@ -25,10 +25,10 @@ def changed(model: Any, old: float, new: float) -> Any:
     edited = onnx.ModelProto()
     edited.CopyFrom(model)
     count = 0
-    for each in edited.graph.initializer:
-        array = numpy_helper.to_array(each)
+    for tensor in edited.graph.initializer:
+        array = numpy_helper.to_array(tensor)
         if array.size == 1 and array.reshape(()) == old:
-            each.CopyFrom(numpy_helper.from_array(np.full(array.shape, new, array.dtype), each.name))
+            tensor.CopyFrom(numpy_helper.from_array(np.full(array.shape, new, array.dtype), tensor.name))
             count += 1
     assert count
     return edited
@@ -49,7 +49,7 @@ def test_a_wrong_window(wrong: int, form: Any) -> None:
     model = to_onnx(LAYER, X, attn_mask=mask, form=form)
     report = verify_layer(model, LAYER, attn_mask=mask)
     assert report.agrees, str(report)
-    assert {"B=1 L=255", "B=1 L=257", "B=1 L=513"} <= {each.inputs for each in report.runs}
+    assert {"B=1 L=255", "B=1 L=257", "B=1 L=513"} <= {one_run.inputs for one_run in report.runs}
     edited = without_metadata(changed(model, 255, wrong), "sdpa_xp.numbers")
     assert not verify_layer(edited, LAYER, attn_mask=mask).agrees
 
@@ -82,7 +82,7 @@ def test_a_finite_number_in_place_of_a_mask(constant: float, form: Any) -> None:
     assert verify_layer(model, LAYER, is_causal=True).agrees
     report = verify_layer(changed(model, -np.inf, constant), LAYER, is_causal=True)
     assert not report.agrees
-    assert any("large tokens" in each.inputs for each in report.failing)
+    assert any("large tokens" in one_run.inputs for one_run in report.failing)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
@@ -92,7 +92,7 @@ def test_large_tokens_of_other_dtypes_agree(dtype: str) -> None:
     for seed in range(4):
         report = verify_layer(model, layer, seed=seed, is_causal=True)
         assert report.agrees, str(report)
-        assert any("large tokens" in each.inputs for each in report.runs)
+        assert any("large tokens" in one_run.inputs for one_run in report.runs)
     if dtype == "float64":
         assert not verify_layer(changed(model, -np.inf, -1e4), layer, is_causal=True).agrees
 
@@ -156,9 +156,9 @@ def test_failures_are_sorted_and_the_smallest_is_named() -> None:
     report = verify(stated, call=call)
     first = report.failing[0]
     assert first.inputs.startswith("B=1 L=21")
-    plain = [each.is_plain for each in report.failing]
+    plain = [one_run.is_plain for one_run in report.failing]
     assert plain == sorted(plain, reverse=True)
-    longest = [each.longest for each in report.failing if each.is_plain]
+    longest = [one_run.longest for one_run in report.failing if one_run.is_plain]
     assert longest == sorted(longest)
     assert report.smallest_failure.startswith("smallest failing run: B=1 L=21, batch 0, head ")
     assert int(first.where.rpartition("query ")[2]) >= 19

@@ -21,7 +21,7 @@ PAST = TensorSpec("float32", ("B", 2, "P", 8))
 TABLE = TensorSpec("float32", (32, 2))
 
 
-def of(*, keys: str = "L", heads: int = 2, **rules: Any) -> ExportCall:
+def call_of(*, keys: str = "L", heads: int = 2, **rules: Any) -> ExportCall:
     query = TensorSpec("float32", ("B", heads, "L", 8))
     key = TensorSpec("float32", ("B", heads, keys, 8))
     return checked_call("test", query, key, key, ExportOptions(**rules))
@@ -49,12 +49,12 @@ def lengths_of(call: ExportCall, blocks: Sequence[int] = (), **options: Any) -> 
     ],
 )
 def test_numbers_of_a_call(rules: dict[str, Any], numbers: list[int]) -> None:
-    assert constants(of(**rules)) == numbers
+    assert constants(call_of(**rules)) == numbers
 
 
 @pytest.mark.parametrize("keys", ["L", "S"])
 def test_lengths_lie_on_both_sides_of_each_number(keys: str) -> None:
-    call = of(keys=keys, attn_mask=masks.sliding_window(40, 300) & masks.chunked(77))
+    call = call_of(keys=keys, attn_mask=masks.sliding_window(40, 300) & masks.chunked(77))
     queries = {queries for _, queries, _ in lengths_of(call)}
     for number in (40, 77, 300):
         assert {number, number + 2} <= queries
@@ -62,41 +62,41 @@ def test_lengths_lie_on_both_sides_of_each_number(keys: str) -> None:
 
 
 def test_lengths_lie_on_both_sides_of_a_block() -> None:
-    assert {128, 129} <= {queries for _, queries, _ in lengths_of(of(), blocks=[128])}
-    assert max(queries for _, queries, _ in lengths_of(of(), blocks=[128])) > 3 * 128
+    assert {128, 129} <= {queries for _, queries, _ in lengths_of(call_of(), blocks=[128])}
+    assert max(queries for _, queries, _ in lengths_of(call_of(), blocks=[128])) > 3 * 128
 
 
 def test_every_call_is_tried_with_a_batch_of_7_and_with_thousands() -> None:
-    for call in (of(), of(keys="S"), of(past_key=PAST, past_value=PAST)):
+    for call in (call_of(), call_of(keys="S"), call_of(past_key=PAST, past_value=PAST)):
         lengths = lengths_of(call)
         assert any(batch == 7 for batch, _, _ in lengths)
         assert any(queries > 2000 and keys > 2000 for _, queries, keys in lengths)
-    apart = lengths_of(of(keys="S"))
+    apart = lengths_of(call_of(keys="S"))
     assert any(queries < 5 and keys > 2000 for _, queries, keys in apart)
     assert any(queries > 2000 and keys < 5 for _, queries, keys in apart)
 
 
 def test_a_past_is_empty_and_long() -> None:
-    call = of(past_key=PAST, past_value=PAST)
+    call = call_of(past_key=PAST, past_value=PAST)
     pasts = {setting.lengths["P"] for setting in trial_settings(call)}
     assert 0 in pasts
     assert max(pasts) > 2000
 
 
 def test_many_heads_leave_room_for_shorter_lengths() -> None:
-    lengths = lengths_of(of(heads=64))
+    lengths = lengths_of(call_of(heads=64))
     assert 500 < max(queries for _, queries, _ in lengths) < 1000
 
 
 def test_scores_have_three_sizes() -> None:
-    settings = trial_settings(of())
+    settings = trial_settings(call_of())
     assert {setting.size for setting in settings} == {1.0, LARGE, HUGE["float32"]}
-    assert {setting.size for setting in short_settings(of())} == {1.0, LARGE}
+    assert {setting.size for setting in short_settings(call_of())} == {1.0, LARGE}
 
 
 def test_integers_are_drawn_and_at_their_ends() -> None:
-    padded = of(attn_mask=masks.padding(TensorSpec("int64", ("B",))))
-    masked = of(attn_mask=TensorSpec("bool", ("L", "L")))
+    padded = call_of(attn_mask=masks.padding(TensorSpec("int64", ("B",))))
+    masked = call_of(attn_mask=TensorSpec("bool", ("L", "L")))
     ends = {"least integers", "most integers"}
     assert {setting.operands for setting in trial_settings(padded)} == {"drawn", *ends}
     assert {setting.operands for setting in trial_settings(masked)} == {
@@ -104,12 +104,12 @@ def test_integers_are_drawn_and_at_their_ends() -> None:
         "mask of False",
         "mask of True",
     }
-    assert {setting.operands for setting in trial_settings(of())} == {"drawn"}
+    assert {setting.operands for setting in trial_settings(call_of())} == {"drawn"}
 
 
 @pytest.mark.parametrize("keys", ["L", "S"])
 def test_small_numbers_multiples_and_batches(keys: str) -> None:
-    lengths = lengths_of(of(keys=keys))
+    lengths = lengths_of(call_of(keys=keys))
     for number in range(1, 10):
         assert any(batch == number for batch, _, _ in lengths)
         assert any(queries == number for _, queries, _ in lengths)
@@ -118,27 +118,27 @@ def test_small_numbers_multiples_and_batches(keys: str) -> None:
         assert any(queries == count == number for _, queries, count in lengths)
     assert any(batch > 2 and queries > 128 for batch, queries, _ in lengths)
     assert any(batch > 2 and queries > 512 for batch, queries, _ in lengths)
-    large = [setting.lengths for setting in trial_settings(of(keys=keys)) if setting.size == LARGE]
-    assert any(each["B"] > 2 and each["L"] > 512 for each in large)
+    large = [setting.lengths for setting in trial_settings(call_of(keys=keys)) if setting.size == LARGE]
+    assert any(setting["B"] > 2 and setting["L"] > 512 for setting in large)
 
 
 def test_one_query_beside_few_and_many_keys() -> None:
-    cached = of(past_key=PAST, past_value=PAST)
-    pasts = {each.lengths["P"] for each in trial_settings(cached) if each.lengths["L"] == 1}
+    cached = call_of(past_key=PAST, past_value=PAST)
+    pasts = {setting.lengths["P"] for setting in trial_settings(cached) if setting.lengths["L"] == 1}
     assert set(range(1, 10)) <= pasts
     assert max(pasts) > 2000
-    assert any(queries == 1 and keys > 2000 for _, queries, keys in lengths_of(of(keys="S")))
+    assert any(queries == 1 and keys > 2000 for _, queries, keys in lengths_of(call_of(keys="S")))
 
 
 def test_each_input_has_a_nan_once() -> None:
-    found = [setting for setting in trial_settings(of()) if setting.nan_in]
-    assert {setting.nan_in for setting in found} == {"query", "key", "value"}
-    assert {setting.lengths["L"] for setting in found} == {19, 130}
+    settings = [setting for setting in trial_settings(call_of()) if setting.nan_in]
+    assert {setting.nan_in for setting in settings} == {"query", "key", "value"}
+    assert {setting.lengths["L"] for setting in settings} == {19, 130}
 
 
 def test_no_setting_is_tried_twice() -> None:
     for thorough in (False, True):
-        shown = [setting.shown for setting in trial_settings(of(keys="S"), [128], thorough=thorough)]
+        shown = [setting.shown for setting in trial_settings(call_of(keys="S"), [128], thorough=thorough)]
         assert len(set(shown)) == len(shown)
 
 
@@ -150,7 +150,7 @@ def test_fixed_lengths_are_drawn_several_times() -> None:
 
 
 def test_thorough_has_all_small_lengths_and_longer_ones() -> None:
-    lengths = lengths_of(of(), thorough=True)
+    lengths = lengths_of(call_of(), thorough=True)
     assert set(range(1, 18)) <= {queries for _, queries, _ in lengths}
     assert max(queries for _, queries, _ in lengths) > 4000
 
@@ -160,8 +160,10 @@ class TestRows:
 
     def rows(self, queries: int, borders: Sequence[int] = (), heads: int = 2) -> list[int]:
         lengths = {"B": 1, "L": queries}
-        found: list[int] = sampled_rows(of(heads=heads), lengths, borders, np.random.default_rng(0)).tolist()
-        return found
+        rows: list[int] = sampled_rows(
+            call_of(heads=heads), lengths, borders, np.random.default_rng(0)
+        ).tolist()
+        return rows
 
     def test_all_of_a_short_run(self) -> None:
         assert self.rows(100) == list(range(100))
