@@ -24,7 +24,7 @@ from sybil.parsers.markdown import SkipParser
 from sybil.parsers.markdown.lexers import RawFencedCodeBlockLexer
 
 ROOT = Path(__file__).parents[1]
-sys.path += [str(ROOT / each) for each in ("docs/_site", "tests", "benchmarks")]  # as _site/hooks.py does
+sys.path += [str(ROOT / folder) for folder in ("docs/_site", "tests", "benchmarks")]  # as _site/hooks.py does
 
 
 class Blocks:

@@ -12,8 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = (ROOT / "sdpa_xp", ROOT / "export/sdpa_xp_export")
-NAMED = (*PACKAGES, ROOT / "examples", ROOT / "benchmarks", ROOT / "docs/_site")
-"""The folders in which names are checked."""
+NAMED = (*PACKAGES, *(ROOT / name for name in ("benchmarks", "docs", "examples", "tests")))
+"""The folders in which the names of variables, parameters, functions and fields are checked."""
 ARRAY_LIBRARY = re.compile(
     r"(?<![a-z])(numpy|torch|jax|cupy|mlx|dask|cubed|array.api.(strict|compat))(?![a-z])", re.IGNORECASE
 )
