@@ -2,6 +2,7 @@
 
 `python benchmarks/attention.py [--quick] [--only NAME,...]` writes attention.json, attention.md and
 plots/*.svg into results/; a quick or partial run prints its numbers, and writes only where `--into` says.
+There, a partial run replaces the cells that it has measured, and keeps the others.
 """
 
 from __future__ import annotations
@@ -170,8 +171,16 @@ def measured(chosen: Mapping[str, Sequence[Callable[[], list[Row]]]]) -> list[Ro
     return rows
 
 
-def write(folder: Path, rows: list[Row]) -> None:
+def write(folder: Path, rows: list[Row], *, is_partial: bool) -> None:
     facts: dict[str, Any] = machine.facts(*PACKAGES)
+    results = folder / "attention.json"
+    if is_partial and results.exists():
+        recorded = json.loads(results.read_text())
+        kept = [Row.read(row) for row in recorded["rows"] if row["cell"] not in {row.cell for row in rows}]
+        other = [name for name in ("cpu", "python", *PACKAGES) if recorded[name] != facts[name]]
+        if kept and other:
+            raise SystemExit(f"{results} was measured with another {', '.join(other)}: run all of it")
+        rows = [*kept, *rows]
     facts |= {
         "packages": PACKAGES,
         "call": f"(1, {HEADS}, S, {WIDTH}) float32, CPU",
@@ -180,7 +189,7 @@ def write(folder: Path, rows: list[Row]) -> None:
         "rows": [dataclasses.asdict(row) for row in rows],
     }
     (folder / "plots").mkdir(parents=True, exist_ok=True)
-    (folder / "attention.json").write_text(json.dumps(facts, indent=1) + "\n")
+    results.write_text(json.dumps(facts, indent=1) + "\n")
     plot_names = plots.draw(rows, folder / "plots")
     (folder / "attention.md").write_text(report.page(facts, rows, plot_names))
 
@@ -209,7 +218,7 @@ def main() -> None:
     whole = not (arguments.quick or arguments.only)
     folder = arguments.into or (Path(__file__).parents[1] / "results" if whole else None)
     if folder is not None:
-        write(folder, rows)
+        write(folder, rows, is_partial=bool(arguments.only))
 
 
 if __name__ == "__main__":

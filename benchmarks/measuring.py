@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 ROUNDS = 5
 """The least number of rounds."""
@@ -46,6 +47,12 @@ class Row:
     rounds: int = 1
     reason: str = ""
     """Why there are no numbers."""
+
+    @classmethod
+    def read(cls, recorded: Mapping[str, Any]) -> Row:
+        """Return the row of which `dataclasses.asdict` made `recorded`."""
+        numbers = {name: Spread(**spread) for name, spread in recorded["numbers"].items()}
+        return cls(**{**recorded, "numbers": numbers})
 
     def __str__(self) -> str:
         numbers = "; ".join(f"{name} {spread}" for name, spread in self.numbers.items()) or self.reason

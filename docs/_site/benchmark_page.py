@@ -12,7 +12,7 @@ import plots
 import report
 from evidence import ROOT
 from figures import inline
-from measuring import Row, Spread
+from measuring import Row
 
 RESULTS = ROOT / "results"
 GPU = RESULTS / "gpu.json"
@@ -27,7 +27,7 @@ SEEN = {
 
 def page() -> str:
     facts = json.loads((RESULTS / "attention.json").read_text())
-    rows = [row_of(row) for row in facts["rows"]]
+    rows = [Row.read(row) for row in facts["rows"]]
     return "\n\n".join([*attention(facts, rows), *graphs(), *gpu()])
 
 
@@ -84,8 +84,3 @@ def picture(figure: Any, alt: str) -> str:
     """Return a plot as HTML, in the text colour of the page, for light pages and dark ones."""
     svg = inline(figure).replace(plots.INK, "currentColor")
     return f'<div class="figure" role="img" aria-label="{escape(alt, quote=True)}">{svg}</div>'
-
-
-def row_of(fields: dict[str, Any]) -> Row:
-    numbers = {name: Spread(**spread) for name, spread in fields["numbers"].items()}
-    return Row(**fields | {"numbers": numbers})

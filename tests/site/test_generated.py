@@ -108,7 +108,7 @@ def test_a_bar_that_is_missed_is_shown_as_missed() -> None:
 def test_no_two_lines_of_a_panel_look_alike() -> None:
     """They differ in colour, or one is solid and the other dashed."""
     facts = json.loads((ROOT / "results/attention.json").read_text())
-    rows = [benchmark_page.row_of(row) for row in facts["rows"]]
+    rows = [Row.read(row) for row in facts["rows"]]
     for plot in plots.PLOTS.values():
         figure = plots.figure(rows, plot)
         assert figure is not None
@@ -126,6 +126,24 @@ def test_every_contender_is_drawn() -> None:
         drawn = plots.figure(rows, plot)
         assert drawn is not None
         assert len(drawn.axes[0].containers) == len(names)
+
+
+@pytest.mark.needs("torch", "jax", "onnxruntime")
+def test_a_partial_run_replaces_its_cells_alone(tmp_path: Path) -> None:
+    import attention
+
+    def medians() -> dict[str, float]:
+        rows = json.loads((tmp_path / "attention.json").read_text())["rows"]
+        return {row["cell"]: row["numbers"]["milliseconds"]["median"] for row in rows}
+
+    def measured(cell: str, median: float) -> Row:
+        return Row(cell, 256, next(iter(plots.CONTENDERS)), {"milliseconds": Spread(median, median, median)})
+
+    attention.write(tmp_path, [measured("all pairs", 1.0), measured("causal", 2.0)], is_partial=False)
+    attention.write(tmp_path, [measured("causal", 3.0)], is_partial=True)
+    assert medians() == {"all pairs": 1.0, "causal": 3.0}
+    attention.write(tmp_path, [measured("causal", 4.0)], is_partial=False)
+    assert medians() == {"causal": 4.0}
 
 
 def test_the_gpu_section_follows_from_its_results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
