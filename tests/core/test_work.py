@@ -132,7 +132,7 @@ def test_a_mask_multiplies_the_scores_of_a_tile_in_place(monkeypatch: pytest.Mon
         return exp(xp, array).view(Counted)
 
     monkeypatch.setattr(unshifted_softmax, "exp_in_place", counted)
-    monkeypatch.setattr(Counted, "made", 0)
+    monkeypatch.setattr(Counted, "products", 0)
     x = np.random.default_rng(0).standard_normal((2, 4, 700, 16), dtype=np.float32)
     scaled_dot_product_attention(x, x, x, np.arange(700) % 3 > 0, is_causal=True)
     assert len(tiles) > 8
