@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from short_runs import assert_right
 
 from sdpa_xp import biases, masks
 from sdpa_xp_export import TensorSpec, export_attention, forms
@@ -36,8 +37,30 @@ def self_attention(
 FLOAT = TensorSpec("float32", (6, 6))
 CAUSAL = {"is_causal": True}
 MORE_KEYS = specs((2, 4, 6, 16), (2, 4, 9, 16), (2, 4, 9, 16))
+ROOM = dict.fromkeys(("past_key", "past_value"), TensorSpec("float32", (2, 4, 6, 16))) | {
+    "past_lengths": TensorSpec("int64", (2,))
+}
+"""A cache with room for as many keys as there are queries."""
 ONE_KEY_BATCH = specs((2, 4, 6, 16), (1, 4, 6, 16), (1, 4, 6, 16))
-WINDOW = {"attn_mask": masks.causal() & masks.sliding_window(3, None)}
+WINDOWS = (
+    masks.causal() & masks.sliding_window(3, None),
+    masks.sliding_window(3, 0),
+    masks.sliding_window(0, 0),
+    masks.sliding_window(3, 2, offset=-2),
+    masks.sliding_window(3, 0, offset="lower_right"),
+    masks.causal() & masks.sliding_window(3, None, offset=1),
+    masks.causal() & masks.sliding_window(2**29, None),
+    masks.sliding_window(3, None) & masks.sliding_window(2, 0),
+    masks.causal() & masks.causal(1) & masks.sliding_window(2, 5),
+)
+"""These end at the query's own key."""
+TRIANGLES = (
+    masks.causal("lower_right"),
+    masks.sliding_window(None, 0),
+    masks.sliding_window(None, 3, offset=-3),
+    masks.causal() & masks.causal(2),
+)
+"""These are causal, where there are as many keys as queries."""
 CAPPED = {"runtime": NEW, "softcap": 2.0}
 
 TAKEN: dict[str, list[dict[str, Any]]] = {
@@ -49,13 +72,14 @@ TAKEN: dict[str, list[dict[str, Any]]] = {
     "multi_head": [
         self_attention(),
         self_attention() | CAUSAL,
+        *(self_attention() | {"attn_mask": mask} for mask in TRIANGLES),
         MORE_KEYS,
         self_attention(batch="B", length="L") | {"runtime": NEW},
     ],
     "grouped_query": [
         self_attention(groups=2, length="L") | CAUSAL,
         self_attention(groups=2) | CAUSAL | {"softcap": 2.0, "sinks": np.ones(4, np.float32)},
-        self_attention() | WINDOW,
+        *(self_attention() | {"attn_mask": mask} for mask in WINDOWS),
         self_attention(dtype="float16") | CAUSAL | {"runtime": CUDA},
     ],
     "tiled": [self_attention() | {"outputs": ("output", "lse")}],
@@ -135,6 +159,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
             self_attention() | {"attn_mask": masks.padding([4, 6])},
             self_attention() | {"attn_mask": masks.causal() & masks.padding([4, 6])},
             self_attention() | {"attn_mask": masks.causal(1)},
+            self_attention() | {"attn_mask": masks.sliding_window(3, 0)},
+            self_attention() | {"attn_mask": masks.sliding_window(None, 1)},
+            self_attention() | {"attn_mask": masks.causal([0, 0])},
+            MORE_KEYS | {"attn_mask": masks.causal("lower_right")},
+            self_attention() | CAUSAL | ROOM,
         )
     ),
     *(
@@ -147,20 +176,26 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     *(
         ("grouped_query", given, "GroupQueryAttention takes as many keys as queries here")
-        for given in (
-            MORE_KEYS | CAUSAL,
-            self_attention()
-            | {"past_key": TensorSpec("float32", (2, 4, 3, 16))}
-            | {"past_value": TensorSpec("float32", (2, 4, 3, 16)), "is_causal": True},
-        )
+        for given in (MORE_KEYS | CAUSAL, MORE_KEYS | {"attn_mask": masks.causal("lower_right")})
+    ),
+    (
+        "grouped_query",
+        self_attention()
+        | {"past_key": TensorSpec("float32", (2, 4, 3, 16))}
+        | {"past_value": TensorSpec("float32", (2, 4, 3, 16)), "is_causal": True},
+        "the exporter writes GroupQueryAttention without its cache inputs",
     ),
     *(
         ("grouped_query", given, "GroupQueryAttention is causal")
         for given in (
             self_attention(groups=2),
             self_attention(groups=2, length="L"),
-            self_attention() | {"attn_mask": masks.sliding_window(3, 0)},
+            self_attention() | {"attn_mask": masks.sliding_window(3, 1)},
+            self_attention() | {"attn_mask": masks.sliding_window(3, None)},
+            self_attention() | {"attn_mask": masks.sliding_window(3, 0, offset=1)},
             self_attention() | {"attn_mask": masks.causal(1)},
+            self_attention() | {"attn_mask": masks.causal([0, 0])},
+            self_attention() | {"attn_mask": masks.padding([4, 6])},
         )
     ),
     *(
@@ -172,10 +207,10 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         for mask in (
             masks.padding([4, 6]),
             masks.prefix(3),
-            masks.sliding_window(3, None, offset=1),
-            masks.sliding_window(3, None) & masks.sliding_window(2, None),
+            masks.sliding_window(3, None, offset=[1, 0]),
+            masks.sliding_window(3, None, offset=4),
             masks.sliding_window(2, None) & masks.padding([4, 6]),
-            masks.causal(1),
+            masks.causal([1, 2]),
         )
     ),
     (
@@ -229,6 +264,15 @@ def test_refused(form: str, given: dict[str, Any], words: str) -> None:
 def test_taken(form: str, given: dict[str, Any]) -> None:
     model = export_attention(**given, form=form)
     assert {each.key: each.value for each in model.metadata_props}["sdpa_xp.form"] == form
+
+
+@pytest.mark.parametrize("mask", [*WINDOWS, *TRIANGLES], ids=str)
+@pytest.mark.parametrize("length", [6, 40, "L"])
+def test_windows_that_end_at_the_own_key_are_right(mask: Any, length: int | str) -> None:
+    x = self_attention(length=length)
+    assert_right(export_attention(**x, attn_mask=mask, form="grouped_query"))
+    if mask in TRIANGLES:
+        assert_right(export_attention(**x, attn_mask=mask, form="multi_head", runtime=NEW))
 
 
 def reasons() -> Iterator[str]:
