@@ -24,7 +24,7 @@ from sdpa_xp_export._runtime.releases import (
     FormName,
     Runtime,
 )
-from sdpa_xp_export.forms.choice import FORMS, check_form_opset, choose
+from sdpa_xp_export.forms.choice import FORMS, choose
 from sdpa_xp_export.forms.traced_attention import refuse_attention
 from sdpa_xp_export.spec import TensorSpec
 
@@ -155,7 +155,7 @@ def export_call(
     target = Runtime.parse(function, runtime)
     name, reason = choose(function, call, form, opset, target)
     graph = Graph(
-        opset=_opset(function, name, opset, call),
+        opset=_opset(name, call) if opset is None else opset,
         namespace=namespace,
         attend=refuse_attention,
         float_dtype=call.accumulation_dtype,
@@ -172,8 +172,5 @@ def export_call(
     return finished_model(graph, FORMS[name].write(graph, call, target), metadata)
 
 
-def _opset(function: str, form: FormName, opset: int | None, call: ExportCall) -> int:
-    if opset is None:
-        return OPSETS[form][-1] if form == "attention" and counts_real_keys(call) else DEFAULT_OPSET[form]
-    check_form_opset(function, form, opset)
-    return opset
+def _opset(form: FormName, call: ExportCall) -> int:
+    return OPSETS[form][-1] if form == "attention" and counts_real_keys(call) else DEFAULT_OPSET[form]

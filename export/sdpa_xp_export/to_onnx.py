@@ -16,7 +16,12 @@ from sdpa_xp_export._call.numbers import CallNumbers, numbers_as_json, numbers_o
 from sdpa_xp_export._graph.finished_model import finished_model
 from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export._graph.traced_graph import TracedGraph
-from sdpa_xp_export._layer import named_outputs, parameter_arrays, with_arrays, with_parameters
+from sdpa_xp_export._layer import (
+    named_outputs,
+    parameter_arrays,
+    with_arrays,
+    with_parameters,
+)
 from sdpa_xp_export._model.large_model import Model
 from sdpa_xp_export._runtime.releases import (
     DEFAULT_OPSET,
@@ -107,9 +112,8 @@ def to_onnx(
     if not callable(layer):
         raise TypeError(message(FUNCTION, "`layer` must be callable", {"layer": type(layer).__name__}))
     target = Runtime.parse(FUNCTION, runtime)
-    traced = _traced(
-        layer, inspect.signature(layer).bind(*inputs, **keywords), form, _opset(opset, target), target
-    )
+    traced = _traced(layer, inspect.signature(layer).bind(*inputs, **keywords), form, opset, target)
+    check_loaded_opset(FUNCTION, opset, target)  # a layer may call no attention, which would check it
     traced.graph.prune([*traced.outputs.values()])
     metadata = {
         "sdpa_xp.version": sdpa_xp.__version__,
@@ -137,16 +141,16 @@ def traced_numbers(layer: Callable[..., Any], arguments: Mapping[str, Any]) -> l
     """Return the numbers of each attention that a layer calls with these arguments, of which some are specs."""
     target = Runtime.parse(FUNCTION, DEFAULT_RUNTIME)
     bound = inspect.signature(layer).bind(**arguments)
-    return [numbers_of(call) for call in _traced(layer, bound, "auto", _opset(None, target), target).calls]
+    return [numbers_of(call) for call in _traced(layer, bound, "auto", None, target).calls]
 
 
 def _traced(
-    layer: Callable[..., Any], bound: inspect.BoundArguments, form: str, opset: int, target: Runtime
+    layer: Callable[..., Any], bound: inspect.BoundArguments, form: str, opset: int | None, target: Runtime
 ) -> _Traced:
     """Call a layer with values of a graph in place of specs."""
-    attention = TracedAttention(form, target)
+    attention = TracedAttention(form, target, opset)
     graph = TracedGraph(
-        opset=opset,
+        opset=_opset(opset, target),
         namespace=namespace,
         attend=attention,
         computes_bfloat16=target.provider == "cuda",
@@ -193,7 +197,6 @@ def _opset(opset: int | None, target: Runtime) -> int:
     if opset not in allowed:
         rule = f"`opset` must be {allowed[0]} to {allowed[-1]}"
         raise ValueError(message(FUNCTION, rule, {"opset": opset}))
-    check_loaded_opset(FUNCTION, opset, target)  # a layer may call no attention, which would check it
     return opset
 
 

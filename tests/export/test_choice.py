@@ -13,7 +13,13 @@ from short_runs import assert_right
 from sdpa_xp import masks
 from sdpa_xp.layers import MultiHeadAttention
 from sdpa_xp_export import TensorSpec, export_attention, to_onnx
-from sdpa_xp_export._runtime.releases import FEW_SCORES, FIRST_RELEASE, OPSETS, PREFERRED, VERY_MANY_SCORES
+from sdpa_xp_export._runtime.releases import (
+    FEW_SCORES,
+    FIRST_RELEASE,
+    OPSETS,
+    PREFERRED,
+    VERY_MANY_SCORES,
+)
 from sdpa_xp_export.forms.choice import FORMS
 
 FIXED = TensorSpec("float32", (1, 4, 40, 64))
@@ -37,7 +43,7 @@ def test_a_window_that_releases_count_otherwise_is_refused(release: str) -> None
     """GroupQueryAttention with a window: no graph is right on onnxruntime 1.23 and on 1.24."""
     call: dict[str, Any] = {"form": "grouped_query", "is_causal": True}
     near = call | {"attn_mask": masks.sliding_window(7, 0)}
-    words = "right from 1.24 on at the earliest, and `runtime` is onnxruntime>=1.23;cpu.*form='primitive'"
+    words = "right from 1.24 on at the earliest, and `runtime` is onnxruntime>=1.23;cpu.*form='auto' takes"
     with pytest.raises(ValueError, match=f"^export_attention: `form` cannot be 'grouped_query': .*{words}"):
         export_attention(FIXED, FIXED, FIXED, **near, runtime=f"onnxruntime>={release};cpu")
     assert form_of(FIXED, FIXED, FIXED, **near, runtime="onnxruntime>=1.24;cpu") == "grouped_query"
@@ -75,7 +81,7 @@ def test_web_refuses_what_webgpu_computes_wrong(operator: str) -> None:
     form = {"MultiHeadAttention": "multi_head", "GroupQueryAttention": "grouped_query"}[operator]
     said: dict[str, Any] = {"is_causal": True, "form": form}
     assert form_of(FIXED, FIXED, FIXED, **said) == form
-    words = f"the WebGPU provider computes {operator} wrong from 32 tokens on, .*;web.* form='primitive'"
+    words = f"the WebGPU provider computes {operator} wrong from 32 tokens on, .*;web.* form='auto' takes"
     with pytest.raises(ValueError, match=f"^export_attention: `form` cannot be '{form}': {words}"):
         export_attention(FIXED, FIXED, FIXED, **said, runtime="onnxruntime>=1.31;web")
 

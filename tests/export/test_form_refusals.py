@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,12 @@ import numpy as np
 import pytest
 from short_runs import assert_right
 
-from sdpa_xp import biases, masks
-from sdpa_xp_export import TensorSpec, export_attention, forms
+from sdpa_xp import biases, masks, scaled_dot_product_attention
+from sdpa_xp_export import TensorSpec, export_attention, forms, to_onnx
+from sdpa_xp_export._call.call import ExportOptions
+from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._runtime.releases import FormName, Runtime
+from sdpa_xp_export.forms.choice import FORMS, unsupported_reason
 
 OLD, NEW, CUDA = "onnxruntime>=1.28;cpu", "onnxruntime>=1.31;cpu", "onnxruntime>=1.31;cuda"
 
@@ -32,6 +37,10 @@ def self_attention(
 ) -> dict[str, Any]:
     query, shared = (batch, heads, length, width), (batch, groups, length, width)
     return specs(query, shared, shared, dtype=dtype)
+
+
+def _rules(given: dict[str, Any]) -> ExportOptions:
+    return ExportOptions(**{name: value for name, value in given.items() if name in ExportOptions._fields})
 
 
 FLOAT = TensorSpec("float32", (6, 6))
@@ -264,6 +273,70 @@ def test_refused(form: str, given: dict[str, Any], words: str) -> None:
 def test_taken(form: str, given: dict[str, Any]) -> None:
     model = export_attention(**given, form=form)
     assert {each.key: each.value for each in model.metadata_props}["sdpa_xp.form"] == form
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_no_release_changes_is_said_first(form: FormName) -> None:
+    """On every release the words of the newest one, if it refuses the call."""
+    options = [given for calls in TAKEN.values() for given in calls] + [given for _, given, _ in REFUSED]
+    found = 0
+    for one, other in product(options, options):
+        given = {name: value for name, value in (one | other).items() if name != "runtime"}
+        try:
+            call = checked_call("test", given["query"], given["key"], given["value"], _rules(given))
+        except (TypeError, ValueError):
+            continue  # no call
+        newest, *older = (
+            unsupported_reason(form, call, Runtime((1, minor), "cpu")) for minor in (31, 28, 24, 23)
+        )
+        if newest is not None:
+            assert {newest} == {*older}
+            found += 1
+    assert found > 100 or form == "primitive"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, "ai.onnx Attention has no sinks"),
+        ({"opset": 24}, "ai.onnx Attention has no sinks"),
+        ({"opset": 22}, "`opset` must be 23 to 24 for form 'attention'"),
+        ({"sinks": None}, "onnxruntime computes it right from 1.28 on"),
+        ({"sinks": None, "form": "primitive", "opset": 24}, "`opset` 24 is loaded from onnxruntime 1.24 on"),
+    ],
+)
+def test_whoever_raises_the_release_meets_no_other_reason(change: dict[str, Any], words: str) -> None:
+    said: dict[str, Any] = {"form": "attention", "sinks": np.ones(4, np.float32)} | change
+    specs = self_attention().values()
+    with pytest.raises(ValueError, match=words):
+        export_attention(*specs, **said, runtime="onnxruntime>=1.23;cpu")
+    sinks = said.pop("sinks")
+    with pytest.raises(ValueError, match=words):
+        to_onnx(
+            lambda q, k, v: scaled_dot_product_attention(q, k, v, sinks=sinks),
+            *specs,
+            **said,
+            runtime="onnxruntime>=1.23;cpu",
+        )
+
+
+@pytest.mark.parametrize("opset", [None, 23, 24])
+@pytest.mark.parametrize(("form", "given", "words"), REFUSED, ids=lambda value: str(value)[:40])
+def test_the_hint_is_what_auto_takes(form: str, given: dict[str, Any], words: str, opset: int | None) -> None:
+    if opset == 24 and given.get("runtime") == "onnxruntime>=1.23;cpu":
+        return
+    with pytest.raises(ValueError, match=re.escape(words)) as caught:
+        export_attention(**given, form=form, opset=opset)
+    model = export_attention(**given, opset=opset)
+    taken = {each.key: each.value for each in model.metadata_props}["sdpa_xp.form"]
+    assert str(caught.value).endswith(f" form='auto' takes {taken!r}.")
+
+
+def test_the_hint_names_the_release_that_loads_the_opset() -> None:
+    words = "form='auto' takes 'primitive' from onnxruntime 1.24 on"
+    said: dict[str, Any] = {"sinks": np.ones(4, np.float32), "opset": 24, "runtime": "onnxruntime>=1.23;cpu"}
+    with pytest.raises(ValueError, match=words):
+        export_attention(**self_attention(), **said, form="attention")
 
 
 @pytest.mark.parametrize("mask", [*WINDOWS, *TRIANGLES], ids=str)
