@@ -92,9 +92,10 @@ def export_attention(
         opset: 23 or 24 for `"attention"`, 17 to 24 for the others. The default is 23 (24 with lengths of keys)
             and 18.
         runtime: The oldest release that has to compute the graph right, as every later one does, and the
-            provider: `"onnxruntime>=1.28;cpu"`. The provider is `cpu`, `cuda` or `web`, which is
-            onnxruntime-web on WebAssembly and on WebGPU. Half dtypes are computed in float32; a fused kernel on
-            `cuda` has its own accumulation.
+            provider: `"onnxruntime>=1.28;cpu"`. 1.28.2 counts as 1.28, and the oldest is 1.23. The newest
+            release that was tried is 1.31.1; a newer one is taken to compute as it does, and the metadata say
+            so. The provider is `cpu`, `cuda` or `web`, which is onnxruntime-web on WebAssembly and on WebGPU.
+            Half dtypes are computed in float32; a fused kernel on `cuda` has its own accumulation.
 
     Returns:
         The model, which has passed onnx.checker in full. Its metadata hold the call, from which `verify` knows

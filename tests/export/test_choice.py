@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,12 +12,13 @@ import onnx
 import pytest
 from short_runs import assert_right
 
-from sdpa_xp import masks
+from sdpa_xp import masks, scaled_dot_product_attention
 from sdpa_xp.layers import MultiHeadAttention
 from sdpa_xp_export import TensorSpec, export_attention, to_onnx
 from sdpa_xp_export._runtime.releases import (
     FEW_SCORES,
     FIRST_RELEASE,
+    NEWEST_TRIED,
     OPSETS,
     PREFERRED,
     VERY_MANY_SCORES,
@@ -125,6 +128,26 @@ def test_web_takes_them_in_layers_too() -> None:
         model = to_onnx(layer, words, runtime=f"onnxruntime>=1.28;{provider}")
         operators[provider] = {node.op_type for node in model.graph.node if node.domain}
     assert operators == {"cpu": {"MultiHeadAttention"}, "web": set()}
+
+
+@pytest.mark.parametrize("form", ["auto", "primitive"])
+@pytest.mark.parametrize(
+    ("release", "untried"), [("1.31", False), ("1.31.9", False), ("1.32", True), ("9.9", True)]
+)
+def test_a_release_beyond_the_newest_that_was_tried_is_told(form: str, release: str, untried: bool) -> None:
+    said: dict[str, Any] = {"form": form, "runtime": f"onnxruntime>={release};cpu"}
+    metadata = export_attention(FIXED, FIXED, FIXED, **said).metadata_props
+    reason = next(each.value for each in metadata if each.key == "sdpa_xp.reason")
+    assert reason.endswith(f"; the newest release tried is {NEWEST_TRIED}") is untried
+    layer = to_onnx(lambda x: scaled_dot_product_attention(x, x, x), FIXED, **said)
+    forms = next(each.value for each in layer.metadata_props if each.key == "sdpa_xp.forms")
+    assert ("the newest release tried" in forms) is untried
+
+
+def test_the_newest_release_that_was_tried_has_results() -> None:
+    results = json.loads((Path(__file__).parents[2] / "results" / "runtimes.json").read_text())
+    assert [*results["releases"]][-1] == NEWEST_TRIED
+    assert f"tried is {NEWEST_TRIED};" in " ".join(str(export_attention.__doc__).split())
 
 
 def test_every_form_and_case_has_a_place() -> None:

@@ -7,7 +7,7 @@ from types import ModuleType
 
 from sdpa_xp._checks import message
 from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export._call.mask_analysis import only_causal, unmasked
+from sdpa_xp_export._call.mask_analysis import is_causal, only_causal, unmasked
 from sdpa_xp_export._runtime.releases import (
     FEW_SCORES,
     FIRST_RELEASE,
@@ -62,7 +62,7 @@ def choose(
             hint = _auto_hint(call, opset, target)
             raise ValueError(message(function, f"`form` cannot be {form!r}: {why}", {"form": form}, hint))
         check_loaded_opset(function, opset, target)
-    return name, reason
+    return name, "; ".join(filter(None, [reason, target.untried_note]))
 
 
 def unsupported_reason(form: FormName, call: ExportCall, target: Runtime) -> str | None:
@@ -120,8 +120,11 @@ def _best(call: ExportCall, opset: int | None, target: Runtime) -> tuple[FormNam
         why_not[form] = why
     else:
         raise AssertionError("the primitive form states every call")
+    # The operator of that name is the usual one beside a cache, so say it even where it is no candidate.
+    if call.cached and (why := unsupported_reason("grouped_query", call, target)):
+        why_not.setdefault("grouped_query", why)
     passed_over = (f"not {name}: {why}" for name, why in why_not.items())
-    return form, "; ".join([f"the best for {_case(call)} on {target.provider}", *passed_over])
+    return form, "; ".join([f"{_in_words(call)}: the best on {target.provider}", *passed_over])
 
 
 def _case(call: ExportCall) -> str:
@@ -132,6 +135,16 @@ def _case(call: ExportCall) -> str:
         return f"{kind}, many scores"
     few, very = count <= FEW_SCORES[kind], count > VERY_MANY_SCORES
     return f"{kind}, {'few' if few else 'very many' if very else 'many'} scores"
+
+
+def _in_words(call: ExportCall) -> str:
+    """Return the call as its caller would describe it: what masks it, what it has, and its size."""
+    masked = "masked" if call.masks else "all pairs"
+    kind = "causal" if call.masks and all(map(is_causal, call.masks)) else masked
+    cache = "a cache with free room" if call.past_lengths is not None else "a cache"
+    has = [what for what, it_has in ((cache, call.cached), ("a bias", call.biases)) if it_has]
+    size = "open lengths" if _score_count(call) is None else _case(call).partition(", ")[2]
+    return " with ".join([kind, " and ".join(has)] if has else [kind]) + f", {size}"
 
 
 def _score_count(call: ExportCall) -> int | None:
