@@ -24,7 +24,7 @@ from sdpa_xp_export._runtime.releases import (
     FormName,
     Runtime,
 )
-from sdpa_xp_export.forms.choice import FORMS, choose
+from sdpa_xp_export.forms.choice import FORMS, check_tensors, choose
 from sdpa_xp_export.forms.traced_attention import refuse_attention
 from sdpa_xp_export.spec import TensorSpec
 
@@ -95,7 +95,8 @@ def export_attention(
             provider: `"onnxruntime>=1.28;cpu"`. 1.28.2 counts as 1.28, and the oldest is 1.23. The newest
             release that was tried is 1.31.1; a newer one is taken to compute as it does, and the metadata say
             so. The provider is `cpu`, `cuda` or `web`, which is onnxruntime-web on WebAssembly and on WebGPU.
-            Half dtypes are computed in float32; a fused kernel on `cuda` has its own accumulation.
+            Its JavaScript API has no bfloat16. Half dtypes are computed in float32; a fused kernel on `cuda`
+            has its own accumulation.
 
     Returns:
         The model, which has passed onnx.checker in full. Its metadata hold the call, from which `verify` knows
@@ -154,6 +155,7 @@ def export_call(
 ) -> Model:
     """Return the model of a call that has been checked."""
     target = Runtime.parse(function, runtime)
+    check_tensors(function, call, target)
     name, reason = choose(function, call, form, opset, target)
     graph = Graph(
         opset=_opset(name, call) if opset is None else opset,

@@ -114,6 +114,8 @@ def to_onnx(
     target = Runtime.parse(FUNCTION, runtime)
     traced = _traced(layer, inspect.signature(layer).bind(*inputs, **keywords), form, opset, target)
     check_loaded_opset(FUNCTION, opset, target)  # a layer may call no attention, which would check it
+    for name, value in traced.outputs.items():
+        target.check_tensor(FUNCTION, name, value.dtype)
     traced.graph.prune([*traced.outputs.values()])
     metadata = {
         "sdpa_xp.version": sdpa_xp.__version__,
@@ -159,6 +161,7 @@ def _traced(
     )
 
     def as_input(name: str, spec: TensorSpec) -> GraphValue:
+        target.check_tensor(FUNCTION, name, spec.dtype)
         return graph.input(graph.free_name(name), spec.dtype, spec.shape)
 
     fixed = _fixed_names(bound)

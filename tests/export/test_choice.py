@@ -130,6 +130,31 @@ def test_web_takes_them_in_layers_too() -> None:
     assert operators == {"cpu": {"MultiHeadAttention"}, "web": set()}
 
 
+BFLOAT16 = TensorSpec("bfloat16", (1, 4, 40, 64))
+WEB = "onnxruntime>=1.31;web"
+
+
+def test_web_refuses_bfloat16() -> None:
+    """A page could not pass the inputs; inside of a layer the dtype is fine."""
+    words = (
+        "must not be bfloat16 for web, since onnxruntime's JavaScript API has no such tensor; got .*=bfloat16"
+    )
+    form_of(BFLOAT16, BFLOAT16, BFLOAT16, runtime="onnxruntime>=1.31;cpu")
+    with pytest.raises(TypeError, match=f"^export_attention: `query` {words}.*float32 or float16"):
+        export_attention(BFLOAT16, BFLOAT16, BFLOAT16, runtime=WEB)
+    with pytest.raises(TypeError, match=f"^to_onnx: `x` {words}"):
+        to_onnx(lambda x: x + 1, BFLOAT16, runtime=WEB)
+    with pytest.raises(TypeError, match=f"^to_onnx: `output` {words}"):
+        to_onnx(lambda x: x.__array_namespace__().astype(x, "bfloat16"), FIXED, runtime=WEB)
+
+    def inside(x: Any) -> Any:
+        xp = x.__array_namespace__()
+        half = xp.astype(x, "bfloat16")
+        return xp.astype(scaled_dot_product_attention(half, half, half), x.dtype)
+
+    to_onnx(inside, FIXED, runtime=WEB)
+
+
 @pytest.mark.parametrize("form", ["auto", "primitive"])
 @pytest.mark.parametrize(
     ("release", "untried"), [("1.31", False), ("1.31.9", False), ("1.32", True), ("9.9", True)]

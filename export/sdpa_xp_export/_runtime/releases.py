@@ -139,6 +139,16 @@ class Runtime:
         newest = tuple(map(int, NEWEST_TRIED.split(".")))
         return f"the newest release tried is {NEWEST_TRIED}" if self.release > newest[:2] else ""
 
+    def check_tensor(self, function: str, name: str, dtype: str) -> None:
+        """Check that a program can pass an input or an output of that dtype to the runtime."""
+        if self.provider == "web" and dtype == "bfloat16":
+            # The types of a tensor in onnxruntime-common 1.30 have no bfloat16.
+            rule = (
+                f"`{name}` must not be bfloat16 for web, since onnxruntime's JavaScript API has no such tensor"
+            )
+            got = {f"{name}.dtype": dtype, "runtime": self}
+            raise TypeError(message(function, rule, got, "Pass it in float32 or float16."))
+
     @property
     def softmax_hides_nan(self) -> bool:
         """Whether Softmax returns 0 for NaN: on WebGPU it ends in `max(value, 0)`, "to protect against NaN".

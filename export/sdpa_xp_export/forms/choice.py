@@ -65,6 +65,12 @@ def choose(
     return name, "; ".join(filter(None, [reason, target.untried_note]))
 
 
+def check_tensors(function: str, call: ExportCall, target: Runtime) -> None:
+    """Check that a program can pass the inputs and outputs of the call; outputs have the query's dtype."""
+    for name, spec in call.inputs.items():
+        target.check_tensor(function, name, spec.dtype)
+
+
 def unsupported_reason(form: FormName, call: ExportCall, target: Runtime) -> str | None:
     """Return why the form does not compute the call right on that runtime or a later one; None if it does.
 
