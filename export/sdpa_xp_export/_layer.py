@@ -1,17 +1,23 @@
-"""A layer as the exporter uses it: its parameters, which can be replaced, and its outputs by name."""
+"""A layer as the exporter uses it: its parameters, which can be replaced, its errors, its outputs by name."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from types import MethodType
 from typing import Any, cast
 
+from sdpa_xp._checks import message
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._array_api.dispatch import is_array
 from sdpa_xp_export.spec import TensorSpec
+
+_OWN_ERROR = re.compile(r"[\w.]+: ")
+"""Messages of the library and of the exporter begin with a function; `linear(): ...` is of torch."""
 
 
 def parameter_arrays(layer: object) -> dict[str, Any]:
@@ -52,6 +58,34 @@ def _has_parameters_field(layer: object) -> bool:
     return dataclasses.is_dataclass(layer) and any(
         field.name == "parameters" and field.init for field in dataclasses.fields(layer)
     )
+
+
+@contextmanager
+def foreign_errors_reworded(function: str, layer: object) -> Iterator[None]:
+    """Raise the error of another library, which was called with a value of a graph, with a way out.
+
+    A torch module that is written in array-API code can be traced, so what a layer is tells nothing beforehand.
+    """
+    try:
+        yield
+    except (TypeError, AttributeError) as error:
+        of_torch = _is_torch_module(layer)
+        if _OWN_ERROR.match(str(error)) or not (of_torch or "GraphValue" in str(error)):
+            raise
+        rule = "`layer` must be array-API code, which takes its functions from `x.__array_namespace__()`"
+        hint = (
+            "Export a torch module with `torch.onnx.export`, or load its weights into one of sdpa_xp.layers."
+            if of_torch
+            else "Write xp = x.__array_namespace__() and xp.tanh(x) in place of another library's tanh(x)."
+        )
+        got = {"layer": type(layer).__name__, "its error": str(error).partition("\n")[0].rstrip(".")}
+        raise TypeError(message(function, rule, got, hint)) from error
+
+
+def _is_torch_module(layer: object) -> bool:
+    owner = type(getattr(layer, "__self__", layer))  # of a method
+    base = "torch.nn.modules.module", "Module"
+    return any((parent.__module__, parent.__name__) == base for parent in owner.__mro__)
 
 
 def with_arrays(argument: Any, name: str, array_of: Callable[[str, TensorSpec], Any]) -> Any:

@@ -24,7 +24,7 @@ from sdpa_xp_export._runtime.releases import (
     FormName,
     Runtime,
 )
-from sdpa_xp_export.forms.choice import FORMS, check_form_opset, choose
+from sdpa_xp_export.forms.choice import FORMS, check_tensors, choose
 from sdpa_xp_export.forms.traced_attention import refuse_attention
 from sdpa_xp_export.spec import TensorSpec
 
@@ -92,9 +92,11 @@ def export_attention(
         opset: 23 or 24 for `"attention"`, 17 to 24 for the others. The default is 23 (24 with lengths of keys)
             and 18.
         runtime: The oldest release that has to compute the graph right, as every later one does, and the
-            provider: `"onnxruntime>=1.28;cpu"`. The provider is `cpu`, `cuda` or `web`, which is
-            onnxruntime-web on WebAssembly and on WebGPU. Half dtypes are computed in float32; a fused kernel on
-            `cuda` has its own accumulation.
+            provider: `"onnxruntime>=1.28;cpu"`. 1.28.2 counts as 1.28, and the oldest is 1.23. The newest
+            release that was tried is 1.31.1; a newer one is taken to compute as it does, and the metadata say
+            so. The provider is `cpu`, `cuda` or `web`, which is onnxruntime-web on WebAssembly and on WebGPU.
+            Its JavaScript API has no bfloat16. Half dtypes are computed in float32; a fused kernel on `cuda`
+            has its own accumulation.
 
     Returns:
         The model, which has passed onnx.checker in full. Its metadata hold the call, from which `verify` knows
@@ -153,9 +155,10 @@ def export_call(
 ) -> Model:
     """Return the model of a call that has been checked."""
     target = Runtime.parse(function, runtime)
+    check_tensors(function, call, target)
     name, reason = choose(function, call, form, opset, target)
     graph = Graph(
-        opset=_opset(function, name, opset, call),
+        opset=_opset(name, call) if opset is None else opset,
         namespace=namespace,
         attend=refuse_attention,
         float_dtype=call.accumulation_dtype,
@@ -172,8 +175,5 @@ def export_call(
     return finished_model(graph, FORMS[name].write(graph, call, target), metadata)
 
 
-def _opset(function: str, form: FormName, opset: int | None, call: ExportCall) -> int:
-    if opset is None:
-        return OPSETS[form][-1] if form == "attention" and counts_real_keys(call) else DEFAULT_OPSET[form]
-    check_form_opset(function, form, opset)
-    return opset
+def _opset(form: FormName, call: ExportCall) -> int:
+    return OPSETS[form][-1] if form == "attention" and counts_real_keys(call) else DEFAULT_OPSET[form]

@@ -16,7 +16,13 @@ from sdpa_xp_export._call.numbers import CallNumbers, numbers_as_json, numbers_o
 from sdpa_xp_export._graph.finished_model import finished_model
 from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export._graph.traced_graph import TracedGraph
-from sdpa_xp_export._layer import named_outputs, parameter_arrays, with_arrays, with_parameters
+from sdpa_xp_export._layer import (
+    foreign_errors_reworded,
+    named_outputs,
+    parameter_arrays,
+    with_arrays,
+    with_parameters,
+)
 from sdpa_xp_export._model.large_model import Model
 from sdpa_xp_export._runtime.releases import (
     DEFAULT_OPSET,
@@ -83,8 +89,9 @@ def to_onnx(
             GiB of weights it is a LargeModel, which refers to the arrays until `save` writes them.
 
     Raises:
-        TypeError: A layer that is not callable, that uses a function that is not in the array API, or that
-            asks for a number that only a run tells; names what must hold.
+        TypeError: A layer that is not callable, that uses a function that is not in the array API (as a torch
+            module does: `torch.onnx.export` takes these), or that asks for a number that only a run tells;
+            names what must hold.
         ValueError: Shapes that do not fit, a form, an opset or a runtime that cannot compute a call, or a
             large array that the layer writes to after the graph has met it.
 
@@ -107,9 +114,10 @@ def to_onnx(
     if not callable(layer):
         raise TypeError(message(FUNCTION, "`layer` must be callable", {"layer": type(layer).__name__}))
     target = Runtime.parse(FUNCTION, runtime)
-    traced = _traced(
-        layer, inspect.signature(layer).bind(*inputs, **keywords), form, _opset(opset, target), target
-    )
+    traced = _traced(layer, _bound(layer, inputs, keywords), form, opset, target)
+    check_loaded_opset(FUNCTION, opset, target)  # a layer may call no attention, which would check it
+    for name, value in traced.outputs.items():
+        target.check_tensor(FUNCTION, name, value.dtype)
     traced.graph.prune([*traced.outputs.values()])
     metadata = {
         "sdpa_xp.version": sdpa_xp.__version__,
@@ -119,6 +127,22 @@ def to_onnx(
         "sdpa_xp.arguments": json.dumps(traced.fixed_arguments),
     }
     return finished_model(traced.graph, traced.outputs, metadata)
+
+
+def _bound(
+    layer: Callable[..., Any], inputs: tuple[Any, ...], keywords: Mapping[str, Any]
+) -> inspect.BoundArguments:
+    """Return the arguments of the layer by name."""
+    try:
+        signature = inspect.signature(layer)
+    except ValueError as error:  # a function in C may have none
+        rule, hint = "`layer` must be a function with a signature", "Write it in Python, as in lambda x: ..."
+        raise TypeError(message(FUNCTION, rule, {"layer": getattr(layer, "__name__", layer)}, hint)) from error
+    try:
+        return signature.bind(*inputs, **keywords)
+    except TypeError as error:
+        rule, got = "the arguments must fit `layer`", {"its error": error, "its signature": signature}
+        raise TypeError(message(FUNCTION, rule, got)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,16 +161,16 @@ def traced_numbers(layer: Callable[..., Any], arguments: Mapping[str, Any]) -> l
     """Return the numbers of each attention that a layer calls with these arguments, of which some are specs."""
     target = Runtime.parse(FUNCTION, DEFAULT_RUNTIME)
     bound = inspect.signature(layer).bind(**arguments)
-    return [numbers_of(call) for call in _traced(layer, bound, "auto", _opset(None, target), target).calls]
+    return [numbers_of(call) for call in _traced(layer, bound, "auto", None, target).calls]
 
 
 def _traced(
-    layer: Callable[..., Any], bound: inspect.BoundArguments, form: str, opset: int, target: Runtime
+    layer: Callable[..., Any], bound: inspect.BoundArguments, form: str, opset: int | None, target: Runtime
 ) -> _Traced:
     """Call a layer with values of a graph in place of specs."""
-    attention = TracedAttention(form, target)
+    attention = TracedAttention(form, target, opset)
     graph = TracedGraph(
-        opset=opset,
+        opset=_opset(opset, target),
         namespace=namespace,
         attend=attention,
         computes_bfloat16=target.provider == "cuda",
@@ -155,6 +179,7 @@ def _traced(
     )
 
     def as_input(name: str, spec: TensorSpec) -> GraphValue:
+        target.check_tensor(FUNCTION, name, spec.dtype)
         return graph.input(graph.free_name(name), spec.dtype, spec.shape)
 
     fixed = _fixed_names(bound)
@@ -164,7 +189,9 @@ def _traced(
         rule = "there must be a TensorSpec among the arguments of `layer`"
         raise TypeError(message(FUNCTION, rule, {"arguments": [*bound.arguments]}))
     traced_layer = with_parameters(layer, lambda _, array: graph.from_array(array))
-    outputs = _outputs(graph, traced_layer(*bound.args, **bound.kwargs))
+    with foreign_errors_reworded(FUNCTION, layer):
+        result = traced_layer(*bound.args, **bound.kwargs)
+    outputs = _outputs(graph, result)
     return _Traced(graph, outputs, attention.chosen, attention.calls, fixed)
 
 
@@ -193,7 +220,6 @@ def _opset(opset: int | None, target: Runtime) -> int:
     if opset not in allowed:
         rule = f"`opset` must be {allowed[0]} to {allowed[-1]}"
         raise ValueError(message(FUNCTION, rule, {"opset": opset}))
-    check_loaded_opset(FUNCTION, opset, target)  # a layer may call no attention, which would check it
     return opset
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +12,17 @@ import onnx
 import pytest
 from short_runs import assert_right
 
-from sdpa_xp import masks
+from sdpa_xp import masks, scaled_dot_product_attention
 from sdpa_xp.layers import MultiHeadAttention
 from sdpa_xp_export import TensorSpec, export_attention, to_onnx
-from sdpa_xp_export._runtime.releases import FEW_SCORES, FIRST_RELEASE, OPSETS, PREFERRED, VERY_MANY_SCORES
+from sdpa_xp_export._runtime.releases import (
+    FEW_SCORES,
+    FIRST_RELEASE,
+    NEWEST_TRIED,
+    OPSETS,
+    PREFERRED,
+    VERY_MANY_SCORES,
+)
 from sdpa_xp_export.forms.choice import FORMS
 
 FIXED = TensorSpec("float32", (1, 4, 40, 64))
@@ -37,7 +46,7 @@ def test_a_window_that_releases_count_otherwise_is_refused(release: str) -> None
     """GroupQueryAttention with a window: no graph is right on onnxruntime 1.23 and on 1.24."""
     call: dict[str, Any] = {"form": "grouped_query", "is_causal": True}
     near = call | {"attn_mask": masks.sliding_window(7, 0)}
-    words = "right from 1.24 on at the earliest, and `runtime` is onnxruntime>=1.23;cpu.*form='primitive'"
+    words = "right from 1.24 on at the earliest, and `runtime` is onnxruntime>=1.23;cpu.*form='auto' takes"
     with pytest.raises(ValueError, match=f"^export_attention: `form` cannot be 'grouped_query': .*{words}"):
         export_attention(FIXED, FIXED, FIXED, **near, runtime=f"onnxruntime>={release};cpu")
     assert form_of(FIXED, FIXED, FIXED, **near, runtime="onnxruntime>=1.24;cpu") == "grouped_query"
@@ -75,7 +84,7 @@ def test_web_refuses_what_webgpu_computes_wrong(operator: str) -> None:
     form = {"MultiHeadAttention": "multi_head", "GroupQueryAttention": "grouped_query"}[operator]
     said: dict[str, Any] = {"is_causal": True, "form": form}
     assert form_of(FIXED, FIXED, FIXED, **said) == form
-    words = f"the WebGPU provider computes {operator} wrong from 32 tokens on, .*;web.* form='primitive'"
+    words = f"the WebGPU provider computes {operator} wrong from 32 tokens on, .*;web.* form='auto' takes"
     with pytest.raises(ValueError, match=f"^export_attention: `form` cannot be '{form}': {words}"):
         export_attention(FIXED, FIXED, FIXED, **said, runtime="onnxruntime>=1.31;web")
 
@@ -124,6 +133,51 @@ def test_web_takes_them_in_layers_too() -> None:
         model = to_onnx(layer, words, runtime=f"onnxruntime>=1.28;{provider}")
         operators[provider] = {node.op_type for node in model.graph.node if node.domain}
     assert operators == {"cpu": {"MultiHeadAttention"}, "web": set()}
+
+
+BFLOAT16 = TensorSpec("bfloat16", (1, 4, 40, 64))
+WEB = "onnxruntime>=1.31;web"
+
+
+def test_web_refuses_bfloat16() -> None:
+    """A page could not pass the inputs; inside of a layer the dtype is fine."""
+    words = (
+        "must not be bfloat16 for web, since onnxruntime's JavaScript API has no such tensor; got .*=bfloat16"
+    )
+    form_of(BFLOAT16, BFLOAT16, BFLOAT16, runtime="onnxruntime>=1.31;cpu")
+    with pytest.raises(TypeError, match=f"^export_attention: `query` {words}.*float32 or float16"):
+        export_attention(BFLOAT16, BFLOAT16, BFLOAT16, runtime=WEB)
+    with pytest.raises(TypeError, match=f"^to_onnx: `x` {words}"):
+        to_onnx(lambda x: x + 1, BFLOAT16, runtime=WEB)
+    with pytest.raises(TypeError, match=f"^to_onnx: `output` {words}"):
+        to_onnx(lambda x: x.__array_namespace__().astype(x, "bfloat16"), FIXED, runtime=WEB)
+
+    def inside(x: Any) -> Any:
+        xp = x.__array_namespace__()
+        half = xp.astype(x, "bfloat16")
+        return xp.astype(scaled_dot_product_attention(half, half, half), x.dtype)
+
+    to_onnx(inside, FIXED, runtime=WEB)
+
+
+@pytest.mark.parametrize("form", ["auto", "primitive"])
+@pytest.mark.parametrize(
+    ("release", "untried"), [("1.31", False), ("1.31.9", False), ("1.32", True), ("9.9", True)]
+)
+def test_a_release_beyond_the_newest_that_was_tried_is_told(form: str, release: str, untried: bool) -> None:
+    said: dict[str, Any] = {"form": form, "runtime": f"onnxruntime>={release};cpu"}
+    metadata = export_attention(FIXED, FIXED, FIXED, **said).metadata_props
+    reason = next(entry.value for entry in metadata if entry.key == "sdpa_xp.reason")
+    assert reason.endswith(f"; the newest release tried is {NEWEST_TRIED}") is untried
+    layer = to_onnx(lambda x: scaled_dot_product_attention(x, x, x), FIXED, **said)
+    forms = next(entry.value for entry in layer.metadata_props if entry.key == "sdpa_xp.forms")
+    assert ("the newest release tried" in forms) is untried
+
+
+def test_the_newest_release_that_was_tried_has_results() -> None:
+    results = json.loads((Path(__file__).parents[2] / "results" / "runtimes.json").read_text())
+    assert [*results["releases"]][-1] == NEWEST_TRIED
+    assert f"tried is {NEWEST_TRIED};" in " ".join(str(export_attention.__doc__).split())
 
 
 def test_every_form_and_case_has_a_place() -> None:

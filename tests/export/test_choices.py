@@ -9,11 +9,11 @@ import onnx
 import pytest
 from short_runs import assert_right
 
-from sdpa_xp import masks, scaled_dot_product_attention
+from sdpa_xp import biases, masks, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, export_attention, to_onnx
 from sdpa_xp_export._array_api import namespace
 from sdpa_xp_export._graph.graph import Graph
-from sdpa_xp_export._runtime.releases import FEW_SCORES, VERY_MANY_SCORES
+from sdpa_xp_export._runtime.releases import FEW_SCORES, PREFERRED, VERY_MANY_SCORES
 from sdpa_xp_export.forms.traced_attention import refuse_attention
 from sdpa_xp_export.lowering.masks import both_allow
 
@@ -44,40 +44,70 @@ FEW, VERY_MANY = FEW_SCORES["unmasked"], VERY_MANY_SCORES
         ((1, 1, VERY_MANY // 16, 16), "many"),
         ((1, 1, 16, VERY_MANY // 16 + 1), "very many"),
         ((1, 1, VERY_MANY // 16 + 1, 16), "very many"),
-        (("B", 1, 2, 2), "many"),
-        ((1, 1, "L", 2), "many"),
-        ((1, 1, 2, "S"), "many"),
     ],
 )
 def test_how_many_scores(sizes: Any, size: str) -> None:
-    """Of all heads and batch entries together; many where a length is not known."""
-    assert reason(export_attention(*specs(*sizes))).startswith(f"the best for unmasked, {size} scores on cpu")
+    """Of all heads and batch entries together."""
+    assert reason(export_attention(*specs(*sizes))).startswith(f"all pairs, {size} scores: the best on cpu")
+
+
+@pytest.mark.parametrize("sizes", [("B", 1, 2, 2), (1, 1, "L", 2), (1, 1, 2, "S")])
+def test_a_length_that_is_not_known_counts_as_many_scores(sizes: Any) -> None:
+    model = export_attention(*specs(*sizes))
+    assert reason(model).startswith("all pairs, open lengths: the best on cpu; not multi_head")
+    assert {entry.key: entry.value for entry in model.metadata_props}["sdpa_xp.form"] == "tiled"
+
+
+PAST = {name: TensorSpec("float32", (2, 4, 7, 16)) for name in ("past_key", "past_value")}
 
 
 @pytest.mark.parametrize(
     ("rules", "kind"),
     [
-        ({}, "unmasked"),
+        ({}, "all pairs"),
         ({"is_causal": True}, "causal"),
         ({"attn_mask": masks.causal()}, "causal"),
         ({"attn_mask": masks.causal(1)}, "masked"),
         ({"attn_mask": masks.sliding_window(1, 0)}, "masked"),
         ({"attn_mask": masks.padding([3, 4]), "is_causal": True}, "masked"),
-        ({"bias": TensorSpec("float32", (6, 6))}, "masked"),
+        ({"bias": TensorSpec("float32", (6, 6))}, "all pairs with a bias"),
+        ({"bias": biases.alibi(4), "is_causal": True}, "causal with a bias"),
+        (PAST, "all pairs with a cache"),
+        (PAST | {"is_causal": True}, "causal with a cache"),
+        (PAST | {"attn_mask": masks.sliding_window(1, 0)}, "masked with a cache"),
+        (
+            PAST | {"past_lengths": TensorSpec("int64", (2,)), "bias": biases.alibi(4)},
+            "all pairs with a cache with free room and a bias",
+        ),
     ],
 )
 def test_what_masks_a_call(rules: dict[str, Any], kind: str) -> None:
-    assert reason(export_attention(*specs(2, 4, 6, 6), **rules)).startswith(f"the best for {kind}, few scores")
+    assert reason(export_attention(*specs(2, 4, 6, 6), **rules)).startswith(
+        f"{kind}, few scores: the best on cpu"
+    )
+
+
+@pytest.mark.parametrize("past", [PAST, PAST | {"past_lengths": TensorSpec("int64", (2,))}])
+@pytest.mark.parametrize("provider", PREFERRED)
+def test_a_cache_says_why_it_is_not_the_usual_operator(provider: str, past: dict[str, Any]) -> None:
+    """GroupQueryAttention, which decoders are often written with."""
+    why = reason(export_attention(*specs(2, 4, 6, 6), **past, runtime=f"onnxruntime>=1.28;{provider}"))
+    words = (
+        "computes GroupQueryAttention wrong" if provider == "web" else "GroupQueryAttention without its cache"
+    )
+    assert why.count("; not grouped_query: ") == 1
+    assert words in why
+    assert "grouped_query" not in reason(export_attention(*specs(2, 4, 6, 6)))
 
 
 def test_what_was_passed_over_is_named() -> None:
     newest = export_attention(*specs(2, 4, 6, 6), sinks=np.ones(4, np.float32))
     assert (
         reason(newest)
-        == "the best for unmasked, few scores on cpu; not attention: ai.onnx Attention has no sinks"
+        == "all pairs, few scores: the best on cpu; not attention: ai.onnx Attention has no sinks"
     )
     older = export_attention(*specs(2, 4, 6, 6), opset=18)
-    assert reason(older) == "the best for unmasked, few scores on cpu; not attention: opset 18 was asked for"
+    assert reason(older) == "all pairs, few scores: the best on cpu; not attention: opset 18 was asked for"
     assert reason(export_attention(*specs(2, 4, 6, 6), form="tiled")) == "asked for"
 
 

@@ -79,7 +79,7 @@ def f32(*shape: int | str) -> TensorSpec:
         (
             {"runtime": "onnxruntime>=1.26;cpu", "form": "attention"},
             ValueError,
-            "`form` cannot be 'attention': onnxruntime computes it right from 1.28 on.*form='primitive'",
+            "`form` cannot be 'attention': onnxruntime computes it right from 1.28 on.*form='auto' takes 'tiled'",
         ),
     ],
 )

@@ -8,14 +8,20 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from short_runs import assert_right
 
-from sdpa_xp import biases, masks
-from sdpa_xp_export import TensorSpec, export_attention, forms
+from sdpa_xp import biases, masks, scaled_dot_product_attention
+from sdpa_xp_export import TensorSpec, export_attention, forms, to_onnx
+from sdpa_xp_export._call.call import ExportOptions
+from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._runtime.releases import FormName, Runtime
+from sdpa_xp_export.forms.choice import FORMS, unsupported_reason
 
 OLD, NEW, CUDA = "onnxruntime>=1.28;cpu", "onnxruntime>=1.31;cpu", "onnxruntime>=1.31;cuda"
 
@@ -33,11 +39,37 @@ def self_attention(
     return specs(query, shared, shared, dtype=dtype)
 
 
+def _rules(arguments: dict[str, Any]) -> ExportOptions:
+    return ExportOptions(**{name: value for name, value in arguments.items() if name in ExportOptions._fields})
+
+
 FLOAT = TensorSpec("float32", (6, 6))
 CAUSAL = {"is_causal": True}
 MORE_KEYS = specs((2, 4, 6, 16), (2, 4, 9, 16), (2, 4, 9, 16))
+ROOM = dict.fromkeys(("past_key", "past_value"), TensorSpec("float32", (2, 4, 6, 16))) | {
+    "past_lengths": TensorSpec("int64", (2,))
+}
+"""A cache with room for as many keys as there are queries."""
 ONE_KEY_BATCH = specs((2, 4, 6, 16), (1, 4, 6, 16), (1, 4, 6, 16))
-WINDOW = {"attn_mask": masks.causal() & masks.sliding_window(3, None)}
+WINDOWS = (
+    masks.causal() & masks.sliding_window(3, None),
+    masks.sliding_window(3, 0),
+    masks.sliding_window(0, 0),
+    masks.sliding_window(3, 2, offset=-2),
+    masks.sliding_window(3, 0, offset="lower_right"),
+    masks.causal() & masks.sliding_window(3, None, offset=1),
+    masks.causal() & masks.sliding_window(2**29, None),
+    masks.sliding_window(3, None) & masks.sliding_window(2, 0),
+    masks.causal() & masks.causal(1) & masks.sliding_window(2, 5),
+)
+"""These end at the query's own key."""
+TRIANGLES = (
+    masks.causal("lower_right"),
+    masks.sliding_window(None, 0),
+    masks.sliding_window(None, 3, offset=-3),
+    masks.causal() & masks.causal(2),
+)
+"""These are causal, where there are as many keys as queries."""
 CAPPED = {"runtime": NEW, "softcap": 2.0}
 
 TAKEN: dict[str, list[dict[str, Any]]] = {
@@ -49,13 +81,14 @@ TAKEN: dict[str, list[dict[str, Any]]] = {
     "multi_head": [
         self_attention(),
         self_attention() | CAUSAL,
+        *(self_attention() | {"attn_mask": mask} for mask in TRIANGLES),
         MORE_KEYS,
         self_attention(batch="B", length="L") | {"runtime": NEW},
     ],
     "grouped_query": [
         self_attention(groups=2, length="L") | CAUSAL,
         self_attention(groups=2) | CAUSAL | {"softcap": 2.0, "sinks": np.ones(4, np.float32)},
-        self_attention() | WINDOW,
+        *(self_attention() | {"attn_mask": mask} for mask in WINDOWS),
         self_attention(dtype="float16") | CAUSAL | {"runtime": CUDA},
     ],
     "tiled": [self_attention() | {"outputs": ("output", "lse")}],
@@ -135,6 +168,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
             self_attention() | {"attn_mask": masks.padding([4, 6])},
             self_attention() | {"attn_mask": masks.causal() & masks.padding([4, 6])},
             self_attention() | {"attn_mask": masks.causal(1)},
+            self_attention() | {"attn_mask": masks.sliding_window(3, 0)},
+            self_attention() | {"attn_mask": masks.sliding_window(None, 1)},
+            self_attention() | {"attn_mask": masks.causal([0, 0])},
+            MORE_KEYS | {"attn_mask": masks.causal("lower_right")},
+            self_attention() | CAUSAL | ROOM,
         )
     ),
     *(
@@ -147,20 +185,26 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     *(
         ("grouped_query", arguments, "GroupQueryAttention takes as many keys as queries here")
-        for arguments in (
-            MORE_KEYS | CAUSAL,
-            self_attention()
-            | {"past_key": TensorSpec("float32", (2, 4, 3, 16))}
-            | {"past_value": TensorSpec("float32", (2, 4, 3, 16)), "is_causal": True},
-        )
+        for arguments in (MORE_KEYS | CAUSAL, MORE_KEYS | {"attn_mask": masks.causal("lower_right")})
+    ),
+    (
+        "grouped_query",
+        self_attention()
+        | {"past_key": TensorSpec("float32", (2, 4, 3, 16))}
+        | {"past_value": TensorSpec("float32", (2, 4, 3, 16)), "is_causal": True},
+        "the exporter writes GroupQueryAttention without its cache inputs",
     ),
     *(
         ("grouped_query", arguments, "GroupQueryAttention is causal")
         for arguments in (
             self_attention(groups=2),
             self_attention(groups=2, length="L"),
-            self_attention() | {"attn_mask": masks.sliding_window(3, 0)},
+            self_attention() | {"attn_mask": masks.sliding_window(3, 1)},
+            self_attention() | {"attn_mask": masks.sliding_window(3, None)},
+            self_attention() | {"attn_mask": masks.sliding_window(3, 0, offset=1)},
             self_attention() | {"attn_mask": masks.causal(1)},
+            self_attention() | {"attn_mask": masks.causal([0, 0])},
+            self_attention() | {"attn_mask": masks.padding([4, 6])},
         )
     ),
     *(
@@ -172,10 +216,10 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         for mask in (
             masks.padding([4, 6]),
             masks.prefix(3),
-            masks.sliding_window(3, None, offset=1),
-            masks.sliding_window(3, None) & masks.sliding_window(2, None),
+            masks.sliding_window(3, None, offset=[1, 0]),
+            masks.sliding_window(3, None, offset=4),
             masks.sliding_window(2, None) & masks.padding([4, 6]),
-            masks.causal(1),
+            masks.causal([1, 2]),
         )
     ),
     (
@@ -231,6 +275,84 @@ def test_refused(form: str, arguments: dict[str, Any], words: str) -> None:
 def test_taken(form: str, arguments: dict[str, Any]) -> None:
     model = export_attention(**arguments, form=form)
     assert {entry.key: entry.value for entry in model.metadata_props}["sdpa_xp.form"] == form
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_no_release_changes_is_said_first(form: FormName) -> None:
+    """On every release the words of the newest one, if it refuses the call."""
+    options = [arguments for calls in TAKEN.values() for arguments in calls]
+    options += [arguments for _, arguments, _ in REFUSED]
+    refusals = 0
+    for one, other in product(options, options):
+        arguments = {name: value for name, value in (one | other).items() if name != "runtime"}
+        try:
+            call = checked_call(
+                "test", arguments["query"], arguments["key"], arguments["value"], _rules(arguments)
+            )
+        except (TypeError, ValueError):
+            continue  # no call
+        newest, *older = (
+            unsupported_reason(form, call, Runtime((1, minor), "cpu")) for minor in (31, 28, 24, 23)
+        )
+        if newest is not None:
+            assert {newest} == {*older}
+            refusals += 1
+    assert refusals > 100 or form == "primitive"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, "ai.onnx Attention has no sinks"),
+        ({"opset": 24}, "ai.onnx Attention has no sinks"),
+        ({"opset": 22}, "`opset` must be 23 to 24 for form 'attention'"),
+        ({"sinks": None}, "onnxruntime computes it right from 1.28 on"),
+        ({"sinks": None, "form": "primitive", "opset": 24}, "`opset` 24 is loaded from onnxruntime 1.24 on"),
+    ],
+)
+def test_whoever_raises_the_release_meets_no_other_reason(change: dict[str, Any], words: str) -> None:
+    said: dict[str, Any] = {"form": "attention", "sinks": np.ones(4, np.float32)} | change
+    specs = self_attention().values()
+    with pytest.raises(ValueError, match=words):
+        export_attention(*specs, **said, runtime="onnxruntime>=1.23;cpu")
+    sinks = said.pop("sinks")
+    with pytest.raises(ValueError, match=words):
+        to_onnx(
+            lambda q, k, v: scaled_dot_product_attention(q, k, v, sinks=sinks),
+            *specs,
+            **said,
+            runtime="onnxruntime>=1.23;cpu",
+        )
+
+
+@pytest.mark.parametrize("opset", [None, 23, 24])
+@pytest.mark.parametrize(("form", "arguments", "words"), REFUSED, ids=lambda value: str(value)[:40])
+def test_the_hint_is_what_auto_takes(
+    form: str, arguments: dict[str, Any], words: str, opset: int | None
+) -> None:
+    if opset == 24 and arguments.get("runtime") == "onnxruntime>=1.23;cpu":
+        return
+    with pytest.raises(ValueError, match=re.escape(words)) as caught:
+        export_attention(**arguments, form=form, opset=opset)
+    model = export_attention(**arguments, opset=opset)
+    form_of_auto = {entry.key: entry.value for entry in model.metadata_props}["sdpa_xp.form"]
+    assert str(caught.value).endswith(f" form='auto' takes {form_of_auto!r}.")
+
+
+def test_the_hint_names_the_release_that_loads_the_opset() -> None:
+    words = "form='auto' takes 'primitive' from onnxruntime 1.24 on"
+    said: dict[str, Any] = {"sinks": np.ones(4, np.float32), "opset": 24, "runtime": "onnxruntime>=1.23;cpu"}
+    with pytest.raises(ValueError, match=words):
+        export_attention(**self_attention(), **said, form="attention")
+
+
+@pytest.mark.parametrize("mask", [*WINDOWS, *TRIANGLES], ids=str)
+@pytest.mark.parametrize("length", [6, 40, "L"])
+def test_windows_that_end_at_the_own_key_are_right(mask: Any, length: int | str) -> None:
+    x = self_attention(length=length)
+    assert_right(export_attention(**x, attn_mask=mask, form="grouped_query"))
+    if mask in TRIANGLES:
+        assert_right(export_attention(**x, attn_mask=mask, form="multi_head", runtime=NEW))
 
 
 def reasons() -> Iterator[str]:

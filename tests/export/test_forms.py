@@ -181,17 +181,17 @@ def test_auto_says_why() -> None:
     qkv, padding = TensorSpec("float32", ("B", 8, "L", 64)), TensorSpec("bool", ("B", 1, 1, "L"))
     short, medium, long = (TensorSpec("float32", (1, 8, length, 64)) for length in (128, 2048, 4096))
     for specs, rules, form, reason in [
-        (short, {}, "attention", "the best for unmasked, few scores on cpu"),
+        (short, {}, "attention", "all pairs, few scores: the best on cpu"),
         (short, {"opset": 17}, "primitive", "not attention: opset 17 was asked for"),
         (short, {"runtime": "onnxruntime>=1.24;cpu"}, "primitive", "right from 1.28 on"),
         (TensorSpec("float64", (1, 8, 128, 64)), {}, "primitive", "float64"),
         (TensorSpec("float32", (2, 1, 8, 99, 64)), {}, "primitive", "at most 4 axes"),
-        (long, {}, "multi_head", "the best for unmasked, very many scores on cpu"),
-        (long, {"is_causal": True}, "grouped_query", "the best for causal, very many scores on cpu"),
-        (medium, {"is_causal": True}, "tiled", "the best for causal, many scores on cpu"),
+        (long, {}, "multi_head", "all pairs, very many scores: the best on cpu"),
+        (long, {"is_causal": True}, "grouped_query", "causal, very many scores: the best on cpu"),
+        (medium, {"is_causal": True}, "tiled", "causal, many scores: the best on cpu"),
         (qkv, {}, "tiled", "an empty batch ends the process"),
-        (qkv, {"runtime": "onnxruntime>=1.31;cpu"}, "multi_head", "unmasked, many scores"),
-        (qkv, {"attn_mask": padding}, "tiled", "masked, many scores"),
+        (qkv, {"runtime": "onnxruntime>=1.31;cpu"}, "multi_head", "all pairs, open lengths"),
+        (qkv, {"attn_mask": padding}, "tiled", "masked, open lengths"),
         (qkv, {"outputs": "weights"}, "primitive", "not tiled: weights and scores are as large"),
         (qkv, {"runtime": "onnxruntime>=1.28;cuda"}, "attention", "on cuda"),
     ]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -94,3 +95,77 @@ def test_refused(name: str) -> None:
     spec = TensorSpec("float32", ("N" if name in OPEN else 3, 4))
     with pytest.raises(error, match=words):
         to_onnx(lambda x: function(x.__array_namespace__(), x), spec, opset=17 if name == "bits" else None)
+
+
+X = TensorSpec("float32", ("B", 4))
+FOREIGN = r"^to_onnx: `layer` must be array-API code, which takes its functions from `x.__array_namespace__\(\)`; got layer="
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize("kind", ["module", "method", "of another shape", "of attributes"])
+def test_a_torch_module_is_sent_to_the_exporter_of_torch(kind: str) -> None:
+    import torch
+
+    class Sized(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x.size()
+
+    linear = torch.nn.Linear(4, 4)
+    layers = {"module": linear, "method": linear.forward, "of another shape": torch.nn.Conv2d(1, 1, 3)}
+    with pytest.raises(TypeError, match=rf"{FOREIGN}.*, its error=.*`torch\.onnx\.export`") as caught:
+        to_onnx(layers.get(kind, Sized()), X)
+    assert caught.value.__cause__ is not None
+
+
+@pytest.mark.needs("torch")
+def test_a_torch_module_in_array_api_code_is_traced() -> None:
+    import torch
+
+    class Twice(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x.__array_namespace__().tanh(x + x)
+
+    class Wrong(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x + "1"
+
+    assert [node.op_type for node in to_onnx(Twice(), X).graph.node] == ["Add", "Tanh"]
+    with pytest.raises(
+        TypeError, match=r"^to_onnx: values of a graph must be computed with arrays and numbers"
+    ):
+        to_onnx(Wrong(), X)
+
+
+@pytest.mark.needs("torch")
+def test_a_function_of_torch() -> None:
+    import torch
+
+    with pytest.raises(TypeError, match=rf"{FOREIGN}function, .*xp\.tanh"):
+        to_onnx(lambda x: torch.tanh(x), X)
+    with pytest.raises(
+        TypeError, match=r"^to_onnx: `layer` must be a function with a signature; got layer=tanh\. .*lambda x"
+    ):
+        to_onnx(torch.tanh, X)
+
+
+def test_a_function_of_another_library() -> None:
+    with pytest.raises(
+        TypeError, match=rf"{FOREIGN}builtin_function_or_method, its error=.*x\.__array_namespace__"
+    ):
+        to_onnx(math.sqrt, X)
+
+
+def test_an_error_of_the_function_itself_stays_as_it_is() -> None:
+    def wrong(x: Any) -> Any:
+        raise TypeError(f"{x.ndim} wheels are no car")
+
+    with pytest.raises(TypeError, match=r"^2 wheels are no car$"):
+        to_onnx(wrong, X)
+
+
+def test_arguments_that_do_not_fit_the_layer() -> None:
+    words = (
+        r"^to_onnx: the arguments must fit `layer`; got its error=.*'scale'.*, its signature=\(x, \*, scale\)"
+    )
+    with pytest.raises(TypeError, match=words):
+        to_onnx(lambda x, *, scale: x * scale, X)

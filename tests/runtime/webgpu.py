@@ -9,7 +9,8 @@ SwiftShader, install chromium and libvulkan1 of Debian, and set
     export ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER=1
     export VK_ICD_FILENAMES=/usr/lib/chromium/vk_swiftshader_icd.json
 
-SwiftShader cannot compute in float16, so it refuses calls of that dtype.
+SwiftShader cannot compute in float16, so it refuses calls of that dtype. Calls in bfloat16 are left out: a page
+cannot pass it, so the exporter refuses them for `web`.
 """
 
 from __future__ import annotations
@@ -45,7 +46,11 @@ def main(words: list[str]) -> int:
     import onnxruntime_ep_webgpu  # no package of the tests
 
     onnxruntime.register_execution_provider_library("webgpu", onnxruntime_ep_webgpu.get_library_path())
-    calls = [job for job in [*by_length(), *jobs()] if not words or any(word in job.name for word in words)]
+    calls = [
+        job
+        for job in [*by_length(), *jobs()]
+        if job.call.query.dtype != "bfloat16" and (not words or any(word in job.name for word in words))
+    ]
     wrong = 0
     for form in FORMS:
         right, ran = 0, Counter[str]()

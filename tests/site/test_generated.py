@@ -11,12 +11,16 @@ from typing import Any
 import pytest
 from documented import PUBLIC
 
+from sdpa_xp import masks
+from sdpa_xp_export import TensorSpec, export_attention
+
 ROOT = Path(__file__).parents[2]
 sys.path += [str(ROOT / folder) for folder in ("docs/_site", "benchmarks")]
 
 import agreement_page  # noqa: E402
 import benchmark_page  # noqa: E402
 import evidence  # noqa: E402
+import form_table  # noqa: E402
 import linked as linked_names  # noqa: E402
 import plots  # noqa: E402
 import support_matrix  # noqa: E402
@@ -87,6 +91,29 @@ def test_a_dtype_in_which_nothing_runs_is_named_once(results: Any) -> None:
     assert support_matrix.dtypes_cell(notes, "NumPy").startswith("float32<br>not float64<sup>")
     assert notes.reasons == ["float32 accuracy"]
     assert support_matrix.cell(notes, "plain", "NumPy") == "yes"
+
+
+def test_the_table_of_forms_says_what_an_export_takes() -> None:
+    """In each cell of a row, for each length; and what a provider cannot take is refused with its reason."""
+    lines = [line.strip("| ").split(" | ") for line in form_table.page().splitlines() if line.startswith("|")]
+    header, rows = lines[0], {line[0]: line[1:] for line in lines[2:]}
+    assert [cell.strip("`") for cell in header if cell] == [*form_table.RUNTIMES]
+    assert rows.keys() == form_table.features(form_table.SIZES[0]).keys()
+    windows = zip(rows["a window: `sliding_window(63, 0)`"], form_table.RUNTIMES, strict=True)
+    for cell, runtime in windows:
+        forms = []
+        for size in form_table.SIZES:
+            query, key = (TensorSpec("float32", (size.batch, heads, size.length, 64)) for heads in (8, 2))
+            call: dict[str, Any] = {
+                "runtime": f"onnxruntime{runtime}",
+                "attn_mask": masks.sliding_window(63, 0),
+            }
+            metadata = export_attention(query, key, key, **call).metadata_props
+            forms += [f"`{entry.value}`" for entry in metadata if entry.key == "sdpa_xp.form"]
+        assert cell == (", ".join(forms) if len({*forms}) > 1 else forms[0])
+    for name, cells in rows.items():
+        assert ["refused" in cell for cell in cells] == [False] * 4 + [name.startswith("bfloat16")]
+    assert "<code>query</code> must not be bfloat16 for web" in form_table.page()
 
 
 def test_the_worst_of_a_row_is_nearest_to_its_bound(results: Any) -> None:

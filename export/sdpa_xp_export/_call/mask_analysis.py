@@ -15,6 +15,34 @@ def is_causal(mask: Mask) -> bool:
     return mask.name == "causal" and mask.arguments["offset"] == 0
 
 
+def is_window(mask: Mask) -> bool:
+    """Return whether the mask is a range of keys around the query's own, of as many keys as queries."""
+    return mask.name in ("causal", "sliding_window") and isinstance(mask.arguments["offset"], int | str)
+
+
+def key_window(masks: Iterable[Mask]) -> tuple[int | None, int | None]:
+    """Return how many keys before and after its own each query attends to under all windows; None is open.
+
+    A sliding window with right 0 is causal, and so is any other whose offset ends it at the query's own key.
+    Only for as many keys as queries, where the offset "lower_right" is 0.
+    """
+    before, after = [], []
+    for mask in filter(is_window, masks):
+        fields = mask.arguments
+        offset = 0 if isinstance(fields["offset"], str) else cast(int, fields["offset"])
+        left, right = cast("tuple[int | None, int | None]", (fields.get("left"), fields.get("right", 0)))
+        before += [] if left is None else [left - offset]
+        after += [] if right is None else [right + offset]
+    return min(before, default=None), min(after, default=None)
+
+
+def is_lower_triangle(call: ExportCall) -> bool:
+    """Return whether the masks let each query attend to its own key and to all before it, and L is S."""
+    if call.past_lengths is not None or call.sizes.queries != call.sizes.keys:
+        return False
+    return all(map(is_window, call.masks)) and key_window(call.masks) == (None, 0)
+
+
 def may_mask(bias: Bias) -> bool:
     """Return whether a bias may be -inf for some pair."""
     return bias.name != "alibi"

@@ -30,6 +30,8 @@ FIRST_RELEASE: dict[FormName, tuple[int, int]] = {
     "tiled": (1, 23),
     "primitive": (1, 23),
 }
+# The newest release that graphs were run in. A later one is taken to compute what this one does.
+NEWEST_TRIED = "1.31.1"
 # The opsets that each form can be written in; 26 is the last that onnxruntime 1.31 loads. At opset 18 each
 # operator that is written here has a kernel for CUDA since 1.23; at later opsets some have it since 1.27 only.
 OPSETS: dict[FormName, range] = {
@@ -130,6 +132,22 @@ class Runtime:
         if match is None or (int(match[1]), int(match[2])) >= self.release:
             return ""
         return f"onnxruntime {installed} is older than the file's {self}: results are not promised"
+
+    @property
+    def untried_note(self) -> str:
+        """That no graph was run in this release or a later one; empty if one was."""
+        newest = tuple(map(int, NEWEST_TRIED.split(".")))
+        return f"the newest release tried is {NEWEST_TRIED}" if self.release > newest[:2] else ""
+
+    def check_tensor(self, function: str, name: str, dtype: str) -> None:
+        """Check that a program can pass an input or an output of that dtype to the runtime."""
+        if self.provider == "web" and dtype == "bfloat16":
+            # The types of a tensor in onnxruntime-common 1.30 have no bfloat16.
+            rule = (
+                f"`{name}` must not be bfloat16 for web, since onnxruntime's JavaScript API has no such tensor"
+            )
+            got = {f"{name}.dtype": dtype, "runtime": self}
+            raise TypeError(message(function, rule, got, "Pass it in float32 or float16."))
 
     @property
     def softmax_hides_nan(self) -> bool:

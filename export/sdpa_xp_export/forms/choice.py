@@ -7,7 +7,7 @@ from types import ModuleType
 
 from sdpa_xp._checks import message
 from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export._call.mask_analysis import only_causal, unmasked
+from sdpa_xp_export._call.mask_analysis import is_causal, only_causal, unmasked
 from sdpa_xp_export._runtime.releases import (
     FEW_SCORES,
     FIRST_RELEASE,
@@ -51,64 +51,109 @@ def choose(
         first, last = OPSETS["primitive"][0], OPSETS["primitive"][-1]
         rule = f"`opset` must be {first} to {last}, and no form takes {opset!r}"
         raise ValueError(message(function, rule, {"opset": repr(opset)}))
-    if opset is not None:
-        check_loaded_opset(function, opset, target)
     if form == "auto":
-        return _best(call, opset, target)
-    (name,) = (name for name in FORMS if name == form)
-    if why := unsupported_reason(name, call, target):
-        hint = "form='primitive' computes it."
-        raise ValueError(message(function, f"`form` cannot be {form!r}: {why}", {"form": form}, hint))
-    return name, "asked for"
+        check_loaded_opset(function, opset, target)
+        name, reason = _best(call, opset, target)
+    else:
+        (name,), reason = (known for known in FORMS if known == form), "asked for"
+        # What no release changes comes first, here and in `unsupported_reason`.
+        check_form_opset(function, name, opset)
+        if why := unsupported_reason(name, call, target):
+            hint = _auto_hint(call, opset, target)
+            raise ValueError(message(function, f"`form` cannot be {form!r}: {why}", {"form": form}, hint))
+        check_loaded_opset(function, opset, target)
+    return name, "; ".join(filter(None, [reason, target.untried_note]))
+
+
+def check_tensors(function: str, call: ExportCall, target: Runtime) -> None:
+    """Check that a program can pass the inputs and outputs of the call; outputs have the query's dtype."""
+    for name, spec in call.inputs.items():
+        target.check_tensor(function, name, spec.dtype)
 
 
 def unsupported_reason(form: FormName, call: ExportCall, target: Runtime) -> str | None:
-    """Return why the form does not compute the call right on that runtime or a later one; None if it does."""
-    oldest = FIRST_RELEASE[form]
-    if target.release < oldest:
-        return f"onnxruntime computes it right from {oldest[0]}.{oldest[1]} on, and `runtime` is {target}"
+    """Return why the form does not compute the call right on that runtime or a later one; None if it does.
+
+    Reasons that no release removes come before reasons that a newer release removes, also in the function of a
+    form: whoever raises the release would meet the others next.
+    """
     if wrong := WRONG_ON.get(target.provider, {}).get(form):
         return f"{wrong}, and `runtime` is {target}"
     why: str | None = FORMS[form].unsupported_reason(call, target)
+    oldest = FIRST_RELEASE[form]
+    if why is None and target.release < oldest:
+        return f"onnxruntime computes it right from {oldest[0]}.{oldest[1]} on, and `runtime` is {target}"
     return why
 
 
-def check_loaded_opset(function: str, opset: int, target: Runtime) -> None:
-    """Check that the runtime loads graphs of that opset."""
-    oldest = FIRST_RELEASE_OF_OPSET.get(opset, (0, 0))
+def check_loaded_opset(function: str, opset: int | None, target: Runtime) -> None:
+    """Check that the runtime loads graphs of that opset; None is one that it loads."""
+    oldest = _first_release(opset)
     if target.release < oldest:
         rule = f"`opset` {opset} is loaded from onnxruntime {oldest[0]}.{oldest[1]} on"
         raise ValueError(message(function, rule, {"opset": opset, "runtime": target}))
 
 
-def check_form_opset(function: str, form: FormName, opset: int) -> None:
-    """Check that the form can be written in that opset."""
+def check_form_opset(function: str, form: FormName, opset: int | None) -> None:
+    """Check that the form can be written in that opset; None is one that it can."""
     allowed = OPSETS[form]
-    if opset not in allowed:
+    if opset is not None and opset not in allowed:
         rule = f"`opset` must be {allowed[0]} to {allowed[-1]} for form {form!r}"
         raise ValueError(message(function, rule, {"opset": repr(opset)}))
 
 
+def _first_release(opset: int | None) -> tuple[int, int]:
+    return FIRST_RELEASE_OF_OPSET.get(opset, (0, 0)) if opset is not None else (0, 0)
+
+
+def _auto_hint(call: ExportCall, opset: int | None, target: Runtime) -> str:
+    """Return which form the exporter itself chooses, which may also ask for a newer release."""
+    form, _ = _best(call, opset, target)
+    newer = _first_release(opset)
+    release = f" from onnxruntime {newer[0]}.{newer[1]} on" if target.release < newer else ""
+    return f"form='auto' takes {form!r}{release}."
+
+
 def _best(call: ExportCall, opset: int | None, target: Runtime) -> tuple[FormName, str]:
     """Return the first preferred form that computes the call, and why those before it were passed over."""
-    case = _case(call)
-    passed_over: list[str] = []
-    for form in PREFERRED[target.provider][case]:
+    why_not: dict[FormName, str] = {}
+    for form in PREFERRED[target.provider][_case(call)]:
         why = unsupported_reason(form, call, target)
         if opset is not None and opset not in OPSETS[form]:
             why = f"opset {opset} was asked for"
         if why is None:
-            return form, "; ".join([f"the best for {case} on {target.provider}", *passed_over])
-        passed_over.append(f"not {form}: {why}")
-    raise AssertionError("the primitive form states every call")
+            break
+        why_not[form] = why
+    else:
+        raise AssertionError("the primitive form states every call")
+    # The operator of that name is the usual one beside a cache, so say it even where it is no candidate.
+    if call.cached and (why := unsupported_reason("grouped_query", call, target)):
+        why_not.setdefault("grouped_query", why)
+    passed_over = (f"not {name}: {why}" for name, why in why_not.items())
+    return form, "; ".join([f"{_in_words(call)}: the best on {target.provider}", *passed_over])
 
 
 def _case(call: ExportCall) -> str:
     """Return the key of the call in `PREFERRED`: what masks it, and whether its scores are known to be few."""
     kind = "unmasked" if unmasked(call) else "causal" if only_causal(call) and not call.cached else "masked"
-    sizes = (*call.sizes.batch, call.sizes.query_heads, call.sizes.queries, call.sizes.keys)
-    if not all(isinstance(size, int) for size in sizes):
+    count = _score_count(call)
+    if count is None:
         return f"{kind}, many scores"
-    count = math.prod(sizes)
     few, very = count <= FEW_SCORES[kind], count > VERY_MANY_SCORES
     return f"{kind}, {'few' if few else 'very many' if very else 'many'} scores"
+
+
+def _in_words(call: ExportCall) -> str:
+    """Return the call as its caller would describe it: what masks it, what it has, and its size."""
+    masked = "masked" if call.masks else "all pairs"
+    kind = "causal" if call.masks and all(map(is_causal, call.masks)) else masked
+    cache = "a cache with free room" if call.past_lengths is not None else "a cache"
+    has = [what for what, it_has in ((cache, call.cached), ("a bias", call.biases)) if it_has]
+    size = "open lengths" if _score_count(call) is None else _case(call).partition(", ")[2]
+    return " with ".join([kind, " and ".join(has)] if has else [kind]) + f", {size}"
+
+
+def _score_count(call: ExportCall) -> int | None:
+    """Return how many scores all heads and batch entries have together; None if a run says it."""
+    sizes = (*call.sizes.batch, call.sizes.query_heads, call.sizes.queries, call.sizes.keys)
+    return math.prod(sizes) if all(isinstance(size, int) for size in sizes) else None

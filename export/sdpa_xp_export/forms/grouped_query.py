@@ -7,7 +7,7 @@ import math
 from sdpa_xp_export._array_api import namespace as xp
 from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export._call.mask_analysis import is_causal
+from sdpa_xp_export._call.mask_analysis import is_window, key_window
 from sdpa_xp_export._graph.finished_model import CONTRIB
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._runtime.releases import WINDOW_COUNTS_ITSELF, Runtime
@@ -25,18 +25,15 @@ def unsupported_reason(call: ExportCall, runtime: Runtime) -> str | None:
     """Return why this form cannot state the call; None if it can."""
     if common := contrib.unsupported_reason(call):
         return common
-    if call.cached or call.sizes.queries != call.sizes.keys:
+    if call.cached:
+        return "the exporter writes GroupQueryAttention without its cache inputs"
+    if call.sizes.queries != call.sizes.keys:
         return "GroupQueryAttention takes as many keys as queries here"
-    if not any(is_causal(mask) for mask in call.masks):
+    before, after = key_window(call.masks)
+    if after != 0:
         return "GroupQueryAttention is causal"
-    if _left(call) is None:
+    if not all(map(is_window, call.masks)) or (before is not None and before < 0):
         return "GroupQueryAttention has no masks but the diagonal and one window that ends there"
-    if _left(call) != ALL and runtime.release < WINDOW_COUNTS_ITSELF:
-        since = ".".join(map(str, WINDOW_COUNTS_ITSELF))
-        return (
-            f"a window of GroupQueryAttention has one key less from onnxruntime {since} on than before, "
-            f"so that a graph is right from {since} on at the earliest, and `runtime` is {runtime}"
-        )
     if call.value.shape[-1] != call.sizes.width or call.sizes.width % WIDTHS:
         return "GroupQueryAttention takes one width, a multiple of 8"
     if runtime.provider == "cuda" and call.query.dtype == "float32":
@@ -45,6 +42,12 @@ def unsupported_reason(call: ExportCall, runtime: Runtime) -> str | None:
         return "GroupQueryAttention takes sinks of shape (Hq,)"
     if isinstance(call.sizes.batch[0], str):
         return "GroupQueryAttention of an empty batch ends the process: fix the batch"
+    if before is not None and runtime.release < WINDOW_COUNTS_ITSELF:
+        since = ".".join(map(str, WINDOW_COUNTS_ITSELF))
+        return (
+            f"a window of GroupQueryAttention has one key less from onnxruntime {since} on than before, "
+            f"so that a graph is right from {since} on at the earliest, and `runtime` is {runtime}"
+        )
     return None
 
 
@@ -126,8 +129,8 @@ def _split(value: GraphValue, parts: int, axis: int) -> list[GraphValue]:
 
 def _window(call: ExportCall) -> int:
     """Return how many keys a query sees, its own among them."""
-    left = _left(call)
-    return ALL if left is None or left == ALL else left + 1
+    before, _ = key_window(call.masks)
+    return ALL if before is None else before + 1
 
 
 def _lengths(inputs: FormInputs) -> tuple[GraphValue, GraphValue]:
@@ -136,16 +139,3 @@ def _lengths(inputs: FormInputs) -> tuple[GraphValue, GraphValue]:
     last = ops.unsqueeze(lengths.keys, 0) - 1
     repeated = lengths.graph.add("Expand", last, lengths.length(batch), dtype="int64", shape=(batch,))
     return repeated.astype("int32"), lengths.keys.astype("int32")
-
-
-def _left(call: ExportCall) -> int | None:
-    """Return how many earlier keys a query sees; None if a mask is neither the diagonal nor one window."""
-    windows = [mask.arguments for mask in call.masks if not is_causal(mask)]
-    if not windows:
-        return ALL
-    window = windows[0]
-    known = all(mask.name in ("causal", "sliding_window") for mask in call.masks)
-    if len(windows) > 1 or not known or window.get("offset") != 0 or "left" not in window:
-        return None
-    left = window["left"]
-    return ALL if left is None else int(str(left))

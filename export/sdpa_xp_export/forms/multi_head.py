@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export._call.mask_analysis import only_causal, unmasked
+from sdpa_xp_export._call.mask_analysis import is_lower_triangle, unmasked
 from sdpa_xp_export._graph.finished_model import CONTRIB
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._runtime.releases import EMPTY_INPUTS, Runtime
@@ -19,7 +19,7 @@ def unsupported_reason(call: ExportCall, runtime: Runtime) -> str | None:
         return "MultiHeadAttention has no grouped heads"
     if call.softcap is not None or call.sinks is not None:
         return "MultiHeadAttention has neither a soft cap nor sinks"
-    if not unmasked(call) and not (only_causal(call) and call.sizes.queries == call.sizes.keys):
+    if not unmasked(call) and not is_lower_triangle(call):
         return "MultiHeadAttention gives NaN for empty rows, and misplaces the diagonal where L is not S"
     sizes = (*call.sizes.batch, call.sizes.queries, call.sizes.keys)
     if runtime.release < EMPTY_INPUTS["multi_head"] and any(isinstance(size, str) for size in sizes):
@@ -46,6 +46,6 @@ def write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphVa
         domain=CONTRIB,
         num_heads=heads,
         scale=call.scale,
-        unidirectional=int(only_causal(call)),
+        unidirectional=int(is_lower_triangle(call)),
     )
     return finished_outputs(inputs, {"output": contrib.unpacked(output, heads)})

@@ -20,7 +20,7 @@ from sdpa_xp_export._call.operands import with_operands
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._graph.traced_graph import TracedGraph
 from sdpa_xp_export._runtime.releases import Runtime
-from sdpa_xp_export.forms.choice import FORMS, check_form_opset, choose
+from sdpa_xp_export.forms.choice import FORMS, choose
 from sdpa_xp_export.spec import TensorSpec
 
 OUTPUTS = {
@@ -55,6 +55,8 @@ class TracedAttention:
 
     form: str
     target: Runtime
+    opset: int | None = None
+    """The opset that the caller asked for, or None."""
     chosen: list[tuple[str, str]] = field(default_factory=list)
     """The form of each attention so far, and why it was chosen."""
     calls: list[ExportCall] = field(default_factory=list)
@@ -79,8 +81,7 @@ class TracedAttention:
         value = specs.get("value", specs["key"])  # weights and scores are computed without a value
         options = ExportOptions(**named)._replace(outputs=outputs, cached=cached)
         call = checked_call(graph.function, specs["query"], specs["key"], value, options)
-        form, reason = choose(graph.function, call, self.form, graph.opset, self.target)
-        check_form_opset(graph.function, form, graph.opset)
+        form, reason = choose(graph.function, call, self.form, self.opset, self.target)
         self.chosen.append((form, reason))
         self.calls.append(call)
         named_values = {name: cast(ComputedSpec, spec).value for name, spec in call.inputs.items()}

@@ -1,0 +1,97 @@
+"""The form that `form="auto"` takes for each feature of a call, by runtime: what the exporter chooses today."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from evidence import Notes, table
+
+from sdpa_xp import masks
+from sdpa_xp_export import TensorSpec
+from sdpa_xp_export._call.call import ExportCall, ExportOptions
+from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._runtime.releases import Runtime
+from sdpa_xp_export.forms.choice import check_tensors, choose
+
+RUNTIMES = (">=1.23;cpu", ">=1.28;cpu", ">=1.31;cpu", ">=1.28;cuda", ">=1.28;web")
+HEADS, KEY_HEADS, WIDTH = 8, 2, 64
+
+
+class Size(NamedTuple):
+    """The lengths of a call, and what the page calls them."""
+
+    words: str
+    batch: int | str
+    length: int | str
+    past: int | str
+
+
+SIZES = (
+    Size("128 tokens", 1, 128, 128),
+    Size("8,192 tokens", 1, 8192, 8192),
+    Size("open lengths", "B", "L", "P"),
+)
+
+
+def features(size: Size) -> dict[str, ExportCall]:
+    """The rows: calls with one feature each, at these lengths."""
+    cache = {name: _tokens(size, size.past, KEY_HEADS) for name in ("past_key", "past_value")}
+    lengths = TensorSpec("int64", (size.batch,))
+    per_head = TensorSpec("float32", (HEADS,))
+    rules: dict[str, dict[str, Any]] = {
+        "all pairs": {},
+        "`is_causal`": {"is_causal": True},
+        "a window: `sliding_window(63, 0)`": {"attn_mask": masks.sliding_window(63, 0)},
+        "`padding`": {"attn_mask": masks.padding(lengths)},
+        "an array as `attn_mask`": {"attn_mask": TensorSpec("bool", (size.length, size.length))},
+        "`softcap`": {"softcap": 30.0, "is_causal": True},
+        "`sinks`": {"sinks": per_head, "is_causal": True},
+        "a cache: `past_key`": {"is_causal": True} | cache,
+        "a cache with free room: `past_lengths`": {"is_causal": True, "past_lengths": lengths} | cache,
+        "`lse` as an output": {"is_causal": True, "outputs": ("output", "lse")},
+        "`weights` as an output": {"is_causal": True, "outputs": ("weights",)},
+    }
+    calls = {name: _call(size, "float32", **rule) for name, rule in rules.items()}
+    equal_heads = {"all pairs, as many key heads": _call(size, "float32", key_heads=HEADS)}
+    dtypes = {
+        f"{dtype}, `is_causal`": _call(size, dtype, is_causal=True)
+        for dtype in ("float16", "bfloat16", "float64")
+    }
+    return calls | equal_heads | dtypes
+
+
+def page() -> str:
+    """The table in Markdown, with the messages of what is refused below it."""
+    notes = Notes("form-note")
+    header = ["", *(f"`{runtime}`" for runtime in RUNTIMES)]
+    calls = [features(size) for size in SIZES]
+    rows = [
+        [name, *(cell(notes, [by_name[name] for by_name in calls], runtime) for runtime in RUNTIMES)]
+        for name in calls[0]
+    ]
+    return f"{table(header, rows)}\n\n{notes.html()}"
+
+
+def cell(notes: Notes, calls: list[ExportCall], runtime: str) -> str:
+    """The forms of the calls in order, one if they are the same."""
+    forms = [_chosen(notes, call, runtime) for call in calls]
+    return forms[0] if len({*forms}) == 1 else ", ".join(forms)
+
+
+def _chosen(notes: Notes, call: ExportCall, runtime: str) -> str:
+    target = Runtime.parse("form_table", f"onnxruntime{runtime}")
+    try:
+        check_tensors("export_attention", call, target)
+        form, _ = choose("export_attention", call, "auto", None, target)
+    except TypeError as error:
+        return f"refused{notes.mark(str(error))}"
+    return f"`{form}`"
+
+
+def _call(size: Size, dtype: str, *, key_heads: int = KEY_HEADS, **rules: Any) -> ExportCall:
+    query, key = (_tokens(size, size.length, heads, dtype) for heads in (HEADS, key_heads))
+    return checked_call("form_table", query, key, key, ExportOptions(**rules))
+
+
+def _tokens(size: Size, length: int | str, heads: int, dtype: str = "float32") -> TensorSpec:
+    return TensorSpec(dtype, (size.batch, heads, length, WIDTH))
