@@ -256,7 +256,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         (
             "tiled",
             self_attention() | {"outputs": outputs},
-            "weights and scores are as large as what the blocks are to avoid",
+            "weights and scores are L x S arrays, which its blocks avoid",
         )
         for outputs in (("weights",), ("output", "scores"))
     ),

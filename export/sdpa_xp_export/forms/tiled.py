@@ -26,7 +26,7 @@ ROWS = 128
 def unsupported_reason(call: ExportCall, _runtime: Runtime) -> str | None:
     """Return why this form cannot state the call; None if it can."""
     if {"weights", "scores"} & set(call.outputs):
-        return "weights and scores are as large as what the blocks are to avoid"
+        return "weights and scores are L x S arrays, which its blocks avoid"
     return None
 
 
