@@ -64,8 +64,9 @@ def scaled_dot_product_attention(
             the smallest finite number does not.
         is_causal: Query i attends to key j only if j <= i, counted from the upper left even if L != S. With a
             mask, both hold.
-        scale: The factor of the products: a finite number, or an array that broadcasts to (..., Hq, L, 1).
-            Default 1 / sqrt(E).
+        scale: The factor of the products: a finite number, or an array that broadcasts to (..., Hq, L, 1), in
+            the dtype of the query or in the accumulation dtype. An array of shape () may have any floating
+            dtype. Default 1 / sqrt(E).
         softcap: If not None or 0, scores become softcap * tanh(score / softcap) after `scale`.
         sinks: (..., Hq): for each head, a logit that joins the sum of the softmax but has no value, so that the
             weights of a row may sum to less than 1. It is neither scaled nor capped.
@@ -101,8 +102,8 @@ def scaled_dot_product_attention(
         The accumulation dtype is float64 for float64 inputs, and float32 for all others. Scores, normalisation
         and sums are computed in it, and the result is rounded once. A masked pair adds nothing, even if its key
         or value is NaN or inf; a NaN that may be attended to shows in exactly the rows that attend to it.
-        Inside a jit and with a vendor's kernel, this holds for keys that no query attends to (padding). It
-        holds for results, not for gradients: the gradient of a key that is NaN is NaN.
+        Inside a jit, and with torch's kernel on a GPU, this holds for keys that no query attends to (padding).
+        It holds for results, not for gradients: the gradient of a key that is NaN is NaN.
 
         A score of -inf has weight 0, so a row whose scores are all -inf is 0, like a row with no key to attend
         to. torch.autocast changes neither the dtype of a result nor its accuracy. Run the backward pass outside

@@ -73,8 +73,9 @@ def varlen_attention(
         cu_seqlens_k: The cumulative lengths of the keys, from 0 to U.
         attn_mask: A mask, which applies within each sequence: i and j count from the first query and key of the
             sequence, and "lower_right" aligns its last query and key. The sequences are the batch, so arrays
-            have 1 or N batch entries.
-        bias: A bias, which applies within each sequence too.
+            within a mask have 1 or N batch entries. An array as a mask broadcasts to (N, Hq, 1, 1), because
+            sequences may have different L and S.
+        bias: A bias or an array, which applies within each sequence too.
         is_causal: Query i of a sequence attends to its key j only if j <= i. flash-attention aligns the last
             query and key instead: use `attn_mask=masks.causal("lower_right")`.
         scale: A number, or an array that broadcasts to (N, Hq, 1, 1).

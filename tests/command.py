@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any
 
 import pytest
 
 from sdpa_xp_export.cli import main
+from sdpa_xp_export.cli.flag_names import KEYWORDS
+from sdpa_xp_export.cli.settings import FLAGS
+
+KEYWORD = re.compile(rf"`({'|'.join({*FLAGS, *KEYWORDS, 'html', 'provider'})})`(?! in `--)")
+"""A keyword of Python, which has no meaning on the command line, unless it is the key of a file."""
 
 QKV = ["--query", "float32[B,8,L,64]", "--key", "float32[B,2,S,64]"]
 
@@ -23,9 +29,11 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, str, 
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
-    """The one line on standard error of a command that exits 2."""
+    """The one line on standard error of a command that exits 2; it names flags, and no keywords."""
     code, out, err = run(capsys, *arguments)
     assert (code, out) == (2, "")
     assert err.startswith("sdpa-xp: ")
     assert err.count("\n") == 1
+    assert not KEYWORD.search(err)
+    assert "overwrite" not in err
     return err

@@ -122,6 +122,23 @@ def broadcasts(function: str, name: str, shape: Shape, target: Shape, letters: s
         raise ValueError(message(function, rule, {f"{name}.shape": shape, letters: target}, hint))
 
 
+def broadcasts_to_sequences(function: str, name: str, shape: Shape, target: Shape) -> None:
+    """Check that an array broadcasts to the scores of a sequence of a ragged batch, (N, Hq, L, S).
+
+    Sequences may have different S, and in a packed batch different L, so the message asks for a shape that fits
+    all of them.
+    """
+    if broadcast(shape, target) != target:
+        has_same_queries = function.endswith(".attend")
+        letters = "(N, Hq, L, 1)" if has_same_queries else "(N, Hq, 1, 1)"
+        differ = "S" if has_same_queries else "L and S"
+        rule = f"`{name}` must broadcast to {letters}, since sequences may have different {differ}"
+        module = "biases" if name == "bias" else "masks"
+        hint = f"`{module}.from_function` takes a function of the query and the key of any sequence."
+        sizes = (*target[:-1], 1) if has_same_queries else (*target[:-2], 1, 1)
+        raise ValueError(message(function, rule, {f"{name}.shape": shape, letters: sizes}, hint))
+
+
 def _row_hint(name: str, shape: Shape, target: Shape) -> str:
     """Return how to index an array so that it broadcasts to (..., Hq, L, 1), or ""."""
     for letters, first in (("Hq", -3), ("L", -2), ("Hq and L", -3), ("B", -4), ("B and Hq", -4)):

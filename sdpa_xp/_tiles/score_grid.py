@@ -124,7 +124,10 @@ class ScoreGrid:
 
     def check_scores_shape(self, name: str, array: Array) -> Array:
         """Check an array that broadcasts to the scores."""
-        checks.broadcasts(self.function, name, array.shape, self.caller_shape, "(..., Hq, L, S)")
+        if self.entries is None:
+            checks.broadcasts(self.function, name, array.shape, self.caller_shape, "(..., Hq, L, S)")
+        else:
+            checks.broadcasts_to_sequences(self.function, name, array.shape, self.caller_shape)
         return self.slice_entries(array, 3)
 
     def check_heads_shape(self, name: str, array: Array) -> Array:

@@ -6,7 +6,7 @@ import math
 import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, cast
 
 from sdpa_xp import _checks as checks
 from sdpa_xp._checks import Integers, IntegersLike
@@ -19,7 +19,9 @@ from sdpa_xp.biases.algebra import Bias, Term
 from sdpa_xp.biases.by_distance import AddedByDistance
 
 
-def alibi(slopes: int | Sequence[float] | AnyArray, *, offset: IntegersLike | str = 0) -> Bias:
+def alibi(
+    slopes: int | Sequence[float] | AnyArray, *, offset: IntegersLike | Literal["lower_right"] = 0
+) -> Bias:
     r"""$-slope_h \cdot |i + offset - j|$ for query i and key j in head h.
 
     Shapes:
@@ -36,9 +38,10 @@ def alibi(slopes: int | Sequence[float] | AnyArray, *, offset: IntegersLike | st
         The bias.
 
     Raises:
-        TypeError: The slopes are not numbers; when a call uses the bias, their array belongs to another
-            library.
-        ValueError: There are fewer heads than 1; when a call uses the bias, the slopes do not fit its heads.
+        TypeError: The slopes are not numbers; when a call uses the bias, the offset is not an integer, or an
+            array belongs to another library.
+        ValueError: There are fewer heads than 1, or the offset is another name; when a call uses the bias, the
+            slopes do not fit its heads.
 
     Examples:
         >>> from sdpa_xp import biases
@@ -100,7 +103,7 @@ class Alibi(Bias):
 
     name = "alibi"
     slopes: int | Sequence[float] | AnyArray
-    offset: IntegersLike | str = 0
+    offset: IntegersLike | Literal["lower_right"] = 0
 
     def bind(self, grid: ScoreGrid) -> tuple[Term, ...]:
         xp = grid.xp

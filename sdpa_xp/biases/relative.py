@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import ClassVar, Literal, cast
 
 from sdpa_xp import _checks as checks
 from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace
@@ -17,7 +17,11 @@ from sdpa_xp.biases.by_distance import AddedByDistance
 
 
 def relative(
-    table: AnyArray, *, bidirectional: bool = True, max_distance: int = 128, offset: int | str = 0
+    table: AnyArray,
+    *,
+    bidirectional: bool = True,
+    max_distance: int = 128,
+    offset: int | Literal["lower_right"] = 0,
 ) -> Bias:
     r"""`table[bucket(j - i - offset), h]` for query i and key j in head h.
 
@@ -32,15 +36,17 @@ def relative(
         bidirectional: Whether later keys have their own half of the buckets, as in an encoder; if not, they
             share the bucket of distance 0.
         max_distance: The distance at which the last bucket begins.
-        offset: The position of the first query among the keys: an integer, or "lower_right" for S - L.
+        offset: The position of the first query among the keys: one integer for all batch entries, or
+            "lower_right" for S - L.
 
     Returns:
         The bias. T5 uses it with `scale=1`.
 
     Raises:
-        TypeError: `table` is not a floating array, or a distance is not an integer.
-        ValueError: `table` is not (buckets, Hq) or has too few buckets, or the buckets of one distance each
-            already reach `max_distance`; when a call uses the bias, `table` is for another number of heads.
+        TypeError: `table` is not a floating array, or `max_distance` or the offset is not an integer.
+        ValueError: `table` is not (buckets, Hq) or has too few buckets, the offset is another name, or the
+            buckets of one distance each already reach `max_distance`; when a call uses the bias, `table` is for
+            another number of heads.
 
     Examples:
         >>> import numpy as np
@@ -60,7 +66,7 @@ def relative(
     checks.bucket_table("relative", array.shape, both_ways)
     exact = array.shape[0] // (4 if both_ways else 2)
     furthest = checks.integer("relative", "max_distance", max_distance, least=exact + 1)
-    shift = checks.offset("relative", offset)
+    shift = checks.offset("relative", offset, "an integer")
     if not isinstance(shift, str):
         checks.integer("relative", "offset", offset)
     return Relative(array, both_ways, furthest, shift)
@@ -124,7 +130,7 @@ class Relative(Bias):
     table: AnyArray
     bidirectional: bool = True
     max_distance: int = 128
-    offset: int | str = 0
+    offset: int | Literal["lower_right"] = 0
 
     def bind(self, grid: ScoreGrid) -> tuple[Term, ...]:
         xp, table = grid.xp, cast(Array, self.table)

@@ -58,7 +58,7 @@ class MultiHeadAttention(Attention):
 
     out: Linear | None = None
     num_heads: int = field(kw_only=True)
-    num_kv_heads: int = field(default=cast(int, None), kw_only=True)
+    num_kv_heads: int | None = field(default=None, kw_only=True)
     sinks: AnyArray | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -78,10 +78,8 @@ class MultiHeadAttention(Attention):
 
     @property
     def _counts(self) -> dict[str, int]:
-        counts = {"num_heads": self.num_heads}
-        if self.num_kv_heads != self.num_heads:
-            counts["num_kv_heads"] = self.num_kv_heads
-        return counts
+        heads, key_heads = self.head_counts
+        return {"num_heads": heads} | ({} if key_heads == heads else {"num_kv_heads": key_heads})
 
     @classmethod
     def init(
@@ -187,7 +185,7 @@ class MultiHeadAttention(Attention):
             mapping, prefix = torch_names.rename_parameters(function, mapping, prefix), ""
         fields = ("query", "key", "value", "out", "scale", "temperature", "sinks")
         values = read_fields(function, mapping, prefix, names, fields)
-        return cls(**values, num_heads=num_heads, num_kv_heads=cast(int, num_kv_heads))
+        return cls(**values, num_heads=num_heads, num_kv_heads=num_kv_heads)
 
     @classmethod
     def from_torch(cls, module: Any) -> Self:
@@ -219,7 +217,7 @@ class MultiHeadAttention(Attention):
     @property
     def head_counts(self) -> tuple[int, int]:
         """The number of query heads, and the number of heads of keys and values."""
-        return self.num_heads, self.num_kv_heads
+        return self.num_heads, self.num_kv_heads or self.num_heads  # `__post_init__` has replaced None
 
     @property
     def attention_options(self) -> dict[str, Any]:

@@ -41,12 +41,19 @@ def to_array(mask: Mask, shape: tuple[int, ...], *, rows: range | None = None, l
     References:
         Vaswani et al., "Attention is all you need", arXiv 1706.03762, section 3.2.3.
     """
+    return as_boolean("to_array", mask, shape, rows=rows, like=like)
+
+
+def as_boolean(
+    function: str, mask: object, shape: tuple[int, ...], *, rows: range | None = None, like: Any = None
+) -> Any:
+    """Convert a mask as `to_array` does, for the public function that messages name."""
     if not isinstance(mask, Mask):
         rule = "`mask` must be a mask"
-        raise TypeError(checks.message("to_array", rule, {"mask": checks.brief(mask)}))
-    grid = grid_of("to_array", "mask", shape, mask.arrays(), like)
+        raise TypeError(checks.message(function, rule, {"mask": checks.brief(mask)}))
+    grid = grid_of(function, "mask", shape, mask.arrays(), like)
     xp = grid.xp
-    rows = checks.rows("to_array", "rows", rows, grid.queries)
+    rows = checks.rows(function, "rows", rows, grid.queries)
     shape = (*shape[:-2], len(rows), shape[-1])
     if 0 in shape:
         return xp.zeros(shape, dtype=xp.bool, device=grid.device)

@@ -6,6 +6,7 @@ import functools
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from sdpa_xp import _checks as checks
 from sdpa_xp._checks import Integers, IntegersLike
@@ -16,7 +17,7 @@ from sdpa_xp._tiles.tile import Tile
 from sdpa_xp.masks.algebra import Mask, Pattern
 
 
-def causal(offset: IntegersLike | str = 0) -> Mask:
+def causal(offset: IntegersLike | Literal["lower_right"] = 0) -> Mask:
     """Query i attends to key j iff j <= i + offset.
 
         offset 0, L=3 S=5     "lower_right" (offset 2)
@@ -38,7 +39,7 @@ def causal(offset: IntegersLike | str = 0) -> Mask:
 
     Raises:
         TypeError: When a call uses the mask: the offset is not an integer, or belongs to another library.
-        ValueError: When a call uses the mask: the offset has another name, or does not fit the batch.
+        ValueError: The offset is another name; when a call uses the mask, the offset does not fit the batch.
 
     Examples:
         >>> import numpy as np
@@ -53,7 +54,9 @@ def causal(offset: IntegersLike | str = 0) -> Mask:
     return Causal(checks.offset("causal", offset))
 
 
-def sliding_window(left: int | None, right: int | None, *, offset: IntegersLike | str = 0) -> Mask:
+def sliding_window(
+    left: int | None, right: int | None, *, offset: IntegersLike | Literal["lower_right"] = 0
+) -> Mask:
     """Query i attends to key j iff i + offset - left <= j <= i + offset + right.
 
         left 1, right 0       left 1, right 1
@@ -74,7 +77,8 @@ def sliding_window(left: int | None, right: int | None, *, offset: IntegersLike 
 
     Raises:
         TypeError: A width is not an integer; when a call uses the mask, the offset is not an integer.
-        ValueError: A width is negative; when a call uses the mask, the offset does not fit the batch.
+        ValueError: A width is negative, or the offset is another name; when a call uses the mask, the offset
+            does not fit the batch.
 
     Examples:
         >>> from sdpa_xp import masks
@@ -95,7 +99,7 @@ class Causal(Mask):
     """Made by `causal`."""
 
     name = "causal"
-    offset: IntegersLike | str = 0
+    offset: IntegersLike | Literal["lower_right"] = 0
 
     def bind(self, grid: ScoreGrid) -> Pattern:
         return Band(None, grid.check_offset("attn_mask.offset", self.offset))
@@ -108,7 +112,7 @@ class SlidingWindow(Mask):
     name = "sliding_window"
     left: int | None
     right: int | None
-    offset: IntegersLike | str = 0
+    offset: IntegersLike | Literal["lower_right"] = 0
 
     def bind(self, grid: ScoreGrid) -> Pattern:
         offset = grid.check_offset("attn_mask.offset", self.offset)

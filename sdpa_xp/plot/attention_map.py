@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from sdpa_xp import _checks as checks
 from sdpa_xp._libraries.protocols import AnyArray, Shape
-from sdpa_xp.masks import Mask, to_array
+from sdpa_xp.masks import Mask
+from sdpa_xp.masks.arrays import as_boolean
 from sdpa_xp.plot.panels import ThemeName, grid, labels, paint, theme_of
 from sdpa_xp.plot.requirements import require_matplotlib
 
@@ -104,7 +105,7 @@ def attention(
 def _allowed_pairs(mask: Mask | AnyArray, shape: Shape) -> list[list[list[bool]]]:
     """Return which pairs may attend, for each head."""
     if isinstance(mask, Mask):
-        array = to_array(mask, shape)
+        array = as_boolean(FUNCTION, mask, shape)
     else:
         array = checks.allowed(FUNCTION, checks.plain_array(FUNCTION, "mask", mask), shape)
     pairs: Any = checks.readable(FUNCTION, "mask", array)

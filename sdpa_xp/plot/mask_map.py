@@ -7,7 +7,8 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 from sdpa_xp import _checks as checks
-from sdpa_xp.masks import Mask, to_array
+from sdpa_xp.masks import Mask
+from sdpa_xp.masks.arrays import as_boolean
 from sdpa_xp.plot.panels import LETTER, ThemeName, grid, labels, theme_of
 from sdpa_xp.plot.requirements import require_matplotlib
 
@@ -52,7 +53,7 @@ def mask(mask: Mask, shape: tuple[int, ...], *, like: Any = None, theme: ThemeNa
     from matplotlib.colors import ListedColormap
 
     colours = theme_of(FUNCTION, theme)
-    allowed = to_array(mask, shape, like=like)
+    allowed = as_boolean(FUNCTION, mask, shape, like=like)
     checks.not_empty(FUNCTION, "shape", shape)
     leading, (queries, keys) = shape[:-2], shape[-2:]
     title = "" if leading else textwrap.fill(str(mask), LETTERS)

@@ -140,7 +140,7 @@ def test_bias_refused_by_a_call(bias: biases.Bias, error: type[Exception], words
         (lambda: masks.causal("upper_left"), ValueError, "causal: `offset` must be 'lower_right' or integers.*got offset='upper_left'"),
         (lambda: masks.sliding_window(1, 0, offset="right"), ValueError, "sliding_window: `offset` must be 'lower_right' or integers.*'right'"),
         (lambda: biases.alibi(4, offset="left"), ValueError, "alibi: `offset` must be 'lower_right' or integers.*'left'"),
-        (lambda: biases.relative(TABLE, offset="left"), ValueError, "relative: `offset` must be 'lower_right' or integers.*'left'"),
+        (lambda: biases.relative(TABLE, offset="left"), ValueError, "relative: `offset` must be 'lower_right' or an integer; got offset='left'"),
         (lambda: masks.sliding_window(1.5, 0), TypeError, r"sliding_window: `left` must be an integer; got left=1.5 \(builtins.float\)"),
         (lambda: masks.sliding_window(0, True), TypeError, "sliding_window: `right` must be an integer; got right=True"),
         (lambda: masks.sliding_window(FAR, 0), ValueError, f"sliding_window: `left` must be at most .*; got left={FAR}"),

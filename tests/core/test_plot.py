@@ -277,7 +277,31 @@ def test_memory_names_its_units() -> None:
 
 X = of_random_weights(2, 3, 4)
 REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
-    (lambda: plot.mask(np.ones((2, 2), bool), (2, 2)), TypeError, "`mask` must be a mask; got mask="),
+    (
+        lambda: plot.mask(np.ones((2, 2), bool), (2, 2)),
+        TypeError,
+        "^plot.mask: `mask` must be a mask; got mask=",
+    ),
+    (
+        lambda: plot.mask(masks.causal(), (3,)),
+        ValueError,
+        r"^plot.mask: `shape` must be \(L, S\) or \(..., Hq, L, S\); got shape=\(3,\)",
+    ),
+    (
+        lambda: plot.mask(masks.causal(), 3),
+        TypeError,
+        r"^plot.mask: `shape` must be \(L, S\) or .*got shape=3",
+    ),
+    (
+        lambda: plot.mask(masks.padding([1, 2]), (3, 1, 4, 4)),
+        ValueError,
+        "^plot.mask: `attn_mask.key_lengths` must broadcast to the batch",
+    ),
+    (
+        lambda: plot.attention(X, mask=masks.from_array(np.ones((5, 5), bool))),
+        ValueError,
+        r"^plot.attention: `attn_mask` must broadcast to",
+    ),
     (
         lambda: plot.mask(masks.causal(), (2, 0)),
         ValueError,

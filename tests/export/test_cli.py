@@ -69,10 +69,12 @@ def test_help_has_an_example_of_each_command(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["exprt"], "No such command 'exprt'. Did you mean 'export'?"),
-        (["--fast"], "No such option: --fast"),
-        (["agree", "--backend", "tensorflow"], "`backends` must be among numpy"),
-        (["agree", "--dtype", "int8", "--backend", "numpy"], "`dtype` must be one of"),
+        (["exprt"], "No such command 'exprt'. Did you mean 'export'? The commands are export, verify,"),
+        (["compare"], "No such command 'compare'. The commands are export, verify, agree, demo, backends."),
+        (["--fast"], "No such option: --fast\n"),
+        (["agree", "--backend", "tf"], "agree: `--backend` must be among numpy, torch, "),
+        (["agree", "--backend", "tf"], "; got --backend='tf'."),
+        (["agree", "--dtype", "int8", "--backend", "numpy"], "agree: `--dtype` must be one of"),
     ],
 )
 def test_refused(capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
@@ -198,9 +200,11 @@ def test_demo_exits_1_when_a_backend_disagrees(
     assert "DISAGREES: numpy xp float32 cpu: layer 1, layer 2" in out
 
 
-def test_demo_does_not_overwrite(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_demo_replaces_no_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "attention.onnx").write_text("mine")
-    assert "--force" in refused(capsys, "demo", "-o", tmp_path)
+    message = refused(capsys, "demo", "-o", tmp_path)
+    assert "demo: a file of `--output` must not exist yet" in message
+    assert message.endswith("attention.onnx. Pass --force to replace it.\n")
     assert (tmp_path / "attention.onnx").read_text() == "mine"
 
 

@@ -79,6 +79,15 @@ def test_auto_says_why(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
     assert f"form: {chosen['sdpa_xp.form']} ({chosen['sdpa_xp.reason']})" in out
 
 
+def test_the_reason_names_flags(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """As the metadata name keywords: here why `auto` passed a form over."""
+    runtime = "onnxruntime>=1.23;cpu"
+    few = ["--query", "float32[1,1,2,4]", "--key", "float32[1,1,3,4]"]
+    code, out, _ = run(capsys, "export", *few, "--runtime", runtime, "-o", tmp_path / "a.onnx")
+    assert code == 0
+    assert f"and `--runtime` is {runtime}" in out
+
+
 FLAGS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "spec for a mask": (["--attn-mask", "bool[B,1,1,S]"], {"attn_mask": "bool[B,1,1,S]"}),
     "masks": (
@@ -170,7 +179,8 @@ def test_flags_override_the_file(capsys: pytest.CaptureFixture[str], tmp_path: P
 def test_never_over_another_file_unless_forced(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "a.onnx"
     path.write_text("mine")
-    assert "--force" in refused(capsys, "export", *QKV, "-o", path)
+    refusal = f"sdpa-xp: export: `--output` must not exist; got --output={path}. Pass --force to replace it.\n"
+    assert refused(capsys, "export", *QKV, "-o", path) == refusal
     assert path.read_text() == "mine"
     assert run(capsys, "export", *QKV, "-o", path, "--force")[0] == 0
     assert_right(onnx.load(path))

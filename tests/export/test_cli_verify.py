@@ -165,6 +165,34 @@ def test_exits_1_on_a_wrong_model(capsys: pytest.CaptureFixture[str], wrong: Pat
         assert "does not hold" in page.read_text()
 
 
+def test_what_is_not_tried_names_the_flag(
+    capsys: pytest.CaptureFixture[str], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shortened(*arguments: Any, **keywords: Any) -> Any:
+        return replace(verify(*arguments, **keywords), left_out=("a batch of 17; thorough=True tries it",))
+
+    monkeypatch.setattr("sdpa_xp_export.cli.verify.verify", shortened)
+    page = model.with_name("report.html")
+    _, out, _ = run(capsys, "verify", model, "--html", page)
+    assert "not tried: a batch of 17; --thorough tries it\n" in out
+    assert "--thorough tries it" in page.read_text()
+    _, out, _ = run(capsys, "verify", model, "--json")
+    assert json.loads(out)["left_out"] == ["a batch of 17; --thorough tries it"]
+
+
+def test_a_call_in_a_file_that_is_refused(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    """The message names the keys of the file, and the flag of the file."""
+    stated = model.with_name("call.toml")
+    for text, words in {
+        "key = 'float32[2,9]'": "`query` in `--call` must be given; got given=key.",
+        "query = 'float32['\nkey = 'float32[2]'": "`query` in `--call` must be a spec: a spec is written",
+        "quary = 'float32[2]'": "a key of `--call` must be known; got key='quary'. The nearest is query.",
+        "query = 3": "`query` in `--call` must be of type str; got query=3.",
+    }.items():
+        stated.write_text(text)
+        assert refused(capsys, "verify", model, "--call", stated).startswith(f"sdpa-xp: verify: {words}")
+
+
 @pytest.mark.usefixtures("fallen_back")
 def test_a_node_that_fell_back(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     """It is shown, and fails where a provider is required."""
@@ -191,7 +219,8 @@ def test_page(capsys: pytest.CaptureFixture[str], model: Path, monkeypatch: pyte
     page.write_text("mine")
     with monkeypatch.context() as patch:  # it is refused before the long work
         patch.setattr("sdpa_xp_export.cli.verify.verify", lambda *_, **__: pytest.fail("verified"))
-        assert "--force" in refused(capsys, "verify", model, "--html", page)
+        refusal = f"sdpa-xp: verify: `--html` must not exist; got --html={page}. Pass --force to replace it.\n"
+        assert refused(capsys, "verify", model, "--html", page) == refusal
     assert page.read_text() == "mine"
     assert run(capsys, "verify", model, "--html", page, "--force")[0] == 0
     assert page.read_text().startswith("<!doctype html>")
@@ -203,14 +232,23 @@ def test_page(capsys: pytest.CaptureFixture[str], model: Path, monkeypatch: pyte
     [
         (["none.onnx"], "verify: `model` must be a file; got model=none.onnx"),
         ([__file__], "`model` must be an ONNX model"),
-        (["MODEL", "--require-provider", "cuda"], "`provider` must be one that onnxruntime offers here"),
-        (["MODEL", "--provider", "tpu"], "got provider='tpu'"),
-        (["MODEL", "--provider", "cuda", "--require-provider", "cpu"], "`provider` must be the required one"),
-        (["MODEL", "--json", "--html", "r.html"], "one of `html` and `json` may be given"),
-        (["MODEL", "--html", "no/such/r.html"], "the folder of `html` must exist; got html="),
-        (["MODEL", "--html", "."], "`html` must be a file; got html="),
+        (
+            ["MODEL", "--require-provider", "cuda"],
+            "`--require-provider` must be one that onnxruntime offers here; got --require-provider='cuda'",
+        ),
+        (["MODEL", "--provider", "tpu"], "got --provider='tpu'"),
+        (
+            ["MODEL", "--provider", "cuda", "--require-provider", "cpu"],
+            "`--provider` must be the required one; got --provider=cuda, --require-provider=cpu",
+        ),
+        (
+            ["MODEL", "--json", "--html", "r.html"],
+            "one of `--html` and `--json` may be given; got --html=r.html, --json.",
+        ),
+        (["MODEL", "--html", "no/such/r.html"], "the folder of `--html` must exist; got --html="),
+        (["MODEL", "--html", "."], "`--html` must be a file; got --html="),
         (["MODEL", "--seed", "-1"], "Invalid value for '--seed'"),
-        (["MODEL", "--call", "none.toml"], "`config` must be a file"),
+        (["MODEL", "--call", "none.toml"], "verify: `--call` must be a file; got --call=none.toml"),
         ([], "Missing argument"),
     ],
 )

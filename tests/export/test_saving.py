@@ -335,7 +335,7 @@ def test_a_link_to_nothing_leads_out_of_its_folder_only_when_told(tmp_path: Path
     for write in (lambda: save(MODEL, link), lambda: publish(b"", link, PathArgument("save", "path"))):
         with pytest.raises(
             FileExistsError,
-            match=r"^save: `path` must not be a link out of its folder; got path=.*--force",
+            match=r"^save: `path` must not be a link out of its folder; got path=.*overwrite=True",
         ):
             write()
     assert names(outside) == []
@@ -344,7 +344,7 @@ def test_a_link_to_nothing_leads_out_of_its_folder_only_when_told(tmp_path: Path
 
 def test_the_demo_follows_no_link_to_nothing(tmp_path: Path) -> None:
     linked(tmp_path, tmp_path / "elsewhere.onnx").rename(tmp_path / "named" / demo.MODEL)
-    with pytest.raises(FileExistsError, match=r"^demo: `output` must not hold it"):
+    with pytest.raises(FileExistsError, match=r"^demo: a file of `output` must not exist yet"):
         demo.check_folder(tmp_path / "named", overwrite=False)
     demo.check_folder(tmp_path / "named", overwrite=True)
 

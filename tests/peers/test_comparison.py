@@ -1,4 +1,4 @@
-"""The README's claims about other libraries, run on the releases that are installed."""
+"""What the README and the first page say about other libraries, run on the releases that are installed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def by_onnxruntime(*arrays: Any) -> Any:
     feeds = dict(zip("QKVM", arrays, strict=True))
     kinds = dict.fromkeys("QKV", TensorProto.FLOAT) | {"M": TensorProto.BOOL}
     inputs = [helper.make_tensor_value_info(name, kinds[name], feeds[name].shape) for name in feeds]
-    output = helper.make_tensor_value_info("Y", TensorProto.FLOAT, SHAPE)
+    output = helper.make_tensor_value_info("Y", TensorProto.FLOAT, arrays[0].shape)
     graph = helper.make_graph([helper.make_node("Attention", [*feeds], ["Y"])], "attention", inputs, [output])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
     session = onnxruntime.InferenceSession(model.SerializeToString())
@@ -81,3 +81,30 @@ def test_a_query_without_a_key_is_a_mean_in_jax(arrays: Any) -> None:
 @pytest.mark.parametrize("peer", [PEERS[0], PEERS[2]])
 def test_a_query_without_a_key_is_0_in_torch_and_onnxruntime(peer: Attend, arrays: Any) -> None:
     assert not peer(*arrays, ALLOWED)[:, :, 1].any()
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_the_axes_of_arrays(peer: Attend) -> None:
+    """(B, H, L, E), and (B, L, H, E) in `jax.nn`, for which `by_jax` swaps them."""
+    query, key, value = np.random.default_rng(0).standard_normal((3, 2, 3, 4, 8), np.float32)
+    allowed = np.tril(np.ones((4, 4), bool))
+    expected = peer(query, key, value, allowed)
+    output = scaled_dot_product_attention(query, key, value, allowed)
+    np.testing.assert_allclose(output, expected, atol=1e-6)
+    rows = (np.swapaxes(x, 1, 2) for x in (query, key, value))
+    output = scaled_dot_product_attention(*rows, allowed, layout="...LHE")
+    np.testing.assert_allclose(np.swapaxes(output, 1, 2), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_grouped_heads(peer: Attend) -> None:
+    """torch takes them with `enable_gqa=True` alone, the others as they are."""
+    query = np.random.default_rng(0).standard_normal((1, 4, 5, 8), np.float32)
+    key, value = np.random.default_rng(1).standard_normal((2, 1, 2, 5, 8), np.float32)
+    allowed = np.tril(np.ones((5, 5), bool))
+    if peer is by_torch:
+        with pytest.raises(RuntimeError, match="must match the size"):
+            peer(query, key, value, allowed)
+    expected = peer(query, key, value, allowed, **({"enable_gqa": True} if peer is by_torch else {}))
+    output = scaled_dot_product_attention(query, key, value, allowed)
+    np.testing.assert_allclose(output, expected, atol=1e-6)

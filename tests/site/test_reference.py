@@ -41,6 +41,13 @@ def test_the_docstring_has_the_arguments_of_the_signature(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", CALLABLES)
+def test_a_default_is_a_value(path: str) -> None:
+    """The signature shows the text of a default, in which a call of a function would be code."""
+    defaults = [str(parameter.default) for parameter in CALLABLES[path].parameters if parameter.default]
+    assert [default for default in defaults if re.search(r"\w\(", default)] == []
+
+
+@pytest.mark.parametrize("path", CALLABLES)
 def test_what_is_returned_is_read_as_prose(path: str) -> None:
     """`Returns:` with a colon in its first line would be read as a type and its description."""
     for section in parsed(CALLABLES[path]):

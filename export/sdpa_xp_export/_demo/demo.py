@@ -58,8 +58,9 @@ def check_folder(folder: Path, *, overwrite: bool) -> None:
     """Check that the files of the demo do not exist, or may be replaced."""
     for name in (MODEL, PICTURE):
         if os.path.lexists(folder / name) and not overwrite:  # also a broken link
-            hint = "Pass --force to replace it."
-            raise FileExistsError(message("demo", "`output` must not hold it", {"path": folder / name}, hint))
+            hint = "Pass overwrite=True to replace it."
+            rule = "a file of `output` must not exist yet"
+            raise FileExistsError(message("demo", rule, {"file": folder / name}, hint))
 
 
 def write(encoded: Activations, folder: Path, *, overwrite: bool) -> tuple[Path, Path]:

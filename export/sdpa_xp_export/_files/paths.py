@@ -69,14 +69,14 @@ def free_target(path: str | os.PathLike[str], argument: PathArgument, *, overwri
         raise taken_error(target, argument)
     folder = Path(os.path.realpath(checked.parent))
     if not overwrite and folder != target.parent and folder not in target.parents:
-        rule, hint = "must not be a link out of its folder", "Pass overwrite=True (--force) to follow it."
+        rule, hint = "must not be a link out of its folder", "Pass overwrite=True to follow it."
         raise FileExistsError(argument.message(rule, checked, hint))
     return target
 
 
 def taken_error(target: Path, argument: PathArgument) -> FileExistsError:
     """Return the error for a file that is in the way."""
-    hint = "Pass overwrite=True (--force) to replace it."
+    hint = "Pass overwrite=True to replace it."
     return FileExistsError(argument.message("must not exist", target, hint))
 
 

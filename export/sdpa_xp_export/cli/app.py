@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
+from typer.core import TyperGroup
 
 from sdpa_xp import __version__
+from sdpa_xp_export._runtime.failure import ModelFailedError
 from sdpa_xp_export.cli import INTERRUPTED, __doc__
 from sdpa_xp_export.cli.compare import agree, list_backends, run_demo
 from sdpa_xp_export.cli.export import export
+from sdpa_xp_export.cli.flag_names import command_message
 from sdpa_xp_export.cli.printing import say
+from sdpa_xp_export.cli.settings import SettingsError
 from sdpa_xp_export.cli.verify import run_verify
 
 EXAMPLES = """\b
@@ -52,11 +56,20 @@ app.command("backends")(list_backends)
 
 
 def run(arguments: list[str]) -> int:
-    """Run a command line and return its exit code. Errors of typer become ValueErrors."""
+    """Run a command line and return its exit code. Errors name flags; errors of typer become ValueErrors."""
+    group = cast(TyperGroup, typer.main.get_command(app))
     try:
-        code: Any = app(arguments or ["--help"], prog_name="sdpa-xp", standalone_mode=False)
+        code: Any = group.main(arguments or ["--help"], prog_name="sdpa-xp", standalone_mode=False)
     except typer.Abort:
         return INTERRUPTED
     except typer.TyperException as error:
-        raise ValueError(error.format_message()) from error
+        text = error.format_message()
+        if text.startswith(("No such command", "Missing command")):
+            text += f" The commands are {', '.join(group.commands)}."
+        raise ValueError(text) from error
+    except SettingsError:  # it names flags, and keys of a file
+        raise
+    except (ValueError, TypeError, OSError) as error:
+        kind = ModelFailedError if isinstance(error, ModelFailedError) else ValueError
+        raise kind(command_message(group, arguments, str(error))) from error
     return int(code or 0)

@@ -14,6 +14,7 @@ from sdpa_xp_export._dtypes.promotion import FLOATING
 from sdpa_xp_export._model.large_model import Model
 from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, OPSETS, PREFERRED
 from sdpa_xp_export.cli import settings
+from sdpa_xp_export.cli.flag_names import with_flags
 from sdpa_xp_export.cli.options import AsJson, Force, completed_from
 from sdpa_xp_export.cli.printing import say, say_json
 from sdpa_xp_export.export import export_attention
@@ -100,7 +101,7 @@ def export(
         say_json(facts)
     else:
         say(f"wrote {path}")
-        say(f"form: {facts['form']} ({facts['reason']})")
+        say(f"form: {facts['form']} ({with_flags(str(facts['reason']), settings.FLAGS)})")
         say(f"opset: {facts['opset']}")
         say(f"runtime: {facts['runtime']}")
 

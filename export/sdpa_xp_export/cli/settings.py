@@ -13,10 +13,11 @@ directory, not to the file. Whether another file may be replaced is for the comm
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sdpa_xp._checks import message
 from sdpa_xp_export._call import expressions
@@ -46,6 +47,7 @@ KINDS: dict[str, tuple[type, ...]] = {
     "runtime": TEXT,
     "output": TEXT,
 }
+FLAGS = {name: "--" + name.replace("_", "-") for name in KINDS}
 SPECS = ("query", "key", "value", "sinks", "past_key", "past_value", "past_lengths")
 NO_PART_OF_A_CALL = ("form", "opset", "runtime", "output")
 """Settings of the graph and of its file; the others are the call."""
@@ -53,62 +55,114 @@ RETYPED = ("query", "key", "value", "past_key", "past_value")
 """The specs whose dtype `dtype` replaces."""
 
 
-def read(path: Path) -> dict[str, Any]:
+class Source(NamedTuple):
+    """The command that reads settings, and its flag for a file of them: for messages."""
+
+    function: str
+    flag: str
+    has_flags: bool
+    """Whether each setting is a flag of the command, too."""
+
+    def key(self, setting: str) -> str:
+        """Return the flag of a setting, or its key in the file."""
+        return FLAGS[setting] if self.has_flags else setting
+
+    def named(self, setting: str) -> str:
+        """Return the flag of a setting, or its key and the flag of the file."""
+        return f"`{self.key(setting)}`" + ("" if self.has_flags else f" in `{self.flag}`")
+
+    def message(self, rule: str, got: Mapping[str, object], hint: str = "") -> str:
+        """Return the message that says what must hold."""
+        return message(self.function, rule, got, hint)
+
+
+CONFIG = Source("export", "--config", has_flags=True)
+CALL = Source("verify", "--call", has_flags=False)
+
+
+class SettingsError(ValueError):
+    """A setting cannot be read. The message names flags, and the keys of a file as they stand in it."""
+
+
+def read(path: Path, source: Source = CONFIG) -> dict[str, Any]:
     """Read the settings that a file holds."""
     if not path.is_file():
-        raise FileNotFoundError(message("export", "`config` must be a file", {"config": path}))
+        rule = f"`{source.flag}` must be a file"
+        raise SettingsError(source.message(rule, {source.flag: path}))
     try:
         settings = tomllib.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # a UnicodeDecodeError, too
-        raise ValueError(message("export", f"`config` must be TOML ({error})", {"config": path})) from error
+        rule = f"`{source.flag}` must be TOML ({error})"
+        raise SettingsError(source.message(rule, {source.flag: path})) from error
     for name, value in settings.items():
         if name not in KINDS:
             near = get_close_matches(name, KINDS, n=1)
             hint = f"The nearest is {near[0]}." if near else f"There are {', '.join(KINDS)}."
-            raise ValueError(message("export", "a key of `config` must be known", {"key": repr(name)}, hint))
+            rule = f"a key of `{source.flag}` must be known"
+            raise SettingsError(source.message(rule, {"key": repr(name)}, hint))
         if type(value) not in KINDS[name]:
             kinds = " or ".join(kind.__name__ for kind in KINDS[name])
-            rule = f"`{name}` in `config` must be of type {kinds}"
-            raise TypeError(message("export", rule, {name: repr(value)}))
+            rule = f"`{name}` in `{source.flag}` must be of type {kinds}"
+            raise SettingsError(source.message(rule, {name: repr(value)}))
     return settings
 
 
-def export_arguments(settings: dict[str, Any]) -> dict[str, Any]:
+def export_arguments(settings: dict[str, Any], source: Source = CONFIG) -> dict[str, Any]:
     """Return the arguments of `export_attention` that `settings` state."""
     arguments = {name: value for name, value in settings.items() if name != "dtype"}
     for name in ("query", "key"):
         if name not in arguments:
-            hint = f"Pass --{name}, or --config with a file that has it."
-            raise ValueError(
-                message("export", f"`{name}` must be given", {"given": ", ".join(arguments) or "none"}, hint)
-            )
+            hint = f"Pass --{name}, or --config with a file that has it." if source.has_flags else ""
+            rule, got = f"{source.named(name)} must be given", {"given": ", ".join(arguments) or "none"}
+            raise SettingsError(source.message(rule, got, hint))
     arguments.setdefault("value", arguments["key"])
     for name in SPECS:
         if name in arguments:
-            arguments[name] = TensorSpec.parse(arguments[name])
+            arguments[name] = _spec(source, name, arguments[name])
     for name in ("attn_mask", "bias"):
         if name in arguments:
-            arguments[name] = expressions.parse("export", name, arguments[name])
+            arguments[name] = _expression(source, name, arguments[name])
     if isinstance(arguments.get("scale"), str):
-        arguments["scale"] = _number_or_spec(arguments["scale"])
+        arguments["scale"] = _number_or_spec(source, arguments["scale"])
     if isinstance(arguments.get("outputs"), str):
         arguments["outputs"] = [name.strip() for name in arguments["outputs"].split(",")]
     if "dtype" in settings:
-        arguments |= _with_dtype(arguments, settings["dtype"])
+        arguments |= _with_dtype(source, arguments, settings["dtype"])
     return arguments
 
 
-def _number_or_spec(text: str) -> float | TensorSpec:
+def _spec(source: Source, name: str, text: str, kind: str = "a spec") -> TensorSpec:
+    try:
+        return TensorSpec.parse(text)
+    except (ValueError, TypeError) as error:
+        why = (
+            str(error)
+            .removeprefix("TensorSpec: ")
+            .replace("`dtype`", "its dtype")
+            .replace("`shape`", "its shape")
+        )
+        raise SettingsError(f"{source.function}: {source.named(name)} must be {kind}: {why}") from error
+
+
+def _expression(source: Source, name: str, text: str) -> Any:
+    try:
+        return expressions.parse(source.function, name, text)
+    except ValueError as error:
+        words = str(error).replace(f"`{name}`", source.named(name), 1)
+        raise SettingsError(words.replace(f"got {name}=", f"got {source.key(name)}=", 1)) from error
+
+
+def _number_or_spec(source: Source, text: str) -> float | TensorSpec:
     try:
         return float(text)
     except ValueError:
-        return TensorSpec.parse(text)
+        return _spec(source, "scale", text, "a number or a spec")
 
 
-def _with_dtype(arguments: dict[str, Any], dtype: str) -> dict[str, TensorSpec]:
+def _with_dtype(source: Source, arguments: dict[str, Any], dtype: str) -> dict[str, TensorSpec]:
     """Return the floating specs in another dtype; the others stay, and will be refused."""
     if dtype not in FLOATING:
-        rule = f"`dtype` must be one of {', '.join(FLOATING)}"
-        raise ValueError(message("export", rule, {"dtype": repr(dtype)}))
+        rule = f"{source.named('dtype')} must be one of {', '.join(FLOATING)}"
+        raise SettingsError(source.message(rule, {source.key("dtype"): repr(dtype)}))
     specs = {name: arguments[name] for name in RETYPED if name in arguments}
     return {name: replace(spec, dtype=dtype) for name, spec in specs.items() if spec.floating}

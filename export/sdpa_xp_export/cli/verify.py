@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -14,6 +14,7 @@ from sdpa_xp_export._files.paths import PathArgument, free_target
 from sdpa_xp_export._runtime.releases import PROVIDERS, ProviderName
 from sdpa_xp_export.cli import DISAGREES, settings
 from sdpa_xp_export.cli import report_page as page
+from sdpa_xp_export.cli.flag_names import with_flags
 from sdpa_xp_export.cli.options import AsJson, Force, Provider, completed_from
 from sdpa_xp_export.cli.printing import NO, YES, progress, say, say_json, say_table
 from sdpa_xp_export.report import Report, Run
@@ -56,6 +57,8 @@ def run_verify(
             thorough=thorough,
             watch=lambda _done, total, shown: step(shown, total),
         )
+    thorough_flag = {"thorough": "--thorough"}
+    report = replace(report, left_out=tuple(with_flags(line, thorough_flag) for line in report.left_out))
     failures = _failures(report, required=require_provider is not None)
     if as_json:
         say_json(_facts(report, failures))
@@ -77,7 +80,7 @@ def run_verify(
 
 def _written(path: Path) -> dict[str, Any]:
     """Return the call that a TOML file states. What is no part of a call, as the form, is left out."""
-    arguments = settings.export_arguments(settings.read(path))
+    arguments = settings.export_arguments(settings.read(path, settings.CALL), settings.CALL)
     return {name: value for name, value in arguments.items() if name not in settings.NO_PART_OF_A_CALL}
 
 
