@@ -142,7 +142,8 @@ def _bound(
         return signature.bind(*inputs, **keywords)
     except TypeError as error:
         rule, got = "the arguments must fit `layer`", {"its error": error, "its signature": signature}
-        raise TypeError(message(FUNCTION, rule, got)) from error
+        hint = "Pass a TensorSpec for each array, and the other arguments as they are."
+        raise TypeError(message(FUNCTION, rule, got, hint)) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -82,9 +81,9 @@ REFUSED: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
     "other function of NumPy": (
         lambda xp, x: np.concatenate([x, x]),
         TypeError,
-        r"must not go to `numpy.concatenate`.*xp.concatenate\(x\)",
+        r"must not go to `numpy.concatenate`.*xp.concat\(",
     ),
-    "method": (lambda xp, x: x.reshape(-1), AttributeError, r"no attribute 'reshape'.*xp.reshape\(x\)"),
+    "method": (lambda xp, x: x.reshape(-1), AttributeError, r"no attribute 'reshape'.*xp.reshape\(x, shape\)"),
     "nothing": (lambda xp, x: xp.result_type(1.0), ValueError, "there must be an array or a dtype"),
 }
 
@@ -152,7 +151,7 @@ def test_a_function_of_another_library() -> None:
     with pytest.raises(
         TypeError, match=rf"{FOREIGN}builtin_function_or_method, its error=.*x\.__array_namespace__"
     ):
-        to_onnx(math.sqrt, X)
+        to_onnx(len, X)
 
 
 def test_an_error_of_the_function_itself_stays_as_it_is() -> None:
@@ -164,8 +163,6 @@ def test_an_error_of_the_function_itself_stays_as_it_is() -> None:
 
 
 def test_arguments_that_do_not_fit_the_layer() -> None:
-    words = (
-        r"^to_onnx: the arguments must fit `layer`; got its error=.*'scale'.*, its signature=\(x, \*, scale\)"
-    )
+    words = r"^to_onnx: the arguments must fit `layer`; got its error=.*'scale'.*, its signature=\(x, \*, scale\)\. Pass a TensorSpec"
     with pytest.raises(TypeError, match=words):
         to_onnx(lambda x, *, scale: x * scale, X)

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from sdpa_xp._checks import message
-from sdpa_xp_export._graph.graph import GraphValue, namespace_hint
+from sdpa_xp_export._graph.function_hints import function_hint
+from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export.spec import SymbolicShape
 
 _OPERATORS = (
@@ -46,7 +47,7 @@ def of_ufunc(
     name = ufunc.__name__
     if name not in _OPERATORS or method != "__call__" or keywords or (out and out[0] is not inputs[0]):
         rule = f"a value of a graph must not go to `numpy.{name}`"
-        hint = namespace_hint(_STANDARD_NAMES.get(name, name))
+        hint = function_hint(name, value.graph.namespace)
         raise TypeError(message(value.graph.function, rule, {"value": value.name}, hint))
     function = getattr(value.graph.namespace, _STANDARD_NAMES.get(name, name))
     result = function(*(_operand(value, operand) for operand in inputs))

@@ -20,6 +20,7 @@ from onnx import helper, numpy_helper
 
 from sdpa_xp._checks import message
 from sdpa_xp_export._dtypes.conversion import ONNX_DTYPE, numpy_dtype
+from sdpa_xp_export._graph.function_hints import function_hint
 from sdpa_xp_export._graph.lengths import Length
 from sdpa_xp_export._graph.value_operators import binary, in_place, reflected, unary
 from sdpa_xp_export._model.weights import Weight
@@ -27,11 +28,6 @@ from sdpa_xp_export.spec import SymbolicShape, TensorSpec
 
 Attend: TypeAlias = Callable[["Graph", str, Mapping[str, object], Mapping[str, object]], Any]
 """Writes a call of the library: the graph, the public function, its arrays by name, its other arguments."""
-
-
-def namespace_hint(name: str) -> str:
-    """Return where a function of values is found."""
-    return f"Take functions from the namespace, as xp = x.__array_namespace__(), xp.{name}(x)."
 
 
 @dataclass(slots=True, kw_only=True)
@@ -201,13 +197,14 @@ class GraphValue:
         """Refuse a function of NumPy, which would make an array of objects of a value."""
         name = function.__name__
         rule = f"a value of a graph must not go to `numpy.{name}`"
-        raise TypeError(message(self.graph.function, rule, {"value": self.name}, namespace_hint(name)))
+        hint = function_hint(name, self.graph.namespace)
+        raise TypeError(message(self.graph.function, rule, {"value": self.name}, hint))
 
     if not TYPE_CHECKING:  # a type checker would allow any attribute
 
         def __getattr__(self, name: str) -> Any:
             """Say where a method of other arrays is found here."""
-            hint = "" if name.startswith("_") else f" {namespace_hint(name)}"
+            hint = "" if name.startswith("_") else f" {function_hint(name, self.graph.namespace)}"
             raise AttributeError(f"a value of a graph has no attribute {name!r}.{hint}")
 
     __add__, __radd__ = binary("add"), reflected("add")
@@ -257,3 +254,10 @@ class GraphValue:
         rule = "a value of a graph is neither true nor false while the graph is written"
         hint = "Combine conditions with `&`, `|` and `~`, and choose with `where`."
         raise TypeError(message(self.graph.function, rule, {"value": self}, hint))
+
+    def _no_number(self) -> NoReturn:
+        rule = "a value of a graph is no number in Python while the graph is written"
+        hint = "Write xp = x.__array_namespace__(), and xp.sqrt(x) in place of math.sqrt(x)."
+        raise TypeError(message(self.graph.function, rule, {"value": self}, hint))
+
+    __float__ = __int__ = __complex__ = __index__ = _no_number

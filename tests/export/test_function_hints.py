@@ -1,0 +1,97 @@
+"""The hint for a function or a method of another library names what the namespace of a value has."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sdpa_xp_export import TensorSpec, to_onnx
+from sdpa_xp_export._array_api import namespace
+from sdpa_xp_export._graph.function_hints import ARGUMENTS, EXPRESSIONS, OTHER_NAMES, function_hint
+
+X = TensorSpec("float32", (1, 4, 4))
+OPERANDS: dict[str, Any] = {
+    "axes": (1, 0, 2),
+    "destination": 2,
+    "dtype": "float64",
+    "length": 4,
+    "max": 1.0,
+    "min": 0.0,
+    "number": 1.0,
+    "shape": (4, 1, 4, 4),
+    "source": 0,
+}
+KINDS = {"bitwise": "int32", "logical": "bool"}
+"""The dtype of the operands, by the first word of a function."""
+NAMES = {name for name in (*namespace.__all__, *OTHER_NAMES, *EXPRESSIONS) if not name.startswith("_")}
+
+
+def suggestion(name: str) -> str:
+    """The expression of a hint."""
+    pattern = r"^Write (.+?)(?:, with xp = .*)?\.$|__array_namespace__\(\), (.+)\.$"
+    match = re.search(pattern, function_hint(name, namespace))
+    assert match, name
+    return str(match[1] or match[2])
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_what_a_hint_says_can_be_computed(name: str) -> None:
+    expression = suggestion(name)
+    assert set(re.findall(r"xp\.(\w+)", expression)) <= set(namespace.__all__)
+    words = re.search(r"xp\.([a-z]+)_", expression)
+    dtype = KINDS.get(words[1] if words else "", "float32")
+
+    def layer(x: Any) -> Any:
+        xp = x.__array_namespace__()
+        value, shape = xp.astype(x, dtype), (4, 4) if "reshape" in expression else OPERANDS["shape"]
+        arrays = {"x": value, "y": value, "condition": x > 0, "indices": xp.astype(x[0, 0, :1], "int64")}
+        eval(expression, {"xp": xp, **OPERANDS, **arrays, "shape": shape})
+        return x
+
+    to_onnx(layer, X)
+
+
+def test_each_name_has_one_place() -> None:
+    assert not {*OTHER_NAMES} & {*EXPRESSIONS}
+    assert not {*OTHER_NAMES, *EXPRESSIONS} & {*namespace.__all__} - {"bool", "bfloat16"}
+    assert {*OTHER_NAMES.values(), *ARGUMENTS} <= {*namespace.__all__}
+
+
+def test_a_name_without_a_counterpart() -> None:
+    """Nothing is listed that does not exist, whatever NumPy has."""
+    for name in (*dir(np), *dir(np.ndarray), "scatter_add", "backward"):
+        named = set(re.findall(r"xp\.(\w+)", function_hint(name, namespace)))
+        assert named <= set(namespace.__all__), name
+    with pytest.raises(TypeError, match="no `argsort` and nothing in its place"):
+        to_onnx(lambda x: np.argsort(x), X)
+    with pytest.raises(TypeError, match="no `arctan` and nothing in its place"):
+        to_onnx(lambda x: np.arctan(x), X)
+    with pytest.raises(AttributeError, match="no `cumsum` and nothing in its place"):
+        to_onnx(lambda x: x.cumsum(0), X)
+
+
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [
+        (lambda x: x.transpose(1, 0, 2), r"xp\.permute_dims\(x, axes\)"),
+        (lambda x: x.reshape(4, 4), r"xp\.reshape\(x, shape\)"),
+        (lambda x: x.dot(x), r"xp\.matmul\(x, y\)"),
+        (lambda x: x.T, r"xp\.matrix_transpose\(x\)"),
+        (lambda x: np.concatenate([x, x]), r"xp\.concat\(\[x, y\], axis=0\)"),
+        (lambda x: np.isnan(x), r"Write x != x\."),
+        (lambda x: np.ceil(x), r"Write -xp\.floor\(-x\), with xp"),
+    ],
+)
+def test_the_hint_for_what_other_arrays_have(layer: Any, words: str) -> None:
+    with pytest.raises((TypeError, AttributeError), match=words):
+        to_onnx(layer, X)
+
+
+@pytest.mark.parametrize("number", [float, int, complex, range, math.sqrt, [1, 2].__getitem__])
+def test_a_value_is_no_number(number: Any) -> None:
+    with pytest.raises(TypeError, match=r"^to_onnx: a value of a graph is no number in Python.*xp\.sqrt\(x\)"):
+        to_onnx(lambda x: x * number(x), X)
