@@ -100,6 +100,15 @@ def test_a_cache_says_why_it_is_not_the_usual_operator(provider: str, past: dict
     assert "grouped_query" not in reason(export_attention(*specs(2, 4, 6, 6)))
 
 
+@pytest.mark.parametrize(("batch", "is_named"), [("B", True), (2, False)])
+def test_grouped_causal_heads_say_why_they_are_not_the_usual_operator(batch: int | str, is_named: bool) -> None:
+    query, key = TensorSpec("float32", (batch, 8, "L", 64)), TensorSpec("float32", (batch, 2, "L", 64))
+    why = reason(export_attention(query, key, key, is_causal=True))
+    assert why.startswith("causal, open lengths: the best on cpu")
+    words = "not grouped_query: GroupQueryAttention of an empty batch ends the process: fix the batch"
+    assert (words in why) is is_named
+
+
 def test_what_was_passed_over_is_named() -> None:
     newest = export_attention(*specs(2, 4, 6, 6), sinks=np.ones(4, np.float32))
     assert (

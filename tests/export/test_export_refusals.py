@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from sdpa_xp_export import TensorSpec, export_attention
+from sdpa_xp_export._runtime.releases import Runtime
 
 Q = TensorSpec("float32", ("B", 8, "L", 64))
 K = TensorSpec("float32", ("B", 2, "S", 64))
@@ -17,12 +18,28 @@ def f32(*shape: int | str) -> TensorSpec:
     return TensorSpec("float32", shape)
 
 
+def test_a_runtime_with_the_name_that_onnxruntime_has() -> None:
+    runtime = "onnxruntime>=1.28;CPUExecutionProvider"
+    assert Runtime.parse("test", runtime) == Runtime.parse("test", "onnxruntime>=1.28;cpu")
+
+
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
         ({"query": np.ones((2, 8, 3, 64))}, TypeError, "`query` must be a TensorSpec; got query=ndarray"),
         ({"query": TensorSpec("bool", ("B", 8, "L", 64))}, TypeError, "`query` must have a floating dtype"),
         ({"key": TensorSpec("float16", ("B", 2, "S", 64))}, TypeError, "`query` and `key` must have one dtype"),
+        (
+            {"attn_mask": np.ones((3, 5), int)},
+            TypeError,
+            r"got attn_mask.dtype=int64\. Pass `attn_mask != 0` if",
+        ),
+        (
+            {"attn_mask": TensorSpec("uint8", ("L", "S"))},
+            TypeError,
+            r"dtype=uint8\. Pass `attn_mask != 0` if 1",
+        ),
+        ({"bias": np.ones((3, 5), int)}, TypeError, r"`bias` must be floating; got bias.dtype=int64\. Convert"),
         ({"bias": TensorSpec("bool", ("L", "S"))}, TypeError, "`bias` must have a floating dtype"),
         (
             {"attn_mask": TensorSpec("float16", ("L", "S"))},

@@ -55,7 +55,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a mask of integers": (
         lambda: export(attn_mask=ints(6, 6)),
         TypeError,
-        "`attn_mask` must be boolean or floating; got attn_mask.dtype=int64",
+        "`attn_mask` must be boolean (True = may attend) or floating (added to the scores); "
+        "got attn_mask.dtype=int64",
     ),
     "a bias of integers": (
         lambda: export(bias=ints(6)),

@@ -105,8 +105,7 @@ def _check_dtype(function: str, name: str, spec: TensorSpec, dtype: str) -> None
 
 def _mask_or_bias(function: str, name: str, value: object) -> object:
     if isinstance(value, TensorSpec) and value.dtype in INTEGERS:
-        rule = f"`{name}` must be " + ("boolean or floating" if name == "attn_mask" else "floating")
-        raise TypeError(checks.message(function, rule, {f"{name}.dtype": value.dtype}))
+        raise _integers_refused(function, name, value.dtype)
     if name == "bias" and isinstance(value, TensorSpec) and value.dtype == "bool":
         raise TypeError(checks.message(function, "`bias` must have a floating dtype", {"bias.dtype": "bool"}))
     kind, other, hint = (Mask, Bias, "bias") if name == "attn_mask" else (Bias, Mask, "attn_mask")
@@ -116,6 +115,19 @@ def _mask_or_bias(function: str, name: str, value: object) -> object:
         rule = f"`{name}` must be a {kind.__name__}, a TensorSpec or an array"
         raise TypeError(checks.message(function, rule, {name: repr(value)}))
     return value
+
+
+def _integers_refused(function: str, name: str, dtype: str) -> TypeError:
+    """Return the error for a mask or a bias of integers, which may mean several things."""
+    if name == "attn_mask":
+        rule = "`attn_mask` must be boolean (True = may attend) or floating (added to the scores)"
+        hint = "Pass `attn_mask != 0` if 1 means may attend, `== 0` if 0 does, or a spec of bool."
+    else:
+        rule, hint = (
+            f"`{name}` must be floating",
+            "Convert it with astype, or pass a spec of float32.",
+        )
+    return TypeError(checks.message(function, rule, {f"{name}.dtype": dtype}, hint))
 
 
 def _scale(
@@ -163,6 +175,8 @@ def _check_operands(function: str, call: ExportCall) -> None:
         checks.broadcasts(function, name, cast(tuple[int, ...], operand.shape), target, letters)
     for name in ("attn_mask", "bias"):
         for operand in _arrays(getattr(call, name)):
+            if operand.dtype in INTEGERS:
+                raise _integers_refused(function, name, operand.dtype)
             if (name == "bias" or operand.dtype != "bool") and operand.dtype not in dtypes:
                 rule = f"`query` and `{name}` must have one dtype"
                 got = {"query.dtype": call.query.dtype, f"{name}.dtype": operand.dtype}

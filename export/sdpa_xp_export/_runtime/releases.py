@@ -12,12 +12,12 @@ FormName: TypeAlias = Literal["attention", "multi_head", "grouped_query", "tiled
 """A form of the exported graph."""
 FormChoice: TypeAlias = Literal["auto", FormName]
 """A form of the exported graph, or "auto": the exporter chooses one."""
-ProviderName: TypeAlias = Literal["cpu", "cuda"]
-"""A provider that models can be verified on."""
+ProviderName: TypeAlias = Literal["cpu", "cuda", "CPUExecutionProvider", "CUDAExecutionProvider"]
+"""A provider that models can be verified on, also by the name that onnxruntime has for it."""
 TargetProvider: TypeAlias = Literal["cpu", "web", "cuda"]
 """A provider that graphs can be written for."""
 
-PROVIDERS: dict[ProviderName, str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 """The providers that `verify` runs models on, by short name. A graph can also be written for `web`, the two of
 onnxruntime-web: WebAssembly has the kernels of the CPU, and WebGPU has kernels of its own."""
 
@@ -104,6 +104,11 @@ def runtime_text(provider: str, release: str) -> str:
     return f"onnxruntime>={release};{short}"
 
 
+def short_provider(name: object) -> str | None:
+    """Return the short name of a provider that has this name or this name in onnxruntime; else None."""
+    return next((short for short, full in PROVIDERS.items() if name in (short, full)), None)
+
+
 @dataclass(frozen=True, slots=True)
 class Runtime:
     """The oldest onnxruntime that a graph is for, and the provider that it is meant to run on."""
@@ -115,7 +120,8 @@ class Runtime:
     def parse(cls, function: str, text: object) -> Runtime:
         """Read the runtime that is written as `onnxruntime>=1.28;cpu`."""
         match = _RUNTIME.fullmatch(text.replace(" ", "")) if isinstance(text, str) else None
-        provider = next((name for name in PREFERRED if match and name == match[3]), None)
+        wanted = match and (short_provider(match[3]) or match[3])
+        provider = next((name for name in PREFERRED if name == wanted), None)
         if match is None or provider is None:
             rule = f"`runtime` must be 'onnxruntime>=RELEASE;PROVIDER', the provider {', '.join(PREFERRED)}"
             raise ValueError(message(function, rule, {"runtime": repr(text)}))
