@@ -65,7 +65,8 @@ def verify(
         call: The arguments of `export_attention`, by name, that the model was written for. By default the call
             is read from the model's metadata, and a file can state another call than you think. With `call`
             nothing in the file is trusted.
-        provider: `"cpu"` or `"cuda"`. Default: CUDA if onnxruntime offers it, and the CPU always.
+        provider: `"cpu"` or `"cuda"`, or onnxruntime's name of it. Default: CUDA if onnxruntime offers
+            it, and the CPU always.
         seed: Of the random inputs.
         attn_mask: The mask that the model was exported with, if it holds a `from_function`, which cannot be
             written to the metadata.

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from command import refused, run
 
-from sdpa_xp_export import TensorSpec, verify
+from sdpa_xp_export import TensorSpec, cli, verify
 from sdpa_xp_export._agree import backends
 from sdpa_xp_export._agree import comparison as agree
 from sdpa_xp_export._agree.features import features
@@ -237,3 +237,19 @@ def test_as_a_module() -> None:
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "sdpa-xp: No such option: --fast\n"
+
+
+def test_the_exit_codes_are_the_same_everywhere() -> None:
+    fails = (
+        "a result disagrees, onnxruntime fails to run a model, or a node did not run on the required provider"
+    )
+    wrong = "an argument is wrong, a file is missing, or the provider is not offered"
+    docs = Path(__file__).parents[2] / "docs"
+    texts = [
+        str(cli.__doc__),
+        *((docs / name).read_text() for name in ("how-to/verify.md", "reference/command-line.md")),
+    ]
+    for text in texts:
+        line = " ".join(text.split())
+        assert f"1 if {fails}" in line or f"| 1 | {fails} |" in line
+        assert f"2 if {wrong}" in line or f"| 2 | {wrong};" in line

@@ -134,6 +134,16 @@ def test_json_of_masks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
     assert json.loads(out)["call"]["bias"] == "alibi(slopes=8, offset=0)"
 
 
+@pytest.mark.parametrize("flag", ["--provider", "--require-provider"])
+def test_a_provider_by_the_name_that_onnxruntime_has(
+    capsys: pytest.CaptureFixture[str], model: Path, flag: str
+) -> None:
+    code, out, err = run(capsys, "verify", model, flag, "CPUExecutionProvider")
+    assert (code, err) == (0, "")
+    assert "on CPUExecutionProvider" in out
+    assert run(capsys, "verify", model, "--provider", "cpu", flag, "CPUExecutionProvider")[0] == 0
+
+
 def test_seed(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     def errors(seed: int) -> list[float]:
         _, out, _ = run(capsys, "verify", model, "--json", "--seed", seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import warnings
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
@@ -50,10 +51,14 @@ def test_refused(tmp_path: Path) -> None:
     model = export_attention(QKV, QKV, QKV)
     with pytest.raises(ValueError, match=r"verify: `provider` must be one that onnxruntime offers.*'tpu'"):
         verify(model, provider="tpu")
+    assert verify(model, provider="CPUExecutionProvider").runs[0].provider == "CPUExecutionProvider"
+    with pytest.raises(ValueError, match=r"one that onnxruntime offers.*offered=cpu \(CPUExecutionProvider\)"):
+        verify(model, provider=["cpu"])
     with pytest.raises(FileNotFoundError):
         verify(tmp_path / "none.onnx")
     del model.metadata_props[:]
-    with pytest.raises(ValueError, match="verify: `model` must be one that export_attention wrote"):
+    foreign = "since `call` is not given; got metadata=none. It was not exported by sdpa_xp: pass `call`"
+    with pytest.raises(ValueError, match=f"verify: `model` must be one that export_attention wrote, {foreign}"):
         verify(model)
 
 
@@ -174,10 +179,17 @@ def changed_call(model: onnx.ModelProto) -> None:
     ("damage", "words"),
     [
         (broken_node, "onnxruntime must load `model`.*NoSuchOp"),
-        (broken_input, "must have the inputs of its call, by name, dtype and shape; got inputs=.*'q'"),
-        (broken_dtype, "must have the inputs of its call"),
-        (broken_length, "must have the inputs of its call.*'S'"),
-        (broken_output, "must have the outputs of its call"),
+        (
+            broken_input,
+            r"must have the inputs of its call, by name, dtype and shape; got inputs=q: float32\[B,4,L,16\], "
+            r"call=query: float32\[B,4,L,16\], missing=query, surplus=q\.",
+        ),
+        (broken_dtype, r"got inputs=key: float64\[B,4,L,16\], call=key: float32\[B,4,L,16\]\."),
+        (broken_length, r"must have the inputs of its call.*got inputs=key: float32\[B,4,S,16\]"),
+        (
+            broken_output,
+            "must have the outputs of its call.*got outputs=output: float64, call=output: float32",
+        ),
         (broken_call, "must be one that export_attention wrote"),
         (changed_call, "must hold the call and the numbers that export_attention wrote: their digest"),
     ],
@@ -186,6 +198,58 @@ def test_models_that_cannot_be_run(damage: Callable[[onnx.ModelProto], None], wo
     model = export_attention(QKV, QKV, QKV)
     damage(model)
     with pytest.raises(ValueError, match=f"verify: .*{words}"):
+        verify(model)
+
+
+def no_type(model: onnx.ModelProto) -> None:
+    model.graph.input[1].ClearField("type")
+
+
+def no_shape(model: onnx.ModelProto) -> None:
+    model.graph.input[1].type.tensor_type.ClearField("shape")
+
+
+def no_length(model: onnx.ModelProto) -> None:
+    model.graph.input[1].type.tensor_type.shape.dim[2].Clear()
+
+
+def of_texts(model: onnx.ModelProto) -> None:
+    model.graph.input[1].type.tensor_type.elem_type = onnx.TensorProto.STRING
+
+
+def of_unknown(model: onnx.ModelProto) -> None:
+    model.graph.input[1].type.tensor_type.elem_type = 99
+
+
+def no_input(model: onnx.ModelProto) -> None:
+    del model.graph.input[2]
+
+
+def other_order(model: onnx.ModelProto) -> None:
+    inputs = [*model.graph.input]
+    del model.graph.input[:]
+    model.graph.input.extend([inputs[1], inputs[0], inputs[2]])
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (no_type, "got inputs=key: no type, call=key: float32[2,4,5,16]."),
+        (no_shape, "got inputs=key: float32, call=key: float32[2,4,5,16]."),
+        (no_length, "got inputs=key: float32[2,4,?,16], call=key:"),
+        (of_texts, "got inputs=key: string[2,4,5,16], call=key:"),
+        (of_unknown, "got inputs=key: dtype 99 of ONNX[2,4,5,16], call=key:"),
+        (
+            no_input,
+            "got call=value: float32[2,4,5,16], missing=value.",
+        ),
+        (other_order, "got inputs=key: float32[2,4,5,16], query: float32[2,4,5,16], value: "),
+    ],
+)
+def test_other_inputs_are_shown_as_specs(damage: Callable[[onnx.ModelProto], None], words: str) -> None:
+    model = export_attention(FIXED, FIXED, FIXED)
+    damage(model)
+    with pytest.raises(ValueError, match=re.escape(words)):
         verify(model)
 
 

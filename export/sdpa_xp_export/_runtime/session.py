@@ -26,7 +26,7 @@ from sdpa_xp_export._model.external_data import EXTERNAL_ABOVE, initializer_byte
 from sdpa_xp_export._model.large_model import Model
 from sdpa_xp_export._runtime.failure import ModelFailedError
 from sdpa_xp_export._runtime.memory import peak_above
-from sdpa_xp_export._runtime.releases import PROVIDERS, Runtime
+from sdpa_xp_export._runtime.releases import PROVIDERS, Runtime, short_provider
 from sdpa_xp_export.report import Placement
 
 LONG_RUN = 0.05
@@ -202,7 +202,9 @@ def providers(requested: str | None = None) -> list[str]:
     offered = installed_runtime().get_available_providers()
     if requested is None:
         return [name for name in (PROVIDERS["cuda"], PROVIDERS["cpu"]) if name in offered]
-    if requested not in PROVIDERS or PROVIDERS[requested] not in offered:
+    short = short_provider(requested)
+    if short is None or PROVIDERS[short] not in offered:
         rule = "`provider` must be one that onnxruntime offers here"
-        raise ValueError(message("verify", rule, {"provider": repr(requested), "offered": offered}))
-    return [PROVIDERS[requested]]
+        known = [f"{name} ({full})" for name, full in PROVIDERS.items() if full in offered]
+        raise ValueError(message("verify", rule, {"provider": repr(requested), "offered": ", ".join(known)}))
+    return [PROVIDERS[short]]

@@ -15,11 +15,10 @@ from sdpa_xp_export._call.operands import Initializer
 from sdpa_xp_export._dtypes.conversion import ONNX_DTYPE
 from sdpa_xp_export._model.external_data import initializers, without_numbers
 from sdpa_xp_export._model.large_model import Model
-from sdpa_xp_export.spec import SymbolicShape
 
 FUSED = ("Attention", "MultiHeadAttention", "GroupQueryAttention")
 HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
-HINT = "`call` holds a model against a call that you write down; it trusts nothing in the file."
+HINT = "Pass `call` to say what the model should compute; `verify` then trusts nothing in the file."
 
 
 def metadata_of(model: Model) -> dict[str, str]:
@@ -33,6 +32,11 @@ def stated_call(model: Model, functions: Mapping[str, Any]) -> ExportCall:
     if "sdpa_xp.forms" in metadata and "sdpa_xp.call" not in metadata:
         rule = "`model` is a layer that to_onnx wrote; use verify_layer(model, layer)"
         raise ValueError(message("verify", rule, {"metadata": sorted(metadata)}))
+    if "sdpa_xp.call" not in metadata:
+        rule = "`model` must be one that export_attention wrote, since `call` is not given"
+        shown = ", ".join(sorted(metadata)) or "none"
+        hint = "It was not exported by sdpa_xp: pass `call` to say what it should compute."
+        raise ValueError(message("verify", rule, {"metadata": shown}, hint))
     numbers = {name: Initializer(name, array) for name, array in initializers(model)}
     try:
         text = metadata["sdpa_xp.call"]
@@ -65,18 +69,15 @@ def written_call(arguments: object) -> ExportCall:
 
 def check_interface(model: Model, call: ExportCall) -> None:
     """Refuse a model whose inputs or outputs are not those of the call: by name, dtype and shape."""
-    graph = model.graph
-    inputs = [(value.name, _type(value)) for value in graph.input]
-    wanted = [(name, (ONNX_DTYPE[spec.dtype], _lengths(spec.shape))) for name, spec in call.inputs.items()]
-    if inputs != wanted:
-        raise ValueError(_message("inputs", [value.name for value in graph.input], inputs, wanted))
+    inputs = {value.name: shown_type(value) for value in model.graph.input}
+    wanted = {name: str(spec) for name, spec in call.inputs.items()}
+    if [*inputs.items()] != [*wanted.items()]:
+        raise ValueError(_message("inputs", inputs, wanted))
     names = [*call.outputs, *(["present_key", "present_value"] if call.cached else [])]
-    outputs = [(value.name, value.type.tensor_type.elem_type) for value in graph.output]
-    stated = [
-        (name, ONNX_DTYPE[call.accumulation_dtype if name == "lse" else call.query.dtype]) for name in names
-    ]
-    if outputs != stated:
-        raise ValueError(_message("outputs", [value.name for value in graph.output], outputs, stated))
+    outputs = {value.name: shown_type(value).partition("[")[0] for value in model.graph.output}
+    stated = {name: call.accumulation_dtype if name == "lse" else call.query.dtype for name in names}
+    if [*outputs.items()] != [*stated.items()]:
+        raise ValueError(_message("outputs", outputs, stated))
 
 
 def computed_dtype(model: Model, call: ExportCall) -> str:
@@ -101,16 +102,42 @@ def _has_half_kernel(model: Model) -> bool:
     )
 
 
-def _type(value: onnx.ValueInfoProto) -> tuple[int, tuple[str, ...]]:
+def shown_type(value: onnx.ValueInfoProto) -> str:
+    """Return the type of an input or an output in the notation of a spec, as `float32[B,8,L,64]`."""
+    if not value.type.HasField("tensor_type"):
+        return str(value.type.WhichOneof("value") or "no type").removesuffix("_type")
     tensor = value.type.tensor_type
-    return tensor.elem_type, tuple(dim.dim_param or str(dim.dim_value) for dim in tensor.shape.dim)
+    dtypes: dict[int, str] = {number: name for name, number in ONNX_DTYPE.items()}
+    dtype = dtypes.get(tensor.elem_type) or _onnx_name(tensor.elem_type)
+    if not tensor.HasField("shape"):
+        return dtype
+    lengths = (
+        dim.dim_param or (str(dim.dim_value) if dim.HasField("dim_value") else "?") for dim in tensor.shape.dim
+    )
+    return f"{dtype}[{','.join(lengths)}]"
 
 
-def _lengths(shape: SymbolicShape) -> tuple[str, ...]:
-    return tuple(map(str, shape))
+def _onnx_name(number: int) -> str:
+    """Return the name that ONNX has for a dtype, in small letters."""
+    known = number in onnx.TensorProto.DataType.values()
+    return onnx.TensorProto.DataType.Name(number).lower() if known else f"dtype {number} of ONNX"
 
 
-def _message(kind: str, names: list[str], got: list[Any], wanted: list[Any]) -> str:
+def _message(kind: str, got: dict[str, str], wanted: dict[str, str]) -> str:
+    """Return what the model and the call have of which the other has not, each in the notation of a spec."""
     rule = f"`model` must have the {kind} of its call, by name, dtype and shape"
-    unlike = [pair for pair in got if pair not in wanted] or names
-    return message("verify", rule, {kind: unlike, "call": [pair for pair in wanted if pair not in got]})
+    unlike = [name for name in got if got[name] != wanted.get(name)]
+    stated = [name for name in wanted if wanted[name] != got.get(name)]
+    if not unlike and not stated:  # only the order differs
+        unlike, stated = [*got], [*wanted]
+    facts = {
+        kind: _shown(got, unlike),
+        "call": _shown(wanted, stated),
+        "missing": ", ".join(name for name in wanted if name not in got),
+        "surplus": ", ".join(name for name in got if name not in wanted),
+    }
+    return message("verify", rule, {name: text for name, text in facts.items() if text})
+
+
+def _shown(types: dict[str, str], names: list[str]) -> str:
+    return ", ".join(f"{name}: {types[name]}" for name in names)

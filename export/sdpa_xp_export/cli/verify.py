@@ -11,7 +11,7 @@ import typer
 from sdpa_xp._checks import message
 from sdpa_xp_export._files.atomic import publish
 from sdpa_xp_export._files.paths import PathArgument, free_target
-from sdpa_xp_export._runtime.releases import PROVIDERS, ProviderName
+from sdpa_xp_export._runtime.releases import PROVIDERS, ProviderName, short_provider
 from sdpa_xp_export.cli import DISAGREES, settings
 from sdpa_xp_export.cli import report_page as page
 from sdpa_xp_export.cli.flag_names import with_flags
@@ -34,7 +34,8 @@ def run_verify(
     require_provider: Annotated[
         str | None,
         typer.Option(
-            help="Run there, and exit 1 if a node ran elsewhere.", autocompletion=completed_from(PROVIDERS)
+            help="Run there; exit 1 if a node ran elsewhere, 2 if it is not offered.",
+            autocompletion=completed_from(PROVIDERS),
         ),
     ] = None,
     thorough: Annotated[bool, typer.Option("--thorough", help="More lengths and rows; takes minutes.")] = False,
@@ -44,7 +45,7 @@ def run_verify(
     html: Annotated[Path | None, typer.Option(help="Write the report as a page, to this file.")] = None,
     force: Force = False,
 ) -> None:
-    """Run a model in onnxruntime against the float64 reference; exits 1 if it disagrees."""
+    """Run a model in onnxruntime against the float64 reference."""
     _check(provider, require_provider, html, as_json=as_json, force=force)
     stated = None if call is None else _written(call)
     with progress(f"verify {model.name}", quiet=as_json) as step:
@@ -88,7 +89,8 @@ def _check(
     provider: str | None, required: str | None, html: Path | None, *, as_json: bool, force: bool
 ) -> None:
     """Refuse arguments that contradict each other, and a file in the way, before the long work."""
-    if provider and required and provider != required:
+    one, other = (short_provider(name) or name for name in (provider, required))
+    if provider and required and one != other:
         got = {"provider": provider, "require_provider": required}
         raise ValueError(message("verify", "`provider` must be the required one", got))
     if html and as_json:
