@@ -192,7 +192,7 @@ def test_auto_says_why() -> None:
         (qkv, {}, "tiled", "an empty batch ends the process"),
         (qkv, {"runtime": "onnxruntime>=1.31;cpu"}, "multi_head", "all pairs, open lengths"),
         (qkv, {"attn_mask": padding}, "tiled", "masked, open lengths"),
-        (qkv, {"outputs": "weights"}, "primitive", "not tiled: weights and scores are as large"),
+        (qkv, {"outputs": "weights"}, "primitive", "not tiled: weights and scores are L x S arrays"),
         (qkv, {"runtime": "onnxruntime>=1.28;cuda"}, "attention", "on cuda"),
     ]:
         entries = metadata(export_attention(specs, specs, specs, **rules))
