@@ -80,7 +80,7 @@ def test_a_name_without_a_counterpart() -> None:
         (lambda x: x.transpose(1, 0, 2), r"xp\.permute_dims\(x, axes\)"),
         (lambda x: x.reshape(4, 4), r"xp\.reshape\(x, shape\)"),
         (lambda x: x.dot(x), r"xp\.matmul\(x, y\)"),
-        (lambda x: x.T, r"xp\.matrix_transpose\(x\)"),
+        (lambda x: x.T, r"xp\.permute_dims\(x, axes\)"),
         (lambda x: np.concatenate([x, x]), r"xp\.concat\(\[x, y\], axis=0\)"),
         (lambda x: np.isnan(x), r"Write x != x\."),
         (lambda x: np.ceil(x), r"Write -xp\.floor\(-x\), with xp"),

@@ -28,8 +28,8 @@ ARGUMENTS = {
 """What a function of the namespace takes, if it is not `x` alone."""
 
 OTHER_NAMES = {
-    **dict.fromkeys(("transpose", "permute", "swapaxes", "swapdims"), "permute_dims"),
-    **dict.fromkeys(("T", "t", "adjoint"), "matrix_transpose"),
+    **dict.fromkeys(("T", "transpose", "permute", "swapaxes", "swapdims"), "permute_dims"),
+    **dict.fromkeys(("t", "adjoint"), "matrix_transpose"),
     **dict.fromkeys(("concatenate", "cat"), "concat"),
     **dict.fromkeys(("dot", "mm", "bmm", "mv"), "matmul"),
     **dict.fromkeys(("view", "flatten", "ravel", "unflatten"), "reshape"),
