@@ -68,8 +68,8 @@ def scaled_dot_product_attention(
             the dtype of the query or in the accumulation dtype. An array of shape () may have any floating
             dtype. Default 1 / sqrt(E).
         softcap: If not None or 0, scores become softcap * tanh(score / softcap) after `scale`.
-        sinks: (..., Hq): for each head, a logit that joins the sum of the softmax but has no value, so that the
-            weights of a row may sum to less than 1. It is neither scaled nor capped.
+        sinks: (..., Hq), or (): for each head, a logit that joins the sum of the softmax but has no value, so
+            that the weights of a row may sum to less than 1. It is neither scaled nor capped.
         dropout_p: The probability with which a weight is dropped, from 0 to 1; the others are divided by
             1 - dropout_p.
         rng: The source of randomness, required if dropout_p > 0: a numpy.random.Generator,
@@ -84,8 +84,8 @@ def scaled_dot_product_attention(
             fused kernel of the arrays' library, and an error if that does not compute this call as documented.
             None lets sdpa_xp choose. It takes the kernel, if that computes the call as documented, for torch
             tensors on the CPU and while torch exports (torch.export, torch.onnx.export), for short calls of JAX
-            arrays on the CPU outside a jit, and for MLX arrays on the CPU without masks. Otherwise it takes the
-            portable implementation. Torch's kernel has first derivatives only.
+            arrays on the CPU outside a jit, and for short calls of MLX arrays on the CPU without masks.
+            Otherwise it takes the portable implementation. Torch's kernel has first derivatives only.
 
     Returns:
         (..., Hq, L, Ev) in the layout of the inputs, or (L, Ev) for 2-D inputs, with the library, device and

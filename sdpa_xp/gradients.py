@@ -85,7 +85,7 @@ def scaled_dot_product_attention_vjp(
             "scale" and "sinks" that is a floating array. The arrays of a bias are named as in messages:
             "bias.array", "bias.slopes" of ALiBi, "bias.table" of relative positions. Each gradient has the
             shape and dtype of its array. You can call the pullback several times. It reads the inputs and the
-            output again, so do not write to them before.
+            output again, so do not write to them before its last call.
 
     Raises:
         TypeError: As for `scaled_dot_product_attention`. `pullback` raises it for its `cotangent`.

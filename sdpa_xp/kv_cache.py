@@ -47,7 +47,7 @@ class KVCache(Generic[A]):
         value: (..., H, S, Ev).
         capacity: The number of tokens to make room for, so that `append(..., in_place=True)` need not copy. It
             needs writeable arrays (NumPy, CuPy, torch).
-        layout: The layout of all inputs and outputs: "...HLE", or "...LHE" with heads behind the length.
+        layout: The layout of all inputs and outputs: "...HLE", or "...LHE" with heads after the length.
         rotary: A `Rotary` that rotates keys when they are appended, those of the prompt too, and queries when
             they attend, each at its position in the cache. The first token is at position 0.
         rotated: Whether `key` has been rotated already, as the `key` of another cache has.
@@ -139,9 +139,9 @@ class KVCache(Generic[A]):
         Args:
             key: (..., H, n, E), with the cache's library, device and dtype.
             value: (..., H, n, Ev).
-            in_place: Write into the room that `capacity` made, instead of copying the cache; a copy has no
-                such room. This cache does not change, but a second append to it in place is refused, and
-                torch cannot differentiate attention that was computed before.
+            in_place: Write into the room that `capacity` made, instead of copying the cache. Without it, the
+                new cache is a copy without such room. This cache does not change, but a second append to it in
+                place is refused, and torch cannot differentiate attention that was computed before.
 
         Returns:
             The new cache. In place it shares its arrays with this one.

@@ -45,8 +45,9 @@ def ring_attention(
 
     Steps in which a mask lets no device attend are left out: with a sliding window, keys travel only as far as
     the window reaches. With a causal mask the devices would not have equally much to do. The call then moves
-    queries, keys and values to zig-zag order first, in which device d has the pieces d and 2 n - 1 - d of 2 n,
-    and moves the output back. So you see the plain order, and i and j of masks and biases count in it.
+    queries, keys and values to zig-zag order first, and moves the output back: the sequence is cut into 2 n
+    pieces, and device d gets the pieces d and 2 n - 1 - d. You see the plain order, and i and j of masks and
+    biases count in it too.
 
     Shapes:
         As for `scaled_dot_product_attention`. L and S are multiples of n, and for zig-zag order of 2 n.
@@ -58,8 +59,8 @@ def ring_attention(
         key: (..., H, S, E), divided along S.
         value: (..., H, S, Ev), divided along S.
         attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S). Each device needs the rows of its
-            queries. The masks of `sdpa_xp.masks` need no array, and tell which steps to leave out unless their
-            arrays are inputs of the `jit`.
+            queries. The masks of `sdpa_xp.masks` need no array. They also tell which steps to leave out, if
+            their arrays are no inputs of the `jit`.
         mesh: A jax.sharding.Mesh.
         axis_name: The axis of `mesh` along which the keys are divided.
         bias: A bias, or an array that broadcasts to (..., Hq, L, S), divided as `attn_mask`.

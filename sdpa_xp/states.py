@@ -50,8 +50,8 @@ def merge_states(
         layout: The layout of the outputs, as for `attention_state`: "...HLE" or "...LHE". `lse` is
             (..., Hq, L) with either.
         key_ranges: The keys that each state is over: a `range` or (start, stop), or a list of them for a state
-            that was merged from others. A state that came twice is then refused, since merging is not
-            idempotent.
+            that was merged from others. A state that came twice is then refused, because it would count
+            twice.
         keys: The number of all keys. If `key_ranges` leave some out, the states are refused.
 
     Returns:

@@ -62,8 +62,8 @@ def attention_weights(
         implementation: `"xp"` or None.
 
     Returns:
-        (..., Hq, L, S), or (L, S) for 2-D inputs, in the dtype of the query. A row sums to 1, with a sink to
-            less, and to 0 if it has no key to attend to. A masked pair is 0.
+        (..., Hq, L, S), or (L, S) for 2-D inputs, in the dtype of the query. A row sums to 1; to less
+            with a sink; to 0 if it has no key to attend to. A masked pair is 0.
 
     Raises:
         TypeError: As for `scaled_dot_product_attention`.

@@ -77,6 +77,8 @@ class NumPy(Library):
         if isinstance(array, numpy.matrix):
             return "Its `*` is a matrix product: pass numpy.asarray(...) of it."
         hooks = ("__array_ufunc__", "__array_function__")  # arrays with units or masks define them
+        if isinstance(array, numpy.generic):
+            return "A scalar is no array: pass numpy.asarray(...) of it."
         if any(getattr(type(array), hook) is not getattr(numpy.ndarray, hook) for hook in hooks):
             return "Its class changes what operations mean: pass numpy.asarray(...) of it."
         return ""

@@ -25,7 +25,7 @@ def relative(
 ) -> Bias:
     r"""`table[bucket(j - i - offset), h]` for query i and key j in head h.
 
-    The first half of the buckets of a direction has one distance each. The others widen logarithmically up to
+    In each direction, each bucket of the first half holds one distance. The others widen logarithmically up to
     `max_distance`; all distances beyond share the last bucket.
 
     Shapes:

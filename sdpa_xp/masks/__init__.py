@@ -1,9 +1,9 @@
-"""Masks: which query may attend which key. They combine with `&`, `|` and `~`.
+"""Masks: which query may attend to which key. They combine with `&`, `|` and `~`.
 
 Pass any of them as `attn_mask`. Masks are lightweight objects; no L x S array is built. Fully masked tiles are
 skipped, and fully allowed tiles need no mask.
 
-    masks.causal("lower_right") & masks.sliding_window(255, 0)  # a window over a cache
+    masks.sliding_window(255, 0, offset="lower_right")  # the last queries of S keys; a cache needs no offset
     masks.causal() & masks.padding(key_lengths=[3, 7])  # a ragged batch
     masks.causal() | masks.prefix(10)  # a prefix LM
     masks.causal() & masks.document([0, 0, 1, 1, 1])  # packed sequences

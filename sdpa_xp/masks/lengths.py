@@ -13,7 +13,7 @@ from sdpa_xp.masks.algebra import AllOf, Mask, Pattern
 
 
 def padding(key_lengths: IntegersLike | None, query_lengths: IntegersLike | None = None) -> Mask:
-    """Key j of batch entry b may be attended to iff j < key_lengths[b]; the keys behind it are padding.
+    """Key j of batch entry b may be attended to iff j < key_lengths[b]; the keys after it are padding.
 
         key_lengths=[3, 5], S=5:  entry 0   1 1 1 0 0      entry 1   1 1 1 1 1
 
@@ -23,8 +23,8 @@ def padding(key_lengths: IntegersLike | None, query_lengths: IntegersLike | None
     Args:
         key_lengths: The number of real keys among the S. Pass an integer, or one for each batch entry as a list
             or an integer array that broadcasts to (...). 0 is legal. None means that all keys are real.
-        query_lengths: The number of real queries among the L, in the same forms. The rows behind them attend no
-            key: their output is 0.
+        query_lengths: The number of real queries among the L, in the same forms. The rows after them attend to
+            no key: their output is 0.
 
     Returns:
         The mask. Padding may hold any values, including NaN.

@@ -25,7 +25,7 @@ def chunked(size: int) -> Mask:
         `L` queries, `S` keys.
 
     Args:
-        size: The number of keys in a chunk, at least 1. Query 0 and key 0 begin the first chunk; behind a
+        size: The number of keys in a chunk, at least 1. Query 0 and key 0 begin the first chunk; with a
             cache, i is the position of the query among the keys.
 
     Returns:
