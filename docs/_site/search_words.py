@@ -14,7 +14,7 @@ from typing import Any
 
 SDPA = "scaled_dot_product_attention"
 WORDS = {
-    "#install": "install installation setup pip",
+    "#install": "install installation setup pip quickstart",
     "explanation/empty-rows/": "nan",
     "explanation/how-it-works/": "flashattention",
     "how-to/backends/": "gpu cuda dtype bfloat16",

@@ -43,7 +43,7 @@ def plain_array(function: str, name: str, value: object) -> Array:
         if str(getattr(value, "__module__", "")).startswith(("sdpa_xp.masks", "sdpa_xp.biases")):
             hint = f"Call it: {getattr(value, '__name__', 'the function')}(...) returns one."
     if isinstance(value, list | tuple) and not hint:
-        hint = "numpy.asarray(...) makes one of a list."
+        hint = f"Convert the list: numpy.asarray({name})."
     hint = hint or _named_hint(name, value)
     rule = f"`{name}` must be a plain array of a library that follows the array API standard"
     raise TypeError(message(function, rule, {name: type_name(value)}, hint))
@@ -101,6 +101,8 @@ def added_dtype(function: str, name: str, array: Array, query: Dtype, accumulati
         rule = f"`{name}` must have the dtype of `query` or of the scores ({dtype_name(accumulation)})"
         got = {f"{name}.dtype": array.dtype, "query.dtype": query}
         hint = f"Convert it: {library_of(array).cast_text(name, 'query.dtype')}."
+        if name == "attn_mask":  # converted 0 and 1 would be added to the scores, and mask nothing
+            hint += " If its 1 means may attend, pass `attn_mask != 0`."
         raise TypeError(message(function, rule, got, hint))
 
 

@@ -27,7 +27,7 @@ def weights(function: str, value: object) -> list[list[list[float]]]:
     heads = numbers if array.ndim == 3 else [numbers]
     if any(weight < 0 for rows in heads for row in rows for weight in row):
         least = min(weight for rows in heads for row in rows for weight in row)
-        hint = "`attention_weights` makes them; scores are none."
+        hint = "Compute them with `attention_weights`; scores are not weights."
         raise ValueError(message(function, "`weights` must not be below 0", {"the least": least}, hint))
     return [[[float(weight) for weight in row] for row in rows] for rows in heads]
 
@@ -60,7 +60,7 @@ def tokens(function: str, name: str, value: object, count: int, letter: str) -> 
     if isinstance(value, str) or not isinstance(value, Sequence) or any(type(x) is not str for x in value):
         raise TypeError(message(function, f"`{name}` must be a list of strings", {name: repr(value)}))
     if len(value) != count:
-        rule = f"`{name}` must be as many as `weights` has on the axis of them ({letter})"
+        rule = f"`{name}` must have one string for each entry of its axis of `weights` ({letter})"
         raise ValueError(message(function, rule, {f"len({name})": len(value), letter: count}))
     return value
 

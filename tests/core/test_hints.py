@@ -67,7 +67,7 @@ def test_shapes_that_fit_no_layout_get_no_such_hint() -> None:
     [
         ({"attn_mask": "causal"}, "`is_causal=True` and `masks.causal()` are the causal mask;"),
         ({"bias": "alibi"}, "`biases.alibi(heads)`."),
-        ({"attn_mask": [[True]]}, "numpy.asarray(...) makes one of a list."),
+        ({"attn_mask": [[True]]}, "Convert the list: numpy.asarray(attn_mask)."),
         ({"scale": ones(4)}, "One for each Hq has the shape (4, 1, 1): scale[:, None, None]."),
         ({"scale": ones(2)}, "One for each B has the shape (2, 1, 1, 1): scale[:, None, None, None]."),
         ({"scale": ones(5)}, "One for each L has the shape (5, 1): scale[:, None]."),

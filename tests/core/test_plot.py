@@ -391,7 +391,7 @@ def test_the_hint_for_a_batch_comes_for_a_batch_alone() -> None:
 
 def test_the_number_of_tokens_is_that_of_their_axis() -> None:
     words = re.escape(
-        "`query_tokens` must be as many as `weights` has on the axis of them (L); got len(query_tokens)=1, L=2"
+        "`query_tokens` must have one string for each entry of its axis of `weights` (L); got len(q"
     )
     with pytest.raises(ValueError, match=words):
         plot.attention(np.full((2, 3), 1 / 3), query_tokens=["a"])

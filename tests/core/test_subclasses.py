@@ -151,7 +151,5 @@ def test_a_scalar_of_numpy_is_no_array(name: str) -> None:
     """It has no `__array_ufunc__`, which is asked of arrays."""
     x = np.ones((2, 3, 4), F)
     arguments: dict[str, Any] = {"query": x, "key": x, "value": x, name: F(1)}
-    with pytest.raises(
-        TypeError, match=rf"`{name}` must be .*; got {name}=numpy.float32. A scalar is no"
-    ):
+    with pytest.raises(TypeError, match=rf"`{name}` must be .*; got {name}=numpy.float32. A scalar is no"):
         scaled_dot_product_attention(**arguments)
