@@ -19,7 +19,7 @@ class NumPy(Library):
     """Arrays of NumPy."""
 
     module = "numpy"
-    keeps_buffers = has_astype = has_diagonals = True
+    keeps_buffers = has_astype = True
 
     def owns(self, array: object) -> bool:
         numpy = sys.modules.get("numpy")
@@ -53,12 +53,6 @@ class NumPy(Library):
         else:
             copied = pool[blocks, every_head]
         return copied.reshape(len(tables), heads, -1, width)
-
-    def diagonals(self, numbers: Any, columns: int) -> Any:
-        windows = sys.modules["numpy"].lib.stride_tricks.sliding_window_view(
-            numbers[..., 0, :], columns, axis=-1
-        )
-        return windows[..., ::-1, :]
 
     def to_list(self, array: Any) -> Any:
         return array.tolist()

@@ -15,8 +15,7 @@ from sdpa_xp._tiles.allowed import Allowed
 from sdpa_xp._tiles.gradient_target import GradientTarget
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Tile
-from sdpa_xp.biases.algebra import Bias, Term
-from sdpa_xp.biases.by_distance import AddedByDistance
+from sdpa_xp.biases.algebra import Added, Bias, Term
 
 
 def alibi(
@@ -122,7 +121,7 @@ class Alibi(Bias):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class AlibiTerm(AddedByDistance):
+class AlibiTerm(Added):
     """-slope * |i + offset - j|, with slopes (..., Hq, 1, 1)."""
 
     slopes: Array
@@ -133,8 +132,8 @@ class AlibiTerm(AddedByDistance):
     def unmasked(self, _tile: Tile, _added: Array) -> Allowed:
         return True  # it is finite
 
-    def at_distances(self, tile: Tile, distances: Array) -> Array:
-        return -tile.slice(self.slopes) * self._from_offset(tile, distances)
+    def added(self, tile: Tile) -> Array:
+        return -tile.slice(self.slopes) * self._distance(tile)
 
     @property
     def gradient_target(self) -> GradientTarget | None:
@@ -143,11 +142,9 @@ class AlibiTerm(AddedByDistance):
         )
 
     def gradient(self, tile: Tile, _scores: Array, gradient: Array) -> Array | None:
-        if not self.has_gradient:
-            return None
-        return -gradient * self._from_offset(tile, tile.key_index - tile.query_index)
+        return -gradient * self._distance(tile) if self.has_gradient else None
 
-    def _from_offset(self, tile: Tile, distances: Array) -> Array:
-        """Return |i + offset - j|, floating."""
+    def _distance(self, tile: Tile) -> Array:
         xp = tile.grid.xp
-        return xp.astype(xp.abs(distances - tile.slice_integers(self.offset).values), tile.grid.dtype)
+        distance = xp.abs(tile.query_index + tile.slice_integers(self.offset).values - tile.key_index)
+        return xp.astype(distance, tile.grid.dtype)

@@ -12,8 +12,7 @@ from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace
 from sdpa_xp._tiles.gradient_target import GradientTarget
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Tile
-from sdpa_xp.biases.algebra import Bias, Term
-from sdpa_xp.biases.by_distance import AddedByDistance
+from sdpa_xp.biases.algebra import Added, Bias, Term
 
 
 def relative(
@@ -157,7 +156,7 @@ class Relative(Bias):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RelativeTerm(AddedByDistance):
+class RelativeTerm(Added):
     """A number for each distance from `first` to `last`, (Hq, distances); the outermost for those beyond."""
 
     array_axes: ClassVar[Mapping[str, tuple[int | None, ...]]] = {"table": (-3, None), "buckets": (None,)}
@@ -177,11 +176,8 @@ class RelativeTerm(AddedByDistance):
         if tile.block is None and (nearest >= self.last or farthest <= self.first):  # one number for each head
             edge = self.last - self.first if nearest >= self.last else 0
             return xp.expand_dims(tile.slice_heads(self.table)[:, edge : edge + 1], axis=-1)
-        return AddedByDistance.added(self, tile)  # a class with slots has no super()
-
-    def at_distances(self, tile: Tile, distances: Array) -> Array:
-        xp, table = tile.grid.xp, tile.slice_heads(self.table)
-        index = self._index(xp, distances)
+        index = self._index(xp, tile.key_index - tile.query_index)
+        table = tile.slice_heads(self.table)
         chosen = xp.take(table, xp.reshape(index, (-1,)), axis=-1)
         return xp.reshape(chosen, (table.shape[0], *index.shape))
 

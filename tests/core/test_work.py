@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from libraries import each_module
 
-from sdpa_xp import biases, explain, masks, scaled_dot_product_attention
+from sdpa_xp import explain, masks, scaled_dot_product_attention
 from sdpa_xp._core import nonfinite, scores, unshifted_softmax
 from sdpa_xp._tiles.plan import ONE_CORE
-from sdpa_xp._tiles.score_grid import grid_of
 
 MOST_CALLS: dict[tuple[str, str], int] = {
     ("numpy", "plain"): 132,
@@ -52,38 +51,6 @@ def test_a_tile_fits_into_the_cache_of_a_core(length: int) -> None:
         x = np.broadcast_to(np.float32(0), (1, heads, length, 64))
         rows, columns = explain(x, x, x).tile
         assert rows * columns <= ONE_CORE.scores
-
-
-@pytest.mark.parametrize("name", ["alibi", "relative"])
-def test_a_bias_by_distance_has_one_number_for_each_diagonal(monkeypatch: Any, name: str) -> None:
-    """And none for each pair: the largest tile of this call has 2**17 pairs."""
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((2, 1024, 8), np.float32)
-    table = rng.standard_normal((32, 2), np.float32)
-
-    def bias_with(**options: Any) -> Any:
-        return (
-            biases.alibi(2, **options)
-            if name == "alibi"
-            else biases.relative(table, max_distance=2000, **options)
-        )
-
-    bias = bias_with()
-    term = type(bias.bind(grid_of("test", "x", (2, 1024, 1024), [("table", table)], x))[0])
-    at_distances, counts = term.at_distances, []
-
-    def counted(self: Any, tile: Any, distances: Any) -> Any:
-        counts.append(distances.size)
-        return at_distances(self, tile, distances)
-
-    monkeypatch.setattr(term, "at_distances", counted)
-    output = scaled_dot_product_attention(x, x, x, bias=bias)
-    assert len(counts) > 4
-    assert max(counts) < sum(ONE_CORE[:2])
-    one_row = biases.to_array(bias_with(offset=1023), (2, 1, 2047), like=x)[:, 0]
-    distances = np.arange(1024) - np.arange(1024)[:, None]
-    expected = scaled_dot_product_attention(x, x, x, bias=one_row[:, distances + 1023].astype(np.float32))
-    np.testing.assert_allclose(output, expected, rtol=0, atol=4e-6)
 
 
 @pytest.mark.needs("jax")

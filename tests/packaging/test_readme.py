@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -73,11 +74,11 @@ def test_numpy_is_slower_by_what_was_measured() -> None:
         ratio = row["numbers"].get("over torch SDPA")
         if row["contender"] == "sdpa_xp on NumPy" and ratio is not None:
             ratios[row["length"] >= 1024 and row["cell"] != "one query"].append(ratio["median"])
-    words = " ".join(TEXT.split())
-    assert "From 1,024 tokens on it takes up to 1.5 times as long as torch SDPA" in words
-    assert 1.2 < max(ratios[True]) <= 1.5
-    assert "short sequences and decoding take up to 2.5 times as long as torch SDPA" in words
-    assert 2 < max(ratios[False]) <= 2.5
+    most = {is_long: math.ceil(10 * max(of_kind)) / 10 for is_long, of_kind in ratios.items()}
+    assert (
+        f"From 1,024 tokens on, sdpa_xp on NumPy takes up to {most[True]} times as long as torch SDPA; "
+        f"short sequences and decoding take up to {most[False]} times as long."
+    ) in " ".join(TEXT.split())
 
 
 @pytest.mark.needs("hatchling")
