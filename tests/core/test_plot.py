@@ -329,9 +329,13 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
     (
         lambda: plot.attention(X, query_tokens=WORDS),
         ValueError,
-        r"`query_tokens` must be .* \(L\); got .*=4, L=3",
+        r"`query_tokens` must have one string.* \(L\); got .*=4, L=3",
     ),
-    (lambda: plot.attention(X, key_tokens=["a"]), ValueError, r"`key_tokens` must be .* \(S\); got .*=1, S=4"),
+    (
+        lambda: plot.attention(X, key_tokens=["a"]),
+        ValueError,
+        r"`key_tokens` must have one string.* \(S\); got .*=1, S=4",
+    ),
     (
         lambda: plot.attention(X, key_tokens="abcd"),
         TypeError,

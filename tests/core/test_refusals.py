@@ -115,7 +115,7 @@ def test_refused(change: dict[str, Any], error: type[Exception], words: str) -> 
     [
         (lambda x: np.ma.MaskedArray(x), "numpy.ma.*MaskedArray.*Its own mask would be ignored"),
         (lambda x: np.matrix(x), "numpy.*matrix.*matrix product"),
-        (lambda x: x.tolist(), r"builtins.list.*numpy.asarray\(...\)"),
+        (lambda x: x.tolist(), r"builtins.list.*Convert the list: numpy.asarray\(\w+\)"),
         (lambda _: "text", "builtins.str"),
         (lambda x: x[0, 0].item(), "builtins.float"),
     ],
