@@ -109,9 +109,10 @@ def test_the_report_the_command_and_the_page(
     page = tmp_path / "r.html"
     code, out, _ = run(capsys, "verify", model, "--html", page)
     assert code == 0
-    assert f"not tried: {line}\n" in out
-    assert f"<dt>not tried</dt><dd>{line}</dd>" in page.read_text()
-    assert json.loads(run(capsys, "verify", model, "--json")[1])["left_out"] == [line]
+    with_flag = line.replace("thorough=True", "--thorough")
+    assert f"not tried: {with_flag}\n" in out
+    assert f"<dt>not tried</dt><dd>{with_flag}</dd>" in page.read_text()
+    assert json.loads(run(capsys, "verify", model, "--json")[1])["left_out"] == [with_flag]
 
 
 def attending(x: Any) -> Any:
