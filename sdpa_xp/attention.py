@@ -103,7 +103,8 @@ def scaled_dot_product_attention(
         and sums are computed in it, and the result is rounded once. A masked pair adds nothing, even if its key
         or value is NaN or inf; a NaN that may be attended to shows in exactly the rows that attend to it.
         Inside a jit, and with torch's kernel on a GPU, this holds for keys that no query attends to (padding).
-        It holds for results, not for gradients: the gradient of a key that is NaN is NaN.
+        It holds for results, and for gradients from `scaled_dot_product_attention_vjp`. Gradients that torch,
+        JAX or MLX compute may be NaN if a masked key or value is NaN, also those of the query.
 
         A score of -inf has weight 0, so a row whose scores are all -inf is 0, like a row with no key to attend
         to. torch.autocast changes neither the dtype of a result nor its accuracy. Run the backward pass outside

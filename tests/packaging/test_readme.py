@@ -76,7 +76,7 @@ def test_numpy_is_slower_by_what_was_measured() -> None:
             ratios[row["length"] >= 1024 and row["cell"] != "one query"].append(ratio["median"])
     most = {is_long: math.ceil(10 * max(of_kind)) / 10 for is_long, of_kind in ratios.items()}
     assert (
-        f"From 1,024 tokens on, sdpa_xp on NumPy takes up to {most[True]} times as long as torch SDPA; "
+        f"from 1,024 tokens on, sdpa_xp on NumPy takes up to {most[True]} times as long as torch SDPA; "
         f"short sequences and decoding take up to {most[False]} times as long."
     ) in " ".join(TEXT.split())
 
