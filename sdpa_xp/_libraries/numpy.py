@@ -23,7 +23,7 @@ class NumPy(Library):
 
     def owns(self, array: object) -> bool:
         numpy = sys.modules.get("numpy")
-        return numpy is not None and isinstance(array, numpy.ndarray | numpy.generic)
+        return numpy is not None and isinstance(array, (numpy.ndarray, numpy.generic))
 
     def namespace(self, array: AnyArray) -> Namespace:
         del array
