@@ -8,18 +8,22 @@ from typing import Generic, TypeVar, cast
 from sdpa_xp import _checks as checks
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.prepare import prepare
+from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._call.ragged import Entries, Group, GroupArrays, attend_groups, equal_lengths, unstack
 from sdpa_xp._checks import Implementation
 from sdpa_xp._core.block_writes import pool_with_tokens, split_into_blocks, write_tokens
-from sdpa_xp._core.key_value_source import PagedSource
+from sdpa_xp._core.key_value_source import ArraySource, PagedSource
+from sdpa_xp._core.pool_order import attend_in_pool_order
 from sdpa_xp._display import table
 from sdpa_xp._libraries import device_of, dtype_name
-from sdpa_xp._libraries.protocols import AnyArray, Dtype, Rng, Shape
+from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng, Shape
 from sdpa_xp._tiles.layout import Layout
 from sdpa_xp._tiles.plan import plan_pages
+from sdpa_xp._tiles.pool_plan import plan_pool
 from sdpa_xp._tiles.score_grid import rows_at
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
+from sdpa_xp.masks.bands import Causal
 from sdpa_xp.positional.rotary import Rotary, rotate
 
 A = TypeVar("A", bound=AnyArray)
@@ -29,6 +33,10 @@ MOST_SEQUENCES = 8
 
 class PagedKVCache(Generic[A]):
     """The keys and values of N sequences in blocks of a pool. Attention copies some blocks at a time.
+
+    In NumPy, and in torch on the CPU without autograd, decoding copies no block: queries that attend to all
+    tokens, without a mask, a bias or dropout, are multiplied with the blocks where they lie. This needs blocks
+    that are not shared, and sequences that have at least half of the blocks between their first and their last.
 
     Token t of sequence n is in block `block_table[n][t // size]`, at place `t % size`. You keep track of the
     free blocks: to give a sequence its next block, make a new cache over the same pool.
@@ -268,12 +276,31 @@ class PagedKVCache(Generic[A]):
             return GroupArrays(rows_at(arrays["query"], entries), key, value)
 
         with call.quiet():
+            output = self._in_pool_order(call, widths)
+            if output is not None:
+                return cast(A, call.result(output))
             groups = []
             for (_, length), entries in equal_lengths([(queries, length) for length in self._lengths]).items():
                 grid = call.grid.for_entries(entries, queries, length, position=length - queries)
                 plan = plan_pages(grid, group, widths, self.block_size)
                 groups.append(Group(entries, grid, call.bind(grid), plan))
             return cast(A, call.result(unstack(attend_groups(call, groups, widths, arrays_of))))
+
+    def _in_pool_order(self, call: PreparedCall, widths: int) -> Array | None:
+        """Return the attention of queries that attend to all tokens, without copies of the blocks, or None."""
+        if not call.grid.is_writeable or call.biases or call.dropout_p:
+            return None
+        for mask in call.masks:  # the query of a last token attends to all tokens, although the call is causal
+            is_causal = isinstance(mask, Causal) and isinstance(mask.offset, int) and mask.offset == 0
+            if not is_causal or call.sizes.queries > 1:
+                return None
+        group = call.sizes.query_heads // call.sizes.heads
+        plan = plan_pool(call.grid, group, widths, self._table, self._lengths, self.block_size)
+        if plan is None:
+            return None
+        blocks = call.arrays["key_blocks"], call.arrays["value_blocks"]
+        scores = call.scores_with(call.grid, call.arrays["query"], ArraySource(blocks[0]), call.bound_options())
+        return attend_in_pool_order(scores, *blocks, plan)
 
     def _padded_shapes(self) -> tuple[Shape, Shape]:
         """Return the shapes that keys and values would have as one padded array each."""

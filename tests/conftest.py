@@ -12,7 +12,7 @@ from collections import Counter
 import hypothesis
 import numpy as np
 import pytest
-from libraries import DEFAULT, FAST, LIBRARIES, THIN, Library, installed
+from libraries import DEFAULT, FAST, LIBRARIES, THIN, WRITEABLE, Library, installed
 
 from sdpa_xp._tiles.plan import TileSize
 
@@ -121,10 +121,6 @@ def _is_asked(item: pytest.Item, needed: set[str], chosen: list[str] | None) -> 
     return bool(named & {LIBRARIES[name][0] for name in chosen})
 
 
-WITHOUT_MAXIMUM = ("numpy", "numpy-readonly", "torch")
-"""The libraries that have a softmax without a maximum."""
-
-
 @pytest.fixture
 def library(request: pytest.FixtureRequest) -> Library:
     """One of the array libraries; the test runs once for each."""
@@ -149,7 +145,7 @@ def small_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     Once more with the softmax without a maximum tried however few the scores are, where it is tried at all.
     """
     if request.param == "no maximum":
-        if "library" in request.fixturenames and request.getfixturevalue("library").name not in WITHOUT_MAXIMUM:
+        if "library" in request.fixturenames and request.getfixturevalue("library").name not in WRITEABLE:
             pytest.skip("a softmax without a maximum is tried where arrays are written to")
         monkeypatch.setattr("sdpa_xp._tiles.plan.LEAST_SCORES_WITHOUT_MAXIMUM", 0)
     _cut_small(monkeypatch)
@@ -159,7 +155,7 @@ def small_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 def tiles(library: Library, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small tiles; on JAX, which compiles each shape anew, one of all pairs."""
     if request.param == "no maximum":
-        if library.name not in WITHOUT_MAXIMUM:
+        if library.name not in WRITEABLE:
             pytest.skip("a softmax without a maximum is tried where arrays are written to")
         monkeypatch.setattr("sdpa_xp._tiles.plan.LEAST_SCORES_WITHOUT_MAXIMUM", 0)
     if not library.name.startswith("jax"):

@@ -210,6 +210,8 @@ BY_NAME_ALONE = ("jax-jit", "cupy", "torch-cuda")
 DEFAULT = [name for name in LIBRARIES if name not in BY_NAME_ALONE]
 FAST = ["numpy", "torch"]
 """The libraries of a contributor's loop, as far as they are installed."""
+WRITEABLE = ("numpy", "numpy-readonly", "torch")
+"""The libraries whose results are written to: there a softmax without a maximum is tried first."""
 
 THIN = {"numpy-readonly": 3, "strict-device1": 3, "dask": 3, "jax": 8, "jax-x64": 4}
 """With `--thin`, one of so many cases of a test function runs.
