@@ -90,6 +90,7 @@ def _attend_in_tasks(
     again, so that the result does not depend on which task fails first.
     """
     xp, grid = scores.xp, scores.grid
+    scores = scores._replace(biases=tuple([bias.for_tiles(grid) for bias in scores.biases]))
     has_buffers = scores.buffers is not None and not grid.is_traced
     shortcut = _Shortcut(plan.tries_without_maximum and has_buffers and scores.sinks is None)
 

@@ -60,6 +60,8 @@ class Library:
     """Whether its arrays are lazy and lie in chunks: then it has `task_graphs` or `block_streams`."""
     has_meshes: ClassVar[bool] = False
     """Whether it has meshes of devices that run one program: then it has `mesh_axes` and `device_ring`."""
+    has_diagonals: ClassVar[bool] = False
+    """Whether its arrays may be views with negative strides: then it has `diagonals`."""
     compiles_shapes: ClassVar[bool] = False
     """Whether an operation is compiled for each shape of its operands."""
     module: ClassVar[str] = ""
@@ -98,6 +100,13 @@ class Library:
         copied = self.rows_at(pool, [block for row in tables for block in row])
         copied = xp.reshape(copied, (len(tables), len(tables[0]), heads, size, width))
         return xp.reshape(xp.permute_dims(copied, (0, 2, 1, 3, 4)), (len(tables), heads, -1, width))
+
+    def diagonals(self, numbers: Array, columns: int) -> Array:
+        """Return a view (..., rows, columns) of numbers (..., 1, rows + columns - 1), one for each diagonal.
+
+        The first number is that of the lower left corner, the last that of the upper right one.
+        """
+        raise NotImplementedError
 
     def detach(self, array: Any) -> Any:
         """Return `array` without the operations that autograd has recorded."""

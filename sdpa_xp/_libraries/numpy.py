@@ -19,7 +19,7 @@ class NumPy(Library):
     """Arrays of NumPy."""
 
     module = "numpy"
-    keeps_buffers = has_astype = True
+    keeps_buffers = has_astype = has_diagonals = True
 
     def owns(self, array: object) -> bool:
         numpy = sys.modules.get("numpy")
@@ -53,6 +53,13 @@ class NumPy(Library):
         else:
             copied = pool[blocks, every_head]
         return copied.reshape(len(tables), heads, -1, width)
+
+    def diagonals(self, numbers: Any, columns: int) -> Any:
+        *leading, _, count = numbers.shape
+        *strides, _, step = numbers.strides
+        rows = count + 1 - columns
+        as_strided = sys.modules["numpy"].lib.stride_tricks.as_strided
+        return as_strided(numbers[..., 0, rows - 1 :], (*leading, rows, columns), (*strides, -step, step))
 
     def to_list(self, array: Any) -> Any:
         return array.tolist()

@@ -40,6 +40,10 @@ class Term(ABC):
         With `in_place`, the scores may be overwritten.
         """
 
+    def for_tiles(self, _grid: ScoreGrid, /) -> Term:
+        """Return the term for many tiles of a grid whose values can be read: with what all tiles share."""
+        return self
+
     @property
     def gradient_target(self) -> GradientTarget | None:
         """The caller's floating array, whose gradient `gradient` computes; None if there is none."""

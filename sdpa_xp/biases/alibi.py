@@ -15,7 +15,8 @@ from sdpa_xp._tiles.allowed import Allowed
 from sdpa_xp._tiles.gradient_target import GradientTarget
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Tile
-from sdpa_xp.biases.algebra import Added, Bias, Term
+from sdpa_xp.biases.algebra import Bias, Term
+from sdpa_xp.biases.by_distance import AddedByDistance
 
 
 def alibi(
@@ -121,7 +122,7 @@ class Alibi(Bias):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class AlibiTerm(Added):
+class AlibiTerm(AddedByDistance):
     """-slope * |i + offset - j|, with slopes (..., Hq, 1, 1)."""
 
     slopes: Array
@@ -134,6 +135,9 @@ class AlibiTerm(Added):
 
     def added(self, tile: Tile) -> Array:
         return -tile.slice(self.slopes) * self._distance(tile)
+
+    def at_distances(self, grid: ScoreGrid, distances: Array) -> Array:
+        return -self.slopes * grid.xp.astype(grid.xp.abs(distances - self.offset.values), grid.dtype)
 
     @property
     def gradient_target(self) -> GradientTarget | None:

@@ -12,7 +12,8 @@ from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace
 from sdpa_xp._tiles.gradient_target import GradientTarget
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Tile
-from sdpa_xp.biases.algebra import Added, Bias, Term
+from sdpa_xp.biases.algebra import Bias, Term
+from sdpa_xp.biases.by_distance import AddedByDistance
 
 
 def relative(
@@ -156,7 +157,7 @@ class Relative(Bias):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RelativeTerm(Added):
+class RelativeTerm(AddedByDistance):
     """A number for each distance from `first` to `last`, (Hq, distances); the outermost for those beyond."""
 
     array_axes: ClassVar[Mapping[str, tuple[int | None, ...]]] = {"table": (-3, None), "buckets": (None,)}
@@ -180,6 +181,9 @@ class RelativeTerm(Added):
         table = tile.slice_heads(self.table)
         chosen = xp.take(table, xp.reshape(index, (-1,)), axis=-1)
         return xp.reshape(chosen, (table.shape[0], *index.shape))
+
+    def at_distances(self, grid: ScoreGrid, distances: Array) -> Array:
+        return grid.xp.expand_dims(grid.xp.take(self.table, self._index(grid.xp, distances), axis=-1), axis=-2)
 
     @property
     def gradient_target(self) -> GradientTarget:

@@ -1,0 +1,76 @@
+"""Biases that depend on the distance alone: NumPy reads one number for each diagonal, with the same bits."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from calls import draw
+
+from sdpa_xp import biases, masks, scaled_dot_product_attention
+from sdpa_xp._libraries.numpy import NumPy
+from sdpa_xp.biases.alibi import AlibiTerm
+from sdpa_xp.biases.relative import RelativeTerm
+
+SHAPES = (2, 4, 21, 8), (2, 2, 33, 8), (2, 2, 33, 8)
+RNG = np.random.default_rng(2)
+TABLE = RNG.standard_normal((8, 4)).astype(np.float32)
+MASKED = np.where(np.arange(8)[:, None] == 3, -math.inf, TABLE).astype(np.float32)
+BIASES = {
+    "alibi": biases.alibi(4),
+    "slopes": biases.alibi(RNG.random((2, 4), np.float32)),
+    "shifted": biases.alibi(4, offset=5),
+    "shifts": biases.alibi(4, offset=[0, 12]),
+    "lower right": biases.alibi(4, offset="lower_right"),
+    "relative": biases.relative(TABLE, max_distance=16),
+    "behind": biases.relative(TABLE, bidirectional=False, max_distance=40, offset=-7),
+    "beyond": biases.relative(TABLE, max_distance=5, offset="lower_right"),
+    "masked": biases.relative(MASKED, max_distance=16),
+    "sum": biases.alibi(4) + biases.relative(TABLE),
+}
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("mask", [None, masks.causal(), masks.sliding_window(3, 9)], ids=str)
+@pytest.mark.parametrize("bias", BIASES.values(), ids=BIASES)
+def test_views_of_the_diagonals_have_the_bits_of_each_pair(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, bias: Any, mask: Any
+) -> None:
+    arrays = draw(rng, *SHAPES)
+    with_views = scaled_dot_product_attention(*arrays, mask, bias=bias)
+    monkeypatch.setattr(NumPy, "has_diagonals", False)
+    np.testing.assert_array_equal(with_views, scaled_dot_product_attention(*arrays, mask, bias=bias))
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_a_masked_pair_keeps_a_special_value_out(rng: np.random.Generator) -> None:
+    query, key, value = draw(rng, *SHAPES)
+    value[:, :, 4, :] = math.nan
+    is_masked = biases.to_array(BIASES["masked"], (4, 21, 33))[0, :, 4] == -math.inf
+    assert 0 < is_masked.sum() < 21
+    output = scaled_dot_product_attention(query, key, value, bias=BIASES["masked"])
+    np.testing.assert_array_equal(np.isfinite(output).all(axis=(0, 1, 3)), is_masked)
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize(
+    ("term", "bias"),
+    [(AlibiTerm, BIASES["alibi"]), (RelativeTerm, BIASES["relative"])],
+    ids=["alibi", "relative"],
+)
+def test_the_numbers_are_computed_once(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, term: Any, bias: Any
+) -> None:
+    counts: list[int] = []
+    compute = term.at_distances
+
+    def watched(self: Any, grid: Any, distances: np.ndarray) -> Any:
+        counts.append(distances.size)
+        return compute(self, grid, distances)
+
+    monkeypatch.setattr(term, "at_distances", watched)
+    monkeypatch.setattr(term, "added", None)
+    scaled_dot_product_attention(*draw(rng, *SHAPES), bias=bias)
+    assert counts == [21 + 33 - 1]
