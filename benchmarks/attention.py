@@ -172,19 +172,19 @@ def measured(chosen: Mapping[str, Sequence[Callable[[], list[Row]]]]) -> list[Ro
 
 
 def write(folder: Path, rows: list[Row], *, is_partial: bool) -> None:
-    facts: dict[str, Any] = machine.facts(*PACKAGES)
+    facts: dict[str, Any] = machine.facts(*PACKAGES) | {"numpy_blas": machine.numpy_kernels()}
     results = folder / "attention.json"
     if is_partial and results.exists():
         recorded = json.loads(results.read_text())
         kept = [Row.read(row) for row in recorded["rows"] if row["cell"] not in {row.cell for row in rows}]
-        other = [name for name in ("cpu", "python", *PACKAGES) if recorded[name] != facts[name]]
+        of_machine = ("cpu", "numpy_blas", "system", "python", *PACKAGES)
+        other = [name for name in of_machine if recorded[name] != facts[name]]
         if kept and other:
             raise SystemExit(f"{results} was measured with another {', '.join(other)}: run all of it")
         rows = [*kept, *rows]
     facts |= {
         "packages": PACKAGES,
         "call": f"(1, {HEADS}, S, {WIDTH}) float32, CPU",
-        "numpy_blas": machine.numpy_kernels(),
         "thread_pools": machine.thread_pools(),
         "rows": [dataclasses.asdict(row) for row in rows],
     }

@@ -252,7 +252,7 @@ def _attend_portably(call: PreparedCall, options: CallOptions, *, with_lse: bool
         return in_chunks
     scores, value = call.scores(), ArraySource(call.arrays["value"])
     plan = call.cached("plan", lambda: plan_tiles(call.grid, scores.group, call.sizes.width + value.width))
-    output, lse = streaming.attend(scores, value, plan, call.dtype, with_lse=with_lse)
+    output, lse = streaming.attend(scores, value, plan, call.result_dtype, with_lse=with_lse)
     # Without keys the output is a constant: autograd needs it connected to all that may be learned.
     output = call.grid.library.attach_zero_gradient(output, lambda: _learnable_arrays(call, options))
     return output, None if lse is None else lse[..., 0]

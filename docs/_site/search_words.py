@@ -47,7 +47,9 @@ WORDS = {
     "reference/plot/": "plot picture",
     "reference/positional/": "position encoding",
     "reference/positional/#sdpa_xp.positional.Rotary": "rope rotary",
-    "tutorials/first-attention-map/": "map heatmap visualize visualise",
+    "tutorials/": "started beginner tutorial",
+    "tutorials/first-attention-map/": "map heatmap visualize visualise self cross what",
+    "tutorials/train-in-numpy/": "train training",
 }
 """By the address of a page or a section, in lower case. Each word outweighs any title."""
 

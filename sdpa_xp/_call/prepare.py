@@ -159,7 +159,7 @@ def _validated(
         rng=options.rng,
         layout=layout,
         implementation=implementation,
-        dtype=query.dtype,
+        result_dtype=query.dtype,
         derived={},
     )
 

@@ -49,8 +49,7 @@ class PreparedCall(NamedTuple):
     rng: object
     layout: str
     implementation: str | None
-    dtype: Dtype
-    """The dtype of the result."""
+    result_dtype: Dtype
     derived: dict[str, Any]
     """Results that depend only on shapes, dtypes and options; equal calls share them."""
 
@@ -83,7 +82,7 @@ class PreparedCall(NamedTuple):
 
     def result(self, output: Array) -> Array:
         """Return an output (..., Hq, L, Ev) in the caller's dtype and layout; for 2-D inputs without heads."""
-        output = astype_if_needed(self.grid.xp, output, self.dtype)
+        output = astype_if_needed(self.grid.xp, output, self.result_dtype)
         return output[0, ...] if self.sizes.is_2d else swap_heads_and_length(self.grid.xp, output, self.layout)
 
     def remove_head_axis(self, computed: Array) -> Array:

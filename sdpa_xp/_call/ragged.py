@@ -72,7 +72,7 @@ def attend_groups(
         scores = call.scores_with(group.grid, query, key, group.bound)._replace(dropout=dropout)
         out = None if packed is None else packed.view(group.entries)
         with quiet(query):  # here too: a library may keep this setting for each thread
-            output, _ = streaming.attend(scores, value, group.plan, call.dtype, with_lse=False, out=out)
+            output, _ = streaming.attend(scores, value, group.plan, call.result_dtype, with_lse=False, out=out)
         if packed is None:
             outputs[group.entries] = output
         elif output is not out:
@@ -100,7 +100,7 @@ class PackedOutput:
         shape = (grid.heads, starts[-1], width)
         if call.layout == checks.LHE:  # in the caller's order in memory, too
             shape = (starts[-1], grid.heads, width)
-        array = xp.zeros(shape, dtype=call.dtype, device=grid.device)
+        array = xp.zeros(shape, dtype=call.result_dtype, device=grid.device)
         self.array = swap_heads_and_length(xp, array, call.layout)
         self.starts = starts
 

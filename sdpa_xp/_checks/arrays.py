@@ -11,6 +11,9 @@ from sdpa_xp._checks.shapes import broadcast
 from sdpa_xp._libraries import FLOATING, device_of, dtype_name, is_array, library_of, namespace_of, plain
 from sdpa_xp._libraries.protocols import Array, Dtype, Namespace, Shape
 
+_OTHER_KINDS = {"attn_mask": "a mask", "mask": "a mask", "bias": "a bias"}
+"""What an argument may be instead of an array."""
+
 
 def one_library(function: str, values: Mapping[str, object]) -> tuple[Namespace, dict[str, Array]]:
     """Check that all values are plain arrays of one library, and return its namespace and the arrays."""
@@ -41,11 +44,13 @@ def plain_array(function: str, name: str, value: object) -> Array:
     if callable(value) and name in ("attn_mask", "mask", "bias") and not hint:
         hint = "`masks.from_function` and `biases.from_function` take a function of the indices."
         if str(getattr(value, "__module__", "")).startswith(("sdpa_xp.masks", "sdpa_xp.biases")):
-            hint = f"Call it: {getattr(value, '__name__', 'the function')}(...) returns one."
+            hint = f"Call it: {getattr(value, '__name__', 'the function')}(...) returns {_OTHER_KINDS[name]}."
     if isinstance(value, list | tuple) and not hint:
         hint = f"Convert the list: numpy.asarray({name})."
     hint = hint or _named_hint(name, value)
     rule = f"`{name}` must be a plain array of a library that follows the array API standard"
+    if name in _OTHER_KINDS:
+        rule = rule.replace("be a plain", f"be {_OTHER_KINDS[name]} or a plain")
     raise TypeError(message(function, rule, {name: type_name(value)}, hint))
 
 
@@ -159,6 +164,14 @@ def boolean(function: str, name: str, array: Array) -> None:
     if not dtype_name(array.dtype).startswith("bool"):
         rule = f"`{name}` must be boolean (True = may attend)"
         raise TypeError(message(function, rule, {f"{name}.dtype": array.dtype}, _boolean_hint(name, array)))
+
+
+def boolean_result(function: str, name: str, result: Array) -> None:
+    """Check that a caller's function of the indices has returned a boolean array."""
+    if not dtype_name(result.dtype).startswith("bool"):
+        rule = f"the function of `{name}` must return booleans (True = may attend)"
+        hint = "Return a condition, such as `kv_idx <= q_idx`."
+        raise TypeError(message(function, rule, {"result.dtype": result.dtype}, hint))
 
 
 def _boolean_hint(name: str, array: Array) -> str:

@@ -13,6 +13,7 @@ from sdpa_xp._libraries.protocols import Shape
 HLE = "...HLE"
 LHE = "...LHE"
 ONE_A_ROW = "(..., Hq, L, 1)"
+THE_BATCH = "the batch (...)"
 LAYOUTS = (HLE, LHE)
 """Heads before the length, as in torch and ONNX; or behind the length, as in JAX, Keras and flash-attention."""
 
@@ -75,7 +76,7 @@ def _sizes(function: str, query: Shape, key: Shape, value: Shape | None, layout:
         known(function, name, shape)
         if len(shape) < 2:
             order = "heads, length" if layout == HLE else "length, heads"
-            rule = f"`{name}` must have at least 2 axes, (..., {order}, width)"
+            rule = f"`{name}` must have at least 2 axes, (length, width) or (..., {order}, width)"
             raise ValueError(message(function, rule, {f"{name}.shape": shape}))
     heads_first = {name: headed(shape, layout) for name, shape in named.items()}
     axes = {"E": -1, "S": -2, "H": -3}  # in `heads_first`; in the other layout the caller's axes are swapped
@@ -119,6 +120,10 @@ def broadcasts(function: str, name: str, shape: Shape, target: Shape, letters: s
             hint = f"One row a batch entry has the shape (B, 1, 1, S): {name}[:, None, None, :]."
         elif letters == ONE_A_ROW:
             hint = _row_hint(name, shape, target)
+        elif letters == THE_BATCH and not target and function in ("to_array", "plot.mask"):
+            hint = f"Pass a `shape` with the batch: {(*shape, 1, 'L', 'S')}.".replace("'", "")
+        elif letters == THE_BATCH and shape[:-1] and broadcast(shape[:-1], target) == target:
+            hint = f"Pass one integer for each batch entry: {name}.sum(axis=-1) counts the 1s of a mask."
         raise ValueError(message(function, rule, {f"{name}.shape": shape, letters: target}, hint))
 
 
@@ -202,8 +207,8 @@ def entries(function: str, query: Shape, count: int) -> None:
 def columns(function: str, name: str, count: int, heads: int) -> None:
     """Check that there is one item for each query head."""
     if count != heads:
-        rule = f"`{name}` must be for as many heads as `query` has (Hq)"
-        raise ValueError(message(function, rule, {name: f"for {count}", "Hq": heads}))
+        rule = f"`{name}` must have as many heads as `query` (Hq)"
+        raise ValueError(message(function, rule, {f"heads of {name}": count, "Hq": heads}))
 
 
 def bucket_table(function: str, shape: Shape, both_ways: bool) -> None:

@@ -44,8 +44,8 @@ def attend(call: PreparedCall, dropout: Dropout | None = None) -> tuple[Array, A
     """Return output and log-sum-exp of a call that is computed in chunks, or None."""
     cut = cut_call(call, dropout)
     if isinstance(cut, StreamedCall):
-        return streams.attend(cut, call.dtype)
-    return None if cut is None else forward.attend(cut, call.dtype)
+        return streams.attend(cut, call.result_dtype)
+    return None if cut is None else forward.attend(cut, call.result_dtype)
 
 
 def unsupported_reason(call: PreparedCall) -> str | None:

@@ -124,7 +124,7 @@ def _is_plain(call: PreparedCall) -> bool:
         return False
     leading = call.grid.leading_shape
     fit = all(array.ndim == 4 and array.shape[:-2] == leading for array in call.arrays.values())
-    return fit and call.dtype == call.grid.dtype and (call.scale is None or _is_positive(call.scale))
+    return fit and call.result_dtype == call.grid.dtype and (call.scale is None or _is_positive(call.scale))
 
 
 def _in_rows(array: Array) -> Array:

@@ -53,7 +53,7 @@ class Library:
     """Whether any call may write to memory that an earlier call made. Torch refuses that after its inference
     mode."""
     conversion: ClassVar[str] = ""
-    """What makes one of its arrays of an array of NumPy, if that is not `from_dlpack`."""
+    """What makes one of its arrays of an array of another library; "" is `from_dlpack`."""
     has_astype: ClassVar[bool] = False
     """Whether its arrays have NumPy's method `astype`, as hints write it."""
     has_chunks: ClassVar[bool] = False

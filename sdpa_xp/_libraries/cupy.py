@@ -20,6 +20,7 @@ class CuPy(Library):
     name = "cupy"
     rng_name = "cupy.random.Generator"
     module = "cupy"
+    conversion = "cupy.asarray"
     multiplies_halves = exchanges_memory = has_astype = True
 
     def owns(self, array: object) -> bool:

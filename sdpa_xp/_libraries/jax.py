@@ -23,6 +23,7 @@ class Jax(Library):
     name = "jax"
     rng_name = "JAX key"
     module = "jax.numpy"
+    conversion = "jax.numpy.asarray"
     multiplies_halves = exchanges_memory = reads_cpu_memory = has_meshes = compiles_shapes = has_astype = True
 
     def owns(self, array: object) -> bool:

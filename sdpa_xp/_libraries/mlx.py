@@ -20,6 +20,7 @@ class Mlx(Library):
     name = "mlx"
     rng_name = "MLX key"
     module = "mlx.core"
+    conversion = "mlx.core.array"
     multiplies_halves = exchanges_memory = reads_cpu_memory = True
 
     def cast_text(self, name: str, dtype: str) -> str:

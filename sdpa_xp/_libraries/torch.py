@@ -32,6 +32,7 @@ class Torch(Library):
     name = "torch"
     rng_name = "torch.Generator"
     module = "torch"
+    conversion = "torch.asarray"
     multiplies_halves = exchanges_memory = reads_cpu_memory = True
 
     def cast_text(self, name: str, dtype: str) -> str:

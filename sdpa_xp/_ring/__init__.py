@@ -40,7 +40,7 @@ def attend(call: PreparedCall, ring: DeviceRing) -> Array:
     rows = [_row_axis(array, of_array) for array, of_array in zip(arrays, axes, strict=True)]
 
     def compute(*operands: Array) -> Array:
-        return _on_a_device(ring_call, operands, rows, call.dtype, has_sinks=bool(sinks))
+        return _on_a_device(ring_call, operands, rows, call.result_dtype, has_sinks=bool(sinks))
 
     output: Array = ring.run(
         compute, [*inputs, *arrays, *sinks], [-2, -2, -2, *rows, *[None] * len(sinks)], len(grid.shape)

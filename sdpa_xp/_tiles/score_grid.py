@@ -107,7 +107,7 @@ class ScoreGrid:
         if checked.shape == (1,) and not self.batch:  # a list of one for inputs without a batch
             return checked._replace(values=self.xp.reshape(checked.values, (1, 1, 1)))
         if self.entries is None:
-            checks.broadcasts(self.function, name, checked.shape, self.batch, "the batch (...)")
+            checks.broadcasts(self.function, name, checked.shape, self.batch, checks.THE_BATCH)
         return checked._replace(values=self.xp.reshape(checked.values, (*checked.shape, 1, 1, 1)))
 
     def check_offset(self, name: str, value: object) -> Integers:
@@ -166,7 +166,7 @@ class ScoreGrid:
     def _integers_of_entries(self, name: str, value: Any) -> object:
         """Return the integers of `entries`, out of one for each batch entry or one for all."""
         shape = (len(value),) if isinstance(value, tuple | list) else value.shape
-        checks.broadcasts(self.function, name, shape, self.batch, "the batch (...)")
+        checks.broadcasts(self.function, name, shape, self.batch, checks.THE_BATCH)
         entries = cast(tuple[int, ...], self.entries)
         if not shape:
             return value

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import cast
+from typing import NoReturn, cast
 
 from sdpa_xp import _checks as checks
 from sdpa_xp._display import sampled_mask
@@ -89,6 +89,12 @@ class Mask(ScoreModifier, ABC):
 
     def __invert__(self) -> Mask:
         return self.masks[0] if isinstance(self, Not) else Not((self,))
+
+    def __add__(self, other: object) -> NoReturn:
+        rule, hint = "masks cannot be added", "Combine masks with `&`, `|` and `~`."
+        raise TypeError(checks.message("masks", rule, {"mask": self}, hint))
+
+    __radd__ = __add__
 
     def __bool__(self) -> bool:
         rule, hint = "a mask is neither true nor false", "Combine masks with `&`, `|` and `~`."

@@ -99,6 +99,6 @@ class FunctionMask(Mask, Pattern):
         if isinstance(allowed, bool):
             return allowed
         array = checks.of_function(tile.grid.function, "attn_mask", allowed, tile.shape, tile.grid.xp)
-        checks.boolean(tile.grid.function, "attn_mask", array)
+        checks.boolean_result(tile.grid.function, "attn_mask", array)
         # A tile in which the function is False everywhere is skipped, as with the library's masks.
         return collapse_uniform(tile, array)

@@ -91,6 +91,17 @@ def test_what_is_no_list_is_not_told_how_a_list_becomes_an_array(name: str, wron
     assert "list" not in str(error.value)
 
 
+@pytest.mark.needs("torch")
+def test_arrays_of_two_libraries_are_converted_by_one_of_them() -> None:
+    import torch
+
+    for query, key, code in ((Q, torch.asarray(K), "query"), (torch.asarray(Q), K, "key")):
+        with pytest.raises(
+            TypeError, match=rf"arrays of one library.*Convert one: torch\.asarray\({code}\)\.$"
+        ):
+            scaled_dot_product_attention(query, key, key)
+
+
 def test_complex_numbers_are_not_told_to_drop_a_part() -> None:
     with pytest.raises(TypeError, match=r"xp\.real\(key\) and xp\.imag\(key\)") as error:
         scaled_dot_product_attention(Q, K.astype(np.complex64), K)

@@ -36,9 +36,29 @@ HINTS: dict[str, tuple[str, Callable[[], Any], Callable[[], Any]]] = {
         lambda: masks.causal() & 1,
     ),
     "a mask that was not called": (
-        "Call it: causal(...) returns one.",
+        "Call it: causal(...) returns a mask.",
         lambda: scaled_dot_product_attention(X, X, X, masks.causal),
         lambda: scaled_dot_product_attention(X, X, X, len),
+    ),
+    "a mask that is added": (
+        "Combine masks with `&`, `|` and `~`.",
+        lambda: masks.causal() + X,
+        lambda: masks.causal() & 1,
+    ),
+    "a mask with a batch as an array": (
+        "Pass a `shape` with the batch: (2, 1, L, S).",
+        lambda: masks.to_array(masks.padding([1, 2]), (3, 3)),
+        lambda: masks.to_array(masks.padding([1, 2]), (3, 1, 3, 3)),
+    ),
+    "a mask of tokens for their number": (
+        "attn_mask.key_lengths.sum(axis=-1) counts the 1s of a mask.",
+        lambda: scaled_dot_product_attention(*[X[None, None]] * 3, masks.padding(np.ones((1, 3), int))),
+        lambda: scaled_dot_product_attention(*[X[None, None]] * 3, masks.padding(np.ones((2, 3), int))),
+    ),
+    "a number for a condition": (
+        "Return a condition, such as `kv_idx <= q_idx`.",
+        lambda: scaled_dot_product_attention(X, X, X, masks.from_function(lambda b, h, i, j: i - j)),
+        lambda: scaled_dot_product_attention(X, X, X, masks.from_function(lambda b, h, i, j: 1)),
     ),
     "a window without a limit": (
         "None is a side without a limit.",

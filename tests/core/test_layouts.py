@@ -96,7 +96,11 @@ def test_inputs_are_not_copied(call: dict[str, np.ndarray], monkeypatch: pytest.
             r"heads of `query` \(axis -2, Hq\) must be a multiple",
         ),
         ({"query": np.zeros((2, 7, 4, 9), F)}, ValueError, r"must agree on axis -1 \(E\).*\(2, 7, 4, 9\)"),
-        ({"query": np.zeros(8, F)}, ValueError, r"at least 2 axes, \(..., length, heads, width\)"),
+        (
+            {"query": np.zeros(8, F)},
+            ValueError,
+            r"at least 2 axes, \(length, width\) or \(..., length, heads, width\)",
+        ),
     ],
 )
 def test_refused_by_the_axes_of_the_caller(

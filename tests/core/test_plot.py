@@ -343,7 +343,11 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
     ),
     (lambda: plot.attention(X, key_tokens=[1, 2, 3, 4]), TypeError, "`key_tokens` must be a list of strings"),
     (lambda: plot.attention(X, mask=X), TypeError, "plot.attention: `mask` must be boolean"),
-    (lambda: plot.attention(X, mask=[True]), TypeError, "plot.attention: `mask` must be a plain array"),
+    (
+        lambda: plot.attention(X, mask=[True]),
+        TypeError,
+        "plot.attention: `mask` must be a mask or a plain array",
+    ),
     (lambda: plot.attention(X, mask=np.ones(3, bool)), ValueError, r"`mask` must broadcast to \(Hq, L, S\)"),
     (lambda: plot.attention(X, mask=masks.padding([1, 2, 3])), ValueError, "key_lengths"),
     (lambda: plot.attention(X, heads=2), ValueError, "`heads` must be among those .*; got heads=2, Hq=2"),

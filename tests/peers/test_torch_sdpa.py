@@ -272,6 +272,7 @@ def test_a_bias_of_torch_that_holds_no_elements_is_refused() -> None:
     for bias in (causal_lower_right(3, 3), causal_upper_left(3, 3)):
         for name in ("attn_mask", "bias"):
             with pytest.raises(
-                TypeError, match=rf"`{name}` must be a plain array.*masks\.causal\('lower_right'\)"
+                TypeError,
+                match=rf"`{name}` must be a (mask|bias) or a plain array.*masks\.causal\('lower_right'\)",
             ):
                 scaled_dot_product_attention(x, x, x, **{name: bias})

@@ -156,7 +156,7 @@ def test_every_contender_is_drawn() -> None:
 
 
 @pytest.mark.needs("torch", "jax", "onnxruntime")
-def test_a_partial_run_replaces_its_cells_alone(tmp_path: Path) -> None:
+def test_a_partial_run_replaces_its_cells_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import attention
 
     def medians() -> dict[str, float]:
@@ -170,6 +170,10 @@ def test_a_partial_run_replaces_its_cells_alone(tmp_path: Path) -> None:
     attention.write(tmp_path, [measured("causal", 3.0)], is_partial=True)
     assert medians() == {"all pairs": 1.0, "causal": 3.0}
     attention.write(tmp_path, [measured("causal", 4.0)], is_partial=False)
+    assert medians() == {"causal": 4.0}
+    monkeypatch.setattr(attention.machine, "numpy_kernels", lambda: "another BLAS")
+    with pytest.raises(SystemExit, match="was measured with another numpy_blas: run all of it"):
+        attention.write(tmp_path, [measured("all pairs", 5.0)], is_partial=True)
     assert medians() == {"causal": 4.0}
 
 
