@@ -26,7 +26,7 @@ from sdpa_xp._tiles.score_grid import rows_at
 
 
 class _Sums(NamedTuple):
-    """What a thread has added up for each sequence."""
+    """What a part of the pool adds to each sequence."""
 
     l: Array
     """(N, Hq, L, 1)."""
@@ -46,19 +46,16 @@ def attend_in_pool_order(
     blocks, places = (list(numbers) for numbers in zip(*plan.last_tokens, strict=True))
     last_keys = xp.expand_dims(key_blocks[blocks, :, places, :], axis=-2)
     m = _products(scores, query, last_keys)
-    # Each thread has a part of the pool of its own, because a core reads memory faster in its order.
-    count = threads.thread_count() if plan.takes_threads else 1
-    sums = [_zeros(scores, value_blocks.shape[-1]) for _ in range(count)]
+    sums = [_zeros(scores, value_blocks.shape[-1]) for _ in plan.parts]
 
     def compute(part: int) -> None:
-        first, stop = (number * len(plan.runs) // count for number in (part, part + 1))
         with quiet(query):  # here too: a library may keep this setting for each thread
-            for run in plan.runs[first:stop]:
+            for run in plan.parts[part]:
                 _add_run(with_buffers, query, key_blocks, value_blocks, run, m, sums[part])
 
     with call_buffers(grid) as buffers:
         with_buffers = scores._replace(buffers=buffers)
-        threads.run(compute, range(count), count)
+        threads.run(compute, range(len(plan.parts)), None if plan.takes_threads else 1)
     l, o = sums[0]
     for other in sums[1:]:
         l += other.l

@@ -40,7 +40,9 @@ class PoolPlan(NamedTuple):
     """The work of a call: all blocks of all sequences, in the order of the pool."""
 
     last_tokens: list[LastToken]
-    runs: list[BlockRun]
+    parts: list[list[BlockRun]]
+    """The runs of each part of the pool. Sums are added up part by part, so that the number of threads that
+    share the parts changes no bit."""
     takes_threads: bool
 
 
@@ -69,12 +71,14 @@ def plan_pool(
     most = max(1, MOST_ELEMENTS // (rows * max(widths // 2, size)))
     if len(tables) > MOST_MIXED:
         most = min(most, MOST_MIXED)
-    cores = (os.cpu_count() or 1) if has_threads else 1
-    runs_of_a_core = -(-(stop - first) // (cores * most))
-    step = -(-(stop - first) // (cores * runs_of_a_core))
+    # A part has more blocks than there are sequences, so that its sums are small beside its values.
+    parts = max(1, min(os.cpu_count() or 1, (stop - first) // len(tables))) if has_threads else 1
+    runs_of_a_part = -(-(stop - first) // (parts * most))
+    step = -(-(stop - first) // (parts * runs_of_a_part))
     not_full = {block: place + 1 for block, place in last_tokens if place + 1 < size}
     runs = [_run(range(n, min(n + step, stop)), owners, not_full) for n in range(first, stop, step)]
-    return PoolPlan(last_tokens, runs, has_threads)
+    groups = [runs[n : n + runs_of_a_part] for n in range(0, len(runs), runs_of_a_part)]
+    return PoolPlan(last_tokens, groups, has_threads)
 
 
 def _run(blocks: range, owners: Mapping[int, int], not_full: Mapping[int, int]) -> BlockRun:

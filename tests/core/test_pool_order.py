@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -218,23 +218,25 @@ def test_when_blocks_are_copied(
         np.testing.assert_allclose(output, np.ones_like(output), rtol=1e-6)
 
 
-def test_threads_share_the_pool(
-    arrays: Arrays, table: list[list[int]], monkeypatch: pytest.MonkeyPatch
+def test_the_number_of_threads_changes_no_bit(
+    library: Library, arrays: Arrays, table: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each thread takes a part of the runs, and all parts are added."""
-    parts: list[tuple[Sequence[int], int | None]] = []
-
-    def run(function: Callable[[int], None], tasks: Sequence[int], threads: int | None) -> None:
-        parts.append((tasks, threads))
-        for task in tasks:
-            function(task)
-
-    pools = [np.ones((POOL, HEADS, SIZE, width), np.float32) for width in WIDTHS.values()]
-    cache = PagedKVCache(*pools, table, LENGTHS)
+    """The pool is cut into parts for the cores of the machine, and threads share the parts."""
     monkeypatch.setattr("sdpa_xp._tiles.pool_plan.MOST_ELEMENTS", 1000)
     monkeypatch.setattr("sdpa_xp._tiles.plan.LEAST_WORK_FOR_THREADS", 0)
-    monkeypatch.setattr(pool_order.threads, "thread_count", lambda: 3)
-    monkeypatch.setattr(pool_order.threads, "run", run)
-    output = cache.attend(arrays["query"])
-    assert parts == [(range(3), 3)]
-    np.testing.assert_allclose(output, np.ones_like(output), rtol=1e-6)
+    monkeypatch.setattr("os.cpu_count", lambda: 5)
+    parts: list[int] = []
+    run = pool_order.threads.run
+
+    def watched(function: Any, tasks: Sequence[int], threads: int | None) -> None:
+        parts.append(len(tasks))
+        run(function, tasks, threads)
+
+    monkeypatch.setattr(pool_order.threads, "run", watched)
+    outputs = []
+    for threads in "1", "3":
+        monkeypatch.setenv("SDPA_XP_NUM_THREADS", threads)
+        outputs.append(attend(library, arrays, table))
+    assert_agrees(library, outputs[0], padded(arrays))
+    np.testing.assert_array_equal(*outputs)
+    assert parts == ([1, 1] if library.name == "torch" else [5, 5])
