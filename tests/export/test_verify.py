@@ -79,6 +79,19 @@ def test_judge(result: list[float], agrees: bool) -> None:
     assert agreement.bound == pytest.approx(4 * 2**-23 * 2)
 
 
+def test_judge_takes_roundings_of_the_terms() -> None:
+    """A mean of many values is small, and has the roundings of its values; an error beyond those disagrees."""
+    exact = np.asarray([0.01])
+    plain = exact.astype(np.float32)
+
+    def judged(error: float, *largest_terms: float) -> bool:
+        return judge((exact + error).astype(np.float32), exact, plain, "float32", *largest_terms).agrees
+
+    assert not judged(3 * 2**-23)
+    assert judged(3 * 2**-23, 1.0)
+    assert not judged(5 * 2**-23, 1.0)
+
+
 def test_judge_asks_for_the_same_nonfinite_values() -> None:
     exact, plain = np.asarray([np.nan, np.inf, 1.0]), np.zeros(3, np.float32)
     assert judge(exact.astype(np.float32), exact, plain, "float32").absolute == 0

@@ -27,8 +27,19 @@ from sdpa_xp_export.export import export_call
 from sdpa_xp_export.forms.choice import FORMS, unsupported_reason
 from sdpa_xp_export.report import Agreement
 
-Expected: TypeAlias = Mapping[str, Sequence[tuple[NDArray[np.float64], NDArray[Any]]]]
-"""The output of the reference and of the textbook formula in NumPy: by job, for each of its inputs."""
+
+class ExpectedOutput(NamedTuple):
+    """What the output of a job should be for some inputs, in the layout of the call."""
+
+    reference: NDArray[np.float64]
+    textbook: NDArray[Any]
+    """The textbook formula in NumPy."""
+    largest_terms: float
+    """The largest sum of the sizes of the terms of an element."""
+
+
+Expected: TypeAlias = Mapping[str, Sequence[ExpectedOutput]]
+"""By job, for each of its inputs."""
 
 
 class JobInputs(NamedTuple):
@@ -187,11 +198,10 @@ def _on_runtime(form: FormName, provider: str) -> Prepare:
     return prepare
 
 
-def _expected(call: ExportCall, plain: Arrays, dtype: str) -> tuple[NDArray[np.float64], NDArray[Any]]:
-    """Return the output of the reference, and that of NumPy's textbook formula in `dtype`."""
+def _expected(call: ExportCall, plain: Arrays, dtype: str) -> ExpectedOutput:
     (output,) = call.outputs
     rows = expected_rows(call, reference_inputs(call, plain), dtype)[output]
-    return _as_returned(call, rows.reference), _as_returned(call, rows.textbook)
+    return ExpectedOutput(_as_returned(call, rows.reference), _as_returned(call, rows.textbook), rows.largest)
 
 
 def _as_returned(call: ExportCall, array: NDArray[Any]) -> NDArray[Any]:
@@ -229,15 +239,16 @@ def _row(
             continue
         agreements: list[Agreement] = []
         try:
-            for inputs, (reference, textbook) in zip(job.inputs, expected[name], strict=True):
+            for inputs, output in zip(job.inputs, expected[name], strict=True):
                 run = make(inputs.hidden)
                 result = run()
                 if not agreements:
                     start = time.perf_counter()
                     result = run()
                     seconds += time.perf_counter() - start
-                bound = textbook if textbook_of is None else textbook_of(job, inputs.plain)
-                agreements.append(_judged(job, result, reference, bound, labels[2]))
+                if textbook_of is not None:
+                    output = output._replace(textbook=textbook_of(job, inputs.plain))
+                agreements.append(_judged(job, result, output, labels[2]))
         except (TypeError, ValueError) as error:
             results.append(JobResult(name, None, _refusal_rule(error)))
             continue
@@ -245,13 +256,13 @@ def _row(
     return Row(*labels, tuple(results), seconds)
 
 
-def _judged(
-    job: Job, result: NDArray[Any], reference: NDArray[np.float64], textbook: NDArray[Any], dtype: str
-) -> Agreement:
+def _judged(job: Job, result: NDArray[Any], expected: ExpectedOutput, dtype: str) -> Agreement:
     """Compare an output; one of another dtype or shape than that of the call does not agree."""
     dtype = job.call.accumulation_dtype if job.call.outputs == ("lse",) else dtype
+    reference, textbook, largest_terms = expected
     as_stated = result.shape == reference.shape and result.dtype.name == dtype
-    return judge(result if as_stated else np.full(reference.shape, np.nan), reference, textbook, dtype)
+    result = result if as_stated else np.full(reference.shape, np.nan)
+    return judge(result, reference, textbook, dtype, largest_terms)
 
 
 def _refusal_rule(error: Exception) -> str:

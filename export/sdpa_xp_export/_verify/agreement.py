@@ -21,11 +21,21 @@ EPS = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64":
 
 
 def judge(
-    result: NDArray[Any], reference: NDArray[np.float64], textbook: NDArray[Any], dtype: str
+    result: NDArray[Any],
+    reference: NDArray[np.float64],
+    textbook: NDArray[Any],
+    dtype: str,
+    largest_terms: float | None = None,
 ) -> Agreement:
-    """Compare `result`, whose dtype is `dtype`, with the reference; `textbook` sets the bound."""
-    (agreement,) = judge_together([(result, reference, textbook)], dtype)
-    return agreement
+    """Compare `result`, whose dtype is `dtype`, with the reference; `textbook` sets the bound.
+
+    A mean of many values is small beside these values, and has their roundings. So the roundings are those of
+    `largest_terms`, the largest sum of the sizes of the terms of an element, if it is known.
+    """
+    _check_shapes(result, reference)
+    largest = largest_of(reference) if largest_terms is None else largest_terms
+    relative_bound = 2 * textbook_error(reference, textbook, largest) + ROUNDINGS * EPS[dtype]
+    return _compare(result, reference, relative_bound * largest)
 
 
 def judge_together(
@@ -38,20 +48,23 @@ def judge_together(
     roundings of that size, and so have their exponentials.
     """
     for result, reference, _ in runs:
-        if result.shape != reference.shape:
-            rule = "`result` must have the shape of the reference"
-            got = {"result": result.shape, "reference": reference.shape}
-            raise ValueError(message("judge", rule, got))
+        _check_shapes(result, reference)
     error = max(textbook_error(reference, textbook) for _, reference, textbook in runs)
     relative_bound = 2 * error + ROUNDINGS * size * EPS[dtype]
-    return [_compare(result, reference, relative_bound) for result, reference, _ in runs]
+    return [
+        _compare(result, reference, relative_bound * largest_of(reference)) for result, reference, _ in runs
+    ]
 
 
-def _compare(result: NDArray[Any], reference: NDArray[np.float64], relative_bound: float) -> Agreement:
+def _check_shapes(result: NDArray[Any], reference: NDArray[np.float64]) -> None:
+    if result.shape != reference.shape:
+        rule = "`result` must have the shape of the reference"
+        raise ValueError(message("judge", rule, {"result": result.shape, "reference": reference.shape}))
+
+
+def _compare(result: NDArray[Any], reference: NDArray[np.float64], bound: float) -> Agreement:
     error, largest = _error(result, reference), largest_of(reference)
-    return Agreement(
-        error, error / largest if largest else error, relative_bound * largest, _worst(result, reference)
-    )
+    return Agreement(error, error / largest if largest else error, bound, _worst(result, reference))
 
 
 def _worst(result: NDArray[np.generic], reference: NDArray[np.float64]) -> tuple[int, ...]:
