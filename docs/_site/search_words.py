@@ -48,7 +48,7 @@ WORDS = {
     "reference/positional/": "position encoding",
     "reference/positional/#sdpa_xp.positional.Rotary": "rope rotary",
     "tutorials/": "started beginner tutorial",
-    "tutorials/first-attention-map/": "map heatmap visualize visualise self cross what",
+    "tutorials/first-attention-map/": "map heatmap visualize visualise self cross",
     "tutorials/train-in-numpy/": "train training",
 }
 """By the address of a page or a section, in lower case. Each word outweighs any title."""
