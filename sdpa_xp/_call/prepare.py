@@ -12,7 +12,7 @@ from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._core.environment import asked_threads
 from sdpa_xp._libraries import (
     accumulation_dtype,
-    array_signature,
+    array_signatures,
     device_of,
     execution_kind,
     library_of,
@@ -83,8 +83,8 @@ def _signature(function: str, inputs: Mapping[str, Any], options: CallOptions, c
         ]
         if not all(is_cacheable):
             return None
-    arrays = tuple(map(array_signature, inputs.values()))
-    return None if None in arrays else (function, cache, types, key, arrays)
+    arrays = array_signatures(inputs.values())
+    return None if arrays is None else (function, cache, types, key, arrays)
 
 
 def _validated(

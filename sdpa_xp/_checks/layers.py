@@ -10,7 +10,7 @@ from sdpa_xp._checks.integers import integer
 from sdpa_xp._checks.keywords import number
 from sdpa_xp._checks.messages import message, type_name
 from sdpa_xp._checks.shapes import axes
-from sdpa_xp._libraries import array_signature, is_array, override
+from sdpa_xp._libraries import array_signatures, is_array, override
 from sdpa_xp._libraries.protocols import Array, Dtype
 
 MOST_PASSED = 1024
@@ -70,8 +70,8 @@ def inputs(function: str, arrays: Mapping[str, Any], weights: Mapping[str, Any])
     Inputs that differ only in their numbers from inputs that passed are not checked again. Values of a graph
     have no kind, because they can be combined with arrays of any library.
     """
-    kinds = [array_signature(array) for name, x in arrays.items() for array in (x, weights[name])]
-    signature = None if None in kinds else (function, *arrays, *kinds)
+    kinds = array_signatures(array for name, x in arrays.items() for array in (x, weights[name]))
+    signature = None if kinds is None else (function, *arrays, *kinds)
     if signature is not None and signature in _PASSED:
         return
     if override(*arrays.values()) is None:

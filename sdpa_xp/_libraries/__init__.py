@@ -115,10 +115,20 @@ def quiet(array: Array) -> AbstractContextManager[object]:
     return library_of(array).quiet(array)()
 
 
-def array_signature(array: object) -> object:
-    """Return a key of all that checks read except the numbers, or None if a check may read numbers."""
-    library = _BY_TYPE.get(type(array)) or library_of(array)  # hot: called for each array of each call
-    return library.array_signature(array)
+def array_signatures(arrays: Iterable[object]) -> tuple[object, ...] | None:
+    """Return a key of all that checks read of `arrays` except numbers, or None if a check may read numbers."""
+    signatures: tuple[object, ...] = ()
+    last = None
+    for array in arrays:  # hot: each call comes here
+        library = _BY_TYPE.get(type(array)) or library_of(array)
+        if library is not last and library.is_transforming():
+            return None
+        signature = library.array_signature(array)
+        if signature is None:
+            return None
+        signatures += (signature,)
+        last = library
+    return signatures
 
 
 def execution_kind(arrays: Iterable[Array]) -> ExecutionKind:
@@ -173,7 +183,7 @@ __all__ = [
     "Namespace",
     "Shape",
     "accumulation_dtype",
-    "array_signature",
+    "array_signatures",
     "as_signed",
     "astype_if_needed",
     "device_of",

@@ -140,6 +140,10 @@ class Library:
         del arrays
         return "device"
 
+    def is_transforming(self) -> bool:
+        """Return whether something changes what calls mean now, such as a trace, so that each is checked."""
+        return False
+
     def array_signature(self, array: Any) -> object:
         """Return a key of all that checks read except the numbers, or None if a check may read numbers."""
         del array

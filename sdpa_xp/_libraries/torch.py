@@ -69,20 +69,20 @@ class Torch(Library):
         records = torch.is_grad_enabled() and any(cast(Any, array).requires_grad for array in arrays)
         return "device" if records or has_tangents() else "threaded"
 
+    def is_transforming(self) -> bool:
+        # A traced tensor may have symbols as lengths, and forward mode carries tangents beside the values.
+        torch = sys.modules["torch"]
+        if is_transforming() or torch._C._is_tracing() or torch.autograd.forward_ad._current_level >= 0:
+            return True
+        # Each call comes here: no more is asked unless something has replaced torch's attention.
+        attention = torch.nn.functional.scaled_dot_product_attention
+        return attention is not torch._C._nn.scaled_dot_product_attention and is_context_parallel()
+
     def array_signature(self, array: Any) -> object:
         torch = sys.modules["torch"]
         if type(array) not in (torch.Tensor, torch.nn.Parameter):  # a subclass may change what operations mean
             return None
-        # A traced tensor may have symbols as lengths, and forward mode carries tangents beside the values.
-        if is_transforming() or torch._C._is_tracing() or torch.autograd.forward_ad._current_level >= 0:
-            return None
         if array.layout is not torch.strided or array.is_nested:
-            return None
-        # Each call comes here: nothing is called unless something has replaced torch's attention.
-        replaced = (
-            torch.nn.functional.scaled_dot_product_attention is not torch._C._nn.scaled_dot_product_attention
-        )
-        if replaced and is_context_parallel():
             return None
         records = array.requires_grad and torch.is_grad_enabled()
         return type(array), array.shape, array.dtype, array.device, records
