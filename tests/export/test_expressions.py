@@ -166,7 +166,7 @@ REFUSED = {
     "a combined number": ("causal() & 1", "'1' cannot be combined by & | ~ +"),
     "an inverted number": ("~1", "'1' cannot be combined by & | ~ +"),
     "a word": ("'causal()'", "'causal()' is no spec, mask or bias"),
-    "a sum of masks": ("causal() + causal()", "unsupported operand type(s) for +"),
+    "a sum of masks": ("causal() + causal()", "masks cannot be added; got mask=causal()"),
     "too many arguments": ("causal(1, 2)", "takes from 0 to 1 positional arguments but 2 were given"),
     "an unknown argument": ("causal(of=1)", "unexpected keyword argument 'of'"),
     "what the function refuses": ("sliding_window(-1, 0)", "`left` must be at least 0; got left=-1."),
