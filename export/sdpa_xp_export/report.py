@@ -100,7 +100,7 @@ class LayerReport:
     onnxruntime: str
     """The release that ran it."""
     notes: tuple[str, ...]
-    """What may explain a failure: an onnxruntime that is older than the model's, or missing arguments."""
+    """What may explain a failure: an onnxruntime older than the model's, another call, or missing arguments."""
     runs: tuple[Run, ...]
     """One entry for each output of each run."""
     placements: tuple[Placement, ...]

@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from sdpa_xp_export._verify.stated_call import (
     check_interface,
     computed_dtype,
     metadata_of,
+    other_call_note,
     stated_call,
     written_call,
 )
@@ -106,7 +108,7 @@ def verify(
     check_size("verify", stated)
     blocks = blocks_of(loaded)
     settings = trial_settings(stated, blocks, thorough=thorough)
-    return verified(
+    report = verified(
         loaded,
         stated,
         settings,
@@ -117,6 +119,9 @@ def verify(
         from_metadata=call is None,
         watch=watch,
     )
+    if call is not None and not report.agrees and (note := other_call_note(loaded, stated)):
+        return replace(report, notes=(*report.notes, note))
+    return report
 
 
 def verified(

@@ -107,6 +107,9 @@ def verify_layer(
         True
     """
     loaded = loaded_model("verify_layer", model, MODEL_RULE)
+    if "sdpa_xp.call" in (metadata := metadata_of(loaded)):
+        rule = "`model` is a call that export_attention wrote; use verify(model)"
+        raise ValueError(message("verify_layer", rule, {"metadata": sorted(metadata)}))
     checks.flag("verify_layer", "thorough", thorough)
     specs = input_specs(loaded, {number: name for name, number in ONNX_DTYPE.items()})
     draws = dict(draw or {})

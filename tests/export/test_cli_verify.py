@@ -246,7 +246,8 @@ def test_page(capsys: pytest.CaptureFixture[str], model: Path, monkeypatch: pyte
             ["MODEL", "--require-provider", "cuda"],
             "`--require-provider` must be one that onnxruntime offers here; got --require-provider='cuda'",
         ),
-        (["MODEL", "--provider", "tpu"], "got --provider='tpu'"),
+        (["MODEL", "--provider", "tpu"], "It may be cpu or cuda."),
+        (["MODEL", "--provider", "cuda"], "pip install 'sdpa_xp[export-gpu]'"),
         (
             ["MODEL", "--provider", "cuda", "--require-provider", "cpu"],
             "`--provider` must be the required one; got --provider=cuda, --require-provider=cpu",

@@ -47,7 +47,14 @@ def test_a_runtime_with_the_name_that_onnxruntime_has() -> None:
             "`query` and `attn_mask` must have one dtype",
         ),
         ({"query": f32(64)}, ValueError, "`query` must have at least 2 axes"),
-        ({"query": f32("B", "H", "L", 64)}, ValueError, r"the heads of `query` \(axis -3\) must be an int"),
+        ({"query": "float32[B,8,L,64]"}, TypeError, r"Write TensorSpec\.parse\('float32\[B,8,L,64\]'\)"),
+        (
+            {"query": f32("B", "H", "L", 64)},
+            ValueError,
+            r"the heads of `query` \(axis -3\) must be an int.*64\)\.$",
+        ),
+        ({"query": f32("B", "L", 8, 64)}, ValueError, r"If heads are axis -2, pass layout='\.\.\.LHE'"),
+        ({"layout": "...LHE"}, ValueError, r"If heads are axis -3, pass layout='\.\.\.HLE'"),
         ({"query": f32("B", 8, "L", "E")}, ValueError, r"the width of `query` \(axis -1\) must be an int"),
         ({"query": f32("B", 8, "L", 32)}, ValueError, r"must agree on axis -1 \(E\)"),
         (

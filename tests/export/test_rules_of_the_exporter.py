@@ -189,7 +189,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: export(runtime="onnxruntime>=1.28"),
         ValueError,
         "`runtime` must be 'onnxruntime>=RELEASE;PROVIDER', the provider cpu, web, cuda; "
-        "got runtime='onnxruntime>=1.28'",
+        "got runtime='onnxruntime>=1.28'. As in 'onnxruntime>=1.28;cpu'.",
     ),
     "no common shape": (
         lambda: to_onnx(lambda x: x + np.ones((5, 1), np.float32), X),

@@ -297,7 +297,11 @@ class TestAgainstACallThatIsWrittenDown:
     def test_another_call(self, other: dict[str, Any]) -> None:
         model = export_attention(**self.CALL | other)
         assert verify(model).agrees
-        assert not verify(model, call=self.CALL).agrees
+        report = verify(model, call=self.CALL)
+        assert not report.agrees
+        stated, wanted = {"is_causal": (False, True), "scale": (0.251, 0.25)}.get(*other, (None, None))
+        expected = [f"the metadata of the model state {n}={stated}, and `call` has {n}={wanted}" for n in other]
+        assert report.notes == (() if stated is None else tuple(expected))
 
     def test_numbers_that_are_no_longer_those_of_the_metadata(self) -> None:
         model = export_attention(**self.CALL)

@@ -118,6 +118,10 @@ def test_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "use verify_layer(model, layer)" in err
     with pytest.raises(TypeError, match=r"^verify_layer: `model` must be what to_onnx returned, or the path"):
         verify_layer(7, LAYER)  # type: ignore[arg-type]
+    heads = TensorSpec("float32", (1, 2, 3, 4))
+    words = r"^verify_layer: `model` is a call that export_attention wrote; use verify\(model\)"
+    with pytest.raises(ValueError, match=words):
+        verify_layer(export_attention(heads, heads, heads), LAYER)
     with pytest.raises(FileNotFoundError, match=r"^verify_layer: `model` must be a file"):
         verify_layer(tmp_path / "none.onnx", LAYER)
 

@@ -85,7 +85,8 @@ def _specs(
     for name, spec in specs.items():
         if not isinstance(spec, TensorSpec):
             rule = f"`{name}` must be a TensorSpec"
-            raise TypeError(checks.message(function, rule, {name: type(spec).__name__}))
+            hint = f"Write TensorSpec.parse({spec!r})." if isinstance(spec, str) else ""
+            raise TypeError(checks.message(function, rule, {name: type(spec).__name__}, hint))
     return cast(dict[str, TensorSpec], specs)
 
 
@@ -203,7 +204,10 @@ def _sizes(function: str, specs: Mapping[str, TensorSpec], layout: Layout) -> ch
         for axis, what in axes.items():
             if shape and isinstance(shape[axis], str):
                 rule = f"{what} of `{name}` (axis {axis}) must be an int"
-                raise ValueError(checks.message(function, rule, {f"{name}.shape": shape}))
+                is_swapped = axis == heads and isinstance(shape[length], int)
+                other = checks.LHE if layout == checks.HLE else checks.HLE
+                hint = f"If heads are axis {length}, pass layout={other!r}." if is_swapped else ""
+                raise ValueError(checks.message(function, rule, {f"{name}.shape": shape}, hint))
     shapes = {name: specs[name].shape for name in ("query", "key", "value")}
     # The rules compare lengths and never count with them, so a name serves where the type says int.
     new = checks.shapes(function, *(cast(tuple[int, ...], shape) for shape in shapes.values()), layout=layout)

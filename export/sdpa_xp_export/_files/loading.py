@@ -71,7 +71,7 @@ def _parsed(file: Path, largest: int) -> onnx.ModelProto:
     try:
         model.ParseFromString(file.read_bytes())
     except DecodeError:
-        raise _UnfitError("be an ONNX model") from None
+        raise _UnfitError("be an ONNX model (it is cut short, or of another kind)") from None
     if not (model.ir_version and model.opset_import and model.graph.node):  # other files are protobuf, too
         raise _UnfitError("be an ONNX model")
     return model

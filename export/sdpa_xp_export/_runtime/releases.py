@@ -124,7 +124,8 @@ class Runtime:
         provider = next((name for name in PREFERRED if name == wanted), None)
         if match is None or provider is None:
             rule = f"`runtime` must be 'onnxruntime>=RELEASE;PROVIDER', the provider {', '.join(PREFERRED)}"
-            raise ValueError(message(function, rule, {"runtime": repr(text)}))
+            hint = "As in 'onnxruntime>=1.28;cpu'."
+            raise ValueError(message(function, rule, {"runtime": repr(text)}, hint))
         release = (int(match[1]), int(match[2]))
         if release < FIRST_RELEASE["primitive"]:
             oldest = ".".join(map(str, FIRST_RELEASE["primitive"]))

@@ -206,5 +206,9 @@ def providers(requested: str | None = None) -> list[str]:
     if short is None or PROVIDERS[short] not in offered:
         rule = "`provider` must be one that onnxruntime offers here"
         known = [f"{name} ({full})" for name, full in PROVIDERS.items() if full in offered]
-        raise ValueError(message("verify", rule, {"provider": repr(requested), "offered": ", ".join(known)}))
+        hint = "It may be cpu or cuda."
+        if short == "cuda":
+            hint = "onnxruntime-gpu offers cuda: pip uninstall onnxruntime; pip install 'sdpa_xp[export-gpu]'"
+        got = {"provider": repr(requested), "offered": ", ".join(known)}
+        raise ValueError(message("verify", rule, got, hint))
     return [PROVIDERS[short]]

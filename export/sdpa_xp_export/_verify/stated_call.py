@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +12,7 @@ import onnx
 from sdpa_xp._checks import message
 from sdpa_xp_export._call.call import ExportCall, ExportOptions
 from sdpa_xp_export._call.checking import checked_call
-from sdpa_xp_export._call.metadata import digest, from_json
+from sdpa_xp_export._call.metadata import digest, from_json, to_json
 from sdpa_xp_export._call.operands import Initializer
 from sdpa_xp_export._dtypes.conversion import ONNX_DTYPE
 from sdpa_xp_export._model.external_data import initializers, without_numbers
@@ -49,6 +51,29 @@ def stated_call(model: Model, functions: Mapping[str, Any]) -> ExportCall:
         rule = "`model` must hold the call and the numbers that export_attention wrote: their digest is another"
         raise ValueError(message("verify", rule, {"sdpa_xp.digest": stated}, HINT))
     return call
+
+
+def other_call_note(model: Model, call: ExportCall) -> str:
+    """Return where the call in the metadata is not `call`; empty if it is the same, or if there is none."""
+    try:
+        stated, wanted = json.loads(metadata_of(model)["sdpa_xp.call"]), json.loads(to_json(call))
+        names = [name for name in {**wanted, **stated} if stated.get(name) != wanted.get(name)]
+        there, here = ({name: each.get(name) for name in names} for each in (stated, wanted))
+    except (
+        KeyError,
+        TypeError,
+        AttributeError,
+        ValueError,
+        RecursionError,
+    ):  # anyone may have written the file
+        return ""
+    if not names:
+        return ""
+    return f"the metadata of the model state {_short(there)}, and `call` has {_short(here)}"
+
+
+def _short(arguments: Mapping[str, object]) -> str:
+    return ", ".join(f"{name}={textwrap.shorten(str(value), 60)}" for name, value in arguments.items())
 
 
 def written_call(arguments: object) -> ExportCall:

@@ -126,8 +126,8 @@ def _best(call: ExportCall, opset: int | None, target: Runtime) -> tuple[FormNam
         why_not[form] = why
     else:
         raise AssertionError("the primitive form states every call")
-    # The operator of that name is the usual one for a cache and for grouped causal heads, so say why not.
-    grouped = only_causal(call) and call.sizes.query_heads != call.sizes.heads
+    # The operator of that name is the usual one for a cache and for grouped heads, so say why not.
+    grouped = call.sizes.query_heads != call.sizes.heads
     if (call.cached or grouped) and (why := unsupported_reason("grouped_query", call, target)):
         why_not.setdefault("grouped_query", why)
     passed_over = (f"not {name}: {why}" for name, why in why_not.items())
