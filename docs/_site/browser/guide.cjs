@@ -6,7 +6,7 @@ const path = require("node:path");
 const { withTab } = require("./tab.cjs");
 
 const MODEL = path.resolve(__dirname, "../../../build/guide.onnx"); // as the guide says to export it
-const ADDRESS = "/how-to/export/";
+const ADDRESS = "/how-to/deploy/";
 const PACKAGE = "/onnxruntime-web/";
 
 async function check(site) {
