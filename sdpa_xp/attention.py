@@ -72,9 +72,9 @@ def scaled_dot_product_attention(
             that the weights of a row may sum to less than 1. It is neither scaled nor capped.
         dropout_p: The probability with which a weight is dropped, from 0 to 1; the others are divided by
             1 - dropout_p.
-        rng: The source of randomness, required if dropout_p > 0: a numpy.random.Generator,
-            cupy.random.Generator, torch.Generator, or a key of JAX or MLX, according to the library of the
-            arrays. The same state drops the same weights, also in `attention_weights`.
+        rng: The source of randomness, required if dropout_p > 0: a torch.Generator, a cupy.random.Generator or
+            a key of JAX or MLX for arrays of these libraries, and a numpy.random.Generator for arrays of all
+            others. The same state drops the same weights, also in `attention_weights`.
         softmax_dtype: float32 or float64. Scores and sums are computed in this dtype if it is wider than the
             accumulation dtype.
         layout: "...HLE" is (..., heads, length, width), as in torch and ONNX; "...LHE" is (..., length, heads,

@@ -232,6 +232,11 @@ def each_module(*modules: str) -> list[Any]:
     return [pytest.param(module, marks=pytest.mark.needs(module)) for module in modules]
 
 
+def can_write(library: Library) -> bool:
+    """Whether an array that a function of the library returns can be written to."""
+    return not library.name.startswith(("jax", "dask"))
+
+
 def generator(library: Library, seed: int = 20170612) -> Any:
     """What the library draws from."""
     name = library.name.split("-")[0]

@@ -17,6 +17,7 @@ WORDS = {
     "#install": "install installation setup pip quickstart",
     "explanation/empty-rows/": "nan",
     "explanation/how-it-works/": "flashattention",
+    "how-to/add-a-backend/": "backend register registration dlpack",
     "how-to/backends/": "gpu cuda dtype bfloat16 float16 fp16 bf16 half",
     "how-to/deploy/": "deploy deployment iobinding io_binding",
     "how-to/deploy/#on-cuda": "onnxruntime-gpu",

@@ -169,10 +169,10 @@ def broadcast(*shapes: Shape) -> Shape | None:
 
 
 def known(function: str, name: str, shape: Shape) -> None:
-    """Check that no length is NaN, as unknown lengths of a lazy array are."""
-    if any(n != n for n in shape):
+    """Check that no length is NaN or None, as unknown lengths of a lazy array are."""
+    if any(n is None or n != n for n in shape):
         rule = f"the lengths of `{name}` must be known"
-        hint = f"Dask finds them with `{name}.compute_chunk_sizes()`."
+        hint = "" if None in shape else f"Dask finds them with `{name}.compute_chunk_sizes()`."
         raise ValueError(message(function, rule, {f"{name}.shape": shape}, hint))
 
 

@@ -36,7 +36,7 @@ def not_default_reason(call: PreparedCall) -> str | None:
         where = "inside a jit" if grid.is_traced else f"on {grid.device}"
         return f"JAX's kernel is for calls that ask for it {where}"
     if math.prod(grid.shape) > MOST_SCORES:
-        return "JAX's kernel makes all scores at once: for many of them it is for calls that ask for it"
+        return "JAX's kernel makes all scores at once: a call with many of them has to ask for it"
     return None
 
 

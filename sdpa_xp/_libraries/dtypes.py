@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 from sdpa_xp._libraries.protocols import Array, Dtype, Namespace
@@ -9,16 +10,20 @@ from sdpa_xp._libraries.protocols import Array, Dtype, Namespace
 FLOATING = ("float16", "bfloat16", "float32", "float64")
 LARGEST = {"float32": (2 - 2**-23) * 2.0**127, "float64": sys.float_info.max}
 """The largest finite number of each accumulation dtype."""
+_NAME = re.compile(r"\b(?:bfloat|float|complex|uint|int)\d+\b|\bbool\b")
 
 
 def dtype_name(dtype: Dtype) -> str:
     """Return the dtype's name in the standard, or "bfloat16", which the standard lacks.
 
     Dtypes are compared by name, because `isdtype` raises on NumPy's bfloat16 and is False on Dask's. A dtype is
-    an object with a name, a class (numpy.float32), or an object that prints as library.name.
+    an object with a name, a class (numpy.float32), or an object that prints its name: library.float32, Float32
+    or <DType float32>.
     """
     name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
-    return str(name).rpartition(".")[2]
+    text = str(name).rpartition(".")[2]
+    known = None if text.isidentifier() and text.islower() else _NAME.search(text.lower())
+    return known[0] if known else text
 
 
 def accumulation_dtype(xp: Namespace, dtype: Dtype) -> Dtype:

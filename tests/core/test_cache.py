@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from calls import assert_agrees, draw, draw_named, moved
-from libraries import LIBRARIES, Library
+from libraries import LIBRARIES, Library, can_write
 
 from sdpa_xp import KVCache, biases, masks, scaled_dot_product_attention
 from sdpa_xp._libraries import namespace_of as namespace
@@ -72,10 +72,6 @@ CASES = {
 def arrays(rng: np.random.Generator) -> Arrays:
     shapes = {"query": (2, HEADS, TOKENS, 8), "key": (2, 2, TOKENS, 8), "value": (2, 2, TOKENS, 5)}
     return draw_named(rng, shapes)
-
-
-def can_write(library: Library) -> bool:
-    return library.name.startswith(("numpy", "torch", "strict", "mlx"))
 
 
 def decode(

@@ -1,4 +1,4 @@
-"""The widest dtype that a device has."""
+"""The name of a dtype in the classes of any library, and the widest dtype that a device has."""
 
 from __future__ import annotations
 
@@ -8,7 +8,27 @@ import array_api_compat
 import numpy as np
 import pytest
 
-from sdpa_xp._libraries import library_of, widest_dtype
+from sdpa_xp._libraries import dtype_name, library_of, widest_dtype
+
+
+@pytest.mark.parametrize(
+    ("printed", "name"),
+    [
+        ("toy.float32", "float32"),
+        ("Float32", "float32"),
+        ("<DType bfloat16>", "bfloat16"),
+        ("toy.Dtype('float16')", "float16"),
+        ("Bool", "bool"),
+        ("float8_e4m3fn", "float8_e4m3fn"),
+        ("datetime64[s]", "datetime64[s]"),
+    ],
+)
+def test_name_of_a_dtype_that_prints_it(printed: str, name: str) -> None:
+    class Dtype:
+        def __str__(self) -> str:
+            return printed
+
+    assert dtype_name(Dtype()) == name
 
 
 @pytest.mark.needs("torch")

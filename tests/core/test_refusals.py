@@ -171,6 +171,22 @@ def test_mixed_devices(name: str) -> None:
         scaled_dot_product_attention(**placed)
 
 
+def test_a_length_of_none() -> None:
+    """The standard lets a lazy library say it for a length that it does not know."""
+
+    class Lazy:
+        shape, ndim, dtype, device = (None, 8), 2, np.dtype("float32"), "cpu"
+
+        def __array_namespace__(self, api_version: str | None = None) -> Any:
+            return np
+
+    x: Any = Lazy()
+    with pytest.raises(
+        ValueError, match=r"the lengths of `query` must be known; got query.shape=\(None, 8\)\.$"
+    ):
+        scaled_dot_product_attention(x, x, x)
+
+
 @pytest.mark.needs("dask")
 def test_unknown_lengths() -> None:
     import dask.array
