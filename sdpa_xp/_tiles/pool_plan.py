@@ -6,9 +6,11 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from sdpa_xp._tiles.plan import LEAST_SCORES_WITHOUT_MAXIMUM, takes_threads
+from sdpa_xp._tiles.plan import takes_threads
 from sdpa_xp._tiles.score_grid import ScoreGrid
 
+LEAST_SCORES = 2**13
+"""The scores of a call. Fewer of them take less time than it takes to put the blocks in order."""
 MOST_ELEMENTS = 2**19
 """The elements of the queries or products of a run. In shorter runs, threads wait for each other's Python."""
 MOST_MIXED = 128
@@ -55,7 +57,7 @@ def plan_pool(
     only a small part of the pool.
     """
     rows, scores = grid.heads * grid.queries, grid.heads * grid.queries * sum(lengths)
-    if scores < LEAST_SCORES_WITHOUT_MAXIMUM or min(lengths) == 0 or group * grid.queries > size:
+    if scores < LEAST_SCORES or min(lengths) == 0 or group * grid.queries > size:
         return None
     owners: dict[int, int] = {}
     last_tokens = []

@@ -40,7 +40,7 @@ def small_calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     """Calls as small as these are computed in this way, too, where sums are written to."""
     if "library" in request.fixturenames and request.getfixturevalue("library").name not in WRITEABLE:
         pytest.skip("blocks are computed in the order of the pool where arrays are written to")
-    monkeypatch.setattr("sdpa_xp._tiles.pool_plan.LEAST_SCORES_WITHOUT_MAXIMUM", 0)
+    monkeypatch.setattr("sdpa_xp._tiles.pool_plan.LEAST_SCORES", 0)
 
 
 def attend(
