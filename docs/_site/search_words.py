@@ -35,9 +35,11 @@ WORDS = {
     "how-to/port/#flash-attention": "flash flash_attn",
     "how-to/port/#jaxnn": "jax flax",
     "how-to/port/#torch": "torch pytorch",
-    "how-to/verify/": "verify verification",
-    "how-to/verify/#if-a-model-disagrees": "troubleshoot troubleshooting disagrees fails",
+    "how-to/verify/": "verify",
+    "how-to/verify/#if-a-model-disagrees": "verification troubleshoot troubleshooting disagrees fails",
     "how-to/verify/#where-each-node-ran": "fallback",
+    "reference/attention/#sdpa_xp.attention_scores": "scores",
+    "reference/attention/#sdpa_xp.attention_weights": "weights",
     "reference/attention/#dropout": "dropout dropout_p",
     "reference/attention/#grouped-query-attention": "gqa mqa grouped enable_gqa",
     "reference/attention/#sdpa_xp.ring_attention": "ring",
@@ -51,15 +53,19 @@ WORDS = {
     "reference/layers/": "layer layers",
     "reference/layers/#sdpa_xp.layers.MultiHeadAttention": "mha multi multihead multiheadattention",
     "reference/masks/": "masks",
-    "reference/plot/": "plot picture",
+    "reference/plot/": "plot picture savefig matplotlib",
     "reference/positional/": "position encoding",
     "reference/positional/#sdpa_xp.positional.Rotary": "rope rotary",
     "tutorials/": "started beginner tutorial",
-    "tutorials/first-attention-map/": "map heatmap visualize visualise self cross",
+    "tutorials/first-attention-map/": "attention map heatmap visualize visualise self cross",
+    "tutorials/formula-to-layer/#heads": "head heads",
+    "tutorials/formula-to-layer/#the-formula": "formula sqrt sqrt(d_k) divide scaling query key value",
     "tutorials/train-in-numpy/": "train training",
 }
 """By the address of a page or a section, in lower case. Each word outweighs any title."""
 
+STOP = {"a", "from", "is", "of", "to"}
+"""Parts of names that are words of a question."""
 NAME = re.compile(r"#(?:sdpa_xp\.)?(?P<path>(?!.*\b_[a-z])\w+(?:\.\w+)*)$")
 CAMEL = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
@@ -82,8 +88,10 @@ def added(entry: dict[str, Any]) -> dict[str, str]:
     if name:
         names = name["path"].split(".")
         pieces = [piece for word in names for piece in (word, *CAMEL.findall(word))]
-        parts = " ".join(dict.fromkeys(map(str.lower, pieces)))
-        fields = {"title": name["path"], "name": names[-1], "parts": parts}
+        parts = dict.fromkeys(piece for piece in map(str.lower, pieces) if piece not in STOP)
+        # A query's word finds each name that begins with it, and "is" in "what is a mask" means no name.
+        known = "" if names[-1].startswith("is_") else names[-1]
+        fields = {"title": name["path"], "name": known, "parts": " ".join(parts)}
     if entry["location"] in WORDS:
         fields["words"] = WORDS[entry["location"]]
     return fields

@@ -53,7 +53,7 @@ function arrange({ text: name, temperature, place }) {
   form.elements.temperature.setAttribute("aria-valuetext", temperature.toPrecision(2));
   const button = part("load");
   button.hidden = runtimes.has(place);
-  button.textContent = `Load the runtime${place === "wasm" ? "" : " for WebGPU"} (${PLACES[place].megabytes} MB)`;
+  button.textContent = `Check with onnxruntime${place === "wasm" ? "" : " for WebGPU"} (${PLACES[place].megabytes} MB)`;
 }
 
 function show(chosen, { weights, output }) {
