@@ -28,7 +28,8 @@ def index(folder: Path, *locations: str) -> Path:
     [
         ("a/#sdpa_xp.masks.causal", {"title": "masks.causal", "name": "causal", "parts": "masks causal"}),
         ("a/#sdpa_xp.PagedKVCache", {"title": "PagedKVCache", "parts": "pagedkvcache paged kv cache"}),
-        ("a/#sdpa_xp.layers.Linear.from_mapping", {"parts": "layers linear from_mapping from mapping"}),
+        ("a/#sdpa_xp.layers.Linear.from_mapping", {"parts": "layers linear from_mapping mapping"}),
+        ("a/#sdpa_xp_export.report.Run.is_plain", {"title": "sdpa_xp_export.report.Run.is_plain", "name": ""}),
         ("a/#sdpa_xp_export.Report.form", {"title": "sdpa_xp_export.Report.form", "name": "form"}),
     ],
 )
