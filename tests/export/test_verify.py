@@ -303,6 +303,16 @@ class TestAgainstACallThatIsWrittenDown:
         expected = [f"the metadata of the model state {n}={stated}, and `call` has {n}={wanted}" for n in other]
         assert report.notes == (() if stated is None else tuple(expected))
 
+    @pytest.mark.parametrize("text", ["", "[", "[1]", '"call"', '{"is_causal": "\\u001b[31m"}', "[" * 10**6])
+    def test_another_call_in_a_file_of_anyone(self, text: str) -> None:
+        """What it says is shown without control characters, or not at all."""
+        model = export_attention(**self.CALL | {"is_causal": False})
+        for entry in model.metadata_props:
+            entry.value = text if entry.key == "sdpa_xp.call" else entry.value
+        notes = verify(model, call=self.CALL).notes
+        assert len(notes) == text.startswith("{")
+        assert all(note.isprintable() and r"is_causal='\x1b[31m'" in note for note in notes)
+
     def test_numbers_that_are_no_longer_those_of_the_metadata(self) -> None:
         model = export_attention(**self.CALL)
         (sinks,) = (tensor for tensor in model.graph.initializer if tensor.name == "sinks")

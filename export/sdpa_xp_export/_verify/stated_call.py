@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import onnx
 
 from sdpa_xp._checks import message
-from sdpa_xp_export._call.call import ExportCall, ExportOptions
+from sdpa_xp_export._call.call import SPECS, ExportCall, ExportOptions
 from sdpa_xp_export._call.checking import checked_call
-from sdpa_xp_export._call.metadata import digest, from_json, to_json
+from sdpa_xp_export._call.metadata import LONGEST, digest, from_json, to_json
 from sdpa_xp_export._call.operands import Initializer
 from sdpa_xp_export._dtypes.conversion import ONNX_DTYPE
 from sdpa_xp_export._model.external_data import initializers, without_numbers
@@ -55,25 +55,24 @@ def stated_call(model: Model, functions: Mapping[str, Any]) -> ExportCall:
 
 def other_call_note(model: Model, call: ExportCall) -> str:
     """Return where the call in the metadata is not `call`; empty if it is the same, or if there is none."""
+    text = metadata_of(model).get("sdpa_xp.call", "")
     try:
-        stated, wanted = json.loads(metadata_of(model)["sdpa_xp.call"]), json.loads(to_json(call))
-        names = [name for name in {**wanted, **stated} if stated.get(name) != wanted.get(name)]
-        there, here = ({name: each.get(name) for name in names} for each in (stated, wanted))
-    except (
-        KeyError,
-        TypeError,
-        AttributeError,
-        ValueError,
-        RecursionError,
-    ):  # anyone may have written the file
+        stated = json.loads(text) if len(text) <= LONGEST else None
+    except (ValueError, RecursionError):
         return ""
+    if not isinstance(stated, dict):  # anyone may have written the file
+        return ""
+    wanted = json.loads(to_json(call))
+    known = dict.fromkeys((*SPECS, *ExportOptions._fields))
+    names = [name for name in known if stated.get(name) != wanted.get(name)]
     if not names:
         return ""
-    return f"the metadata of the model state {_short(there)}, and `call` has {_short(here)}"
+    there, here = _in_short(stated, names), _in_short(wanted, names)
+    return f"the metadata of the model state {there}, and `call` has {here}"
 
 
-def _short(arguments: Mapping[str, object]) -> str:
-    return ", ".join(f"{name}={textwrap.shorten(str(value), 60)}" for name, value in arguments.items())
+def _in_short(arguments: Mapping[str, object], names: Iterable[str]) -> str:
+    return ", ".join(f"{name}={textwrap.shorten(repr(arguments.get(name)), 60)}" for name in names)
 
 
 def written_call(arguments: object) -> ExportCall:
