@@ -34,9 +34,11 @@ MOST_SEQUENCES = 8
 class PagedKVCache(Generic[A]):
     """The keys and values of N sequences in blocks of a pool. Attention copies some blocks at a time.
 
-    In NumPy, and in torch on the CPU without autograd, decoding copies no block: queries that attend to all
-    tokens, without a mask, a bias or dropout, are multiplied with the blocks where they lie. This needs blocks
-    that are not shared, and sequences that have at least half of the blocks between their first and their last.
+    In NumPy, and in torch on the CPU without autograd, decoding gathers no copies of blocks: queries that
+    attend to all tokens, without a mask, a bias or dropout, are multiplied with the blocks where they lie. This
+    needs blocks of 8 tokens or more that are not shared, no empty sequence, finite numbers also where no token
+    is, and sequences that fill at least half of the blocks between their first and their last. Other calls, and
+    small ones, gather copies.
 
     Token t of sequence n is in block `block_table[n][t // size]`, at place `t % size`. You keep track of the
     free blocks: to give a sequence its next block, make a new cache over the same pool.

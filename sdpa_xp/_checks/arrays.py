@@ -31,8 +31,10 @@ def one_library(function: str, values: Mapping[str, object]) -> tuple[Namespace,
 def _conversion_hint(arrays: Mapping[str, Array], *names: str) -> str:
     """Return how to make two arrays arrays of one library; lazy ones do not exchange memory."""
     for name, other in (names, names[::-1]):
-        if conversion := library_of(arrays[name]).conversion:
-            return f"Convert one: {conversion}({other})."
+        library = library_of(arrays[name])
+        # Other arrays may be read wrongly: torch.asarray takes one of JAX for its bytes.
+        if library.conversion and library_of(arrays[other]).module == "numpy":
+            return f"Convert one: {library.conversion}({other})."
     return "Convert one, for example with `from_dlpack`."
 
 
@@ -43,8 +45,10 @@ def plain_array(function: str, name: str, value: object) -> Array:
         return plain(value)
     if callable(value) and name in ("attn_mask", "mask", "bias") and not hint:
         hint = "`masks.from_function` and `biases.from_function` take a function of the indices."
-        if str(getattr(value, "__module__", "")).startswith(("sdpa_xp.masks", "sdpa_xp.biases")):
-            hint = f"Call it: {getattr(value, '__name__', 'the function')}(...) returns {_OTHER_KINDS[name]}."
+        module = str(getattr(value, "__module__", ""))
+        if module.startswith(("sdpa_xp.masks", "sdpa_xp.biases")):
+            kind = "a mask" if module.startswith("sdpa_xp.masks") else "a bias"
+            hint = f"Call it: {getattr(value, '__name__', 'the function')}(...) returns {kind}."
     if isinstance(value, list | tuple) and not hint:
         hint = f"Convert the list: numpy.asarray({name})."
     hint = hint or _named_hint(name, value)

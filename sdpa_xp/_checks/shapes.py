@@ -122,7 +122,7 @@ def broadcasts(function: str, name: str, shape: Shape, target: Shape, letters: s
             hint = _row_hint(name, shape, target)
         elif letters == THE_BATCH and not target and function in ("to_array", "plot.mask"):
             hint = f"Pass a `shape` with the batch: {(*shape, 1, 'L', 'S')}.".replace("'", "")
-        elif letters == THE_BATCH and shape[:-1] and broadcast(shape[:-1], target) == target:
+        elif name.endswith("lengths") and shape[:-1] and broadcast(shape[:-1], target) == target:
             hint = f"Pass one integer for each batch entry: {name}.sum(axis=-1) counts the 1s of a mask."
         raise ValueError(message(function, rule, {f"{name}.shape": shape, letters: target}, hint))
 

@@ -1,4 +1,4 @@
-"""Attention over the blocks of a paged cache in the order of their pool, without copies of them.
+"""Attention over the blocks of a paged cache in the order of their pool, which gathers no copies of them.
 
 Each block is multiplied where it lies, with the query of the sequence that it belongs to. A product with a
 matrix of zeros and ones then adds up what the blocks of a sequence gave. The queries must attend to all tokens.

@@ -2,7 +2,8 @@
 
 The scores of a tile are half a MB. If they were a new array for each tile, the C library would give that memory
 back to the system after the tile and ask for it again: in a short call the page faults take as long as the
-products. So buffers outlive their call, too: about one MB for each thread.
+products. So buffers outlive their call, too: about one MB for each thread, and up to 6 MB after calls of a
+paged cache, whose tiles are larger.
 """
 
 from __future__ import annotations

@@ -99,7 +99,8 @@ class Library:
         xp, (heads, size, width) = self.namespace(pool), pool.shape[1:]
         copied = self.rows_at(pool, [block for row in tables for block in row])
         copied = xp.reshape(copied, (len(tables), len(tables[0]), heads, size, width))
-        return xp.reshape(xp.permute_dims(copied, (0, 2, 1, 3, 4)), (len(tables), heads, -1, width))
+        rows = len(tables[0]) * size
+        return xp.reshape(xp.permute_dims(copied, (0, 2, 1, 3, 4)), (len(tables), heads, rows, width))
 
     def diagonals(self, numbers: Array, columns: int) -> Array:
         """Return a view (..., rows, columns) of numbers (..., 1, rows + columns - 1), one for each diagonal.

@@ -49,10 +49,10 @@ class NumPy(Library):
         numpy, (heads, size, width) = sys.modules["numpy"], pool.shape[1:]
         blocks, every_head = numpy.asarray(tables)[:, None, :], numpy.arange(heads)[:, None]
         if pool.flags.c_contiguous:  # `take` copies each head of a block in one piece
-            copied = pool.reshape(-1, size * width).take(blocks * heads + every_head, axis=0)
+            copied = pool.reshape(len(pool) * heads, size * width).take(blocks * heads + every_head, axis=0)
         else:
             copied = pool[blocks, every_head]
-        return copied.reshape(len(tables), heads, -1, width)
+        return copied.reshape(len(tables), heads, len(tables[0]) * size, width)
 
     def diagonals(self, numbers: Any, columns: int) -> Any:
         *leading, _, count = numbers.shape

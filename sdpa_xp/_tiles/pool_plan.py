@@ -16,7 +16,11 @@ MOST_ELEMENTS = 2**19
 MOST_MIXED = 128
 """The sequences of a run of more blocks than these: a product adds up each pair of a sequence and a block."""
 MOST_UNUSED = 2
-"""A pass over the pool may read this many times the blocks that it needs."""
+"""A pass over the pool may read this many times the tokens that it needs."""
+LEAST_BLOCK = 8
+"""The tokens of a block. Copies of smaller blocks take less time than so many small products."""
+MOST_SEQUENCES = 8
+"""The sequences, for each token of a block. With more, adding up the blocks takes longer than the copies."""
 
 
 class LastToken(NamedTuple):
@@ -53,11 +57,13 @@ def plan_pool(
 ) -> PoolPlan | None:
     """Return the plan of a call whose queries attend to all tokens, or None if copies of the blocks are better.
 
-    They are if the call is small or has many queries, if two sequences share a block, or if the sequences have
-    only a small part of the pool.
+    They are if the call is small or has many queries, if blocks are very small or very large beside the number
+    of sequences and heads, if two sequences share a block, or if the sequences have a small part of the pool.
     """
     rows, scores = grid.heads * grid.queries, grid.heads * grid.queries * sum(lengths)
     if scores < LEAST_SCORES or min(lengths) == 0 or group * grid.queries > size:
+        return None
+    if size < LEAST_BLOCK or len(tables) > MOST_SEQUENCES * size or rows * size > MOST_ELEMENTS:
         return None
     owners: dict[int, int] = {}
     last_tokens = []
@@ -67,7 +73,7 @@ def plan_pool(
         last_tokens.append(LastToken(table[last], place))
     first, stop = min(owners), max(owners) + 1
     blocks_of_sequences = sum(-(-length // size) for length in lengths)
-    if len(owners) < blocks_of_sequences or stop - first > MOST_UNUSED * len(owners):
+    if len(owners) < blocks_of_sequences or (stop - first) * size > MOST_UNUSED * sum(lengths):
         return None
     has_threads = takes_threads(grid, scores * widths)
     most = max(1, MOST_ELEMENTS // (rows * max(widths // 2, size)))

@@ -6,7 +6,7 @@ import math
 import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import ClassVar, Literal, cast
 
 from sdpa_xp import _checks as checks
 from sdpa_xp._checks import Integers, IntegersLike
@@ -125,6 +125,7 @@ class Alibi(Bias):
 class AlibiTerm(AddedByDistance):
     """-slope * |i + offset - j|, with slopes (..., Hq, 1, 1)."""
 
+    can_mask: ClassVar[bool] = False
     slopes: Array
     offset: Integers
     has_gradient: bool

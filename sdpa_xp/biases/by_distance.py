@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._tiles.allowed import Allowed, is_masked
@@ -15,6 +16,9 @@ from sdpa_xp.biases.algebra import Added, Term
 class AddedByDistance(Added):
     """A term that adds a function of j - i."""
 
+    can_mask: ClassVar[bool] = True
+    """Whether -inf among the numbers masks a pair; otherwise the caller's numbers count as finite."""
+
     @abstractmethod
     def at_distances(self, grid: ScoreGrid, distances: Array, /) -> Array:
         """Return what is added at n distances j - i, int32 (n,): (..., Hq, 1, n)."""
@@ -24,7 +28,7 @@ class AddedByDistance(Added):
             return self
         distances = grid.arange(1 - grid.queries - grid.position, grid.keys - grid.position)
         numbers = self.at_distances(grid, distances)
-        has_masked = bool(grid.xp.any(is_masked(numbers)))
+        has_masked = self.can_mask and bool(grid.xp.any(is_masked(numbers)))
         return DiagonalTerm(grid.library.diagonals(numbers, grid.keys), has_masked)
 
 

@@ -55,6 +55,20 @@ def test_a_masked_pair_keeps_a_special_value_out(rng: np.random.Generator) -> No
 
 
 @pytest.mark.usefixtures("small_tiles")
+def test_a_slope_that_overflows_masks_nothing(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in tiles that compute it: NaN of a pair that is far away still shows."""
+    query, key, value = draw(rng, *SHAPES)
+    value[:, :, 0, :] = math.nan
+    bias = biases.alibi(np.full(4, 1e38, np.float32), offset=30)
+    output = scaled_dot_product_attention(query, key, value, bias=bias)
+    monkeypatch.setattr(NumPy, "has_diagonals", False)
+    np.testing.assert_array_equal(output, scaled_dot_product_attention(query, key, value, bias=bias))
+    assert np.isnan(output).all()
+
+
+@pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize(
     ("term", "bias"),
     [(AlibiTerm, BIASES["alibi"]), (RelativeTerm, BIASES["relative"])],

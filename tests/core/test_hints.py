@@ -102,6 +102,19 @@ def test_arrays_of_two_libraries_are_converted_by_one_of_them() -> None:
             scaled_dot_product_attention(query, key, key)
 
 
+@pytest.mark.needs("torch", "jax")
+def test_arrays_of_torch_and_jax_are_exchanged() -> None:
+    """`torch.asarray` would take an array of JAX for its bytes."""
+    import jax.numpy as jnp
+    import torch
+
+    for query, key in ((jnp.asarray(Q), torch.asarray(K)), (torch.asarray(Q), jnp.asarray(K))):
+        with pytest.raises(
+            TypeError, match=r"arrays of one library.*Convert one, for example with `from_dlpack`\.$"
+        ):
+            scaled_dot_product_attention(query, key, key)
+
+
 def test_complex_numbers_are_not_told_to_drop_a_part() -> None:
     with pytest.raises(TypeError, match=r"xp\.real\(key\) and xp\.imag\(key\)") as error:
         scaled_dot_product_attention(Q, K.astype(np.complex64), K)

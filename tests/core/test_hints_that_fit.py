@@ -13,6 +13,7 @@ from sdpa_xp.layers import Linear
 
 F = np.float32
 X = np.ones((2, 3, 8), F)
+BATCH = np.ones((2, 1, 3, 4))
 
 HINTS: dict[str, tuple[str, Callable[[], Any], Callable[[], Any]]] = {
     "an array where a number belongs": (
@@ -39,6 +40,16 @@ HINTS: dict[str, tuple[str, Callable[[], Any], Callable[[], Any]]] = {
         "Call it: causal(...) returns a mask.",
         lambda: scaled_dot_product_attention(X, X, X, masks.causal),
         lambda: scaled_dot_product_attention(X, X, X, len),
+    ),
+    "a bias that was not called, as a mask": (
+        "Call it: alibi(...) returns a bias.",
+        lambda: scaled_dot_product_attention(X, X, X, biases.alibi),
+        lambda: scaled_dot_product_attention(X, X, X, masks.causal),
+    ),
+    "a mask of a tokenizer": (
+        "counts the 1s of a mask",
+        lambda: scaled_dot_product_attention(*[BATCH] * 3, masks.padding(np.ones((2, 3), int))),
+        lambda: scaled_dot_product_attention(*[BATCH] * 3, masks.causal(np.ones((2, 3), int))),
     ),
     "a mask that is added": (
         "Combine masks with `&`, `|` and `~`.",

@@ -218,6 +218,42 @@ def test_when_blocks_are_copied(
         np.testing.assert_allclose(output, np.ones_like(output), rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("size", "sequences", "length", "is_copied"),
+    [
+        (8, 64, 8, False),
+        (4, 4, 64, True),  # small blocks
+        (8, 65, 8, True),  # many sequences
+        (64, 2, 31, True),  # mostly empty
+        (64, 2, 32, False),
+        (65, 2, 65, True),  # the scores of a block, 4 * 65, are more than `MOST_ELEMENTS`
+    ],
+)
+def test_blocks_of_a_size_that_fits(
+    copies: list[range],
+    monkeypatch: pytest.MonkeyPatch,
+    size: int,
+    sequences: int,
+    length: int,
+    is_copied: bool,
+) -> None:
+    monkeypatch.setattr("sdpa_xp._tiles.pool_plan.MOST_ELEMENTS", 4 * 64)
+    table = np.arange(sequences * -(-length // size)).reshape(sequences, -1)
+    pools = [np.ones((table.size, 1, size, 4), np.float32) for _ in range(2)]
+    output = PagedKVCache(*pools, table, [length] * sequences).attend(np.ones((sequences, 4, 1, 4), np.float32))
+    assert bool(copies) == is_copied
+    np.testing.assert_allclose(output, np.ones_like(output), rtol=1e-6)
+
+
+@pytest.mark.parametrize("is_copied", [True, False])
+def test_values_of_no_width(copies: list[range], is_copied: bool) -> None:
+    query = np.ones((2, 1, 1, 4))
+    cache = PagedKVCache(np.ones((2, 1, 9, 4)), np.ones((2, 1, 9, 0)), [[0], [1]], [9, 9])
+    mask = np.ones((1, 1, 1, 1), bool) if is_copied else None
+    assert cache.attend(query, attn_mask=mask).shape == (2, 1, 1, 0)
+    assert bool(copies) == is_copied
+
+
 def test_the_number_of_threads_changes_no_bit(
     library: Library, arrays: Arrays, table: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
