@@ -129,13 +129,18 @@ def verify_layer(
     def large_case(lengths: Lengths) -> LayerCase | None:
         return both.large_case(lengths, inputs(lengths), [*draws], rng)
 
-    cases = [both.case(lengths, inputs(lengths)) for lengths in first_lengths(specs)]
+    roundings = np.random.default_rng(seed)
+
+    def ordinary_case(lengths: Lengths) -> LayerCase:
+        return both.ordinary_case(lengths, inputs(lengths), roundings)
+
+    cases = [ordinary_case(lengths) for lengths in first_lengths(specs)]
     left_out: list[str] = []
     more = [*more_lengths(specs, thorough=thorough)]
     more += [lengths for lengths in chosen.around() if lengths not in more]
     for lengths in more:
         try:
-            cases.append(both.case(lengths, inputs(lengths)))
+            cases.append(ordinary_case(lengths))
         except Exception as error:  # the layer and `draw` are anyone's functions, and raise what they like
             left_out.append(f"{shown_lengths(lengths)}: {_words_of(error)}")
     tried = [case.lengths for case in cases]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,19 @@ class BothLayers:
         if any(x.dtype == np.float64 for x in arrays.values()):
             direct = self._double_precision(exact, arrays)
         return LayerCase(lengths, arrays, exact, direct)
+
+    def ordinary_case(self, lengths: Lengths, arrays: Arrays, rng: np.random.Generator) -> LayerCase:
+        """Return what both compute, with the error that another order of the sums may have."""
+        computed = self.case(lengths, arrays)
+        with np.errstate(all="ignore"):
+            moved = self._called(self.layer, perturbed(arrays, rng))
+        direct = {
+            name: furthest(exact, [computed.direct[name], np.asarray(moved[name])])
+            if computed.direct[name].dtype.name in EPS and computed.direct[name].dtype != np.float64
+            else computed.direct[name]
+            for name, exact in computed.exact.items()
+        }
+        return replace(computed, direct=direct)
 
     def large_case(
         self, lengths: Lengths, arrays: Arrays, drawn: Sequence[str], rng: np.random.Generator
