@@ -72,17 +72,22 @@ ONNX, Attention
 tests/peers and tests/conformance hold each against its library, or against its formula.
 """
 
-from sdpa_xp import biases, masks, positional
-from sdpa_xp.attention import attention_state, scaled_dot_product_attention
-from sdpa_xp.dot_product import dot_product_attention
-from sdpa_xp.explanation import Explanation, explain
-from sdpa_xp.gradients import scaled_dot_product_attention_vjp
-from sdpa_xp.kv_cache import KVCache
-from sdpa_xp.paged_cache import PagedKVCache
-from sdpa_xp.ring import ring_attention
-from sdpa_xp.states import AttentionState, merge_states
-from sdpa_xp.varlen import varlen_attention
-from sdpa_xp.weights import attention_scores, attention_weights
+import importlib
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sdpa_xp import biases, masks, positional
+    from sdpa_xp.attention import attention_state, scaled_dot_product_attention
+    from sdpa_xp.dot_product import dot_product_attention
+    from sdpa_xp.explanation import Explanation, explain
+    from sdpa_xp.gradients import scaled_dot_product_attention_vjp
+    from sdpa_xp.kv_cache import KVCache
+    from sdpa_xp.paged_cache import PagedKVCache
+    from sdpa_xp.ring import ring_attention
+    from sdpa_xp.states import AttentionState, merge_states
+    from sdpa_xp.varlen import varlen_attention
+    from sdpa_xp.weights import attention_scores, attention_weights
 
 __version__ = "0.1.0"
 """Of the library and of the exporter, which are released together."""
@@ -107,3 +112,38 @@ __all__ = [
     "scaled_dot_product_attention_vjp",
     "varlen_attention",
 ]
+
+_MODULES = {
+    "AttentionState": "states",
+    "Explanation": "explanation",
+    "KVCache": "kv_cache",
+    "PagedKVCache": "paged_cache",
+    "attention_scores": "weights",
+    "attention_state": "attention",
+    "attention_weights": "weights",
+    "biases": "biases",
+    "dot_product_attention": "dot_product",
+    "explain": "explanation",
+    "masks": "masks",
+    "merge_states": "states",
+    "positional": "positional",
+    "ring_attention": "ring",
+    "scaled_dot_product_attention": "attention",
+    "scaled_dot_product_attention_vjp": "gradients",
+    "varlen_attention": "varlen",
+}
+"""The module of each public name, imported when the name is first used: a program loads only what it uses."""
+
+if not TYPE_CHECKING:  # with this function, type checkers would accept every name
+
+    def __getattr__(name: str) -> object:
+        """Import a public name (PEP 562)."""
+        if name not in _MODULES:
+            message = f"module {__name__!r} has no attribute {name!r}"
+            raise AttributeError(message, name=name, obj=sys.modules[__name__])
+        module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
+        globals()[name] = value = module if name == _MODULES[name] else getattr(module, name)
+        return value
+
+    def __dir__() -> list[str]:
+        return __all__

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TypeVar, cast
 
 from sdpa_xp import _checks as checks
-from sdpa_xp import _chunks as chunks
 from sdpa_xp._call.options import CallOptions, arrays_of
 from sdpa_xp._call.prepare import prepare
 from sdpa_xp._call.prepared_call import PreparedCall
@@ -248,8 +247,11 @@ def _learnable_arrays(call: PreparedCall, options: CallOptions) -> list[Array]:
 
 def _attend_portably(call: PreparedCall, options: CallOptions, *, with_lse: bool) -> tuple[Array, Array | None]:
     """Return output and log-sum-exp, computed by the portable implementation; of chunked arrays by tasks."""
-    if call.grid.library.has_chunks and (in_chunks := chunks.attend(call)) is not None:
-        return in_chunks
+    if call.grid.library.has_chunks:
+        from sdpa_xp import _chunks as chunks  # a fifth of the time to import this module, for few programs
+
+        if (in_chunks := chunks.attend(call)) is not None:
+            return in_chunks
     scores, value = call.scores(), ArraySource(call.arrays["value"])
     plan = call.cached("plan", lambda: plan_tiles(call.grid, scores.group, call.sizes.width + value.width))
     output, lse = streaming.attend(scores, value, plan, call.result_dtype, with_lse=with_lse)

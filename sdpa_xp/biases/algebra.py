@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import ClassVar, cast
 
 from sdpa_xp import _checks as checks
-from sdpa_xp._display import sampled_bias
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.allowed import Allowed, is_masked
 from sdpa_xp._tiles.gradient_target import GradientTarget
@@ -77,6 +76,8 @@ class Bias(ScoreModifier, ABC):
 
     def _repr_html_(self) -> str | None:
         """Return the picture that a notebook shows."""
+        from sdpa_xp._display import sampled_bias  # only notebooks need it
+
         return sampled_bias(self)
 
     @abstractmethod

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import NoReturn, cast
 
 from sdpa_xp import _checks as checks
-from sdpa_xp._display import sampled_mask
 from sdpa_xp._libraries import is_traced
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.allowed import Allowed, both, collapse_uniform, either
@@ -69,6 +68,8 @@ class Mask(ScoreModifier, ABC):
 
     def _repr_html_(self) -> str | None:
         """Return the picture that a notebook shows."""
+        from sdpa_xp._display import sampled_mask  # only notebooks need it
+
         return sampled_mask(self)
 
     @abstractmethod

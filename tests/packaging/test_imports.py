@@ -28,20 +28,47 @@ def python(code: str) -> str:
     return done.stdout
 
 
+def loaded_by(code: str) -> set[str]:
+    """The modules that a fresh interpreter has loaded after `code`."""
+    return set(json.loads(python(f"{code}; import sys, json; print(json.dumps(list(sys.modules)))")))
+
+
+def parts(modules: set[str]) -> set[str]:
+    """Of modules of the library, the files and folders that they are in."""
+    return {name.split(".")[1] for name in modules if name.startswith("sdpa_xp.")}
+
+
 def test_import_is_light() -> None:
-    loaded = json.loads(python("import sdpa_xp, sys, json; print(json.dumps(list(sys.modules)))"))
-    assert not set(HEAVY) & set(loaded)
-    assert "sdpa_xp._core.streaming" in loaded
+    loaded = loaded_by("import sdpa_xp")
+    assert not {*HEAVY, "numpy"} & loaded
+    assert parts(loaded) == set()
+
+
+def test_a_public_name_loads_what_it_needs() -> None:
+    of_attention = parts(loaded_by("from sdpa_xp import scaled_dot_product_attention"))
+    assert "_core" in of_attention
+    assert not {"_chunks", "_display", "_ring", "gradients", "kv_cache", "layers", "positional"} & of_attention
+    assert {"_core", "_chunks", "_ring", "kv_cache"} <= parts(loaded_by("from sdpa_xp import *"))
 
 
 def test_a_call_imports_no_other_library() -> None:
     """A library is recognised from its array; the others stay where they are."""
     code = (
-        "import numpy, sdpa_xp, sys, json; x = numpy.ones((2, 2));"
-        "sdpa_xp.scaled_dot_product_attention(x, x, x, is_causal=True);"
-        "print(json.dumps(list(sys.modules)))"
+        "import numpy, sdpa_xp; x = numpy.ones((1, 8, 256, 64), 'float32'); before = numpy.exp(x @ x.mT) @ x;"
+        "sdpa_xp.scaled_dot_product_attention(x, x, x, sdpa_xp.masks.causal())"
     )
-    assert not set(HEAVY) & set(json.loads(python(code)))
+    loaded = loaded_by(code)
+    assert "_core" in parts(loaded)
+    assert not {*HEAVY, "_chunks"} & (loaded | parts(loaded))
+    # NumPy's own namespace needs none of these, which NumPy imports when they are first named.
+    assert not {"array_api_compat.numpy", "numpy.ma", "numpy.testing", "numpy.f2py"} & loaded
+
+
+def test_a_wrong_name_is_an_error_that_names_the_right_one() -> None:
+    command = [sys.executable, "-c", "import sdpa_xp; sdpa_xp.KVCach"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    assert "module 'sdpa_xp' has no attribute 'KVCach'. Did you mean: 'KVCache'?" in printed
+    assert set(sdpa_xp.__all__) <= set(dir(sdpa_xp))
 
 
 @pytest.mark.parametrize("module", [sdpa_xp, sdpa_xp_export], ids=lambda module: module.__name__)
@@ -51,8 +78,8 @@ def test_all_is_what_there_is(module: ModuleType) -> None:
     for name in names:
         assert hasattr(module, name)
     if module is sdpa_xp:
-        public = {name: x for name, x in vars(sdpa_xp).items() if isinstance(x, type) or inspect.isfunction(x)}
-        assert public.keys() <= set(names)
+        public = {name for name, x in vars(sdpa_xp).items() if isinstance(x, type) or inspect.isfunction(x)}
+        assert public <= {*names, "__getattr__", "__dir__"}
         for part in (sdpa_xp.masks, sdpa_xp.biases, sdpa_xp.layers, sdpa_xp.positional, sdpa_xp.plot):
             assert part.__all__ == sorted(part.__all__)
             assert all(hasattr(part, name) for name in part.__all__)
