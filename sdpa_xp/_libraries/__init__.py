@@ -10,6 +10,7 @@ import numbers
 import sys
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
+from importlib import import_module
 from typing import Any, TypeGuard, TypeVar, cast
 
 import array_api_compat as compat
@@ -80,9 +81,7 @@ def is_number(value: object) -> bool:
 
 def numpy_array() -> Array:
     """Return a NumPy array, for calls in which no argument determines the library."""
-    import array_api_compat.numpy as compat_numpy
-
-    return cast(Array, compat_numpy.empty(0))
+    return cast(Array, import_module("numpy").empty(0))
 
 
 def full_name(array: object) -> str:

@@ -13,6 +13,9 @@ from sdpa_xp._libraries.base import ExecutionKind, Library
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace
 
 A = TypeVar("A")
+FIRST_WITHOUT_WRAPPERS = "2023.12"
+"""The release of the standard that NumPy 2.1 follows. From then on sdpa_xp needs no wrappers of its functions,
+whose import loads all of NumPy and takes longer than `import numpy`."""
 
 
 class NumPy(Library):
@@ -27,6 +30,9 @@ class NumPy(Library):
 
     def namespace(self, array: AnyArray) -> Namespace:
         del array
+        numpy = sys.modules["numpy"]
+        if getattr(numpy, "__array_api_version__", "") >= FIRST_WITHOUT_WRAPPERS:
+            return cast(Namespace, numpy)
         return cast(Namespace, importlib.import_module("array_api_compat.numpy"))
 
     def device(self, array: Any) -> Device:
@@ -73,6 +79,8 @@ class NumPy(Library):
 
     def unsupported_reason(self, array: Any) -> str:
         numpy = sys.modules["numpy"]
+        if type(array) is numpy.ndarray:  # first, since `numpy.ma` is imported when it is first named
+            return ""
         if isinstance(array, numpy.ma.MaskedArray):
             return "Its own mask would be ignored: pass `.data`, and an `attn_mask` of what may attend."
         if isinstance(array, numpy.matrix):
