@@ -172,7 +172,8 @@ def _try_functions(scores: Scores) -> None:
     distance = grid.xp.astype(tile.key_index - tile.query_index, grid.dtype)
     probe = grid.xp.broadcast_to(distance * 0.75 + 0.5, tile.shape)
     for bias in scores.biases:
-        bias.gradient(tile, probe, probe)
+        if bias.is_of_caller:
+            bias.gradient(tile, probe, probe)
 
 
 def _backward(
