@@ -25,6 +25,11 @@ function workerOf(root) {
   const [name] = fs.readdirSync(folder).filter((each) => /^search\.\w+\.min\.js$/.test(each));
   const handlers = [];
   let answered;
+  class Worker {
+    postMessage(message) {
+      handlers.forEach((handler) => handler({ data: message }));
+    }
+  }
   const scope = vm.createContext({
     console,
     addEventListener: (_, handler) => handlers.push(handler),
@@ -32,10 +37,12 @@ function workerOf(root) {
   });
   scope.self = scope;
   vm.runInContext(fs.readFileSync(path.join(folder, name), "utf8"), scope);
+  // The script of the site that changes what a page sends to its worker.
+  vm.runInNewContext(fs.readFileSync(path.join(root, "assets/search.js"), "utf8"), { Worker });
   return (message) =>
     new Promise((resolve) => {
       answered = resolve;
-      handlers.forEach((handler) => handler({ data: message }));
+      new Worker().postMessage(message);
     });
 }
 
