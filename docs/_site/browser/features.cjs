@@ -9,6 +9,7 @@ async function check(site, tabbed) {
   ]) {
     await withTab(site, "/", { scheme, width }, async (page, where) => {
       await copies(site, page, where);
+      await asks(site, page, where, "what is a head", "heads");
       await searches(site, page, where, "scaled_dot_product_attention");
     });
   }
@@ -30,17 +31,31 @@ async function copies({ findings }, page, where) {
   }
 }
 
+/** The words of a question that name nothing do not count: its first answer is the section of the noun. */
+async function asks({ findings }, page, where, question, section) {
+  await type(page, question);
+  await findings.attempt(where, `the search answers "${question}"`, async () => {
+    await page.locator(".md-search-result__item").first().locator(`[href$="#${section}"]`).waitFor();
+  });
+  await page.locator("[data-md-component=search-query]").fill("");
+  await page.keyboard.press("Escape");
+}
+
 /** A search for a name leads to its place in the reference. */
 async function searches({ findings }, page, where, name) {
-  const query = page.locator("[data-md-component=search-query]");
-  const button = page.locator(".md-header__button[for=__search]");
-  await ((await button.isVisible()) ? button : query).click();
-  await query.pressSequentially(name);
+  await type(page, name);
   await findings.attempt(where, `search finds ${name}`, async () => {
     await page.locator(`.md-search-result__link[href$="#sdpa_xp.${name}"]`).click();
     await page.waitForURL(/\/reference\//);
     await page.locator(`[id="sdpa_xp.${name}"]`).waitFor();
   });
+}
+
+async function type(page, words) {
+  const query = page.locator("[data-md-component=search-query]");
+  const button = page.locator(".md-header__button[for=__search]");
+  await ((await button.isVisible()) ? button : query).click();
+  await query.pressSequentially(words);
 }
 
 /** Choosing a tab chooses it in all sets that have it, also when the page is opened again. */
