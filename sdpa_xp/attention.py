@@ -208,7 +208,9 @@ def compute_output(
     """Return the output of a call of `function`; a vendor's kernel computes it if one is chosen."""
     inputs = {"query": query, "key": key, "value": value}
     if (answer := override(query, key, value)) is not None:
-        return cast(A, answer(function, inputs, options._asdict()))
+        result = answer(function, inputs, options._asdict())
+        if result is not NotImplemented:
+            return cast(A, result)
     call = prepare(function, inputs, options, queries_at_end=queries_at_end, has_kernels=not queries_at_end)
     # The queries of a cache stand at its end. No kernel takes that position.
     kernel = None if queries_at_end else call.cached("kernel", lambda: choose_kernel(call)).kernel
@@ -232,7 +234,9 @@ def compute_state(
     base = checks.lse_base(function, lse_base)
     inputs = {"query": query, "key": key, "value": value}
     if (answer := override(query, key, value)) is not None:
-        return cast(AttentionState[A], answer(function, inputs, options._asdict() | {"lse_base": lse_base}))
+        result = answer(function, inputs, options._asdict() | {"lse_base": lse_base})
+        if result is not NotImplemented:
+            return cast(AttentionState[A], result)
     call = prepare(function, inputs, options)
     with call.quiet():
         output, lse = _attend_portably(call, options, with_lse=True)

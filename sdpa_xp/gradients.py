@@ -119,7 +119,9 @@ def scaled_dot_product_attention_vjp(
     )
     inputs: dict[str, Any] = {"query": query, "key": key, "value": value}
     if (answer := override(query, key, value)) is not None:
-        return cast(tuple[A, Pullback[A]], answer(FUNCTION, inputs, options._asdict()))
+        result = answer(FUNCTION, inputs, options._asdict())
+        if result is not NotImplemented:
+            return cast(tuple[A, Pullback[A]], result)
     call = prepare(FUNCTION, inputs, options)
     floating = {
         name: array for name, array in arrays_of(options) if dtype_name(cast(Array, array).dtype) in FLOATING

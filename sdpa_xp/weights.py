@@ -157,7 +157,9 @@ def _full_matrix(
 ) -> Array:
     inputs = {"query": query, "key": key}
     if (answer := override(query, key)) is not None:
-        return cast(Array, answer(function, inputs, options._asdict()))
+        result = answer(function, inputs, options._asdict())
+        if result is not NotImplemented:
+            return cast(Array, result)
     call = prepare(function, inputs, options)
     sizes = call.sizes
     plan = plan_full_rows(sizes.queries, sizes.keys, sizes.all_heads, is_traced=call.grid.is_traced)

@@ -120,6 +120,7 @@ from sdpa_xp._checks.shapes import (
 )
 from sdpa_xp._checks.states import states
 from sdpa_xp._checks.static_integers import cumulative_lengths, integer_list, integer_table, same_length
+from sdpa_xp._libraries.dtypes import dtype_name
 
 __all__ = [
     "HLE",
@@ -154,6 +155,7 @@ __all__ = [
     "cotangent",
     "cumulative_lengths",
     "divided",
+    "dtype_name",
     "entries",
     "even",
     "exclusive_blocks",

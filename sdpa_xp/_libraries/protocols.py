@@ -244,4 +244,4 @@ Override: TypeAlias = Callable[[str, Mapping[str, object], Mapping[str, object]]
 
 Like NumPy's `__array_function__`: the values of a graph that is being written have one. It gets the name of the
 public function, the arguments query, key and value by name, and the other arguments by name, not validated. Its
-return value is the result of the call."""
+return value is the result of the call. If that is NotImplemented, sdpa_xp computes the call."""

@@ -52,6 +52,29 @@ def test_the_base_of_the_logarithm() -> None:
     assert rules["lse_base"] == 2
 
 
+@pytest.mark.parametrize("function", [*FUNCTIONS, sdpa_xp.attention_weights])
+def test_what_is_not_implemented_is_computed(function: Callable[..., Any]) -> None:
+    asked: list[str] = []
+
+    class Declining(np.ndarray):
+        __array_ufunc__ = np.ndarray.__array_ufunc__
+
+        def __sdpa_xp__(self, name: str, *_: Any) -> Any:
+            asked.append(name)
+            return NotImplemented
+
+    rng = np.random.default_rng(0)
+    inputs = list(rng.standard_normal((2 if function is sdpa_xp.attention_weights else 3, 5, 2, 4)))
+    expected = function(*inputs)
+    result = function(inputs[0].view(Declining), *inputs[1:])
+    assert asked == [function.__name__]
+    if function is sdpa_xp.scaled_dot_product_attention_vjp:
+        result, expected = result[0], expected[0]
+    elif function is sdpa_xp.attention_state:
+        result, expected = result.output, expected.output
+    np.testing.assert_array_equal(result, expected)
+
+
 def test_an_attribute_of_an_instance_does_not_count() -> None:
     """As with Python's own special methods, the type is asked."""
 

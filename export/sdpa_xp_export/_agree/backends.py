@@ -13,7 +13,7 @@ import array_api_compat
 import numpy as np
 from numpy.typing import NDArray
 
-from sdpa_xp._checks import message
+from sdpa_xp._checks import dtype_name, message
 from sdpa_xp_export._dtypes.conversion import numpy_dtype
 
 BFLOAT16 = "bfloat16"
@@ -38,7 +38,7 @@ class Backend:
     def holds(self, dtype: str) -> bool:
         """Return whether the library keeps this dtype; JAX turns float64 into float32 unless told otherwise."""
         try:
-            return str(self.put(np.zeros(1, numpy_dtype(dtype))).dtype).endswith(dtype)
+            return dtype_name(self.put(np.zeros(1, numpy_dtype(dtype))).dtype) == dtype
         except (TypeError, ValueError):  # array-api-strict has only the dtypes of the standard
             return False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sdpa_xp._checks import dtype_name as any_dtype_name
 from sdpa_xp._checks import message
 from sdpa_xp_export._dtypes.promotion import (
     DEFAULTS,
@@ -35,8 +36,7 @@ EVERYWHERE = tuple(dtype for dtype in DTYPES if dtype not in ("float16", "bfloat
 
 def dtype_name(dtype: Any) -> str:
     """Return the name of a dtype of any library."""
-    text = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
-    name = str(text).rpartition(".")[2]
+    name = any_dtype_name(dtype)
     if name not in DTYPES:
         rule = f"`dtype` must be one of {', '.join(DTYPES)}"
         raise TypeError(message("to_onnx", rule, {"dtype": repr(dtype)}))
