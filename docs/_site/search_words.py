@@ -14,14 +14,17 @@ from typing import Any
 
 SDPA = "scaled_dot_product_attention"
 WORDS = {
-    "#install": "install installation setup pip quickstart python version requirements dependencies",
+    "#install": "install installation setup pip quickstart python version requirements dependencies optional extras",
     "cheat-sheet/#coming-from": "compare equivalent",
     "cheat-sheet/#shapes": "shape shapes layout bhsd bshd",
-    "explanation/empty-rows/": "nan empty zero row fully",
+    "explanation/array-api/": "array api",
+    "explanation/empty-rows/": "nan empty zero row rows fully without keys",
     "explanation/how-it-works/": "flashattention tile tiles tiling algorithm",
-    "explanation/precision/": "precision accuracy rounding numerical stability",
+    "explanation/precision/": "precision accuracy rounding numerical stability exact",
+    "explanation/precision/#how-agreement-is-judged": "error bound",
     "explanation/precision/#the-same-result-every-time": "deterministic reproducible",
-    "how-to/add-a-backend/": "backend register registration dlpack",
+    "how-to/add-a-backend/": "backend register registration dlpack custom array library new duck plugin",
+    "how-to/add-a-backend/#override-functions": "override dispatch protocol",
     "how-to/backends/": "gpu cuda cupy mps dtype bfloat16 float16 fp16 bf16 half",
     "how-to/backends/#inside-a-jit": "jit compile torch.compile",
     "how-to/backends/#threads": "thread threads",
@@ -55,6 +58,8 @@ WORDS = {
     "how-to/verify/#if-a-model-disagrees": "verification troubleshoot troubleshooting disagrees fails",
     "how-to/verify/#where-each-node-ran": "fallback",
     "project/contributing/": "contribute contributing",
+    "project/contributing/#tests": "tests",
+    "project/contributing/#the-way-of-a-call": "choose_kernel",
     "project/stability/": "semver deprecated deprecation",
     "reference/": "api reference",
     "reference/#glossary": "glossary logit token",
@@ -73,13 +78,14 @@ WORDS = {
     "reference/caches/#sdpa_xp.PagedKVCache": "paged pagedattention",
     "reference/caches/#sdpa_xp.varlen_attention": "varlen ragged jagged cu_seqlens",
     "reference/command-line/": "cli command line terminal",
-    "reference/errors/": "error errors exception message",
+    "reference/errors/": "error exception message",
     "reference/layers/": "layers",
     "reference/layers/#sdpa_xp.layers.MultiHeadAttention": "mha multi multihead multiheadattention",
     "reference/masks/": "masks",
     "reference/plot/": "plot picture figure matplotlib",
     "reference/positional/": "positional encoding embedding",
     "reference/positional/#sdpa_xp.positional.Rotary": "rope rotary",
+    "reference/support/": "supported libraries support",
     "tutorials/": "started beginner tutorial example examples notebook notebooks",
     "tutorials/decoder-with-a-cache/": "decode decoding decoder generate generation",
     "tutorials/first-attention-map/": "attention map heatmap visualize visualise self cross",
@@ -92,6 +98,8 @@ WORDS = {
 STOP = {"a", "from", "is", "of", "to"}
 """Parts of names that are words of a question."""
 NAME = re.compile(r"#(?:sdpa_xp\.)?(?P<path>(?!.*\b_[a-z])\w+(?:\.\w+)*)$")
+ATTRIBUTE = re.compile(r"<pre><code>\w+:")
+"""How the text of an attribute begins. `Run.rows` must not answer "rows without keys" before a page does."""
 CAMEL = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 
@@ -106,9 +114,9 @@ def write(site: Path) -> None:
     path.write_text(json.dumps(index, separators=(",", ":")))
 
 
-def added(entry: dict[str, Any]) -> dict[str, str]:
+def added(entry: dict[str, Any]) -> dict[str, Any]:
     """Return the fields that an entry of the index gets."""
-    fields = {}
+    fields: dict[str, Any] = {}
     name = NAME.search(entry["location"]) if "#sdpa_xp" in entry["location"] else None
     if name:
         names = name["path"].split(".")
@@ -117,6 +125,8 @@ def added(entry: dict[str, Any]) -> dict[str, str]:
         # A query's word finds each name that begins with it, and "is" in "what is a mask" means no name.
         known = "" if names[-1].startswith("is_") else names[-1]
         fields = {"title": name["path"], "name": known, "parts": " ".join(parts)}
+        if ATTRIBUTE.match(entry["text"]):
+            fields["boost"] = 0.01
     if entry["location"] in WORDS:
         fields["words"] = WORDS[entry["location"]]
     return fields

@@ -1,7 +1,7 @@
 // The search of the theme finds all words that begin with a word of the query, so that the "a" of "what is a head" finds
 // every word with an a in front. Words that ask, and name nothing, are therefore left out of what the worker gets.
 const FILLERS = new Set(
-  "a an and are as at be by can do does for how i in is it my of on or that the there this to use using what when where which why with".split(" "),
+  "a an and are as at be by can do does for how i in is it my no of on or that the there this to use using what when where which why with".split(" "),
 );
 const QUERY = 2; // among the messages of the theme
 
