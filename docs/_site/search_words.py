@@ -14,7 +14,7 @@ from typing import Any
 
 SDPA = "scaled_dot_product_attention"
 WORDS = {
-    "#install": "install installation setup pip quickstart python version requirements dependencies optional extras",
+    "#install": "install installation setup pip quickstart python version dependencies optional extras",
     "cheat-sheet/#coming-from": "compare equivalent",
     "cheat-sheet/#shapes": "shape shapes layout bhsd bshd",
     "explanation/array-api/": "array api",
