@@ -34,7 +34,16 @@ def index(folder: Path, *locations: str) -> Path:
     ],
 )
 def test_an_object_is_found_by_its_name_and_its_parts(location: str, fields: dict[str, str]) -> None:
-    assert search_words.added({"location": location}).items() >= fields.items()
+    assert search_words.added({"location": location, "text": ""}).items() >= fields.items()
+
+
+def test_an_attribute_comes_behind_the_pages() -> None:
+    """A function's text begins with its signature, an attribute's with its type."""
+    location = "a/#sdpa_xp_export.report.Run.rows"
+    attribute = search_words.added({"location": location, "text": "<pre><code>rows: int\n</code></pre>"})
+    function = search_words.added({"location": location, "text": "<pre><code>rows(\n    count: int,\n)</code></pre>"})
+    assert attribute["boost"] < 1
+    assert "boost" not in function
 
 
 @pytest.mark.parametrize("location", ["a/", "a/#sdpa_xp-on-numpy", "a/#sdpa_xp._checks.IntegersLike"])
