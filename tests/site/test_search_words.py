@@ -41,7 +41,7 @@ def test_an_attribute_comes_behind_the_pages() -> None:
     """A function's text begins with its signature, an attribute's with its type."""
     location = "a/#sdpa_xp_export.report.Run.rows"
     attribute = search_words.added({"location": location, "text": "<pre><code>rows: int\n</code></pre>"})
-    function = search_words.added({"location": location, "text": "<pre><code>rows(\n    count: int,\n)</code></pre>"})
+    function = search_words.added({"location": location, "text": "<pre><code>rows() -&gt; int\n</code></pre>"})
     assert attribute["boost"] < 1
     assert "boost" not in function
 
