@@ -51,9 +51,8 @@ class _Blas:
         with self.lock:
             self.calls.append(call)
             before = _threads_now()
-            if (
-                not self.threads_before
-            ):  # read after the counts: a signal handler's call may have set it meanwhile
+            # It is read after the counts: a signal handler's call may have set it meanwhile.
+            if not self.threads_before:
                 self.threads_before = before
             if not self.is_held:  # do not infer it from `calls`: the loop below may have been interrupted
                 for library, _ in self.threads_before:
