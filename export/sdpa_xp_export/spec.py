@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from sdpa_xp._checks import message
+from sdpa_xp._checks import dtype_name, message
 from sdpa_xp_export._dtypes import names
 from sdpa_xp_export._dtypes.promotion import FLOATING, INTEGERS
 
@@ -20,13 +20,13 @@ _OPEN = "Write a name, such as 'L', for an open length."
 _SPEC = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[^\]]*)\]")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, init=False, slots=True)
 class TensorSpec:
     """The dtype and the shape of an input of the graph. It may stand wherever the library takes an array.
 
     Args:
         dtype: `"float16"`, `"bfloat16"`, `"float32"`, `"float64"`, `"int8"` to `"int64"`, `"uint8"` to
-            `"uint64"`, or `"bool"`.
+            `"uint64"`, or `"bool"`; or a dtype of an array library that has one of these names.
         shape: A length is an int, or a name for one that is known only when the graph runs; the same name
             stands for the same length everywhere in the call. `"P+L"` is a sum of names.
 
@@ -46,14 +46,16 @@ class TensorSpec:
     dtype: str
     shape: SymbolicShape
 
-    def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
+    def __init__(self, dtype: Any, shape: Sequence[int | str]) -> None:
+        name = dtype if isinstance(dtype, str) else dtype_name(dtype)
+        if name not in DTYPES:
             rule = f"`dtype` must be one of {', '.join(DTYPES)}"
-            raise ValueError(message("TensorSpec", rule, {"dtype": repr(self.dtype)}))
-        if isinstance(self.shape, str) or not isinstance(self.shape, Sequence):
+            raise ValueError(message("TensorSpec", rule, {"dtype": repr(dtype)}))
+        if isinstance(shape, str) or not isinstance(shape, Sequence):
             rule = "`shape` must be a tuple of ints and names"
-            raise TypeError(message("TensorSpec", rule, {"shape": repr(self.shape)}))
-        object.__setattr__(self, "shape", tuple(self.shape))
+            raise TypeError(message("TensorSpec", rule, {"shape": repr(shape)}))
+        object.__setattr__(self, "dtype", name)
+        object.__setattr__(self, "shape", tuple(shape))
         for length in self.shape:
             if isinstance(length, bool) or not isinstance(length, int | str):
                 rule = "`shape` must hold ints and names"
@@ -62,7 +64,9 @@ class TensorSpec:
                 rule = "a name in `shape` must be an identifier, or a sum of them"
                 raise ValueError(message("TensorSpec", rule, {"shape": self.shape}))
             if isinstance(length, int) and length < 1:
-                rule = "a length in `shape` must be at least 1, since onnxruntime refuses an empty axis"
+                rule = "a length in `shape` must be at least 1"
+                if length == 0:
+                    rule += ", since onnxruntime refuses an empty axis"
                 raise ValueError(message("TensorSpec", rule, {"shape": self.shape}, _OPEN))
 
     @classmethod
@@ -78,7 +82,7 @@ class TensorSpec:
         match = _SPEC.fullmatch(text.replace(" ", "")) if isinstance(text, str) else None
         lengths = match["shape"].split(",") if match and match["shape"] else []
         if match is None or "" in lengths:
-            rule = "a spec is written dtype[length,...]"
+            rule = "`text` must be a dtype, and its lengths in brackets"
             raise ValueError(message("TensorSpec", rule, {"text": repr(text)}, "As in float32[B,8,L,64]."))
         shape = tuple(int(part) if re.fullmatch(r"-?[0-9]+", part) else part for part in lengths)
         return cls(match["dtype"], shape)

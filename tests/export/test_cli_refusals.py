@@ -49,7 +49,7 @@ def test_refused_files(
 REFUSED: dict[str, tuple[list[str], str]] = {
     "a broken spec": (
         ["--query", "float32[2", "--key", "float32[2,3]"],
-        "export: `--query` must be a spec: a spec is written dtype[length,...]; got text='float32[2'",
+        "export: `--query` must be a spec: a dtype, and its lengths in brackets; got 'float32[2'. As in",
     ),
     "a spec's dtype": (
         ["--query", "float3[2,3]", "--key", "float32[2,3]"],
@@ -67,7 +67,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "a bias for a mask": ([*QKV, "--attn-mask", "alibi(8)"], "no function 'alibi'"),
     "scale": (
         [*QKV, "--scale", "large"],
-        "export: `--scale` must be a number or a spec: a spec is written dtype[length,...]; got text='large'",
+        "export: `--scale` must be a number or a spec: a dtype, and its lengths in brackets; got 'large'",
     ),
     "scale, infinite": ([*QKV, "--scale", "inf"], "`--scale` must be"),
     "dtype": (

@@ -195,7 +195,7 @@ def test_a_call_in_a_file_that_is_refused(capsys: pytest.CaptureFixture[str], mo
     stated = model.with_name("call.toml")
     for text, words in {
         "key = 'float32[2,9]'": "`query` in `--call` must be given; got given=key.",
-        "query = 'float32['\nkey = 'float32[2]'": "`query` in `--call` must be a spec: a spec is written",
+        "query = 'float32['\nkey = 'float32[2]'": "`query` in `--call` must be a spec: a dtype, and",
         "quary = 'float32[2]'": "a key of `--call` must be known; got key='quary'. The nearest is query.",
         "query = 3": "`query` in `--call` must be of type str; got query=3.",
     }.items():

@@ -137,12 +137,33 @@ def test_refused(change: dict[str, Any], error: type[Exception], words: str) -> 
         ("float32", 5, TypeError, "`shape` must be a tuple"),
         ("float32", ("a b", 2), ValueError, "must be an identifier"),
         ("float32", (0, 2), ValueError, "at least 1, since onnxruntime refuses an empty axis"),
-        ("float32", (-1, 2), ValueError, "at least 1"),
+        ("float32", (-1, 2), ValueError, "at least 1; got"),
+        (np.complex64, (1, 2), ValueError, "`dtype` must be one of"),
+        (None, (1, 2), ValueError, "`dtype` must be one of"),
+        (float, (1, 2), ValueError, "`dtype` must be one of"),
     ],
 )
-def test_spec_refused(dtype: str, shape: Any, error: type[Exception], words: str) -> None:
+def test_spec_refused(dtype: Any, shape: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=f"^TensorSpec: .*{words}"):
         TensorSpec(dtype, shape)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.dtype("float32"), np.ones(1, np.float32).dtype])
+def test_a_spec_takes_the_dtype_of_an_array(dtype: Any) -> None:
+    spec = TensorSpec(dtype, np.ones((2, 3)).shape)
+    assert (spec, str(spec), repr(spec)) == (
+        TensorSpec("float32", (2, 3)),
+        "float32[2,3]",
+        "TensorSpec(dtype='float32', shape=(2, 3))",
+    )
+    assert hash(spec) == hash(TensorSpec("float32", (2, 3)))
+
+
+@pytest.mark.needs("torch")
+def test_a_spec_takes_a_dtype_of_torch() -> None:
+    import torch
+
+    assert TensorSpec(torch.bfloat16, torch.ones(2, 3).shape) == TensorSpec("bfloat16", (2, 3))
 
 
 def test_spec_text_both_ways() -> None:
@@ -150,5 +171,5 @@ def test_spec_text_both_ways() -> None:
     assert TensorSpec.parse(str(spec)) == spec
     assert TensorSpec.parse("bool[]") == TensorSpec("bool", ())
     for text in ("float32", "float32[2", "float32(2,3)", "[2]", "float32[2,,3]"):
-        with pytest.raises(ValueError, match="a spec is written dtype"):
+        with pytest.raises(ValueError, match="must be a dtype, and its lengths in brackets"):
             TensorSpec.parse(text)

@@ -138,6 +138,8 @@ def _spec(source: Source, name: str, text: str, kind: str = "a spec") -> TensorS
         why = (
             str(error)
             .removeprefix("TensorSpec: ")
+            .replace("`text` must be ", "")
+            .replace("got text=", "got ")
             .replace("`dtype`", "its dtype")
             .replace("`shape`", "its shape")
         )

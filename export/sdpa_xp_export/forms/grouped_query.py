@@ -41,7 +41,7 @@ def unsupported_reason(call: ExportCall, runtime: Runtime) -> str | None:
     if call.sinks is not None and call.sinks.shape != (call.sizes.query_heads,):
         return "GroupQueryAttention takes sinks of shape (Hq,)"
     if isinstance(call.sizes.batch[0], str):
-        return "GroupQueryAttention of an empty batch ends the process: fix the batch"
+        return "GroupQueryAttention of an empty batch ends the process, so the batch must be a number"
     if before is not None and runtime.release < WINDOW_COUNTS_ITSELF:
         since = ".".join(map(str, WINDOW_COUNTS_ITSELF))
         return (
