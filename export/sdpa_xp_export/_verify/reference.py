@@ -78,9 +78,8 @@ def attention_and_scores(
                 index = (np.asarray([number]) for number in (count // (heads * queries), head, i))
                 scores = np.broadcast_to(term(scores, *index, js), scores.shape)
             else:
-                scores = np.maximum(
-                    scores + term[row][js], np.finfo(float).min
-                )  # pairs with -inf are not in js
+                # Pairs with -inf are not in js.
+                scores = np.maximum(scores + term[row][js], np.finfo(float).min)
             kept &= ~np.isneginf(scores)  # a pair that a function masked stays masked
         js, scores = js[kept], scores[kept]
         all_scores[row][js] = scores
