@@ -54,20 +54,20 @@ def test_the_base_of_the_logarithm() -> None:
 
 @pytest.mark.parametrize("function", [*FUNCTIONS, sdpa_xp.attention_weights])
 def test_what_is_not_implemented_is_computed(function: Callable[..., Any]) -> None:
-    asked: list[str] = []
+    names: list[str] = []
 
     class Declining(np.ndarray):
         __array_ufunc__ = np.ndarray.__array_ufunc__
 
         def __sdpa_xp__(self, name: str, *_: Any) -> Any:
-            asked.append(name)
+            names.append(name)
             return NotImplemented
 
     rng = np.random.default_rng(0)
     inputs = list(rng.standard_normal((2 if function is sdpa_xp.attention_weights else 3, 5, 2, 4)))
     expected = function(*inputs)
     result = function(inputs[0].view(Declining), *inputs[1:])
-    assert asked == [function.__name__]
+    assert names == [function.__name__]
     if function is sdpa_xp.scaled_dot_product_attention_vjp:
         result, expected = result[0], expected[0]
     elif function is sdpa_xp.attention_state:

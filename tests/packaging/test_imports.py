@@ -122,8 +122,11 @@ def test_porting_table_names_what_there_is() -> None:
         assert our_names <= known | {"Generator"}, (theirs, our_names - known)
 
 
-def test_type_checkers_see_the_array_that_went_in() -> None:
-    """For a user with NumPy arrays the result is a NumPy array, and a list is an error."""
+def test_type_checkers_see_the_array_that_went_in(tmp_path: Path) -> None:
+    """For a user with NumPy arrays the result is a NumPy array, and a list is an error.
+
+    The settings are the project's, so that mypy has the packages in its cache.
+    """
     code = (
         "import numpy as np\n"
         "from numpy.typing import NDArray\n"
@@ -141,10 +144,12 @@ def test_type_checkers_see_the_array_that_went_in() -> None:
         "scaled_dot_product_attention(x, x, x, implementation='fast')\n": "Literal['fast']",
         "scaled_dot_product_attention(x, x, x, layout='BHLE')\n": "Literal['BHLE']",
     }
-    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "-c", code + "".join(wrong)]
+    program = tmp_path / "program.py"
+    program.write_text(code + "".join(wrong))
+    command = [sys.executable, "-m", "mypy", "--strict", str(program)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 1
-    errors = re.findall(r"^<string>:(\d+): error: (.*)$", done.stdout, flags=re.MULTILINE)
+    errors = re.findall(r"program\.py:(\d+): error: (.*)$", done.stdout, flags=re.MULTILINE)
     first = code.count("\n") + 1  # the lines before it are right
     assert {int(line) for line, _ in errors} == {*range(first, first + len(wrong))}, done.stdout
     for number, said in enumerate(wrong.values(), first):
