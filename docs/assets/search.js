@@ -1,20 +1,21 @@
-// The search of the theme finds all words that begin with a word of the query, so that the "a" of "what is a head" finds
-// every word with an a in front. Words that ask, and name nothing, are therefore left out of what the worker gets.
+// The search of the theme finds all words that begin with a word of the query: the "a" of "what is a head" finds every word
+// with an a in front, and "not available" finds "notebook". So the worker gets no words that ask and name nothing, and it
+// gets short words with a boost of 1, for which it searches whole words.
 const FILLERS = new Set(
   "a an and are as at be by can do does for how i in is it my no of on or that the there this to use using what when where which why with".split(" "),
 );
 const QUERY = 2; // among the messages of the theme
 
-/** The query without its fillers. The last word stays, because it may still be typed. */
-function withoutFillers(query) {
-  const words = query.split(/\s+/);
+/** The query without its fillers, and with its short words as whole words. The last word may still be typed, and stays. */
+function forWorker(query) {
+  const words = query.trimStart().split(/\s+/);
   const last = words.pop();
   const kept = words.filter((word) => !FILLERS.has(word.toLowerCase()));
-  return [...kept, last].join(" ");
+  return [...kept.map((word) => word.replace(/^\w{1,6}$/, "$&^1")), last].join(" ");
 }
 
 const { postMessage } = Worker.prototype;
 Worker.prototype.postMessage = function (message, ...options) {
   const isQuery = message?.type === QUERY && typeof message.data === "string" && !message.data.includes('"');
-  postMessage.call(this, isQuery ? { ...message, data: withoutFillers(message.data) } : message, ...options);
+  postMessage.call(this, isQuery ? { ...message, data: forWorker(message.data) } : message, ...options);
 };
