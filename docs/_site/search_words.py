@@ -18,7 +18,7 @@ WORDS = {
     "cheat-sheet/#coming-from": "compare equivalent",
     "cheat-sheet/#shapes": "shape shapes layout bhsd bshd",
     "explanation/array-api/": "array api",
-    "explanation/empty-rows/": "nan empty zero row rows fully without keys",
+    "explanation/empty-rows/": "nan empty zero zeros row rows fully without keys",
     "explanation/how-it-works/": "flashattention tile tiles tiling algorithm",
     "explanation/precision/": "precision accuracy rounding numerical stability exact",
     "explanation/precision/#how-agreement-is-judged": "error bound",
@@ -31,7 +31,9 @@ WORDS = {
     "how-to/deploy/": "deploy deployment iobinding io_binding serving inference",
     "how-to/deploy/#on-cuda": "onnxruntime-gpu cudaexecutionprovider",
     "how-to/export/": "export onnx",
-    "how-to/export/#choose-the-runtime-not-the-form": "opset form runtime onnxruntime version tensorrt directml coreml openvino",
+    "how-to/export/#choose-the-runtime-not-the-form": (
+        "opset form runtime onnxruntime version tensorrt directml openvino"
+    ),
     "how-to/export/#decode-with-a-cache": "past past_key past_key_values",
     "how-to/export/#dtypes-in-a-traced-function": "quantize quantized quantization int8",
     "how-to/export/#export-a-whole-layer": "export layer",
@@ -44,7 +46,7 @@ WORDS = {
     "how-to/many-machines/": "distributed cluster machines parallel",
     "how-to/masks/": "mask",
     "how-to/masks/#a-rule-of-your-own": "custom mask",
-    "how-to/masks/#causal": "causal mask autoregressive triangular",
+    "how-to/masks/#causal": "causal mask autoregressive triangular future look ahead lookahead",
     "how-to/masks/#documents": "document mask packing packed block",
     "how-to/masks/#padding": "padding mask",
     "how-to/masks/#padding-on-the-left": "padding left",
@@ -64,7 +66,7 @@ WORDS = {
     "project/contributing/#the-way-of-a-call": "choose_kernel",
     "project/stability/": "semver deprecated deprecation",
     "reference/": "api reference",
-    "reference/#glossary": "glossary logit token",
+    "reference/#glossary": "glossary logit token sink d_model",
     "reference/attention/#dropout": "dropout dropout_p seed",
     "reference/attention/#grouped-query-attention": "gqa mqa grouped enable_gqa",
     "reference/attention/#sdpa_xp.attention_scores": "scores",
@@ -81,7 +83,9 @@ WORDS = {
     "reference/caches/#sdpa_xp.varlen_attention": "varlen ragged jagged cu_seqlens",
     "reference/command-line/": "cli command line terminal",
     "reference/errors/": "error exception message",
-    "reference/errors/#onnxruntime": "invalid_argument invalid dimensions unexpected registered unsupported domain_version fail failed",
+    "reference/errors/#onnxruntime": (
+        "invalid_argument invalid dimensions unexpected unsupported domain_version failed"
+    ),
     "reference/layers/": "layers",
     "reference/layers/#sdpa_xp.layers.MultiHeadAttention": "mha multi multihead multiheadattention",
     "reference/masks/": "masks",
@@ -91,9 +95,11 @@ WORDS = {
     "reference/support/": "supported libraries support",
     "tutorials/": "started beginner tutorial example examples notebook notebooks",
     "tutorials/decoder-with-a-cache/": "decode decoding decoder generate generation",
-    "tutorials/first-attention-map/": "attention map heatmap visualize visualise self cross",
+    "tutorials/first-attention-map/": "attention map heatmap visualize visualise self cross attend attends",
     "tutorials/formula-to-layer/#heads": "head heads",
-    "tutorials/formula-to-layer/#the-formula": "formula softmax sqrt sqrt(d_k) divide scaling query key value",
+    "tutorials/formula-to-layer/#the-formula": (
+        "formula softmax sqrt sqrt(d_k) divide scaling query key value qkv"
+    ),
     "tutorials/train-in-numpy/": "train training",
 }
 """By the address of a page or a section, in lower case. Each word outweighs any title."""

@@ -6,11 +6,12 @@ const FILLERS = new Set(
 );
 const QUERY = 2; // among the messages of the theme
 
-/** The query without its fillers, and with its short words as whole words. The last word may still be typed, and stays. */
+/** The query without its fillers, and with its short words as whole words, but for the last, which may still be typed. */
 function forWorker(query) {
-  const words = query.trimStart().split(/\s+/);
-  const last = words.pop();
+  const words = query.trim().split(/\s+/);
   const kept = words.filter((word) => !FILLERS.has(word.toLowerCase()));
+  if (!kept.length) return query;
+  const last = kept.pop();
   return [...kept.map((word) => word.replace(/^\w{1,6}$/, "$&^1")), last].join(" ");
 }
 
