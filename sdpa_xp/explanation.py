@@ -79,7 +79,8 @@ def explain(
 ) -> Explanation:
     """Return which implementation `scaled_dot_product_attention` would choose for a call, and its tiles.
 
-    Only the masks are evaluated, to find the tiles that are skipped. Nothing is drawn from `rng`.
+    Only the masks are evaluated, to find the tiles that are skipped. Nothing is drawn from `rng`. The method
+    `__sdpa_xp__` of an array is not called: this is what sdpa_xp itself would compute.
 
     Shapes:
         As for `scaled_dot_product_attention`.

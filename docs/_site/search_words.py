@@ -21,10 +21,14 @@ WORDS = {
     "explanation/empty-rows/": "nan empty zero zeros row rows fully without keys",
     "explanation/how-it-works/": "flashattention tile tiles tiling algorithm",
     "explanation/precision/": "precision accuracy rounding numerical stability exact",
-    "explanation/precision/#how-agreement-is-judged": "error bound",
+    "explanation/precision/#how-agreement-is-judged": "error bound ulp",
     "explanation/precision/#the-same-result-every-time": "deterministic reproducible",
     "how-to/add-a-backend/": "backend register registration dlpack custom array library new duck plugin",
-    "how-to/add-a-backend/#override-functions": "override dispatch protocol",
+    "how-to/add-a-backend/#add-a-vendors-kernel": "kernel write",
+    "how-to/add-a-backend/#override-functions": "override dispatch protocol hook",
+    "how-to/add-a-backend/#what-an-array-must-have": (
+        "array api functions function minimum minimal required requirements need list operator operators"
+    ),
     "how-to/backends/": "gpu cuda cupy mps dtype bfloat16 float16 fp16 bf16 half",
     "how-to/backends/#inside-a-jit": "jit compile torch.compile",
     "how-to/backends/#threads": "thread threads",
