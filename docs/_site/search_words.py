@@ -25,7 +25,7 @@ WORDS = {
     "explanation/precision/#the-same-result-every-time": "deterministic reproducible",
     "how-to/add-a-backend/": "backend register registration dlpack custom array library new duck plugin",
     "how-to/add-a-backend/#add-a-vendors-kernel": "kernel write",
-    "how-to/add-a-backend/#override-functions": "override dispatch protocol hook",
+    "how-to/add-a-backend/#override-functions": "override dispatch protocol hook __sdpa_xp__",
     "how-to/add-a-backend/#what-an-array-must-have": (
         "array api functions function minimum minimal required requirements need list operator operators"
     ),
