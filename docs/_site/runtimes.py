@@ -12,7 +12,7 @@ KINDS = {
     "a row without keys": ("fullymasked", "boolmask", "softmax_precision", "empty"),
     "a soft cap": ("softcap",),
     "causal, with the number of real keys given": ("nonpad",),
-    "the scores beside the output": ("qk_matmul_bias",),
+    "the scores, as a second output": ("qk_matmul_bias",),
 }
 """The subject of a case -> words of its name. The first subject that fits counts."""
 
