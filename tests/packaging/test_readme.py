@@ -65,7 +65,9 @@ def test_memory_is_what_was_measured(page: str) -> None:
         measured("memory", contender, "MB above inputs and output")
         for contender in ("sdpa_xp on NumPy", "textbook NumPy")
     )
-    sentence = f"needs {ours:.1f} MB of memory above its inputs and output; the formula needs {textbook:,.0f} MB"
+    sentence = (
+        f"needs {ours:.1f} MB of memory above its inputs and output; the formula needs {textbook:,.0f} MB."
+    )
     assert sentence in " ".join((ROOT / page).read_text().split())
 
 
@@ -76,7 +78,8 @@ def test_numpy_is_faster_than_the_formula_by_what_was_measured(page: str) -> Non
         for cell in ("all pairs", "causal")
     )
     sentence = (
-        f"it is {all_pairs:.1f} times as fast as the textbook formula, and {causal:.1f} times with a causal mask"
+        f"it is {all_pairs:.1f} times as fast as the textbook formula, "
+        f"and {causal:.1f} times with a causal mask"
     )
     assert sentence in " ".join((ROOT / page).read_text().split())
 
