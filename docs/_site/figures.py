@@ -29,7 +29,8 @@ def inline(picture: Any) -> str:
     prefix = f"figure{next(NUMBERS)}-"
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": prefix}):
-        picture.savefig(buffer, format="svg", bbox_inches="tight", metadata={"Date": None, "Creator": None})
+        metadata = {"Date": None, "Creator": None}
+        picture.savefig(buffer, format="svg", bbox_inches="tight", facecolor="none", metadata=metadata)
     svg = buffer.getvalue()[buffer.getvalue().index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}", svg)

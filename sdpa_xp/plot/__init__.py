@@ -7,8 +7,9 @@ Install Matplotlib with `pip install 'sdpa_xp[plot]'`.
     plot.saturation(rng=rng)                      why scores are divided by sqrt(E)
     plot.memory()                                 why no L x S array is built
 
-Figures have a transparent background. `theme` is "light" or "dark", for the page that shows the figure. Colours
-differ in lightness, so that they stay distinct in print and without colour vision.
+`theme` is "light" or "dark", for the page that shows the figure. `figure.savefig("map.png")` saves a figure on
+a background of that theme; with `transparent=True` it has none, as in a notebook. Colours differ in lightness,
+so that they stay distinct in print and without colour vision.
 """
 
 from sdpa_xp.plot.attention_map import attention

@@ -1,4 +1,4 @@
-"""The memory of all L x S scores, beside the memory of the tiles that are computed at one time."""
+"""The memory of all L x S scores, compared with the memory of the tiles that are computed at one time."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def memory(
     score_bytes = 8 if dtype == "float64" else 4
     element_bytes = {"float64": 8, "float32": 4}.get(dtype, 2)
 
-    figure = ShownFigure(figsize=(5.6, 3.8), layout="constrained", facecolor="none")
+    figure = ShownFigure((5.6, 3.8), colours.paper)
     axes = figure.subplots()
     sizes = {
         "all scores, L x L": [score_bytes * length**2 for length in lengths],

@@ -18,6 +18,8 @@ ThemeName: TypeAlias = Literal["light", "dark"]
 class Theme(NamedTuple):
     """The colours for a page. Small and empty values have colours near the page's own."""
 
+    paper: str
+    """The background of a file."""
     ink: str
     ramp: tuple[str, ...]
     """The colours from 0 to the largest weight: one hue, with a growing contrast to the page."""
@@ -27,8 +29,12 @@ class Theme(NamedTuple):
 
 
 THEMES = {
-    "light": Theme("#24292f", ("#fafcfe", "#9ecae1", "#2f7ebc", "#08306b"), "#f2f2f2", "#0072b2", "#d55e00"),
-    "dark": Theme("#e6edf3", ("#151a21", "#0c4a80", "#4a9fd8", "#e8f4fd"), "#2d333b", "#56b4e9", "#e69f00"),
+    "light": Theme(
+        "#ffffff", "#24292f", ("#fafcfe", "#9ecae1", "#2f7ebc", "#08306b"), "#f2f2f2", "#0072b2", "#d55e00"
+    ),
+    "dark": Theme(
+        "#0d1117", "#e6edf3", ("#151a21", "#0c4a80", "#4a9fd8", "#e8f4fd"), "#2d333b", "#56b4e9", "#e69f00"
+    ),
 }
 """`full` and `contrast` are colours of Okabe and Ito, "Color universal design", 2008."""
 
@@ -88,7 +94,7 @@ def grid(count: int, query_labels: Labels, key_labels: Labels, theme: Theme, *, 
     inches = columns * (width + 0.15), rows * (height + 0.35)
     beside_panels = query_labels.inches + (1.4 + 0.05 * width if count == 1 else 1.1)
     size = max(inches[0] + beside_panels, least_width), inches[1] + key_labels.inches + 0.3
-    figure = ShownFigure(figsize=size, layout="constrained", facecolor="none")
+    figure = ShownFigure(size, theme.paper)
     panels = [*figure.subplots(rows, columns, squeeze=False).flat]
     for number, axes in enumerate(panels):
         axes.set_visible(number < count)

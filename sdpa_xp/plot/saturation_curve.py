@@ -75,7 +75,7 @@ def saturation(
     keys = checks.integer(FUNCTION, "keys", keys, least=2)
     curves = _simulate(widths, keys, checks.numpy_generator(FUNCTION, rng))
 
-    figure = ShownFigure(figsize=(8, 3.4), layout="constrained", facecolor="none")
+    figure = ShownFigure((8, 3.4), colours.paper)
     variance, largest = figure.subplots(1, 2)
     _draw_lines(variance, widths, curves, [curve.variances for curve in curves], colours)
     _draw_lines(largest, widths, curves, [curve.largest for curve in curves], colours)

@@ -218,6 +218,7 @@ def test_figures_show_themselves() -> None:
     from sdpa_xp import plot
 
     for figure in (plot.mask(masks.causal(), (4, 4)), plot.memory(), plot.attention(np.eye(3))):
+        assert "fill: #ffffff" not in figure._repr_svg_().partition('id="axes_1"')[0]  # the notebook's own
         well_formed(figure._repr_svg_().partition("<svg")[1] + figure._repr_svg_().partition("<svg")[2])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import re
 import subprocess
@@ -20,6 +21,7 @@ from sdpa_xp._tiles.tile import Tile
 matplotlib = pytest.importorskip("matplotlib")
 agg = pytest.importorskip("matplotlib.backends.backend_agg")
 colors = pytest.importorskip("matplotlib.colors")
+image = pytest.importorskip("matplotlib.image")
 
 pytestmark = pytest.mark.slow
 
@@ -422,6 +424,22 @@ def test_nothing_is_shown_or_kept() -> None:
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.parametrize(("theme", "paper"), [("light", "#ffffff"), ("dark", "#0d1117")])
+def test_a_file_has_a_background(name: str, theme: str, paper: str) -> None:
+    corner = [*(round(255 * part) for part in colors.to_rgb(paper)), 255]
+    assert saved(PICTURES[name](theme))[0, 0].tolist() == corner
+    assert saved(PICTURES[name](theme), transparent=True)[0, 0, 3] == 0
+    assert saved(PICTURES[name](theme), facecolor="red")[0, 0].tolist() == [255, 0, 0, 255]
+
+
+def saved(figure: Any, **keywords: Any) -> np.ndarray:
+    """The pixels of a file, (rows, columns, RGBA)."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", **keywords)
+    return np.round(255 * image.imread(io.BytesIO(file.getvalue()))).astype(int)
 
 
 @pytest.mark.parametrize("name", PICTURES)
