@@ -64,6 +64,22 @@ def graphs() -> Iterator[str]:
     yield rest
 
 
+def long_graphs() -> str:
+    """A table of the graphs of 4,096 tokens with open lengths: the one that auto chooses, and the formula."""
+    cells = json.loads((RESULTS / "exported.json").read_text())["cells"]
+    rows = ["| call | form | time | memory | `primitive`: time | memory |", "|---|---|---|---|---|---|"]
+    for cell in cells:
+        call, _, length = cell["call"].partition(", S = ")
+        if length == "4,096, open":
+            numbers = [
+                f"{cell['graphs'][name][number]:,.0f}"
+                for name in ("auto", "primitive")
+                for number in ("milliseconds", "peak_megabytes")
+            ]
+            rows.append("| " + " | ".join([call, f"`{cell['auto']}`", *numbers]) + " |")
+    return "\n".join(rows)
+
+
 def gpu() -> Iterator[str]:
     yield "## On a GPU"
     if not GPU.exists():

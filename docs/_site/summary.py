@@ -28,19 +28,19 @@ Compute = Callable[[dict[str, Any], dict[str, Any]], np.ndarray]
 
 
 def table() -> str:
-    """Return the table in Markdown: `yes` where the result is within the bound of the reference."""
+    """Return the table in Markdown: the largest errors against the reference; `no` beyond the bound."""
     columns: dict[str, Compute] = {
         LIBRARIES[backend.name]: computes_on(backend) for backend in find_backends([*LIBRARIES])
     }
     columns["onnxruntime"] = in_a_graph
     rows = [["feature", *columns], ["---"] * (len(columns) + 1)]
     for feature, rules in RULES.items():
-        rows.append([feature, *(holds(compute, rules) for compute in columns.values())])
+        rows.append([feature, *(error(compute, rules) for compute in columns.values())])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def holds(compute: Compute, rules: dict[str, Any]) -> str:
-    """Compute a call whose four query heads share two key heads; return `yes` if it agrees, or `no`."""
+def error(compute: Compute, rules: dict[str, Any]) -> str:
+    """Compute a call whose four query heads share two key heads; return its error, or `no` beyond the bound."""
     rng = np.random.default_rng(0)
     shapes = {"query": (2, 4, 9, 8), "key": (2, 2, 9, 8), "value": (2, 2, 9, 8)}
     arrays = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
@@ -52,7 +52,8 @@ def holds(compute: Compute, rules: dict[str, Any]) -> str:
     for name in ("key", "value"):
         unseen = ~plain["attn_mask"].any(axis=(1, 2)) if "attn_mask" in plain else np.zeros((2, 9), bool)
         arrays[name] = np.where(unseen[:, None, :, None], np.float32(np.nan), arrays[name])
-    return "yes" if judge(compute(arrays, rules), exact, rounded, "float32").agrees else "no"
+    agreement = judge(compute(arrays, rules), exact, rounded, "float32")
+    return f"{agreement.absolute:.0e}" if agreement.agrees else "no"
 
 
 def computes_on(backend: Backend) -> Compute:

@@ -17,12 +17,16 @@ async function check(site, tabbed) {
   await withTab(site, "/", {}, (page, where) => schemes(site, page, where));
 }
 
-/** Each button beside code that is shown copies that code. */
+/** Each button beside code that is shown copies that code; of a terminal, the commands without prompts. */
 async function copies({ findings }, page, where) {
   const blocks = await page.locator(".highlight:visible:has(pre > code)").all();
   findings.expect(where, "has code to copy", blocks.length > 0);
   for (const block of blocks) {
-    const code = (await block.locator("pre > code").textContent()).trimEnd();
+    const code = await block.locator("pre > code").evaluate((shown) => {
+      const typed = shown.cloneNode(true);
+      for (const part of typed.querySelectorAll(".gp, .go")) part.remove();
+      return typed.textContent.trim();
+    });
     await page.evaluate(() => navigator.clipboard.writeText(""));
     await block.hover();
     await block.locator("[data-clipboard-target], [data-md-type=copy]").first().click();
