@@ -27,12 +27,12 @@ SPEED = {
 """By line of the README's table, who was measured."""
 
 
-@pytest.mark.needs("torch", "jax", "onnxruntime")
+@pytest.mark.needs("torch", "jax", "matplotlib", "onnxruntime")
 def test_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One after the other, as a reader types them."""
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     exec(compile("\n".join(blocks), "README.md", "exec"), {"__name__": "__main__"})
     assert (tmp_path / "attention.onnx").exists()
 
@@ -92,8 +92,8 @@ def test_numpy_is_slower_by_what_was_measured() -> None:
             ratios[row["length"] >= 1024 and row["cell"] != "one query"].append(ratio["median"])
     most = {is_long: math.ceil(10 * max(of_kind)) / 10 for is_long, of_kind in ratios.items()}
     assert (
-        f"from 1,024 tokens on, sdpa_xp on NumPy takes up to {most[True]} times as long as torch SDPA; "
-        f"short sequences and decoding take up to {most[False]} times as long."
+        f"From 1,024 tokens on, sdpa_xp on NumPy takes up to {most[True]} times as long as torch SDPA. "
+        f"Short sequences and decoding take up to {most[False]} times as long."
     ) in " ".join(TEXT.split())
 
 
