@@ -33,7 +33,7 @@ def parameter_arrays(layer: object) -> dict[str, Any]:
 def with_parameters(
     layer: Callable[..., Any], change: Callable[[str, Any], Any], *, fields: bool = False
 ) -> Callable[..., Any]:
-    """Return `layer` with `change(name, array)` in place of each parameter.
+    """Return `layer` with `change(name, array)` instead of each parameter.
 
     This works for a layer that has `parameters` and `with_parameters`, like those of `sdpa_xp.layers`, and its
     methods; with `fields` also a dataclass with a field `parameters`. Any other function is returned unchanged.
@@ -64,7 +64,8 @@ def _has_parameters_field(layer: object) -> bool:
 def foreign_errors_reworded(function: str, layer: object) -> Iterator[None]:
     """Raise the error of another library, which was called with a value of a graph, with a way out.
 
-    A torch module that is written in array-API code can be traced, so what a layer is tells nothing beforehand.
+    A torch module that is written in array-API code can be traced, so the type of a layer does not show whether
+    it works.
     """
     try:
         yield
@@ -89,7 +90,7 @@ def _is_torch_module(layer: object) -> bool:
 
 
 def with_arrays(argument: Any, name: str, array_of: Callable[[str, TensorSpec], Any]) -> Any:
-    """Return an argument of a layer with `array_of(name, spec)` in place of each spec that it is or holds.
+    """Return an argument of a layer with `array_of(name, spec)` instead of each spec that it is or holds.
 
     Masks and biases, tuples, lists and dictionaries hold specs. `name` is the name of the argument.
     """

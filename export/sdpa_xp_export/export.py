@@ -53,62 +53,64 @@ def export_attention(
 ) -> Model:
     """Return the ONNX graph that computes `sdpa_xp.scaled_dot_product_attention` of the same arguments.
 
-    The inputs of the graph have the names of the arguments, and its output is `output`. The semantics are those
-    of the library: a row with no key to attend is 0, and a NaN or inf in a key that no query attends adds
-    nothing.
+    The inputs of the graph have the names of the arguments, and its output is `output`. The graph follows the
+    same rules as the library: a query that may attend to no key has output 0, and a NaN or inf in a key or
+    value that no query attends to has no effect.
 
     Shapes:
         `L` queries, `S` keys, `E` width of a query or key, `Ev` width of a value, `Hq` query heads,
-        `H` key heads, `P` tokens of a cache, `...` leading axes. Heads and widths are ints; any other length
-        may be a name.
+        `H` key heads, `P` tokens of a cache, `...` leading axes. Heads and widths are integers; any other
+        length may be a name.
 
     Args:
         query: float16, bfloat16, float32 or float64, (..., Hq, L, E).
         key: The same dtype, (..., H, S, E).
         value: The same dtype, (..., H, S, Ev).
-        attn_mask: A mask of `sdpa_xp.masks`, with specs in place of arrays. It becomes a few nodes that compute
-            it from the lengths of a run, and its specs become inputs with the names of its arguments. Or a spec
-            that broadcasts to (..., Hq, L, S): "bool" (True = may attend) or the query's dtype (added).
-        bias: A bias of `sdpa_xp.biases`, likewise; or a spec that broadcasts to (..., Hq, L, S).
-        is_causal: Query i attends key j only if j <= i; beside a cache, j <= i + S - L.
+        attn_mask: A mask of `sdpa_xp.masks`, with specs instead of arrays. A few nodes compute it from the
+            lengths of a run, and its specs become inputs with the names of its arguments. Or a spec that
+            broadcasts to (..., Hq, L, S): "bool" (True = may attend) or the query's dtype (added to the
+            scores).
+        bias: A bias of `sdpa_xp.biases`, with specs instead of arrays; or a spec that broadcasts to (..., Hq,
+            L, S).
+        is_causal: Query i attends to key j only if j <= i; with a cache, j <= i + S - L.
         scale: A finite number, default 1 / sqrt(E); or a spec that broadcasts to (..., Hq, L, 1).
-        softcap: A positive number; None or 0 is off.
+        softcap: A positive number; None or 0 turns it off.
         sinks: A spec of (..., Hq).
         dropout_p: Must be 0, since a graph draws no random numbers.
-        softmax_dtype: None, or `"float64"` to compute float32 in it.
-        layout: `"...HLE"`, or `"...LHE"` with the heads behind the length.
-        past_key: A cache, (..., H, P, E), that the new keys are appended to. S is then the length of both,
-            named `"P+L"`, and the queries are the last of the tokens, as in `KVCache`. The graph returns the
-            joined cache as `present_key`. P may be 0 in a run, so one graph serves the prompt and each step.
-        past_value: (..., H, P, Ev), likewise; `present_value`.
-        past_lengths: An integer spec, (B,), for a cache with room: the number of its tokens that are real. The
-            new tokens are written behind them; the rest of the cache may hold anything. Feed lengths that there
-            is room for: a graph cannot refuse others. The same holds for lengths in masks.
-        outputs: The outputs of the graph, of `"output"`, `"lse"`, `"weights"` and `"scores"`.
+        softmax_dtype: None, or `"float64"` to compute float32 inputs in float64.
+        layout: `"...HLE"`, or `"...LHE"` with the head axis after the length.
+        past_key: A cache, (..., H, P, E), to which the new keys are appended. S is then the length of both,
+            named `"P+L"`, and the queries are the last L tokens, as in `KVCache`. The graph returns the joined
+            cache as `present_key`. P may be 0 in a run, so one graph computes both the prompt and the steps.
+        past_value: (..., H, P, Ev). The graph returns the joined cache as `present_value`.
+        past_lengths: An integer spec, (B,), for a cache with free space: the number of tokens in the cache. The
+            new tokens are written after them; the rest of the cache may have any values. A graph cannot check
+            that the new tokens fit, so pass only lengths that do. The same is true for lengths in masks.
+        outputs: The outputs of the graph: some of `"output"`, `"lse"`, `"weights"` and `"scores"`.
         form: `"attention"` is ai.onnx Attention; `"multi_head"` and `"grouped_query"` are the operators of that
             name in com.microsoft; `"tiled"` is MatMul and Softmax in a Scan over blocks of queries, in memory
-            linear in S; `"primitive"` is MatMul and Softmax. `"auto"` chooses the form that suits the call and
-            the runtime best, among those that compute it right there and on every later release.
-        opset: 23 or 24 for `"attention"`, 17 to 24 for the others. The default is 23 (24 with lengths of keys)
-            and 18.
-        runtime: The oldest release that has to compute the graph right, as every later one does, and the
-            provider: `"onnxruntime>=1.28;cpu"`. 1.28.2 counts as 1.28, and the oldest is 1.23. The newest
-            release that was tried is 1.31.1; a newer one is taken to compute as it does, and the metadata say
-            so. The provider is `cpu`, `cuda` or `web`, which is onnxruntime-web on WebAssembly and on WebGPU.
-            Its JavaScript API has no bfloat16. Half dtypes are computed in float32; a fused kernel on `cuda`
-            has its own accumulation.
+            linear in S; `"primitive"` is MatMul and Softmax. `"auto"` chooses the best form for the call and
+            the runtime, among the forms that are correct on this release and on every later one.
+        opset: 23 or 24 for `"attention"`, 17 to 24 for the others. The default is 23 for `"attention"` (24 with
+            key lengths) and 18 for the others.
+        runtime: The provider, and the oldest release that must compute the graph correctly, such as
+            `"onnxruntime>=1.28;cpu"`; every later release does too. 1.28.2 counts as 1.28, and the oldest is
+            1.23. The newest release that was tried is 1.31.1; the exporter assumes that newer releases compute
+            the same, and the metadata say so. The provider is `cpu`, `cuda` or `web`, which is onnxruntime-web
+            on WebAssembly and on WebGPU. Its JavaScript API has no bfloat16. Half precision is computed in
+            float32; a fused kernel on `cuda` has its own accumulation.
 
     Returns:
-        The model, which has passed onnx.checker in full. Its metadata hold the call, from which `verify` knows
-            what the model has to compute, a SHA-256 digest of the call and of the numbers in it, the form, the
-            reason for the form, and the runtime. Arrays in masks,
-            biases, `scale` or `sinks` become initializers; beyond 1.75 GiB of these it is a LargeModel.
+        The model, which has passed the full onnx.checker. Its metadata contain the call, which `verify` reads,
+            a SHA-256 digest of the call and of the numbers in it, the form, the reason for the form, and the
+            runtime. Arrays in masks, biases, `scale` or `sinks` become initializers. With more than 1.75 GiB of
+            initializers, the result is a LargeModel.
 
     Raises:
-        TypeError: An argument of a wrong type or dtype, or a function of the indices that does not trace to
-            ONNX; names the argument.
-        ValueError: Shapes that do not fit, or a form, an opset or a runtime that cannot compute the call;
-            names the argument, and the form or release that can.
+        TypeError: An argument has a wrong type or dtype, or a function of the indices cannot be traced to ONNX.
+            The message names the argument.
+        ValueError: Shapes do not fit, or the form, the opset or the runtime cannot compute the call. The
+            message names the argument, and the form or release that can compute it.
 
     Examples:
         >>> from sdpa_xp import masks

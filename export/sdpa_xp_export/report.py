@@ -12,25 +12,25 @@ if TYPE_CHECKING:  # it needs onnx, and `Agreement` does not: `make test-fast` r
     from sdpa_xp_export._call.call import ExportCall
 
 SHOWN = 3
-"""A report in a line names so many things that were not tried, and counts the others."""
+"""The most things that were not tried that a report in one line names; it counts the others."""
 CLOSEST = 10
-"""A notebook shows so many runs, those that came closest to their bounds."""
+"""The number of runs that a notebook shows: the runs that came closest to their bounds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
     """The error of a result against the float64 reference, and its bound.
 
-    If elements have bounds of their own, as in `verify`, both are those of the element that is closest to its
-    bound, or furthest beyond it.
+    In `verify` each element has its own bound. Then the error and the bound belong to the element that is
+    closest to its bound, or furthest beyond it.
     """
 
     absolute: float
-    """The absolute error; inf if NaN and inf are not where the reference has them."""
+    """The absolute error; inf if NaN or inf is in other places than in the reference."""
     relative: float
-    """The absolute error over the largest absolute value of the reference."""
+    """The absolute error divided by the largest absolute value of the reference."""
     bound: float
-    """The largest value of `absolute` that agrees."""
+    """The largest accepted value of `absolute`."""
     index: tuple[int, ...] = ()
     """The index of that element among those that were compared."""
 
@@ -40,7 +40,7 @@ class Agreement:
 
     @property
     def share(self) -> float:
-        """The part of the bound that the error uses up; the result does not agree if it is more than 1."""
+        """The error divided by the bound; the result agrees if it is at most 1."""
         if self.absolute == 0:
             return 0.0
         return self.absolute / self.bound if self.bound else math.inf
@@ -48,13 +48,13 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A node that ran, after the runtime's own optimisation, and the provider that it ran on."""
+    """A node that ran, after onnxruntime's optimisation, and the provider that it ran on."""
 
     node: str
     op: str
     provider: str
     requested: str
-    """The provider that was asked for; a node that ran on another one has fallen back."""
+    """The provider that was requested; a node that ran on another one has fallen back."""
 
     @property
     def fell_back(self) -> bool:
@@ -63,7 +63,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One output of one run: its lengths and scores, the provider that was asked for, and its agreement."""
+    """One output of one run: its lengths and scores, the requested provider, and its agreement."""
 
     inputs: str
     """The lengths, and the size of the scores if that is not 1."""
@@ -73,32 +73,32 @@ class Run:
     seconds: float
     """The time of the run; if it is short, a run that is not timed comes before it."""
     peak_bytes: int | None
-    """Memory of the process above what it had before the first run; None if the system does not tell."""
+    """Memory of the process above its memory before the first run; None if the system does not report it."""
     longest: int
-    """The longest of the lengths of the queries and of the keys; of a layer, of all lengths."""
+    """The larger of the numbers of queries and keys; for a layer, the largest of all lengths."""
     compared: int
-    """The rows that were compared with the reference: queries of all heads and batch entries."""
+    """The number of rows that were compared; each query of each head and batch entry is a row."""
     rows: int
-    """All rows of the output."""
+    """The number of rows of the output."""
     where: str = ""
     """The element that is closest to its bound, such as `batch 0, head 2, query 19`."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether the inputs are ordinary: no large numbers, no NaN, and integers that were drawn."""
+        """Whether the inputs are ordinary: no large numbers, no NaN, and random integers."""
         return "," not in self.inputs
 
 
 @dataclass(frozen=True, slots=True)
 class LayerReport:
-    """The report of `verify_layer`; `print` shows it in a line."""
+    """The report of `verify_layer`; `print` shows it in one line."""
 
     form: str
     """The form of attention; for a layer, the forms of all its calls."""
     reason: str
-    """Why the exporter took that form."""
+    """Why the exporter chose that form."""
     onnxruntime: str
-    """The release that ran it."""
+    """The release of onnxruntime that ran the model."""
     notes: tuple[str, ...]
     """What may explain a failure: an onnxruntime older than the model's, another call, or missing arguments."""
     runs: tuple[Run, ...]
@@ -106,8 +106,8 @@ class LayerReport:
     placements: tuple[Placement, ...]
     """The nodes that ran."""
     left_out: tuple[str, ...]
-    """What was not tried, a line each with the reason: lengths that a layer refused, or numbers of a call that
-    no run goes beyond, since the scores would be too many."""
+    """What was not tested, with the reason: lengths for which a layer raised an error, or numbers of a call for
+    which a longer run would have too many scores."""
 
     @property
     def agrees(self) -> bool:
@@ -116,7 +116,7 @@ class LayerReport:
 
     @property
     def worst(self) -> Run:
-        """The run that came nearest to its bound, or went furthest beyond."""
+        """The run that came closest to its bound, or went furthest beyond it."""
         return max(self.runs, key=lambda run: run.agreement.share)
 
     @property
@@ -127,7 +127,7 @@ class LayerReport:
 
     @property
     def smallest_failure(self) -> str:
-        """The smallest run that does not agree, where, and how large the error is; empty if all agree."""
+        """The smallest run that does not agree, the place and the size of its error; empty if all agree."""
         if not self.failing:
             return ""
         run = self.failing[0]
@@ -136,7 +136,7 @@ class LayerReport:
 
     @property
     def fell_back(self) -> tuple[Placement, ...]:
-        """Nodes that ran on another provider than the one asked for."""
+        """Nodes that ran on another provider than the requested one."""
         return tuple(placement for placement in self.placements if placement.fell_back)
 
     @property

@@ -21,25 +21,25 @@ def save(
     overwrite: bool = False,
     external_above: int = EXTERNAL_ABOVE,
 ) -> Path:
-    """Write `model` to `path`, which then holds all of it or what it held before.
+    """Write `model` to `path`, completely or not at all.
 
-    A model of up to 2 GiB, the limit of protobuf, is one file. Beyond that its initializers go to a second file
-    beside it, `<name>.<32 hex digits>.data`, under a name that no other save has. The data are
-    complete before the model takes its own name, in one step: an interrupted save leaves the old model with its
-    own data. When a model is replaced, its old data file of such a name is removed; when a save fails, its own.
-    Files that a killed process left while it saved are removed by the next save into the folder. A file that
-    replaces another gets its permissions, and so does its data file.
+    A model of up to 2 GiB, the limit of protobuf, is one file. The initializers of a larger model are written
+    to a second file in the same folder, `<name>.<32 hex digits>.data`, with a unique name. The model gets its
+    name only after the data file is complete. So if a save is interrupted, the old model and its data are
+    unchanged. When a model is replaced, its old data file is removed; when a save fails, its new data file is
+    removed. If a process was killed during a save, the next save into the folder removes the files that it
+    left. A file that replaces another one gets the same permissions, and so does its data file.
 
     Args:
-        model: What `export_attention` or `to_onnx` returned; it is not changed.
+        model: The result of `export_attention` or `to_onnx`; it is not changed.
         path: The file; its folder must exist. If it is a link, the file that it points to is written, and the
-            link is kept. onnxruntime looks for external data beside the path that it is given, so open such a
-            model by the path that is returned.
+            link is kept. onnxruntime looks for external data in the folder of the path that you pass to it, so
+            open such a model with the path that `save` returns.
         overwrite: Whether an existing file may be replaced.
-        external_above: The bytes of initializers that the file itself may hold.
+        external_above: The largest size of initializers, in bytes, that are written to the model file itself.
 
     Returns:
-        The path of the file that holds the model, links resolved.
+        The path of the model file, with links resolved.
 
     Raises:
         TypeError: `model` is no ModelProto and no LargeModel, `path` is no path, `overwrite` is no bool, or

@@ -50,50 +50,51 @@ def to_onnx(
 ) -> Model:
     """Return the ONNX graph of a layer, or of any function in array-API code, with the attention that it calls.
 
-    The layer is called once, with a value of the graph in place of each spec. Each operation on values becomes
-    a node. Each array that meets a value, of any library, becomes one initializer, with the numbers that it
-    holds at that moment. Each call of `sdpa_xp.scaled_dot_product_attention`, `attention_state`,
-    `attention_weights`, `attention_scores`, `dot_product_attention` and `KVCache.attend` is written as
-    `export_attention` would write it. A `KVCache` of values takes `append` (not in place) and `attend`, also
-    with a rotary. Return its `key` and `value` for the next step; a past may have no tokens.
+    The layer is called once, with a value of the graph instead of each spec. Each operation on a value becomes
+    a node. If an operation combines a value with an array of any library, the array becomes an initializer,
+    with the numbers that it contains at that moment. Calls of `sdpa_xp.scaled_dot_product_attention`,
+    `attention_state`, `attention_weights`, `attention_scores`, `dot_product_attention` and `KVCache.attend` are
+    written as by `export_attention`. A `KVCache` of values supports `append` (not in place) and `attend`, also
+    with a rotary. Return its `key` and `value` for the next step. A past may have no tokens.
 
-    Dtypes follow the array API standard 2024.12. A Python scalar takes the dtype of the array beside it, two
-    scalars get the default dtypes (int64, float32), integers stay exact, and dtypes of two kinds, such as int64
-    and float32, are refused: convert one of them with `astype`. If onnxruntime's CPU provider has no kernel for
-    a dtype, the graph computes in a wider one and converts back.
+    Dtypes follow the array API standard 2024.12. A Python scalar gets the dtype of the array that it is
+    combined with, two scalars get the default dtypes (int64, float32), and integers stay exact. Two kinds of
+    dtypes, such as int64 and float32, raise an error: convert one of them with `astype`. If onnxruntime's CPU
+    provider has no kernel for a dtype, the graph computes in a wider dtype and converts the result back.
 
-    `x += y` gives the name `x` to the sum, which must have the dtype and the shape of `x`; no array is written
-    to. So `x` may also be an array of NumPy, as `zeros` makes it.
+    `x += y` assigns the sum to the name `x`. The sum must have the dtype and the shape of `x`. No array is
+    changed, so `x` may also be a NumPy array, such as the result of `zeros`.
 
     Shapes:
         The shapes of the layer. An entry of a spec may be a name, which is then an entry of `x.shape`. You can
-        compare it, put it into a shape, add it to another one, and pass it to `arange` and `asarray`; it is no
-        number for Python. It equals no number, not even 0; sums are equal if their names have the same order.
+        compare it, use it in a shape, add it to another one, and pass it to `arange` and `asarray`. Python
+        cannot use it as a number. It equals no number, not even 0. Sums are equal if their names have the same
+        order.
 
     Args:
         layer: A function, a method or a layer. Its namespace is `x.__array_namespace__()`, which also has
             `erf`. If the layer has `parameters`, a mapping of arrays by name, the initializers have these
-            names. If it also has `with_parameters`, like a `sdpa_xp.layers.Layer`, each array is held
+            names. If it also has `with_parameters`, like a `sdpa_xp.layers.Layer`, the file contains each array
             unchanged, even if the layer transposes it or computes with it.
-        inputs: The positional arguments of the layer, with a spec for each array; a mask or a bias may hold
+        inputs: The positional arguments of the layer, with a spec for each array. A mask or a bias may contain
             specs. Arguments without specs are passed unchanged.
         form: The form of each attention, as for `export_attention`.
-        opset: 17 to 24. The default is the newest that the release of `runtime` has every form for.
+        opset: 17 to 24. The default is the newest opset for which the release of `runtime` supports every form.
         runtime: As for `export_attention`.
-        keywords: The keyword arguments of the layer, likewise.
+        keywords: The keyword arguments of the layer, with specs as in `inputs`.
 
     Returns:
-        The model, which has passed onnx.checker in full. Its inputs have the names of the layer's arguments.
-            Its output is `output`; those of a tuple are `output_0` and on, and a NamedTuple or a mapping has
-            names. Its metadata hold the form of each attention, the reason for it, and the runtime. Beyond 1.75
-            GiB of weights it is a LargeModel, which refers to the arrays until `save` writes them.
+        The model, which has passed the full onnx.checker. Its inputs have the names of the layer's arguments.
+            Its output is `output`. If the layer returns a tuple, the outputs are `output_0`, `output_1` and so
+            on; a NamedTuple or a mapping gives their names. The metadata contain the form of each attention,
+            the reason for it, and the runtime. With more than 1.75 GiB of weights, the result is a LargeModel,
+            which refers to the arrays until `save` writes them.
 
     Raises:
-        TypeError: A layer that is not callable, that uses a function that is not in the array API (as a torch
-            module does: `torch.onnx.export` takes these), or that asks for a number that only a run tells;
-            names what must hold.
-        ValueError: Shapes that do not fit, a form, an opset or a runtime that cannot compute a call, or a
-            large array that the layer writes to after the graph has met it.
+        TypeError: The layer is not callable; it uses a function that is not in the array API (as a torch module
+            does: use `torch.onnx.export`); or it needs a number that is known only in a run.
+        ValueError: Shapes do not fit; the form, the opset or the runtime cannot compute a call; or the layer
+            changes a large array after the graph has used it.
 
     Examples:
         >>> import numpy as np
@@ -168,7 +169,7 @@ def traced_numbers(layer: Callable[..., Any], arguments: Mapping[str, Any]) -> l
 def _traced(
     layer: Callable[..., Any], bound: inspect.BoundArguments, form: str, opset: int | None, target: Runtime
 ) -> _Traced:
-    """Call a layer with values of a graph in place of specs."""
+    """Call a layer with values of a graph instead of specs."""
     attention = TracedAttention(form, target, opset)
     graph = TracedGraph(
         opset=_opset(opset, target),
@@ -197,7 +198,7 @@ def _traced(
 
 
 def _fixed_names(bound: inspect.BoundArguments) -> list[str]:
-    """Return the names of the arguments that are no inputs of the graph; those of `**keywords` one by one."""
+    """Return the names of the arguments that are not inputs of the graph; of `**keywords`, each name."""
     kinds = {name: parameter.kind for name, parameter in bound.signature.parameters.items()}
     named = {
         name: value for name, value in bound.arguments.items() if kinds[name] != inspect.Parameter.VAR_KEYWORD
@@ -225,7 +226,7 @@ def _opset(opset: int | None, target: Runtime) -> int:
 
 
 def _outputs(graph: TracedGraph, result: Any) -> dict[str, GraphValue]:
-    """Return the outputs of the graph by name, each of which is a value of its own."""
+    """Return the outputs of the graph by name, each of which is a separate value."""
     outputs: dict[str, GraphValue] = {}
     used = graph.used_names
     for name, value in named_outputs(result).items():

@@ -51,44 +51,46 @@ def verify(
     thorough: bool = False,
     watch: Callable[[int, int, str], None] | None = None,
 ) -> Report:
-    """Run `model` in onnxruntime against the float64 reference.
+    """Run `model` in onnxruntime, and compare its outputs with the float64 reference.
 
-    The inputs are random. Their lengths follow from the call: all lengths and batches up to 9, both sides
-    of each number in a mask or a bias and of each block of the graph, and up to 2,053 as far as 38 million
-    scores allow. An empty past is among them, and so are the least and the most that integers may be. Some runs
-    have scores of hundreds, and some of ten thousands. Masks have rows without a key, lengths are ragged, and
-    keys that no query attends hold NaN. In some runs a query, a key or a value that is attended holds NaN.
+    The inputs are random. Lengths and batches are 1 to 9, the lengths on both sides of each number in a mask or
+    a bias and of each block of the graph, and longer ones of up to 2,053 tokens, within 38 million scores. The
+    past of a cache may be empty. Integers are random, or all have their smallest or largest allowed value. Some
+    runs have scores of some hundreds, and some of some ten thousands. Masks have rows without keys, batch
+    entries have different lengths, and keys that no query attends to are NaN. In some runs a query, or a key or
+    value that some queries attend to, is NaN.
 
-    Of a long run the reference computes a sample of rows: the first, the last, those beside each of these
-    numbers, and some at random.
+    In a long run only a sample of the rows is compared: the first, the last, the rows next to each of these
+    numbers, and some random ones.
 
     Args:
-        model: What `export_attention` returned, or the path of its file, which may have external data.
-        call: The arguments of `export_attention`, by name, that the model was written for. By default the call
-            is read from the model's metadata, and a file can state another call than you think. With `call`
-            nothing in the file is trusted.
-        provider: `"cpu"` or `"cuda"`, or onnxruntime's name of it. Default: CUDA if onnxruntime offers
-            it, and the CPU always.
-        seed: Of the random inputs.
-        attn_mask: The mask that the model was exported with, if it holds a `from_function`, which cannot be
-            written to the metadata.
-        bias: The bias that the model was exported with, likewise.
-        thorough: Whether to take minutes: every length up to 17, five lengths around each number, large scores
-            at all of them, longer runs, and more rows of each.
-        watch: Called after each run with the number of runs so far, the number of all, and the lengths and
-            provider of the run, to show the progress.
+        model: The result of `export_attention`, or the path of its file, which may have external data.
+        call: The arguments of `export_attention` that you expect the model to compute, by name. By default the
+            call is read from the model's metadata, which may describe a different call. With `call`, the
+            metadata are not used.
+        provider: `"cpu"`, `"cuda"`, or onnxruntime's own name of the provider. By default, the CPU, and also
+            CUDA if onnxruntime offers it.
+        seed: The seed of the random inputs.
+        attn_mask: The mask that the model was exported with. Pass it if it contains a `from_function`, which
+            cannot be written to the metadata.
+        bias: The bias that the model was exported with. Pass it if it contains a `from_function`.
+        thorough: If True, `verify` takes minutes: it tries every length up to 17, five lengths around each
+            number, large scores at all of them, longer runs, and more rows of each run.
+        watch: A function to show the progress. It is called after each run with the number of runs so far, the
+            number of all runs, and the lengths and the provider of the run.
 
     Returns:
-        For each output of each run its error and the bound, the rows that were compared, the time and the peak
-            of memory; for each node the provider that it ran on, as the profile of the run states it; and the
-            numbers of the call that no run goes beyond, since the scores would be too many.
+        A report. Each output of each run has its error, the bound, the rows that were compared, the time and
+            the peak of memory. Each node has the provider that it ran on, from the profile of the run. The
+            report also lists the numbers of the call that were not tested, because a longer run would have too
+            many scores.
 
     Raises:
-        TypeError: An argument of another type; names it.
-        ValueError: A file that is no ONNX model, a model without the metadata or with other numbers than they
-            state, a model whose inputs or outputs are not those of its call, one that refers to external data,
-            or a provider that onnxruntime does not offer here.
-        FileNotFoundError: No such file.
+        TypeError: An argument has a wrong type. The message names the argument.
+        ValueError: The file is not an ONNX model; the model has no metadata, or its numbers have changed since
+            the export; its inputs or outputs do not fit its call; a model in memory refers to external data; or
+            onnxruntime does not offer the provider.
+        FileNotFoundError: The file does not exist.
 
     Examples:
         >>> from sdpa_xp_export import TensorSpec, export_attention

@@ -53,49 +53,51 @@ def verify_layer(
     thorough: bool = False,
     **keywords: Any,
 ) -> LayerReport:
-    """Run the model that `to_onnx` made of `layer` against what `layer` computes in float64.
+    """Run the model that `to_onnx` made of `layer`, and compare its outputs with `layer` in float64.
 
-    The layer is called with NumPy arrays under the names of the model's inputs: in float64, and in their own
-    dtypes for the bound, which is twice the error of that call. Each named length is tried with each number up
-    to 9, with 33, and together with each other name with 130; a length that only inputs with "past" in their
-    name have is tried with 0. There are also runs on both sides of each number in the masks and biases of the
-    attention calls, and of each block of the graph, as far as 38 million scores allow. To find these numbers,
-    the layer is called once more, as `to_onnx` calls it.
+    The layer is called with NumPy arrays: in float64 for the reference, and in the dtypes of the model's inputs
+    for the bound, which is twice the error of that call. Each named length is tried with 1 to 9 and with 33,
+    and with 130 together with each other name. A length that occurs only in inputs with "past" in their name is
+    also tried with 0. There are also runs on both sides of each number in the masks and biases of the attention
+    calls, and of each block of the graph, within 38 million scores. To find these numbers, the layer is called
+    once more, as in `to_onnx`.
 
     In some runs a quarter of the tokens of each floating input is multiplied by a large number (2**30; 2**13
-    in float16), so that a mask that adds -1e4 in place of -inf shows. Their bound also covers what roundings of
-    the inputs change. If a layer normalises its tokens, its scores stay small, and such a mask may pass.
+    in float16). Then a mask that adds -1e4 instead of -inf gives wrong results. The bound of these runs also
+    includes the effect of rounding errors in the inputs. If a layer normalises its tokens, its scores stay
+    small, and such a mask may pass.
 
-    The layer has to take the lengths of the first three runs, which are at most 9. The report names the other
-    lengths that the layer, or `draw`, refuses.
+    The layer must accept the lengths of the first three runs, which are at most 9. The report lists other
+    lengths for which the layer or `draw` raised an error.
 
     Args:
-        model: What `to_onnx` returned, or the path of its file, which may have external data.
-        layer: The layer that the model was made of, with weights that NumPy computes with. The weights of a
-            `sdpa_xp.layers.Layer`, of a dataclass with a field `parameters`, or of a method of one, are widened
-            too; those that a function closes over are not.
-        draw: By the name of an input, `draw(rng, shape)`, which returns what the input is fed with. By default
-            floats are normal, and three of four booleans are True. Integers that number the rows of a table in
-            the model are any of its rows, and others are from 0 to the longest length. What `draw` returns is
-            not made large.
+        model: The result of `to_onnx`, or the path of its file, which may have external data.
+        layer: The layer that the model was exported from, with weights that NumPy can compute with. The weights
+            of a `sdpa_xp.layers.Layer`, of a dataclass with a field `parameters`, or of a method of one, are
+            converted to float64 too; weights that a function closes over are not.
+        draw: Functions by the name of an input. `draw[name](rng, shape)` returns the values of this input. By
+            default floats are normal, and three of four booleans are True. Integers that index a table of the
+            model are valid rows, and other integers are between 0 and the longest length. Values from `draw`
+            are not multiplied by a large number.
         provider: As for `verify`.
-        seed: Of the random inputs.
-        thorough: Whether to try each length up to 17, five lengths around each number, and up to 1,030 with
+        seed: The seed of the random inputs.
+        thorough: If True, try each length up to 17, five lengths around each number, and up to 1,030 with
             each other name.
-        keywords: The keyword arguments of the layer, as for `to_onnx`; a `TensorSpec` in them, also within a
-            mask or a bias, stands for the input of that name. Use `functools.partial` for an argument that has
-            the name of an argument of `verify_layer`.
+        keywords: The keyword arguments of the layer, as for `to_onnx`. A `TensorSpec` in them, also within a
+            mask or a bias, stands for the input of that name. If an argument of the layer has the same name as
+            an argument of `verify_layer`, use `functools.partial`.
 
     Returns:
-        For each output of each run its worst error and the bound, the time and the peak of memory; for each
-            node the provider that it ran on; and what was not tried: lengths that were refused, with the words
-            of the error, and numbers that no run goes beyond, since the scores would be too many.
+        A report. Each output of each run has its largest error and the bound, the time and the peak of memory.
+            Each node has the provider that it ran on. The report also lists what was not tested: lengths for
+            which the layer raised an error, with the error, and numbers for which a longer run would have too
+            many scores.
 
     Raises:
-        TypeError: A model of another type.
-        ValueError: A provider that onnxruntime does not offer here, a name in `draw` or a spec in `keywords`
-            that is no input, a file that is no ONNX model, or a model that refers to external data.
-        FileNotFoundError: No such file.
+        TypeError: `model` has a wrong type.
+        ValueError: onnxruntime does not offer the provider; a name in `draw` or a spec in `keywords` is not an
+            input; the file is not an ONNX model; or a model in memory refers to external data.
+        FileNotFoundError: The file does not exist.
 
     Examples:
         >>> from sdpa_xp import scaled_dot_product_attention

@@ -22,7 +22,7 @@ MASKS: dict[str, Any] = {
     "causal": masks.causal(),
     "causal, by offset": masks.causal(-3),
     "causal, lower right": masks.causal("lower_right"),
-    "causal, one a batch entry": masks.causal([0, 2]),
+    "causal, one per batch entry": masks.causal([0, 2]),
     "sliding_window": masks.sliding_window(4, None, offset="lower_right"),
     "padding": masks.padding([9, 6], [3, 0]),
     "padding, queries alone": masks.padding(None, 2),

@@ -101,7 +101,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "lengths of a cache, each head": (
         lambda: export(**CACHE, past_lengths=ints(4)),
         ValueError,
-        "`past_lengths` must have one integer a batch entry, (B,); got past_lengths.shape=(4,), batch=(2,)",
+        "`past_lengths` must have one integer per batch entry, (B,); got past_lengths.shape=(4,), batch=(2,)",
     ),
     "lengths of two batch axes": (
         lambda: export(
@@ -111,7 +111,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
             past_lengths=ints(3, 2),
         ),
         ValueError,
-        "`past_lengths` must have one integer a batch entry, (B,)",
+        "`past_lengths` must have one integer per batch entry, (B,)",
     ),
     "lengths that are numbers": (
         lambda: export(**CACHE, past_lengths=floats(2)),

@@ -257,7 +257,7 @@ def _row(
 
 
 def _judged(job: Job, result: NDArray[Any], expected: ExpectedOutput, dtype: str) -> Agreement:
-    """Compare an output; one of another dtype or shape than that of the call does not agree."""
+    """Compare an output; if its dtype or shape is not that of the call, it does not agree."""
     dtype = job.call.accumulation_dtype if job.call.outputs == ("lse",) else dtype
     reference, textbook, largest_terms = expected
     as_stated = result.shape == reference.shape and result.dtype.name == dtype

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def array_function(function: Callable[P, T]) -> Callable[P, T]:
-    """Make a function of values one of the namespace: other arrays may stand beside a value.
+    """Make a function of values a function of the namespace, whose arguments may also be other arrays.
 
     Without a value among the arguments, the function of that name in the arrays' own library is called.
     """

@@ -1,6 +1,6 @@
 """The elementwise functions of the array API: those that are one operator in a table, then those that are more.
 
-Division and powers have files of their own.
+Division and powers are in separate files.
 """
 
 from __future__ import annotations

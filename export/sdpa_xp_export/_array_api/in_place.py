@@ -1,6 +1,6 @@
 """Operators in place, and the operators that NumPy starts with an array or a number on the left.
 
-No array is written to: `x += y` gives the name `x` to the sum, for a value and for an array of NumPy alike.
+No array is changed: `x += y` assigns the sum to the name `x`, both for a value and for a NumPy array.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STANDARD_NAMES = {
     "left_shift": "bitwise_left_shift",
     "right_shift": "bitwise_right_shift",
 }
-"""The names of the standard for them, where they are others."""
+"""The standard's names for these functions, if they differ."""
 
 
 def in_place(value: GraphValue, result: GraphValue) -> GraphValue:
@@ -43,7 +43,7 @@ def of_ufunc(
     out: tuple[Any, ...] = (),
     **keywords: Any,
 ) -> Any:
-    """Compute what NumPy asks for as a function of values; `out` is the first operand of one in place."""
+    """Compute a NumPy operator as a function of values; `out` is the first operand of an in-place operator."""
     name = ufunc.__name__
     if name not in _OPERATORS or method != "__call__" or keywords or (out and out[0] is not inputs[0]):
         rule = f"a value of a graph must not go to `numpy.{name}`"
@@ -57,7 +57,7 @@ def of_ufunc(
 
 
 def _operand(value: GraphValue, operand: Any) -> Any:
-    """Convert an operand of NumPy to what an operator of Python takes beside a value."""
+    """Convert an operand of NumPy to one that a Python operator can combine with a value."""
     if isinstance(operand, np.ndarray):
         return value.graph.operand(operand)
     if not isinstance(operand, np.generic):
@@ -67,7 +67,7 @@ def _operand(value: GraphValue, operand: Any) -> Any:
 
 
 def _check(result: GraphValue, dtype: str, shape: SymbolicShape) -> None:
-    """Refuse a result in place whose dtype or shape is not that of the operand that it replaces."""
+    """Refuse an in-place result whose dtype or shape differs from the operand that it replaces."""
     rule = "an operator in place must leave its first operand the dtype and the shape"
     hint = "Write x = x + y for x += y."
     if result.dtype != dtype:

@@ -46,7 +46,7 @@ def reshape(value: GraphValue, shape: Sequence[Any], *, copy: object = None) -> 
 
 
 def _remaining_length(shape: SymbolicShape, others: list[Any]) -> int | str:
-    """Return what -1 stands for: the product of `shape` over that of `others`, a number or a name."""
+    """Return the length that -1 stands for: the product of `shape` divided by the product of `others`."""
     names = Counter(length for length in shape if isinstance(length, str))
     names.subtract(length for length in others if isinstance(length, str))
     one, other = (math.prod(length for length in side if isinstance(length, int)) for side in (shape, others))

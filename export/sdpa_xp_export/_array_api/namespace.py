@@ -1,7 +1,7 @@
 """The array API of the values of a graph: what `x.__array_namespace__()` returns while a function is traced.
 
-Each function takes values, and beside them arrays of any library, which become initializers. Without a value it
-calls the function of the arrays' own library. The standard lacks `erf` and `is_masked`.
+Each function accepts values, and also arrays of any library, which become initializers. Without a value it
+calls the function of the library of the arrays. The standard lacks `erf` and `is_masked`.
 """
 
 from __future__ import annotations

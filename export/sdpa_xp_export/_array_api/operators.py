@@ -1,8 +1,8 @@
 """Write one elementwise operator: promote its operands, and compute in a dtype that has a kernel.
 
-Dtypes follow the array API standard. A Python scalar takes the dtype of the array beside it. Kinds of dtypes do
-not mix (the standard leaves that undefined, and libraries differ), except in functions of the indices, which
-follow FlexAttention: there a bool becomes a number and an integer a float.
+Dtypes follow the array API standard. A Python scalar gets the dtype of the array that it is combined with. Two
+kinds of dtypes raise an error (the standard leaves the result undefined, and libraries differ), except in
+functions of the indices, which follow FlexAttention: there a bool becomes a number and an integer a float.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Operators that move, join and reduce elements, with the shape of the result stated where only a run tells it.
+"""Operators that move, join and reduce elements. The caller passes a shape that only a run can compute.
 
-The functions of the array API are made of these, and so is what forms and lowering write. Each docstring says
-what goes in and what comes out.
+The functions of the array API use these operators, and so do the forms and the lowering. Each docstring gives
+the inputs and the outputs.
 """
 
 from __future__ import annotations

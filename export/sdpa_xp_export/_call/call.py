@@ -1,4 +1,4 @@
-"""One call of attention with specs in place of arrays: the call that an exported graph computes."""
+"""One call of attention with specs instead of arrays: the call that an exported graph computes."""
 
 from __future__ import annotations
 

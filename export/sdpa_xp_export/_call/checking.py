@@ -235,7 +235,7 @@ def _cached_keys(function: str, specs: Mapping[str, TensorSpec], axis: int) -> i
         return total(lengths[0], specs["key"].shape[axis])
     batch = specs["key"].shape[:-3]
     if specs["past_lengths"].shape != batch or len(batch) != 1:
-        rule = "`past_lengths` must have one integer a batch entry, (B,)"
+        rule = "`past_lengths` must have one integer per batch entry, (B,)"
         got = {"past_lengths.shape": specs["past_lengths"].shape, "batch": batch}
         raise ValueError(checks.message(function, rule, got))
     return lengths[0]

@@ -24,7 +24,7 @@ class CallNumbers:
     """What each number is in the call, such as `sliding_window(left=256)`."""
 
     def lengths(self, queries: int, keys: int, names: Sequence[str]) -> dict[str, int]:
-        """Return lengths for so many queries and keys, as far as `names` allow it; others are 1."""
+        """Return lengths for this many queries and keys, as far as `names` allow it; others are 1."""
         chosen: dict[str, int] = {}
         for length, total in zip(self.scores_shape[-2:], (queries, keys), strict=True):
             parts = addends(str(length))

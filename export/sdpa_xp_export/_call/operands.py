@@ -1,4 +1,4 @@
-"""The operands of an exported call in place of arrays: inputs of the graph, and numbers that it holds."""
+"""The operands of an exported call instead of arrays: inputs of the graph, and numbers that it holds."""
 
 from __future__ import annotations
 
@@ -82,14 +82,14 @@ GraphOperand: TypeAlias = Input | Initializer
 
 @dataclass(slots=True)
 class OperandNamer:
-    """Gives each spec and each array of a call a name of its own: the name of its argument, if that is free."""
+    """Gives each spec and each array of a call a unique name: the name of its argument, if that is free."""
 
     function: str
     inputs: dict[str, TensorSpec] = field(default_factory=dict)
     initializers: dict[str, Initializer] = field(default_factory=dict)
 
     def operand(self, name: str, value: object) -> Any:
-        """Return `value` with inputs and initializers in place of the specs and arrays that it is or holds."""
+        """Return `value` with inputs and initializers instead of the specs and arrays that it is or holds."""
         if isinstance(value, TensorSpec):
             free = self._free(name)
             self.inputs[free] = value
@@ -115,7 +115,7 @@ class OperandNamer:
 
 
 def with_operands(value: Any, operand: Callable[[str, Any], Any]) -> Any:
-    """Return a mask or a bias with `operand(name, argument)` in place of each argument or joined part."""
+    """Return a mask or a bias with `operand(name, argument)` instead of each argument or joined part."""
     return replace(
         value,
         **{

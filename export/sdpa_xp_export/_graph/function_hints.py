@@ -75,11 +75,11 @@ EXPRESSIONS = {
     "sigmoid": "1.0 / (1.0 + xp.exp(-x))",
     "size": "x.shape",
 }
-"""What stands in place of other functions and methods."""
+"""What to write instead of other functions and methods."""
 
 
 def function_hint(name: str, namespace: ModuleType) -> str:
-    """Return what to write in place of a function or a method of that name; it exists in the namespace."""
+    """Return what to write instead of a function or a method of that name; it exists in the namespace."""
     standard = OTHER_NAMES.get(name, name)
     if name in EXPRESSIONS:
         expression = EXPRESSIONS[name]

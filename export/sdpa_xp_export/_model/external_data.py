@@ -36,20 +36,20 @@ SMALLEST = 1024
 def with_weights(model: onnx.ModelProto, weights: Sequence[Weight], function: str) -> Model:
     """Put the weights into a model if it can hold them; else return a LargeModel that refers to them."""
     large = sum(weight.nbytes for weight in weights) + initializer_bytes(model) > EXTERNAL_ABOVE
-    beside = {weight.name: weight for weight in weights if large and weight.nbytes >= SMALLEST}
+    external = {weight.name: weight for weight in weights if large and weight.nbytes >= SMALLEST}
     for weight in weights:
         tensor = model.graph.initializer.add()
-        if weight.name in beside:
+        if weight.name in external:
             tensor.CopyFrom(make_large_tensor_proto(location(weight.name), *weight.kind))
         else:
             weight.fill(tensor, function)
-    return LargeModel(model, beside) if large else model
+    return LargeModel(model, external) if large else model
 
 
 def initializer_bytes(model: Model) -> int:
     """Return the number of bytes of all initializers."""
-    beside = model.weights.values() if isinstance(model, LargeModel) else ()
-    return sum(weight.nbytes for weight in beside) + sum(
+    external = model.weights.values() if isinstance(model, LargeModel) else ()
+    return sum(weight.nbytes for weight in external) + sum(
         len(tensor.raw_data) for tensor in model.graph.initializer
     )
 
@@ -84,14 +84,14 @@ def with_data_inside(model: Model) -> onnx.ModelProto:
 
 def initializers(model: Model) -> Iterator[tuple[str, NDArray[Any]]]:
     """Yield the name and the array of each initializer."""
-    beside = model.weights if isinstance(model, LargeModel) else {}
+    external = model.weights if isinstance(model, LargeModel) else {}
     for tensor in model.graph.initializer:
-        large = beside.get(tensor.name)
+        large = external.get(tensor.name)
         yield tensor.name, numpy_helper.to_array(tensor) if large is None else large.array
 
 
 def without_numbers(model: Model) -> onnx.ModelProto:
-    """initializer -> input of its dtype and shape, likewise: a checker can read such a model of any size."""
+    """Replace each large initializer by an input of its dtype and shape: a checker can read such a model."""
     copy = _without_initializers(model)
     for tensor, chunks in _initializers(model, "check"):
         if chunks is None:
@@ -131,10 +131,10 @@ def _tensors(part: Any) -> Iterator[onnx.TensorProto]:
 
 def _initializers(model: Model, function: str) -> Iterator[tuple[onnx.TensorProto, Chunks | None]]:
     """Yield each initializer, with its numbers if these are `SMALLEST` bytes or more, else None."""
-    beside = model.weights if isinstance(model, LargeModel) else {}
+    external = model.weights if isinstance(model, LargeModel) else {}
     for tensor in model.graph.initializer:
-        if tensor.name in beside:
-            yield tensor, beside[tensor.name].chunks(function)
+        if tensor.name in external:
+            yield tensor, external[tensor.name].chunks(function)
         elif len(raw := tensor.raw_data) >= SMALLEST:
             yield tensor, [raw]
         else:

@@ -19,7 +19,7 @@ TargetProvider: TypeAlias = Literal["cpu", "web", "cuda"]
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 """The providers that `verify` runs models on, by short name. A graph can also be written for `web`, the two of
-onnxruntime-web: WebAssembly has the kernels of the CPU, and WebGPU has kernels of its own."""
+onnxruntime-web: WebAssembly has the kernels of the CPU, and WebGPU has its own kernels."""
 
 # The first release on which each form computes every call that it takes. ai.onnx Attention gives wrong
 # numbers before 1.28: masked keys leak with a softcap (to 1.26), causal masks move (1.25 to 1.27).
@@ -50,7 +50,7 @@ DEFAULT_OPSET: dict[FormName, int] = {
 }
 # The first release that loads an opset, if it is not the first release of all.
 FIRST_RELEASE_OF_OPSET = {24: (1, 24)}
-# The first release on which an empty batch or length gives an empty result. Before, it ends the process.
+# The first release on which an empty batch or length gives an empty result. Before, onnxruntime crashes.
 EMPTY_INPUTS: dict[FormName, tuple[int, int]] = {"multi_head": (1, 31)}
 # From this release on, the window of GroupQueryAttention counts the query's own key; before, it counts only the
 # keys to its left (onnxruntime 25927). So no graph with a window is right on both sides of it.
@@ -66,7 +66,7 @@ WRONG_ON: dict[TargetProvider, dict[FormName, str]] = {
 # From this release on, Erf of NaN is NaN on the CPU; before, it is 1.
 ERF_KEEPS_NAN = (1, 28)
 
-# A call with up to so many scores, in all heads together, has few.
+# The most scores, of all heads together, of a call with few scores.
 FEW_SCORES = {"unmasked": 2**24, "causal": 2**20, "masked": 2**21}
 # A call with more scores than this has very many.
 VERY_MANY_SCORES = 2**26
@@ -160,7 +160,7 @@ class Runtime:
     def softmax_hides_nan(self) -> bool:
         """Whether Softmax returns 0 for NaN: on WebGPU it ends in `max(value, 0)`, "to protect against NaN".
 
-        Before 1.24 it also returns 0 for a row of the smallest finite numbers, which do not mask.
+        Before 1.24 it also returns 0 for a row of the most negative finite numbers, which do not mask.
         """
         return self.provider == "web"
 

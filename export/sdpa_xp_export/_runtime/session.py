@@ -30,7 +30,7 @@ from sdpa_xp_export._runtime.releases import PROVIDERS, Runtime, short_provider
 from sdpa_xp_export.report import Placement
 
 LONG_RUN = 0.05
-"""Seconds; what a first run takes more than the next ones is little beside them."""
+"""Seconds; in a run of this length, the additional time of a first run is small."""
 SILENT = 4
 """The level of onnxruntime's log: only what ends the process is written to the terminal. Errors are raised, and
 the log would repeat them with the names that a file gives its nodes."""
@@ -102,7 +102,7 @@ def _run_bound(session: Any, feeds: Mapping[str, NDArray[Any]], options: Any) ->
 
 
 def _copied(value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return the array that a value of onnxruntime holds, in memory of its own."""
+    """Return the array that a value of onnxruntime holds, as a copy."""
     shape = value.shape()
     data = ctypes.string_at(value.data_ptr(), math.prod(shape) * dtype.itemsize)
     return np.frombuffer(data, dtype).reshape(shape).copy()

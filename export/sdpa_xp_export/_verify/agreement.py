@@ -1,7 +1,7 @@
 """When two results agree: the rule of flash-attention's tests, relative to the textbook formula.
 
 A result in dtype d may be off by twice the error of the textbook formula computed in d by the same library,
-plus a few roundings. So no tolerance is tuned by hand: the dtype and the library set the bound.
+plus a few rounding errors. So no tolerance is tuned by hand: the dtype and the library set the bound.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def judge(
 ) -> Agreement:
     """Compare `result`, whose dtype is `dtype`, with the reference; `textbook` sets the bound.
 
-    A mean of many values is small beside these values, and has their roundings. So the roundings are those of
-    `largest_terms`, the largest sum of the sizes of the terms of an element, if it is known.
+    The mean of many values may be much smaller than the values, but its rounding errors are not. So they are
+    relative to `largest_terms`, if it is known: the largest sum of the sizes of the terms of an element.
     """
     _check_shapes(result, reference)
     largest = largest_of(reference) if largest_terms is None else largest_terms
@@ -43,9 +43,9 @@ def judge_together(
 ) -> list[Agreement]:
     """Compare several results of one computation, each with its reference, by one bound for all.
 
-    In a result of few elements the error of the textbook formula is a matter of luck. So the bound follows from
-    its worst error in all runs, each relative to the largest value of its reference. Scores of `size` have
-    roundings of that size, and so have their exponentials.
+    In a result of few elements, the error of the textbook formula is random. So the bound uses its largest
+    error in all runs, each relative to the largest value of its reference. Scores of `size` have rounding
+    errors of `size` times epsilon, and so have their exponentials.
     """
     for result, reference, _ in runs:
         _check_shapes(result, reference)
@@ -68,7 +68,7 @@ def _compare(result: NDArray[Any], reference: NDArray[np.float64], bound: float)
 
 
 def _worst(result: NDArray[np.generic], reference: NDArray[np.float64]) -> tuple[int, ...]:
-    """Return the index of the largest error, or of the first value that is not finite where it has to be."""
+    """Return the index of the largest error, or of the first value that should be finite and is not."""
     if not reference.size:
         return ()
     actual = np.asarray(result, np.float64)
@@ -76,7 +76,7 @@ def _worst(result: NDArray[np.generic], reference: NDArray[np.float64]) -> tuple
 
 
 def alike(actual: NDArray[np.float64], reference: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return where a result is finite as it has to be, or the same NaN or inf."""
+    """Return where a result is finite like the reference, or is the same NaN or inf."""
     same = (actual == reference) | (np.isnan(actual) & np.isnan(reference))
     return np.where(np.isfinite(reference), np.isfinite(actual), same)
 
@@ -95,7 +95,7 @@ def _differences(actual: NDArray[np.float64], reference: NDArray[np.float64]) ->
 def textbook_error(
     reference: NDArray[np.float64], textbook: NDArray[Any], largest: float | None = None
 ) -> float:
-    """Return the error of the textbook formula over the largest value; 0 if it overflows."""
+    """Return the error of the textbook formula divided by the largest value; 0 if it overflows."""
     largest = largest_of(reference) if largest is None else largest
     error = _error(np.where(np.isfinite(reference), textbook, reference), reference)
     return error / largest if largest and math.isfinite(error) else 0.0

@@ -1,15 +1,16 @@
 """How far an output of a model may be off, element by element.
 
-An element agrees if its error is within both of two bounds. One is that of `agreement`: twice the worst error
-of the textbook formula over the largest value of the run, and a few roundings. A mean of many values is small
-beside these values, and has their roundings. So the largest value is that of the sums of the sizes of terms.
+An element agrees if its error is within two bounds. The first is the bound of `agreement`: twice the largest
+error of the textbook formula, plus a few rounding errors, relative to the largest value of the run. The mean of
+many values may be much smaller than the values, but its rounding errors are not. So the largest value is taken
+from the sums of the sizes of the terms.
 
-The other bound is relative to the magnitude of the element (see `magnitudes`): twice the worst ratio of the
-textbook formula, and a few roundings. It holds a small element that stands beside a large one, in the same run
-and in others.
+The second bound is relative to the magnitude of the element (see `magnitudes`): twice the largest ratio of the
+textbook formula, plus a few rounding errors. Without it, a large element would hide an error in a small one, in
+the same run or in another run.
 
-The textbook formula is computed in the dtype that scores and sums are held in. If the output has a narrower
-dtype, each element may be off by one rounding more.
+The textbook formula is computed in the dtype of scores and sums. If the output has a narrower dtype, each
+element may have one more rounding error.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ class ExpectedRows:
 
     @property
     def textbook_error(self) -> float:
-        """The error of the textbook formula over the largest value; 0 if it overflows."""
+        """The error of the textbook formula divided by the largest value; 0 if it overflows."""
         return textbook_error(self.reference, self.textbook, self.largest)
 
     @property
     def textbook_ratio(self) -> float:
-        """The worst error of the textbook formula over the magnitude of its element; 0 if it overflows."""
+        """The largest error of the textbook formula over the magnitude of its element; 0 if it overflows."""
         known = np.isfinite(self.reference) & (self.magnitude > 0)
         with np.errstate(invalid="ignore"):
             errors = np.abs(np.asarray(self.textbook, np.float64)[known] - self.reference[known])
@@ -101,7 +102,7 @@ def judge_copies(runs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> list[Agre
 
 def smallest(dtype: str) -> float:
     """Return the smallest number that a result of this dtype has to tell from 0."""
-    # Of numbers below the smallest normal one some hardware makes 0, but not in float16.
+    # Some hardware replaces numbers below the smallest normal one by 0, but not in float16.
     return 2.0**-24 if dtype == "float16" else 2.0**-1022 if dtype == "float64" else 2.0**-126
 
 

@@ -1,7 +1,7 @@
 """Inputs in which some tokens are very large, so that a wrong mask shows.
 
-A mask constant of -1e4 in place of -inf hides keys with ordinary scores. So some tokens are multiplied by a
-number so large that their scores are far beyond 1e4. Where a mask hides them, other tokens must not change.
+A mask that adds -1e4 instead of -inf works as long as scores are ordinary. So some tokens are multiplied by a
+number so large that their scores are far beyond 1e4. If a mask hides them, other tokens must not change.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ FACTORS = {
     "float32": (2.0**30, 2.0**20, 2.0**10, 2.0**6),
     "float64": (2.0**30, 2.0**20, 2.0**10, 2.0**6),
 }
-"""What tokens are multiplied by; the next one is tried if a layer overflows. If scores are far larger than 1e7,
-two of them are almost never so close that a rounding of float32 decides which key is attended."""
+"""Tokens are multiplied by the first factor; if a layer overflows, the next one is tried. If scores are far
+larger than 1e7, a rounding error of float32 almost never decides which of two keys gets all the weight."""
 PART = 0.25
-"""The part of the tokens that is large."""
+"""The fraction of tokens that become large."""
 
 
 def factors(arrays: Arrays, drawn: Sequence[str]) -> tuple[float, ...]:
-    """Return the factors to try, the largest first: those of the narrowest dtype that is enlarged."""
+    """Return the factors to try, the largest first, for the narrowest dtype that is enlarged."""
     dtypes = {arrays[name].dtype.name for name in _enlarged(arrays, drawn)}
     return min((FACTORS[dtype] for dtype in dtypes), default=())
 
 
 def with_large_tokens(arrays: Arrays, drawn: Sequence[str], factor: float, rng: np.random.Generator) -> Arrays:
-    """Multiply a part of the tokens of each floating input by `factor`, but not of what `draw` returns."""
+    """Multiply some tokens of each floating input by `factor`, except of inputs in `drawn`."""
     large = {}
     for name in _enlarged(arrays, drawn):
         x = arrays[name]
@@ -44,9 +44,10 @@ def with_large_tokens(arrays: Arrays, drawn: Sequence[str], factor: float, rng: 
 
 
 def perturbed(arrays: Arrays, rng: np.random.Generator) -> Arrays:
-    """Return inputs of which each number is off by a rounding or two.
+    """Return inputs with each number changed by at most two rounding errors.
 
-    What a result changes by is what roundings of that size may change it by, in whichever order they are made.
+    The change of the result shows how much rounding errors of that size may change it, in any order of
+    operations.
     """
     moved = {}
     for name, x in arrays.items():
@@ -57,7 +58,7 @@ def perturbed(arrays: Arrays, rng: np.random.Generator) -> Arrays:
 
 
 def furthest(exact: NDArray[Any], candidates: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Return for each element the candidate that is furthest from the exact one."""
+    """Return for each element the candidate with the largest error."""
     worst = candidates[0]
     for candidate in candidates[1:]:
         with np.errstate(invalid="ignore"):
@@ -67,7 +68,7 @@ def furthest(exact: NDArray[Any], candidates: Sequence[NDArray[Any]]) -> NDArray
 
 
 def overflows(ordinary: Mapping[str, NDArray[Any]], *large: Mapping[str, NDArray[Any]]) -> bool:
-    """Return whether an output has inf or NaN where that of ordinary inputs has not, or the other way round."""
+    """Return whether an output has inf or NaN in other places than with ordinary inputs."""
     return any(
         not np.array_equal(np.isfinite(ordinary[name]), np.isfinite(outputs[name]))
         for outputs in large

@@ -112,9 +112,9 @@ class BothLayers:
 
 
 def judged_dtype(result: NDArray[Any], case: LayerCase, output: str) -> str:
-    """Return the dtype that sets the bound: that of the layer's output in the dtype of its inputs.
+    """Return the dtype that sets the bound: the dtype of the layer's output for its inputs.
 
-    NumPy makes float64 of integers, for which the graph has a dtype of its own: then the graph's dtype counts.
+    If NumPy converts integers to float64, the graph may use another dtype: then the graph's dtype counts.
     """
     kinds, direct = {x.dtype.name for x in case.inputs.values()}, case.direct[output]
     stated = direct if direct.dtype.name != "float64" or "float64" in kinds else result

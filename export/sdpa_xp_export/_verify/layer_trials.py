@@ -95,7 +95,7 @@ def table_rows(model: Model) -> dict[str, int]:
 
 
 def input_specs(model: Model, dtypes: Mapping[int, str]) -> dict[str, TensorSpec]:
-    """Return the specs of the inputs of a model; `dtypes` names those of ONNX."""
+    """Return the specs of the inputs of a model; `dtypes` maps the dtypes of ONNX to names."""
     specs = {}
     for value in model.graph.input:
         tensor = value.type.tensor_type

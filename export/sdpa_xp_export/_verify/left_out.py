@@ -31,8 +31,8 @@ def left_out(call: ExportCall, blocks: Sequence[int], settings: Sequence[Setting
 
 
 def _is_missed(call: ExportCall, length: int, lengths: Lengths, settings: Sequence[Setting]) -> bool:
-    """Return whether `lengths` have so many queries or keys, and none of the settings has."""
-    # A cache counts its queries from the first key on, so that a few of them are beyond a number.
+    """Return whether `lengths` have at least `length` queries or keys, and no setting has that many."""
+    # With a cache, queries are counted from the first key on, so a few queries are enough to exceed a number.
     sides = (call.sizes.keys,) if call.cached else (call.sizes.queries, call.sizes.keys)
     return any(
         evaluated(side, lengths) >= length > max(evaluated(side, setting.lengths) for setting in settings)
@@ -41,7 +41,7 @@ def _is_missed(call: ExportCall, length: int, lengths: Lengths, settings: Sequen
 
 
 def _needs(chosen: LengthsOfCall, lengths: Lengths) -> str:
-    """Return what a run of these lengths takes, and whether there is one with `thorough=True`."""
+    """Return what a run of these lengths needs, and whether there is one with `thorough=True`."""
     shape = [evaluated(length, lengths) for length in chosen.call.sizes.scores_shape]
     largest = chosen.largest(lengths)
     count = f"{largest / 1e6:,.0f} million" if largest >= 1e6 else f"{largest:,.0f}"

@@ -1,8 +1,8 @@
 """The magnitude of each element of a result: the size of the numbers whose rounding causes its error.
 
 If every product and every score is off by one part in 2**n, then to first order an element is off by at most
-one part in 2**n of its magnitude. So a bound relative to magnitudes is as sharp for a small element as for the
-largest, and it holds for scores of any size.
+one part in 2**n of its magnitude. So a bound relative to magnitudes is as strict for a small element as for the
+largest one, for scores of any size.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from sdpa_xp_export._verify.reference import Floats
 from sdpa_xp_export._verify.textbook import indices
 
 STEP = 2.0**-20
-"""The step of a difference that stands for the derivative of a function of the scores."""
+"""The step of the finite difference that approximates the derivative of a function of the scores."""
 
 
 def magnitudes(arguments: Arrays, lse: Floats, weights: Floats) -> dict[str, Floats]:
     """Return the magnitude of each element of `output`, `lse`, `weights` and `scores`.
 
     Args:
-        arguments: Those of `reference.attention`, in float64.
-        lse: What the reference returned for them.
-        weights: Likewise.
+        arguments: The arguments of `reference.attention`, in float64.
+        lse: The log-sum-exp that the reference returned.
+        weights: The weights that the reference returned.
     """
     query, key, value = (np.asarray(arguments[name], np.float64) for name in ("query", "key", "value"))
     if query.ndim > 2:
         key, value = (_repeated(x, query.shape[-3]) for x in (key, value))
-    with np.errstate(all="ignore"):  # NaN and inf stand where a mask hides them
+    with np.errstate(all="ignore"):  # masked keys and values may be NaN or inf
         scores = _of_scores(arguments, query, key)
         of_attended = np.where(weights > 0, scores, 0.0)
         mean = np.sum(weights * of_attended, axis=-1, keepdims=True)
@@ -57,7 +57,7 @@ def _repeated(x: Floats, heads: int) -> Floats:
 
 
 def _of_scores(arguments: Arrays, query: Floats, key: Floats) -> Floats:
-    """Follow the scores through each step: q k^T, scale, softcap, and what is added."""
+    """Return the magnitude of the scores after each step: q k^T, scale, softcap and biases."""
     scale = np.asarray(arguments["scale"], np.float64)
     scores = (query @ np.swapaxes(key, -1, -2)) * scale
     size = (np.abs(query) @ np.swapaxes(np.abs(key), -1, -2)) * np.abs(scale)

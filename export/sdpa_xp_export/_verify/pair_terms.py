@@ -28,9 +28,9 @@ ScoreMod: TypeAlias = Callable[[Any, Any, Any, Any, Any], Any]
 class PairTerms:
     """Masks and biases of a call over its pairs, (..., Hq, L, S).
 
-    The library's masks know no cache. So they are asked about all tokens of a cache as queries, and the last
-    rows are those of the call. Only `rows` of the queries are asked about, so that a long call needs no array
-    of all pairs.
+    The library's masks do not depend on a cache. So they are asked about all tokens of a cache as queries, and
+    the last rows belong to the call. Only `rows` of the queries are asked about, so that a long call needs no
+    array of all pairs.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ def _runs(rows: NDArray[np.int64]) -> Iterator[range]:
 
 
 def _limited_lengths(arguments: Arrays, first: int, queries: int, keys: int) -> Arrays:
-    """Limit the lengths of a padding mask to those of this run, with `first` queries more."""
+    """Limit the lengths of a padding mask to the lengths of this run, and add `first` queries."""
     key_lengths, query_lengths = arguments["key_lengths"], arguments["query_lengths"]
     return {
         "key_lengths": None if key_lengths is None else np.minimum(key_lengths, keys),

@@ -1,4 +1,4 @@
-"""Random inputs for a call, with hard cases: empty rows, NaN behind a mask, large scores."""
+"""Random inputs for a call, with hard cases: rows without keys, NaN in masked keys, large scores."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from sdpa_xp_export._verify.reference_inputs import heads_first, reference_input
 from sdpa_xp_export.spec import TensorSpec, evaluated
 
 OperandChoice: TypeAlias = Literal["drawn", "least integers", "most integers", "mask of False", "mask of True"]
-"""Integers and masks at random, or all integers at one end of their range, or a boolean mask of one value."""
+"""Random integers and masks, or all integers at one end of their range, or a boolean mask of one value."""
 
 LARGEST_FACTOR = {"float16": 2.0**13, "bfloat16": 2.0**124, "float32": 2.0**124, "float64": 2.0**1000}
-"""A normal number times this one is finite."""
+"""The largest factor with which a normal random number stays finite."""
 LARGE_SIZE, HUGE_KEYS = 100.0, 16.0
-"""Beside large scores, values, biases and sinks are so many times as large; beside huge ones, keys, too."""
+"""With large scores, values, biases and sinks are multiplied by LARGE_SIZE; with huge scores, keys by
+HUGE_KEYS."""
 MOST = 2**62
-"""Numbers of documents go up to this one, as far as their dtype does."""
+"""The largest document id, if its dtype allows it."""
 FAR = 2**29
-"""Offsets and prefixes go so far, as far as their dtype does; masks take no offset beyond."""
+"""The largest offset and prefix, if the dtype allows it; masks accept no larger offset."""
 ROWS_AT_ONCE = 256
-"""Masks are asked about the pairs of so many queries at a time."""
+"""The number of queries whose pairs a mask is asked about at one time."""
 
 
 def random_inputs(
@@ -37,13 +38,14 @@ def random_inputs(
     size: float = 1.0,
     operands: OperandChoice = "drawn",
 ) -> Arrays:
-    """Return random inputs for a call whose symbols have `lengths`; its scores are of `size` at any scale.
+    """Return random inputs for a call whose symbols have `lengths`; its scores have about `size` at any scale.
 
-    A boolean mask is True for three pairs of four. It is False for the whole last key and, if it has a row for
-    each query, for the whole first query. A floating mask is -inf at these pairs; its last row is the smallest
-    finite number, which does not mask, unless that would make a bound void. Lengths of keys are ragged: the
-    first is 0, the last is the whole length. Or all integers are the least, or the most, that they may be, or a
-    boolean mask is False or True everywhere. Values, biases and sinks grow with `size`, up to hundreds.
+    A boolean mask is True for three of four pairs. It is False for the last key and, if it has a row for each
+    query, for the first query. A floating mask is -inf at these pairs; its last row is the most negative finite
+    number, which does not mask, unless the bound would then be useless. Key lengths differ: the first is 0, the
+    last is the whole length. With another choice of `operands`, all integers have their smallest or largest
+    allowed value, or a boolean mask is False or True everywhere. Values, biases and sinks grow with `size`, up
+    to hundreds.
     """
     arrays: Arrays = {}
     factors = _factors(size)
@@ -61,7 +63,7 @@ def random_inputs(
 
 
 def _factors(size: float) -> dict[str, float]:
-    """Return how many times as large as normal numbers the inputs are, by name, beside scores of `size`."""
+    """Return the factor of each input, by name, for scores of `size`."""
     large = min(max(size, 1.0), LARGE_SIZE)
     return dict.fromkeys(("value", "bias", "attn_mask", "sinks", "table"), large) | {
         "key": HUGE_KEYS if size > LARGE_SIZE else 1.0
@@ -69,7 +71,7 @@ def _factors(size: float) -> dict[str, float]:
 
 
 def _multiplied(array: NDArray[Any], factor: float) -> NDArray[Any]:
-    """Return floats times `factor`; infinite ones, the smallest finite ones, and other dtypes unchanged."""
+    """Return floats times `factor`; inf, the most negative finite numbers and other dtypes do not change."""
     if array.dtype.kind in "iub" or factor == 1.0:
         return array
     ordinary = np.abs(array.astype(np.float64)) < 1e4
@@ -177,7 +179,7 @@ def _clipped(drawn: NDArray[np.int64], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def _may_be_least(call: ExportCall) -> bool:
-    """Return whether a bias may hold the smallest finite number of its dtype.
+    """Return whether a bias may hold the most negative finite number of its dtype.
 
     A sum of two would be -inf. Beside one of a half dtype the textbook formula in that dtype loses the scores,
     and array libraries are compared with it.

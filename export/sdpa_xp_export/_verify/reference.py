@@ -1,7 +1,7 @@
 """The golden reference: attention in float64 NumPy, one row after the other, in the plainest way.
 
-It shares no code with the library. A row looks only at the keys that it may attend, so masked keys cannot
-matter, and a row without a key needs no rule of its own.
+It shares no code with the library. A row uses only the keys that it may attend to, so masked keys have no
+effect, and a row without keys is no special case.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def reference_shape(call: ExportCall, arrays: Mapping[str, NDArray[Any]]) -> tup
 
 
 def with_arrays(value: Any, arrays: Mapping[str, Any]) -> Any:
-    """Return a mask or a bias with the arrays of a run in place of its inputs, and an operand as its array."""
+    """Return a mask or a bias with the arrays of a run instead of its inputs, and an operand as its array."""
     if isinstance(value, Mask | Bias):
         return with_operands(value, lambda _, operand: with_arrays(operand, arrays))
     return numbers(value, arrays)

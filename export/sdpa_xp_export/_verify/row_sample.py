@@ -12,11 +12,11 @@ from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export.spec import evaluated
 
 DEFAULT_ROWS, THOROUGH_ROWS = 512, 8192
-"""Rows of all heads and batch entries together; the reference computes one after the other."""
+"""The most rows, of all heads and batch entries together; the reference computes them one by one."""
 MOST_SCORES = 2**22
-"""Scores of all compared rows together."""
+"""The most scores of all compared rows together."""
 FEWEST = 6
-"""So many queries are compared at least, whatever the number of heads."""
+"""The fewest queries that are compared, for any number of heads."""
 
 
 def sampled_rows(
@@ -26,10 +26,11 @@ def sampled_rows(
     rng: np.random.Generator,
     most: int = DEFAULT_ROWS,
 ) -> NDArray[np.int64]:
-    """Return the numbers of the queries to compare, which rise. They are the same in each head and batch entry.
+    """Return the indices of the queries to compare, in ascending order, for every head and batch entry.
 
-    If there is no room for all, they are the first two and the last two, those beside each of `borders`, and
-    some at random. A border is counted from the first query, from the last, and from the first key.
+    If there are too many queries, they are the first two and the last two, the queries next to each of
+    `borders`, and some random ones. A border is counted from the first query, from the last, and from the first
+    key.
     """
     *leading, queries, keys = (evaluated(length, lengths) for length in call.sizes.scores_shape)
     heads = max(math.prod(leading), 1)
@@ -41,7 +42,7 @@ def sampled_rows(
         for start in (border, queries - border, border - max(keys - queries, 0)):
             rows += [row for row in (start - 1, start, start + 1) if 0 <= row < queries]
     first = list(dict.fromkeys(rows))
-    if len(first) > count - 2:  # the ends, and as many of the others as there is room for
+    if len(first) > count - 2:  # the ends, and some of the others
         first = [*first[:4], *rng.choice(first[4:], max(count - 6, 0), replace=False).tolist()]
     rest = np.setdiff1d(np.arange(queries), first)
     drawn = rng.choice(rest, min(max(count - len(first), 0), len(rest)), replace=False)

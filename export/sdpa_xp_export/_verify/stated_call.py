@@ -29,7 +29,7 @@ def metadata_of(model: Model) -> dict[str, str]:
 
 
 def stated_call(model: Model, functions: Mapping[str, Any]) -> ExportCall:
-    """Return the call in the metadata, if the numbers of the model are still those of that call."""
+    """Return the call in the metadata, if the numbers in the model have not changed since the export."""
     metadata = metadata_of(model)
     if "sdpa_xp.forms" in metadata and "sdpa_xp.call" not in metadata:
         rule = "`model` is a layer that to_onnx wrote; use verify_layer(model, layer)"
@@ -92,7 +92,7 @@ def written_call(arguments: object) -> ExportCall:
 
 
 def check_interface(model: Model, call: ExportCall) -> None:
-    """Refuse a model whose inputs or outputs are not those of the call: by name, dtype and shape."""
+    """Refuse a model whose inputs or outputs differ from the call in name, dtype or shape."""
     inputs = {value.name: shown_type(value) for value in model.graph.input}
     wanted = {name: str(spec) for name, spec in call.inputs.items()}
     if [*inputs.items()] != [*wanted.items()]:
@@ -105,10 +105,10 @@ def check_interface(model: Model, call: ExportCall) -> None:
 
 
 def computed_dtype(model: Model, call: ExportCall) -> str:
-    """Return the dtype that scores and sums are held in.
+    """Return the dtype of the scores and sums.
 
-    A fused operator that takes half precision has an accumulation of its own. It is judged as if it rounded
-    each step to its dtype.
+    A fused operator with inputs in half precision has its own accumulation. It is judged as if it rounded each
+    step to the dtype of its inputs.
     """
     if call.accumulation_dtype == call.query.dtype or not _has_half_kernel(model):
         return call.accumulation_dtype

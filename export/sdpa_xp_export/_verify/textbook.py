@@ -7,7 +7,7 @@ from typing import Any
 
 
 def textbook(xp: Any, *arguments: Any, **keywords: Any) -> Any:
-    """Return softmax(q k^T * scale + bias) v; the arguments are those of `stages`."""
+    """Return softmax(q k^T * scale + bias) v; the arguments are the same as for `stages`."""
     return stages(xp, *arguments, **keywords)["output"]
 
 

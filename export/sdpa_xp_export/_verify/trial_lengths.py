@@ -53,7 +53,7 @@ class LengthsOfCall:
         self.past = {name for name in past if not name.isdecimal()}
 
     def __call__(self, queries: int, keys: int, batch: int = 1) -> Lengths:
-        """Return lengths for so many queries and keys, as far as their names can be chosen.
+        """Return lengths for this many queries and keys, as far as their names can be chosen.
 
         The first name that is neither has the length `batch`, the others have 1 and 2 in turn.
         """

@@ -1,4 +1,4 @@
-"""What a model is tried with: lengths around every number of its call, sizes of scores, and integers."""
+"""The settings of the trials: lengths around every number of a call, sizes of scores, and integers."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from sdpa_xp_export._verify.random_inputs import OperandChoice
 from sdpa_xp_export._verify.trial_lengths import Lengths, LengthsOfCall, several_lengths, shown_lengths
 
 LARGE = 100.0
-"""The size of large scores: they are hundreds, and most have no exponential in float32."""
+"""The size of large scores, some hundreds: the exponential of most of them overflows float32."""
 HUGE = {"float16": 8e3, "bfloat16": 3e4, "float32": 3e4, "float64": 3e4}
-"""The size of huge scores by the dtype of the query: -1e4 in place of -inf shows beside them."""
+"""The size of huge scores by the dtype of the query; they reveal a mask that adds -1e4 instead of -inf."""
 
 DEFAULT_NUMBERS, THOROUGH_NUMBERS = 9 * 2**22, 9 * 2**24
-"""The most scores, or numbers in an input, of one run: 38 and 151 million. A form that keeps all scores takes
-some 14 bytes for each of them in float32. A window of 4,096 has room for 2 heads, and for 8."""
+"""The largest number of scores, or of elements of an input, in one run: 38 and 151 million. A form that keeps
+all scores needs about 14 bytes for each of them in float32. A window of 4,096 can be tested with 2 and 8
+heads."""
 LONGEST, THOROUGH_LONGEST = 2053, 4099
-"""The longest length that does not follow from a number of the call. It is prime, so no block ends there."""
+"""The longest length if no number of the call needs a longer one. It is prime, so no block ends there."""
 SMALL = 9
-"""Each number up to this one is tried as the number of queries, as the number of keys, and as the batch."""
+"""Each number up to this one is tried as the number of queries, the number of keys, and the batch."""
 LARGE_BATCH = 7
 """The largest batch that a call is tried with by default."""
 DRAWS_OF_FIXED = 3
-"""A call whose lengths are all fixed is drawn so many times with each size of scores."""
+"""The number of draws for each size of scores if all lengths of a call are fixed."""
 MOST_CONSTANTS = 6
-"""As many numbers of a call get lengths of their own by default; the longest length is beyond all of them."""
+"""The number of constants of a call that get their own lengths by default; the longest length exceeds all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Setting:
     size: float = 1.0
     operands: OperandChoice = "drawn"
     nan_in: Literal["", "query", "key", "value"] = ""
-    """The input that has a NaN which some query attends."""
+    """The input with a NaN: a query, or a key or value that some query attends to."""
 
     @property
     def shown(self) -> str:
@@ -122,9 +123,9 @@ def _at_numbers(
 
 
 def _longest(call: ExportCall, chosen: LengthsOfCall, *, thorough: bool) -> Iterator[Lengths]:
-    """Yield the longest lengths that there is room for, twice as long as any number if possible.
+    """Yield the longest lengths within the limit, twice as long as any number if possible.
 
-    They are those of queries and keys together, and of each of them beside one or a few of the other.
+    Some have many queries and many keys, some have many of one and only a few of the other.
     """
     wanted = max(THOROUGH_LONGEST if thorough else LONGEST, 2 * max(constants(call), default=0) + 7)
     if call.sizes.queries != call.sizes.keys:
@@ -144,7 +145,7 @@ def _thorough(call: ExportCall, chosen: LengthsOfCall, at_numbers: Sequence[Leng
 
 
 def _affordable(settings: Sequence[Setting], chosen: LengthsOfCall) -> Iterator[Setting]:
-    """Yield each setting once, without those of too many numbers.
+    """Yield each setting once, except settings with too many numbers.
 
     A call without names has one setting for each size, which is drawn several times.
     """

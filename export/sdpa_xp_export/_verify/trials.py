@@ -46,11 +46,11 @@ class Trial:
     copies: Arrays
     """The cache that is returned, by name: the old and the new tokens, bit for bit."""
     leaks: Mapping[str, NDArray[np.bool_]]
-    """Where an output may be NaN because of one behind a mask: in the rows of the same head and batch entry."""
+    """Where a masked NaN may make the output NaN: in the rows of the same head and batch entry."""
 
     @property
     def shown(self) -> str:
-        """The setting as a report shows it, with shapes in place of lengths if all are fixed."""
+        """The setting as a report shows it, with shapes instead of lengths if all are fixed."""
         shown = self.setting.shown
         if self.setting.lengths:
             return shown
@@ -73,7 +73,7 @@ def trials(
         settings: Lengths, sizes of scores, and values of integers.
         rng: Draws the inputs, and which rows are compared.
         computed_in: The dtype of the textbook formula.
-        borders: Rows beside these numbers are among those that are compared.
+        borders: The rows next to these numbers are always compared.
         rows: How many rows of a run are compared, all heads and batch entries together.
     """
     borders = list(borders)
@@ -131,10 +131,10 @@ def _textbook(arguments: Arrays, dtype: str) -> dict[str, NDArray[Any]]:
 def _double_precision(
     arguments: Arrays, exact: Mapping[str, Floats], textbook: Mapping[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:
-    """Return the textbook formula in float64 with the error that it may have.
+    """Return the result of the textbook formula in float64, plus an estimate of its error.
 
-    The reference is float64 too, and rounds large scores in the same way: their difference tells little.
-    The error of float32 is 2**29 times as large. It counts where it shows more.
+    The reference is float64 too, and rounds large scores in the same way, so the difference of the two says
+    little. The error of float32, divided by 2**29, is used where it is larger.
     """
     narrow = {name: _in_range_of_float32(value) for name, value in arguments.items()}
     narrow |= {name: arguments[name].astype(np.float32) for name in ("query", "key", "value")}
@@ -182,8 +182,8 @@ class TrialOutcome:
 def outcome(call: ExportCall, trial: Trial, results: Mapping[str, NDArray[Any]]) -> TrialOutcome:
     """Take the rows that are compared from the outputs of a run.
 
-    If an output has another dtype or shape than that of the call, all of them count as NaN. So they do if there
-    is NaN in any row, and the inputs have none where a query attends.
+    If an output has another dtype or shape than the call requires, all its rows count as NaN. This is also so
+    if any row is NaN although no query attends to a NaN.
     """
     outputs = {}
     for name, expected in trial.expected.items():

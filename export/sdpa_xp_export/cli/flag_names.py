@@ -22,7 +22,7 @@ _TEXT = r"(?<!\w)'(?:[^'\\]|\\.)*'"
 
 
 def with_flags(text: str, flags: Mapping[str, str]) -> str:
-    """Return a message with the flag in place of each keyword: "`name`", "name=value" or "name=True"."""
+    """Return a message with the flag instead of each keyword: "`name`", "name=value" or "name=True"."""
     names = "|".join(map(re.escape, flags)) or "(?!)"
     pattern = rf"{_TEXT}|`(?P<named>{names})`|(?<![\w.-])(?P<passed>{names})=(?P<true>True\b)?"
 

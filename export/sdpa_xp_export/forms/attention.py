@@ -153,8 +153,8 @@ def _mask(tile: GraphTile, dtype: str, causal: bool) -> tuple[GraphValue | None,
         return (None if allowed is True else cast(GraphValue, allowed)), allowed
     # The sum begins in float32, since CUDA compares no bfloat16.
     total, allowed = add_biases(call.biases, tile, tile.graph.constant(0.0, "float32"), allowed)
-    # The runtime takes a row whose entries are all the smallest finite number for an empty one, but only -inf
-    # masks. So a finite entry becomes at least nearly the smallest.
+    # onnxruntime treats a row of the most negative finite number as a row without keys, but only -inf masks. So
+    # finite entries are kept slightly above that number.
     least = float(np.finfo("float16" if dtype == "float16" else "float32").min) * (1 - 2**-7)
     total = xp.where(total < least, least, total)
     total = total if allowed is True else xp.where(cast(GraphValue, allowed), total, -math.inf)

@@ -41,7 +41,7 @@ def unsupported_reason(call: ExportCall, runtime: Runtime) -> str | None:
     if call.sinks is not None and call.sinks.shape != (call.sizes.query_heads,):
         return "GroupQueryAttention takes sinks of shape (Hq,)"
     if isinstance(call.sizes.batch[0], str):
-        return "GroupQueryAttention of an empty batch ends the process, so the batch must be a number"
+        return "GroupQueryAttention crashes on an empty batch, so the batch must be a number"
     if before is not None and runtime.release < WINDOW_COUNTS_ITSELF:
         since = ".".join(map(str, WINDOW_COUNTS_ITSELF))
         return (
@@ -128,7 +128,7 @@ def _split(value: GraphValue, parts: int, axis: int) -> list[GraphValue]:
 
 
 def _window(call: ExportCall) -> int:
-    """Return how many keys a query sees, its own among them."""
+    """Return how many keys a query attends to, including its own."""
     before, _ = key_window(call.masks)
     return ALL if before is None else before + 1
 

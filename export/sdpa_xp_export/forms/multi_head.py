@@ -24,7 +24,7 @@ def unsupported_reason(call: ExportCall, runtime: Runtime) -> str | None:
     sizes = (*call.sizes.batch, call.sizes.queries, call.sizes.keys)
     if runtime.release < EMPTY_INPUTS["multi_head"] and any(isinstance(size, str) for size in sizes):
         release = ".".join(map(str, EMPTY_INPUTS["multi_head"]))
-        return f"an empty batch ends the process before onnxruntime {release}, so the lengths must be numbers"
+        return f"before onnxruntime {release} it crashes on an empty batch, so the lengths must be numbers"
     return None
 
 

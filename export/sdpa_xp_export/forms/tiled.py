@@ -135,7 +135,7 @@ class _QueryBlock(GraphTile):
 
     @property
     def hides_keys(self) -> bool:
-        """Whether another key than those of `key_mask` may be attended by no query of the block."""
+        """Whether keys outside `key_mask` exist that no query of the block may attend to."""
         if self.key_mask is None:
             return super().hides_keys
         # Under the diagonal alone, the block's last query attends each key of its range, so none is hidden.

@@ -124,7 +124,7 @@ def _spec(value: GraphValue) -> ComputedSpec:
 
 
 def _with_specs(graph: TracedGraph, argument: Any, adds_head: bool) -> Any:
-    """Return an argument with specs in place of its arrays, also those that a mask or a bias holds."""
+    """Return an argument with specs instead of its arrays, also those that a mask or a bias holds."""
     if isinstance(argument, GraphValue) or is_array(argument):
         value = _value(graph, argument)
         return _spec(_with_head(value) if adds_head else value)

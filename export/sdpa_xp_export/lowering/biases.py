@@ -37,7 +37,7 @@ def add_biases(
         if may_mask(bias):
             allowed = both_allow(allowed, ~xp.is_masked(term))
     if len(terms) > 1:
-        # Two of the smallest finite numbers, which do not mask, add up to -inf, which would.
+        # Two of the most negative finite numbers, which do not mask, add up to -inf, which would.
         least = float(np.finfo(scores.dtype).min)
         scores = xp.where(xp.is_masked(scores), least, scores)
     return scores, allowed
@@ -104,7 +104,7 @@ def _relative(
         by_bucket = ops.gather(by_bucket, every, 0)
         index = xp.clip(distance, -max_distance, max_distance) + max_distance
     else:
-        # A list of so many distances would be larger than a search among the beginnings of the buckets.
+        # A list of that many distances would be larger than a search among the beginnings of the buckets.
         index = bucket(rules, distance)
     term = ops.gather(ops.transpose(by_bucket), index, 1)
     # If batch entries stand at different keys, (Hq, B, 1, rows, columns) becomes (B, Hq, rows, columns).

@@ -125,7 +125,7 @@ class GraphTile:
         shape = cast(tuple[int, ...], vector.shape)
         if shape == (1,) and not batch:
             return ops.reshape(vector, (1, 1, 1), (1, 1, 1))
-        checks.broadcasts(self.graph.function, name, shape, batch, "(...), one a batch entry")
+        checks.broadcasts(self.graph.function, name, shape, batch, "(...), one per batch entry")
         return ops.with_ones(vector, 3)
 
     def limited(self, name: str, value: object, limit: int | str | None = None) -> GraphValue | int:
