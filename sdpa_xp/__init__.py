@@ -1,13 +1,13 @@
 """Attention for every array: one exact, memory-linear implementation for any array-API library.
 
-Coming from another library: its arguments, and what they are called here. `biases`, `masks` and `positional`
-are the modules of that name; arguments that have the same name and meaning are left out.
+If you come from another library: its arguments are on the left, and their names in sdpa_xp on the right.
+`biases`, `masks` and `positional` are modules. Arguments with the same name and meaning are left out.
 
 torch, scaled_dot_product_attention
     attn_mask = causal_upper_left, causal_lower_right    masks.causal(), masks.causal("lower_right")
     dropout_p                       dropout_p, with rng=torch.Generator()
     enable_gqa                      always, by the number of heads
-    a mask beside is_causal         both hold
+    a mask with is_causal           both apply
 torch, FlexAttention
     block_mask, from mask_mod       attn_mask=masks.from_function(mask_mod)
     score_mod                       bias=biases.from_function(score_mod)

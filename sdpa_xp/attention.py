@@ -42,7 +42,7 @@ def scaled_dot_product_attention(
 ) -> A:
     r"""Compute attention, $\mathrm{softmax}(q k^T \cdot scale + bias)\,v$, on the arrays of any library.
 
-    Memory grows with L + S, because the scores are computed tile by tile.
+    Memory grows linearly with L + S, because the scores are computed tile by tile.
 
     Shapes:
         `L` queries, `S` keys, `E` width of a query or key, `Ev` width of a value, `Hq` query heads,
@@ -53,16 +53,16 @@ def scaled_dot_product_attention(
     Args:
         query: (..., Hq, L, E); float16, bfloat16, float32 or float64.
         key: (..., H, S, E), with the library, device and dtype of the query. Hq is a multiple of H: query head
-            h reads key head h // (Hq // H). Keys and values are not copied for that.
-        value: (..., H, S, Ev), with the same library, device and dtype. Ev need not be E.
+            h attends to key head h // (Hq // H). Keys and values are not copied.
+        value: (..., H, S, Ev), with the same library, device and dtype. Ev may differ from E.
         attn_mask: A mask of `sdpa_xp.masks`, which builds no L x S array, or an array that broadcasts to (...,
             Hq, L, S). A boolean array is True where a query may attend to a key. A floating array is added to
             the scores, like `bias`.
         bias: A bias of `sdpa_xp.biases`, or an array that broadcasts to (..., Hq, L, S), in the dtype of the
             query or in the accumulation dtype. It is added to the scores after `softcap`. -inf masks its pair;
-            the smallest finite number does not.
-        is_causal: Query i attends to key j only if j <= i, counted from the upper left even if L != S. With a
-            mask, both hold.
+            the most negative finite number does not.
+        is_causal: Query i attends to key j only if j <= i, counted from the upper left even if L != S. If you
+            also pass a mask, both apply.
         scale: The factor of the products: a finite number, or an array that broadcasts to (..., Hq, L, 1), in
             the dtype of the query or in the accumulation dtype. An array of shape () may have any floating
             dtype. Default 1 / sqrt(E).
@@ -80,15 +80,15 @@ def scaled_dot_product_attention(
             width), as in JAX, Keras and flash-attention. Arguments that broadcast to (..., Hq, L, S) have these
             axes in both layouts.
         implementation: `"xp"` is the portable implementation, written in array-API calls. `"native"` is the
-            fused kernel of the arrays' library, and an error if that does not compute this call as documented.
-            None lets sdpa_xp choose. It takes the kernel, if that computes the call as documented, for torch
-            tensors on the CPU and while torch exports (torch.export, torch.onnx.export), for short calls of JAX
-            arrays on the CPU outside a jit, and for short calls of MLX arrays on the CPU without masks.
-            Otherwise it takes the portable implementation. Torch's kernel has first derivatives only.
+            fused kernel of the arrays' library; it raises an error if that kernel does not compute this call
+            as documented. With None, sdpa_xp chooses. It uses the kernel, if it computes the call as
+            documented, for torch tensors on the CPU and in torch.export and torch.onnx.export, for short calls
+            on JAX arrays on the CPU outside a jit, and for short calls without masks on MLX arrays on the CPU.
+            Otherwise it uses the portable implementation. torch's kernel has first derivatives only.
 
     Returns:
         (..., Hq, L, Ev) in the layout of the inputs, or (L, Ev) for 2-D inputs, with the library, device and
-            dtype of the query. A row with no key to attend to is 0.
+            dtype of the query. The row of a query that may attend to no key is 0.
 
     Raises:
         TypeError: The arrays have several libraries or dtypes, integer or complex data, or a class that changes
@@ -99,15 +99,16 @@ def scaled_dot_product_attention(
 
     Numerics:
         The accumulation dtype is float64 for float64 inputs, and float32 for all others. Scores, normalisation
-        and sums are computed in it, and the result is rounded once. A masked pair adds nothing, even if its key
-        or value is NaN or inf; a NaN that may be attended to shows in exactly the rows that attend to it.
-        Inside a jit, and with torch's kernel on a GPU, this holds for keys that no query attends to (padding).
-        It holds for results, and for gradients from `scaled_dot_product_attention_vjp`. Gradients that torch,
-        JAX or MLX compute may be NaN if a masked key or value is NaN, also those of the query.
+        and sums are computed in it, and the result is rounded once. A masked pair has no effect, even if its
+        key or value is NaN or inf. If a key or value that is not masked is NaN, the rows that attend to it show
+        the NaN, and no other row does. Inside a jit, and with torch's kernel on a GPU, this is true only for
+        keys that no query attends to (padding). It is true for results, and for gradients from
+        `scaled_dot_product_attention_vjp`. If torch, JAX or MLX computes the gradients and a masked key or
+        value is NaN, all gradients may be NaN, including the gradient of the query.
 
-        A score of -inf has weight 0, so a row whose scores are all -inf is 0, like a row with no key to attend
-        to. torch.autocast changes neither the dtype of a result nor its accuracy. Run the backward pass outside
-        of it, as torch recommends.
+        A score of -inf has weight 0. If all scores of a row are -inf, its output is 0, as for a row without
+        keys. torch.autocast changes neither the dtype of a result nor its accuracy. Run the backward pass
+        outside torch.autocast, as torch recommends.
 
     Examples:
         >>> import numpy as np
@@ -156,7 +157,7 @@ def attention_state(
         As for `scaled_dot_product_attention`.
 
     Args:
-        query: (..., Hq, L, E). This and the other arguments are those of `scaled_dot_product_attention`.
+        query: (..., Hq, L, E). All arguments are as in `scaled_dot_product_attention`.
         key: (..., H, S, E).
         value: (..., H, S, Ev).
         attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).

@@ -20,7 +20,7 @@ from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 
 MOST_SQUARES = 64
-"""The most squares of a side in the picture of the tiles; of more, every so many are drawn."""
+"""The most squares along a side of the picture of the tiles; of more tiles, every n-th is drawn."""
 TILE_COLOURS = {"#": "#2f86c5", "+": "#d55e00"}
 
 
@@ -86,7 +86,7 @@ def explain(
         As for `scaled_dot_product_attention`.
 
     Args:
-        query: (..., Hq, L, E). This and the other arguments are those of `scaled_dot_product_attention`.
+        query: (..., Hq, L, E). All arguments are as in `scaled_dot_product_attention`.
         key: (..., H, S, E).
         value: (..., H, S, Ev).
         attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).
@@ -140,7 +140,7 @@ def explain(
 
 
 def _mapped_tiles(scores: Scores, plan: Plan) -> tuple[int, tuple[str, ...]]:
-    """Count the tiles in which some pair may attend, and draw those of the first batch entry and head."""
+    """Count the tiles in which some pair may attend, and draw the tiles of the first batch entry and head."""
     tasks = plan.tasks()
     rows, columns = (
         -(-length // side) for length, side in ((plan.queries, plan.rows), (plan.keys, plan.columns))

@@ -55,14 +55,14 @@ def scaled_dot_product_attention_vjp(
 ) -> tuple[A, Pullback[A]]:
     r"""Compute attention, and return a function that computes the gradients of the inputs.
 
-    This needs no framework that differentiates, so you can train with NumPy. No scores are kept: the pullback
-    computes them again, tile by tile, and memory grows with L + S.
+    This needs no framework with automatic differentiation, so you can train with NumPy. The scores are not
+    stored: the pullback computes them again, tile by tile, and memory grows linearly with L + S.
 
     Shapes:
         As for `scaled_dot_product_attention`.
 
     Args:
-        query: (..., Hq, L, E). This and the other arguments are those of `scaled_dot_product_attention`.
+        query: (..., Hq, L, E). All arguments are as in `scaled_dot_product_attention`.
         key: (..., H, S, E).
         value: (..., H, S, Ev).
         attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).

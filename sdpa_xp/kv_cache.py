@@ -185,7 +185,7 @@ class KVCache(Generic[A]):
 
         Args:
             query: (..., Hq, L, E).
-            attn_mask: A mask or an array. This and the arguments below are those of
+            attn_mask: A mask or an array. This argument and the next ones are as in
                 `scaled_dot_product_attention`. The first query is at position S - L, also for masks and
                 biases: `sliding_window(255, 0)` means the last 256 tokens.
             bias: A bias, or an array that broadcasts to (..., Hq, L, S).

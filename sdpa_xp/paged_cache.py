@@ -224,7 +224,7 @@ class PagedKVCache(Generic[A]):
         Args:
             query: (N, Hq, L, E).
             attn_mask: A mask, or an array that broadcasts to (N, Hq, L, 1): sequences may have different S.
-                This and the arguments below are those of `scaled_dot_product_attention`. The first query of a
+                This argument and the next ones are as in `scaled_dot_product_attention`. The first query of a
                 sequence is at position length - L, also for masks and biases.
             bias: A bias, or an array that broadcasts to (N, Hq, L, 1).
             is_causal: Query i attends to key j only if j <= i + length - L.

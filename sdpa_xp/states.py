@@ -45,14 +45,14 @@ def merge_states(
 
     Args:
         states: The results of `attention_state` for the same queries and disjoint parts of the keys.
-        lse_base: The base of `lse`: None for natural logarithms, or 2 for those of FlashInfer. The result has
-            the same base.
+        lse_base: The base of `lse`: None for natural logarithms, or 2 for logarithms to base 2, as in
+            FlashInfer. The result has the same base.
         layout: The layout of the outputs, as for `attention_state`: "...HLE" or "...LHE". `lse` is
             (..., Hq, L) with either.
-        key_ranges: The keys that each state is over: a `range` or (start, stop), or a list of them for a state
-            that was merged from others. A state that came twice is then refused, because it would count
+        key_ranges: The keys of each state: a `range` or (start, stop), or a list of them for a state that was
+            merged from others. If a state is passed twice, an error is raised, because its keys would count
             twice.
-        keys: The number of all keys. If `key_ranges` leave some out, the states are refused.
+        keys: The number of all keys. If a key is missing in `key_ranges`, an error is raised.
 
     Returns:
         The state over all these keys, in the dtypes of the first state.

@@ -47,7 +47,7 @@ def attention_weights(
         As for `scaled_dot_product_attention`.
 
     Args:
-        query: (..., Hq, L, E). This and the other arguments are those of `scaled_dot_product_attention`.
+        query: (..., Hq, L, E). All arguments are as in `scaled_dot_product_attention`.
         key: (..., H, S, E).
         attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).
         bias: A bias, or an array that broadcasts to (..., Hq, L, S).
@@ -105,7 +105,7 @@ def attention_scores(
         As for `scaled_dot_product_attention`.
 
     Args:
-        query: (..., Hq, L, E). This and the other arguments are those of `scaled_dot_product_attention`.
+        query: (..., Hq, L, E). All arguments are as in `scaled_dot_product_attention`.
         key: (..., H, S, E).
         attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).
         bias: A bias, or an array that broadcasts to (..., Hq, L, S).

@@ -134,5 +134,5 @@ class PreparedCall(NamedTuple):
         return Dropout(self.dropout_p, library_of(query).random_words(self.rng, 4, query))
 
     def of_entries(self, grid: ScoreGrid, arrays: Mapping[str, Array]) -> PreparedCall:
-        """Return some batch entries as a call of their own."""
+        """Return some batch entries as a separate call."""
         return self._replace(grid=grid, arrays=arrays, derived={})

@@ -144,7 +144,7 @@ def mask_dtype(function: str, mask: Array) -> bool:
 def zeros_and_ones(function: str, mask: Array) -> None:
     """Warn if a floating `attn_mask` has only 0 and 1. It masks nothing, and most likely should be boolean."""
     xp = namespace_of(mask)
-    for part in (mask[..., :1, :64], mask) if mask.ndim > 1 else (mask,):  # the first row tells of most masks
+    for part in (mask[..., :1, :64], mask) if mask.ndim > 1 else (mask,):  # for most masks one row is enough
         is_zero, is_one = (part >= 0) & (part <= 0), (part >= 1) & (part <= 1)
         if not bool(xp.all(is_zero | is_one)):
             return

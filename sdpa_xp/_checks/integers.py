@@ -142,7 +142,7 @@ def frozen(value: Any) -> Any:
     return tuple(value) if isinstance(value, list | range) else value
 
 
-def offset(function: str, value: Any, otherwise: str = "integers, one a batch entry") -> Any:
+def offset(function: str, value: Any, otherwise: str = "integers, one per batch entry") -> Any:
     """Return an offset as `frozen` does; check the name of an alignment. Integers are checked by a call."""
     if isinstance(value, str):
         named(function, "offset", value, ("lower_right",), otherwise)

@@ -84,7 +84,7 @@ def not_streamed(function: str, library: str) -> NoReturn:
 
 
 def named(function: str, name: str, value: object, choices: Sequence[str], otherwise: str = "") -> None:
-    """Check that `value` is one of the names in `choices`; `otherwise` tells in words what else is allowed."""
+    """Check that `value` is one of the names in `choices`; `otherwise` says what else is allowed."""
     if not (isinstance(value, str) and value in choices):
         rule = f"`{name}` must be " + " or ".join(
             [repr(choice) for choice in choices] + [otherwise] * bool(otherwise)

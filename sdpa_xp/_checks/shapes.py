@@ -117,7 +117,7 @@ def broadcasts(function: str, name: str, shape: Shape, target: Shape, letters: s
         rule = f"`{name}` must broadcast to {letters}"
         hint = ""
         if len(target) == 4 and shape == (target[0], target[-1]):
-            hint = f"One row a batch entry has the shape (B, 1, 1, S): {name}[:, None, None, :]."
+            hint = f"A mask with one row per batch entry has the shape (B, 1, 1, S): {name}[:, None, None, :]."
         elif letters == ONE_A_ROW:
             hint = _row_hint(name, shape, target)
         elif letters == THE_BATCH and not target and function in ("to_array", "plot.mask"):

@@ -129,7 +129,7 @@ def attend(cut: StreamedCall, dtype: Dtype) -> tuple[Array, Array]:
 
 
 def _extra_memory(cut: StreamedCall) -> int:
-    """Return what a task needs beside chunks and states: chunks in a wider dtype, the next ones, and tiles."""
+    """Return a task's memory besides chunks and states: chunks in a wider dtype, the next ones, and tiles."""
     sizes = [
         math.prod(max(lengths) for lengths in cut.streams.chunks(array.array)) * 8
         for array in (cut.query, cut.key, cut.value, *cut.arrays)

@@ -2,7 +2,7 @@
 
 A signal handler may raise an exception in the main thread after any bytecode, also inside a `finally`. Two
 facts hold nevertheless: a `with` statement on a lock is entered and left without a chance for a handler in
-between, and handlers never run in other threads. So a call holds a lock of its own while it computes, and a
+between, and handlers never run in other threads. So each call holds its own lock while it computes, and a
 watching thread waits for that lock. If the call could not give the BLAS back itself, the watching thread does.
 """
 

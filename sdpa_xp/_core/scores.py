@@ -45,7 +45,7 @@ class Scores(NamedTuple):
     answers: dict[str, Any] | None = None
     """What equal calls keep of the answers of their mask."""
     buffers: CallBuffers | None = None
-    """Where the arrays of a tile are computed, each over that of the tile before; None is in new arrays."""
+    """The buffers in which the arrays of each tile are computed; with None, each tile allocates new arrays."""
 
     @property
     def xp(self) -> Namespace:
@@ -112,7 +112,7 @@ class Scores(NamedTuple):
                 yield tile, allowed
 
     def trimmed_tiles(self, rows: range, plan: Plan) -> Iterator[tuple[Tile, Allowed]]:
-        """Return the same tiles, without the queries that attend to no key of the tile, if the mask tells."""
+        """Return the same tiles, without queries that attend to no key of the tile, if the mask knows them."""
         if self.is_unmasked:
             yield from ((self.tile(rows, columns), True) for columns in plan.column_ranges(range(plan.keys)))
             return
@@ -169,7 +169,7 @@ class Scores(NamedTuple):
         for bias in self.biases:
             scores, unmasked = bias.apply(tile, scores, in_place=self.buffers is not None)
             allowed = both(allowed, unmasked)
-        if len(self.biases) > 1:  # two of the smallest finite numbers add up to -inf, and must not mask
+        if len(self.biases) > 1:  # two of the most negative finite numbers add up to -inf, and must not mask
             scores = xp.where(is_masked(scores), -LARGEST[dtype_name(dtype)], scores)
         if not isinstance(allowed, bool):
             scores = xp.where(allowed, scores, -math.inf)

@@ -49,12 +49,12 @@ class _Helper:
 
 
 class _Pool:
-    """Threads that wait for work, as those of a BLAS do: many a call is shorter than the start of a thread."""
+    """Threads that wait for work, like those of a BLAS: many calls are shorter than the start of a thread."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()  # a signal handler may attend while a call holds it
         self.owner: threading.Lock | None = None
-        """The lock of the call that has the threads; a call that was interrupted may have left its own."""
+        """The lock of the call that has the threads; a call that was interrupted may have left its lock."""
         self.helpers = SimpleQueue[_Helper]()
         self.count = 0
 

@@ -58,7 +58,7 @@ class TileBuffers:
 
 
 class CallBuffers(threading.local):
-    """The buffers of a call: each thread that looks at them sees a set of its own."""
+    """The buffers of a call: each thread has its own set."""
 
     def __init__(self, grid: ScoreGrid, idle: list[TileBuffers], used: list[TileBuffers]) -> None:
         try:

@@ -1,4 +1,4 @@
-"""A window of a larger grid of scores: a range of queries and a range of keys, computed as a call of its own.
+"""A window of a larger grid of scores: a range of queries and a range of keys, computed as a separate call.
 
 The tiles of the window are tiles of the larger grid. Masks, biases and dropout are bound to the larger grid.
 They see the same pair indices as in a single call, and so give the same result.

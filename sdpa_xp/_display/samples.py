@@ -16,7 +16,7 @@ from sdpa_xp._tiles.tile import Tile
 CELLS = 32
 """The most squares of a side; longer masks are sampled."""
 LEAST, MOST = 12, 4096
-"""The length that is drawn, if no argument tells one: twice the largest number, within these."""
+"""The length that is drawn, if no argument gives one: twice the largest number, within these limits."""
 PANELS, MOST_HEADS = 4, 128
 """The most entries or heads that are drawn, and the most heads that a bias may have."""
 ALLOWED, MASKED_OUT, SHADES = (

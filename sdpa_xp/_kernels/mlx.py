@@ -5,12 +5,12 @@ kernels for GPUs are used only if the call asks for them: no test has run on a G
 contract in these cases:
 
 - a row has no key: with a boolean mask it is the mean of the values, with -inf it is NaN; it is set to 0;
-- all unmasked scores are -inf: a boolean mask and "causal" replace masked scores by the smallest finite number,
-  which is larger than -inf; so masks are passed as -inf;
+- all unmasked scores are -inf: a boolean mask and "causal" replace masked scores by the most negative finite
+  number, which is larger than -inf; so masks are passed as -inf;
 - the lengths differ: "causal" aligns the last query with the last key, so `is_causal` is passed as a mask;
 - a masked key or value holds NaN, and 0 * NaN is NaN: if the output shows it, the portable implementation
   computes the call again; inside mx.compile and mx.vmap keys and values that no query attends to are set to 0;
-- all scores of a row are -inf: NaN, which shows in the output likewise;
+- all scores of a row are -inf: the output is NaN, and the call is computed again in the same way;
 - the dtype is a half: the kernel rounds the scores to it, so the call is computed in float32;
 - the dtype is float64: the kernel computes exp in float32.
 """

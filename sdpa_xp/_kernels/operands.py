@@ -22,7 +22,7 @@ MANY_SCORES = 2**20
 
 
 MANY_ENTRIES = 8
-"""Batch entries with numbers of keys of their own are computed one by one if there are so many at most, or if
+"""Batch entries with different numbers of keys are computed one by one if there are at most this many, or if
 each has `MANY_SCORES_OF_ONE`."""
 MANY_SCORES_OF_ONE = 2**16
 

@@ -11,8 +11,8 @@ by an exporter and onnxruntime, differs in these cases:
 
 - a masked key or value holds NaN, and 0 * NaN is NaN: keys and values that no query attends to are set to 0;
 - a row has no key: torch's translation for opsets before 23 returns the mean of the values; it is set to 0;
-- all of a row's bias is the smallest finite number: onnxruntime takes the row for an empty one, so the bias is
-  kept above that number;
+- all of a row's bias is the most negative finite number: onnxruntime treats it as a row without keys, so the
+  bias is kept above that number;
 - the scale is not positive: torch returns NaN with `is_causal`, onnxruntime refuses: the query is scaled;
 - the mask broadcasts along L or S, or the inputs lack 4 axes: not translated, so both are converted first;
 - the dtype is a half: the kernel rounds the weights to it, so the call is computed in float32.

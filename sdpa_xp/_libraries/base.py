@@ -65,7 +65,7 @@ class Library:
     compiles_shapes: ClassVar[bool] = False
     """Whether an operation is compiled for each shape of its operands."""
     module: ClassVar[str] = ""
-    """The module that makes its arrays, if the library has random generators of its own."""
+    """The module that makes its arrays, if the library has its own random generators."""
 
     def cast_text(self, name: str, dtype: str) -> str:
         """Return the code that converts the array `name` to a dtype, such as float32 or query.dtype."""
@@ -183,7 +183,7 @@ class Library:
         return output
 
     def example(self) -> Array | None:
-        """Return an empty array, or None if the library is not in use or has no generator of its own."""
+        """Return an empty array, or None if the library is not in use or has no random generator."""
         module: Any = sys.modules.get(self.module)
         return None if module is None else cast(Array, module.zeros((0,), dtype=module.float32))
 
@@ -264,7 +264,7 @@ class Library:
 
 
 def _info(xp: Any) -> Any:
-    """Return what a namespace tells of its dtypes."""
+    """Return what a namespace says about its dtypes."""
     if not hasattr(xp, "__array_namespace_info__"):
         rule = f"the namespace {xp.__name__} must have __array_namespace_info__()"
         raise TypeError(f"sdpa_xp: {rule}, which names the dtypes of a device (array API 2023.12).")

@@ -77,7 +77,7 @@ class DaskGraphs:
     def in_chunks(self, array: Any, chunks: Chunks) -> Any:
         if compat.is_dask_array(array):
             return array.rechunk(chunks)
-        # Each chunk is data of its own, so that a worker gets its chunk and not the whole array.
+        # Each chunk is a separate piece of data, so that a worker gets its chunk and not the whole array.
         name = f"array-{self.token(without_repeats(array), chunks)}"
         stops = [[*accumulate(lengths)] for lengths in chunks]
         tasks = {}

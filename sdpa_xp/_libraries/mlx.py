@@ -49,7 +49,7 @@ class Mlx(Library):
     def is_traced(self, array: Any) -> bool:
         """Return True inside mx.compile and mx.vmap. Inside mx.grad values can be read.
 
-        MLX tells only by refusing to evaluate an array. `async_eval` does not wait for the result, but MLX
+        MLX shows it only by refusing to evaluate an array. `async_eval` does not wait for the result, but MLX
         refuses it inside mx.grad too, so `eval` is tried after it.
         """
         core = sys.modules["mlx.core"]

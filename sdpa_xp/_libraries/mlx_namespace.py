@@ -11,7 +11,7 @@ from sdpa_xp._libraries.protocols import Array, Device, Dtype, Shape
 
 
 class MlxNamespace:
-    """mlx.core with the functions below in place of its own. They ignore `device`, because arrays have none."""
+    """mlx.core with the functions below instead of its own. They ignore `device`, because arrays have none."""
 
     __name__ = "mlx.core"
 

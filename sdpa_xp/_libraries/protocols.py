@@ -177,7 +177,7 @@ class BlockStreams(ChunkedArrays, Protocol):
         """Return an array; `function` gets the blocks of `keys` of a chunk's numbers, and these as `block_id`.
 
         A list of keys arrives as an iterator, which reads one block at a time. `extra_memory` is what
-        `function` needs beside one block of each input and its result, in bytes.
+        `function` needs in addition to one block of each input and its result, in bytes.
         """
 
 

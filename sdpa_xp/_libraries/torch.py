@@ -70,7 +70,7 @@ class Torch(Library):
         return "device" if records or has_tangents() else "threaded"
 
     def is_transforming(self) -> bool:
-        # A traced tensor may have symbols as lengths, and forward mode carries tangents beside the values.
+        # A traced tensor may have symbols as lengths, and forward mode computes tangents along with the values.
         torch = sys.modules["torch"]
         if is_transforming() or torch._C._is_tracing() or torch.autograd.forward_ad._current_level >= 0:
             return True

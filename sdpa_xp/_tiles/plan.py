@@ -42,8 +42,8 @@ share the stacks."""
 LEAST_WORK_FOR_THREADS = 2**23
 """Multiplications. Fewer of them take less time than threads lose by taking turns in Python."""
 LEAST_SCORES_WITHOUT_MAXIMUM = 2**16
-"""The scores of a call. From so many on, a softmax without a maximum saves more time than it takes to look at
-its results."""
+"""The fewest scores of a call for which a softmax without a maximum saves more time than the check of its
+results takes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ MOST_MIXED = 128
 MOST_UNUSED = 2
 """A pass over the pool may read this many times the tokens that it needs."""
 LEAST_BLOCK = 8
-"""The tokens of a block. Copies of smaller blocks take less time than so many small products."""
+"""The fewest tokens of a block. Copies of smaller blocks take less time than many small products."""
 MOST_SEQUENCES = 8
 """The sequences, for each token of a block. With more, adding up the blocks takes longer than the copies."""
 
@@ -57,8 +57,8 @@ def plan_pool(
 ) -> PoolPlan | None:
     """Return the plan of a call whose queries attend to all tokens, or None if copies of the blocks are better.
 
-    They are if the call is small or has many queries, if blocks are very small or very large beside the number
-    of sequences and heads, if two sequences share a block, or if the sequences have a small part of the pool.
+    Copies are better if the call is small or has many queries, if blocks are very small, or very large for the
+    number of sequences and heads, if two sequences share a block, or if the sequences use little of the pool.
     """
     rows, scores = grid.heads * grid.queries, grid.heads * grid.queries * sum(lengths)
     if scores < LEAST_SCORES or min(lengths) == 0 or group * grid.queries > size:
@@ -79,7 +79,7 @@ def plan_pool(
     most = max(1, MOST_ELEMENTS // (rows * max(widths // 2, size)))
     if len(tables) > MOST_MIXED:
         most = min(most, MOST_MIXED)
-    # A part has more blocks than there are sequences, so that its sums are small beside its values.
+    # A part has more blocks than there are sequences, so that its sums take less memory than its values.
     parts = max(1, min(os.cpu_count() or 1, (stop - first) // len(tables))) if has_threads else 1
     runs_of_a_part = -(-(stop - first) // (parts * most))
     step = -(-(stop - first) // (parts * runs_of_a_part))

@@ -29,9 +29,9 @@ class ScoreGrid:
     Masks and biases are bound to a grid: they check their arguments against it, and convert them to its
     library.
 
-    The sequences of a packed batch or of a paged cache have different lengths. Those of equal lengths get a
-    grid of their own, which names their batch `entries`: arrays with one element for each batch entry are
-    indexed with them.
+    The sequences of a packed batch or of a paged cache have different lengths. Sequences of equal lengths
+    share a grid, which names their batch `entries`: arrays with one element for each batch entry are indexed
+    with them.
     """
 
     function: str

@@ -25,7 +25,7 @@ def to_array(bias: Bias, shape: tuple[int, ...], *, rows: range | None = None, l
             NumPy if there is none.
 
     Returns:
-        A floating array of `shape`, with `len(rows)` in place of L; float64 if the device has it, else float32.
+        A floating array of `shape`, with `len(rows)` instead of L; float64 if the device has it, else float32.
 
     Raises:
         TypeError: `bias` is not a bias, its arrays belong to another library, or `rows` is not a range.

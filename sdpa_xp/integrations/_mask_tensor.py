@@ -21,9 +21,9 @@ DESCRIPTIONS = {
 class MaskTensor(torch.Tensor):
     """A mask that passes for a tensor and takes no memory.
 
-    Most models only hand their mask on to their attention, and `generate` asks whether it is a tensor with 4
-    axes. A model that computes with its mask, cuts it, or has an attention of its own, gets the tensor of eager
-    attention, which is added to the scores: 0, or the smallest number of its dtype where a pair is masked.
+    Most models only pass their mask to their attention, and `generate` asks whether it is a tensor with 4 axes.
+    A model that computes with its mask, slices it, or has its own attention gets the tensor of eager attention,
+    which is added to the scores: 0, or the most negative number of its dtype where a pair is masked.
     """
 
     mask: masks.Mask

@@ -21,7 +21,7 @@ def register() -> str:
         model = AutoModel.from_pretrained(..., attn_implementation=register())
 
     Causal masks, sliding windows, chunks, packed sequences and padding become masks of `sdpa_xp.masks`, so that
-    no L x S array is built for them. Models that have an attention of their own keep it.
+    no L x S array is built for them. Models whose attention cannot be chosen do not change.
 
     Shapes:
         `B` batch, `L` queries, `S` keys, `Hq` query heads. A mask that you pass to the model yourself is
@@ -33,15 +33,15 @@ def register() -> str:
 
     Raises:
         ModuleNotFoundError: transformers or torch is not installed, or transformers is too old.
-        ValueError: When the model runs: the model needs what sdpa_xp does not compute. The message names the
-            argument.
+        ValueError: When the model runs: the model passes an argument that sdpa_xp does not support. The message
+            names the argument.
 
     Numerics:
         As for `scaled_dot_product_attention`, so results differ from `attn_implementation="eager"` by rounding
-        only. A token without a key to attend to, such as padding on the left, gets 0, where eager attention
-        gives it the mean of all values; results of real tokens do not depend on it. In training,
-        `attention_dropout` drops weights with the right probability. Which weights are dropped depends on
-        `torch.manual_seed`, and they are others than with eager attention.
+        only. A token that may attend to no key, such as padding on the left, gets output 0; eager attention
+        gives it the mean of all values. Results of real tokens do not depend on it. In training,
+        `attention_dropout` drops weights with the probability of the model. With the same seed
+        (`torch.manual_seed`), eager attention drops other weights.
 
     Examples:
         >>> from sdpa_xp.integrations.transformers import register

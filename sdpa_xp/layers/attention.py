@@ -133,7 +133,7 @@ class Attention(Layer):
         `merge_states` merges the states over parts of the keys. `combine` of the output is what a call returns.
 
         Args:
-            query: (..., L, query_dim). This and the other arguments are those of a call.
+            query: (..., L, query_dim). All arguments are as in a call of the layer.
             key: (..., S, key_dim).
             value: (..., S, value_dim).
             attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).
@@ -155,7 +155,7 @@ class Attention(Layer):
         """Return how much each query attends to each key.
 
         Args:
-            query: (..., L, query_dim). This and the other arguments are those of a call.
+            query: (..., L, query_dim). All arguments are as in a call of the layer.
             key: (..., S, key_dim).
             attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).
             keywords: As for a call.

@@ -119,7 +119,7 @@ def _shown_field(name: str, value: object) -> list[str]:
 
 
 def _replace_in(value: Any, parameters: Mapping[str, AnyArray], name: str) -> Any:
-    """Return the value of a field with the arrays that `parameters` names in place of its own."""
+    """Return the value of a field with the arrays that `parameters` names instead of its own."""
     if isinstance(value, Layer):
         return value._replace_parameters(parameters, f"{name}.")
     if isinstance(value, tuple | list) and _arrays_in(name, value):

@@ -124,7 +124,7 @@ class SingleHeadAttention(Attention):
         """Return how much each query attends to each key.
 
         Args:
-            query: (..., L, embedding_dim). This and the other arguments are those of a call.
+            query: (..., L, embedding_dim). All arguments are as in a call of the layer.
             key: (..., S, key_dim).
             attn_mask: A mask, or an array that broadcasts to (..., 1, L, S).
             keywords: As for a call.

@@ -25,7 +25,7 @@ def to_array(mask: Mask, shape: tuple[int, ...], *, rows: range | None = None, l
             NumPy if there is none.
 
     Returns:
-        A boolean array of `shape`, with `len(rows)` in place of L; True = may attend.
+        A boolean array of `shape`, with `len(rows)` instead of L; True = may attend.
 
     Raises:
         TypeError: `mask` is not a mask, its arrays belong to another library, or `rows` is not a range.

@@ -73,7 +73,7 @@ def sliding_window(
         offset: The position of the first query among the keys, as for `causal`.
 
     Returns:
-        The mask. Tiles outside the window are skipped, so the work grows with L, not with L x S.
+        The mask. Tiles outside the window are skipped, so the work grows linearly with L.
 
     Raises:
         TypeError: A width is not an integer; when a call uses the mask, the offset is not an integer.

@@ -191,7 +191,7 @@ class YaRNScaling(Scaling):
         return _interpolate(base_frequencies(width, base), self.factor, shares)
 
     def _pair(self, turns: float, width: int, base: float) -> float:
-        """Return the pair that makes so many turns within the original length, not rounded."""
+        """Return the pair that makes that many turns within the original length, not rounded."""
         return width * math.log(self.original_length / (turns * 2 * math.pi)) / (2 * math.log(base))
 
 

@@ -43,7 +43,7 @@ TRANSLATED: dict[str, tuple[Callable[[Case], bool], list[str]]] = {
             "test_attention_local_window_with_past",
         ],
     ),
-    "an offset a batch entry: is_causal before padding": (
+    "an offset per batch entry: is_causal before padding": (
         lambda case: case.is_causal and case.key_lengths is not None,
         [
             "test_attention_4d_causal_nonpad_attn_mask_composition",

@@ -49,7 +49,7 @@ def t5_bucket(distance: np.ndarray, bidirectional: bool, count: int, max_distanc
 
 
 def linear(slopes: Any, offset: Any = 0) -> np.ndarray:
-    """-slope * |i + offset - j| with slopes (..., Hq) and one offset, or one a batch entry."""
+    """-slope * |i + offset - j| with slopes (..., Hq) and one offset, or one per batch entry."""
     shift = np.reshape(offset, (-1, 1, 1, 1))
     return -np.asarray(slopes, F)[..., None, None] * np.abs(I + shift - J).astype(F)
 

@@ -136,7 +136,7 @@ def test_relative_bias(library: Library, arrays: Arrays, bidirectional: bool) ->
     assert_agrees(library, output, call)
 
 
-@pytest.mark.parametrize("sinks", [SINKS[0], SINKS], ids=["one a head", "one a batch entry and head"])
+@pytest.mark.parametrize("sinks", [SINKS[0], SINKS], ids=["one per head", "one per batch entry and head"])
 def test_sinks(library: Library, arrays: Arrays, sinks: np.ndarray) -> None:
     output = decode(library, arrays, MIXED, sinks=sinks)
     assert_agrees(library, output, expected(arrays, MIXED, CASES["plain"]), sinks)

@@ -34,7 +34,7 @@ def ints(*values: Any) -> np.ndarray:
 
 
 def per_entry(*values: int) -> np.ndarray:
-    """One number a batch entry."""
+    """One number per batch entry."""
     return np.asarray(values).reshape(-1, 1, 1, 1)
 
 

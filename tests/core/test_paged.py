@@ -144,7 +144,7 @@ def test_layouts_and_in_place(library: Library, arrays: Arrays, layout: str, in_
     assert_agrees(library, output, expected(arrays, CASES["plain"], steps))
 
 
-@pytest.mark.parametrize("sinks", [SINKS[0], SINKS], ids=["one a head", "one a sequence and head"])
+@pytest.mark.parametrize("sinks", [SINKS[0], SINKS], ids=["one per head", "one per sequence and head"])
 def test_sinks(library: Library, arrays: Arrays, sinks: np.ndarray) -> None:
     output = decode(library, arrays, sinks=sinks)
     assert_agrees(library, output, expected(arrays, CASES["plain"]), sinks)

@@ -46,11 +46,11 @@ def with_a_key_more(call: Call, sinks: np.ndarray) -> tuple[Call, np.ndarray]:
 
 
 @pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("shape", ["one a head", "one a batch entry and head", "one for all"])
+@pytest.mark.parametrize("shape", ["one per head", "one per batch entry and head", "one for all"])
 @pytest.mark.parametrize("rules", [{}, {"softcap": 3.0, "scale": 2.0}], ids=["plain", "softcap, scale"])
 def test_against_a_key_without_value(library: Library, call: Call, shape: str, rules: Any) -> None:
     """It is neither scaled nor capped: only the scores are."""
-    sinks = {"one a head": SINKS, "one a batch entry and head": np.stack([SINKS, -SINKS])}.get(shape)
+    sinks = {"one per head": SINKS, "one per batch entry and head": np.stack([SINKS, -SINKS])}.get(shape)
     sinks = np.asarray(1.5, F) if sinks is None else sinks
     longer, bias = with_a_key_more(call, np.broadcast_to(sinks, (*sinks.shape[:-1], 4)))
     output, lse, weights = reference.attention(**longer, bias=bias, **rules)

@@ -43,7 +43,7 @@ def arrays(rng: np.random.Generator) -> Arrays:
 
 Calls = Callable[..., Any]
 CALLS: dict[str, Calls] = {
-    "causal, an offset a batch entry": lambda q, k, v, lengths, **_: scaled_dot_product_attention(
+    "causal, an offset per batch entry": lambda q, k, v, lengths, **_: scaled_dot_product_attention(
         q, k, v, masks.causal(lengths)
     ),
     "lower right and a window": lambda q, k, v, lengths, **_: scaled_dot_product_attention(

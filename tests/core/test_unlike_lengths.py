@@ -34,7 +34,7 @@ def tensor(*values: Any) -> Any:
 
 
 def per_entry(*values: int) -> Any:
-    """One number a batch entry."""
+    """One number per batch entry."""
     return tensor(*values).reshape(-1, 1, 1, 1)
 
 

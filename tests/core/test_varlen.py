@@ -175,7 +175,7 @@ def test_many_tiles(library: Library) -> None:
     assert_agrees(library, output, padded(arrays, *LENGTHS, case), QUERIES)
 
 
-@pytest.mark.parametrize("sinks", [SINKS[0], SINKS], ids=["one a head", "one a sequence and head"])
+@pytest.mark.parametrize("sinks", [SINKS[0], SINKS], ids=["one per head", "one per sequence and head"])
 def test_sinks(library: Library, sinks: np.ndarray) -> None:
     arrays = packed(*LENGTHS)
     call = padded(arrays, *LENGTHS, CASES["plain"])

@@ -119,7 +119,7 @@ def test_a_masked_nan_is_kept_out_of_the_rows_that_do_not_attend_it() -> None:
     "mask", [{"is_causal": True}, {"attn_mask": np.eye(2, dtype=bool)}], ids=["causal", "mask"]
 )
 def test_a_masked_score_is_less_than_all_others(mask: dict[str, Any]) -> None:
-    """Also where those are -inf: MLX masks with the smallest finite number."""
+    """Also where those are -inf: MLX masks with the most negative finite number."""
     query, key, value = np.ones((2, 1), F), np.asarray([[-math.inf], [1.0]], F), np.asarray([[0.0], [7.0]], F)
     assert not np.any(attend(query, key, value, **mask, **NATIVE)[0] == 7)
 
