@@ -11,11 +11,12 @@ from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._checks import Implementation
 from sdpa_xp._core import streaming
 from sdpa_xp._core.key_value_source import ArraySource
+from sdpa_xp._core.one_tile import OneTile, one_tile
 from sdpa_xp._kernels import choose_kernel
 from sdpa_xp._libraries import override
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp._tiles.layout import Layout
-from sdpa_xp._tiles.plan import plan_tiles
+from sdpa_xp._tiles.plan import Plan, plan_tiles
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp.states import AttentionState, to_base
@@ -257,9 +258,23 @@ def _attend_portably(call: PreparedCall, options: CallOptions, *, with_lse: bool
 
         if (in_chunks := chunks.attend(call)) is not None:
             return in_chunks
-    scores, value = call.scores(), ArraySource(call.arrays["value"])
-    plan = call.cached("plan", lambda: plan_tiles(call.grid, scores.group, call.sizes.width + value.width))
+    formula = None if with_lse else call.cached("one_tile", lambda: _one_tile(call))
+    if formula is not None and (output := formula.attend(*call.arrays.values())) is not None:
+        return output, None
+    scores, value, plan = call.scores(), ArraySource(call.arrays["value"]), _plan(call)
     output, lse = streaming.attend(scores, value, plan, call.result_dtype, with_lse=with_lse)
     # Without keys the output is a constant: autograd needs it connected to all that may be learned.
     output = call.grid.library.attach_zero_gradient(output, lambda: _learnable_arrays(call, options))
     return output, None if lse is None else lse[..., 0]
+
+
+def _plan(call: PreparedCall) -> Plan:
+    widths = call.sizes.width + call.arrays["value"].shape[-1]
+    return call.cached("plan", lambda: plan_tiles(call.grid, call.sizes.group, widths))
+
+
+def _one_tile(call: PreparedCall) -> OneTile | None:
+    """Return the formula of a small call."""
+    if call.dropout_p:
+        return None
+    return one_tile(call.scores_without_dropout(), _plan(call), call.result_dtype)

@@ -37,6 +37,11 @@ class Sizes(NamedTuple):
         return lengths if self.is_2d else (*self.batch, self.query_heads, *lengths)
 
     @property
+    def group(self) -> int:
+        """The number of query heads for each key head."""
+        return self.query_heads // (self.heads or 1)
+
+    @property
     def all_heads(self) -> int:
         """The number of query heads of all batch entries together."""
         return math.prod(self.batch) * self.query_heads

@@ -20,7 +20,7 @@ from sdpa_xp._libraries.cubed import Cubed
 from sdpa_xp._libraries.cupy import CuPy
 from sdpa_xp._libraries.dask import Dask
 from sdpa_xp._libraries.dtypes import FLOATING, LARGEST, accumulation_dtype, astype_if_needed, dtype_name
-from sdpa_xp._libraries.in_place import InPlaceFunctions, exp_in_place
+from sdpa_xp._libraries.in_place import InPlaceFunctions, Ufuncs, exp_in_place
 from sdpa_xp._libraries.jax import Jax
 from sdpa_xp._libraries.mlx import Mlx
 from sdpa_xp._libraries.numpy import NumPy
@@ -181,6 +181,7 @@ __all__ = [
     "Library",
     "Namespace",
     "Shape",
+    "Ufuncs",
     "accumulation_dtype",
     "array_signatures",
     "as_signed",

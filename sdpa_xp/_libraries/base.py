@@ -62,6 +62,8 @@ class Library:
     """Whether it has meshes of devices that run one program: then it has `mesh_axes` and `device_ring`."""
     has_diagonals: ClassVar[bool] = False
     """Whether its arrays may be views with negative strides: then it has `diagonals`."""
+    has_ufuncs: ClassVar[bool] = False
+    """Whether its module has functions with `reduce`, like NumPy's: see `Ufuncs`."""
     compiles_shapes: ClassVar[bool] = False
     """Whether an operation is compiled for each shape of its operands."""
     module: ClassVar[str] = ""

@@ -22,7 +22,7 @@ class NumPy(Library):
     """Arrays of NumPy."""
 
     module = "numpy"
-    keeps_buffers = has_astype = has_diagonals = True
+    keeps_buffers = has_astype = has_diagonals = has_ufuncs = True
 
     def owns(self, array: object) -> bool:
         numpy = sys.modules.get("numpy")

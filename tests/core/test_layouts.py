@@ -69,18 +69,25 @@ def test_3d_and_5d(library: Library, call: dict[str, np.ndarray]) -> None:
 
 
 def test_inputs_are_not_copied(call: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The keys that reach the product are a view of the caller's."""
-    from sdpa_xp._core.key_value_source import ArraySource
+    """The keys and values that reach the products are views of the caller's."""
+    from sdpa_xp._core import one_tile, scores, unshifted_softmax
 
-    slices: list[np.ndarray] = []
-    cut = ArraySource.slice_keys
-    monkeypatch.setattr(
-        ArraySource, "slice_keys", lambda self, columns: slices.append(cut(self, columns)) or slices[-1]
-    )
-    arrays = swapped(call)
-    scaled_dot_product_attention(**arrays, layout="...LHE")
-    assert [np.shares_memory(x, arrays["key"]) for x in slices] == [True, False]  # keys, then values
-    assert np.shares_memory(slices[1], arrays["value"])
+    monkeypatch.setenv("SDPA_XP_NUM_THREADS", "1")  # so that keys and values take turns
+    shared: list[np.ndarray] = []
+    for module in (one_tile, scores, unshifted_softmax):
+        product = module.matmul_grouped
+        monkeypatch.setattr(
+            module,
+            "matmul_grouped",
+            lambda xp, rows, x, *buffer, product=product: shared.append(x) or product(xp, rows, x, *buffer),
+        )
+    for length in (call["key"].shape[-2], 300):
+        arrays = swapped({name: np.resize(x, (*x.shape[:-2], length, x.shape[-1])) for name, x in call.items()})
+        shared.clear()
+        scaled_dot_product_attention(**arrays, layout="...LHE")
+        assert len(shared) > 1
+        assert all(np.shares_memory(x, arrays["key"]) for x in shared[::2])
+        assert all(np.shares_memory(x, arrays["value"]) for x in shared[1::2])
 
 
 @pytest.mark.parametrize(

@@ -265,7 +265,7 @@ def test_function_that_returns_another_library(keyword: str) -> None:
 
 def test_nothing_is_computed_before_a_mask_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a function returns is seen when it is called; all else before any work."""
-    monkeypatch.setattr("sdpa_xp._core.streaming.attend_rows", lambda *_: pytest.fail("work began"))
+    monkeypatch.setattr("sdpa_xp.attention._attend_portably", lambda *_, **__: pytest.fail("work began"))
     for rules in ({"attn_mask": masks.padding(9)}, {"bias": biases.alibi(3)}):
         with pytest.raises(ValueError, match=r"`(attn_mask.key_lengths|bias.slopes)` must"):
             scaled_dot_product_attention(Q, K, V, **rules)

@@ -216,7 +216,7 @@ def test_nothing_is_computed_before_the_checks(monkeypatch: pytest.MonkeyPatch) 
     def work(*_: Any, **__: Any) -> None:
         raise AssertionError("work began")
 
-    monkeypatch.setattr("sdpa_xp._core.streaming.attend", work)
+    monkeypatch.setattr("sdpa_xp.attention._attend_portably", work)
     with pytest.raises(ValueError, match="softcap"):
         scaled_dot_product_attention(Q, K, V, softcap=-1)
     with pytest.raises(AssertionError, match="work began"):
