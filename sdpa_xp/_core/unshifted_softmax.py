@@ -77,15 +77,18 @@ def _are_usual(scores: Scores, value: KeyValueSource, plan: Plan, rows: range) -
     What underflows is at most the smallest number for each key, or times the largest value. Divided by a sum of
     `LEAST_SUM` or more, it must stay far below the last digit of the smallest value that is not 0.
     """
-    xp, dtype = scores.xp, scores.grid.dtype
+    xp, dtype, buffers = scores.xp, scores.grid.dtype, cast(CallBuffers, scores.buffers)
     smallest, largest = 1.0, 1.0
     key_range = range(plan.keys) if scores.is_unmasked else scores.key_range(rows)
     for columns in plan.column_ranges(key_range):
-        size = xp.abs(astype_if_needed(xp, value.slice_keys(columns), dtype))
+        values = astype_if_needed(xp, value.slice_keys(columns), dtype)
+        size = buffers.functions.abs(values, out=buffers.product.array(values.shape))
         if math.isnan(most := float(xp.max(size))):
             return False
-        largest = max(largest, most)
-        smallest = min(smallest, float(xp.min(xp.where(size <= 0, 1.0, size))))
+        least = float(xp.min(size))
+        if least == 0:
+            least = float(xp.min(xp.where(size <= 0, 1.0, size)))
+        largest, smallest = max(largest, most), min(smallest, least)
     return largest * MOST_UNDERFLOW[dtype_name(dtype)] <= smallest
 
 
