@@ -259,10 +259,11 @@ def _attend_portably(call: PreparedCall, options: CallOptions, *, with_lse: bool
         if (in_chunks := chunks.attend(call)) is not None:
             return in_chunks
     formula = None if with_lse else call.cached("one_tile", lambda: _one_tile(call))
-    if formula is not None and (output := formula.attend(*call.arrays.values())) is not None:
+    query, key, value = call.arrays.values()
+    if formula is not None and (output := formula.attend(query, key, value)) is not None:
         return output, None
-    scores, value, plan = call.scores(), ArraySource(call.arrays["value"]), _plan(call)
-    output, lse = streaming.attend(scores, value, plan, call.result_dtype, with_lse=with_lse)
+    scores, plan = call.scores(), _plan(call)
+    output, lse = streaming.attend(scores, ArraySource(value), plan, call.result_dtype, with_lse=with_lse)
     # Without keys the output is a constant: autograd needs it connected to all that may be learned.
     output = call.grid.library.attach_zero_gradient(output, lambda: _learnable_arrays(call, options))
     return output, None if lse is None else lse[..., 0]

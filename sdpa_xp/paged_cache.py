@@ -272,7 +272,7 @@ class PagedKVCache(Generic[A]):
         widths = call.sizes.width + arrays["value_blocks"].shape[-1]
         group = call.sizes.query_heads // call.sizes.heads
 
-        def arrays_of(entries: Entries) -> GroupArrays:
+        def arrays_of(entries: Entries, _buffers: object) -> GroupArrays:
             tables = [self._table[entry] for entry in entries]
             key, value = (PagedSource(arrays[name], tables) for name in ("key_blocks", "value_blocks"))
             return GroupArrays(rows_at(arrays["query"], entries), key, value)

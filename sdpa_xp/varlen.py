@@ -26,6 +26,7 @@ from sdpa_xp._call.ragged import (
 from sdpa_xp._checks import Implementation
 from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.key_value_source import ArraySource
+from sdpa_xp._core.tile_buffers import CallBuffers
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp._tiles.layout import Layout
 from sdpa_xp._tiles.plan import MOST_STACKED, plan_tiles
@@ -122,11 +123,13 @@ def varlen_attention(
     batch, width = call.grid.with_batch((len(lengths),)), arrays["value"].shape[-1]
     widths, has_chunks = call.sizes.width + width, call.grid.library.has_chunks
 
-    def arrays_of(entries: Entries) -> GroupArrays:
-        key, value = (
-            ArraySource(stack_sequences(arrays[name], starts_k, entries)) for name in ("key", "value")
+    def arrays_of(entries: Entries, buffers: CallBuffers | None) -> GroupArrays:
+        places = (None, None, None) if buffers is None else (buffers.query, buffers.key, buffers.value)
+        query, key, value = (
+            stack_sequences(arrays[name], starts, entries, place)
+            for name, starts, place in zip(arrays, (starts_q, starts_k, starts_k), places, strict=True)
         )
-        return GroupArrays(stack_sequences(arrays["query"], starts_q, entries), key, value)
+        return GroupArrays(query, ArraySource(key), ArraySource(value))
 
     with call.quiet():
         groups = []

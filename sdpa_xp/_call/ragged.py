@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import NamedTuple, TypeAlias
 
 from sdpa_xp import _checks as checks
@@ -11,6 +12,8 @@ from sdpa_xp._call.prepared_call import BoundOptions, PreparedCall
 from sdpa_xp._core import streaming, threads
 from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.key_value_source import KeyValueSource
+from sdpa_xp._core.one_tile import one_tile
+from sdpa_xp._core.tile_buffers import Buffer, CallBuffers, call_buffers
 from sdpa_xp._libraries import namespace_of, quiet
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._tiles.layout import swap_heads_and_length
@@ -50,29 +53,30 @@ def attend_groups(
     call: PreparedCall,
     groups: Sequence[Group],
     widths: int,
-    arrays_of: Callable[[Entries], GroupArrays],
+    arrays_of: Callable[[Entries, CallBuffers | None], GroupArrays],
     packed: PackedOutput | None = None,
     attend_otherwise: Callable[[Group, GroupArrays, Dropout | None], Array | None] | None = None,
 ) -> dict[Entries, Array]:
     """Return the outputs of all groups, (n, Hq, L, Ev). Threads share groups that are too small for threads.
 
-    The arrays of a group are created only when the group is computed, so that few copies exist at once. Outputs
-    are written to `packed`, if it is given. `attend_otherwise` may compute a group in another way.
+    The arrays of a group are created only when the group is computed, so that few copies exist at once.
+    Outputs are written to `packed`, if it is given. `attend_otherwise` may compute a group in another way.
     """
     dropout = call.draw_dropout()
     outputs: dict[Entries, Array] = {}
+    # An output that is kept cannot lie in a buffer, and the buffers have the dtype of the scores.
+    keeps_buffers = call.grid.library.keeps_buffers and call.grid.dtype == call.result_dtype
+    lent = call_buffers(call.grid) if packed is not None and keeps_buffers else nullcontext()
 
     def compute(group: Group) -> None:
-        arrays = arrays_of(group.entries)
+        arrays = arrays_of(group.entries, buffers)
         output = None if attend_otherwise is None else attend_otherwise(group, arrays, dropout)
         if output is not None:
             outputs[group.entries] = output
             return
-        query, key, value = arrays
-        scores = call.scores_with(group.grid, query, key, group.bound)._replace(dropout=dropout)
         out = None if packed is None else packed.view(group.entries)
-        with quiet(query):  # here too: a library may keep this setting for each thread
-            output, _ = streaming.attend(scores, value, group.plan, call.result_dtype, with_lse=False, out=out)
+        with quiet(arrays.query):  # here too: a library may keep this setting for each thread
+            output = _attend_group(call, group, arrays, dropout, out, buffers)
         if packed is None:
             outputs[group.entries] = output
         elif output is not out:
@@ -81,15 +85,37 @@ def attend_groups(
     small = [group for group in groups if group.plan.threads == 1]
     work = sum(math.prod(group.grid.shape) for group in small) * widths
     has_threads = len(small) > 1 and takes_threads(call.grid, work)
-    if len(small) == len(groups) and not has_threads:
-        threads.run(compute, small, 1)
-        return outputs
-    with threads.alone(call.grid.execution_kind):  # once: a BLAS takes milliseconds to change its threads
-        for group in groups:
-            if group.plan.threads != 1:
-                compute(group)
-        threads.run(compute, small, None if has_threads else 1)
+    with lent as buffers:
+        if len(small) == len(groups) and not has_threads:
+            threads.run(compute, small, 1)
+            return outputs
+        with threads.alone(call.grid.execution_kind):  # once: a BLAS takes milliseconds to change its threads
+            for group in groups:
+                if group.plan.threads != 1:
+                    compute(group)
+            threads.run(compute, small, None if has_threads else 1)
     return outputs
+
+
+def _attend_group(
+    call: PreparedCall,
+    group: Group,
+    arrays: GroupArrays,
+    dropout: Dropout | None,
+    out: Array | None,
+    buffers: CallBuffers | None,
+) -> Array:
+    """Return the output of a group: in `out`, in a buffer, or in a new array."""
+    query, key, value = arrays
+    scores = call.scores_with(group.grid, query, key, group.bound)._replace(dropout=dropout)
+    # Without buffers, keys are copied from the blocks of a cache: tiles copy only what the mask asks for.
+    formula = None if buffers is None else one_tile(scores, group.plan, call.result_dtype)
+    if formula is not None:
+        keys = range(group.grid.keys)
+        output = formula.attend(query, key.slice_keys(keys), value.slice_keys(keys), buffers)
+        if output is not None:
+            return output
+    return streaming.attend(scores, value, group.plan, call.result_dtype, with_lse=False, out=out)[0]
 
 
 class PackedOutput:
@@ -125,14 +151,17 @@ def is_contiguous(entries: Entries) -> bool:
     return entries[-1] - entries[0] == len(entries) - 1
 
 
-def stack_sequences(array: Array, starts: Sequence[int], entries: Entries) -> Array:
+def stack_sequences(
+    array: Array, starts: Sequence[int], entries: Entries, buffer: Buffer | None = None
+) -> Array:
     """Return sequences of equal lengths of a packed array (heads, T, width) as (n, heads, length, width).
 
-    Contiguous ones are a view.
+    Contiguous ones are a view; others are copied, into `buffer` if there is one.
     """
     xp, first, length = namespace_of(array), starts[entries[0]], starts[entries[0] + 1] - starts[entries[0]]
     if not is_contiguous(entries):
-        return xp.stack([array[:, starts[n] : starts[n + 1], :] for n in entries], axis=0)
+        sequences = [array[:, starts[n] : starts[n + 1], :] for n in entries]
+        return xp.stack(sequences, axis=0) if buffer is None else buffer.stack(sequences)
     heads, _, width = array.shape
     tokens = array[:, first : first + len(entries) * length, :]
     return xp.permute_dims(xp.reshape(tokens, (heads, len(entries), length, width)), (1, 0, 2, 3))

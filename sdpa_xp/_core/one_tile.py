@@ -14,6 +14,7 @@ from typing import NamedTuple, cast
 from sdpa_xp._core.online_softmax import avoid_zero_sum
 from sdpa_xp._core.products import matmul_grouped
 from sdpa_xp._core.scores import MOST_ANSWERED, Scores
+from sdpa_xp._core.tile_buffers import CallBuffers
 from sdpa_xp._libraries import LARGEST, Ufuncs, dtype_name
 from sdpa_xp._libraries.protocols import Array, Dtype, Namespace
 from sdpa_xp._tiles.plan import Plan
@@ -32,18 +33,25 @@ class OneTile(NamedTuple):
     least: float
     """The most negative finite score, for the maximum of a row without keys."""
 
-    def attend(self, query: Array, key: Array, value: Array) -> Array | None:
-        """Return the output; None if a masked NaN or inf may be in it."""
+    def attend(
+        self, query: Array, key: Array, value: Array, buffers: CallBuffers | None = None
+    ) -> Array | None:
+        """Return the output, in a buffer if there are some; None if a masked NaN or inf may be in it."""
         xp, functions = self.xp, self.functions
         if self.keys is not None:
             key, value = key[..., self.keys, :], value[..., self.keys, :]
-        s = matmul_grouped(xp, query * self.scale, functions.swapaxes(key, -1, -2))
+        if buffers is None:
+            scaled, of_scores, of_product = query * self.scale, None, None
+        else:
+            scaled = functions.multiply(query, self.scale, out=buffers.query.array(query.shape))
+            of_scores, of_product = buffers.scores, buffers.product
+        s = matmul_grouped(xp, scaled, functions.swapaxes(key, -1, -2), of_scores)
         if self.allowed is not None:
             s = xp.where(self.allowed, s, -math.inf)
         s -= functions.maximum.reduce(s, axis=-1, keepdims=True, initial=self.least)
         p = functions.exp(s, out=s)
         l = functions.add.reduce(p, axis=-1, keepdims=True)
-        o = matmul_grouped(xp, p, value)
+        o = matmul_grouped(xp, p, value, of_product)
         o /= avoid_zero_sum(l)
         # A masked NaN or inf shows in the sum. Keys outside of `keys` are never read.
         is_clean = self.allowed is None or math.isfinite(functions.add.reduce(o, axis=None))
@@ -51,7 +59,7 @@ class OneTile(NamedTuple):
 
 
 def one_tile(scores: Scores, plan: Plan, dtype: Dtype) -> OneTile | None:
-    """Return the formula of a call; None if the call has other options or several tiles."""
+    """Return the formula of a call; None if the call has other options, several tiles."""
     grid = scores.grid
     has_options = scores.softcap is not None or scores.sinks is not None or scores.dropout is not None
     if has_options or scores.biases or not isinstance(scores.scale, float) or dtype != grid.dtype:
@@ -60,7 +68,9 @@ def one_tile(scores: Scores, plan: Plan, dtype: Dtype) -> OneTile | None:
         return None
     keys, allowed = None, None
     if not scores.is_unmasked:
-        tiles = [*scores.tiles(range(plan.queries), plan)] if math.prod(grid.shape) <= MOST_ANSWERED else []
+        # The answer of the mask is kept with the call, so it must be small.
+        is_large = scores.answers is not None and math.prod(grid.shape) > MOST_ANSWERED
+        tiles = [] if is_large else [*scores.tiles(range(plan.queries), plan)]
         if len(tiles) != 1:
             return None
         [(tile, answer)] = tiles

@@ -2,8 +2,8 @@
 
 The scores of a tile are half a MB. If they were a new array for each tile, the C library would give that memory
 back to the system after the tile and ask for it again: in a short call the page faults take as long as the
-products. So buffers outlive their call, too: about one MB for each thread, and up to 6 MB after calls of a
-paged cache, whose tiles are larger.
+products. So buffers outlive their call, too: about one MB for each thread, three after calls of packed
+sequences, which are stacked there, and up to 6 MB after calls of a paged cache, whose tiles are larger.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import cast
 
@@ -45,6 +45,10 @@ class Buffer:
     def _empty(self, size: int) -> Array:
         return self.xp.empty((size,), dtype=self.dtype, device=self.device)
 
+    def stack(self, arrays: Sequence[Array]) -> Array:
+        """Return arrays of one shape on a new first axis."""
+        return self.functions.stack(arrays, out=self.array((len(arrays), *arrays[0].shape)))
+
     def matmul(self, left: Array, right: Array) -> Array:
         """Return left @ right, which have the same leading axes."""
         return self.functions.matmul(left, right, out=self.array((*left.shape[:-1], right.shape[-1])))
@@ -55,6 +59,7 @@ class TileBuffers:
 
     def __init__(self, grid: ScoreGrid) -> None:
         self.scores, self.product = Buffer(grid), Buffer(grid)
+        self.query, self.key, self.value = Buffer(grid), Buffer(grid), Buffer(grid)
 
 
 class CallBuffers(threading.local):
@@ -70,6 +75,8 @@ class CallBuffers(threading.local):
         """(..., Hq, rows, columns)."""
         self.product = buffers.product
         """The weights of a tile times its values, (..., Hq, rows, Ev)."""
+        self.query, self.key, self.value = buffers.query, buffers.key, buffers.value
+        """Sequences of a packed batch that are stacked, (n, heads, length, width)."""
         self.functions = buffers.scores.functions
 
 

@@ -15,7 +15,7 @@ from calls import draw_named
 from libraries import Library
 
 from sdpa_xp import biases, masks, scaled_dot_product_attention, varlen_attention
-from sdpa_xp._core.scores import Scores
+from sdpa_xp._core import one_tile
 from sdpa_xp_export._verify import reference
 from sdpa_xp_export._verify.agreement import judge
 from sdpa_xp_export._verify.textbook import textbook
@@ -152,15 +152,25 @@ def test_equal_lengths_are_computed_together(
     assert_agrees(library, output, call, lengths[0], SINKS, scale=SLOPES[:, :, None, None])
 
 
-def test_equal_lengths_are_one_computation(monkeypatch: pytest.MonkeyPatch) -> None:
+def recorded_scores(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shapes of all scores that are computed from now on."""
     shapes: list[tuple[int, ...]] = []
-    masked = Scores.masked
+    product = one_tile.matmul_grouped
 
-    def record(self: Scores, tile: Any, *rest: Any) -> Any:
-        shapes.append(tile.shape)
-        return masked(self, tile, *rest)
+    def recorded(xp: Any, rows: Any, shared: Any, *buffer: Any) -> Any:
+        result = product(xp, rows, shared, *buffer)
+        if (
+            rows.shape[-1] == shared.shape[-2] == 8 and result.size
+        ):  # the other product is that of weights and values
+            shapes.append(result.shape)
+        return result
 
-    monkeypatch.setattr(Scores, "masked", record)
+    monkeypatch.setattr(one_tile, "matmul_grouped", recorded)
+    return shapes
+
+
+def test_equal_lengths_are_one_computation(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = recorded_scores(monkeypatch)
     lengths = [3, 2, 3, 3], [4, 5, 4, 4]
     varlen_attention(
         **packed(*lengths), cu_seqlens_q=sums(lengths[0]), cu_seqlens_k=sums(lengths[1]), layout="...HLE"
@@ -280,15 +290,7 @@ def test_any_lengths(library: Library, lengths: list[tuple[int, int]], name: str
 
 def test_nothing_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scores that are made are those of the sequences; an empty one has none."""
-    shapes: list[tuple[int, ...]] = []
-    masked = Scores.masked
-
-    def watched(self: Scores, tile: Any, query: Any, allowed: Any) -> Any:
-        scores, unmasked = masked(self, tile, query, allowed)
-        shapes.append(scores.shape)
-        return scores, unmasked
-
-    monkeypatch.setattr(Scores, "masked", watched)
+    shapes = recorded_scores(monkeypatch)
     varlen_attention(
         **packed(QUERIES, KEYS), cu_seqlens_q=sums(QUERIES), cu_seqlens_k=sums(KEYS), layout="...HLE"
     )
