@@ -13,7 +13,7 @@ from sdpa_xp._core import streaming
 from sdpa_xp._core.key_value_source import ArraySource
 from sdpa_xp._core.one_tile import OneTile, one_tile
 from sdpa_xp._kernels import choose_kernel
-from sdpa_xp._libraries import override
+from sdpa_xp._libraries import overridden
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp._tiles.layout import Layout
 from sdpa_xp._tiles.plan import Plan, plan_tiles
@@ -209,10 +209,8 @@ def compute_output(
 ) -> A:
     """Return the output of a call of `function`; a vendor's kernel computes it if one is chosen."""
     inputs = {"query": query, "key": key, "value": value}
-    if (answer := override(query, key, value)) is not None:
-        result = answer(function, inputs, options._asdict())
-        if result is not NotImplemented:
-            return cast(A, result)
+    if (result := overridden(function, inputs, options._asdict)) is not NotImplemented:
+        return cast(A, result)
     call = prepare(function, inputs, options, queries_at_end=queries_at_end, has_kernels=not queries_at_end)
     # The queries of a cache stand at its end. No kernel takes that position.
     kernel = None if queries_at_end else call.cached("kernel", lambda: choose_kernel(call)).kernel
@@ -235,10 +233,9 @@ def compute_state(
     """Return the output and the log-sum-exp of a call of `function`."""
     base = checks.lse_base(function, lse_base)
     inputs = {"query": query, "key": key, "value": value}
-    if (answer := override(query, key, value)) is not None:
-        result = answer(function, inputs, options._asdict() | {"lse_base": lse_base})
-        if result is not NotImplemented:
-            return cast(AttentionState[A], result)
+    result = overridden(function, inputs, lambda: options._asdict() | {"lse_base": lse_base})
+    if result is not NotImplemented:
+        return cast(AttentionState[A], result)
     call = prepare(function, inputs, options)
     with call.quiet():
         output, lse = _attend_portably(call, options, with_lse=True)

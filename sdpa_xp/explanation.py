@@ -13,6 +13,7 @@ from sdpa_xp._core import threads
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._display import Squares, captioned
 from sdpa_xp._kernels import choose_kernel
+from sdpa_xp._libraries import lazy_reason
 from sdpa_xp._libraries.protocols import AnyArray, Dtype, Rng
 from sdpa_xp._tiles.layout import Layout
 from sdpa_xp._tiles.plan import Plan, plan_tiles
@@ -130,7 +131,7 @@ def explain(
     all_tiles = len(plan.tasks()) * len([*plan.column_ranges(range(plan.keys))])
     return Explanation(
         implementation="xp" if choice.kernel is None else "native",
-        reason=choice.reason,
+        reason="; ".join(filter(None, (choice.reason, lazy_reason(call.arrays["query"])))),
         tile=(min(plan.rows, plan.queries), min(plan.columns, plan.keys)),
         tiles=computed,
         total_tiles=all_tiles,

@@ -19,7 +19,7 @@ from sdpa_xp._core.backward import Forward, gradients
 from sdpa_xp._core.key_value_source import ArraySource
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._core.targets import gradient_targets
-from sdpa_xp._libraries import FLOATING, astype_if_needed, dtype_name, override
+from sdpa_xp._libraries import FLOATING, astype_if_needed, dtype_name, overridden
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp._tiles.gradient_target import GradientTarget
 from sdpa_xp._tiles.layout import Layout, swap_heads_and_length
@@ -118,10 +118,8 @@ def scaled_dot_product_attention_vjp(
         attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
     )
     inputs: dict[str, Any] = {"query": query, "key": key, "value": value}
-    if (answer := override(query, key, value)) is not None:
-        result = answer(FUNCTION, inputs, options._asdict())
-        if result is not NotImplemented:
-            return cast(tuple[A, Pullback[A]], result)
+    if (result := overridden(FUNCTION, inputs, options._asdict)) is not NotImplemented:
+        return cast(tuple[A, Pullback[A]], result)
     call = prepare(FUNCTION, inputs, options)
     floating = {
         name: array for name, array in arrays_of(options) if dtype_name(cast(Array, array).dtype) in FLOATING

@@ -13,7 +13,7 @@ from sdpa_xp._chunks.full import scores as chunked_scores
 from sdpa_xp._chunks.full import weights as chunked_weights
 from sdpa_xp._core.full_matrix import full_scores, full_weights
 from sdpa_xp._core.scores import Scores
-from sdpa_xp._libraries import override
+from sdpa_xp._libraries import overridden
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp._tiles.layout import Layout
 from sdpa_xp._tiles.plan import Plan, plan_full_rows
@@ -156,10 +156,8 @@ def _full_matrix(
     options: CallOptions,
 ) -> Array:
     inputs = {"query": query, "key": key}
-    if (answer := override(query, key)) is not None:
-        result = answer(function, inputs, options._asdict())
-        if result is not NotImplemented:
-            return cast(Array, result)
+    if (result := overridden(function, inputs, options._asdict)) is not NotImplemented:
+        return cast(Array, result)
     call = prepare(function, inputs, options)
     sizes = call.sizes
     plan = plan_full_rows(sizes.queries, sizes.keys, sizes.all_heads, is_traced=call.grid.is_traced)

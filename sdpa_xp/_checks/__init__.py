@@ -1,15 +1,15 @@
 """Checks of arguments, with every message that a user can see.
 
-Checks run before any work. A check is named after what must hold; it raises an error that names the wrong
-argument, or returns the checked value. `function` is the public function that was called, and `name` is the
-argument; messages begin with them.
+Checks run before any work. A check is named after what must hold, and `refuse_...` after what does not. It
+raises an error that names the wrong argument, or returns the checked value. `function` is the public function
+that was called, and `name` is the argument; messages begin with them.
 """
 
 from sdpa_xp._checks.arrays import (
     added_dtype,
+    apply_caller_function,
     boolean,
     boolean_result,
-    called,
     floating,
     mask_dtype,
     mask_or_bias,
@@ -60,10 +60,10 @@ from sdpa_xp._checks.keywords import (
     implementation,
     lse_base,
     named,
-    no_kernel,
-    not_streamed,
     number,
     probability,
+    refuse_missing_kernel,
+    refuse_streams,
     rng,
     scale,
     softcap,
@@ -139,6 +139,7 @@ __all__ = [
     "added_dtype",
     "allowed",
     "appended",
+    "apply_caller_function",
     "axes",
     "below",
     "block_table",
@@ -150,7 +151,6 @@ __all__ = [
     "broadcasts_to_sequences",
     "bucket_table",
     "call_of",
-    "called",
     "columns",
     "cotangent",
     "cumulative_lengths",
@@ -193,11 +193,9 @@ __all__ = [
     "named",
     "named_arrays",
     "no_graph_values",
-    "no_kernel",
     "not_added",
     "not_empty",
     "not_one_number",
-    "not_streamed",
     "number",
     "numpy_generator",
     "of_function",
@@ -214,6 +212,8 @@ __all__ = [
     "probability",
     "readable",
     "real_numbers",
+    "refuse_missing_kernel",
+    "refuse_streams",
     "ring",
     "rng",
     "rows",

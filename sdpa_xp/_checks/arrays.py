@@ -59,11 +59,18 @@ def plain_array(function: str, name: str, value: object) -> Array:
 
 
 def _named_hint(name: str, value: object) -> str:
-    """Return where to find the mask or the bias that a caller asked for by a name."""
+    """Return how to pass a mask or a bias that came by a name, or in the place of an array."""
     if isinstance(value, str) and name in ("attn_mask", "mask"):
         return "`is_causal=True` and `masks.causal()` are the causal mask; `sdpa_xp.masks` has others."
     if isinstance(value, str) and name == "bias":
         return "`sdpa_xp.biases` has them, such as `biases.alibi(heads)`."
+    for package, keyword in {"masks": "attn_mask", "biases": "bias"}.items():
+        if type(value).__module__.startswith(f"sdpa_xp.{package}") and name not in (
+            "attn_mask",
+            "mask",
+            "bias",
+        ):
+            return f"Pass it by its keyword: {keyword}=..."
     return ""
 
 
@@ -184,7 +191,7 @@ def _boolean_hint(name: str, array: Array) -> str:
     return f"An integer mask is ambiguous: pass `{name} != 0` if 1 means may attend, `== 0` if 0 does."
 
 
-def called(
+def apply_caller_function(
     function: str, name: str, caller_function: Callable[..., object], arguments: Sequence[Array]
 ) -> object:
     """Call a caller's function of the indices, and return its result.

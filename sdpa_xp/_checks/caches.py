@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from sdpa_xp._checks.arrays import floating, one_device, one_dtype
-from sdpa_xp._checks.messages import message
+from sdpa_xp._checks.messages import message, type_name
 from sdpa_xp._checks.shapes import known
-from sdpa_xp._libraries import full_name, library_of, override, share_memory
+from sdpa_xp._libraries import has_override, library_of, share_memory
 from sdpa_xp._libraries.protocols import Array, Shape
 
 
@@ -47,14 +47,14 @@ def writeable(function: str, feature: str, arrays: Mapping[str, Array]) -> None:
         if not library_of(array).is_writeable(array):
             rule = f"{feature} needs arrays that can be written to"
             hint = "Without it `append` copies, with any library."
-            raise TypeError(message(function, rule, {name: f"a read-only {full_name(array)}"}, hint))
+            raise TypeError(message(function, rule, {name: f"a read-only {type_name(array)}"}, hint))
 
 
 def no_graph_values(function: str, feature: str, arrays: Mapping[str, Array]) -> None:
     """Check that `feature` gets arrays, and no values of a graph that is being exported."""
-    if override(*arrays.values()) is not None:
+    if has_override(*arrays.values()):
         rule = f"{feature} must be of arrays, and of no values of a graph"
-        got = {name: full_name(array) for name, array in arrays.items()}
+        got = {name: type_name(array) for name, array in arrays.items()}
         raise TypeError(message(function, rule, got, "A graph takes a KVCache without a capacity."))
 
 

@@ -65,18 +65,18 @@ def implementation(function: str, value: object, *, kernels: bool) -> Implementa
     if isinstance(value, str) and value == "native":
         if kernels:
             return "native"
-        no_kernel(function, "no vendor has a kernel for this function")
+        refuse_missing_kernel(function, "no vendor has a kernel for this function")
     rule = "`implementation` must be None or 'xp', the portable one" + ", or 'native'" * kernels
     raise ValueError(message(function, rule, {"implementation": repr(value)}))
 
 
-def no_kernel(function: str, reason: str) -> NoReturn:
+def refuse_missing_kernel(function: str, reason: str) -> NoReturn:
     """Refuse "native" if no kernel computes the call."""
     rule = f"`implementation` must be None or 'xp' where {reason}"
     raise ValueError(message(function, rule, {"implementation": "'native'"}))
 
 
-def not_streamed(function: str, library: str) -> NoReturn:
+def refuse_streams(function: str, library: str) -> NoReturn:
     """Refuse a function that a library of streamed chunks does not compute."""
     rule = f"arrays of {library} can be attended, and have neither weights nor gradients here"
     hint = f"Arrays of Dask have both: dask.array.from_zarr reads what {library} writes."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from sdpa_xp._checks.messages import message, type_name
-from sdpa_xp._libraries import Library, full_name
+from sdpa_xp._libraries import Library
 from sdpa_xp._libraries.protocols import AnyArray, DeviceRing
 
 
@@ -13,7 +13,7 @@ def ring(function: str, library: Library, query: AnyArray, mesh: object, axis_na
     """Check an axis of a mesh of the library of `query`, and return its devices."""
     if not library.has_meshes:
         rule, hint = "`query` must be an array of JAX, which has meshes", "For other arrays see `merge_states`."
-        raise TypeError(message(function, rule, {"query": full_name(query)}, hint))
+        raise TypeError(message(function, rule, {"query": type_name(query)}, hint))
     if missing := library.missing_for_meshes():
         raise ValueError(f"{function}: this call needs {missing}.")
     axes = library.mesh_axes(mesh)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from sdpa_xp._libraries import dtype_name, is_array, is_traced, override
+from sdpa_xp._libraries import dtype_name, has_override, is_array, is_traced
 from sdpa_xp._libraries.protocols import Array
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def brief(value: object) -> str:
 
 def _is_readable(array: Array) -> bool:
     """Return whether elements can be read: a spec has none, and values of a graph have none yet."""
-    return hasattr(array, "__getitem__") and override(array) is None and not is_traced(array)
+    return hasattr(array, "__getitem__") and not has_override(array) and not is_traced(array)
 
 
 def call_of(value: DataclassInstance, name: str) -> str:

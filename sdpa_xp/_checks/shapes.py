@@ -14,6 +14,10 @@ HLE = "...HLE"
 LHE = "...LHE"
 ONE_A_ROW = "(..., Hq, L, 1)"
 THE_BATCH = "the batch (...)"
+WITHOUT_VALUE = ("attention_weights", "attention_scores")
+WITHOUT_BATCH = (
+    "Inputs of three axes are (heads, length, width). If the first axis is a batch, give them one head: "
+)
 LAYOUTS = (HLE, LHE)
 """Heads before the length, as in torch and ONNX; or behind the length, as in JAX, Keras and flash-attention."""
 
@@ -125,8 +129,14 @@ def broadcasts(function: str, name: str, shape: Shape, target: Shape, letters: s
             hint = f"A mask with one row per batch entry has the shape (B, 1, 1, S): {name}[:, None, None, :]."
         elif letters == ONE_A_ROW:
             hint = _row_hint(name, shape, target)
+        elif len(target) == 3 and shape == (target[0], target[-1]):
+            hint = f"{WITHOUT_BATCH}query[:, None, :, :], and the mask {name}[:, None, None, :]."
         elif letters == THE_BATCH and not target and function in ("to_array", "plot.mask"):
             hint = f"Pass a `shape` with the batch: {(*shape, 1, 'L', 'S')}.".replace("'", "")
+        elif letters == THE_BATCH and not target:
+            hint = f"{WITHOUT_BATCH}query[:, None, :, :], and so on."
+        elif function in WITHOUT_VALUE and name == "attn_mask":
+            hint = f"{function} takes no value: its third argument is `attn_mask`."
         elif name.endswith("lengths") and shape[:-1] and broadcast(shape[:-1], target) == target:
             hint = f"Pass one integer for each batch entry: {name}.sum(axis=-1) counts the 1s of a mask."
         raise ValueError(message(function, rule, {f"{name}.shape": shape, letters: target}, hint))

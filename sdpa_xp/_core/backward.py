@@ -208,7 +208,7 @@ def _add_tile(
     scores, xp, dtype = forward.scores, forward.scores.xp, forward.scores.grid.dtype
     key = scores.keys(tile.columns)
     value = astype_if_needed(xp, forward.value.slice_keys(tile.columns), dtype)
-    capped = scores.capped(tile, inputs.query)
+    capped = scores.products(tile, inputs.query)
     s, allowed = scores.with_biases(tile, capped, allowed)
     guard: Allowed = allowed if guarded else True
     if not isinstance(guard, bool):

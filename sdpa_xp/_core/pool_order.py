@@ -106,4 +106,4 @@ def _add_run(
 def _products(scores: Scores, query: Array, keys: Array) -> Array:
     """Return the soft-capped scores of n queries with n blocks of keys, (n, Hq, L, size)."""
     of_blocks = scores._replace(key=ArraySource(keys))
-    return of_blocks.capped(of_blocks.tile(range(scores.grid.queries), range(keys.shape[-2])), query)
+    return of_blocks.products(of_blocks.tile(range(scores.grid.queries), range(keys.shape[-2])), query)

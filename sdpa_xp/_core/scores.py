@@ -139,7 +139,7 @@ class Scores(NamedTuple):
         """Return the keys, (..., H, columns, E)."""
         return astype_if_needed(self.xp, self.key.slice_keys(columns), self.grid.dtype)
 
-    def capped(self, tile: Tile, query: Array) -> Array:
+    def products(self, tile: Tile, query: Array) -> Array:
         """Return the soft-capped products of a `scaled_query` with the keys, (..., Hq, rows, columns)."""
         xp = self.grid.xp
         buffer = None if self.buffers is None else self.buffers.scores
@@ -155,13 +155,13 @@ class Scores(NamedTuple):
 
     def masked(self, tile: Tile, query: Array, allowed: Allowed) -> tuple[Array, Allowed]:
         """Return the scores (..., Hq, rows, columns), -inf where a pair may not attend; and which pairs may."""
-        scores = self.capped(tile, query)
+        scores = self.products(tile, query)
         if allowed is True and not self.biases:
             return scores, True
         return self.with_biases(tile, scores, allowed)
 
     def with_biases(self, tile: Tile, scores: Array, allowed: Allowed) -> tuple[Array, Allowed]:
-        """Return `capped` scores with the biases, -inf where a pair may not attend; and which pairs may.
+        """Return `products` with the biases, -inf where a pair may not attend; and which pairs may.
 
         Each bias says itself which pairs it masks: the sum does not show it, since -inf + inf is NaN.
         """

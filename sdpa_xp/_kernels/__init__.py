@@ -61,5 +61,5 @@ def choose_kernel(call: PreparedCall) -> KernelChoice:
     if reason is None:
         return KernelChoice(kernel, f"{library}'s kernel computes the call as documented")
     if is_asked_for:
-        checks.no_kernel(call.grid.function, reason)
+        checks.refuse_missing_kernel(call.grid.function, reason)
     return KernelChoice(None, reason)

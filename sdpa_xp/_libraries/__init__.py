@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numbers
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Any, TypeGuard, TypeVar, cast
@@ -54,18 +54,34 @@ def library_of(array: object) -> Library:
     return known
 
 
-def override(*inputs: Any) -> Override | None:
-    """Return the method of the first input that overrides public functions, or None."""
-    for array in inputs:
-        if hasattr(type(array), "__sdpa_xp__"):
-            method: Override = array.__sdpa_xp__
-            return method
-    return None
+def has_override(*inputs: object) -> bool:
+    """Return whether the type of some input overrides public functions."""
+    return any(hasattr(type(array), "__sdpa_xp__") for array in inputs)
+
+
+def overridden(function: str, inputs: Mapping[str, Any], options: Callable[[], Mapping[str, object]]) -> Any:
+    """Return the result of the inputs' own function, or NotImplemented if there is none.
+
+    Each type is asked once: a subclass before its bases, then in the order of the inputs, as NumPy does for
+    `__array_function__` (NEP 18).
+    """
+    overriding: list[Any] = []
+    for array in inputs.values():
+        kind = type(array)
+        if hasattr(kind, "__sdpa_xp__") and all(kind is not type(other) for other in overriding):
+            bases = (n for n, other in enumerate(overriding) if issubclass(kind, type(other)))
+            overriding.insert(next(bases, len(overriding)), array)
+    for array in overriding:
+        method: Override = array.__sdpa_xp__
+        result = method(function, inputs, options())
+        if result is not NotImplemented:
+            return result
+    return NotImplemented
 
 
 def leading_array(first: Any, second: Any) -> Any:
     """Return the array whose library computes: the first, unless only the second overrides functions."""
-    return second if override(first) is None and override(second) is not None else first
+    return second if has_override(second) and not has_override(first) else first
 
 
 def is_array(value: object) -> TypeGuard[Array]:
@@ -84,11 +100,6 @@ def numpy_array() -> Array:
     return cast(Array, import_module("numpy").empty(0))
 
 
-def full_name(array: object) -> str:
-    """Return the type of an array with its module."""
-    return f"{type(array).__module__}.{type(array).__qualname__}"
-
-
 def namespace_of(array: AnyArray) -> Namespace:
     """Return the array-API namespace of `array`."""
     return library_of(array).namespace(array)
@@ -102,6 +113,17 @@ def device_of(array: AnyArray) -> Device:
 def is_traced(array: object) -> bool:
     """Return whether values cannot be read now, as in a lazy graph, a jit or an export."""
     return library_of(array).is_traced(array)
+
+
+def lazy_reason(array: Array) -> str:
+    """Return why an array of an unknown library counts as lazy, or "" for other arrays."""
+    if library_of(array) is not UNKNOWN or not is_traced(array):
+        return ""
+    try:
+        bool(namespace_of(array).any(array))
+    except Exception as error:  # the library decides what `bool` raises
+        return f"the arrays count as lazy: bool() raises {type(error).__name__}: {error}"
+    return "the arrays count as lazy"
 
 
 def plain(array: A) -> A:
@@ -190,17 +212,18 @@ __all__ = [
     "dtype_name",
     "execution_kind",
     "exp_in_place",
-    "full_name",
+    "has_override",
     "has_tangents",
     "is_array",
     "is_compiling",
     "is_number",
     "is_traced",
+    "lazy_reason",
     "leading_array",
     "library_of",
     "namespace_of",
     "numpy_array",
-    "override",
+    "overridden",
     "plain",
     "quiet",
     "share_memory",

@@ -1,7 +1,7 @@
 """Everything that sdpa_xp needs of arrays and of their namespace, as protocols.
 
-Everything in `Array` and `Namespace` is in the Python array API standard 2024.12. A library that has these
-names runs the portable implementation.
+Everything in `Array` and `Namespace` but `__name__` is in the Python array API standard 2024.12. A library that
+has these names runs the portable implementation.
 """
 
 from __future__ import annotations
@@ -244,4 +244,5 @@ Override: TypeAlias = Callable[[str, Mapping[str, object], Mapping[str, object]]
 
 Like NumPy's `__array_function__`: the values of a graph that is being written have one. It gets the name of the
 public function, the arguments query, key and value by name, and the other arguments by name, not validated. Its
-return value is the result of the call. If that is NotImplemented, sdpa_xp computes the call."""
+return value is the result of the call. If that is NotImplemented, the next type is asked, and sdpa_xp computes
+the call if no type is left."""

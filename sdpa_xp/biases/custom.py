@@ -102,7 +102,7 @@ class FunctionBias(Bias, Term):
     def apply(self, tile: Tile, scores: Array, *, in_place: bool = False) -> tuple[Array, Allowed]:
         del in_place
         xp, function = tile.grid.xp, tile.grid.function
-        returned = checks.called(function, "bias", self.score_mod, (scores, *tile.indices))
+        returned = checks.apply_caller_function(function, "bias", self.score_mod, (scores, *tile.indices))
         result = checks.of_function(function, "bias", returned, tile.shape, xp)
         checks.floating(function, "bias", result)
         shape = checks.broadcast(result.shape, scores.shape) or tile.shape

@@ -95,7 +95,7 @@ class FunctionMask(Mask, Pattern):
         return self
 
     def allowed_in(self, tile: Tile) -> Allowed:
-        allowed = checks.called(tile.grid.function, "attn_mask", self.mask_mod, tile.indices)
+        allowed = checks.apply_caller_function(tile.grid.function, "attn_mask", self.mask_mod, tile.indices)
         if isinstance(allowed, bool):
             return allowed
         array = checks.of_function(tile.grid.function, "attn_mask", allowed, tile.shape, tile.grid.xp)

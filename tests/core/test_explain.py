@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import Any
 
@@ -127,3 +128,51 @@ def test_refusals_are_those_of_the_call() -> None:
         explain(x, [[1.0]], x)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^explain: `implementation` must be None or 'xp' where"):
         explain(x, x, x, implementation="native")
+
+
+class Standard:
+    """An array of an unknown library, whose arithmetic is NumPy's."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = np.asarray(data)
+        self.shape, self.dtype, self.ndim = self.data.shape, self.data.dtype, self.data.ndim
+        self.device = "cpu"
+
+    def __array_namespace__(self, api_version: str | None = None) -> Any:
+        return Namespace()
+
+    def __getitem__(self, index: Any) -> Any:
+        return type(self)(self.data[index])
+
+    def __bool__(self) -> bool:
+        return bool(self.data)
+
+
+class Unreadable(Standard):
+    """A mistake in `__bool__` makes it lazy."""
+
+    def __bool__(self) -> bool:
+        raise LookupError("a mistake")
+
+
+@functools.cache
+class Namespace:
+    """The functions that the checks and the plan of a plain call need."""
+
+    __name__ = "toy"
+    float32, float64 = np.dtype("float32"), np.dtype("float64")
+
+    def any(self, array: Standard) -> Standard:
+        return type(array)(np.any(array.data))
+
+    def reshape(self, array: Standard, shape: Any) -> Standard:
+        return type(array)(np.reshape(array.data, shape))
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [(Standard, ""), (Unreadable, "; the arrays count as lazy: bool() raises LookupError: a mistake")],
+)
+def test_why_arrays_count_as_lazy(kind: Any, words: str) -> None:
+    x = kind(np.ones((2, 5, 4), np.float32))
+    assert explain(x, x, x).reason == "there is no kernel for toy" + words

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sdpa_xp import biases, masks, scaled_dot_product_attention
+from sdpa_xp import attention_weights, biases, masks, scaled_dot_product_attention
 from sdpa_xp.layers import Linear
 
 F = np.float32
@@ -50,6 +50,31 @@ HINTS: dict[str, tuple[str, Callable[[], Any], Callable[[], Any]]] = {
         "counts the 1s of a mask",
         lambda: scaled_dot_product_attention(*[BATCH] * 3, masks.padding(np.ones((2, 3), int))),
         lambda: scaled_dot_product_attention(*[BATCH] * 3, masks.causal(np.ones((2, 3), int))),
+    ),
+    "a batch without heads": (
+        "Inputs of three axes are (heads, length, width).",
+        lambda: scaled_dot_product_attention(X, X, X, masks.padding([1, 2])),
+        lambda: scaled_dot_product_attention(*[X[:, None]] * 3, masks.padding([1, 2, 3])),
+    ),
+    "a batch without heads, and a mask of it": (
+        "and the mask attn_mask[:, None, None, :].",
+        lambda: scaled_dot_product_attention(X, X, X, np.ones((2, 3), bool)),
+        lambda: scaled_dot_product_attention(X, X, X, np.ones((4, 3), bool)),
+    ),
+    "a mask in the place of an array": (
+        "Pass it by its keyword: attn_mask=...",
+        lambda: scaled_dot_product_attention(X, X, masks.causal()),
+        lambda: scaled_dot_product_attention(X, X, biases.alibi(2)),
+    ),
+    "a bias in the place of an array": (
+        "Pass it by its keyword: bias=...",
+        lambda: scaled_dot_product_attention(X, biases.alibi(2), X),
+        lambda: scaled_dot_product_attention(X, "alibi", X),
+    ),
+    "a value without a place": (
+        "attention_weights takes no value: its third argument is `attn_mask`.",
+        lambda: attention_weights(X, X, X),
+        lambda: scaled_dot_product_attention(X, X, X, X),
     ),
     "a mask that is added": (
         "Combine masks with `&`, `|` and `~`.",

@@ -75,6 +75,56 @@ def test_what_is_not_implemented_is_computed(function: Callable[..., Any]) -> No
     np.testing.assert_array_equal(result, expected)
 
 
+class Base:
+    """Declines."""
+
+    def __sdpa_xp__(self, *_: Any) -> Any:
+        ASKED.append(Base)
+        return NotImplemented
+
+
+class Derived(Base):
+    """Answers."""
+
+    def __sdpa_xp__(self, *_: Any) -> Any:
+        ASKED.append(type(self))
+        return "derived"
+
+
+class Unrelated:
+    """Declines."""
+
+    def __sdpa_xp__(self, *_: Any) -> Any:
+        ASKED.append(Unrelated)
+        return NotImplemented
+
+
+ASKED: list[type] = []
+
+
+@pytest.mark.parametrize(
+    ("inputs", "asked"),
+    [
+        ([Base(), Base(), Derived()], [Derived]),
+        ([Unrelated(), Base(), Derived()], [Unrelated, Derived]),
+        ([Unrelated(), Unrelated(), Derived()], [Unrelated, Derived]),
+        ([Derived(), Base(), Unrelated()], [Derived]),
+    ],
+)
+def test_each_type_is_asked_once_and_subclasses_first(inputs: list[Any], asked: list[type]) -> None:
+    ASKED.clear()
+    assert sdpa_xp.scaled_dot_product_attention(*inputs) == "derived"
+    assert asked == ASKED
+
+
+def test_options_of_jax_are_those_of_the_library() -> None:
+    answering = Answering()
+    rules = {"mask": masks.causal(), "key_value_seq_lengths": [2], "local_window_size": 1}
+    *_, options = sdpa_xp.dot_product_attention(answering, answering, answering, **rules)  # type: ignore[type-var]
+    joined = masks.causal() & masks.sliding_window(1, 1) & masks.padding([2])
+    assert (repr(options["attn_mask"]), options["layout"]) == (repr(joined), "...LHE")
+
+
 def test_an_attribute_of_an_instance_does_not_count() -> None:
     """As with Python's own special methods, the type is asked."""
 
