@@ -80,7 +80,7 @@ class PreparedCall(NamedTuple):
         bound, key = self.bound_options(), ArraySource(self.arrays["key"])
         return self.scores_with(self.grid, self.arrays["query"], key, bound, self.derived)
 
-    def result(self, output: Array) -> Array:
+    def result(self, output: Array) -> Any:
         """Return an output (..., Hq, L, Ev) in the caller's dtype and layout; for 2-D inputs without heads."""
         output = astype_if_needed(self.grid.xp, output, self.result_dtype)
         return output[0, ...] if self.sizes.is_2d else swap_heads_and_length(self.grid.xp, output, self.layout)

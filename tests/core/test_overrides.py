@@ -79,7 +79,7 @@ class Base:
     """Declines."""
 
     def __sdpa_xp__(self, *_: Any) -> Any:
-        ASKED.append(Base)
+        METHODS_CALLED.append(Base)
         return NotImplemented
 
 
@@ -87,7 +87,7 @@ class Derived(Base):
     """Answers."""
 
     def __sdpa_xp__(self, *_: Any) -> Any:
-        ASKED.append(type(self))
+        METHODS_CALLED.append(type(self))
         return "derived"
 
 
@@ -95,15 +95,15 @@ class Unrelated:
     """Declines."""
 
     def __sdpa_xp__(self, *_: Any) -> Any:
-        ASKED.append(Unrelated)
+        METHODS_CALLED.append(Unrelated)
         return NotImplemented
 
 
-ASKED: list[type] = []
+METHODS_CALLED: list[type] = []
 
 
 @pytest.mark.parametrize(
-    ("inputs", "asked"),
+    ("inputs", "order"),
     [
         ([Base(), Base(), Derived()], [Derived]),
         ([Unrelated(), Base(), Derived()], [Unrelated, Derived]),
@@ -111,10 +111,10 @@ ASKED: list[type] = []
         ([Derived(), Base(), Unrelated()], [Derived]),
     ],
 )
-def test_each_type_is_asked_once_and_subclasses_first(inputs: list[Any], asked: list[type]) -> None:
-    ASKED.clear()
+def test_each_type_is_asked_once_and_subclasses_first(inputs: list[Any], order: list[type]) -> None:
+    METHODS_CALLED.clear()
     assert sdpa_xp.scaled_dot_product_attention(*inputs) == "derived"
-    assert asked == ASKED
+    assert order == METHODS_CALLED
 
 
 def test_options_of_jax_are_those_of_the_library() -> None:
