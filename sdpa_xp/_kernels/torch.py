@@ -201,7 +201,7 @@ def _hides_no_nan(output: Any, query: Any, key: Any, scale: float | Array | None
     if torch._C._len_torch_dispatch_stack() and _has_no_values(torch):
         return True
     # The usual case and the cheapest check: without a 0, no row was mistaken for an empty one.
-    if output.count_nonzero() == output.numel():
+    if int(output.count_nonzero()) == output.numel():
         return True
     largest = query.abs().sum() * key.abs().sum()  # a bound on all scores; it is NaN or inf if a score is
     return bool((largest * max(1.0, cast(float, scale or 1.0))).isfinite())
