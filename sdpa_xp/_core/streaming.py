@@ -155,26 +155,49 @@ def attend_rows(scores: Scores, value: KeyValueSource, plan: Plan, rows: range) 
 def _attend_in_a_loop(
     scores: Scores, value: KeyValueSource, plan: Plan, dtype: Dtype, lse_of: LseOf | None
 ) -> tuple[Array, Array | None]:
-    """Return what `attend` returns, computed in a loop over blocks of queries that the compiler keeps.
+    """Return what `attend` returns, computed in loops over blocks of queries that the compiler keeps.
 
-    All blocks have the same length, because the compiler needs fixed shapes. If that length divides L, block n
-    of N has every N-th query from n on, so that each pass uses all devices that hold queries. Otherwise the
-    last block begins early enough to be full.
+    A loop has one shape for all of its blocks, so it reads the same keys for each. If a mask leaves the first
+    queries fewer keys than the last ones, each band of queries gets a loop, with the keys of the band alone. On
+    several devices there is one band: a band of queries may lie on one device, and the others would wait.
     """
-    xp, grid, all_rows = scores.xp, scores.grid, range(plan.queries)
-    passes = -(-plan.queries // plan.rows)
-    step = passes if passes * plan.rows == plan.queries else 1
+    xp, bands = scores.xp, plan.bands()
+    has_one = scores.grid.library.has_several_devices() or scores.key_range(bands[0]) == scores.key_range(
+        bands[-1]
+    )
+    results = [
+        _attend_band(scores, value, plan, dtype, lse_of, band)
+        for band in ([range(plan.queries)] if has_one else bands)
+    ]
+    if len(results) == 1:
+        return results[0]
+    outputs, lses = zip(*results, strict=True)
+    return xp.concat(outputs, axis=-2), xp.concat(lses, axis=-2) if lse_of else None
+
+
+def _attend_band(
+    scores: Scores, value: KeyValueSource, plan: Plan, dtype: Dtype, lse_of: LseOf | None, band: range
+) -> tuple[Array, Array | None]:
+    """Return output and log-sum-exp of a band of queries, computed in one loop.
+
+    All blocks have the same length, because the compiler needs fixed shapes. If that length divides the number
+    of queries, block n of N has every N-th query from n on, so that each pass uses all devices that hold
+    queries. Otherwise the last block begins early enough to be full.
+    """
+    xp, queries, rows = scores.xp, len(band), min(plan.rows, len(band))
+    passes = -(-queries // rows)
+    step = passes if passes * rows == queries else 1
 
     def compute(start: Array) -> tuple[Array, Array | None]:
-        block = scores.in_block(RowBlock(start, plan.rows, step))
-        result = attend_with_maximum(block, block.scaled_query(all_rows), value, plan, all_rows, "columns")
+        block = scores.in_block(RowBlock(start, rows, step))
+        result = attend_with_maximum(block, block.scaled_query(band), value, plan, band, "columns")
         return astype_if_needed(xp, result.output, dtype), lse_of(result) if lse_of else None
 
-    numbers = grid.arange(0, passes)
-    starts = numbers if step > 1 else xp.clip(numbers * plan.rows, 0, plan.queries - plan.rows)
-    outputs, lses = grid.library.rolled(compute, starts)
+    numbers = scores.grid.arange(0, passes)
+    starts = numbers if step > 1 else xp.clip(numbers * rows, 0, queries - rows)
+    outputs, lses = scores.grid.library.rolled(compute, starts)
     join = _interleave_blocks if step > 1 else _join_blocks
-    return join(xp, outputs, plan.queries), None if lses is None else join(xp, lses, plan.queries)
+    return join(xp, outputs, queries), None if lses is None else join(xp, lses, queries)
 
 
 def _interleave_blocks(xp: Namespace, blocks: Array, queries: int) -> Array:

@@ -250,6 +250,10 @@ class Library:
         """Return whether the library's compiler keeps loops. Other compilers write each pass into the graph."""
         return False
 
+    def has_several_devices(self) -> bool:
+        """Return whether a compiled program may run on several devices, which then share its loops."""
+        return True
+
     def rolled(self, body: Callable[[Array], T], starts: Array) -> T:
         """Return `body` of each of `starts`, computed in a loop that the compiler keeps.
 

