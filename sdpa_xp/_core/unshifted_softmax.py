@@ -7,6 +7,7 @@ are lost. Both show in the results, which are checked afterwards.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import cast
 
 from sdpa_xp._core.key_value_source import KeyValueSource
@@ -16,7 +17,7 @@ from sdpa_xp._core.scores import Scores
 from sdpa_xp._core.tile_buffers import CallBuffers
 from sdpa_xp._libraries import astype_if_needed, dtype_name, exp_in_place
 from sdpa_xp._libraries.protocols import Array
-from sdpa_xp._tiles.plan import Plan
+from sdpa_xp._tiles.plan import ONE_CORE, Plan
 from sdpa_xp._tiles.tile import Tile
 
 LEAST_SUM = 2.0**-32
@@ -80,7 +81,9 @@ def _are_usual(scores: Scores, value: KeyValueSource, plan: Plan, rows: range) -
     xp, dtype, buffers = scores.xp, scores.grid.dtype, cast(CallBuffers, scores.buffers)
     smallest, largest = 1.0, 1.0
     key_range = range(plan.keys) if scores.is_unmasked else scores.key_range(rows)
-    for columns in plan.column_ranges(key_range):
+    # A tile of few queries has many keys, whose values would make the buffer large.
+    keys = max(1, ONE_CORE.scores // max(1, value.width * math.prod(scores.leading_shape)))
+    for columns in replace(plan, columns=min(keys, plan.columns)).column_ranges(key_range):
         values = astype_if_needed(xp, value.slice_keys(columns), dtype)
         size = buffers.functions.abs(values, out=buffers.product.array(values.shape))
         if math.isnan(most := float(xp.max(size))):

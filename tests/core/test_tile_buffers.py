@@ -9,6 +9,7 @@ import pytest
 
 from sdpa_xp import attention_state, masks, scaled_dot_product_attention
 from sdpa_xp._core import tile_buffers
+from sdpa_xp._tiles.plan import ONE_CORE
 
 F = np.float32
 
@@ -78,3 +79,12 @@ def test_torch_writes_to_no_array_of_its_inference_mode() -> None:
     second = scaled_dot_product_attention(*tensors, implementation="xp")
     np.testing.assert_array_equal(first.numpy(), second.numpy())
     second += 1.0  # no error: it is an ordinary tensor
+
+
+def test_a_look_at_many_values_keeps_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tile of one query has many keys, and sums below 1 have the values looked at."""
+    monkeypatch.setattr(tile_buffers, "_IDLE", {})
+    query, key = np.full((1, 8, 1, 64), -8, np.float32), np.full((1, 8, 16384, 64), 0.3, np.float32)
+    scaled_dot_product_attention(query, key, key)
+    sizes = [buffers.product.memory.nbytes for idle in tile_buffers._IDLE.values() for buffers in idle]
+    assert 0 < max(sizes) <= 4 * ONE_CORE.scores
