@@ -100,11 +100,11 @@ def pairs(rules: dict[str, Any], length: int) -> int:
 
     x = jax.ShapeDtypeStruct((2, 4, length, 16), np.float32)
     program = jax.make_jaxpr(lambda *inputs: scaled_dot_product_attention(*inputs, **rules))(x, x, x)
-    loops = [each for each in operations(program.jaxpr) if each.primitive.name == "scan"]
+    loops = [operation for operation in operations(program.jaxpr) if operation.primitive.name == "scan"]
     products = [
         (
             loop.params["length"],
-            next(each for each in operations(loop.params["jaxpr"].jaxpr) if is_product(each)),
+            next(operation for operation in operations(loop.params["jaxpr"].jaxpr) if is_product(operation)),
         )
         for loop in loops
     ]
