@@ -438,7 +438,7 @@ def test_a_file_has_a_background(name: str, theme: str, paper: str) -> None:
 def saved(figure: Any, **keywords: Any) -> np.ndarray:
     """The pixels of a file, (rows, columns, RGBA)."""
     file = io.BytesIO()
-    figure.savefig(file, format="png", **keywords)
+    figure.savefig(file, format="png", dpi=20, **keywords)
     return np.round(255 * image.imread(io.BytesIO(file.getvalue()))).astype(int)
 
 
