@@ -36,6 +36,18 @@ def _synchronous() -> Any:
         yield
 
 
+CASES = pytest.mark.parametrize(
+    ("name", "lazy"),
+    [(name, False) for name in OPTIONS]
+    + [
+        (name, True)
+        for name, rules in OPTIONS.items()
+        if any(isinstance(x, np.ndarray) for x in rules.values())
+    ],
+)
+"""Each option, and once more with its arrays as Dask's, if it has arrays."""
+
+
 def assert_near(lazy: Any, expected: Any, atol: float = 3e-6) -> None:
     assert lazy.dtype == expected.dtype
     assert lazy.shape == expected.shape
@@ -44,8 +56,7 @@ def assert_near(lazy: Any, expected: Any, atol: float = 3e-6) -> None:
     np.testing.assert_allclose(computed, expected, rtol=2e-6, atol=atol)
 
 
-@pytest.mark.parametrize("lazy", [False, True], ids=["arrays of NumPy", "arrays of Dask"])
-@pytest.mark.parametrize("name", OPTIONS)
+@CASES
 def test_output_and_state(name: str, lazy: bool) -> None:
     arrays = inputs()
     expected = attention_state(*arrays, **options(name))
@@ -77,8 +88,7 @@ def test_weights_and_scores(name: str) -> None:
     assert_near(attention_scores(*lazy, **chosen), attention_scores(query, key, **chosen))
 
 
-@pytest.mark.parametrize("lazy", [False, True], ids=["arrays of NumPy", "arrays of Dask"])
-@pytest.mark.parametrize("name", OPTIONS)
+@CASES
 def test_gradients(name: str, lazy: bool) -> None:
     import dask
 
