@@ -16,6 +16,8 @@ from sdpa_xp import masks
 from sdpa_xp.layers import Layer, Linear, MultiHeadAttention, SingleHeadAttention
 from sdpa_xp_export import TensorSpec, to_onnx, verify_layer
 
+pytestmark = pytest.mark.usefixtures("short_verify")
+
 LIKE = np.ones(1, np.float32)
 X, Y = TensorSpec("float32", ("B", "L", 32)), TensorSpec("float32", ("B", "S", 24))
 SELF = MultiHeadAttention.init(np.random.default_rng(0), 32, num_heads=4, num_kv_heads=2, like=LIKE)

@@ -17,6 +17,8 @@ from sdpa_xp.positional import Rotary
 from sdpa_xp_export import TensorSpec, to_onnx, verify_layer
 from sdpa_xp_export._verify.agreement import judge
 
+pytestmark = pytest.mark.usefixtures("short_verify")
+
 F = np.float32
 TOKENS, WIDTH = 7, 8
 STEPS = [(0, 3), (3, 4), (4, 6), (6, 7)]
@@ -100,6 +102,7 @@ def decoded(model: onnx.ModelProto, arrays: list[np.ndarray], layout: str = "...
 FORMS = ("auto", "attention", "tiled", "primitive")
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", RULES)
 def test_prompt_and_steps_by_one_graph(name: str, form: str) -> None:

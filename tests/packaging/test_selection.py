@@ -55,6 +55,7 @@ def test_a_name_that_is_no_library() -> None:
     assert "--backends: numpi is none of numpy, " in done.stderr
 
 
+@pytest.mark.slow
 def test_tests_of_a_library_are_part_of_its_run_alone() -> None:
     def collected(*arguments: str) -> str:
         done = run((), REFUSALS, "--collect-only", *arguments)
@@ -71,6 +72,7 @@ def test_tests_of_a_library_are_part_of_its_run_alone() -> None:
     assert "::test_no_plain_array" in of_all
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["--fast", "--backends=numpy"])
 def test_numpy_alone_is_enough(which: str) -> None:
     """Every file can be collected, and what needs another library is left out."""

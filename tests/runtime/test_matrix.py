@@ -59,6 +59,7 @@ def exported(release: str, thin: bool) -> Mapping[str, Exported]:
     return exports([release], list(FORMS), run_jobs(thin))[release]
 
 
+@pytest.mark.slow
 def test_a_release_computes_its_own_graphs_and_those_of_older_ones(
     release: str, pytestconfig: pytest.Config
 ) -> None:
@@ -126,6 +127,7 @@ def test_a_graph_that_ends_the_process_is_told_from_the_others(tmp_path: Path) -
     assert "NoSuchOperator" in results["none"]
 
 
+@pytest.mark.slow
 def test_only_a_graph_that_hangs_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long all graphs take together: six times a third of the limit, then one without an end."""
     fake = tmp_path / "python"
