@@ -16,7 +16,7 @@ from typing import Any
 import hypothesis
 import numpy as np
 import pytest
-from libraries import DEFAULT, FAST, LIBRARIES, THIN, WRITEABLE, Library, installed
+from libraries import DEFAULT, EAGER_JAX, FAST, LIBRARIES, THIN, WRITEABLE, Library, installed
 
 from sdpa_xp._tiles.plan import TileSize
 from sdpa_xp_export._verify import reference
@@ -117,10 +117,13 @@ def _is_left_out(item: pytest.Item, library: str, number: int) -> bool:
     """Whether `--thin` leaves a case out, by its number among the cases of its function on a library."""
     if item.get_closest_marker("every_case"):
         return False
-    if item.get_closest_marker("only_size") or (item.get_closest_marker("mathematics") and library in THIN):
+    marks = {marker.name for marker in item.iter_markers()}
+    if "only_size" in marks or ("mathematics" in marks and library in THIN):
+        return True
+    if "long_on_jax" in marks and library in EAGER_JAX:
         return True
     sampled = item.get_closest_marker("sampled")
-    return number % (sampled.args[0] if sampled else THIN.get(library, 1)) != 0
+    return number % max(THIN.get(library, 1), sampled.args[0] if sampled else 1) != 0
 
 
 def _is_asked(item: pytest.Item, needed: set[str], chosen: list[str] | None) -> bool:
