@@ -56,6 +56,7 @@ def assert_near(lazy: Any, expected: Any, atol: float = 3e-6) -> None:
     np.testing.assert_allclose(computed, expected, rtol=2e-6, atol=atol)
 
 
+@pytest.mark.sampled(3)
 @CASES
 def test_output_and_state(name: str, lazy: bool) -> None:
     arrays = inputs()
@@ -79,6 +80,7 @@ def test_a_bias_of_the_smallest_finite_number_weighs_all_keys_alike(dtype: str) 
     assert_near(scaled_dot_product_attention(*lazy, bias=bias), expected)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_weights_and_scores(name: str) -> None:
     query, key, _ = inputs()
@@ -88,6 +90,7 @@ def test_weights_and_scores(name: str) -> None:
     assert_near(attention_scores(*lazy, **chosen), attention_scores(query, key, **chosen))
 
 
+@pytest.mark.sampled(3)
 @CASES
 def test_gradients(name: str, lazy: bool) -> None:
     import dask

@@ -130,6 +130,7 @@ def test_weights_of_any_library_give_the_same_graph(module: str) -> None:
     assert exported(moved).graph == exported().graph
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("release", REDUCED)
 def test_releases(release: str, tmp_path: Path) -> None:
     """The caches are those of the library."""

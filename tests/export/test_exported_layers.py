@@ -28,6 +28,7 @@ ONE = SingleHeadAttention.init(np.random.default_rng(2), 32, 8, like=LIKE)
 LEARNED = SELF.with_parameters({name: array + 0.1 for name, array in SELF.parameters.items()})
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("form", ["auto", "attention", "tiled", "primitive"])
 @pytest.mark.parametrize(
     "rules", [{}, {"is_causal": True}, {"attn_mask": masks.sliding_window(2, 0), "softcap": 2.0}], ids=str

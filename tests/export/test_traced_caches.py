@@ -235,6 +235,7 @@ def test_a_prompt_in_a_graph() -> None:
     assert verify_layer(to_onnx(prompt, QUERY, NEW, NEW), prompt).agrees
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("opset", [17, 24])
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_dtypes_and_opsets(dtype: str, opset: int) -> None:

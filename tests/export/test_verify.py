@@ -126,6 +126,7 @@ def test_seeds_draw_different_inputs() -> None:
     assert one != other
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("short_verify")
 @pytest.mark.parametrize("form", ["attention", "primitive"])
 @pytest.mark.parametrize(
@@ -153,6 +154,7 @@ def test_a_graph_that_lets_nan_through_is_caught(
     assert not verify(model).agrees
 
 
+@pytest.mark.usefixtures("short_verify")
 def test_a_wrong_shape_disagrees() -> None:
     model = export_attention(QKV, QKV, QKV)
     model.graph.node[-1].output[0] = "inner"
@@ -415,6 +417,7 @@ def test_the_worst_run_speaks_for_the_report() -> None:
         assert not both.agrees
 
 
+@pytest.mark.usefixtures("short_verify")
 def test_a_notebook_shows_the_verdict_and_the_closest_runs() -> None:
     report = replace(verify(export_attention(QKV, QKV, QKV)), left_out=("P > 3",))
     good, *_ = report.runs
