@@ -72,6 +72,23 @@ def test_tests_of_a_library_are_part_of_its_run_alone() -> None:
     assert "::test_no_plain_array" in of_all
 
 
+def test_a_thin_run_has_a_case_of_each_test_that_is_sampled() -> None:
+    """But none of a test whose subject is size."""
+
+    def collected(*arguments: str) -> str:
+        done = run(
+            (), "tests/chunks/test_graphs.py", "tests/chunks/test_cluster.py", "--collect-only", *arguments
+        )
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+    sampled = "::test_nothing_is_computed_by_the_call["
+    few, every = collected("--thin"), collected()
+    assert 0 < few.count(sampled) <= every.count(sampled) / 2
+    assert ("[1GiB]" in few, "[1GiB]" in every) == (False, True)
+    assert few.count("[400MiB]") == every.count("[400MiB]") == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("which", ["--fast", "--backends=numpy"])
 def test_numpy_alone_is_enough(which: str) -> None:
