@@ -30,7 +30,7 @@ XLA_AT_ONCE := XLA_FLAGS="--xla_cpu_use_fusion_emitters=false --xla_backend_opti
 
 # With x64, JAX runs the tests whose numbers or dtypes it changes: the others make no array of 64 bits.
 JAX_EAGER := --backends=jax,jax-x64 $(THIN) -k "not x64 or float64 or half or traced or lse"
-JAX_JIT := --backends=jax-jit $(addprefix tests/core/test_,agreement.py masks.py layouts.py dot_product.py sinks.py)
+JAX_JIT := --backends=jax-jit $(THIN) $(addprefix tests/core/test_,agreement.py masks.py layouts.py dot_product.py sinks.py)
 
 # The releases of onnxruntime in which graphs are run, beside the one that is installed: of tests, and all.
 REDUCED := 1.23.2 1.28.0

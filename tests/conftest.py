@@ -16,7 +16,7 @@ from typing import Any
 import hypothesis
 import numpy as np
 import pytest
-from libraries import DEFAULT, FAST, LIBRARIES, THIN, WRITEABLE, Library, installed
+from libraries import DEFAULT, EAGER_JAX, FAST, LIBRARIES, THIN, WRITEABLE, Library, installed
 
 from sdpa_xp._tiles.plan import TileSize
 from sdpa_xp_export._verify import reference
@@ -32,7 +32,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--fast", action="store_true", help=f"{' and '.join(FAST)}, without slow tests")
     parser.addoption(
-        "--thin", action="store_true", help="fewer cases for the libraries of which `THIN` says why"
+        "--thin",
+        action="store_true",
+        help="fewer cases: of the libraries in `THIN`, and of the tests that are marked `sampled`",
     )
     parser.addoption("--runtimes", help="comma-separated releases of onnxruntime, which must be installed")
 
@@ -90,14 +92,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             continue
         name, function = _library(item), item.nodeid.partition("[")[0]
         cases[function, name] += 1
-        if config.getoption("--thin") and _is_left_out(item, THIN.get(name, 1), cases[function, name] - 1):
+        if config.getoption("--thin") and _is_left_out(item, name, cases[function, name] - 1):
             left_out.append(item)
             continue
         kept.append(item)
         if absent:
             item.add_marker(pytest.mark.skip(reason=f"{', '.join(absent)} is not installed"))
-    # The longest of all share their inputs, and what xdist deals out first are neighbours.
-    kept.sort(key=lambda item: item.path.name != "test_matrix.py")
+    # The longest run first, so that no process starts one when the others have nothing left.
+    kept.sort(key=lambda item: item.get_closest_marker("slow") is None)
     config.hook.pytest_deselected(items=left_out)
     items[:] = kept
 
@@ -111,11 +113,17 @@ def _library(item: pytest.Item) -> str:
     )
 
 
-def _is_left_out(item: pytest.Item, thin: int, number: int) -> bool:
-    """Whether `--thin` leaves a case out, by its number among those of its function."""
-    if thin == 1 or item.get_closest_marker("every_case"):
+def _is_left_out(item: pytest.Item, library: str, number: int) -> bool:
+    """Whether `--thin` leaves a case out, by its number among the cases of its function on a library."""
+    if item.get_closest_marker("every_case"):
         return False
-    return bool(item.get_closest_marker("mathematics") or number % thin)
+    marks = {marker.name for marker in item.iter_markers()}
+    if "only_size" in marks or ("mathematics" in marks and library in THIN):
+        return True
+    if "long_on_jax" in marks and library in EAGER_JAX:
+        return True
+    sampled = item.get_closest_marker("sampled")
+    return number % max(THIN.get(library, 1), sampled.args[0] if sampled else 1) != 0
 
 
 def _is_asked(item: pytest.Item, needed: set[str], chosen: list[str] | None) -> bool:
@@ -169,6 +177,15 @@ def _no_call_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(20170612)
+
+
+@pytest.fixture
+def short_verify(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`verify` and `verify_layer` in less time, for tests that ask about a model, not about its report."""
+    from short_runs import leave_out_long_runs, run_each_model_once  # they import onnx
+
+    run_each_model_once(monkeypatch)
+    leave_out_long_runs(monkeypatch)
 
 
 @pytest.fixture(params=["maximum", "no maximum"])

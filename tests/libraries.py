@@ -213,14 +213,20 @@ FAST = ["numpy", "torch"]
 WRITEABLE = ("numpy", "numpy-readonly", "torch")
 """The libraries whose results are written to: there a softmax without a maximum is tried first."""
 
-THIN = {"numpy-readonly": 3, "strict-device1": 3, "dask": 3, "jax": 8, "jax-x64": 4}
+THIN = {"numpy-readonly": 3, "strict-device1": 3, "dask": 3, "jax": 8, "jax-x64": 4, "jax-jit": 2}
 """With `--thin`, one of so many cases of a test function runs.
 
 What that leaves out: a case in which alone an input is written to, an array is made on another device, a lazy
 graph is computed, or JAX is wrong without jit. The same lines make and write arrays in all cases of a test, but
 for those that are marked `every_case`: a third of the cases runs over 99 in 100 of all branches that are run.
-The files that are marked `mathematics` are left out whole: without them, eager JAX runs over the same branches.
+The files that are marked `mathematics` are left out whole, and on eager JAX the functions that are marked
+`long_on_jax` are too: without them, eager JAX runs over the same branches.
+
+Other tests say by the marker `sampled` that one of so many cases runs. Their cases run the same lines with
+other numbers; a case that alone runs a branch is marked `every_case`.
 """
+
+EAGER_JAX = ("jax", "jax-x64")
 
 
 def installed(module: str) -> bool:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import onnx
+import pytest
 
 from sdpa_xp_export._runtime.releases import PROVIDERS
-from sdpa_xp_export._runtime.session import open_session, run
+from sdpa_xp_export._runtime.session import ProfiledSession, TimedRun, open_session, run
 from sdpa_xp_export._verify.stated_call import check_interface, computed_dtype, metadata_of, stated_call
 from sdpa_xp_export._verify.trial_settings import short_settings
 from sdpa_xp_export._verify.trials import Trial, judge, outcome, trials
@@ -41,3 +45,29 @@ def assert_right(model: onnx.ModelProto, *, seed: int = 0, session: Any = None, 
             assert agreement.agrees, (name, one_outcome.shown, agreement)
             if name == "output" and "large" not in one_outcome.shown and computed_in == call.query.dtype:
                 assert agreement.bound < 1e-4, (one_outcome.shown, agreement)  # no bound that says nothing
+
+
+class UntimedSession(ProfiledSession):
+    """A session that runs once, and does not say where: other tests ask for times and places."""
+
+    def timed(self, feeds: Any, *, frees: bool = False) -> TimedRun:
+        del frees
+        return TimedRun(run(self.session, feeds), 0.0, None)
+
+
+@contextmanager
+def untimed_session(model: Any, provider: str) -> Iterator[UntimedSession]:
+    yield UntimedSession(open_session(model, provider))
+
+
+def run_each_model_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `verify` and `verify_layer` take no times."""
+    for name in ("verify", "verify_layer"):
+        module = importlib.import_module(f"sdpa_xp_export.{name}")
+        monkeypatch.setattr(module, "profiled_session", untimed_session)
+
+
+def leave_out_long_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `verify` and `verify_layer` try long lengths only around the numbers of a call."""
+    monkeypatch.setattr("sdpa_xp_export._verify.trial_settings.LONGEST", 300)
+    monkeypatch.setattr("sdpa_xp_export._verify.layer_trials.LONG", (33, 40))

@@ -52,6 +52,7 @@ def test_all_of_it_agrees() -> None:
             assert result["refused"] or agreement["absolute"] <= agreement["bound"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_run_says_the_same(dtype: str) -> None:
     """On NumPy and in every form: no more is refused, no less, and in the same words."""

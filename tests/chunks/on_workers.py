@@ -1,4 +1,4 @@
-"""Calls on the workers of a cluster, in a process of their own: `python on_workers.py results FOLDER`.
+"""Calls on the workers of a cluster, in a process of their own: `python on_workers.py FOLDER results death`.
 
 test_cluster.py starts it. A cluster leaves threads and event loops behind, which would show in other tests.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,16 +41,15 @@ def cluster(directory: Path, workers: int, **settings: Any) -> Iterator[Any]:
         yield client
 
 
-def results(folder: Path) -> None:
+def results(client: Any) -> None:
     """Outputs and gradients are those of whole arrays, and a task that runs twice gives the same bytes."""
-    with cluster(folder, 2) as client:
-        for name in ("documents of arrays", "function", "table", "dropout"):
-            arrays = inputs()
-            expected = scaled_dot_product_attention(*arrays, **options(name))
-            output = scaled_dot_product_attention(*cut(arrays), **options(name))
-            np.testing.assert_allclose(client.compute(output).result(), expected, rtol=2e-6, atol=3e-6)
-        gradients(client)
-        twice(client)
+    for name in ("documents of arrays", "function", "table", "dropout"):
+        arrays = inputs()
+        expected = scaled_dot_product_attention(*arrays, **options(name))
+        output = scaled_dot_product_attention(*cut(arrays), **options(name))
+        np.testing.assert_allclose(client.compute(output).result(), expected, rtol=2e-6, atol=3e-6)
+    gradients(client)
+    twice(client)
 
 
 def gradients(client: Any) -> None:
@@ -88,21 +88,22 @@ def slow_keys(length: int, chunk: int, seconds: float) -> tuple[Any, np.ndarray]
     return lazy, whole
 
 
-def death(folder: Path) -> None:
+def death(client: Any) -> None:
     """A worker is killed when some chunks are done and others are not."""
-    with cluster(folder, 2) as client:
-        keys, whole = slow_keys(160, 4, 0.05)
-        output = scaled_dot_product_attention(keys[:4], keys, keys)
-        result = client.compute(output)
-        worker = next(iter(client.cluster.workers.values()))
-        first = worker.pid
-        while len(client.who_has()) < 8:  # some chunks are done, and others are not
-            assert not result.done()
-        worker.process.process.kill()
-        np.testing.assert_allclose(
-            result.result(timeout=60), scaled_dot_product_attention(whole[:4], whole, whole), atol=2e-6
-        )
-        assert worker.pid != first
+    while client.who_has():  # the workers release what other tests computed
+        time.sleep(0.01)
+    keys, whole = slow_keys(160, 4, 0.05)
+    output = scaled_dot_product_attention(keys[:4], keys, keys)
+    result = client.compute(output)
+    worker = next(iter(client.cluster.workers.values()))
+    first = worker.pid
+    while len(client.who_has()) < 8:  # some chunks are done, and others are not
+        assert not result.done()
+    worker.process.process.kill()
+    np.testing.assert_allclose(
+        result.result(timeout=60), scaled_dot_product_attention(whole[:4], whole, whole), atol=2e-6
+    )
+    assert worker.pid != first
 
 
 def memory(folder: Path, limit: str, size: int) -> None:
@@ -135,14 +136,16 @@ def memory(folder: Path, limit: str, size: int) -> None:
     np.testing.assert_allclose(result, merge_states(states).output, atol=1e-5)
 
 
-def main(name: str, folder: str) -> None:
-    tests = {
-        "results": results,
-        "death": death,
-        "400MiB": lambda path: memory(path, "400MiB", 1000 * 2**20),
-        "1GiB": lambda path: memory(path, "1GiB", 4 * 2**30),
-    }
-    tests[name](Path(folder))
+def main(folder: str, *names: str) -> None:
+    on_two = {"results": results, "death": death}
+    sizes = {"400MiB": 1000 * 2**20, "1GiB": 4 * 2**30}
+    for name in names:
+        if name in sizes:
+            memory(Path(folder), name, sizes[name])
+    if chosen := [test for name, test in on_two.items() if name in names]:
+        with cluster(Path(folder), 2) as client:
+            for test in chosen:
+                test(client)
 
 
 if __name__ == "__main__":  # workers import this file too

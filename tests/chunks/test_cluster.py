@@ -11,10 +11,16 @@ import pytest
 SCRIPT = Path(__file__).with_name("on_workers.py")
 
 
+@pytest.mark.slow
 @pytest.mark.needs("dask", "distributed")
-@pytest.mark.parametrize("name", ["results", "death", "400MiB", pytest.param("1GiB", marks=pytest.mark.slow)])
-def test_on_workers(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "names", ["results death", "400MiB", pytest.param("1GiB", marks=pytest.mark.only_size)]
+)
+def test_on_workers(names: str, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), name, str(tmp_path)], capture_output=True, text=True, timeout=400
+        [sys.executable, str(SCRIPT), str(tmp_path), *names.split()],
+        capture_output=True,
+        text=True,
+        timeout=400,
     )
     assert done.returncode == 0, done.stderr[-3000:]

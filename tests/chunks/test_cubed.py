@@ -50,6 +50,7 @@ NAMES = [name for number, name in enumerate(OPTIONS) if number % 2 == 0 or "sink
 """About half of them: each writes its arrays to files."""
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_output_and_state(name: str, tmp_path: Path) -> None:
     arrays = inputs()

@@ -33,6 +33,7 @@ def of_length(length: int, chunk: int, heads: int = 2) -> Any:
     return da.ones((heads, length, 4), chunks=(1, chunk, 4), dtype=F)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_nothing_is_computed_by_the_call(name: str) -> None:
     import dask

@@ -36,6 +36,18 @@ def _synchronous() -> Any:
         yield
 
 
+CASES = pytest.mark.parametrize(
+    ("name", "lazy"),
+    [(name, False) for name in OPTIONS]
+    + [
+        (name, True)
+        for name, rules in OPTIONS.items()
+        if any(isinstance(x, np.ndarray) for x in rules.values())
+    ],
+)
+"""Each option, and once more with its arrays as Dask's, if it has arrays."""
+
+
 def assert_near(lazy: Any, expected: Any, atol: float = 3e-6) -> None:
     assert lazy.dtype == expected.dtype
     assert lazy.shape == expected.shape
@@ -44,8 +56,8 @@ def assert_near(lazy: Any, expected: Any, atol: float = 3e-6) -> None:
     np.testing.assert_allclose(computed, expected, rtol=2e-6, atol=atol)
 
 
-@pytest.mark.parametrize("lazy", [False, True], ids=["arrays of NumPy", "arrays of Dask"])
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.sampled(3)
+@CASES
 def test_output_and_state(name: str, lazy: bool) -> None:
     arrays = inputs()
     expected = attention_state(*arrays, **options(name))
@@ -68,6 +80,7 @@ def test_a_bias_of_the_smallest_finite_number_weighs_all_keys_alike(dtype: str) 
     assert_near(scaled_dot_product_attention(*lazy, bias=bias), expected)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_weights_and_scores(name: str) -> None:
     query, key, _ = inputs()
@@ -77,8 +90,8 @@ def test_weights_and_scores(name: str) -> None:
     assert_near(attention_scores(*lazy, **chosen), attention_scores(query, key, **chosen))
 
 
-@pytest.mark.parametrize("lazy", [False, True], ids=["arrays of NumPy", "arrays of Dask"])
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.sampled(3)
+@CASES
 def test_gradients(name: str, lazy: bool) -> None:
     import dask
 

@@ -38,6 +38,7 @@ def test_every_output_is_exported() -> None:
     assert {(case, theirs.get(name, name)) for case, name in outputs} == expected
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("export", "form", "opset"),
     [

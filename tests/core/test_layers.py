@@ -173,6 +173,7 @@ def test_call_weights_and_state(library: Library, rng: np.random.Generator, case
     assert_agrees(library, output, layer, inputs, case.rules)
 
 
+@pytest.mark.long_on_jax
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 @pytest.mark.parametrize("name", ["self", "cross", "grouped"])
 def test_dtypes(library: Library, rng: np.random.Generator, dtype: str, name: str) -> None:
@@ -204,6 +205,7 @@ def test_calls_that_are_alike_are_checked_once(monkeypatch: pytest.MonkeyPatch) 
     assert checked[0] == "MultiHeadAttention"
 
 
+@pytest.mark.long_on_jax
 def test_states_of_parts_merge(library: Library, rng: np.random.Generator) -> None:
     case = CASES["cross, value is key"]
     layer, (query, key) = case.make(), draw(rng, case)
@@ -214,6 +216,7 @@ def test_states_of_parts_merge(library: Library, rng: np.random.Generator) -> No
     assert_agrees(library, merged, layer, [query, key], {})
 
 
+@pytest.mark.long_on_jax
 def test_decoding_with_a_cache(library: Library, rng: np.random.Generator) -> None:
     """Heads from `project` go into a cache, and what it gives through `combine`."""
     layer = but(multi(8, num_kv_heads=2), scale=SLOPES, sinks=SLOPES)()
@@ -231,6 +234,7 @@ def test_decoding_with_a_cache(library: Library, rng: np.random.Generator) -> No
     np.testing.assert_allclose(library.get(last), expected, rtol=0, atol=4e-6)
 
 
+@pytest.mark.long_on_jax
 def test_attending_to_a_cache(library: Library, rng: np.random.Generator) -> None:
     """What a layer attends to is projected once; scales and sinks are the layer's."""
     layer = but(multi(8, num_kv_heads=2), scale=SLOPES, sinks=SLOPES)()
@@ -311,6 +315,7 @@ def test_in_a_trace(library: Library, rng: np.random.Generator) -> None:
     np.testing.assert_allclose(library.get(result), expect(layer, inputs, {"is_causal": True})[0], atol=4e-6)
 
 
+@pytest.mark.long_on_jax
 def test_gradients_of_parameters(library: Library, rng: np.random.Generator) -> None:
     """torch's, JAX's and MLX's, against finite differences of the reference."""
     layer = but(multi(8, 6, num_kv_heads=2), scale=SLOPES, temperature=SLOPES + 1, sinks=SLOPES)()

@@ -120,6 +120,7 @@ def grouped(rng: np.random.Generator) -> list[np.ndarray]:
     return draw(rng, (2, 4, 7, 8), (2, 2, 11, 8), (2, 2, 11, 5))
 
 
+@pytest.mark.long_on_jax
 @pytest.mark.every_case
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_to_array(library: Library, case: Case) -> None:

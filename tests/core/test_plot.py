@@ -430,15 +430,19 @@ def test_nothing_is_shown_or_kept() -> None:
 @pytest.mark.parametrize(("theme", "paper"), [("light", "#ffffff"), ("dark", "#0d1117")])
 def test_a_file_has_a_background(name: str, theme: str, paper: str) -> None:
     corner = [*(round(255 * part) for part in colors.to_rgb(paper)), 255]
-    assert saved(PICTURES[name](theme))[0, 0].tolist() == corner
-    assert saved(PICTURES[name](theme), transparent=True)[0, 0, 3] == 0
-    assert saved(PICTURES[name](theme), facecolor="red")[0, 0].tolist() == [255, 0, 0, 255]
+    figure = PICTURES[name](theme)
+    assert saved(figure)[0, 0].tolist() == corner
+    assert saved(figure, transparent=True)[0, 0, 3] == 0
+    assert saved(figure, facecolor="red")[0, 0].tolist() == [255, 0, 0, 255]
 
 
 def saved(figure: Any, **keywords: Any) -> np.ndarray:
-    """The pixels of a file, (rows, columns, RGBA)."""
+    """The pixels of a file, (rows, columns, RGBA), of the figure itself: what is in it takes time to draw."""
     file = io.BytesIO()
-    figure.savefig(file, format="png", **keywords)
+    figure.set_layout_engine("none")
+    for child in (*figure.axes, *figure.legends, *figure.texts):
+        child.set_visible(False)
+    figure.savefig(file, format="png", dpi=20, **keywords)
     return np.round(255 * image.imread(io.BytesIO(file.getvalue()))).astype(int)
 
 

@@ -45,6 +45,7 @@ def with_a_key_more(call: Call, sinks: np.ndarray) -> tuple[Call, np.ndarray]:
     return call | longer | {"attn_mask": mask}, bias
 
 
+@pytest.mark.long_on_jax
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("shape", ["one per head", "one per batch entry and head", "one for all"])
 @pytest.mark.parametrize("rules", [{}, {"softcap": 3.0, "scale": 2.0}], ids=["plain", "softcap, scale"])
@@ -98,6 +99,7 @@ def test_a_sink_far_above_the_scores_and_far_below(library: Library, call: Call)
     np.testing.assert_array_equal(library.get(low), library.get(plain))
 
 
+@pytest.mark.long_on_jax
 def test_states_merge_when_one_of_them_has_the_sinks(library: Library, call: Call) -> None:
     def part(keys: slice, **rules: Any) -> Any:
         cut = {"attn_mask": call["attn_mask"][:, keys]}
@@ -112,6 +114,7 @@ def test_states_merge_when_one_of_them_has_the_sinks(library: Library, call: Cal
         np.testing.assert_allclose(library.get(result), library.get(expected), rtol=2e-7, atol=2e-6)
 
 
+@pytest.mark.long_on_jax
 def test_gradient(library: Library, call: Call) -> None:
     """Of a learned sink, against finite differences; a row with only its sink adds nothing to it."""
 

@@ -62,6 +62,7 @@ def test_special_values(library: Library, dtype: str, is_causal: bool) -> None:
             assert_as_reference(library, placed, f"{what}, S={keys}", is_causal=is_causal)
 
 
+@pytest.mark.long_on_jax
 @pytest.mark.parametrize("keys", [5, 17, 70])
 @pytest.mark.parametrize("name", ["query", "key"])
 def test_a_row_that_may_attend_only_the_last_key(library: Library, keys: int, name: str) -> None:

@@ -48,6 +48,7 @@ def test_float16_scores_beyond_its_range(library: Library, rng: np.random.Genera
     np.testing.assert_allclose(attend(library, q, k, v), expected.astype(np.float16), rtol=2**-10)
 
 
+@pytest.mark.long_on_jax
 def test_bfloat16_sums_of_many_keys(library: Library) -> None:
     """4,096 ones add up to 256 in bfloat16."""
     if not library.holds("bfloat16"):
@@ -167,6 +168,7 @@ def test_scale_as_a_number_that_the_library_holds(library: Library) -> None:
             assert library.get(result).dtype == F
 
 
+@pytest.mark.long_on_jax
 def test_half_biases_are_added_in_float32(library: Library, rng: np.random.Generator) -> None:
     """40,000 twice is beyond float16."""
     if not library.holds("float16"):
@@ -212,6 +214,7 @@ def test_is_causal_as_a_bool_of_numpy(library: Library) -> None:
     np.testing.assert_array_equal(w, [[1, 0], [0.5, 0.5]])
 
 
+@pytest.mark.long_on_jax
 def test_no_warning_and_no_error_of_numpy(library: Library, rng: np.random.Generator) -> None:
     """Under errstate raise: exp underflows, inf - inf, and a half result that is subnormal."""
     if library.lazy:

@@ -220,6 +220,7 @@ def test_dtypes(library: Library, rng: np.random.Generator, name: str, dtype: st
     assert_agree(library, CALLS[name], rng, ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
 
 
+@pytest.mark.long_on_jax
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_is_float32_rounded_once(library: Library, rng: np.random.Generator, dtype: str) -> None:
     """The output among what is kept: in float32, or D would have the roundings of the half dtype."""
@@ -314,6 +315,7 @@ def test_empty_axes(library: Library, query: Any, key: Any, width: int) -> None:
         np.testing.assert_array_equal(library.get(gradient), np.zeros_like(arrays[name]))
 
 
+@pytest.mark.long_on_jax
 @pytest.mark.usefixtures("several_tiles")
 def test_a_row_without_a_key_has_no_gradient(library: Library, rng: np.random.Generator) -> None:
     """Of its query, scale and bias. Keys that no query attends, and sinks of -inf, have none either."""
@@ -340,6 +342,7 @@ def test_a_row_without_a_key_has_no_gradient(library: Library, rng: np.random.Ge
 BAD = (math.nan, math.inf, -math.inf)
 
 
+@pytest.mark.long_on_jax
 @pytest.mark.usefixtures("several_tiles")
 @pytest.mark.parametrize("name", ["query", "key", "value", "cotangent"])
 def test_what_is_masked_adds_nothing(library: Library, rng: np.random.Generator, name: str) -> None:
@@ -468,6 +471,7 @@ def test_against_the_library_that_differentiates(library: Library, rng: np.rando
         np.testing.assert_allclose(library.get(gradients[name]), library.get(expected), rtol=0, atol=2e-5)
 
 
+@pytest.mark.long_on_jax
 @pytest.mark.parametrize("score", [-1e9, float(np.finfo(F).min), 1e9])
 @pytest.mark.parametrize("source", ["bias", "products"])
 def test_rows_of_large_scores(library: Library, score: float, source: str) -> None:

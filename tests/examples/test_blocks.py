@@ -17,6 +17,8 @@ from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec, save, to_onnx, verify_layer
 from sdpa_xp_export._verify.agreement import judge
 
+pytestmark = pytest.mark.usefixtures("short_verify")
+
 FORMS = ["auto", "attention", "tiled", "primitive"]
 STEPS = [(0, 3), (3, 4), (4, 6), (6, 7)]
 RNG = np.random.default_rng(20170612)
@@ -56,6 +58,7 @@ def assert_decoded(outputs: list[np.ndarray]) -> None:
     assert judge(np.concatenate(outputs, axis=1), exact, DECODER(TARGET, SOURCE), "float32").agrees
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", FORMS)
 def test_the_encoder(form: str) -> None:
     model = to_onnx(ENCODER, words("L"), form=form)
@@ -76,6 +79,7 @@ def test_the_encoder_with_padding() -> None:
     assert verify_layer(model, padded, draw=drawn).agrees
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", FORMS)
 def test_the_decoder_at_once(form: str) -> None:
     report = verify_layer(to_onnx(DECODER, words("L"), words("S"), form=form), DECODER)
@@ -101,6 +105,7 @@ def test_the_decoder_word_by_word(form: str, tmp_path: Path) -> None:
     assert_decoded(outputs)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_step_verifies(form: str) -> None:
     report = verify_layer(exported(form=form), DECODER.graph)
@@ -125,6 +130,7 @@ def test_weights_of_any_library_give_the_same_graph(module: str) -> None:
     assert exported(moved).graph == exported().graph
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("release", REDUCED)
 def test_releases(release: str, tmp_path: Path) -> None:
     """The caches are those of the library."""

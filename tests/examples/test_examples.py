@@ -24,7 +24,8 @@ def test_each_is_run() -> None:
     )
 
 
-@pytest.mark.parametrize("module", ["numpy", "torch", "jax.numpy"])
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("module", ["torch", "jax.numpy", "numpy"])
 @pytest.mark.parametrize("name", OF_ANY)
 def test_on_any_library(name: str, module: str, capsys: pytest.CaptureFixture[str]) -> None:
     import_module(name).main(import_module(module))
@@ -62,6 +63,7 @@ def test_bytes_of_a_state(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no state over keys=30000:50000" in printed
 
 
+@pytest.mark.slow
 @pytest.mark.needs("dask", "distributed", "zarr")
 def test_a_million_keys_in_a_worker_that_cannot_hold_them() -> None:
     """A worker that needs more than its limit is killed, and here its tasks are not tried again."""

@@ -120,6 +120,7 @@ def operands_of(
     return drawn | {name: np.minimum(x, keys) for name, x in drawn.items() if name == "key_lengths"}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("queries", "before"), STEPS.values(), ids=STEPS)
 @pytest.mark.parametrize("rules", (RULES | CONCATENATED).values(), ids=RULES | CONCATENATED)
 def test_concatenated(rng: np.random.Generator, rules: Rules, queries: int, before: int) -> None:
@@ -155,6 +156,7 @@ def paged(past: Arrays, filled: np.ndarray, size: int = 4) -> PagedKVCache[np.nd
     return PagedKVCache(*pools, block_table=table, lengths=filled.tolist())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("queries", "room"), [(5, 14), (1, 11)])
 @pytest.mark.parametrize("name", RULES)
 def test_padded(rng: np.random.Generator, name: str, queries: int, room: int) -> None:

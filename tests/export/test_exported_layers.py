@@ -16,6 +16,8 @@ from sdpa_xp import masks
 from sdpa_xp.layers import Layer, Linear, MultiHeadAttention, SingleHeadAttention
 from sdpa_xp_export import TensorSpec, to_onnx, verify_layer
 
+pytestmark = pytest.mark.usefixtures("short_verify")
+
 LIKE = np.ones(1, np.float32)
 X, Y = TensorSpec("float32", ("B", "L", 32)), TensorSpec("float32", ("B", "S", 24))
 SELF = MultiHeadAttention.init(np.random.default_rng(0), 32, num_heads=4, num_kv_heads=2, like=LIKE)
@@ -26,6 +28,7 @@ ONE = SingleHeadAttention.init(np.random.default_rng(2), 32, 8, like=LIKE)
 LEARNED = SELF.with_parameters({name: array + 0.1 for name, array in SELF.parameters.items()})
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("form", ["auto", "attention", "tiled", "primitive"])
 @pytest.mark.parametrize(
     "rules", [{}, {"is_causal": True}, {"attn_mask": masks.sliding_window(2, 0), "softcap": 2.0}], ids=str

@@ -277,6 +277,7 @@ def test_taken(form: str, arguments: dict[str, Any]) -> None:
     assert {entry.key: entry.value for entry in model.metadata_props}["sdpa_xp.form"] == form
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", FORMS)
 def test_what_no_release_changes_is_said_first(form: FormName) -> None:
     """On every release the words of the newest one, if it refuses the call."""

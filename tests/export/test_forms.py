@@ -76,6 +76,7 @@ def call(dtype: str, mask: str, group: int, bias: bool) -> dict[str, TensorSpec]
     return specs
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("form", "opset"), FORMS)
 @pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
 @pytest.mark.parametrize("mask", MASKS)
@@ -91,6 +92,7 @@ def test_float32(form: str, opset: int, mask: str, rules: dict[str, Any]) -> Non
     assert model.opset_import[0].version == opset
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("dtype", "form"), [("float16", "attention"), ("float16", "primitive"), ("float64", "primitive")]
 )

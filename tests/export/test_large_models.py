@@ -196,6 +196,7 @@ def test_an_array_that_the_layer_writes_to_is_refused() -> None:
         to_onnx(writing, X)
 
 
+@pytest.mark.slow
 def test_over_2_gib(tmp_path: Path) -> None:
     """One array that protobuf cannot hold, of which one row is not 0."""
     weight = np.zeros((2**15 + 999, 2**14), np.float32)

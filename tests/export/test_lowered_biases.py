@@ -65,6 +65,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sdpa_xp_export.forms.tiled.ROWS", 2)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("queries", "keys"), [LONGER, SHORTER])
 @pytest.mark.parametrize("rules", BIASES.values(), ids=BIASES)
 def test_forms(rng: np.random.Generator, rules: Rules, queries: int, keys: int) -> None:
@@ -72,6 +73,7 @@ def test_forms(rng: np.random.Generator, rules: Rules, queries: int, keys: int) 
     check_forms(qkv(rng, queries, keys), rules, arguments, names={BATCH: "B", queries: "L", keys: "S"})
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("opset", [17, 18, 21, 24])
 @pytest.mark.parametrize("rules", BIASES.values(), ids=BIASES)
 def test_opsets(rng: np.random.Generator, rules: Rules, opset: int) -> None:

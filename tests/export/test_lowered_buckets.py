@@ -45,6 +45,7 @@ def test_the_library_s_bucket(count: int, max_distance: int, bidirectional: bool
     np.testing.assert_array_equal(buckets, library(rules, distances))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("max_distance", [LISTED, LISTED + 1, 10**7])
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize("offset", [0, 900, -(10**6), "lower_right"])

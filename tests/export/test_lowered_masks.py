@@ -89,6 +89,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sdpa_xp_export.forms.tiled.ROWS", 2)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("queries", "keys"), [LONGER, SHORTER])
 @pytest.mark.parametrize("rules", MASKS.values(), ids=MASKS)
 def test_forms(rng: np.random.Generator, rules: Rules, queries: int, keys: int) -> None:

@@ -36,6 +36,7 @@ def computed(job: Job, form: str, opset: int, feeds: Outputs) -> dict[str, np.nd
     return dict(zip(names, outputs, strict=True))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("form", "opset"), FORMS)
 def test_every_call_is_right(form: str, opset: int) -> None:
     calls = [job for job in jobs() if unsupported_reason(form, job.call, TARGET) is None]

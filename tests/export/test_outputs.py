@@ -77,6 +77,7 @@ def test_layouts(rng: np.random.Generator, outputs: tuple[str, ...], name: str, 
     check_forms(arrays, rules, arguments, names={BATCH: "B", 5: "L", 9: "S"}, outputs=outputs, layout=layout)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
 @pytest.mark.parametrize(
     "shapes",

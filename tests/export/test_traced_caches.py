@@ -17,6 +17,8 @@ from sdpa_xp.positional import Rotary
 from sdpa_xp_export import TensorSpec, to_onnx, verify_layer
 from sdpa_xp_export._verify.agreement import judge
 
+pytestmark = pytest.mark.usefixtures("short_verify")
+
 F = np.float32
 TOKENS, WIDTH = 7, 8
 STEPS = [(0, 3), (3, 4), (4, 6), (6, 7)]
@@ -100,6 +102,7 @@ def decoded(model: onnx.ModelProto, arrays: list[np.ndarray], layout: str = "...
 FORMS = ("auto", "attention", "tiled", "primitive")
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", RULES)
 def test_prompt_and_steps_by_one_graph(name: str, form: str) -> None:
@@ -232,6 +235,7 @@ def test_a_prompt_in_a_graph() -> None:
     assert verify_layer(to_onnx(prompt, QUERY, NEW, NEW), prompt).agrees
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("opset", [17, 24])
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_dtypes_and_opsets(dtype: str, opset: int) -> None:

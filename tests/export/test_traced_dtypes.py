@@ -72,12 +72,14 @@ def test_each_operator_has_a_row() -> None:
     assert operators - reflected - OTHERS == rows
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("one", "other"), [*itertools.product(DTYPES, DTYPES)])
 def test_of_two_arrays(one: str, other: str) -> None:
     for rows, arguments in of_two_arrays(BINARY | OPERATORS | IN_PLACE | JOINED, one, other):
         check(rows, *arguments)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scalar", SCALARS)
 def test_of_an_array_and_a_scalar(dtype: str, scalar: Any) -> None:

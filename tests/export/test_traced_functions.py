@@ -81,6 +81,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sdpa_xp_export.forms.tiled.ROWS", 2)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("queries", "keys"), [LONGER, SHORTER])
 @pytest.mark.parametrize("mask_mod", MASK_MODS.values(), ids=MASK_MODS)
 def test_masks(rng: np.random.Generator, mask_mod: Callable[..., Any], queries: int, keys: int) -> None:
@@ -89,6 +90,7 @@ def test_masks(rng: np.random.Generator, mask_mod: Callable[..., Any], queries: 
     check_forms(qkv(rng, queries, keys), lambda: {"attn_mask": value}, {}, names=names)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("queries", "keys"), [LONGER, SHORTER])
 @pytest.mark.parametrize("score_mod", SCORE_MODS.values(), ids=SCORE_MODS)
 def test_scores(rng: np.random.Generator, score_mod: Callable[..., Any], queries: int, keys: int) -> None:

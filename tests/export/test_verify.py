@@ -41,6 +41,7 @@ def test_nodes_and_their_provider() -> None:
     assert all(run.provider == "CPUExecutionProvider" and run.seconds > 0 for run in report.runs)
 
 
+@pytest.mark.usefixtures("short_verify")
 def test_from_a_file(tmp_path: Path) -> None:
     onnx.save(export_attention(QKV, QKV, QKV), tmp_path / "a.onnx")
     assert verify(tmp_path / "a.onnx").agrees
@@ -107,6 +108,7 @@ def test_judge_a_textbook_that_overflows_allows_nothing() -> None:
     assert not agreement.agrees
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("scale", [1.0, -10.0, 100.0, 0.0])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 def test_a_right_model_agrees_whatever_its_scale(scale: float, dtype: str) -> None:
@@ -117,12 +119,15 @@ def test_a_right_model_agrees_whatever_its_scale(scale: float, dtype: str) -> No
         assert_right(model, seed=seed)
 
 
+@pytest.mark.usefixtures("short_verify")
 def test_seeds_draw_different_inputs() -> None:
     model = export_attention(QKV, QKV, QKV)
     one, other = (verify(model, seed=seed).runs[0].agreement.absolute for seed in (0, 1))
     assert one != other
 
 
+@pytest.mark.sampled(3)
+@pytest.mark.usefixtures("short_verify")
 @pytest.mark.parametrize("form", ["attention", "primitive"])
 @pytest.mark.parametrize(
     ("key", "rules", "op"),
@@ -149,6 +154,7 @@ def test_a_graph_that_lets_nan_through_is_caught(
     assert not verify(model).agrees
 
 
+@pytest.mark.usefixtures("short_verify")
 def test_a_wrong_shape_disagrees() -> None:
     model = export_attention(QKV, QKV, QKV)
     model.graph.node[-1].output[0] = "inner"
@@ -411,6 +417,7 @@ def test_the_worst_run_speaks_for_the_report() -> None:
         assert not both.agrees
 
 
+@pytest.mark.usefixtures("short_verify")
 def test_a_notebook_shows_the_verdict_and_the_closest_runs() -> None:
     report = replace(verify(export_attention(QKV, QKV, QKV)), left_out=("P > 3",))
     good, *_ = report.runs

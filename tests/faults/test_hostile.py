@@ -20,6 +20,7 @@ def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sdpa_xp_export._verify.trial_settings.LONGEST", 300)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("faults", CALLS, ids=lambda faults: faults[0].name)
 def test_each_is_caught(faults: list[Fault]) -> None:
     """And the model of the call without a fault agrees."""

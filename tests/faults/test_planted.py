@@ -7,36 +7,23 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import pytest
 from faults.planted import Fault, planted
+from short_runs import run_each_model_once
 
 from sdpa_xp_export import verify
 from sdpa_xp_export._call.metadata import to_json
-from sdpa_xp_export._runtime.session import ProfiledSession, TimedRun, open_session, run
 
 module: Any = importlib.import_module("sdpa_xp_export.verify")
 
-PARTS = 8
-"""The calls are dealt out to so many tests."""
+PARTS, SAMPLED = 11, 5
+"""The calls are dealt out to so many tests, of which `--thin` keeps each fifth."""
 MISSED: dict[str, str] = {}
 """The faults that are not caught, with the reason."""
-
-
-class UntimedSession(ProfiledSession):
-    """A session that runs once, and does not say where: other tests ask for times and places."""
-
-    def timed(self, feeds: Any, *, frees: bool = False) -> TimedRun:
-        del frees
-        return TimedRun(run(self.session, feeds), 0.0, None)
-
-
-@contextmanager
-def untimed_session(model: Any, provider: str) -> Iterator[UntimedSession]:
-    yield UntimedSession(open_session(model, provider))
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +39,7 @@ def one_draw_for_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
         return kept[key]
 
     monkeypatch.setattr(module, "trials", trials)
-    monkeypatch.setattr(module, "profiled_session", untimed_session)
+    run_each_model_once(monkeypatch)
 
 
 def by_call(faults: Iterable[Fault]) -> list[list[Fault]]:
@@ -61,6 +48,12 @@ def by_call(faults: Iterable[Fault]) -> list[list[Fault]]:
     for fault in faults:
         faults_of[next(e.value for e in fault.right().metadata_props if "call" in e.key)].append(fault)
     return [sorted(of_call, key=form_of) for _, of_call in sorted(faults_of.items())]
+
+
+@cache
+def calls() -> list[list[Fault]]:
+    """All faults, by call."""
+    return by_call(planted())
 
 
 def form_of(fault: Fault) -> str:
@@ -83,9 +76,11 @@ def test_there_are_many() -> None:
     assert len({(fault.kind, fault.name) for fault in faults}) == len(faults)
 
 
+@pytest.mark.slow
+@pytest.mark.sampled(SAMPLED)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_each_is_caught_and_no_right_model(part: int) -> None:
-    for faults in by_call(planted())[part::PARTS]:
+    for faults in calls()[part::PARTS]:
         right = {form_of(fault): fault.right for fault in faults}
         for form, model in right.items():
             report = verify(model())
@@ -93,6 +88,13 @@ def test_each_is_caught_and_no_right_model(part: int) -> None:
             of_form = [fault for fault in faults if form_of(fault) == form]
             missed = {fault.name for fault in of_form if not caught(fault)}
             assert missed == {fault.name for fault in of_form} & MISSED.keys()
+
+
+def test_a_sample_has_faults_of_each_kind() -> None:
+    sample = {
+        fault.kind for part in range(0, PARTS, SAMPLED) for faults in calls()[part::PARTS] for fault in faults
+    }
+    assert sample == {fault.kind for fault in planted()}
 
 
 def test_nearly_all_are_caught() -> None:

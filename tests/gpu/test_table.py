@@ -30,6 +30,7 @@ def rows_of(table: ModuleType, left: float = 600) -> list[Any]:
     return [row for rows in table.table((16,), "cpu", 0, time.monotonic() + left) for row in rows]
 
 
+@pytest.mark.slow
 def test_each_cell_has_numbers_or_a_reason(table: ModuleType, tmp_path: Path) -> None:
     rows = rows_of(table)
     assert {(row.cell, row.contender) for row in rows} == {

@@ -11,6 +11,7 @@ import pytest
 SCRIPT = Path(__file__).with_name("on_devices.py")
 
 
+@pytest.mark.slow
 @pytest.mark.needs("jax")
 @pytest.mark.parametrize("names", ["balance results", "dtypes others plain", "sent memory"])
 def test_on_devices(names: str) -> None:

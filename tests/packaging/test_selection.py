@@ -55,6 +55,7 @@ def test_a_name_that_is_no_library() -> None:
     assert "--backends: numpi is none of numpy, " in done.stderr
 
 
+@pytest.mark.slow
 def test_tests_of_a_library_are_part_of_its_run_alone() -> None:
     def collected(*arguments: str) -> str:
         done = run((), REFUSALS, "--collect-only", *arguments)
@@ -71,6 +72,24 @@ def test_tests_of_a_library_are_part_of_its_run_alone() -> None:
     assert "::test_no_plain_array" in of_all
 
 
+def test_a_thin_run_has_a_case_of_each_test_that_is_sampled() -> None:
+    """But none of a test whose subject is size."""
+
+    def collected(*arguments: str) -> str:
+        done = run(
+            (), "tests/chunks/test_graphs.py", "tests/chunks/test_cluster.py", "--collect-only", *arguments
+        )
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+    sampled = "::test_nothing_is_computed_by_the_call["
+    few, every = collected("--thin"), collected()
+    assert 0 < few.count(sampled) <= every.count(sampled) / 2
+    assert ("[1GiB]" in few, "[1GiB]" in every) == (False, True)
+    assert few.count("[400MiB]") == every.count("[400MiB]") == 1
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["--fast", "--backends=numpy"])
 def test_numpy_alone_is_enough(which: str) -> None:
     """Every file can be collected, and what needs another library is left out."""

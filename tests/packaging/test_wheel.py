@@ -62,15 +62,16 @@ def test_core_dependencies_are_three(built: Path) -> None:
     assert sorted(name.split(">")[0] for name in required) == ["array-api-compat", "numpy", "threadpoolctl"]
 
 
+@pytest.mark.slow
 def test_installed_alone_it_works(built: Path, tmp_path: Path) -> None:
     """With its dependencies and nothing else: attention on NumPy, and a hint where an extra is missing."""
     (wheel,) = built.glob("*.whl")
-    venv.create(tmp_path / "v", with_pip=True)
+    venv.create(tmp_path / "v")
     python = tmp_path / "v" / "bin" / "python"
     pins = (ROOT / "requirements" / "all.txt").read_text().splitlines()
     versions = tmp_path / "versions.txt"  # without hashes, which a wheel that was built here has not
     versions.write_text("\n".join(line.rstrip(" \\") for line in pins if re.match(r"[a-z0-9-]+==", line)))
-    install = [python, "-m", "pip", "install", "-q", "-c", versions, wheel]
+    install = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "-c", versions, wheel]
     subprocess.run(install, check=True, capture_output=True)
     code = (
         "import numpy, sdpa_xp; x = numpy.eye(2);"

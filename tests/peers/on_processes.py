@@ -1,6 +1,6 @@
-"""Tensors of torch that lie on two processes: `python on_processes.py FILE`, where the processes meet.
+"""Tensors of torch that lie on two processes: `python on_processes.py RANK FILE`, where the processes meet.
 
-test_torch_distributed.py starts it, since torch's groups of processes stay in a process that has joined one.
+test_torch_distributed.py starts both, since torch's groups of processes stay in a process that has joined one.
 """
 
 from __future__ import annotations
@@ -73,4 +73,4 @@ def work(rank: int, path: str) -> None:
 
 
 if __name__ == "__main__":
-    torch.multiprocessing.spawn(work, args=sys.argv[1:2], nprocs=2)
+    work(int(sys.argv[1]), sys.argv[2])

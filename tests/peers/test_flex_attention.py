@@ -97,6 +97,7 @@ def flex(arrays: dict[str, Any], mask_mod: Any = None, **rules: Any) -> Any:
     return flex_attention(**arrays, block_mask=block_mask, enable_gqa=True, **rules)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("groups", [HEADS, 2])
 @pytest.mark.parametrize("name", MASK_MODS)
@@ -142,6 +143,7 @@ def modified(arrays: dict[str, Any], score_mod: Any) -> Any:
     return score_mod(scores, *indices()) - scores
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("groups", [HEADS, 2])
 @pytest.mark.parametrize("mask", [None, "sliding window"])

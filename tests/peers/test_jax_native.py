@@ -92,6 +92,7 @@ MASKS: dict[str, Callable[[Callable[..., Any]], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("rules", MASKS.values(), ids=MASKS)
 def test_masks_and_biases(rules: Callable[..., dict[str, Any]], traced: bool) -> None:

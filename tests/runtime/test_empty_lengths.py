@@ -30,6 +30,7 @@ SHAPES = [("B", "S"), ("B", "L"), (2, "L")]
 LENGTHS = [dict(zip("BLS", lengths, strict=True)) for lengths in ((0, 3, 5), (2, 0, 5), (2, 3, 0), (0, 0, 0))]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("release", REDUCED)
 def test_no_length_of_0_ends_the_process(release: str, tmp_path: Path) -> None:
     graphs, shapes = graphs_and_shapes(release)

@@ -16,6 +16,7 @@ def test_it_is_of_all_releases_and_cases() -> None:
     assert FOUND["cases"] == len(cases()) == 93
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("release", REDUCED)
 def test_a_release_computes_the_cases_that_are_not_named(release: str) -> None:
     """How far it is off may differ between machines."""

@@ -19,6 +19,7 @@ MIXED = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("release", REDUCED)
 def test_a_release_computes_every_function_of_every_dtype(release: str, tmp_path: Path) -> None:
     graphs: dict[str, Graph] = {}
