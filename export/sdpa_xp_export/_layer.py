@@ -1,10 +1,11 @@
-"""A layer as the exporter uses it: its parameters, which can be replaced, its errors, its outputs by name."""
+"""A layer as the exporter uses it: its arguments, parameters and outputs by name, and its errors."""
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import MethodType
@@ -18,6 +19,22 @@ from sdpa_xp_export.spec import TensorSpec
 
 _OWN_ERROR = re.compile(r"[\w.]+: ")
 """Messages of the library and of the exporter begin with a function; `linear(): ...` is of torch."""
+
+
+def bound_arguments(
+    function: str, layer: Callable[..., Any], inputs: Sequence[Any], keywords: Mapping[str, Any], hint: str
+) -> inspect.BoundArguments:
+    """Return the arguments of a layer by name; `hint` says what to pass if they do not fit."""
+    try:
+        signature = inspect.signature(layer)
+    except ValueError as error:  # a function in C may have none
+        rule, how = "`layer` must be a function with a signature", "Write it in Python, as in lambda x: ..."
+        raise TypeError(message(function, rule, {"layer": getattr(layer, "__name__", layer)}, how)) from error
+    try:
+        return signature.bind(*inputs, **keywords)
+    except TypeError as error:
+        rule, got = "the arguments must fit `layer`", {"its error": error, "its signature": signature}
+        raise TypeError(message(function, rule, got, hint)) from error
 
 
 def parameter_arrays(layer: object) -> dict[str, Any]:
