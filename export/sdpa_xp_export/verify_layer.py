@@ -17,7 +17,14 @@ from sdpa_xp_export._dtypes.conversion import ONNX_DTYPE
 from sdpa_xp_export._layer import bound_arguments, with_arrays
 from sdpa_xp_export._model.large_model import Model
 from sdpa_xp_export._runtime.releases import ProviderName
-from sdpa_xp_export._runtime.session import TimedRun, older_note, profiled_session, providers, version
+from sdpa_xp_export._runtime.session import (
+    TimedRun,
+    older_note,
+    profiled_session,
+    providers,
+    stated_runtime,
+    version,
+)
 from sdpa_xp_export._verify.agreement import judge_together
 from sdpa_xp_export._verify.layer_cases import BothLayers, LayerCase, judged_dtype
 from sdpa_xp_export._verify.layer_inputs import Draw, LayerInputs
@@ -166,7 +173,9 @@ def verify_layer(
     if not all(run.agreement.agrees for run in runs):
         notes.append(missing_arguments_note(loaded, layer, keywords))
     shown = tuple(filter(None, notes))
-    return LayerReport(form, reason, version(), shown, tuple(runs), tuple(placements), tuple(left_out))
+    measured = tuple(runs), tuple(placements), tuple(left_out)
+    runtime = str(stated_runtime(loaded) or "")
+    return LayerReport(form, reason, version(), shown, *measured, runtime=runtime)
 
 
 def _check_keywords(specs: Mapping[str, TensorSpec], keywords: Mapping[str, Any]) -> set[str]:
