@@ -15,10 +15,14 @@ from sdpa_xp._checks import message
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._array_api.dispatch import is_array
+from sdpa_xp_export._call.error_text import first_sentence
+from sdpa_xp_export._graph.lengths import length_error
 from sdpa_xp_export.spec import TensorSpec
 
 _OWN_ERROR = re.compile(r"[\w.]+: ")
 """Messages of the library and of the exporter begin with a function; `linear(): ...` is of torch."""
+_OF_TEXT = re.compile(r"StrDType|dtype\('<U|'str' object cannot be interpreted as an integer")
+"""Errors of NumPy for text where it needs a number."""
 
 
 def bound_arguments(
@@ -78,15 +82,17 @@ def _has_parameters_field(layer: object) -> bool:
 
 
 @contextmanager
-def foreign_errors_reworded(function: str, layer: object) -> Iterator[None]:
-    """Raise the error of another library, which was called with a value of a graph, with a way out.
+def foreign_errors_reworded(function: str, layer: object, *, open_lengths: bool) -> Iterator[None]:
+    """Raise the error of another library, which was called with a value or a length of a graph, with a way out.
 
-    A torch module that is written in array-API code can be traced, so the type of a layer does not show whether
-    it works.
+    NumPy takes a length for text, so its errors do not name it. A torch module that is written in array-API
+    code can be traced, so the type of a layer does not show whether it works.
     """
     try:
         yield
     except (TypeError, AttributeError) as error:
+        if open_lengths and _OF_TEXT.search(str(error)):
+            raise length_error(function, {"its error": first_sentence(error)}) from error
         of_torch = _is_torch_module(layer)
         if _OWN_ERROR.match(str(error)) or not (of_torch or "GraphValue" in str(error)):
             raise
@@ -96,7 +102,7 @@ def foreign_errors_reworded(function: str, layer: object) -> Iterator[None]:
             if of_torch
             else "Write xp = x.__array_namespace__() and xp.tanh(x) in place of another library's tanh(x)."
         )
-        got = {"layer": type(layer).__name__, "its error": str(error).partition("\n")[0].rstrip(".")}
+        got = {"layer": type(layer).__name__, "its error": first_sentence(error)}
         raise TypeError(message(function, rule, got, hint)) from error
 
 

@@ -177,7 +177,7 @@ def _traced(
         rule = "there must be a TensorSpec among the arguments of `layer`"
         raise TypeError(message(FUNCTION, rule, {"arguments": [*bound.arguments]}))
     traced_layer = with_parameters(layer, lambda _, array: graph.from_array(array))
-    with foreign_errors_reworded(FUNCTION, layer):
+    with foreign_errors_reworded(FUNCTION, layer, open_lengths=bool(graph.length_sources)):
         result = traced_layer(*bound.args, **bound.kwargs)
     outputs = _outputs(graph, result)
     moved = moved_inputs(graph.nodes, [value.name for value in graph.inputs])

@@ -130,7 +130,8 @@ class Runtime:
         if release < FIRST_RELEASE["primitive"]:
             oldest = ".".join(map(str, FIRST_RELEASE["primitive"]))
             rule = f"`runtime` must be a release that was tried, onnxruntime>={oldest} or later"
-            raise ValueError(message(function, rule, {"runtime": repr(text)}))
+            hint = "Older releases were not tried with any form."
+            raise ValueError(message(function, rule, {"runtime": repr(text)}, hint))
         return cls(release, provider)
 
     def older_note(self, installed: str) -> str:

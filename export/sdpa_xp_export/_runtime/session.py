@@ -168,7 +168,7 @@ def profiled_session(model: Model, provider: str) -> Iterator[ProfiledSession]:
             yield profiled
         except ModelFailedError as error:
             if note := older_note(model):
-                raise ModelFailedError(f"{error}. {note}") from error
+                raise ModelFailedError(f"{error} {note}.") from error
             raise
         profiled.placements += placements(Path(profiled.session.end_profiling()), provider)
 
