@@ -48,8 +48,7 @@ from sdpa_xp_export._array_api.elementwise import (
     tanh,
     where,
 )
-from sdpa_xp_export._array_api.in_place import in_place as in_place
-from sdpa_xp_export._array_api.in_place import of_ufunc as of_ufunc
+from sdpa_xp_export._array_api.in_place import in_place_result as in_place_result
 from sdpa_xp_export._array_api.indexing import item as item
 from sdpa_xp_export._array_api.manipulation import (
     broadcast_to,
@@ -65,6 +64,7 @@ from sdpa_xp_export._array_api.manipulation import (
     take,
     unstack,
 )
+from sdpa_xp_export._array_api.numpy_operators import of_ufunc as of_ufunc
 from sdpa_xp_export._array_api.powers import bitwise_left_shift, bitwise_right_shift, pow
 from sdpa_xp_export._array_api.reductions import max, mean, min, std, sum, var
 from sdpa_xp_export._dtypes.names import (

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.constants import constant_names
+from sdpa_xp_export._call.length_sums import addends
 from sdpa_xp_export._dtypes.promotion import INTEGERS
-from sdpa_xp_export.spec import SymbolicShape, addends
+from sdpa_xp_export.spec import SymbolicShape
 
 LONGEST_NAME = 1000
 """Characters of a length in a file, which may hold anything."""

@@ -12,10 +12,11 @@ import numpy as np
 import onnx
 
 from sdpa_xp._checks import message
+from sdpa_xp_export._call.length_sums import addends
 from sdpa_xp_export._dtypes.conversion import to_numpy
 from sdpa_xp_export._graph.graph import Attend, Graph, GraphValue
 from sdpa_xp_export._graph.lengths import Length, length_error
-from sdpa_xp_export.spec import SymbolicShape, addends
+from sdpa_xp_export.spec import SymbolicShape
 
 _NODE_NAME = re.compile(r"(constant|[A-Z]\w*)_\d+")
 

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from sdpa_xp_export._call.length_sums import evaluated
 from sdpa_xp_export._call.numbers import CallNumbers
 from sdpa_xp_export._dtypes.conversion import numpy_dtype
 from sdpa_xp_export._dtypes.promotion import INTEGERS
@@ -19,7 +20,7 @@ from sdpa_xp_export._model.large_model import Model
 from sdpa_xp_export._verify.integer_operands import LENGTHS, MOST, OPERANDS, TokenCounts, drawn_integers
 from sdpa_xp_export._verify.pair_terms import Arrays
 from sdpa_xp_export._verify.trial_lengths import Lengths
-from sdpa_xp_export.spec import TensorSpec, evaluated
+from sdpa_xp_export.spec import TensorSpec
 
 Draw: TypeAlias = Callable[..., NDArray[Any]]
 """A function that makes an input: it takes a generator, a shape and, if it likes, the lengths of the run."""
