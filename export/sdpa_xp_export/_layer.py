@@ -1,10 +1,11 @@
-"""A layer as the exporter uses it: its parameters, which can be replaced, its errors, its outputs by name."""
+"""A layer as the exporter uses it: its arguments, parameters and outputs by name, and its errors."""
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import MethodType
@@ -14,10 +15,30 @@ from sdpa_xp._checks import message
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._array_api.dispatch import is_array
+from sdpa_xp_export._call.error_text import first_sentence
+from sdpa_xp_export._graph.lengths import length_error
 from sdpa_xp_export.spec import TensorSpec
 
 _OWN_ERROR = re.compile(r"[\w.]+: ")
 """Messages of the library and of the exporter begin with a function; `linear(): ...` is of torch."""
+_OF_TEXT = re.compile(r"StrDType|dtype\('<U|'str' object cannot be interpreted as an integer")
+"""Errors of NumPy for text where it needs a number."""
+
+
+def bound_arguments(
+    function: str, layer: Callable[..., Any], inputs: Sequence[Any], keywords: Mapping[str, Any], hint: str
+) -> inspect.BoundArguments:
+    """Return the arguments of a layer by name; `hint` says what to pass if they do not fit."""
+    try:
+        signature = inspect.signature(layer)
+    except ValueError as error:  # a function in C may have none
+        rule, how = "`layer` must be a function with a signature", "Write it in Python, as in lambda x: ..."
+        raise TypeError(message(function, rule, {"layer": getattr(layer, "__name__", layer)}, how)) from error
+    try:
+        return signature.bind(*inputs, **keywords)
+    except TypeError as error:
+        rule, got = "the arguments must fit `layer`", {"its error": error, "its signature": signature}
+        raise TypeError(message(function, rule, got, hint)) from error
 
 
 def parameter_arrays(layer: object) -> dict[str, Any]:
@@ -61,15 +82,17 @@ def _has_parameters_field(layer: object) -> bool:
 
 
 @contextmanager
-def foreign_errors_reworded(function: str, layer: object) -> Iterator[None]:
-    """Raise the error of another library, which was called with a value of a graph, with a way out.
+def foreign_errors_reworded(function: str, layer: object, *, open_lengths: bool) -> Iterator[None]:
+    """Raise the error of another library, which was called with a value or a length of a graph, with a way out.
 
-    A torch module that is written in array-API code can be traced, so the type of a layer does not show whether
-    it works.
+    NumPy takes a length for text, so its errors do not name it. A torch module that is written in array-API
+    code can be traced, so the type of a layer does not show whether it works.
     """
     try:
         yield
     except (TypeError, AttributeError) as error:
+        if open_lengths and _OF_TEXT.search(str(error)):
+            raise length_error(function, {"its error": first_sentence(error)}) from error
         of_torch = _is_torch_module(layer)
         if _OWN_ERROR.match(str(error)) or not (of_torch or "GraphValue" in str(error)):
             raise
@@ -79,7 +102,7 @@ def foreign_errors_reworded(function: str, layer: object) -> Iterator[None]:
             if of_torch
             else "Write xp = x.__array_namespace__() and xp.tanh(x) in place of another library's tanh(x)."
         )
-        got = {"layer": type(layer).__name__, "its error": str(error).partition("\n")[0].rstrip(".")}
+        got = {"layer": type(layer).__name__, "its error": first_sentence(error)}
         raise TypeError(message(function, rule, got, hint)) from error
 
 

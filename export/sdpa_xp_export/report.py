@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sdpa_xp._display import nested, table
@@ -108,6 +108,8 @@ class LayerReport:
     left_out: tuple[str, ...]
     """What was not tested, with the reason: lengths for which a layer raised an error, or numbers of a call for
     which a longer run would have too many scores."""
+    runtime: str = field(default="", kw_only=True)
+    """The runtime that the model is for, from its metadata; empty if they have none."""
 
     @property
     def agrees(self) -> bool:
@@ -203,7 +205,7 @@ class Report(LayerReport):
     """The report of `verify`; `print` shows it in a line."""
 
     call: ExportCall
-    """The call that the model was held against."""
+    """The call that the model was compared with."""
     from_metadata: bool
     """Whether the model states the call in its metadata; False if the caller wrote it down."""
     computed_in: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -106,24 +106,7 @@ class TensorSpec:
 
 
 def _is_name(length: str) -> bool:
-    parts = addends(length)
+    parts = length.split("+")
     return any(part.isidentifier() for part in parts) and all(
         part.isidentifier() or part.isdecimal() for part in parts
     )
-
-
-def addends(length: str) -> list[str]:
-    """Return the names and numbers that a length is the sum of."""
-    return length.split("+")
-
-
-def evaluated(length: int | str, lengths: Mapping[str, int]) -> int:
-    """Return a length as a number, when its names have these lengths."""
-    if isinstance(length, int):
-        return length
-    return sum(int(part) if part.isdecimal() else lengths[part] for part in addends(length))
-
-
-def total(one: int | str, other: int | str) -> int | str:
-    """Return the length of two arrays that are joined."""
-    return one + other if isinstance(one, int) and isinstance(other, int) else f"{one}+{other}"

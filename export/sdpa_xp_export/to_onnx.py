@@ -11,12 +11,13 @@ from typing import Any
 import sdpa_xp
 from sdpa_xp._checks import message
 from sdpa_xp_export._array_api import namespace
-from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.numbers import CallNumbers, numbers_as_json, numbers_of
 from sdpa_xp_export._graph.finished_model import finished_model
 from sdpa_xp_export._graph.graph import GraphValue
+from sdpa_xp_export._graph.moved_inputs import moved_inputs
 from sdpa_xp_export._graph.traced_graph import TracedGraph
 from sdpa_xp_export._layer import (
+    bound_arguments,
     foreign_errors_reworded,
     named_outputs,
     parameter_arrays,
@@ -34,7 +35,7 @@ from sdpa_xp_export._runtime.releases import (
     Runtime,
 )
 from sdpa_xp_export.forms.choice import check_loaded_opset
-from sdpa_xp_export.forms.traced_attention import TracedAttention
+from sdpa_xp_export.forms.traced_attention import TracedAttention, operand_sources
 from sdpa_xp_export.spec import TensorSpec
 
 FUNCTION = "to_onnx"
@@ -115,7 +116,9 @@ def to_onnx(
     if not callable(layer):
         raise TypeError(message(FUNCTION, "`layer` must be callable", {"layer": type(layer).__name__}))
     target = Runtime.parse(FUNCTION, runtime)
-    traced = _traced(layer, _bound(layer, inputs, keywords), form, opset, target)
+    hint = "Pass a TensorSpec for each array, and the other arguments as they are."
+    bound = bound_arguments(FUNCTION, layer, inputs, keywords, hint)
+    traced = _traced(layer, bound, form, opset, target)
     check_loaded_opset(FUNCTION, opset, target)  # a layer may call no attention, which would check it
     for name, value in traced.outputs.items():
         target.check_tensor(FUNCTION, name, value.dtype)
@@ -124,27 +127,10 @@ def to_onnx(
         "sdpa_xp.version": sdpa_xp.__version__,
         "sdpa_xp.forms": json.dumps([{"form": form, "reason": reason} for form, reason in traced.chosen]),
         "sdpa_xp.runtime": str(target),
-        "sdpa_xp.numbers": numbers_as_json(map(numbers_of, traced.calls)),
+        "sdpa_xp.numbers": numbers_as_json(traced.numbers),
         "sdpa_xp.arguments": json.dumps(traced.fixed_arguments),
     }
     return finished_model(traced.graph, traced.outputs, metadata)
-
-
-def _bound(
-    layer: Callable[..., Any], inputs: tuple[Any, ...], keywords: Mapping[str, Any]
-) -> inspect.BoundArguments:
-    """Return the arguments of the layer by name."""
-    try:
-        signature = inspect.signature(layer)
-    except ValueError as error:  # a function in C may have none
-        rule, hint = "`layer` must be a function with a signature", "Write it in Python, as in lambda x: ..."
-        raise TypeError(message(FUNCTION, rule, {"layer": getattr(layer, "__name__", layer)}, hint)) from error
-    try:
-        return signature.bind(*inputs, **keywords)
-    except TypeError as error:
-        rule, got = "the arguments must fit `layer`", {"its error": error, "its signature": signature}
-        hint = "Pass a TensorSpec for each array, and the other arguments as they are."
-        raise TypeError(message(FUNCTION, rule, got, hint)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +140,7 @@ class _Traced:
     graph: TracedGraph
     outputs: dict[str, GraphValue]
     chosen: list[tuple[str, str]]
-    calls: list[ExportCall]
+    numbers: list[CallNumbers]
     fixed_arguments: list[str]
     """The names of the arguments that are no inputs of the graph."""
 
@@ -163,7 +149,7 @@ def traced_numbers(layer: Callable[..., Any], arguments: Mapping[str, Any]) -> l
     """Return the numbers of each attention that a layer calls with these arguments, of which some are specs."""
     target = Runtime.parse(FUNCTION, DEFAULT_RUNTIME)
     bound = inspect.signature(layer).bind(**arguments)
-    return [numbers_of(call) for call in _traced(layer, bound, "auto", None, target).calls]
+    return _traced(layer, bound, "auto", None, target).numbers
 
 
 def _traced(
@@ -191,10 +177,12 @@ def _traced(
         rule = "there must be a TensorSpec among the arguments of `layer`"
         raise TypeError(message(FUNCTION, rule, {"arguments": [*bound.arguments]}))
     traced_layer = with_parameters(layer, lambda _, array: graph.from_array(array))
-    with foreign_errors_reworded(FUNCTION, layer):
+    with foreign_errors_reworded(FUNCTION, layer, open_lengths=bool(graph.length_sources)):
         result = traced_layer(*bound.args, **bound.kwargs)
     outputs = _outputs(graph, result)
-    return _Traced(graph, outputs, attention.chosen, attention.calls, fixed)
+    moved = moved_inputs(graph.nodes, [value.name for value in graph.inputs])
+    numbers = [numbers_of(call, operand_sources(call, moved)) for call in attention.calls]
+    return _Traced(graph, outputs, attention.chosen, numbers, fixed)
 
 
 def _fixed_names(bound: inspect.BoundArguments) -> list[str]:

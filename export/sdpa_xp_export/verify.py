@@ -1,4 +1,4 @@
-"""Run a model in onnxruntime and hold it against the float64 reference of the call it was written for."""
+"""Run a model in onnxruntime, and compare it with the float64 reference of its call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.constants import constants
 from sdpa_xp_export._model.large_model import Model
 from sdpa_xp_export._runtime.releases import ProviderName
-from sdpa_xp_export._runtime.session import older_note, profiled_session, providers, version
+from sdpa_xp_export._runtime.session import older_note, profiled_session, providers, stated_runtime, version
 from sdpa_xp_export._verify.left_out import left_out
 from sdpa_xp_export._verify.loaded import blocks_of, loaded_model
 from sdpa_xp_export._verify.row_sample import DEFAULT_ROWS, THOROUGH_ROWS
@@ -174,6 +174,7 @@ def verified(
         call,
         from_metadata,
         computed_in,
+        runtime=str(stated_runtime(model) or ""),
     )
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,24 +14,24 @@ from sdpa_xp import _checks as checks
 from sdpa_xp._checks import message
 from sdpa_xp_export._call.numbers import CallNumbers, numbers_from_json
 from sdpa_xp_export._dtypes.conversion import ONNX_DTYPE
-from sdpa_xp_export._layer import with_arrays
+from sdpa_xp_export._layer import bound_arguments, with_arrays
 from sdpa_xp_export._model.large_model import Model
 from sdpa_xp_export._runtime.releases import ProviderName
-from sdpa_xp_export._runtime.session import TimedRun, older_note, profiled_session, providers, version
+from sdpa_xp_export._runtime.session import (
+    TimedRun,
+    older_note,
+    profiled_session,
+    providers,
+    stated_runtime,
+    version,
+)
 from sdpa_xp_export._verify.agreement import judge_together
 from sdpa_xp_export._verify.layer_cases import BothLayers, LayerCase, judged_dtype
+from sdpa_xp_export._verify.layer_inputs import Draw, LayerInputs
 from sdpa_xp_export._verify.layer_lengths import LayerLengths
-from sdpa_xp_export._verify.layer_trials import (
-    Draw,
-    drawn_inputs,
-    first_lengths,
-    input_specs,
-    length_names,
-    more_lengths,
-    table_rows,
-)
+from sdpa_xp_export._verify.layer_notes import missing_arguments_note, stated_forms
+from sdpa_xp_export._verify.layer_trials import first_lengths, input_specs, length_names, more_lengths
 from sdpa_xp_export._verify.loaded import blocks_of, loaded_model
-from sdpa_xp_export._verify.pair_terms import Arrays
 from sdpa_xp_export._verify.stated_call import metadata_of
 from sdpa_xp_export._verify.trial_lengths import Lengths, shown_lengths, shown_shapes
 from sdpa_xp_export.report import LayerReport, Placement, Run
@@ -75,8 +73,10 @@ def verify_layer(
         layer: The layer that the model was exported from, with weights that NumPy can compute with. The weights
             of a `sdpa_xp.layers.Layer`, of a dataclass with a field `parameters`, or of a method of one, are
             converted to float64 too; weights that a function closes over are not.
-        draw: Functions by the name of an input. `draw[name](rng, shape)` returns the values of this input. By
-            default floats are normal, and three of four booleans are True. Integers that index a table of the
+        draw: Functions by the name of an input. `draw[name](rng, shape)` returns the values of this input, and
+            `draw[name](rng, shape, lengths)` also gets the lengths of the run by name. By default floats are
+            normal, and three of four booleans are True. Integers that a mask or a bias of an attention call
+            uses are lengths, prefixes, offsets or ids that the call accepts. Integers that index a table of the
             model are valid rows, and other integers are between 0 and the longest length. Values from `draw`
             are not multiplied by a large number.
         provider: As for `verify`.
@@ -94,7 +94,7 @@ def verify_layer(
             many scores.
 
     Raises:
-        TypeError: `model` has a wrong type.
+        TypeError: `model` has a wrong type, or the inputs and `keywords` do not fit the layer.
         ValueError: onnxruntime does not offer the provider; a name in `draw` or a spec in `keywords` is not an
             input; the file is not an ONNX model; or a model in memory refers to external data.
         FileNotFoundError: The file does not exist.
@@ -118,25 +118,30 @@ def verify_layer(
     for name in draws.keys() - specs.keys():
         rule = "`draw` must name inputs of the model"
         raise ValueError(message("verify_layer", rule, {"draw": name, "inputs": ", ".join(specs)}))
-    _check_keywords(specs, keywords)
+    inner = _check_keywords(specs, keywords)
+    arguments = {name: spec for name, spec in specs.items() if name not in inner} | dict(keywords)
+    hint = "Pass the keyword arguments that to_onnx got. The inputs of the model are passed by their names."
+    bound_arguments("verify_layer", layer, (), arguments, hint)
 
-    rng, rows = np.random.default_rng(seed), table_rows(loaded)
-    both = BothLayers(layer, keywords)
-    calls = _numbers(loaded, layer, specs, keywords)
+    rng, both = np.random.default_rng(seed), BothLayers(layer, keywords)
+    stated = numbers_from_json(metadata_of(loaded).get("sdpa_xp.numbers", "[]"))
+    traced = _traced_numbers(layer, arguments)
+    # Names for lengths that are computed may differ between the two; they are never chosen.
+    calls = [*(traced or []), *stated]  # a file can state too few
+    calls = [call for n, call in enumerate(calls) if call not in calls[:n]]
     chosen = LayerLengths(calls, length_names(specs), blocks_of(loaded), thorough=thorough)
-
-    def inputs(lengths: Lengths) -> Arrays:
-        return drawn_inputs(specs, lengths, draws, rows, rng)
+    inputs = LayerInputs(loaded, specs, draws, stated if traced is None else traced)
 
     def large_case(lengths: Lengths) -> LayerCase | None:
-        return both.large_case(lengths, inputs(lengths), [*draws], rng)
+        return both.large_case(lengths, inputs.drawn(lengths, rng), [*draws], rng)
 
     roundings = np.random.default_rng(seed)
 
     def ordinary_case(lengths: Lengths) -> LayerCase:
-        return both.ordinary_case(lengths, inputs(lengths), roundings)
+        return both.ordinary_case(lengths, inputs.drawn(lengths, rng), roundings)
 
-    cases = [ordinary_case(lengths) for lengths in first_lengths(specs)]
+    with inputs.hint_for_errors():
+        cases = [ordinary_case(lengths) for lengths in first_lengths(specs)]
     left_out: list[str] = []
     more = [*more_lengths(specs, thorough=thorough)]
     more += [lengths for lengths in chosen.around() if lengths not in more]
@@ -163,12 +168,14 @@ def verify_layer(
         placements += session.placements
         for _, group in itertools.groupby(zip(cases, timed, strict=True), lambda pair: pair[0].kind):
             runs += _judged([*group], name)
-    form, reason = _forms(loaded)
+    form, reason = stated_forms(loaded)
     notes = [older_note(loaded)]
     if not all(run.agreement.agrees for run in runs):
-        notes.append(_missing_note(loaded, layer, keywords))
+        notes.append(missing_arguments_note(loaded, layer, keywords))
     shown = tuple(filter(None, notes))
-    return LayerReport(form, reason, version(), shown, tuple(runs), tuple(placements), tuple(left_out))
+    measured = tuple(runs), tuple(placements), tuple(left_out)
+    runtime = str(stated_runtime(loaded) or "")
+    return LayerReport(form, reason, version(), shown, *measured, runtime=runtime)
 
 
 def _check_keywords(specs: Mapping[str, TensorSpec], keywords: Mapping[str, Any]) -> set[str]:
@@ -187,36 +194,15 @@ def _check_keywords(specs: Mapping[str, TensorSpec], keywords: Mapping[str, Any]
     return names
 
 
-def _numbers(
-    model: Model, layer: Callable[..., Any], specs: Mapping[str, TensorSpec], keywords: Mapping[str, Any]
-) -> list[CallNumbers]:
-    """Return the numbers of the calls in the layer, and of those that the model states.
+def _traced_numbers(layer: Callable[..., Any], arguments: Mapping[str, Any]) -> list[CallNumbers] | None:
+    """Return the numbers of the calls in the layer; None if the layer cannot be traced.
 
-    A file can state too few, so the layer is traced anew. A layer that stands for the one that was exported
-    need not be one that can be traced; then there is only the model.
+    A layer that stands for the one that was exported need not be one that can be traced.
     """
-    stated = numbers_from_json(metadata_of(model).get("sdpa_xp.numbers", "[]"))
-    inner = _check_keywords(specs, keywords)
-    arguments = {name: spec for name, spec in specs.items() if name not in inner} | dict(keywords)
     try:
-        traced = traced_numbers(layer, arguments)
+        return traced_numbers(layer, arguments)
     except Exception:  # the layer is anyone's function
-        traced = []
-    # Names for lengths that are computed may differ between the two; they are never chosen.
-    return [call for n, call in enumerate([*traced, *stated]) if call not in [*traced, *stated][:n]]
-
-
-def _missing_note(model: Model, layer: Callable[..., Any], keywords: Mapping[str, Any]) -> str:
-    """Return which arguments `to_onnx` was given, and `verify_layer` was not."""
-    try:
-        recorded = [str(name) for name in json.loads(metadata_of(model).get("sdpa_xp.arguments", "[]"))]
-    except (TypeError, ValueError, RecursionError):
-        return ""
-    known = {*keywords, *(layer.keywords if isinstance(layer, partial) else ())}
-    missing = [name for name in recorded if name not in known]
-    if not missing:
-        return ""
-    return f"to_onnx was called with {', '.join(missing)}, and verify_layer was not; pass the same arguments"
+        return None
 
 
 def _judged(pairs: Sequence[tuple[LayerCase, TimedRun]], provider: str) -> Iterator[Run]:
@@ -236,9 +222,3 @@ def _judged(pairs: Sequence[tuple[LayerCase, TimedRun]], provider: str) -> Itera
 def _words_of(error: Exception) -> str:
     """Return the type of an error and the first line of its message."""
     return ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
-
-
-def _forms(model: Model) -> tuple[str, str]:
-    chosen = json.loads(metadata_of(model).get("sdpa_xp.forms", "[]"))
-    forms, reasons = (dict.fromkeys(choice[key] for choice in chosen) for key in ("form", "reason"))
-    return ", ".join(forms) or "no attention", "; ".join(reasons)

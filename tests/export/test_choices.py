@@ -77,14 +77,28 @@ PAST = {name: TensorSpec("float32", (2, 4, 7, 16)) for name in ("past_key", "pas
         (PAST | {"attn_mask": masks.sliding_window(1, 0)}, "masked with a cache"),
         (
             PAST | {"past_lengths": TensorSpec("int64", (2,)), "bias": biases.alibi(4)},
-            "all pairs with a cache with free room and a bias",
+            "all pairs with a cache with free space and a bias",
         ),
     ],
 )
 def test_what_masks_a_call(rules: dict[str, Any], kind: str) -> None:
-    assert reason(export_attention(*specs(2, 4, 6, 6), **rules)).startswith(
-        f"{kind}, few scores: the best on cpu"
-    )
+    place = "expected to be the best on cpu, but not measured with a cache"
+    place = place if "past_key" in rules else "the best on cpu"
+    assert reason(export_attention(*specs(2, 4, 6, 6), **rules)).startswith(f"{kind}, few scores: {place}")
+
+
+@pytest.mark.parametrize(
+    ("provider", "what"),
+    [("cuda", "but no graph was run there"), ("web", "but its time was not measured there")],
+)
+def test_what_was_not_measured_is_an_expectation(provider: str, what: str) -> None:
+    runtime = f"onnxruntime>=1.28;{provider}"
+    why = f": expected to be the best on {provider}, {what}"
+    for rules in ({}, PAST):
+        assert why in reason(export_attention(*specs(2, 4, 6, 6), **rules, runtime=runtime))
+    model = to_onnx(lambda x: scaled_dot_product_attention(x, x, x), specs(2, 4, 6, 6)[0], runtime=runtime)
+    (forms,) = (entry.value for entry in model.metadata_props if entry.key == "sdpa_xp.forms")
+    assert why in forms
 
 
 @pytest.mark.parametrize("past", [PAST, PAST | {"past_lengths": TensorSpec("int64", (2,))}])

@@ -241,7 +241,8 @@ def test_as_a_module() -> None:
 
 def test_the_exit_codes_are_the_same_everywhere() -> None:
     fails = (
-        "a result disagrees, onnxruntime fails to run a model, or a node did not run on the required provider"
+        "a result disagrees, onnxruntime fails to run a model, a node did not run on the required provider, "
+        "or the installed onnxruntime is older than required"
     )
     wrong = "an argument is wrong, a file is missing, or the provider is not offered"
     docs = Path(__file__).parents[2] / "docs"

@@ -48,6 +48,12 @@ def test_prints_what_was_chosen_and_why(capsys: pytest.CaptureFixture[str], tmp_
     assert onnx.load(path).opset_import[0].version == 18
 
 
+def test_the_help_names_shapes(capsys: pytest.CaptureFixture[str]) -> None:
+    words = " ".join(run(capsys, "export", "--help")[1].split())
+    assert "--sinks <str> One number for each query head, dtype[Hq], such as float32[8]." in words
+    assert "--past-lengths <str> For a cache with free space, such as int64[B]." in words
+
+
 def test_json_for_scripts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "a.onnx"
     arguments = ["--attn-mask", "bool[B,1,1,S]", "--outputs", "output,lse", "--form", "primitive", "--json"]

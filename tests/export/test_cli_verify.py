@@ -172,7 +172,7 @@ def test_exits_1_on_a_wrong_model(capsys: pytest.CaptureFixture[str], wrong: Pat
     assert "and 9 more; --runs shows all" in out
     assert run(capsys, "verify", wrong, "--runs")[1].count("FAILS") == 14
     if how == "html":
-        assert "does not hold" in page.read_text()
+        assert ">DISAGREES</span>" in page.read_text()
 
 
 def test_what_is_not_tried_names_the_flag(
@@ -237,6 +237,20 @@ def test_page(capsys: pytest.CaptureFixture[str], model: Path, monkeypatch: pyte
     assert sorted(file.name for file in model.parent.iterdir()) == ["a.onnx", "report.html"]
 
 
+@pytest.mark.usefixtures("fallen_back")
+def test_page_and_json(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    """Standard output is JSON alone."""
+    page = model.with_name("report.html")
+    for required, code, verdict in (
+        ([], 0, '<span class="good">agrees</span></h1>'),
+        (["--require-provider", "cpu"], 1, '<span class="bad">agrees, but not as required</span></h1>'),
+    ):
+        ended, out, err = run(capsys, "verify", model, "--json", "--html", page, "--force", *required)
+        assert (ended, err) == (code, "")
+        assert json.loads(out)["agrees"] is True
+        assert verdict in page.read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -251,10 +265,6 @@ def test_page(capsys: pytest.CaptureFixture[str], model: Path, monkeypatch: pyte
         (
             ["MODEL", "--provider", "cuda", "--require-provider", "cpu"],
             "`--provider` must be the required one; got --provider=cuda, --require-provider=cpu",
-        ),
-        (
-            ["MODEL", "--json", "--html", "r.html"],
-            "one of `--html` and `--json` may be given; got --html=r.html, --json.",
         ),
         (["MODEL", "--html", "no/such/r.html"], "the folder of `--html` must exist; got --html="),
         (["MODEL", "--html", "."], "`--html` must be a file; got --html="),

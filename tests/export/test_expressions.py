@@ -169,7 +169,7 @@ REFUSED = {
     "a sum of masks": ("causal() + causal()", "masks cannot be added; got mask=causal()"),
     "too many arguments": ("causal(1, 2)", "takes from 0 to 1 positional arguments but 2 were given"),
     "an unknown argument": ("causal(of=1)", "unexpected keyword argument 'of'"),
-    "what the function refuses": ("sliding_window(-1, 0)", "`left` must be at least 0; got left=-1."),
+    "what the function refuses": ("sliding_window(-1, 0)", "`left` must be at least 0; got left=-1)"),
     "a dtype": ("int4[B]", "`dtype` must be one of float16"),
     "a shape": ("bool[2*B]", "a name in `shape` must be an identifier"),
     "a length": ("bool[0]", "a length in `shape` must be at least 1"),

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 
 from sdpa_xp_export import TensorSpec, to_onnx
@@ -53,6 +54,26 @@ def test_what_a_hint_says_can_be_computed(name: str) -> None:
         return x
 
     to_onnx(layer, X)
+
+
+def test_what_a_hint_says_is_the_function() -> None:
+    numbers = np.random.default_rng(0).standard_normal((1, 4, 4)).astype(np.float32)
+    erf = np.asarray([math.erf(number / math.sqrt(2)) for number in numbers.ravel()]).reshape(numbers.shape)
+    powers = np.exp(numbers)
+    expected = {
+        "gelu": numbers * (1 + erf) / 2,
+        "silu": numbers / (1 + np.exp(-numbers)),
+        "sigmoid": 1 / (1 + np.exp(-numbers)),
+        "softmax": powers / powers.sum(axis=-1, keepdims=True),
+    }
+    for name, output in expected.items():
+
+        def layer(x: Any, expression: str = suggestion(name)) -> Any:
+            return eval(expression, {"xp": x.__array_namespace__(), "x": x})
+
+        model = to_onnx(layer, X)
+        session = onnxruntime.InferenceSession(model.SerializeToString())
+        np.testing.assert_allclose(session.run(None, {"x": numbers})[0], output, rtol=1e-5, atol=1e-6)
 
 
 def test_each_name_has_one_place() -> None:

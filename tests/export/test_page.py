@@ -135,7 +135,7 @@ def test_says_what_the_report_says(report: Report) -> None:
     assert facts["outputs"] == "output, lse"
     assert facts["onnxruntime"] == report.onnxruntime
     assert facts["form"] == f"{report.form} ({report.reason})"
-    assert (parsed.all("h1")[0][1], parsed.all("span")[0][1]) == ("a.onnx: ", "holds")
+    assert (parsed.all("h1")[0][1], parsed.all("span")[0][1]) == ("a.onnx: ", "agrees")
     assert str(report) in [text for _, text in parsed.all("p")]
     cells = [text for _, text in parsed.all("td")]
     assert cells[:2] == ["output", f"{report.runs[0].agreement.absolute:.2g}"]
@@ -164,7 +164,7 @@ def test_failures_are_named(report: Report) -> None:
     parsed = Parsed(page(replace(report, runs=runs, placements=(fallen(),)), "a.onnx", ["one", "another"]))
     assert [text for _, text in parsed.all("li")] == ["one", "another"]
     marked = [text for attributes, text in parsed.all("span") if attributes["class"] == "bad"]
-    assert marked == ["does not hold", "NO", "CPUExecutionProvider"]
+    assert marked == ["DISAGREES", "NO", "CPUExecutionProvider"]
     assert "unknown" in [text for _, text in parsed.all("td")]
 
 

@@ -13,9 +13,9 @@ from sdpa_xp_export import TensorSpec
 from sdpa_xp_export._call.call import ExportCall, ExportOptions
 from sdpa_xp_export._call.checking import checked_call
 from sdpa_xp_export._call.constants import constants
+from sdpa_xp_export._call.length_sums import evaluated
 from sdpa_xp_export._verify.row_sample import sampled_rows
 from sdpa_xp_export._verify.trial_settings import HUGE, LARGE, short_settings, trial_settings
-from sdpa_xp_export.spec import evaluated
 
 PAST = TensorSpec("float32", ("B", 2, "P", 8))
 TABLE = TensorSpec("float32", (32, 2))

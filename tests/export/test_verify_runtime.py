@@ -58,6 +58,41 @@ def test_an_older_release(model: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert verify_layer(layer, lambda x: x * 2).notes == (OLDER,)
 
 
+def test_a_release_that_is_required(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The results agree, and the command fails, since the file is not for this release."""
+    assert run(capsys, "verify", model, "--require-runtime")[0] == 0
+    monkeypatch.setattr("onnxruntime.__version__", "1.23.2")
+    failure = OLDER.partition(": ")[0]
+    code, out, _ = run(capsys, "verify", model, "--require-runtime")
+    assert code == 1
+    assert {OLDER, f"FAILS: {failure}"} <= {*out.splitlines()}
+    assert ": agrees in" in out
+    page = model.with_name("r.html")
+    code, out, _ = run(capsys, "verify", model, "--require-runtime", "--json", "--html", page)
+    facts = json.loads(out)
+    assert (code, facts["failures"], facts["agrees"], facts["holds"]) == (1, [failure], True, False)
+    assert facts["runtime"] == "onnxruntime>=1.28;cpu"
+    assert "<li>onnxruntime 1.23.2 is older than the file" in page.read_text()
+
+
+@pytest.mark.parametrize("stated", [None, "onnxruntime"])
+def test_a_file_that_is_for_no_release(
+    model: Path, capsys: pytest.CaptureFixture[str], stated: str | None
+) -> None:
+    loaded = onnx.load(model)
+    (entry,) = (entry for entry in loaded.metadata_props if entry.key == "sdpa_xp.runtime")
+    entry.value = str(stated)
+    if stated is None:
+        loaded.metadata_props.remove(entry)
+    onnx.save(loaded, model)
+    assert verify(model).runtime == ""
+    code, out, _ = run(capsys, "verify", model, "--require-runtime")
+    assert code == 1
+    assert "FAILS: the file does not state the onnxruntime that it is for" in out
+
+
 def test_a_model_that_does_not_run_exits_1(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     break_model(model)
     code, out, err = run(capsys, "verify", model)

@@ -7,6 +7,8 @@ calls the function of the library of the arrays. The standard lacks `erf` and `i
 from __future__ import annotations
 
 import math
+import sys
+from typing import TYPE_CHECKING, NoReturn
 
 from sdpa_xp_export._array_api.creation import arange, asarray, astype, full, ones, ones_like, zeros, zeros_like
 from sdpa_xp_export._array_api.division import divide, floor_divide, remainder
@@ -46,8 +48,7 @@ from sdpa_xp_export._array_api.elementwise import (
     tanh,
     where,
 )
-from sdpa_xp_export._array_api.in_place import in_place as in_place
-from sdpa_xp_export._array_api.in_place import of_ufunc as of_ufunc
+from sdpa_xp_export._array_api.in_place import in_place_result as in_place_result
 from sdpa_xp_export._array_api.indexing import item as item
 from sdpa_xp_export._array_api.manipulation import (
     broadcast_to,
@@ -63,6 +64,7 @@ from sdpa_xp_export._array_api.manipulation import (
     take,
     unstack,
 )
+from sdpa_xp_export._array_api.numpy_operators import of_ufunc as of_ufunc
 from sdpa_xp_export._array_api.powers import bitwise_left_shift, bitwise_right_shift, pow
 from sdpa_xp_export._array_api.reductions import max, mean, min, std, sum, var
 from sdpa_xp_export._dtypes.names import (
@@ -81,6 +83,7 @@ from sdpa_xp_export._dtypes.names import (
     uint64,
 )
 from sdpa_xp_export._dtypes.standard import __array_namespace_info__, result_type
+from sdpa_xp_export._graph.function_hints import missing_function
 
 __all__ = [
     "__array_namespace_info__",
@@ -170,6 +173,13 @@ __all__ = [
     "zeros",
     "zeros_like",
 ]
+
+if not TYPE_CHECKING:  # a type checker would allow any function
+
+    def __getattr__(name: str) -> NoReturn:
+        """Say what the array API has instead of a function of another library."""
+        raise AttributeError(name if name.startswith("__") else missing_function(name, sys.modules[__name__]))
+
 
 pi = math.pi
 e = math.e

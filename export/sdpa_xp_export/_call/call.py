@@ -10,8 +10,9 @@ from sdpa_xp import _checks as checks
 from sdpa_xp import biases, masks
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
+from sdpa_xp_export._call.length_sums import addends
 from sdpa_xp_export._call.operands import GraphOperand, Initializer
-from sdpa_xp_export.spec import TensorSpec, addends
+from sdpa_xp_export.spec import TensorSpec
 
 OUTPUTS = ("output", "lse", "weights", "scores")
 SPECS = ("query", "key", "value", "past_key", "past_value", "past_lengths")

@@ -13,9 +13,10 @@ from sdpa_xp import _checks as checks
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._call.call import OUTPUTS, SPECS, ExportCall, ExportOptions, Layout
+from sdpa_xp_export._call.length_sums import total
 from sdpa_xp_export._call.operands import GraphOperand, Initializer, Input, OperandNamer
 from sdpa_xp_export._dtypes.promotion import INTEGERS
-from sdpa_xp_export.spec import TensorSpec, total
+from sdpa_xp_export.spec import TensorSpec
 
 
 def checked_call(

@@ -19,6 +19,7 @@ from sdpa_xp import biases, masks
 from sdpa_xp._checks import message
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
+from sdpa_xp_export._call.error_text import first_sentence
 from sdpa_xp_export._call.operands import Initializer, Input
 from sdpa_xp_export.spec import TensorSpec
 
@@ -61,7 +62,7 @@ def parse(
         tree = ast.parse(_SPEC.sub(r"spec('\g<0>')", line), mode="eval")
         expression: Expression = _Reader(kind, initializers or {}).value(tree.body)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
-        why = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).splitlines())
+        why = error.msg if isinstance(error, SyntaxError) else first_sentence(error)
         if isinstance(error, RecursionError | MemoryError):  # Python's own parser raises these
             why = _TOO_DEEP
         public = ", ".join(sorted(set(kind.__all__) - set(_NOT_TEXT)))

@@ -1,4 +1,4 @@
-"""What lengths an attention within a layer asks for: the numbers of the call, and the shape of its scores."""
+"""What an attention within a layer asks for: lengths by the numbers of the call, and integers by their use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.constants import constant_names
-from sdpa_xp_export.spec import SymbolicShape, addends
+from sdpa_xp_export._call.length_sums import addends
+from sdpa_xp_export._dtypes.promotion import INTEGERS
+from sdpa_xp_export.spec import SymbolicShape
 
 LONGEST_NAME = 1000
 """Characters of a length in a file, which may hold anything."""
@@ -17,11 +19,13 @@ LONGEST_NAME = 1000
 
 @dataclass(frozen=True, slots=True)
 class CallNumbers:
-    """The numbers of a call, and the shape of its scores."""
+    """The numbers of a call, the shape of its scores, and the inputs of the layer that its masks use."""
 
     scores_shape: SymbolicShape
     names: Mapping[int, str]
     """What each number is in the call, such as `sliding_window(left=256)`."""
+    operands: tuple[tuple[str, str], ...] = ()
+    """Each integer input of the layer that the call uses, and as what: `("lengths", "key_lengths")`."""
 
     def lengths(self, queries: int, keys: int, names: Sequence[str]) -> dict[str, int]:
         """Return lengths for this many queries and keys, as far as `names` allow it; others are 1."""
@@ -46,15 +50,21 @@ class CallNumbers:
         return math.prod(map(float, self.sizes(lengths)))
 
 
-def numbers_of(call: ExportCall) -> CallNumbers:
-    """Return the numbers of a call."""
-    return CallNumbers(tuple(call.sizes.scores_shape), constant_names(call))
+def numbers_of(call: ExportCall, sources: Mapping[str, str]) -> CallNumbers:
+    """Return the numbers of a call; `sources` maps its inputs to the inputs of the layer that they are."""
+    operands = tuple(
+        (sources[name], name.rstrip("_0123456789"))
+        for name, spec in call.inputs.items()
+        if spec.dtype in INTEGERS and name in sources
+    )
+    return CallNumbers(tuple(call.sizes.scores_shape), constant_names(call), operands)
 
 
 def numbers_as_json(calls: Iterable[CallNumbers]) -> str:
     """Return the numbers of calls as text, each different call once."""
     written = [
-        [[*map(str, call.scores_shape)], {str(n): name for n, name in call.names.items()}] for call in calls
+        [[*map(str, call.scores_shape)], {str(n): name for n, name in call.names.items()}, call.operands]
+        for call in calls
     ]
     return json.dumps([json.loads(text) for text in dict.fromkeys(map(json.dumps, written))])
 
@@ -64,9 +74,11 @@ def numbers_from_json(text: str) -> list[CallNumbers]:
     try:
         return [
             CallNumbers(
-                tuple(map(str, shape)), {int(n): str(name) for n, name in names.items() if 0 < int(n) < 2**31}
+                tuple(map(str, shape)),
+                {int(n): str(name) for n, name in names.items() if 0 < int(n) < 2**31},
+                tuple((str(name), str(operand)) for pairs in operands for name, operand in pairs),
             )
-            for shape, names in json.loads(text)
+            for shape, names, *operands in json.loads(text)
             if len(shape) >= 2 and all(len(str(length)) <= LONGEST_NAME for length in shape)
         ]
     except (AttributeError, RecursionError, TypeError, ValueError):

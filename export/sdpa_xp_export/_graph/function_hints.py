@@ -65,17 +65,28 @@ OTHER_NAMES = {
 """The function of the namespace that does what these functions and methods of NumPy and torch do."""
 
 EXPRESSIONS = {
+    **dict.fromkeys(("silu", "swish"), "x / (1.0 + xp.exp(-x))"),
     **dict.fromkeys(("copy", "clone", "contiguous", "detach"), "x"),
     "ceil": "-xp.floor(-x)",
     "dim": "x.ndim",
+    "gelu": "0.5 * x * (1.0 + xp.erf(x / 1.4142135623730951))",
     "isnan": "x != x",
     "reciprocal": "1.0 / x",
     "relu": "xp.maximum(x, 0.0)",
     "rsqrt": "1.0 / xp.sqrt(x)",
     "sigmoid": "1.0 / (1.0 + xp.exp(-x))",
     "size": "x.shape",
+    "softmax": ("(e := xp.exp(x - xp.max(x, axis=-1, keepdims=True))) / xp.sum(e, axis=-1, keepdims=True)"),
 }
 """What to write instead of other functions and methods."""
+
+
+def missing_function(name: str, namespace: ModuleType) -> str:
+    """Return the message for a function that the namespace of a value lacks: what it has instead."""
+    start = f"a value of a graph has the functions of the array API, which has no `{name}`."
+    if name in EXPRESSIONS or OTHER_NAMES.get(name) in namespace.__all__:
+        return f"{start} {function_hint(name, namespace)}"
+    return f"{start} It has nothing in its place; `xp.__all__` lists what it has."
 
 
 def function_hint(name: str, namespace: ModuleType) -> str:

@@ -22,7 +22,7 @@ from sdpa_xp._checks import message
 from sdpa_xp_export._dtypes.conversion import ONNX_DTYPE, numpy_dtype
 from sdpa_xp_export._graph.function_hints import function_hint
 from sdpa_xp_export._graph.lengths import Length
-from sdpa_xp_export._graph.value_operators import binary, in_place, reflected, unary
+from sdpa_xp_export._graph.value_operators import augmented, binary, reflected, unary
 from sdpa_xp_export._model.weights import Weight
 from sdpa_xp_export.spec import SymbolicShape, TensorSpec
 
@@ -219,11 +219,11 @@ class GraphValue:
     __and__ = __rand__ = binary("bitwise_and")
     __or__ = __ror__ = binary("bitwise_or")
     __xor__ = __rxor__ = binary("bitwise_xor")
-    __iadd__, __isub__, __imul__ = in_place("__add__"), in_place("__sub__"), in_place("__mul__")
-    __itruediv__, __ifloordiv__ = in_place("__truediv__"), in_place("__floordiv__")
-    __imod__, __ipow__, __imatmul__ = in_place("__mod__"), in_place("__pow__"), in_place("__matmul__")
-    __iand__, __ior__, __ixor__ = in_place("__and__"), in_place("__or__"), in_place("__xor__")
-    __ilshift__, __irshift__ = in_place("__lshift__"), in_place("__rshift__")
+    __iadd__, __isub__, __imul__ = augmented("__add__"), augmented("__sub__"), augmented("__mul__")
+    __itruediv__, __ifloordiv__ = augmented("__truediv__"), augmented("__floordiv__")
+    __imod__, __ipow__, __imatmul__ = augmented("__mod__"), augmented("__pow__"), augmented("__matmul__")
+    __iand__, __ior__, __ixor__ = augmented("__and__"), augmented("__or__"), augmented("__xor__")
+    __ilshift__, __irshift__ = augmented("__lshift__"), augmented("__rshift__")
     __le__, __lt__ = binary("less_equal"), binary("less")
     __ge__, __gt__ = binary("greater_equal"), binary("greater")
     __neg__, __pos__, __abs__ = unary("negative"), unary("positive"), unary("abs")

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
+import numpy as np
+
 from sdpa_xp._checks import message
-from sdpa_xp_export.spec import SymbolicShape, addends
+from sdpa_xp_export._call.length_sums import addends
+from sdpa_xp_export.spec import SymbolicShape
+
+HINT = (
+    "Lengths add up, and `reshape` takes -1. Write xp = x.__array_namespace__(), then xp.arange(x.shape[1]), "
+    "xp.zeros(x.shape), or xp.asarray(x.shape[1]) for its value."
+)
 
 
 class LengthOwner(Protocol):
@@ -63,10 +71,17 @@ class Length(str):
             self._refuse()
         return [str(other)] if other else []
 
-    def _refuse(self, *_: object) -> NoReturn:
-        rule = "a length that is known only when the graph runs is no number in Python"
-        hint = "Lengths add up; `reshape` takes -1, `arange` and `asarray` take a length and make values of it."
-        raise TypeError(message(self.graph.function, rule, {"length": str(self)}, hint))
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise length_error(self.graph.function, {"length": str(self)})
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **keywords: Any) -> Any:
+        """Compare a length with numbers of NumPy, and refuse every other function of them."""
+        if ufunc not in (np.equal, np.not_equal):
+            self._refuse()
+        plain = (str(operand) if isinstance(operand, Length) else operand for operand in inputs)
+        return getattr(ufunc, method)(*plain, **keywords)
+
+    __array_function__: Any = _refuse
 
     __lt__: Any = _refuse
     __le__: Any = _refuse
@@ -87,6 +102,12 @@ class Length(str):
     __pow__: Any = _refuse
     __rpow__: Any = _refuse
     __neg__: Any = _refuse
+
+
+def length_error(function: str, got: Mapping[str, object]) -> TypeError:
+    """Return the error for a length that is used as a number, in Python or in NumPy."""
+    rule = "a length that is known only when the graph runs is no number in Python"
+    return TypeError(message(function, rule, got, HINT))
 
 
 def has_names(shape: Sequence[Any]) -> bool:

@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import array_api_compat
+import numpy as np
 import onnx
 
 from sdpa_xp._checks import message
+from sdpa_xp_export._call.length_sums import addends
 from sdpa_xp_export._dtypes.conversion import to_numpy
 from sdpa_xp_export._graph.graph import Attend, Graph, GraphValue
-from sdpa_xp_export._graph.lengths import Length
-from sdpa_xp_export.spec import SymbolicShape, addends
+from sdpa_xp_export._graph.lengths import Length, length_error
+from sdpa_xp_export.spec import SymbolicShape
 
 _NODE_NAME = re.compile(r"(constant|[A-Z]\w*)_\d+")
 
@@ -82,6 +84,8 @@ class TracedGraph(Graph):
         if not array_api_compat.is_array_api_obj(array):
             rule = "values of a graph must be computed with arrays and numbers"
             raise TypeError(message(self.function, rule, {"operand": type(array).__name__}))
+        if isinstance(array, np.ndarray) and array.dtype.kind == "U":  # NumPy took a length for text
+            raise length_error(self.function, {"array": array.tolist()})
         if id(array) not in self.initializers:
             name = self.free_name(self.array_names.get(id(array)) or f"weight_{len(self.weights)}")
             initializer = self.weight(name, to_numpy(self.function, name, array))

@@ -51,10 +51,10 @@ def reflected(function: str) -> Callable[[V, object], V]:
     return operator
 
 
-def in_place(operator: str) -> Callable[[V, object], V]:
-    """Return the operator in place: the result takes the name of the value, and nothing is written to."""
+def augmented(operator: str) -> Callable[[V, object], V]:
+    """Return the augmented assignment of an operator, `x += y`: the result takes the name of the value."""
 
     def assign(value: V, other: object) -> V:
-        return cast(V, value.graph.namespace.in_place(value, getattr(value, operator)(other)))
+        return cast(V, value.graph.namespace.in_place_result(value, getattr(value, operator)(other)))
 
     return assign

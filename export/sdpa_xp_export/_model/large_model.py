@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 import onnx
 from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
+from google.protobuf.message import Message
 from onnx.model_container import ModelContainer
 
 from sdpa_xp_export._model.weights import Weight
+
+_OF_ONE_MESSAGE = tuple(name for name in dir(Message) if not name.startswith("_"))
+"""The methods of every message of protobuf, such as `SerializeToString`."""
 
 
 class LargeModel(ModelContainer):
@@ -34,6 +38,17 @@ class LargeModel(ModelContainer):
         self.model_proto = proto
         self.weights = dict(weights)
         self.set_large_initializers({location(name): weight.array for name, weight in weights.items()})
+
+    if not TYPE_CHECKING:  # a type checker would allow any attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say how a model is used that is too large for one onnx.ModelProto."""
+            if name in _OF_ONE_MESSAGE:
+                rule = f"the model is too large for one message, so it has no `{name}`"
+                raise AttributeError(f"LargeModel: {rule}. Use save(model, path).")
+            if name in onnx.ModelProto.DESCRIPTOR.fields_by_name:
+                raise AttributeError(f"LargeModel: it has no `{name}`. Use model.model_proto.{name}.")
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def graph(self) -> onnx.GraphProto:

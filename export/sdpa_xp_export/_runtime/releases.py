@@ -70,7 +70,7 @@ ERF_KEEPS_NAN = (1, 28)
 FEW_SCORES = {"unmasked": 2**24, "causal": 2**20, "masked": 2**21}
 # A call with more scores than this has very many.
 VERY_MANY_SCORES = 2**26
-# The forms to choose from, the best first, by provider and kind of call; measured, see benchmarks.
+# The forms to choose from, the best first, by provider and kind of call; what was measured, see benchmarks.
 _CPU: dict[str, tuple[FormName, ...]] = {
     "unmasked, few scores": ("attention", "primitive"),
     "unmasked, many scores": ("multi_head", "tiled", "primitive"),
@@ -93,6 +93,11 @@ _WEB: dict[str, tuple[FormName, ...]] = {
     case: ("primitive",) if case.endswith("few scores") else ("tiled", "primitive") for case in _CPU
 }
 PREFERRED: dict[TargetProvider, dict[str, tuple[FormName, ...]]] = {"cpu": _CPU, "web": _WEB, "cuda": _CUDA}
+UNMEASURED: dict[TargetProvider, str] = {
+    "cuda": "no graph was run there",
+    "web": "its time was not measured there",
+}
+"""Why the order of the forms is an expectation, for each provider on which they were not timed."""
 
 DEFAULT_RUNTIME = "onnxruntime>=1.28;cpu"
 _RUNTIME = re.compile(r"onnxruntime>=(\d+)\.(\d+)(?:\.\d+)?;(\w+)")
@@ -130,7 +135,8 @@ class Runtime:
         if release < FIRST_RELEASE["primitive"]:
             oldest = ".".join(map(str, FIRST_RELEASE["primitive"]))
             rule = f"`runtime` must be a release that was tried, onnxruntime>={oldest} or later"
-            raise ValueError(message(function, rule, {"runtime": repr(text)}))
+            hint = "Older releases were not tried with any form."
+            raise ValueError(message(function, rule, {"runtime": repr(text)}, hint))
         return cls(release, provider)
 
     def older_note(self, installed: str) -> str:

@@ -168,7 +168,7 @@ def profiled_session(model: Model, provider: str) -> Iterator[ProfiledSession]:
             yield profiled
         except ModelFailedError as error:
             if note := older_note(model):
-                raise ModelFailedError(f"{error}. {note}") from error
+                raise ModelFailedError(f"{error} {note}.") from error
             raise
         profiled.placements += placements(Path(profiled.session.end_profiling()), provider)
 
@@ -178,13 +178,19 @@ def version() -> str:
     return str(installed_runtime().__version__)
 
 
-def older_note(model: Model) -> str:
-    """Return that the installed release is older than the one that a model was written for; else nothing."""
+def stated_runtime(model: Model) -> Runtime | None:
+    """Return the runtime that a model was written for; None if its metadata have none."""
     stated = {entry.key: entry.value for entry in model.metadata_props}.get("sdpa_xp.runtime", "")
     try:
-        return Runtime.parse("verify", stated).older_note(version())
+        return Runtime.parse("verify", stated)
     except ValueError:  # anyone may have written the file
-        return ""
+        return None
+
+
+def older_note(model: Model) -> str:
+    """Return that the installed release is older than the one that a model was written for; else nothing."""
+    stated = stated_runtime(model)
+    return stated.older_note(version()) if stated else ""
 
 
 def placements(profile: Path, requested: str) -> list[Placement]:

@@ -1,32 +1,21 @@
-"""What a layer and its model are tried with: lengths for their names, and inputs."""
+"""The lengths that a layer and its model are tried with."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
 import onnx
-from numpy.typing import NDArray
 
-from sdpa_xp_export._dtypes.conversion import numpy_dtype
-from sdpa_xp_export._dtypes.promotion import INTEGERS
+from sdpa_xp_export._call.length_sums import addends
 from sdpa_xp_export._model.large_model import Model
-from sdpa_xp_export._verify.pair_terms import Arrays
 from sdpa_xp_export._verify.trial_lengths import Lengths, small_lengths
-from sdpa_xp_export.spec import TensorSpec, addends, evaluated
-
-Draw: TypeAlias = Callable[[np.random.Generator, tuple[int, ...]], NDArray[Any]]
-"""A function that makes an input: it takes a generator and a shape, and returns an array."""
+from sdpa_xp_export.spec import TensorSpec
 
 SMALL, THOROUGH_SMALL = 9, 17
 """Each name has each length up to this one in some trial."""
 LONG, THOROUGH_LONG = (33, 130), (33, 130, 300, 1030)
 """Each name has the first of these lengths alone, and each pair of names has all of them."""
-
-_MOVING = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Expand")
-"""Operators that change no integer but its dtype."""
 
 
 def first_lengths(specs: Mapping[str, TensorSpec]) -> list[Lengths]:
@@ -49,49 +38,6 @@ def more_lengths(specs: Mapping[str, TensorSpec], *, thorough: bool) -> Iterator
         for pair in itertools.combinations(names, 2) if len(names) > 1 else [tuple(names)]:
             if pair:
                 yield _beside(names, dict.fromkeys(pair, length))
-
-
-def drawn_inputs(
-    specs: Mapping[str, TensorSpec],
-    lengths: Lengths,
-    draws: Mapping[str, Draw],
-    rows: Mapping[str, int],
-    rng: np.random.Generator,
-) -> Arrays:
-    """Return an array for each input: what `draws` returns for it, or what its dtype asks for.
-
-    Floats are normal, and three of four booleans are True. Integers that are row numbers of a table are any of
-    its `rows`; others go from 0 to the longest length.
-    """
-    arrays = {}
-    for name, spec in specs.items():
-        shape = tuple(evaluated(length, lengths) for length in spec.shape)
-        if name in draws:
-            drawn = draws[name](rng, shape)
-        elif spec.dtype in INTEGERS:
-            most = rows[name] - 1 if name in rows else max(lengths.values(), default=1)
-            drawn = rng.integers(0, min(most, np.iinfo(spec.dtype).max) + 1, shape)
-        elif spec.dtype == "bool":
-            drawn = rng.random(shape) < 0.75
-        else:
-            drawn = rng.standard_normal(shape)
-        arrays[name] = np.asarray(drawn, numpy_dtype(spec.dtype)).reshape(shape)
-    return arrays
-
-
-def table_rows(model: Model) -> dict[str, int]:
-    """Return, for each input that numbers the rows of an initializer, how many rows that has."""
-    tables = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
-    sources = {value.name: value.name for value in model.graph.input}
-    rows: dict[str, int] = {}
-    for node in model.graph.node:
-        if node.op_type in _MOVING and node.input[0] in sources:
-            sources[node.output[0]] = sources[node.input[0]]
-        if node.op_type == "Gather" and node.input[0] in tables and node.input[1] in sources:
-            axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
-            source = sources[node.input[1]]
-            rows[source] = min(rows.get(source, 2**62), tables[node.input[0]][axis])
-    return rows
 
 
 def input_specs(model: Model, dtypes: Mapping[int, str]) -> dict[str, TensorSpec]:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.constants import constant_names
+from sdpa_xp_export._call.length_sums import evaluated
 from sdpa_xp_export._verify.trial_lengths import Lengths, LengthsOfCall
 from sdpa_xp_export._verify.trial_settings import LARGE_BATCH, THOROUGH_NUMBERS, Setting
-from sdpa_xp_export.spec import evaluated
 
 
 def left_out(call: ExportCall, blocks: Sequence[int], settings: Sequence[Setting]) -> tuple[str, ...]:

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sdpa_xp_export._call.call import ExportCall
+from sdpa_xp_export._call.length_sums import evaluated
 from sdpa_xp_export._dtypes.conversion import numpy_dtype
+from sdpa_xp_export._verify.integer_operands import OPERANDS, OperandChoice, TokenCounts, drawn_integers
 from sdpa_xp_export._verify.pair_terms import Arrays
 from sdpa_xp_export._verify.reference_inputs import heads_first, reference_inputs, reference_shape
-from sdpa_xp_export.spec import TensorSpec, evaluated
-
-OperandChoice: TypeAlias = Literal["drawn", "least integers", "most integers", "mask of False", "mask of True"]
-"""Random integers and masks, or all integers at one end of their range, or a boolean mask of one value."""
+from sdpa_xp_export.spec import TensorSpec
 
 LARGEST_FACTOR = {"float16": 2.0**13, "bfloat16": 2.0**124, "float32": 2.0**124, "float64": 2.0**1000}
 """The largest factor with which a normal random number stays finite."""
 LARGE_SIZE, HUGE_KEYS = 100.0, 16.0
 """With large scores, values, biases and sinks are multiplied by LARGE_SIZE; with huge scores, keys by
 HUGE_KEYS."""
-MOST = 2**62
-"""The largest document id, if its dtype allows it."""
-FAR = 2**29
-"""The largest offset and prefix, if the dtype allows it; masks accept no larger offset."""
 ROWS_AT_ONCE = 256
 """The number of queries whose pairs a mask is asked about at one time."""
 
@@ -129,25 +124,8 @@ def _drawn(
     operands: OperandChoice,
 ) -> NDArray[Any]:
     dtype, stem = numpy_dtype(spec.dtype), name.rstrip("_0123456789")
-    queries, keys = (evaluated(length, lengths) for length in (call.sizes.queries, call.sizes.keys))
-    most = {
-        "key_lengths": keys,
-        "query_lengths": queries,
-        "length": keys,
-        "past_lengths": keys - (_new(call, lengths) if call.cached else 0),
-    }
-    if stem in most:
-        drawn = rng.integers(0, most[stem] + 1, shape)
-        if drawn.size > 1:
-            drawn.flat[0], drawn.flat[-1] = 0, most[stem]
-        return _clipped(_at_an_end(drawn, 0, FAR if stem == "length" else most[stem], operands), dtype)
-    if stem in ("query_ids", "key_ids"):
-        ids = np.sort(rng.integers(0, 3, shape), axis=-1)
-        each_its_own = np.broadcast_to(_far_apart(shape[-1], np.iinfo(dtype)), shape)
-        return _clipped(_at_an_end(ids, np.iinfo(dtype).min, each_its_own, operands), dtype)
-    if stem == "offset":
-        offsets = rng.integers(-2, max(keys - queries, 0) + 3, shape)
-        return _clipped(_at_an_end(offsets, -FAR, FAR, operands), dtype)
+    if stem in OPERANDS:
+        return drawn_integers(stem, shape, dtype, _token_counts(call, lengths), rng, operands)
     if stem in ("attn_mask", "bias"):
         if spec.dtype == "bool" and "mask" in operands:
             return np.full(shape, operands == "mask of True")
@@ -155,27 +133,6 @@ def _drawn(
     if stem == "slopes":
         return np.asarray(rng.random(shape), dtype)
     return rng.standard_normal(shape).astype(dtype)
-
-
-def _far_apart(count: int, ends: np.iinfo[Any]) -> NDArray[np.int64]:
-    """Return large numbers: two that differ by 1, two far below, and so on; narrower dtypes mix them up."""
-    pair, second = np.divmod(np.arange(count), 2)
-    return np.asarray(min(ends.max, MOST) - pair * 2 ** (ends.bits * 5 // 8) - second)
-
-
-def _at_an_end(
-    drawn: NDArray[np.int64], least: int, most: int | NDArray[np.int64], operands: OperandChoice
-) -> NDArray[np.int64]:
-    """Return what is drawn, or the least or the most of it everywhere."""
-    if "integers" not in operands:
-        return drawn
-    return np.broadcast_to(np.asarray(least if operands == "least integers" else most), drawn.shape)
-
-
-def _clipped(drawn: NDArray[np.int64], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Convert integers to `dtype`; those beyond its range go to its ends."""
-    ends = np.iinfo(dtype)
-    return np.clip(drawn, ends.min, min(ends.max, MOST)).astype(dtype)
 
 
 def _may_be_least(call: ExportCall) -> bool:
@@ -204,8 +161,10 @@ def _of_pairs(
     return added
 
 
-def _new(call: ExportCall, lengths: Mapping[str, int]) -> int:
-    return evaluated(call.key.shape[call.length_axis], lengths)
+def _token_counts(call: ExportCall, lengths: Mapping[str, int]) -> TokenCounts:
+    new = call.key.shape[call.length_axis] if call.cached else 0
+    queries, keys, appended = (evaluated(n, lengths) for n in (call.sizes.queries, call.sizes.keys, new))
+    return TokenCounts(queries, keys, keys - appended)
 
 
 def _with_nan_beyond(call: ExportCall, arrays: Arrays) -> Arrays:

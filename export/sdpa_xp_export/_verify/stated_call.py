@@ -12,6 +12,7 @@ import onnx
 from sdpa_xp._checks import message
 from sdpa_xp_export._call.call import SPECS, ExportCall, ExportOptions
 from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._call.error_text import first_sentence
 from sdpa_xp_export._call.metadata import LONGEST, digest, from_json, to_json
 from sdpa_xp_export._call.operands import Initializer
 from sdpa_xp_export._dtypes.conversion import ONNX_DTYPE
@@ -45,7 +46,8 @@ def stated_call(model: Model, functions: Mapping[str, Any]) -> ExportCall:
         call = from_json(text, numbers, functions)
         stated = metadata["sdpa_xp.digest"]
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        rule = f"`model` must be one that export_attention wrote ({error})"
+        why = first_sentence(error).removeprefix("verify: ")
+        rule = f"`model` must be one that export_attention wrote ({why})"
         raise ValueError(message("verify", rule, {"metadata": sorted(metadata)}, HINT)) from error
     if digest(text, call.initializers) != stated:
         rule = "`model` must hold the call and the numbers that export_attention wrote: their digest is another"

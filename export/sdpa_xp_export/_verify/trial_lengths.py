@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from sdpa_xp._checks import message
 from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export.spec import SymbolicShape, addends, evaluated
+from sdpa_xp_export._call.length_sums import addends, evaluated
+from sdpa_xp_export.spec import SymbolicShape
 
 Lengths: TypeAlias = dict[str, int]
 """A length by its name."""

@@ -11,7 +11,7 @@ from typing import Literal
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.constants import constants
 from sdpa_xp_export._dtypes.promotion import INTEGERS
-from sdpa_xp_export._verify.random_inputs import OperandChoice
+from sdpa_xp_export._verify.integer_operands import OperandChoice
 from sdpa_xp_export._verify.trial_lengths import Lengths, LengthsOfCall, several_lengths, shown_lengths
 
 LARGE = 100.0

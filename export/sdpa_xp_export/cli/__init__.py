@@ -1,8 +1,8 @@
 """Compare attention on every installed array library, and export it to ONNX graphs that onnxruntime runs.
 
-The exit code is 0 if all holds, 1 if a result disagrees, onnxruntime fails to run a model, or a node did not
-run on the required provider, 2 if an argument is wrong, a file is missing, or the provider is not offered, and
-130 if interrupted. An error is one line on standard error.
+The exit code is 0 on success, 1 if a result disagrees, onnxruntime fails to run a model, a node did not run on
+the required provider, or the installed onnxruntime is older than required, 2 if an argument is wrong, a file is
+missing, or the provider is not offered, and 130 if interrupted. An error is one line on standard error.
 """
 
 from __future__ import annotations

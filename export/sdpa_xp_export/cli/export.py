@@ -43,7 +43,9 @@ def export(
         str | None, typer.Option(help="A number, or dtype[length,...] for an input. Default: 1/sqrt(E).")
     ] = None,
     softcap: Annotated[float | None, typer.Option(help="A positive number; 0 turns it off.")] = None,
-    sinks: OptionalSpec = None,
+    sinks: Annotated[
+        str | None, typer.Option(help="One number for each query head, dtype[Hq], such as float32[8].")
+    ] = None,
     softmax_dtype: Annotated[
         str | None,
         typer.Option(
@@ -56,7 +58,7 @@ def export(
     past_key: OptionalSpec = None,
     past_value: OptionalSpec = None,
     past_lengths: Annotated[
-        str | None, typer.Option(help="For a cache with free room, such as int64[B].")
+        str | None, typer.Option(help="For a cache with free space, such as int64[B].")
     ] = None,
     outputs: Annotated[
         str | None,

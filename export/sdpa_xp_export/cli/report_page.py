@@ -65,7 +65,9 @@ tbody th {{ font-weight: 400; min-width: 8rem; }}
 
 def page(report: Report, model: str, failures: Sequence[str] = ()) -> str:
     """Return the page of a report on the model of that name; `failures` has a line for each failure."""
-    verdict = "does not hold" if failures else "holds"
+    verdict = "agrees" if report.agrees else "DISAGREES"
+    if report.agrees and failures:
+        verdict = "agrees, but not as required"
     facts = {
         "form": f"{report.form} ({report.reason})",
         "onnxruntime": report.onnxruntime,

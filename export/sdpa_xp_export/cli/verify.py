@@ -11,7 +11,7 @@ import typer
 from sdpa_xp._checks import message
 from sdpa_xp_export._files.atomic import publish
 from sdpa_xp_export._files.paths import PathArgument, free_target
-from sdpa_xp_export._runtime.releases import PROVIDERS, ProviderName, short_provider
+from sdpa_xp_export._runtime.releases import PROVIDERS, ProviderName, Runtime, short_provider
 from sdpa_xp_export.cli import DISAGREES, settings
 from sdpa_xp_export.cli import report_page as page
 from sdpa_xp_export.cli.flag_names import with_flags
@@ -38,15 +38,26 @@ def run_verify(
             autocompletion=completed_from(PROVIDERS),
         ),
     ] = None,
+    require_runtime: Annotated[
+        bool,
+        typer.Option(
+            "--require-runtime",
+            help="Exit 1 if the installed onnxruntime is older than the release that the file is for.",
+        ),
+    ] = False,
     thorough: Annotated[bool, typer.Option("--thorough", help="More lengths and rows; takes minutes.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of the random inputs.")] = 0,
     runs: Annotated[bool, typer.Option("--runs", help="Show each run.")] = False,
     as_json: AsJson = False,
-    html: Annotated[Path | None, typer.Option(help="Write the report as a page, to this file.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the report as a page, to this file; also with --json.")
+    ] = None,
     force: Force = False,
 ) -> None:
     """Run a model in onnxruntime against the float64 reference."""
-    _check(provider, require_provider, html, as_json=as_json, force=force)
+    _check(provider, require_provider)
+    if html:
+        free_target(html, HTML, overwrite=force)  # before the long work
     stated = None if call is None else _written(call)
     with progress(f"verify {model.name}", quiet=as_json) as step:
         requested = cast(ProviderName | None, require_provider or provider)  # `verify` refuses others
@@ -60,13 +71,13 @@ def run_verify(
         )
     thorough_flag = {"thorough": "--thorough"}
     report = replace(report, left_out=tuple(with_flags(line, thorough_flag) for line in report.left_out))
-    failures = _failures(report, required=require_provider is not None)
+    failures = _failures(report, on_provider=require_provider is not None, on_runtime=require_runtime)
+    if html:
+        publish(page.page(report, model.name, failures).encode(), html, HTML, overwrite=force)
     if as_json:
         say_json(_facts(report, failures))
     else:
         if html:
-            text = page.page(report, model.name, failures)
-            publish(text.encode(), html, HTML, overwrite=force)
             say(f"wrote {html}")
         if runs:
             _show_runs(report)
@@ -85,32 +96,30 @@ def _written(path: Path) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if name not in settings.NO_PART_OF_A_CALL}
 
 
-def _check(
-    provider: str | None, required: str | None, html: Path | None, *, as_json: bool, force: bool
-) -> None:
-    """Refuse arguments that contradict each other, and a file in the way, before the long work."""
+def _check(provider: str | None, required: str | None) -> None:
+    """Refuse two providers."""
     one, other = (short_provider(name) or name for name in (provider, required))
     if provider and required and one != other:
         got = {"provider": provider, "require_provider": required}
         raise ValueError(message("verify", "`provider` must be the required one", got))
-    if html and as_json:
-        got = {"html": str(html), "json": "True"}
-        raise ValueError(message("verify", "one of `html` and `json` may be given", got))
-    if html:
-        free_target(html, HTML, overwrite=force)
 
 
-def _failures(report: Report, *, required: bool) -> list[str]:
-    """Return a line for each thing that failed."""
+def _failures(report: Report, *, on_provider: bool, on_runtime: bool) -> list[str]:
+    """Return a line for each thing that failed: a run, a node on the wrong provider, an old runtime."""
     failures = [
         f"{_named(run)}: error {run.agreement.absolute:.2g}, bound {run.agreement.bound:.2g}"
         for run in report.failing
     ]
-    if required:
+    if on_provider:
         failures += [
             f"node {placed.node} ({placed.op}) ran on {placed.provider}, not on {placed.requested}"
             for placed in report.fell_back
         ]
+    if on_runtime and not report.runtime:
+        failures.append("the file does not state the onnxruntime that it is for")
+    elif on_runtime:
+        older = Runtime.parse("verify", report.runtime).older_note(report.onnxruntime)
+        failures += [older.partition(":")[0]] if older else []
     return failures
 
 
@@ -122,6 +131,7 @@ def _facts(report: Report, failures: list[str]) -> dict[str, object]:
         "form": report.form,
         "reason": report.reason,
         "onnxruntime": report.onnxruntime,
+        "runtime": report.runtime,
         "notes": report.notes,
         "smallest_failure": report.smallest_failure,
         "call": page.stated(report.call),

@@ -14,6 +14,7 @@ from sdpa_xp_export._runtime.releases import (
     FIRST_RELEASE_OF_OPSET,
     OPSETS,
     PREFERRED,
+    UNMEASURED,
     VERY_MANY_SCORES,
     WRONG_ON,
     FormName,
@@ -131,7 +132,14 @@ def _best(call: ExportCall, opset: int | None, target: Runtime) -> tuple[FormNam
     if (call.cached or grouped) and (why := unsupported_reason("grouped_query", call, target)):
         why_not.setdefault("grouped_query", why)
     passed_over = (f"not {name}: {why}" for name, why in why_not.items())
-    return form, "; ".join([f"{_in_words(call)}: the best on {target.provider}", *passed_over])
+    return form, "; ".join([f"{_in_words(call)}: {_rank(call, target)}", *passed_over])
+
+
+def _rank(call: ExportCall, target: Runtime) -> str:
+    """Return that the form is the best, or why that is only expected."""
+    why = UNMEASURED.get(target.provider, "not measured with a cache" if call.cached else None)
+    best = f"the best on {target.provider}"
+    return best if why is None else f"expected to be {best}, but {why}"
 
 
 def _case(call: ExportCall) -> str:
@@ -148,7 +156,7 @@ def _in_words(call: ExportCall) -> str:
     """Return the call as its caller would describe it: what masks it, what it has, and its size."""
     masked = "masked" if call.masks else "all pairs"
     kind = "causal" if call.masks and all(map(is_causal, call.masks)) else masked
-    cache = "a cache with free room" if call.past_lengths is not None else "a cache"
+    cache = "a cache with free space" if call.past_lengths is not None else "a cache"
     has = [what for what, it_has in ((cache, call.cached), ("a bias", call.biases)) if it_has]
     size = "open lengths" if _score_count(call) is None else _case(call).partition(", ")[2]
     return " with ".join([kind, " and ".join(has)] if has else [kind]) + f", {size}"

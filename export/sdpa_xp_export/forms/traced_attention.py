@@ -102,6 +102,12 @@ class TracedAttention:
         return AttentionState(output, lse if base is None else lse / math.log(cast(float, base)))
 
 
+def operand_sources(call: ExportCall, moved: Mapping[str, str]) -> dict[str, str]:
+    """Return the input of the layer that each input of a traced call is; `moved` maps values to them."""
+    values = {name: spec.value.name for name, spec in call.inputs.items() if isinstance(spec, ComputedSpec)}
+    return {name: moved[value] for name, value in values.items() if value in moved}
+
+
 def _split_cache(graph: TracedGraph, values: Mapping[str, GraphValue], layout: object) -> dict[str, GraphValue]:
     """Split a joined cache into past and new keys and values; without appended tokens it stays whole."""
     joins = [graph.concatenated.get(values[name].name) for name in ("key", "value")]

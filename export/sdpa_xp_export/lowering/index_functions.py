@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from sdpa_xp import _checks as checks
+from sdpa_xp_export._call.error_text import first_sentence
 from sdpa_xp_export._graph.graph import GraphValue
 
 
@@ -27,8 +28,12 @@ def call_index_function(
         result = function(*arguments)
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, NotImplementedError) as error:
         rule = f"`{name}` must be made of a function that traces to ONNX"
+        of_values = str(error).removeprefix(f"{public_function}: ")
+        if of_values != str(error) or of_values.startswith("a value of a graph"):
+            raise TypeError(f"{public_function}: {rule}: {of_values}") from error
         hint = "Operators do, and the functions of `index.__array_namespace__()`."
-        raise TypeError(checks.message(public_function, rule, {"its error": error}, hint)) from error
+        text = checks.message(public_function, rule, {"its error": first_sentence(error)}, hint)
+        raise TypeError(text) from error
     if isinstance(result, bool | np.bool_) and dtype == "bool":
         return bool(result)
     if not isinstance(result, GraphValue) or (result.dtype == "bool") != (dtype == "bool"):

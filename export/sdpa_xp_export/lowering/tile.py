@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from sdpa_xp_export._call.mask_analysis import hides_keys
 from sdpa_xp_export._call.operands import GraphOperand, Initializer, Input
 from sdpa_xp_export._dtypes.promotion import INTEGERS
 from sdpa_xp_export._graph.graph import Graph, GraphValue
+from sdpa_xp_export.lowering.batch_integers import check_batch_integers
 from sdpa_xp_export.lowering.graph_lengths import GraphLengths
 
 
@@ -122,10 +123,9 @@ class GraphTile:
             return value
         vector = self.vector(name, value)
         batch = self.call.sizes.batch
-        shape = cast(tuple[int, ...], vector.shape)
-        if shape == (1,) and not batch:
+        if vector.shape == (1,) and not batch:
             return ops.reshape(vector, (1, 1, 1), (1, 1, 1))
-        checks.broadcasts(self.graph.function, name, shape, batch, "(...), one per batch entry")
+        check_batch_integers(self.graph.function, name, vector.shape, batch)
         return ops.with_ones(vector, 3)
 
     def limited(self, name: str, value: object, limit: int | str | None = None) -> GraphValue | int:

@@ -1,0 +1,132 @@
+"""Draw the inputs of a layer: integers within what its attention calls and its tables accept."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sdpa_xp_export._call.length_sums import evaluated
+from sdpa_xp_export._call.numbers import CallNumbers
+from sdpa_xp_export._dtypes.conversion import numpy_dtype
+from sdpa_xp_export._dtypes.promotion import INTEGERS
+from sdpa_xp_export._graph.moved_inputs import moved_inputs
+from sdpa_xp_export._model.large_model import Model
+from sdpa_xp_export._verify.integer_operands import LENGTHS, MOST, OPERANDS, TokenCounts, drawn_integers
+from sdpa_xp_export._verify.pair_terms import Arrays
+from sdpa_xp_export._verify.trial_lengths import Lengths
+from sdpa_xp_export.spec import TensorSpec
+
+Draw: TypeAlias = Callable[..., NDArray[Any]]
+"""A function that makes an input: it takes a generator, a shape and, if it likes, the lengths of the run."""
+
+
+class LayerInputs:
+    """Draws an array for each input: what the caller's function returns for it, or what its dtype asks for.
+
+    Floats are normal, and three of four booleans are True. Integers that the attention calls use are drawn as
+    `verify` draws them for a call. Integers that are row numbers of a table are any of its rows. Other integers
+    are between 0 and the longest length.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        specs: Mapping[str, TensorSpec],
+        draws: Mapping[str, Draw],
+        calls: Sequence[CallNumbers],
+    ) -> None:
+        self.specs, self.draws, self.rows = specs, draws, table_rows(model)
+        self.uses = {
+            name: [
+                (call, operand)
+                for call in calls
+                for used, operand in call.operands
+                if used == name and operand in OPERANDS  # a file may state anything
+            ]
+            for name, spec in specs.items()
+            if spec.dtype in INTEGERS
+        }
+
+    def drawn(self, lengths: Lengths, rng: np.random.Generator) -> Arrays:
+        """Return an array for each input."""
+        arrays = {}
+        for name, spec in self.specs.items():
+            shape = tuple(evaluated(length, lengths) for length in spec.shape)
+            array: Any
+            if name in self.draws:
+                array = _called(self.draws[name], rng, shape, lengths)
+            elif spec.dtype in INTEGERS:
+                array = self._integers(name, shape or (1,), lengths, rng)
+            elif spec.dtype == "bool":
+                array = rng.random(shape) < 0.75
+            else:
+                array = rng.standard_normal(shape)
+            arrays[name] = np.asarray(array, numpy_dtype(spec.dtype)).reshape(shape)
+        return arrays
+
+    @contextmanager
+    def hint_for_errors(self) -> Iterator[None]:
+        """Add to an error how other inputs are passed, unless the caller's functions drew them all."""
+        try:
+            yield
+        except Exception as error:  # the layer is anyone's function, and raises what it likes
+            names = [name for name in self.specs if name not in self.draws]
+            names = [name for name in names if name in self.uses] or names
+            if names:
+                draw = ", ".join(f"{json.dumps(name)}: ..." for name in names)
+                error.add_note(
+                    "The inputs were drawn by verify_layer. "
+                    f"Pass draw={{{draw}}} with values that the layer accepts."
+                )
+            raise
+
+    def _integers(
+        self, name: str, shape: tuple[int, ...], lengths: Lengths, rng: np.random.Generator
+    ) -> NDArray[Any]:
+        dtype, uses = numpy_dtype(self.specs[name].dtype), self.uses[name]
+        drawn = [
+            drawn_integers(operand, shape, dtype, _token_counts(call, lengths), rng)
+            for call, operand in [use for use in uses if use[1] in LENGTHS] or uses[:1]
+        ]
+        most = self.rows[name] - 1 if name in self.rows else max(lengths.values(), default=1)
+        if not drawn:
+            return rng.integers(0, min(most, np.iinfo(dtype).max) + 1, shape)
+        smallest: NDArray[Any] = np.minimum.reduce(drawn)
+        return np.clip(smallest, 0, most) if name in self.rows else smallest
+
+
+def table_rows(model: Model) -> dict[str, int]:
+    """Return, for each input that numbers the rows of an initializer, how many rows that has."""
+    tables = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
+    sources = moved_inputs(model.graph.node, [value.name for value in model.graph.input])
+    rows: dict[str, int] = {}
+    for node in model.graph.node:
+        if node.op_type == "Gather" and node.input[0] in tables and node.input[1] in sources:
+            axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
+            source = sources[node.input[1]]
+            rows[source] = min(rows.get(source, 2**62), tables[node.input[0]][axis])
+    return rows
+
+
+def _called(draw: Draw, rng: np.random.Generator, shape: tuple[int, ...], lengths: Lengths) -> NDArray[Any]:
+    """Call the caller's function, with the lengths if it has an argument for them."""
+    try:
+        parameters = inspect.signature(draw).parameters
+    except (TypeError, ValueError):  # a function in C may have none
+        return draw(rng, shape)
+    if "lengths" in parameters:
+        return draw(rng, shape, lengths=dict(lengths))
+    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [p for p in parameters.values() if p.kind in places and p.default is p.empty]
+    return draw(rng, shape, dict(lengths)) if len(needed) > 2 else draw(rng, shape)
+
+
+def _token_counts(call: CallNumbers, lengths: Lengths) -> TokenCounts:
+    queries, keys = (min(size, MOST) for size in call.sizes(lengths)[-2:])
+    return TokenCounts(queries, keys)

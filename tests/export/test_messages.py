@@ -1,0 +1,183 @@
+"""Messages for what users of NumPy, torch and onnx write first: each says what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from sdpa_xp import masks, scaled_dot_product_attention
+from sdpa_xp_export import LargeModel, TensorSpec, export_attention, to_onnx
+from sdpa_xp_export._array_api import namespace
+from sdpa_xp_export._call import expressions
+from sdpa_xp_export._model.weights import Weight
+
+X = TensorSpec("float32", ("B", "L", 4))
+QKV = TensorSpec("float32", ("B", 2, "L", 8))
+LENGTH = (
+    r"^to_onnx: a length that is known only when the graph runs is no number in Python; got .*"
+    r"xp = x\.__array_namespace__\(\), then xp\.arange\(x\.shape\[1\]\)"
+)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda x: x * np.arange(x.shape[1]),
+        lambda x: x * np.arange(0, x.shape[1], 2),
+        lambda x: x + np.zeros(x.shape),
+        lambda x: x + np.ones(x.shape[1]),
+        lambda x: x + np.full(x.shape[1], 1.0),
+        lambda x: x + np.linspace(0, 1, x.shape[1]),
+        lambda x: x + np.tri(x.shape[1]),
+        lambda x: x + np.tile(np.ones(2, "float32"), x.shape[1]),
+        lambda x: x + np.repeat(1, x.shape[1]),
+        lambda x: x / np.sqrt(x.shape[1]),
+        lambda x: x / np.log(x.shape[1] + x.shape[0]),
+        lambda x: x * np.maximum(x.shape[1], 3),
+        lambda x: x * np.max([x.shape[1], 3]),
+        lambda x: x * np.prod(x.shape),
+        lambda x: x * np.float32(x.shape[1]),
+        lambda x: x * (np.float32(2) * x.shape[1]),
+        lambda x: x * (np.ones(4, "float32") * x.shape[1]),
+        lambda x: x + np.asarray(x.shape[1]),
+        lambda x: x + np.array([x.shape[1], 2]),
+        lambda x: x + np.stack([x.shape[1], x.shape[0]]),
+        lambda x: x * float(x.shape[1]),
+        lambda x: x[:, : x.shape[1] // 2],
+    ],
+)
+def test_a_length_is_no_number_to_numpy(layer: Callable[[Any], Any]) -> None:
+    with pytest.raises(TypeError, match=LENGTH) as caught:
+        to_onnx(layer, X)
+    assert str(caught.value).count("; got ") == 1
+
+
+def test_a_length_can_be_compared_with_numbers_of_numpy() -> None:
+    def layer(x: Any) -> Any:
+        length = x.shape[1]
+        assert not np.int64(5) == length  # noqa: SIM201
+        assert np.int64(5) != length
+        assert not length == np.int64(5)  # noqa: SIM201
+        assert length in (np.int64(5), length)
+        assert (2, length) == (np.int64(2), "L")
+        return x + x
+
+    to_onnx(layer, X)
+
+
+def test_errors_about_other_strings_stay_as_they_are() -> None:
+    with pytest.raises(TypeError, match=r"^arange\(\) not supported"):
+        to_onnx(lambda x: x + np.arange("3"), TensorSpec("float32", (2, 4)))  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("gelu", r"Write 0\.5 \* x \* \(1\.0 \+ xp\.erf\("),
+        ("silu", r"Write x / \(1\.0 \+ xp\.exp\(-x\)\)"),
+        ("swish", r"Write x / \(1\.0 \+ xp\.exp\(-x\)\)"),
+        ("softmax", r"Write \(e := xp\.exp\("),
+        ("sigmoid", r"Write 1\.0 / \(1\.0 \+ xp\.exp\(-x\)\)"),
+        ("relu", r"Write xp\.maximum\(x, 0\.0\)"),
+        ("transpose", r"xp\.permute_dims\(x, axes\)"),
+        ("concatenate", r"xp\.concat\("),
+        ("cumsum", r"has nothing in its place; `xp\.__all__` lists what it has\."),
+        ("nonsense", r"has nothing in its place; `xp\.__all__` lists what it has\."),
+    ],
+)
+def test_a_function_that_the_array_api_lacks(name: str, words: str) -> None:
+    message = rf"^a value of a graph has the functions of the array API, which has no `{name}`\. .*{words}"
+    with pytest.raises(AttributeError, match=message):
+        to_onnx(lambda x: getattr(x.__array_namespace__(), name)(x), X)
+    assert not hasattr(namespace, name)
+    assert not hasattr(namespace, "__nothing__")
+    where = rf"^export_attention: `attn_mask` must be made of a function that traces to ONNX: .*no `{name}`\."
+    mask = masks.from_function(lambda b, h, i, j: getattr(i.__array_namespace__(), name)(i) > j)
+    with pytest.raises(TypeError, match=where):
+        export_attention(QKV, QKV, QKV, mask)
+
+
+def large_model() -> LargeModel:
+    return LargeModel(onnx.ModelProto(ir_version=8), {"weight": Weight("weight", np.ones(4, np.float32))})
+
+
+@pytest.mark.parametrize("name", ["SerializeToString", "SerializePartialToString", "ByteSize", "CopyFrom"])
+def test_a_large_model_is_no_message(name: str) -> None:
+    words = rf"the model is too large for one message, so it has no `{name}`\. Use save\(model, path\)\.$"
+    with pytest.raises(AttributeError, match=f"^LargeModel: {words}"):
+        getattr(large_model(), name)
+    assert not hasattr(large_model(), name)
+
+
+def test_what_a_large_model_has_elsewhere() -> None:
+    with pytest.raises(AttributeError, match=r"no `ir_version`\. Use model\.model_proto\.ir_version\.$"):
+        assert large_model().ir_version
+    with pytest.raises(AttributeError, match=r"^'LargeModel' object has no attribute 'nonsense'$"):
+        assert large_model().nonsense
+
+
+PER_ENTRY = [
+    (masks.padding, r'masks\.padding\(TensorSpec\("int64", \("B",\)\)\)'),
+    (lambda ints: masks.padding(None, ints), r'masks\.padding\(None, TensorSpec\("int64", \("B",\)\)\)'),
+    (masks.prefix, r'masks\.prefix\(TensorSpec\("int64", \("B",\)\)\)'),
+    (masks.causal, r'offset=TensorSpec\("int64", \("B",\)\)'),
+    (lambda ints: masks.sliding_window(2, 2, offset=ints), r'offset=TensorSpec\("int64", \("B",\)\)'),
+]
+
+
+@pytest.mark.parametrize("ints", [TensorSpec("int64", (2,)), np.array([1, 2]), [1, 2]])
+@pytest.mark.parametrize(("mask", "hint"), PER_ENTRY)
+def test_integers_for_another_batch(mask: Callable[[Any], Any], hint: str, ints: Any) -> None:
+    words = (
+        r"^export_attention: `attn_mask\.(\w+)` must have one integer for each batch entry; "
+        rf"got attn_mask\.\1\.shape=\(2,\), batch=\('B',\)\. Write {hint}\.$"
+    )
+    with pytest.raises(ValueError, match=words):
+        export_attention(QKV, QKV, QKV, mask(ints))
+
+
+def test_integers_of_a_layer_for_another_batch() -> None:
+    def layer(x: Any, lengths: Any) -> Any:
+        return scaled_dot_product_attention(x, x, x, masks.padding(lengths))
+
+    with pytest.raises(ValueError, match=r'Write masks\.padding\(TensorSpec\("int64", \("B",\)\)\)\.$'):
+        to_onnx(layer, QKV, TensorSpec("int64", ("N",)))
+    with pytest.raises(ValueError, match=r"sum\(axis=-1\) counts"):  # a mask of 1s and 0s
+        export_attention(QKV, QKV, QKV, masks.padding(TensorSpec("int64", ("B", "L"))))
+
+
+@pytest.mark.parametrize(
+    ("mask_mod", "words"),
+    [
+        (
+            lambda b, h, i, j: i > j and j > 0,
+            r": a value of a graph is neither true nor false .*with `where`\.$",
+        ),
+        (lambda b, h, i, j: i > j.foo, r": a value of a graph has no attribute 'foo'\. [^;]*$"),
+        (lambda b, h, i, j: i > [1][j.name], r"; got its error=list indices .* not str\. Operators do, and"),
+    ],
+)
+def test_an_error_in_a_function_of_the_indices_is_one_message(mask_mod: Any, words: str) -> None:
+    start = r"^export_attention: `attn_mask` must be made of a function that traces to ONNX"
+    with pytest.raises(TypeError, match=start + words) as caught:
+        export_attention(QKV, QKV, QKV, masks.from_function(mask_mod))
+    text = str(caught.value)
+    assert text.count("; got ") <= 1
+    assert text.count("export_attention: ") == 1
+    assert ".." not in text.replace("...", "")
+
+
+def test_an_expression_that_is_refused_is_one_message() -> None:
+    words = r"readable \(sliding_window: `left` must be at least 0; got left=-1\); got attn_mask="
+    with pytest.raises(ValueError, match=f"^export: `attn_mask` must be {words}"):
+        expressions.parse("export", "attn_mask", "sliding_window(-1, 0)")
+
+
+def test_an_older_release_was_not_tried() -> None:
+    words = r"must be a release that was tried, .*1\.20;cpu'\. Older releases were not tried with any form\.$"
+    with pytest.raises(ValueError, match=words):
+        export_attention(QKV, QKV, QKV, form="primitive", runtime="onnxruntime>=1.20;cpu")
