@@ -57,7 +57,7 @@ def test_each_function_has_a_row() -> None:
     defined = {
         name for name, x in vars(namespace).items() if getattr(x, "__module__", "").endswith("namespace")
     }
-    assert defined <= {*namespace.__all__}
+    assert defined - {"__getattr__"} <= {*namespace.__all__}  # Python's hook for names that are missing
 
 
 def test_each_operator_has_a_row() -> None:
