@@ -99,9 +99,10 @@ def export_attention(
         runtime: The provider, and the oldest release that must compute the graph correctly, such as
             `"onnxruntime>=1.28;cpu"`; every later release that was tried does too. 1.28.2 counts as 1.28, and
             the oldest is 1.23. The newest release that was tried is 1.31.1; the exporter assumes that newer
-            releases compute the same, and the metadata say so. On `cuda` no graph was run. The provider is `cpu`, `cuda` or `web`, which is onnxruntime-web
-            on WebAssembly and on WebGPU. Its JavaScript API has no bfloat16. Half precision is computed in
-            float32; a fused kernel on `cuda` has its own accumulation.
+            releases compute the same, and the metadata say so. On `cuda` no graph was run. The provider is
+            `cpu`, `cuda` or `web`, which is onnxruntime-web on WebAssembly and on WebGPU. Its JavaScript API
+            has no bfloat16. Half precision is computed in float32; a fused kernel on `cuda` has its own
+            accumulation.
 
     Returns:
         The model, which has passed the full onnx.checker. Its metadata contain the call, which `verify` reads,
