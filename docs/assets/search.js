@@ -6,9 +6,17 @@ const FILLERS = new Set(
 );
 const QUERY = 2; // among the messages of the theme
 
+// A message of sdpa_xp that was pasted, or its beginning: "function: `key` must ...; got key.shape=(4, 3)".
+const MESSAGE = /^(\w+Error: |[a-z]\w+(\.\w+)*: )|: `|[;)] got\b|^`\w+` (and `\w+` )?must\b/;
+const SPELLED = { color: "colour", colors: "colours", behavior: "behaviour", visualize: "visualise", neighbor: "neighbour" };
+
 /** The query without its fillers, and with its short words as whole words, but for the last, which may still be typed. */
 function forWorker(query) {
-  const words = query.trim().split(/\s+/);
+  if (MESSAGE.test(query.trim())) return "errors";
+  const words = query
+    .trim()
+    .split(/\s+/)
+    .map((word) => SPELLED[word.toLowerCase()] ?? word);
   const kept = words.filter((word) => !FILLERS.has(word.toLowerCase()));
   if (!kept.length) return query;
   const last = kept.pop();

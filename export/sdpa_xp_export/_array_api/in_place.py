@@ -1,6 +1,6 @@
-"""Operators in place, and the operators that NumPy starts with an array or a number on the left.
+"""Operators in place, such as `x += y`, and operators with a NumPy array or a NumPy number on the left.
 
-No array is changed: `x += y` assigns the sum to the name `x`, both for a value and for a NumPy array.
+`x += y` changes no array. It assigns the sum to the name `x`, both for a value and for a NumPy array.
 """
 
 from __future__ import annotations
