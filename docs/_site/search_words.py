@@ -23,7 +23,7 @@ WORDS = {
     "explanation/precision/": "precision accuracy rounding numerical stability exact",
     "explanation/precision/#how-agreement-is-judged": "error bound ulp",
     "explanation/precision/#the-same-result-every-time": "deterministic reproducible",
-    "explanation/runtimes/": "wrong before 1.28 bug runtime",
+    "explanation/runtimes/": "wrong before 1.28 bug",
     "how-to/add-a-backend/": (
         "backend register registration dlpack custom array library new duck plugin support own"
     ),
@@ -33,7 +33,7 @@ WORDS = {
         "array api functions function minimum minimal "
         "required requirements need list operator operators isdtype"
     ),
-    "how-to/backends/": "gpu cuda cupy mps dtype bfloat16 float16 fp16 bf16 half",
+    "how-to/backends/": "gpu cupy mps dtype bfloat16 float16 fp16 bf16 half",
     "how-to/backends/#inside-a-jit": "jit compile torch.compile",
     "how-to/backends/#threads": "thread threads",
     "how-to/deploy/": "deploy deployment iobinding io_binding serving inference",
@@ -81,10 +81,10 @@ WORDS = {
     "project/contributing/": "contribute contributing",
     "project/contributing/#tests": "tests",
     "project/contributing/#the-way-of-a-call": "choose_kernel",
-    "project/stability/": "semver deprecated deprecation stable versioning policy semver",
-    "project/stability/#what-is-supported": "windows macos linux platform operating system",
+    "project/stability/": "semver deprecated deprecation stable versioning policy semver api",
+    "project/stability/#what-is-supported": "windows macos linux",
     "reference/": "api reference",
-    "reference/#glossary": "glossary logit token sink d_model key prefill feed forward mlp residual",
+    "reference/#glossary": "glossary logit token sink d_model prefill feed forward mlp residual",
     "reference/attention/#dropout": "dropout dropout_p seed",
     "reference/attention/#grouped-query-attention": "gqa mqa grouped enable_gqa",
     "reference/attention/#sdpa_xp.attention_scores": "scores",
@@ -103,8 +103,7 @@ WORDS = {
     "reference/contract/#inputs-and-outputs": "subclass subclasses memmap",
     "reference/errors/": "error exception message importerror modulenotfounderror must",
     "reference/errors/#onnxruntime": (
-        "invalid_argument invalid dimensions unexpected unsupported "
-        "domain_version failed ir version onnxruntimeerror"
+        "invalid_argument invalid dimensions unexpected unsupported domain_version failed ir"
     ),
     "reference/layers/": "layers",
     "reference/layers/#sdpa_xp.layers.MultiHeadAttention": "mha multi multihead multiheadattention",
@@ -114,7 +113,7 @@ WORDS = {
     "reference/positional/#sdpa_xp.positional.Rotary": "rope rotary",
     "reference/support/": "supported libraries support",
     "tutorials/": "started beginner tutorial example examples notebook notebooks",
-    "tutorials/decoder-with-a-cache/": "decode decoding decoder generate generation cache work why",
+    "tutorials/decoder-with-a-cache/": "decode decoding decoder generate generation",
     "tutorials/decoder-with-a-cache/#generate": "sampling sample greedy",
     "tutorials/first-attention-map/": "attention map heatmap visualize visualise self cross attend attends",
     "tutorials/first-attention-map/#three-words": "row color colour mean",

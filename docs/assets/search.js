@@ -6,13 +6,27 @@ const FILLERS = new Set(
 );
 const QUERY = 2; // among the messages of the theme
 
-// A message of sdpa_xp that was pasted, or its beginning: "function: `key` must ...; got key.shape=(4, 3)".
-const MESSAGE = /^(\w+Error: |[a-z]\w+(\.\w+)*: )|: `|[;)] got\b|^`\w+` (and `\w+` )?must\b/;
-const SPELLED = { color: "colour", colors: "colours", behavior: "behaviour", visualize: "visualise", neighbor: "neighbour" };
+// What a query means that its words do not say: a pattern, and the word to search for. The first two are messages of
+// sdpa_xp that were pasted, or their beginnings: "function: `key` must ...; got key.shape=(4, 3)".
+const MEANT = [
+  [/^(\w+Error: |[a-z]\w+(\.\w+)*: )|: `|[;)] got\b/, "errors"],
+  [/^`\w+` (and `\w+` )?must\b/, "errors"],
+  [/\bwhy\b.*\bcache|\bcache.*\bworks?\b/i, "decoder"],
+  [/^what (is|are) (a |the )?(quer(y|ies)|keys?|values?)\??$/i, "glossary"],
+  [/\b(macos|mac os|linux)\b/i, "macos"],
+];
+const SPELLED = {
+  behavior: "behaviour",
+  color: "colour",
+  colors: "colours",
+  neighbor: "neighbour",
+  visualize: "visualise",
+};
 
 /** The query without its fillers, and with its short words as whole words, but for the last, which may still be typed. */
 function forWorker(query) {
-  if (MESSAGE.test(query.trim())) return "errors";
+  const meant = MEANT.find(([pattern]) => pattern.test(query.trim()));
+  if (meant) return meant[1];
   const words = query
     .trim()
     .split(/\s+/)
