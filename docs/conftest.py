@@ -24,14 +24,18 @@ from sybil.parsers.markdown import SkipParser
 from sybil.parsers.markdown.lexers import RawFencedCodeBlockLexer
 
 ROOT = Path(__file__).parents[1]
-sys.path += [str(ROOT / folder) for folder in ("docs/_site", "tests", "benchmarks")]  # as _site/hooks.py does
+sys.path += [
+    str(ROOT / folder) for folder in ("docs/_site", "tests", "benchmarks")
+]  # as _site/hooks.py does
 
 
 class Blocks:
     """Fenced blocks of a language, whatever stands behind its name."""
 
     def __init__(self, language: str, evaluate: Any) -> None:
-        self.lexer = RawFencedCodeBlockLexer(re.compile(rf"(?P<language>{language})(?:[ \t][^\n]*)?$\n", re.M))
+        self.lexer = RawFencedCodeBlockLexer(
+            re.compile(rf"(?P<language>{language})(?:[ \t][^\n]*)?$\n", re.M)
+        )
         self.evaluate = evaluate
 
     def __call__(self, document: Document) -> Iterable[Region]:
@@ -55,15 +59,24 @@ class Sessions(Blocks):
 def typed(example: Example) -> None:
     """Run the lines of a `console` block that start with `$ sdpa-xp` or `$ python`; others install or serve."""
     for line in example.parsed.splitlines():
-        command, *arguments = shlex.split(line.removeprefix("$ "), comments=True) or [""]
+        command, *arguments = shlex.split(
+            line.removeprefix("$ "), comments=True
+        ) or [""]
         if line.startswith("$ ") and command in ("sdpa-xp", "python"):
-            program = [sys.executable, *(["-m", "sdpa_xp_export"] if command == "sdpa-xp" else [])]
-            subprocess.run([*program, *arguments], check=True, stdout=subprocess.DEVNULL)
+            program = [
+                sys.executable,
+                *(["-m", "sdpa_xp_export"] if command == "sdpa-xp" else []),
+            ]
+            subprocess.run(
+                [*program, *arguments], check=True, stdout=subprocess.DEVNULL
+            )
 
 
 def written(example: Example) -> None:
     """Write a block with a title to the file that it names, for the blocks behind it."""
-    title = re.match(r'```toml title="([\w.]+)"', example.document.text[example.start :])
+    title = re.match(
+        r'```toml title="([\w.]+)"', example.document.text[example.start :]
+    )
     assert title is not None, "a `toml` block has a title"
     Path(title[1]).write_text(example.parsed)
 

@@ -40,9 +40,8 @@ def main(xp: Any = np) -> None:
     for row, sense, sentence in zip(similarities, SENSES, SENTENCES, strict=True):
         print(" ".join(f"{similarity:.2f}" for similarity in row), f" {sense}  {sentence}")
 
-    print(
-        f'\nIn head {HEAD} of layer {LAYER}, "{WORD}" attends to the word that shows its meaning (both from 0):'
-    )
+    print(f'\nIn head {HEAD} of layer {LAYER} (both from 0), of all other words "{WORD}" attends most to')
+    print("the one that shows its meaning. Only the mark [CLS] and the word itself may get more weight:")
     for (words, weights), telling in zip(maps(xp), TELLING, strict=True):
         row = weights[HEAD, words.index(WORD)]
         assert abs(row.sum() - 1) < 1e-5

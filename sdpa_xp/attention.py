@@ -89,7 +89,7 @@ def scaled_dot_product_attention(
 
     Returns:
         (..., Hq, L, Ev) in the layout of the inputs, or (L, Ev) for 2-D inputs, with the library, device and
-            dtype of the query. The row of a query that may attend to no key is 0.
+            dtype of the query. The row of a query whose keys are all masked is 0.
 
     Raises:
         TypeError: The arrays have several libraries or dtypes, integer or complex data, or a class that changes
@@ -176,8 +176,8 @@ def attention_state(
 
     Returns:
         `output`, (..., Hq, L, Ev), in the dtype of the query, and `lse`, (..., Hq, L), in the dtype of the
-            scores: the accumulation dtype, or `softmax_dtype`. A row with no key to attend to has output 0 and
-            lse -inf.
+            scores: the accumulation dtype, or `softmax_dtype`. A row whose keys are all masked has output 0
+            and lse -inf.
 
     Raises:
         TypeError: As for `scaled_dot_product_attention`.

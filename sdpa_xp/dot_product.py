@@ -37,7 +37,7 @@ def dot_product_attention(
 ) -> A:
     """Compute attention with the signature of `jax.nn.dot_product_attention`, for any library.
 
-    One result differs from JAX: a row with no key to attend to is 0, not the mean of all values.
+    One result differs from JAX: a row whose keys are all masked is 0, not the mean of all values.
 
     Shapes:
         `B` batch, `T` queries, `S` keys, `N` query heads, `K` key heads, `H` width, as JAX names them.

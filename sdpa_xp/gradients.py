@@ -93,7 +93,7 @@ def scaled_dot_product_attention_vjp(
             `pullback` raises it for a `cotangent` of another shape or device.
 
     Numerics:
-        Gradients are summed in the accumulation dtype and rounded once. A row without a key to attend to has
+        Gradients are summed in the accumulation dtype and rounded once. A row whose keys are all masked has
         gradient 0. A masked pair adds nothing, even if its query, key, value or cotangent is NaN or inf. A NaN
         that may be attended to shows in the gradients of exactly the rows that attend to it, and of the keys
         and values that these rows attend to. Inside a jit this holds for keys that no query attends to; there

@@ -75,7 +75,7 @@ def ring_attention(
         implementation: `"xp"` or None.
 
     Returns:
-        (..., Hq, L, Ev), divided as `query`, with its dtype. A row with no key to attend to is 0.
+        (..., Hq, L, Ev), divided as `query`, with its dtype. A row whose keys are all masked is 0.
 
     Raises:
         TypeError: As for `scaled_dot_product_attention`; or the arrays are not of JAX, or `mesh` is no mesh.

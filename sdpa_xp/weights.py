@@ -63,7 +63,7 @@ def attention_weights(
 
     Returns:
         (..., Hq, L, S), or (L, S) for 2-D inputs, in the dtype of the query. A row sums to 1; to less
-            with a sink; to 0 if it has no key to attend to. A masked pair is 0.
+            with a sink; to 0 if all its keys are masked. A masked pair is 0.
 
     Raises:
         TypeError: As for `scaled_dot_product_attention`.

@@ -12,6 +12,8 @@ from typing import Any
 import matplotlib
 
 NUMBERS = count(1)
+HIDDEN = 'aria-hidden="true" data-search-exclude=""'
+"""What hides the text of a picture, such as its tick labels, from screen readers and from the search."""
 
 
 def figure(draw: Callable[..., Any], *args: Any, alt: str, **keywords: Any) -> str:
@@ -34,4 +36,4 @@ def inline(picture: Any) -> str:
     svg = buffer.getvalue()[buffer.getvalue().index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}", svg)
-    return re.sub(r"\n\s*", " ", svg).replace("<svg", '<svg aria-hidden="true"', 1)
+    return re.sub(r"\n\s*", " ", svg).replace("<svg", f"<svg {HIDDEN}", 1)

@@ -16,36 +16,42 @@ SDPA = "scaled_dot_product_attention"
 WORDS = {
     "#install": "install installation setup pip quickstart python version dependencies optional extras",
     "cheat-sheet/#coming-from": "compare equivalent",
-    "cheat-sheet/#shapes": "shape shapes layout bhsd bshd",
+    "cheat-sheet/#shapes": "shape shapes layout bhsd bshd 2d 3d inputs without batch",
     "explanation/array-api/": "array api",
     "explanation/empty-rows/": "nan empty zero zeros row rows fully without keys",
     "explanation/how-it-works/": "flashattention tile tiles tiling algorithm",
     "explanation/precision/": "precision accuracy rounding numerical stability exact",
     "explanation/precision/#how-agreement-is-judged": "error bound ulp",
     "explanation/precision/#the-same-result-every-time": "deterministic reproducible",
-    "how-to/add-a-backend/": "backend register registration dlpack custom array library new duck plugin",
+    "explanation/runtimes/": "wrong before 1.28 bug",
+    "how-to/add-a-backend/": (
+        "backend register registration dlpack custom array library new duck plugin support own"
+    ),
     "how-to/add-a-backend/#add-a-vendors-kernel": "kernel write",
     "how-to/add-a-backend/#override-functions": "override dispatch protocol hook __sdpa_xp__",
     "how-to/add-a-backend/#what-an-array-must-have": (
-        "array api functions function minimum minimal required requirements need list operator operators"
+        "array api functions function minimum minimal "
+        "required requirements need list operator operators isdtype"
     ),
-    "how-to/backends/": "gpu cuda cupy mps dtype bfloat16 float16 fp16 bf16 half",
+    "how-to/backends/": "gpu cupy mps dtype bfloat16 float16 fp16 bf16 half",
     "how-to/backends/#inside-a-jit": "jit compile torch.compile",
     "how-to/backends/#threads": "thread threads",
     "how-to/deploy/": "deploy deployment iobinding io_binding serving inference",
-    "how-to/deploy/#on-cuda": "onnxruntime-gpu cudaexecutionprovider",
+    "how-to/deploy/#on-cuda": "onnxruntime-gpu cudaexecutionprovider cuda gpu nvidia",
     "how-to/export/": "export onnx",
     "how-to/export/#choose-the-runtime-not-the-form": (
         "opset form runtime onnxruntime version tensorrt directml openvino"
     ),
     "how-to/export/#decode-with-a-cache": "past past_key past_key_values",
     "how-to/export/#dtypes-in-a-traced-function": "quantize quantized quantization int8",
-    "how-to/export/#export-a-whole-layer": "export layer",
+    "how-to/export/#export-a-whole-layer": "export layer custom function weights onnx",
     "how-to/export/#files-over-2-gib": "2gb 2gib protobuf larger",
-    "how-to/export/#leave-lengths-open": "dynamic open",
+    "how-to/export/#leave-lengths-open": "dynamic open batch size 0 length zero empty input",
+    "how-to/export/#prompts-of-different-lengths": "prompt prompts ragged padded batch cache different lengths",
     "how-to/export/#save-it-and-run-it-in-python": "save model inferencesession session",
+    "how-to/export/#your-own-function-with-a-cache": "einsum ndonnx",
     "how-to/flax-equinox-keras/": "flax equinox keras",
-    "how-to/gradients/": "gradient gradients backward backprop autograd",
+    "how-to/gradients/": "gradient gradients backward backprop autograd backpropagation",
     "how-to/long-sequences/": "long oom memory complexity quadratic",
     "how-to/long-sequences/#long-sequences-in-a-graph": "graph exported onnx long memory sequence",
     "how-to/many-machines/": "distributed cluster machines parallel",
@@ -53,7 +59,7 @@ WORDS = {
     "how-to/masks/#a-rule-of-your-own": "custom mask",
     "how-to/masks/#causal": "causal mask autoregressive triangular future look ahead lookahead",
     "how-to/masks/#documents": "document mask packing packed block",
-    "how-to/masks/#padding": "padding mask sentences variable different lengths",
+    "how-to/masks/#padding": "padding mask sentences variable different lengths pad batch sequences",
     "how-to/masks/#padding-on-the-left": "padding left",
     "how-to/masks/#prefix-lm": "prefix lm",
     "how-to/masks/#sliding-window": "sliding window windows swa local",
@@ -61,6 +67,7 @@ WORDS = {
     "how-to/masks/#what-a-mask-saves": "sparse sparsity",
     "how-to/port/": "port migrate",
     "how-to/port/#flash-attention": "flash flash_attn",
+    "how-to/port/#flexattention": "flex",
     "how-to/port/#jaxnn": "jax",
     "how-to/port/#torch": "torch pytorch",
     "how-to/transformers/": "bert gemma gpt huggingface hugging face llama mistral transformers transformer",
@@ -68,13 +75,16 @@ WORDS = {
     "how-to/verify/#if-a-model-disagrees": (
         "verification troubleshoot troubleshooting disagree disagrees fail fails failed failure debug"
     ),
+    "how-to/verify/#in-ci": "ci json pytest pipeline",
     "how-to/verify/#where-each-node-ran": "fallback",
+    "how-to/verify/#write-a-report": "report html json",
     "project/contributing/": "contribute contributing",
     "project/contributing/#tests": "tests",
     "project/contributing/#the-way-of-a-call": "choose_kernel",
-    "project/stability/": "semver deprecated deprecation",
+    "project/stability/": "semver deprecated deprecation stable versioning policy semver api",
+    "project/stability/#what-is-supported": "windows macos linux",
     "reference/": "api reference",
-    "reference/#glossary": "glossary logit token sink d_model",
+    "reference/#glossary": "glossary logit token sink d_model prefill feed forward mlp residual",
     "reference/attention/#dropout": "dropout dropout_p seed",
     "reference/attention/#grouped-query-attention": "gqa mqa grouped enable_gqa",
     "reference/attention/#sdpa_xp.attention_scores": "scores",
@@ -82,7 +92,7 @@ WORDS = {
     "reference/attention/#sdpa_xp.attention_weights": "weights",
     "reference/attention/#sdpa_xp.ring_attention": "ring",
     f"reference/attention/#sdpa_xp.{SDPA}": f"{SDPA} sdpa softcap sinks attn_mask is_causal scale",
-    "reference/benchmarks/": "benchmark speed performance",
+    "reference/benchmarks/": "benchmark speed performance decode",
     "reference/biases/": "bias biases",
     "reference/biases/#sdpa_xp.biases.alibi": "alibi",
     "reference/biases/#sdpa_xp.biases.relative": "relative position t5",
@@ -90,9 +100,10 @@ WORDS = {
     "reference/caches/#sdpa_xp.PagedKVCache": "paged pagedattention",
     "reference/caches/#sdpa_xp.varlen_attention": "varlen ragged jagged cu_seqlens",
     "reference/command-line/": "cli command line terminal",
-    "reference/errors/": "error exception message",
+    "reference/contract/#inputs-and-outputs": "subclass subclasses memmap",
+    "reference/errors/": "error exception message importerror modulenotfounderror must",
     "reference/errors/#onnxruntime": (
-        "invalid_argument invalid dimensions unexpected unsupported domain_version failed"
+        "invalid_argument invalid dimensions unexpected unsupported domain_version failed ir"
     ),
     "reference/layers/": "layers",
     "reference/layers/#sdpa_xp.layers.MultiHeadAttention": "mha multi multihead multiheadattention",
@@ -103,11 +114,14 @@ WORDS = {
     "reference/support/": "supported libraries support",
     "tutorials/": "started beginner tutorial example examples notebook notebooks",
     "tutorials/decoder-with-a-cache/": "decode decoding decoder generate generation",
+    "tutorials/decoder-with-a-cache/#generate": "sampling sample greedy",
     "tutorials/first-attention-map/": "attention map heatmap visualize visualise self cross attend attends",
+    "tutorials/first-attention-map/#three-words": "row color colour mean",
     "tutorials/formula-to-layer/#heads": "head heads",
     "tutorials/formula-to-layer/": "scratch",
     "tutorials/formula-to-layer/#the-formula": (
-        "formula softmax sqrt sqrt(d_k) divide scaling query key value qkv"
+        "formula softmax sqrt sqrt(d_k) divide scaling query key "
+        "value qkv square root divided sqrt(d) saturation saturate"
     ),
     "tutorials/train-in-numpy/": "train training",
 }
@@ -116,6 +130,8 @@ WORDS = {
 STOP = {"a", "from", "is", "of", "to"}
 """Parts of names that are words of a question."""
 NAME = re.compile(r"#(?:sdpa_xp\.)?(?P<path>(?!.*\b_[a-z])\w+(?:\.\w+)*)$")
+PRIVATE = re.compile(r"#sdpa_xp\w*\.(?:\w+\.)*_[a-z]\w*\.")
+"""The address of an object in a private module."""
 ATTRIBUTE = re.compile(r"<pre><code>\w+:")
 """How the text of an attribute begins. `Run.rows` must not answer "rows without keys" before a page does."""
 CAMEL = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
@@ -128,8 +144,18 @@ def write(site: Path) -> None:
     missing = WORDS.keys() - {entry["location"] for entry in index["docs"]}
     if missing:
         raise ValueError(f"search_words.py names places that the site does not have: {sorted(missing)}")
-    index["docs"] = [entry | added(entry) for entry in index["docs"]]
+    index["docs"] = [entry | added(entry) for entry in without_private(index["docs"])]
     path.write_text(json.dumps(index, separators=(",", ":")))
+
+
+def without_private(docs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the entries without those whose address names a private module: their text joins their page's."""
+    shown = {entry["location"]: dict(entry) for entry in docs if not PRIVATE.search(entry["location"])}
+    for entry in docs:
+        page = shown.get(entry["location"].partition("#")[0])
+        if entry["location"] not in shown and page is not None:
+            page["text"] += f"<p>{entry['title']}</p>{entry['text']}"
+    return list(shown.values())
 
 
 def added(entry: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ RULES: dict[str, dict[str, Any]] = {
     "causal": {"is_causal": True},
     "sliding window": {"attn_mask": masks.sliding_window(5, 0)},
     "padding that holds NaN": {"attn_mask": masks.padding([9, 0])},
-    "documents in a row": {"attn_mask": masks.document([0] * 4 + [1] * 5, [0] * 4 + [1] * 5)},
+    "documents in one sequence": {"attn_mask": masks.document([0] * 4 + [1] * 5, [0] * 4 + [1] * 5)},
     "soft cap": {"softcap": 5.0},
 }
 Compute = Callable[[dict[str, Any], dict[str, Any]], np.ndarray]

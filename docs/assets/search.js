@@ -6,9 +6,31 @@ const FILLERS = new Set(
 );
 const QUERY = 2; // among the messages of the theme
 
+// What a query means that its words do not say: a pattern, and the word to search for. The first two are messages of
+// sdpa_xp that were pasted, or their beginnings: "function: `key` must ...; got key.shape=(4, 3)".
+const MEANT = [
+  [/^(\w+Error: |[a-z]\w+(\.\w+)*: )|: `|[;)] got\b/, "errors"],
+  [/^`\w+` (and `\w+` )?must\b/, "errors"],
+  [/\bwhy\b.*\bcache|\bcache.*\bworks?\b/i, "decoder"],
+  [/^what (is|are) (a |the )?(quer(y|ies)|keys?|values?)\??$/i, "glossary"],
+  [/\b(macos|mac os|linux)\b/i, "macos"],
+];
+const SPELLED = {
+  behavior: "behaviour",
+  color: "colour",
+  colors: "colours",
+  neighbor: "neighbour",
+  visualize: "visualise",
+};
+
 /** The query without its fillers, and with its short words as whole words, but for the last, which may still be typed. */
 function forWorker(query) {
-  const words = query.trim().split(/\s+/);
+  const meant = MEANT.find(([pattern]) => pattern.test(query.trim()));
+  if (meant) return meant[1];
+  const words = query
+    .trim()
+    .split(/\s+/)
+    .map((word) => SPELLED[word.toLowerCase()] ?? word);
   const kept = words.filter((word) => !FILLERS.has(word.toLowerCase()));
   if (!kept.length) return query;
   const last = kept.pop();

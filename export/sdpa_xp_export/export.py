@@ -54,7 +54,7 @@ def export_attention(
     """Return the ONNX graph that computes `sdpa_xp.scaled_dot_product_attention` of the same arguments.
 
     The inputs of the graph have the names of the arguments, and its output is `output`. The graph follows the
-    same rules as the library: a query that may attend to no key has output 0, and a NaN or inf in a key or
+    same rules as the library: a query whose keys are all masked has output 0, and a NaN or inf in a key or
     value that no query attends to has no effect.
 
     Shapes:
@@ -84,21 +84,25 @@ def export_attention(
             cache as `present_key`. P may be 0 in a run, so one graph computes both the prompt and the steps.
         past_value: (..., H, P, Ev). The graph returns the joined cache as `present_value`.
         past_lengths: An integer spec, (B,), for a cache with free space: the number of tokens in the cache. The
-            new tokens are written after them; the rest of the cache may have any values. A graph cannot check
-            that the new tokens fit, so pass only lengths that do. The same is true for lengths in masks.
+            new tokens are written after them; the rest of the cache may have any values. After a run, add the
+            number of new real tokens of each entry. A graph does not check lengths. On the CPU, a run fails if
+            the new tokens do not fit, but a negative length may give a wrong result without an error. If a
+            length in a mask is out of range, it counts as 0 or as all keys, or the run fails.
         outputs: The outputs of the graph: some of `"output"`, `"lse"`, `"weights"` and `"scores"`.
         form: `"attention"` is ai.onnx Attention; `"multi_head"` and `"grouped_query"` are the operators of that
             name in com.microsoft; `"tiled"` is MatMul and Softmax in a Scan over blocks of queries, in memory
             linear in S; `"primitive"` is MatMul and Softmax. `"auto"` chooses the best form for the call and
-            the runtime, among the forms that are correct on this release and on every later one.
+            the runtime, among the forms that are correct on this release and on every later one that was tried.
+            On `cuda` nothing was run: the choice follows the documented kernels.
         opset: 23 or 24 for `"attention"`, 17 to 24 for the others. The default is 23 for `"attention"` (24 with
             key lengths) and 18 for the others.
         runtime: The provider, and the oldest release that must compute the graph correctly, such as
-            `"onnxruntime>=1.28;cpu"`; every later release does too. 1.28.2 counts as 1.28, and the oldest is
-            1.23. The newest release that was tried is 1.31.1; the exporter assumes that newer releases compute
-            the same, and the metadata say so. The provider is `cpu`, `cuda` or `web`, which is onnxruntime-web
-            on WebAssembly and on WebGPU. Its JavaScript API has no bfloat16. Half precision is computed in
-            float32; a fused kernel on `cuda` has its own accumulation.
+            `"onnxruntime>=1.28;cpu"`; every later release that was tried does too. 1.28.2 counts as 1.28, and
+            the oldest is 1.23. The newest release that was tried is 1.31.1; the exporter assumes that newer
+            releases compute the same, and the metadata say so. On `cuda` no graph was run. The provider is
+            `cpu`, `cuda` or `web`, which is onnxruntime-web on WebAssembly and on WebGPU. Its JavaScript API
+            has no bfloat16. Half precision is computed in float32; a fused kernel on `cuda` has its own
+            accumulation.
 
     Returns:
         The model, which has passed the full onnx.checker. Its metadata contain the call, which `verify` reads,

@@ -46,8 +46,8 @@ def save(
             `external_above` no integer.
         ValueError: `model` refers to external data itself, its graph alone is over 2 GiB, or an array that a
             LargeModel refers to was written to; `path` holds what no file system can name.
-        FileExistsError: `path` is there and `overwrite` is False, or is a link out of its folder to a file that
-            is not there; or it is no regular file.
+        FileExistsError: A file is at `path` and `overwrite` is False. Or `path` is not a regular file, such as
+            a folder. Or it is a link to another folder, and the file that it leads to does not exist.
         FileNotFoundError: Its folder is not there.
         OSError: The disk is full, or the folder cannot be written to.
 

@@ -32,7 +32,8 @@ class TensorSpec:
 
     Raises:
         TypeError: A length that is neither an int nor a name.
-        ValueError: An unknown dtype, a length below 1, or a name that is no identifier nor a sum of such.
+        ValueError: An unknown dtype, a length below 1, or a name that is neither an identifier nor a sum of
+            identifiers.
 
     Examples:
         >>> TensorSpec("float32", ("B", 8, "L", 64))

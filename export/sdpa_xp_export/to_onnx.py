@@ -69,8 +69,8 @@ def to_onnx(
     Shapes:
         The shapes of the layer. An entry of a spec may be a name, which is then an entry of `x.shape`. You can
         compare it, use it in a shape, add it to another one, and pass it to `arange` and `asarray`. Python
-        cannot use it as a number. It equals no number, not even 0. Sums are equal if their names have the same
-        order.
+        cannot use it as a number: `int()`, `range()` and `math` do not accept it, and it is not equal to any
+        number. `P + L` is equal to `P + L`, but not to `L + P`.
 
     Args:
         layer: A function, a method or a layer. Its namespace is `x.__array_namespace__()`, which also has

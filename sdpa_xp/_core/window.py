@@ -64,7 +64,10 @@ class PlacedWindow(NamedTuple):
         return replace(self.whole, queries=self.placement.queries, keys=self.placement.keys)
 
     def tile_of_whole(self, tile: Tile) -> Tile:
-        """Return a tile of all keys of the window as a tile of the whole grid."""
+        """Return the tile of the whole grid that has the pairs of a tile of the window.
+
+        The tile spans all keys of the window.
+        """
         rows, columns = range(self.whole.queries), range(self.whole.keys)
         return Tile(rows, columns, self.whole, tile.leading, tile.block, placement=self.placement)
 

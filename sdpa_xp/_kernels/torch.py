@@ -1,13 +1,17 @@
 """torch.nn.functional.scaled_dot_product_attention, which torch.onnx.export converts to ai.onnx Attention.
 
-On the CPU the kernel meets the contract except in four cases. A masked NaN gets through, because 0 * NaN is
-NaN: the output shows it, and the portable implementation computes the call again. A row whose scores are all
-NaN becomes 0 if they do not fill a vector register, because the kernel then takes the row for an empty one: if
-the output holds a 0, the inputs are searched for NaN and inf. Halves are computed in float32, because the
-kernel rounds their weights and takes a row with an inf for an empty one. Gradients of rows whose scores are
-large are S times too large, because the kernel keeps only the log-sum-exp, which then is rounded by more than
-log(S): if autograd records, the size of the scores is bounded first. Elsewhere the kernel, or its translation
-by an exporter and onnxruntime, differs in these cases:
+On the CPU the kernel meets the contract except in four cases:
+
+- A masked NaN reaches the output, because 0 * NaN is NaN. If the output has a NaN, the portable implementation
+  computes the call again.
+- A row whose scores are all NaN becomes 0 if they do not fill a vector register, because the kernel takes it
+  for a row without keys. If the output has a 0, the inputs are searched for NaN and inf.
+- The kernel rounds the weights of halves, and takes a row with an inf for a row without keys. So halves are
+  computed in float32.
+- Gradients of rows with large scores are S times too large. The kernel keeps only the log-sum-exp, whose
+  rounding error is then larger than log(S). If autograd records, the size of the scores is bounded first.
+
+Elsewhere the kernel, or its translation by an exporter and onnxruntime, differs in these cases:
 
 - a masked key or value holds NaN, and 0 * NaN is NaN: keys and values that no query attends to are set to 0;
 - a row has no key: torch's translation for opsets before 23 returns the mean of the values; it is set to 0;

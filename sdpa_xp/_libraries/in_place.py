@@ -1,4 +1,4 @@
-"""Functions of NumPy's kind: they write their result into an array that exists, and reduce an axis.
+"""NumPy's functions with `out`, which write their result into an existing array, and with `reduce`.
 
 Neither `out` nor `reduce` is in the standard.
 """

@@ -38,7 +38,7 @@ def register() -> str:
 
     Numerics:
         As for `scaled_dot_product_attention`, so results differ from `attn_implementation="eager"` by rounding
-        only. A token that may attend to no key, such as padding on the left, gets output 0; eager attention
+        only. A token whose keys are all masked, such as padding on the left, gets output 0; eager attention
         gives it the mean of all values. Results of real tokens do not depend on it. In training,
         `attention_dropout` drops weights with the probability of the model. With the same seed
         (`torch.manual_seed`), eager attention drops other weights.

@@ -1,4 +1,4 @@
-"""A mask for several documents in one row: a token attends only to its own document."""
+"""A mask for several documents in one sequence: a token attends only to its own document."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def document(query_ids: Sequence[int] | AnyArray, key_ids: Sequence[int] | AnyAr
         key_ids: The document of each key, (..., S). None if keys and queries have the same ids.
 
     Returns:
-        The mask. It holds L + S integers. If the ids are sorted, as in a packed row, tiles of two different
-            documents are skipped. `varlen_attention` computes the same from cumulative lengths.
+        The mask. It holds L + S integers. If the ids are sorted, as in a packed sequence, tiles of two
+            different documents are skipped. `varlen_attention` computes the same from cumulative lengths.
 
     Raises:
         TypeError: When a call uses the mask: the ids are not integers, or belong to another library.

@@ -22,9 +22,10 @@ def padding(key_lengths: IntegersLike | None, query_lengths: IntegersLike | None
 
     Args:
         key_lengths: The number of real keys among the S. Pass an integer, or one for each batch entry as a list
-            or an integer array that broadcasts to (...). 0 is legal. None means that all keys are real.
-        query_lengths: The number of real queries among the L, in the same forms. The rows after them attend to
-            no key: their output is 0.
+            or an integer array that broadcasts to (...). 0 is legal. None means that all keys are real. With a
+            cache, count all real tokens in it, past and new ones together.
+        query_lengths: The number of real queries among the L, in the same forms. All keys of the rows after
+            them are masked: their output is 0.
 
     Returns:
         The mask. Padding may hold any values, including NaN.

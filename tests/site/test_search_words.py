@@ -46,6 +46,16 @@ def test_an_attribute_comes_behind_the_pages() -> None:
     assert "boost" not in function
 
 
+def test_private_places_join_their_page() -> None:
+    """Nobody looks for the module that a type is written in; the page of types still has its name."""
+    page, private = "types/", "types/#sdpa_xp_export._runtime.releases.FormChoice"
+    public = ["types/#sdpa_xp.KVCache.__len__", "types/#sdpa_xp.__version__"]
+    docs = [{"location": place, "title": place, "text": "<p>text</p>"} for place in (page, private, *public)]
+    first, *others = search_words.without_private(docs)
+    assert first["text"] == f"<p>text</p><p>{private}</p><p>text</p>"
+    assert [entry["location"] for entry in others] == public
+
+
 @pytest.mark.parametrize("location", ["a/", "a/#sdpa_xp-on-numpy", "a/#sdpa_xp._checks.IntegersLike"])
 def test_other_places_keep_their_title(location: str) -> None:
     assert search_words.added({"location": location}) == {}

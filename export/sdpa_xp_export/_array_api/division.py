@@ -1,8 +1,9 @@
-"""Division as in Python: the quotient is rounded down, and the remainder has the sign of the divisor.
+"""Division as in Python and NumPy. Two rules differ from ONNX and onnxruntime.
 
-ONNX rounds the quotient of integers towards 0. onnxruntime ends the process, or fails, if the divisor of an
-integer is 0, and if the smallest integer is divided by -1; here these give 0, and the smallest integer again,
-as in NumPy.
+- The quotient is rounded down, and the remainder has the sign of the divisor. ONNX rounds the quotient of
+  integers towards 0.
+- An integer divided by 0 is 0, and the smallest integer divided by -1 is the smallest integer. onnxruntime
+  ends the process, or fails, for both.
 """
 
 from __future__ import annotations
