@@ -36,13 +36,15 @@ def _synchronous() -> Any:
         yield
 
 
+ALONE = ("slopes", "score function", "softcap")
+"""Each of these runs a branch of the gradients that no other option runs."""
 CASES = pytest.mark.parametrize(
     ("name", "lazy"),
-    [(name, False) for name in OPTIONS]
-    + [
-        (name, True)
+    [
+        pytest.param(name, lazy, marks=[pytest.mark.every_case] if name in ALONE else [])
         for name, rules in OPTIONS.items()
-        if any(isinstance(x, np.ndarray) for x in rules.values())
+        for lazy in (False, True)
+        if not lazy or any(isinstance(option, np.ndarray) for option in rules.values())
     ],
 )
 """Each option, and once more with its arrays as Dask's, if it has arrays."""
