@@ -19,7 +19,7 @@ JAX_CACHE := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/build/jax JAX_PERSISTENT_CACHE_
 
 # A run for each of these. Those that are written in Python share one; torch, JAX and MLX have been seen to hang in one
 # process with all the others. Some run a part of their cases: tests/libraries.py says which, and what that leaves out.
-# `make test THIN=` runs all of them, and all cases of the other tests that CONTRIBUTING.md says are sampled.
+# `make test THIN=` runs all of them, and all cases of the other tests that docs/project/maintaining.md says are sampled.
 LIBRARIES := numpy,numpy-readonly,strict-CPU_DEVICE,strict-no_x64,strict-device1,dask torch mlx
 THIN := --thin
 
