@@ -191,7 +191,7 @@ def page(facts: dict[str, Any]) -> str:
         "Each number is the median of interleaved runs in milliseconds. The number in brackets is the peak of\n"
         "memory in MB above that of the process before. The last column compares auto with the graph that\n"
         "beats it most: the median over the rounds of the ratio of their times. The bar is "
-        f"{MOST_OVER_BEST:g}.\nThe bar of memory is {MOST_MEGABYTES} MB for auto; its most is {most:.0f} MB. "
+        f"{MOST_OVER_BEST:g}.\nThe limit of memory for auto is {MOST_MEGABYTES} MB; its largest value is {most:.0f} MB. "
         '"Open" lengths are known\nonly when the graph runs, so that one graph serves them all.'
     )
     return "\n".join(["# Exported graphs in onnxruntime", "", about, "", notes, "", *lines, ""])
