@@ -47,7 +47,7 @@ def features(size: Size) -> dict[str, ExportCall]:
         "`softcap`": {"softcap": 30.0, "is_causal": True},
         "`sinks`": {"sinks": per_head, "is_causal": True},
         "a cache: `past_key`": {"is_causal": True} | cache,
-        "a cache with free room: `past_lengths`": {"is_causal": True, "past_lengths": lengths} | cache,
+        "a cache with free space: `past_lengths`": {"is_causal": True, "past_lengths": lengths} | cache,
         "`lse` as an output": {"is_causal": True, "outputs": ("output", "lse")},
         "`weights` as an output": {"is_causal": True, "outputs": ("weights",)},
     }
