@@ -76,7 +76,7 @@ def refuse_missing_kernel(function: str, reason: str) -> NoReturn:
     raise ValueError(message(function, rule, {"implementation": "'native'"}))
 
 
-def refuse_streams(function: str, library: str) -> NoReturn:
+def refuse_missing_streams(function: str, library: str) -> NoReturn:
     """Refuse a function that a library of streamed chunks does not compute."""
     rule = f"arrays of {library} can be attended, and have neither weights nor gradients here"
     hint = f"Arrays of Dask have both: dask.array.from_zarr reads what {library} writes."

@@ -36,7 +36,7 @@ def graph_call(call: PreparedCall) -> GraphCall | None:
     """Return a call cut into its chunks for what only graphs of tasks compute, or None as for `cut_call`."""
     cut = cut_call(call)
     if isinstance(cut, StreamedCall):
-        checks.refuse_streams(call.grid.function, call.grid.library.name)
+        checks.refuse_missing_streams(call.grid.function, call.grid.library.name)
     return cut if isinstance(cut, GraphCall) else None
 
 

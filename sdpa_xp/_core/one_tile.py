@@ -43,7 +43,7 @@ class OneTile(NamedTuple):
         if buffers is None:
             scaled, of_scores, of_product = query * self.scale, None, None
         else:
-            scaled = functions.multiply(query, self.scale, out=buffers.query.array(query.shape))
+            scaled = functions.multiply(query, self.scale, out=buffers.scaled_query.array(query.shape))
             of_scores, of_product = buffers.scores, buffers.product
         s = matmul_grouped(xp, scaled, functions.swapaxes(key, -1, -2), of_scores)
         if self.allowed is not None:
@@ -59,12 +59,13 @@ class OneTile(NamedTuple):
 
 
 def one_tile(scores: Scores, plan: Plan, dtype: Dtype) -> OneTile | None:
-    """Return the formula of a call; None if the call has other options, several tiles."""
+    """Return the formula of a call; None if the call has other options, several tiles or no key."""
     grid = scores.grid
     has_options = scores.softcap is not None or scores.sinks is not None or scores.dropout is not None
     if has_options or scores.biases or not isinstance(scores.scale, float) or dtype != grid.dtype:
         return None
-    if not grid.library.has_ufuncs or not plan.is_one_tile or plan.tries_without_maximum:
+    is_one_tile = plan.is_one_tile and not plan.tries_without_maximum
+    if not grid.library.has_ufuncs or not is_one_tile or not grid.keys:  # without a key, a tile may be large
         return None
     keys, allowed = None, None
     if not scores.is_unmasked:

@@ -60,6 +60,7 @@ class TileBuffers:
     def __init__(self, grid: ScoreGrid) -> None:
         self.scores, self.product = Buffer(grid), Buffer(grid)
         self.query, self.key, self.value = Buffer(grid), Buffer(grid), Buffer(grid)
+        self.scaled_query = Buffer(grid)
 
 
 class CallBuffers(threading.local):
@@ -76,7 +77,9 @@ class CallBuffers(threading.local):
         self.product = buffers.product
         """The weights of a tile times its values, (..., Hq, rows, Ev)."""
         self.query, self.key, self.value = buffers.query, buffers.key, buffers.value
-        """Sequences of a packed batch that are stacked, (n, heads, length, width)."""
+        """Stacked sequences of a packed batch, (n, heads, length, width). Nothing else is written there, since
+        they are inputs, and a call may be computed twice."""
+        self.scaled_query = buffers.scaled_query
         self.functions = buffers.scores.functions
 
 

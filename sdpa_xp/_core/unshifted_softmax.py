@@ -79,6 +79,8 @@ def _are_usual(scores: Scores, value: KeyValueSource, plan: Plan, rows: range) -
     `LEAST_SUM` or more, it must stay far below the last digit of the smallest value that is not 0.
     """
     xp, dtype, buffers = scores.xp, scores.grid.dtype, cast(CallBuffers, scores.buffers)
+    if not value.width:
+        return True
     smallest, largest = 1.0, 1.0
     key_range = range(plan.keys) if scores.is_unmasked else scores.key_range(rows)
     # A tile of few queries has many keys, whose values would make the buffer large.

@@ -18,7 +18,7 @@ from sdpa_xp._libraries.protocols import Array, Device, Namespace
 A = TypeVar("A")
 
 
-NOTHING = nullcontext()
+UNCHANGED = nullcontext()
 EXPERIMENTAL = "torch.distributed.tensor.experimental"
 """The module of `context_parallel`."""
 PARTS = (
@@ -175,7 +175,7 @@ def is_transforming() -> bool:
 def _without_autocast(kind: str) -> AbstractContextManager[object]:
     torch = sys.modules["torch"]
     if not torch.is_autocast_enabled(kind):
-        return NOTHING
+        return UNCHANGED
     return cast(AbstractContextManager[object], torch.autocast(kind, enabled=False))
 
 

@@ -113,7 +113,7 @@ def plan_tiles(grid: ScoreGrid, group: int, widths: int) -> Plan:
     """Choose the tiles of a call with `group` query heads for each key head, and `widths` = E + Ev.
 
     Traced and lazy arrays get one tile, because a graph must not grow with the number of tiles. If the compiler
-    has loops and there are many scores, they get one loop over blocks of queries.
+    has loops and there are many scores, they get loops over blocks of queries.
     """
     queries, keys, heads = grid.queries, grid.keys, math.prod(grid.leading_shape)
     is_empty = heads == 0 or queries == 0
@@ -121,7 +121,7 @@ def plan_tiles(grid: ScoreGrid, group: int, widths: int) -> Plan:
         # An iteration computes about as many scores as a tile of a device.
         most_rows = max(SMALLEST_SIDE, DEVICE.scores // (heads * keys))
         least = -(-queries // most_rows)
-        # Blocks without remainder can have rows from everywhere: see `_attend_in_a_loop`.
+        # Blocks without remainder can have rows from everywhere: see `_attend_band`.
         iterations = next((n for n in range(least, 2 * least) if queries % n == 0), least)
         return Plan(queries, keys, -(-queries // iterations), keys, is_loop=True)
     if grid.is_traced or is_empty or keys == 0:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sdpa_xp import attention_state, masks, scaled_dot_product_attention
+from sdpa_xp import attention_state, masks, scaled_dot_product_attention, varlen_attention
 from sdpa_xp._core import tile_buffers
 from sdpa_xp._tiles.plan import ONE_CORE
 
@@ -88,3 +88,12 @@ def test_a_look_at_many_values_keeps_little_memory(monkeypatch: pytest.MonkeyPat
     scaled_dot_product_attention(query, key, key)
     sizes = [buffers.product.memory.nbytes for idle in tile_buffers._IDLE.values() for buffers in idle]
     assert 0 < max(sizes) <= 4 * ONE_CORE.scores
+
+
+def test_sequences_without_keys_keep_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tile_buffers, "_IDLE", {})
+    query = np.ones((50_000, 1, 64), F)
+    output = varlen_attention(query, query[:0], query[:0], [0, 50_000], [0, 0])
+    assert not output.any()
+    sizes = [buffers.scaled_query.memory.nbytes for idle in tile_buffers._IDLE.values() for buffers in idle]
+    assert max(sizes, default=0) <= 4 * ONE_CORE.scores

@@ -1,4 +1,4 @@
-"""Long calls inside a jit: one loop over the queries, with the numbers of the call that is computed at once."""
+"""Long calls inside a jit: loops over the queries, with the numbers of the call that is computed at once."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def _of_jax(library: Library) -> None:
 
 @pytest.fixture
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 3 queries each, wherever there are 6 scores."""
+    """Of 2 or 3 queries each, wherever there are 6 scores."""
     monkeypatch.setattr("sdpa_xp._tiles.plan.DEVICE", TileSize(4, 6, 5))
     monkeypatch.setattr("sdpa_xp._tiles.plan.SMALLEST_SIDE", 3)
 
 
 @pytest.fixture
 def arrays(rng: np.random.Generator) -> Arrays:
-    """8 queries, which are no whole number of blocks, in grouped heads."""
+    """8 queries, in grouped heads."""
     shapes = {"query": (2, 4, 8, 8), "key": (2, 2, 12, 8), "value": (2, 2, 12, 5)}
     inputs = draw_named(rng, shapes)
     allowed = rng.random((2, 4, 8, 12)) < 0.6
@@ -139,7 +139,7 @@ def test_same_pairs_are_dropped(library: Library, arrays: Arrays) -> None:
 @pytest.mark.parametrize("queries", [4, 6, 8])
 @pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
 def test_every_row_stands_at_its_place(library: Library, arrays: Arrays, queries: int, layout: Any) -> None:
-    """Blocks of 2, of 3, and of 3 with one row that two of them have; vmap has the batch."""
+    """Each is a block of 2 in a band of its own; vmap has the batch."""
     import jax
 
     q, k, v = arrays["query"][:, :, :queries], arrays["key"], arrays["value"]
@@ -148,6 +148,36 @@ def test_every_row_stands_at_its_place(library: Library, arrays: Arrays, queries
         q, k, v, expected = (x.swapaxes(-2, -3) for x in (q, k, v, expected))
     mapped = jax.vmap(lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True, layout=layout))
     np.testing.assert_allclose(library.get(library.call(mapped, q, k, v)), expected, rtol=0, atol=2e-6)
+
+
+BANDED: dict[str, Callable[[Any, int], dict[str, Any]]] = {
+    "causal": lambda xp, length: {"is_causal": True},
+    "lower right, a scale for each row": lambda xp, length: {
+        "attn_mask": masks.causal("lower_right"),
+        "scale": xp.linspace(0.1, 0.5, length, dtype=xp.float32)[:, None],
+    },
+    "a window and padding": lambda xp, length: {
+        "attn_mask": masks.sliding_window(4, 0) & masks.padding([5, length])
+    },
+    "an array and slopes": lambda xp, length: {
+        "attn_mask": masks.causal() & masks.from_array(xp.arange(length**2).reshape(length, length) % 3 > 0),
+        "bias": biases.alibi(4),
+    },
+    "offsets": lambda xp, length: {"attn_mask": masks.causal([0, 3])},
+}
+
+
+@pytest.mark.usefixtures("short_blocks")
+@pytest.mark.parametrize("rules", BANDED.values(), ids=BANDED)
+@pytest.mark.parametrize("length", [7, 13, 24])
+def test_bands_of_several_blocks(library: Library, rng: np.random.Generator, rules: Any, length: int) -> None:
+    """Bands begin behind the first query, a last block begins early, and a last band is shorter."""
+    import jax
+
+    inputs = [rng.standard_normal((2, heads, length, 8), F) for heads in (4, 2, 2)]
+    traced = jax.jit(lambda *inputs: scaled_dot_product_attention(*inputs, **rules(jax.numpy, length)))
+    expected = scaled_dot_product_attention(*inputs, **rules(np, length))
+    np.testing.assert_allclose(library.get(library.call(traced, *inputs)), expected, rtol=0, atol=2e-6)
 
 
 @pytest.mark.usefixtures("short_blocks")

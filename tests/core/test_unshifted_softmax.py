@@ -286,3 +286,9 @@ def test_values_and_masks_of_a_batch_that_queries_have_not(
     np.testing.assert_allclose(np.asarray(state.output), output, rtol=0, atol=4e-6)
     np.testing.assert_allclose(np.asarray(state.lse), lse, rtol=0, atol=4e-6)
     assert ranges_computed["without"] > 0 == ranges_computed["with"]
+
+
+def test_values_without_a_width() -> None:
+    """Sums below 1 have the values looked at, and there are none."""
+    query, key = np.full((1, 256, 64), -8, np.float32), np.full((1, 256, 64), 0.3, np.float32)
+    assert scaled_dot_product_attention(query, key, key[..., :0]).shape == (1, 256, 0)

@@ -301,3 +301,19 @@ def test_nothing_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
         **packed(QUERIES, KEYS), cu_seqlens_q=sums(QUERIES), cu_seqlens_k=sums(KEYS), layout="...HLE"
     )
     assert shapes == [(1, HEADS, l, s) for l, s in zip(QUERIES, KEYS, strict=True) if l and s]
+
+
+@pytest.mark.parametrize("rules", [{}, {"is_causal": True}, {"attn_mask": masks.sliding_window(2, 1)}], ids=str)
+@pytest.mark.parametrize("special", [math.nan, math.inf])
+def test_stacked_sequences_are_computed_again_as_they_were(
+    library: Library, rules: dict[str, Any], special: float
+) -> None:
+    """A NaN or inf of one sequence changes no row of another, and no row of its own that does not attend it."""
+    lengths = [4, 2, 4, 3, 2, 4]  # sequences of equal lengths lie apart, so that they are stacked
+    arrays, starts = packed(lengths, lengths), sums(lengths)
+    arrays["value"][:, starts[2] + 3] = special  # the last token of the third sequence
+    output = attend(library, arrays, lengths, lengths, **rules)
+    for first, last in itertools.pairwise(starts):
+        alone = {name: x[None, :, first:last] for name, x in arrays.items()}
+        expected = scaled_dot_product_attention(*(alone[name] for name in ("query", "key", "value")), **rules)
+        np.testing.assert_allclose(output[:, first:last], expected[0], rtol=0, atol=1e-6)
