@@ -63,10 +63,13 @@ def figures(code: str, names: dict[str, Any]) -> Iterator[str]:
     clear = dict.fromkeys(("figure.facecolor", "axes.facecolor"), "none")
     with matplotlib.rc_context({**inked, **clear, "axes.prop_cycle": matplotlib.cycler(color=[LINE])}):
         for line in ast.parse(code).body:
-            if isinstance(line, ast.Expr) and ast.unparse(line).startswith("plot."):
+            value = line.value if isinstance(line, ast.Expr | ast.Assign) else None
+            if value is not None and ast.unparse(value).startswith("plot."):
                 for theme in THEMES:
-                    figure = eval(_themed(line.value, theme), names)
+                    figure = eval(_themed(value, theme), names)
                     yield f'<div class="figure figure-{theme}">{inline(figure)}</div>'
+                if isinstance(line, ast.Assign):
+                    names[ast.unparse(line.targets[0])] = figure
             else:
                 exec(compile(ast.Module([line], []), "<picture>", "exec"), names)
         for number in pyplot.get_fignums():

@@ -48,6 +48,13 @@ def test_a_call_of_plot_is_drawn_for_both_schemes() -> None:
     assert "masks" in names
 
 
+def test_a_figure_may_have_a_name() -> None:
+    names: dict[str, Any] = {}
+    html = pictures.pictures(MASK.replace("plot.mask", "figure = plot.mask") + "figure\n", "A triangle", names)
+    assert re.findall(r'class="(figure [\w-]+)"', html) == ["figure figure-light", "figure figure-dark"]
+    assert names["figure"].axes
+
+
 def test_a_figure_of_pyplot_takes_the_ink_of_the_page() -> None:
     from matplotlib import pyplot
 
