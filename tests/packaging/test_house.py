@@ -82,3 +82,19 @@ def test_no_name_is_a_pronoun() -> None:
         if name is not None and name.strip("_") in PRONOUNS:
             pronouns.append(f"{path}:{getattr(node, 'lineno', 0)}: {name}")
     assert pronouns == []
+
+
+def test_contributing_names_what_there_is() -> None:
+    """Each name and each path in backticks is in the tree."""
+    folders = ("sdpa_xp", "export", "tests", "benchmarks", "docs/_site")
+    texts = [path.read_text() for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    code = "\n".join([*texts, (ROOT / "Makefile").read_text(), (ROOT / "pyproject.toml").read_text()])
+    quoted = set(re.findall(r"`([^`\n]+)`", (ROOT / "CONTRIBUTING.md").read_text()))
+    missing = []
+    for text in quoted:
+        if re.fullmatch(r"[A-Za-z_][\w.]*(\(.*\))?", text):  # a name, or a call of it
+            name = text.partition("(")[0].rpartition(".")[2]
+            missing += [] if re.search(rf"\b{name}\b", code) else [text]
+        elif re.fullmatch(r"[A-Za-z_][\w./-]*", text) and not any(ROOT.glob(f"**/{text.rstrip('/')}")):
+            missing.append(text)
+    assert missing == []
