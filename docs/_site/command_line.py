@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from evidence import table
 from typer.testing import CliRunner
 
 from sdpa_xp_export.cli.app import app
@@ -16,6 +18,74 @@ from sdpa_xp_export.cli.app import app
 ROOT = Path(__file__).parents[2]
 FOLDER = tempfile.TemporaryDirectory()
 """The folder in which the commands of a page run, one after the other."""
+
+
+VERIFY_KEYS = {
+    "holds": "whether the exit code is 0: the results agree, and every required condition is met",
+    "failures": "one line for each run, node or release that makes the exit code 1",
+    "agrees": "whether every result agrees",
+    "form": "the form of the graph",
+    "reason": "why the exporter chose this form",
+    "onnxruntime": "the installed release",
+    "runtime": "the runtime that the file is for",
+    "notes": "what may explain a failure, such as an old onnxruntime",
+    "smallest_failure": "the smallest run that does not agree; empty if all agree",
+    "call": "the arguments of `export_attention` that the file was compared with",
+    "call_from_metadata": "false if `--call` passed them",
+    "computed_in": "the dtype of the textbook formula that sets the bounds",
+    "left_out": "what was not tried, and why",
+    "nodes": "the number of nodes that ran, and where",
+    "runs": "one entry for each output of each run",
+    "placements": "one entry for each node that ran",
+}
+"""What each key of `verify --json` holds."""
+VERIFY_ENTRIES = {
+    "runs": {
+        "inputs": "the lengths, and the size of the scores if it is not 1",
+        "provider": "the requested provider",
+        "output": "the output of the graph",
+        "agreement": (
+            "`absolute`: the error; null if it is infinite. `relative`: the error over the largest value. "
+            "`bound`: the largest accepted error. `index`: the element. "
+            "The run agrees if `absolute` <= `bound`"
+        ),
+        "seconds": "the time of the run",
+        "peak_bytes": "the memory of the process above its memory before the first run; null if not known",
+        "longest": "the larger of the numbers of queries and keys",
+        "compared": "the number of rows that were compared",
+        "rows": "the number of all rows",
+        "where": "the batch entry, head and query of the element",
+    },
+    "placements": {
+        "node": "the name of the node",
+        "op": "its operator",
+        "provider": "the provider that it ran on",
+        "requested": "the requested provider; if it differs, the node fell back",
+    },
+}
+"""What each key of an entry of these lists holds."""
+
+
+def verify_json(command: str) -> str:
+    """Return a sample of `verify --json` with the first entry of each long list, and a table of its keys."""
+    printed = json.loads(_printed(command))
+    _compare(printed, VERIFY_KEYS)
+    rows = []
+    for key, meaning in VERIFY_KEYS.items():
+        rows.append([f"`{key}`", meaning])
+        if key in VERIFY_ENTRIES:
+            _compare(printed[key][0], VERIFY_ENTRIES[key])
+            rows += [[f"`{key}[].{inner}`", text] for inner, text in VERIFY_ENTRIES[key].items()]
+            printed[key] = printed[key][:1]
+    lines = ",\n ".join(f"{json.dumps(key)}: {json.dumps(printed[key])}" for key in VERIFY_KEYS)
+    sample = _block(f"$ {command}", f"{{{lines}}}")
+    return f"{sample}\n{table(['key', 'meaning'], rows)}\n"
+
+
+def _compare(printed: dict[str, object], described: dict[str, str]) -> None:
+    """Check that the table has every key, and no other."""
+    if other := printed.keys() ^ described.keys():
+        raise ValueError(f"command_line.py does not describe what `verify --json` prints: {sorted(other)}")
 
 
 def help_text(*command: str) -> str:

@@ -18,39 +18,42 @@ WORDS = {
     "cheat-sheet/#coming-from": "compare equivalent",
     "cheat-sheet/#shapes": "shape shapes layout bhsd bshd 2d 3d inputs without batch",
     "explanation/array-api/": "array api",
-    "explanation/empty-rows/": "nan empty zero zeros row rows fully without keys",
+    "explanation/empty-rows/": "empty zero zeros row rows fully without keys",
     "explanation/how-it-works/": "flashattention tile tiles tiling algorithm",
     "explanation/precision/": "precision accuracy rounding numerical stability exact",
     "explanation/precision/#how-agreement-is-judged": "error bound ulp",
     "explanation/precision/#the-same-result-every-time": "deterministic reproducible",
     "explanation/runtimes/": "wrong before 1.28 bug",
-    "how-to/add-a-backend/": (
-        "backend register registration dlpack custom array library new duck plugin support own"
-    ),
+    "how-to/add-a-backend/": ("register registration dlpack custom array library new duck plugin support own"),
     "how-to/add-a-backend/#add-a-vendors-kernel": "kernel write",
     "how-to/add-a-backend/#override-functions": "override dispatch protocol hook __sdpa_xp__",
     "how-to/add-a-backend/#what-an-array-must-have": (
         "array api functions function minimum minimal "
         "required requirements need list operator operators isdtype"
     ),
-    "how-to/backends/": "gpu cupy mps dtype bfloat16 float16 fp16 bf16 half",
+    "how-to/backends/": "backend backends gpu cupy mps",
+    "how-to/backends/#dtypes": "dtype dtypes bfloat16 float16 fp16 bf16 half",
     "how-to/backends/#inside-a-jit": "jit compile torch.compile",
     "how-to/backends/#threads": "thread threads",
     "how-to/deploy/": "deploy deployment iobinding io_binding serving inference",
     "how-to/deploy/#on-cuda": "onnxruntime-gpu cudaexecutionprovider cuda gpu nvidia",
     "how-to/export/": "export onnx",
     "how-to/export/#choose-the-runtime-not-the-form": (
-        "opset form runtime onnxruntime version tensorrt directml openvino"
+        "opset form runtime onnxruntime version older tensorrt directml coreml openvino 4096 tokens"
     ),
     "how-to/export/#decode-with-a-cache": "past past_key past_key_values",
     "how-to/export/#dtypes-in-a-traced-function": "quantize quantized quantization int8",
     "how-to/export/#export-a-whole-layer": "export layer custom function weights onnx",
-    "how-to/export/#files-over-2-gib": "2gb 2gib protobuf larger",
+    "how-to/export/#files-over-2-gib": "2gb 2gib protobuf larger external data",
+    "how-to/export/#float16": "float16 half onnx",
     "how-to/export/#leave-lengths-open": "dynamic open batch size 0 length zero empty input",
-    "how-to/export/#prompts-of-different-lengths": "prompt prompts ragged padded batch cache different lengths",
+    "how-to/export/#prompts-of-different-lengths": (
+        "prompt prompts ragged padded batch cache different lengths past_lengths"
+    ),
     "how-to/export/#save-it-and-run-it-in-python": "save model inferencesession session",
-    "how-to/export/#your-own-function-with-a-cache": "einsum ndonnx",
+    "how-to/export/#your-own-function-with-a-cache": "ndonnx",
     "how-to/flax-equinox-keras/": "flax equinox keras",
+    "how-to/gradients/#a-layer": "optimizer optimiser adam sgd",
     "how-to/gradients/": "gradient gradients backward backprop autograd backpropagation",
     "how-to/long-sequences/": "long oom memory complexity quadratic",
     "how-to/long-sequences/#long-sequences-in-a-graph": "graph exported onnx long memory sequence",
@@ -59,7 +62,7 @@ WORDS = {
     "how-to/masks/#a-rule-of-your-own": "custom mask",
     "how-to/masks/#causal": "causal mask autoregressive triangular future look ahead lookahead",
     "how-to/masks/#documents": "document mask packing packed block",
-    "how-to/masks/#padding": "padding mask sentences variable different lengths pad batch sequences",
+    "how-to/masks/#padding": "padding mask sentences variable different lengths pad batch sequences nan",
     "how-to/masks/#padding-on-the-left": "padding left",
     "how-to/masks/#prefix-lm": "prefix lm",
     "how-to/masks/#sliding-window": "sliding window windows swa local",
@@ -72,9 +75,7 @@ WORDS = {
     "how-to/port/#torch": "torch pytorch",
     "how-to/transformers/": "bert gemma gpt huggingface hugging face llama mistral transformers transformer",
     "how-to/verify/": "verify check exported",
-    "how-to/verify/#if-a-model-disagrees": (
-        "verification troubleshoot troubleshooting disagree disagrees fail fails failed failure debug"
-    ),
+    "how-to/verify/#if-a-model-disagrees": ("verification disagree disagrees fail fails failed failure debug"),
     "how-to/verify/#in-ci": "ci json pytest pipeline",
     "how-to/verify/#where-each-node-ran": "fallback",
     "how-to/verify/#write-a-report": "report html json",
@@ -84,7 +85,7 @@ WORDS = {
     "project/stability/": "semver deprecated deprecation stable versioning policy semver api",
     "project/stability/#what-is-supported": "windows macos linux",
     "reference/": "api reference",
-    "reference/#glossary": "glossary logit token sink d_model prefill feed forward mlp residual",
+    "reference/#glossary": "glossary embedding logit token sink d_model prefill feed forward mlp residual",
     "reference/attention/#dropout": "dropout dropout_p seed",
     "reference/attention/#grouped-query-attention": "gqa mqa grouped enable_gqa",
     "reference/attention/#sdpa_xp.attention_scores": "scores",
@@ -92,7 +93,8 @@ WORDS = {
     "reference/attention/#sdpa_xp.attention_weights": "weights",
     "reference/attention/#sdpa_xp.ring_attention": "ring",
     f"reference/attention/#sdpa_xp.{SDPA}": f"{SDPA} sdpa softcap sinks attn_mask is_causal scale",
-    "reference/benchmarks/": "benchmark speed performance decode",
+    "reference/benchmarks/": "benchmark speed performance",
+    "reference/benchmarks/#one-query": "decode speed",
     "reference/biases/": "bias biases",
     "reference/biases/#sdpa_xp.biases.alibi": "alibi",
     "reference/biases/#sdpa_xp.biases.relative": "relative position t5",
@@ -100,8 +102,11 @@ WORDS = {
     "reference/caches/#sdpa_xp.PagedKVCache": "paged pagedattention",
     "reference/caches/#sdpa_xp.varlen_attention": "varlen ragged jagged cu_seqlens",
     "reference/command-line/": "cli command line terminal",
+    "reference/command-line/#exit-codes": "exit code codes",
     "reference/contract/#inputs-and-outputs": "subclass subclasses memmap",
-    "reference/errors/": "error exception message importerror modulenotfounderror must",
+    "reference/errors/": "error exception message must troubleshoot troubleshooting",
+    "reference/errors/#imports": "importerror modulenotfounderror module named",
+    "reference/errors/#my-output-is-nan": "nan inf",
     "reference/errors/#onnxruntime": (
         "invalid_argument invalid dimensions unexpected unsupported domain_version failed ir"
     ),
@@ -109,19 +114,22 @@ WORDS = {
     "reference/layers/#sdpa_xp.layers.MultiHeadAttention": "mha multi multihead multiheadattention",
     "reference/masks/": "masks",
     "reference/plot/": "plot plt.show picture figure matplotlib nothing appears",
-    "reference/positional/": "positional encoding embedding",
+    "reference/positional/": "positional encoding embedding embeddings",
     "reference/positional/#sdpa_xp.positional.Rotary": "rope rotary",
     "reference/support/": "supported libraries support",
-    "tutorials/": "started beginner tutorial example examples notebook notebooks",
-    "tutorials/decoder-with-a-cache/": "decode decoding decoder generate generation",
-    "tutorials/decoder-with-a-cache/#generate": "sampling sample greedy",
+    "tutorials/": "started beginner tutorial notebook notebooks",
+    "tutorials/#examples": "example examples program transformer block",
+    "tutorials/decoder-with-a-cache/": "decode decoding decoder",
+    "tutorials/decoder-with-a-cache/#generate": (
+        "generate generation text sampling sample greedy temperature top-k top"
+    ),
     "tutorials/first-attention-map/": "attention map heatmap visualize visualise self cross attend attends",
     "tutorials/first-attention-map/#three-words": "row color colour mean",
     "tutorials/formula-to-layer/#heads": "head heads",
     "tutorials/formula-to-layer/": "scratch",
-    "tutorials/formula-to-layer/#the-formula": (
-        "formula softmax sqrt sqrt(d_k) divide scaling query key "
-        "value qkv square root divided sqrt(d) saturation saturate"
+    "tutorials/formula-to-layer/#the-formula": ("formula softmax einsum query key value qkv"),
+    "tutorials/formula-to-layer/#why-divide-by-e": (
+        "sqrt sqrt(d_k) divide scaling square root divided sqrt(d) saturation saturate variance"
     ),
     "tutorials/train-in-numpy/": "train training",
 }

@@ -55,7 +55,8 @@ def export_attention(
 
     The inputs of the graph have the names of the arguments, and its output is `output`. The graph follows the
     same rules as the library: a query whose keys are all masked has output 0, and a NaN or inf in a key or
-    value that no query attends to has no effect.
+    value that no query attends to has no effect. A NaN that any query attends to may reach all rows of its
+    head and batch entry.
 
     Shapes:
         `L` queries, `S` keys, `E` width of a query or key, `Ev` width of a value, `Hq` query heads,
@@ -72,7 +73,8 @@ def export_attention(
             scores).
         bias: A bias of `sdpa_xp.biases`, with specs instead of arrays; or a spec that broadcasts to (..., Hq,
             L, S).
-        is_causal: Query i attends to key j only if j <= i; with a cache, j <= i + S - L.
+        is_causal: Query i attends to key j only if j <= i; with a cache, j <= i + S - L; with `past_lengths`
+            and L new tokens, j <= i + past_lengths[b].
         scale: A finite number, default 1 / sqrt(E); or a spec that broadcasts to (..., Hq, L, 1).
         softcap: A positive number; None or 0 turns it off.
         sinks: A spec of (..., Hq).
@@ -83,11 +85,12 @@ def export_attention(
             named `"P+L"`, and the queries are the last L tokens, as in `KVCache`. The graph returns the joined
             cache as `present_key`. P may be 0 in a run, so one graph computes both the prompt and the steps.
         past_value: (..., H, P, Ev). The graph returns the joined cache as `present_value`.
-        past_lengths: An integer spec, (B,), for a cache with free space: the number of tokens in the cache. The
-            new tokens are written after them; the rest of the cache may have any values. After a run, add the
-            number of new real tokens of each entry. A graph does not check lengths. On the CPU, a run fails if
-            the new tokens do not fit, but a negative length may give a wrong result without an error. If a
-            length in a mask is out of range, it counts as 0 or as all keys, or the run fails.
+        past_lengths: An integer spec, (B,), for a cache with free space: the number of tokens in the cache. S
+            is then P, the capacity, and `present_key` has P rows. The new tokens are written after the tokens
+            in the cache; the rest of it may have any values. After a run, add the number of new real tokens of
+            each entry. A graph does not check lengths. On the CPU, a run fails if the new tokens do not fit,
+            but a negative length may give a wrong result without an error. In a mask, a negative length counts
+            as 0 and a length above S as S; with `padding` alone, `"attention"` at opset 24 fails instead.
         outputs: The outputs of the graph: some of `"output"`, `"lse"`, `"weights"` and `"scores"`.
         form: `"attention"` is ai.onnx Attention; `"multi_head"` and `"grouped_query"` are the operators of that
             name in com.microsoft; `"tiled"` is MatMul and Softmax in a Scan over blocks of queries, in memory

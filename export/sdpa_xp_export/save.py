@@ -42,13 +42,13 @@ def save(
         The path of the model file, with links resolved.
 
     Raises:
-        TypeError: `model` is no ModelProto and no LargeModel, `path` is no path, `overwrite` is no bool, or
-            `external_above` no integer.
+        TypeError: `model` is neither a ModelProto nor a LargeModel, `path` is not a path, `overwrite` is not a
+            bool, or `external_above` is not an integer.
         ValueError: `model` refers to external data itself, its graph alone is over 2 GiB, or an array that a
             LargeModel refers to was written to; `path` holds what no file system can name.
         FileExistsError: A file is at `path` and `overwrite` is False. Or `path` is not a regular file, such as
             a folder. Or it is a link to another folder, and the file that it leads to does not exist.
-        FileNotFoundError: Its folder is not there.
+        FileNotFoundError: The folder of `path` does not exist.
         OSError: The disk is full, or the folder cannot be written to.
 
     Examples:
