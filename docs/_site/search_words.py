@@ -135,7 +135,7 @@ WORDS = {
     ),
     "tutorials/train-in-numpy/": "train training",
 }
-"""By the address of a page or a section, in lower case. Each word outweighs any title; a repeated one weighs more."""
+"""By the address of a page or a section, in lower case. Words outweigh titles; repeated ones weigh more."""
 
 STOP = {"a", "from", "is", "of", "to"}
 """Parts of names that are words of a question."""
