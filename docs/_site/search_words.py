@@ -24,14 +24,16 @@ WORDS = {
     "explanation/precision/#how-agreement-is-judged": "error bound ulp",
     "explanation/precision/#the-same-result-every-time": "deterministic reproducible",
     "explanation/runtimes/": "wrong before 1.28 bug",
-    "how-to/add-a-backend/": ("register registration dlpack custom array library new duck plugin support own"),
+    "how-to/add-a-backend/": (
+        "add add backend register registration dlpack custom array library new duck plugin support own"
+    ),
     "how-to/add-a-backend/#add-a-vendors-kernel": "kernel write",
     "how-to/add-a-backend/#override-functions": "override dispatch protocol hook __sdpa_xp__",
     "how-to/add-a-backend/#what-an-array-must-have": (
         "array api functions function minimum minimal "
         "required requirements need list operator operators isdtype"
     ),
-    "how-to/backends/": "backend backends gpu cupy mps",
+    "how-to/backends/": "backend gpu cupy mps",
     "how-to/backends/#dtypes": "dtype dtypes bfloat16 float16 fp16 bf16 half",
     "how-to/backends/#inside-a-jit": "jit compile torch.compile",
     "how-to/backends/#threads": "thread threads",
@@ -62,7 +64,7 @@ WORDS = {
     "how-to/masks/#a-rule-of-your-own": "custom mask",
     "how-to/masks/#causal": "causal mask autoregressive triangular future look ahead lookahead",
     "how-to/masks/#documents": "document mask packing packed block",
-    "how-to/masks/#padding": "padding mask sentences variable different lengths pad batch sequences nan",
+    "how-to/masks/#padding": "padding mask sentences variable different lengths pad batch sequences",
     "how-to/masks/#padding-on-the-left": "padding left",
     "how-to/masks/#prefix-lm": "prefix lm",
     "how-to/masks/#sliding-window": "sliding window windows swa local",
@@ -73,7 +75,7 @@ WORDS = {
     "how-to/port/#flexattention": "flex",
     "how-to/port/#jaxnn": "jax",
     "how-to/port/#torch": "torch pytorch",
-    "how-to/transformers/": "bert gemma gpt huggingface hugging face llama mistral transformers transformer",
+    "how-to/transformers/": "bert gemma gpt huggingface hugging face llama mistral transformers",
     "how-to/verify/": "verify check exported",
     "how-to/verify/#if-a-model-disagrees": ("verification disagree disagrees fail fails failed failure debug"),
     "how-to/verify/#in-ci": "ci json pytest pipeline",
@@ -94,7 +96,7 @@ WORDS = {
     "reference/attention/#sdpa_xp.ring_attention": "ring",
     f"reference/attention/#sdpa_xp.{SDPA}": f"{SDPA} sdpa softcap sinks attn_mask is_causal scale",
     "reference/benchmarks/": "benchmark speed performance",
-    "reference/benchmarks/#one-query": "decode speed",
+    "reference/benchmarks/#one-query": "speed speed speed decode",
     "reference/biases/": "bias biases",
     "reference/biases/#sdpa_xp.biases.alibi": "alibi",
     "reference/biases/#sdpa_xp.biases.relative": "relative position t5",
@@ -114,12 +116,12 @@ WORDS = {
     "reference/layers/#sdpa_xp.layers.MultiHeadAttention": "mha multi multihead multiheadattention",
     "reference/masks/": "masks",
     "reference/plot/": "plot plt.show picture figure matplotlib nothing appears",
-    "reference/positional/": "positional encoding embedding embeddings",
+    "reference/positional/": "positional encoding",
     "reference/positional/#sdpa_xp.positional.Rotary": "rope rotary",
     "reference/support/": "supported libraries support",
     "tutorials/": "started beginner tutorial notebook notebooks",
-    "tutorials/#examples": "example examples program transformer block",
-    "tutorials/decoder-with-a-cache/": "decode decoding decoder",
+    "tutorials/#examples": "example block block block transformer transformer",
+    "tutorials/decoder-with-a-cache/": "decoding",
     "tutorials/decoder-with-a-cache/#generate": (
         "generate generation text sampling sample greedy temperature top-k top"
     ),
@@ -133,7 +135,7 @@ WORDS = {
     ),
     "tutorials/train-in-numpy/": "train training",
 }
-"""By the address of a page or a section, in lower case. Each word outweighs any title."""
+"""By the address of a page or a section, in lower case. Words outweigh titles; repeated ones weigh more."""
 
 STOP = {"a", "from", "is", "of", "to"}
 """Parts of names that are words of a question."""
