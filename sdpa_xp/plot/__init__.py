@@ -1,6 +1,6 @@
 """Plots: each function returns a Matplotlib figure, and shows and saves nothing.
 
-It needs Matplotlib. In a clone of the repository, run `pip install '.[plot]'`.
+It needs Matplotlib. In the source folder of sdpa_xp, run `pip install '.[plot]'`.
 
     plot.attention(weights, key_tokens=words)     which keys each query attends to, one panel a head
     plot.mask(masks.causal(), (8, 8))             which pairs may attend
