@@ -125,7 +125,7 @@ def verify_layer(
 
     rng, both = np.random.default_rng(seed), BothLayers(layer, keywords)
     stated = numbers_from_json(metadata_of(loaded).get("sdpa_xp.numbers", "[]"))
-    traced = _traced_numbers(layer, arguments)
+    traced, left_out = _traced_numbers(layer, arguments)
     # Names for lengths that are computed may differ between the two; they are never chosen.
     calls = [*(traced or []), *stated]  # a file can state too few
     calls = [call for n, call in enumerate(calls) if call not in calls[:n]]
@@ -142,7 +142,6 @@ def verify_layer(
 
     with inputs.hint_for_errors():
         cases = [ordinary_case(lengths) for lengths in first_lengths(specs)]
-    left_out: list[str] = []
     more = [*more_lengths(specs, thorough=thorough)]
     more += [lengths for lengths in chosen.around() if lengths not in more]
     for lengths in more:
@@ -158,7 +157,7 @@ def verify_layer(
         cases += [case for case in large_cases if case is not None]
         if None in large_cases:
             left_out.append("large tokens: the outputs overflow, or no floating input has tokens to draw")
-    except Exception as error:
+    except Exception as error:  # here too: the report says what was not tried, and the other runs count
         left_out.append(f"large tokens: {_words_of(error)}")
     runs: list[Run] = []
     placements: list[Placement] = []
@@ -194,15 +193,18 @@ def _check_keywords(specs: Mapping[str, TensorSpec], keywords: Mapping[str, Any]
     return names
 
 
-def _traced_numbers(layer: Callable[..., Any], arguments: Mapping[str, Any]) -> list[CallNumbers] | None:
-    """Return the numbers of the calls in the layer; None if the layer cannot be traced.
+def _traced_numbers(
+    layer: Callable[..., Any], arguments: Mapping[str, Any]
+) -> tuple[list[CallNumbers] | None, list[str]]:
+    """Return the numbers of the calls in the layer, and what the report says if the layer cannot be traced.
 
     A layer that stands for the one that was exported need not be one that can be traced.
     """
     try:
-        return traced_numbers(layer, arguments)
-    except Exception:  # the layer is anyone's function
-        return None
+        return traced_numbers(layer, arguments), []
+    except Exception as error:  # the layer is anyone's function
+        why = f"the layer cannot be traced, {_words_of(error)}"
+        return None, [f"numbers of the layer that the file does not state: {why}"]
 
 
 def _judged(pairs: Sequence[tuple[LayerCase, TimedRun]], provider: str) -> Iterator[Run]:
