@@ -16,7 +16,6 @@ from sdpa_xp._kernels import choose_kernel
 from sdpa_xp._libraries import overridden
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp._tiles.layout import Layout
-from sdpa_xp._tiles.plan import Plan, plan_tiles
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp.states import AttentionState, to_base
@@ -260,20 +259,15 @@ def _attend_portably(call: PreparedCall, options: CallOptions, *, with_lse: bool
     query, key, value = call.arrays.values()
     if formula is not None and (output := formula.attend(query, key, value)) is not None:
         return output, None
-    scores, plan = call.scores(), _plan(call)
+    scores, plan = call.scores(), call.plan()
     output, lse = streaming.attend(scores, ArraySource(value), plan, call.result_dtype, with_lse=with_lse)
     # Without keys the output is a constant: autograd needs it connected to all that may be learned.
     output = call.grid.library.attach_zero_gradient(output, lambda: _learnable_arrays(call, options))
     return output, None if lse is None else lse[..., 0]
 
 
-def _plan(call: PreparedCall) -> Plan:
-    widths = call.sizes.width + call.arrays["value"].shape[-1]
-    return call.cached("plan", lambda: plan_tiles(call.grid, call.sizes.group, widths))
-
-
 def _one_tile(call: PreparedCall) -> OneTile | None:
     """Return the formula of a small call."""
     if call.dropout_p:
         return None
-    return one_tile(call.scores_without_dropout(), _plan(call), call.result_dtype)
+    return one_tile(call.scores_without_dropout(), call.plan(), call.result_dtype)

@@ -16,7 +16,7 @@ from sdpa_xp._kernels import choose_kernel
 from sdpa_xp._libraries import lazy_reason
 from sdpa_xp._libraries.protocols import AnyArray, Dtype, Rng
 from sdpa_xp._tiles.layout import Layout
-from sdpa_xp._tiles.plan import Plan, plan_tiles
+from sdpa_xp._tiles.plan import Plan
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 
@@ -126,7 +126,7 @@ def explain(
     if (cut := cut_call(call._replace(dropout_p=0.0))) is not None:
         return _explain_chunks(cut)
     scores = call.scores_without_dropout()
-    plan = plan_tiles(call.grid, scores.group, call.sizes.width + call.arrays["value"].shape[-1])
+    plan = call.plan()
     computed, tile_map = _mapped_tiles(scores, plan)
     all_tiles = len(plan.tasks()) * len([*plan.column_ranges(range(plan.keys))])
     return Explanation(

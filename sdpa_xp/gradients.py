@@ -23,7 +23,6 @@ from sdpa_xp._libraries import FLOATING, astype_if_needed, dtype_name, overridde
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp._tiles.gradient_target import GradientTarget
 from sdpa_xp._tiles.layout import Layout, swap_heads_and_length
-from sdpa_xp._tiles.plan import plan_tiles
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 
@@ -159,7 +158,7 @@ def _forward(call: PreparedCall, arrays: Mapping[str, Array]) -> Derivable:
     if cut is not None:
         output, lse = attend_in_chunks(cut, call.grid.dtype, in_parts=True)
         return Derivable(output, targets, partial(gradients_in_chunks, cut, output, lse, targets, arrays))
-    plan = plan_tiles(call.grid, scores.group, call.sizes.width + value.width)
+    plan = call.plan()
     output, lse_parts = streaming.attend(scores, value, plan, call.grid.dtype, in_parts=True)
     forward = Forward(scores, value, output, cast(Array, lse_parts), targets, bias_names, plan)
     return Derivable(output, targets, partial(gradients, forward))

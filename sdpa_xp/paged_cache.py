@@ -270,7 +270,7 @@ class PagedKVCache(Generic[A]):
             for number, length in enumerate(self._lengths):
                 checks.appended(function, queries, length, number)
         widths = call.sizes.width + arrays["value_blocks"].shape[-1]
-        group = call.sizes.query_heads // call.sizes.heads
+        group = call.sizes.group
 
         def arrays_of(entries: Entries, _buffers: object) -> GroupArrays:
             tables = [self._table[entry] for entry in entries]
@@ -296,7 +296,7 @@ class PagedKVCache(Generic[A]):
             is_causal = isinstance(mask, Causal) and isinstance(mask.offset, int) and mask.offset == 0
             if not is_causal or call.sizes.queries > 1:
                 return None
-        group = call.sizes.query_heads // call.sizes.heads
+        group = call.sizes.group
         plan = plan_pool(call.grid, group, widths, self._table, self._lengths, self.block_size)
         if plan is None:
             return None

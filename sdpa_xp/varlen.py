@@ -138,7 +138,7 @@ def varlen_attention(
             # Stacked sequences would not have the chunks of the packed arrays.
             for entries in zip(alike) if has_chunks else in_parts(alike, MOST_STACKED // copied):
                 grid = batch.for_entries(entries, queries, keys)
-                plan = plan_tiles(grid, call.sizes.query_heads // (call.sizes.heads or 1), widths)
+                plan = plan_tiles(grid, call.sizes.group, widths)
                 groups.append(Group(entries, grid, call.bind(grid), plan))
         packed = PackedOutput(call, starts_q, width) if call.grid.is_writeable else None
         in_chunks = partial(_attend_in_chunks, call) if has_chunks else None

@@ -56,7 +56,8 @@ def prepare(
     call = None if signature is None else _CACHE.get(signature)
     if call is not None:
         arrays = inputs if call.is_default_layout else _to_heads_first(call.grid.xp, inputs, call.layout)
-        return PreparedCall(call[0], arrays, *call[2:])  # `_replace` takes three times as long
+        # `arrays` is the second field. `_replace(arrays=arrays)` takes three times as long.
+        return PreparedCall(call[0], arrays, *call[2:])
     call = _validated(function, inputs, options, queries_at_end, cache_shapes, has_kernels)
     if not has_entries:
         with call.quiet():

@@ -15,6 +15,7 @@ from sdpa_xp._core.scores import Scores
 from sdpa_xp._libraries import astype_if_needed, library_of
 from sdpa_xp._libraries.protocols import Array, Dtype
 from sdpa_xp._tiles.layout import swap_heads_and_length
+from sdpa_xp._tiles.plan import Plan, plan_tiles
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp.biases.algebra import Bias, Term
 from sdpa_xp.masks.algebra import AllOf, Mask, Pattern
@@ -69,6 +70,11 @@ class PreparedCall(NamedTuple):
     def bound_options(self) -> BoundOptions:
         """Return the options bound to the grid of the whole call."""
         return self.cached("bound_options", lambda: self.bind(self.grid))
+
+    def plan(self) -> Plan:
+        """Return the tiles of the whole call."""
+        widths = self.sizes.width + self.arrays["value"].shape[-1]
+        return self.cached("plan", lambda: plan_tiles(self.grid, self.sizes.group, widths))
 
     def scores(self) -> Scores:
         """Return the scores of the whole call. With dropout this draws from `rng`."""

@@ -162,15 +162,10 @@ def _attend_in_a_loop(
     several devices there is one band: a band of queries may lie on one device, and the others would wait.
     """
     xp, bands = scores.xp, plan.bands()
-    has_one = scores.grid.library.has_several_devices() or scores.key_range(bands[0]) == scores.key_range(
-        bands[-1]
-    )
-    results = [
-        _attend_band(scores, value, plan, dtype, lse_of, band)
-        for band in ([range(plan.queries)] if has_one else bands)
-    ]
-    if len(results) == 1:
-        return results[0]
+    has_equal_keys = scores.key_range(bands[0]) == scores.key_range(bands[-1])
+    if has_equal_keys or scores.grid.library.has_several_devices():
+        return _attend_band(scores, value, plan, dtype, lse_of, range(plan.queries))
+    results = [_attend_band(scores, value, plan, dtype, lse_of, band) for band in bands]
     outputs, lses = zip(*results, strict=True)
     return xp.concat(outputs, axis=-2), xp.concat(lses, axis=-2) if lse_of else None
 
