@@ -14,7 +14,6 @@ from typing import Any
 
 SDPA = "scaled_dot_product_attention"
 WORDS = {
-    "#install": "install installation setup pip quickstart python version dependencies optional extras",
     "cheat-sheet/#coming-from": "compare equivalent",
     "cheat-sheet/#shapes": "shape shapes layout bhsd bshd 2d 3d inputs without batch",
     "explanation/array-api/": "array api",
@@ -38,11 +37,12 @@ WORDS = {
     "how-to/backends/#inside-a-jit": "jit compile torch.compile",
     "how-to/backends/#threads": "thread threads",
     "how-to/deploy/": "deploy deployment iobinding io_binding serving inference",
-    "how-to/deploy/#on-cuda": "onnxruntime-gpu cudaexecutionprovider cuda gpu nvidia",
+    "how-to/deploy/#on-cuda": "onnxruntime-gpu cudaexecutionprovider cuda gpu nvidia cudnn",
     "how-to/export/": "export onnx",
-    "how-to/export/#choose-the-runtime-not-the-form": (
-        "opset form runtime onnxruntime version older tensorrt directml coreml openvino 4096 tokens"
+    "how-to/deploy/#other-providers-and-languages": (
+        "tensorrt directml coreml openvino c++ cpp c# java rust language languages other provider providers"
     ),
+    "how-to/export/#choose-the-runtime-not-the-form": "opset form runtime onnxruntime version older",
     "how-to/export/#decode-with-a-cache": "past past_key past_key_values",
     "how-to/export/#dtypes-in-a-traced-function": "quantize quantized quantization int8",
     "how-to/export/#export-a-whole-layer": "export layer custom function weights onnx",
@@ -52,6 +52,7 @@ WORDS = {
     "how-to/export/#prompts-of-different-lengths": (
         "prompt prompts ragged padded batch cache different lengths past_lengths"
     ),
+    "how-to/export/#put-the-graph-into-a-larger-model": "merge compose combine subgraph larger insert models",
     "how-to/export/#save-it-and-run-it-in-python": "save model inferencesession session",
     "how-to/export/#your-own-function-with-a-cache": "ndonnx",
     "how-to/flax-equinox-keras/": "flax equinox keras",
@@ -60,7 +61,11 @@ WORDS = {
     "how-to/long-sequences/": "long oom memory complexity quadratic",
     "how-to/long-sequences/#long-sequences-in-a-graph": "graph exported onnx long memory sequence",
     "how-to/many-machines/": "distributed cluster machines parallel",
+    "how-to/install/": (
+        "install installation setup pip quickstart python version dependencies optional extras download github"
+    ),
     "how-to/masks/": "mask",
+    "how-to/masks/#an-array": "np.tril tril boolean nothing floating",
     "how-to/masks/#a-rule-of-your-own": "custom mask",
     "how-to/masks/#causal": "causal mask autoregressive triangular future look ahead lookahead",
     "how-to/masks/#documents": "document mask packing packed block",
@@ -95,7 +100,7 @@ WORDS = {
     "reference/attention/#sdpa_xp.attention_weights": "weights",
     "reference/attention/#sdpa_xp.ring_attention": "ring",
     f"reference/attention/#sdpa_xp.{SDPA}": f"{SDPA} sdpa softcap sinks attn_mask is_causal scale",
-    "reference/benchmarks/": "benchmark speed performance",
+    "reference/benchmarks/": "benchmark speed performance tokens 4096 4,096",
     "reference/benchmarks/#one-query": "speed speed speed decode",
     "reference/biases/": "bias biases",
     "reference/biases/#sdpa_xp.biases.alibi": "alibi",
