@@ -165,7 +165,7 @@ def overhead(client: Client) -> float:
 
 
 def task_seconds() -> float:
-    """Return seconds in which queries of one head attend a million keys, without reading them."""
+    """Return seconds in which queries of one head attend to a million keys, without reading them."""
     query, key = np.ones((1, QUERIES, WIDTH), np.float32), np.ones((1, 10**5, WIDTH), np.float32)
     with threadpool_limits(1):  # as in a task
         times = interleaved({"task": lambda: scaled_dot_product_attention(query, key, key)}, 3)["task"]
@@ -240,7 +240,7 @@ def main() -> None:
         times,
         "### One task\n",
         f"A task that does nothing takes {nothing * 1e3:.2f} ms of scheduler and worker.",
-        f"{QUERIES} queries of one head attend a million keys of width {WIDTH} in {alone:.2f} s,",
+        f"{QUERIES} queries of one head attend to a million keys of width {WIDTH} in {alone:.2f} s,",
         "without reading them.\n",
     ]
     load = f"load average {os.getloadavg()[0]:.1f}"
