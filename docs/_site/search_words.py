@@ -32,7 +32,7 @@ WORDS = {
         "array api functions function minimum minimal "
         "required requirements need list operator operators isdtype"
     ),
-    "how-to/backends/": "backend gpu cupy mps",
+    "how-to/backends/": "backend backend gpu cupy mps",
     "how-to/backends/#dtypes": "dtype dtypes bfloat16 float16 fp16 bf16 half",
     "how-to/backends/#inside-a-jit": "jit compile torch.compile",
     "how-to/backends/#threads": "thread threads",
@@ -52,7 +52,7 @@ WORDS = {
     "how-to/export/#prompts-of-different-lengths": (
         "prompt prompts ragged padded batch cache different lengths past_lengths"
     ),
-    "how-to/export/#put-the-graph-into-a-larger-model": "merge compose combine subgraph larger insert models",
+    "how-to/export/#put-the-graph-into-a-larger-model": "merge compose combine subgraph larger existing existing insert models",
     "how-to/export/#save-it-and-run-it-in-python": "save model inferencesession session",
     "how-to/export/#your-own-function-with-a-cache": "ndonnx",
     "how-to/flax-equinox-keras/": "flax equinox keras",
@@ -62,7 +62,7 @@ WORDS = {
     "how-to/long-sequences/#long-sequences-in-a-graph": "graph exported onnx long memory sequence",
     "how-to/many-machines/": "distributed cluster machines parallel",
     "how-to/install/": (
-        "install installation setup pip quickstart python version dependencies optional extras download github"
+        "install installation setup pip quickstart python dependencies optional extras download github"
     ),
     "how-to/masks/": "mask",
     "how-to/masks/#an-array": "np.tril tril boolean nothing floating",
@@ -99,6 +99,7 @@ WORDS = {
     "reference/attention/#sdpa_xp.attention_state": "lse logsumexp log sum exp",
     "reference/attention/#sdpa_xp.attention_weights": "weights",
     "reference/attention/#sdpa_xp.ring_attention": "ring",
+    "reference/attention/#sdpa_xp.merge_states": "merge states",
     f"reference/attention/#sdpa_xp.{SDPA}": f"{SDPA} sdpa softcap sinks attn_mask is_causal scale",
     "reference/benchmarks/": "benchmark speed performance tokens 4096 4,096",
     "reference/benchmarks/#one-query": "speed speed speed decode",

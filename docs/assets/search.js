@@ -15,11 +15,16 @@ const MEANT = [
   [/^what (is|are) (a |the )?(quer(y|ies)|keys?|values?)\??$/i, "glossary"],
   [/\b(macos|mac os|linux)\b/i, "macos"],
 ];
+// The search has no stems: "masking" does not find "mask".
 const SPELLED = {
   behavior: "behaviour",
   color: "colour",
   colors: "colours",
+  exporting: "export",
+  installing: "install",
+  masking: "mask",
   neighbor: "neighbour",
+  verifying: "verify",
   visualize: "visualise",
 };
 
