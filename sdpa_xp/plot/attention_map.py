@@ -32,16 +32,18 @@ def attention(
     heads: int | Sequence[int] | None = None,
     theme: ThemeName = "light",
 ) -> Figure:
-    """Draw attention weights: rows are queries, columns are keys, each head has a panel, all on one scale.
+    """Draw attention weights: rows are queries, columns are keys, and each head has a panel.
+
+    All panels share one scale of colours.
 
     Shapes:
         `Hq` query heads, `L` queries, `S` keys.
 
     Args:
-        weights: (L, S), or (Hq, L, S), as `attention_weights` returns them; any library, any floating dtype.
-        query_tokens: A name for each of the L queries. Without names the axis has numbers.
-        key_tokens: A name for each of the S keys. If there is no room for all names, some are left out. A name
-            of more than 24 letters is cut.
+        weights: (L, S) or (Hq, L, S), as `attention_weights` returns them; any library, any floating dtype.
+        query_tokens: A name for each of the L queries. Without names, the axis has numbers.
+        key_tokens: A name for each of the S keys. If the names need too much room, some are left out. A name of
+            more than 24 letters is cut.
         mask: A mask, or a boolean array that broadcasts to the weights; True = may attend. Masked pairs are
             hatched.
         heads: The heads to draw, one number or several, counted from 0. Default: all.
@@ -52,10 +54,10 @@ def attention(
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
-        TypeError: The weights are no floating array, or cannot be read inside a jit; the mask is not boolean;
-            or a token is no string.
+        TypeError: The weights are not a floating array, or are inside a jit; the mask is not boolean; or a
+            token is not a string.
         ValueError: The weights have another shape, are empty or are below 0; or tokens, mask or heads do not
-            fit.
+            fit the weights.
 
     Examples:
         >>> import numpy as np
@@ -84,7 +86,7 @@ def attention(
     allowed = None if mask is None else _allowed_pairs(mask, shape)
 
     axis_labels = labels("query", query_tokens, queries), labels("key", key_tokens, keys)
-    figure, panels, inches = grid(len(heads_to_draw), *axis_labels, colours)
+    figure, panels, inches, _ = grid(len(heads_to_draw), *axis_labels, colours)
     finite = [w for head in heads_to_draw for row in numbers[head] for w in row if math.isfinite(w)]
     ramp = LinearSegmentedColormap.from_list("weights", colours.ramp)
     for axes, head in zip(panels, heads_to_draw, strict=True):

@@ -21,15 +21,17 @@ LETTERS = 48
 
 
 def mask(mask: Mask, shape: tuple[int, ...], *, like: Any = None, theme: ThemeName = "light") -> Figure:
-    """Draw which pairs may attend: rows are queries, columns are keys, each batch entry and head has a panel.
+    """Draw which pairs may attend: rows are queries, columns are keys, and filled cells may attend.
+
+    Cells have the same size in all small masks, whatever their shape, so you can show them side by side.
 
     Shapes:
         `Hq` query heads, `L` queries, `S` keys, `...` batch.
 
     Args:
         mask: A mask.
-        shape: (L, S), or (..., Hq, L, S), with one panel for each index of the leading axes.
-        like: As for `masks.to_array`.
+        shape: (L, S), or (..., Hq, L, S), with one panel for each batch entry and head.
+        like: An array with the library and the device to compute the mask with, as for `masks.to_array`.
         theme: "light" or "dark", for the page that shows the figure.
 
     Returns:
@@ -38,7 +40,7 @@ def mask(mask: Mask, shape: tuple[int, ...], *, like: Any = None, theme: ThemeNa
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
         TypeError: As for `masks.to_array`.
-        ValueError: As for `masks.to_array`, or the shape has an axis of length 0.
+        ValueError: As for `masks.to_array`; or the shape has an axis of length 0.
 
     Examples:
         >>> from sdpa_xp import masks, plot
@@ -59,14 +61,15 @@ def mask(mask: Mask, shape: tuple[int, ...], *, like: Any = None, theme: ThemeNa
     title = "" if leading else textwrap.fill(str(mask), LETTERS)
     least_width = 1.3 + 1.2 * LETTER * max(map(len, title.splitlines()), default=0)
     axis_labels = labels("query", None, queries), labels("key", None, keys)
-    figure, panels, _ = grid(math.prod(leading), *axis_labels, colours, least_width=least_width)
+    drawing = grid(math.prod(leading), *axis_labels, colours, least_side=0)
     shades = ListedColormap([colours.empty, colours.full])
-    for number, axes in enumerate(panels):
+    for number, axes in enumerate(drawing.panels):
         index = _unravel_index(number, leading)
         pairs = checks.readable(FUNCTION, "mask", allowed[(*index, ...)])
         axes.imshow(pairs, cmap=shades, vmin=0, vmax=1, aspect=axes.get_aspect())
         axes.set_title(_panel_title(index) if index else title)
-    return figure
+    drawing.fit(least_width=least_width)
+    return drawing.figure
 
 
 def _panel_title(index: tuple[int, ...]) -> str:

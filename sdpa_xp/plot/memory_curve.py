@@ -28,17 +28,18 @@ def memory(
     like: Any = None,
     theme: ThemeName = "light",
 ) -> Figure:
-    """Draw the bytes of all scores of one head, L x S, and of the scores in memory at one time, for L = S.
+    """Draw the memory of all L x S scores of one head, and of the scores that are in memory at one time.
 
-    The scores in memory are one tile for each thread, as `explain` reports for the portable implementation. A
-    third line shows the memory that every implementation needs: query, key, value and output.
+    The number of keys S is equal to the number of queries L. The scores in memory at one time are one tile for
+    each thread, as `explain` reports for the portable implementation. A third line shows the memory that every
+    implementation needs: query, key, value and output.
 
     Shapes:
         `E` width of queries, keys and values, `L` queries, `S` keys.
 
     Args:
         lengths: The lengths L to draw.
-        width: E.
+        width: The width E.
         like: An array with the library, dtype and device of the call. Default: float32 of NumPy.
         theme: "light" or "dark", for the page that shows the figure.
 
@@ -47,8 +48,8 @@ def memory(
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
-        TypeError: A length or the width is no integer, or `like` is no floating array.
-        ValueError: A length or the width is below 1, or there is no length.
+        TypeError: A length or the width is not an integer, or `like` is not a floating array.
+        ValueError: A length or the width is below 1, or `lengths` is empty.
 
     Examples:
         >>> from sdpa_xp import plot

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
 from sdpa_xp import _checks as checks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import LayoutEngine
 
 ThemeName: TypeAlias = Literal["light", "dark"]
 """The colours of a picture, for a light or a dark page."""
@@ -39,7 +40,7 @@ THEMES = {
 """`full` and `contrast` are colours of Okabe and Ito, "Color universal design", 2008."""
 
 CELL, LEAST, MOST, MOST_OF_MANY = 0.32, 1.4, 10.0, 2.6
-"""Inches: a cell, the smallest panel, the largest panel, and the largest panel of several."""
+"""Inches: a cell, the smallest panel of weights, the largest panel, and the largest panel of several."""
 COLUMNS = 4
 FONT = 8
 LINE, LETTER = 0.15, 0.07
@@ -67,6 +68,26 @@ class Grid(NamedTuple):
     panels: list[Any]
     inches: tuple[float, float]
     """The width and height of all panels together."""
+    panel_inches: tuple[float, float]
+    """The width and height of one panel."""
+
+    def fit(self, *, least_width: float) -> None:
+        """Resize the figure, at least to `least_width` inches, so that each panel has its own size.
+
+        The room around the panels depends on their texts, so it is measured after these are set.
+        """
+        engine = cast("LayoutEngine", self.figure.get_layout_engine())
+        aspects = [axes.get_aspect() for axes in self.panels]
+        for axes in self.panels:  # an equal aspect would not fill the room that the layout gives to a panel
+            axes.set_aspect("auto")
+        engine.execute(self.figure)
+        panel, size = self.panels[0].get_position(), self.figure.get_size_inches()
+        rows, columns = self.panels[0].get_gridspec().get_geometry()
+        width = size[0] + columns * (self.panel_inches[0] - panel.width * size[0])
+        height = size[1] + rows * (self.panel_inches[1] - panel.height * size[1])
+        self.figure.set_size_inches(max(width, least_width), height)
+        for axes, aspect in zip(self.panels, aspects, strict=True):
+            axes.set_aspect(aspect)
 
 
 def labels(name: str, tokens: Sequence[str] | None, count: int) -> Labels:
@@ -80,8 +101,10 @@ def theme_of(function: str, name: str) -> Theme:
     return THEMES[name]
 
 
-def grid(count: int, query_labels: Labels, key_labels: Labels, theme: Theme, *, least_width: float = 0) -> Grid:
-    """Return a figure of at least `least_width` inches with `count` panels; the outer panels have labels.
+def grid(
+    count: int, query_labels: Labels, key_labels: Labels, theme: Theme, *, least_side: float = LEAST
+) -> Grid:
+    """Return a figure with `count` panels, none shorter than `least_side` inches; the outer ones have labels.
 
     Queries run downwards, keys to the right.
     """
@@ -90,10 +113,11 @@ def grid(count: int, query_labels: Labels, key_labels: Labels, theme: Theme, *, 
     columns = min(count, COLUMNS)
     rows, most = -(-count // columns), MOST if count == 1 else MOST_OF_MANY
     queries, keys = len(query_labels.texts), len(key_labels.texts)
-    width, height = (min(max(CELL * length, LEAST), most) for length in (keys, queries))
-    inches = columns * (width + 0.15), rows * (height + 0.35)
+    width, height = (min(max(CELL * length, least_side), most) for length in (keys, queries))
+    room = width if count == 1 else max(width, LEAST)  # for the title of each panel
+    inches = columns * (room + 0.15), rows * (height + 0.35)
     beside_panels = query_labels.inches + (1.4 + 0.05 * width if count == 1 else 1.1)
-    size = max(inches[0] + beside_panels, least_width), inches[1] + key_labels.inches + 0.3
+    size = inches[0] + beside_panels, inches[1] + key_labels.inches + 0.3
     figure = ShownFigure(size, theme.paper)
     panels = [*figure.subplots(rows, columns, squeeze=False).flat]
     for number, axes in enumerate(panels):
@@ -108,7 +132,7 @@ def grid(count: int, query_labels: Labels, key_labels: Labels, theme: Theme, *, 
             axes.set_ylabel("")
             axes.tick_params(labelleft=False)
         paint(axes, theme)
-    return Grid(figure, panels[:count], inches)
+    return Grid(figure, panels[:count], inches, (room, height))
 
 
 def paint(axes: Any, theme: Theme) -> None:

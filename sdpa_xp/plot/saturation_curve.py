@@ -34,19 +34,19 @@ def saturation(
     keys: int = 32,
     theme: ThemeName = "light",
 ) -> Figure:
-    r"""Draw why scores are divided by $\sqrt{E}$: without the scale one key gets all the weight.
+    r"""Draw why scores are divided by $\sqrt{E}$: without this scale, one key gets almost all of the weight.
 
-    The variance of unscaled scores grows with E, and the softmax saturates. Queries and keys are drawn from
-    N(0, 1). The left panel shows the variance of their scores: E without the scale, and 1 with it. The right
-    panel shows the largest weight of a query, averaged over 200 queries.
+    Queries and keys are drawn from N(0, 1). The left panel shows the variance of their scores: it is E without
+    the scale, and 1 with it. The right panel shows the largest weight of a query, averaged over 200 queries. It
+    comes close to 1 for large E without the scale: the softmax saturates.
 
     Shapes:
         `E` width of a query or key, `S` keys.
 
     Args:
         widths: The widths E to simulate.
-        rng: A numpy.random.Generator.
-        keys: S, at least 2.
+        rng: A numpy.random.Generator, which draws the queries and keys.
+        keys: The number of keys S, at least 2.
         theme: "light" or "dark", for the page that shows the figure.
 
     Returns:
@@ -54,8 +54,8 @@ def saturation(
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
-        TypeError: A width or `keys` is no integer, or `rng` is no numpy.random.Generator.
-        ValueError: A width is below 1, there is no width, or there are fewer than two keys.
+        TypeError: A width or `keys` is not an integer, or `rng` is not a numpy.random.Generator.
+        ValueError: A width is below 1, `widths` is empty, or `keys` is below 2.
 
     Examples:
         >>> import numpy as np

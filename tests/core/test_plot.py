@@ -78,6 +78,17 @@ def test_a_panel_for_each_batch_entry_and_head() -> None:
         assert drawn(axes).sum() == 4 * length
 
 
+@pytest.mark.parametrize("shape", [(6, 6), (3, 6), (6, 3), (1, 8), (1, 1), (2, 1, 3, 6), (6, 2, 2, 2)])
+@pytest.mark.parametrize("mask", [masks.causal(), ~masks.causal("lower_right") | masks.chunked(2)], ids=str)
+def test_cells_of_small_masks_are_squares_of_one_size(mask: masks.Mask, shape: tuple[int, ...]) -> None:
+    """So pictures of several shapes can stand side by side, whatever their titles."""
+    figure = plot.mask(mask, shape)
+    agg.FigureCanvasAgg(figure).draw()
+    for axes in panels(figure):
+        panel = axes.get_position().size * figure.get_size_inches()
+        np.testing.assert_allclose(panel, [0.32 * shape[-1], 0.32 * shape[-2]], rtol=1e-3)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_weights_are_drawn_as_they_are(library: Library, dtype: str) -> None:
     if not library.holds(dtype):
@@ -163,6 +174,8 @@ PICTURES: dict[str, Callable[[Any], Any]] = {
     "square": lambda theme: plot.attention(np.eye(8), theme=theme),
     "numbers": lambda theme: plot.attention(of_random_weights(2, 3, 40), theme=theme),
     "mask": lambda theme: plot.mask(masks.causal(), (4, 4), theme=theme),
+    "wide mask": lambda theme: plot.mask(masks.causal(), (1, 60), theme=theme),
+    "small masks": lambda theme: plot.mask(masks.padding([1, 2, 2]), (3, 2, 2, 2), theme=theme),
     "long title": lambda theme: plot.mask(
         masks.causal() & masks.sliding_window(2, 0) & ~masks.dilated(3) & masks.padding(4), (4, 4), theme=theme
     ),
@@ -327,7 +340,11 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
         r"got weights.shape=\(1, 2, 3, 4\). One entry .* weights\[0, ...\]",
     ),
     (lambda: plot.attention(X[:, :0]), ValueError, r"`weights.shape` must have no axis of length 0"),
-    (lambda: plot.attention(-X), ValueError, r"`weights` must not be below 0; got the least=-0\..* scores"),
+    (
+        lambda: plot.attention(-X),
+        ValueError,
+        r"`weights` must not be below 0; got smallest weight=-0\..* scores",
+    ),
     (
         lambda: plot.attention(X, query_tokens=WORDS),
         ValueError,
@@ -352,7 +369,7 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
     ),
     (lambda: plot.attention(X, mask=np.ones(3, bool)), ValueError, r"`mask` must broadcast to \(Hq, L, S\)"),
     (lambda: plot.attention(X, mask=masks.padding([1, 2, 3])), ValueError, "key_lengths"),
-    (lambda: plot.attention(X, heads=2), ValueError, "`heads` must be among those .*; got heads=2, Hq=2"),
+    (lambda: plot.attention(X, heads=2), ValueError, "`heads` must be below Hq, .*; got heads=2, Hq=2"),
     (lambda: plot.attention(X, heads=-1), ValueError, "`heads` must be at least 0"),
     (lambda: plot.attention(X, heads=[]), ValueError, "`heads` must hold at least one integer"),
     (lambda: plot.attention(X, heads=0.5), TypeError, "`heads` must be an integer"),
