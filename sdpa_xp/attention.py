@@ -80,11 +80,11 @@ def scaled_dot_product_attention(
             width), as in JAX, Keras and flash-attention. Arguments that broadcast to (..., Hq, L, S) have these
             axes in both layouts.
         implementation: `"xp"` is the portable implementation, written in array-API calls. `"native"` is the
-            fused kernel of the arrays' library; it raises an error if that kernel does not compute this call
-            as documented. With None, sdpa_xp chooses. It uses the kernel, if it computes the call as
-            documented, for torch tensors on the CPU and in torch.export and torch.onnx.export, for short calls
-            on JAX arrays on the CPU outside a jit, and for short calls without masks on MLX arrays on the CPU.
-            Otherwise it uses the portable implementation. torch's kernel has first derivatives only.
+            fused kernel of the arrays' library; an error is raised if that kernel does not compute this call
+            as documented. With None, sdpa_xp uses the kernel only if it computes the call as documented, and
+            only for these calls: torch tensors on the CPU and in torch.export and torch.onnx.export, short
+            calls on JAX arrays on the CPU outside a jit, and short calls without masks on MLX arrays on the
+            CPU. All other calls use the portable implementation. torch's kernel has first derivatives only.
 
     Returns:
         (..., Hq, L, Ev) in the layout of the inputs, or (L, Ev) for 2-D inputs, with the library, device and

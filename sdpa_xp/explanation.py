@@ -31,18 +31,19 @@ class Explanation(NamedTuple):
     implementation: Implementation
     """"xp" or "native"."""
     reason: str
-    """Why this implementation was chosen; for "xp" by default, why not the native one."""
+    """Why this implementation was chosen. If "xp" was chosen by default, it says why "native" was not."""
     tile: tuple[int, int]
     """The queries and keys of a tile of the portable implementation, which is also the fallback of a kernel."""
     tiles: int
     """The number of tiles that the portable implementation computes."""
     total_tiles: int
-    """The number of all tiles; the tiles that are not computed are fully masked."""
+    """The number of all tiles. Those that are not computed are fully masked."""
     threads: int
     """The number of threads that share the tiles; 1 if the arrays' library decides about threads."""
     tile_map: tuple[str, ...] = ()
-    """A line for each range of queries, a character for each tile of keys: "#" is computed without a mask, "+"
-    with one, "." is skipped. If batch entries or heads are computed one by one, it shows the first."""
+    """One line for each range of queries, with one character for each tile: "#" is computed without a mask, "+"
+    is computed with a mask, and "." is skipped. If batch entries or heads are computed one by one, only the
+    first is shown."""
 
     def __str__(self) -> str:
         rows, columns = self.tile
@@ -80,8 +81,9 @@ def explain(
 ) -> Explanation:
     """Return which implementation `scaled_dot_product_attention` would choose for a call, and its tiles.
 
-    Only the masks are evaluated, to find the tiles that are skipped. Nothing is drawn from `rng`. The method
-    `__sdpa_xp__` of an array is not called: this is what sdpa_xp itself would compute.
+    Attention is not computed: only the masks are evaluated, to find the tiles that are skipped. Nothing is
+    drawn from `rng`. If an array has a method `__sdpa_xp__`, it is not called: the result describes what
+    sdpa_xp itself would compute.
 
     Shapes:
         As for `scaled_dot_product_attention`.

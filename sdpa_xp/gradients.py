@@ -54,8 +54,9 @@ def scaled_dot_product_attention_vjp(
 ) -> tuple[A, Pullback[A]]:
     r"""Compute attention, and return a function that computes the gradients of the inputs.
 
-    This needs no framework with automatic differentiation, so you can train with NumPy. The scores are not
-    stored: the pullback computes them again, tile by tile, and memory grows linearly with L + S.
+    You need no framework with automatic differentiation, so you can train with NumPy. Memory grows linearly
+    with L + S, because the scores are not stored: the returned function, the pullback, computes them again,
+    tile by tile.
 
     Shapes:
         As for `scaled_dot_product_attention`.
@@ -78,13 +79,13 @@ def scaled_dot_product_attention_vjp(
         implementation: `"xp"` or None.
 
     Returns:
-        The output, (..., Hq, L, Ev), and `pullback`. Call `pullback(cotangent)` with the gradient of a number
-            with respect to the output, which has the shape, dtype, library and device of the output. It returns
-            the gradients of that number by name: "query", "key", "value", and each of "attn_mask", "bias",
-            "scale" and "sinks" that is a floating array. The arrays of a bias are named as in messages:
-            "bias.array", "bias.slopes" of ALiBi, "bias.table" of relative positions. Each gradient has the
-            shape and dtype of its array. You can call the pullback several times. It reads the inputs and the
-            output again, so do not write to them before its last call.
+        The output, (..., Hq, L, Ev), and the function `pullback`. Call `pullback(cotangent)`, where `cotangent`
+            is the gradient of your loss with respect to the output, with the output's shape, dtype, library and
+            device. It returns the gradients of the loss by name: "query", "key", "value", and each of
+            "attn_mask", "bias", "scale" and "sinks" that is a floating array. The arrays of a bias are named as
+            in messages: "bias.array", "bias.slopes" of ALiBi, "bias.table" of relative positions. Each gradient
+            has the shape and dtype of its array. You can call `pullback` several times. It reads the inputs and
+            the output again, so do not write to them before its last call.
 
     Raises:
         TypeError: As for `scaled_dot_product_attention`. `pullback` raises it for its `cotangent`.
@@ -93,11 +94,11 @@ def scaled_dot_product_attention_vjp(
 
     Numerics:
         Gradients are summed in the accumulation dtype and rounded once. A row whose keys are all masked has
-        gradient 0. A masked pair adds nothing, even if its query, key, value or cotangent is NaN or inf. A NaN
-        that may be attended to shows in the gradients of exactly the rows that attend to it, and of the keys
-        and values that these rows attend to. Inside a jit this holds for keys that no query attends to; there
-        all pairs are one tile, so the compiler decides on the memory. Arrays of Dask are computed chunk by
-        chunk.
+        gradient 0. A masked pair adds nothing, even if its query, key, value or cotangent is NaN or inf. If a
+        key or value that is not masked is NaN, the NaN appears only in the gradients of the rows that attend to
+        it, and of the keys and values that these rows attend to. Inside a jit, a NaN is without effect only if
+        no query attends to its key. All pairs are one tile there, so the compiler decides how much memory is
+        needed. Dask arrays are computed chunk by chunk.
 
     Examples:
         >>> import numpy as np

@@ -32,9 +32,10 @@ class _Buffers:
 
 
 class KVCache(Generic[A]):
-    """The keys and values of the tokens so far. `attend` takes the queries of the last tokens.
+    """The keys and values of the tokens so far, for decoding one token after the other.
 
-    A cache is immutable: `append` returns another cache. A loop of single steps computes the same as one causal
+    `append` returns a cache with more tokens; a cache itself does not change. `attend` computes the attention
+    of the last tokens over all tokens in the cache. A loop of single steps gives the same result as one causal
     call over all tokens.
 
     Shapes:
@@ -42,18 +43,20 @@ class KVCache(Generic[A]):
         widths, `...` batch.
 
     Args:
-        key: (..., H, S, E): the keys of the prompt. S may be 0. Without a capacity keys and values are not
+        key: (..., H, S, E): the keys of the prompt. S may be 0. Without `capacity`, keys and values are not
             copied.
         value: (..., H, S, Ev).
-        capacity: The number of tokens to make room for, so that `append(..., in_place=True)` need not copy. It
-            needs writeable arrays (NumPy, CuPy, torch).
+        capacity: The number of tokens to reserve memory for, so that `append(..., in_place=True)` copies only
+            the new tokens. It needs writeable arrays (NumPy, CuPy, torch).
         layout: The layout of all inputs and outputs: "...HLE", or "...LHE" with heads after the length.
-        rotary: A `Rotary` that rotates keys when they are appended, those of the prompt too, and queries when
-            they attend, each at its position in the cache. The first token is at position 0.
-        rotated: Whether `key` has been rotated already, as the `key` of another cache has.
+        rotary: A `positional.Rotary`. The cache then rotates the keys of the prompt, keys when they are
+            appended, and queries when they attend, each by its position in the cache. The first token is at
+            position 0.
+        rotated: Whether `key` is rotated already, such as the `key` of another cache with a `rotary`.
 
     Raises:
-        TypeError: The arrays are of several libraries or dtypes, or not writeable with a capacity.
+        TypeError: The arrays have several libraries or dtypes, or are not writeable although there is a
+            capacity.
         ValueError: The shapes do not fit, the arrays are on several devices, or the capacity is below S.
 
     Examples:
@@ -139,17 +142,18 @@ class KVCache(Generic[A]):
         Args:
             key: (..., H, n, E), with the cache's library, device and dtype.
             value: (..., H, n, Ev).
-            in_place: Write into the room that `capacity` made, instead of copying the cache. Without it, the
-                new cache is a copy without such room. This cache does not change, but a second append to it in
-                place is refused, and torch cannot differentiate attention that was computed before.
+            in_place: Write into the memory that `capacity` reserved, instead of copying the cache. This cache
+                does not change, but you cannot append to it in place a second time, and torch can no longer
+                differentiate attention that was computed from it. If False, the new cache is a copy without
+                reserved memory.
 
         Returns:
-            The new cache. In place it shares its arrays with this one.
+            The new cache. With `in_place`, it shares its arrays with this one.
 
         Raises:
             TypeError: As for the cache.
-            ValueError: As for the cache, the tokens exceed its capacity, or the cache was appended to in
-                place before.
+            ValueError: As for the cache; or, with `in_place`, the tokens exceed the capacity, or tokens were
+                appended to this cache in place before.
         """
         old = {"key": self._filled(self._buffers.key), "value": self._filled(self._buffers.value)}
         cached = {f"cache.{name}": array for name, array in old.items()}

@@ -32,16 +32,16 @@ MOST_SEQUENCES = 8
 
 
 class PagedKVCache(Generic[A]):
-    """The keys and values of N sequences in blocks of a pool. Attention copies some blocks at a time.
-
-    In NumPy, and in torch on the CPU without autograd, decoding gathers no copies of blocks: queries that
-    attend to all tokens, without a mask, a bias or dropout, are multiplied with the blocks where they lie. This
-    needs blocks of 8 tokens or more that are not shared, no empty sequence, finite numbers also where no token
-    is, and sequences that fill at least half of the blocks between their first and their last. Other calls, and
-    small ones, gather copies.
+    """The keys and values of N sequences of different lengths, in blocks of a shared pool.
 
     Token t of sequence n is in block `block_table[n][t // size]`, at place `t % size`. You keep track of the
-    free blocks: to give a sequence its next block, make a new cache over the same pool.
+    free blocks: to give a sequence its next block, create a new cache over the same pool.
+
+    `attend` copies some blocks at a time. In NumPy, and in torch on the CPU without autograd, large decoding
+    calls read the blocks without copies. These are calls without a mask, a bias or dropout whose queries attend
+    to all tokens. Their blocks hold at least 8 tokens, are not shared between sequences, and contain only
+    finite numbers, also in unused places. No sequence is empty, and together the sequences fill at least half
+    of the blocks between their first and their last block.
 
     Shapes:
         `P` blocks in the pool, `size` tokens in a block, `N` sequences, `n` new tokens, `L` queries, `Hq` query
@@ -55,13 +55,14 @@ class PagedKVCache(Generic[A]):
         lengths: The number of tokens of each sequence: N integers, in a list or an array, static like the
             table.
         layout: The layout of all inputs and outputs.
-        rotary: A `Rotary` that rotates keys when they are appended, and queries when they attend, each at its
-            position in its sequence. The keys in the pool must be rotated already.
+        rotary: A `positional.Rotary`. The cache then rotates keys when they are appended, and queries when they
+            attend, each by its position in its sequence. The keys in the pool must be rotated already.
 
     Raises:
-        TypeError: The arrays are of several libraries or dtypes, or the table has no integers or is traced.
-        ValueError: The shapes do not fit, the arrays are on several devices, the pool does not have a block of
-            the table, or a sequence has too few blocks.
+        TypeError: The arrays have several libraries or dtypes; or the table or the lengths are not integers, or
+            are not static inside a jit.
+        ValueError: The shapes do not fit, the arrays are on several devices, the table names a block that the
+            pool does not have, or a sequence has too few blocks.
 
     Examples:
         >>> import numpy as np
@@ -157,16 +158,16 @@ class PagedKVCache(Generic[A]):
         Args:
             key: (N, H, n, E), with the pool's library, device and dtype.
             value: (N, H, n, Ev).
-            in_place: Write into the pool, instead of copying it. Other caches over the same pool see the
-                change. The pools of keys and values must share no memory.
+            in_place: Write into the pool instead of copying it. Other caches over the same pool see the
+                change. The pools of keys and values must not share memory.
 
         Returns:
             The new cache.
 
         Raises:
-            TypeError: As for the cache, or the pool is not writeable.
-            ValueError: As for the cache, a sequence has no block left for its tokens, or a block belongs to
-                several sequences.
+            TypeError: As for the cache; or, with `in_place`, the pool is not writeable.
+            ValueError: As for the cache; or a sequence has too few blocks for its tokens, or a block that is
+                written to belongs to several sequences.
         """
         function = "PagedKVCache.append"
         pools = {"key_blocks": self._key_blocks, "value_blocks": self._value_blocks}

@@ -41,26 +41,26 @@ def ring_attention(
 
     Each of the n devices along `axis_name` holds L / n queries and S / n keys and values, in the order of the
     sequence. Keys and values travel around the ring of devices, and each device merges the attention states of
-    its queries. No device ever holds more than two parts of the keys. Call it inside of `jax.jit`.
+    its queries. No device ever holds more than two parts of the keys. Call the function inside of `jax.jit`.
 
-    Steps in which a mask lets no device attend are left out: with a sliding window, keys travel only as far as
-    the window reaches. With a causal mask the devices would not have equally much to do. The call then moves
-    queries, keys and values to zig-zag order first, and moves the output back: the sequence is cut into 2 n
-    pieces, and device d gets the pieces d and 2 n - 1 - d. You see the plain order, and i and j of masks and
-    biases count in it too.
+    Steps in which no device may attend are skipped: with a sliding window, keys travel only as far as the
+    window reaches. With a causal mask, the devices would have unequal amounts of work. The call then uses
+    zig-zag order if L and S are multiples of 2 n: it cuts the sequence into 2 n pieces, moves the pieces d and
+    2 n - 1 - d to device d, and moves the output back. This changes nothing for you: the output has the order
+    of the query, and masks and biases count i and j in that order.
 
     Shapes:
-        As for `scaled_dot_product_attention`. L and S are multiples of n, and for zig-zag order of 2 n.
+        As for `scaled_dot_product_attention`. L and S are multiples of n.
 
     Args:
-        query: (..., Hq, L, E), arrays of JAX. Its parts along L lie on the devices along `axis_name`; arrays
-            that lie otherwise are moved there. Batch and heads may lie along other axes of the mesh, and stay
-            so.
+        query: (..., Hq, L, E), a JAX array, divided along L among the devices along `axis_name`. Arrays that
+            are not divided in this way are moved. Batch and heads may be divided along other axes of the mesh;
+            that does not change.
         key: (..., H, S, E), divided along S.
         value: (..., H, S, Ev), divided along S.
-        attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S). Each device needs the rows of its
-            queries. The masks of `sdpa_xp.masks` need no array. They also tell which steps to leave out, if
-            their arrays are no inputs of the `jit`.
+        attn_mask: A mask of `sdpa_xp.masks`, or an array that broadcasts to (..., Hq, L, S), of which each
+            device needs the rows of its queries. A mask lets the call skip steps, unless the arrays in it are
+            inputs of the `jit`; an array does not.
         mesh: A jax.sharding.Mesh.
         axis_name: The axis of `mesh` along which the keys are divided.
         bias: A bias, or an array that broadcasts to (..., Hq, L, S), divided as `attn_mask`.
@@ -78,14 +78,15 @@ def ring_attention(
         (..., Hq, L, Ev), divided as `query`, with its dtype. A row whose keys are all masked is 0.
 
     Raises:
-        TypeError: As for `scaled_dot_product_attention`; or the arrays are not of JAX, or `mesh` is no mesh.
-        ValueError: As for `scaled_dot_product_attention`; or `mesh` has no such axis, or L or S is not a
+        TypeError: As for `scaled_dot_product_attention`; or the arrays are not JAX arrays, or `mesh` is not a
+            jax.sharding.Mesh.
+        ValueError: As for `scaled_dot_product_attention`; or `mesh` does not have the axis, or L or S is not a
             multiple of its length.
 
     Numerics:
-        Keys and values travel in their dtype. Scores, states and sums of gradients have the accumulation dtype.
-        Reverse-mode gradients (jax.grad) go around the ring a second time, and compute scores again, so that no
-        device keeps the keys of others. Forward-mode (jax.jvp) is not available.
+        Keys and values are sent in their own dtype. Scores, states and sums of gradients have the accumulation
+        dtype. For gradients (jax.grad), keys and values go around the ring a second time and scores are
+        computed again, so that no device keeps the keys of others. Forward mode (jax.jvp) is not available.
 
     Examples:
         >>> import jax

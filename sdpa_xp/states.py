@@ -1,4 +1,4 @@
-"""States: attention over some of the keys, which merges with attention over the other keys."""
+"""States: attention over some of the keys, to merge with attention over the other keys."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ A = TypeVar("A", bound=AnyArray)
 
 
 class AttentionState(NamedTuple, Generic[A]):
-    """Attention over some of the keys, with the log-sum-exp that merging needs."""
+    """Attention over some of the keys, with the log-sum-exp that `merge_states` needs."""
 
     output: A
-    """(..., Hq, L, Ev), in the dtype of the input."""
+    """The output over these keys, (..., Hq, L, Ev), in the dtype of the query."""
     lse: A
     """The logarithm of the sum of exp(score), (..., Hq, L), in the dtype of the scores.
 
-    It is natural, or to base 2 with `lse_base=2`. The scores are float64 for float64 input or
-    `softmax_dtype=float64`, else float32.
+    It is the natural logarithm; with `lse_base=2` it has base 2. The scores are float64 for float64 inputs or
+    `softmax_dtype=float64`, and float32 otherwise.
     """
 
 
@@ -36,7 +36,7 @@ def merge_states(
     key_ranges: checks.KeyRanges | None = None,
     keys: int | None = None,
 ) -> AttentionState[A]:
-    r"""Merge attention over parts of the keys to attention over all these keys.
+    r"""Merge attention over parts of the keys into attention over all of these keys.
 
     $o = \sum_i e^{lse_i - lse}\,o_i$ with $lse = \log \sum_i e^{lse_i}$.
 
@@ -48,18 +48,19 @@ def merge_states(
         lse_base: The base of `lse`: None for natural logarithms, or 2 for logarithms to base 2, as in
             FlashInfer. The result has the same base.
         layout: The layout of the outputs, as for `attention_state`: "...HLE" or "...LHE". `lse` is
-            (..., Hq, L) with either.
-        key_ranges: The keys of each state: a `range` or (start, stop), or a list of them for a state that was
-            merged from others. If a state is passed twice, an error is raised, because its keys would count
-            twice.
-        keys: The number of all keys. If a key is missing in `key_ranges`, an error is raised.
+            (..., Hq, L) in both.
+        key_ranges: The keys of each state, to check that no key counts twice: a `range` or (start, stop), or a
+            list of these for a state that was merged from others. If two states share a key, an error is
+            raised.
+        keys: The number of all keys, to check that none is missing in `key_ranges`. If one is, an error is
+            raised.
 
     Returns:
         The state over all these keys, in the dtypes of the first state.
 
     Raises:
-        TypeError: An item is no state, or the states are of several libraries or dtypes.
-        ValueError: There is no state, the shapes or devices of the states differ, or a key is in two of
+        TypeError: An item is not an AttentionState, or the states have several libraries or dtypes.
+        ValueError: `states` is empty, the shapes or devices of the states differ, or a key is in two of
             `key_ranges` or in none of them.
 
     Examples:

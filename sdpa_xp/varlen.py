@@ -55,10 +55,11 @@ def varlen_attention(
     layout: Layout = "...LHE",
     implementation: Implementation | None = None,
 ) -> A:
-    r"""Compute attention of N packed sequences, each within itself.
+    r"""Compute attention of N sequences that are packed into one array; each attends only to itself.
 
-    The queries of sequence n are those from cu_seqlens_q[n] up to cu_seqlens_q[n + 1], and likewise its keys.
-    Nothing is padded, and no query attends to another sequence, even if that holds NaN.
+    The queries of sequence n are rows cu_seqlens_q[n] to cu_seqlens_q[n + 1] - 1 of `query`. `cu_seqlens_k`
+    gives its keys and values in the same way. Nothing is padded. A NaN in one sequence has no effect on the
+    others.
 
     Shapes:
         `T` queries and `U` keys of all sequences together, `N` sequences, `E` width of a query or key, `Ev`
@@ -68,14 +69,14 @@ def varlen_attention(
         query: (T, Hq, E), as flash-attention packs it; (Hq, T, E) with `layout="...HLE"`.
         key: (U, H, E).
         value: (U, H, Ev).
-        cu_seqlens_q: The cumulative lengths of the sequences: N + 1 integers from 0 to T that do not decrease,
-            as a list or an integer array of any library. Inside a jit they must be static, because they are
-            read.
-        cu_seqlens_k: The cumulative lengths of the keys, from 0 to U.
+        cu_seqlens_q: The cumulative numbers of queries: N + 1 integers from 0 to T that do not decrease, as a
+            list or an integer array of any library. Sequences of 2 and 3 queries have [0, 2, 5]. Inside a jit
+            they must be static, because the shapes depend on them.
+        cu_seqlens_k: The cumulative numbers of keys, from 0 to U.
         attn_mask: A mask, which applies within each sequence: i and j count from the first query and key of the
-            sequence, and "lower_right" aligns its last query and key. The sequences are the batch, so arrays
-            within a mask have 1 or N batch entries. An array as a mask broadcasts to (N, Hq, 1, 1), because
-            sequences may have different L and S.
+            sequence, and "lower_right" aligns its last query and key. The sequences are the batch, so lengths
+            and other arrays in a mask have 1 or N batch entries. If you pass an array instead of a mask, it
+            must broadcast to (N, Hq, 1, 1), because sequences may have different L and S.
         bias: A bias or an array, which applies within each sequence too.
         is_causal: Query i of a sequence attends to its key j only if j <= i. flash-attention aligns the last
             query and key instead: use `attn_mask=masks.causal("lower_right")`.
@@ -83,17 +84,19 @@ def varlen_attention(
         softcap: A positive number, or None.
         sinks: (Hq,), or (N, Hq).
         dropout_p: From 0 to 1.
-        rng: Needed if dropout_p > 0.
+        rng: Required if dropout_p > 0.
         softmax_dtype: float32, float64 or None.
         layout: The layout of query, key, value and the result.
         implementation: `"xp"` or None.
 
     Returns:
-        (T, Hq, Ev), with the library, device and dtype of the query. A sequence without keys gives 0.
+        (T, Hq, Ev), with the library, device and dtype of the query. A sequence without keys has output 0.
 
     Raises:
-        TypeError: As for `scaled_dot_product_attention`; or the lengths are not integers, or are traced.
-        ValueError: As for `scaled_dot_product_attention`; or the lengths do not add up.
+        TypeError: As for `scaled_dot_product_attention`; or the lengths are not integers, or are not static
+            inside a jit.
+        ValueError: As for `scaled_dot_product_attention`; or the cumulative lengths do not begin with 0, do not
+            end with T or U, or decrease.
 
     Examples:
         >>> import numpy as np

@@ -62,8 +62,8 @@ def attention_weights(
         implementation: `"xp"` or None.
 
     Returns:
-        (..., Hq, L, S), or (L, S) for 2-D inputs, in the dtype of the query. A row sums to 1; to less
-            with a sink; to 0 if all its keys are masked. A masked pair is 0.
+        (..., Hq, L, S), or (L, S) for 2-D inputs, in the dtype of the query. A masked pair has weight 0. Each
+            row sums to 1; with a sink it sums to less, and to 0 if all its keys are masked.
 
     Raises:
         TypeError: As for `scaled_dot_product_attention`.
@@ -120,7 +120,7 @@ def attention_scores(
         (..., Hq, L, S), or (L, S) for 2-D inputs, in the dtype of the query.
 
     Numerics:
-        Computed in the accumulation dtype and rounded once: a score beyond 65504 is inf in float16.
+        Scores are computed in the accumulation dtype and rounded once. A score beyond 65504 is inf in float16.
 
     Raises:
         TypeError: As for `scaled_dot_product_attention`.

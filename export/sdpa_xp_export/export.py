@@ -68,7 +68,7 @@ def export_attention(
         key: The same dtype, (..., H, S, E).
         value: The same dtype, (..., H, S, Ev).
         attn_mask: A mask of `sdpa_xp.masks`, with specs instead of arrays. A few nodes compute it from the
-            lengths of a run, and its specs become inputs with the names of its arguments. Or a spec that
+            lengths of a run, and its specs become inputs with the names of its arguments. Or pass a spec that
             broadcasts to (..., Hq, L, S): "bool" (True = may attend) or the query's dtype (added to the
             scores).
         bias: A bias of `sdpa_xp.biases`, with specs instead of arrays; or a spec that broadcasts to (..., Hq,
@@ -87,31 +87,33 @@ def export_attention(
         past_value: (..., H, P, Ev). The graph returns the joined cache as `present_value`.
         past_lengths: An integer spec, (B,), for a cache with free space: the number of tokens in the cache. S
             is then P, the capacity, and `present_key` has P rows. The new tokens are written after the tokens
-            in the cache; the rest of it may have any values. After a run, add the number of new real tokens of
-            each entry. A graph does not check lengths. On the CPU, a run fails if the new tokens do not fit,
-            but a negative length may give a wrong result without an error. In a mask, a negative length counts
-            as 0 and a length above S as S; with `padding` alone, `"attention"` at opset 24 fails instead.
+            in the cache; the rest of the cache may have any values. After a run, add to each entry of
+            `past_lengths` its number of new real tokens. A graph does not check lengths. On the CPU, a run
+            fails if the new tokens do not fit, but a negative length may give a wrong result without an error.
+            In a mask, a negative length counts as 0 and a length above S as S; with `padding` alone,
+            `"attention"` at opset 24 fails instead.
         outputs: The outputs of the graph: some of `"output"`, `"lse"`, `"weights"` and `"scores"`.
-        form: `"attention"` is ai.onnx Attention; `"multi_head"` and `"grouped_query"` are the operators of that
-            name in com.microsoft; `"tiled"` is MatMul and Softmax in a Scan over blocks of queries, in memory
-            linear in S; `"primitive"` is MatMul and Softmax. `"auto"` chooses the best form for the call and
-            the runtime, among the forms that are correct on this release and on every later one that was tried.
-            On `cuda` nothing was run: the choice follows the documented kernels.
+        form: The operators of the graph. `"auto"` chooses the best form for the call and the runtime, among the
+            forms that are correct on this release and on every later one that was tried. On `cuda` nothing was
+            run: the choice follows the documented kernels. `"attention"` is ai.onnx Attention; `"multi_head"`
+            and `"grouped_query"` are MultiHeadAttention and GroupQueryAttention of com.microsoft; `"tiled"` is
+            MatMul and Softmax in a Scan over blocks of queries, in memory linear in S; `"primitive"` is MatMul
+            and Softmax.
         opset: 23 or 24 for `"attention"`, 17 to 24 for the others. The default is 23 for `"attention"` (24 with
             key lengths) and 18 for the others.
-        runtime: The provider, and the oldest release that must compute the graph correctly, such as
-            `"onnxruntime>=1.28;cpu"`; every later release that was tried does too. 1.28.2 counts as 1.28, and
-            the oldest is 1.23. The newest release that was tried is 1.31.1; the exporter assumes that newer
-            releases compute the same, and the metadata say so. On `cuda` no graph was run. The provider is
-            `cpu`, `cuda` or `web`, which is onnxruntime-web on WebAssembly and on WebGPU. Its JavaScript API
-            has no bfloat16. Half precision is computed in float32; a fused kernel on `cuda` has its own
-            accumulation.
+        runtime: The oldest release that must compute the graph correctly, and the provider, such as
+            `"onnxruntime>=1.28;cpu"`. Every later release that was tried computes it correctly, too. The
+            provider is `cpu`, `cuda` or `web`, which is onnxruntime-web on WebAssembly and on WebGPU. The
+            oldest release is 1.23, and 1.28.2 counts as 1.28. The newest release that was tried is 1.31.1; the
+            exporter assumes that newer releases compute the same, and the metadata say so. On `cuda` no graph
+            was run. The JavaScript API of `web` does not support bfloat16. Half precision is computed in
+            float32; a fused kernel on `cuda` has its own accumulation.
 
     Returns:
-        The model, which has passed the full onnx.checker. Its metadata contain the call, which `verify` reads,
-            a SHA-256 digest of the call and of the numbers in it, the form, the reason for the form, and the
-            runtime. Arrays in masks, biases, `scale` or `sinks` become initializers. With more than 1.75 GiB of
-            initializers, the result is a LargeModel.
+        The model, which has passed the full onnx.checker. Arrays in masks, biases, `scale` or `sinks` become
+            initializers. With more than 1.75 GiB of initializers, the result is a LargeModel. The metadata
+            contain the call, which `verify` reads, a SHA-256 digest of the call and of the numbers in it, the
+            form, the reason for the form, and the runtime.
 
     Raises:
         TypeError: An argument has a wrong type or dtype, or a function of the indices cannot be traced to ONNX.

@@ -66,12 +66,12 @@ class Run:
     """One output of one run: its lengths and scores, the requested provider, and its agreement."""
 
     inputs: str
-    """The lengths, and the size of the scores if that is not 1."""
+    """The lengths, and the size of the scores if it is not 1."""
     provider: str
     output: str
     agreement: Agreement
     seconds: float
-    """The time of the run; if it is short, a run that is not timed comes before it."""
+    """The time of the run. If it is short, another run warms up first, which is not timed."""
     peak_bytes: int | None
     """Memory of the process above its memory before the first run; None if the system does not report it."""
     longest: int
@@ -113,12 +113,12 @@ class LayerReport:
 
     @property
     def agrees(self) -> bool:
-        """Whether there are runs, and every run stayed within its bound."""
+        """Whether every run stayed within its bound, and there was at least one run."""
         return bool(self.runs) and all(run.agreement.agrees for run in self.runs)
 
     @property
     def worst(self) -> Run:
-        """The run that came closest to its bound, or went furthest beyond it."""
+        """The run that came closest to its bound or, if some fail, went furthest beyond it."""
         return max(self.runs, key=lambda run: run.agreement.share)
 
     @property
@@ -202,7 +202,7 @@ def _shortened(lines: tuple[str, ...]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Report(LayerReport):
-    """The report of `verify`; `print` shows it in a line."""
+    """The report of `verify`; `print` shows it in one line."""
 
     call: ExportCall
     """The call that the model was compared with."""

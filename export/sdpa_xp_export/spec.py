@@ -22,17 +22,17 @@ _SPEC = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[^\]]*)\]")
 
 @dataclass(frozen=True, init=False, slots=True)
 class TensorSpec:
-    """The dtype and the shape of an input of the graph. It may stand wherever the library takes an array.
+    """The dtype and the shape of an input of the graph. Pass it wherever the library takes an array.
 
     Args:
         dtype: `"float16"`, `"bfloat16"`, `"float32"`, `"float64"`, `"int8"` to `"int64"`, `"uint8"` to
             `"uint64"`, or `"bool"`; or a dtype of an array library that has one of these names.
-        shape: A length is an int, or a name for one that is known only when the graph runs; the same name
+        shape: A length is an int, or a name for a length that is known only when the graph runs. The same name
             stands for the same length everywhere in the call. `"P+L"` is a sum of names.
 
     Raises:
-        TypeError: A length that is neither an int nor a name.
-        ValueError: An unknown dtype, a length below 1, or a name that is neither an identifier nor a sum of
+        TypeError: A length is neither an int nor a name.
+        ValueError: The dtype is unknown, a length is below 1, or a name is neither an identifier nor a sum of
             identifiers.
 
     Examples:
@@ -72,13 +72,13 @@ class TensorSpec:
 
     @classmethod
     def parse(cls, text: str) -> TensorSpec:
-        """Read the spec that is written as `float32[B,8,L,64]`, as on the command line.
+        """Return the spec that is written as `float32[B,8,L,64]`, as on the command line.
 
         Args:
             text: A dtype, and the shape in brackets.
 
         Raises:
-            ValueError: Another form of text, or what a spec refuses.
+            ValueError: `text` has another form, or is not a valid spec.
         """
         match = _SPEC.fullmatch(text.replace(" ", "")) if isinstance(text, str) else None
         lengths = match["shape"].split(",") if match and match["shape"] else []
@@ -93,7 +93,7 @@ class TensorSpec:
 
     @property
     def floating(self) -> bool:
-        """Whether the dtype is a floating one."""
+        """Whether the dtype is a floating dtype."""
         return self.dtype in FLOATING
 
     @property

@@ -223,7 +223,7 @@ def _outputs(graph: TracedGraph, result: Any) -> dict[str, GraphValue]:
             hint = "Return a mapping or a NamedTuple: its names are those of the outputs."
             raise ValueError(message(FUNCTION, rule, {"output": repr(name)}, hint))
         if not isinstance(value, GraphValue):
-            rule = "`layer` must return what it computes of its arguments, an array or several"
+            rule = "`layer` must return one or several arrays that it computes from its arguments"
             raise TypeError(message(FUNCTION, rule, {name: type(value).__name__}))
         value = graph.equal_values.get(value.name, value)
         used_values = {output.name for output in outputs.values()}

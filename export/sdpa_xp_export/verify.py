@@ -53,15 +53,15 @@ def verify(
 ) -> Report:
     """Run `model` in onnxruntime, and compare its outputs with the float64 reference.
 
-    The inputs are random. Lengths and batches are 1 to 9, the lengths on both sides of each number in a mask or
-    a bias and of each block of the graph, and longer ones of up to 2,053 tokens, within 38 million scores. The
-    past of a cache may be empty. Integers are random, or all have their smallest or largest allowed value. Some
-    runs have scores of some hundreds, and some of some ten thousands. Masks have rows without keys, batch
-    entries have different lengths, and keys that no query attends to are NaN. In some runs a query, or a key or
-    value that some queries attend to, is NaN.
+    The inputs are random. Lengths and batches are 1 to 9; the lengths on both sides of each number in a mask or
+    a bias and of each block of the graph; and longer ones of up to 2,053 tokens, if a run has at most 38
+    million scores. The past of a cache may be empty. Integers are random, or all have their smallest or largest
+    allowed value. In some runs the scores are some hundreds, and in some they are some ten thousands. Masks
+    have rows without keys, batch entries have different lengths, and keys that no query attends to are NaN. In
+    some runs a query, or a key or value that some queries attend to, is NaN.
 
-    In a long run only a sample of the rows is compared: the first, the last, the rows next to each of these
-    numbers, and some random ones.
+    In a long run, only a sample of the rows is compared: the first, the last, the rows next to each number and
+    each block boundary, and some random ones.
 
     Args:
         model: The result of `export_attention`, or the path of its file, which may have external data.

@@ -57,8 +57,8 @@ def verify_layer(
     for the bound, which is twice the error of that call. Each named length is tried with 1 to 9 and with 33,
     and with 130 together with each other name. A length that occurs only in inputs with "past" in their name is
     also tried with 0. There are also runs on both sides of each number in the masks and biases of the attention
-    calls, and of each block of the graph, within 38 million scores. To find these numbers, the layer is called
-    once more, as in `to_onnx`.
+    calls, and of each block of the graph, if a run has at most 38 million scores. To find these numbers, the
+    layer is called once more, as in `to_onnx`.
 
     In some runs a quarter of the tokens of each floating input is multiplied by a large number (2**30; 2**13
     in float16). Then a mask that adds -1e4 instead of -inf gives wrong results. The bound of these runs also
@@ -183,7 +183,7 @@ def _check_keywords(specs: Mapping[str, TensorSpec], keywords: Mapping[str, Any]
 
     def noted(name: str, spec: TensorSpec) -> TensorSpec:
         if name not in specs or name in names:
-            rule = "a spec in the keyword arguments must be an input of the model, and each input one of them"
+            rule = "each spec in the keyword arguments must be an input of the model, and each input only once"
             raise ValueError(message("verify_layer", rule, {"spec": name, "inputs": ", ".join(specs)}))
         names.add(name)
         return spec

@@ -29,7 +29,7 @@ def same_but_width(function: str, shapes: Mapping[str, Shape]) -> None:
     if min(len(first), len(second)) < 3:
         raise ValueError(message(function, f"{names} must have at least 3 axes", got))
     if first[:-1] != second[:-1]:
-        rule = f"{names} must have one shape but for the width (axis -1)"
+        rule = f"{names} must have the same shape, except for the width (axis -1)"
         raise ValueError(message(function, rule, got))
 
 
@@ -37,7 +37,7 @@ def same_but(function: str, name: str, shape: Shape, cached: Shape, axis: int) -
     """Check that appended tokens have the shape of the cached tokens, but for the length on `axis`."""
     other_axes = [n for n in range(-len(shape), 0) if n != axis]
     if len(shape) != len(cached) or any(shape[n] != cached[n] for n in other_axes):
-        rule = f"`{name}` must have the shape of the cache's but for the length (axis {axis})"
+        rule = f"`{name}` must have the shape of the cache, except for the length (axis {axis})"
         raise ValueError(message(function, rule, {f"{name}.shape": shape, f"cache.{name}.shape": cached}))
 
 
@@ -46,16 +46,16 @@ def writeable(function: str, feature: str, arrays: Mapping[str, Array]) -> None:
     for name, array in arrays.items():
         if not library_of(array).is_writeable(array):
             rule = f"{feature} needs arrays that can be written to"
-            hint = "Without it `append` copies, with any library."
+            hint = "Without it, `append` copies the cache and works with every library."
             raise TypeError(message(function, rule, {name: f"a read-only {type_name(array)}"}, hint))
 
 
 def no_graph_values(function: str, feature: str, arrays: Mapping[str, Array]) -> None:
-    """Check that `feature` gets arrays, and no values of a graph that is being exported."""
+    """Check that `feature` gets arrays, and not values of a graph that is being exported."""
     if has_override(*arrays.values()):
-        rule = f"{feature} must be of arrays, and of no values of a graph"
+        rule = f"{feature} needs arrays, not values of a graph"
         got = {name: type_name(array) for name, array in arrays.items()}
-        raise TypeError(message(function, rule, got, "A graph takes a KVCache without a capacity."))
+        raise TypeError(message(function, rule, got, "In a graph, use a KVCache without `capacity`."))
 
 
 def pool_not_empty(function: str, sequences: int, size: int) -> None:
@@ -71,7 +71,7 @@ def pool_not_empty(function: str, sequences: int, size: int) -> None:
 def separate_pools(function: str, key_blocks: Array, value_blocks: Array) -> None:
     """Check that the pools of keys and values share no element; interleaved views share none."""
     if share_memory(key_blocks, value_blocks):
-        rule = "`key_blocks` and `value_blocks` must share no memory to be written to"
+        rule = "`in_place` needs `key_blocks` and `value_blocks` that do not share memory"
         got = {"value_blocks": "key_blocks" if key_blocks is value_blocks else "a view of the same numbers"}
         raise ValueError(message(function, rule, got, "Copy one of them."))
 
@@ -93,7 +93,7 @@ def appended(function: str, queries: int, tokens: int, sequence: int | None = No
 def fits_capacity(function: str, needed: int, capacity: int) -> None:
     """Check that the tokens fit into the cache's capacity."""
     if needed > capacity:
-        hint = "Make the cache with more `capacity`, or append without `in_place`."
+        hint = "Create the cache with a larger `capacity`, or append without `in_place`."
         rule = "the tokens must fit into the capacity of the cache"
         raise ValueError(message(function, rule, {"tokens": needed, "capacity": capacity}, hint))
 
@@ -102,8 +102,9 @@ def is_newest(function: str, length: int, filled: int) -> None:
     """Check that no cache was made from this one in place, because its tokens would be overwritten."""
     if length != filled:
         rule = "a cache can be appended to in place only once"
-        hint = "Append to the newest one, or without `in_place`."
-        raise ValueError(message(function, rule, {"tokens of this one": length, "of the newest": filled}, hint))
+        hint = "Append to the newest cache, or without `in_place`."
+        got = {"tokens of this cache": length, "tokens of the newest cache": filled}
+        raise ValueError(message(function, rule, got, hint))
 
 
 def block_table(function: str, table: list[list[int]], lengths: list[int], size: int, blocks: int) -> None:

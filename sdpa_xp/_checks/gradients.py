@@ -28,7 +28,9 @@ def cotangent(function: str, value: object, query: Array, output: Shape) -> Arra
 
 def not_added(function: str, *, traced: bool) -> NoReturn:
     """Refuse a caller's function that does more than add to the score, or that cannot be tried."""
-    rule = "a gradient needs a `bias` whose function only adds to the score, since its derivative is not known"
-    got = "a function inside a jit or a lazy graph, where it cannot be tried" if traced else "one that does not"
-    hint = "Pass what it adds as an array, or differentiate `scaled_dot_product_attention` by torch or JAX."
+    rule = "the function of `bias` must only add to the score, because its derivative is not known"
+    got = "a function that does more"
+    if traced:
+        got = "a function inside a jit or a lazy graph, where it cannot be tried"
+    hint = "Pass what it adds as an array, or let torch or JAX differentiate `scaled_dot_product_attention`."
     raise ValueError(message(function, rule, {"bias": got}, hint))

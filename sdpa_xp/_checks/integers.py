@@ -125,7 +125,7 @@ def one_each(function: str, name: str, shape: Shape, target: Shape, letter: str,
     """Check that `shape` has the last axis of `target`, and that its other axes broadcast to `target`."""
     known(function, name, shape)
     if not shape or shape[-1] != target[-1] or broadcast(shape, target) != target:
-        rule = f"`{name}` must have one integer for each of {letter}, (..., {letter})"
+        rule = f"`{name}` must have one integer for each token, (..., {letter})"
         got = {f"{name}.shape": shape, f"(..., {letter})": target}
         raise ValueError(message(function, rule, got, hint))
 

@@ -42,7 +42,7 @@ def key_ranges(function: str, value: object, states: int, keys: object) -> None:
             rule = "each key must be in one state"
             twice = f"{current.start}:{min(current.stop, furthest.stop)}"
             places = f"states[{furthest.state}] and states[{current.state}]"
-            hint = "A state that is delivered twice must be merged once."
+            hint = "Merge each state only once."
             raise ValueError(message(function, rule, {"keys": f"{twice} in {places}"}, hint))
         furthest = current
     if total is not None:
@@ -59,7 +59,8 @@ def _complete(function: str, ranges: Iterable[_Keys], total: int) -> None:
     lost = [f"{a.stop}:{b.start}" for a, b in itertools.pairwise(borders) if a.stop < b.start]
     if lost:
         rule = f"the states must be over all {total} keys"
-        raise ValueError(message(function, rule, {"no state over keys": ", ".join(lost)}, "A state was lost."))
+        got = {"no state over keys": ", ".join(lost)}
+        raise ValueError(message(function, rule, got, "A state is missing."))
 
 
 def _ranges(function: str, number: int, item: object) -> Iterator[_Keys]:

@@ -72,14 +72,14 @@ def implementation(function: str, value: object, *, kernels: bool) -> Implementa
 
 def refuse_missing_kernel(function: str, reason: str) -> NoReturn:
     """Refuse "native" if no kernel computes the call."""
-    rule = f"`implementation` must be None or 'xp' where {reason}"
+    rule = f"`implementation` must be None or 'xp', because {reason}"
     raise ValueError(message(function, rule, {"implementation": "'native'"}))
 
 
 def refuse_missing_streams(function: str, library: str) -> NoReturn:
     """Refuse a function that a library of streamed chunks does not compute."""
-    rule = f"arrays of {library} can be attended, and have neither weights nor gradients here"
-    hint = f"Arrays of Dask have both: dask.array.from_zarr reads what {library} writes."
+    rule = f"arrays of {library} support attention, but neither weights nor gradients"
+    hint = f"Arrays of Dask support both: dask.array.from_zarr reads what {library} writes."
     raise TypeError(message(function, rule, {"query": f"an array of {library}"}, hint))
 
 
@@ -156,6 +156,6 @@ def rng(function: str, value: object, library: Library, *, needed: bool) -> None
     if value is not None and not library.is_rng(value):
         raise TypeError(message(function, f"`rng` must be a {name}", {"rng": type_name(value)}))
     if value is not None and not library.can_draw():
-        rule = "`rng` cannot be drawn from inside torch.compile"
-        hint = "It takes no torch.Generator: leave this call out of what is compiled."
+        rule = "`rng` cannot be used inside torch.compile"
+        hint = "torch.compile does not support torch.Generator: call this outside of the compiled function."
         raise TypeError(message(function, rule, {"rng": name}, hint))

@@ -10,12 +10,18 @@ from sdpa_xp._checks.integers import integer
 from sdpa_xp._checks.keywords import number
 from sdpa_xp._checks.messages import message, type_name
 from sdpa_xp._checks.shapes import axes
-from sdpa_xp._libraries import array_signatures, has_override, is_array
+from sdpa_xp._libraries import array_signatures, has_override, is_array, is_number
 from sdpa_xp._libraries.protocols import Array, Dtype
 
 MOST_PASSED = 1024
 _PASSED: set[object] = set()
 """Signatures of inputs that passed `inputs`, so that equal calls are checked once."""
+_FROM_WIDTHS = {
+    "Linear": "Linear.init(rng, in_dim, out_dim)",
+    "MultiHeadAttention": "MultiHeadAttention.init(rng, query_dim, num_heads=...)",
+    "SingleHeadAttention": "SingleHeadAttention.init(rng, embedding_dim, attention_dim)",
+}
+"""How to create a layer from widths, for callers who pass them to the constructor."""
 
 
 def one_kind(function: str, values: Mapping[str, object]) -> dict[str, Array]:
@@ -37,8 +43,16 @@ def maps(function: str, values: Mapping[str, object], kind: type) -> None:
     """Check that all values are maps of that kind."""
     for name, value in values.items():
         if not isinstance(value, kind):
-            rule = f"`{name}` must be a {kind.__name__}"
-            raise TypeError(message(function, rule, {name: type_name(value)}))
+            rule, hint = f"`{name}` must be a {kind.__name__}", ""
+            if is_array(value):
+                hint = f"Convert a weight (out, in): {kind.__name__}({name})."
+            elif any(map(is_number, values.values())):
+                hint = _hint_for_widths(function)
+            raise TypeError(message(function, rule, {name: type_name(value)}, hint))
+
+
+def _hint_for_widths(function: str) -> str:
+    return f"To create it from widths, call {_FROM_WIDTHS[function]}." if function in _FROM_WIDTHS else ""
 
 
 def named_arrays(function: str, name: str, value: object) -> None:
@@ -55,6 +69,9 @@ def text(function: str, name: str, value: object) -> None:
 
 def linear(function: str, weight: object, bias: object) -> dict[str, Array]:
     """Check a weight (out, in) and a bias (out,) or None, and return them as plain arrays."""
+    if is_number(weight):
+        rule, got = "`weight` must be an array (out, in)", {"weight": type_name(weight)}
+        raise TypeError(message(function, rule, got, _hint_for_widths(function)))
     arrays = one_kind(function, {"weight": weight} | ({} if bias is None else {"bias": bias}))
     shapes = {name: array.shape for name, array in arrays.items()}
     axes(function, {"weight": shapes["weight"]}, 2)
@@ -79,7 +96,7 @@ def inputs(function: str, arrays: Mapping[str, Any], weights: Mapping[str, Any])
     for name, array in arrays.items():
         shape, width = array.shape, weights[name].shape[-1]
         if not shape or shape[-1] != width:
-            rule = f"`{name}` must be as wide (axis -1) as the layer's `{name}` takes"
+            rule = f"`{name}` must have the width (axis -1) that the layer takes for `{name}`"
             raise ValueError(message(function, rule, {f"{name}.shape": shape, "width": width}))
     if signature is not None:
         if len(_PASSED) >= MOST_PASSED:
@@ -114,16 +131,16 @@ def layer_heads(
     for name, width in widths.items():
         argument, heads = ("num_heads", count) if name == "query" else ("num_kv_heads", key_heads)
         if width == 0 or width % heads:
-            rule = f"`{name}` must give a multiple of `{argument}`"
-            raise ValueError(message(function, rule, {f"{name} gives": width, argument: heads}))
+            rule = f"the output width of `{name}` must be a multiple of `{argument}`"
+            raise ValueError(message(function, rule, {f"output width of {name}": width, argument: heads}))
     if widths["query"] // count != widths["key"] // key_heads:
-        rule = "the heads of `query` and `key` must be equally wide"
-        got = {"query's": widths["query"] // count, "key's": widths["key"] // key_heads}
+        rule = "the heads of `query` and `key` must have the same width"
+        got = {"width in query": widths["query"] // count, "width in key": widths["key"] // key_heads}
         raise ValueError(message(function, rule, got))
     joined = widths["value"] // key_heads * count
     if out_width not in (None, joined):
-        rule = "`out` must take the heads of `value`, one for each of `num_heads`"
-        raise ValueError(message(function, rule, {"out takes": out_width, "heads give": joined}))
+        rule = "the input width of `out` must be the width of all `num_heads` heads of `value` together"
+        raise ValueError(message(function, rule, {"input width of out": out_width, "width of heads": joined}))
     return count, key_heads
 
 
@@ -132,7 +149,7 @@ def one_per_head(function: str, name: str, value: object, count: int, dtype: Dty
     if not is_array(value):
         number(function, name, value, dtype)
     elif value.shape not in ((), (count,)):
-        rule = f"`{name}` must be a number, or an array of one for each head"
+        rule = f"`{name}` must be a number, or an array with one number for each head"
         raise ValueError(message(function, rule, {f"{name}.shape": value.shape, "num_heads": count}))
 
 
@@ -154,26 +171,27 @@ def mapping_entry(function: str, mapping: Mapping[str, object], name: str) -> ob
 
 
 def module_of_arrays(function: str, like: Any) -> None:
-    """Check that `like`, which is no array, is the module of an array library."""
+    """Check that `like`, which is not an array, is the module of an array library."""
     if not callable(getattr(like, "zeros", None)):
         rule = "`like` must be a library of arrays, or an array of it"
         raise TypeError(message(function, rule, {"like": type_name(like)}))
 
 
 def unknown_generator(function: str, rng: object) -> NoReturn:
-    """Refuse an `rng` that is no generator of a known library."""
+    """Refuse an `rng` that is not a generator of a known library."""
     rule = (
         "`rng` must be a numpy.random.Generator, cupy.random.Generator, torch.Generator, or key of JAX or MLX"
     )
-    raise TypeError(message(function, rule, {"rng": type_name(rng)}))
+    hint = f"Pass it first: {function}(numpy.random.default_rng(0), ...)."
+    raise TypeError(message(function, rule, {"rng": type_name(rng)}, hint))
 
 
 def without_bias_of_keys(function: str, mapping: Mapping[str, object], names: tuple[str, ...]) -> None:
     """Refuse the biases that torch appends as a key and a value: they are no parameters of a layer."""
     for name in names:
         if name in mapping:
-            rule = "a layer must not have `bias_k` and `bias_v`, a key and a value of its own"
-            hint = "Attend the inputs and that key apart, and merge with `merge_states`."
+            rule = "a layer cannot have `bias_k` and `bias_v`, an additional key and value"
+            hint = "Attend to the inputs and to that key separately, and merge the results with `merge_states`."
             raise ValueError(message(function, rule, {"mapping": name}, hint))
 
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from sdpa_xp._checks.messages import message, type_name
 
 UNSUPPORTED = {
-    "cache": ("no cache of continuous batching", "Use `generate`, whose caches are supported."),
-    "sinks": ("no sinks that differ between tokens", 'Use `attn_implementation="eager"` for this model.'),
-    "block_indices": ("no lists of blocks", 'Use `attn_implementation="eager"` for this model.'),
+    "cache": ("the cache of continuous batching", "Use `generate`, whose caches are supported."),
+    "sinks": ("sinks that differ between tokens", 'Use `attn_implementation="eager"` for this model.'),
+    "block_indices": ("lists of blocks", 'Use `attn_implementation="eager"` for this model.'),
 }
 """Keywords of transformers' attention functions that change the result, and that sdpa_xp does not compute."""
 
@@ -19,4 +19,4 @@ def model_keywords(function: str, keywords: Mapping[str, object]) -> None:
     for name, (rule, hint) in UNSUPPORTED.items():
         if keywords.get(name) is not None:
             got = {name: f"<{type_name(keywords[name])}>"}
-            raise ValueError(message(function, f"sdpa_xp takes {rule} (`{name}`)", got, hint))
+            raise ValueError(message(function, f"sdpa_xp does not support {rule} (`{name}`)", got, hint))

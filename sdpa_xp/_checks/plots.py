@@ -28,7 +28,7 @@ def weights(function: str, value: object) -> list[list[list[float]]]:
     if any(weight < 0 for rows in heads for row in rows for weight in row):
         least = min(weight for rows in heads for row in rows for weight in row)
         hint = "Compute them with `attention_weights`; scores are not weights."
-        raise ValueError(message(function, "`weights` must not be below 0", {"the least": least}, hint))
+        raise ValueError(message(function, "`weights` must not be below 0", {"smallest weight": least}, hint))
     return [[[float(weight) for weight in row] for row in rows] for rows in heads]
 
 
@@ -48,7 +48,7 @@ def not_empty(function: str, name: str, shape: Shape) -> None:
 def readable(function: str, name: str, array: Array) -> Any:
     """Check that the numbers of an array can be read, and return them in nested lists."""
     if is_traced(array) and not library_of(array).computes_on_demand:
-        rule = f"`{name}` must have numbers that can be read, which none has inside a jit"
+        rule = f"`{name}` must have numbers that can be read now, so not inside a jit"
         raise TypeError(message(function, rule, {name: type_name(array)}))
     return library_of(array).to_list(array)
 
@@ -74,7 +74,7 @@ def heads(function: str, value: object, count: int) -> list[int]:
     else:
         chosen = lengths(function, "heads", value, least=0)
     if max(chosen) >= count:
-        rule = "`heads` must be among those of `weights` (Hq), counted from 0"
+        rule = "`heads` must be below Hq, the number of heads of `weights`"
         raise ValueError(message(function, rule, {"heads": value, "Hq": count}))
     return chosen
 

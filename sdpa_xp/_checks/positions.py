@@ -24,7 +24,7 @@ def real_numbers(function: str, name: str, value: object) -> Array:
 def not_one_number(function: str, name: str, value: object) -> object:
     """Refuse a single number, which could be a position or a length, and return other values."""
     if is_number(value):
-        hint = "range(n) is for the first n."
+        hint = "For the first n positions, pass range(n)."
         raise TypeError(message(function, f"`{name}` must be a range, a list or an array", {name: value}, hint))
     return value
 
@@ -62,5 +62,5 @@ def instance(function: str, name: str, value: object, kind: type) -> None:
 def fits_rotation(function: str, name: str, shape: Shape, width: int) -> None:
     """Check that there is a length, and a width of at least that of the rotation."""
     if len(shape) < 2 or shape[-1] < width:
-        rule = f"`{name}` must have a length, and a width (axis -1, E) of at least that of the rotation"
+        rule = f"`{name}` must have at least 2 axes, and a width (axis -1, E) of at least `rotary.width`"
         raise ValueError(message(function, rule, {f"{name}.shape": shape, "rotary.width": width}))

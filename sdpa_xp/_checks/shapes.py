@@ -108,7 +108,7 @@ def _sizes(function: str, query: Shape, key: Shape, value: Shape | None, layout:
     query_heads, heads = heads_first["query"][-3], heads_first["key"][-3]
     if query_heads != heads and (heads == 0 or query_heads % heads):
         axis = -3 if layout == HLE else -2
-        rule = f"the heads of `query` (axis {axis}, Hq) must be a multiple of those of `key` (H)"
+        rule = f"the heads of `query` (axis {axis}, Hq) must be a multiple of the heads of `key` (H)"
         got = {"query.shape": query, "key.shape": key}
         raise ValueError(message(function, rule, got, _heads_hint(query_heads)))
     batch = broadcast(*(shape[:-3] for shape in heads_first.values()))

@@ -44,7 +44,7 @@ def states(function: str, value: object, layout: str) -> tuple[Namespace, Sequen
     output, lse = pairs[0]
     least = dtype_name(accumulation_dtype(xp, output.dtype))
     if dtype_name(lse.dtype) not in (least, "float64"):  # float64 comes from `softmax_dtype`
-        rule = f"`lse` must be {least} where `output` is {dtype_name(output.dtype)}"
+        rule = f"`lse` must be {least} if `output` is {dtype_name(output.dtype)}"
         raise TypeError(message(function, rule, {"lse.dtype": lse.dtype}))
     rows = output.shape if output.ndim < 3 else headed(output.shape, layout)
     if output.ndim < 2 or lse.shape != rows[:-1]:

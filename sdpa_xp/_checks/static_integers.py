@@ -25,14 +25,14 @@ def cumulative_lengths(function: str, name: str, value: object, total: int, lett
         rule = f"`{name}` must begin with 0 and end with the length of `{letter}`"
         raise ValueError(message(function, rule, got))
     if any(later < earlier for earlier, later in itertools.pairwise(starts)):
-        raise ValueError(message(function, f"`{name}` must not fall", got))
+        raise ValueError(message(function, f"`{name}` must not decrease", got))
     return starts
 
 
 def same_length(function: str, named: Mapping[str, Sequence[object]]) -> None:
     """Check that all sequences have the same length."""
     if len({len(values) for values in named.values()}) > 1:
-        rule = " and ".join(f"`{name}`" for name in named) + " must be equally long"
+        rule = " and ".join(f"`{name}`" for name in named) + " must have the same length"
         raise ValueError(message(function, rule, {f"len({name})": len(x) for name, x in named.items()}))
 
 

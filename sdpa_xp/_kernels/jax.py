@@ -34,9 +34,9 @@ def not_default_reason(call: PreparedCall) -> str | None:
     grid = call.grid
     if grid.is_traced or getattr(grid.device, "platform", None) != "cpu":
         where = "inside a jit" if grid.is_traced else f"on {grid.device}"
-        return f"JAX's kernel is for calls that ask for it {where}"
+        return f"JAX's kernel is not the default {where}"
     if math.prod(grid.shape) > MOST_SCORES:
-        return "JAX's kernel makes all scores at once: a call with many of them has to ask for it"
+        return "JAX's kernel makes all scores at once, so it is not the default for many scores"
     return None
 
 
@@ -54,13 +54,13 @@ def unsupported_reason(call: PreparedCall) -> str | None:
         return "JAX's kernel computes a softmax in float32"
     width = call.arrays["value"].shape[-1]
     if width != call.sizes.width:
-        return "JAX's kernel takes no E that is not Ev"
+        return "JAX's kernel needs E = Ev"
     if any(length == 0 for length in (*call.sizes.batch, *call.grid.shape[-3:], width)):
         return "an axis is empty"
     # The kernel adds one array. The function of a bias may do more than add.
     scores = call.scores_without_dropout()
     if len(scores.biases) > 1 or not all(isinstance(term, Added) for term in scores.biases):
-        return "JAX's kernel takes no bias but one that is added"
+        return "JAX's kernel supports only one bias, which must be added to the scores"
     return None
 
 

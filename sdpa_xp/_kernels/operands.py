@@ -38,9 +38,9 @@ def unsupported_reason(call: PreparedCall, library: str, *, cuts_keys: bool = Fa
     if cuts_keys and call.cached("real_keys", lambda: real_keys(call)) is not None:
         return None
     if not all(mask == CAUSAL or isinstance(mask, ArrayMask) for mask in _flatten(call.masks)):
-        return f"{library}'s kernel takes no masks but `masks.causal()` and boolean arrays"
+        return f"{library}'s kernel supports only `masks.causal()` and boolean arrays as masks"
     if len(call.biases) > 1 or not all(isinstance(bias, ArrayBias) for bias in call.biases):
-        return f"{library}'s kernel takes no bias but one floating array"
+        return f"{library}'s kernel supports only one floating array as bias"
     return None
 
 

@@ -55,7 +55,7 @@ def not_default_reason(call: PreparedCall) -> str | None:
     if is_default:
         return None
     where = "inside torch.compile and torch.func" if call.grid.is_traced else f"on {call.grid.device}"
-    return f"torch's kernel is for calls that ask for it {where}"
+    return f"torch's kernel is not the default {where}"
 
 
 def _is_exporting() -> bool:
@@ -79,11 +79,11 @@ def unsupported_reason(call: PreparedCall) -> str | None:
         exact = not _is_exporting() or dtype_name(call.grid.dtype) != "float64"
         return None if exact else "onnxruntime computes a float64 Attention to float32 accuracy"
     if operands.mask_size(call) > operands.MANY_SCORES:
-        return "torch's kernel makes an array of all that is masked"
+        return "torch's kernel makes an L x S array of the mask"
     # torch's flash kernel wants E = Ev; with others it falls back to its math kernel, which builds all scores.
     many = math.prod(call.grid.shape) > operands.MANY_SCORES
     if many and call.sizes.width != call.arrays["value"].shape[-1]:
-        return "torch's kernel makes all scores at once where E is not Ev"
+        return "torch's kernel makes all scores at once if E is not Ev"
     return None
 
 

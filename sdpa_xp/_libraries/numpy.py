@@ -87,7 +87,7 @@ class NumPy(Library):
             return "Its `*` is a matrix product: pass numpy.asarray(...) of it."
         hooks = ("__array_ufunc__", "__array_function__")  # arrays with units or masks define them
         if isinstance(array, numpy.generic):
-            return "A scalar is no array: pass numpy.asarray(...) of it."
+            return "A scalar is not an array: pass numpy.asarray(...) of it."
         if any(getattr(type(array), hook) is not getattr(numpy.ndarray, hook) for hook in hooks):
             return "Its class changes what operations mean: pass numpy.asarray(...) of it."
         return ""

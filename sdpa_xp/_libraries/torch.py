@@ -22,8 +22,8 @@ UNCHANGED = nullcontext()
 EXPERIMENTAL = "torch.distributed.tensor.experimental"
 """The module of `context_parallel`."""
 PARTS = (
-    "parts of the batch, heads or queries are calls of their own, and parts of the keys are "
-    "`attention_state`s that `merge_states` joins"
+    "for parts of the batch, heads or queries call the function for each part; for parts of the keys use "
+    "`attention_state` and `merge_states`"
 )
 
 
@@ -96,9 +96,9 @@ class Torch(Library):
     def unsupported_reason(self, array: Any) -> str:
         bias = sys.modules.get("torch.nn.attention.bias")
         if bias is not None and isinstance(array, bias.CausalBias):
-            return "It holds no elements: `masks.causal()` and `masks.causal('lower_right')` say the same."
+            return "It has no elements: use `masks.causal()` or `masks.causal('lower_right')` instead."
         if array.layout is not sys.modules["torch"].strided or array.is_nested:
-            return "A sparse or nested tensor is none: `.to_dense()` or padding makes one."
+            return "Make a sparse or nested tensor dense: use `.to_dense()`, or pad it."
         return distributed_reason(array)
 
     def plain(self, array: A) -> A:
@@ -183,9 +183,9 @@ def distributed_reason(array: Any) -> str:
     """Return why a tensor that lies on several processes is refused, and what to do; "" if it does not."""
     distributed = sys.modules.get("torch.distributed.tensor")
     if distributed is not None and isinstance(array, getattr(distributed, "DTensor", ())):
-        return f"Attend the part of this process, `.to_local()`: {PARTS}."
+        return f"Pass the part of this process, `.to_local()`: {PARTS}."
     if is_context_parallel():
-        return f"Inside of torch's `context_parallel` it is a part of the sequence; outside of it, {PARTS}."
+        return f"Inside of torch's `context_parallel` it is a part of the sequence. Leave it; {PARTS}."
     return ""
 
 

@@ -8,7 +8,7 @@ from sdpa_xp import _checks as checks
 from sdpa_xp._libraries.protocols import Array, Namespace
 
 Layout: TypeAlias = Literal["...HLE", "...LHE"]
-"""Heads before the length, or behind it."""
+"""Heads before the length, or after it."""
 
 
 def slice_of_axis(axis: int, start: int, stop: int) -> tuple[Any, ...]:

@@ -58,10 +58,10 @@ class Term(ABC):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Bias(ScoreModifier, ABC):
-    """A number for each pair, which is added to its score. Biases combine with `+`, also with arrays.
+    """A bias: a number for each pair of a query and a key, which is added to its score.
 
-    The functions of `sdpa_xp.biases` make them, and `bias` takes them. They are immutable, and build no L x S
-    array.
+    The functions of `sdpa_xp.biases` return biases; pass them as `bias`. They combine with `+`, also with
+    floating arrays. They are immutable, and build no L x S array.
 
     Examples:
         >>> from sdpa_xp import biases

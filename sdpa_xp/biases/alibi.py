@@ -22,14 +22,14 @@ from sdpa_xp.biases.by_distance import AddedByDistance
 def alibi(
     slopes: int | Sequence[float] | AnyArray, *, offset: IntegersLike | Literal["lower_right"] = 0
 ) -> Bias:
-    r"""$-slope_h \cdot |i + offset - j|$ for query i and key j in head h.
+    r"""Return the bias of ALiBi: $-slope_h \cdot |i + offset - j|$ for query i and key j in head h.
 
     Shapes:
         `Hq` query heads, `L` queries, `S` keys, `...` batch.
 
     Args:
-        slopes: The number of query heads, for the slopes of the paper; or the slopes, as a list of Hq numbers
-            or a floating array (..., Hq).
+        slopes: The number of query heads, which gives the slopes of the paper; or the slopes themselves, as a
+            list of Hq numbers or a floating array (..., Hq).
         offset: The position of the first query among the keys: an integer, one for each batch entry, or
             "lower_right" for S - L, as in flash-attention. If no query may attend to a key after its position,
             the offset changes no output, because it shifts all scores of a row by the same number.
@@ -40,8 +40,8 @@ def alibi(
     Raises:
         TypeError: The slopes are not numbers; when a call uses the bias, the offset is not an integer, or an
             array belongs to another library.
-        ValueError: There are fewer heads than 1, or the offset is another name; when a call uses the bias, the
-            slopes do not fit its heads.
+        ValueError: The number of heads is below 1, or the offset is a string other than "lower_right"; when a
+            call uses the bias, the slopes do not fit its heads.
 
     Examples:
         >>> from sdpa_xp import biases
@@ -76,7 +76,7 @@ def alibi_slopes(heads: int) -> tuple[float, ...]:
         heads: The number of query heads.
 
     Returns:
-        The slopes. `biases.alibi(heads)` uses the same.
+        The slopes. `biases.alibi(heads)` uses the same numbers.
 
     Raises:
         TypeError: `heads` is not an integer.

@@ -11,7 +11,7 @@ from sdpa_xp.biases.algebra import Bias
 
 
 def to_array(bias: Bias, shape: tuple[int, ...], *, rows: range | None = None, like: Any = None) -> Any:
-    """Convert a bias to an array: the scores that it makes of scores of 0.
+    """Convert a bias to an array: the scores after the bias, if all scores before it are 0.
 
     Shapes:
         `Hq` query heads, `L` queries, `S` keys, `...` batch.
@@ -29,7 +29,8 @@ def to_array(bias: Bias, shape: tuple[int, ...], *, rows: range | None = None, l
 
     Raises:
         TypeError: `bias` is not a bias, its arrays belong to another library, or `rows` is not a range.
-        ValueError: `shape` has no L and S, the bias does not fit it, or `rows` are not among the L queries.
+        ValueError: `shape` has fewer than two axes, the bias does not fit it, or `rows` are not among the L
+            queries.
 
     Examples:
         >>> from sdpa_xp import biases

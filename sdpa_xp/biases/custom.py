@@ -27,7 +27,7 @@ def from_array(array: AnyArray) -> Bias:
         `Hq` query heads, `L` queries, `S` keys, `...` batch.
 
     Args:
-        array: A floating array that broadcasts to (..., Hq, L, S); -inf masks.
+        array: A floating array that broadcasts to (..., Hq, L, S); -inf masks a pair.
 
     Returns:
         The bias. `bias` and `+` also take the array itself.
@@ -50,7 +50,9 @@ def from_array(array: AnyArray) -> Bias:
 
 
 def from_function(score_mod: ScoreFunction) -> Bias:
-    """The score s of query i and key j in head h of batch entry b becomes score_mod(s, b, h, i, j).
+    """Return the bias of a function, which changes a score s to score_mod(s, b, h, i, j).
+
+    Here i is the query, j the key, h the head and b the batch entry of the score.
 
     Shapes:
         `Hq` query heads, `L` queries, `S` keys, `...` batch.
@@ -58,9 +60,9 @@ def from_function(score_mod: ScoreFunction) -> Bias:
     Args:
         score_mod: A function with the signature of FlexAttention's `score_mod`. It is called once for each
             tile, with the scores after scale and softcap, (..., Hq, rows, columns) in the accumulation dtype,
-            and int32 arrays that broadcast to them. It returns the new scores; -inf masks. In a sum of biases
-            it gets the scores with the biases before it. For NumPy arrays, several threads call the function at
-            the same time.
+            and int32 arrays that broadcast to them. It returns the new scores; -inf masks a pair. In a sum of
+            biases, it gets the scores to which the biases before it were added. For NumPy arrays, several
+            threads call the function at the same time.
 
     Returns:
         The bias.

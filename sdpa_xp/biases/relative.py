@@ -23,17 +23,18 @@ def relative(
     max_distance: int = 128,
     offset: int | Literal["lower_right"] = 0,
 ) -> Bias:
-    r"""`table[bucket(j - i - offset), h]` for query i and key j in head h.
+    r"""Return T5's relative position bias: `table[bucket(j - i - offset), h]` for query i and key j in head h.
 
-    In each direction, each bucket of the first half holds one distance. The others widen logarithmically up to
-    `max_distance`; all distances beyond share the last bucket.
+    The table has one row for each bucket of distances. In each direction, the first half of the buckets hold
+    one distance each. The others widen logarithmically up to `max_distance`, and all larger distances share the
+    last bucket.
 
     Shapes:
         `Hq` query heads, `L` queries, `S` keys.
 
     Args:
-        table: (buckets, Hq), floating: `relative_attention_bias.weight` of a T5 model.
-        bidirectional: Whether later keys have their own half of the buckets, as in an encoder; if not, they
+        table: (buckets, Hq), floating, such as `relative_attention_bias.weight` of a T5 model.
+        bidirectional: Whether later keys have their own half of the buckets, as in an encoder. If not, they
             share the bucket of distance 0.
         max_distance: The distance at which the last bucket begins.
         offset: The position of the first query among the keys: one integer for all batch entries, or
@@ -44,9 +45,9 @@ def relative(
 
     Raises:
         TypeError: `table` is not a floating array, or `max_distance` or the offset is not an integer.
-        ValueError: `table` is not (buckets, Hq) or has too few buckets, the offset is another name, or the
-            buckets of one distance each already reach `max_distance`; when a call uses the bias, `table` is for
-            another number of heads.
+        ValueError: `table` is not (buckets, Hq) or has too few buckets, the offset is a string other than
+            "lower_right", or the buckets of one distance each already reach `max_distance`; when a call uses
+            the bias, `table` is for another number of heads.
 
     Examples:
         >>> import numpy as np

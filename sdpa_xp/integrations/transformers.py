@@ -15,13 +15,13 @@ NAME = "xp_attention"
 def register() -> str:
     r"""Register sdpa_xp as an attention implementation of transformers, and return its name.
 
-    Pass the name as `attn_implementation`. Each model of transformers that lets you choose its attention then
-    calls `scaled_dot_product_attention`:
+    Pass the name as `attn_implementation`. Every model of transformers that lets you choose its attention can
+    then run on `scaled_dot_product_attention`:
 
         model = AutoModel.from_pretrained(..., attn_implementation=register())
 
-    Causal masks, sliding windows, chunks, packed sequences and padding become masks of `sdpa_xp.masks`, so that
-    no L x S array is built for them. Models whose attention cannot be chosen do not change.
+    Causal masks, sliding windows, chunks, packed sequences and padding become masks of `sdpa_xp.masks`, so no
+    L x S array is built for them.
 
     Shapes:
         `B` batch, `L` queries, `S` keys, `Hq` query heads. A mask that you pass to the model yourself is
@@ -38,10 +38,10 @@ def register() -> str:
 
     Numerics:
         As for `scaled_dot_product_attention`, so results differ from `attn_implementation="eager"` by rounding
-        only. A token whose keys are all masked, such as padding on the left, gets output 0; eager attention
-        gives it the mean of all values. Results of real tokens do not depend on it. In training,
-        `attention_dropout` drops weights with the probability of the model. With the same seed
-        (`torch.manual_seed`), eager attention drops other weights.
+        only. A token whose keys are all masked, such as padding on the left, gets output 0, where eager
+        attention gives it the mean of all values. Results of real tokens do not depend on it. In training,
+        weights are dropped with the model's `attention_dropout`, but with the same seed (`torch.manual_seed`)
+        eager attention drops other weights.
 
     Examples:
         >>> from sdpa_xp.integrations.transformers import register

@@ -30,14 +30,15 @@ What `MultiHeadAttention` computes, with the shape of each array (in self-attent
                                 |
                          (..., L, out_dim)                     the call
 
-Each W is stored transposed, (out, in), as in files of torch. The array of L x S exists only in the drawing: a
-layer calls `scaled_dot_product_attention` between `project` and `combine`, and takes its keywords.
-`SingleHeadAttention` has one head, and no map at the end. For decoding, `project_key_value` computes the right
-half of the drawing, for a `KVCache`, and `attend` computes the rest.
+Each W is stored transposed, (out, in), as in files of torch. Between `project` and `combine`, a layer calls
+`scaled_dot_product_attention` and passes its keywords on, so no L x S array is built: it is only in the
+drawing. `SingleHeadAttention` has one head, and no projection at the end. For decoding, `project_key_value`
+computes the keys and values for a `KVCache`, and `attend` computes the rest.
 
-A layer never changes. `parameters` are its arrays by name, for an optimiser or a file. `with_parameters`
-returns the layer with other arrays, also inside jax.grad. `to` copies the layer to another library. Derive
-your own dataclass of layers and arrays from `Layer` to give it these methods.
+Create a layer with `init(rng, ...)`, `from_torch`, `from_mapping`, or from `Linear` projections. A layer never
+changes. `parameters` has its arrays by name, for an optimiser or a file. `with_parameters` returns the layer
+with other arrays, also inside jax.grad. `to` copies the layer to another library. Derive your own dataclass of
+layers and arrays from `Layer` to give it these methods.
 """
 
 from sdpa_xp.layers.linear import Linear

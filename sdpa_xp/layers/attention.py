@@ -41,7 +41,7 @@ class Keywords(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Attention(Layer):
-    """Maps of queries, keys and values, and attention between their outputs."""
+    """Projections of queries, keys and values, and attention between them."""
 
     query: Linear
     key: Linear
@@ -81,12 +81,15 @@ class Attention(Layer):
 
     @property
     def head_dim(self) -> int:
-        """E, the width of a head of queries and keys."""
+        """E, the width of one head of queries and keys."""
         return self.query.widths[1] // self.head_counts[0]
 
     @property
     def attention_options(self) -> dict[str, Any]:
-        """The keywords that the layer adds to a call: `KVCache.attend(query, **layer.attention_options)`."""
+        """The keywords that the layer adds to a call, such as `scale`.
+
+        For your own call, write `scaled_dot_product_attention(query, key, value, **layer.attention_options)`.
+        """
         return self._scaling()
 
     def __call__(
@@ -101,20 +104,20 @@ class Attention(Layer):
 
         Args:
             query: (..., L, query_dim), with the library, device and dtype of the layer.
-            key: (..., S, key_dim). None is the query: self-attention.
-            value: (..., S, value_dim). None is the key.
+            key: (..., S, key_dim). None means the query: self-attention.
+            value: (..., S, value_dim). None means the key.
             attn_mask: A mask of `sdpa_xp.masks`, or an array that broadcasts to (..., Hq, L, S); True = may
                 attend.
-            keywords: bias, is_causal, softcap, dropout_p, rng, softmax_dtype, implementation, as for
-                `scaled_dot_product_attention`; also scale and sinks, which replace the layer's.
+            keywords: `bias`, `is_causal`, `softcap`, `dropout_p`, `rng`, `softmax_dtype` and `implementation`,
+                as for `scaled_dot_product_attention`. `scale` and `sinks` replace those of the layer.
 
         Returns:
             (..., L, out_dim).
 
         Raises:
-            TypeError: As for `scaled_dot_product_attention`. The layer's arrays count as arrays of the call.
-            ValueError: As for `scaled_dot_product_attention`, or an input has another width than the layer
-                takes.
+            TypeError: As for `scaled_dot_product_attention`, also for the arrays of the layer.
+            ValueError: As for `scaled_dot_product_attention`; or the width of an input is not the width that
+                the layer takes.
         """
         heads = self.project(query, key, value)
         output: A = scaled_dot_product_attention(*heads, attn_mask, **self._options(keywords))
@@ -130,7 +133,8 @@ class Attention(Layer):
     ) -> AttentionState[A]:
         """Return the output of each head before `combine`, and the log-sum-exp of its scores.
 
-        `merge_states` merges the states over parts of the keys. `combine` of the output is what a call returns.
+        If you split the keys, `merge_states` merges the states of the parts, and `combine(state.output)` is
+        what a call with all keys returns.
 
         Args:
             query: (..., L, query_dim). All arguments are as in a call of the layer.
@@ -140,7 +144,7 @@ class Attention(Layer):
             keywords: As for a call.
 
         Returns:
-            `output`, (..., Hq, L, Ev), and `lse`, (..., Hq, L).
+            An `AttentionState` with `output`, (..., Hq, L, Ev), and `lse`, (..., Hq, L).
         """
         heads = self.project(query, key, value)
         return attention_state(*heads, attn_mask, **self._options(keywords))
@@ -167,12 +171,12 @@ class Attention(Layer):
         return cast(A, attention_weights(q, k, attn_mask, **self._options(keywords)))
 
     def project(self, query: A, key: AnyArray | None = None, value: AnyArray | None = None) -> tuple[A, A, A]:
-        """Return the heads of the inputs, in the shapes that `scaled_dot_product_attention` and `KVCache` take.
+        """Return the queries, keys and values of all heads, as `scaled_dot_product_attention` takes them.
 
         Args:
             query: (..., L, query_dim).
-            key: (..., S, key_dim). None is the query.
-            value: (..., S, value_dim). None is the key.
+            key: (..., S, key_dim). None means the query.
+            value: (..., S, value_dim). None means the key.
 
         Returns:
             (..., Hq, L, E), (..., H, S, E) and (..., H, S, Ev).
@@ -183,11 +187,11 @@ class Attention(Layer):
         return cast(tuple[A, A, A], (q, k, v))
 
     def project_key_value(self, key: A, value: AnyArray | None = None) -> tuple[A, A]:
-        """Return the heads of keys and values alone, in the shapes that a cache takes.
+        """Return the keys and values of all heads, as a `KVCache` takes them.
 
         Args:
             key: (..., S, key_dim).
-            value: (..., S, value_dim). None is the key.
+            value: (..., S, value_dim). None means the key.
 
         Returns:
             (..., H, S, E) and (..., H, S, Ev).
@@ -202,11 +206,12 @@ class Attention(Layer):
         attn_mask: Mask | AnyArray | None = None,
         **keywords: Unpack[Keywords],
     ) -> A:
-        """Return the output of the layer for queries that attend to a cache of `project_key_value`.
+        """Return the output of the layer for queries that attend to a cache.
 
         Args:
             query: (..., L, query_dim): the last tokens in the cache, or any tokens with `is_causal=False`.
-            cache: Keys and values, (..., H, S, E) and (..., H, S, Ev).
+            cache: A `KVCache` or `PagedKVCache` of what `project_key_value` returns, with heads before the
+                length.
             attn_mask: As for `KVCache.attend`.
             keywords: As for `KVCache.attend`, where `is_causal` is True by default.
 
@@ -215,7 +220,7 @@ class Attention(Layer):
 
         Raises:
             TypeError: As for a call.
-            ValueError: As for a call, or the cache has its heads behind the length.
+            ValueError: As for a call; or the cache has the layout "...LHE".
 
         Examples:
             >>> import numpy as np
@@ -237,7 +242,7 @@ class Attention(Layer):
         return self.combine(cache.attend(cast(A, heads), attn_mask, **self._options(keywords)))
 
     def combine(self, heads: A) -> A:
-        """Combine the outputs of the heads.
+        """Return the output of the layer, from the outputs of the heads.
 
         Args:
             heads: (..., Hq, L, Ev).

@@ -26,14 +26,14 @@ A = TypeVar("A", bound=AnyArray)
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Linear(Layer):
-    r"""$y = x W^T + b$.
+    r"""A linear map of the last axis, $y = x W^T + b$.
 
     Args:
-        weight: (out, in), as torch and most files have it.
-        bias: (out,), or None.
+        weight: W, (out, in), as in torch and in most files.
+        bias: b, (out,), or None.
 
     Raises:
-        TypeError: An argument is no array, or the arrays are of several libraries or dtypes.
+        TypeError: An argument is not an array, or the arrays have several libraries or dtypes.
         ValueError: The shapes do not fit, or the arrays are on several devices.
 
     Examples:
@@ -53,7 +53,7 @@ class Linear(Layer):
             object.__setattr__(self, name, array)
 
     def __call__(self, x: A) -> A:
-        """Return the map of each row.
+        """Return $x W^T + b$ for each row of `x`.
 
         Args:
             x: (..., in), with the library, device and dtype of the map.
@@ -85,7 +85,7 @@ class Linear(Layer):
 
     @property
     def widths(self) -> tuple[int, int]:
-        """The width of the input, and of the output."""
+        """The width of the input and the width of the output."""
         out_width, in_width = self.weight.shape
         return in_width, out_width
 
@@ -93,7 +93,7 @@ class Linear(Layer):
     def init(
         cls, rng: Rng, in_dim: int, out_dim: int, *, bias: bool = True, like: AnyArray | None = None
     ) -> Self:
-        """Return a map with weights by Xavier's rule, and a bias of 0.
+        """Create a map with random weights by Xavier's rule, and a bias of 0.
 
         Args:
             rng: The generator that the weights are drawn from: a numpy.random.Generator,
@@ -101,14 +101,14 @@ class Linear(Layer):
             in_dim: The width of the input.
             out_dim: The width of the output.
             bias: Whether there is a bias.
-            like: An array with the library, device and dtype of the new map. None is float32, in the library
+            like: An array with the library, device and dtype of the new map. None means float32, in the library
                 of `rng`.
 
         Returns:
             The map.
 
         Raises:
-            TypeError: `rng` is no generator, or a width is no integer.
+            TypeError: `rng` is not a generator, or a width is not an integer.
             ValueError: A width is below 1.
         """
         function = "Linear.init"
@@ -118,18 +118,18 @@ class Linear(Layer):
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, AnyArray], prefix: str = "") -> Self:
-        """Return the map whose arrays are called `prefix` + "weight" and, if it has one, `prefix` + "bias".
+        """Create a map from the arrays called `prefix` + "weight" and, if there is one, `prefix` + "bias".
 
         Args:
-            mapping: Arrays by name, as a file of safetensors has them.
+            mapping: Arrays by name, such as the arrays of a safetensors file.
             prefix: The beginning of the names.
 
         Returns:
             The map. Its arrays are not copied.
 
         Raises:
-            TypeError: `mapping` is no mapping, or `prefix` is no string.
-            ValueError: There is no such weight.
+            TypeError: `mapping` is not a mapping, or `prefix` is not a string.
+            ValueError: The weight is missing in the mapping.
         """
         function = "Linear.from_mapping"
         checks.named_arrays(function, "mapping", mapping)

@@ -17,27 +17,30 @@ A = TypeVar("A", bound=AnyArray)
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class MultiHeadAttention(Attention):
-    r"""$\mathrm{concat}(head_1, \ldots, head_{Hq})\,W_o$; each head attends with its part of the maps.
+    r"""Attention with several heads: $\mathrm{concat}(head_1, \ldots, head_{Hq})\,W_o$.
+
+    Each head attends with its part of the projected queries, keys and values.
 
     Shapes:
         `L` queries, `S` keys, `Hq` query heads, `H` key heads, `E` and `Ev` widths of a head, `...` batch. The
         drawing at the top of `sdpa_xp.layers` shows each array.
 
     Args:
-        query: The map of queries to Hq heads, a `Linear`.
-        key: The map of keys, to H heads of the same width as the heads of queries.
-        value: The map of values, to H heads.
-        out: The map of all heads together, or None. Then the output is the heads side by side.
-        num_heads: Hq.
-        num_kv_heads: H. Hq must be a multiple of H: query head h reads key head h // (Hq // H). None is Hq.
+        query: The projection of the queries to Hq heads, a `Linear`.
+        key: The projection of the keys to H heads, which have the same width as the heads of the queries.
+        value: The projection of the values to H heads.
+        out: The projection of all heads together. With None, the output is the heads side by side.
+        num_heads: Hq, the number of query heads.
+        num_kv_heads: H, the number of key heads. Hq must be a multiple of H: query head h attends to key head
+            h // (Hq // H). None means Hq.
         scale: The factor of the products q k^T: a number, or an array of shape () or (Hq,), which can be
             learned. Default 1 / sqrt(E).
-        temperature: The divisor of the scale: a higher temperature spreads the weights. A number or an array,
-            like `scale`.
-        sinks: (Hq,): for each head a logit that joins the sum of the softmax; or None.
+        temperature: The divisor of the scale, a number or an array like `scale`. A higher temperature makes the
+            weights more equal.
+        sinks: (Hq,): for each head, a logit that joins the sum of the softmax; or None.
 
     Raises:
-        TypeError: A map is no `Linear`, or the arrays are of several libraries or dtypes.
+        TypeError: A projection is not a `Linear`, or the arrays have several libraries or dtypes.
         ValueError: The shapes do not fit.
 
     Examples:
@@ -96,28 +99,29 @@ class MultiHeadAttention(Attention):
         bias: bool = True,
         like: AnyArray | None = None,
     ) -> Self:
-        """Return a layer with weights by Xavier's rule, and biases of 0.
+        """Create a layer with random weights by Xavier's rule, and biases of 0.
 
         Args:
             rng: The generator that the weights are drawn from: a numpy.random.Generator,
                 cupy.random.Generator, torch.Generator, or key of JAX or MLX.
             query_dim: The width of the input queries.
-            key_dim: The width of the input keys. None is `query_dim`.
-            value_dim: The width of the input values. None is `key_dim`.
-            num_heads: Hq.
-            num_kv_heads: H. None is Hq.
-            head_dim: E and Ev. None is query_dim / Hq.
-            out_dim: The width of the output. None is `query_dim`.
-            bias: Whether the maps have biases.
-            like: An array with the library, device and dtype of the new layer. None is float32, in the
+            key_dim: The width of the input keys. None means `query_dim`.
+            value_dim: The width of the input values. None means `key_dim`.
+            num_heads: Hq, the number of query heads.
+            num_kv_heads: H, the number of key heads. None means Hq.
+            head_dim: E and Ev, the width of a head. None means query_dim / Hq.
+            out_dim: The width of the output. None means `query_dim`.
+            bias: Whether the projections have biases.
+            like: An array with the library, device and dtype of the new layer. None means float32, in the
                 library of `rng`.
 
         Returns:
             The layer.
 
         Raises:
-            TypeError: `rng` is no generator, or a width is no integer.
-            ValueError: The widths do not fit.
+            TypeError: `rng` is not a generator, or a width is not an integer.
+            ValueError: A number is below 1, `num_heads` is not a multiple of `num_kv_heads`, or `head_dim` is
+                None and `query_dim` is not a multiple of `num_heads`.
         """
         function = "MultiHeadAttention.init"
         heads = checks.integer(function, "num_heads", num_heads, least=1)
@@ -150,24 +154,24 @@ class MultiHeadAttention(Attention):
         num_kv_heads: int | None = None,
         names: Mapping[str, str] | None = None,
     ) -> Self:
-        """Return the layer whose arrays a mapping, such as a file of safetensors, has by name.
+        """Create a layer from arrays by name, such as the arrays of a safetensors file.
 
-        The names are those of `parameters`, unless `names` gives others; or those of
+        The mapping has the names of `parameters`, the names that `names` gives, or the names of
         torch.nn.MultiheadAttention.
 
         Args:
-            mapping: Arrays by name. It may have more than the layer needs.
+            mapping: Arrays by name. It may contain more arrays than the layer needs.
             prefix: The beginning of the layer's names, with the last dot.
-            num_heads: Hq.
-            num_kv_heads: H. None is Hq.
+            num_heads: Hq, the number of query heads.
+            num_kv_heads: H, the number of key heads. None means Hq.
             names: The names of `query`, `key`, `value` and `out` in the mapping: {"query": "q_proj", ...}.
 
         Returns:
-            The layer. Its arrays are not copied. Without an `out.weight` its output is the heads side by side.
+            The layer. Its arrays are not copied. Without an `out.weight`, its output is the heads side by side.
 
         Raises:
-            TypeError: `mapping` or `names` is no mapping, or `prefix` is no string.
-            ValueError: The mapping lacks a weight, or the shapes do not fit.
+            TypeError: `mapping` or `names` is not a mapping, or `prefix` is not a string.
+            ValueError: A weight is missing in the mapping, or the shapes do not fit.
 
         Examples:
             >>> import numpy as np
@@ -189,20 +193,20 @@ class MultiHeadAttention(Attention):
 
     @classmethod
     def from_torch(cls, module: Any) -> Self:
-        """Return a layer that computes what a torch.nn.MultiheadAttention does, with copies of its weights.
+        """Create a layer that computes the same as a torch.nn.MultiheadAttention, with copies of its weights.
 
-        The module's masks mean the opposite, True = masked: pass `~mask` to the layer, and
-        `~padding[:, None, None, :]`. The layer takes the batch first, whatever `batch_first` says. Pass
-        `dropout_p` to a call for dropout.
+        In masks of the module, True means masked; here it means the opposite. So pass `~attn_mask`, and
+        `~key_padding_mask[:, None, None, :]`. The batch comes first in all inputs, whatever `batch_first` says.
+        For dropout, pass `dropout_p` and `rng` to a call.
 
         Args:
-            module: The module. `add_zero_attn` becomes `sinks` of 0, so that weights have no column for it.
+            module: The module. `add_zero_attn` becomes `sinks` of 0, and the weights do not include its column.
 
         Returns:
             The layer, with torch tensors. `to` copies it to another library.
 
         Raises:
-            TypeError: `module` is no torch.nn.MultiheadAttention.
+            TypeError: `module` is not a torch.nn.MultiheadAttention.
             ValueError: The module has `bias_k` and `bias_v` (add_bias_kv=True).
         """
         checks.multi_head_module("MultiHeadAttention.from_torch", module)
@@ -221,17 +225,20 @@ class MultiHeadAttention(Attention):
 
     @property
     def attention_options(self) -> dict[str, Any]:
-        """The keywords that the layer adds to a call: `KVCache.attend(query, **layer.attention_options)`."""
+        """The keywords that the layer adds to a call: `scale` and `sinks`, if they are not the default.
+
+        For your own call, write `scaled_dot_product_attention(query, key, value, **layer.attention_options)`.
+        """
         return self._scaling() | ({} if self.sinks is None else {"sinks": self.sinks})
 
     def combine(self, heads: A) -> A:
-        """Combine the outputs of the heads.
+        """Return the output of the layer, from the outputs of the heads.
 
         Args:
             heads: (..., Hq, L, Ev).
 
         Returns:
-            (..., L, out_dim): the map `out` of the heads side by side.
+            (..., L, out_dim): the heads side by side, projected by `out`.
         """
         joined = Attention.combine(self, heads)
         return joined if self.out is None else self.out(joined)

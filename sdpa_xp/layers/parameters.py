@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Layer:
-    """The base of every layer: an immutable dataclass whose parameters are its arrays and those of its layers.
+    """The base class of layers: an immutable dataclass whose fields are arrays, other layers and options.
 
     Examples:
         >>> from dataclasses import dataclass
@@ -39,14 +39,14 @@ class Layer:
 
     @property
     def parameters(self) -> dict[str, AnyArray]:
-        """The arrays of the layer by name; those of a layer in the field `inner` are called "inner.weight"."""
+        """The arrays of the layer by name, such as "inner.weight" for a layer in the field `inner`."""
         arrays: dict[str, AnyArray] = {}
         for name, value in _field_values(self).items():
             arrays |= _arrays_in(name, value)
         return arrays
 
     def with_parameters(self, parameters: Mapping[str, AnyArray]) -> Self:
-        """Return a copy of the layer in which the named arrays are replaced; the others stay.
+        """Return a copy of the layer in which the named arrays are replaced. The other arrays stay.
 
         Args:
             parameters: New arrays, by their names in `parameters`.
@@ -55,8 +55,8 @@ class Layer:
             Another layer. This one does not change.
 
         Raises:
-            TypeError: A value is no array, or the arrays are of several libraries or dtypes.
-            ValueError: The layer has no such name, or the shapes do not fit.
+            TypeError: A value is not an array, or the arrays have several libraries or dtypes.
+            ValueError: A name is not in `parameters`, or the shapes do not fit.
         """
         checks.named_arrays(f"{type(self).__name__}.with_parameters", "parameters", parameters)
         checks.known_names(type(self).__name__, parameters, self.parameters)
@@ -67,11 +67,11 @@ class Layer:
 
         Args:
             like: The library, as a module (numpy, torch, jax.numpy, ...), or an array of it.
-            device: A device of that library. None is the device of the array, or the library's default.
+            device: A device of that library. None means the device of the array, or the library's default.
 
         Returns:
-            Another layer. The dtype stays if the library has it; otherwise it becomes float32, as bfloat16
-                does in NumPy, and float64 in MLX and in JAX without x64. What torch has recorded for
+            Another layer. Each array keeps its dtype if the library has it. If not, it becomes float32, such as
+                bfloat16 in NumPy, and float64 in MLX and in JAX without x64. What torch has recorded for
                 gradients is not copied.
 
         Raises:

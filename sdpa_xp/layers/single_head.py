@@ -17,23 +17,25 @@ A = TypeVar("A", bound=AnyArray)
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class SingleHeadAttention(Attention):
-    r"""$\mathrm{softmax}(XW_q\,(YW_k)^T \cdot scale)\;YW_v$, without a projection at the end.
+    r"""Attention with one head: $\mathrm{softmax}(XW_q\,(YW_k)^T \cdot scale)\;YW_v$.
+
+    X is the input of the queries, and Y the input of keys and values; in self-attention both are the same.
+    There is no projection at the end.
 
     Shapes:
-        `L` queries, `S` keys, `...` batch. Masks have an axis for the head: a mask of a batch is
-        (..., 1, L, S).
+        `L` queries, `S` keys, `...` batch. A mask has an axis of length 1 for the head: (..., 1, L, S).
 
     Args:
-        query: The map of queries, a `Linear`.
-        key: The map of keys, to the same width.
-        value: The map of values, to any width.
+        query: The projection of the queries, a `Linear`.
+        key: The projection of the keys, to the same width.
+        value: The projection of the values, to any width.
         scale: The factor of the products q k^T: a number, or an array of shape () or (1,), which can be
             learned. Default 1 / sqrt(attention_dim).
-        temperature: The divisor of the scale: a higher temperature spreads the weights. A number or an array,
-            like `scale`.
+        temperature: The divisor of the scale, a number or an array like `scale`. A higher temperature makes the
+            weights more equal.
 
     Raises:
-        TypeError: A map is no `Linear`, or the arrays are of several libraries or dtypes.
+        TypeError: A projection is not a `Linear`, or the arrays have several libraries or dtypes.
         ValueError: The shapes do not fit.
 
     Examples:
@@ -68,20 +70,24 @@ class SingleHeadAttention(Attention):
         bias: bool = False,
         like: AnyArray | None = None,
     ) -> Self:
-        """Return a layer with weights by Xavier's rule, and biases of 0.
+        """Create a layer with random weights by Xavier's rule, and biases of 0.
 
         Args:
             rng: The generator that the weights are drawn from, as for `MultiHeadAttention.init`.
             embedding_dim: The width of the input queries.
-            attention_dim: The width of queries, keys and values after the maps.
-            key_dim: The width of the input keys. None is `embedding_dim`.
-            value_dim: The width of the input values. None is `key_dim`.
-            bias: Whether the maps have biases.
-            like: An array with the library, device and dtype of the new layer. None is float32, in the
+            attention_dim: The width of queries, keys and values after the projections.
+            key_dim: The width of the input keys. None means `embedding_dim`.
+            value_dim: The width of the input values. None means `key_dim`.
+            bias: Whether the projections have biases.
+            like: An array with the library, device and dtype of the new layer. None means float32, in the
                 library of `rng`.
 
         Returns:
             The layer.
+
+        Raises:
+            TypeError: `rng` is not a generator, or a width is not an integer.
+            ValueError: A width is below 1.
         """
         function = "SingleHeadAttention.init"
         embedding_dim = checks.width(function, "embedding_dim", embedding_dim)
@@ -97,7 +103,7 @@ class SingleHeadAttention(Attention):
     def from_mapping(
         cls, mapping: Mapping[str, AnyArray], prefix: str = "", *, names: Mapping[str, str] | None = None
     ) -> Self:
-        """Return the layer whose arrays a mapping has by name.
+        """Create a layer from arrays by name, such as the arrays of a safetensors file.
 
         Args:
             mapping: Arrays by name, as for `MultiHeadAttention.from_mapping`.
@@ -108,8 +114,8 @@ class SingleHeadAttention(Attention):
             The layer. Its arrays are not copied.
 
         Raises:
-            TypeError: `mapping` or `names` is no mapping, or `prefix` is no string.
-            ValueError: The mapping lacks a weight.
+            TypeError: `mapping` or `names` is not a mapping, or `prefix` is not a string.
+            ValueError: A weight is missing in the mapping, or the shapes do not fit.
         """
         function, fields = "SingleHeadAttention.from_mapping", ("query", "key", "value", "scale", "temperature")
         return cls(**read_fields(function, mapping, prefix, names, fields))

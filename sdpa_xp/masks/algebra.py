@@ -50,10 +50,10 @@ class Pattern(ABC):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Mask(ScoreModifier, ABC):
-    """Which pairs of queries and keys may attend.
+    """A mask: which query may attend to which key.
 
-    The functions of `sdpa_xp.masks` make masks, and `attn_mask` takes them. They combine with `&`, `|` and
-    `~`, also with boolean arrays. They are immutable, and build no L x S array.
+    The functions of `sdpa_xp.masks` return masks; pass them as `attn_mask`. They combine with `&`, `|` and `~`,
+    also with boolean arrays. They are immutable, and build no L x S array.
 
     Examples:
         >>> from sdpa_xp import masks

@@ -29,7 +29,8 @@ def to_array(mask: Mask, shape: tuple[int, ...], *, rows: range | None = None, l
 
     Raises:
         TypeError: `mask` is not a mask, its arrays belong to another library, or `rows` is not a range.
-        ValueError: `shape` has no L and S, the mask does not fit it, or `rows` are not among the L queries.
+        ValueError: `shape` has fewer than two axes, the mask does not fit it, or `rows` are not among the L
+            queries.
 
     Examples:
         >>> from sdpa_xp import masks

@@ -18,7 +18,7 @@ from sdpa_xp.masks.algebra import Mask, Pattern
 
 
 def causal(offset: IntegersLike | Literal["lower_right"] = 0) -> Mask:
-    """Query i attends to key j iff j <= i + offset.
+    """Return a causal mask: query i attends to key j if j <= i + offset.
 
         offset 0, L=3 S=5     "lower_right" (offset 2)
             1 0 0 0 0             1 1 1 0 0
@@ -29,17 +29,18 @@ def causal(offset: IntegersLike | Literal["lower_right"] = 0) -> Mask:
         `L` queries, `S` keys, `...` batch.
 
     Args:
-        offset: The position of the first query among the keys. Pass an integer, or one for each batch entry as
-            a list or an integer array that broadcasts to (...). 0 aligns the upper left corner, as
-            `is_causal=True` does. "lower_right" is S - L: the last query attends to all keys, as when the
-            queries continue a cache.
+        offset: The position of the first query among the keys. 0 aligns the upper left corner, as
+            `is_causal=True` does. "lower_right" is S - L: the last query attends to all keys, as if the queries
+            continued a cache. Pass another integer for another position, or one for each batch entry as a list
+            or an integer array that broadcasts to (...).
 
     Returns:
         The mask. It works for any length and never builds an L x S array.
 
     Raises:
         TypeError: When a call uses the mask: the offset is not an integer, or belongs to another library.
-        ValueError: The offset is another name; when a call uses the mask, the offset does not fit the batch.
+        ValueError: The offset is a string other than "lower_right"; when a call uses the mask, the offset does
+            not fit the batch.
 
     Examples:
         >>> import numpy as np
@@ -57,7 +58,7 @@ def causal(offset: IntegersLike | Literal["lower_right"] = 0) -> Mask:
 def sliding_window(
     left: int | None, right: int | None, *, offset: IntegersLike | Literal["lower_right"] = 0
 ) -> Mask:
-    """Query i attends to key j iff i + offset - left <= j <= i + offset + right.
+    """Return a sliding window: query i attends to key j if i + offset - left <= j <= i + offset + right.
 
         left 1, right 0       left 1, right 1
             1 0 0 0 0             1 1 0 0 0
@@ -68,17 +69,17 @@ def sliding_window(
         `L` queries, `S` keys, `...` batch.
 
     Args:
-        left: The number of keys before its own position that a query attends to; None for all of them.
-        right: The number of keys after its own position; None for all of them, 0 for a causal window.
+        left: The number of keys before its own position that a query attends to. None means all of them.
+        right: The number of keys after its own position. None means all of them; 0 gives a causal window.
         offset: The position of the first query among the keys, as for `causal`.
 
     Returns:
         The mask. Tiles outside the window are skipped, so the work grows linearly with L.
 
     Raises:
-        TypeError: A width is not an integer; when a call uses the mask, the offset is not an integer.
-        ValueError: A width is negative, or the offset is another name; when a call uses the mask, the offset
-            does not fit the batch.
+        TypeError: `left` or `right` is not an integer; when a call uses the mask, the offset is not an integer.
+        ValueError: `left` or `right` is negative, or the offset is a string other than "lower_right"; when a
+            call uses the mask, the offset does not fit the batch.
 
     Examples:
         >>> from sdpa_xp import masks
@@ -89,7 +90,7 @@ def sliding_window(
 
     References:
         Beltagy et al., "Longformer", arXiv 2004.05150, section 3.1. Jiang et al., "Mistral 7B",
-        arXiv 2310.06825, section 2, counts the own key: a window of W there is left = W - 1, right = 0.
+        arXiv 2310.06825, section 2, counts the query's own key: a window of W there is left = W - 1, right = 0.
     """
     return SlidingWindow(_width("left", left), _width("right", right), checks.offset("sliding_window", offset))
 

@@ -48,17 +48,19 @@ def from_array(boolean: AnyArray) -> Mask:
 
 
 def from_function(mask_mod: MaskFunction) -> Mask:
-    """Query i of head h in batch entry b attends to key j iff mask_mod(b, h, i, j).
+    """Return the mask of a function: query i attends to key j if mask_mod(b, h, i, j) is True.
+
+    Here h is the head and b the batch entry.
 
     Shapes:
         `Hq` query heads, `L` queries, `S` keys, `...` batch.
 
     Args:
         mask_mod: A function with the signature of FlexAttention's `mask_mod`. It is called once for each tile,
-            with int32 arrays of shape (..., 1, 1, 1), (Hq, 1, 1), (rows, 1) and (1, columns), and returns a
-            boolean array or a bool. So combine conditions with `&` and `|`, not with `and` and `or`. If the
-            batch has several axes, b counts through all of them. For NumPy arrays, several threads call the
-            function at the same time.
+            with int32 arrays of shape (..., 1, 1, 1), (Hq, 1, 1), (rows, 1) and (1, columns). It returns a
+            boolean array or a bool. Because it gets arrays, combine conditions with `&` and `|`, not with `and`
+            and `or`. If the batch has several axes, b counts through all of them. For NumPy arrays, several
+            threads call the function at the same time.
 
     Returns:
         The mask. Tiles in which the function is False everywhere are skipped.

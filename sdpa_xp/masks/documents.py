@@ -15,7 +15,7 @@ from sdpa_xp.masks.algebra import Mask, Pattern
 
 
 def document(query_ids: Sequence[int] | AnyArray, key_ids: Sequence[int] | AnyArray | None = None) -> Mask:
-    """Query i attends to key j iff query_ids[i] == key_ids[j].
+    """Return a mask of documents: query i attends to key j if query_ids[i] == key_ids[j].
 
         ids 0 0 1 1 1
             1 1 0 0 0
@@ -28,11 +28,12 @@ def document(query_ids: Sequence[int] | AnyArray, key_ids: Sequence[int] | AnyAr
         `L` queries, `S` keys, `...` batch.
 
     Args:
-        query_ids: The document of each query: a list of L integers, or an integer array (..., L).
-        key_ids: The document of each key, (..., S). None if keys and queries have the same ids.
+        query_ids: The number of the document that each query belongs to: a list of L integers, or an integer
+            array (..., L).
+        key_ids: The number of the document of each key, (..., S). None means the same as `query_ids`.
 
     Returns:
-        The mask. It holds L + S integers. If the ids are sorted, as in a packed sequence, tiles of two
+        The mask. It stores L + S integers. If the ids are sorted, as in a packed sequence, tiles between
             different documents are skipped. `varlen_attention` computes the same from cumulative lengths.
 
     Raises:

@@ -13,7 +13,7 @@ from sdpa_xp.masks.algebra import AllOf, Mask, Pattern
 
 
 def padding(key_lengths: IntegersLike | None, query_lengths: IntegersLike | None = None) -> Mask:
-    """Key j of batch entry b may be attended to iff j < key_lengths[b]; the keys after it are padding.
+    """Return a padding mask: the queries of batch entry b may attend to key j if j < key_lengths[b].
 
         key_lengths=[3, 5], S=5:  entry 0   1 1 1 0 0      entry 1   1 1 1 1 1
 
@@ -21,11 +21,12 @@ def padding(key_lengths: IntegersLike | None, query_lengths: IntegersLike | None
         `L` queries, `S` keys, `...` batch.
 
     Args:
-        key_lengths: The number of real keys among the S. Pass an integer, or one for each batch entry as a list
-            or an integer array that broadcasts to (...). 0 is legal. None means that all keys are real. With a
-            cache, count all real tokens in it, past and new ones together.
-        query_lengths: The number of real queries among the L, in the same forms. All keys of the rows after
-            them are masked: their output is 0.
+        key_lengths: The number of real keys among the S; the keys after them are padding. Pass one integer for
+            each batch entry, as a list or an integer array that broadcasts to (...), or one integer for all.
+            0 is allowed. None means that all keys are real. With a cache, count all real tokens in it, past and
+            new ones together.
+        query_lengths: The number of real queries among the L, in the same forms. The queries after them attend
+            to no key, so their output is 0.
 
     Returns:
         The mask. Padding may hold any values, including NaN.
@@ -48,7 +49,9 @@ def padding(key_lengths: IntegersLike | None, query_lengths: IntegersLike | None
 
 
 def prefix(length: IntegersLike) -> Mask:
-    """Every query may attend to key j iff j < length: `causal() | prefix(n)` is the mask of a prefix LM.
+    """Return a mask of the first keys: every query may attend to key j if j < length.
+
+    `causal() | prefix(n)` is the mask of a prefix language model, whose first n tokens attend to each other.
 
         causal() | prefix(2)
             1 1 0 0
@@ -60,8 +63,8 @@ def prefix(length: IntegersLike) -> Mask:
         `L` queries, `S` keys, `...` batch.
 
     Args:
-        length: The number of keys in the prefix. Pass an integer, or one for each batch entry as a list or an
-            integer array that broadcasts to (...). It may exceed S.
+        length: The number of keys in the prefix, which may exceed S. Pass one integer, or one for each batch
+            entry as a list or an integer array that broadcasts to (...).
 
     Returns:
         The mask.

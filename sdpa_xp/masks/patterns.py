@@ -12,7 +12,7 @@ from sdpa_xp.masks.algebra import Mask, Pattern
 
 
 def chunked(size: int) -> Mask:
-    """Query i attends to key j iff both are in the same chunk: i // size == j // size.
+    """Return a mask of chunks: query i attends to key j if i // size == j // size.
 
         chunked(2)            causal() & chunked(2)
             1 1 0 0 0             1 0 0 0 0
@@ -25,11 +25,11 @@ def chunked(size: int) -> Mask:
         `L` queries, `S` keys.
 
     Args:
-        size: The number of keys in a chunk, at least 1. Query 0 and key 0 begin the first chunk; with a
-            cache, i is the position of the query among the keys.
+        size: The number of keys in a chunk, at least 1. Query 0 and key 0 begin the first chunk. With a cache,
+            i is the position of the query among the keys.
 
     Returns:
-        The mask. Tiles of other chunks are skipped.
+        The mask. Tiles outside of the chunks on the diagonal are skipped.
 
     Raises:
         TypeError: `size` is not an integer.
@@ -49,7 +49,7 @@ def chunked(size: int) -> Mask:
 
 
 def dilated(step: int) -> Mask:
-    """Query i attends to key j iff their distance is a multiple of `step`.
+    """Return a mask with gaps: query i attends to key j if their distance is a multiple of `step`.
 
         dilated(2)            sliding_window(2, 2) & dilated(2)
             1 0 1 0 1             1 0 1 0 0
@@ -63,7 +63,7 @@ def dilated(step: int) -> Mask:
         step: The distance between keys attended to, at least 1. 1 attends to every key.
 
     Returns:
-        The mask. By itself it saves no work, because it skips pairs, not tiles.
+        The mask. By itself it saves no work, because every tile has some pairs that may attend.
 
     Raises:
         TypeError: `step` is not an integer.

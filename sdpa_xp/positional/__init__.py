@@ -1,4 +1,4 @@
-"""Positions of tokens: encodings to add to embeddings, rotations of queries and keys, and slopes of a bias.
+"""Positions of tokens: encodings to add to embeddings, rotations of queries and keys, and slopes for ALiBi.
 
 Pass positions as a range, a list of integers, or an array of integers or floating numbers of any shape.
 """

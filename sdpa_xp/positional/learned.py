@@ -21,15 +21,16 @@ def learned(table: A, positions: PositionsLike | int) -> A:
 
     Args:
         table: (P, width), floating.
-        positions: L, for the first L rows; or the positions as a range, a list or an integer array (...).
+        positions: The integer L, for the first L rows; or the positions as a range, a list or an integer array
+            of any shape (...).
 
     Returns:
         (..., width), to add to embeddings, with the table's library, device and dtype.
 
     Raises:
-        TypeError: The positions are no integers, or an array of another library than the table.
-        ValueError: The table does not have 2 axes, or has no such position. Inside a jit positions cannot be
-            checked; the library decides what a position beyond the table gives.
+        TypeError: The positions are not integers, or are an array of another library than the table.
+        ValueError: The table does not have 2 axes, or a position is beyond its last row. Inside a jit,
+            positions cannot be checked; the library decides what a position beyond the table gives.
 
     Examples:
         >>> import numpy as np

@@ -17,16 +17,20 @@ A = TypeVar("A", bound=AnyArray)
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    r"""$(x_1, x_2) \to (x_1 \cos p f_i - x_2 \sin p f_i,\; x_1 \sin p f_i + x_2 \cos p f_i)$ at position p.
+    r"""A rotary embedding: it rotates pairs of elements by an angle that grows with the position.
 
-    The score of a rotated query and a rotated key depends on their distance, but not on their positions.
-    `KVCache` and `PagedKVCache` take a `Rotary` and rotate keys and queries themselves.
+    At position p, pair i is rotated by the angle $p f_i$:
+    $(x_1, x_2) \to (x_1 \cos p f_i - x_2 \sin p f_i,\; x_1 \sin p f_i + x_2 \cos p f_i)$.
+
+    The score of a rotated query and a rotated key depends on the distance between their positions, not on the
+    positions themselves. `KVCache` and `PagedKVCache` take a `Rotary` and rotate keys and queries themselves.
 
     Args:
-        width: How many elements of a query or key are rotated, an even number; the elements behind them stay.
-        base: The base of the frequencies, which are f_i = base^(-2i / width) without a scaling.
-        interleaved: Whether the elements of a pair are neighbours, 2i and 2i + 1, as in RoFormer; otherwise
-            they are i and i + width / 2, as in Llama's weights on Hugging Face.
+        width: The number of elements of a query or key that are rotated, an even number. The elements after
+            them do not change.
+        base: The base of the frequencies. Without a scaling, f_i = base^(-2i / width).
+        interleaved: Whether the elements of pair i are neighbours, 2i and 2i + 1, as in RoFormer. If not, they
+            are i and i + width / 2, as in Llama's weights on Hugging Face.
         scaling: `LinearScaling`, `NTKScaling`, `Llama3Scaling` or `YaRNScaling`, for sequences longer than in
             training; or None.
 
@@ -66,7 +70,7 @@ class Rotary:
     interleaved: bool = False
     scaling: Scaling | None = None
     frequencies: tuple[float, ...] = field(init=False, repr=False, compare=False)
-    """Radians per position, for each pair."""
+    """The frequency f_i of each pair, in radians per position."""
 
     def __post_init__(self) -> None:
         function = "Rotary"
@@ -78,19 +82,19 @@ class Rotary:
         object.__setattr__(self, "frequencies", frequencies(width, base))
 
     def apply(self, x: A, positions: PositionsLike | int, *, layout: Layout = "...HLE") -> A:
-        """Rotate queries or keys.
+        """Return queries or keys, rotated by their positions.
 
         Args:
             x: (..., H, L, E), or (L, E).
-            positions: The position of the first token, which the others follow; or L positions, as a range, a
-                list or an array, which may have one row for each batch entry, (..., L).
-            layout: The layout of `x`: "...HLE", or "...LHE" with heads behind the length.
+            positions: The position of the first token, if the others follow one by one. Or the positions of all
+                L tokens, as a range, a list or an array, which may have one row for each batch entry, (..., L).
+            layout: The layout of `x`: "...HLE", or "...LHE" with heads after the length.
 
         Returns:
             An array with the shape, library, device and dtype of `x`.
 
         Raises:
-            TypeError: `x` is no floating array, or the positions are no numbers.
+            TypeError: `x` is not a floating array, or the positions are not numbers.
             ValueError: `x` is narrower than the rotation, or the positions do not fit.
         """
         function = "Rotary.apply"
@@ -105,19 +109,19 @@ class Rotary:
         return cast(A, _rotate_at(self, array, token_positions, factory, layout))
 
     def cos_sin(self, positions: PositionsLike, *, like: Any = None) -> tuple[Any, Any]:
-        """Return the tables that `apply` multiplies by, as ONNX's RotaryEmbedding takes them.
+        """Return the cosines and sines that `apply` multiplies by, as ONNX's RotaryEmbedding takes them.
 
         Args:
-            positions: A range, a list or an array (...).
+            positions: A range, a list or an array of any shape (...).
             like: An array with the library, device and dtype of the tables. By default the library and device
                 are those of `positions`, or NumPy's, and the dtype is float64 if the device has it, else
                 float32.
 
         Returns:
-            Cosines and sines, each (..., width / 2), multiplied by the magnitude of the scaling.
+            Cosines and sines, each (..., width / 2), multiplied by the `magnitude` of the scaling.
 
         Raises:
-            TypeError: The positions are no numbers, or an array of another library than `like`.
+            TypeError: The positions are not numbers, or are an array of another library than `like`.
         """
         function = "Rotary.cos_sin"
         factory = array_factory(function, checks.not_one_number(function, "positions", positions), like)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from sdpa_xp import _checks as checks
 
 Frequencies = tuple[float, ...]
-"""The angle between two positions, in radians, for each pair of channels."""
+"""The angle between two neighbouring positions, in radians, for each pair of elements."""
 
 
 def base_frequencies(width: int, base: float) -> Frequencies:
@@ -19,29 +19,32 @@ def base_frequencies(width: int, base: float) -> Frequencies:
 
 
 class Scaling(ABC):
-    """The base of scalings, which lower the frequencies of `Rotary`. A subclass defines `frequencies`."""
+    """The base class of scalings, which lower the frequencies of a `Rotary`.
+
+    A subclass defines `frequencies`.
+    """
 
     @abstractmethod
     def frequencies(self, width: int, base: float, /) -> Frequencies:
-        """Return the radians per position, for each pair of elements.
+        """Return the frequency of each pair of elements, in radians per position.
 
         Args:
-            width: How many elements are rotated.
+            width: The number of elements that are rotated.
             base: The base of the frequencies without a scaling, base^(-2i / width).
         """
 
     @property
     def magnitude(self) -> float:
-        """The factor of rotated queries and keys."""
+        """The factor by which rotated queries and keys are multiplied."""
         return 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class LinearScaling(Scaling):
-    """Divide all positions by `factor`, so that they stay within the positions of the training.
+    """A scaling that divides all positions by `factor`, so that they stay within the positions of the training.
 
     Args:
-        factor: How many times longer sequences are than in training.
+        factor: The length of the sequences, divided by the length in training.
 
     Examples:
         >>> from sdpa_xp import positional
@@ -64,10 +67,10 @@ class LinearScaling(Scaling):
 
 @dataclass(frozen=True, slots=True)
 class NTKScaling(Scaling):
-    """Use a larger base: the highest frequency stays, the lowest is divided by `factor`.
+    """A scaling by a larger base: the highest frequency stays, and the lowest is divided by `factor`.
 
     Args:
-        factor: How many times longer sequences are than in training.
+        factor: The length of the sequences, divided by the length in training.
 
     Examples:
         >>> from sdpa_xp import positional
@@ -91,13 +94,14 @@ class NTKScaling(Scaling):
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling(Scaling):
-    """Divide low frequencies by `factor`, and keep high frequencies.
+    """A scaling that divides low frequencies by `factor` and keeps high frequencies, as in Llama 3.
 
     Args:
-        factor: How many times longer sequences are than in training.
+        factor: The length of the sequences, divided by the length in training.
         original_length: The length of the sequences in training.
-        low_freq_factor: Frequencies with this number of turns within `original_length`, or fewer, are divided.
-        high_freq_factor: Frequencies with this number of turns, or more, stay. Between the two numbers,
+        low_freq_factor: A frequency is divided if it makes at most this number of turns within
+            `original_length`.
+        high_freq_factor: A frequency stays if it makes at least this number of turns. Between the two numbers,
             frequencies are interpolated.
 
     Examples:
@@ -135,16 +139,18 @@ class Llama3Scaling(Scaling):
 
 @dataclass(frozen=True, slots=True)
 class YaRNScaling(Scaling):
-    """Divide low frequencies by `factor`, and sharpen the weights, which more keys would flatten.
+    """A scaling that divides low frequencies by `factor` and sharpens the weights, flattened by more keys.
 
-    High frequencies stay, as in `Llama3Scaling`, but the interpolation is linear in the pair of elements.
+    High frequencies stay, as in `Llama3Scaling`. Between low and high frequencies, the interpolation is linear
+    in the number of the pair.
 
     Args:
-        factor: How many times longer sequences are than in training.
+        factor: The length of the sequences, divided by the length in training.
         original_length: The length of the sequences in training.
-        beta_fast: Frequencies with this number of turns within `original_length`, or more, stay.
-        beta_slow: Frequencies with this number of turns, or fewer, are divided.
-        attention_factor: The factor of rotated queries and keys. None is 0.1 ln(factor) + 1.
+        beta_fast: A frequency stays if it makes at least this number of turns within `original_length`.
+        beta_slow: A frequency is divided if it makes at most this number of turns.
+        attention_factor: The factor by which rotated queries and keys are multiplied. None means
+            0.1 ln(factor) + 1.
         truncate: Whether the interpolation begins and ends at whole pairs, as in the authors' code.
 
     Examples:

@@ -20,7 +20,8 @@ def sinusoidal(positions: PositionsLike | int, width: int, *, base: float = 1000
         `L` tokens, `...` batch.
 
     Args:
-        positions: L, for the first L positions; or the positions as a range, a list or an array (...).
+        positions: The integer L, for the first L positions; or the positions as a range, a list or an array of
+            any shape (...).
         width: The width of the encoding, an even number.
         base: The longest wavelength is almost 2 pi * base.
         like: An array with the library, device and dtype of the result. By default the library and device are
@@ -30,7 +31,7 @@ def sinusoidal(positions: PositionsLike | int, width: int, *, base: float = 1000
         (..., width), to add to embeddings.
 
     Raises:
-        TypeError: The positions are no numbers, or an array of another library than `like`.
+        TypeError: The positions are not numbers, or are an array of another library than `like`.
         ValueError: The width is odd, or the base is 1 or less.
 
     Examples:

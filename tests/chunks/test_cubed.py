@@ -134,6 +134,8 @@ def test_weights_and_gradients_are_refused(tmp_path: Path) -> None:
         (attention_scores, (query, key)),
         (scaled_dot_product_attention_vjp, (query, key, value)),
     ):
-        with pytest.raises(TypeError, match=r"and have neither weights nor gradients here.*dask") as refused:
+        with pytest.raises(
+            TypeError, match=r"support attention, but neither weights nor gradients.*dask"
+        ) as refused:
             function(*arrays)
-        assert str(refused.value).startswith(f"{function.__name__}: arrays of cubed can be attended, ")
+        assert str(refused.value).startswith(f"{function.__name__}: arrays of cubed support attention, ")

@@ -273,12 +273,14 @@ def test_in_place_twice_or_beyond_the_capacity_is_refused(library: Library, arra
     with library.guard():
         cache = KVCache(*first, capacity=6)
         longer = cache.append(*second, in_place=True)
-        words = r"^KVCache.append: a cache can be appended to in place only once; got tokens of this one=3, of"
-        with pytest.raises(ValueError, match=words + r" the newest=5\. Append to the newest"):
+        words = r"^KVCache.append: a cache can be appended to in place only once; got tokens of this cache=3, "
+        with pytest.raises(
+            ValueError, match=words + r"tokens of the newest cache=5\. Append to the newest cache"
+        ):
             cache.append(*third, in_place=True)
         other = cache.append(*third)
         full = longer.append(*third, in_place=True)
-        words = r"^KVCache.append: the tokens must fit into the capacity.*tokens=7, capacity=6\. Make the"
+        words = r"^KVCache.append: the tokens must fit into the capacity.*tokens=7, capacity=6\. Create the"
         with pytest.raises(ValueError, match=words):
             full.append(*rest, in_place=True)
         beyond = full.append(*rest)

@@ -62,8 +62,8 @@ def refused(function: str, change: dict[str, Any], error: type[Exception], words
     ("function", "change", "error", "words"),
     [
         ("KVCache", {"key": ones(3, 8), "value": ones(3, 5)}, ValueError, r"`key` and `value` must have at least 3 axes; got key.shape=\(3, 8\)"),
-        ("KVCache", {"value": ones(2, 2, 4, 5)}, ValueError, r"`key` and `value` must have one shape but for the width .*3, 8\).*4, 5\)"),
-        ("KVCache", {"value": ones(2, 1, 3, 5)}, ValueError, "`key` and `value` must have one shape but"),
+        ("KVCache", {"value": ones(2, 2, 4, 5)}, ValueError, r"`key` and `value` must have the same shape, except for the width .*3, 8\).*4, 5\)"),
+        ("KVCache", {"value": ones(2, 1, 3, 5)}, ValueError, "`key` and `value` must have the same shape, except"),
         ("KVCache", {"value": ones(2, 2, 3, 5, dtype=INT)}, TypeError, "`value` must be one of float16.*value.dtype=int64"),
         ("KVCache", {"value": ones(2, 2, 3, 5, dtype=float)}, TypeError, "`key` and `value` must have one dtype.*float32.*float64"),
         ("KVCache", {"capacity": 2}, ValueError, "`capacity` must be at least 3; got capacity=2"),
@@ -71,13 +71,13 @@ def refused(function: str, change: dict[str, Any], error: type[Exception], words
         ("KVCache", {"capacity": True}, TypeError, "`capacity` must be an integer; got capacity=True"),
         ("KVCache", {"capacity": 2**40}, ValueError, "`capacity` must be at most"),
         ("KVCache", {"rotated": 1}, TypeError, "`rotated` must be True or False; got rotated=1"),
-        ("KVCache", {"rotated": True, "rotary": Rotary(10)}, ValueError, "`key` must have a length, and a width"),
+        ("KVCache", {"rotated": True, "rotary": Rotary(10)}, ValueError, "`key` must have at least 2 axes, and a width"),
         ("KVCache", {"layout": "BSHD"}, ValueError, r"`layout` must be '...HLE' or '...LHE'; got layout='BSHD'"),
-        ("KVCache.append", {"key": ones(2, 1, 1, 8)}, ValueError, r"`key` must have the shape of the cache's but for the length \(axis -2\); got key.shape=\(2, 1, 1, 8\), cache.key.shape=\(2, 2, 3, 8\)"),
-        ("KVCache.append", {"key": ones(2, 1, 8)}, ValueError, r"`key` must have the shape of the cache's.*\(2, 1, 8\)"),
-        ("KVCache.append", {"key": ones(2, 2, 1, 7)}, ValueError, "`key` must have the shape of the cache's"),
-        ("KVCache.append", {"value": ones(1, 2, 1, 5)}, ValueError, "`value` must have the shape of the cache's"),
-        ("KVCache.append", {"value": ones(2, 2, 2, 5)}, ValueError, r"`key` and `value` must have one shape but.*1, 8\).*2, 5\)"),
+        ("KVCache.append", {"key": ones(2, 1, 1, 8)}, ValueError, r"`key` must have the shape of the cache, except for the length \(axis -2\); got key.shape=\(2, 1, 1, 8\), cache.key.shape=\(2, 2, 3, 8\)"),
+        ("KVCache.append", {"key": ones(2, 1, 8)}, ValueError, r"`key` must have the shape of the cache.*\(2, 1, 8\)"),
+        ("KVCache.append", {"key": ones(2, 2, 1, 7)}, ValueError, "`key` must have the shape of the cache"),
+        ("KVCache.append", {"value": ones(1, 2, 1, 5)}, ValueError, "`value` must have the shape of the cache"),
+        ("KVCache.append", {"value": ones(2, 2, 2, 5)}, ValueError, r"`key` and `value` must have the same shape, except.*1, 8\).*2, 5\)"),
         ("KVCache.append", {"value": ones(2, 2, 1, 5, dtype=float)}, TypeError, "`key` and `value` must have one dtype.*float32.*float64"),
         ("KVCache.append", {"in_place": 1}, TypeError, "`in_place` must be True or False; got in_place=1"),
         ("KVCache.append", {"in_place": True}, ValueError, "the tokens must fit into the capacity of the cache; got tokens=4, capacity=3"),
@@ -99,7 +99,7 @@ def refused(function: str, change: dict[str, Any], error: type[Exception], words
         ("KVCache.attend", {"implementation": "native"}, ValueError, "`implementation` must be None or 'xp'.*'native'"),
         ("PagedKVCache", {"key_blocks": ones(4, 2, 4)}, ValueError, r"`key_blocks` must have 4 axes; got key_blocks.shape=\(4, 2, 4\)"),
         ("PagedKVCache", {"value_blocks": ones(1, 4, 2, 4, 5)}, ValueError, "`value_blocks` must have 4 axes"),
-        ("PagedKVCache", {"value_blocks": ones(3, 2, 4, 5)}, ValueError, "`key_blocks` and `value_blocks` must have one shape but for"),
+        ("PagedKVCache", {"value_blocks": ones(3, 2, 4, 5)}, ValueError, "`key_blocks` and `value_blocks` must have the same shape, except for"),
         ("PagedKVCache", {"value_blocks": ones(4, 2, 4, 5, dtype=float)}, TypeError, "`key_blocks` and `value_blocks` must have one dtype"),
         ("PagedKVCache", {"key_blocks": ones(4, 2, 4, 8, dtype=INT)}, TypeError, "`key_blocks` must be one of float16.*int64"),
         ("PagedKVCache", {"key_blocks": ones(4, 2, 0, 8), "value_blocks": ones(4, 2, 0, 5)}, ValueError, "a block of `key_blocks` must hold at least one token; got .*0"),
@@ -113,16 +113,16 @@ def refused(function: str, change: dict[str, Any], error: type[Exception], words
         ("PagedKVCache", {"block_table": [0, 1]}, TypeError, r"`block_table\[0\]` must be a list or an integer array; got block_table\[0\]=0"),
         ("PagedKVCache", {"block_table": ones(2, 2, 1, dtype=INT)}, TypeError, r"`block_table\[0\]\[0\]` must be an integer; got .*=\[1\]"),
         ("PagedKVCache", {"block_table": None}, TypeError, "`block_table` must be a list or an integer array; got block_table=None"),
-        ("PagedKVCache", {"block_table": [[0, 1]]}, ValueError, r"`block_table` and `lengths` must be equally long; got len\(block_table\)=1, len\(lengths\)=2"),
+        ("PagedKVCache", {"block_table": [[0, 1]]}, ValueError, r"`block_table` and `lengths` must have the same length; got len\(block_table\)=1, len\(lengths\)=2"),
         ("PagedKVCache", {"lengths": [5, -1]}, ValueError, r"`lengths\[1\]` must be at least 0; got lengths\[1\]=-1"),
         ("PagedKVCache", {"lengths": [5.0, 4]}, TypeError, r"`lengths\[0\]` must be an integer; got lengths\[0\]=5.0"),
         ("PagedKVCache", {"lengths": ones(2, dtype=bool)}, TypeError, "`lengths` must hold integers; got lengths.dtype=bool"),
         ("PagedKVCache", {"lengths": [9, 4]}, ValueError, r"`block_table\[0\]` must have a block for each 4 tokens; got tokens=9, blocks=2"),
         ("PagedKVCache", {"lengths": 5}, TypeError, "`lengths` must be a list or an integer array; got lengths=5"),
         ("PagedKVCache", {"lengths": np.ma.MaskedArray([5, 4], [0, 1])}, TypeError, "`lengths` must be a plain array.*MaskedArray"),
-        ("PagedKVCache.append", {"key": ones(1, 2, 1, 8)}, ValueError, r"`key` must have the shape of the cache's but for the length.*\(1, 2, 1, 8\)"),
-        ("PagedKVCache.append", {"value": ones(2, 2, 1, 7)}, ValueError, "`value` must have the shape of the cache's"),
-        ("PagedKVCache.append", {"value": ones(2, 2, 2, 5)}, ValueError, "`key` and `value` must have one shape but for"),
+        ("PagedKVCache.append", {"key": ones(1, 2, 1, 8)}, ValueError, r"`key` must have the shape of the cache, except for the length.*\(1, 2, 1, 8\)"),
+        ("PagedKVCache.append", {"value": ones(2, 2, 1, 7)}, ValueError, "`value` must have the shape of the cache"),
+        ("PagedKVCache.append", {"value": ones(2, 2, 2, 5)}, ValueError, "`key` and `value` must have the same shape, except for"),
         ("PagedKVCache.append", {"key": ones(2, 2, 4, 8), "value": ones(2, 2, 4, 5)}, ValueError, r"`block_table\[0\]` must have a block for each 4 tokens; got tokens=9, blocks=2"),
         ("PagedKVCache.append", {"in_place": "yes"}, TypeError, "`in_place` must be True or False; got in_place='yes'"),
         ("PagedKVCache.attend", {"query": ones(4, 1, 8)}, ValueError, r"`query` must have an entry for each sequence of the cache, \(N, Hq, L, E\); got query.shape=\(4, 1, 8\), N=2"),
@@ -137,9 +137,9 @@ def refused(function: str, change: dict[str, Any], error: type[Exception], words
         ("varlen_attention", {"cu_seqlens_q": [1, 2, 5]}, ValueError, r"`cu_seqlens_q` must begin with 0 and end with the length of `query`; got cu_seqlens_q=\[1, 2, 5\], length of `query`=5"),
         ("varlen_attention", {"cu_seqlens_q": [0, 2, 4]}, ValueError, "`cu_seqlens_q` must begin with 0 and end with"),
         ("varlen_attention", {"cu_seqlens_k": [0, 3, 8]}, ValueError, "`cu_seqlens_k` must begin with 0 and end with the length of `key`"),
-        ("varlen_attention", {"cu_seqlens_q": [0, 6, 5]}, ValueError, r"`cu_seqlens_q` must not fall; got cu_seqlens_q=\[0, 6, 5\]"),
+        ("varlen_attention", {"cu_seqlens_q": [0, 6, 5]}, ValueError, r"`cu_seqlens_q` must not decrease; got cu_seqlens_q=\[0, 6, 5\]"),
         ("varlen_attention", {"cu_seqlens_q": [0, -1, 5]}, ValueError, r"`cu_seqlens_q\[1\]` must be at least 0"),
-        ("varlen_attention", {"cu_seqlens_q": [0, 1, 2, 5]}, ValueError, r"`cu_seqlens_q` and `cu_seqlens_k` must be equally long; got len\(cu_seqlens_q\)=4, len\(cu_seqlens_k\)=3"),
+        ("varlen_attention", {"cu_seqlens_q": [0, 1, 2, 5]}, ValueError, r"`cu_seqlens_q` and `cu_seqlens_k` must have the same length; got len\(cu_seqlens_q\)=4, len\(cu_seqlens_k\)=3"),
         ("varlen_attention", {"cu_seqlens_q": []}, ValueError, r"`cu_seqlens_q` must have N \+ 1 integers"),
         ("varlen_attention", {"cu_seqlens_q": [0, 2.0, 5]}, TypeError, r"`cu_seqlens_q\[1\]` must be an integer; got cu_seqlens_q\[1\]=2.0"),
         ("varlen_attention", {"cu_seqlens_q": np.asarray([0.0, 2, 5])}, TypeError, "`cu_seqlens_q` must hold integers; got cu_seqlens_q.dtype=float64"),
@@ -327,7 +327,7 @@ def test_one_pool_for_both_is_not_written_in_place() -> None:
     token = ones(1, 1, 1, 1)
     with pytest.raises(
         ValueError,
-        match=r"^PagedKVCache.append: `key_blocks` and `value_blocks` must share no memory .*=key_blocks",
+        match=r"^PagedKVCache.append: `in_place` needs `key_blocks` and `value_blocks` that do not .*=key_blocks",
     ):
         cache.append(token, 2 * token, in_place=True)
     copied = cache.append(token, 2 * token)
@@ -348,7 +348,9 @@ def test_overlapping_pools_are_not_written_in_place(module: str) -> None:
     ]
     for key_blocks, value_blocks in overlapping:
         cache = PagedKVCache(key_blocks, value_blocks, [range(2)], [0])
-        with pytest.raises(ValueError, match=r"must share no memory .*value_blocks=a view of the same numbers"):
+        with pytest.raises(
+            ValueError, match=r"do not share memory; got value_blocks=a view of the same numbers"
+        ):
             cache.append(token, token, in_place=True)
     assert not xp.any(both)
     for key_blocks, value_blocks in ((both[..., :2], both[..., 2:]), (both[..., 0::2], both[..., 1::2])):

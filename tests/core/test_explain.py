@@ -60,7 +60,7 @@ def test_tiles_are_those_that_are_computed(
         ({"implementation": "native"}, "as documented"),
         ({"implementation": "xp"}, "asks for it"),
         ({"softcap": 2.0}, "no `softcap`"),
-        ({"attn_mask": masks.prefix(2)}, "no masks but"),
+        ({"attn_mask": masks.prefix(2)}, "supports only `masks.causal()`"),
     ],
     ids=str,
 )
@@ -126,7 +126,7 @@ def test_refusals_are_those_of_the_call() -> None:
     x = np.ones((2, 2))
     with pytest.raises(TypeError, match=r"^explain: `key` must be"):
         explain(x, [[1.0]], x)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"^explain: `implementation` must be None or 'xp' where"):
+    with pytest.raises(ValueError, match=r"^explain: `implementation` must be None or 'xp', because"):
         explain(x, x, x, implementation="native")
 
 

@@ -23,10 +23,47 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "two dtypes": (lambda: Linear(W, B.astype(float)), TypeError, "`weight` and `bias` must have one dtype"),
     "three axes": (lambda: Linear(W[None]), ValueError, "`weight` must have 2 axes"),
     "long bias": (lambda: Linear(W, B[:3]), ValueError, r"`bias` must have a number for each row.*\(3,\)"),
+    "widths": (
+        lambda: MultiHeadAttention(32, 32, 32, num_heads=4),
+        TypeError,
+        r"^MultiHeadAttention: `query` must be a Linear; got query=builtins\.int\. "
+        r"To create it from widths, call MultiHeadAttention\.init\(rng, query_dim, num_heads=\.\.\.\)\.$",
+    ),
+    "a generator and widths": (
+        lambda: MultiHeadAttention(np.random.default_rng(0), 32, 16, num_heads=4),
+        TypeError,
+        r"got query=numpy.*Generator\. To create it from widths, call MultiHeadAttention\.init\(rng, query_dim, ",
+    ),
+    "widths of one head": (
+        lambda: SingleHeadAttention(32, 8, 8),
+        TypeError,
+        r"got query=builtins\.int\. .* SingleHeadAttention\.init\(rng, embedding_dim, attention_dim\)\.$",
+    ),
+    "a width of out": (
+        lambda: MultiHeadAttention(**MAPS, out=32, num_heads=4),
+        TypeError,
+        r"`out` must be a Linear; got out=builtins\.int\. To create it from widths, call MultiHeadAttention\.init",
+    ),
+    "weights": (
+        lambda: MultiHeadAttention(W, W, W, num_heads=4),
+        TypeError,
+        r"got query=numpy\.ndarray\. Convert a weight \(out, in\): Linear\(query\)\.$",
+    ),
+    "widths of a map": (
+        lambda: Linear(32, 16),
+        TypeError,
+        r"^Linear: `weight` must be an array \(out, in\); got weight=builtins\.int\. "
+        r"To create it from widths, call Linear\.init\(rng, in_dim, out_dim\)\.$",
+    ),
+    "a width instead of a generator": (
+        lambda: MultiHeadAttention.init(32, 32, num_heads=4),
+        TypeError,
+        r"got rng=builtins\.int\. Pass it first: MultiHeadAttention\.init\(numpy\.random\.default_rng\(0\), ",
+    ),
     "heads": (
         lambda: MultiHeadAttention(**MAPS, num_heads=3),
         ValueError,
-        "`query` must give a multiple of `num_heads`; got query gives=8, num_heads=3",
+        "the output width of `query` must be a multiple of `num_heads`; got output width of query=8, num_heads=3",
     ),
     "a cache with heads behind the length": (
         lambda: SELF.attend(X, KVCache(*SELF.project_key_value(X), layout="...LHE")),
@@ -42,22 +79,22 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "key heads": (
         lambda: MultiHeadAttention(**MAPS | {"key": Linear(W[:6])}, num_heads=8, num_kv_heads=4),
         ValueError,
-        "`key` must give a multiple of `num_kv_heads`; got key gives=6",
+        "the output width of `key` must be a multiple of `num_kv_heads`; got output width of key=6",
     ),
     "wide key": (
         lambda: MultiHeadAttention(**MAPS, num_heads=4, num_kv_heads=2),
         ValueError,
-        "heads of `query` and `key` must be equally wide; got query's=2, key's=4",
+        "heads of `query` and `key` must have the same width; got width in query=2, width in key=4",
     ),
     "out": (
         lambda: MultiHeadAttention(**MAPS, out=Linear(W[:, :4]), num_heads=4),
         ValueError,
-        "`out` must take the heads of `value`.*out takes=4, heads give=8",
+        "the input width of `out` must be .* of `value` together; got input width of out=4, width of heads=8",
     ),
     "scale": (
         lambda: MultiHeadAttention(**MAPS, num_heads=4, scale=B[:3]),
         ValueError,
-        r"`scale` must be a number, or an array of one for each head; got scale.shape=\(3,\)",
+        r"`scale` must be a number, or an array with one number for each head; got scale.shape=\(3,\)",
     ),
     "scale of inf": (
         lambda: MultiHeadAttention(**MAPS, num_heads=4, scale=math.inf),
@@ -82,14 +119,14 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "width": (
         lambda: SELF(X[..., :7]),
         ValueError,
-        r"^MultiHeadAttention: `query` must be as wide.*query.shape=\(2, 5, 7\), width=8",
+        r"^MultiHeadAttention: `query` must have the width \(axis -1\) that .*query.shape=\(2, 5, 7\), width=8",
     ),
-    "key's width": (lambda: SELF(X, X[..., :7]), ValueError, "`key` must be as wide"),
+    "key's width": (lambda: SELF(X, X[..., :7]), ValueError, "`key` must have the width"),
     "dtype": (lambda: SELF(X.astype(float)), TypeError, "`query` and `query.weight` must have one dtype"),
     "one axis": (lambda: SELF(B), ValueError, "`query` must have at least 2 axes"),
     "keyword": (lambda: SELF(X, causal=True), TypeError, "causal"),
     "mask": (lambda: SELF(X, attn_mask=np.ones((5, 5), int)), TypeError, "`attn_mask` must be boolean"),
-    "width of x": (lambda: SELF.query(B[:3]), ValueError, "^Linear: `x` must be as wide"),
+    "width of x": (lambda: SELF.query(B[:3]), ValueError, "^Linear: `x` must have the width"),
     "name": (
         lambda: SELF.with_parameters({"query": W}),
         ValueError,

@@ -67,7 +67,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "one number for positions": (
         lambda: positional.Rotary(8).cos_sin(3),
         TypeError,
-        "`positions` must be a range, a list or an array; got positions=3. range(n) is for the first n.",
+        "`positions` must be a range, a list or an array; got positions=3. "
+        "For the first n positions, pass range(n).",
     ),
     "a scaling that is none": (
         lambda: positional.Rotary(8, scaling=2.0),
@@ -82,7 +83,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "an input of another width": (
         lambda: LAYER(np.ones((3, 7), F)),
         ValueError,
-        "`query` must be as wide (axis -1) as the layer's `query` takes; got query.shape=(3, 7), width=8",
+        "`query` must have the width (axis -1) that the layer takes for `query`; "
+        "got query.shape=(3, 7), width=8",
     ),
     "another map": (
         lambda: MultiHeadAttention(LINEAR, X, LINEAR, num_heads=2),

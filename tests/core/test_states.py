@@ -144,9 +144,9 @@ def state(output: Any = (3, 2), lse: Any = (3,), dtype: Any = F, lse_dtype: Any 
         (
             [state(dtype=np.float16, lse_dtype=np.float16)],
             TypeError,
-            "`lse` must be float32 where",
+            "`lse` must be float32 if",
         ),
-        ([state(dtype=np.float64)], TypeError, "`lse` must be float64 where `output` is float64; got.*float32"),
+        ([state(dtype=np.float64)], TypeError, "`lse` must be float64 if `output` is float64; got.*float32"),
         ([state((), ())], ValueError, "`lse` must have the shape of `output`"),
         ([state((3, 2), (2,))], ValueError, "`lse` must have the shape of `output` without its width"),
         ([state(dtype=np.int64)], TypeError, r"`states\[0\].output` must be one of float16"),
@@ -235,7 +235,7 @@ def test_ranges_may_count_more_keys_than_any_machine_holds() -> None:
         (
             [(0, 4), (4, 9), (12, 20)],
             20,
-            "must be over all 20 keys; got no state over keys=9:12. A state was lost",
+            "must be over all 20 keys; got no state over keys=9:12. A state is missing",
         ),
         ([(1, 4), (4, 9), (9, 10)], 12, "no state over keys=0:1, 10:12"),
         ([[], [], []], 2, "no state over keys=0:2"),

@@ -137,7 +137,7 @@ def test_dropout_inside_a_jit(library: Library, arrays: Arrays) -> None:
 
     random = torch.Generator().manual_seed(3)
     compiled = torch.compile(lambda *x: call(*x, random), fullgraph=True, backend="eager")
-    with pytest.raises(Exception, match=r"`rng` cannot be drawn from inside torch\.compile"):
+    with pytest.raises(Exception, match=r"`rng` cannot be used inside torch\.compile"):
         library.call(compiled, *inputs)
 
 

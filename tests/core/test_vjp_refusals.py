@@ -78,7 +78,7 @@ def test_what_the_forward_pass_refuses(rules: dict[str, Any], error: type[Except
         vjp(X, X, X, **rules)
 
 
-WORDS = "a gradient needs a `bias` whose function only adds to the score, since its derivative is not known"
+WORDS = "the function of `bias` must only add to the score, because its derivative is not known"
 MORE_THAN_A_SUM = {
     "product": lambda score, b, h, i, j: score * 2,
     "softcap": lambda score, b, h, i, j: np.tanh(score),
@@ -96,7 +96,7 @@ def test_a_function_that_does_more_than_add(score_mod: Any) -> None:
     before = rng.bit_generator.state
     for bias in (biases.from_function(score_mod), biases.alibi(2) + biases.from_function(score_mod)):
         with pytest.raises(
-            ValueError, match=f"{WORDS}; got bias=one that does not. Pass what it adds as an array"
+            ValueError, match=f"{WORDS}; got bias=a function that does more. Pass what it adds as an array"
         ):
             vjp(X, X, X, bias=bias, dropout_p=0.5, rng=rng)
     assert rng.bit_generator.state == before

@@ -46,7 +46,7 @@ def test_a_window_that_releases_count_otherwise_is_refused(release: str) -> None
     """GroupQueryAttention with a window: no graph is right on onnxruntime 1.23 and on 1.24."""
     call: dict[str, Any] = {"form": "grouped_query", "is_causal": True}
     near = call | {"attn_mask": masks.sliding_window(7, 0)}
-    words = "right from 1.24 on at the earliest, and `runtime` is onnxruntime>=1.23;cpu.*form='auto' takes"
+    words = "right from 1.24 on at the earliest, and `runtime` is onnxruntime>=1.23;cpu.*form='auto' chooses"
     with pytest.raises(ValueError, match=f"^export_attention: `form` cannot be 'grouped_query': .*{words}"):
         export_attention(FIXED, FIXED, FIXED, **near, runtime=f"onnxruntime>={release};cpu")
     assert form_of(FIXED, FIXED, FIXED, **near, runtime="onnxruntime>=1.24;cpu") == "grouped_query"
@@ -56,7 +56,7 @@ def test_a_window_that_releases_count_otherwise_is_refused(release: str) -> None
 
 
 def test_an_opset_that_the_release_does_not_load_is_refused_without_an_attention_too() -> None:
-    words = "`opset` 24 is loaded from onnxruntime 1.24 on; .*1.23"
+    words = "`opset` 24 needs onnxruntime 1.24 or later; .*1.23"
     with pytest.raises(ValueError, match=f"^to_onnx: {words}"):
         to_onnx(lambda x: x + 1, FIXED, opset=24, runtime="onnxruntime>=1.23;cpu")
     to_onnx(lambda x: x + 1, FIXED, opset=24, runtime="onnxruntime>=1.24;cpu")
@@ -84,7 +84,7 @@ def test_web_refuses_what_webgpu_computes_wrong(operator: str) -> None:
     form = {"MultiHeadAttention": "multi_head", "GroupQueryAttention": "grouped_query"}[operator]
     said: dict[str, Any] = {"is_causal": True, "form": form}
     assert form_of(FIXED, FIXED, FIXED, **said) == form
-    words = f"the WebGPU provider computes {operator} wrong from 32 tokens on, .*;web.* form='auto' takes"
+    words = f"the WebGPU provider computes {operator} wrong from 32 tokens on, .*;web.* form='auto' chooses"
     with pytest.raises(ValueError, match=f"^export_attention: `form` cannot be '{form}': {words}"):
         export_attention(FIXED, FIXED, FIXED, **said, runtime="onnxruntime>=1.31;web")
 

@@ -50,8 +50,8 @@ def test_prints_what_was_chosen_and_why(capsys: pytest.CaptureFixture[str], tmp_
 
 def test_the_help_names_shapes(capsys: pytest.CaptureFixture[str]) -> None:
     words = " ".join(run(capsys, "export", "--help")[1].split())
-    assert "--sinks <str> One number for each query head, dtype[Hq], such as float32[8]." in words
-    assert "--past-lengths <str> For a cache with free space, such as int64[B]." in words
+    assert "--sinks <str> One logit for each query head, dtype[Hq], such as float32[8]." in words
+    assert "--past-lengths <str> The number of tokens in a cache with free space, such as int64[B]." in words
 
 
 def test_json_for_scripts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

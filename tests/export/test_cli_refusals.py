@@ -91,7 +91,10 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "opset, a word": ([*QKV, "--opset", "new"], "Invalid value for '--opset'"),
     "runtime": ([*QKV, "--runtime", "tensorrt"], "`--runtime` must be 'onnxruntime>=RELEASE;PROVIDER'"),
     "layout": ([*QKV, "--layout", "HLE"], "`--layout` must be '...HLE' or '...LHE'"),
-    "outputs": ([*QKV, "--outputs", "output,logits"], "`--outputs` must be of output, lse, weights, scores"),
+    "outputs": (
+        [*QKV, "--outputs", "output,logits"],
+        "`--outputs` must be some of output, lse, weights, scores",
+    ),
     "an unknown flag": ([*QKV, "--fom", "auto"], "No such option: --fom"),
     "a second word": ([*QKV, "more"], "unexpected extra argument"),
     "two lines": ([*QKV, "--attn-mask", "no\nsuch\x1b[31m"], r"got --attn-mask='no\nsuch\x1b[31m'"),

@@ -264,7 +264,7 @@ def test_page_and_json(capsys: pytest.CaptureFixture[str], model: Path) -> None:
         (["MODEL", "--provider", "cuda"], "pip install 'sdpa_xp[export-gpu]'"),
         (
             ["MODEL", "--provider", "cuda", "--require-provider", "cpu"],
-            "`--provider` must be the required one; got --provider=cuda, --require-provider=cpu",
+            "`--require-provider` must be the same; got --provider=cuda, --require-provider=cpu",
         ),
         (["MODEL", "--html", "no/such/r.html"], "the folder of `--html` must exist; got --html="),
         (["MODEL", "--html", "."], "`--html` must be a file; got --html="),

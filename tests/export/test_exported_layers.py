@@ -191,7 +191,7 @@ def test_a_form_has_its_opsets() -> None:
 
 
 def test_an_input_of_another_width_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^MultiHeadAttention: `query` must be as wide"):
+    with pytest.raises(ValueError, match=r"^MultiHeadAttention: `query` must have the width"):
         to_onnx(SELF, Y)
 
 

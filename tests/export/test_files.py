@@ -430,7 +430,10 @@ def test_data_of_others_is_left(tmp_path: Path) -> None:
 def test_a_model_that_refers_to_other_files(tmp_path: Path) -> None:
     path = save(ones(), tmp_path / "a.onnx", external_above=0)
     model = onnx.load(path, load_external_data=False)
-    with pytest.raises(ValueError, match=r"save: `model` must hold its data; got external data=.*a\.onnx\."):
+    with pytest.raises(
+        ValueError,
+        match=r"save: `model` must contain its data, not refer to files; got external data=.*a\.onnx\.",
+    ):
         save(model, tmp_path / "b.onnx")
 
 

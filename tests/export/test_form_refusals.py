@@ -117,14 +117,14 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         (
             "attention",
             self_attention() | {"outputs": outputs},
-            "ai.onnx Attention gives no lse, and its weights and scores are not those of the library",
+            "ai.onnx Attention returns no lse, and its weights and scores differ from the library's",
         )
         for outputs in (("lse",), ("output", "lse"), ("output", "weights"), ("scores",))
     ),
     (
         "attention",
         self_attention() | {"bias": biases.from_function(lambda s, b, h, i, j: s * 2) + np.ones(6, np.float32)},
-        "ai.onnx Attention takes no function of the scores",
+        "ai.onnx Attention cannot apply a function to the scores",
     ),
     *(
         (form, arguments | more, words)
@@ -134,10 +134,10 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
             (ONE_KEY_BATCH, "com.microsoft operators take 4 axes with one batch"),
             (self_attention(dtype="float64"), "com.microsoft operators do not take float64"),
             (self_attention() | {"softmax_dtype": "float64"}, "com.microsoft operators do not take float64"),
-            (self_attention() | {"outputs": ("lse",)}, "com.microsoft operators give the output alone"),
+            (self_attention() | {"outputs": ("lse",)}, "com.microsoft operators return only the output"),
             (
                 self_attention() | {"outputs": ("output", "lse")},
-                "com.microsoft operators give the output alone",
+                "com.microsoft operators return only the output",
             ),
             (
                 self_attention() | {"bias": FLOAT},
@@ -147,7 +147,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
                 self_attention() | {"scale": np.ones((4, 1, 1), np.float32)},
                 "com.microsoft operators take a scale that is a number",
             ),
-            (self_attention() | {"scale": 0.0}, "com.microsoft operators hold a scale of 0 for none"),
+            (self_attention() | {"scale": 0.0}, "com.microsoft operators read a scale of 0 as no scale"),
         )
     ),
     ("multi_head", self_attention(groups=2), "MultiHeadAttention has no grouped heads"),
@@ -184,7 +184,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         for open_length in ({"batch": "B"}, {"length": "L"})
     ),
     *(
-        ("grouped_query", arguments, "GroupQueryAttention takes as many keys as queries here")
+        ("grouped_query", arguments, "GroupQueryAttention is written only for as many keys as queries")
         for arguments in (MORE_KEYS | CAUSAL, MORE_KEYS | {"attn_mask": masks.causal("lower_right")})
     ),
     (
@@ -211,7 +211,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         (
             "grouped_query",
             self_attention() | {"attn_mask": masks.causal() & mask},
-            "GroupQueryAttention has no masks but the diagonal and one window that ends there",
+            "GroupQueryAttention supports only the causal mask and one causal window",
         )
         for mask in (
             masks.padding([4, 6]),
@@ -308,7 +308,7 @@ def test_what_no_release_changes_is_said_first(form: FormName) -> None:
         ({"opset": 24}, "ai.onnx Attention has no sinks"),
         ({"opset": 22}, "`opset` must be 23 to 24 for form 'attention'"),
         ({"sinks": None}, "onnxruntime computes it right from 1.28 on"),
-        ({"sinks": None, "form": "primitive", "opset": 24}, "`opset` 24 is loaded from onnxruntime 1.24 on"),
+        ({"sinks": None, "form": "primitive", "opset": 24}, "`opset` 24 needs onnxruntime 1.24 or later"),
     ],
 )
 def test_whoever_raises_the_release_meets_no_other_reason(change: dict[str, Any], words: str) -> None:
@@ -337,11 +337,11 @@ def test_the_hint_is_what_auto_takes(
         export_attention(**arguments, form=form, opset=opset)
     model = export_attention(**arguments, opset=opset)
     form_of_auto = {entry.key: entry.value for entry in model.metadata_props}["sdpa_xp.form"]
-    assert str(caught.value).endswith(f" form='auto' takes {form_of_auto!r}.")
+    assert str(caught.value).endswith(f" form='auto' chooses {form_of_auto!r}.")
 
 
 def test_the_hint_names_the_release_that_loads_the_opset() -> None:
-    words = "form='auto' takes 'primitive' from onnxruntime 1.24 on"
+    words = "form='auto' chooses 'primitive' from onnxruntime 1.24 on"
     said: dict[str, Any] = {"sinks": np.ones(4, np.float32), "opset": 24, "runtime": "onnxruntime>=1.23;cpu"}
     with pytest.raises(ValueError, match=words):
         export_attention(**self_attention(), **said, form="attention")

@@ -18,7 +18,7 @@ from sdpa_xp_export._model.weights import Weight
 X = TensorSpec("float32", ("B", "L", 4))
 QKV = TensorSpec("float32", ("B", 2, "L", 8))
 LENGTH = (
-    r"^to_onnx: a length that is known only when the graph runs is no number in Python; got .*"
+    r"^to_onnx: a length that is known only when the graph runs cannot be used as a Python number; got .*"
     r"xp = x\.__array_namespace__\(\), then xp\.arange\(x\.shape\[1\]\)"
 )
 
@@ -85,8 +85,8 @@ def test_errors_about_other_strings_stay_as_they_are() -> None:
         ("relu", r"Write xp\.maximum\(x, 0\.0\)"),
         ("transpose", r"xp\.permute_dims\(x, axes\)"),
         ("concatenate", r"xp\.concat\("),
-        ("cumsum", r"has nothing in its place; `xp\.__all__` lists what it has\."),
-        ("nonsense", r"has nothing in its place; `xp\.__all__` lists what it has\."),
+        ("cumsum", r"There is no replacement; `xp\.__all__` lists the functions\."),
+        ("nonsense", r"There is no replacement; `xp\.__all__` lists the functions\."),
     ],
 )
 def test_a_function_that_the_array_api_lacks(name: str, words: str) -> None:
@@ -95,7 +95,7 @@ def test_a_function_that_the_array_api_lacks(name: str, words: str) -> None:
         to_onnx(lambda x: getattr(x.__array_namespace__(), name)(x), X)
     assert not hasattr(namespace, name)
     assert not hasattr(namespace, "__nothing__")
-    where = rf"^export_attention: `attn_mask` must be made of a function that traces to ONNX: .*no `{name}`\."
+    where = rf"^export_attention: the function of `attn_mask` .* can be traced to ONNX: .*no `{name}`\."
     mask = masks.from_function(lambda b, h, i, j: getattr(i.__array_namespace__(), name)(i) > j)
     with pytest.raises(TypeError, match=where):
         export_attention(QKV, QKV, QKV, mask)
@@ -158,11 +158,11 @@ def test_integers_of_a_layer_for_another_batch() -> None:
             r": a value of a graph is neither true nor false .*with `where`\.$",
         ),
         (lambda b, h, i, j: i > j.foo, r": a value of a graph has no attribute 'foo'\. [^;]*$"),
-        (lambda b, h, i, j: i > [1][j.name], r"; got its error=list indices .* not str\. Operators do, and"),
+        (lambda b, h, i, j: i > [1][j.name], r"; got its error=list indices .* not str\. Use operators and"),
     ],
 )
 def test_an_error_in_a_function_of_the_indices_is_one_message(mask_mod: Any, words: str) -> None:
-    start = r"^export_attention: `attn_mask` must be made of a function that traces to ONNX"
+    start = r"^export_attention: the function of `attn_mask` must be one that can be traced to ONNX"
     with pytest.raises(TypeError, match=start + words) as caught:
         export_attention(QKV, QKV, QKV, masks.from_function(mask_mod))
     text = str(caught.value)

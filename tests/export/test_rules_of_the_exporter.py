@@ -96,7 +96,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a cache of two lengths": (
         lambda: export(past_key=X, past_value=floats(2, 4, 7, 16)),
         ValueError,
-        "`past_key` and `past_value` must be equally long; got past_key=6, past_value=7",
+        "`past_key` and `past_value` must have the same length; got past_key=6, past_value=7",
     ),
     "lengths of a cache, each head": (
         lambda: export(**CACHE, past_lengths=ints(4)),
@@ -121,37 +121,36 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a cache of other heads": (
         lambda: export(past_key=floats(2, 2, 6, 16), past_value=X),
         ValueError,
-        "`past_key` must have 3 axes or more, and those of `key` but for axis -2; "
+        "`past_key` must have at least 3 axes, and the shape of `key` except for axis -2; "
         "got past_key.shape=(2, 2, 6, 16), key.shape=(2, 4, 6, 16)",
     ),
     "a cache with heads last": (
         lambda: export(**CACHE | {"past_value": floats(2, 4, 6, 8)}, layout="...LHE"),
         ValueError,
-        "`past_value` must have 3 axes or more, and those of `value` but for axis -3",
+        "`past_value` must have at least 3 axes, and the shape of `value` except for axis -3",
     ),
     "a cache of 2 axes": (
         lambda: export(floats(6, 16), past_key=floats(6, 16), past_value=floats(6, 16)),
         ValueError,
-        "`past_key` must have 3 axes or more",
+        "`past_key` must have at least 3 axes",
     ),
     "documents of more keys": (
         lambda: export_attention(
             OPEN, floats("B", 4, "S", 16), floats("B", 4, "S", 16), masks.document(ints("L"))
         ),
         ValueError,
-        "`attn_mask.query_ids` must have one integer for each of S, too; got L=L, S=S. "
+        "`attn_mask.query_ids` must also have one integer for each key (S); got L=L, S=S. "
         "Pass the ids of the keys as `key_ids`.",
     ),
     "documents of other lengths": (
         lambda: export(attn_mask=masks.document(ints(6), ints(7))),
         ValueError,
-        "`attn_mask.key_ids` must have one integer for each of its tokens; "
-        "got key_ids.shape=(7,), expected=(2, 6)",
+        "`attn_mask.key_ids` must have one integer for each token; got key_ids.shape=(7,), expected=(2, 6)",
     ),
     "documents of other batches": (
         lambda: export(attn_mask=masks.document(ints(3, 6))),
         ValueError,
-        "`attn_mask.query_ids` must have one integer for each of its tokens; "
+        "`attn_mask.query_ids` must have one integer for each token; "
         "got query_ids.shape=(3, 6), expected=(2, 6)",
     ),
     "lengths with a point": (
@@ -194,7 +193,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "no common shape": (
         lambda: to_onnx(lambda x: x + np.ones((5, 1), np.float32), X),
         ValueError,
-        "shapes must broadcast, where a name is a length of its own",
+        "shapes must broadcast; a name broadcasts only with itself and with 1",
     ),
     "no such shape": (
         lambda: to_onnx(to_five_rows, X),
@@ -204,7 +203,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "conditions of numbers": (
         lambda: export(attn_mask=masks.from_function(lambda b, h, i, j: i & j)),
         TypeError,
-        "`attn_mask` must be made of a function that returns a condition; got its result=int64",
+        "the function of `attn_mask` must return a condition; got its result=int64",
     ),
     "a library of no name here": (
         lambda: backends.find_backends(["numpi"]),

@@ -369,8 +369,12 @@ class PathLike:
 
 
 PATHS: dict[str, tuple[Any, type[Exception], str]] = {
-    "NUL": ("a\0b.onnx", ValueError, r"must hold no NUL; got {name}='a\\x00b\.onnx'\.$"),
-    "a surrogate": ("a\ud800.onnx", ValueError, r"must be of characters that the file system can name; got"),
+    "NUL": ("a\0b.onnx", ValueError, r"must not contain a NUL character; got {name}='a\\x00b\.onnx'\.$"),
+    "a surrogate": (
+        "a\ud800.onnx",
+        ValueError,
+        r"must have only characters that the file system can name; got",
+    ),
     "bytes": (b"a.onnx", TypeError, "must be .*path.*; got {name}=bytes"),
     "None": (None, TypeError, "must be .*path.*; got {name}=NoneType"),
     "bytes of an object": (PathLike(b"a.onnx"), TypeError, "must be .*path.*; got {name}=bytes"),
@@ -392,7 +396,7 @@ def test_a_model_that_refers_to_files_is_asked_for_by_path(tmp_path: Path) -> No
     model = onnx.load(path, load_external_data=False)
     constant = helper.make_node("Constant", [], ["y"], value=model.graph.initializer[0])
     nested = helper.make_model(helper.make_graph([constant], "nested", [], []))
-    words = r"`model` must hold its data; got external data=\['a\.onnx\..*\.data'\]\. onnx\.load reads it\."
+    words = r"`model` must contain its data, .*got external data=\['a\.onnx\..*\.data'\]\. Read the model with"
     calls: dict[str, Callable[[onnx.ModelProto], Any]] = {
         "verify": verify,
         "verify_layer": lambda model: verify_layer(model, lambda: None),

@@ -281,18 +281,22 @@ def test_functions_of_the_standard(name: str) -> None:
     ("layer", "error", "words"),
     [
         (3, TypeError, "`layer` must be callable; got layer=int"),
-        (lambda x: 1.0, TypeError, "`layer` must return what it computes of its arguments.*output=float"),
+        (lambda x: 1.0, TypeError, "`layer` must return one or several arrays that it computes.*output=float"),
         (lambda x: x.sum(), AttributeError, "sum"),
         (lambda x: -x if x[0, 0, 0] > 0 else x, TypeError, "neither true nor false"),
         (
             lambda x: x * x.shape[1] * (x.shape[1] * 2),
             TypeError,
-            "a length.*is no number in Python; got length=L.*Lengths add up",
+            "a length.*cannot be used as a Python number; got length=L.*Lengths add up",
         ),
-        (lambda x: x * (x.shape[1] - x.shape[0]), TypeError, "is no number in Python; got length=L"),
-        (lambda x: x * (x.shape[1] + 0.5), TypeError, "is no number in Python; got length=L"),
-        (lambda x: x if x.shape[0] > x.shape[1] else -x, TypeError, "is no number in Python; got length=B"),
-        (lambda x: x if x.shape[1] < 5 else -x, TypeError, "is no number in Python; got length=L"),
+        (lambda x: x * (x.shape[1] - x.shape[0]), TypeError, "cannot be used as a Python number; got length=L"),
+        (lambda x: x * (x.shape[1] + 0.5), TypeError, "cannot be used as a Python number; got length=L"),
+        (
+            lambda x: x if x.shape[0] > x.shape[1] else -x,
+            TypeError,
+            "cannot be used as a Python number; got length=B",
+        ),
+        (lambda x: x if x.shape[1] < 5 else -x, TypeError, "cannot be used as a Python number; got length=L"),
         (lambda x: {"x": -x}, ValueError, "an output must not have the name of an argument.*got output='x'"),
         (
             lambda x: x @ np.ones((3, 3), np.float32),

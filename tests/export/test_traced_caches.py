@@ -221,7 +221,7 @@ def test_lengths_that_are_numbers() -> None:
     query, past = (TensorSpec("float32", (2, 1, length, WIDTH)) for length in (1, 4))
     assert verify_layer(to_onnx(step, query, past), step).agrees
     assert texts[:2] == [5, "KVCache(key=<float32 (2, 1, 5, 8)>, value=<float32 (2, 1, 5, 8)>)"]
-    with pytest.raises(TypeError, match=r"is no number in Python; got length=P\+1"):
+    with pytest.raises(TypeError, match=r"cannot be used as a Python number; got length=P\+1"):
         to_onnx(step, query, TensorSpec("float32", (2, 1, "P", WIDTH)))
 
 
@@ -248,7 +248,7 @@ def test_dtypes_and_opsets(dtype: str, opset: int) -> None:
 REFUSED: dict[str, tuple[Any, str]] = {
     "capacity": (
         lambda q, k: KVCache(k, k, capacity=9),
-        "KVCache: `capacity` must be of arrays.*KVCache without",
+        "KVCache: `capacity` needs arrays.*KVCache without",
     ),
     "in place": (
         lambda q, k: KVCache(k, k).append(k, k, in_place=True),
@@ -256,7 +256,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "pages": (
         lambda q, k: PagedKVCache(k, k, [[0]], [3]).attend(q),
-        "PagedKVCache: a pool of blocks must be of arrays, and of no values of a graph; got key_blocks=",
+        "PagedKVCache: a pool of blocks needs arrays, not values of a graph; got key_blocks=",
     ),
     "a query of pages": (
         lambda q, k: PagedKVCache(np.zeros((4, 2, 4, 8), F), np.zeros((4, 2, 4, 8), F), [[0]], [3]).attend(q),

@@ -23,19 +23,23 @@ REFUSED: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
     "scalar": (
         lambda xp, x: xp.arange(x.shape[0]) * 0.5,
         TypeError,
-        "scalar in `multiply` must be of the kind",
+        "scalar in `multiply` must fit the kind",
     ),
-    "huge": (lambda xp, x: x * 10**400, OverflowError, "integer in `multiply` must be within the dtype"),
+    "huge": (
+        lambda xp, x: x * 10**400,
+        OverflowError,
+        "integer in `multiply` must be within the range of the dtype",
+    ),
     "wide": (
         lambda xp, x: xp.astype(x, xp.int8) + 128,
         OverflowError,
-        "within the dtype.*got integer=128, dtype=int8",
+        "within the range of the dtype.*got integer=128, dtype=int8",
     ),
-    "condition": (lambda xp, x: (x > 0) + 1, TypeError, "scalar in `add` must be of the kind.*dtype=bool"),
+    "condition": (lambda xp, x: (x > 0) + 1, TypeError, "scalar in `add` must fit the kind.*dtype=bool"),
     "exp": (
         lambda xp, x: xp.exp(xp.arange(x.shape[0])),
         TypeError,
-        "`exp` must be of dtypes that are floating",
+        "the arguments of `exp` must have dtypes that are floating",
     ),
     "where": (lambda xp, x: xp.where(x, 1, 0), TypeError, "condition of `where` must be a boolean array"),
     "axis": (lambda xp, x: xp.sum(x, axis=2), ValueError, "`axis` must be one of 2 axes; got axis=2"),
@@ -51,7 +55,7 @@ REFUSED: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
     "stack": (lambda xp, x: xp.stack([x, x[:1, :]]), ValueError, "joined must have the same shape; got"),
     "unstack": (lambda xp, x: xp.unstack(xp.ones_like(x), axis=0), TypeError, "axis whose length is known"),
     "no axes": (lambda xp, x: x[0, 0] @ x, ValueError, "the operands of `matmul` must have axes"),
-    "vector": (lambda xp, x: xp.matrix_transpose(x[0, :]), ValueError, "must be of at least two axes"),
+    "vector": (lambda xp, x: xp.matrix_transpose(x[0, :]), ValueError, "needs at least two axes"),
     "dtype": (
         lambda xp, x: xp.astype(x, "complex64"),
         TypeError,
@@ -60,12 +64,12 @@ REFUSED: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
     "moves": (
         lambda xp, x: xp.moveaxis(x, (0, 1), 0),
         ValueError,
-        "`source` and `destination` must be as many",
+        "`source` and `destination` must have the same number",
     ),
     "range": (
         lambda xp, x: xp.arange(0.5, x.shape[0]),
         TypeError,
-        "a range to or from a length must be of integers",
+        "a range to or from a length must have integer bounds",
     ),
     "list": (lambda xp, x: xp.asarray([x, x]), TypeError, "`obj` must be an array, or numbers.*`stack`"),
     "bits": (

@@ -210,7 +210,7 @@ def changed_call(model: onnx.ModelProto) -> None:
             "must have the outputs of its call.*got outputs=output: float64, call=output: float32",
         ),
         (broken_call, "must be one that export_attention wrote"),
-        (changed_call, "must hold the call and the numbers that export_attention wrote: their digest"),
+        (changed_call, "must contain the call and the numbers that export_attention wrote, but their digest"),
     ],
 )
 def test_models_that_cannot_be_run(damage: Callable[[onnx.ModelProto], None], words: str) -> None:
@@ -323,7 +323,7 @@ class TestAgainstACallThatIsWrittenDown:
         model = export_attention(**self.CALL)
         (sinks,) = (tensor for tensor in model.graph.initializer if tensor.name == "sinks")
         sinks.CopyFrom(numpy_helper.from_array(SINKS * np.float32(1.5), "sinks"))
-        with pytest.raises(ValueError, match=r"verify: `model` must hold the call and the numbers"):
+        with pytest.raises(ValueError, match=r"verify: `model` must contain the call and the numbers"):
             verify(model)
         assert not verify(model, call=self.CALL).agrees
 

@@ -150,7 +150,7 @@ def test_keywords_are_those_of_to_onnx() -> None:
     assert report.notes == ()
     unlike = {"attn_mask": masks.padding(TensorSpec("int64", ("B",))) & masks.sliding_window(1, 0)}
     assert not verify_layer(model, LAYER, draw=draw, **unlike).agrees
-    with pytest.raises(ValueError, match=r"^verify_layer: a spec in the keyword arguments must be an input"):
+    with pytest.raises(ValueError, match=r"^verify_layer: each spec in the keyword arguments must be an input"):
         verify_layer(to_onnx(LAYER, X), LAYER, **keywords)
 
 

@@ -165,21 +165,24 @@ def test_gradients() -> None:
         ({"softcap": 2.0}, "JAX's kernel takes no `softcap`"),
         ({"sinks": np.zeros(4, np.float32)}, "JAX's kernel takes no `sinks`"),
         ({"dropout_p": 0.5, "rng": 0}, "JAX's kernel takes no `rng`"),
-        ({"bias": biases.alibi(4) + biases.alibi(4)}, "takes no bias but one that is added"),
-        ({"bias": biases.from_function(lambda s, b, h, i, j: s * 2)}, "takes no bias but one that is added"),
+        ({"bias": biases.alibi(4) + biases.alibi(4)}, "supports only one bias, which must be added"),
+        (
+            {"bias": biases.from_function(lambda s, b, h, i, j: s * 2)},
+            "supports only one bias, which must be added",
+        ),
     ],
 )
 def test_what_the_kernel_does_not_compute(rules: dict[str, Any], reason: str) -> None:
     constructors = {"sinks": jnp.asarray, "rng": jax.random.key}
     rules = {name: constructors.get(name, lambda x: x)(x) for name, x in rules.items()}
-    words = rf"`implementation` must be None or 'xp' where .*{reason}.*; got implementation='native'"
+    words = rf"`implementation` must be None or 'xp', because .*{reason}.*; got implementation='native'"
     with pytest.raises(ValueError, match=f"^scaled_dot_product_attention: {words}"):
         scaled_dot_product_attention(*grouped(), **rules, **NATIVE)
 
 
 def test_widths_and_double_precision() -> None:
     q, k, v = grouped()
-    with pytest.raises(ValueError, match="takes no E that is not Ev"):
+    with pytest.raises(ValueError, match="needs E = Ev"):
         scaled_dot_product_attention(q, k, v[..., :6], **NATIVE)
     with pytest.raises(ValueError, match="an axis is empty"):
         scaled_dot_product_attention(q, k[:, :, :0], v[:, :, :0], **NATIVE)
@@ -198,7 +201,7 @@ def test_arrays_that_do_not_fit_are_refused_by_name() -> None:
 
 
 def test_functions_without_a_kernel() -> None:
-    words = "`implementation` must be None or 'xp' where no vendor has a kernel for this function"
+    words = "`implementation` must be None or 'xp', because no vendor has a kernel for this function"
     with pytest.raises(ValueError, match=f"^attention_state: {words}"):
         attention_state(*grouped(), **NATIVE)
 

@@ -155,7 +155,7 @@ def test_a_file_holds_it() -> None:
 
 
 def test_key_and_value_of_the_module_are_refused() -> None:
-    words = r"must not have `bias_k` and `bias_v`.*got mapping=bias_k.*`merge_states`"
+    words = r"a layer cannot have `bias_k` and `bias_v`.*got mapping=bias_k.*`merge_states`"
     with pytest.raises(ValueError, match=words):
         MultiHeadAttention.from_torch(module(add_bias_kv=True))
     with pytest.raises(TypeError, match=r"must be a torch.nn.MultiheadAttention; got module=torch.nn.*Linear"):

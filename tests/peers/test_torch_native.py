@@ -132,7 +132,7 @@ def test_memory_stays_linear() -> None:
     long = torch.zeros(1, 1, 2048, 8)
     mask = torch.ones(2048, dtype=torch.bool)
     for rules in ({"attn_mask": mask[:, None] & mask}, {"attn_mask": mask, "is_causal": True}):
-        assert "an array of all that is masked" in explain(long, long, long, **rules).reason
+        assert "an L x S array of the mask" in explain(long, long, long, **rules).reason
     strided = torch.zeros(1, 1, 8, 2048).mT
     steps: list[int] = []
 
@@ -275,16 +275,16 @@ def test_gradients() -> None:
         ({"softcap": 2.0}, "torch's kernel takes no `softcap`"),
         ({"sinks": torch.zeros(4)}, "torch's kernel takes no `sinks`"),
         ({"dropout_p": 0.5, "rng": torch.Generator()}, "torch's kernel takes no `rng`"),
-        ({"attn_mask": masks.sliding_window(2, 0)}, "takes no masks but"),
-        ({"attn_mask": masks.causal("lower_right")}, "takes no masks but"),
-        ({"attn_mask": masks.causal() | masks.prefix(2)}, "takes no masks but"),
-        ({"bias": biases.alibi(4)}, "takes no bias but one floating array"),
-        ({"bias": torch.zeros(7), "attn_mask": torch.zeros(5, 7)}, "takes no bias but one floating array"),
+        ({"attn_mask": masks.sliding_window(2, 0)}, "supports only `masks.causal"),
+        ({"attn_mask": masks.causal("lower_right")}, "supports only `masks.causal"),
+        ({"attn_mask": masks.causal() | masks.prefix(2)}, "supports only `masks.causal"),
+        ({"bias": biases.alibi(4)}, "supports only one floating array as bias"),
+        ({"bias": torch.zeros(7), "attn_mask": torch.zeros(5, 7)}, "supports only one floating array as bias"),
     ],
 )
 def test_what_the_kernel_does_not_compute(rules: dict[str, Any], reason: str) -> None:
     arrays = tensors(9, (2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 6))
-    words = rf"`implementation` must be None or 'xp' where .*{reason}.*; got implementation='native'"
+    words = rf"`implementation` must be None or 'xp', because .*{reason}.*; got implementation='native'"
     with pytest.raises(ValueError, match=f"^scaled_dot_product_attention: {words}"):
         scaled_dot_product_attention(*arrays, **rules, **NATIVE)
 
@@ -293,7 +293,7 @@ def test_what_the_kernel_does_not_compute(rules: dict[str, Any], reason: str) ->
     "shapes", [((0, 8), (7, 8), (7, 6)), ((5, 8), (0, 8), (0, 6)), ((5, 8), (7, 8), (7, 0))]
 )
 def test_empty_axes(shapes: Any) -> None:
-    with pytest.raises(ValueError, match="where an axis is empty"):
+    with pytest.raises(ValueError, match="because an axis is empty"):
         scaled_dot_product_attention(*tensors(1, *shapes), **NATIVE)
 
 
@@ -310,7 +310,7 @@ def test_arrays_that_do_not_fit_are_refused_by_name() -> None:
 
 def test_functions_without_a_kernel() -> None:
     query, key = tensors(9, (1, 4, 8), (1, 4, 8))
-    words = "`implementation` must be None or 'xp' where no vendor has a kernel for this function"
+    words = "`implementation` must be None or 'xp', because no vendor has a kernel for this function"
     with pytest.raises(ValueError, match=f"^attention_state: {words}"):
         attention_state(query, key, key, **NATIVE)
     with pytest.raises(ValueError, match=f"^attention_weights: {words}"):
@@ -321,7 +321,7 @@ def test_functions_without_a_kernel() -> None:
 
 def test_library_without_a_kernel() -> None:
     x = np.ones((2, 3), np.float32)
-    with pytest.raises(ValueError, match=r"must be None or 'xp' where there is no kernel for .*numpy; got"):
+    with pytest.raises(ValueError, match=r"must be None or 'xp', because there is no kernel for .*numpy; got"):
         scaled_dot_product_attention(x, x, x, **NATIVE)
 
 

@@ -93,13 +93,13 @@ def test_masks_of_other_dtypes() -> None:
 @pytest.mark.parametrize(
     ("keyword", "said"),
     [
-        ("cache", "no cache of continuous batching"),
-        ("sinks", "no sinks that differ between tokens"),
-        ("block_indices", "no lists of blocks"),
+        ("cache", "the cache of continuous batching"),
+        ("sinks", "sinks that differ between tokens"),
+        ("block_indices", "lists of blocks"),
     ],
 )
 def test_what_cannot_be_computed_is_refused(keyword: str, said: str) -> None:
-    message = rf"^xp_attention: sdpa_xp takes {said} \(`{keyword}`\); got {keyword}=<builtins.object>\. Use "
+    message = rf"^xp_attention: sdpa_xp does not support {said} \(`{keyword}`\); got {keyword}=<.*object>\. Use"
     with pytest.raises(ValueError, match=message):
         attend(*arrays(), **{keyword: object()})
     attend(*arrays(), **{keyword: None})

@@ -76,7 +76,7 @@ def _as_int64(graph: Graph, bound: Any) -> GraphValue:
         return graph.constant(bound, "int64")
     value = graph.operand(bound) if isinstance(bound, GraphValue | Length) else None
     if value is None or value.shape or "int" not in value.dtype:
-        rule = "a range to or from a length must be of integers"
+        rule = "a range to or from a length must have integer bounds"
         raise TypeError(message(graph.function, rule, {"bound": repr(bound)}))
     return value.astype("int64")
 

@@ -16,7 +16,7 @@ def in_place_result(value: GraphValue, result: GraphValue) -> GraphValue:
 
 def check_in_place(result: GraphValue, dtype: str, shape: SymbolicShape) -> None:
     """Refuse an in-place result whose dtype or shape differs from the operand that it replaces."""
-    rule = "an operator in place must leave its first operand the dtype and the shape"
+    rule = "an in-place operator must not change the dtype or the shape of its first operand"
     hint = "Write x = x + y for x += y."
     if result.dtype != dtype:
         got = {"dtype": dtype, "dtype of the result": result.dtype}

@@ -44,7 +44,7 @@ def _entry(value: GraphValue, index: Any, axis: int) -> GraphValue:
     except TypeError as error:
         rule = "an index must be made of integers, slices, None and an ellipsis"
         got: dict[str, object] = {"index": type(index).__name__}
-        raise TypeError(message(value.graph.function, rule, got, "`take` takes others.")) from error
+        raise TypeError(message(value.graph.function, rule, got, "For other indices, use `take`.")) from error
     length = value.shape[axis]
     if isinstance(length, int) and not -length <= number < length:
         rule, got = "an index must be within its axis", {"index": number, "length": length}

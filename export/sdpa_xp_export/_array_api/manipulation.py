@@ -74,7 +74,7 @@ def permute_dims(value: GraphValue, axes: Sequence[int]) -> GraphValue:
 def matrix_transpose(value: GraphValue) -> GraphValue:
     """(..., M, N) -> (..., N, M)."""
     if value.ndim < 2:
-        rule = "`matrix_transpose` must be of at least two axes"
+        rule = "`matrix_transpose` needs at least two axes"
         raise ValueError(message(value.graph.function, rule, {"shape": value.shape}))
     return ops.transpose(value)
 
@@ -84,7 +84,7 @@ def moveaxis(value: GraphValue, source: int | Sequence[int], destination: int | 
     """value -> Transpose."""
     sources, destinations = axes_of(value, source), axes_of(value, destination)
     if len(sources) != len(destinations):
-        rule = "`source` and `destination` must be as many axes"
+        rule = "`source` and `destination` must have the same number of axes"
         got = {"source": source, "destination": destination}
         raise ValueError(message(value.graph.function, rule, got))
     axes = [axis for axis in range(value.ndim) if axis not in sources]
@@ -188,7 +188,7 @@ def take(value: GraphValue, indices: GraphValue, *, axis: int | None = None) -> 
         rule = "`indices` must be integers"
         raise TypeError(message(value.graph.function, rule, {"indices.dtype": indices.dtype}))
     if axis is None and value.ndim != 1:
-        rule = "`axis` must be given where there is not just one"
+        rule = "`axis` must be given if the array has more than one axis"
         raise ValueError(message(value.graph.function, rule, {"shape": value.shape}))
     index = indices if indices.dtype == "int32" else indices.astype("int64")
     return ops.gather(value, index, axis_of(value, axis or 0))
@@ -206,7 +206,7 @@ def matmul(one: GraphValue, other: GraphValue) -> GraphValue:
     left = one.shape[:-1]
     right = other.shape[-1:] if other.ndim > 1 else ()
     if one.shape[-1] != other.shape[-2 if other.ndim > 1 else -1]:
-        rule = "the last axis of the first and the last but one of the second must be equal"
+        rule = "the last axis of the first operand must be as long as the last but one of the second"
         got = {"first.shape": one.shape, "second.shape": other.shape}
         raise ValueError(message(one.graph.function, rule, got))
     batch = joint_shape(one.shape[:-2], other.shape[:-2])

@@ -73,7 +73,7 @@ def admitted(name: str, category: str, value: GraphValue) -> GraphValue:
         return value.astype(value.graph.float_dtype)
     if value.graph.mixes_kinds and category == "numeric":
         return value.astype("int64")
-    rule = f"`{name}` must be of dtypes that are {category}"
+    rule = f"the arguments of `{name}` must have dtypes that are {category}"
     raise TypeError(
         message(value.graph.function, rule, {"dtype": value.dtype}, "Convert the array with `astype`.")
     )
@@ -109,7 +109,7 @@ def kernel_dtype(op: str, value: GraphValue) -> str:
     """Return the dtype in which onnxruntime can compute `op` of `value`."""
     dtype = computable_dtype(op, value.dtype, bfloat16=value.graph.computes_bfloat16)
     if dtype is None:
-        rule = f"{op} must be of a dtype for which onnxruntime has a kernel, or a wider one"
+        rule = f"onnxruntime must have a kernel for {op} in this dtype or in a wider one"
         raise TypeError(message(value.graph.function, rule, {"dtype": value.dtype}))
     return dtype
 
@@ -138,7 +138,7 @@ def _with_scalar(
     graph, dtype = value.graph, value.dtype
     if dtype not in of_scalar(scalar):
         if not graph.mixes_kinds:
-            rule = f"a Python scalar in `{name}` must be of the kind of the array beside it"
+            rule = f"a Python scalar in `{name}` must fit the kind of the array's dtype"
             got = {"scalar": repr(scalar), "dtype": dtype}
             raise TypeError(message(graph.function, rule, got, "Convert the array with `astype`."))
         if not isinstance(scalar, bool):
@@ -146,10 +146,10 @@ def _with_scalar(
     if isinstance(scalar, Length):
         return value.astype(dtype), graph.operand(scalar).astype(dtype)
     if dtype in INTEGERS and not holds(dtype, int(scalar)):
-        rule = f"a Python integer in `{name}` must be within the dtype of the array beside it"
+        rule = f"a Python integer in `{name}` must be within the range of the dtype of the array"
         raise OverflowError(message(graph.function, rule, {"integer": scalar, "dtype": dtype}))
     try:
         return value.astype(dtype), graph.constant(scalar, dtype)
     except OverflowError as error:  # an integer that no float holds
-        rule = f"a Python integer in `{name}` must be within the dtype of the array beside it"
+        rule = f"a Python integer in `{name}` must be within the range of the dtype of the array"
         raise OverflowError(message(graph.function, rule, {"dtype": dtype})) from error

@@ -18,11 +18,11 @@ OUTPUTS = ("output", "lse", "weights", "scores")
 SPECS = ("query", "key", "value", "past_key", "past_value", "past_lengths")
 
 Layout: TypeAlias = Literal["...HLE", "...LHE"]
-"""Heads in front of the length, or behind it."""
+"""Heads before the length, or after it."""
 OutputName: TypeAlias = Literal["output", "lse", "weights", "scores"]
 """What a graph can return."""
 WideDtype: TypeAlias = Literal["float32", "float64"]
-"""The dtypes that scores can be held in."""
+"""The dtypes in which scores can be computed."""
 
 
 class ExportOptions(NamedTuple):

@@ -157,7 +157,7 @@ def _outputs(function: str, outputs: object) -> tuple[str, ...]:
     names = (outputs,) if isinstance(outputs, str) else outputs
     names = tuple(names) if isinstance(names, list | tuple) else ()
     if not names or any(names.count(name) > 1 or name not in OUTPUTS for name in names):
-        rule = f"`outputs` must be of {', '.join(OUTPUTS)}, each once"
+        rule = f"`outputs` must be some of {', '.join(OUTPUTS)}, each at most once"
         raise ValueError(checks.message(function, rule, {"outputs": repr(outputs)}))
     return names
 
@@ -226,11 +226,11 @@ def _cached_keys(function: str, specs: Mapping[str, TensorSpec], axis: int) -> i
     for name in ("key", "value"):
         past, new = specs[f"past_{name}"].shape, specs[name].shape
         if len(new) < 3 or len(past) != len(new) or _without(past, axis) != _without(new, axis):
-            rule = f"`past_{name}` must have 3 axes or more, and those of `{name}` but for axis {axis}"
+            rule = f"`past_{name}` must have at least 3 axes, and the shape of `{name}` except for axis {axis}"
             raise ValueError(checks.message(function, rule, {f"past_{name}.shape": past, f"{name}.shape": new}))
         lengths.append(past[axis])
     if lengths[0] != lengths[1]:
-        rule = "`past_key` and `past_value` must be equally long"
+        rule = "`past_key` and `past_value` must have the same length"
         raise ValueError(checks.message(function, rule, {"past_key": lengths[0], "past_value": lengths[1]}))
     if "past_lengths" not in specs:
         return total(lengths[0], specs["key"].shape[axis])

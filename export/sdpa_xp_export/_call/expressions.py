@@ -37,14 +37,14 @@ _KINDS: dict[str, ModuleType] = {"attn_mask": masks, "bias": biases}
 _NOT_TEXT = ("Mask", "Bias", "from_function", "to_array")
 _SPEC = re.compile(r"\w+\[[^\]'\"]*\]")  # its names may be words of Python, and its shape may be empty
 _FOREIGN: dict[type[ast.expr], str] = {
-    ast.JoinedStr: "f-string",
-    ast.ListComp: "comprehension",
-    ast.GeneratorExp: "comprehension",
-    ast.Lambda: "lambda",
+    ast.JoinedStr: "an f-string",
+    ast.ListComp: "a comprehension",
+    ast.GeneratorExp: "a comprehension",
+    ast.Lambda: "a lambda",
     ast.Starred: "*",
-    ast.Subscript: "index",
-    ast.Compare: "comparison",
-    ast.BoolOp: "`and` or `or`, but & and |,",
+    ast.Subscript: "an index",
+    ast.Compare: "a comparison",
+    ast.BoolOp: "`and` or `or` (write & and |)",
 }
 
 
@@ -57,7 +57,7 @@ def parse(
         if not isinstance(text, str) or len(text) > LONGEST:
             raise ValueError(f"it is a text of at most {LONGEST} characters")
         if "\\" in text:
-            raise ValueError("no backslash belongs here")
+            raise ValueError("a backslash is not allowed here")
         line = " ".join(text.splitlines()).strip()
         tree = ast.parse(_SPEC.sub(r"spec('\g<0>')", line), mode="eval")
         expression: Expression = _Reader(kind, initializers or {}).value(tree.body)
@@ -122,7 +122,7 @@ class _Reader:
         """Read a mask, a bias or an array."""
         value = self.read(node, 0)
         if not isinstance(value, Mask | Bias | TensorSpec | Initializer):
-            raise TypeError(f"{str(value)[:40]!r} is no spec, mask or bias")
+            raise TypeError(f"{str(value)[:40]!r} is not a spec, a mask or a bias")
         return value
 
     def read(self, node: ast.expr, depth: int) -> Any:
@@ -145,7 +145,7 @@ class _Reader:
                     keyword.arg: self.read(keyword.value, depth + 1) for keyword in keywords if keyword.arg
                 }
                 if len(named) < len(keywords):
-                    raise ValueError("no ** belongs here, and an argument is given once")
+                    raise ValueError("** is not allowed here, and each argument is given once")
                 return function(*(self.read(argument, depth + 1) for argument in positional), **named)
             case _:
                 return self.literal(node)
@@ -161,7 +161,7 @@ class _Reader:
 
     def function(self, name: str) -> Any:
         if name == "from_function":
-            raise ValueError("a function cannot be written as text, pass it in Python")
+            raise ValueError("a function cannot be written as text; pass it in Python")
         if name not in self.functions.__all__ or name in _NOT_TEXT:
             raise ValueError(f"no function {name!r}")
         return getattr(self.functions, name)
@@ -177,8 +177,8 @@ class _Reader:
                 return [self.literal(element) for element in elements]
             case ast.Name(id=name):
                 self.function(name)
-                raise ValueError(f"a function is called, as in {name}(...)")
+                raise ValueError(f"a function must be called, as in {name}(...)")
             case ast.Attribute(attr=name) | ast.Call(func=ast.Attribute(attr=name)):
-                raise ValueError(f"no dots belong here, a function stands alone, as in {name}(...)")
+                raise ValueError(f"a dot is not allowed here, write the function alone, as in {name}(...)")
             case _:
-                raise ValueError(f"no {_FOREIGN.get(type(node), 'such thing')} belongs here")
+                raise ValueError(f"{_FOREIGN.get(type(node), 'this expression')} is not allowed here")

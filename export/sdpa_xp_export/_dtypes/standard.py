@@ -62,7 +62,7 @@ def result_type(*arrays_and_dtypes: Any) -> str:
         raise TypeError(message("result_type", rule, {"dtypes": ", ".join(dtypes), "scalars": scalars}))
     for scalar in scalars:
         if promoted in INTEGERS and not holds(promoted, int(scalar)):
-            rule = "a Python integer must be within the dtype of the arrays"
+            rule = "a Python integer must be within the range of the dtype of the arrays"
             raise OverflowError(message("result_type", rule, {"integer": scalar, "dtype": promoted}))
     return promoted
 

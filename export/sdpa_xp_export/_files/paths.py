@@ -28,15 +28,15 @@ class PathArgument(NamedTuple):
         except TypeError as error:  # an object whose `__fspath__` returns neither str nor bytes
             raise TypeError(self.message("must be a path", type(path).__name__)) from error
         if not isinstance(name, str):
-            raise TypeError(self.message("must be a path, of characters", type(name).__name__))
+            raise TypeError(self.message("must be a path of text, not of bytes", type(name).__name__))
         path = Path(name)
         try:
             encoded = os.fsencode(path)
         except UnicodeEncodeError as error:
-            rule = "must be of characters that the file system can name"
+            rule = "must have only characters that the file system can name"
             raise ValueError(self.message(rule, ascii(str(path)))) from error
         if b"\0" in encoded:
-            raise ValueError(self.message("must hold no NUL", ascii(str(path))))
+            raise ValueError(self.message("must not contain a NUL character", ascii(str(path))))
         return path
 
 

@@ -86,7 +86,7 @@ def missing_function(name: str, namespace: ModuleType) -> str:
     start = f"a value of a graph has the functions of the array API, which has no `{name}`."
     if name in EXPRESSIONS or OTHER_NAMES.get(name) in namespace.__all__:
         return f"{start} {function_hint(name, namespace)}"
-    return f"{start} It has nothing in its place; `xp.__all__` lists what it has."
+    return f"{start} There is no replacement; `xp.__all__` lists the functions."
 
 
 def function_hint(name: str, namespace: ModuleType) -> str:
@@ -96,7 +96,7 @@ def function_hint(name: str, namespace: ModuleType) -> str:
         expression = EXPRESSIONS[name]
         return f"Write {expression}" + (", with xp = x.__array_namespace__()." if "xp." in expression else ".")
     if standard not in namespace.__all__:
-        return f"The namespace of a value has no `{name}` and nothing in its place."
+        return f"The namespace of a value has no `{name}` and no replacement for it."
     call = f"xp.{standard}"
     if callable(getattr(namespace, standard)):
         call += f"({ARGUMENTS.get(standard, 'x')})"

@@ -256,7 +256,7 @@ class GraphValue:
         raise TypeError(message(self.graph.function, rule, {"value": self}, hint))
 
     def _no_number(self) -> NoReturn:
-        rule = "a value of a graph is no number in Python while the graph is written"
+        rule = "a value of a graph cannot be used as a Python number while the graph is written"
         hint = "Write xp = x.__array_namespace__(), and xp.sqrt(x) in place of math.sqrt(x)."
         raise TypeError(message(self.graph.function, rule, {"value": self}, hint))
 

@@ -25,7 +25,7 @@ class LengthOwner(Protocol):
 
 
 class Length(str):
-    """The name of a length, or a sum of names. It stands in shapes and can be compared; it is no number.
+    """The name of a length, or a sum of names. It stands in shapes and can be compared, but it is not a number.
 
     `past + new` is the length of both, and `past + new - new` is `past` again. A cache needs no more to say
     where its tokens stand.
@@ -106,7 +106,7 @@ class Length(str):
 
 def length_error(function: str, got: Mapping[str, object]) -> TypeError:
     """Return the error for a length that is used as a number, in Python or in NumPy."""
-    rule = "a length that is known only when the graph runs is no number in Python"
+    rule = "a length that is known only when the graph runs cannot be used as a Python number"
     return TypeError(message(function, rule, got, HINT))
 
 

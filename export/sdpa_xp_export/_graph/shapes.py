@@ -13,7 +13,7 @@ def joint_shape(*shapes: SymbolicShape) -> SymbolicShape:
     # `broadcast` compares lengths and never counts with them, so a name may stand where its type says int.
     joint = broadcast(*(cast(tuple[int, ...], shape) for shape in shapes))
     if joint is None:
-        rule = "shapes must broadcast, where a name is a length of its own"
+        rule = "shapes must broadcast; a name broadcasts only with itself and with 1"
         raise ValueError(message("to_onnx", rule, {"shapes": ", ".join(map(str, shapes))}))
     return joint
 

@@ -114,7 +114,7 @@ def check_holds_data(function: str, model: onnx.ModelProto) -> None:
         entry.value for tensor in _tensors(model) for entry in tensor.external_data if entry.key == "location"
     }
     if outside:
-        rule, hint = "`model` must hold its data", "onnx.load reads it."
+        rule, hint = "`model` must contain its data, not refer to files", "Read the model with onnx.load."
         raise ValueError(message(function, rule, {"external data": sorted(outside)}, hint))
 
 

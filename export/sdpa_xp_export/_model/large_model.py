@@ -17,7 +17,7 @@ _OF_ONE_MESSAGE = tuple(name for name in dir(Message) if not name.startswith("_"
 
 
 class LargeModel(ModelContainer):
-    """A model with more than 1.75 GiB of initializers, since an ONNX file ends at 2 GiB.
+    """A model with more than 1.75 GiB of initializers, which may not fit into one ONNX file of 2 GiB.
 
     `save`, `verify` and `verify_layer` take it like an onnx.ModelProto. The initializers of 1024 bytes or more
     are not part of the graph: they are the caller's arrays, which must not be written to before the model is
@@ -52,12 +52,12 @@ class LargeModel(ModelContainer):
 
     @property
     def graph(self) -> onnx.GraphProto:
-        """The graph; its large initializers have a dtype and a shape, and no numbers."""
+        """The graph. Its large initializers have a dtype and a shape, but no numbers."""
         return self.model_proto.graph
 
     @property
     def metadata_props(self) -> RepeatedCompositeFieldContainer[onnx.StringStringEntryProto]:
-        """The metadata: what the export wrote about itself, by name."""
+        """The metadata that the exporter wrote, by name."""
         return self.model_proto.metadata_props
 
     @property

@@ -13,7 +13,7 @@ FormName: TypeAlias = Literal["attention", "multi_head", "grouped_query", "tiled
 FormChoice: TypeAlias = Literal["auto", FormName]
 """A form of the exported graph, or "auto": the exporter chooses one."""
 ProviderName: TypeAlias = Literal["cpu", "cuda", "CPUExecutionProvider", "CUDAExecutionProvider"]
-"""A provider that models can be verified on, also by the name that onnxruntime has for it."""
+"""A provider on which `verify` can run models, by its short name or by onnxruntime's own name."""
 TargetProvider: TypeAlias = Literal["cpu", "web", "cuda"]
 """A provider that graphs can be written for."""
 

@@ -23,7 +23,7 @@ from sdpa_xp_export._verify.trial_lengths import Lengths
 from sdpa_xp_export.spec import TensorSpec
 
 Draw: TypeAlias = Callable[..., NDArray[Any]]
-"""A function that makes an input: it takes a generator, a shape and, if it likes, the lengths of the run."""
+"""A function that returns an input: it takes a generator, a shape and, optionally, the lengths of the run."""
 
 
 class LayerInputs:

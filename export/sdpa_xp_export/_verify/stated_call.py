@@ -50,7 +50,10 @@ def stated_call(model: Model, functions: Mapping[str, Any]) -> ExportCall:
         rule = f"`model` must be one that export_attention wrote ({why})"
         raise ValueError(message("verify", rule, {"metadata": sorted(metadata)}, HINT)) from error
     if digest(text, call.initializers) != stated:
-        rule = "`model` must hold the call and the numbers that export_attention wrote: their digest is another"
+        rule = (
+            "`model` must contain the call and the numbers that export_attention wrote, "
+            "but their digest differs"
+        )
         raise ValueError(message("verify", rule, {"sdpa_xp.digest": stated}, HINT))
     return call
 

@@ -50,12 +50,14 @@ def run_demo(
 def agree(
     dtype: Annotated[
         list[str] | None,
-        typer.Option(help="Repeat it for several. Default: all.", autocompletion=completed_from(DTYPES)),
+        typer.Option(
+            help="A dtype; repeat the option for several. Default: all.", autocompletion=completed_from(DTYPES)
+        ),
     ] = None,
     backend: Annotated[
         list[str] | None,
         typer.Option(
-            help="Repeat it for several. Default: all that are installed.",
+            help="A library; repeat the option for several. Default: all that are installed.",
             autocompletion=completed_from(backends.LIBRARIES),
         ),
     ] = None,

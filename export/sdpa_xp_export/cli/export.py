@@ -24,7 +24,7 @@ from sdpa_xp_export.spec import TensorSpec
 Spec = Annotated[
     str | None, typer.Option(help="dtype[length,...], such as float32[B,8,L,64]; a name is an open length.")
 ]
-OptionalSpec = Annotated[str | None, typer.Option(help="dtype[length,...].")]
+PastSpec = Annotated[str | None, typer.Option(help="A cache, dtype[length,...], such as float32[B,2,P,64].")]
 RUNTIMES = [DEFAULT_RUNTIME.replace("cpu", provider) for provider in PREFERRED]
 
 
@@ -33,9 +33,12 @@ def export(
     key: Spec = None,
     value: Annotated[str | None, typer.Option(help="Default: the same as --key.")] = None,
     attn_mask: Annotated[
-        str | None, typer.Option(help="An array, bool[B,1,1,S], or masks, causal() & padding(int64[B]).")
+        str | None,
+        typer.Option(help="An array, such as bool[B,1,1,S], or masks, such as causal() & padding(int64[B])."),
     ] = None,
-    bias: Annotated[str | None, typer.Option(help="An array, float32[8,L,S], or biases, alibi(8).")] = None,
+    bias: Annotated[
+        str | None, typer.Option(help="An array, such as float32[8,L,S], or biases, such as alibi(8).")
+    ] = None,
     is_causal: Annotated[
         bool | None, typer.Option("--is-causal/--no-is-causal", help="Query i attends to key j only if j <= i.")
     ] = None,
@@ -44,21 +47,21 @@ def export(
     ] = None,
     softcap: Annotated[float | None, typer.Option(help="A positive number; 0 turns it off.")] = None,
     sinks: Annotated[
-        str | None, typer.Option(help="One number for each query head, dtype[Hq], such as float32[8].")
+        str | None, typer.Option(help="One logit for each query head, dtype[Hq], such as float32[8].")
     ] = None,
     softmax_dtype: Annotated[
         str | None,
         typer.Option(
-            help="float64 computes float32 more precisely.", autocompletion=completed_from(FLOATING[2:])
+            help="float64 computes float32 inputs more precisely.", autocompletion=completed_from(FLOATING[2:])
         ),
     ] = None,
     layout: Annotated[
         str | None, typer.Option(help="...HLE (default) or ...LHE.", autocompletion=completed_from(LAYOUTS))
     ] = None,
-    past_key: OptionalSpec = None,
-    past_value: OptionalSpec = None,
+    past_key: PastSpec = None,
+    past_value: PastSpec = None,
     past_lengths: Annotated[
-        str | None, typer.Option(help="For a cache with free space, such as int64[B].")
+        str | None, typer.Option(help="The number of tokens in a cache with free space, such as int64[B].")
     ] = None,
     outputs: Annotated[
         str | None,
@@ -68,31 +71,38 @@ def export(
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option(help="The dtype of query, key, value and cache.", autocompletion=completed_from(FLOATING)),
+        typer.Option(
+            help="Replaces the dtype of query, key, value and cache.", autocompletion=completed_from(FLOATING)
+        ),
     ] = None,
     form: Annotated[
         str | None,
         typer.Option(
-            help=f"auto (default), {', '.join(OPSETS)}.", autocompletion=completed_from(["auto", *OPSETS])
+            help=f"The form of the graph: auto (default), {', '.join(OPSETS)}.",
+            autocompletion=completed_from(["auto", *OPSETS]),
         ),
     ] = None,
-    opset: Annotated[int | None, typer.Option(help="Default: the opset of the form.")] = None,
+    opset: Annotated[
+        int | None, typer.Option(help="The ONNX opset, 17 to 24. The default depends on the form.")
+    ] = None,
     runtime: Annotated[
         str | None,
         typer.Option(
-            help=f"The oldest release and {', '.join(PREFERRED)}. Default: {DEFAULT_RUNTIME}.",
+            help=f"The oldest release and the provider ({', '.join(PREFERRED)}). Default: {DEFAULT_RUNTIME}.",
             autocompletion=completed_from(RUNTIMES),
         ),
     ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Default: attention.onnx.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file to write. Default: attention.onnx.")
+    ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(help="A TOML file with these options, as is_causal = true; flags override it."),
+        typer.Option(help="A TOML file with these options, such as is_causal = true. Flags override it."),
     ] = None,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write the ONNX graph of one call of attention."""
+    """Write the ONNX graph of one attention call."""
     flags = {name: flag for name, flag in locals().items() if name in settings.KINDS and flag is not None}
     stated = (settings.read(config) if config else {}) | flags
     target = Path(stated.pop("output", "attention.onnx"))

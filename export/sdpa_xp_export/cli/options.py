@@ -26,5 +26,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 Provider = Annotated[
     str | None,
-    typer.Option(help="cpu or cuda; default all offered.", autocompletion=completed_from(PROVIDERS)),
+    typer.Option(
+        help="cpu or cuda. Default: all that onnxruntime offers.", autocompletion=completed_from(PROVIDERS)
+    ),
 ]

@@ -28,13 +28,13 @@ def run_verify(
     model: Annotated[Path, typer.Argument(help="A file that sdpa-xp export wrote.")],
     call: Annotated[
         Path | None,
-        typer.Option(help="A TOML file with the call, as for export --config; default the model's metadata."),
+        typer.Option(help="A TOML file with the call, as for export --config. Default: the model's metadata."),
     ] = None,
     provider: Provider = None,
     require_provider: Annotated[
         str | None,
         typer.Option(
-            help="Run there; exit 1 if a node ran elsewhere, 2 if it is not offered.",
+            help="Run on this provider. Exit 1 if a node ran elsewhere, 2 if it is not offered.",
             autocompletion=completed_from(PROVIDERS),
         ),
     ] = None,
@@ -42,19 +42,21 @@ def run_verify(
         bool,
         typer.Option(
             "--require-runtime",
-            help="Exit 1 if the installed onnxruntime is older than the release that the file is for.",
+            help="Exit 1 if the installed onnxruntime is older than the release that the model is for.",
         ),
     ] = False,
-    thorough: Annotated[bool, typer.Option("--thorough", help="More lengths and rows; takes minutes.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of the random inputs.")] = 0,
+    thorough: Annotated[
+        bool, typer.Option("--thorough", help="Try more lengths and rows; takes minutes.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="The seed of the random inputs.")] = 0,
     runs: Annotated[bool, typer.Option("--runs", help="Show each run.")] = False,
     as_json: AsJson = False,
     html: Annotated[
-        Path | None, typer.Option(help="Write the report as a page, to this file; also with --json.")
+        Path | None, typer.Option(help="Also write the report to this file, as an HTML page.")
     ] = None,
     force: Force = False,
 ) -> None:
-    """Run a model in onnxruntime against the float64 reference."""
+    """Run a model in onnxruntime, and compare it with the float64 reference."""
     _check(provider, require_provider)
     if html:
         free_target(html, HTML, overwrite=force)  # before the long work
@@ -101,7 +103,7 @@ def _check(provider: str | None, required: str | None) -> None:
     one, other = (short_provider(name) or name for name in (provider, required))
     if provider and required and one != other:
         got = {"provider": provider, "require_provider": required}
-        raise ValueError(message("verify", "`provider` must be the required one", got))
+        raise ValueError(message("verify", "`provider` and `require_provider` must be the same", got))
 
 
 def _failures(report: Report, *, on_provider: bool, on_runtime: bool) -> list[str]:

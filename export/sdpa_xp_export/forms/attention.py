@@ -34,9 +34,9 @@ def unsupported_reason(call: ExportCall, _runtime: Runtime) -> str | None:
     if call.sinks is not None:
         return "ai.onnx Attention has no sinks"
     if call.outputs != ("output",):
-        return "ai.onnx Attention gives no lse, and its weights and scores are not those of the library"
+        return "ai.onnx Attention returns no lse, and its weights and scores differ from the library's"
     if not all(is_additive(bias) for bias in call.biases):
-        return "ai.onnx Attention takes no function of the scores"
+        return "ai.onnx Attention cannot apply a function to the scores"
     return None
 
 

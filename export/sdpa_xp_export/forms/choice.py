@@ -50,7 +50,7 @@ def choose(
         raise TypeError(message(function, "`opset` must be an integer", {"opset": repr(opset)}))
     if opset is not None and not any(opset in opsets for opsets in OPSETS.values()):
         first, last = OPSETS["primitive"][0], OPSETS["primitive"][-1]
-        rule = f"`opset` must be {first} to {last}, and no form takes {opset!r}"
+        rule = f"`opset` must be {first} to {last}; no form supports {opset!r}"
         raise ValueError(message(function, rule, {"opset": repr(opset)}))
     if form == "auto":
         check_loaded_opset(function, opset, target)
@@ -91,7 +91,7 @@ def check_loaded_opset(function: str, opset: int | None, target: Runtime) -> Non
     """Check that the runtime loads graphs of that opset; None is one that it loads."""
     oldest = _first_release(opset)
     if target.release < oldest:
-        rule = f"`opset` {opset} is loaded from onnxruntime {oldest[0]}.{oldest[1]} on"
+        rule = f"`opset` {opset} needs onnxruntime {oldest[0]}.{oldest[1]} or later"
         raise ValueError(message(function, rule, {"opset": opset, "runtime": target}))
 
 
@@ -112,7 +112,7 @@ def _auto_hint(call: ExportCall, opset: int | None, target: Runtime) -> str:
     form, _ = _best(call, opset, target)
     newer = _first_release(opset)
     release = f" from onnxruntime {newer[0]}.{newer[1]} on" if target.release < newer else ""
-    return f"form='auto' takes {form!r}{release}."
+    return f"form='auto' chooses {form!r}{release}."
 
 
 def _best(call: ExportCall, opset: int | None, target: Runtime) -> tuple[FormName, str]:

@@ -17,13 +17,13 @@ def unsupported_reason(call: ExportCall) -> str | None:
     if call.accumulation_dtype == "float64":
         return "com.microsoft operators do not take float64"
     if call.outputs != ("output",):
-        return "com.microsoft operators give the output alone"
+        return "com.microsoft operators return only the output"
     if call.biases:
         return "com.microsoft operators give NaN for a row that a bias masks"
     if not isinstance(call.scale, float):
         return "com.microsoft operators take a scale that is a number"
     if call.scale == 0:
-        return "com.microsoft operators hold a scale of 0 for none"
+        return "com.microsoft operators read a scale of 0 as no scale"
     return None
 
 

@@ -28,12 +28,12 @@ def unsupported_reason(call: ExportCall, runtime: Runtime) -> str | None:
     if call.cached:
         return "the exporter writes GroupQueryAttention without its cache inputs"
     if call.sizes.queries != call.sizes.keys:
-        return "GroupQueryAttention takes as many keys as queries here"
+        return "GroupQueryAttention is written only for as many keys as queries"
     before, after = key_window(call.masks)
     if after != 0:
         return "GroupQueryAttention is causal"
     if not all(map(is_window, call.masks)) or (before is not None and before < 0):
-        return "GroupQueryAttention has no masks but the diagonal and one window that ends there"
+        return "GroupQueryAttention supports only the causal mask and one causal window"
     if call.value.shape[-1] != call.sizes.width or call.sizes.width % WIDTHS:
         return "GroupQueryAttention takes one width, a multiple of 8"
     if runtime.provider == "cuda" and call.query.dtype == "float32":

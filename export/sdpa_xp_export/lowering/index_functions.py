@@ -27,18 +27,18 @@ def call_index_function(
     try:
         result = function(*arguments)
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, NotImplementedError) as error:
-        rule = f"`{name}` must be made of a function that traces to ONNX"
+        rule = f"the function of `{name}` must be one that can be traced to ONNX"
         of_values = str(error).removeprefix(f"{public_function}: ")
         if of_values != str(error) or of_values.startswith("a value of a graph"):
             raise TypeError(f"{public_function}: {rule}: {of_values}") from error
-        hint = "Operators do, and the functions of `index.__array_namespace__()`."
+        hint = "Use operators and the functions of `index.__array_namespace__()`."
         text = checks.message(public_function, rule, {"its error": first_sentence(error)}, hint)
         raise TypeError(text) from error
     if isinstance(result, bool | np.bool_) and dtype == "bool":
         return bool(result)
     if not isinstance(result, GraphValue) or (result.dtype == "bool") != (dtype == "bool"):
         kind = "a condition" if dtype == "bool" else "scores"
-        rule = f"`{name}` must be made of a function that returns {kind}"
+        rule = f"the function of `{name}` must return {kind}"
         got = result.dtype if isinstance(result, GraphValue) else type(result).__name__
         raise TypeError(checks.message(public_function, rule, {"its result": got}))
     return result.astype(dtype)

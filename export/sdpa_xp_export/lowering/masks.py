@@ -97,7 +97,7 @@ def _prefix(tile: GraphTile, length: object) -> AllowedPairs:
 def _document(tile: GraphTile, query_ids: object, key_ids: object) -> AllowedPairs:
     """ids (..., L) and (..., S) -> (..., 1, L, 1) == (..., 1, 1, S)."""
     if key_ids is None and tile.call.sizes.queries != tile.call.sizes.keys:
-        rule = "`attn_mask.query_ids` must have one integer for each of S, too"
+        rule = "`attn_mask.query_ids` must also have one integer for each key (S)"
         got = {"L": tile.call.sizes.queries, "S": tile.call.sizes.keys}
         raise ValueError(
             checks.message(tile.graph.function, rule, got, "Pass the ids of the keys as `key_ids`.")
@@ -108,7 +108,7 @@ def _document(tile: GraphTile, query_ids: object, key_ids: object) -> AllowedPai
     for name, (ids, length) in named.items():
         target = (*tile.call.sizes.batch, length)
         if ids.shape[-1:] != (length,) or not broadcasts_to(ids.shape, target):
-            rule = f"`attn_mask.{name}` must have one integer for each of its tokens"
+            rule = f"`attn_mask.{name}` must have one integer for each token"
             raise ValueError(
                 checks.message(tile.graph.function, rule, {f"{name}.shape": ids.shape, "expected": target})
             )
