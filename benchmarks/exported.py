@@ -3,6 +3,8 @@
 One process holds a session of each graph and runs them in turn; a number is the median over the rounds. The
 peak memory is measured in a fresh process, above its memory before the first run. Inputs and outputs are
 (1, 8, S, 64), float32, heads before lengths, so the times of fused operators include the Transposes they need.
+If the query heads share key heads, keys and values are (1, 2, S, 64). A decoding step has one query and a cache
+of S tokens.
 
 `python benchmarks/exported.py [--quick]` writes exported.json and exported.md into results/.
 """
@@ -30,15 +32,21 @@ from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec, export_attention
 from sdpa_xp_export._runtime.memory import peak_above
 
-HEADS, WIDTH = 8, 64
+HEADS, KEY_HEADS, WIDTH = 8, 2, 64
 FORMS = ("auto", "primitive", "tiled", "attention", "multi_head", "grouped_query")
 TORCH_OPSETS = (18, 23)
+GROUPED = "causal, 2 key heads"
+STEP = "a step with a cache"
 CALLS: dict[str, dict[str, Any]] = {
     "all pairs": {},
     "causal": {"is_causal": True},
     "window of 256": {"attn_mask": masks.sliding_window(255, 0)},
     "padding": {"attn_mask": masks.padding(TensorSpec("int64", (1,)))},
+    GROUPED: {"is_causal": True},
+    STEP: {"is_causal": True},
 }
+ALIKE = ("all pairs", "causal", "window of 256", "padding")
+"""Calls whose query, key and value have one shape."""
 RESULTS = Path(__file__).parents[1] / "results" / "exported.json"
 SECONDS = 2.0
 """Per graph and cell."""
@@ -60,16 +68,18 @@ class Cell(NamedTuple):
 CELLS = (
     *(Cell(call, length) for length in (128, 512, 2048, 4096) for call in ("all pairs", "causal")),
     *(Cell(call, 4096) for call in ("window of 256", "padding")),
-    *(Cell(call, length, is_open=True) for length in (512, 4096) for call in CALLS),
+    *(Cell(call, length, is_open=True) for length in (512, 4096) for call in ALIKE),
+    Cell(GROUPED, 4096),
+    *(Cell(call, 4096, is_open=True) for call in (GROUPED, STEP)),
 )
 
 
 def graphs(cell: Cell, folder: Path) -> Iterator[tuple[str, Path]]:
     """Write each graph of the call to a file; yield its name and its path."""
-    qkv = TensorSpec("float32", (1, HEADS, "S" if cell.is_open else cell.length, WIDTH))
+    arrays = specs(cell)
     for form in FORMS:
         try:
-            model = export_attention(qkv, qkv, qkv, **CALLS[cell.call], form=form, runtime=RUNTIME)
+            model = export_attention(**arrays, **CALLS[cell.call], form=form, runtime=RUNTIME)
         except ValueError:  # the form does not have this call
             continue
         path = folder / f"{form}-{cell}.onnx"
@@ -78,6 +88,17 @@ def graphs(cell: Cell, folder: Path) -> Iterator[tuple[str, Path]]:
     if cell.call in ("all pairs", "causal") and not cell.is_open:
         for opset in TORCH_OPSETS:
             yield f"torch, opset {opset}", _torch_graph(cell.length, cell.call == "causal", opset, folder)
+
+
+def specs(cell: Cell) -> dict[str, TensorSpec]:
+    """Return what the graph of a call takes: a step has one new token, and a past of S tokens."""
+    length = "S" if cell.is_open else cell.length
+    new = 1 if cell.call == STEP else length
+    query = TensorSpec("float32", (1, HEADS, new, WIDTH))
+    key = TensorSpec("float32", (1, KEY_HEADS, new, WIDTH)) if cell.call == GROUPED else query
+    past = TensorSpec("float32", (1, HEADS, length, WIDTH))
+    cache = {"past_key": past, "past_value": past} if cell.call == STEP else {}
+    return {"query": query, "key": key, "value": key} | cache
 
 
 def _torch_graph(length: int, causal: bool, opset: int, folder: Path) -> Path:
@@ -94,12 +115,14 @@ def _torch_graph(length: int, causal: bool, opset: int, folder: Path) -> Path:
 
 
 def feeds(loaded: Any, length: int) -> dict[str, Any]:
-    """Return random inputs for a session; the last tenth of the keys is padding."""
+    """Return random inputs of a session. Open lengths are `length`; the last tenth of the keys is padding."""
     rng = np.random.default_rng(0)
     return {
         graph_input.name: np.asarray([length * 9 // 10])
         if graph_input.type == "tensor(int64)"
-        else rng.standard_normal((1, HEADS, length, WIDTH)).astype(np.float32)
+        else rng.standard_normal(
+            [length if isinstance(size, str) else size for size in graph_input.shape], np.float32
+        )
         for graph_input in loaded.get_inputs()
     }
 

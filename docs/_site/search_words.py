@@ -52,7 +52,9 @@ WORDS = {
     "how-to/export/#prompts-of-different-lengths": (
         "prompt prompts ragged padded batch cache different lengths past_lengths"
     ),
-    "how-to/export/#put-the-graph-into-a-larger-model": "merge compose combine subgraph larger existing existing insert models",
+    "how-to/export/#put-the-graph-into-a-larger-model": (
+        "merge compose combine subgraph larger existing existing insert models"
+    ),
     "how-to/export/#save-it-and-run-it-in-python": "save model inferencesession session",
     "how-to/export/#your-own-function-with-a-cache": "ndonnx",
     "how-to/flax-equinox-keras/": "flax equinox keras",

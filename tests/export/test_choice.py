@@ -182,7 +182,8 @@ def test_the_newest_release_that_was_tried_has_results() -> None:
 
 def test_every_form_and_case_has_a_place() -> None:
     """A new form or kind of call that a table lacks would only be noticed by the call that it is for."""
-    cases = {f"{kind}, {many} scores" for kind in FEW_SCORES for many in ("few", "many", "very many")}
+    sizes = ("few queries", "few scores", "many scores", "very many scores")
+    cases = {f"{kind}, {size}" for kind in FEW_SCORES for size in sizes}
     assert {*FIRST_RELEASE} == {*OPSETS} == {*FORMS}
     for of_provider in PREFERRED.values():
         assert {*of_provider} == cases

@@ -13,7 +13,7 @@ from sdpa_xp import biases, masks, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, export_attention, to_onnx
 from sdpa_xp_export._array_api import namespace
 from sdpa_xp_export._graph.graph import Graph
-from sdpa_xp_export._runtime.releases import FEW_SCORES, PREFERRED, VERY_MANY_SCORES
+from sdpa_xp_export._runtime.releases import FEW_QUERIES, FEW_SCORES, PREFERRED, VERY_MANY_SCORES
 from sdpa_xp_export.forms.traced_attention import refuse_attention
 from sdpa_xp_export.lowering.masks import both_allow
 
@@ -33,16 +33,16 @@ FEW, VERY_MANY = FEW_SCORES["unmasked"], VERY_MANY_SCORES
 @pytest.mark.parametrize(
     ("sizes", "size"),
     [
-        ((1, 1, 16, FEW // 16), "few"),
+        ((1, 1, 32, FEW // 32), "few"),
         ((1, 1, FEW // 16, 16), "few"),
-        ((2, 4, 8, FEW // 64), "few"),
-        ((1, 1, 16, FEW // 16 + 1), "many"),
+        ((2, 4, 32, FEW // 256), "few"),
+        ((1, 1, 32, FEW // 32 + 1), "many"),
         ((1, 1, FEW // 16 + 1, 16), "many"),
-        ((2, 1, 16, FEW // 16), "many"),
-        ((1, 2, 16, FEW // 16), "many"),
-        ((1, 1, 16, VERY_MANY // 16), "many"),
+        ((2, 1, 32, FEW // 32), "many"),
+        ((1, 2, 32, FEW // 32), "many"),
+        ((1, 1, 32, VERY_MANY // 32), "many"),
         ((1, 1, VERY_MANY // 16, 16), "many"),
-        ((1, 1, 16, VERY_MANY // 16 + 1), "very many"),
+        ((1, 1, 32, VERY_MANY // 32 + 1), "very many"),
         ((1, 1, VERY_MANY // 16 + 1, 16), "very many"),
     ],
 )
@@ -51,7 +51,7 @@ def test_how_many_scores(sizes: Any, size: str) -> None:
     assert reason(export_attention(*specs(*sizes))).startswith(f"all pairs, {size} scores: the best on cpu")
 
 
-@pytest.mark.parametrize("sizes", [("B", 1, 2, 2), (1, 1, "L", 2), (1, 1, 2, "S")])
+@pytest.mark.parametrize("sizes", [("B", 1, 20, 2), (1, 1, "L", 2), (1, 1, 20, "S")])
 def test_a_length_that_is_not_known_counts_as_many_scores(sizes: Any) -> None:
     model = export_attention(*specs(*sizes))
     assert reason(model).startswith("all pairs, open lengths: the best on cpu; not multi_head")
@@ -59,6 +59,7 @@ def test_a_length_that_is_not_known_counts_as_many_scores(sizes: Any) -> None:
 
 
 PAST = {name: TensorSpec("float32", (2, 4, 7, 16)) for name in ("past_key", "past_value")}
+LENGTHS = TensorSpec("int64", (2,))
 
 
 @pytest.mark.parametrize(
@@ -70,21 +71,48 @@ PAST = {name: TensorSpec("float32", (2, 4, 7, 16)) for name in ("past_key", "pas
         ({"attn_mask": masks.causal(1)}, "masked"),
         ({"attn_mask": masks.sliding_window(1, 0)}, "masked"),
         ({"attn_mask": masks.padding([3, 4]), "is_causal": True}, "masked"),
-        ({"bias": TensorSpec("float32", (6, 6))}, "all pairs with a bias"),
+        ({"bias": TensorSpec("float32", (20, 20))}, "all pairs with a bias"),
         ({"bias": biases.alibi(4), "is_causal": True}, "causal with a bias"),
         (PAST, "all pairs with a cache"),
         (PAST | {"is_causal": True}, "causal with a cache"),
         (PAST | {"attn_mask": masks.sliding_window(1, 0)}, "masked with a cache"),
         (
-            PAST | {"past_lengths": TensorSpec("int64", (2,)), "bias": biases.alibi(4)},
+            PAST | {"past_lengths": LENGTHS, "bias": biases.alibi(4)},
             "all pairs with a cache with free space and a bias",
         ),
     ],
 )
 def test_what_masks_a_call(rules: dict[str, Any], kind: str) -> None:
-    place = "expected to be the best on cpu, but not measured with a cache"
+    place = "expected to be the best on cpu, but not measured for a prompt with a cache"
     place = place if "past_key" in rules else "the best on cpu"
-    assert reason(export_attention(*specs(2, 4, 6, 6), **rules)).startswith(f"{kind}, few scores: {place}")
+    assert reason(export_attention(*specs(2, 4, 20, 20), **rules)).startswith(f"{kind}, few scores: {place}")
+
+
+OPEN_PAST = {name: TensorSpec("float32", (2, 4, "P", 16)) for name in PAST}
+
+
+@pytest.mark.parametrize(
+    ("rules", "kind", "form"),
+    [
+        ({}, "all pairs", "attention"),
+        (OPEN_PAST, "all pairs with a cache", "attention"),
+        (OPEN_PAST | {"is_causal": True}, "causal with a cache", "attention"),
+        (OPEN_PAST | {"attn_mask": masks.sliding_window(1, 0)}, "masked with a cache", "primitive"),
+        (OPEN_PAST | {"past_lengths": LENGTHS}, "all pairs with a cache with free space", "primitive"),
+        ({"attn_mask": masks.padding(LENGTHS)}, "masked", "primitive"),
+    ],
+)
+@pytest.mark.parametrize(("queries", "is_few"), [(1, True), (FEW_QUERIES, True), (FEW_QUERIES + 1, False)])
+def test_few_queries_need_no_blocks(
+    rules: dict[str, Any], kind: str, form: str, queries: int, is_few: bool
+) -> None:
+    """A step of decoding has few scores for each key, also if the number of keys is not known."""
+    keys = queries if "past_key" in rules else "S"
+    model = export_attention(*specs(2, 4, queries, keys), **rules)
+    assert reason(model).startswith(f"{kind}, few queries: the best on cpu") is is_few
+    assert ("Scan" in {node.op_type for node in model.graph.node}) is not is_few
+    if is_few:
+        assert {entry.key: entry.value for entry in model.metadata_props}["sdpa_xp.form"] == form
 
 
 @pytest.mark.parametrize(
@@ -101,7 +129,7 @@ def test_what_was_not_measured_is_an_expectation(provider: str, what: str) -> No
     assert why in forms
 
 
-@pytest.mark.parametrize("past", [PAST, PAST | {"past_lengths": TensorSpec("int64", (2,))}])
+@pytest.mark.parametrize("past", [PAST, PAST | {"past_lengths": LENGTHS}])
 @pytest.mark.parametrize("provider", PREFERRED)
 def test_a_cache_says_why_it_is_not_the_usual_operator(provider: str, past: dict[str, Any]) -> None:
     """GroupQueryAttention, which decoders are often written with."""
@@ -127,10 +155,10 @@ def test_what_was_passed_over_is_named() -> None:
     newest = export_attention(*specs(2, 4, 6, 6), sinks=np.ones(4, np.float32))
     assert (
         reason(newest)
-        == "all pairs, few scores: the best on cpu; not attention: ai.onnx Attention has no sinks"
+        == "all pairs, few queries: the best on cpu; not attention: ai.onnx Attention has no sinks"
     )
     older = export_attention(*specs(2, 4, 6, 6), opset=18)
-    assert reason(older) == "all pairs, few scores: the best on cpu; not attention: opset 18 was asked for"
+    assert reason(older) == "all pairs, few queries: the best on cpu; not attention: opset 18 was asked for"
     assert reason(export_attention(*specs(2, 4, 6, 6), form="tiled")) == "asked for"
 
 

@@ -70,8 +70,13 @@ ERF_KEEPS_NAN = (1, 28)
 FEW_SCORES = {"unmasked": 2**24, "causal": 2**20, "masked": 2**21}
 # A call with more scores than this has very many.
 VERY_MANY_SCORES = 2**26
+# A call with at most this number of queries, as in decoding, has few scores for each key.
+FEW_QUERIES = 16
 # The forms to choose from, the best first, by provider and kind of call; what was measured, see benchmarks.
 _CPU: dict[str, tuple[FormName, ...]] = {
+    "unmasked, few queries": ("attention", "primitive"),
+    "causal, few queries": ("attention", "primitive"),
+    "masked, few queries": ("primitive",),
     "unmasked, few scores": ("attention", "primitive"),
     "unmasked, many scores": ("multi_head", "tiled", "primitive"),
     "unmasked, very many scores": ("multi_head", "tiled", "primitive"),
@@ -84,13 +89,11 @@ _CPU: dict[str, tuple[FormName, ...]] = {
 }
 _CUDA: dict[str, tuple[FormName, ...]] = {
     **dict.fromkeys(_CPU, ("attention", "tiled", "primitive")),
-    "masked, few scores": ("attention", "primitive"),
-    "unmasked, few scores": ("attention", "primitive"),
-    "causal, few scores": ("attention", "primitive"),
+    **dict.fromkeys((case for case in _CPU if " few " in case), ("attention", "primitive")),
 }
 # The WebGPU provider has no kernel for Attention, which falls back to the CPU there.
 _WEB: dict[str, tuple[FormName, ...]] = {
-    case: ("primitive",) if case.endswith("few scores") else ("tiled", "primitive") for case in _CPU
+    case: ("primitive",) if " few " in case else ("tiled", "primitive") for case in _CPU
 }
 PREFERRED: dict[TargetProvider, dict[str, tuple[FormName, ...]]] = {"cpu": _CPU, "web": _WEB, "cuda": _CUDA}
 UNMEASURED: dict[TargetProvider, str] = {

@@ -9,6 +9,7 @@ from sdpa_xp._checks import message
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.mask_analysis import is_causal, only_causal, unmasked
 from sdpa_xp_export._runtime.releases import (
+    FEW_QUERIES,
     FEW_SCORES,
     FIRST_RELEASE,
     FIRST_RELEASE_OF_OPSET,
@@ -137,14 +138,19 @@ def _best(call: ExportCall, opset: int | None, target: Runtime) -> tuple[FormNam
 
 def _rank(call: ExportCall, target: Runtime) -> str:
     """Return that the form is the best, or why that is only expected."""
-    why = UNMEASURED.get(target.provider, "not measured with a cache" if call.cached else None)
+    is_prompt = call.cached and not _has_few_queries(call)
+    why = UNMEASURED.get(target.provider, "not measured for a prompt with a cache" if is_prompt else None)
     best = f"the best on {target.provider}"
     return best if why is None else f"expected to be {best}, but {why}"
 
 
 def _case(call: ExportCall) -> str:
-    """Return the key of the call in `PREFERRED`: what masks it, and whether its scores are known to be few."""
-    kind = "unmasked" if unmasked(call) else "causal" if only_causal(call) and not call.cached else "masked"
+    """Return the key of the call in `PREFERRED`: what masks it, and whether its queries or scores are few."""
+    kind = "unmasked" if unmasked(call) else "causal" if only_causal(call) else "masked"
+    if _has_few_queries(call):
+        return f"{kind}, few queries"
+    if call.cached and kind == "causal":
+        kind = "masked"
     count = _score_count(call)
     if count is None:
         return f"{kind}, many scores"
@@ -158,8 +164,15 @@ def _in_words(call: ExportCall) -> str:
     kind = "causal" if call.masks and all(map(is_causal, call.masks)) else masked
     cache = "a cache with free space" if call.past_lengths is not None else "a cache"
     has = [what for what, it_has in ((cache, call.cached), ("a bias", call.biases)) if it_has]
-    size = "open lengths" if _score_count(call) is None else _case(call).partition(", ")[2]
+    size = _case(call).partition(", ")[2]
+    if _score_count(call) is None and not _has_few_queries(call):
+        size = "open lengths"
     return " with ".join([kind, " and ".join(has)] if has else [kind]) + f", {size}"
+
+
+def _has_few_queries(call: ExportCall) -> bool:
+    """Return whether the queries are known to be few, as in decoding, so that scores need little memory."""
+    return isinstance(call.sizes.queries, int) and call.sizes.queries <= FEW_QUERIES
 
 
 def _score_count(call: ExportCall) -> int | None:
