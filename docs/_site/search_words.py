@@ -14,6 +14,9 @@ from typing import Any
 
 SDPA = "scaled_dot_product_attention"
 WORDS = {
+    "how-to/deploy/#on-a-cpu": "sessionoptions intra_op_num_threads latency cpu threads",
+    "how-to/verify/#read-the-report": "read report huge",
+    "explanation/testing/": "mutation mutants float64 float64 reference reference tested mypy py.typed",
     "cheat-sheet/#coming-from": "compare equivalent",
     "cheat-sheet/#shapes": "shape shapes layout bhsd bshd 2d 3d inputs without batch",
     "explanation/array-api/": "array api",
@@ -29,11 +32,11 @@ WORDS = {
     "how-to/add-a-backend/#add-a-vendors-kernel": "kernel write",
     "how-to/add-a-backend/#override-functions": "override dispatch protocol hook __sdpa_xp__",
     "how-to/add-a-backend/#what-an-array-must-have": (
-        "array api functions function minimum minimal "
-        "required requirements need list operator operators isdtype"
+        "array api functions function minimum minimal required requirements need list operator "
+        "operators isdtype setitem bool() raises raises unsigned"
     ),
-    "how-to/backends/": "backend backend gpu cupy mps",
-    "how-to/backends/#dtypes": "dtype dtypes bfloat16 float16 fp16 bf16 half",
+    "how-to/backends/": "backend backend gpu cupy mps device mismatch",
+    "how-to/backends/#dtypes": "dtype dtypes bfloat16 float16 fp16 bf16 half complex complex64 dtype",
     "how-to/backends/#inside-a-jit": "jit compile torch.compile",
     "how-to/backends/#threads": "thread threads",
     "how-to/deploy/": "deploy deployment iobinding io_binding serving inference",
@@ -45,7 +48,9 @@ WORDS = {
     "how-to/export/#choose-the-runtime-not-the-form": "opset form runtime onnxruntime version older",
     "how-to/export/#decode-with-a-cache": "past past_key past_key_values",
     "how-to/export/#dtypes-in-a-traced-function": "quantize quantized quantization int8",
-    "how-to/export/#export-a-whole-layer": "export layer custom function weights onnx",
+    "how-to/export/#export-a-whole-layer": (
+        "export layer custom function weights onnx load own pretrained state_dict checkpoint safetensors"
+    ),
     "how-to/export/#files-over-2-gib": "2gb 2gib protobuf larger external data",
     "how-to/export/#float16": "float16 half onnx",
     "how-to/export/#leave-lengths-open": "dynamic open batch size 0 length zero empty input",
@@ -88,13 +93,16 @@ WORDS = {
     "how-to/verify/#in-ci": "ci json pytest pipeline",
     "how-to/verify/#where-each-node-ran": "fallback",
     "how-to/verify/#write-a-report": "report html json",
-    "project/contributing/": "contribute contributing",
+    "project/contributing/": "contribute contributing first change",
     "project/contributing/#tests": "tests",
     "project/contributing/#the-way-of-a-call": "choose_kernel",
-    "project/stability/": "semver deprecated deprecation stable versioning policy semver api",
-    "project/stability/#what-is-supported": "windows macos linux",
+    "project/stability/": ("semver deprecated deprecation stable versioning policy semver api stability"),
+    "project/stability/#what-is-supported": "windows macos linux arm apple aarch64 licence license",
     "reference/": "api reference",
-    "reference/#glossary": "glossary embedding logit token sink d_model prefill feed forward mlp residual",
+    "reference/#glossary": (
+        "glossary embedding logit token sink d_model prefill feed forward mlp residual softmax "
+        "tokens provider opset"
+    ),
     "reference/attention/#dropout": "dropout dropout_p seed",
     "reference/attention/#grouped-query-attention": "gqa mqa grouped enable_gqa",
     "reference/attention/#sdpa_xp.attention_scores": "scores",
@@ -113,12 +121,13 @@ WORDS = {
     "reference/caches/#sdpa_xp.varlen_attention": "varlen ragged jagged cu_seqlens",
     "reference/command-line/": "cli command line terminal",
     "reference/command-line/#exit-codes": "exit code codes",
-    "reference/contract/#inputs-and-outputs": "subclass subclasses memmap",
+    "reference/contract/#inputs-and-outputs": "subclass subclasses memmap masked array",
     "reference/errors/": "error exception message must troubleshoot troubleshooting",
     "reference/errors/#imports": "importerror modulenotfounderror module named",
     "reference/errors/#my-output-is-nan": "nan inf",
     "reference/errors/#onnxruntime": (
-        "invalid_argument invalid dimensions unexpected unsupported domain_version failed ir"
+        "invalid_argument invalid dimensions unexpected unsupported domain_version failed ir "
+        "scatterelements op registered seqlens_k"
     ),
     "reference/layers/": "layers",
     "reference/layers/#sdpa_xp.layers.MultiHeadAttention": "mha multi multihead multiheadattention",
@@ -127,19 +136,20 @@ WORDS = {
     "reference/positional/": "positional encoding",
     "reference/positional/#sdpa_xp.positional.Rotary": "rope rotary",
     "reference/support/": "supported libraries support",
-    "tutorials/": "started beginner tutorial notebook notebooks",
+    "tutorials/": "started beginner tutorial notebook notebooks colab",
     "tutorials/#examples": "example block block block transformer transformer",
     "tutorials/decoder-with-a-cache/": "decoding",
     "tutorials/decoder-with-a-cache/#generate": (
         "generate generation text sampling sample greedy temperature top-k top"
     ),
     "tutorials/first-attention-map/": "attention map heatmap visualize visualise self cross attend attends",
-    "tutorials/first-attention-map/#three-words": "row color colour mean",
+    "tutorials/first-attention-map/#three-words": "row color colour mean weights sum sum",
     "tutorials/formula-to-layer/#heads": "head heads",
     "tutorials/formula-to-layer/": "scratch",
     "tutorials/formula-to-layer/#the-formula": ("formula softmax einsum query key value qkv"),
     "tutorials/formula-to-layer/#why-divide-by-e": (
-        "sqrt sqrt(d_k) divide scaling square root divided sqrt(d) saturation saturate variance"
+        "sqrt sqrt(d_k) divide scaling square root divided sqrt(d) saturation saturate "
+        "variance vanishing vanishing vanishing gradient"
     ),
     "tutorials/train-in-numpy/": "train training",
 }
@@ -147,6 +157,8 @@ WORDS = {
 
 STOP = {"a", "from", "is", "of", "to"}
 """Parts of names that are words of a question."""
+FORMULA = re.compile(r"\\[(\[](.*?)\\[)\]]", re.DOTALL)
+COMMAND = re.compile(r"\\(?:mathrm|operatorname|text|left|right|quad|qquad|frac)\b|\\[,;! ]|[{}]")
 NAME = re.compile(r"#(?:sdpa_xp\.)?(?P<path>(?!.*\b_[a-z])\w+(?:\.\w+)*)$")
 PRIVATE = re.compile(r"#sdpa_xp\w*\.(?:\w+\.)*_[a-z]\w*\.")
 """The address of an object in a private module."""
@@ -162,7 +174,10 @@ def write(site: Path) -> None:
     missing = WORDS.keys() - {entry["location"] for entry in index["docs"]}
     if missing:
         raise ValueError(f"search_words.py names places that the site does not have: {sorted(missing)}")
-    index["docs"] = [entry | added(entry) for entry in without_private(index["docs"])]
+    index["docs"] = [
+        entry | {"text": without_latex(entry["text"])} | added(entry)
+        for entry in without_private(index["docs"])
+    ]
     path.write_text(json.dumps(index, separators=(",", ":")))
 
 
@@ -174,6 +189,15 @@ def without_private(docs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if entry["location"] not in shown and page is not None:
             page["text"] += f"<p>{entry['title']}</p>{entry['text']}"
     return list(shown.values())
+
+
+def without_latex(text: str) -> str:
+    """Return a text with each formula as a result of the search can show it."""
+
+    def plain(formula: re.Match[str]) -> str:
+        return " ".join(COMMAND.sub(" ", formula[1]).replace("\\", "").split())
+
+    return FORMULA.sub(plain, text)
 
 
 def added(entry: dict[str, Any]) -> dict[str, Any]:

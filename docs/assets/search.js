@@ -14,12 +14,16 @@ const MEANT = [
   [/\bwhy\b.*\bcache|\bcache.*\bworks?\b/i, "decoder"],
   [/^what (is|are) (a |the )?(quer(y|ies)|keys?|values?)\??$/i, "glossary"],
   [/\b(macos|mac os|linux)\b/i, "macos"],
+  [/^(api )?stability$/i, "semver"],
+  [/\b(load|my|own|pretrained) weights\b/i, "checkpoint"],
+  [/\bfell back\b/i, "fallback"],
 ];
 // The search has no stems: "masking" does not find "mask".
 const SPELLED = {
   behavior: "behaviour",
   color: "colour",
   colors: "colours",
+  visualization: "visualise",
   exporting: "export",
   installing: "install",
   masking: "mask",

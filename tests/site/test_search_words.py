@@ -69,6 +69,11 @@ def test_the_words_of_a_place_join_its_entry(tmp_path: Path) -> None:
     assert {entry["location"]: entry["words"] for entry in docs} == search_words.WORDS
 
 
+def test_a_result_shows_formulas_without_commands() -> None:
+    text = r"<p>Heads: \(\mathrm{concat}(head_1, \ldots)\,W_o\), a (pair).</p>"
+    assert search_words.without_latex(text) == "<p>Heads: concat (head_1, ldots) W_o, a (pair).</p>"
+
+
 def test_words_of_a_place_that_is_gone_stop_the_build(tmp_path: Path) -> None:
     gone, *others = search_words.WORDS
     index(tmp_path, *others)
