@@ -34,7 +34,7 @@ JAX_JIT := --backends=jax-jit $(THIN) $(addprefix tests/core/test_,agreement.py 
 
 # The releases of onnxruntime in which graphs are run, beside the one that is installed: of tests, and all.
 REDUCED := 1.23.2 1.28.0
-RELEASES := 1.23.2 1.24.4 1.26.0 1.28.0
+RELEASES := 1.23.2 1.24.4 1.26.0 1.28.0 1.32.0
 
 .NOTPARALLEL:
 .PHONY: demo test test-fast check bench bench-full mutants agreement false-alarms runtimes docs docs-serve docs-check release-check pins clean

@@ -162,7 +162,7 @@ def test_web_refuses_bfloat16() -> None:
 
 @pytest.mark.parametrize("form", ["auto", "primitive"])
 @pytest.mark.parametrize(
-    ("release", "untried"), [("1.31", False), ("1.31.9", False), ("1.32", True), ("9.9", True)]
+    ("release", "untried"), [("1.32", False), ("1.32.9", False), ("1.33", True), ("9.9", True)]
 )
 def test_a_release_beyond_the_newest_that_was_tried_is_told(form: str, release: str, untried: bool) -> None:
     said: dict[str, Any] = {"form": form, "runtime": f"onnxruntime>={release};cpu"}

@@ -17,7 +17,8 @@ from runtime.jobs import Outputs
 from sdpa_xp_export._runtime.session import version
 
 INSTALLED = version()
-RELEASES = ("1.23.2", "1.24.4", "1.26.0", "1.28.0", INSTALLED)
+NEWEST = "1.32.0"
+RELEASES = ("1.23.2", "1.24.4", "1.26.0", "1.28.0", INSTALLED, NEWEST)
 REDUCED = ("1.23.2", "1.28.0", INSTALLED)
 FOLDER = Path(sys.prefix) / "onnxruntime"
 """Where `make runtimes` puts each release but the one that is installed."""
