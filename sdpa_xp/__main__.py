@@ -2,8 +2,10 @@
 
 import sys
 
+from sdpa_xp._checks import install_hint
+
 if __name__ == "__main__":
     sys.exit(
-        "sdpa_xp: this is a library; its command is `sdpa-xp`, or `python -m sdpa_xp_export`, "
-        "which `pip install 'sdpa_xp[cli,export]'` brings"
+        "sdpa_xp: this is a library; its command is `sdpa-xp`, or `python -m sdpa_xp_export`. "
+        f"{install_hint('cli,export')}"
     )

@@ -42,7 +42,8 @@ def scaled_dot_product_attention(
 ) -> A:
     r"""Compute attention, $\mathrm{softmax}(q k^T \cdot scale + bias)\,v$, on the arrays of any library.
 
-    Memory grows linearly with L + S, because the scores are computed tile by tile.
+    Outside a trace or a lazy graph, memory grows linearly with L + S, because the scores are computed tile by
+    tile.
 
     Shapes:
         `L` queries, `S` keys, `E` width of a query or key, `Ev` width of a value, `Hq` query heads,
@@ -251,7 +252,8 @@ def _learnable_arrays(call: PreparedCall, options: CallOptions) -> list[Array]:
 def _attend_portably(call: PreparedCall, options: CallOptions, *, with_lse: bool) -> tuple[Array, Array | None]:
     """Return output and log-sum-exp, computed by the portable implementation; of chunked arrays by tasks."""
     if call.grid.library.has_chunks:
-        from sdpa_xp import _chunks as chunks  # a fifth of the time to import this module, for few programs
+        # Imported here because it takes a fifth of this module's import time, and few programs need it.
+        from sdpa_xp import _chunks as chunks
 
         if (in_chunks := chunks.attend(call)) is not None:
             return in_chunks

@@ -2,6 +2,8 @@
 
 from importlib import import_module
 
+from sdpa_xp._checks import install_hint
+
 try:
     import_module("onnx")
 except ImportError as error:
@@ -11,7 +13,7 @@ except ImportError as error:
         """Say what to install. The import itself passes: so the command line can say it in one line, too."""
         if name not in __all__:  # a module of the package is found, and may need no onnx
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        text = "sdpa_xp_export needs onnx and onnxruntime: pip install 'sdpa_xp[export]'"
+        text = f"sdpa_xp_export needs onnx and onnxruntime. {install_hint('export')}"
         raise ModuleNotFoundError(text, name="onnx") from _reason
 
 else:

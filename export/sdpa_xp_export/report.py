@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,9 +13,11 @@ if TYPE_CHECKING:  # it needs onnx, and `Agreement` does not: `make test-fast` r
     from sdpa_xp_export._call.call import ExportCall
 
 SHOWN = 3
-"""The most things that were not tried that a report in one line names; it counts the others."""
+"""The most things that were not tried that a printed report names; it counts the others."""
 CLOSEST = 10
 """The number of runs that a notebook shows: the runs that came closest to their bounds."""
+WIDTH = 88
+"""The most characters in a line of a printed report; a longer word is not cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class LayerReport:
-    """The report of `verify_layer`; `print` shows it in one line."""
+    """The report of `verify_layer`; `print` shows it in lines of at most 88 characters."""
 
     form: str
     """The form of attention; for a layer, the forms of all its calls."""
@@ -100,7 +103,8 @@ class LayerReport:
     onnxruntime: str
     """The release of onnxruntime that ran the model."""
     notes: tuple[str, ...]
-    """What may explain a failure: an onnxruntime older than the model's, another call, or missing arguments."""
+    """What may explain a failure: an onnxruntime that is older than the model's, or newer than all releases
+    that were tried; another call; or missing arguments."""
     runs: tuple[Run, ...]
     """One entry for each output of each run."""
     placements: tuple[Placement, ...]
@@ -157,7 +161,7 @@ class LayerReport:
         compared, rows = (sum(getattr(run, name) for run in self.runs) for name in ("compared", "rows"))
         beyond = "closest to its bound" if self.agrees else "furthest beyond its bound"
         fallen = ", ".join(placed.node for placed in self.fell_back)
-        return "; ".join(
+        facts = "; ".join(
             [
                 f"{self.form}: {verdict} in {len(self.runs)} runs on onnxruntime {self.onnxruntime} "
                 f"({compared:,} of {rows:,} rows compared)",
@@ -169,6 +173,9 @@ class LayerReport:
                 *([f"fell back: {fallen}"] if fallen else []),
                 *([f"not tried: {_shortened(self.left_out)}"] if self.left_out else []),
             ]
+        )
+        return textwrap.fill(
+            facts, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
         )
 
     def _repr_html_(self) -> str:
@@ -202,7 +209,7 @@ def _shortened(lines: tuple[str, ...]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Report(LayerReport):
-    """The report of `verify`; `print` shows it in one line."""
+    """The report of `verify`; `print` shows it in lines of at most 88 characters."""
 
     call: ExportCall
     """The call that the model was compared with."""

@@ -19,7 +19,7 @@ from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.constants import constants
 from sdpa_xp_export._model.large_model import Model
 from sdpa_xp_export._runtime.releases import ProviderName
-from sdpa_xp_export._runtime.session import older_note, profiled_session, providers, stated_runtime, version
+from sdpa_xp_export._runtime.session import profiled_session, providers, release_notes, stated_runtime, version
 from sdpa_xp_export._verify.left_out import left_out
 from sdpa_xp_export._verify.loaded import blocks_of, loaded_model
 from sdpa_xp_export._verify.row_sample import DEFAULT_ROWS, THOROUGH_ROWS
@@ -167,7 +167,7 @@ def verified(
         form,
         reason,
         version(),
-        tuple(filter(None, [older_note(model)])),
+        release_notes(model),
         tuple(runs),
         tuple(placements),
         left_out(call, blocks, settings),

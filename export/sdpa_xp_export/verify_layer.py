@@ -19,9 +19,9 @@ from sdpa_xp_export._model.large_model import Model
 from sdpa_xp_export._runtime.releases import ProviderName
 from sdpa_xp_export._runtime.session import (
     TimedRun,
-    older_note,
     profiled_session,
     providers,
+    release_notes,
     stated_runtime,
     version,
 )
@@ -168,7 +168,7 @@ def verify_layer(
         for _, group in itertools.groupby(zip(cases, timed, strict=True), lambda pair: pair[0].kind):
             runs += _judged([*group], name)
     form, reason = stated_forms(loaded)
-    notes = [older_note(loaded)]
+    notes = [*release_notes(loaded)]
     if not all(run.agreement.agrees for run in runs):
         notes.append(missing_arguments_note(loaded, layer, keywords))
     shown = tuple(filter(None, notes))

@@ -89,7 +89,7 @@ from sdpa_xp._checks.layers import (
     without_bias_of_keys,
 )
 from sdpa_xp._checks.meshes import divided, ring
-from sdpa_xp._checks.messages import brief, call_of, message
+from sdpa_xp._checks.messages import brief, call_of, install_hint, message
 from sdpa_xp._checks.models import model_keywords
 from sdpa_xp._checks.plots import allowed, heads, lengths, not_empty, numpy_generator, readable, tokens, weights
 from sdpa_xp._checks.positions import (
@@ -170,6 +170,7 @@ __all__ = [
     "ids",
     "implementation",
     "inputs",
+    "install_hint",
     "instance",
     "integer",
     "integer_list",

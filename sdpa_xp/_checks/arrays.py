@@ -13,6 +13,10 @@ from sdpa_xp._libraries.protocols import Array, Dtype, Namespace, Shape
 
 _OTHER_KINDS = {"attn_mask": "a mask", "mask": "a mask", "bias": "a bias"}
 """What an argument may be instead of an array."""
+_WORDS = "Words are not vectors: pass one row of numbers for each word."
+_UNLIKE_ROWS = (
+    "The rows have different lengths: pad them to one length, and mask the padding with masks.padding."
+)
 
 
 def one_library(function: str, values: Mapping[str, object]) -> tuple[Namespace, dict[str, Array]]:
@@ -50,12 +54,36 @@ def plain_array(function: str, name: str, value: object) -> Array:
             kind = "a mask" if module.startswith("sdpa_xp.masks") else "a bias"
             hint = f"Call it: {getattr(value, '__name__', 'the function')}(...) returns {kind}."
     if isinstance(value, list | tuple) and not hint:
-        hint = f"Convert the list: numpy.asarray({name})."
+        hint = "" if name in _OTHER_KINDS else _hint_for_rows(value)
+        hint = hint or f"Convert the list: numpy.asarray({name})."
     hint = hint or _named_hint(name, value)
     rule = f"`{name}` must be a plain array of a library that follows the array API standard"
     if name in _OTHER_KINDS:
         rule = rule.replace("be a plain", f"be {_OTHER_KINDS[name]} or a plain")
     raise TypeError(message(function, rule, {name: type_name(value)}, hint))
+
+
+def _hint_for_rows(rows: object) -> str:
+    """Return why nested lists do not convert to an array of numbers; "" if they do."""
+    if _has_words(rows):
+        return _WORDS
+    return _UNLIKE_ROWS if _shape_of(rows) is None else ""
+
+
+def _has_words(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_has_words, value))
+    return isinstance(value, str | bytes)
+
+
+def _shape_of(value: object) -> Shape | None:
+    """Return the shape of an array, a number or nested lists of them; None if the shapes of rows differ."""
+    if not isinstance(value, list | tuple):
+        return tuple(value.shape) if is_array(value) else ()
+    shapes = [_shape_of(row) for row in value]
+    if any(shape is None or shape != shapes[0] for shape in shapes):
+        return None
+    return (len(value), *(shapes[0] or ())) if shapes else (0,)
 
 
 def _named_hint(name: str, value: object) -> str:
@@ -92,6 +120,8 @@ def floating(function: str, name: str, array: Array) -> None:
         hint = f"Convert it first: {library_of(array).cast_text(name, 'float32')}."
         if dtype_name(array.dtype).startswith("complex"):
             hint = f"Attention of complex numbers is not defined; xp.real({name}) and xp.imag({name}) are real."
+        if getattr(array.dtype, "kind", "") in ("O", "S", "T", "U"):  # NumPy's objects, bytes and strings
+            hint = _hint_for_rows(library_of(array).to_list(array)) or hint
         raise TypeError(message(function, rule, {f"{name}.dtype": array.dtype}, hint))
 
 

@@ -86,7 +86,7 @@ def integers(
         number = integer(function, name, value, least)
         return Integers(number, number, number)
     _integral(function, name, value)
-    is_uint64, value = dtype_name(value.dtype) == "uint64", as_signed(plain(value))
+    is_uint64, value = dtype_name(value.dtype) == "uint64", _signed(function, name, plain(value))
     if traced or 0 in value.shape:
         return Integers(xp.astype(value, xp.int32, copy=False), -math.inf, math.inf)
     smallest, largest = int(xp.min(value)), int(xp.max(value))
@@ -116,7 +116,7 @@ def ids(function: str, name: str, value: object, xp: Namespace, device: Device) 
     """Return integers that are only compared; an array keeps its width, and so its values."""
     if is_array(value):
         _integral(function, name, value)
-        return as_signed(plain(value))
+        return _signed(function, name, plain(value))
     values = integers(function, name, value, xp, device, traced=True).values
     return xp.asarray(values, dtype=xp.int32, device=device) if isinstance(values, int) else values
 
@@ -133,6 +133,16 @@ def one_each(function: str, name: str, shape: Shape, target: Shape, letter: str,
 def _integral(function: str, name: str, array: Array) -> None:
     if not dtype_name(array.dtype).startswith(("int", "uint")):
         raise TypeError(message(function, f"`{name}` must hold integers", {f"{name}.dtype": array.dtype}))
+
+
+def _signed(function: str, name: str, array: Array) -> Array:
+    """Return integers in a signed dtype. Unsigned ones are refused if their library has no dtype for them."""
+    signed = as_signed(array)
+    if signed is None:
+        rule = f"`{name}` must hold signed integers, because its library has no int64 to convert them to"
+        hint = "Pass signed integers, such as int32."
+        raise TypeError(message(function, rule, {f"{name}.dtype": array.dtype}, hint))
+    return signed
 
 
 def frozen(value: Any) -> Any:

@@ -132,16 +132,28 @@ def layer_heads(
         argument, heads = ("num_heads", count) if name == "query" else ("num_kv_heads", key_heads)
         if width == 0 or width % heads:
             rule = f"the output width of `{name}` must be a multiple of `{argument}`"
-            raise ValueError(message(function, rule, {f"output width of {name}": width, argument: heads}))
+            got = {f"output width of {name}": width, argument: heads}
+            raise ValueError(message(function, rule, got, _hint_for_groups(widths, count)))
     if widths["query"] // count != widths["key"] // key_heads:
         rule = "the heads of `query` and `key` must have the same width"
         got = {"width in query": widths["query"] // count, "width in key": widths["key"] // key_heads}
-        raise ValueError(message(function, rule, got))
+        raise ValueError(message(function, rule, got, _hint_for_groups(widths, count)))
     joined = widths["value"] // key_heads * count
     if out_width not in (None, joined):
         rule = "the input width of `out` must be the width of all `num_heads` heads of `value` together"
         raise ValueError(message(function, rule, {"input width of out": out_width, "width of heads": joined}))
     return count, key_heads
+
+
+def _hint_for_groups(widths: Mapping[str, int], count: int) -> str:
+    """Hint at the number of key heads that fits the widths and `count` query heads; "" if none does."""
+    head = widths["query"] // count
+    key_heads, rest = divmod(widths["key"], head) if head and not widths["query"] % count else (0, 0)
+    if rest or not key_heads or count % key_heads or not widths["value"] or widths["value"] % key_heads:
+        return ""
+    if key_heads == count:
+        return "The heads are not grouped: leave out num_kv_heads."
+    return f"For grouped heads, pass num_kv_heads={key_heads}."
 
 
 def one_per_head(function: str, name: str, value: object, count: int, dtype: Dtype) -> None:

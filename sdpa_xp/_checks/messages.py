@@ -22,6 +22,11 @@ def message(function: str, rule: str, got: Mapping[str, object], hint: str = "")
     return f"{function}: {rule}; got {values}." + (f" {hint}" if hint else "")
 
 
+def install_hint(extras: str) -> str:
+    """Return how to install extras of the package: from its source folder, since no package index has it."""
+    return f"In the source folder of sdpa_xp, run: pip install '.[{extras}]'"
+
+
 def type_name(value: object) -> str:
     """Return the type of a value with its module, such as numpy.ndarray."""
     return f"{type(value).__module__}.{type(value).__qualname__}"

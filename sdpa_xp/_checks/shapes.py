@@ -119,12 +119,17 @@ def _sizes(function: str, query: Shape, key: Shape, value: Shape | None, layout:
     return Sizes(batch, query_heads, heads, heads_first["query"][-2], heads_first["key"][-2], query[-1], is_2d)
 
 
-def broadcasts(function: str, name: str, shape: Shape, target: Shape, letters: str) -> None:
-    """Check that an array of `shape` broadcasts to `target` without making it larger."""
+def broadcasts(
+    function: str, name: str, shape: Shape, target: Shape, letters: str, otherwise: str = ""
+) -> None:
+    """Check that an array of `shape` broadcasts to `target` without making it larger.
+
+    `otherwise` is the hint if the shapes suggest no other.
+    """
     known(function, name, shape)
     if broadcast(shape, target) != target:
         rule = f"`{name}` must broadcast to {letters}"
-        hint = ""
+        hint = otherwise
         if len(target) == 4 and shape == (target[0], target[-1]):
             hint = f"A mask with one row per batch entry has the shape (B, 1, 1, S): {name}[:, None, None, :]."
         elif letters == ONE_A_ROW:
@@ -139,6 +144,8 @@ def broadcasts(function: str, name: str, shape: Shape, target: Shape, letters: s
             hint = f"{function} takes no value: its third argument is `attn_mask`."
         elif name.endswith("lengths") and shape[:-1] and broadcast(shape[:-1], target) == target:
             hint = f"Pass one integer for each batch entry: {name}.sum(axis=-1) counts the 1s of a mask."
+        elif len(target) > (1 if letters == THE_BATCH else 4) and shape[:1] == target[:1]:
+            hint = "If you called a layer: it takes (batch, length, width), without an axis of heads."
         raise ValueError(message(function, rule, {f"{name}.shape": shape, letters: target}, hint))
 
 

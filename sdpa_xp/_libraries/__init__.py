@@ -167,17 +167,19 @@ def widest_dtype(array: Array) -> Dtype:
     return xp.float64 if "float64" in library.real_dtypes(xp, library.device(array)) else xp.float32
 
 
-def as_signed(array: Array) -> Array:
+def as_signed(array: Array) -> Array | None:
     """Return an integer array in a signed dtype, because libraries lack functions for unsigned dtypes.
 
-    64-bit numbers that do not fit wrap around to negative numbers, which stay distinct.
+    64-bit numbers that do not fit wrap around to negative numbers, which stay distinct. None is returned if the
+    library lacks the signed dtype.
     """
     if not dtype_name(array.dtype).startswith("uint"):
         return array
     library = library_of(array)
     xp = cast(Any, library.namespace(array))
     has_int64 = library.has_int64(xp, library.device(array))
-    return cast(Array, xp.astype(array, xp.int64 if has_int64 else xp.int32))
+    dtype = getattr(xp, "int64" if has_int64 else "int32", None)
+    return None if dtype is None else cast(Array, xp.astype(array, dtype))
 
 
 def share_memory(first: Any, second: Any) -> bool:

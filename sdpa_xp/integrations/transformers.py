@@ -59,7 +59,7 @@ def register() -> str:
         mask_creation = import_module("sdpa_xp.integrations._transformers_masks")
     except (ImportError, AttributeError) as error:
         rule = "transformers 5.23 or later and torch must be installed"
-        hint = "`pip install 'sdpa_xp[transformers]'` brings them."
+        hint = checks.install_hint("transformers")
         raise ModuleNotFoundError(
             checks.message("register", rule, {"error": error}, hint), name="transformers"
         ) from None

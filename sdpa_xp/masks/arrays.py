@@ -38,9 +38,6 @@ def to_array(mask: Mask, shape: tuple[int, ...], *, rows: range | None = None, l
         [[True, False, False], [True, True, False]]
         >>> masks.to_array(masks.causal(), (10**6, 3), rows=range(1, 2)).tolist()
         [[True, True, False]]
-
-    References:
-        Vaswani et al., "Attention is all you need", arXiv 1706.03762, section 3.2.3.
     """
     return as_boolean("to_array", mask, shape, rows=rows, like=like)
 

@@ -38,9 +38,6 @@ def from_array(boolean: AnyArray) -> Mask:
         >>> from sdpa_xp import masks
         >>> masks.causal() | masks.from_array(np.asarray([False, True, False]))
         causal() | from_array([0, 1, 0])
-
-    References:
-        Vaswani et al., "Attention is all you need", arXiv 1706.03762, section 3.2.3.
     """
     array = checks.plain_array("from_array", "boolean", boolean)
     checks.boolean("from_array", "boolean", array)

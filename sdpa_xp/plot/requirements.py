@@ -12,7 +12,7 @@ def require_matplotlib(function: str) -> None:
     try:
         import_module("matplotlib.figure")
     except ImportError as error:
-        rule, hint = "matplotlib must be installed", "`pip install 'sdpa_xp[plot]'` brings it."
+        rule, hint = "matplotlib must be installed", checks.install_hint("plot")
         raise ModuleNotFoundError(
             checks.message(function, rule, {"error": error}, hint), name="matplotlib"
         ) from None

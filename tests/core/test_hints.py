@@ -261,6 +261,106 @@ def test_a_floating_mask_of_zeros_and_ones_is_warned_of(library: Library, mask: 
             attention_weights(x, x, other)
 
 
+WORDS = "Words are not vectors: pass one row of numbers for each word."
+UNLIKE_ROWS = (
+    "The rows have different lengths: pad them to one length, and mask the padding with masks.padding."
+)
+CONVERT = "Convert the list: numpy.asarray(query)."
+
+
+@pytest.mark.parametrize(
+    ("query", "hint"),
+    [
+        (["dogs"], WORDS),
+        ([["dogs", "run"], ["cats"]], WORDS),
+        (np.asarray(["dogs"]), WORDS),
+        (np.asarray([b"dogs"]), WORDS),
+        (np.asarray(["dogs"], object), WORDS),
+        ([np.ones((2, 3)), np.ones((4, 3))], UNLIKE_ROWS),
+        ([[1.0, 2.0], [3.0]], UNLIKE_ROWS),
+        ([[[1.0], [2.0]], [[3.0]]], UNLIKE_ROWS),
+        (np.asarray([[1.0, 2.0], [3.0]], object), UNLIKE_ROWS),
+        ([[1.0, 2.0], [3.0, 4.0]], CONVERT),
+        ([np.ones((2, 3)), np.ones((2, 3))], CONVERT),
+        ([], CONVERT),
+        (np.asarray([[1.0]], object), "Convert it first: query.astype('float32')."),
+    ],
+)
+def test_words_and_rows_of_different_lengths(query: Any, hint: str) -> None:
+    key = np.ones((2, 3))
+    for call in (lambda: scaled_dot_product_attention(query, key, key), lambda: attention_weights(query, key)):
+        with pytest.raises(TypeError, match=rf"`query` must be .*\. {re.escape(hint)}$"):
+            call()
+
+
+def test_a_mask_of_lists_is_no_list_of_words() -> None:
+    with pytest.raises(TypeError, match=r"Convert the list: numpy\.asarray\(attn_mask\)\.$"):
+        scaled_dot_product_attention(Q, Q, Q, [[True], [True, False]])
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+def test_a_layer_that_is_given_an_axis_of_heads(heads: int) -> None:
+    layer = layers.MultiHeadAttention.init(np.random.default_rng(0), 8, num_heads=2)
+    x = ones(2, heads, 6, 8)
+    hint = r"\. If you called a layer: it takes \(batch, length, width\), without an axis of heads\.$"
+    for mask in (masks.padding([4, 6]), np.ones((2, 1, 1, 6), bool)):
+        with pytest.raises(ValueError, match=hint):
+            layer(x, attn_mask=mask)
+    with pytest.raises(ValueError, match=hint):
+        layer.weights(x, attn_mask=masks.padding([4, 6]))
+
+
+@pytest.mark.parametrize(
+    ("heads", "key_width", "options", "hint"),
+    [
+        (4, 4, {}, " For grouped heads, pass num_kv_heads=2."),
+        (8, 2, {}, " For grouped heads, pass num_kv_heads=2."),
+        (4, 4, {"num_kv_heads": 4}, " For grouped heads, pass num_kv_heads=2."),
+        (4, 8, {"num_kv_heads": 2}, " The heads are not grouped: leave out num_kv_heads."),
+        (4, 3, {}, ""),
+        (6, 4, {}, ""),
+    ],
+)
+def test_the_number_of_key_heads_that_fits(
+    heads: int, key_width: int, options: dict[str, int], hint: str
+) -> None:
+    widths = {"query": 8, "key": key_width, "value": key_width}
+    mapping = {f"{name}.weight": ones(width, 8) for name, width in widths.items()}
+    rule = r"must (have the same width|be a multiple of `num_(kv_)?heads`); got [^.]*"
+    with pytest.raises(ValueError, match=rf"{rule}\.{re.escape(hint)}$"):
+        layers.MultiHeadAttention.from_mapping(mapping, num_heads=heads, **options)
+
+
+class Narrow:
+    """Arrays of NumPy, of a library whose namespace lacks int64."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values
+
+    def __array_namespace__(self, api_version: str | None = None) -> Any:
+        del api_version
+        namespace = types.ModuleType("narrow")
+        for name, value in vars(np).items():
+            if name not in ("int64", "__name__"):
+                setattr(namespace, name, value)
+        return namespace
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.values, name)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint32"])
+def test_unsigned_integers_of_a_library_without_int64(dtype: str) -> None:
+    numbers: Any = Narrow(np.asarray([1, 2], dtype))
+    rule = r"must hold signed integers.*\.dtype=" + dtype + r"\. Pass signed integers, such as int32\.$"
+    for mask, name, shape in (
+        (masks.padding(numbers), "key_lengths", (2, 1, 2, 2)),
+        (masks.document(numbers), "ids", (2, 2)),
+    ):
+        with pytest.raises(TypeError, match=rf"^to_array: `attn_mask\.\w*{name}` {rule}"):
+            masks.to_array(mask, shape)
+
+
 def test_a_namespace_that_does_not_tell_its_dtypes() -> None:
     """Most calls do not ask for them; a raw AttributeError would name no rule."""
     namespace = types.ModuleType("toy")

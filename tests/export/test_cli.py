@@ -54,6 +54,17 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "dtype[length,...]" in run(capsys, "export", "--help")[1]
 
 
+def test_help_says_all_of_what_each_command_does(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In 80 columns, where longer lines end in dots."""
+    monkeypatch.setenv("COLUMNS", "80")
+    _, _, commands = run(capsys, "--help")[1].partition("\nCommands:\n")
+    lines = commands.partition("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in lines] == ["export", "verify", "agree", "demo", "backends"]
+    assert all(line.endswith(".") and not line.endswith("...") for line in lines)
+
+
 def test_help_has_an_example_of_each_command(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,7 +235,7 @@ def test_without_the_extras(module: str) -> None:
     script = f"import sys; sys.modules[{module!r}] = None; from sdpa_xp_export.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "pip install 'sdpa_xp[cli,export]'" in done.stderr
+    assert "run: pip install '.[cli,export]'" in done.stderr
     assert done.stderr.count("\n") == 1
 
 

@@ -261,7 +261,7 @@ def test_page_and_json(capsys: pytest.CaptureFixture[str], model: Path) -> None:
             "`--require-provider` must be one that onnxruntime offers here; got --require-provider='cuda'",
         ),
         (["MODEL", "--provider", "tpu"], "It may be cpu or cuda."),
-        (["MODEL", "--provider", "cuda"], "pip install 'sdpa_xp[export-gpu]'"),
+        (["MODEL", "--provider", "cuda"], "In the source folder of sdpa_xp, run: pip install '.[export-gpu]'"),
         (
             ["MODEL", "--provider", "cuda", "--require-provider", "cpu"],
             "`--require-provider` must be the same; got --provider=cuda, --require-provider=cpu",

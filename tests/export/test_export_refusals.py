@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 
+from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec, export_attention
 from sdpa_xp_export._runtime.releases import Runtime
 
@@ -115,6 +117,44 @@ def test_refused(change: dict[str, Any], error: type[Exception], words: str) -> 
     arguments: dict[str, Any] = {"query": Q, "key": K, "value": K} | change
     with pytest.raises(error, match=f"^export_attention: .*{words}"):
         export_attention(**arguments)
+
+
+def test_lengths_of_a_cache_that_is_not_given() -> None:
+    text = "export_attention: `past_lengths` needs `past_key` and `past_value`; got past_lengths=int32[B]."
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        export_attention(Q, K, K, past_lengths=TensorSpec("int32", ("B",)))
+    with pytest.raises(ValueError, match="`past_key` and `past_value` must be given together"):
+        export_attention(Q, K, K, past_key=f32("B", 2, "P", 64), past_lengths=TensorSpec("int32", ("B",)))
+
+
+ARRAY = "An array has fixed lengths: pass a mask such as masks.causal(), or TensorSpec('bool', {})."
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        ({"attn_mask": np.ones((5, 5), bool)}, ARRAY.format("('L', 'S')")),
+        ({"attn_mask": masks.from_array(np.ones((5, 5), bool)) & masks.causal()}, ARRAY.format("('L', 'S')")),
+        ({"attn_mask": np.ones((3, 1, 1, 5), bool)}, ARRAY.format("('B', 1, 1, 'S')")),
+        (
+            {"bias": np.ones((5, 5), np.float32)},
+            "An array has fixed lengths: pass a bias such as biases.alibi(heads), "
+            "or TensorSpec('float32', ('L', 'S')).",
+        ),
+        ({"attn_mask": np.ones((1, 3, 1, 1, 5), bool)}, ""),  # more axes than the scores
+        ({"attn_mask": TensorSpec("bool", ("A", "S"))}, ""),
+    ],
+)
+def test_an_array_for_named_lengths(arguments: dict[str, Any], hint: str) -> None:
+    with pytest.raises(ValueError, match=r"`(attn_mask|bias)` must broadcast to ") as error:
+        export_attention(Q, K, K, **arguments)
+    assert str(error.value).endswith(f"'L', 'S'). {hint}".rstrip())
+
+
+def test_an_array_for_fixed_lengths_gets_no_hint_of_names() -> None:
+    q = f32(2, 8, 4, 64)
+    with pytest.raises(ValueError, match=r"`attn_mask` must broadcast.*=\(2, 8, 4, 4\)\.$"):
+        export_attention(q, q, q, np.ones((5, 5), bool))
 
 
 @pytest.mark.parametrize(

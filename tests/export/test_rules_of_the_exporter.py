@@ -91,7 +91,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "lengths of no cache": (
         lambda: export(past_lengths=ints(2)),
         ValueError,
-        "`past_key` and `past_value` must be given together",
+        "`past_lengths` needs `past_key` and `past_value`; got past_lengths=int64[2].",
     ),
     "a cache of two lengths": (
         lambda: export(past_key=X, past_value=floats(2, 4, 7, 16)),

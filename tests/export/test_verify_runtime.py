@@ -1,4 +1,4 @@
-"""A report says which onnxruntime ran a model, and whether it is older than the one the model is for."""
+"""A report says which onnxruntime ran a model, and whether it is older than the model's, or untried."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import pytest
 from command import run
 
 from sdpa_xp_export import TensorSpec, export_attention, save, to_onnx, verify, verify_layer
+from sdpa_xp_export._runtime.releases import NEWEST_TRIED, newer_note
 
 QKV = TensorSpec("float32", ("B", 2, "L", 8))
 OLDER = "onnxruntime 1.23.2 is older than the file's onnxruntime>=1.28;cpu: results are not promised"
+
+NEWER = f"onnxruntime 1.40.0 is newer than {NEWEST_TRIED}, the newest release that was tried"
 
 
 @pytest.fixture
@@ -46,7 +49,7 @@ def test_the_first_line_names_the_release(model: Path, capsys: pytest.CaptureFix
 def test_an_older_release(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = verify(model)
     assert report.notes == (OLDER,)
-    assert OLDER in str(report)
+    assert OLDER in " ".join(str(report).split())
     assert OLDER.replace(">", "&gt;").replace("'", "&#x27;") in report._repr_html_()
     page = model.with_name("r.html")
     code, out, _ = run(capsys, "verify", model, "--html", page)
@@ -56,6 +59,46 @@ def test_an_older_release(model: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert json.loads(run(capsys, "verify", model, "--json")[1])["notes"] == [OLDER]
     layer = to_onnx(lambda x: x * 2, QKV)
     assert verify_layer(layer, lambda x: x * 2).notes == (OLDER,)
+
+
+def test_a_release_that_was_not_tried(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onnxruntime.__version__", "1.40.0")
+    report = verify(model)
+    assert report.notes == (NEWER,)
+    assert NEWER in " ".join(str(report).split())
+    assert NEWER in report._repr_html_()
+    page = model.with_name("r.html")
+    code, out, _ = run(capsys, "verify", model, "--html", page, "--require-runtime")
+    assert code == 0
+    assert NEWER in out.splitlines()
+    assert NEWER in page.read_text()
+    assert json.loads(run(capsys, "verify", model, "--json")[1])["notes"] == [NEWER]
+    layer = to_onnx(lambda x: x * 2, QKV)
+    assert verify_layer(layer, lambda x: x * 2).notes == (NEWER,)
+    break_model(model)
+    assert NEWER in run(capsys, "verify", model)[2]
+
+
+def test_which_releases_are_newer() -> None:
+    """Patch releases are taken to compute the same; a nightly release counts as its release."""
+    major, minor = map(int, NEWEST_TRIED.split(".")[:2])
+    for tried in (NEWEST_TRIED, f"{major}.{minor}.99", f"{major}.{minor}", f"{major}.{minor - 1}.0", "unknown"):
+        assert newer_note(tried) == ""
+    for newer in (f"{major}.{minor + 1}.0", f"{major}.{minor + 1}.0.dev20260101", f"{major + 1}.0.0"):
+        assert newer_note(newer).startswith(f"onnxruntime {newer} is newer than {NEWEST_TRIED}")
+
+
+def test_a_report_is_printed_in_lines(model: Path) -> None:
+    first, *others = str(verify(model)).splitlines()
+    assert ": agrees in " in first
+    assert others
+    assert max(map(len, (first, *others))) <= 88
+    assert all(line.startswith("  ") and line[2] != " " for line in others)
+    layer = str(verify_layer(to_onnx(lambda x: x * 2, QKV), lambda x: x * 2)).splitlines()
+    assert len(layer) > 1
+    assert max(map(len, layer)) <= 88
 
 
 def test_a_release_that_is_required(

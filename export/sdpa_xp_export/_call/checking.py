@@ -184,7 +184,19 @@ def _check_operands(function: str, call: ExportCall) -> None:
                 got = {"query.dtype": call.query.dtype, f"{name}.dtype": operand.dtype}
                 raise TypeError(checks.message(function, rule, got))
             shape = cast(tuple[int, ...], operand.shape)
-            checks.broadcasts(function, name, shape, pairs, "(..., Hq, L, S)")
+            hint = _hint_for_named_lengths(name, operand, pairs)
+            checks.broadcasts(function, name, shape, pairs, "(..., Hq, L, S)", hint)
+
+
+def _hint_for_named_lengths(name: str, operand: GraphOperand, pairs: tuple[int | str, ...]) -> str:
+    """Return what to pass in place of an array, whose lengths are fixed; "" if the call's are fixed too."""
+    rank = len(operand.shape)
+    named = pairs[-rank:] if rank else ()
+    if isinstance(operand, Input) or rank > len(pairs) or not any(isinstance(n, str) for n in named):
+        return ""
+    lengths = tuple(1 if own == 1 else n for own, n in zip(operand.shape, named, strict=True))
+    pattern = "a mask such as masks.causal()" if name == "attn_mask" else "a bias such as biases.alibi(heads)"
+    return f"An array has fixed lengths: pass {pattern}, or TensorSpec({operand.dtype!r}, {lengths})."
 
 
 def _arrays(value: object) -> Iterator[GraphOperand]:
@@ -219,6 +231,9 @@ def _sizes(function: str, specs: Mapping[str, TensorSpec], layout: Layout) -> ch
 
 def _cached_keys(function: str, specs: Mapping[str, TensorSpec], axis: int) -> int | str:
     """Return the length of a cache with the new tokens in it."""
+    if not {"past_key", "past_value"} & specs.keys():
+        rule = "`past_lengths` needs `past_key` and `past_value`"
+        raise ValueError(checks.message(function, rule, {"past_lengths": specs["past_lengths"]}))
     if not {"past_key", "past_value"} <= specs.keys():
         rule = "`past_key` and `past_value` must be given together"
         raise ValueError(checks.message(function, rule, {name: str(spec) for name, spec in specs.items()}))

@@ -31,7 +31,7 @@ FIRST_RELEASE: dict[FormName, tuple[int, int]] = {
     "primitive": (1, 23),
 }
 # The newest release that graphs were run in. A later one is taken to compute what this one does.
-NEWEST_TRIED = "1.31.1"
+NEWEST_TRIED = "1.32.0"
 # The opsets that each form can be written in; 26 is the last that onnxruntime 1.31 loads. At opset 18 each
 # operator that is written here has a kernel for CUDA since 1.23; at later opsets some have it since 1.27 only.
 OPSETS: dict[FormName, range] = {
@@ -117,6 +117,25 @@ def short_provider(name: object) -> str | None:
     return next((short for short, full in PROVIDERS.items() if name in (short, full)), None)
 
 
+def newer_note(installed: str) -> str:
+    """Return that the installed release is newer than every release that was tried; empty if it is not."""
+    release = _major_minor(installed)
+    if release is None or not _is_untried(release):
+        return ""
+    return f"onnxruntime {installed} is newer than {NEWEST_TRIED}, the newest release that was tried"
+
+
+def _major_minor(release: str) -> tuple[int, int] | None:
+    match = re.match(r"(\d+)\.(\d+)", release)
+    return None if match is None else (int(match[1]), int(match[2]))
+
+
+def _is_untried(release: tuple[int, int]) -> bool:
+    """Return whether a release is newer than the newest that was tried, patch releases aside."""
+    newest = _major_minor(NEWEST_TRIED)
+    return newest is not None and release > newest
+
+
 @dataclass(frozen=True, slots=True)
 class Runtime:
     """The oldest onnxruntime that a graph is for, and the provider that it is meant to run on."""
@@ -144,16 +163,15 @@ class Runtime:
 
     def older_note(self, installed: str) -> str:
         """Return that the installed release is older than this one; empty if it is not."""
-        match = re.match(r"(\d+)\.(\d+)", installed)
-        if match is None or (int(match[1]), int(match[2])) >= self.release:
+        release = _major_minor(installed)
+        if release is None or release >= self.release:
             return ""
         return f"onnxruntime {installed} is older than the file's {self}: results are not promised"
 
     @property
     def untried_note(self) -> str:
         """That no graph was run in this release or a later one; empty if one was."""
-        newest = tuple(map(int, NEWEST_TRIED.split(".")))
-        return f"the newest release tried is {NEWEST_TRIED}" if self.release > newest[:2] else ""
+        return f"the newest release tried is {NEWEST_TRIED}" if _is_untried(self.release) else ""
 
     def check_tensor(self, function: str, name: str, dtype: str) -> None:
         """Check that a program can pass an input or an output of that dtype to the runtime."""

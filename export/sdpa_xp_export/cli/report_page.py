@@ -81,7 +81,7 @@ def page(report: Report, model: str, failures: Sequence[str] = ()) -> str:
     parts = [
         _HEAD.format(title=_safe(f"{model} {verdict}")),
         f"<body>\n<main>\n<h1>{_safe(model)}: {_marked(verdict, good=not failures)}</h1>\n",
-        f"<p>{_safe(str(report))}</p>\n",
+        f"<p>{_safe(' '.join(str(report).split()))}</p>\n",
         _list(failures),
         "<dl>\n",
         *(f"<dt>{_safe(name)}</dt><dd>{_safe(_fact(fact))}</dd>\n" for name, fact in facts.items()),

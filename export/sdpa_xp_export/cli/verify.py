@@ -56,7 +56,10 @@ def run_verify(
     ] = None,
     force: Force = False,
 ) -> None:
-    """Run a model in onnxruntime, and compare it with the float64 reference."""
+    """Check a model in onnxruntime against the reference.
+
+    The reference is computed in float64.
+    """
     _check(provider, require_provider)
     if html:
         free_target(html, HTML, overwrite=force)  # before the long work
