@@ -43,11 +43,11 @@ from contenders import (
     ready,
     textbook,
 )
-from measuring import Row, Spread, interleaved, ratios
+from measuring import LONG_ROUNDS, ROUNDS, Row, Spread, interleaved, ratios
 
 PACKAGES = ("numpy", "torch", "jax", "onnxruntime", "sdpa_xp")
 SECONDS = 1.0
-"""Per contender and cell. After the fifth round, no round begins once this time is over."""
+"""Per contender and cell. After the least number of rounds, no round begins once this time is over."""
 
 PAIRS, CALLS = 2048**2, 200
 """Short calls are timed together: as many as have PAIRS pairs of queries and keys, and at most CALLS."""
@@ -73,6 +73,20 @@ def compared(cell: str, call: Call, seconds: float, names: Sequence[str] = CORE)
         if MATMULS in timings:
             numbers[bars.LIMIT] = Spread.from_numbers(ratios(timings[MATMULS], times))
         rows.append(Row(cell, call.keys, name, numbers, len(times)))
+    return rows
+
+
+def beside_the_formula(cell: str, call: Call, seconds: float) -> list[Row]:
+    """Compare sdpa_xp on NumPy with the textbook formula, in turns of these two alone."""
+    contenders = ready(call, dict.fromkeys([NUMPY, TEXTBOOK]))
+    warm_up(cell, contenders)
+    timings = timed(contenders, call, seconds)
+    rows = []
+    for name, times in timings.items():
+        numbers = {"milliseconds": Spread.from_numbers(times, 1e3)}
+        if name == NUMPY:
+            numbers[bars.OF_TEXTBOOK] = Spread.from_numbers(ratios(timings[TEXTBOOK], times))
+        rows.append(Row(f"{cell}, beside the formula", call.keys, name, numbers, len(times)))
     return rows
 
 
@@ -110,6 +124,8 @@ def overhead(seconds: float) -> list[Row]:
         if name != peers[name]:
             above = (mine - peer for mine, peer in zip(times, timings[peers[name]], strict=True))
             numbers[bars.ABOVE] = Spread.from_numbers(above, 1e6)
+        if name in (NUMPY, ON_TORCH):
+            numbers[bars.TO_TORCH] = Spread.from_numbers(ratios(times, timings[TORCH]))
         rows.append(Row("overhead", TINY.keys, name, numbers, len(times)))
     return rows
 
@@ -124,7 +140,8 @@ def warm_up(cell: str, contenders: Mapping[str, Ready]) -> None:
 
 def timed(contenders: Mapping[str, Ready], call: Call, seconds: float) -> dict[str, list[float]]:
     calls = min(CALLS, max(1, PAIRS // (call.queries * call.keys)))
-    return interleaved({name: contender.run for name, contender in contenders.items()}, seconds, calls)
+    least = ROUNDS if call.queries <= QUICK else LONG_ROUNDS
+    return interleaved({name: contender.run for name, contender in contenders.items()}, seconds, calls, least)
 
 
 def sections(longest: int, seconds: float, *, with_others: bool) -> dict[str, list[Callable[[], list[Row]]]]:
@@ -142,6 +159,12 @@ def sections(longest: int, seconds: float, *, with_others: bool) -> dict[str, li
         ]
     if longest == max(LENGTHS):
         cells["memory"].append(partial(memory.rows, "memory, one head", memory.LONG))
+    cells["formula"] = [
+        partial(beside_the_formula, cell, CELLS[cell](length), seconds)
+        for cell in ("all pairs", "causal")
+        for length in lengths
+        if length <= QUICK
+    ]
     cells["one query"] = [
         partial(compared, cell, call, seconds, names) for cell, call in DECODING.items() for names in groups
     ]

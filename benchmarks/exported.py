@@ -6,7 +6,9 @@ peak memory is measured in a fresh process, above its memory before the first ru
 If the query heads share key heads, keys and values are (1, 2, S, 64). A decoding step has one query and a cache
 of S tokens.
 
-`python benchmarks/exported.py [--quick]` writes exported.json and exported.md into results/.
+`python benchmarks/exported.py [--quick] [--only TEXT]` writes exported.json and exported.md into results/. With
+`--only`, it measures the calls whose names contain TEXT, and keeps the others if the machine and the versions
+are the same.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -162,9 +164,9 @@ def form_of(path: Path) -> str:
     return metadata["sdpa_xp.form"]
 
 
-def measured(folder: Path, seconds: float) -> list[dict[str, Any]]:
+def measured(folder: Path, chosen: Sequence[Cell], seconds: float) -> list[dict[str, Any]]:
     cells = []
-    for cell in CELLS:
+    for cell in chosen:
         paths = dict(graphs(cell, folder))
         runs = timed(paths, cell.length, seconds)
         rows = {
@@ -223,9 +225,19 @@ def page(facts: dict[str, Any]) -> str:
     return "\n".join(["# Exported graphs in onnxruntime", "", about, "", notes, "", *lines, ""])
 
 
+def joined(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return the facts with the recorded cells that were not measured again, in the order of CELLS."""
+    recorded = json.loads(RESULTS.read_text())
+    if other := [name for name in facts.keys() - {"date", "cells"} if recorded.get(name) != facts[name]]:
+        raise SystemExit(f"{RESULTS} was measured with another {', '.join(sorted(other))}: run all of it")
+    by_call = {cell["call"]: cell for cell in (*recorded["cells"], *facts["cells"])}
+    return facts | {"cells": [by_call[str(cell)] for cell in CELLS if str(cell) in by_call]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a second a graph; writes nothing")
+    parser.add_argument("--only", default="", metavar="TEXT", help="the calls whose names contain this")
     parser.add_argument("--peak-of", nargs=2, metavar=("MODEL", "LENGTH"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.peak_of:
@@ -234,10 +246,12 @@ def main() -> None:
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
-        cells = measured(Path(folder), 1.0 if arguments.quick else SECONDS)
+        chosen = [cell for cell in CELLS if arguments.only in str(cell)]
+        cells = measured(Path(folder), chosen, 1.0 if arguments.quick else SECONDS)
     if not arguments.quick:
         shape = f"(1, {HEADS}, S, {WIDTH}) float32, CPU"
         facts = machine.facts("onnxruntime", "onnx", "torch") | {"shape": shape, "cells": cells}
+        facts = joined(facts) if arguments.only else facts
         RESULTS.write_text(json.dumps(facts, indent=1) + "\n")
         RESULTS.with_suffix(".md").write_text(page(facts))
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-ROUNDS = 5
-"""The least number of rounds."""
+ROUNDS, LONG_ROUNDS = 9, 5
+"""The least number of rounds, and the least of calls that take seconds."""
 
 PAUSE = 0.03
 """Seconds between turns: OpenBLAS's threads spin for 2**26 cycles after their work, and would take a core."""
@@ -61,18 +61,19 @@ class Row:
 
 
 def interleaved(
-    runs: Mapping[str, Callable[[], object]], seconds: float, calls: int = 1
+    runs: Mapping[str, Callable[[], object]], seconds: float, calls: int = 1, least: int = ROUNDS
 ) -> dict[str, list[float]]:
     """Return seconds per call of each function, one number per round; each function runs for about `seconds`.
 
-    A number is the mean of `calls` calls. Short calls are preceded by an untimed one, which warms the caches.
+    There are at least `least` rounds. A number is the mean of `calls` calls. Short calls are preceded by an
+    untimed one, which warms the caches.
     The order changes from round to round.
     """
     times: dict[str, list[float]] = {name: [] for name in runs}
     order, shuffle = list(runs), random.Random(0).shuffle
     end = time.perf_counter() + seconds * len(runs)
     rounds = 0
-    while time.perf_counter() < end or rounds < ROUNDS:
+    while time.perf_counter() < end or rounds < least:
         shuffle(order)
         for name in order:
             run = runs[name]

@@ -26,7 +26,7 @@ SEEN = {
 
 
 SAME_FORM = (
-    "No row has a cache. If the graph that beats auto most has the form that auto chose, both graphs are the "
+    "If the graph that beats auto most has the form that auto chose, both graphs are the "
     "same, and their ratio is noise."
 )
 
