@@ -102,8 +102,8 @@ def scaled_dot_product_attention(
         The accumulation dtype is float64 for float64 inputs, and float32 for all others. Scores, normalisation
         and sums are computed in it, and the result is rounded once. A masked pair has no effect, even if its
         key or value is NaN or inf. If a key or value that is not masked is NaN, the rows that attend to it show
-        the NaN, and no other row does. Inside a jit, and with torch's kernel on a GPU, this is true only for
-        keys that no query attends to (padding). It is true for results, and for gradients from
+        the NaN, and no other row does. Inside a jit or a lazy graph, and with torch's kernel on a GPU, this is
+        true only for keys that no query attends to (padding). It is true for results, and for gradients from
         `scaled_dot_product_attention_vjp`. If torch, JAX or MLX computes the gradients and a masked key or
         value is NaN, all gradients may be NaN, including the gradient of the query.
 

@@ -16,7 +16,7 @@ SDPA = "scaled_dot_product_attention"
 WORDS = {
     "how-to/deploy/#on-a-cpu": "sessionoptions intra_op_num_threads latency cpu threads",
     "how-to/verify/#read-the-report": "read report huge",
-    "explanation/testing/": "mutation mutants float64 float64 reference reference tested mypy py.typed",
+    "explanation/testing/": "mutation mutants float64 float64 reference reference trust tested mypy py.typed",
     "cheat-sheet/#coming-from": "compare equivalent",
     "cheat-sheet/#shapes": "shape shapes layout bhsd bshd 2d 3d inputs without batch",
     "explanation/array-api/": "array api",

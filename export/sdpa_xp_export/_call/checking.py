@@ -194,7 +194,7 @@ def _hint_for_named_lengths(name: str, operand: GraphOperand, pairs: tuple[int |
     named = pairs[-rank:] if rank else ()
     if isinstance(operand, Input) or rank > len(pairs) or not any(isinstance(n, str) for n in named):
         return ""
-    lengths = tuple(1 if own == 1 else n for own, n in zip(operand.shape, named, strict=True))
+    lengths = tuple(1 if fixed == 1 else n for fixed, n in zip(operand.shape, named, strict=True))
     pattern = "a mask such as masks.causal()" if name == "attn_mask" else "a bias such as biases.alibi(heads)"
     return f"An array has fixed lengths: pass {pattern}, or TensorSpec({operand.dtype!r}, {lengths})."
 
