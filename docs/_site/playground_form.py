@@ -45,7 +45,7 @@ def texts() -> str:
     return (
         '<label class="playground-wide">Text<select name="text">'
         f'<optgroup label="A sentence in a real encoder">{sentences}</optgroup>'
-        '<optgroup label="Your own words, as random vectors"><option value="own">Write them yourself</option>'
+        '<optgroup label="Your own words, as random vectors"><option value="own">Write your own words</option>'
         "</optgroup></select></label>"
     )
 

@@ -101,7 +101,7 @@ WORDS = {
     "reference/": "api reference",
     "reference/#glossary": (
         "glossary embedding logit token sink d_model prefill feed forward mlp residual softmax "
-        "tokens provider opset"
+        "tokens provider opset transformer transformer encoder"
     ),
     "reference/attention/#dropout": "dropout dropout_p seed",
     "reference/attention/#grouped-query-attention": "gqa mqa grouped enable_gqa",
@@ -110,7 +110,9 @@ WORDS = {
     "reference/attention/#sdpa_xp.attention_weights": "weights",
     "reference/attention/#sdpa_xp.ring_attention": "ring",
     "reference/attention/#sdpa_xp.merge_states": "merge states",
-    f"reference/attention/#sdpa_xp.{SDPA}": f"{SDPA} sdpa softcap sinks attn_mask is_causal scale",
+    f"reference/attention/#sdpa_xp.{SDPA}": (
+        f"{SDPA} scaled dot product attention sdpa softcap sinks attn_mask is_causal scale"
+    ),
     "reference/benchmarks/": "benchmark speed performance tokens 4096 4,096",
     "reference/benchmarks/#one-query": "speed speed speed decode",
     "reference/biases/": "bias biases",
@@ -123,6 +125,10 @@ WORDS = {
     "reference/command-line/#exit-codes": "exit code codes",
     "reference/contract/#inputs-and-outputs": "subclass subclasses memmap masked array",
     "reference/errors/": "error exception message must troubleshoot troubleshooting",
+    "reference/errors/#pythons-own-messages": (
+        "typeerror missing required positional argument unexpected keyword takes given arguments"
+    ),
+    "reference/errors/#shapes": "shape shapes mismatch error",
     "reference/errors/#imports": "importerror modulenotfounderror module named",
     "reference/errors/#my-output-is-nan": "nan inf",
     "reference/errors/#onnxruntime": (
@@ -149,7 +155,7 @@ WORDS = {
     "tutorials/formula-to-layer/#the-formula": ("formula softmax einsum query key value qkv"),
     "tutorials/formula-to-layer/#why-divide-by-e": (
         "sqrt sqrt(d_k) divide scaling square root divided sqrt(d) saturation saturate "
-        "variance vanishing vanishing vanishing gradient"
+        "variance why scale scale vanishing vanishing vanishing gradient"
     ),
     "tutorials/train-in-numpy/": "train training",
 }

@@ -14,6 +14,8 @@ const MEANT = [
   [/\bwhy\b.*\bcache|\bcache.*\bworks?\b/i, "decoder"],
   [/^what (is|are) (a |the )?(quer(y|ies)|keys?|values?)\??$/i, "glossary"],
   [/\b(macos|mac os|linux)\b/i, "macos"],
+  [/\b(missing \d+ required|positional arguments?\b|unexpected keyword)/i, "unexpected"],
+  [/^why (do (we|you) )?scale\b/i, "sqrt"],
   [/^(api )?stability$/i, "semver"],
   [/\b(load|my|own|pretrained) weights\b/i, "checkpoint"],
   [/\bfell back\b/i, "fallback"],

@@ -17,9 +17,10 @@ A = TypeVar("A", bound=AnyArray)
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class MultiHeadAttention(Attention):
-    r"""Attention with several heads: $\mathrm{concat}(head_1, \ldots, head_{Hq})\,W_o$.
+    r"""Multi-head attention: project the inputs, attend in each head, then join and project the outputs.
 
-    Each head attends with its part of the projected queries, keys and values.
+    The output is $\mathrm{concat}(head_1, \ldots, head_{Hq})\,W_o$. Each head attends with its part of the
+    projected queries, keys and values.
 
     Shapes:
         `L` queries, `S` keys, `Hq` query heads, `H` key heads, `E` and `Ev` widths of a head, `...` batch. The
