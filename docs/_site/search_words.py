@@ -16,6 +16,7 @@ SDPA = "scaled_dot_product_attention"
 WORDS = {
     "how-to/deploy/#on-a-cpu": "sessionoptions intra_op_num_threads latency cpu threads",
     "how-to/verify/#read-the-report": "read report huge",
+    "explanation/testing/#what-was-not-run": "untested limits",
     "explanation/testing/": "mutation mutants float64 float64 reference reference trust tested mypy py.typed",
     "cheat-sheet/#coming-from": "compare equivalent",
     "cheat-sheet/#shapes": "shape shapes layout bhsd bshd 2d 3d inputs without batch",
@@ -123,7 +124,7 @@ WORDS = {
     "reference/caches/#sdpa_xp.varlen_attention": "varlen ragged jagged cu_seqlens",
     "reference/command-line/": "cli command line terminal",
     "reference/command-line/#exit-codes": "exit code codes",
-    "reference/contract/#inputs-and-outputs": "subclass subclasses memmap masked array",
+    "reference/contract/#inputs-and-outputs": "subclass subclasses memmap masked array broadcast",
     "reference/errors/": "error exception message must troubleshoot troubleshooting",
     "reference/errors/#pythons-own-messages": (
         "typeerror missing required positional argument unexpected keyword takes given arguments"
