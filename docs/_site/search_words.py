@@ -53,7 +53,7 @@ WORDS = {
         "export layer custom function weights onnx load own pretrained state_dict checkpoint safetensors"
     ),
     "how-to/export/#files-over-2-gib": "2gb 2gib protobuf larger external data",
-    "how-to/export/#float16": "float16 half onnx",
+    "how-to/export/#float16": "float16 half fp16 onnx",
     "how-to/export/#leave-lengths-open": "dynamic open batch size 0 length zero empty input",
     "how-to/export/#prompts-of-different-lengths": (
         "prompt prompts ragged padded batch cache different lengths past_lengths"
@@ -70,7 +70,7 @@ WORDS = {
     "how-to/long-sequences/#long-sequences-in-a-graph": "graph exported onnx long memory sequence",
     "how-to/many-machines/": "distributed cluster machines parallel",
     "how-to/install/": (
-        "install installation setup pip quickstart python dependencies optional extras download github"
+        "install installation setup pip quickstart python dependencies optional extras download github pypi"
     ),
     "how-to/masks/": "mask",
     "how-to/masks/#an-array": "np.tril tril boolean nothing floating",

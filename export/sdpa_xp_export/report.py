@@ -16,7 +16,7 @@ SHOWN = 3
 """The most things that were not tried that a printed report names; it counts the others."""
 CLOSEST = 10
 """The number of runs that a notebook shows: the runs that came closest to their bounds."""
-WIDTH = 88
+WIDTH = 76
 """The most characters in a line of a printed report; a longer word is not cut."""
 
 
@@ -94,7 +94,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class LayerReport:
-    """The report of `verify_layer`; `print` shows it in lines of at most 88 characters."""
+    """The report of `verify_layer`; `print` shows it in lines of at most 76 characters."""
 
     form: str
     """The form of attention; for a layer, the forms of all its calls."""
@@ -209,7 +209,7 @@ def _shortened(lines: tuple[str, ...]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Report(LayerReport):
-    """The report of `verify`; `print` shows it in lines of at most 88 characters."""
+    """The report of `verify`; `print` shows it in lines of at most 76 characters."""
 
     call: ExportCall
     """The call that the model was compared with."""

@@ -94,11 +94,11 @@ def test_a_report_is_printed_in_lines(model: Path) -> None:
     first, *others = str(verify(model)).splitlines()
     assert ": agrees in " in first
     assert others
-    assert max(map(len, (first, *others))) <= 88
+    assert max(map(len, (first, *others))) <= 76
     assert all(line.startswith("  ") and line[2] != " " for line in others)
     layer = str(verify_layer(to_onnx(lambda x: x * 2, QKV), lambda x: x * 2)).splitlines()
     assert len(layer) > 1
-    assert max(map(len, layer)) <= 88
+    assert max(map(len, layer)) <= 76
 
 
 def test_a_release_that_is_required(

@@ -151,7 +151,10 @@ class Runtime:
         provider = next((name for name in PREFERRED if name == wanted), None)
         if match is None or provider is None:
             rule = f"`runtime` must be 'onnxruntime>=RELEASE;PROVIDER', the provider {', '.join(PREFERRED)}"
-            hint = "As in 'onnxruntime>=1.28;cpu'."
+            hint = (
+                "As in 'onnxruntime>=1.28;cpu'. Other providers were not tried: leave `runtime` out, and pass "
+                "form='primitive'."
+            )
             raise ValueError(message(function, rule, {"runtime": repr(text)}, hint))
         release = (int(match[1]), int(match[2]))
         if release < FIRST_RELEASE["primitive"]:

@@ -88,7 +88,10 @@ def export(
     runtime: Annotated[
         str | None,
         typer.Option(
-            help=f"The oldest release and the provider ({', '.join(PREFERRED)}). Default: {DEFAULT_RUNTIME}.",
+            help=(
+                f"The oldest release and the provider ({', '.join(PREFERRED)}), in quotes. "
+                f"Default: '{DEFAULT_RUNTIME}'."
+            ),
             autocompletion=completed_from(RUNTIMES),
         ),
     ] = None,
