@@ -129,7 +129,7 @@ WORDS = {
     "reference/errors/#pythons-own-messages": (
         "typeerror missing required positional argument unexpected keyword takes given arguments"
     ),
-    "reference/errors/#shapes": "shape shapes mismatch error",
+    "reference/errors/#shapes": "shape shapes mismatch mismatched error",
     "reference/errors/#imports": "importerror modulenotfounderror module named",
     "reference/errors/#my-output-is-nan": "nan inf",
     "reference/errors/#onnxruntime": (

@@ -17,6 +17,7 @@ const MEANT = [
   [/\b(missing \d+ required|positional arguments?\b|unexpected keyword)/i, "unexpected"],
   [/^why (do (we|you) )?scale\b/i, "sqrt"],
   [/\b(not|never|un) ?(been )?(run|tested|tried)\b/i, "untested"],
+  [/\bshape mismatch/i, "mismatched"],
   [/^(api )?stability$/i, "semver"],
   [/\b(load|my|own|pretrained) weights\b/i, "checkpoint"],
   [/\bfell back\b/i, "fallback"],
