@@ -2,21 +2,24 @@
 // with an a in front, and "not available" finds "notebook". So the worker gets no words that ask and name nothing, and it
 // gets short words with a boost of 1, for which it searches whole words.
 const FILLERS = new Set(
-  "a an and are as at be by can do does for how i in is it my no of on or that the there this to use using what when where which why with".split(" "),
+  "a an and are as at be by can do does for how i in is it my no not of on or that the there this to use using what when where which why with".split(" "),
 );
 const QUERY = 2; // among the messages of the theme
 
-// What a query means that its words do not say: a pattern, and the word to search for. The first two are messages of
-// sdpa_xp that were pasted, or their beginnings: "function: `key` must ...; got key.shape=(4, 3)".
+// What a query means that its words do not say: a pattern, and the word to search for. Pasted errors come first: of
+// onnxruntime, of Python, and of sdpa_xp, "function: `key` must ...; got key.shape=(4, 3)" or its beginning.
 const MEANT = [
+  [/ONNXRuntimeError|No Op registered|find an implementation|is under development|missing from input feed/i, "invalid_argument"],
+  [/\bNo module named\b/i, "modulenotfounderror"],
+  [/\b(missing \d+ required|positional arguments?\b|unexpected keyword)/i, "unexpected"],
   [/^(\w+Error: |[a-z]\w+(\.\w+)*: )|: `|[;)] got\b/, "errors"],
   [/^`\w+` (and `\w+` )?must\b/, "errors"],
   [/\bwhy\b.*\bcache|\bcache.*\bworks?\b/i, "decoder"],
-  [/^what (is|are) (an? |the )?(quer(y|ies)|keys?|values?|transformers?|encoders?|decoders?)\??$/i, "glossary"],
+  [/^what (is|are) (an? |the )?((quer(y|ies)|keys?|values?|transformers?|encoders?|decoders?)(,| and)? ?)+\??$/i, "glossary"],
   [/\b(macos|mac os|linux)\b/i, "macos"],
-  [/\b(missing \d+ required|positional arguments?\b|unexpected keyword)/i, "unexpected"],
   [/^why (do (we|you) )?scale\b/i, "sqrt"],
   [/\b(not|never|un) ?(been )?(run|tested|tried)\b/i, "untested"],
+  [/^first steps$/i, "started"],
   [/\bshape mismatch/i, "mismatched"],
   [/^(api )?stability$/i, "semver"],
   [/\b(load|my|own|pretrained) weights\b/i, "checkpoint"],
@@ -44,6 +47,7 @@ function forWorker(query) {
   const words = query
     .trim()
     .split(/\s+/)
+    .map((word) => word.replace(/^[-+](?=.)/, "")) // lunr would exclude what follows a "-"
     .map((word) => SPELLED[word.toLowerCase()] ?? word);
   const kept = words.filter((word) => !FILLERS.has(word.toLowerCase()));
   if (!kept.length) return query;
