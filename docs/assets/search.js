@@ -20,6 +20,7 @@ const MEANT = [
   [/^why (do (we|you) )?scale\b/i, "sqrt"],
   [/\b(not|never|un) ?(been )?(run|tested|tried)\b/i, "untested"],
   [/^first steps$/i, "started"],
+  [/^true (means|or false)|what does true mean/i, "inverted"],
   [/\bshape mismatch/i, "mismatched"],
   [/^(api )?stability$/i, "semver"],
   [/\b(load|my|own|pretrained) weights\b/i, "checkpoint"],
@@ -57,6 +58,6 @@ function forWorker(query) {
 
 const { postMessage } = Worker.prototype;
 Worker.prototype.postMessage = function (message, ...options) {
-  const isQuery = message?.type === QUERY && typeof message.data === "string" && !message.data.includes('"');
+  const isQuery = message?.type === QUERY && typeof message.data === "string" && !/^\s*[-+]?"/.test(message.data);
   postMessage.call(this, isQuery ? { ...message, data: forWorker(message.data) } : message, ...options);
 };
