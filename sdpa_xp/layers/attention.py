@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict, TypeVar, Unpack, cast
 
@@ -300,25 +299,3 @@ class Attention(Layer):
         for role, value in ({"temperature": self.temperature} | per_head).items():
             if value is not None:
                 checks.one_per_head(name, role, value, self.head_counts[0], dtype)
-
-
-def read_fields(
-    function: str,
-    mapping: Mapping[str, AnyArray],
-    prefix: str,
-    names: Mapping[str, str] | None,
-    fields: Sequence[str],
-) -> dict[str, Any]:
-    """Return the fields that the mapping has: it calls `query` `prefix` + `names["query"]`, and so on."""
-    checks.named_arrays(function, "mapping", mapping)
-    checks.text(function, "prefix", prefix)
-    if names is not None:
-        checks.named_arrays(function, "names", names)
-    values: dict[str, Any] = {}
-    for role in fields:
-        name = prefix + (names or {}).get(role, role)
-        if name in mapping:
-            values[role] = mapping[name]
-        elif role in ("query", "key", "value") or f"{name}.weight" in mapping:
-            values[role] = Linear.from_mapping(mapping, f"{name}.")
-    return values

@@ -9,7 +9,8 @@ from typing import Any, Self, TypeVar, cast
 from sdpa_xp import _checks as checks
 from sdpa_xp._libraries.protocols import AnyArray, Rng
 from sdpa_xp.layers import torch_names
-from sdpa_xp.layers.attention import Attention, read_fields
+from sdpa_xp.layers.attention import Attention
+from sdpa_xp.layers.checkpoint import read_fields
 from sdpa_xp.layers.linear import Linear, init_linears
 
 A = TypeVar("A", bound=AnyArray)

@@ -8,7 +8,8 @@ from typing import Any, Self, TypeVar, Unpack, cast
 
 from sdpa_xp import _checks as checks
 from sdpa_xp._libraries.protocols import AnyArray, Array, Rng
-from sdpa_xp.layers.attention import Attention, Keywords, read_fields
+from sdpa_xp.layers.attention import Attention, Keywords
+from sdpa_xp.layers.checkpoint import read_fields
 from sdpa_xp.layers.linear import init_linears
 from sdpa_xp.masks import Mask
 
