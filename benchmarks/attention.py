@@ -205,6 +205,7 @@ def write(folder: Path, rows: list[Row], *, is_partial: bool) -> None:
         if kept and other:
             raise SystemExit(f"{results} was measured with another {', '.join(other)}: run all of it")
         rows = [*kept, *rows]
+        facts["date"] = machine.dates(recorded["date"], facts["date"])
     facts |= {
         "packages": PACKAGES,
         "call": f"(1, {HEADS}, S, {WIDTH}) float32, CPU",

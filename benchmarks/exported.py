@@ -231,7 +231,8 @@ def joined(facts: dict[str, Any]) -> dict[str, Any]:
     if other := [name for name in facts.keys() - {"date", "cells"} if recorded.get(name) != facts[name]]:
         raise SystemExit(f"{RESULTS} was measured with another {', '.join(sorted(other))}: run all of it")
     by_call = {cell["call"]: cell for cell in (*recorded["cells"], *facts["cells"])}
-    return facts | {"cells": [by_call[str(cell)] for cell in CELLS if str(cell) in by_call]}
+    date = machine.dates(recorded["date"], facts["date"])
+    return facts | {"date": date, "cells": [by_call[str(cell)] for cell in CELLS if str(cell) in by_call]}
 
 
 def main() -> None:

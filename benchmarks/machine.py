@@ -35,6 +35,11 @@ def facts(*packages: str) -> dict[str, Any]:
     }
 
 
+def dates(recorded: str, new: str) -> str:
+    """Return the days of results that were measured in parts."""
+    return " and ".join(sorted({*recorded.split(" and "), new}))
+
+
 def gpu() -> str:
     """Return name, memory and driver of the GPUs, or an empty string if there is none."""
     if shutil.which("nvidia-smi") is None:
