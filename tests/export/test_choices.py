@@ -115,6 +115,12 @@ def test_few_queries_need_no_blocks(
         assert {entry.key: entry.value for entry in model.metadata_props}["sdpa_xp.form"] == form
 
 
+def test_a_causal_prompt_with_a_cache_is_causal_too() -> None:
+    """With few scores, the operator is faster than the formula, also with a past."""
+    model = export_attention(*specs(2, 4, 20, 20), **PAST, is_causal=True)
+    assert {entry.key: entry.value for entry in model.metadata_props}["sdpa_xp.form"] == "attention"
+
+
 @pytest.mark.parametrize(
     ("provider", "what"),
     [("cuda", "but no graph was run there"), ("web", "but its time was not measured there")],

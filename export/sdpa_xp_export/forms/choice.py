@@ -149,8 +149,6 @@ def _case(call: ExportCall) -> str:
     kind = "unmasked" if unmasked(call) else "causal" if only_causal(call) else "masked"
     if _has_few_queries(call):
         return f"{kind}, few queries"
-    if call.cached and kind == "causal":
-        kind = "masked"
     count = _score_count(call)
     if count is None:
         return f"{kind}, many scores"
