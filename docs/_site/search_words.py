@@ -14,19 +14,20 @@ from typing import Any
 
 SDPA = "scaled_dot_product_attention"
 WORDS = {
-    "how-to/deploy/#on-a-cpu": "sessionoptions intra_op_num_threads latency cpu threads",
+    "how-to/deploy/#on-a-cpu": "intra_op op sessionoptions intra_op_num_threads latency cpu threads",
     "how-to/verify/#read-the-report": "read report huge",
-    "explanation/testing/#what-was-not-run": "untested limits",
+    "explanation/testing/#what-was-not-run": "gpu cuda cupy rocm amd untested limits",
+    "explanation/runtimes/#five-ways-to-write-a-call": "ai.onnx operators forms",
     "explanation/testing/": "mutation mutants float64 float64 reference reference trust tested mypy py.typed",
     "cheat-sheet/#coming-from": "compare equivalent",
     "cheat-sheet/#shapes": "shape shapes layout bhsd bshd 2d 3d inputs without batch",
-    "explanation/array-api/": "array api",
+    "explanation/array-api/": "array api consortium",
     "explanation/empty-rows/": "empty zero zeros row rows fully without keys",
     "explanation/how-it-works/": "flashattention tile tiles tiling algorithm",
     "explanation/precision/": "precision accuracy rounding numerical stability exact",
-    "explanation/precision/#how-agreement-is-judged": "error bound ulp",
+    "explanation/precision/#how-agreement-is-judged": "tolerance rtol atol error bound ulp",
     "explanation/precision/#the-same-result-every-time": "deterministic reproducible",
-    "explanation/runtimes/": "wrong before 1.28 bug",
+    "explanation/runtimes/": "different results wrong before 1.28 bug",
     "how-to/add-a-backend/": (
         "add add backend register registration dlpack custom array library new duck plugin support own"
     ),
@@ -34,7 +35,7 @@ WORDS = {
     "how-to/add-a-backend/#override-functions": "override dispatch protocol hook __sdpa_xp__",
     "how-to/add-a-backend/#what-an-array-must-have": (
         "array api functions function minimum minimal required requirements need list operator "
-        "operators isdtype setitem bool() raises raises unsigned"
+        "operators isdtype __array_namespace__ array_namespace setitem bool() raises raises unsigned"
     ),
     "how-to/backends/": "backend backend gpu cupy mps device mismatch",
     "how-to/backends/#dtypes": "dtype dtypes bfloat16 float16 fp16 bf16 half complex complex64 dtype",
@@ -44,7 +45,8 @@ WORDS = {
     "how-to/deploy/#on-cuda": "onnxruntime-gpu cudaexecutionprovider cuda gpu nvidia cudnn",
     "how-to/export/": "export onnx",
     "how-to/deploy/#other-providers-and-languages": (
-        "tensorrt directml coreml openvino c++ cpp c# java rust language languages other provider providers"
+        "tensorrt directml coreml openvino c++ cpp c# java rust language languages other provider providers "
+        "trtexec onnxsim rocm amd"
     ),
     "how-to/export/#choose-the-runtime-not-the-form": "opset form runtime onnxruntime version older",
     "how-to/export/#decode-with-a-cache": "past past_key past_key_values",
@@ -63,6 +65,7 @@ WORDS = {
     ),
     "how-to/export/#save-it-and-run-it-in-python": "save model inferencesession session",
     "how-to/export/#your-own-function-with-a-cache": "ndonnx",
+    "how-to/export/#use-torchs-exporter": "torch.onnx.export dynamo",
     "how-to/flax-equinox-keras/": "flax equinox keras",
     "how-to/gradients/#a-layer": "optimizer optimiser adam sgd",
     "how-to/gradients/": "gradient gradients backward backprop autograd backpropagation",
@@ -70,7 +73,8 @@ WORDS = {
     "how-to/long-sequences/#long-sequences-in-a-graph": "graph exported onnx long memory sequence",
     "how-to/many-machines/": "distributed cluster machines parallel",
     "how-to/install/": (
-        "install installation setup pip quickstart python dependencies optional extras download github pypi"
+        "install installation setup pip quickstart python dependencies optional extras download github pypi "
+        "big package"
     ),
     "how-to/masks/": "mask",
     "how-to/masks/#an-array": "np.tril tril boolean nothing floating",
@@ -97,12 +101,14 @@ WORDS = {
     "project/contributing/": "contribute contributing first change",
     "project/contributing/#tests": "tests",
     "project/contributing/#the-way-of-a-call": "choose_kernel",
-    "project/stability/": ("semver deprecated deprecation stable versioning policy semver api stability"),
-    "project/stability/#what-is-supported": "windows macos linux arm apple aarch64 licence license",
+    "project/stability/": (
+        "semver deprecated deprecation stable stable versioning policy semver api stability"
+    ),
+    "project/stability/#what-is-supported": "supports windows macos linux arm apple aarch64 licence license",
     "reference/": "api reference",
     "reference/#glossary": (
         "glossary embedding logit token sink d_model prefill feed forward mlp residual softmax "
-        "tokens provider opset transformer transformer encoder"
+        "tokens provider opset tiled tiled primitive multi_head grouped_query transformer transformer encoder"
     ),
     "reference/attention/#dropout": "dropout dropout_p seed",
     "reference/attention/#grouped-query-attention": "gqa mqa grouped enable_gqa",
@@ -125,6 +131,7 @@ WORDS = {
     "reference/command-line/": "cli command line terminal",
     "reference/command-line/#exit-codes": "exit code codes",
     "reference/contract/#inputs-and-outputs": "subclass subclasses memmap masked array broadcast",
+    "reference/contract/#special-numbers": "infinity special numbers fully",
     "reference/errors/": "error exception message must troubleshoot troubleshooting",
     "reference/errors/#pythons-own-messages": (
         "typeerror missing required positional argument unexpected keyword takes given arguments"
@@ -151,7 +158,7 @@ WORDS = {
     ),
     "tutorials/first-attention-map/": "attention map heatmap visualize visualise self cross attend attends",
     "tutorials/first-attention-map/#three-words": "row color colour mean weights sum sum",
-    "tutorials/formula-to-layer/#heads": "head heads",
+    "tutorials/formula-to-layer/#heads": "embed_dim num_heads dim head heads",
     "tutorials/formula-to-layer/": "scratch",
     "tutorials/formula-to-layer/#the-formula": ("formula softmax einsum query key value qkv"),
     "tutorials/formula-to-layer/#why-divide-by-e": (
