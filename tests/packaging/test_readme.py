@@ -66,25 +66,25 @@ def test_each_feature_names_a_test_that_exists() -> None:
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
 @pytest.mark.parametrize("line", SPEED)
 def test_speed_is_what_was_measured(line: str, page: str) -> None:
-    found = [
+    times = [
         measured(cell, contender, "milliseconds")
         for cell, contender in zip(("all pairs", "causal"), SPEED[line], strict=True)
     ]
-    assert cells_of(line, page) == [f"{milliseconds:,.0f}" for milliseconds in found]
+    assert cells_of(line, page) == [f"{milliseconds:,.0f}" for milliseconds in times]
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
 @pytest.mark.parametrize("line", RATIOS)
 def test_times_over_torch_are_what_was_measured(line: str, page: str) -> None:
     cell, contender = RATIOS[line]
-    found = {
+    ratios = {
         row["length"]: f"{row['numbers']['over torch SDPA']['median']:.1f}"
         for row in RESULTS
         if row["contender"] == contender
         and (row["cell"] == cell or (cell, row["cell"]) == ("all pairs", "overhead"))
         and "over torch SDPA" in row["numbers"]
     }
-    assert cells_of(line, page) == [found.get(length, "") for length in (8, 256, 1024, 4096, 16384)]
+    assert cells_of(line, page) == [ratios.get(length, "") for length in (8, 256, 1024, 4096, 16384)]
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
