@@ -1,4 +1,4 @@
-"""The form that `form="auto"` takes for each feature of a call, by runtime: what the exporter chooses today."""
+"""The forms and their operators, and which one `form="auto"` takes for a feature or a length, by runtime."""
 
 from __future__ import annotations
 
@@ -10,11 +10,31 @@ from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec
 from sdpa_xp_export._call.call import ExportCall, ExportOptions
 from sdpa_xp_export._call.checking import checked_call
-from sdpa_xp_export._runtime.releases import Runtime
+from sdpa_xp_export._runtime.releases import (
+    DEFAULT_OPSET,
+    EMPTY_INPUTS,
+    FIRST_RELEASE,
+    OPSETS,
+    FormName,
+    Runtime,
+)
 from sdpa_xp_export.forms.choice import check_tensors, choose
 
 RUNTIMES = (">=1.23;cpu", ">=1.28;cpu", ">=1.31;cpu", ">=1.28;cuda", ">=1.28;web")
 HEADS, KEY_HEADS, WIDTH = 8, 2, 64
+OPERATORS: dict[FormName, str] = {
+    "attention": "`ai.onnx.Attention`",
+    "multi_head": "`com.microsoft.MultiHeadAttention`",
+    "grouped_query": "`com.microsoft.GroupQueryAttention`",
+    "tiled": "MatMul and Softmax in a Scan over blocks of queries",
+    "primitive": "MatMul and Softmax",
+}
+LENGTHS = (128, 1024, 4096, 8192, "L")
+CALLS_BY_LENGTH: dict[str, dict[str, Any]] = {
+    "all pairs": {},
+    "causal": {"is_causal": True},
+    "a window of 256": {"attn_mask": masks.sliding_window(255, 0)},
+}
 
 
 class Size(NamedTuple):
@@ -72,6 +92,32 @@ def page() -> str:
     return f"{table(header, rows)}\n\n{notes.html()}"
 
 
+def forms() -> str:
+    """The table of the forms in Markdown: operators, first releases and opsets."""
+    header = ["form", "operators", "fixed lengths, from", "open lengths, from", "opsets", "default opset"]
+    rows = []
+    for form, release in FIRST_RELEASE.items():
+        batch = ", with a fixed batch" if form == "grouped_query" else ""
+        when_open = _release(EMPTY_INPUTS.get(form, release)) + batch
+        opsets = f"{OPSETS[form][0]} to {OPSETS[form][-1]}"
+        rows.append(
+            [f"`{form}`", OPERATORS[form], _release(release), when_open, opsets, str(DEFAULT_OPSET[form])]
+        )
+    return table(header, rows)
+
+
+def by_length() -> str:
+    """The table of the chosen forms in Markdown, for a batch of 1 and as many key heads as query heads."""
+    notes = Notes("length-note")
+    rows = []
+    for name, rules in CALLS_BY_LENGTH.items():
+        for length in LENGTHS:
+            words = f"{length:,}" if isinstance(length, int) else "open"
+            call = _call(Size(words, 1, length, length), "float32", key_heads=HEADS, **rules)
+            rows.append([name, words, *(cell(notes, [call], runtime) for runtime in RUNTIMES)])
+    return table(["call", "tokens", *(f"`{runtime}`" for runtime in RUNTIMES)], rows)
+
+
 def cell(notes: Notes, calls: list[ExportCall], runtime: str) -> str:
     """The forms of the calls in order, one if they are the same."""
     forms = [_chosen(notes, call, runtime) for call in calls]
@@ -86,6 +132,10 @@ def _chosen(notes: Notes, call: ExportCall, runtime: str) -> str:
     except TypeError as error:
         return f"refused{notes.mark(str(error))}"
     return f"`{form}`"
+
+
+def _release(release: tuple[int, int]) -> str:
+    return ".".join(map(str, release))
 
 
 def _call(size: Size, dtype: str, *, key_heads: int = KEY_HEADS, **rules: Any) -> ExportCall:
