@@ -101,7 +101,7 @@ def export_attention(
             and Softmax.
         opset: 23 or 24 for `"attention"`, 17 to 24 for the others. The default is 23 for `"attention"` (24 with
             key lengths) and 18 for the others.
-        runtime: The oldest release that must compute the graph correctly, and the provider, such as
+        runtime: The oldest onnxruntime that will run the file, and its provider, such as
             `"onnxruntime>=1.28;cpu"`. Every later release that was tried computes it correctly, too. The
             provider is `cpu`, `cuda` or `web`, which is onnxruntime-web on WebAssembly and on WebGPU. The
             oldest release is 1.23, and 1.28.2 counts as 1.28. The newest release that was tried is 1.32.0; the

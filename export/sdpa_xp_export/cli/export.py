@@ -89,8 +89,8 @@ def export(
         str | None,
         typer.Option(
             help=(
-                f"The oldest release and the provider ({', '.join(PREFERRED)}), in quotes. "
-                f"Default: '{DEFAULT_RUNTIME}'."
+                "The oldest onnxruntime that will run the file, and its provider "
+                f"({', '.join(PREFERRED)}), in quotes. Default: '{DEFAULT_RUNTIME}'."
             ),
             autocompletion=completed_from(RUNTIMES),
         ),
