@@ -14,47 +14,62 @@ from typing import Any
 
 SDPA = "scaled_dot_product_attention"
 WORDS = {
-    "how-to/deploy/#on-a-cpu": "intra_op op sessionoptions intra_op_num_threads latency cpu threads",
+    "how-to/deploy/#in-the-browser": "webgpu wasm webassembly onnxruntime-web browser",
+    "how-to/deploy/#keep-the-cache-on-the-device": "iobinding io_binding ortvalue kv cache gpu device",
+    "how-to/deploy/#on-a-cpu": "sessionoptions  cpu",
     "how-to/verify/#read-the-report": "read report huge",
-    "explanation/testing/#what-was-not-run": "gpu cuda cupy rocm amd untested limits",
-    "explanation/runtimes/#five-ways-to-write-a-call": "ai.onnx operators forms",
-    "explanation/testing/": "mutation mutants float64 float64 reference reference trust tested mypy py.typed",
+    "explanation/testing/#libraries": "array-api-strict strict",
+    "explanation/testing/#mutation-testing": "mutation testing mutants",
+    "explanation/testing/#what-was-not-run": "gpu cuda cupy rocm amd untested limits limitations",
+    "explanation/runtimes/#five-ways-to-write-a-call": (
+        "ai.onnx operators forms groupqueryattention multiheadattention"
+    ),
+    "explanation/testing/": (
+        "mutation mutants float64 float64 reference reference trust tested mypy py.typed hypothesis "
+        "property invariants"
+    ),
     "cheat-sheet/#coming-from": "compare equivalent",
-    "cheat-sheet/#shapes": "shape shapes layout bhsd bshd 2d 3d inputs without batch",
-    "explanation/array-api/": "array api consortium",
+    "cheat-sheet/#shapes": "shape shapes layout bhsd bshd 2d 3d inputs without batch q k v query key value",
+    "explanation/array-api/": "array api consortium standard version",
     "explanation/empty-rows/": "empty zero zeros row rows fully without keys",
     "explanation/how-it-works/": "flashattention tile tiles tiling algorithm",
-    "explanation/precision/": "precision accuracy rounding numerical stability exact",
+    "explanation/precision/": "precision accuracy rounding numerical stability exact numerical error",
     "explanation/precision/#how-agreement-is-judged": "tolerance rtol atol error bound ulp",
-    "explanation/precision/#the-same-result-every-time": "deterministic reproducible",
+    "explanation/precision/#the-same-result-every-time": "deterministic reproducible bitwise deterministic",
     "explanation/runtimes/": "different results wrong before 1.28 bug",
     "how-to/add-a-backend/": (
         "add add backend register registration dlpack custom array library new duck plugin support own"
     ),
     "how-to/add-a-backend/#add-a-vendors-kernel": "kernel write",
     "how-to/add-a-backend/#override-functions": "override dispatch protocol hook __sdpa_xp__",
+    "how-to/add-a-backend/#test-it-in-your-repository": "pytest own library test my",
     "how-to/add-a-backend/#what-an-array-must-have": (
         "array api functions function minimum minimal required requirements need list operator "
-        "operators isdtype __array_namespace__ array_namespace setitem bool() raises raises unsigned"
+        "operators isdtype __array_namespace__ array_namespace setitem bool() raises raises unsigned "
+        "supported xor"
     ),
     "how-to/backends/": "backend backend gpu cupy mps device mismatch",
     "how-to/backends/#dtypes": "dtype dtypes bfloat16 float16 fp16 bf16 half complex complex64 dtype",
     "how-to/backends/#inside-a-jit": "jit compile torch.compile",
-    "how-to/backends/#threads": "thread threads",
-    "how-to/deploy/": "deploy deployment iobinding io_binding serving inference",
-    "how-to/deploy/#on-cuda": "onnxruntime-gpu cudaexecutionprovider cuda gpu nvidia cudnn",
+    "how-to/backends/#threads": "thread threads sdpa_xp_num_threads",
+    "how-to/deploy/": "deploy deployment serving inference",
+    "how-to/deploy/#on-cuda": "onnxruntime-gpu cudaexecutionprovider cuda gpu nvidia cudnn available not",
+    "how-to/deploy/#threads-and-latency": (
+        "intra_op_num_threads latency threads concurrent throughput p95 intra_op op"
+    ),
     "how-to/export/": "export onnx",
     "how-to/deploy/#other-providers-and-languages": (
         "tensorrt directml coreml openvino c++ cpp c# java rust language languages other provider providers "
-        "trtexec onnxsim rocm amd"
+        "trtexec onnxsim rocm amd csharp"
     ),
+    "how-to/export/#bfloat16": "onnx bf16",
     "how-to/export/#choose-the-runtime-not-the-form": "opset form runtime onnxruntime version older",
     "how-to/export/#decode-with-a-cache": "past past_key past_key_values",
     "how-to/export/#dtypes-in-a-traced-function": "quantize quantized quantization int8",
     "how-to/export/#export-a-whole-layer": (
         "export layer custom function weights onnx load own pretrained state_dict checkpoint safetensors"
     ),
-    "how-to/export/#files-over-2-gib": "2gb 2gib protobuf larger external data",
+    "how-to/export/#files-over-2-gib": "2gb 2gib protobuf larger external data exceeds maximum",
     "how-to/export/#float16": "float16 half fp16 onnx",
     "how-to/export/#leave-lengths-open": "dynamic open batch size 0 length zero empty input",
     "how-to/export/#prompts-of-different-lengths": (
@@ -69,42 +84,51 @@ WORDS = {
     "how-to/flax-equinox-keras/": "flax equinox keras",
     "how-to/gradients/#a-layer": "optimizer optimiser adam sgd",
     "how-to/gradients/": "gradient gradients backward backprop autograd backpropagation",
-    "how-to/long-sequences/": "long oom memory complexity quadratic",
+    "how-to/long-sequences/": "long out oom memory complexity quadratic",
     "how-to/long-sequences/#long-sequences-in-a-graph": "graph exported onnx long memory sequence",
     "how-to/many-machines/": "distributed cluster machines parallel",
+    "how-to/gradients/#train-a-layer": "train multi layer torch loop adam optimizer",
     "how-to/install/": (
         "install installation setup pip quickstart python dependencies optional extras download github pypi "
-        "big package"
+        "big package venv virtual environment"
     ),
     "how-to/masks/": "mask",
     "how-to/masks/#an-array": "np.tril tril boolean nothing floating",
     "how-to/masks/#a-rule-of-your-own": "custom mask",
     "how-to/masks/#causal": "causal mask autoregressive triangular future look ahead lookahead",
     "how-to/masks/#documents": "document mask packing packed block",
+    "how-to/masks/#more-keys-than-queries": "lower right upper left alignment",
     "how-to/masks/#padding": "padding mask sentences variable different lengths pad batch sequences",
     "how-to/masks/#padding-on-the-left": "padding left",
     "how-to/masks/#prefix-lm": "prefix lm",
     "how-to/masks/#sliding-window": "sliding window windows swa local",
     "how-to/masks/#where-true-means-ignore": "true false inverted",
-    "how-to/masks/#what-a-mask-saves": "sparse sparsity",
+    "how-to/masks/#what-a-mask-saves": "sparse sparsity attention",
     "how-to/port/": "port migrate",
     "how-to/port/#flash-attention": "flash flash_attn",
-    "how-to/port/#flexattention": "flex",
+    "how-to/port/#flexattention": "flex score_mod mask_mod block_mask",
     "how-to/port/#jaxnn": "jax",
     "how-to/port/#torch": "torch pytorch",
     "how-to/transformers/": "bert gemma gpt huggingface hugging face llama mistral transformers",
     "how-to/verify/": "verify check exported",
     "how-to/verify/#if-a-model-disagrees": ("verification disagree disagrees fail fails failed failure debug"),
-    "how-to/verify/#in-ci": "ci json pytest pipeline",
-    "how-to/verify/#where-each-node-ran": "fallback",
+    "how-to/verify/#in-ci": "ci json pytest pipeline continuous integration github actions",
+    "how-to/verify/#where-each-node-ran": "fallback falls back cpu node placement",
     "how-to/verify/#write-a-report": "report html json",
+    "playground/": "play try demo online",
+    "project/changelog/": "release notes changes",
+    "project/citation/": "cite bibtex",
     "project/contributing/": "contribute contributing first change",
-    "project/contributing/#tests": "tests",
-    "project/contributing/#the-way-of-a-call": "choose_kernel",
-    "project/stability/": (
-        "semver deprecated deprecation stable stable versioning policy semver api stability"
+    "project/contributing/#how-it-is-laid-out": (
+        "source tree layout code repository structure architecture where"
     ),
-    "project/stability/#what-is-supported": "supports windows macos linux arm apple aarch64 licence license",
+    "project/contributing/#tests": "tests pytest --backends",
+    "project/contributing/#the-way-of-a-call": "choose_kernel",
+    "project/stability/": ("semver stable stable versioning policy semver api stability"),
+    "project/stability/#deprecation": "deprecationwarning deprecated deprecation policy",
+    "project/stability/#what-is-supported": (
+        "supports windows macos linux arm apple aarch64 licence license minimum version"
+    ),
     "reference/": "api reference",
     "reference/#glossary": (
         "glossary embedding logit token sink d_model prefill feed forward mlp residual softmax "
@@ -116,6 +140,7 @@ WORDS = {
     "reference/attention/#sdpa_xp.attention_state": "lse logsumexp log sum exp",
     "reference/attention/#sdpa_xp.attention_weights": "weights",
     "reference/attention/#sdpa_xp.ring_attention": "ring",
+    "reference/attention/#sdpa_xp.explain": "explain reason",
     "reference/attention/#sdpa_xp.merge_states": "merge states",
     f"reference/attention/#sdpa_xp.{SDPA}": (
         f"{SDPA} scaled dot product attention sdpa softcap sinks attn_mask is_causal scale"
@@ -131,14 +156,15 @@ WORDS = {
     "reference/command-line/": "cli command line terminal",
     "reference/command-line/#exit-codes": "exit code codes",
     "reference/contract/#inputs-and-outputs": "subclass subclasses memmap masked array broadcast",
-    "reference/contract/#special-numbers": "infinity special numbers fully",
-    "reference/errors/": "error exception message must troubleshoot troubleshooting",
+    "reference/contract/#masks-and-scores": "order",
+    "reference/contract/#special-numbers": "infinity special numbers fully masked",
+    "reference/errors/": "error exception message must troubleshoot troubleshooting messages",
     "reference/errors/#pythons-own-messages": (
         "typeerror missing required positional argument unexpected keyword takes given arguments"
     ),
-    "reference/errors/#shapes": "shape shapes mismatch mismatched error",
+    "reference/errors/#shapes": "shape shapes mismatch mismatched error attn_mask.shape",
     "reference/errors/#imports": "importerror modulenotfounderror module named",
-    "reference/errors/#my-output-is-nan": "nan inf",
+    "reference/errors/#my-output-is-nan": "nan inf loss",
     "reference/errors/#onnxruntime": (
         "invalid_argument invalid dimensions unexpected unsupported domain_version failed ir "
         "scatterelements op registered seqlens_k"
@@ -150,8 +176,9 @@ WORDS = {
     "reference/positional/": "positional encoding",
     "reference/positional/#sdpa_xp.positional.Rotary": "rope rotary",
     "reference/support/": "supported libraries support",
+    "reference/support/#the-forms": "opset opsets each form",
     "tutorials/": "started beginner tutorial notebook notebooks colab",
-    "tutorials/#examples": "example block block block transformer transformer",
+    "tutorials/#examples": "example block block block transformer transformer rnn lstm cnn convolution",
     "tutorials/decoder-with-a-cache/": "decoding",
     "tutorials/decoder-with-a-cache/#generate": (
         "generate generation text sampling sample greedy temperature top-k top"
@@ -159,13 +186,17 @@ WORDS = {
     "tutorials/first-attention-map/": "attention map heatmap visualize visualise self cross attend attends",
     "tutorials/first-attention-map/#three-words": "row color colour mean weights sum sum",
     "tutorials/formula-to-layer/#heads": "embed_dim num_heads dim head heads",
+    "tutorials/first-attention-map/#what-attention-changes": "same word different meaning",
     "tutorials/formula-to-layer/": "scratch",
     "tutorials/formula-to-layer/#the-formula": ("formula softmax einsum query key value qkv"),
     "tutorials/formula-to-layer/#why-divide-by-e": (
         "sqrt sqrt(d_k) divide scaling square root divided sqrt(d) saturation saturate "
         "variance why scale scale vanishing vanishing vanishing gradient"
     ),
-    "tutorials/train-in-numpy/": "train training",
+    "tutorials/train-in-numpy/": "train training learning rate",
+    "tutorials/train-in-numpy/#descend": "gradient descent descend learning rate sgd update step",
+    "tutorials/train-in-numpy/#is-the-gradient-right": "gradient check finite differences numerical gradcheck",
+    "tutorials/train-in-numpy/#the-loss-and-its-gradients": "loss down decrease",
 }
 """By the address of a page or a section, in lower case. Words outweigh titles; repeated ones weigh more."""
 

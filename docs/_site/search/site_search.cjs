@@ -24,8 +24,13 @@ function workerOf(root) {
   const folder = path.join(root, "assets/javascripts/workers");
   const [name] = fs.readdirSync(folder).filter((each) => /^search\.\w+\.min\.js$/.test(each));
   const handlers = [];
+  let worker;
   let answered;
   class Worker {
+    listeners = [];
+    addEventListener(_, listener) {
+      this.listeners.push(listener);
+    }
     postMessage(message) {
       handlers.forEach((handler) => handler({ data: message }));
     }
@@ -33,16 +38,21 @@ function workerOf(root) {
   const scope = vm.createContext({
     console,
     addEventListener: (_, handler) => handlers.push(handler),
-    postMessage: (message) => answered(message),
+    postMessage: (message) => {
+      worker.listeners.forEach((listener) => listener({ data: message }));
+      answered(message);
+    },
   });
   scope.self = scope;
   vm.runInContext(fs.readFileSync(path.join(folder, name), "utf8"), scope);
-  // The script of the site that changes what a page sends to its worker.
-  vm.runInNewContext(fs.readFileSync(path.join(root, "assets/search.js"), "utf8"), { Worker });
+  // The script of the site that changes what a page sends to its worker, and what it gets.
+  const page = vm.createContext({ Worker });
+  vm.runInContext(fs.readFileSync(path.join(root, "assets/search.js"), "utf8"), page);
+  worker = new page.Worker();
   return (message) =>
     new Promise((resolve) => {
       answered = resolve;
-      new Worker().postMessage(message);
+      worker.postMessage(message);
     });
 }
 
