@@ -94,7 +94,10 @@ def foreign_errors_reworded(function: str, layer: object, *, open_lengths: bool)
         if open_lengths and _OF_TEXT.search(str(error)):
             raise length_error(function, {"its error": first_sentence(error)}) from error
         of_torch = _is_torch_module(layer)
-        if _OWN_ERROR.match(str(error)) or not (of_torch or "GraphValue" in str(error)):
+        is_own = _OWN_ERROR.match(str(error)) is not None
+        # A torch module that asks a value for a method of a tensor gets the hint for torch modules.
+        asks_as_tensor = is_own and of_torch and isinstance(error, AttributeError)
+        if not asks_as_tensor and (is_own or not (of_torch or "GraphValue" in str(error))):
             raise
         rule = "`layer` must be array-API code, which takes its functions from `x.__array_namespace__()`"
         hint = (
@@ -102,7 +105,10 @@ def foreign_errors_reworded(function: str, layer: object, *, open_lengths: bool)
             if of_torch
             else "Write xp = x.__array_namespace__() and xp.tanh(x) in place of another library's tanh(x)."
         )
-        got = {"layer": type(layer).__name__, "its error": first_sentence(error)}
+        why = first_sentence(error)
+        if is_own:  # its function and its value would stand in this message twice
+            why = _OWN_ERROR.sub("", why, count=1).partition("; got ")[0]
+        got = {"layer": type(layer).__name__, "its error": why}
         raise TypeError(message(function, rule, got, hint)) from error
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -16,6 +17,14 @@ SymbolicShape: TypeAlias = tuple[int | str, ...]
 """A shape whose axes are integers, or names of lengths that are known when the graph runs."""
 
 DTYPES = (*FLOATING, *INTEGERS, "bool")
+_OTHER_NAMES = {
+    **dict.fromkeys(("float", "single", "fp32", "f32"), "float32"),
+    **dict.fromkeys(("half", "fp16", "f16"), "float16"),
+    **dict.fromkeys(("double", "fp64", "f64"), "float64"),
+    "bf16": "bfloat16",
+    **dict.fromkeys(("int", "long"), "int64"),
+}
+"""Names of other libraries -> names of ONNX. Among names that are equally near, difflib would take any."""
 _OPEN = "Write a name, such as 'L', for an open length."
 _SPEC = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[^\]]*)\]")
 
@@ -51,7 +60,8 @@ class TensorSpec:
         name = dtype if isinstance(dtype, str) else dtype_name(dtype)
         if name not in DTYPES:
             rule = f"`dtype` must be one of {', '.join(DTYPES)}"
-            raise ValueError(message("TensorSpec", rule, {"dtype": repr(dtype)}))
+            hint = _nearest_dtype(dtype) if isinstance(dtype, str) else ""
+            raise ValueError(message("TensorSpec", rule, {"dtype": repr(dtype)}, hint))
         if isinstance(shape, str) or not isinstance(shape, Sequence):
             rule = "`shape` must be a tuple of ints and names"
             raise TypeError(message("TensorSpec", rule, {"shape": repr(shape)}))
@@ -104,6 +114,12 @@ class TensorSpec:
     def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
         """Return the dtypes. The method makes a spec an array to masks and biases, which look at its dtype."""
         return names
+
+
+def _nearest_dtype(name: str) -> str:
+    """Return the hint that names the dtype that was probably meant; empty if none is near."""
+    near = [_OTHER_NAMES[name]] if name in _OTHER_NAMES else get_close_matches(name, DTYPES, n=1, cutoff=0.75)
+    return f"The nearest is {near[0]!r}." if near else ""
 
 
 def _is_name(length: str) -> bool:

@@ -80,7 +80,9 @@ def to_onnx(
         inputs: The positional arguments of the layer, with a spec for each array. A mask or a bias may contain
             specs. Arguments without specs are passed unchanged.
         form: The form of each attention, as for `export_attention`.
-        opset: 17 to 24. The default is the newest opset for which the release of `runtime` supports every form.
+        opset: 17 to 24. The default is the newest opset for which the release of `runtime` supports every form,
+            because a graph has one opset, and each attention in it may get another form. `export_attention`
+            writes one form, so its default is the opset of this form.
         runtime: As for `export_attention`.
         keywords: The keyword arguments of the layer, with specs as in `inputs`.
 

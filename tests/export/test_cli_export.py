@@ -192,6 +192,29 @@ def test_never_over_another_file_unless_forced(capsys: pytest.CaptureFixture[str
     assert_right(onnx.load(path))
 
 
+def test_the_default_name_is_taken(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message does not show a flag that was not passed as if it had been."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "attention.onnx"
+    path.write_text("mine")
+    assert refused(capsys, "export", *QKV) == (
+        "sdpa-xp: export: the default file of `--output` must not exist; "
+        f"got default={path}. Pass --output with another name, or --force to replace the file.\n"
+    )
+    assert path.read_text() == "mine"
+    assert "`--output` must not exist" in refused(capsys, "export", *QKV, "-o", "attention.onnx")
+    assert run(capsys, "export", *QKV, "-o", "other.onnx")[0] == 0
+    assert run(capsys, "export", *QKV, "--force")[0] == 0
+    assert_right(onnx.load(path))
+
+
+def test_a_runtime_without_quotes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    message = refused(capsys, "export", *QKV, "--runtime", "onnxruntime", "-o", tmp_path / "a.onnx")
+    assert "got --runtime='onnxruntime'. In a shell, quote it, as in 'onnxruntime>=1.28;cpu'" in message
+
+
 def test_interrupted_while_writing(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

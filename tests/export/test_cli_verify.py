@@ -64,7 +64,7 @@ def test_verdict(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     assert closest.startswith("closest to its bound: output of query[2,8,5,64] key[2,2,9,64]")
     assert error.startswith("  on CPUExecutionProvider, error ")
     assert rows == "rows compared: 1,440 of 1,440"
-    assert call == "call: from the metadata"
+    assert call == "the call was read from the metadata"
     assert nodes.endswith("all on CPUExecutionProvider")
     assert max(map(len, out.splitlines())) < 80
 
@@ -88,7 +88,7 @@ def test_a_call_in_a_file(capsys: pytest.CaptureFixture[str], model: Path) -> No
     stated.write_text(text + 'is_causal = true\nform = "tiled"\n')
     code, out, _ = run(capsys, "verify", model, "--call", stated)
     assert code == 0
-    assert "call: from the caller" in out
+    assert "the call was read from the file of --call" in out
     stated.write_text(text)
     assert run(capsys, "verify", model, "--call", stated)[0] == 1
 
@@ -255,7 +255,10 @@ def test_page_and_json(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     ("arguments", "words"),
     [
         (["none.onnx"], "verify: `model` must be a file; got model=none.onnx"),
-        ([__file__], "`model` must be an ONNX model"),
+        (
+            [__file__],
+            "`model` must be an ONNX model (the file is cut short, or has another format); got model=",
+        ),
         (
             ["MODEL", "--require-provider", "cuda"],
             "`--require-provider` must be one that onnxruntime offers here; got --require-provider='cuda'",

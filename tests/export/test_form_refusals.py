@@ -265,8 +265,19 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("form", "arguments", "words"), REFUSED, ids=lambda value: str(value)[:40])
 def test_refused(form: str, arguments: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=f"`form` cannot be '{form}': {re.escape(words)};"):
+    got = f"got form={form}, query.shape={arguments['query'].shape}."
+    with pytest.raises(ValueError, match=f"`form` cannot be '{form}': {re.escape(f'{words}; {got}')}"):
         export_attention(**arguments, form=form)
+
+
+def test_the_batch_that_was_given_is_shown() -> None:
+    """Also for a layer, whose attention has values instead of specs."""
+    qkv = TensorSpec("float32", ("B", 4, "L", 16))
+    words = r"so the batch must be a number; got form=grouped_query, query\.shape=\('B', 4, 'L', 16\)\. "
+    with pytest.raises(ValueError, match=words):
+        export_attention(qkv, qkv, qkv, is_causal=True, form="grouped_query")
+    with pytest.raises(ValueError, match=words):
+        to_onnx(lambda x: scaled_dot_product_attention(x, x, x, is_causal=True), qkv, form="grouped_query")
 
 
 @pytest.mark.parametrize(

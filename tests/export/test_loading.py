@@ -140,7 +140,22 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 )
 def test_no_model(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.onnx").write_bytes(content)
-    refused(tmp_path / "a.onnx", "be an ONNX model")
+    refused(tmp_path / "a.onnx", r"be an ONNX model \(")
+
+
+@pytest.mark.parametrize(
+    ("content", "cause"),
+    [
+        (b"", "it has no IR version, no opset, no node"),
+        (b"\x08\x08", "it has no opset, no node"),
+        (MODEL.SerializeToString()[:-7], "the file is cut short, or has another format"),
+        (MODEL.SerializeToString().replace(b"query", b"\xff\xffery"), "a text in it is not UTF-8"),
+    ],
+    ids=["empty", "version", "cut", "name"],
+)
+def test_why_it_is_no_model(tmp_path: Path, content: bytes, cause: str) -> None:
+    (tmp_path / "a.onnx").write_bytes(content)
+    assert f"`model` must be an ONNX model ({cause}); got model=" in refused(tmp_path / "a.onnx", "be an ONNX")
 
 
 @pytest.mark.parametrize(

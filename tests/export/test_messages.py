@@ -101,6 +101,20 @@ def test_a_function_that_the_array_api_lacks(name: str, words: str) -> None:
         export_attention(QKV, QKV, QKV, mask)
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("reshape", r" Take functions .*, as xp = x\.__array_namespace__\(\), xp\.reshape\(x, shape\)\."),
+        ("nonsense", " The namespace of a value has no `nonsense` and no replacement for it."),
+        ("__nothing__", ""),
+    ],
+)
+def test_an_attribute_that_a_value_lacks(name: str, hint: str) -> None:
+    message = rf"^to_onnx: a value of a graph has no attribute '{name}'; got value=x\.{hint}$"
+    with pytest.raises(AttributeError, match=message):
+        to_onnx(lambda x: getattr(x, name), X)
+
+
 def large_model() -> LargeModel:
     return LargeModel(onnx.ModelProto(ir_version=8), {"weight": Weight("weight", np.ones(4, np.float32))})
 
@@ -157,7 +171,7 @@ def test_integers_of_a_layer_for_another_batch() -> None:
             lambda b, h, i, j: i > j and j > 0,
             r": a value of a graph is neither true nor false .*with `where`\.$",
         ),
-        (lambda b, h, i, j: i > j.foo, r": a value of a graph has no attribute 'foo'\. [^;]*$"),
+        (lambda b, h, i, j: i > j.foo, r": a value of a graph has no attribute 'foo'; got value=\w+\. [^;]*$"),
         (lambda b, h, i, j: i > [1][j.name], r"; got its error=list indices .* not str\. Use operators and"),
     ],
 )
@@ -175,6 +189,48 @@ def test_an_expression_that_is_refused_is_one_message() -> None:
     words = r"readable \(sliding_window: `left` must be at least 0; got left=-1\); got attn_mask="
     with pytest.raises(ValueError, match=f"^export: `attn_mask` must be {words}"):
         expressions.parse("export", "attn_mask", "sliding_window(-1, 0)")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "near"),
+    [
+        ("float", "float32"),
+        ("fp16", "float16"),
+        ("half", "float16"),
+        ("double", "float64"),
+        ("bf16", "bfloat16"),
+        ("int", "int64"),
+        ("flaot32", "float32"),
+        ("Float32", "float32"),
+        ("complex64", None),
+        ("str", None),
+    ],
+)
+def test_the_nearest_dtype(dtype: str, near: str | None) -> None:
+    hint = f" The nearest is '{near}'\\." if near else ""
+    with pytest.raises(
+        ValueError, match=rf"^TensorSpec: `dtype` must be one of .*; got dtype='{dtype}'\.{hint}$"
+    ):
+        TensorSpec(dtype, ("B", 8))
+
+
+def test_a_runtime_that_the_shell_cut() -> None:
+    """As `--runtime onnxruntime>=1.28;cpu` without quotes."""
+    words = r"got runtime='onnxruntime'\. In a shell, quote it, as in 'onnxruntime>=1\.28;cpu': .* to a file\.$"
+    with pytest.raises(ValueError, match=words):
+        export_attention(QKV, QKV, QKV, runtime="onnxruntime")
+    with pytest.raises(ValueError, match=r"got runtime='onnxruntime>=1\.28'\. As in ") as caught:
+        export_attention(QKV, QKV, QKV, runtime="onnxruntime>=1.28")
+    assert "In a shell" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "short"), [("CPUExecutionProvider", "cpu"), ("CUDAExecutionProvider", "cuda")]
+)
+def test_a_runtime_may_have_the_name_of_a_provider_in_onnxruntime(name: str, short: str) -> None:
+    model = export_attention(QKV, QKV, QKV, runtime=f"onnxruntime>=1.28;{name}")
+    facts = {entry.key: entry.value for entry in model.metadata_props}
+    assert facts["sdpa_xp.runtime"] == f"onnxruntime>=1.28;{short}"
 
 
 def test_an_older_release_was_not_tried() -> None:

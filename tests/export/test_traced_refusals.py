@@ -118,6 +118,9 @@ def test_a_torch_module_is_sent_to_the_exporter_of_torch(kind: str) -> None:
     with pytest.raises(TypeError, match=rf"{FOREIGN}.*, its error=.*`torch\.onnx\.export`") as caught:
         to_onnx(layers.get(kind, Sized()), X)
     assert caught.value.__cause__ is not None
+    if kind == "of attributes":
+        words = "layer=Sized, its error=a value of a graph has no attribute 'size'. Export a torch module"
+        assert words in str(caught.value)
 
 
 @pytest.mark.needs("torch")

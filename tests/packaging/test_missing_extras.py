@@ -37,7 +37,7 @@ def without(blocked: list[str], code: str) -> subprocess.CompletedProcess[str]:
     ("blocked", "start", "arguments"),
     [
         ("typer", COMMAND, []),
-        ("typer", MODULE, ["--version"]),
+        ("typer", MODULE, ["--help"]),
         ("rich", COMMAND, ["--help"]),
         ("onnx", COMMAND, ["backends"]),
         ("onnx", MODULE, []),
@@ -131,6 +131,12 @@ except ModuleNotFoundError as error:
 def module(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_the_version_needs_no_extra(option: str) -> None:
+    done = without(["typer", "rich", "onnx", "onnxruntime"], MODULE.format(arguments=[option]))
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"sdpa-xp {sdpa_xp.__version__}\n", "")
 
 
 @pytest.mark.parametrize("option", ["--version", "-V"])

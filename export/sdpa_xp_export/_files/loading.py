@@ -71,9 +71,11 @@ def _parsed(file: Path, largest: int) -> onnx.ModelProto:
     try:
         model.ParseFromString(file.read_bytes())
     except DecodeError:
-        raise _UnfitError("be an ONNX model (it is cut short, or of another kind)") from None
-    if not (model.ir_version and model.opset_import and model.graph.node):  # other files are protobuf, too
-        raise _UnfitError("be an ONNX model")
+        raise _UnfitError("be an ONNX model (the file is cut short, or has another format)") from None
+    # Other files are protobuf, too.
+    parts = {"IR version": model.ir_version, "opset": model.opset_import, "node": model.graph.node}
+    if absent := [name for name, part in parts.items() if not part]:
+        raise _UnfitError(f"be an ONNX model (it has no {', no '.join(absent)})")
     return model
 
 
@@ -105,7 +107,7 @@ def _tensors(message: Any) -> Iterator[onnx.TensorProto]:
         if field.type == field.TYPE_STRING and any(
             isinstance(t, bytes) for t in ([value] if single else value)
         ):
-            raise _UnfitError("be an ONNX model")
+            raise _UnfitError("be an ONNX model (a text in it is not UTF-8)")
         if field.type == field.TYPE_MESSAGE:
             for inner in [value] if single else value:
                 yield from _tensors(inner)

@@ -204,8 +204,9 @@ class GraphValue:
 
         def __getattr__(self, name: str) -> Any:
             """Say where a method of other arrays is found here."""
-            hint = "" if name.startswith("_") else f" {function_hint(name, self.graph.namespace)}"
-            raise AttributeError(f"a value of a graph has no attribute {name!r}.{hint}")
+            rule = f"a value of a graph has no attribute {name!r}"
+            hint = "" if name.startswith("_") else function_hint(name, self.graph.namespace)
+            raise AttributeError(message(self.graph.function, rule, {"value": self.name}, hint))
 
     __add__, __radd__ = binary("add"), reflected("add")
     __sub__, __rsub__ = binary("subtract"), reflected("subtract")

@@ -155,6 +155,8 @@ class Runtime:
                 "As in 'onnxruntime>=1.28;cpu'. Other providers were not tried: leave `runtime` out, and pass "
                 "form='primitive'."
             )
+            if text == "onnxruntime":  # the shell took the rest of `onnxruntime>=1.28;cpu`
+                hint = f"In a shell, quote it, as in '{DEFAULT_RUNTIME}': without quotes, > writes to a file."
             raise ValueError(message(function, rule, {"runtime": repr(text)}, hint))
         release = (int(match[1]), int(match[2]))
         if release < FIRST_RELEASE["primitive"]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 
+from sdpa_xp import __version__
 from sdpa_xp._checks import install_hint
 from sdpa_xp_export._runtime.failure import ModelFailedError
 
@@ -24,6 +25,9 @@ def main() -> None:
 
 def _code(arguments: list[str]) -> int:
     """Run the command; an error is one line on standard error."""
+    if arguments in (["--version"], ["-V"]):  # this works without typer, too
+        print(f"sdpa-xp {__version__}")
+        return 0
     try:
         from sdpa_xp_export.cli.app import run  # imported here: an interrupt while it loads is one line, too
 

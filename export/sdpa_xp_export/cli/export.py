@@ -8,7 +8,7 @@ from typing import Annotated
 import onnx
 import typer
 
-from sdpa_xp._checks import LAYOUTS
+from sdpa_xp._checks import LAYOUTS, message
 from sdpa_xp_export._call.call import OUTPUTS
 from sdpa_xp_export._dtypes.promotion import FLOATING
 from sdpa_xp_export._model.large_model import Model
@@ -25,6 +25,7 @@ Spec = Annotated[
     str | None, typer.Option(help="dtype[length,...], such as float32[B,8,L,64]; a name is an open length.")
 ]
 PastSpec = Annotated[str | None, typer.Option(help="A cache, dtype[length,...], such as float32[B,2,P,64].")]
+DEFAULT_OUTPUT = "attention.onnx"
 RUNTIMES = [DEFAULT_RUNTIME.replace("cpu", provider) for provider in PREFERRED]
 
 
@@ -96,7 +97,7 @@ def export(
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The file to write. Default: attention.onnx.")
+        Path | None, typer.Option("--output", "-o", help=f"The file to write. Default: {DEFAULT_OUTPUT}.")
     ] = None,
     config: Annotated[
         Path | None,
@@ -108,8 +109,13 @@ def export(
     """Write the ONNX graph of one attention call."""
     flags = {name: flag for name, flag in locals().items() if name in settings.KINDS and flag is not None}
     stated = (settings.read(config) if config else {}) | flags
-    target = Path(stated.pop("output", "attention.onnx"))
+    has_output = "output" in stated
+    target = Path(stated.pop("output", DEFAULT_OUTPUT))
     model = export_attention(**settings.export_arguments(stated))
+    if not has_output and not force and target.is_file():
+        rule = "the default file of `output` must not exist"
+        hint = "Pass --output with another name, or --force to replace the file."
+        raise FileExistsError(message("export", rule, {"default": target.resolve()}, hint))
     path = save(model, target, overwrite=force)
     facts = _facts(model, path)
     if as_json:

@@ -75,7 +75,7 @@ def page(report: Report, model: str, failures: Sequence[str] = ()) -> str:
         **({"smallest failing run": report.smallest_failure.partition(": ")[2]} if report.failing else {}),
         "nodes that ran": report.nodes,
         **({"not tried": report.left_out} if report.left_out else {}),
-        "call": "from the metadata of the model" if report.from_metadata else "from the caller",
+        "call": "read from the metadata of the model" if report.from_metadata else "passed by the caller",
         **stated(report.call),
     }
     parts = [

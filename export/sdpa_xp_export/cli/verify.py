@@ -163,7 +163,7 @@ def _show(report: Report) -> None:
     say(f"  on {closest.provider}, error {agreement.absolute:.2g}, bound {agreement.bound:.2g}")
     compared, rows = (sum(getattr(run, name) for run in report.runs) for name in ("compared", "rows"))
     say(f"rows compared: {compared:,} of {rows:,}")
-    say(f"call: from {'the metadata' if report.from_metadata else 'the caller'}")
+    say(f"the call was read from {'the metadata' if report.from_metadata else 'the file of --call'}")
     say(report.nodes)
     for line in report.left_out:
         say(f"not tried: {line}")

@@ -62,7 +62,8 @@ def choose(
         check_form_opset(function, name, opset)
         if why := unsupported_reason(name, call, target):
             hint = _auto_hint(call, opset, target)
-            raise ValueError(message(function, f"`form` cannot be {form!r}: {why}", {"form": form}, hint))
+            got = {"form": form, "query.shape": call.query.shape}
+            raise ValueError(message(function, f"`form` cannot be {form!r}: {why}", got, hint))
         check_loaded_opset(function, opset, target)
     return name, "; ".join(filter(None, [reason, target.untried_note]))
 
