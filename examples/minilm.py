@@ -50,20 +50,27 @@ class MiniLM:
         mean = xp.sum(x * counts, axis=1) / xp.sum(counts, axis=1)
         return mean / xp.sqrt(xp.sum(mean * mean, axis=-1, keepdims=True))
 
-    def tokens(self, ids: Any, mask: Any, layers: int = LAYERS) -> Any:
-        """Return the vectors after `layers` layers, (B, L, 384); with 0, the input of the first layer."""
+    def tokens(self, ids: Any, mask: Any, layers: int = LAYERS, attn_mask: Any = None) -> Any:
+        """Return the vectors after `layers` layers, (B, L, 384); with 0, the input of the first layer.
+
+        With an `attn_mask`, such as `masks.causal()`, each layer computes attention only between the pairs of
+        real tokens that it allows.
+        """
         x = self.embedded(ids)
         for layer in range(layers):
-            x = self.encoded(x, mask[:, None, None, :], f"encoder.layer.{layer}")
+            x = self.encoded(x, allowed_pairs(mask, attn_mask), f"encoder.layer.{layer}")
         return x
 
-    def maps(self, ids: Any, mask: Any, layer: int) -> Any:
-        """Return the attention weights of a layer, counted from 0: (B, HEADS, L, L)."""
-        x = self.tokens(ids, mask, layer)
+    def maps(self, ids: Any, mask: Any, layer: int, attn_mask: Any = None) -> Any:
+        """Return the attention weights of a layer, counted from 0: (B, HEADS, L, L).
+
+        An `attn_mask` holds in this layer and in the layers before it, as in `tokens`.
+        """
+        x = self.tokens(ids, mask, layer, attn_mask)
         query, key = (
             self.heads(x, f"encoder.layer.{layer}.attention.self.{name}") for name in ("query", "key")
         )
-        return attention_weights(query, key, mask[:, None, None, :])
+        return attention_weights(query, key, allowed_pairs(mask, attn_mask))
 
     def embedded(self, ids: Any) -> Any:
         """Add the embeddings of each token, its position and the first segment."""
@@ -103,6 +110,12 @@ class MiniLM:
         centred = x - xp.mean(x, axis=-1, keepdims=True)
         deviation = xp.sqrt(xp.mean(centred * centred, axis=-1, keepdims=True) + EPS)
         return centred / deviation * self.parameters[f"{name}.weight"] + self.parameters[f"{name}.bias"]
+
+
+def allowed_pairs(mask: Any, attn_mask: Any) -> Any:
+    """Combine the mask of real tokens, (B, L), with an `attn_mask`, which may be None."""
+    real = mask[:, None, None, :]
+    return real if attn_mask is None else attn_mask & real
 
 
 def gelu(x: Any) -> Any:

