@@ -82,12 +82,11 @@ WORDS = {
     "how-to/export/#your-own-function-with-a-cache": "ndonnx",
     "how-to/export/#use-torchs-exporter": "torch.onnx.export dynamo",
     "how-to/flax-equinox-keras/": "flax equinox keras",
-    "how-to/gradients/#a-layer": "optimizer optimiser adam sgd",
     "how-to/gradients/": "gradient gradients backward backprop autograd backpropagation",
+    "how-to/gradients/#train-a-layer": "train multi layer torch loop adam optimizer optimiser sgd",
     "how-to/long-sequences/": "long out oom memory complexity quadratic",
     "how-to/long-sequences/#long-sequences-in-a-graph": "graph exported onnx long memory sequence",
     "how-to/many-machines/": "distributed cluster machines parallel",
-    "how-to/gradients/#train-a-layer": "train multi layer torch loop adam optimizer",
     "how-to/install/": (
         "install installation setup pip quickstart python dependencies optional extras download github pypi "
         "big package venv virtual environment"

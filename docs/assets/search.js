@@ -34,6 +34,7 @@ const MEANT = [
   [/\btoken by token\b/i, "decoding"],
   [/\b(pull request|submit|bug|issues?|patch|PR)\b(?!.*onnxruntime)/, "contribute"],
   [/^(S|L) ?= ?0$/, "subclasses"],
+  [/\btrain\w*\b.*\b(layers?|multi|mha)\b/i, "adam"],
   [/\b(load|my|own|pretrained) weights\b/i, "checkpoint"],
   [/\bfell back\b/i, "fallback"],
 ];
