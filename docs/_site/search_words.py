@@ -91,7 +91,7 @@ WORDS = {
         "install installation setup pip quickstart python dependencies optional extras download github pypi "
         "big package venv virtual environment"
     ),
-    "how-to/masks/": "mask",
+    "how-to/masks/": "mask mask",
     "how-to/masks/#an-array": "np.tril tril boolean nothing floating",
     "how-to/masks/#a-rule-of-your-own": "custom mask",
     "how-to/masks/#causal": "causal mask autoregressive triangular future look ahead lookahead",

@@ -54,6 +54,8 @@ const SPELLED = {
   visualize: "visualise",
 };
 
+const spelled = (word) => SPELLED[word.toLowerCase()] ?? word;
+
 // What a query belongs to: hits below this address come first. A message of sdpa_xp begins with the name of the function,
 // "function: `key` must ...; got key.shape=(4, 3)", but people paste any part of it.
 const PLACES = [
@@ -63,8 +65,9 @@ const PLACES = [
   [/^(\$ ?)?make [a-z-]+$/, "project/contributing/#tests"],
 ];
 
-// How often each word occurs in the site, also as a part of a name, and all of these words in one text.
-const counts = new Map();
+// How often each word occurs in the site, also as a part of a name, and all of these words in one text. Other spellings count
+// as words too, so that a typing mistake in them is seen.
+const counts = new Map(Object.keys(SPELLED).map((word) => [word, 1]));
 let vocabulary = "";
 
 function learn(docs) {
@@ -115,7 +118,7 @@ function forWorker(query) {
     .split(/[\s`'"(),;:=]+/)
     .map((word) => word.replace(/^[-+]+|[.?!]$/g, "")) // lunr would exclude what follows a "-"
     .filter((word) => word && !FILLERS.has(word.toLowerCase()))
-    .map((word) => SPELLED[word.toLowerCase()] ?? corrected(word));
+    .map((word) => spelled(corrected(spelled(word))));
   if (!words.length) return query;
   const last = words.pop();
   const whole = !words.length && vocabulary.includes(` ${last.toLowerCase()} `) ? [`${last}^1`] : [];
