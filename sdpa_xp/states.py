@@ -84,14 +84,18 @@ def merge_states(
     base = checks.lse_base("merge_states", lse_base)
     xp, parts = checks.states("merge_states", states, layout)
     checks.key_ranges("merge_states", key_ranges, len(parts), keys)
-    with quiet(parts[0][0]):
-        natural_states = [
-            (swap_heads_and_length(xp, output, layout), lse if base is None else lse * math.log(base), 0.0)
-            for output, lse in parts
-        ]
-        output, large, small = merge(xp, natural_states)
-        output = swap_heads_and_length(xp, xp.astype(output, parts[0][0].dtype, copy=False), layout)
-        return AttentionState(cast(A, output), cast(A, to_base(large + small, base)))
+    try:
+        with quiet(parts[0][0]):
+            natural_states = [
+                (swap_heads_and_length(xp, output, layout), lse if base is None else lse * math.log(base), 0.0)
+                for output, lse in parts
+            ]
+            output, large, small = merge(xp, natural_states)
+            output = swap_heads_and_length(xp, xp.astype(output, parts[0][0].dtype, copy=False), layout)
+            return AttentionState(cast(A, output), cast(A, to_base(large + small, base)))
+    except AttributeError as error:
+        checks.has_name("merge_states", xp, error)
+        raise
 
 
 def to_base(lse: Array, base: float | None) -> Array:

@@ -15,7 +15,9 @@ from sdpa_xp._libraries import (
     array_signatures,
     device_of,
     execution_kind,
+    is_array,
     library_of,
+    namespace_of,
 )
 from sdpa_xp._libraries.protocols import Array, Namespace, Shape
 from sdpa_xp._tiles.layout import swap_heads_and_length
@@ -58,7 +60,12 @@ def prepare(
         arrays = inputs if call.is_default_layout else _to_heads_first(call.grid.xp, inputs, call.layout)
         # `arrays` is the second field. `_replace(arrays=arrays)` takes three times as long.
         return PreparedCall(call[0], arrays, *call[2:])
-    call = _validated(function, inputs, options, queries_at_end, cache_shapes, has_kernels)
+    try:
+        call = _validated(function, inputs, options, queries_at_end, cache_shapes, has_kernels)
+    except AttributeError as error:
+        if is_array(query := inputs["query"]):
+            checks.has_name(function, namespace_of(query), error)
+        raise
     if not has_entries:
         with call.quiet():
             call.bound_options()  # checks them as well

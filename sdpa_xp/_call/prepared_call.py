@@ -8,11 +8,12 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeVar
 
 from sdpa_xp import _checks as checks
+from sdpa_xp._call.missing_functions import MissingFunctions
 from sdpa_xp._call.rng_rollback import RngRollback
 from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.key_value_source import ArraySource, KeyValueSource
 from sdpa_xp._core.scores import Scores
-from sdpa_xp._libraries import astype_if_needed, library_of
+from sdpa_xp._libraries import astype_if_needed, is_unknown, library_of
 from sdpa_xp._libraries.protocols import Array, Dtype
 from sdpa_xp._tiles.layout import swap_heads_and_length
 from sdpa_xp._tiles.plan import Plan, plan_tiles
@@ -64,8 +65,13 @@ class PreparedCall(NamedTuple):
     def quiet(self) -> AbstractContextManager[object]:
         """Return a context without warnings and autocast; if the call fails, `rng` gets back its state."""
         query = self.arrays["query"]
-        quiet = self.cached("quiet", lambda: library_of(query).quiet(query))()
+        quiet = self.cached("quiet", lambda: self._quiet(query))()
         return RngRollback(self.rng, library_of(query), quiet) if self.dropout_p else quiet
+
+    def _quiet(self, query: Array) -> Callable[[], AbstractContextManager[object]]:
+        quiet, (function, xp) = library_of(query).quiet(query), (self.grid.function, self.grid.xp)
+        # Only a library without a file in `_libraries` may lack a function, and pays for the context.
+        return (lambda: MissingFunctions(function, xp, quiet())) if is_unknown(query) else quiet
 
     def bound_options(self) -> BoundOptions:
         """Return the options bound to the grid of the whole call."""

@@ -8,7 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 
 from sdpa_xp._checks.messages import message, type_name
 from sdpa_xp._checks.shapes import broadcast
-from sdpa_xp._libraries import FLOATING, device_of, dtype_name, is_array, library_of, namespace_of, plain
+from sdpa_xp._libraries import (
+    FLOATING,
+    device_of,
+    dtype_name,
+    has_standard_name,
+    is_array,
+    is_unknown,
+    library_of,
+    namespace_of,
+    plain,
+)
 from sdpa_xp._libraries.protocols import Array, Dtype, Namespace, Shape
 
 _OTHER_KINDS = {"attn_mask": "a mask", "mask": "a mask", "bias": "a bias"}
@@ -22,7 +32,7 @@ _UNLIKE_ROWS = (
 def one_library(function: str, values: Mapping[str, object]) -> tuple[Namespace, dict[str, Array]]:
     """Check that all values are plain arrays of one library, and return its namespace and the arrays."""
     arrays = {name: plain_array(function, name, value) for name, value in values.items()}
-    namespaces = {name: namespace_of(array) for name, array in arrays.items()}
+    namespaces = {name: _namespace(function, name, array) for name, array in arrays.items()}
     first, xp = next(iter(namespaces.items()))
     for name, namespace in namespaces.items():
         if namespace is not xp:
@@ -30,6 +40,26 @@ def one_library(function: str, values: Mapping[str, object]) -> tuple[Namespace,
             got = {first: type_name(arrays[first]), name: type_name(arrays[name])}
             raise TypeError(message(function, rule, got, _conversion_hint(arrays, first, name)))
     return xp, arrays
+
+
+def _namespace(function: str, name: str, array: Array) -> Namespace:
+    """Check that the array's method returns a namespace, and return it."""
+    try:
+        return namespace_of(array)
+    except AttributeError as error:
+        if error.name != "__name__":
+            raise
+        rule = f"`{name}.__array_namespace__()` must return a namespace that has a `__name__`, such as a module"
+        raise TypeError(message(function, rule, {f"{name}.__array_namespace__()": error.obj})) from None
+
+
+def has_name(function: str, xp: Namespace, error: AttributeError) -> None:
+    """Check that no name is missing in the namespace: `error` is of something else."""
+    if error.obj is xp:
+        rule = f"the namespace of the arrays must have `{error.name}` for this call"
+        hint = 'Define it there; the page "Add a backend" lists what each feature needs.'
+        missing = message(function, rule, {"namespace": xp.__name__}, hint)
+        raise AttributeError(missing, name=error.name, obj=xp) from error
 
 
 def _conversion_hint(arrays: Mapping[str, Array], *names: str) -> str:
@@ -118,6 +148,8 @@ def floating(function: str, name: str, array: Array) -> None:
     if dtype_name(array.dtype) not in FLOATING:
         rule = f"`{name}` must be one of {', '.join(FLOATING)}"
         hint = f"Convert it first: {library_of(array).cast_text(name, 'float32')}."
+        if is_unknown(array) and not has_standard_name(array.dtype):
+            hint = "sdpa_xp reads no name of the standard in it: add the attribute `name`, such as 'float32'."
         if dtype_name(array.dtype).startswith("complex"):
             hint = f"Attention of complex numbers is not defined; xp.real({name}) and xp.imag({name}) are real."
         if getattr(array.dtype, "kind", "") in ("O", "S", "T", "U"):  # NumPy's objects, bytes and strings

@@ -137,7 +137,7 @@ def _integral(function: str, name: str, array: Array) -> None:
 
 def _signed(function: str, name: str, array: Array) -> Array:
     """Return integers in a signed dtype. Unsigned ones are refused if their library has no dtype for them."""
-    signed = as_signed(array)
+    signed = as_signed(function, array)
     if signed is None:
         rule = f"`{name}` must hold signed integers, because its library has no int64 to convert them to"
         hint = "Pass signed integers, such as int32."

@@ -19,7 +19,14 @@ from sdpa_xp._libraries.base import ExecutionKind, Library
 from sdpa_xp._libraries.cubed import Cubed
 from sdpa_xp._libraries.cupy import CuPy
 from sdpa_xp._libraries.dask import Dask
-from sdpa_xp._libraries.dtypes import FLOATING, LARGEST, accumulation_dtype, astype_if_needed, dtype_name
+from sdpa_xp._libraries.dtypes import (
+    FLOATING,
+    LARGEST,
+    accumulation_dtype,
+    astype_if_needed,
+    dtype_name,
+    has_standard_name,
+)
 from sdpa_xp._libraries.in_place import InPlaceFunctions, Ufuncs, exp_in_place
 from sdpa_xp._libraries.jax import Jax
 from sdpa_xp._libraries.mlx import Mlx
@@ -52,6 +59,11 @@ def library_of(array: object) -> Library:
         known = next((library for library in LIBRARIES if library.owns(array)), UNKNOWN)
         _BY_TYPE[type(array)] = known
     return known
+
+
+def is_unknown(array: object) -> bool:
+    """Return whether the library of `array` has no file here."""
+    return library_of(array) is UNKNOWN
 
 
 def has_override(*inputs: object) -> bool:
@@ -117,7 +129,7 @@ def is_traced(array: object) -> bool:
 
 def lazy_reason(array: Array) -> str:
     """Return why an array of an unknown library counts as lazy, or "" for other arrays."""
-    if library_of(array) is not UNKNOWN or not is_traced(array):
+    if not is_unknown(array) or not is_traced(array):
         return ""
     try:
         bool(namespace_of(array).any(array))
@@ -160,14 +172,14 @@ def execution_kind(arrays: Iterable[Array]) -> ExecutionKind:
     return library_of(arrays[0]).execution_kind(arrays)
 
 
-def widest_dtype(array: Array) -> Dtype:
-    """Return float64 if the device of `array` has it, else float32."""
+def widest_dtype(function: str, array: Array) -> Dtype:
+    """Return float64 if the device of `array` has it, else float32. `function` is for messages."""
     library = library_of(array)
     xp = library.namespace(array)
-    return xp.float64 if "float64" in library.real_dtypes(xp, library.device(array)) else xp.float32
+    return xp.float64 if "float64" in library.real_dtypes(function, xp, library.device(array)) else xp.float32
 
 
-def as_signed(array: Array) -> Array | None:
+def as_signed(function: str, array: Array) -> Array | None:
     """Return an integer array in a signed dtype, because libraries lack functions for unsigned dtypes.
 
     64-bit numbers that do not fit wrap around to negative numbers, which stay distinct. None is returned if the
@@ -177,7 +189,7 @@ def as_signed(array: Array) -> Array | None:
         return array
     library = library_of(array)
     xp = cast(Any, library.namespace(array))
-    has_int64 = library.has_int64(xp, library.device(array))
+    has_int64 = library.has_int64(function, xp, library.device(array))
     dtype = getattr(xp, "int64" if has_int64 else "int32", None)
     return None if dtype is None else cast(Array, xp.astype(array, dtype))
 
@@ -215,11 +227,13 @@ __all__ = [
     "execution_kind",
     "exp_in_place",
     "has_override",
+    "has_standard_name",
     "has_tangents",
     "is_array",
     "is_compiling",
     "is_number",
     "is_traced",
+    "is_unknown",
     "lazy_reason",
     "leading_array",
     "library_of",

@@ -126,13 +126,13 @@ class Library:
             return bool(array) if kind == "bool" else float(array) if kind in FLOATING else int(array)
         return [self.to_list(array[index, ...]) for index in range(array.shape[0])]
 
-    def real_dtypes(self, xp: Namespace, device: Device) -> Collection[str]:
-        """Return the names of the standard's real floating dtypes that `device` has."""
-        return cast(Collection[str], _info(xp).dtypes(device=device, kind="real floating"))
+    def real_dtypes(self, function: str, xp: Namespace, device: Device) -> Collection[str]:
+        """Return the names of the standard's real floating dtypes that `device` has, for `function`."""
+        return cast(Collection[str], _info(function, xp).dtypes(device=device, kind="real floating"))
 
-    def has_int64(self, xp: Namespace, device: Device) -> bool:
-        """Return whether `device` has int64."""
-        return "int64" in _info(xp).dtypes(device=device, kind="signed integer")
+    def has_int64(self, function: str, xp: Namespace, device: Device) -> bool:
+        """Return whether `device` has int64. `function` is the public function, for messages."""
+        return "int64" in _info(function, xp).dtypes(device=device, kind="signed integer")
 
     def is_traced(self, array: Any) -> bool:
         """Return whether values cannot be read now, as in a lazy graph, a jit or an export."""
@@ -269,9 +269,9 @@ class Library:
         raise NotImplementedError
 
 
-def _info(xp: Any) -> Any:
+def _info(function: str, xp: Any) -> Any:
     """Return what a namespace says about its dtypes."""
     if not hasattr(xp, "__array_namespace_info__"):
         rule = f"the namespace {xp.__name__} must have __array_namespace_info__()"
-        raise TypeError(f"sdpa_xp: {rule}, which names the dtypes of a device (array API 2023.12).")
+        raise TypeError(f"{function}: {rule}, which names the dtypes of a device (array API 2023.12).")
     return xp.__array_namespace_info__()

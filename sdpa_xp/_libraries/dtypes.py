@@ -11,6 +11,7 @@ FLOATING = ("float16", "bfloat16", "float32", "float64")
 LARGEST = {"float32": (2 - 2**-23) * 2.0**127, "float64": sys.float_info.max}
 """The largest finite number of each accumulation dtype."""
 _NAME = re.compile(r"\b(?:bfloat|float|complex|uint|int)\d+\b|\bbool\b")
+_STANDARD = re.compile(r"(?:bfloat|float|complex|uint|int)\d|bool")
 
 
 def dtype_name(dtype: Dtype) -> str:
@@ -24,6 +25,11 @@ def dtype_name(dtype: Dtype) -> str:
     text = str(name).rpartition(".")[2]
     known = None if text.isidentifier() and text.islower() else _NAME.search(text.lower())
     return known[0] if known else text
+
+
+def has_standard_name(dtype: Dtype) -> bool:
+    """Return whether the dtype's name is a name of the standard, or begins with one, such as float8_e4m3fn."""
+    return _STANDARD.match(dtype_name(dtype)) is not None
 
 
 def accumulation_dtype(xp: Namespace, dtype: Dtype) -> Dtype:

@@ -51,12 +51,12 @@ class Torch(Library):
     def to_list(self, array: Any) -> Any:
         return array.tolist()
 
-    def real_dtypes(self, xp: Namespace, device: Device) -> Collection[str]:
-        del xp  # torch.compile cannot trace `__array_namespace_info__`
+    def real_dtypes(self, function: str, xp: Namespace, device: Device) -> Collection[str]:
+        del function, xp  # torch.compile cannot trace `__array_namespace_info__`
         return ("float32",) if getattr(device, "type", device) == "mps" else ("float32", "float64")
 
-    def has_int64(self, xp: Namespace, device: Device) -> bool:
-        del xp, device
+    def has_int64(self, function: str, xp: Namespace, device: Device) -> bool:
+        del function, xp, device
         return True
 
     def is_traced(self, array: Any) -> bool:

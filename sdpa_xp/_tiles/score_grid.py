@@ -210,7 +210,7 @@ def grid_of(
         library=library_of(first),
         xp=xp,
         device=device_of(first),
-        dtype=widest_dtype(first),
+        dtype=widest_dtype(function, first),
         input_dtype=None,
         execution_kind=execution_kind(checked.values()),
         batch=sizes[:-3],

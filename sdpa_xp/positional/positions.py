@@ -16,6 +16,8 @@ PositionsLike: TypeAlias = range | Sequence[int] | AnyArray
 class ArrayFactory(NamedTuple):
     """The library and the device that arrays of positions and angles are made for."""
 
+    function: str
+    """The public function, for messages."""
     xp: Namespace
     device: Device
 
@@ -35,7 +37,7 @@ class ArrayFactory(NamedTuple):
 
         In float32 the angle of position 100,000 would be off by up to 0.004.
         """
-        dtype = widest_dtype(positions)
+        dtype = widest_dtype(self.function, positions)
         factors = self.xp.asarray(frequencies, dtype=dtype, device=self.device)
         return self.xp.expand_dims(self.xp.astype(positions, dtype, copy=False), axis=-1) * factors
 
@@ -52,7 +54,7 @@ def array_factory(function: str, positions: object, like: object, name: str = "l
     checks.one_device(function, arrays)
     if like is not None:
         checks.floating(function, name, arrays[name])
-    return ArrayFactory(xp, device_of(next(iter(arrays.values()))))
+    return ArrayFactory(function, xp, device_of(next(iter(arrays.values()))))
 
 
 def as_array(function: str, positions: PositionsLike, factory: ArrayFactory) -> Array:

@@ -43,15 +43,15 @@ def test_of_torch() -> None:
         ("cuda", ["float32", "float64"]),
         ("mps", ["float32"]),
     ):
-        assert list(library_of(tensor).real_dtypes(xp, torch.device(device))) == names
-    assert widest_dtype(tensor) == torch.float64
+        assert list(library_of(tensor).real_dtypes("explain", xp, torch.device(device))) == names
+    assert widest_dtype("to_array", tensor) == torch.float64
 
 
 def test_of_numpy() -> None:
     array = np.zeros(1, np.float32)
     xp: Any = array_api_compat.array_namespace(array)
-    assert list(library_of(array).real_dtypes(xp, "cpu")) == ["float32", "float64"]
-    assert widest_dtype(array) == np.float64
+    assert list(library_of(array).real_dtypes("explain", xp, "cpu")) == ["float32", "float64"]
+    assert widest_dtype("to_array", array) == np.float64
 
 
 @pytest.mark.needs("array_api_strict")
@@ -60,4 +60,4 @@ def test_of_a_library_that_says_what_it_has() -> None:
 
     for device, widest in (("no_x64", strict.float32), ("CPU_DEVICE", strict.float64)):
         array = strict.zeros(1, dtype=strict.float32, device=strict.Device(device))
-        assert widest_dtype(array) == widest
+        assert widest_dtype("to_array", array) == widest

@@ -365,5 +365,6 @@ def test_a_namespace_that_does_not_tell_its_dtypes() -> None:
     """Most calls do not ask for them; a raw AttributeError would name no rule."""
     namespace = types.ModuleType("toy")
     for question in (NativeLibrary().real_dtypes, NativeLibrary().has_int64):
-        with pytest.raises(TypeError, match=r"the namespace toy must have __array_namespace_info__\(\)"):
-            question(namespace, "cpu")
+        rule = r"^to_array: the namespace toy must have __array_namespace_info__\(\)"
+        with pytest.raises(TypeError, match=rule):
+            question("to_array", namespace, "cpu")

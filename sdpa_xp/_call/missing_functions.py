@@ -1,0 +1,24 @@
+"""What a namespace lacks: the error names the called function, and the name that its namespace must have."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+from sdpa_xp import _checks as checks
+from sdpa_xp._libraries.protocols import Namespace
+
+
+class MissingFunctions:
+    """A context in which the error for a name that a namespace lacks also names the called function."""
+
+    def __init__(self, function: str, xp: Namespace, quiet: AbstractContextManager[object]) -> None:
+        self.function, self.xp, self.quiet = function, xp, quiet
+
+    def __enter__(self) -> None:
+        self.quiet.__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *rest: Any) -> None:
+        self.quiet.__exit__(kind, error, *rest)
+        if isinstance(error, AttributeError):
+            checks.has_name(self.function, self.xp, error)
