@@ -82,3 +82,19 @@ def test_what_is_not_as_stated_disagrees(wrong: str) -> None:
     jobs = {"plain": replace(feature_jobs("float32")["plain"], compute=compute)}
     (row,) = compare(jobs, "float32", backends.find_backends(["numpy"]), [])
     assert not row.agrees
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_the_worst_of_all_inputs_and_jobs_is_shown(wrong: int) -> None:
+    """One output of one job is wrong."""
+    job = feature_jobs("float32")["plain"]
+    lengths = [inputs.plain["query"].shape for inputs in job.inputs]
+
+    def compute(xp: Any, call: Any, arrays: Any) -> Any:
+        return attention(xp, call, arrays) + (arrays["query"].shape == lengths[wrong])
+
+    jobs = {"right": job, "wrong": replace(job, compute=compute), "right too": job}
+    (row,) = compare(jobs, "float32", backends.find_backends(["numpy"]), [])
+    assert row.disagreeing == ("wrong",)
+    assert row.worst is not None
+    assert row.worst.absolute == pytest.approx(1, abs=1e-5)

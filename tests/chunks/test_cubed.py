@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from calls import F, draw
+from hypothesis import given
+from hypothesis import strategies as st
 
 from chunks.calls_in_chunks import OPTIONS, inputs, options
 from sdpa_xp import (
@@ -20,6 +22,8 @@ from sdpa_xp import (
     scaled_dot_product_attention_vjp,
     varlen_attention,
 )
+from sdpa_xp._chunks.cutting import regular
+from sdpa_xp._libraries.protocols import Chunks
 
 pytestmark = pytest.mark.needs("cubed")
 
@@ -139,3 +143,26 @@ def test_weights_and_gradients_are_refused(tmp_path: Path) -> None:
         ) as refused:
             function(*arrays)
         assert str(refused.value).startswith(f"{function.__name__}: arrays of cubed support attention, ")
+
+
+@given(st.data())
+def test_chunks_have_one_length_no_longer_than_those_of_the_arrays(data: st.DataObject) -> None:
+    """Along each axis but the width, which is whole."""
+    batch, group, key_heads, queries, keys = (data.draw(st.integers(1, 6)) for _ in range(5))
+
+    def chunks(heads: int, tokens: int) -> Chunks:
+        shape = (data.draw(st.sampled_from([1, batch])), heads, tokens)
+        sizes = [data.draw(st.integers(1, length)) for length in shape]
+        return (*(evenly(n, size) for n, size in zip(shape, sizes, strict=True)), (8,))
+
+    given_chunks = chunks(group * key_heads, queries), chunks(key_heads, keys), chunks(key_heads, keys)
+    for before, after in zip(given_chunks, regular(*given_chunks), strict=True):
+        assert [*map(sum, after)] == [*map(sum, before)]
+        for old, new in zip(before, after, strict=True):
+            assert new == evenly(sum(new), new[0])
+            assert new[0] <= old[0]
+
+
+def evenly(length: int, size: int) -> tuple[int, ...]:
+    """Chunks of one size, of which the last may be shorter."""
+    return (size,) * (length // size) + ((length % size,) if length % size else ())

@@ -335,6 +335,24 @@ def test_one_pool_for_both_is_not_written_in_place() -> None:
     assert not pool.any()
 
 
+@pytest.mark.parametrize(
+    "module",
+    [
+        *each_module("numpy", "torch", "array_api_strict"),
+        pytest.param("mlx.core", marks=pytest.mark.needs("mlx")),
+    ],
+)
+def test_one_pool_for_keys_and_values_is_not_written_in_place(module: str) -> None:
+    xp = importlib.import_module(module)
+    pool, token = xp.zeros((5, 2, 4, 4), dtype=xp.float32), xp.ones((1, 2, 1, 4), dtype=xp.float32)
+    cache = PagedKVCache(pool, pool, [range(2)], [0])
+    with pytest.raises(
+        ValueError, match=r"do not share memory; got value_blocks=key_blocks\. Copy one of them"
+    ):
+        cache.append(token, token, in_place=True)
+    assert not xp.any(pool)
+
+
 @pytest.mark.parametrize("module", each_module("numpy", "torch", "array_api_strict"))
 def test_overlapping_pools_are_not_written_in_place(module: str) -> None:
     """Views of the same numbers; those that interleave share none, as the two halves of one pool."""

@@ -162,9 +162,11 @@ def test_refused_without_a_generator(library: Library, call: dict[str, np.ndarra
 
 
 def test_other_generators_are_refused(library: Library, call: dict[str, np.ndarray]) -> None:
-    """That of another library, NumPy's old one, a seed; whether it is needed or not."""
+    """That of another library, NumPy's old one, a seed, arrays that are no key; whether it is needed or not."""
     others = [np.random.RandomState(0), 7]
     others += [np.random.default_rng(0)] if library.name.startswith(("torch", "jax", "cupy", "mlx")) else []
+    if library.name.startswith("jax"):
+        others += [library.put(np.zeros(shape, dtype)) for shape, dtype in (((2,), F), ((1, 2), np.uint32))]
     for rng in others:
         for p in (0.0, 0.5):
             with pytest.raises(TypeError, match=r"`rng` must be a \S*(Generator|(JAX|MLX) key); got rng="):

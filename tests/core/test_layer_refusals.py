@@ -137,6 +137,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ValueError,
         "`mapping` must have 'query.weight'; got names=a.query.weight. `prefix` is",
     ),
+    "mapping with many names": (
+        lambda: MultiHeadAttention.from_mapping({f"a.{n}": W for n in range(9)}, num_heads=2),
+        ValueError,
+        r"got names=a.0, a.1, a.2, a.3, a.4, a.5, a.6, a.7, \.\.\.\. `prefix` is",
+    ),
     "like": (lambda: SELF.to("numpy"), TypeError, "^MultiHeadAttention.to: `like` must be a library of arrays"),
     "rng": (
         lambda: MultiHeadAttention.init(3, 8, num_heads=2),

@@ -137,6 +137,8 @@ def check(rule: Rule, position: int, *, knows: bool = False) -> None:
     for rows, columns in itertools.product(*RANGES):
         tile = Tile(rows, columns, grid)
         part = allowed[..., rows.start : rows.stop, columns.start : columns.stop]
+        known = pattern.uniform(tile)
+        assert known is None or (part == known).all(), (mask, position, rows, columns)
         allowed_here = pattern.allowed_in(tile)
         if isinstance(allowed_here, bool):
             assert (part == allowed_here).all(), (mask, position, rows, columns)

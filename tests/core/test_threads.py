@@ -318,13 +318,14 @@ def test_blas_has_its_threads_again_after_an_exception_at_any_line() -> None:
                     raise KeyboardInterrupt
             return trace
 
+        before = sys.gettrace()  # that of a debugger, or of what records lines
         sys.settrace(trace)
         try:
             threads.run(lambda _: None, range(3), 2)
         except KeyboardInterrupt:
             return True
         finally:
-            sys.settrace(None)
+            sys.settrace(before)
         return False
 
     while run(lines + 1):

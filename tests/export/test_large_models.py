@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from onnx.reference import ReferenceEvaluator
 from sdpa_xp import biases
 from sdpa_xp.layers import MultiHeadAttention
 from sdpa_xp_export import LargeModel, TensorSpec, export_attention, save, to_onnx, verify, verify_layer
+from sdpa_xp_export._model.external_data import with_weights
 
 MEBIBYTE = 2**20
 X = TensorSpec("float32", ("N", 4))
@@ -194,6 +196,14 @@ def test_an_array_that_the_layer_writes_to_is_refused() -> None:
 
     with pytest.raises(ValueError, match=r"^to_onnx: `weight_0` must not be written to"):
         to_onnx(writing, X)
+
+
+def test_just_under_2_gib_is_left_apart() -> None:
+    """Arrays and a graph go into protobuf's 2 GiB together, so that arrays of all but 1 KiB do not fit."""
+    zeros = np.broadcast_to(np.zeros(1, np.uint8), 2**31 - 2**10)  # 1 byte, which is copied if it is to fit
+    kind = "w", onnx.TensorProto.UINT8, zeros.shape
+    weight: Any = SimpleNamespace(name="w", array=zeros, nbytes=zeros.nbytes, kind=kind)
+    assert isinstance(with_weights(onnx.ModelProto(), [weight], "to_onnx"), LargeModel)
 
 
 @pytest.mark.slow

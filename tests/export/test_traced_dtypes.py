@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import array_api_strict as strict
+import numpy as np
 import pytest
 from graphs import run
 from traced_calls import (
@@ -27,6 +28,7 @@ from traced_calls import (
 )
 from traced_table import BESIDE_THE_STANDARD, BINARY, COUNTED, IN_PLACE, JOINED, OPERATORS, UNARY, Row
 
+from sdpa_xp_export import TensorSpec, to_onnx
 from sdpa_xp_export._array_api import namespace
 from sdpa_xp_export._graph.graph import GraphValue
 
@@ -94,3 +96,13 @@ def test_of_an_array_and_a_scalar(dtype: str, scalar: Any) -> None:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_of_one_array(dtype: str, seed: int) -> None:
     check(UNARY, numbers(dtype, seed))
+
+
+def test_a_python_integer_may_be_each_number_of_the_dtype() -> None:
+    for dtype in INTEGERS:
+        limits, x = np.iinfo(dtype), TensorSpec(dtype, ("N",))
+        for number in (int(limits.min), int(limits.max)):
+            to_onnx(lambda x, number=number: x == number, x)
+        for number in (int(limits.min) - 1, int(limits.max) + 1):
+            with pytest.raises(OverflowError, match="must be within the range of the dtype of the array"):
+                to_onnx(lambda x, number=number: x == number, x)

@@ -20,8 +20,13 @@ from short_runs import assert_right
 
 from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec, export_attention, verify
+from sdpa_xp_export._call.call import ExportOptions
+from sdpa_xp_export._call.checking import checked_call
 from sdpa_xp_export._runtime.session import placements
 from sdpa_xp_export._verify.agreement import judge
+from sdpa_xp_export._verify.trial_settings import Setting
+from sdpa_xp_export._verify.trials import judge as judge_outputs
+from sdpa_xp_export._verify.trials import outcome, trials
 from sdpa_xp_export.report import Agreement, Placement
 
 QKV = TensorSpec("float32", ("B", 4, "L", 16))
@@ -435,3 +440,14 @@ def test_bound_is_twice_the_own_error_of_the_textbook() -> None:
     assert agreement.bound == pytest.approx(2 * 2**-10 + 4 * 2**-23 * 4)
     assert Agreement(1.0, 1.0, 0.0).share == math.inf
     assert Agreement(0.0, 0.0, 0.0).share == 0
+
+
+@pytest.mark.parametrize("error", [0.0, 0.1])
+def test_one_run_is_judged(error: float) -> None:
+    call = checked_call("test", FIXED, FIXED, FIXED, ExportOptions(is_causal=True))
+    (trial,) = trials(call, [Setting({})], np.random.default_rng(0), computed_in="float32")
+    exact = trial.expected["output"].reference
+    assert exact.shape == FIXED.shape
+    results = {"output": (exact + error).astype(np.float32)}
+    (agreement,) = judge_outputs(call, [outcome(call, trial, results)], "float32")["output"]
+    assert agreement.agrees == (error == 0)

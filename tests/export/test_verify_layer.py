@@ -15,6 +15,8 @@ from onnx import numpy_helper
 from sdpa_xp import masks, scaled_dot_product_attention
 from sdpa_xp.layers import MultiHeadAttention
 from sdpa_xp_export import TensorSpec, export_attention, save, to_onnx, verify, verify_layer
+from sdpa_xp_export._call.numbers import CallNumbers
+from sdpa_xp_export._verify.layer_lengths import LayerLengths
 
 pytestmark = pytest.mark.usefixtures("short_verify")
 
@@ -81,6 +83,20 @@ def test_a_wrong_window_of_a_layer_that_cannot_be_traced() -> None:
     start = "numbers of the layer that the file does not state: the layer cannot be traced, TypeError: "
     assert any(line.startswith(start) for line in report.left_out), report.left_out
     assert not verify_layer(changed(model, 255, 200), plain).agrees
+
+
+def test_numbers_beyond_the_first_few_are_not_tried() -> None:
+    """The largest would need too many scores, so that no length goes beyond those between."""
+    calls = [CallNumbers(("B", 8, "L", "L"), {n: f"window {n}" for n in (*range(20, 30), 10**5)})]
+    fast, thorough = (LayerLengths(calls, ["B", "L"], [], thorough=thorough) for thorough in (False, True))
+    *between, largest = fast.left_out(fast.around())
+    longest = max(lengths["L"] for lengths in fast.around())
+    assert between == [
+        f"window {n}: only the 6 smallest numbers are tried; thorough=True tries it"
+        for n in range(longest - 1, 30)
+    ]
+    assert largest.startswith("window 100000: needs 100,002 queries and 100,002 keys, ")
+    assert [*thorough.left_out(thorough.around())] == [largest]
 
 
 def test_a_number_that_is_too_long_to_run() -> None:

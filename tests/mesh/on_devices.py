@@ -162,9 +162,12 @@ def others() -> None:
         of_two = mesh_of(2, 2, kind=kind)
         sharding = NamedSharding(of_two, P("batch", None, "keys"))
         placed = [jax.device_put(x, sharding) for x in (query, *hidden)]
-        output = jax.jit(ring(of_two, attn_mask=masks.padding(11)))(*placed)
-        np.testing.assert_allclose(output, expected, atol=2e-6)
-        assert output.sharding.is_equivalent_to(sharding, output.ndim), output.sharding
+        padded = ring(of_two, attn_mask=masks.padding(11))
+        for call in (padded, jax.jit(padded)):
+            output = call(*placed)
+            np.testing.assert_allclose(output, expected, atol=2e-6)
+            assert output.sharding.is_equivalent_to(sharding, output.ndim), output.sharding
+            assert jax.typeof(output).sharding == jax.typeof(placed[0]).sharding  # if explicit, it says how
 
     by_default = jax.make_mesh((2,), ("keys",), devices=jax.devices()[:2])  # its axes are explicit
     expected = reference.attention(*arrays, is_causal=True)[0]

@@ -22,7 +22,8 @@ from mutants.sites import Mutant
 SUITES = {
     "numpy": ["tests/core", "--backends=numpy"],
     "rest": [
-        f"tests/{name}" for name in ("export", "conformance", "peers", "examples", "agreement", "packaging")
+        f"tests/{name}"
+        for name in ("export", "conformance", "peers", "examples", "agreement", "packaging", "chunks", "mesh")
     ],
     "doctest": [
         "--doctest-modules",
@@ -141,6 +142,8 @@ class Recording:
             first, last = mutant.scope
             inner = {name for line, names in lines.items() if first <= line <= last for name in names}
             tests = inner if inner - {""} else {name for names in lines.values() for name in names}
+            if not tests - {""}:  # the file is imported, and no test runs a line of it
+                tests = {*self.seconds}
         return self._within(sorted(tests & self.seconds.keys()), most)
 
     def _within(self, tests: list[str], most: float) -> list[str]:

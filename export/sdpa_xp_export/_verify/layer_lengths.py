@@ -59,7 +59,7 @@ class LayerLengths:
         count = self._count(lengths)
         shown = f"{count / 1e6:,.0f} million" if count >= 1e6 else f"{count:,.0f}"
         if count <= self.most:
-            return "the layer refuses such lengths" if self.calls else ""
+            return f"only the {MOST_CONSTANTS} smallest numbers are tried; thorough=True tries it"
         hint = "; thorough=True tries it" if count <= THOROUGH_NUMBERS else ""
         return f"needs {queries:,} queries and {keys:,} keys, {shown} scores{hint}"
 
