@@ -163,6 +163,7 @@ WORDS = {
     ),
     "reference/errors/#shapes": "shape shapes mismatch mismatched error attn_mask.shape",
     "reference/errors/#imports": "importerror modulenotfounderror module named",
+    "reference/errors/#libraries-devices-dtypes": "arrays one library",
     "reference/errors/#my-output-is-nan": "nan inf loss",
     "reference/errors/#onnxruntime": (
         "invalid_argument invalid dimensions unexpected unsupported domain_version failed ir "

@@ -26,6 +26,7 @@ const MEANT = [
   [/^(how does|what is|explain) attention( works?)?\??$/i, "attends"],
   [/\b(not|never|un|been) ?(been )?(run|tested|tried)\b/i, "untested"],
   [/^first steps$/i, "started"],
+  [/^att?ention masks?$/i, "mask"],
   [/^true (means|or false)|what does true mean/i, "inverted"],
   [/\bshape mismatch/i, "mismatched"],
   [/^(api )?stability$/i, "semver"],
