@@ -27,6 +27,8 @@ const MEANT = [
   [/\b(not|never|un|been) ?(been )?(run|tested|tried)\b/i, "untested"],
   [/^first steps$/i, "started"],
   [/^att?ention masks?$/i, "mask"],
+  [/\b(faster|slower) than\b/i, "benchmark"],
+  [/\bdifferent dtypes?\b/i, "arrays of one library"],
   [/^true (means|or false)|what does true mean/i, "inverted"],
   [/\bshape mismatch/i, "mismatched"],
   [/^(api )?stability$/i, "semver"],

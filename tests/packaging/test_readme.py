@@ -30,7 +30,7 @@ SPEED = {
 RATIOS = {
     "NumPy, all pairs": ("all pairs", "sdpa_xp on NumPy"),
     "NumPy, causal": ("causal", "sdpa_xp on NumPy"),
-    "NumPy, 2 key heads": ("grouped heads", "sdpa_xp on NumPy"),
+    "NumPy, 2 key heads for 8 query heads": ("grouped heads", "sdpa_xp on NumPy"),
     "torch, all pairs": ("all pairs", "sdpa_xp on torch"),
     "JAX, jitted, all pairs": ("all pairs", "sdpa_xp on JAX, jitted"),
     "JAX, jitted, causal": ("causal", "sdpa_xp on JAX, jitted"),
