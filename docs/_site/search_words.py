@@ -178,7 +178,9 @@ WORDS = {
     "reference/support/": "supported libraries support",
     "reference/support/#the-forms": "opset opsets each form",
     "tutorials/": "started beginner tutorial notebook notebooks colab",
-    "tutorials/#examples": "example layernorm norm block block block transformer transformer rnn lstm cnn convolution",
+    "tutorials/#examples": (
+        "example layernorm norm block block block transformer transformer rnn lstm cnn convolution"
+    ),
     "tutorials/decoder-with-a-cache/": "decoding",
     "tutorials/decoder-with-a-cache/#generate": (
         "generate generation text sampling sample greedy temperature top-k top"

@@ -81,4 +81,4 @@ def test_no_page_draws_a_picture_out_of_sight() -> None:
     unseen = re.compile(r'^```python exec="1" html="1"', re.MULTILINE)
     hidden = {name for name, text in pages().items() if unseen.search(text)}
     assert hidden == {"index.md", "playground.md"}
-    assert "The code of this picture" in pages()["index.md"]
+    assert "Code for this picture" in pages()["index.md"]
