@@ -37,10 +37,27 @@ REDUCED := 1.23.2 1.28.0
 RELEASES := 1.23.2 1.24.4 1.26.0 1.28.0 1.32.0
 
 .NOTPARALLEL:
-.PHONY: demo test test-fast check bench bench-full mutants agreement false-alarms runtimes docs docs-serve docs-check release-check pins clean
+.PHONY: demo help test test-fast check bench bench-full mutants agreement false-alarms runtimes docs docs-serve docs-check release-check pins clean
 
 demo: $(VENV)/demo
 	$(BIN)/sdpa-xp demo --force
+
+help:
+	@echo "demo           export a graph, verify it, and write a report: a first look"
+	@echo "test-fast      the tests of a first change, on NumPy, and on torch if it is installed"
+	@echo "test           all checks and tests on all libraries; THIN= leaves no case out"
+	@echo "check          the linters, and the types"
+	@echo "docs-serve     the site while you write"
+	@echo "docs           the site, built strictly, with a check of its search"
+	@echo "docs-check     every page in a browser"
+	@echo "bench          measure time and memory for a few minutes; bench-full measures everything"
+	@echo "mutants        would the tests notice a wrong program?"
+	@echo "agreement      measure how well the libraries agree; writes results/"
+	@echo "runtimes       run graphs in each release of onnxruntime; writes results/"
+	@echo "false-alarms   does verify call a right model wrong?"
+	@echo "pins           write the exact versions in requirements/"
+	@echo "release-check  rehearse a release"
+	@echo "clean          remove the environment and build/"
 
 test: check $(REDUCED:%=$(VENV)/onnxruntime/%/installed)
 	set -e; for libraries in $(LIBRARIES); do $(PYTEST) tests/core --backends=$$libraries $(THIN); done
