@@ -79,11 +79,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sdpa_xp import biases, masks, positional
     from sdpa_xp.attention import attention_state, scaled_dot_product_attention
+    from sdpa_xp.caches.kv import KVCache
+    from sdpa_xp.caches.paged import PagedKVCache
     from sdpa_xp.dot_product import dot_product_attention
     from sdpa_xp.explanation import Explanation, explain
     from sdpa_xp.gradients import scaled_dot_product_attention_vjp
-    from sdpa_xp.kv_cache import KVCache
-    from sdpa_xp.paged_cache import PagedKVCache
     from sdpa_xp.ring import ring_attention
     from sdpa_xp.states import AttentionState, merge_states
     from sdpa_xp.varlen import varlen_attention
@@ -116,8 +116,8 @@ __all__ = [
 _MODULES = {
     "AttentionState": "states",
     "Explanation": "explanation",
-    "KVCache": "kv_cache",
-    "PagedKVCache": "paged_cache",
+    "KVCache": "caches.kv",
+    "PagedKVCache": "caches.paged",
     "attention_scores": "weights",
     "attention_state": "attention",
     "attention_weights": "weights",

@@ -13,11 +13,11 @@ from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp._tiles.layout import swap_heads_and_length
 from sdpa_xp.attention import attention_state, scaled_dot_product_attention
 from sdpa_xp.biases import Bias
-from sdpa_xp.kv_cache import KVCache
+from sdpa_xp.caches.kv import KVCache
+from sdpa_xp.caches.paged import PagedKVCache
 from sdpa_xp.layers.linear import Linear
 from sdpa_xp.layers.parameters import Layer
 from sdpa_xp.masks import Mask
-from sdpa_xp.paged_cache import PagedKVCache
 from sdpa_xp.states import AttentionState
 from sdpa_xp.weights import attention_weights
 

@@ -47,8 +47,8 @@ def test_import_is_light() -> None:
 def test_a_public_name_loads_what_it_needs() -> None:
     of_attention = parts(loaded_by("from sdpa_xp import scaled_dot_product_attention"))
     assert "_core" in of_attention
-    assert not {"_chunks", "_display", "_ring", "gradients", "kv_cache", "layers", "positional"} & of_attention
-    assert {"_core", "_chunks", "_ring", "kv_cache"} <= parts(loaded_by("from sdpa_xp import *"))
+    assert not {"_chunks", "_display", "_ring", "gradients", "caches", "layers", "positional"} & of_attention
+    assert {"_core", "_chunks", "_ring", "caches"} <= parts(loaded_by("from sdpa_xp import *"))
 
 
 def test_a_call_imports_no_other_library() -> None:

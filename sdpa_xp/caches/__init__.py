@@ -1,0 +1,1 @@
+"""Caches of keys and values: `KVCache`, and `PagedKVCache` in blocks of a pool."""
