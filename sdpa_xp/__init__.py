@@ -86,7 +86,7 @@ if TYPE_CHECKING:
     from sdpa_xp.gradients import scaled_dot_product_attention_vjp
     from sdpa_xp.ring import ring_attention
     from sdpa_xp.states import AttentionState, merge_states
-    from sdpa_xp.varlen import varlen_attention
+    from sdpa_xp.varlen import varlen_attention, varlen_attention_state
     from sdpa_xp.weights import attention_scores, attention_weights
 
 __version__ = "0.1.0"
@@ -111,6 +111,7 @@ __all__ = [
     "scaled_dot_product_attention",
     "scaled_dot_product_attention_vjp",
     "varlen_attention",
+    "varlen_attention_state",
 ]
 
 _MODULES = {
@@ -131,6 +132,7 @@ _MODULES = {
     "scaled_dot_product_attention": "attention",
     "scaled_dot_product_attention_vjp": "gradients",
     "varlen_attention": "varlen",
+    "varlen_attention_state": "varlen",
 }
 """The module of each public name, imported when the name is first used: a program loads only what it uses."""
 

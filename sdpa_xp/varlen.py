@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from sdpa_xp import _checks as checks
 from sdpa_xp import _chunks as chunks
@@ -16,11 +16,10 @@ from sdpa_xp._call.ragged import (
     Entries,
     Group,
     GroupArrays,
-    PackedOutput,
-    attend_groups,
+    GroupState,
+    attend_packed,
     equal_lengths,
     in_parts,
-    pack_sequences,
     stack_sequences,
 )
 from sdpa_xp._checks import Implementation
@@ -32,6 +31,7 @@ from sdpa_xp._tiles.layout import Layout
 from sdpa_xp._tiles.plan import MOST_STACKED, plan_tiles
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
+from sdpa_xp.states import AttentionState, to_base
 
 A = TypeVar("A", bound=AnyArray)
 
@@ -96,7 +96,7 @@ def varlen_attention(
         TypeError: As for `scaled_dot_product_attention`; or the lengths are not integers, or are not static
             inside a jit.
         ValueError: As for `scaled_dot_product_attention`; or the cumulative lengths do not begin with 0, do not
-            end with T or U, or decrease.
+            end with T or U (slice off the rows after the last sequence), or decrease.
 
     Examples:
         >>> import numpy as np
@@ -107,24 +107,118 @@ def varlen_attention(
     References:
         Dao, "FlashAttention-2", arXiv 2307.08691; `flash_attn_varlen_func` of its code.
     """
-    function = "varlen_attention"
     options = CallOptions(
         attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
     )
     inputs = {"query": query, "key": key, "value": value}
+    call = _prepare("varlen_attention", inputs, options)
+    with call.quiet():
+        output, _ = _attend(call, inputs, cu_seqlens_q, cu_seqlens_k, with_lse=False)
+        return cast(A, call.result(output))
+
+
+def varlen_attention_state(
+    query: A,
+    key: AnyArray,
+    value: AnyArray,
+    cu_seqlens_q: Sequence[int] | AnyArray,
+    cu_seqlens_k: Sequence[int] | AnyArray,
+    attn_mask: Mask | AnyArray | None = None,
+    *,
+    bias: Bias | AnyArray | None = None,
+    is_causal: bool = False,
+    scale: float | AnyArray | None = None,
+    softcap: float | None = None,
+    sinks: AnyArray | None = None,
+    dropout_p: float = 0.0,
+    rng: Rng | None = None,
+    softmax_dtype: Dtype | None = None,
+    layout: Layout = "...LHE",
+    lse_base: float | None = None,
+    implementation: Implementation | None = None,
+) -> AttentionState[A]:
+    """Compute `varlen_attention` and the log-sum-exp of its scores.
+
+    `merge_states(..., layout=)` merges states over disjoint parts of the keys, such as a prefix that all
+    sequences share and the keys of each sequence.
+
+    Shapes:
+        As for `varlen_attention`.
+
+    Args:
+        query: (T, Hq, E). All arguments are as in `varlen_attention`.
+        key: (U, H, E).
+        value: (U, H, Ev).
+        cu_seqlens_q: The cumulative numbers of queries, from 0 to T.
+        cu_seqlens_k: The cumulative numbers of keys, from 0 to U.
+        attn_mask: A mask, which applies within each sequence, or an array that broadcasts to (N, Hq, 1, 1).
+        bias: A bias or an array, which applies within each sequence too.
+        is_causal: Query i of a sequence attends to its key j only if j <= i.
+        scale: A number, or an array that broadcasts to (N, Hq, 1, 1).
+        softcap: A positive number, or None.
+        sinks: (Hq,), or (N, Hq). The log-sum-exp includes them, so pass them to only one of the states that you
+            merge.
+        dropout_p: From 0 to 1.
+        rng: Required if dropout_p > 0. Dropout does not change the log-sum-exp.
+        softmax_dtype: float32, float64 or None.
+        layout: The layout of query, key, value and the output.
+        lse_base: None for the natural logarithm; 2 for base 2, as in FlashInfer.
+        implementation: `"xp"` or None.
+
+    Returns:
+        `output`, (T, Hq, Ev), as from `varlen_attention`, and `lse`, (Hq, T) in both layouts, in the dtype of
+            the scores. A query without keys has output 0 and lse -inf.
+
+    Raises:
+        TypeError: As for `varlen_attention`.
+        ValueError: As for `varlen_attention`; or `lse_base` is no base of a logarithm.
+
+    Examples:
+        >>> import numpy as np
+        >>> rows = np.zeros((3, 1, 1))
+        >>> varlen_attention_state(rows, rows, rows, [0, 2, 3], [0, 2, 3]).lse.round(3)
+        array([[0.693, 0.693, 0.   ]])
+
+    References:
+        Dao, "FlashAttention-2", arXiv 2307.08691, section 3.1. Ye et al., "FlashInfer", arXiv 2501.01005,
+        section 2.2.
+    """
+    function = "varlen_attention_state"
+    options = CallOptions(
+        attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
+    )
+    base = checks.lse_base(function, lse_base)
+    inputs = {"query": query, "key": key, "value": value}
+    call = _prepare(function, inputs, options)
+    with call.quiet():
+        output, lse = _attend(call, inputs, cu_seqlens_q, cu_seqlens_k, with_lse=True)
+        return AttentionState(cast(A, call.result(output)), cast(A, to_base(cast(Array, lse), base)))
+
+
+def _prepare(function: str, inputs: Mapping[str, Any], options: CallOptions) -> PreparedCall:
     call = prepare(function, inputs, options, has_entries=True)
-    arrays = call.arrays
-    checks.axes(function, {"query": query.shape, "key": key.shape, "value": value.shape}, 3)
-    starts_q = checks.cumulative_lengths(function, "cu_seqlens_q", cu_seqlens_q, call.sizes.queries, "query")
-    starts_k = checks.cumulative_lengths(function, "cu_seqlens_k", cu_seqlens_k, call.sizes.keys, "key")
+    checks.axes(function, {name: array.shape for name, array in inputs.items()}, 3)
+    return call
+
+
+def _attend(
+    call: PreparedCall, inputs: Mapping[str, Any], cu_seqlens_q: object, cu_seqlens_k: object, *, with_lse: bool
+) -> tuple[Array, Array | None]:
+    """Return the packed output (Hq, T, Ev), and the log-sum-exp (Hq, T) if it is asked for."""
+    function, arrays, axis = call.grid.function, call.arrays, -2 if call.layout == checks.HLE else -3
+    keys = {name: inputs[name] for name in ("key", "value")}
+    starts_q = checks.cumulative_lengths(
+        function, "cu_seqlens_q", cu_seqlens_q, {"query": inputs["query"]}, axis
+    )
+    starts_k = checks.cumulative_lengths(function, "cu_seqlens_k", cu_seqlens_k, keys, axis)
     checks.same_length(function, {"cu_seqlens_q": starts_q, "cu_seqlens_k": starts_k})
 
     lengths = [
         (last_q - first_q, last_k - first_k)
         for (first_q, last_q), (first_k, last_k) in zip(pairwise(starts_q), pairwise(starts_k), strict=True)
     ]
-    batch, width = call.grid.with_batch((len(lengths),)), arrays["value"].shape[-1]
-    widths, has_chunks = call.sizes.width + width, call.grid.library.has_chunks
+    batch, widths = call.grid.with_batch((len(lengths),)), (call.sizes.width, arrays["value"].shape[-1])
+    has_chunks = call.grid.library.has_chunks
 
     def arrays_of(entries: Entries, buffers: CallBuffers | None) -> GroupArrays:
         places = (None, None, None) if buffers is None else (buffers.query, buffers.key, buffers.value)
@@ -134,25 +228,24 @@ def varlen_attention(
         )
         return GroupArrays(query, ArraySource(key), ArraySource(value))
 
-    with call.quiet():
-        groups = []
-        for (queries, keys), alike in equal_lengths(lengths).items():
-            copied = call.sizes.query_heads * max(queries, keys, 1) * widths
-            # Stacked sequences would not have the chunks of the packed arrays.
-            for entries in zip(alike) if has_chunks else in_parts(alike, MOST_STACKED // copied):
-                grid = batch.for_entries(entries, queries, keys)
-                plan = plan_tiles(grid, call.sizes.group, widths)
-                groups.append(Group(entries, grid, call.bind(grid), plan))
-        packed = PackedOutput(call, starts_q, width) if call.grid.is_writeable else None
-        in_chunks = partial(_attend_in_chunks, call) if has_chunks else None
-        outputs = attend_groups(call, groups, widths, arrays_of, packed, in_chunks)
-        return cast(A, call.result(pack_sequences(outputs) if packed is None else packed.array))
+    groups = []
+    for (queries, keys_of_one), alike in equal_lengths(lengths).items():
+        copied = call.sizes.query_heads * max(queries, keys_of_one, 1) * sum(widths)
+        # Stacked sequences would not have the chunks of the packed arrays.
+        for entries in zip(alike) if has_chunks else in_parts(alike, MOST_STACKED // copied):
+            grid = batch.for_entries(entries, queries, keys_of_one)
+            plan = plan_tiles(grid, call.sizes.group, sum(widths))
+            groups.append(Group(entries, grid, call.bind(grid), plan))
+    in_chunks = partial(_attend_in_chunks, call) if has_chunks else None
+    return attend_packed(
+        call, starts_q, groups, widths, arrays_of, with_lse=with_lse, attend_otherwise=in_chunks
+    )
 
 
 def _attend_in_chunks(
     call: PreparedCall, group: Group, arrays: GroupArrays, dropout: Dropout | None
-) -> Array | None:
+) -> GroupState | None:
     key, value = (cast(ArraySource, source).array for source in (arrays.key, arrays.value))
     of_group = call.of_entries(group.grid, {"query": arrays.query, "key": key, "value": value})
     in_chunks = chunks.attend(of_group, dropout)
-    return None if in_chunks is None else in_chunks[0]
+    return None if in_chunks is None else (in_chunks[0], in_chunks[1][..., None])

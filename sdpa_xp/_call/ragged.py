@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, cast
 
 from sdpa_xp import _checks as checks
 from sdpa_xp._call.prepared_call import BoundOptions, PreparedCall
@@ -49,38 +49,74 @@ def equal_lengths(lengths: Sequence[tuple[int, int]]) -> Mapping[tuple[int, int]
     return {pair: tuple(entries) for pair, entries in groups.items()}
 
 
+GroupState: TypeAlias = tuple[Array, Array | None]
+"""The output of a group, (n, Hq, L, Ev), and the log-sum-exp, (n, Hq, L, 1), if it is asked for."""
+ArraysOf: TypeAlias = Callable[[Entries, CallBuffers | None], GroupArrays]
+"""What creates the arrays of some sequences, in buffers if there are some."""
+AttendOtherwise: TypeAlias = Callable[[Group, GroupArrays, Dropout | None], GroupState | None]
+"""What computes a group in another way than `_attend_group`, or returns None."""
+
+
+def attend_packed(
+    call: PreparedCall,
+    starts: Sequence[int],
+    groups: Sequence[Group],
+    widths: tuple[int, int],
+    arrays_of: ArraysOf,
+    *,
+    with_lse: bool,
+    attend_otherwise: AttendOtherwise | None = None,
+) -> tuple[Array, Array | None]:
+    """Return packed outputs (Hq, T, Ev), and the log-sum-exp (Hq, T) if it is asked for.
+
+    `starts` are the cumulative lengths of the queries, and `widths` E and Ev; the rest is as for
+    `attend_groups`.
+    """
+    packed = PackedOutput(call, starts, widths[1]) if call.grid.is_writeable else None
+    outputs, lses = attend_groups(
+        call, groups, sum(widths), arrays_of, packed, attend_otherwise, with_lse=with_lse
+    )
+    output = pack_sequences(outputs) if packed is None else packed.array
+    return output, pack_sequences(lses)[..., 0] if with_lse else None
+
+
 def attend_groups(
     call: PreparedCall,
     groups: Sequence[Group],
     widths: int,
-    arrays_of: Callable[[Entries, CallBuffers | None], GroupArrays],
+    arrays_of: ArraysOf,
     packed: PackedOutput | None = None,
-    attend_otherwise: Callable[[Group, GroupArrays, Dropout | None], Array | None] | None = None,
-) -> dict[Entries, Array]:
-    """Return the outputs of all groups, (n, Hq, L, Ev). Threads share groups that are too small for threads.
+    attend_otherwise: AttendOtherwise | None = None,
+    *,
+    with_lse: bool,
+) -> tuple[dict[Entries, Array], dict[Entries, Array]]:
+    """Return the outputs of all groups, (n, Hq, L, Ev), and with `with_lse` the log-sum-exps, (n, Hq, L, 1).
 
-    The arrays of a group are created only when the group is computed, so that few copies exist at once.
-    Outputs are written to `packed`, if it is given. `attend_otherwise` may compute a group in another way.
+    Threads share groups that are too small for threads. The arrays of a group are created only when the group
+    is computed, so that few copies exist at once. Outputs are written to `packed` instead, if it is given.
+    `attend_otherwise` may compute a group in another way.
     """
     dropout = call.draw_dropout()
     outputs: dict[Entries, Array] = {}
+    lses: dict[Entries, Array] = {}
     # An output that is kept cannot lie in a buffer, and the buffers have the dtype of the scores.
     keeps_buffers = call.grid.library.keeps_buffers and call.grid.dtype == call.result_dtype
     lent = call_buffers(call.grid) if packed is not None and keeps_buffers else nullcontext()
 
     def compute(group: Group) -> None:
         arrays = arrays_of(group.entries, buffers)
-        output = None if attend_otherwise is None else attend_otherwise(group, arrays, dropout)
-        if output is not None:
-            outputs[group.entries] = output
-            return
         out = None if packed is None else packed.view(group.entries)
-        with quiet(arrays.query):  # here too: a library may keep this setting for each thread
-            output = _attend_group(call, group, arrays, dropout, out, buffers)
+        state = None if attend_otherwise is None else attend_otherwise(group, arrays, dropout)
+        if state is None:
+            with quiet(arrays.query):  # here too: a library may keep this setting for each thread
+                state = _attend_group(call, group, arrays, dropout, out, buffers, with_lse=with_lse)
+        output, lse = state
         if packed is None:
             outputs[group.entries] = output
         elif output is not out:
             packed.write(group.entries, output)
+        if with_lse:
+            lses[group.entries] = cast(Array, lse)
 
     small = [group for group in groups if group.plan.threads == 1]
     work = sum(math.prod(group.grid.shape) for group in small) * widths
@@ -88,13 +124,13 @@ def attend_groups(
     with lent as buffers:
         if len(small) == len(groups) and not has_threads:
             threads.run(compute, small, 1)
-            return outputs
+            return outputs, lses
         with threads.alone(call.grid.execution_kind):  # once: a BLAS takes milliseconds to change its threads
             for group in groups:
                 if group.plan.threads != 1:
                     compute(group)
             threads.run(compute, small, None if has_threads else 1)
-    return outputs
+    return outputs, lses
 
 
 def _attend_group(
@@ -104,18 +140,21 @@ def _attend_group(
     dropout: Dropout | None,
     out: Array | None,
     buffers: CallBuffers | None,
-) -> Array:
-    """Return the output of a group: in `out`, in a buffer, or in a new array."""
+    *,
+    with_lse: bool,
+) -> GroupState:
+    """Return the state of a group. The output is in `out`, in a buffer, or in a new array."""
     query, key, value = arrays
     scores = call.scores_with(group.grid, query, key, group.bound)._replace(dropout=dropout)
     # Without buffers, keys are copied from the blocks of a cache: tiles copy only what the mask asks for.
-    formula = None if buffers is None else one_tile(scores, group.plan, call.result_dtype)
+    has_formula = buffers is not None and not with_lse
+    formula = one_tile(scores, group.plan, call.result_dtype) if has_formula else None
     if formula is not None:
         keys = range(group.grid.keys)
         output = formula.attend(query, key.slice_keys(keys), value.slice_keys(keys), buffers)
         if output is not None:
-            return output
-    return streaming.attend(scores, value, group.plan, call.result_dtype, with_lse=False, out=out)[0]
+            return output, None
+    return streaming.attend(scores, value, group.plan, call.result_dtype, with_lse=with_lse, out=out)
 
 
 class PackedOutput:

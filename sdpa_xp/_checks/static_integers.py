@@ -10,23 +10,37 @@ from sdpa_xp._checks.arrays import plain_array
 from sdpa_xp._checks.integers import integer
 from sdpa_xp._checks.messages import message
 from sdpa_xp._libraries import dtype_name, is_array, is_traced, library_of
+from sdpa_xp._libraries.protocols import Array
 
 
-def cumulative_lengths(function: str, name: str, value: object, total: int, letter: str) -> list[int]:
-    """Check N + 1 nondecreasing integers from 0 to `total`, and return them.
+def cumulative_lengths(
+    function: str, name: str, value: object, arrays: Mapping[str, Array], axis: int
+) -> list[int]:
+    """Check N + 1 nondecreasing integers from 0 to the length of `arrays` on `axis`, and return them.
 
-    They are the starts of N sequences, followed by the end of the last one.
+    They are the starts of N sequences, followed by the end of the last one. The arrays have the same length.
     """
     starts = integer_list(function, name, value)
+    letter, array = next(iter(arrays.items()))
+    total = array.shape[axis]
     got = {name: starts, f"length of `{letter}`": total}
     if len(starts) < 2:
         raise ValueError(message(function, f"`{name}` must have N + 1 integers for N >= 1 sequences", got))
     if starts[0] != 0 or starts[-1] != total:
         rule = f"`{name}` must begin with 0 and end with the length of `{letter}`"
-        raise ValueError(message(function, rule, got))
+        raise ValueError(message(function, rule, got, _slice_hint(starts, arrays, axis)))
     if any(later < earlier for earlier, later in itertools.pairwise(starts)):
         raise ValueError(message(function, f"`{name}` must not decrease", got))
     return starts
+
+
+def _slice_hint(starts: list[int], arrays: Mapping[str, Array], axis: int) -> str:
+    """Return how to slice off the rows after the last sequence, or "" if there are none."""
+    array = next(iter(arrays.values()))
+    if starts[0] != 0 or starts != sorted(starts) or starts[-1] > array.shape[axis]:
+        return ""
+    index = ", ".join([":"] * (array.ndim + axis) + [f":{starts[-1]}"])
+    return f"Slice off the rows after the last sequence: {' and '.join(f'{name}[{index}]' for name in arrays)}."
 
 
 def same_length(function: str, named: Mapping[str, Sequence[object]]) -> None:

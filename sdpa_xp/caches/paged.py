@@ -287,7 +287,9 @@ class PagedKVCache(Generic[A]):
                 grid = call.grid.for_entries(entries, queries, length, position=length - queries)
                 plan = plan_pages(grid, group, widths, self.block_size)
                 groups.append(Group(entries, grid, call.bind(grid), plan))
-            return cast(A, call.result(unstack(attend_groups(call, groups, widths, arrays_of))))
+            return cast(
+                A, call.result(unstack(attend_groups(call, groups, widths, arrays_of, with_lse=False)[0]))
+            )
 
     def _in_pool_order(self, call: PreparedCall, widths: int) -> Array | None:
         """Return the attention of queries that attend to all tokens, without copies of the blocks, or None."""

@@ -12,7 +12,7 @@ import pytest
 from calls import ones
 from libraries import LIBRARIES, each_module
 
-from sdpa_xp import KVCache, PagedKVCache, biases, masks, varlen_attention
+from sdpa_xp import KVCache, PagedKVCache, biases, masks, varlen_attention, varlen_attention_state
 from sdpa_xp.positional import Rotary
 
 F, INT = np.float32, np.int64
@@ -36,9 +36,10 @@ def attend(make_cache: Any) -> Any:
     return lambda **change: make_cache().attend(**({"query": ones(2, 4, 1, 8)} | change))
 
 
-def varlen(**change: Any) -> Any:
+def varlen(function: Any) -> Any:
     arrays = {"query": ones(5, 4, 8), "key": ones(7, 2, 8), "value": ones(7, 2, 6)}
-    return varlen_attention(**(arrays | {"cu_seqlens_q": [0, 2, 5], "cu_seqlens_k": [0, 3, 7]} | change))
+    lengths = {"cu_seqlens_q": [0, 2, 5], "cu_seqlens_k": [0, 3, 7]}
+    return lambda **change: function(**(arrays | lengths | change))
 
 
 CALLS: dict[str, Any] = {
@@ -48,7 +49,8 @@ CALLS: dict[str, Any] = {
     "PagedKVCache": paged,
     "PagedKVCache.append": append(paged),
     "PagedKVCache.attend": attend(paged),
-    "varlen_attention": varlen,
+    "varlen_attention": varlen(varlen_attention),
+    "varlen_attention_state": varlen(varlen_attention_state),
 }
 
 
@@ -135,8 +137,14 @@ def refused(function: str, change: dict[str, Any], error: type[Exception], words
         ("PagedKVCache.attend", {"attn_mask": ones(2, 1, 1, 4, dtype=bool)}, ValueError, r"`attn_mask` must broadcast to \(N, Hq, L, 1\), since .*\(2, 1, 1, 4\)"),
         ("PagedKVCache.attend", {"sinks": ones(3, 4)}, ValueError, r"`sinks` must broadcast to .*\(3, 4\).*\(2, 4\)"),
         ("varlen_attention", {"cu_seqlens_q": [1, 2, 5]}, ValueError, r"`cu_seqlens_q` must begin with 0 and end with the length of `query`; got cu_seqlens_q=\[1, 2, 5\], length of `query`=5"),
-        ("varlen_attention", {"cu_seqlens_q": [0, 2, 4]}, ValueError, "`cu_seqlens_q` must begin with 0 and end with"),
-        ("varlen_attention", {"cu_seqlens_k": [0, 3, 8]}, ValueError, "`cu_seqlens_k` must begin with 0 and end with the length of `key`"),
+        ("varlen_attention", {"cu_seqlens_q": [0, 2, 4]}, ValueError, r"`cu_seqlens_q` must begin with 0 and end with .*\. Slice off the rows after the last sequence: query\[:4\]\.$"),
+        ("varlen_attention", {"cu_seqlens_k": [0, 3, 6]}, ValueError, r"`cu_seqlens_k` must begin.*Slice off the rows after the last sequence: key\[:6\] and value\[:6\]\.$"),
+        ("varlen_attention", {"cu_seqlens_k": [0, 3, 8]}, ValueError, r"`cu_seqlens_k` must begin with 0 and end with the length of `key`; got .*`key`=7\.$"),
+        ("varlen_attention", {"cu_seqlens_k": [1, 3, 6]}, ValueError, r"`cu_seqlens_k` must begin with 0 .*`key`=7\.$"),
+        ("varlen_attention_state", {"cu_seqlens_q": [0, 2, 4]}, ValueError, r"`cu_seqlens_q` must begin.*query\[:4\]\.$"),
+        ("varlen_attention_state", {"query": ones(4, 5, 8), "key": ones(2, 7, 8), "value": ones(2, 7, 6), "layout": "...HLE", "cu_seqlens_q": [0, 2, 4]}, ValueError, r"`cu_seqlens_q` must begin.*query\[:, :4\]\.$"),
+        ("varlen_attention_state", {"query": ones(1, 5, 4, 8)}, ValueError, r"`query` must have 3 axes; got query.shape=\(1, 5, 4, 8\)"),
+        ("varlen_attention_state", {"lse_base": 1}, ValueError, "`lse_base`"),
         ("varlen_attention", {"cu_seqlens_q": [0, 6, 5]}, ValueError, r"`cu_seqlens_q` must not decrease; got cu_seqlens_q=\[0, 6, 5\]"),
         ("varlen_attention", {"cu_seqlens_q": [0, -1, 5]}, ValueError, r"`cu_seqlens_q\[1\]` must be at least 0"),
         ("varlen_attention", {"cu_seqlens_q": [0, 1, 2, 5]}, ValueError, r"`cu_seqlens_q` and `cu_seqlens_k` must have the same length; got len\(cu_seqlens_q\)=4, len\(cu_seqlens_k\)=3"),

@@ -40,6 +40,7 @@ CALLS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (sdpa_xp.attention_scores, {"query": Q, "key": K}),
     (sdpa_xp.explain, CALL),
     (sdpa_xp.varlen_attention, PACKED),
+    (sdpa_xp.varlen_attention_state, PACKED),
     (sdpa_xp.dot_product_attention, {name: x.swapaxes(-2, -3) for name, x in CALL.items()}),
     (sdpa_xp.merge_states, {"states": [attention_state(**CALL)] * 2}),
     (KVCache, {"key": K, "value": V}),
