@@ -88,8 +88,8 @@ def verify(
     Raises:
         TypeError: An argument has a wrong type. The message names the argument.
         ValueError: The file is not an ONNX model; the model has no metadata, or its numbers have changed since
-            the export; its inputs or outputs do not fit its call; a model in memory refers to external data; or
-            onnxruntime does not offer the provider.
+            the export; its inputs or outputs do not fit its call, or have more than 268 million numbers in the
+            smallest run; a model in memory refers to external data; or onnxruntime does not offer the provider.
         FileNotFoundError: The file does not exist.
 
     Examples:

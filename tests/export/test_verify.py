@@ -63,8 +63,11 @@ def test_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         verify(tmp_path / "none.onnx")
     del model.metadata_props[:]
-    foreign = "since `call` is not given; got metadata=none. It was not exported by sdpa_xp: pass `call`"
-    with pytest.raises(ValueError, match=f"verify: `model` must be one that export_attention wrote, {foreign}"):
+    rule = (
+        "verify: `model` must be one that export_attention wrote, since `call` is not given; got metadata=none"
+    )
+    hint = "Another program wrote the file, or a tool has dropped its metadata. Pass `call`"
+    with pytest.raises(ValueError, match=rf"^{rule}\. {hint}"):
         verify(model)
 
 

@@ -39,6 +39,14 @@ class ExpectedRows:
     terms: Floats
     """The sum of the sizes of the terms of each element; the element itself if it is no sum."""
 
+    @staticmethod
+    def joined(parts: Sequence[ExpectedRows], axis: int) -> ExpectedRows:
+        """Return the rows of all parts, which follow each other along `axis`."""
+        if len(parts) == 1:
+            return parts[0]
+        arrays = zip(*((x.reference, x.textbook, x.magnitude, x.terms) for x in parts), strict=True)
+        return ExpectedRows(*(np.concatenate(several, axis) for several in arrays))
+
     @property
     def largest(self) -> float:
         """The largest sum of sizes, which no value exceeds."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,10 @@ LARGEST_FACTOR = {"float16": 2.0**13, "bfloat16": 2.0**124, "float32": 2.0**124,
 LARGE_SIZE, HUGE_KEYS = 100.0, 16.0
 """With large scores, values, biases and sinks are multiplied by LARGE_SIZE; with huge scores, keys by
 HUGE_KEYS."""
-ROWS_AT_ONCE = 256
-"""The number of queries whose pairs a mask is asked about at one time."""
+ROWS_AT_ONCE, SCORES_AT_ONCE = 256, 2**22
+"""The most queries, and the most pairs, that a mask is asked about at one time."""
+DRAWN_AT_ONCE = 2**20
+"""The most numbers that are drawn at one time, in float64."""
 
 
 def random_inputs(
@@ -69,8 +71,23 @@ def _multiplied(array: NDArray[Any], factor: float) -> NDArray[Any]:
     """Return floats times `factor`; inf, the most negative finite numbers and other dtypes do not change."""
     if array.dtype.kind in "iub" or factor == 1.0:
         return array
-    ordinary = np.abs(array.astype(np.float64)) < 1e4
-    array[ordinary] *= array.dtype.type(factor)
+    for part in _parts(array):
+        ordinary = np.abs(part.astype(np.float64)) < 1e4
+        part[ordinary] *= array.dtype.type(factor)
+    return array
+
+
+def _parts(array: NDArray[Any]) -> list[NDArray[Any]]:
+    """Return views of a contiguous array, one behind the other, that are small enough to compute with."""
+    flat = array.reshape(-1)
+    return np.array_split(flat, range(DRAWN_AT_ONCE, flat.size, DRAWN_AT_ONCE))
+
+
+def _filled(shape: tuple[int, ...], dtype: np.dtype[Any], draw: Callable[[int], NDArray[Any]]) -> NDArray[Any]:
+    """Return an array of what `draw(count)` returns; in parts, so that a large one takes little more memory."""
+    array = np.empty(shape, dtype)
+    for part in _parts(array):
+        part[:] = draw(part.size)
     return array
 
 
@@ -89,8 +106,11 @@ def poison(call: ExportCall, arrays: Arrays) -> Arrays:
     *leading, queries, keys = reference_shape(call, arrays)
     heads = call.sizes.heads
     attended = np.zeros((*leading[:-1], heads, keys) if leading else (1, keys), bool)
-    for start in range(0, queries, ROWS_AT_ONCE):
-        rows = np.arange(start, min(start + ROWS_AT_ONCE, queries))
+    at_once = max(min(ROWS_AT_ONCE, SCORES_AT_ONCE // max(math.prod(leading) * keys, 1)), 1)
+    for stop in range(queries, 0, -at_once):
+        if attended.all():  # often the last queries attend to all keys
+            break
+        rows = np.arange(max(stop - at_once, 0), stop)
         allowed = _allowed(reference_inputs(call, arrays, rows), (*leading, len(rows), keys))
         # The queries of the heads that share keys are one row after the other.
         attended |= allowed.reshape(*attended.shape[:-1], -1, keys).any(axis=-2)
@@ -132,7 +152,7 @@ def _drawn(
         return _of_pairs(spec, shape, rng, least=_may_be_least(call))
     if stem == "slopes":
         return np.asarray(rng.random(shape), dtype)
-    return rng.standard_normal(shape).astype(dtype)
+    return _filled(shape, dtype, rng.standard_normal)
 
 
 def _may_be_least(call: ExportCall) -> bool:
@@ -147,14 +167,15 @@ def _may_be_least(call: ExportCall) -> bool:
 def _of_pairs(
     spec: TensorSpec, shape: tuple[int, ...], rng: np.random.Generator, *, least: bool
 ) -> NDArray[Any]:
-    allowed = rng.random(shape) < 0.75
+    allowed = _filled(shape, np.dtype(bool), lambda count: rng.random(count) < 0.75)
     if shape and shape[-1] > 1:
         allowed[..., -1] = False
     if len(shape) > 1 and shape[-2] > 1:
         allowed[..., 0, :] = False
     if spec.dtype == "bool":
         return allowed
-    added = np.where(allowed, rng.standard_normal(shape), -np.inf).astype(numpy_dtype(spec.dtype))
+    added = _filled(shape, numpy_dtype(spec.dtype), rng.standard_normal)
+    added[~allowed] = -np.inf
     rows = added.reshape(-1, shape[-1]) if shape else added.reshape(1, 1)
     if least and len(rows) > 2:
         rows[-1] = np.where(np.isneginf(rows[-1]), -np.inf, np.finfo(spec.dtype).min)

@@ -15,6 +15,8 @@ DEFAULT_ROWS, THOROUGH_ROWS = 512, 8192
 """The most rows, of all heads and batch entries together; the reference computes them one by one."""
 MOST_SCORES = 2**22
 """The most scores of all compared rows together."""
+SCORES_AT_ONCE = 2**20
+"""The most scores that the reference computes at one time; it holds some 15 arrays of that size."""
 FEWEST = 6
 """The fewest queries that are compared, for any number of heads."""
 
@@ -32,8 +34,7 @@ def sampled_rows(
     `borders`, and some random ones. A border is counted from the first query, from the last, and from the first
     key.
     """
-    *leading, queries, keys = (evaluated(length, lengths) for length in call.sizes.scores_shape)
-    heads = max(math.prod(leading), 1)
+    heads, queries, keys = _sizes(call, lengths)
     count = max(min(most // heads, MOST_SCORES // max(heads * keys, 1)), FEWEST)
     if queries <= count:
         return np.arange(queries)
@@ -47,3 +48,16 @@ def sampled_rows(
     rest = np.setdiff1d(np.arange(queries), first)
     drawn = rng.choice(rest, min(max(count - len(first), 0), len(rest)), replace=False)
     return np.sort(np.concatenate([np.asarray(first, np.int64), drawn]))
+
+
+def pieces(call: ExportCall, lengths: Mapping[str, int], rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Cut the compared rows into pieces that the reference computes one after the other."""
+    heads, _, keys = _sizes(call, lengths)
+    most = max(SCORES_AT_ONCE // max(heads * keys, 1), 1)
+    return np.array_split(rows, range(most, len(rows), most))
+
+
+def _sizes(call: ExportCall, lengths: Mapping[str, int]) -> tuple[int, int, int]:
+    """Return the heads of all batch entries, the queries and the keys."""
+    *leading, queries, keys = (evaluated(length, lengths) for length in call.sizes.scores_shape)
+    return max(math.prod(leading), 1), queries, keys

@@ -38,7 +38,10 @@ def stated_call(model: Model, functions: Mapping[str, Any]) -> ExportCall:
     if "sdpa_xp.call" not in metadata:
         rule = "`model` must be one that export_attention wrote, since `call` is not given"
         shown = ", ".join(sorted(metadata)) or "none"
-        hint = "It was not exported by sdpa_xp: pass `call` to say what it should compute."
+        hint = (
+            "Another program wrote the file, or a tool has dropped its metadata. "
+            "Pass `call` to say what it should compute."
+        )
         raise ValueError(message("verify", rule, {"metadata": shown}, hint))
     numbers = {name: Initializer(name, array) for name, array in initializers(model)}
     try:

@@ -17,8 +17,11 @@ from sdpa_xp_export.spec import SymbolicShape
 Lengths: TypeAlias = dict[str, int]
 """A length by its name."""
 
-MOST_NUMBERS = 2**26
-"""Numbers in the inputs, scores and output of a call with fixed lengths; they take some 2 GiB."""
+MOST_NUMBERS = 2**28
+"""Numbers in the inputs and outputs of the smallest run of a call, and in what the reference holds of one query
+of each head. Of the other scores it computes a sample, in pieces."""
+HELD = 16
+"""Arrays that the reference holds for the scores of a piece, with everything that sets the bound."""
 
 
 def small_lengths(names: Sequence[str]) -> Iterator[Lengths]:
@@ -35,6 +38,11 @@ def several_lengths(call: ExportCall) -> Iterator[Lengths]:
         yield _with_room(call, lengths)
 
 
+def least_lengths(call: ExportCall) -> Lengths:
+    """Return the smallest lengths for the names in a call."""
+    return _with_room(call, dict.fromkeys(call.symbols, 1))
+
+
 def shown_lengths(lengths: Mapping[str, int]) -> str:
     """Return lengths as a report shows them."""
     return " ".join(f"{name}={length}" for name, length in lengths.items()) or "fixed"
@@ -46,10 +54,15 @@ def shown_shapes(arrays: Mapping[str, NDArray[Any]]) -> str:
 
 
 class LengthsOfCall:
-    """Chooses the lengths of a call; runs have at most `most` scores and numbers in an input."""
+    """Chooses the lengths of a call; runs have at most `most` scores and numbers in an input.
+
+    If even the smallest run has more, runs may have twice as many as that one.
+    """
 
     def __init__(self, call: ExportCall, most: int) -> None:
         self.call, self.most = call, most
+        if (least := self.largest(least_lengths(call))) > most:
+            self.most = 2 * int(least)  # a call of long fixed lengths is tried nevertheless, with a batch of 2
         past = () if call.past_key is None else addends(str(call.past_key.shape[call.length_axis]))
         self.past = {name for name in past if not name.isdecimal()}
 
@@ -110,19 +123,23 @@ class LengthsOfCall:
 
 
 def check_size(function: str, call: ExportCall, most: int = MOST_NUMBERS) -> None:
-    """Refuse a call whose random inputs, scores and output would be of more than `most` numbers.
+    """Refuse a call whose smallest run would hold more than `most` numbers.
 
     Raises:
         ValueError: With the number.
     """
-    for lengths in several_lengths(call):
-        shapes = [*(spec.shape for spec in call.inputs.values()), call.sizes.scores_shape]
-        shapes.append((*call.sizes.scores_shape[:-1], call.value.shape[-1]))
-        numbers = sum(_size(shape, lengths) for shape in shapes)
-        if numbers > most:
-            rule = f"the inputs, the scores and the output of `model` must be at most {most} numbers together"
-            sizes = " ".join(map(str, (call.query, call.key, call.value)))
-            raise ValueError(message(function, rule, {"numbers": f"{numbers:.3g}", "call": sizes[:200]}))
+    lengths, scores = least_lengths(call), call.sizes.scores_shape
+    of_output = {"output": (*scores[:-1], call.value.shape[-1]), "lse": scores[:-1]}
+    shapes = [spec.shape for spec in call.inputs.values()]
+    shapes += [of_output.get(name, scores) for name in call.outputs]
+    of_one_query = _size((*scores[:-2], 1, scores[-1]), lengths)
+    numbers = sum(_size(shape, lengths) for shape in shapes) + HELD * of_one_query
+    if numbers > most:
+        rule = f"the inputs and the outputs of `model` must have at most {most} numbers together"
+        sizes = " ".join(map(str, (call.query, call.key, call.value)))
+        got = {"numbers": f"{numbers:.3g}", "call": sizes[:200]}
+        hint = "Export the call once more with a name for the batch or the lengths, and verify that model."
+        raise ValueError(message(function, rule, got, hint))
 
 
 def _size(shape: SymbolicShape, lengths: Mapping[str, int]) -> float:

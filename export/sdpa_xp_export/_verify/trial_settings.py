@@ -30,7 +30,7 @@ SMALL = 9
 LARGE_BATCH = 7
 """The largest batch that a call is tried with by default."""
 DRAWS_OF_FIXED = 3
-"""The number of draws for each size of scores if all lengths of a call are fixed."""
+"""The number of draws for each size of scores if all lengths of a call are fixed; one if it has many scores."""
 MOST_CONSTANTS = 6
 """The number of constants of a call that get their own lengths by default; the longest length exceeds all."""
 
@@ -58,8 +58,12 @@ def trial_settings(call: ExportCall, blocks: Sequence[int] = (), *, thorough: bo
     """Return the settings for a model that cuts its queries into blocks of these lengths."""
     most = THOROUGH_NUMBERS if thorough else DEFAULT_NUMBERS
     chosen = LengthsOfCall(call, most)
-    small = list(several_lengths(call))
-    many, blocky, other_sizes = chosen(19, 23, batch=LARGE_BATCH), chosen(130, 141), list(_other_sizes(chosen))
+    small = [lengths for lengths in several_lengths(call) if chosen.affords(lengths)]
+    many, blocky = (
+        lengths if chosen.affords(lengths) else small[0]
+        for lengths in (chosen(19, 23, batch=LARGE_BATCH), chosen(130, 141))
+    )
+    other_sizes = list(_other_sizes(chosen))
     at_numbers = list(_at_numbers(call, chosen, blocks, thorough=thorough))
     ordinary = [*small, *_small(chosen), many, *chosen.around_an_empty_past(), blocky, *other_sizes]
     ordinary += at_numbers
@@ -71,7 +75,8 @@ def trial_settings(call: ExportCall, blocks: Sequence[int] = (), *, thorough: bo
     settings += [Setting(lengths, operands=end) for lengths in (small[0], many) for end in _ends(call)]
     if thorough:
         settings += _thorough(call, chosen, at_numbers)
-    return list(_affordable(settings, chosen))
+    draws = DRAWS_OF_FIXED if chosen.most == most else 1
+    return list(_affordable(settings, chosen, draws))
 
 
 def _small(chosen: LengthsOfCall) -> Iterator[Lengths]:
@@ -144,10 +149,10 @@ def _thorough(call: ExportCall, chosen: LengthsOfCall, at_numbers: Sequence[Leng
     yield from (Setting(lengths, LARGE) for lengths in at_numbers)
 
 
-def _affordable(settings: Sequence[Setting], chosen: LengthsOfCall) -> Iterator[Setting]:
+def _affordable(settings: Sequence[Setting], chosen: LengthsOfCall, draws: int) -> Iterator[Setting]:
     """Yield each setting once, except settings with too many numbers.
 
-    A call without names has one setting for each size, which is drawn several times.
+    A call without names has one setting for each size, which is drawn so many times.
     """
     counts: Counter[str] = Counter()
     for setting in settings:
@@ -155,6 +160,6 @@ def _affordable(settings: Sequence[Setting], chosen: LengthsOfCall) -> Iterator[
         if setting.lengths:
             wanted = counts[setting.shown] == 1 and chosen.affords(setting.lengths)
         else:
-            wanted = counts[setting.shown] <= DRAWS_OF_FIXED
+            wanted = counts[setting.shown] <= draws
         if wanted:
             yield setting

@@ -25,7 +25,7 @@ from sdpa_xp_export._verify.reference_inputs import (
     reference_inputs,
     reference_shape,
 )
-from sdpa_xp_export._verify.row_sample import DEFAULT_ROWS, sampled_rows
+from sdpa_xp_export._verify.row_sample import DEFAULT_ROWS, pieces, sampled_rows
 from sdpa_xp_export._verify.textbook import stages
 from sdpa_xp_export._verify.trial_lengths import shown_shapes
 from sdpa_xp_export._verify.trial_settings import Setting
@@ -82,12 +82,32 @@ def trials(
         if setting.nan_in:
             arrays = with_nan(call, arrays, setting.nan_in)
         sample = sampled_rows(call, setting.lengths, borders, rng, rows)
-        arguments = reference_inputs(call, arrays, sample)
-        expected = expected_rows(call, arguments, computed_in)
-        copies = expected_cache(call, arguments) if call.cached else {}
-        pairs = reference_shape(call, arrays)
-        leaks = _leaks(arguments) if setting.nan_in else {}
-        yield Trial(setting, poison(call, arrays), sample, pairs, expected, copies, leaks)
+        expected: list[dict[str, ExpectedRows]] = []
+        leaks: list[dict[str, NDArray[np.bool_]]] = []
+        copies: Arrays = {}
+        for piece in pieces(call, setting.lengths, sample):
+            arguments = reference_inputs(call, arrays, piece)
+            expected.append(expected_rows(call, arguments, computed_in))
+            leaks.append(_leaks(arguments) if setting.nan_in else {})
+            copies = copies or (expected_cache(call, arguments) if call.cached else {})
+        joined = {
+            name: ExpectedRows.joined([rows[name] for rows in expected], row_axis(name))
+            for name in call.outputs
+        }
+        yield Trial(
+            setting,
+            poison(call, arrays),
+            sample,
+            reference_shape(call, arrays),
+            joined,
+            copies,
+            {name: np.concatenate([rows[name] for rows in leaks], row_axis(name)) for name in leaks[0]},
+        )
+
+
+def row_axis(name: str) -> int:
+    """Return the axis of the queries in an output of that name."""
+    return -1 if name == "lse" else -2
 
 
 def _leaks(arguments: Arrays) -> dict[str, NDArray[np.bool_]]:
@@ -223,7 +243,7 @@ def stated_dtype(call: ExportCall, name: str) -> str:
 
 def _rows_of(call: ExportCall, trial: Trial, name: str, result: NDArray[Any]) -> NDArray[Any] | None:
     """Return the compared rows, with heads before lengths; None if the output cannot be right."""
-    axis = -1 if name == "lse" else -2
+    axis = row_axis(name)
     if result.ndim >= -axis and name == "output":
         result = heads_first(call, result)
     shape = list(trial.expected[name].reference.shape)

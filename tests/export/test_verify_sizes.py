@@ -1,0 +1,99 @@
+"""`verify` takes calls with any number of scores: it computes a sample of them, in pieces."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+from faults.edits import changed_output
+
+from sdpa_xp import masks
+from sdpa_xp_export import TensorSpec, export_attention, verify
+from sdpa_xp_export._call.call import ExportCall, ExportOptions
+from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._verify.random_inputs import poison, random_inputs
+from sdpa_xp_export._verify.trial_settings import HUGE, LARGE, trial_settings
+from sdpa_xp_export._verify.trials import trials
+
+
+def call_of(*shape: int | str, **rules: Any) -> ExportCall:
+    spec = TensorSpec("float32", shape)
+    return checked_call("test", spec, spec, spec, ExportOptions(**rules))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("short_verify")
+def test_fixed_lengths_with_very_many_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """81 million scores: `auto` writes GroupQueryAttention for them."""
+    monkeypatch.setattr("sdpa_xp_export._verify.row_sample.MOST_SCORES", 2**18)
+    x = TensorSpec("float32", (1, 1, 9000, 8))
+    model = export_attention(x, x, x, is_causal=True)
+    report = verify(model)
+    assert report.agrees, str(report)
+    assert report.form == "grouped_query"
+    changed_output("Mul", 1.0001)(model)
+    assert not verify(model).agrees
+
+
+def test_what_is_drawn_and_computed_takes_little_memory() -> None:
+    """64 heads of 2,048 tokens: all their scores have 268 million numbers, and a piece has 131,072."""
+    call = call_of(1, 64, 2048, 4, attn_mask=masks.causal("lower_right"))
+    tracemalloc.start()
+    try:
+        drawn = trials(call, trial_settings(call)[:1], np.random.default_rng(0), computed_in="float32")
+        (trial,) = drawn
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert trial.rows.size == 8
+    assert peak < 1e8
+
+
+def test_settings_of_long_fixed_lengths() -> None:
+    """Every kind of inputs once; a batch that is open also has a length of 2."""
+    for call in (call_of(1, 8, 4096, 64, is_causal=True), call_of(1, 1, 40000, 8)):
+        settings = trial_settings(call)
+        assert {setting.size for setting in settings} == {1.0, LARGE, HUGE["float32"]}
+        assert {setting.nan_in for setting in settings} == {"", "query", "key", "value"}
+        assert len(settings) == 6
+    settings = trial_settings(call_of("B", 8, 4096, 64))
+    assert {setting.lengths["B"] for setting in settings if not setting.nan_in and setting.size == 1} == {1, 2}
+    assert {setting.size for setting in settings} == {1.0, LARGE, HUGE["float32"]}
+    assert {setting.nan_in for setting in settings} == {"", "query", "key", "value"}
+
+
+@pytest.mark.parametrize("rules", [{}, {"outputs": ("weights",)}, {"outputs": ("output", "lse")}], ids=str)
+def test_pieces_are_what_is_computed_at_once(rules: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    call = call_of("B", 2, "L", 8, attn_mask=masks.sliding_window(3, 0), **rules)
+    settings = [setting for setting in trial_settings(call) if setting.lengths["L"] == 19 and setting.size == 1]
+
+    def drawn() -> list[Any]:
+        return list(trials(call, settings, np.random.default_rng(0), computed_in="float32"))
+
+    whole = drawn()
+    monkeypatch.setattr("sdpa_xp_export._verify.row_sample.SCORES_AT_ONCE", 500)
+    for one, other in zip(whole, drawn(), strict=True):
+        for name, expected in one.expected.items():
+            for field in ("reference", "textbook", "magnitude", "terms"):
+                same = getattr(expected, field), getattr(other.expected[name], field)
+                np.testing.assert_allclose(*same, rtol=1e-5, atol=1e-5)  # BLAS sums in another order
+        for name, leaks in one.leaks.items():
+            np.testing.assert_array_equal(leaks, other.leaks[name])
+
+
+def test_inputs_and_hidden_keys_do_not_depend_on_the_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    mask = masks.padding(TensorSpec("int64", ("B",))) & masks.causal(-2)
+    call = call_of("B", 2, "L", 8, attn_mask=mask, bias=TensorSpec("float32", ("L", "L")))
+
+    def drawn() -> dict[str, Any]:
+        arrays = random_inputs(call, {"B": 3, "L": 40}, np.random.default_rng(0), LARGE)
+        return poison(call, arrays)
+
+    whole = drawn()
+    assert np.isnan(whole["key"]).any()
+    for name in ("DRAWN_AT_ONCE", "SCORES_AT_ONCE"):
+        monkeypatch.setattr(f"sdpa_xp_export._verify.random_inputs.{name}", 100)
+    for name, array in drawn().items():
+        np.testing.assert_array_equal(array, whole[name])
