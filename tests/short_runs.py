@@ -68,6 +68,8 @@ def run_each_model_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def leave_out_long_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `verify` and `verify_layer` try long lengths only around the numbers of a call."""
+    """Let `verify` and `verify_layer` try long lengths only around the numbers of a call, and few at random."""
+    monkeypatch.setattr("sdpa_xp_export._verify.random_lengths.RANGES", ((10, 130, 2),))
+    monkeypatch.setattr("sdpa_xp_export._verify.random_lengths.DRAWS_FOR_A_LAYER", 1)
     monkeypatch.setattr("sdpa_xp_export._verify.trial_settings.LONGEST", 300)
     monkeypatch.setattr("sdpa_xp_export._verify.layer_trials.LONG", (33, 40))

@@ -114,6 +114,8 @@ class LayerReport:
     which a longer run would have too many scores."""
     runtime: str = field(default="", kw_only=True)
     """The runtime that the model is for, from its metadata; empty if they have none."""
+    seed: int = field(default=0, kw_only=True)
+    """The seed of the random inputs and lengths. Pass it to repeat these runs."""
 
     @property
     def agrees(self) -> bool:
@@ -170,6 +172,7 @@ class LayerReport:
                 f"{beyond}: {closest.output} of {closest.inputs}, "
                 f"error {agreement.absolute:.2g}, bound {agreement.bound:.2g}",
                 self.nodes,
+                f"seed={self.seed}",
                 *([f"fell back: {fallen}"] if fallen else []),
                 *([f"not tried: {_shortened(self.left_out)}"] if self.left_out else []),
             ]
@@ -186,6 +189,7 @@ class LayerReport:
             ("runs", f"{len(self.runs)}, in {sum(run.seconds for run in self.runs):.2g} s"),
             ("rows", f"{compared:,} of {rows:,} compared"),
             ("ran on", f"onnxruntime {self.onnxruntime}: {self.nodes}"),
+            ("seed", str(self.seed)),
             *[("note", note) for note in self.notes],
             *[("smallest failing run", self.smallest_failure.partition(": ")[2]) for _ in self.failing[:1]],
             *[("fell back", placed.node) for placed in self.fell_back],

@@ -23,6 +23,7 @@ from sdpa_xp_export._runtime.session import profiled_session, providers, release
 from sdpa_xp_export._verify.left_out import left_out
 from sdpa_xp_export._verify.loaded import blocks_of, loaded_model
 from sdpa_xp_export._verify.row_sample import DEFAULT_ROWS, THOROUGH_ROWS
+from sdpa_xp_export._verify.seeds import seed_of
 from sdpa_xp_export._verify.stated_call import (
     check_interface,
     computed_dtype,
@@ -45,7 +46,7 @@ def verify(
     *,
     call: Mapping[str, Any] | None = None,
     provider: ProviderName | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     attn_mask: Mask | None = None,
     bias: Bias | None = None,
     thorough: bool = False,
@@ -63,6 +64,9 @@ def verify(
     In a long run, only a sample of the rows is compared: the first, the last, the rows next to each number and
     each block boundary, and some random ones.
 
+    Each verification also tries 34 random lengths of up to 2,053 tokens, others than the one before, so
+    verifications that are repeated, as in CI, can find a fault at a single length.
+
     Args:
         model: The result of `export_attention`, or the path of its file, which may have external data.
         call: The arguments of `export_attention` that you expect the model to compute, by name. By default the
@@ -70,7 +74,8 @@ def verify(
             metadata are not used.
         provider: `"cpu"`, `"cuda"`, or onnxruntime's own name of the provider. By default, the CPU, and also
             CUDA if onnxruntime offers it.
-        seed: The seed of the random inputs.
+        seed: The seed of the random inputs and of the random lengths. By default, each verification draws one,
+            and the report names it. Pass it to repeat these runs.
         attn_mask: The mask that the model was exported with. Pass it if it contains a `from_function`, which
             cannot be written to the metadata.
         bias: The bias that the model was exported with. Pass it if it contains a `from_function`.
@@ -95,7 +100,7 @@ def verify(
     Examples:
         >>> from sdpa_xp_export import TensorSpec, export_attention
         >>> qkv = TensorSpec("float32", ("B", 2, "L", 16))
-        >>> verify(export_attention(qkv, qkv, qkv, is_causal=True)).agrees
+        >>> verify(export_attention(qkv, qkv, qkv, is_causal=True), seed=0).agrees
         True
 
     References:
@@ -103,13 +108,14 @@ def verify(
         products is bounded relative to the sum of their sizes.
     """
     functions = {name: value for name, value in (("attn_mask", attn_mask), ("bias", bias)) if value is not None}
-    _check_arguments(call, seed, functions, thorough, watch)
+    _check_arguments(call, functions, thorough, watch)
+    seed = seed_of("verify", seed)
     loaded = loaded_model("verify", model, "`model` must be an ONNX model, or the path of its file")
     stated = stated_call(loaded, functions) if call is None else written_call(call)
     check_interface(loaded, stated)
     check_size("verify", stated)
     blocks = blocks_of(loaded)
-    settings = trial_settings(stated, blocks, thorough=thorough)
+    settings = trial_settings(stated, blocks, thorough=thorough, seed=seed)
     report = verified(
         loaded,
         stated,
@@ -175,17 +181,16 @@ def verified(
         from_metadata,
         computed_in,
         runtime=str(stated_runtime(model) or ""),
+        seed=seed,
     )
 
 
 def _check_arguments(
     call: object,
-    seed: object,
     functions: Mapping[str, object],
     thorough: object,
     watch: object,
 ) -> None:
-    checks.integer("verify", "seed", seed, least=0)
     checks.flag("verify", "thorough", thorough)
     for name, value in functions.items():
         checks.instance("verify", name, value, Mask if name == "attn_mask" else Bias)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,8 @@ from sdpa_xp_export._verify.layer_lengths import LayerLengths
 from sdpa_xp_export._verify.layer_notes import missing_arguments_note, stated_forms
 from sdpa_xp_export._verify.layer_trials import first_lengths, input_specs, length_names, more_lengths
 from sdpa_xp_export._verify.loaded import blocks_of, loaded_model
+from sdpa_xp_export._verify.random_lengths import random_lengths_of_layer
+from sdpa_xp_export._verify.seeds import seed_of
 from sdpa_xp_export._verify.stated_call import metadata_of
 from sdpa_xp_export._verify.trial_lengths import Lengths, shown_lengths, shown_shapes
 from sdpa_xp_export.report import LayerReport, Placement, Run
@@ -47,7 +49,7 @@ def verify_layer(
     *,
     draw: Mapping[str, Draw] | None = None,
     provider: ProviderName | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     thorough: bool = False,
     **keywords: Any,
 ) -> LayerReport:
@@ -58,7 +60,8 @@ def verify_layer(
     and with 130 together with each other name. A length that occurs only in inputs with "past" in their name is
     also tried with 0. There are also runs on both sides of each number in the masks and biases of the attention
     calls, and of each block of the graph, if a run has at most 38 million scores. To find these numbers, the
-    layer is called once more, as in `to_onnx`.
+    layer is called once more, as in `to_onnx`. Six runs have random lengths, which differ from one
+    verification to the next.
 
     In some runs a quarter of the tokens of each floating input is multiplied by a large number (2**30; 2**13
     in float16). Then a mask that adds -1e4 instead of -inf gives wrong results. The bound of these runs also
@@ -80,7 +83,7 @@ def verify_layer(
             model are valid rows, and other integers are between 0 and the longest length. Values from `draw`
             are not multiplied by a large number.
         provider: As for `verify`.
-        seed: The seed of the random inputs.
+        seed: The seed of the random inputs and lengths, as for `verify`.
         thorough: If True, try each length up to 17, five lengths around each number, and up to 1,030 with
             each other name.
         keywords: The keyword arguments of the layer, as for `to_onnx`. A `TensorSpec` in them, also within a
@@ -123,6 +126,7 @@ def verify_layer(
     hint = "Pass the keyword arguments that to_onnx got. The inputs of the model are passed by their names."
     bound_arguments("verify_layer", layer, (), arguments, hint)
 
+    seed = seed_of("verify_layer", seed)
     rng, both = np.random.default_rng(seed), BothLayers(layer, keywords)
     stated = numbers_from_json(metadata_of(loaded).get("sdpa_xp.numbers", "[]"))
     traced, left_out = _traced_numbers(layer, arguments)
@@ -144,11 +148,18 @@ def verify_layer(
         cases = [ordinary_case(lengths) for lengths in first_lengths(specs)]
     more = [*more_lengths(specs, thorough=thorough)]
     more += [lengths for lengths in chosen.around() if lengths not in more]
-    for lengths in more:
-        try:
-            cases.append(ordinary_case(lengths))
-        except Exception as error:  # the layer and `draw` are anyone's functions, and raise what they like
-            left_out.append(f"{shown_lengths(lengths)}: {_words_of(error)}")
+
+    def try_all(many: Iterable[Lengths]) -> None:
+        for lengths in many:
+            try:
+                cases.append(ordinary_case(lengths))
+            except Exception as error:  # the layer and `draw` are anyone's functions, and raise what they like
+                left_out.append(f"{shown_lengths(lengths)}: {_words_of(error)}")
+
+    try_all(more)
+    accepted = [case.lengths for case in cases]
+    at_random = random_lengths_of_layer(accepted, np.random.default_rng([seed, 1]), thorough=thorough)
+    try_all([lengths for lengths in at_random if lengths not in accepted])
     tried = [case.lengths for case in cases]
     left_out += chosen.left_out([*tried, *more])
     large = [lengths for lengths in [*first_lengths(specs)[:2], *chosen.longest()] if lengths in tried]
@@ -174,7 +185,7 @@ def verify_layer(
     shown = tuple(filter(None, notes))
     measured = tuple(runs), tuple(placements), tuple(left_out)
     runtime = str(stated_runtime(loaded) or "")
-    return LayerReport(form, reason, version(), shown, *measured, runtime=runtime)
+    return LayerReport(form, reason, version(), shown, *measured, runtime=runtime, seed=seed)
 
 
 def _check_keywords(specs: Mapping[str, TensorSpec], keywords: Mapping[str, Any]) -> set[str]:

@@ -59,13 +59,14 @@ def fallen_back(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_verdict(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     code, out, err = run(capsys, "verify", model)
     assert (code, err) == (0, "")
-    verdict, closest, error, rows, call, nodes = out.splitlines()
+    verdict, closest, error, rows, call, nodes, seed = out.splitlines()
     assert verdict == f"attention: agrees in 18 runs on onnxruntime {onnxruntime.__version__}"
     assert closest.startswith("closest to its bound: output of query[2,8,5,64] key[2,2,9,64]")
     assert error.startswith("  on CPUExecutionProvider, error ")
     assert rows == "rows compared: 1,440 of 1,440"
     assert call == "the call was read from the metadata"
     assert nodes.endswith("all on CPUExecutionProvider")
+    assert seed == "seed: 0 (--seed 0 repeats these runs)"
     assert max(map(len, out.splitlines())) < 80
 
 

@@ -8,10 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.constants import constants
 from sdpa_xp_export._dtypes.promotion import INTEGERS
 from sdpa_xp_export._verify.integer_operands import OperandChoice
+from sdpa_xp_export._verify.random_lengths import FEW_ROWS, random_lengths
 from sdpa_xp_export._verify.trial_lengths import Lengths, LengthsOfCall, several_lengths, shown_lengths
 
 LARGE = 100.0
@@ -44,6 +47,8 @@ class Setting:
     operands: OperandChoice = "drawn"
     nan_in: Literal["", "query", "key", "value"] = ""
     """The input with a NaN: a query, or a key or value that some query attends to."""
+    rows: int | None = None
+    """The most rows that are compared, if they are fewer than in other runs."""
 
     @property
     def shown(self) -> str:
@@ -54,8 +59,13 @@ class Setting:
         return f"{shown_lengths(self.lengths)}{scores}{chosen}{nan}"
 
 
-def trial_settings(call: ExportCall, blocks: Sequence[int] = (), *, thorough: bool = False) -> list[Setting]:
-    """Return the settings for a model that cuts its queries into blocks of these lengths."""
+def trial_settings(
+    call: ExportCall, blocks: Sequence[int] = (), *, thorough: bool = False, seed: int = 0
+) -> list[Setting]:
+    """Return the settings for a model that cuts its queries into blocks of these lengths.
+
+    Each seed adds other random lengths.
+    """
     most = THOROUGH_NUMBERS if thorough else DEFAULT_NUMBERS
     chosen = LengthsOfCall(call, most)
     small = [lengths for lengths in several_lengths(call) if chosen.affords(lengths)]
@@ -75,6 +85,8 @@ def trial_settings(call: ExportCall, blocks: Sequence[int] = (), *, thorough: bo
     settings += [Setting(lengths, operands=end) for lengths in (small[0], many) for end in _ends(call)]
     if thorough:
         settings += _thorough(call, chosen, at_numbers)
+    drawn = random_lengths(chosen, np.random.default_rng([seed, 1]), thorough=thorough) if call.symbols else ()
+    settings += [Setting(lengths, rows=FEW_ROWS) for lengths in drawn]
     draws = DRAWS_OF_FIXED if chosen.most == most else 1
     return list(_affordable(settings, chosen, draws))
 

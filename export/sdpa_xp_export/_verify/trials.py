@@ -81,7 +81,7 @@ def trials(
         arrays = random_inputs(call, setting.lengths, rng, setting.size, setting.operands)
         if setting.nan_in:
             arrays = with_nan(call, arrays, setting.nan_in)
-        sample = sampled_rows(call, setting.lengths, borders, rng, rows)
+        sample = sampled_rows(call, setting.lengths, borders, rng, min(rows, setting.rows or rows))
         expected: list[dict[str, ExpectedRows]] = []
         leaks: list[dict[str, NDArray[np.bool_]]] = []
         copies: Arrays = {}

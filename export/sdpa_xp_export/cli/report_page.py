@@ -74,6 +74,7 @@ def page(report: Report, model: str, failures: Sequence[str] = ()) -> str:
         **({"note": report.notes} if report.notes else {}),
         **({"smallest failing run": report.smallest_failure.partition(": ")[2]} if report.failing else {}),
         "nodes that ran": report.nodes,
+        "seed": report.seed,
         **({"not tried": report.left_out} if report.left_out else {}),
         "call": "read from the metadata of the model" if report.from_metadata else "passed by the caller",
         **stated(report.call),

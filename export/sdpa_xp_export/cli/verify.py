@@ -48,7 +48,10 @@ def run_verify(
     thorough: Annotated[
         bool, typer.Option("--thorough", help="Try more lengths and rows; takes minutes.")
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="The seed of the random inputs.")] = 0,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, help="Repeat the runs of this seed. Default: a new one, which the report names."),
+    ] = None,
     runs: Annotated[bool, typer.Option("--runs", help="Show each run.")] = False,
     as_json: AsJson = False,
     html: Annotated[
@@ -142,6 +145,7 @@ def _facts(report: Report, failures: list[str]) -> dict[str, object]:
         "call": page.stated(report.call),
         "call_from_metadata": report.from_metadata,
         "computed_in": report.computed_in,
+        "seed": report.seed,
         "left_out": report.left_out,
         "nodes": report.nodes,
         "runs": [asdict(run) for run in report.runs],
@@ -165,6 +169,7 @@ def _show(report: Report) -> None:
     say(f"rows compared: {compared:,} of {rows:,}")
     say(f"the call was read from {'the metadata' if report.from_metadata else 'the file of --call'}")
     say(report.nodes)
+    say(f"seed: {report.seed} (--seed {report.seed} repeats these runs)")
     for line in report.left_out:
         say(f"not tried: {line}")
     for placed in report.fell_back:

@@ -1,0 +1,117 @@
+"""Each verification draws some lengths anew, so that repeated ones find a fault at a single length."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command import run
+from faults.edits import changed_from
+
+from sdpa_xp_export import TensorSpec, export_attention, save, to_onnx, verify, verify_layer
+from sdpa_xp_export._call.call import ExportCall, ExportOptions
+from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._verify import seeds
+from sdpa_xp_export._verify.random_lengths import RANGES
+from sdpa_xp_export._verify.trial_settings import Setting, trial_settings
+
+X = TensorSpec("float32", ("B", 1, "L", 4))
+
+
+def call_of(query: tuple[int | str, ...], key: tuple[int | str, ...], **rules: Any) -> ExportCall:
+    specs = [TensorSpec("float32", shape) for shape in (query, key)]
+    return checked_call("test", specs[0], specs[1], specs[1], ExportOptions(**rules))
+
+
+def drawn(call: ExportCall, seed: int, **options: Any) -> list[Setting]:
+    return [setting for setting in trial_settings(call, seed=seed, **options) if setting.rows]
+
+
+def test_each_seed_draws_others_in_every_range() -> None:
+    call = call_of(("B", 2, "L", 8), ("B", 2, "S", 8))
+    one, other, again = (drawn(call, seed) for seed in (0, 1, 0))
+    assert one == again
+    assert one != other
+    assert trial_settings(call, seed=0)[:30] == trial_settings(call, seed=1)[:30]  # the rest stays
+    for first, end, count in RANGES:
+        for name in ("L", "S"):
+            assert 0 < sum(first <= setting.lengths[name] < end for setting in one) <= count
+    assert {setting.lengths["L"] == setting.lengths["S"] for setting in one} == {False, True}
+    assert max(setting.lengths["B"] for setting in one) > 1
+    assert len(drawn(call, 0, thorough=True)) > 5 * len(one)
+
+
+@pytest.mark.parametrize(("length", "runs"), [(33, 40), (200, 400)])
+def test_repeated_verifications_reach_a_length(length: int, runs: int) -> None:
+    """A seed in 4 draws 33 queries, and one in 30 draws 200."""
+    call = call_of(("B", 2, "L", 8), ("B", 2, "L", 8))
+    reached = [any(setting.lengths["L"] == length for setting in drawn(call, seed)) for seed in range(runs)]
+    assert 3 < sum(reached) < runs / 2
+
+
+def test_a_past_and_a_batch_are_drawn_too_and_fixed_lengths_are_not() -> None:
+    past = TensorSpec("float32", ("B", 2, "P", 8))
+    new = ("B", 2, "L", 8)
+    pasts = {s.lengths["P"] for s in drawn(call_of(new, new, past_key=past, past_value=past), 0)}
+    assert len(pasts) > 5
+    assert len({s.lengths["B"] for s in drawn(call_of(("B", 2, 9, 8), ("B", 2, 9, 8)), 0)}) > 3
+    assert drawn(call_of((1, 2, 9, 8), (1, 2, 9, 8)), 0) == []
+
+
+def test_a_fault_at_one_length_is_found_by_some_seeds_and_the_seed_repeats_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sdpa_xp_export._verify.trial_settings.LONGEST", 140)
+    monkeypatch.setattr("sdpa_xp_export._verify.random_lengths.RANGES", RANGES[:1])
+    model = export_attention(X, X, X, is_causal=True, form="primitive")
+    seed = next(n for n in range(99) if any(s.lengths["L"] == 33 for s in drawn(call_of(X.shape, X.shape), n)))
+    other = next(n for n in range(99) if all(s.lengths["L"] != 33 for s in drawn(call_of(X.shape, X.shape), n)))
+    changed_from("Mul", 1.5, "query", 2, "Equal", 33)(model)
+    assert verify(model, seed=other).agrees
+    monkeypatch.setattr(seeds, "new_seed", lambda: seed)
+    report = verify(model)
+    assert not report.agrees
+    assert report.seed == seed
+    assert f"seed={seed}" in str(report)
+    assert f"<td>{seed}</td>" in report._repr_html_()
+    assert {one_run.inputs for one_run in verify(model, seed=report.seed).runs} == {
+        r.inputs for r in report.runs
+    }
+    path = save(model, tmp_path / "model.onnx")
+    code, out, _ = run(capsys, "verify", path, "--html", tmp_path / "report.html")
+    assert code == 1
+    assert f"seed: {seed} (--seed {seed} repeats these runs)" in out
+    assert f"<dt>seed</dt><dd>{seed}</dd>" in (tmp_path / "report.html").read_text()
+    _, out, _ = run(capsys, "verify", path, "--json", "--seed", other)
+    facts = json.loads(out)
+    assert (facts["seed"], facts["agrees"]) == (other, True)
+
+
+def test_without_a_seed_each_verification_has_its_own() -> None:
+    fresh = runpy.run_path(str(seeds.__file__))  # the tests have replaced the function in the module
+    assert len({fresh["new_seed"]() for _ in range(9)}) > 1
+    assert seeds.seed_of("verify", np.int64(3)) == 3  # type: ignore[arg-type]
+    for wrong in (-1, 1.5, True):
+        with pytest.raises((TypeError, ValueError), match=r"^verify: `seed` must be"):
+            verify(export_attention(X, X, X), seed=wrong)  # type: ignore[arg-type]
+        with pytest.raises((TypeError, ValueError), match=r"^verify_layer: `seed` must be"):
+            verify_layer(to_onnx(lambda x: x + x, X), lambda x: x + x, seed=wrong)  # type: ignore[arg-type]
+
+
+def test_a_layer_is_tried_at_random_lengths_that_it_accepts() -> None:
+    def layer(x: Any) -> Any:
+        if not isinstance(x.shape[2], str) and x.shape[2] > 40:
+            raise ValueError("at most 40 tokens")
+        return x + x
+
+    model = to_onnx(lambda x: x + x, X)
+    one, other = (verify_layer(model, layer, seed=seed) for seed in (0, 1))
+    assert (one.seed, other.seed) == (0, 1)
+    lengths = [{one_run.inputs for one_run in report.runs} for report in (one, other)]
+    assert lengths[0] != lengths[1]
+    assert len(lengths[0] - lengths[1]) <= 6
+    assert one.left_out == other.left_out == ("B=130 L=130: ValueError: at most 40 tokens",)
