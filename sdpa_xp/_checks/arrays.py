@@ -66,6 +66,8 @@ def _conversion_hint(arrays: Mapping[str, Array], *names: str) -> str:
     """Return how to make two arrays arrays of one library; lazy ones do not exchange memory."""
     for name, other in (names, names[::-1]):
         library = library_of(arrays[name])
+        if other.startswith("cache."):  # a caller can convert the new tokens, but not what a cache holds
+            continue
         # Other arrays may be read wrongly: torch.asarray takes one of JAX for its bytes.
         if library.conversion and library_of(arrays[other]).module == "numpy":
             return f"Convert one: {library.conversion}({other})."
@@ -168,6 +170,8 @@ def one_dtype(function: str, arrays: Mapping[str, Array]) -> None:
             hint = f"Convert one: {code(name, f'{first}.dtype')}."
             if name.endswith(".weight"):  # a caller of a layer can convert the input, but not the weight
                 hint = f"Convert the input: {code(first, dtype_name(array.dtype))}."
+            elif name.startswith("cache."):  # nor what a cache holds
+                hint = f"Convert the new tokens: {code(first, f'{name}.dtype')}."
             raise TypeError(message(function, rule, got, hint))
 
 

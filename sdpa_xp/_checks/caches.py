@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from sdpa_xp._checks.arrays import floating, one_device, one_dtype
+from sdpa_xp._checks.arrays import floating, one_device, one_dtype, one_library
 from sdpa_xp._checks.messages import message, type_name
 from sdpa_xp._checks.shapes import known
-from sdpa_xp._libraries import has_override, library_of, share_memory
+from sdpa_xp._libraries import device_of, has_override, library_of, share_memory
 from sdpa_xp._libraries.protocols import Array, Shape
 
 
@@ -17,6 +17,14 @@ def same_dtype_and_device(function: str, arrays: Mapping[str, Array]) -> None:
         floating(function, name, array)
     one_dtype(function, arrays)
     one_device(function, arrays)
+
+
+def query_of_cache(function: str, query: Array, name: str, cached: Array) -> None:
+    """Check that a query has the library, the dtype and the device of a cache, whose array is called `name`."""
+    if type(query) is type(cached) and query.dtype == cached.dtype and device_of(query) == device_of(cached):
+        return  # hot: each step of a decoder comes here
+    if not has_override(query, cached):
+        same_dtype_and_device(function, one_library(function, {"query": query, name: cached})[1])
 
 
 def same_but_width(function: str, shapes: Mapping[str, Shape]) -> None:
@@ -58,11 +66,11 @@ def no_graph_values(function: str, feature: str, arrays: Mapping[str, Array]) ->
         raise TypeError(message(function, rule, got, "In a graph, use a KVCache without `capacity`."))
 
 
-def pool_not_empty(function: str, sequences: int, size: int) -> None:
-    """Check that there is at least one sequence, and that a block holds at least one token."""
+def pool_not_empty(function: str, sequences: int, size: int, name: str = "block_table") -> None:
+    """Check that `name` has at least one sequence, and that a block holds at least one token."""
     if sequences == 0:
-        rule = "`block_table` must have a row for at least one sequence"
-        raise ValueError(message(function, rule, {"block_table": []}))
+        rule = f"`{name}` must have a row for at least one sequence"
+        raise ValueError(message(function, rule, {name: []}))
     if size == 0:
         rule = "a block of `key_blocks` must hold at least one token"
         raise ValueError(message(function, rule, {"tokens of a block": size}))
@@ -98,13 +106,88 @@ def fits_capacity(function: str, needed: int, capacity: int) -> None:
         raise ValueError(message(function, rule, {"tokens": needed, "capacity": capacity}, hint))
 
 
-def is_newest(function: str, length: int, filled: int) -> None:
+def is_newest(function: str, newest: bool, length: int, filled: int) -> None:
     """Check that no cache was made from this one in place, because its tokens would be overwritten."""
-    if length != filled:
+    if not newest:
         rule = "a cache can be appended to in place only once"
         hint = "Append to the newest cache, or without `in_place`."
         got = {"tokens of this cache": length, "tokens of the newest cache": filled}
         raise ValueError(message(function, rule, got, hint))
+
+
+def not_overwritten(overwritten: bool, tokens: int) -> None:
+    """Check that the tokens of a cache are still in the memory that it shares with other caches."""
+    if overwritten:
+        rule = "the tokens of a cache must not be overwritten"
+        hint = "A cache with fewer tokens was appended to in place, in the same memory. Use the newest cache."
+        raise ValueError(message("KVCache", rule, {"tokens of this cache": tokens}, hint))
+
+
+def one_start(function: str, first_position: object, positions: object) -> None:
+    """Check that positions are given in one way."""
+    is_zero = isinstance(first_position, int) and first_position == 0
+    if positions is not None and not is_zero:
+        rule = "`first_position` and `positions` must not both be given"
+        raise ValueError(message(function, rule, {"first_position": first_position}))
+
+
+def in_cache(function: str, queries: int, tokens: int) -> None:
+    """Check that queries are the last tokens of a cache that has a position for each of them."""
+    if isinstance(queries, int) and isinstance(tokens, int) and queries > tokens:
+        rule = "queries that are not the last tokens of the cache need `positions`"
+        raise ValueError(message(function, rule, {"L": queries, "tokens": tokens}))
+
+
+def row_for_each_sequence(function: str, rows: list[list[int]], counts: Sequence[int]) -> None:
+    """Check that there is a position for each token of each sequence."""
+    if [len(row) for row in rows] != [*counts]:
+        rule = "`positions` must have one integer for each token of each sequence"
+        got = {"integers": [len(row) for row in rows], "tokens": [*counts]}
+        raise ValueError(message(function, rule, got))
+
+
+def has_tokens(function: str, counts: Sequence[int], lengths: Sequence[int]) -> None:
+    """Check that sequences have the tokens that are dropped."""
+    for sequence, (count, length) in enumerate(zip(counts, lengths, strict=True)):
+        if count > length:
+            rule = f"`count` must be at most the tokens of sequence {sequence}"
+            raise ValueError(message(function, rule, {"count": count, "tokens": length}))
+
+
+def whole_blocks(function: str, counts: Sequence[int], size: int) -> None:
+    """Check that whole blocks are dropped, since a sequence begins with a block."""
+    for count in counts:
+        if count % size:
+            rule = "`count` must be a multiple of the block size"
+            hint = "Drop fewer tokens, and hide the others with `masks.sliding_window`."
+            raise ValueError(message(function, rule, {"count": count, "block size": size}, hint))
+
+
+def among(function: str, name: str, least: int, most: int, limit: int, letter: str) -> None:
+    """Check that numbers are from 0 up to `limit`."""
+    if least < 0 or most >= limit:
+        rule = f"`{name}` must be from 0 to {letter} - 1"
+        raise ValueError(message(function, rule, {name: least if least < 0 else most, letter: limit}))
+
+
+def has_batch(function: str, shape: Shape) -> None:
+    """Check that keys (..., H, S, E) have batch entries."""
+    if len(shape) < 4:
+        rule = "the cache must have batch entries, on an axis before the heads"
+        raise ValueError(message(function, rule, {"cache.key.shape": shape}))
+
+
+def one_axis(function: str, name: str, shape: Shape) -> None:
+    """Check that an array has one axis."""
+    if len(shape) != 1:
+        raise ValueError(message(function, f"`{name}` must have one axis", {f"{name}.shape": shape}))
+
+
+def row_for_each_entry(function: str, shape: Shape, cached: Shape) -> None:
+    """Check that slots are (n,), or (B, n) for keys (B, H, S, E)."""
+    if len(shape) != 2 or len(cached) != 4 or shape[0] != cached[0]:
+        rule = "`slots` must be (n,), or (B, n) with one row for each entry of one batch axis"
+        raise ValueError(message(function, rule, {"slots.shape": shape, "cache.key.shape": cached}))
 
 
 def block_table(function: str, table: list[list[int]], lengths: list[int], size: int, blocks: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from sdpa_xp._checks.arrays import plain_array
 from sdpa_xp._checks.integers import Integers, integer
@@ -52,11 +53,17 @@ def below(function: str, name: str, numbers: Integers, limit: int, letter: str) 
         raise ValueError(message(function, rule, {name: int(numbers.most), letter: limit}))
 
 
-def instance(function: str, name: str, value: object, kind: type) -> None:
-    """Check that `value` is an instance of `kind`, or None."""
+def instance(function: str, name: str, value: object, kind: type, word: str = "", hint: str = "") -> None:
+    """Check that `value` is an instance of `kind`, called `word` in the message, or None."""
     if value is not None and not isinstance(value, kind):
-        rule = f"`{name}` must be a {kind.__name__} or None"
-        raise TypeError(message(function, rule, {name: type_name(value)}))
+        rule = f"`{name}` must be a {word or kind.__name__} or None"
+        raise TypeError(message(function, rule, {name: type_name(value)}, hint))
+
+
+def rotary(function: str, value: object, kind: type) -> None:
+    """Check the `rotary` of a cache."""
+    hint = "A `RotaryTables` takes your own cosines and sines." if isinstance(value, tuple | list) else ""
+    instance(function, "rotary", value, kind, "Rotary", hint)
 
 
 def fits_rotation(function: str, name: str, shape: Shape, width: int) -> None:
@@ -64,3 +71,23 @@ def fits_rotation(function: str, name: str, shape: Shape, width: int) -> None:
     if len(shape) < 2 or shape[-1] < width:
         rule = f"`{name}` must have at least 2 axes, and a width (axis -1, E) of at least `rotary.width`"
         raise ValueError(message(function, rule, {f"{name}.shape": shape, "rotary.width": width}))
+
+
+def rotation_tables(function: str, shapes: Mapping[str, Shape]) -> None:
+    """Check that cosines and sines have one shape, with a row for each position and a column for each pair."""
+    cos, sin = shapes.values()
+    if cos != sin or len(cos) < 2 or cos[-1] == 0:
+        rule = "`cos` and `sin` must have one shape, (P, width / 2) or (..., P, width / 2)"
+        raise ValueError(message(function, rule, {"cos.shape": cos, "sin.shape": sin}))
+
+
+def within_tables(function: str, least: int, most: int, rows: int) -> None:
+    """Check that the tables of a rotation have a row for each position."""
+    if least <= most and not 0 <= least <= most < rows:
+        rule = "the tables of the rotary must have a row for each position"
+        hint = (
+            ""
+            if least >= 0
+            else "Scores depend on distances alone: add one number to all positions of an entry."
+        )
+        raise ValueError(message(function, rule, {"positions": f"{least} to {most}", "rows": rows}, hint))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sdpa_xp._checks.arrays import plain_array
-from sdpa_xp._checks.integers import integer
+from sdpa_xp._checks.integers import LARGEST, integer
 from sdpa_xp._checks.messages import message
 from sdpa_xp._libraries import dtype_name, is_array, is_traced, library_of
 from sdpa_xp._libraries.protocols import Array
@@ -50,16 +50,33 @@ def same_length(function: str, named: Mapping[str, Sequence[object]]) -> None:
         raise ValueError(message(function, rule, {f"len({name})": len(x) for name, x in named.items()}))
 
 
-def integer_list(function: str, name: str, value: object, least: int = 0) -> list[int]:
-    """Check integers that are at least `least`, and return them as a list."""
+def integer_list(function: str, name: str, value: object, least: int = 0, most: float = LARGEST) -> list[int]:
+    """Check integers from `least` to `most`, and return them as a list."""
     numbers = _to_list(function, name, value)
-    return [integer(function, f"{name}[{index}]", number, least) for index, number in enumerate(numbers)]
+    return [integer(function, f"{name}[{index}]", number, least, most) for index, number in enumerate(numbers)]
+
+
+def integers_or_rows(function: str, name: str, value: object) -> list[Any]:
+    """Check integers, or rows of them, and return them as lists."""
+    items = _to_list(function, name, value)
+    if any(isinstance(item, list | tuple | range) or is_array(item) for item in items):
+        return [integer_list(function, f"{name}[{n}]", row, least=-LARGEST) for n, row in enumerate(items)]
+    return integer_list(function, name, items, least=-LARGEST)
 
 
 def integer_table(function: str, name: str, value: object) -> list[list[int]]:
     """Check rows of integers, and return them as lists. -1 is allowed: it stands for no block."""
     rows = enumerate(_to_list(function, name, value))
     return [integer_list(function, f"{name}[{index}]", row, least=-1) for index, row in rows]
+
+
+def integer_rows(function: str, name: str, value: Sequence[object]) -> list[list[int]]:
+    """Check rows of integers, all of one length, and return them as lists."""
+    rows = [integer_list(function, f"{name}[{n}]", row, least=-LARGEST) for n, row in enumerate(value)]
+    lengths = [len(row) for row in rows]
+    if len({*lengths}) > 1:
+        raise ValueError(message(function, f"the rows of `{name}` must have one length", {"lengths": lengths}))
+    return rows
 
 
 def _to_list(function: str, name: str, value: object) -> list[Any]:

@@ -6,6 +6,8 @@ Pass positions as a range, a list of integers, or an array of integers or floati
 from sdpa_xp.biases.alibi import alibi_slopes
 from sdpa_xp.positional.learned import learned
 from sdpa_xp.positional.rotary import Rotary
+from sdpa_xp.positional.rotary_tables import RotaryTables
+from sdpa_xp.positional.rotation import Rotation
 from sdpa_xp.positional.scaling import LinearScaling, Llama3Scaling, NTKScaling, Scaling, YaRNScaling
 from sdpa_xp.positional.sinusoidal import sinusoidal
 
@@ -14,6 +16,8 @@ __all__ = [
     "Llama3Scaling",
     "NTKScaling",
     "Rotary",
+    "RotaryTables",
+    "Rotation",
     "Scaling",
     "YaRNScaling",
     "alibi_slopes",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias, cast
 
 from sdpa_xp import _checks as checks
@@ -13,6 +13,24 @@ PositionsLike: TypeAlias = range | Sequence[int] | AnyArray
 """Positions as a caller passes them: one integer for each token, or an array of numbers."""
 
 
+class Consecutive(NamedTuple):
+    """Positions that follow one another: number n is at position first + shift + n."""
+
+    first: int | list[int] | Array
+    """One for all batch entries, or one for each, (...)."""
+    shift: int = 0
+
+    def moved(self, by: int) -> Consecutive:
+        """Return the positions from number `by` on."""
+        # A length of a graph is no number, so nothing is added to it if `shift` is 0.
+        return Consecutive(self.first, self.shift + by if self.shift else by)
+
+    @property
+    def is_from_zero(self) -> bool:
+        """Return whether number n is at position n."""
+        return isinstance(self.first, int) and isinstance(self.shift, int) and self.first + self.shift == 0
+
+
 class ArrayFactory(NamedTuple):
     """The library and the device that arrays of positions and angles are made for."""
 
@@ -20,17 +38,24 @@ class ArrayFactory(NamedTuple):
     """The public function, for messages."""
     xp: Namespace
     device: Device
+    arrays: Mapping[str, Array]
+    """The arrays by their names in messages, whose library and device it is."""
 
     def arange(self, start: int, stop: int) -> Array:
         """Return the int32 from `start` up to `stop`."""
         return self.xp.arange(start, stop, dtype=self.xp.int32, device=self.device)
 
-    def positions_from(self, starts: int | list[int], length: int) -> Array:
-        """Return `length` positions from the start on, (L,); or from each of N starts on, (N, L)."""
-        if not isinstance(starts, list):
-            return self.arange(starts, starts + length)
-        first = self.xp.asarray(starts, dtype=self.xp.int32, device=self.device)
-        return self.xp.expand_dims(first, axis=-1) + self.arange(0, length)
+    def consecutive(self, positions: Consecutive, length: int) -> Array:
+        """Return the first `length` positions as int32, (L,); or (..., L) if batch entries differ."""
+        first, shift = positions
+        if isinstance(first, int) and isinstance(shift, int) and first + shift >= 0:
+            first, shift = 0, first + shift
+        numbers = self.arange(shift, shift + length)  # a length of a graph takes no negative number
+        if isinstance(first, int):
+            return numbers + first if first else numbers
+        if isinstance(first, list):
+            first = self.xp.asarray(first, dtype=self.xp.int32, device=self.device)
+        return self.xp.expand_dims(first, axis=-1) + numbers
 
     def angles(self, positions: Array, frequencies: Sequence[float]) -> Array:
         """Return position * frequency, (..., len(frequencies)), in float64 if the device has it.
@@ -54,7 +79,7 @@ def array_factory(function: str, positions: object, like: object, name: str = "l
     checks.one_device(function, arrays)
     if like is not None:
         checks.floating(function, name, arrays[name])
-    return ArrayFactory(function, xp, device_of(next(iter(arrays.values()))))
+    return ArrayFactory(function, xp, device_of(next(iter(arrays.values()))), arrays)
 
 
 def as_array(function: str, positions: PositionsLike, factory: ArrayFactory) -> Array:

@@ -1,0 +1,110 @@
+"""Rotary embeddings by the caller's own tables of cosines and sines."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import cast
+
+from sdpa_xp import _checks as checks
+from sdpa_xp._libraries import execution_kind, has_override
+from sdpa_xp._libraries.protocols import AnyArray, Array
+from sdpa_xp.positional.positions import ArrayFactory, Consecutive
+from sdpa_xp.positional.rotation import Positions, Rotation
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class RotaryTables(Rotation):
+    r"""A rotary embedding by your own cosines and sines, one row for each position.
+
+    At position p, pair i is rotated by row p of the tables:
+    $(x_1, x_2) \to (x_1 \cos_{pi} - x_2 \sin_{pi},\; x_1 \sin_{pi} + x_2 \cos_{pi})$.
+
+    Use it wherever a `Rotary` is used, also in `KVCache` and `PagedKVCache`.
+
+    Shapes:
+        `P` positions in the tables, `...` batch.
+
+    Args:
+        cos: (P, width / 2), floating. Tables with one row of each batch entry are (..., P, width / 2). If your
+            tables have the whole width, with each number twice, pass one of the two halves.
+        sin: The same shape.
+        interleaved: Whether the elements of pair i are neighbours, 2i and 2i + 1. If not, they are i and
+            i + width / 2.
+
+    Raises:
+        TypeError: The tables are not floating arrays of one library and one dtype.
+        ValueError: The tables have several shapes, or fewer than 2 axes. When tokens are rotated: a position is
+            negative, or beyond the tables. Inside a jit and on a GPU, positions in arrays are not checked.
+
+    Examples:
+        >>> import numpy as np
+        >>> from sdpa_xp import positional
+        >>> cos, sin = positional.Rotary(2).cos_sin(range(3))
+        >>> rotary = positional.RotaryTables(cos, sin)
+        >>> rotary.apply(np.asarray([[1.0, 0.0]]), 2).round(2)
+        array([[-0.42,  0.91]])
+
+    References:
+        `rotary_cos` and `rotary_sin` of flash-attention; `cos_cache` and `sin_cache` of ONNX's RotaryEmbedding.
+    """
+
+    cos: AnyArray
+    sin: AnyArray
+    interleaved: bool = False
+    width: int = field(init=False)
+    """The number of elements that are rotated."""
+
+    def __post_init__(self) -> None:
+        function = "RotaryTables"
+        _, tables = checks.one_library(function, {"cos": self.cos, "sin": self.sin})
+        checks.same_dtype_and_device(function, tables)
+        checks.rotation_tables(function, {name: table.shape for name, table in tables.items()})
+        checks.flag(function, "interleaved", self.interleaved)
+        for name, table in tables.items():
+            object.__setattr__(self, name, table)
+        object.__setattr__(self, "width", 2 * tables["cos"].shape[-1])
+
+    def __repr__(self) -> str:
+        options = ", interleaved=True" if self.interleaved else ""
+        return f"RotaryTables(cos={checks.brief(self.cos)}, sin={checks.brief(self.sin)}{options})"
+
+    @property
+    def _default_like(self) -> AnyArray:
+        return self.cos
+
+    def _tables(self, positions: Positions, length: int, factory: ArrayFactory) -> tuple[Array, Array]:
+        tables = {"rotary.cos": cast(Array, self.cos), "rotary.sin": cast(Array, self.sin)}
+        if not has_override(*factory.arrays.values()):  # in a graph, tables are constants
+            checks.one_library(factory.function, {**factory.arrays, **tables})
+            checks.one_device(factory.function, {**factory.arrays, **tables})
+        rows = self.cos.shape[-2]
+        if isinstance(positions, Consecutive):
+            if (
+                isinstance(positions.first, int)
+                and isinstance(positions.shift, int)
+                and isinstance(length, int)
+            ):
+                start = positions.first + positions.shift
+                checks.within_tables(factory.function, start, start + length - 1, rows)
+                cos, sin = (table[..., start : start + length, :] for table in tables.values())
+                return cos, sin
+            positions = factory.consecutive(positions, length)
+        if execution_kind([positions]) not in ("traced", "device"):  # a device would have to wait
+            xp = factory.xp
+            checks.within_tables(factory.function, int(xp.min(positions)), int(xp.max(positions)), rows)
+        cos, sin = (_rows_at(factory, table, positions) for table in tables.values())
+        return cos, sin
+
+
+def _rows_at(factory: ArrayFactory, table: Array, positions: Array) -> Array:
+    """Return the rows of a table (..., P, width) at positions (..., L)."""
+    xp, (*batch, rows, width) = factory.xp, table.shape
+    if batch:  # the tables of all batch entries as one, in which the entry counts as well
+        positions = xp.broadcast_to(positions, (*batch, positions.shape[-1]))
+        entries = factory.arange(0, math.prod(batch)) * rows
+        positions = positions + xp.reshape(entries, (*batch, 1))
+        table = xp.reshape(table, (math.prod(batch) * rows, width))
+    index = positions if positions.ndim == 1 else xp.reshape(positions, (-1,))
+    rows_at = xp.take(table, index, axis=0)
+    return rows_at if positions.ndim == 1 else xp.reshape(rows_at, (*positions.shape, width))

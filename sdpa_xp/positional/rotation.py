@@ -1,0 +1,187 @@
+"""What rotary embeddings have in common: pairs of elements are rotated by cosines and sines of positions."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar, cast
+
+from sdpa_xp import _checks as checks
+from sdpa_xp._libraries import accumulation_dtype, astype_if_needed, is_number, widest_dtype
+from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace
+from sdpa_xp._tiles.layout import Layout
+from sdpa_xp.positional.positions import ArrayFactory, Consecutive, PositionsLike, array_factory, as_array
+
+A = TypeVar("A", bound=AnyArray)
+Positions: TypeAlias = Consecutive | Array
+"""Positions of tokens, an array of them as (..., L)."""
+
+
+class Rotation(ABC):
+    """The base class of rotary embeddings: `Rotary` computes its angles, `RotaryTables` takes them from you.
+
+    At a position with the cosines c_i and the sines s_i, pair i of the elements is rotated:
+    (x_1, x_2) becomes (x_1 c_i - x_2 s_i, x_1 s_i + x_2 c_i).
+    """
+
+    __slots__ = ()
+    width: int
+    interleaved: bool
+
+    @abstractmethod
+    def _tables(self, positions: Positions, length: int, factory: ArrayFactory) -> tuple[Array, Array]:
+        """Return the cosines and the sines of `length` positions, (..., length, width / 2)."""
+
+    @property
+    def _default_like(self) -> AnyArray | None:
+        """An array of the library that `cos_sin` returns by default; None is that of the positions."""
+        return None
+
+    def apply(self, x: A, positions: PositionsLike | int, *, layout: Layout = "...HLE") -> A:
+        """Return queries or keys, rotated by their positions.
+
+        Args:
+            x: (..., H, L, E), or (L, E).
+            positions: The position of the first token, if the others follow one by one. Or the positions of all
+                L tokens, as a range, a list or an array, which may have one row for each batch entry, (..., L).
+            layout: The layout of `x`: "...HLE", or "...LHE" with heads after the length.
+
+        Returns:
+            An array with the shape, library, device and dtype of `x`.
+
+        Raises:
+            TypeError: `x` is not a floating array, or the positions are not numbers.
+            ValueError: `x` is narrower than the rotation, or the positions do not fit.
+        """
+        return cast(A, self._rotated(f"{type(self).__name__}.apply", x, positions, layout))
+
+    def inverse(self, x: A, positions: PositionsLike | int, *, layout: Layout = "...HLE") -> A:
+        """Return queries or keys as they were before `apply` rotated them.
+
+        If the rotation also multiplies, as `YaRNScaling` does, the result is divided by the same number. To
+        move a rotated key to another position, apply the inverse at its old position, then `apply` at the new.
+
+        Args:
+            x: (..., H, L, E), or (L, E): rotated tokens.
+            positions: The positions at which they were rotated, as for `apply`.
+            layout: The layout of `x`.
+
+        Returns:
+            An array with the shape, library, device and dtype of `x`. `inverse` after `apply` gives `x` again,
+            up to the rounding of its dtype.
+
+        Raises:
+            TypeError: As for `apply`.
+            ValueError: As for `apply`.
+        """
+        return cast(A, self._rotated(f"{type(self).__name__}.inverse", x, positions, layout, back=True))
+
+    def cos_sin(self, positions: PositionsLike, *, like: Any = None) -> tuple[Any, Any]:
+        """Return the cosines and sines that `apply` multiplies by, as ONNX's RotaryEmbedding takes them.
+
+        Args:
+            positions: A range, a list or an array of any shape (...).
+            like: An array with the library, device and dtype of the result. By default these are those of your
+                own tables. For a `Rotary`, the library and device are those of `positions`, or NumPy's, and the
+                dtype is float64 if the device has it, else float32.
+
+        Returns:
+            Cosines and sines, each (..., width / 2), multiplied by the `magnitude` of the scaling.
+
+        Raises:
+            TypeError: The positions are not numbers, or are an array of another library than `like`.
+        """
+        function = f"{type(self).__name__}.cos_sin"
+        checks.not_one_number(function, "positions", positions)
+        factory = array_factory(function, positions, self._default_like if like is None else like)
+        array = as_array(function, positions, factory)
+        cos, sin = self._tables(array, array.shape[-1] if array.shape else 1, factory)
+        if like is None:
+            return cos, sin
+        return astype_if_needed(factory.xp, cos, like.dtype), astype_if_needed(factory.xp, sin, like.dtype)
+
+    def _rotated(
+        self, function: str, x: object, positions: PositionsLike | int, layout: str, *, back: bool = False
+    ) -> Array:
+        checks.named(function, "layout", layout, checks.LAYOUTS)
+        array = checks.plain_array(function, "x", x)
+        factory, length = _factory_and_length(self, function, "x", array, layout, positions)
+        if is_number(positions):
+            first = checks.integer(function, "positions", positions)
+            return _rotate_at(self, array, Consecutive(first), length, factory, layout, back=back)
+        token_positions = as_array(function, cast(PositionsLike, positions), factory)
+        checks.one_each(function, "positions", token_positions.shape, (*array.shape[:-3], length), "L")
+        return _rotate_at(self, array, token_positions, length, factory, layout, back=back)
+
+
+def rotate(
+    rotary: Rotation | None,
+    function: str,
+    name: str,
+    x: object,
+    positions_of: Callable[[int], Positions],
+    layout: str,
+) -> Array:
+    """Rotate tokens at `positions_of(L)`. Without a rotary the tokens pass through unchanged.
+
+    `function` and `name` are for messages.
+    """
+    array = checks.plain_array(function, name, x)
+    if rotary is None:
+        return array
+    factory, length = _factory_and_length(rotary, function, name, array, layout, 0)
+    return _rotate_at(rotary, array, positions_of(length), length, factory, layout)
+
+
+def _factory_and_length(
+    rotary: Rotation, function: str, name: str, x: Array, layout: str, positions: object
+) -> tuple[ArrayFactory, int]:
+    """Check `x` and `positions`, and return their array factory and the number of tokens."""
+    factory = array_factory(function, positions, x, name)
+    checks.fits_rotation(function, name, x.shape, rotary.width)
+    return factory, checks.headed(x.shape, layout)[-2]
+
+
+def _rotate_at(
+    rotary: Rotation,
+    x: Array,
+    positions: Positions,
+    length: int,
+    factory: ArrayFactory,
+    layout: str,
+    *,
+    back: bool = False,
+) -> Array:
+    """Rotate tokens that stand at these positions, or rotate them back."""
+    xp, dtype = factory.xp, accumulation_dtype(factory.xp, x.dtype)
+    cos, sin = rotary._tables(positions, length, factory)
+    if back:
+        cos, sin = _inverted(factory, cos, sin)
+    cos, sin = (astype_if_needed(xp, table, dtype) for table in (cos, sin))
+    if x.ndim > 2:
+        head_axis = -3 if layout == checks.HLE else -2
+        cos, sin = (xp.expand_dims(table, axis=head_axis) for table in (cos, sin))
+    front = astype_if_needed(xp, x[..., : rotary.width], dtype)
+    rotated = _rotate_pairs(xp, front, cos, sin, interleaved=rotary.interleaved)
+    rotated = astype_if_needed(xp, rotated, x.dtype)
+    is_whole = x.shape[-1] == rotary.width
+    return rotated if is_whole else xp.concat([rotated, x[..., rotary.width :]], axis=-1)
+
+
+def _inverted(factory: ArrayFactory, cos: Array, sin: Array) -> tuple[Array, Array]:
+    """Return the tables that undo a rotation, which may also have multiplied by sqrt(cos^2 + sin^2)."""
+    dtype = widest_dtype(factory.function, cos)
+    cos, sin = (astype_if_needed(factory.xp, table, dtype) for table in (cos, sin))
+    squared = cos * cos + sin * sin
+    return cos / squared, -sin / squared
+
+
+def _rotate_pairs(xp: Namespace, x: Array, cos: Array, sin: Array, *, interleaved: bool) -> Array:
+    """Rotate each pair (x_1, x_2) of elements by its angle."""
+    if interleaved:
+        x_1, x_2 = x[..., 0::2], x[..., 1::2]
+    else:
+        half = x.shape[-1] // 2
+        x_1, x_2 = x[..., :half], x[..., half:]
+    pair = [x_1 * cos - x_2 * sin, x_1 * sin + x_2 * cos]
+    return xp.reshape(xp.stack(pair, axis=-1), x.shape) if interleaved else xp.concat(pair, axis=-1)
