@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from sdpa_xp import _checks as checks
 from sdpa_xp._libraries import is_array
@@ -24,6 +24,9 @@ class ScoreModifier:
 
     name: ClassVar[str] = ""
     """The function that made it, such as "causal", or the operator that joined two, such as "&"."""
+    counts: ClassVar[Literal["slots", "distances", "positions"]] = "positions"
+    """What it reads of a token: its place in the arrays, its distance from other tokens, or its position. In
+    most calls they are the same, but not in a cache from which tokens were dropped."""
     __array_ufunc__: ClassVar[None] = None  # so that in `array & mask` the mask decides, not the array
     _signature: tuple[object] | None = field(init=False, repr=False, default=None)
     """`signature`, once it is known."""

@@ -55,6 +55,8 @@ class ScoreGrid:
     """The position of the first query among the keys; caches set it."""
     entries: tuple[int, ...] | None = None
     """The numbers of the batch entries that the grid is for, or None if it is for all of them."""
+    has_positions: bool = False
+    """Whether tokens have positions of their own, so that the lengths do not bound the distances."""
 
     @property
     def is_traced(self) -> bool:

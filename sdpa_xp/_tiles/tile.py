@@ -35,6 +35,15 @@ class WindowPlace(NamedTuple):
     keys: int
 
 
+class TokenPositions(NamedTuple):
+    """Where tokens stand in their sequences, if not where they stand in the arrays: int32."""
+
+    queries: Array
+    """(..., 1, L, 1)."""
+    keys: Array
+    """(..., 1, 1, S)."""
+
+
 class Tile(NamedTuple):
     """Queries `rows` against keys `columns`."""
 
@@ -52,6 +61,8 @@ class Tile(NamedTuple):
     placement: WindowPlace | None = None
     """The window of `rows` and `columns` that is computed now, in which `block` counts; None is all of it.
     Masks answer for all of `rows` and `columns`. The arrays of masks and biases hold the window alone."""
+    positions: TokenPositions | None = None
+    """The positions of the tokens, if they are not the numbers of `rows` and `columns`."""
 
     def slice(self, array: Array) -> Array:
         """Return the tile's part of an array that broadcasts to (..., Hq, L, S); an axis of 1 stays."""
@@ -104,8 +115,17 @@ class Tile(NamedTuple):
         return self.rows.stop - 1 + self.grid.position
 
     @property
+    def distances(self) -> tuple[float, float]:
+        """The smallest and the largest j - i of the tile's pairs; infinite if they depend on `positions`."""
+        if self.positions is not None:
+            return -math.inf, math.inf
+        return self.columns.start - self.last_position, self.columns.stop - 1 - self.first_position
+
+    @property
     def query_index(self) -> Array:
-        """The position of each query among the keys, (rows, 1)."""
+        """The position of each query among the keys, (rows, 1); with `positions` (..., 1, rows, 1)."""
+        if self.positions is not None:
+            return self.slice(self.positions.queries)
         rows, position = self._known_rows, self.grid.position
         if self.block is None:
             index = self.grid.arange(rows.start + position, rows.stop + position)
@@ -120,7 +140,9 @@ class Tile(NamedTuple):
 
     @property
     def key_index(self) -> Array:
-        """The number of each key, (1, columns)."""
+        """The position of each key, (1, columns); with `positions` (..., 1, 1, columns)."""
+        if self.positions is not None:
+            return self.slice(self.positions.keys)
         columns = self._known_columns
         index = self.grid.arange(columns.start, columns.stop)
         if self.placement is not None:

@@ -119,6 +119,7 @@ class ArrayBias(Bias):
     """A floating array that broadcasts to (..., Hq, L, S)."""
 
     name = "from_array"
+    counts = "slots"
     array: AnyArray
     argument: str = field(default="bias", repr=False)
     """The name of the array in messages."""

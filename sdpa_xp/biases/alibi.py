@@ -102,6 +102,7 @@ class Alibi(Bias):
     """Made by `alibi`."""
 
     name = "alibi"
+    counts = "distances"
     slopes: int | Sequence[float] | AnyArray
     offset: IntegersLike | Literal["lower_right"] = 0
 

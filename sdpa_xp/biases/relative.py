@@ -128,6 +128,7 @@ class Relative(Bias):
     """Made by `relative`."""
 
     name = "relative"
+    counts = "distances"
     table: AnyArray
     bidirectional: bool = True
     max_distance: int = 128
@@ -139,8 +140,10 @@ class Relative(Bias):
         checks.columns(grid.function, "bias.table", table.shape[1], grid.heads)
         offset = cast(int, grid.check_offset("bias.offset", self.offset).values)
         # The smallest and the largest distance in the call; distances beyond `max_distance` share a bucket.
-        first = self._within(1 - grid.queries - grid.position - offset)
-        last = max(first, self._within(grid.keys - 1 - grid.position - offset))
+        first, last = -self.max_distance, self.max_distance
+        if not grid.has_positions:
+            first = self._within(1 - grid.queries - grid.position - offset)
+            last = max(first, self._within(grid.keys - 1 - grid.position - offset))
         index = buckets(table.shape[0], self.max_distance, first, last, bidirectional=self.bidirectional)
         chosen = xp.asarray(index, dtype=xp.int32, device=grid.device)
         by_distance = xp.take(xp.astype(table, grid.dtype, copy=False), chosen, axis=0)
@@ -173,15 +176,18 @@ class RelativeTerm(AddedByDistance):
 
     def added(self, tile: Tile) -> Array:
         xp = tile.grid.xp
-        nearest = tile.columns.start - tile.last_position - self.offset
-        farthest = tile.columns.stop - 1 - tile.first_position - self.offset
-        if tile.block is None and (nearest >= self.last or farthest <= self.first):  # one number for each head
-            edge = self.last - self.first if nearest >= self.last else 0
+        nearest, farthest = tile.distances
+        last, first = self.last + self.offset, self.first + self.offset
+        if tile.block is None and (nearest >= last or farthest <= first):  # one number for each head
+            edge = self.last - self.first if nearest >= last else 0
             return xp.expand_dims(tile.slice_heads(self.table)[:, edge : edge + 1], axis=-1)
         index = self._index(xp, tile.key_index - tile.query_index)
         table = tile.slice_heads(self.table)
         chosen = xp.take(table, xp.reshape(index, (-1,)), axis=-1)
-        return xp.reshape(chosen, (table.shape[0], *index.shape))
+        *batch, rows, columns = index.shape  # with positions of their own, batch entries have an axis for heads
+        chosen = xp.reshape(chosen, (table.shape[0], *batch[:-1], rows, columns))
+        axes = range(1, chosen.ndim - 2)
+        return xp.permute_dims(chosen, (*axes, 0, chosen.ndim - 2, chosen.ndim - 1)) if axes else chosen
 
     def at_distances(self, grid: ScoreGrid, distances: Array) -> Array:
         return grid.xp.expand_dims(grid.xp.take(self.table, self._index(grid.xp, distances), axis=-1), axis=-2)

@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Generic, TypeVar, cast
 
 from sdpa_xp import _checks as checks
 from sdpa_xp._call.options import CallOptions
-from sdpa_xp._checks import Implementation
+from sdpa_xp._checks import Implementation, IntegersLike
 from sdpa_xp._display import table
 from sdpa_xp._libraries import device_of, dtype_name, library_of, namespace_of
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
-from sdpa_xp._tiles.layout import Layout, slice_of_axis
+from sdpa_xp._tiles.layout import Layout
 from sdpa_xp.attention import compute_output
 from sdpa_xp.biases import Bias
+from sdpa_xp.caches.buffers import Buffers, TokenSlots
+from sdpa_xp.caches.positions import (
+    TokenPositionsLike,
+    check_first,
+    check_positions,
+    check_slots,
+    count_positions,
+    elements_at,
+    factory_like,
+    joined_positions,
+    options_at,
+    positions_after,
+    positions_array,
+    positions_of_entries,
+    shown_positions,
+    some_positions,
+)
 from sdpa_xp.masks import Mask
-from sdpa_xp.positional import rotary as rotation
-from sdpa_xp.positional.rotary import Rotary
+from sdpa_xp.positional.positions import Consecutive
+from sdpa_xp.positional.rotation import Positions, Rotation, rotate
 
 A = TypeVar("A", bound=AnyArray)
-
-
-@dataclass(slots=True, eq=False)
-class _Buffers:
-    """The arrays of caches that were appended to in place, which share them."""
-
-    key: Array
-    value: Array
-    filled: int
-    """The number of tokens in the newest of these caches."""
 
 
 class KVCache(Generic[A]):
@@ -49,14 +56,27 @@ class KVCache(Generic[A]):
         capacity: The number of tokens to reserve memory for, so that `append(..., in_place=True)` copies only
             the new tokens. It needs writeable arrays (NumPy, CuPy, torch).
         layout: The layout of all inputs and outputs: "...HLE", or "...LHE" with heads after the length.
-        rotary: A `positional.Rotary`. The cache then rotates the keys of the prompt, keys when they are
-            appended, and queries when they attend, each by its position in the cache. The first token is at
-            position 0.
-        rotated: Whether `key` is rotated already, such as the `key` of another cache with a `rotary`.
+        rotary: A `positional.Rotary` or `positional.RotaryTables`. The cache then rotates the keys of the
+            prompt, keys when they are appended, and queries when they attend, each by its position.
+        rotated: Whether `key` is rotated already, such as the `key` of another cache with a `rotary`. If tokens
+            are missing in front of it, also pass the `first_position`.
+        first_position: The position of the first token in its sequence: 0 if the cache has the whole sequence,
+            and the number of dropped tokens if it has the end of one. Or one position for each batch entry, as
+            a list or an integer array that broadcasts to (...): -p for a text with p tokens of padding on its
+            left.
+        positions: The position of each token, if they do not follow one another: S integers, or an integer
+            array (..., S), such as the `positions` of another cache.
+
+    Positions:
+        A token keeps its position when other tokens are dropped. `rotary`, and masks and biases with a formula
+        of i and j, count positions: `sliding_window`, `chunked`, `dilated`, `prefix`, `causal`,
+        `from_function`, `alibi`, `relative`. What holds a number for each token counts tokens as they lie in
+        the cache: arrays, `from_array`, `document` and `padding`. `is_causal` lets a query attend to the tokens
+        before it in the cache, and to itself.
 
     Raises:
         TypeError: The arrays have several libraries or dtypes, or are not writeable although there is a
-            capacity.
+            capacity; or the positions are not integers.
         ValueError: The shapes do not fit, the arrays are on several devices, or the capacity is below S.
 
     Examples:
@@ -72,7 +92,7 @@ class KVCache(Generic[A]):
         Pope et al., "Efficiently Scaling Transformer Inference", arXiv 2211.05102, section 2.1.
     """
 
-    __slots__ = ("_axis", "_buffers", "_layout", "_length", "_rotary")
+    __slots__ = ("_layout", "_positions", "_rotary", "_slots")
 
     def __init__(
         self,
@@ -81,43 +101,55 @@ class KVCache(Generic[A]):
         *,
         capacity: int | None = None,
         layout: Layout = "...HLE",
-        rotary: Rotary | None = None,
+        rotary: Rotation | None = None,
         rotated: bool = False,
+        first_position: IntegersLike = 0,
+        positions: TokenPositionsLike | None = None,
     ) -> None:
-        checks.named("KVCache", "layout", layout, checks.LAYOUTS)
-        checks.instance("KVCache", "rotary", rotary, Rotary)
-        self._layout, self._axis, self._rotary = layout, -2 if layout == checks.HLE else -3, rotary
-        _, arrays = checks.one_library("KVCache", {"key": key, "value": value})
-        checks.same_dtype_and_device("KVCache", arrays)
-        checks.same_but_width("KVCache", {name: array.shape for name, array in arrays.items()})
-        self._length = arrays["key"].shape[self._axis]
-        if checks.flag("KVCache", "rotated", rotated) and rotary is not None:
-            checks.fits_rotation("KVCache", "key", arrays["key"].shape, rotary.width)
+        function = "KVCache"
+        checks.named(function, "layout", layout, checks.LAYOUTS)
+        checks.rotary(function, rotary, Rotation)
+        self._layout, self._rotary, axis = layout, rotary, -2 if layout == checks.HLE else -3
+        _, arrays = checks.one_library(function, {"key": key, "value": value})
+        checks.same_dtype_and_device(function, arrays)
+        checks.same_but_width(function, {name: array.shape for name, array in arrays.items()})
+        length, batch = arrays["key"].shape[axis], arrays["key"].shape[:-3]
+        checks.one_start(function, first_position, positions)
+        self._positions: Positions = (
+            check_first(function, first_position, arrays["key"])
+            if positions is None
+            else check_positions(function, positions, length, batch, arrays["key"])
+        )
+        if checks.flag(function, "rotated", rotated) and rotary is not None:
+            checks.fits_rotation(function, "key", arrays["key"].shape, rotary.width)
         else:
-            arrays["key"] = rotation.rotate(rotary, "KVCache", "key", arrays["key"], self._length, layout)
+            arrays["key"] = rotate(rotary, function, "key", arrays["key"], lambda _: self._positions, layout)
         if capacity is not None:
-            checks.no_graph_values("KVCache", "`capacity`", arrays)
-            room = checks.integer("KVCache", "capacity", capacity, least=self._length) - self._length
-            arrays = {name: self._with_room(array, room) for name, array in arrays.items()}
-            checks.writeable("KVCache", "`capacity`", arrays)
-        self._buffers = _Buffers(arrays["key"], arrays["value"], self._length)
+            checks.no_graph_values(function, "`capacity`", arrays)
+            room = checks.integer(function, "capacity", capacity, least=length) - length
+            arrays = {name: _with_room(array, room, axis) for name, array in arrays.items()}
+            checks.writeable(function, "`capacity`", arrays)
+        self._slots = TokenSlots(Buffers(arrays, axis, length, length), 0, length)
 
     def __len__(self) -> int:
         """Return the number of tokens in the cache."""
-        return self._length
+        return self._slots.length
 
     def __repr__(self) -> str:
-        return f"KVCache(key={checks.brief(self.key)}, value={checks.brief(self.value)})"
+        shown = {"key": checks.brief(self.key), "value": checks.brief(self.value)}
+        shown |= shown_positions(self._positions)
+        return f"KVCache({', '.join(f'{name}={text}' for name, text in shown.items())})"
 
     def _repr_html_(self) -> str:
         """Return the table that a notebook shows."""
-        key, room = self._buffers.key, self._buffers.key.shape[self._axis]
+        length, room, key = self._slots.length, self._slots.buffers.capacity, self.key
         rows = [
-            ("tokens", f"{self._length:,}" + (f" of {room:,}" if room > self._length else "")),
-            ("key", str(tuple(self.key.shape))),
+            ("tokens", f"{length:,}" + (f" of {room:,}" if room > length else "")),
+            ("key", str(tuple(key.shape))),
             ("value", str(tuple(self.value.shape))),
             ("layout", self._layout),
             ("arrays", f"{library_of(key).name}, {dtype_name(key.dtype)}, {device_of(key)}"),
+            *shown_positions(self._positions).items(),
         ]
         return table("KVCache", rows if self._rotary is None else [*rows, ("rotary", str(self._rotary))])
 
@@ -129,19 +161,35 @@ class KVCache(Generic[A]):
     @property
     def key(self) -> A:
         """The keys of the tokens so far, (..., H, S, E); rotated, if the cache has a `rotary`."""
-        return cast(A, self._filled(self._buffers.key))
+        return cast(A, self._slots.tokens("key"))
 
     @property
     def value(self) -> A:
         """The values of the tokens so far, (..., H, S, Ev)."""
-        return cast(A, self._filled(self._buffers.value))
+        return cast(A, self._slots.tokens("value"))
 
-    def append(self, key: A, value: AnyArray, *, in_place: bool = False) -> KVCache[A]:
+    @property
+    def positions(self) -> A:
+        """The positions of the tokens so far, int32: (S,), or (..., S) if batch entries differ."""
+        factory = factory_like("KVCache", self._slots.buffers.arrays["key"])
+        return cast(A, positions_array(factory, self._positions, self._slots.length))
+
+    def append(
+        self,
+        key: A,
+        value: AnyArray,
+        *,
+        positions: TokenPositionsLike | None = None,
+        in_place: bool = False,
+    ) -> KVCache[A]:
         """Return a cache with `n` more tokens.
 
         Args:
             key: (..., H, n, E), with the cache's library, device and dtype.
             value: (..., H, n, Ev).
+            positions: The positions of the tokens, if they do not follow the last token: the position of the
+                first, if the others follow one by one; or n integers, or an integer array (..., n). The tokens
+                of a draft that branches have them.
             in_place: Write into the memory that `capacity` reserved, instead of copying the cache. This cache
                 does not change, but you cannot append to it in place a second time, and torch can no longer
                 differentiate attention that was computed from it. If False, the new cache is a copy without
@@ -155,26 +203,32 @@ class KVCache(Generic[A]):
             ValueError: As for the cache; or, with `in_place`, the tokens exceed the capacity, or tokens were
                 appended to this cache in place before.
         """
-        old = {"key": self._filled(self._buffers.key), "value": self._filled(self._buffers.value)}
+        function, length, axis = "KVCache.append", self._slots.length, self._slots.buffers.axis
+        old = {name: self._slots.tokens(name) for name in ("key", "value")}
         cached = {f"cache.{name}": array for name, array in old.items()}
-        xp, arrays = checks.one_library("KVCache.append", {"key": key, "value": value, **cached})
-        checks.same_dtype_and_device("KVCache.append", arrays)
+        xp, arrays = checks.one_library(function, {"key": key, "value": value, **cached})
+        checks.same_dtype_and_device(function, arrays)
         new = {name: arrays[name] for name in ("key", "value")}
         for name, array in new.items():
-            checks.same_but("KVCache.append", name, array.shape, old[name].shape, self._axis)
-        checks.same_but_width("KVCache.append", {name: array.shape for name, array in new.items()})
-        stop = self._length + new["key"].shape[self._axis]
-        new["key"] = rotation.rotate(self._rotary, "KVCache.append", "key", new["key"], stop, self._layout)
-        if not checks.flag("KVCache.append", "in_place", in_place):
-            joined = {name: xp.concat([old[name], new[name]], axis=self._axis) for name in new}
-            return self._with_buffers(_Buffers(joined["key"], joined["value"], joined["key"].shape[self._axis]))
-        return self._append_in_place(new["key"], new["value"])
+            checks.same_but(function, name, array.shape, old[name].shape, axis)
+        checks.same_but_width(function, {name: array.shape for name, array in new.items()})
+        count = new["key"].shape[axis]
+        added: Positions = positions_after(self._positions, length)
+        if positions is not None:
+            added = check_positions(function, positions, count, new["key"].shape[:-3], new["key"])
+        new["key"] = rotate(self._rotary, function, "key", new["key"], lambda _: added, self._layout)
+        factory = factory_like(function, new["key"])
+        joined = joined_positions(factory, self._positions, length, added, count)
+        if checks.flag(function, "in_place", in_place):
+            return self._with(self._slots.append(function, new), joined)
+        return self._copied({name: xp.concat([old[name], new[name]], axis=axis) for name in new}, joined)
 
     def attend(
         self,
         query: A,
         attn_mask: Mask | AnyArray | None = None,
         *,
+        positions: TokenPositionsLike | None = None,
         bias: Bias | AnyArray | None = None,
         is_causal: bool = True,
         scale: float | AnyArray | None = None,
@@ -190,8 +244,10 @@ class KVCache(Generic[A]):
         Args:
             query: (..., Hq, L, E).
             attn_mask: A mask or an array. This argument and the next ones are as in
-                `scaled_dot_product_attention`. The first query is at position S - L, also for masks and
-                biases: `sliding_window(255, 0)` means the last 256 tokens.
+                `scaled_dot_product_attention`. A query has the position of its token, also for masks and
+                biases: `sliding_window(255, 0)` means the last 256 positions.
+            positions: The positions of the queries, if these are not the last tokens of the cache: the position
+                of the first query, or L integers, or an integer array (..., L). Pass `is_causal=False` too.
             bias: A bias, or an array that broadcasts to (..., Hq, L, S).
             is_causal: Query i attends to key j only if j <= i + S - L.
             scale: A number, or an array that broadcasts to (..., Hq, L, 1).
@@ -224,33 +280,150 @@ class KVCache(Generic[A]):
             implementation,
         )
         function = "KVCache.attend"
-        rotated = rotation.rotate(self._rotary, function, "query", query, self._length, self._layout)
+        rotated, options = self._placed(function, query, positions, options)
         return compute_output(function, cast(A, rotated), self.key, self.value, options, queries_at_end=True)
 
-    def _append_in_place(self, key: Array, value: Array) -> KVCache[A]:
-        function, buffers, stop = "KVCache.append", self._buffers, self._length + key.shape[self._axis]
-        checks.writeable(function, "`in_place=True`", {"cache.key": buffers.key, "cache.value": buffers.value})
-        checks.fits_capacity(function, stop, buffers.key.shape[self._axis])
-        checks.is_newest(function, self._length, buffers.filled)
-        for buffer, tokens in ((buffers.key, key), (buffers.value, value)):
-            buffer[slice_of_axis(self._axis, self._length, stop)] = tokens
-        buffers.filled = stop
-        return self._with_buffers(buffers)
+    def drop_first(self, count: int) -> KVCache[A]:
+        """Return a cache without its first `count` tokens. The other tokens keep their positions.
 
-    def _with_buffers(self, buffers: _Buffers) -> KVCache[A]:
+        Nothing is copied. Appended in place, `cache.append(...).drop_first(1)` rolls: when the memory behind
+        the tokens is full, they move to its front, so that a `capacity` of twice the tokens is enough for any
+        number of steps.
+
+        Args:
+            count: From 0 to S.
+
+        Raises:
+            TypeError: `count` is not an integer.
+            ValueError: `count` is negative, or more than S.
+        """
+        length = self._slots.length
+        return self._part(self._counted("drop_first", count), length)
+
+    def drop_last(self, count: int) -> KVCache[A]:
+        """Return a cache without its last `count` tokens, such as a draft that was rejected.
+
+        Nothing is copied. If you append to the new cache in place, the dropped tokens are overwritten, and
+        caches that have them raise an error when they are used.
+
+        Args:
+            count: From 0 to S.
+
+        Raises:
+            TypeError: `count` is not an integer.
+            ValueError: `count` is negative, or more than S.
+        """
+        length = self._slots.length
+        return self._part(0, length - self._counted("drop_last", count))
+
+    def take_tokens(self, slots: Sequence[int] | AnyArray) -> KVCache[A]:
+        """Return a cache of some tokens, which keep their positions.
+
+        Use it to evict tokens, or to keep the accepted path of a draft that branches.
+
+        Args:
+            slots: The numbers of the tokens, from 0 to S - 1: n integers, as a list, a range or an integer
+                array. A cache with one batch axis also takes an array (B, n), with one row for each batch
+                entry.
+
+        Returns:
+            The new cache, a copy without reserved memory.
+
+        Raises:
+            TypeError: The numbers are not integers, or are an array of another library.
+            ValueError: A number is negative, or S or more, as far as they can be read; or the shape does not
+            fit.
+        """
+        function = "KVCache.take_tokens"
+        array, axis = self._slots.tokens("key"), self._slots.buffers.axis
+        factory = factory_like(function, array)
+        index = check_slots(function, "slots", slots, self._slots.length, "S", array)
+        if index.ndim > 1:
+            checks.row_for_each_entry(function, index.shape, array.shape)
+        positions = positions_array(factory, self._positions, self._slots.length)
+        arrays = {name: elements_at(self._slots.tokens(name), index, axis, axis) for name in ("key", "value")}
+        return self._copied(arrays, elements_at(positions, index, -1, -1))
+
+    def take_entries(self, entries: Sequence[int] | AnyArray) -> KVCache[A]:
+        """Return a cache of some batch entries, in any order and also repeatedly, as a beam search needs.
+
+        Args:
+            entries: The numbers of the entries on the first axis: a list, a range or an integer array.
+
+        Returns:
+            The new cache, a copy without reserved memory.
+
+        Raises:
+            TypeError: The numbers are not integers, or are an array of another library.
+            ValueError: A number is not one of an entry, as far as they can be read; or the cache has no batch.
+        """
+        function = "KVCache.take_entries"
+        key = self._slots.tokens("key")
+        checks.has_batch(function, key.shape)
+        index = check_slots(function, "entries", entries, key.shape[0], "B", key)
+        checks.one_axis(function, "entries", index.shape)
+        arrays = {name: elements_at(self._slots.tokens(name), index, 0, 0) for name in ("key", "value")}
+        return self._copied(arrays, positions_of_entries(self._positions, index, len(key.shape) - 3))
+
+    def _placed(
+        self, function: str, query: AnyArray, positions: object, options: CallOptions
+    ) -> tuple[AnyArray, CallOptions]:
+        """Return the query, rotated by its positions, and the options with masks and biases that know them."""
+        length = self._slots.length
+
+        def positions_of(queries: int) -> Positions:
+            if positions is not None:
+                return check_positions(function, positions, queries, array.shape[:-3], array)
+            if not isinstance(self._positions, Consecutive):
+                checks.in_cache(function, queries, length)
+            return some_positions(self._positions, length - queries, length)
+
+        array = checks.plain_array(function, "query", query)
+        checks.query_of_cache(function, array, "cache.key", self._slots.buffers.arrays["key"])
+        if len(array.shape) < 3:  # refused later, as in every call
+            return array, options
+        rotated = rotate(self._rotary, function, "query", array, positions_of, self._layout)
+        is_consecutive = positions is None and isinstance(self._positions, Consecutive)
+        if is_consecutive and cast(Consecutive, self._positions).is_from_zero:
+            return rotated, options
+        queries = checks.headed(array.shape, self._layout)[-2]
+        if positions is not None:
+            positions_of(queries)
+        if not count_positions(options, consecutive=is_consecutive):
+            return rotated, options
+        factory = factory_like(function, array)
+        places = (positions_of(queries), queries), (self._positions, length)
+        return rotated, options_at(
+            options, *(positions_array(factory, *place) for place in places), consecutive=is_consecutive
+        )
+
+    def _counted(self, method: str, count: int) -> int:
+        function, length = f"KVCache.{method}", self._slots.length
+        most = length if isinstance(length, int) else checks.LARGEST_INTEGER  # or a name, in a graph
+        return checks.integer(function, "count", count, least=0, most=most)
+
+    def _part(self, start: int, stop: int) -> KVCache[A]:
+        return self._with(self._slots.part(start, stop), some_positions(self._positions, start, stop))
+
+    def _copied(self, arrays: Mapping[str, Array], positions: Positions) -> KVCache[A]:
+        axis = self._slots.buffers.axis
+        length = arrays["key"].shape[axis]
+        return self._with(TokenSlots(Buffers(arrays, axis, length, length), 0, length), positions)
+
+    def _with(self, slots: TokenSlots, positions: Positions) -> KVCache[A]:
         cache = object.__new__(KVCache)
-        cache._layout, cache._axis, cache._rotary = self._layout, self._axis, self._rotary
-        cache._buffers, cache._length = buffers, buffers.filled
+        cache._layout, cache._rotary, cache._slots, cache._positions = (
+            self._layout,
+            self._rotary,
+            slots,
+            positions,
+        )
         return cache
 
-    def _filled(self, buffer: Array) -> Array:
-        """Return the part of a buffer that holds this cache's tokens."""
-        is_full = buffer.shape[self._axis] == self._length
-        return buffer if is_full else buffer[slice_of_axis(self._axis, 0, self._length)]
 
-    def _with_room(self, array: Array, room: int) -> Array:
-        xp = namespace_of(array)
-        shape = list(array.shape)
-        shape[self._axis] = room
-        free = xp.zeros(tuple(shape), dtype=array.dtype, device=device_of(array))
-        return xp.concat([array, free], axis=self._axis)
+def _with_room(array: Array, room: int, axis: int) -> Array:
+    xp = namespace_of(array)
+    shape = list(array.shape)
+    shape[axis] = room
+    free = xp.zeros(tuple(shape), dtype=array.dtype, device=device_of(array))
+    return xp.concat([array, free], axis=axis)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Generic, TypeVar, cast
 
 from sdpa_xp import _checks as checks
@@ -15,16 +15,30 @@ from sdpa_xp._core.block_writes import pool_with_tokens, split_into_blocks, writ
 from sdpa_xp._core.key_value_source import ArraySource, PagedSource
 from sdpa_xp._core.pool_order import attend_in_pool_order
 from sdpa_xp._display import table
-from sdpa_xp._libraries import device_of, dtype_name
+from sdpa_xp._libraries import device_of, dtype_name, is_number
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng, Shape
 from sdpa_xp._tiles.layout import Layout
 from sdpa_xp._tiles.plan import plan_pages
 from sdpa_xp._tiles.pool_plan import plan_pool
 from sdpa_xp._tiles.score_grid import rows_at
 from sdpa_xp.biases import Bias
+from sdpa_xp.caches.paged_positions import (
+    Row,
+    are_slots,
+    as_positions,
+    check_first_positions,
+    check_rows,
+    join_rows,
+    last_positions,
+    next_position,
+    part_of_row,
+    positions_table,
+    shown_rows,
+)
+from sdpa_xp.caches.positions import count_positions, factory_like, options_at
 from sdpa_xp.masks import Mask
 from sdpa_xp.masks.bands import Causal
-from sdpa_xp.positional.rotary import Rotary, rotate
+from sdpa_xp.positional.rotation import Rotation, rotate
 
 A = TypeVar("A", bound=AnyArray)
 MOST_SEQUENCES = 8
@@ -55,8 +69,12 @@ class PagedKVCache(Generic[A]):
         lengths: The number of tokens of each sequence: N integers, in a list or an array, static like the
             table.
         layout: The layout of all inputs and outputs.
-        rotary: A `positional.Rotary`. The cache then rotates keys when they are appended, and queries when they
-            attend, each by its position in its sequence. The keys in the pool must be rotated already.
+        rotary: A `positional.Rotary` or `positional.RotaryTables`. The cache then rotates keys when they are
+            appended, and queries when they attend, each by its position in its sequence. The keys in the pool
+            must be rotated already.
+        first_position: The position of the first token that the cache has of each sequence: one integer, or N.
+            It is not 0 if older blocks were given back. See `KVCache` for what counts positions.
+        positions: The position of each token, if they do not follow one another: N lists of integers.
 
     Raises:
         TypeError: The arrays have several libraries or dtypes; or the table or the lengths are not integers, or
@@ -79,7 +97,16 @@ class PagedKVCache(Generic[A]):
         Kwon et al., "PagedAttention", arXiv 2309.06180, section 4.1.
     """
 
-    __slots__ = ("_key_blocks", "_layout", "_lengths", "_rotary", "_table", "_token_axis", "_value_blocks")
+    __slots__ = (
+        "_key_blocks",
+        "_layout",
+        "_lengths",
+        "_positions",
+        "_rotary",
+        "_table",
+        "_token_axis",
+        "_value_blocks",
+    )
 
     def __init__(
         self,
@@ -89,7 +116,9 @@ class PagedKVCache(Generic[A]):
         lengths: Sequence[int] | AnyArray,
         *,
         layout: Layout = "...HLE",
-        rotary: Rotary | None = None,
+        rotary: Rotation | None = None,
+        first_position: int | Sequence[int] | AnyArray = 0,
+        positions: Sequence[Sequence[int]] | AnyArray | None = None,
     ) -> None:
         function = "PagedKVCache"
         checks.named(function, "layout", layout, checks.LAYOUTS)
@@ -98,7 +127,7 @@ class PagedKVCache(Generic[A]):
         checks.same_dtype_and_device(function, arrays)
         checks.axes(function, {name: array.shape for name, array in arrays.items()}, 4)
         checks.same_but_width(function, {name: array.shape for name, array in arrays.items()})
-        checks.instance(function, "rotary", rotary, Rotary)
+        checks.rotary(function, rotary, Rotation)
         if rotary is not None:
             checks.fits_rotation(function, "key_blocks", arrays["key_blocks"].shape, rotary.width)
         self._layout, self._token_axis, self._rotary = layout, -2 if layout == checks.HLE else -3, rotary
@@ -108,11 +137,19 @@ class PagedKVCache(Generic[A]):
         self._key_blocks = arrays["key_blocks"]
         self._value_blocks = arrays["value_blocks"]
         self._lengths = tuple(token_counts)
+        checks.one_start(function, first_position, positions)
+        self._positions = (
+            check_first_positions(function, first_position, token_counts)
+            if positions is None
+            else check_rows(function, positions, token_counts)
+        )
         checks.pool_not_empty(function, len(token_counts), self.block_size)
         checks.block_table(function, self._table, token_counts, self.block_size, self._key_blocks.shape[0])
 
     def __repr__(self) -> str:
-        return f"PagedKVCache(key_blocks={checks.brief(self.key_blocks)}, lengths={self.lengths})"
+        shown = {"key_blocks": checks.brief(self.key_blocks), "lengths": self.lengths}
+        shown |= shown_rows(self._positions)
+        return f"PagedKVCache({', '.join(f'{name}={text}' for name, text in shown.items())})"
 
     def _repr_html_(self) -> str:
         """Return the table that a notebook shows, with the first sequences."""
@@ -148,16 +185,35 @@ class PagedKVCache(Generic[A]):
         return self._lengths
 
     @property
+    def block_table(self) -> tuple[tuple[int, ...], ...]:
+        """The blocks of each sequence."""
+        return tuple(map(tuple, self._table))
+
+    @property
+    def positions(self) -> tuple[Sequence[int], ...]:
+        """The positions of the tokens of each sequence."""
+        return self._positions
+
+    @property
     def block_size(self) -> int:
         """The number of tokens that fit into a block."""
         return self._key_blocks.shape[self._token_axis]
 
-    def append(self, key: A, value: AnyArray, *, in_place: bool = False) -> PagedKVCache[A]:
+    def append(
+        self,
+        key: A,
+        value: AnyArray,
+        *,
+        positions: int | Sequence[int] | Sequence[Sequence[int]] | AnyArray | None = None,
+        in_place: bool = False,
+    ) -> PagedKVCache[A]:
         """Return a cache with `n` more tokens in each sequence.
 
         Args:
             key: (N, H, n, E), with the pool's library, device and dtype.
             value: (N, H, n, Ev).
+            positions: The positions of the tokens, if they do not follow the last token of their sequence: that
+                of the first, n integers, or (N, n) integers, static like the table.
             in_place: Write into the pool instead of copying it. Other caches over the same pool see the
                 change. The pools of keys and values must not share memory.
 
@@ -171,7 +227,8 @@ class PagedKVCache(Generic[A]):
         """
         function = "PagedKVCache.append"
         pools = {"key_blocks": self._key_blocks, "value_blocks": self._value_blocks}
-        _, arrays = checks.one_library(function, {"key": key, "value": value, **pools})
+        cached = {f"cache.{name}": pool for name, pool in pools.items()}
+        _, arrays = checks.one_library(function, {"key": key, "value": value, **cached})
         checks.same_dtype_and_device(function, arrays)
         for name in ("key", "value"):
             target = (len(self._lengths), *pools[f"{name}_blocks"].shape[1:])
@@ -186,7 +243,13 @@ class PagedKVCache(Generic[A]):
             row[: -(-length // self.block_size)] for row, length in zip(self._table, lengths, strict=True)
         ]
         checks.exclusive_blocks(function, [(write.sequence, write.block) for write in writes], used_rows)
-        new["key"] = rotate(self._rotary, function, "key", new["key"], lengths, self._layout)
+        added = self._following(count)
+        if positions is not None:
+            added = check_rows(function, positions, [count] * len(lengths))
+        factory = factory_like(function, new["key"])
+        new["key"] = rotate(
+            self._rotary, function, "key", new["key"], lambda _: as_positions(factory, added), self._layout
+        )
         if checks.flag(function, "in_place", in_place):
             checks.writeable(function, "`in_place=True`", pools)
             checks.separate_pools(function, self._key_blocks, self._value_blocks)
@@ -196,20 +259,66 @@ class PagedKVCache(Generic[A]):
             for name in ("key", "value"):
                 blocks = f"{name}_blocks"
                 pools[blocks] = pool_with_tokens(pools[blocks], new[name], writes, self._token_axis)
-        return PagedKVCache(
-            cast(A, pools["key_blocks"]),
-            pools["value_blocks"],
-            self._table,
-            lengths,
-            layout=self._layout,
-            rotary=self._rotary,
-        )
+        joined = tuple(map(join_rows, self._positions, added))
+        return self._with(self._table, joined, pools)
+
+    def drop_first(self, count: int | Sequence[int] | AnyArray) -> PagedKVCache[A]:
+        """Return a cache without the first tokens of its sequences. The other tokens keep their positions.
+
+        Nothing is copied. The blocks that are no longer in the `block_table` are free.
+
+        Args:
+            count: The number of tokens, a multiple of `block_size`: one integer, or one for each sequence.
+
+        Raises:
+            TypeError: The numbers are not integers.
+            ValueError: A number is negative, no multiple of the block size, or more than the sequence has.
+        """
+        counts = self._counted("drop_first", count)
+        checks.whole_blocks("PagedKVCache.drop_first", counts, self.block_size)
+        table = [row[n // self.block_size :] for row, n in zip(self._table, counts, strict=True)]
+        kept = zip(self._positions, counts, strict=True)
+        return self._with(table, tuple(part_of_row(row, n, len(row)) for row, n in kept))
+
+    def drop_last(self, count: int | Sequence[int] | AnyArray) -> PagedKVCache[A]:
+        """Return a cache without the last tokens of its sequences, such as drafts that were rejected.
+
+        Nothing is copied. Tokens that are appended in place overwrite the dropped tokens in the pool.
+
+        Args:
+            count: The number of tokens: one integer, or one for each sequence.
+
+        Raises:
+            TypeError: The numbers are not integers.
+            ValueError: A number is negative, or more than the sequence has.
+        """
+        kept = zip(self._positions, self._counted("drop_last", count), strict=True)
+        return self._with(self._table, tuple(part_of_row(row, 0, len(row) - n) for row, n in kept))
+
+    def take_entries(self, entries: Sequence[int] | AnyArray) -> PagedKVCache[A]:
+        """Return a cache of some sequences, in any order and also repeatedly, as a beam search needs.
+
+        Nothing is copied. A sequence that is taken twice shares its blocks; before you append to it, give one
+        of the two a copy of the block that is written to.
+
+        Args:
+            entries: The numbers of the sequences: a list, a range or an integer array.
+
+        Raises:
+            TypeError: The numbers are not integers, or not static.
+            ValueError: A number is not that of a sequence, or there are none.
+        """
+        function, most = "PagedKVCache.take_entries", len(self._lengths) - 1
+        numbers = checks.integer_list(function, "entries", entries, most=most)
+        checks.pool_not_empty(function, len(numbers), self.block_size, "entries")
+        return self._with([self._table[n] for n in numbers], tuple(self._positions[n] for n in numbers))
 
     def attend(
         self,
         query: A,
         attn_mask: Mask | AnyArray | None = None,
         *,
+        positions: int | Sequence[int] | Sequence[Sequence[int]] | AnyArray | None = None,
         bias: Bias | AnyArray | None = None,
         is_causal: bool = True,
         scale: float | AnyArray | None = None,
@@ -225,8 +334,10 @@ class PagedKVCache(Generic[A]):
         Args:
             query: (N, Hq, L, E).
             attn_mask: A mask, or an array that broadcasts to (N, Hq, L, 1): sequences may have different S.
-                This argument and the next ones are as in `scaled_dot_product_attention`. The first query of a
-                sequence is at position length - L, also for masks and biases.
+                This argument and the next ones are as in `scaled_dot_product_attention`. A query has the
+                position of its token, also for masks and biases.
+            positions: The positions of the queries, if these are not the last tokens of their sequences: that
+                of the first, L integers, or (N, L) integers, static like the table. Pass `is_causal=False` too.
             bias: A bias, or an array that broadcasts to (N, Hq, L, 1).
             is_causal: Query i attends to key j only if j <= i + length - L.
             scale: A number, or an array that broadcasts to (N, Hq, L, 1).
@@ -261,7 +372,7 @@ class PagedKVCache(Generic[A]):
         )
         pools = {"key_blocks": self._key_blocks, "value_blocks": self._value_blocks}
         checks.entries(function, checks.plain_array(function, "query", query).shape, len(self._lengths))
-        rotated = rotate(self._rotary, function, "query", query, [*self._lengths], self._layout)
+        rotated, options = self._placed(function, query, positions, options)
         inputs = {"query": rotated, **pools}
         call = prepare(
             function, inputs, options, queries_at_end=True, cache_shapes=self._padded_shapes(), has_entries=True
@@ -290,6 +401,61 @@ class PagedKVCache(Generic[A]):
             return cast(
                 A, call.result(unstack(attend_groups(call, groups, widths, arrays_of, with_lse=False)[0]))
             )
+
+    def _placed(
+        self, function: str, query: AnyArray, positions: object, options: CallOptions
+    ) -> tuple[AnyArray, CallOptions]:
+        """Return the query, rotated by its positions, and the options with masks and biases that know them."""
+        array = checks.plain_array(function, "query", query)
+        checks.query_of_cache(function, array, "cache.key_blocks", self._key_blocks)
+        is_consecutive = positions is None and all(isinstance(row, range) for row in self._positions)
+        has_slots = is_consecutive and are_slots(self._positions)
+        counts = not has_slots and count_positions(options, consecutive=is_consecutive)
+        if len(array.shape) < 4 or (self._rotary is None and positions is None and not counts):
+            return array, options
+        queries, factory = checks.headed(array.shape, self._layout)[-2], factory_like(function, array)
+        if positions is not None:
+            rows = check_rows(function, positions, [queries] * len(self._lengths))
+        else:
+            rows = tuple(last_positions(function, row, queries) for row in self._positions)
+        rotated = rotate(
+            self._rotary, function, "query", array, lambda _: as_positions(factory, rows), self._layout
+        )
+        if counts:
+            tables = (positions_table(factory, part) for part in (rows, self._positions))
+            options = options_at(options, *tables, consecutive=is_consecutive)
+        return rotated, options
+
+    def _following(self, count: int) -> tuple[Row, ...]:
+        """Return the positions of the next `count` tokens of each sequence."""
+        starts = map(next_position, self._positions)
+        return tuple(range(start, start + count) for start in starts)
+
+    def _counted(self, method: str, count: object) -> list[int]:
+        """Check how many tokens are dropped: one integer, or one for each sequence."""
+        function = f"PagedKVCache.{method}"
+        counts = (
+            [checks.integer(function, "count", count, least=0)] * len(self._lengths)
+            if is_number(count)
+            else checks.integer_list(function, "count", count)
+        )
+        checks.same_length(function, {"count": counts, "cache.lengths": self._lengths})
+        checks.has_tokens(function, counts, self._lengths)
+        return counts
+
+    def _with(
+        self,
+        table: list[list[int]],
+        positions: tuple[Row, ...],
+        pools: Mapping[str, Array] | None = None,
+    ) -> PagedKVCache[A]:
+        """Return a cache with other sequences, or over other pools."""
+        cache = object.__new__(PagedKVCache)
+        cache._layout, cache._token_axis, cache._rotary = self._layout, self._token_axis, self._rotary
+        cache._table, cache._positions, cache._lengths = table, positions, tuple(map(len, positions))
+        cache._key_blocks = self._key_blocks if pools is None else pools["key_blocks"]
+        cache._value_blocks = self._value_blocks if pools is None else pools["value_blocks"]
+        return cache
 
     def _in_pool_order(self, call: PreparedCall, widths: int) -> Array | None:
         """Return the attention of queries that attend to all tokens, without copies of the blocks, or None."""

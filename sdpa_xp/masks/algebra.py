@@ -175,6 +175,7 @@ class ArrayMask(Mask):
     """The pairs where a boolean array is True."""
 
     name = "from_array"
+    counts = "slots"
     boolean: AnyArray
     argument: str = field(default="attn_mask", repr=False)
     """The name of the array in messages."""

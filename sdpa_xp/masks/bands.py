@@ -100,6 +100,7 @@ class Causal(Mask):
     """Made by `causal`."""
 
     name = "causal"
+    counts = "distances"
     offset: IntegersLike | Literal["lower_right"] = 0
 
     def bind(self, grid: ScoreGrid) -> Pattern:
@@ -111,6 +112,7 @@ class SlidingWindow(Mask):
     """Made by `sliding_window`."""
 
     name = "sliding_window"
+    counts = "distances"
     left: int | None
     right: int | None
     offset: IntegersLike | Literal["lower_right"] = 0
@@ -165,19 +167,15 @@ class Band(Pattern):
         """Return whether i + low <= j holds for all pairs or for none; None if for some."""
         if self.low is None:
             return True
-        low = tile.slice_integers(self.low)
-        if tile.last_position + low.most <= tile.columns.start:
-            return True
-        return False if tile.first_position + low.least > tile.columns.stop - 1 else None
+        low, (nearest, farthest) = tile.slice_integers(self.low), tile.distances
+        return True if low.most <= nearest else False if low.least > farthest else None
 
     def _all_below(self, tile: Tile) -> bool | None:
         """Return whether j <= i + high holds for all pairs or for none; None if for some."""
         if self.high is None:
             return True
-        high = tile.slice_integers(self.high)
-        if tile.columns.stop - 1 <= tile.first_position + high.least:
-            return True
-        return False if tile.columns.start > tile.last_position + high.most else None
+        high, (nearest, farthest) = tile.slice_integers(self.high), tile.distances
+        return True if farthest <= high.least else False if nearest > high.most else None
 
 
 MOST_KEPT = 2**17
@@ -186,8 +184,8 @@ MOST_KEPT = 2**17
 
 def _compared(tile: Tile, shift: int | Array, compare: Callable[[Array, Array], Array]) -> Array:
     """Return `compare` of i + shift and j for the pairs of a tile."""
-    is_small = len(tile.rows) * len(tile.columns) <= MOST_KEPT
-    if not isinstance(shift, int) or tile.grid.execution_kind != "blas_threaded" or not is_small:
+    is_kept = tile.positions is None and len(tile.rows) * len(tile.columns) <= MOST_KEPT
+    if not isinstance(shift, int) or tile.grid.execution_kind != "blas_threaded" or not is_kept:
         return compare(tile.query_index + shift, tile.key_index)
     # Along the diagonal all tiles of a size have the same pairs: they are compared once.
     first = tile.first_position + shift - tile.columns.start

@@ -61,6 +61,7 @@ class Document(Mask):
     """Made by `document`."""
 
     name = "document"
+    counts = "slots"
     query_ids: Sequence[int] | AnyArray
     key_ids: Sequence[int] | AnyArray | None = None
 

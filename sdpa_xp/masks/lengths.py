@@ -91,6 +91,7 @@ class Padding(Mask):
     """Made by `padding`."""
 
     name = "padding"
+    counts = "slots"
     key_lengths: IntegersLike | None
     query_lengths: IntegersLike | None = None
     names: tuple[str, str] = field(default=("attn_mask.key_lengths", "attn_mask.query_lengths"), repr=False)
@@ -131,6 +132,8 @@ class KeysBefore(Pattern):
         return tile.key_index < tile.slice_integers(self.length).values if answer is None else answer
 
     def uniform(self, tile: Tile) -> bool | None:
+        if tile.positions is not None:
+            return None
         length = tile.slice_integers(self.length)
         # Lengths that cannot be read have the least -inf and the most inf.
         if tile.columns.stop <= length.least:

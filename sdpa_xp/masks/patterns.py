@@ -26,7 +26,7 @@ def chunked(size: int) -> Mask:
 
     Args:
         size: The number of keys in a chunk, at least 1. Query 0 and key 0 begin the first chunk. With a cache,
-            i is the position of the query among the keys.
+            i and j are positions in the sequence.
 
     Returns:
         The mask. Tiles outside of the chunks on the diagonal are skipped.
@@ -96,6 +96,8 @@ class Chunked(Mask, Pattern):
         return tile.query_index // self.size == tile.key_index // self.size if answer is None else answer
 
     def uniform(self, tile: Tile) -> bool | None:
+        if tile.positions is not None:
+            return None
         first, last = tile.first_position // self.size, tile.last_position // self.size
         start, stop = tile.columns.start // self.size, (tile.columns.stop - 1) // self.size
         # A tile within one chunk needs no array, and tiles without a common chunk are skipped.
@@ -116,6 +118,7 @@ class Dilated(Mask, Pattern):
     """Made by `dilated`. It has nothing to bind, so it is its own pattern."""
 
     name = "dilated"
+    counts = "distances"
     step: int
 
     def bind(self, _grid: ScoreGrid) -> Pattern:

@@ -46,12 +46,19 @@ CALLS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (KVCache, {"key": K, "value": V}),
     (CACHE.append, NEW | {"value": np.ones((2, 2, 1, 6), F)}),
     (CACHE.attend, {"query": Q}),
+    (CACHE.drop_first, {"count": 1}),
+    (CACHE.drop_last, {"count": 1}),
+    (CACHE.take_tokens, {"slots": [0]}),
+    (CACHE.take_entries, {"entries": [0]}),
     (
         PagedKVCache,
         {"key_blocks": BLOCKS, "value_blocks": BLOCKS, "block_table": [[0], [1]], "lengths": [1, 2]},
     ),
     (PAGED.append, NEW | {"value": np.ones((2, 2, 1, 8), F)}),
     (PAGED.attend, {"query": np.ones((2, 4, 1, 8), F)}),
+    (PAGED.drop_first, {"count": 0}),
+    (PAGED.drop_last, {"count": [0, 1]}),
+    (PAGED.take_entries, {"entries": [0]}),
     (masks.causal, {}),
     (masks.chunked, {"size": 2}),
     (masks.dilated, {"step": 2}),
@@ -73,7 +80,9 @@ CALLS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (positional.YaRNScaling, {"factor": 2.0, "original_length": 64}),
     (positional.Rotary, {"width": 8}),
     (positional.Rotary(8).apply, {"x": K, "positions": 0}),
+    (positional.Rotary(8).inverse, {"x": K, "positions": 0}),
     (positional.Rotary(8).cos_sin, {"positions": [0, 1]}),
+    (positional.RotaryTables, {"cos": np.ones((9, 4), F), "sin": np.ones((9, 4), F)}),
     (positional.alibi_slopes, {"heads": 4}),
     (positional.learned, {"table": np.ones((9, 8), F), "positions": [0, 1]}),
     (positional.sinusoidal, {"positions": 3, "width": 8}),
@@ -95,7 +104,7 @@ CALLS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
 ]
 
 
-WITHOUT = ("AttentionState", "Explanation", "Mask", "Bias", "Scaling", "Layer")
+WITHOUT = ("AttentionState", "Explanation", "Mask", "Bias", "Rotation", "Scaling", "Layer")
 """What is returned, or what one's own is derived from."""
 
 

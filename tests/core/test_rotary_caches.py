@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from calls import draw_named, moved
 from libraries import Library, can_write
+from rotations import turned
 
 from sdpa_xp import KVCache, PagedKVCache, masks
 from sdpa_xp.positional import LinearScaling, Rotary, YaRNScaling
@@ -34,20 +35,6 @@ Arrays = dict[str, np.ndarray]
 def arrays(rng: np.random.Generator) -> Arrays:
     shapes = {"query": (3, 4, TOKENS, 8), "key": (3, 2, TOKENS, 8), "value": (3, 2, TOKENS, 5)}
     return draw_named(rng, shapes)
-
-
-def turned(x: np.ndarray, positions: np.ndarray, rotary: Rotary) -> np.ndarray:
-    """(..., H, L, E) at positions (..., L), by products of complex numbers in float64."""
-    half, width = rotary.width // 2, rotary.width
-    angles = positions[..., None, :, None] * np.asarray(rotary.frequencies)
-    factor = 0.1 * math.log(4) + 1 if isinstance(rotary.scaling, YaRNScaling) else 1.0
-    one, other = (
-        (slice(0, width, 2), slice(1, width, 2)) if rotary.interleaved else (slice(half), slice(half, width))
-    )
-    pairs = (x[..., one] + 1j * x[..., other]) * factor * np.exp(1j * angles)
-    result = x.astype(np.float64)
-    result[..., one], result[..., other] = pairs.real, pairs.imag
-    return result
 
 
 def assert_agrees(

@@ -45,7 +45,7 @@ def is_lower_triangle(call: ExportCall) -> bool:
 
 def may_mask(bias: Bias) -> bool:
     """Return whether a bias may be -inf for some pair."""
-    return bias.name != "alibi"
+    return bias.name != "alibi" and not (bias.name == "at_positions" and not may_mask(bias.parts[0]))
 
 
 def only_causal(call: ExportCall) -> bool:

@@ -119,7 +119,11 @@ def with_operands(value: Any, operand: Callable[[str, Any], Any]) -> Any:
     return replace(
         value,
         **{
-            name: tuple(operand(name, part) for part in value.parts) if value.parts else operand(name, argument)
+            name: (
+                tuple(operand(name, part) for part in value.parts)
+                if value.parts and isinstance(argument, tuple)
+                else operand(name, argument)
+            )
             for name, argument in value.arguments.items()
         },
     )

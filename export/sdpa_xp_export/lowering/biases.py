@@ -26,12 +26,13 @@ def add_biases(
 ) -> tuple[GraphValue, AllowedPairs]:
     """scores -> scores with one bias after the other, and the pairs of `allowed` that no bias masks."""
     for bias in terms:
-        if bias.name == "from_function":
-            function = cast(Callable[..., Any], bias.arguments["score_mod"])
-            result = call_index_function("bias", function, (scores, *tile.indices), scores.dtype)
+        inner, placed = _placed(bias, tile)
+        if inner.name == "from_function":
+            function = cast(Callable[..., Any], inner.arguments["score_mod"])
+            result = call_index_function("bias", function, (scores, *placed.indices), scores.dtype)
             term = scores = _for_all_pairs(result, scores)
         else:
-            term = bias_term(bias, tile).astype(scores.dtype)
+            term = bias_term(inner, placed).astype(scores.dtype)
             scores = scores + term
         # Each bias is asked by itself: -inf + inf is NaN, which would no longer say that the pair is masked.
         if may_mask(bias):
@@ -41,6 +42,14 @@ def add_biases(
         least = float(np.finfo(scores.dtype).min)
         scores = xp.where(xp.is_masked(scores), least, scores)
     return scores, allowed
+
+
+def _placed(bias: Bias, tile: GraphTile) -> tuple[Bias, GraphTile]:
+    """Return a bias of tokens that have positions of their own as the bias itself, and the tile with these."""
+    if bias.name != "at_positions":
+        return bias, tile
+    positions = (bias.arguments[f"{token}_positions"] for token in ("query", "key"))
+    return bias.parts[0], tile.at_positions(*positions)
 
 
 def _for_all_pairs(result: GraphValue, scores: GraphValue) -> GraphValue:
@@ -58,7 +67,7 @@ def bias_term(bias: Bias, tile: GraphTile) -> GraphValue:
 
 def is_additive(bias: Bias) -> bool:
     """Return whether the bias adds a term that does not depend on the scores."""
-    return bias.name in _LOWERED
+    return bias.name in _LOWERED or (bias.name == "at_positions" and is_additive(bias.parts[0]))
 
 
 def _from_array(tile: GraphTile, array: Any) -> GraphValue:
@@ -107,6 +116,8 @@ def _relative(
         # A list of that many distances would be larger than a search among the beginnings of the buckets.
         index = bucket(rules, distance)
     term = ops.gather(ops.transpose(by_bucket), index, 1)
+    if index.ndim == 3:  # (Hq, 1, rows, columns)
+        return ops.squeeze(term, [1])
     # If batch entries stand at different keys, (Hq, B, 1, rows, columns) becomes (B, Hq, rows, columns).
     return term if index.ndim == 2 else ops.squeeze_front(ops.swap(term, 0, 2), 4)
 

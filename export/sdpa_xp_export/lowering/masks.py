@@ -133,6 +133,12 @@ def _from_function(tile: GraphTile, mask_mod: Callable[..., Any]) -> AllowedPair
     return allowed
 
 
+def _at_positions(
+    tile: GraphTile, masks: Sequence[Mask], query_positions: object, key_positions: object
+) -> AllowedPairs:
+    return allowed_pairs(masks[0], tile.at_positions(query_positions, key_positions))
+
+
 _LOWERED: dict[str, Callable[..., AllowedPairs]] = {
     "&": _all_of,
     "|": _any_of,
@@ -146,5 +152,6 @@ _LOWERED: dict[str, Callable[..., AllowedPairs]] = {
     "dilated": _dilated,
     "from_array": _from_array,
     "from_function": _from_function,
+    "at_positions": _at_positions,
 }
 """The lowering of each mask by its name; a new mask is a line here."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -45,6 +46,8 @@ class GraphTile:
 
     key_mask: KeyMask | None = None
     """What is masked apart from `masks`, in keys and values that are 0 there."""
+    positions: tuple[GraphValue, GraphValue] | None = None
+    """The positions of queries, (..., 1, L, 1), and keys, (..., 1, 1, S), if they are not their numbers."""
 
     def __init__(
         self,
@@ -87,12 +90,16 @@ class GraphTile:
     @property
     def query_index(self) -> GraphValue:
         """Positions of the queries among the keys, (rows, 1); (B, 1, rows, 1) if batch entries differ."""
+        if self.positions is not None:
+            return self.cut(self.here(self.positions[0]))
         position = self.lengths.position
         return self.row if isinstance(position, int) else self.row + self.here(position)
 
     @property
     def key_index(self) -> GraphValue:
-        """Numbers of the keys, (1, columns)."""
+        """Positions of the keys, (1, columns); (B, 1, 1, columns) if batch entries differ."""
+        if self.positions is not None:
+            return self.cut(self.here(self.positions[1]))
         return ops.unsqueeze(self.columns, 0)
 
     @property
@@ -101,6 +108,14 @@ class GraphTile:
         sizes, graph = self.call.sizes, self.graph
         heads = graph.constant([[[head]] for head in range(sizes.query_heads)], "int64")
         return self._entries(), heads, self.query_index, self.key_index
+
+    def at_positions(self, query_positions: object, key_positions: object) -> GraphTile:
+        """Return the same tile with positions of the queries, (..., L), and of the keys, (..., S)."""
+        queries = ops.unsqueeze(self.vector("query_positions", query_positions), -2)
+        keys = ops.unsqueeze(self.vector("key_positions", key_positions), -2)
+        tile = copy(self)
+        tile.positions = ops.unsqueeze(queries, -1), ops.unsqueeze(keys, -2)
+        return tile
 
     def here(self, value: GraphValue) -> GraphValue:
         """Return a value of the outer graph as one of this graph."""

@@ -1,0 +1,97 @@
+"""The positions of the tokens of a paged cache: of each sequence those of its own, known as Python integers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+from sdpa_xp import _checks as checks
+from sdpa_xp._libraries import is_number
+from sdpa_xp._libraries.protocols import Array
+from sdpa_xp.positional.positions import ArrayFactory, Consecutive
+from sdpa_xp.positional.rotation import Positions
+
+Row: TypeAlias = range | tuple[int, ...]
+"""The positions of the tokens of one sequence; a range, if they follow one another."""
+
+
+def check_first_positions(function: str, first: object, lengths: Sequence[int]) -> tuple[Row, ...]:
+    """Check the position of the first token: one integer, or one for each sequence."""
+    name = "first_position"
+    if is_number(first):
+        starts = [checks.integer(function, name, first)] * len(lengths)
+    else:
+        starts = checks.integer_list(function, name, first, least=-checks.LARGEST_INTEGER)
+        checks.same_length(function, {"lengths": lengths, name: starts})
+    return tuple(range(start, start + length) for start, length in zip(starts, lengths, strict=True))
+
+
+def check_rows(function: str, positions: object, counts: Sequence[int]) -> tuple[Row, ...]:
+    """Check the positions of some tokens of each sequence: that of the first, or all, also one row for each."""
+    if is_number(positions):
+        first = checks.integer(function, "positions", positions)
+        return tuple(range(first, first + count) for count in counts)
+    rows = checks.integers_or_rows(function, "positions", positions)
+    if rows and isinstance(rows[0], int):
+        rows = [rows] * len(counts)
+    checks.row_for_each_sequence(function, rows, counts)
+    return tuple(map(tuple, rows))
+
+
+def join_rows(old: Row, new: Row) -> Row:
+    """Return the positions of the tokens of a sequence, and of those that are appended to it."""
+    if isinstance(old, range) and [*new] == [*range(old.stop, old.stop + len(new))]:
+        return range(old.start, old.stop + len(new))
+    return (*old, *new) if old else new
+
+
+def next_position(row: Row) -> int:
+    """Return the position after those of a sequence."""
+    return row.stop if isinstance(row, range) else row[-1] + 1
+
+
+def part_of_row(row: Row, start: int, stop: int) -> Row:
+    """Return the positions of the tokens from `start` up to `stop`; without one, that of the next is left."""
+    if isinstance(row, range):
+        return range(row.start + start, row.start + stop)
+    if start < stop:
+        return row[start:stop]
+    following = row[start] if start < len(row) else row[-1] + 1
+    return range(following, following)
+
+
+def last_positions(function: str, row: Row, count: int) -> Row:
+    """Return the last positions of a sequence; a range goes on in front of its first token."""
+    if isinstance(row, range):
+        return range(row.stop - count, row.stop)
+    checks.in_cache(function, count, len(row))
+    return row[len(row) - count :]
+
+
+def are_slots(rows: Iterable[Row]) -> bool:
+    """Return whether each token stands at the position of its place in its sequence."""
+    return all(isinstance(row, range) and row.start == 0 for row in rows)
+
+
+def as_positions(factory: ArrayFactory, rows: Sequence[Row]) -> Positions:
+    """Return rows of one length as positions that a rotation takes."""
+    if all(isinstance(row, range) for row in rows):
+        return Consecutive([row.start for row in rows if isinstance(row, range)])
+    return positions_table(factory, rows)
+
+
+def positions_table(factory: ArrayFactory, rows: Sequence[Row]) -> Array:
+    """Return the positions of all sequences as int32, (N, longest)."""
+    longest = max(map(len, rows))
+    table = [[*row, *[0] * (longest - len(row))] for row in rows]
+    return factory.xp.asarray(table, dtype=factory.xp.int32, device=factory.device)
+
+
+def shown_rows(rows: Sequence[Row]) -> dict[str, str]:
+    """Return the argument of a cache that gives it these positions, for a repr; none if it is the default."""
+    if are_slots(rows):
+        return {}
+    if all(isinstance(row, range) for row in rows):
+        starts = tuple(row.start for row in rows if isinstance(row, range))
+        return {"first_position": checks.brief(starts)}
+    return {"positions": f"<of {len(rows)} sequences>"}

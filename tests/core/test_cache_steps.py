@@ -1,0 +1,276 @@
+"""What people do with a cache next: windows that roll, drafts, beams, copies; and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from calls import draw, ones
+from libraries import Library, can_write
+
+from sdpa_xp import KVCache, PagedKVCache, attention_state, masks, merge_states, scaled_dot_product_attention
+from sdpa_xp.positional import Rotary, RotaryTables, YaRNScaling
+
+F = np.float32
+ROTARY = Rotary(8)
+TOKENS, WINDOW = 12, 3
+
+
+@pytest.fixture
+def arrays(rng: np.random.Generator) -> list[np.ndarray]:
+    return draw(rng, (2, 4, TOKENS, 8), (2, 2, TOKENS, 8), (2, 2, TOKENS, 5))
+
+
+def windowed(arrays: list[np.ndarray]) -> np.ndarray:
+    """All queries at once, each over its window."""
+    query, key, value = arrays
+    rotated = (ROTARY.apply(x, 0) for x in (query, key))
+    return scaled_dot_product_attention(*rotated, value, masks.sliding_window(WINDOW, 0))
+
+
+def cut(library: Library, arrays: list[np.ndarray], start: int, stop: int) -> list[Any]:
+    return [library.put(x[:, :, start:stop].copy()) for x in arrays]
+
+
+@pytest.mark.long_on_jax
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_window_that_rolls(library: Library, arrays: list[np.ndarray], in_place: bool) -> None:
+    """Each token goes on at its own position, in memory for twice the window."""
+    if in_place and not can_write(library):
+        pytest.skip("in place needs arrays that can be written to")
+    outputs = []
+    with library.guard():
+        _, *first = cut(library, arrays, 0, 1)
+        cache = KVCache(*first, rotary=ROTARY, capacity=2 * WINDOW if in_place else None)
+        for t in range(1, TOKENS):
+            query, *token = cut(library, arrays, t, t + 1)
+            cache = cache.append(*token, in_place=in_place)
+            cache = cache.drop_first(max(0, len(cache) - WINDOW - 1))
+            outputs.append(library.get(cache.attend(query)))
+    np.testing.assert_allclose(np.concatenate(outputs, 2), windowed(arrays)[:, :, 1:], rtol=0, atol=4e-6)
+    assert repr(cache).endswith(f"first_position={TOKENS - WINDOW - 1})")
+
+
+def test_a_cache_of_the_end_of_a_sequence(library: Library, arrays: list[np.ndarray]) -> None:
+    """From arrays that were put away, with the position of the first."""
+    query, *tokens = arrays
+    with library.guard():
+        whole = KVCache(*cut(library, tokens, 0, 11), rotary=ROTARY)
+        end = KVCache(
+            whole.key[:, :, -WINDOW:, :],
+            whole.value[:, :, -WINDOW:, :],
+            rotary=ROTARY,
+            rotated=True,
+            first_position=11 - WINDOW,
+        ).append(*cut(library, tokens, 11, 12))
+        output = library.get(end.attend(library.put(query[:, :, -1:].copy())))
+        positions = library.get(end.positions)
+    np.testing.assert_allclose(output, windowed(arrays)[:, :, -1:], rtol=0, atol=4e-6)
+    np.testing.assert_array_equal(positions, np.arange(8, 12))
+
+
+def test_rejected_drafts_in_place(arrays: list[np.ndarray]) -> None:
+    """Nothing is copied; what was overwritten cannot be read any more."""
+    _, key, value = arrays
+    cache = KVCache(key[:, :, :4], value[:, :, :4], capacity=10, rotary=ROTARY)
+    drafts = cache.append(key[:, :, 4:8], value[:, :, 4:8], in_place=True)
+    accepted = drafts.drop_last(2)
+    assert np.shares_memory(accepted.key, drafts.key)
+    np.testing.assert_array_equal(drafts.value, value[:, :, :8])
+    after = accepted.append(-key[:, :, 6:7], -value[:, :, 6:7], in_place=True)
+    assert np.shares_memory(after.key, cache.key)
+    np.testing.assert_array_equal(after.value[:, :, 6:], -value[:, :, 6:7])
+    np.testing.assert_array_equal(accepted.value, value[:, :, :6])
+    np.testing.assert_array_equal(cache.value, value[:, :, :4])
+    words = (
+        "KVCache: the tokens of a cache must not be overwritten; got tokens of this cache=8. A cache with fewer"
+    )
+    for use in (
+        lambda: drafts.key,
+        lambda: drafts.attend(arrays[0][:, :, :1]),
+        lambda: drafts.drop_last(1).value,
+        lambda: drafts.append(key[:, :, :1], value[:, :, :1]),
+    ):
+        with pytest.raises(ValueError, match=r"^KVCache: the tokens of a cache must not be overwritten"):
+            use()
+    with pytest.raises(ValueError, match=re.escape(words)):
+        _ = drafts.value
+    with pytest.raises(ValueError, match="can be appended to in place only once"):
+        accepted.append(key[:, :, :1], value[:, :, :1], in_place=True)
+
+
+def test_a_window_that_moved_to_the_front(arrays: list[np.ndarray]) -> None:
+    """A cache whose tokens were overwritten is refused; one whose tokens were not goes on."""
+    _, key, value = arrays
+    first = KVCache(key[:, :, :4], value[:, :, :4], capacity=5)
+    second = first.append(key[:, :, 4:5], value[:, :, 4:5], in_place=True).drop_first(3)
+    third = second.append(key[:, :, 5:6], value[:, :, 5:6], in_place=True)
+    assert np.shares_memory(third.key, second._slots.buffers.arrays["key"])
+    np.testing.assert_array_equal(third.value, value[:, :, 3:6])
+    np.testing.assert_array_equal(second.value, value[:, :, 3:5])
+    with pytest.raises(ValueError, match="must not be overwritten"):
+        _ = first.key
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_copies(arrays: list[np.ndarray], how: Any) -> None:
+    """A copy knows its positions, and goes on by itself."""
+    _, key, value = arrays
+    cache = KVCache(key[:, :, :4], value[:, :, :4], capacity=9, rotary=ROTARY, first_position=[5, 0])
+    cache = cache.append(key[:, :, 4:5], value[:, :, 4:5], in_place=True, positions=[[7], [9]])
+    again = how(cache)
+    np.testing.assert_array_equal(again.positions, cache.positions)
+    again = again.append(key[:, :, 5:6], value[:, :, 5:6], in_place=True)
+    if how is not copy.copy:
+        cache = cache.append(-key[:, :, 5:6], -value[:, :, 5:6], in_place=True).drop_last(1)
+    np.testing.assert_array_equal(again.value, value[:, :, :6])
+    np.testing.assert_array_equal(again.positions, [[5, 6, 7, 8, 7, 8], [0, 1, 2, 3, 9, 10]])
+    pool = np.zeros((3, 2, 4, 8), F)
+    paged = PagedKVCache(pool, pool.copy(), [[0, 1]], [3], rotary=ROTARY, first_position=4)
+    np.testing.assert_array_equal(how(paged).positions, [range(4, 7)])
+    assert how(RotaryTables(*ROTARY.cos_sin(range(4)))).width == 8
+
+
+def test_texts_padded_on_the_left(arrays: list[np.ndarray]) -> None:
+    """Each text stands at its own positions; the padding at those below 0, which a formula hides."""
+    query, key, value = arrays
+    padding = 3
+    cache = KVCache(key, value, rotary=ROTARY, first_position=[-padding, 0])
+    output = cache.attend(query[:, :, -2:], masks.from_function(lambda b, h, i, j: j >= 0))
+    alone = KVCache(key[:1, :, padding:], value[:1, :, padding:], rotary=ROTARY).attend(query[:1, :, -2:])
+    np.testing.assert_allclose(output[:1], alone, rtol=0, atol=4e-6)
+
+
+def test_a_prefix_that_is_shared(arrays: list[np.ndarray]) -> None:
+    """The texts that follow it stand behind it, and look back at it from where they stand."""
+    query, key, value = arrays
+    prefix = KVCache(key[:1, :, :8], value[:1, :, :8], rotary=ROTARY)
+    texts = KVCache(key[:, :, 8:], value[:, :, 8:], rotary=ROTARY, first_position=8)
+    last = query[:, :, -1:]
+    rotated = ROTARY.apply(last, TOKENS - 1)
+    states = [attention_state(rotated, cache.key, cache.value) for cache in (prefix, texts)]
+    alone = prefix.attend(last, positions=TOKENS - 1, is_causal=False)
+    np.testing.assert_array_equal(alone, states[0].output)
+    joined = KVCache(
+        *(np.concatenate([np.repeat(x[:1, :, :8], 2, 0), x[:, :, 8:]], 2) for x in (key, value)), rotary=ROTARY
+    )
+    np.testing.assert_allclose(merge_states(states).output, joined.attend(last), rtol=0, atol=4e-6)
+
+
+def test_what_counts_slots_and_what_counts_positions(arrays: list[np.ndarray]) -> None:
+    """A padding mask and an array have a number for each token in the cache; a window counts positions."""
+    query, key, value = (x[:1] for x in arrays)
+    cache = KVCache(key, value).take_tokens([0, 4, 8, 9])
+    last = query[:, :, -1:]
+
+    def over(*slots: int) -> np.ndarray:
+        return scaled_dot_product_attention(last, cache.key[:, :, [*slots]], cache.value[:, :, [*slots]])
+
+    attended = {
+        masks.padding(3): (0, 1, 2),
+        masks.from_array(np.asarray([False, True, True, False])): (1, 2),
+        masks.document([1], [0, 1, 1, 0]): (1, 2),
+        masks.sliding_window(5, 0): (1, 2, 3),
+        masks.prefix(5): (0, 1),
+        masks.chunked(5): (2, 3),
+        masks.dilated(5): (1, 3),
+        masks.from_function(lambda b, h, i, j: i - j == 1): (2,),
+    }
+    for mask, slots in attended.items():
+        np.testing.assert_allclose(cache.attend(last, mask), over(*slots), rtol=0, atol=2e-6, err_msg=str(mask))
+
+
+def test_positions_under_jit() -> None:
+    """As values of the trace: one start for a scan, one for each entry, one for each token."""
+    jax = pytest.importorskip("jax")
+    jnp = jax.numpy
+    rng = np.random.default_rng(3)
+    query, key, value = draw(rng, (2, 4, 1, 8), (2, 2, 4, 8), (2, 2, 4, 5))
+
+    def step(query: Any, key: Any, value: Any, start: Any, drafts: Any, slots: Any) -> Any:
+        cache = KVCache(key[:, :, :3], value[:, :, :3], rotary=ROTARY, first_position=start)
+        cache = cache.append(key[:, :, 3:], value[:, :, 3:], positions=drafts).take_tokens(slots)
+        return cache.attend(query, masks.sliding_window(6, 0)), cache.positions
+
+    for start, drafts in ((np.int32(2), np.asarray([9])), (np.asarray([2, 0]), np.asarray([[9], [3]]))):
+        arrays = [query, key, value, start, drafts.astype(np.int32), np.asarray([0, 2, 3])]
+        traced, positions = jax.jit(step)(*map(jnp.asarray, arrays))
+        expected, places = step(*arrays[:3], start.tolist(), *arrays[4:])
+        np.testing.assert_allclose(traced, expected, rtol=0, atol=4e-6)
+        np.testing.assert_array_equal(np.broadcast_to(positions, np.shape(places)), places)
+
+
+@pytest.mark.parametrize("scaling", [None, YaRNScaling(4.0, 16, beta_fast=4.0)])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_a_rotation_back(library: Library, arrays: list[np.ndarray], scaling: Any, interleaved: bool) -> None:
+    """Exact but for the rounding, also if YaRN multiplies; the rest of the width stays as it is."""
+    rotary, (_, key, _) = Rotary(6, scaling=scaling, interleaved=interleaved), arrays
+    positions = np.asarray([[*range(3, 15)], [*range(100, 112)]], np.int32)
+    with library.guard():
+        there, places = library.put(key), library.put(positions)
+        back = rotary.inverse(rotary.apply(there, places), places)
+        moved = rotary.apply(rotary.inverse(rotary.apply(there, 5), 5), 9)
+        directly = rotary.apply(there, 9)
+    np.testing.assert_allclose(library.get(back), key, rtol=0, atol=2e-6)
+    np.testing.assert_array_equal(library.get(back)[..., 6:], key[..., 6:])
+    np.testing.assert_allclose(library.get(moved), library.get(directly), rtol=0, atol=3e-6)
+
+
+HALF = np.float16
+HINTS: dict[str, tuple[Any, str]] = {
+    "append": (
+        lambda c, p: c.append(ones(2, 2, 1, 8), ones(2, 2, 1, 5)),
+        "`key` and `cache.key` must have one dtype; got key.dtype=float32, cache.key.dtype=float16. "
+        "Convert the new tokens: key.astype(cache.key.dtype).",
+    ),
+    "append to pages": (
+        lambda c, p: p.append(ones(2, 2, 1, 8), ones(2, 2, 1, 5)),
+        "`key` and `cache.key_blocks` must have one dtype; got key.dtype=float32, "
+        "cache.key_blocks.dtype=float16. Convert the new tokens: key.astype(cache.key_blocks.dtype).",
+    ),
+    "one of both": (
+        lambda c, p: c.append(ones(2, 2, 1, 8, dtype=HALF), ones(2, 2, 1, 5)),
+        "Convert one: value.astype(key.dtype).",
+    ),
+    "attend": (
+        lambda c, p: c.attend(ones(2, 4, 1, 8)),
+        "`query` and `cache.key` must have one dtype; got query.dtype=float32, cache.key.dtype=float16. "
+        "Convert the new tokens: query.astype(cache.key.dtype).",
+    ),
+    "attend to pages": (
+        lambda c, p: p.attend(ones(2, 4, 1, 8)),
+        "Convert the new tokens: query.astype(cache.key_blocks.dtype).",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HINTS)
+def test_a_hint_names_what_the_caller_has(name: str) -> None:
+    call, words = HINTS[name]
+    cache = KVCache(ones(2, 2, 12, 8, dtype=HALF), ones(2, 2, 12, 5, dtype=HALF))
+    pools = [ones(4, 2, 4, width, dtype=HALF) for width in (8, 5)]
+    paged = PagedKVCache(*pools, [[0, 1], [2, 3]], [5, 4])
+    with pytest.raises(TypeError, match=re.escape(words)):
+        call(cache, paged)
+
+
+@pytest.mark.needs("torch")
+def test_a_hint_for_another_library() -> None:
+    """The caller converts the tokens, not the cache."""
+    import torch
+
+    cache = KVCache(ones(2, 2, 3, 8), ones(2, 2, 3, 5))
+    for call in (
+        lambda: cache.append(torch.ones(2, 2, 1, 8), torch.ones(2, 2, 1, 5)),
+        lambda: cache.attend(torch.ones(2, 4, 1, 8)),
+    ):
+        with pytest.raises(TypeError, match=r"must be arrays of one library") as error:
+            call()
+        assert "asarray(cache" not in str(error.value)
+    cache = KVCache(torch.ones(2, 2, 3, 8), torch.ones(2, 2, 3, 5))
+    with pytest.raises(TypeError, match=r"Convert one: torch.asarray\(query\)"):
+        cache.attend(ones(2, 4, 1, 8))
