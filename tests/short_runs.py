@@ -11,8 +11,10 @@ import numpy as np
 import onnx
 import pytest
 
+from sdpa_xp_export._runtime import engine
+from sdpa_xp_export._runtime.engine import TimedRun
 from sdpa_xp_export._runtime.releases import PROVIDERS
-from sdpa_xp_export._runtime.session import ProfiledSession, TimedRun, open_session, run
+from sdpa_xp_export._runtime.session import open_session, providers, run, version
 from sdpa_xp_export._verify.stated_call import check_interface, computed_dtype, metadata_of, stated_call
 from sdpa_xp_export._verify.trial_settings import short_settings
 from sdpa_xp_export._verify.trials import Trial, judge, outcome, trials
@@ -29,7 +31,7 @@ def assert_right(model: onnx.ModelProto, *, seed: int = 0, session: Any = None, 
     """
     call = stated_call(model, functions)
     check_interface(model, call)
-    computed_in = computed_dtype(model, call)
+    computed_in = computed_dtype(model, call, engine.element_types)
     key = metadata_of(model)["sdpa_xp.digest"], computed_in, seed, *functions.values()
     drawn = KEPT.pop(key, None)
     if drawn is None:
@@ -47,24 +49,39 @@ def assert_right(model: onnx.ModelProto, *, seed: int = 0, session: Any = None, 
                 assert agreement.bound < 1e-4, (one_outcome.shown, agreement)  # no bound that says nothing
 
 
-class UntimedSession(ProfiledSession):
+class UntimedSession:
     """A session that runs once, and does not say where: other tests ask for times and places."""
+
+    def __init__(self, session: Any) -> None:
+        self.session, self.placements = session, ()
 
     def timed(self, feeds: Any, *, frees: bool = False) -> TimedRun:
         del frees
         return TimedRun(run(self.session, feeds), 0.0, None)
 
 
+class UntimedRuntime:
+    """onnxruntime in the process of the tests, for models that are trusted."""
+
+    version = property(lambda _: version())
+    providers = staticmethod(providers)
+    element_types = staticmethod(engine.element_types)
+
+    @contextmanager
+    def session(self, model: Any, provider: str) -> Iterator[UntimedSession]:
+        yield UntimedSession(open_session(model, provider))
+
+
 @contextmanager
-def untimed_session(model: Any, provider: str) -> Iterator[UntimedSession]:
-    yield UntimedSession(open_session(model, provider))
+def untimed_runtime(*_arguments: object, **_limits: object) -> Iterator[UntimedRuntime]:
+    yield UntimedRuntime()
 
 
 def run_each_model_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `verify` and `verify_layer` take no times."""
+    """Let `verify` and `verify_layer` take no times, and start no process."""
     for name in ("verify", "verify_layer"):
         module = importlib.import_module(f"sdpa_xp_export.{name}")
-        monkeypatch.setattr(module, "profiled_session", untimed_session)
+        monkeypatch.setattr(module, "runtime_process", untimed_runtime)
 
 
 def leave_out_long_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,9 +17,11 @@ from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.constants import constants
+from sdpa_xp_export._call.length_sums import evaluated
 from sdpa_xp_export._model.large_model import Model
+from sdpa_xp_export._runtime.process import TIMEOUT, RuntimeProcess, check_limits, runtime_process
 from sdpa_xp_export._runtime.releases import ProviderName
-from sdpa_xp_export._runtime.session import profiled_session, providers, release_notes, stated_runtime, version
+from sdpa_xp_export._runtime.session import release_notes, stated_runtime
 from sdpa_xp_export._verify.left_out import left_out
 from sdpa_xp_export._verify.loaded import blocks_of, loaded_model
 from sdpa_xp_export._verify.row_sample import DEFAULT_ROWS, THOROUGH_ROWS
@@ -51,6 +53,8 @@ def verify(
     bias: Bias | None = None,
     thorough: bool = False,
     watch: Callable[[int, int, str], None] | None = None,
+    timeout: float = TIMEOUT,
+    memory: int | None = None,
 ) -> Report:
     """Run `model` in onnxruntime, and compare its outputs with the float64 reference.
 
@@ -83,6 +87,10 @@ def verify(
             number, large scores at all of them, longer runs, and more rows of each run.
         watch: A function to show the progress. It is called after each run with the number of runs so far, the
             number of all runs, and the lengths and the provider of the run.
+        timeout: The most seconds that onnxruntime may take to load and to run the model, all runs together. The
+            model runs in a process of its own, which ends when it meets a limit, or with Ctrl-C.
+        memory: The most bytes that the model may take there. By default, 8 GiB, four times the model, and 64
+            bytes for each score of the largest run.
 
     Returns:
         A report. Each output of each run has its error, the bound, the rows that were compared, the time and
@@ -95,6 +103,8 @@ def verify(
         ValueError: The file is not an ONNX model; the model has no metadata, or its numbers have changed since
             the export; its inputs or outputs do not fit its call, or have more than 268 million numbers in the
             smallest run; a model in memory refers to external data; or onnxruntime does not offer the provider.
+            Also if onnxruntime cannot load or run the model, or if the model meets a limit or crashes its
+            process; the message says which.
         FileNotFoundError: The file does not exist.
 
     Examples:
@@ -109,6 +119,7 @@ def verify(
     """
     functions = {name: value for name, value in (("attn_mask", attn_mask), ("bias", bias)) if value is not None}
     _check_arguments(call, functions, thorough, watch)
+    check_limits("verify", timeout, memory)
     seed = seed_of("verify", seed)
     loaded = loaded_model("verify", model, "`model` must be an ONNX model, or the path of its file")
     stated = stated_call(loaded, functions) if call is None else written_call(call)
@@ -116,23 +127,27 @@ def verify(
     check_size("verify", stated)
     blocks = blocks_of(loaded)
     settings = trial_settings(stated, blocks, thorough=thorough, seed=seed)
-    report = verified(
-        loaded,
-        stated,
-        settings,
-        blocks,
-        providers(provider),
-        seed=seed,
-        rows=THOROUGH_ROWS if thorough else DEFAULT_ROWS,
-        from_metadata=call is None,
-        watch=watch,
-    )
+    scores = max(_scores(stated, setting) for setting in settings)
+    with runtime_process(loaded, timeout, memory, scores=scores) as runtime:
+        report = verified(
+            runtime,
+            loaded,
+            stated,
+            settings,
+            blocks,
+            runtime.providers(provider),
+            seed=seed,
+            rows=THOROUGH_ROWS if thorough else DEFAULT_ROWS,
+            from_metadata=call is None,
+            watch=watch,
+        )
     if call is not None and not report.agrees and (note := other_call_note(loaded, stated)):
         return replace(report, notes=(*report.notes, note))
     return report
 
 
 def verified(
+    runtime: RuntimeProcess,
     model: Model,
     call: ExportCall,
     settings: list[Setting],
@@ -145,7 +160,7 @@ def verified(
     watch: Callable[[int, int, str], None] | None = None,
 ) -> Report:
     """Run a model, which cuts its queries into `blocks`, with each of `settings` on each provider."""
-    computed_in, borders = computed_dtype(model, call), [*constants(call), *blocks]
+    computed_in, borders = computed_dtype(model, call, runtime.element_types), [*constants(call), *blocks]
     done, total = itertools.count(1), len(on_providers) * len(settings)
     runs: list[Run] = []
     placements: list[Placement] = []
@@ -155,7 +170,7 @@ def verified(
         )
         outcomes: list[TrialOutcome] = []
         measured: list[tuple[float, int | None]] = []
-        with profiled_session(model, provider) as session:
+        with runtime.session(model, provider) as session:
             for trial in drawn:
                 run = session.timed(trial.inputs, frees=math.prod(trial.pairs) > MANY_SCORES)
                 outcomes.append(outcome(call, trial, run.outputs))
@@ -172,8 +187,8 @@ def verified(
     return Report(
         form,
         reason,
-        version(),
-        release_notes(model),
+        runtime.version,
+        release_notes(model, runtime.version),
         tuple(runs),
         tuple(placements),
         left_out(call, blocks, settings),
@@ -183,6 +198,10 @@ def verified(
         runtime=str(stated_runtime(model) or ""),
         seed=seed,
     )
+
+
+def _scores(call: ExportCall, setting: Setting) -> int:
+    return math.prod(evaluated(length, setting.lengths) for length in call.sizes.scores_shape)
 
 
 def _check_arguments(

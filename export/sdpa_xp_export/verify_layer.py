@@ -16,15 +16,10 @@ from sdpa_xp_export._call.numbers import CallNumbers, numbers_from_json
 from sdpa_xp_export._dtypes.conversion import ONNX_DTYPE
 from sdpa_xp_export._layer import bound_arguments, with_arrays
 from sdpa_xp_export._model.large_model import Model
+from sdpa_xp_export._runtime.engine import TimedRun
+from sdpa_xp_export._runtime.process import TIMEOUT, check_limits, runtime_process
 from sdpa_xp_export._runtime.releases import ProviderName
-from sdpa_xp_export._runtime.session import (
-    TimedRun,
-    profiled_session,
-    providers,
-    release_notes,
-    stated_runtime,
-    version,
-)
+from sdpa_xp_export._runtime.session import release_notes, stated_runtime
 from sdpa_xp_export._verify.agreement import judge_together
 from sdpa_xp_export._verify.layer_cases import BothLayers, LayerCase, judged_dtype
 from sdpa_xp_export._verify.layer_inputs import Draw, LayerInputs
@@ -51,6 +46,8 @@ def verify_layer(
     provider: ProviderName | None = None,
     seed: int | None = None,
     thorough: bool = False,
+    timeout: float = TIMEOUT,
+    memory: int | None = None,
     **keywords: Any,
 ) -> LayerReport:
     """Run the model that `to_onnx` made of `layer`, and compare its outputs with `layer` in float64.
@@ -86,6 +83,8 @@ def verify_layer(
         seed: The seed of the random inputs and lengths, as for `verify`.
         thorough: If True, try each length up to 17, five lengths around each number, and up to 1,030 with
             each other name.
+        timeout: As for `verify`.
+        memory: As for `verify`.
         keywords: The keyword arguments of the layer, as for `to_onnx`. A `TensorSpec` in them, also within a
             mask or a bias, stands for the input of that name. If an argument of the layer has the same name as
             an argument of `verify_layer`, use `functools.partial`.
@@ -99,7 +98,8 @@ def verify_layer(
     Raises:
         TypeError: `model` has a wrong type, or the inputs and `keywords` do not fit the layer.
         ValueError: onnxruntime does not offer the provider; a name in `draw` or a spec in `keywords` is not an
-            input; the file is not an ONNX model; or a model in memory refers to external data.
+            input; the file is not an ONNX model; or a model in memory refers to external data. Also if
+            onnxruntime cannot load or run the model, or if the model meets a limit or crashes its process.
         FileNotFoundError: The file does not exist.
 
     Examples:
@@ -116,6 +116,7 @@ def verify_layer(
         rule = "`model` is a call that export_attention wrote; use verify(model)"
         raise ValueError(message("verify_layer", rule, {"metadata": sorted(metadata)}))
     checks.flag("verify_layer", "thorough", thorough)
+    check_limits("verify_layer", timeout, memory)
     specs = input_specs(loaded, {number: name for name, number in ONNX_DTYPE.items()})
     draws = dict(draw or {})
     for name in draws.keys() - specs.keys():
@@ -172,20 +173,23 @@ def verify_layer(
         left_out.append(f"large tokens: {_words_of(error)}")
     runs: list[Run] = []
     placements: list[Placement] = []
-    for name in providers(provider):
-        with profiled_session(loaded, name) as session:
-            timed = [session.timed(case.inputs) for case in cases]
-        placements += session.placements
-        for _, group in itertools.groupby(zip(cases, timed, strict=True), lambda pair: pair[0].kind):
-            runs += _judged([*group], name)
+    scores = max((math.prod(call.sizes(case.lengths)) for call in calls for case in cases), default=0)
+    with runtime_process(loaded, timeout, memory, scores=scores) as process:
+        for name in process.providers(provider):
+            with process.session(loaded, name) as session:
+                timed = [session.timed(case.inputs) for case in cases]
+            placements += session.placements
+            for _, group in itertools.groupby(zip(cases, timed, strict=True), lambda pair: pair[0].kind):
+                runs += _judged([*group], name)
+        release = process.version
     form, reason = stated_forms(loaded)
-    notes = [*release_notes(loaded)]
+    notes = [*release_notes(loaded, release)]
     if not all(run.agreement.agrees for run in runs):
         notes.append(missing_arguments_note(loaded, layer, keywords))
     shown = tuple(filter(None, notes))
     measured = tuple(runs), tuple(placements), tuple(left_out)
     runtime = str(stated_runtime(loaded) or "")
-    return LayerReport(form, reason, version(), shown, *measured, runtime=runtime, seed=seed)
+    return LayerReport(form, reason, release, shown, *measured, runtime=runtime, seed=seed)
 
 
 def _check_keywords(specs: Mapping[str, TensorSpec], keywords: Mapping[str, Any]) -> set[str]:

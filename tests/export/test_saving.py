@@ -325,20 +325,26 @@ def linked(folder: Path, target: Path) -> Path:
     return link
 
 
-@pytest.mark.parametrize("to", ["absolute", "..", "through a folder"])
-def test_a_link_to_nothing_leads_out_of_its_folder_only_when_told(tmp_path: Path, to: str) -> None:
-    outside = tmp_path / "outside"
-    outside.mkdir()
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("to", ["absolute", "..", "through a folder", "below", "two links"])
+def test_a_link_to_nothing_leads_into_no_other_folder(tmp_path: Path, to: str, overwrite: bool) -> None:
+    outside = tmp_path / ("named/below" if to == "below" else "outside")
     targets = {"absolute": outside / "a.onnx", "..": Path("..") / "outside" / "a.onnx"}
+    targets |= {"below": Path("below") / "a.onnx", "two links": Path("b.onnx")}
     (tmp_path / "folder").symlink_to(outside)
     link = linked(tmp_path, targets.get(to, Path("..") / "folder" / "a.onnx"))
-    for write in (lambda: save(MODEL, link), lambda: publish(b"", link, PathArgument("save", "path"))):
-        with pytest.raises(
-            FileExistsError,
-            match=r"^save: `path` must not be a link out of its folder; got path=.*overwrite=True",
-        ):
+    outside.mkdir()
+    if to == "two links":
+        link.with_name("b.onnx").symlink_to(outside / "a.onnx")
+    argument = PathArgument("save", "path")
+    for write in (
+        lambda: save(MODEL, link, overwrite=overwrite),
+        lambda: publish(b"", link, argument, overwrite=overwrite),
+    ):
+        with pytest.raises(FileExistsError, match=r"^save: `path` must not be a link to nothing in another"):
             write()
     assert names(outside) == []
+    (outside / "a.onnx").touch()  # a link to a file is followed
     assert save(MODEL, link, overwrite=True) == outside / "a.onnx"
 
 
@@ -350,12 +356,12 @@ def test_the_demo_follows_no_link_to_nothing(tmp_path: Path) -> None:
 
 
 def test_a_folder_may_be_a_link(tmp_path: Path) -> None:
-    """It is the one that was named; and a link to nothing may stay within it."""
-    (tmp_path / "real" / "deeper").mkdir(parents=True)
+    """It is the one that was named; and a link to nothing may stay in it."""
+    (tmp_path / "real").mkdir()
     (tmp_path / "folder").symlink_to(tmp_path / "real")
     assert save(MODEL, tmp_path / "folder" / "a.onnx") == tmp_path / "real" / "a.onnx"
-    (tmp_path / "real" / "b.onnx").symlink_to(Path("deeper") / "c.onnx")
-    assert save(MODEL, tmp_path / "folder" / "b.onnx") == tmp_path / "real" / "deeper" / "c.onnx"
+    (tmp_path / "real" / "b.onnx").symlink_to("c.onnx")
+    assert save(MODEL, tmp_path / "folder" / "b.onnx") == tmp_path / "real" / "c.onnx"
 
 
 class PathLike:

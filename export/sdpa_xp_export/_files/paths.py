@@ -54,8 +54,8 @@ def reworded(argument: PathArgument, path: str | os.PathLike[str]) -> Iterator[N
 def free_target(path: str | os.PathLike[str], argument: PathArgument, *, overwrite: bool) -> Path:
     """Return the file to write, with links followed, so that a link stays a link.
 
-    A link to a file that is not there leads out of its folder only with `overwrite`. Otherwise whoever may
-    write to the folder could have a file made wherever the caller may write.
+    A link to a file that is not there must not lead into another folder. Otherwise whoever may write to the
+    folder could have a file made wherever the caller may write.
     """
     checked = argument.checked(path)
     target = Path(os.path.realpath(checked))
@@ -67,9 +67,8 @@ def free_target(path: str | os.PathLike[str], argument: PathArgument, *, overwri
         raise FileNotFoundError(message(argument.function, rule, {argument.argument: target}))
     if target.exists() and not overwrite:
         raise taken_error(target, argument)
-    folder = Path(os.path.realpath(checked.parent))
-    if not overwrite and folder != target.parent and folder not in target.parents:
-        rule, hint = "must not be a link out of its folder", "Pass overwrite=True to follow it."
+    if not target.exists() and Path(os.path.realpath(checked.parent)) != target.parent:
+        rule, hint = "must not be a link to nothing in another folder", f"Pass {target} itself."
         raise FileExistsError(argument.message(rule, checked, hint))
     return target
 

@@ -18,14 +18,15 @@ def peak_above(run: Callable[[], T]) -> tuple[T, int | None]:
     """
     try:
         _RESET.write_text("5")  # resets the peak to the present size, see proc(5)
-        start = _kilobytes("VmRSS")
+        start = kilobytes("VmRSS")
     except OSError:
         return run(), None
     result = run()
-    return result, max(0, _kilobytes("VmHWM") - start) * 1024
+    return result, max(0, kilobytes("VmHWM") - start) * 1024
 
 
-def _kilobytes(name: str) -> int:
+def kilobytes(name: str) -> int:
+    """Return a number of the process' status, see proc(5)."""
     line = re.search(rf"^{name}:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
     if line is None:
         raise OSError(f"no {name} in {_STATUS}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import onnx
@@ -112,26 +112,19 @@ def check_interface(model: Model, call: ExportCall) -> None:
         raise ValueError(_message("outputs", outputs, stated))
 
 
-def computed_dtype(model: Model, call: ExportCall) -> str:
-    """Return the dtype of the scores and sums.
+def computed_dtype(
+    model: Model, call: ExportCall, types_of: Callable[[onnx.ModelProto], Mapping[str, int]]
+) -> str:
+    """Return the dtype of the scores and sums; `types_of` infers the types of values by their names.
 
     A fused operator with inputs in half precision has its own accumulation. It is judged as if it rounded each
     step to the dtype of its inputs.
     """
-    if call.accumulation_dtype == call.query.dtype or not _has_half_kernel(model):
+    queries = [node.input[0] for node in model.graph.node if node.op_type in FUSED and node.input]
+    if call.accumulation_dtype == call.query.dtype or not queries:
         return call.accumulation_dtype
-    return call.query.dtype
-
-
-def _has_half_kernel(model: Model) -> bool:
-    inferred = onnx.shape_inference.infer_shapes(without_numbers(model))
-    values = [*inferred.graph.input, *inferred.graph.value_info]
-    types = {value.name: value.type.tensor_type.elem_type for value in values}
-    return any(
-        types.get(node.input[0]) in HALVES
-        for node in inferred.graph.node
-        if node.op_type in FUSED and node.input
-    )
+    types = types_of(without_numbers(model))
+    return call.query.dtype if any(types.get(name) in HALVES for name in queries) else call.accumulation_dtype
 
 
 def shown_type(value: onnx.ValueInfoProto) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Annotated
 
 import typer
 
+from sdpa_xp._checks import message
 from sdpa_xp_export._runtime.releases import PROVIDERS
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
@@ -20,6 +22,21 @@ def completed_from(values: Iterable[str]) -> Callable[[str], list[str]]:
         return [value for value in known if value.startswith(incomplete)]
 
     return complete
+
+
+UNITS = {"": 1, "b": 1}
+UNITS |= {f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", start=1)}
+UNITS |= {f"{prefix}{end}": 1024**power for power, prefix in enumerate("kmgt", start=1) for end in ("", "ib")}
+"""Bytes in a unit: a GB is 10**9, and a GiB or a G is 2**30."""
+
+
+def number_of_bytes(function: str, name: str, text: str) -> int:
+    """Read a number of bytes such as 4GiB."""
+    match = re.fullmatch(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-z]*)\s*", text.lower())
+    if match is None or match[2] not in UNITS:
+        rule, hint = f"`{name}` must be a number of bytes", "Write it as 4GiB or 500MB."
+        raise ValueError(message(function, rule, {name: repr(text)}, hint))
+    return int(float(match[1]) * UNITS[match[2]])
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]

@@ -68,7 +68,7 @@ def progress(what: str, *, steps: int | None = None, quiet: bool = False) -> Ite
     that is measured.
     """
     bar = Progress(
-        TextColumn(what, markup=False),
+        TextColumn(plain(what), markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),

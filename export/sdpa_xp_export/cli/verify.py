@@ -11,11 +11,12 @@ import typer
 from sdpa_xp._checks import message
 from sdpa_xp_export._files.atomic import publish
 from sdpa_xp_export._files.paths import PathArgument, free_target
+from sdpa_xp_export._runtime.process import TIMEOUT
 from sdpa_xp_export._runtime.releases import PROVIDERS, ProviderName, Runtime, short_provider
 from sdpa_xp_export.cli import DISAGREES, settings
 from sdpa_xp_export.cli import report_page as page
 from sdpa_xp_export.cli.flag_names import with_flags
-from sdpa_xp_export.cli.options import AsJson, Force, Provider, completed_from
+from sdpa_xp_export.cli.options import AsJson, Force, Provider, completed_from, number_of_bytes
 from sdpa_xp_export.cli.printing import NO, YES, progress, say, say_json, say_table
 from sdpa_xp_export.report import Report, Run
 from sdpa_xp_export.verify import verify
@@ -52,6 +53,15 @@ def run_verify(
         int | None,
         typer.Option(min=0, help="Repeat the runs of this seed. Default: a new one, which the report names."),
     ] = None,
+    timeout: Annotated[
+        float, typer.Option(help="The most seconds in onnxruntime, all runs together.")
+    ] = TIMEOUT,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            help="The most memory of the model, such as 4GiB. Default: 8 GiB, more for a large model or call."
+        ),
+    ] = None,
     runs: Annotated[bool, typer.Option("--runs", help="Show each run.")] = False,
     as_json: AsJson = False,
     html: Annotated[
@@ -76,6 +86,8 @@ def run_verify(
             seed=seed,
             thorough=thorough,
             watch=lambda _done, total, shown: step(shown, total),
+            timeout=timeout,
+            memory=None if memory is None else number_of_bytes("verify", "memory", memory),
         )
     thorough_flag = {"thorough": "--thorough"}
     report = replace(report, left_out=tuple(with_flags(line, thorough_flag) for line in report.left_out))

@@ -1,0 +1,137 @@
+"""Sessions of onnxruntime in the process that has them, with no more imports than are needed there."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from sdpa_xp_export._runtime.memory import peak_above
+
+LONG_RUN = 0.05
+"""Seconds; in a run of this length, the additional time of a first run is small."""
+SILENT = 4
+"""The level of onnxruntime's log: only what ends the process is written to the terminal. Errors are raised, and
+the log would repeat them with the names that a file gives its nodes."""
+BFLOAT16 = 16
+"""The number of the dtype in ONNX."""
+MOST_NODES = 100_000
+"""The nodes that are read from a profile; a loop may run as many as it likes."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedRun:
+    """The outputs of a run, the time it took, and the peak of memory of the first run with these inputs."""
+
+    outputs: dict[str, NDArray[Any]]
+    seconds: float
+    peak_bytes: int | None
+
+
+def start_session(source: bytes | str, provider: str, fallback: str, profile: Path | None = None) -> Any:
+    """Start a session of a model, which is bytes or in a file, on `provider`."""
+    import onnxruntime
+
+    if provider.startswith("CUDA") and hasattr(onnxruntime, "preload_dlls"):
+        onnxruntime.preload_dlls()  # finds the CUDA libraries that pip installed
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = SILENT
+    # Threads that spin while they wait take the processor from what is computed between short runs.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if profile is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(profile)
+    wanted = list(dict.fromkeys([provider, fallback]))
+    return onnxruntime.InferenceSession(source, options, providers=wanted)
+
+
+def run(session: Any, feeds: Mapping[str, NDArray[Any]], *, frees: bool = False) -> dict[str, NDArray[Any]]:
+    """Return the outputs of `session` by their names; `frees` the memory that it would keep."""
+    import onnxruntime
+
+    options = onnxruntime.RunOptions()
+    if frees:
+        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    if any("bfloat16" in value.type for value in (*session.get_inputs(), *session.get_outputs())):
+        return _run_bound(session, feeds, options)
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, dict(feeds), options), strict=True))
+
+
+def _run_bound(session: Any, feeds: Mapping[str, NDArray[Any]], options: Any) -> dict[str, NDArray[Any]]:
+    """Run with arrays bound by their memory, since NumPy has no bfloat16; outputs are copied."""
+    binding = session.io_binding()
+    shared = []  # the binding does not keep memory alive
+    for stated in session.get_inputs():
+        shared.append(_shared(np.asarray(feeds[stated.name], order="C")))
+        binding.bind_ortvalue_input(stated.name, shared[-1])
+    for stated in session.get_outputs():
+        binding.bind_output(stated.name, "cpu")
+    session.run_with_iobinding(binding, options)
+    return {
+        stated.name: _copied(value)
+        for stated, value in zip(session.get_outputs(), binding.get_outputs(), strict=True)
+    }
+
+
+def _copied(value: Any) -> NDArray[Any]:
+    """Return the array that a value of onnxruntime holds, as a copy."""
+    if "bfloat16" not in value.data_type():
+        return np.array(value.numpy())
+    shape, dtype = value.shape(), np.dtype(ml_dtypes.bfloat16)
+    data = ctypes.string_at(value.data_ptr(), math.prod(shape) * dtype.itemsize)
+    return np.frombuffer(data, dtype).reshape(shape).copy()
+
+
+def _shared(array: NDArray[Any]) -> Any:
+    """Return a value of onnxruntime in the memory of `array`."""
+    from onnxruntime import OrtValue
+
+    if array.dtype != ml_dtypes.bfloat16:
+        return OrtValue.ortvalue_from_numpy(array)
+    return OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), BFLOAT16)
+
+
+def timed(session: Any, feeds: Mapping[str, NDArray[Any]], *, frees: bool = False) -> TimedRun:
+    """Run twice, unless a run is long: the first run shows the peak of memory, the second the time.
+
+    A session keeps the memory of each length for the next run. `frees` gives it back, so that runs of many
+    long lengths take no more memory than the longest; the next run takes longer.
+    """
+    start = time.perf_counter()
+    outputs, peak = peak_above(partial(run, session, feeds, frees=frees))
+    seconds = time.perf_counter() - start
+    if seconds < LONG_RUN:
+        start = time.perf_counter()
+        outputs = run(session, feeds)
+        seconds = time.perf_counter() - start
+    return TimedRun(outputs, seconds, peak)
+
+
+def element_types(model: Any) -> dict[str, int]:
+    """Return the dtype of each value of a graph, as far as onnx infers it, by its number in ONNX."""
+    import onnx
+
+    inferred = onnx.shape_inference.infer_shapes(model)
+    values = [*inferred.graph.input, *inferred.graph.value_info]
+    return {value.name: value.type.tensor_type.elem_type for value in values}
+
+
+def nodes_of_profile(profile: Path) -> list[tuple[str, str, str]]:
+    """Return the name, the operator and the provider of each node that ran, once, in order."""
+    ran: dict[tuple[str, str, str], None] = {}
+    for event in json.loads(profile.read_text()):
+        details = event.get("args", {})
+        if event.get("cat") == "Node" and "provider" in details and len(ran) < MOST_NODES:
+            ran[event["name"].removesuffix("_kernel_time"), details["op_name"], details["provider"]] = None
+    return list(ran)

@@ -1,0 +1,296 @@
+"""A process of its own for a model, with a limit of time and of memory: see child.py for what runs there."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from concurrent import futures
+from contextlib import contextmanager, suppress
+from numbers import Real
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from sdpa_xp import _checks as checks
+from sdpa_xp._checks import message
+from sdpa_xp_export._model.external_data import initializer_bytes
+from sdpa_xp_export._model.large_model import Model
+from sdpa_xp_export._runtime import child
+from sdpa_xp_export._runtime.engine import TimedRun
+from sdpa_xp_export._runtime.failure import ModelFailedError
+from sdpa_xp_export._runtime.frames import Frame, TooLargeError, receive, send
+from sdpa_xp_export._runtime.releases import PROVIDERS
+from sdpa_xp_export._runtime.session import (
+    check_installed,
+    check_started,
+    chosen_providers,
+    not_installed,
+    release_notes,
+    source_of,
+)
+from sdpa_xp_export.report import Placement
+
+TIMEOUT = 3600.0
+"""Seconds of all runs together."""
+MEMORY = 2**33
+"""Bytes. The largest run of `verify(thorough=True)` has a few arrays of 151 million scores."""
+TIMES_MODEL = 4
+"""Beyond `MEMORY`, a process may hold the model this many times: as it came, parsed, and packed for kernels."""
+OUTPUTS = 4
+"""The outputs of a run may take this part of the memory: the process that asked for them holds them, too."""
+FOR_A_SCORE = 64
+"""Bytes of a run for each score: a graph may hold eight arrays of them, in float64."""
+START = 120.0
+"""Seconds that onnxruntime may take to be imported."""
+POLL = 0.1
+"""Seconds. A wait without an end cannot be interrupted on Windows."""
+
+
+class Limits(NamedTuple):
+    """What a process may take: seconds of all runs together, and bytes."""
+
+    timeout: float
+    memory: int
+
+
+def check_limits(function: str, timeout: object, memory: object) -> None:
+    """Check what a caller passed as limits."""
+    rule, got = "`timeout` must be a positive number of seconds", {"timeout": repr(timeout)}
+    if isinstance(timeout, bool) or not isinstance(timeout, Real):
+        raise TypeError(message(function, rule, got))
+    if not float(timeout) > 0:
+        raise ValueError(message(function, rule, got, "Pass math.inf for no limit."))
+    if memory is not None:
+        checks.integer(function, "memory", memory, least=1, most=2**62)
+
+
+def default_memory(model: Model, scores: int) -> int:
+    """Return more bytes than an honest model takes, if a run has that many scores.
+
+    A file may state any number of scores. Beyond `MEMORY`, they count up to the memory of the machine.
+    """
+    least = MEMORY + TIMES_MODEL * initializer_bytes(model)
+    try:
+        machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError):  # Windows
+        return least + FOR_A_SCORE * scores
+    return max(least, min(least + FOR_A_SCORE * scores, machine * 9 // 10))
+
+
+class RuntimeProcess:
+    """The process; it starts at once, and can be asked when onnxruntime is there."""
+
+    def __init__(self, limits: Limits, folder: str) -> None:
+        self._limits, self._folder = limits, Path(folder)
+        self._left = limits.timeout
+        self._talk = futures.ThreadPoolExecutor(1)
+        self._errors = (self._folder / "errors").open("w+b")
+        # In this process, which is ours, onnxruntime sends no telemetry unless a user asks for it.
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-s", child.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env={"ORT_DISABLE_TELEMETRY": "1"} | dict(os.environ),
+        )
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(list(map(str, sys.path))).encode() + b"\n")
+        self._process.stdin.flush()
+        self._hello: dict[str, Any] | None = None
+        self._chosen: list[str] = []
+
+    @property
+    def version(self) -> str:
+        """The release of onnxruntime."""
+        return str(self._about()["version"])
+
+    def providers(self, requested: str | None) -> list[str]:
+        """Return the execution providers to run on: the one asked for, or CUDA if offered and the CPU."""
+        self._chosen = chosen_providers(requested, self._about()["offered"])
+        return self._chosen
+
+    def _about(self) -> dict[str, Any]:
+        if self._hello is None:
+            try:
+                answer = self._answer({"do": "start"}, {}, START)
+            except (EOFError, TimeoutError, ValueError) as error:
+                words = self._last_words()
+                rule, got = "Python must start another process, in which onnxruntime runs", {"it": self._end()}
+                raise RuntimeError(message("verify", rule, got, words)) from error
+            if reason := answer.facts.get("error"):
+                raise not_installed(reason.partition(": ")[2] or reason)
+            self._hello = answer.facts
+            if loaded := sys.modules.get("onnxruntime"):  # where this process has it, that one is the same
+                offered = loaded.get_available_providers()
+                self._hello |= {"version": loaded.__version__, "offered": offered}
+        return self._hello
+
+    def element_types(self, model: onnx.ModelProto) -> dict[str, int]:
+        """Return the dtype of each value of a graph: see `engine.element_types`."""
+        arrays = {"model": np.frombuffer(model.SerializeToString(), np.uint8)}
+        types = self._ask("load", "element_types", self._limiting(), arrays).facts["types"]
+        return {str(name): int(number) for name, number in types.items()}
+
+    def _limiting(self) -> dict[str, object]:
+        return {"memory": self._limits.memory, "hard": self._chosen == [PROVIDERS["cpu"]]}
+
+    @contextmanager
+    def session(self, model: Model, provider: str) -> Iterator[RemoteSession]:
+        """Load `model` on `provider`; when the block ends, the session knows where its nodes ran."""
+        with self._release_named(model), tempfile.TemporaryDirectory(dir=self._folder) as folder:
+            source = source_of(model, Path(folder))
+            load: dict[str, object] = {"provider": provider, "fallback": PROVIDERS["cpu"]}
+            load["profile"] = str(Path(folder) / "profile")
+            load["file"] = source if isinstance(source, str) else None
+            arrays = {"model": np.frombuffer(source, np.uint8)} if isinstance(source, bytes) else {}
+            facts = self._ask("load", "load", load | self._limiting(), arrays).facts
+            check_started(provider, facts["providers"])
+            remote = RemoteSession(self)
+            yield remote
+            nodes = self._ask("run", "placements", {}, {}).facts["nodes"]
+        remote.placements += [
+            Placement(str(name), str(op), str(ran_on), provider) for name, op, ran_on in nodes
+        ]
+
+    def timed(self, feeds: Mapping[str, NDArray[Any]], *, frees: bool) -> TimedRun:
+        """Run the model that was loaded: see `engine.timed`."""
+        facts, arrays = self._ask("run", "run", {"frees": frees}, feeds)
+        return TimedRun(arrays, float(facts["seconds"]), facts["peak_bytes"])
+
+    @contextmanager
+    def _release_named(self, model: Model) -> Iterator[None]:
+        """Add to the error of a model that the release is older than the model's, or was not tried."""
+        try:
+            yield
+        except ModelFailedError as error:
+            if notes := release_notes(model, self.version):
+                raise ModelFailedError(f"{error} {'; '.join(notes)}.") from error
+            raise
+
+    def _ask(
+        self, doing: str, what: str, facts: Mapping[str, object], arrays: Mapping[str, NDArray[Any]]
+    ) -> Frame:
+        """Return an answer, within the limits.
+
+        Raises:
+            ModelFailedError: The model does not load or run, it meets a limit, or its process ended.
+        """
+        start = time.monotonic()
+        try:
+            answer = self._answer({"do": what, **facts}, arrays, self._left)
+        except TimeoutError:
+            self.close()
+            took = f"{self._limits.timeout:g} s, of all runs together"
+            raise _met(doing, "time", {"timeout": took}) from None
+        except TooLargeError:
+            self.close()
+            raise _met(doing, "memory", {"memory": self._limits.memory}) from None
+        except (EOFError, OSError, ValueError, KeyError, TypeError) as error:
+            raise self._ended(doing) from error
+        finally:
+            self._left -= time.monotonic() - start
+        if reason := answer.facts.get("error"):
+            if answer.facts.get("over_memory"):
+                raise _met(doing, "memory", {"memory": self._limits.memory})
+            text = message("verify", f"onnxruntime must {doing} `model`", {"its error": reason})
+            raise ModelFailedError(text)
+        return answer
+
+    def _answer(self, facts: Mapping[str, object], arrays: Mapping[str, Any], seconds: float) -> Frame:
+        """Send a request and wait for its answer, so that Ctrl-C is noticed at once."""
+        answer = self._talk.submit(self._exchange, facts, arrays)
+        until = time.monotonic() + seconds
+        while not answer.done():
+            left = until - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            futures.wait([answer], timeout=min(left, POLL))
+        return answer.result()
+
+    def _exchange(self, facts: Mapping[str, object], arrays: Mapping[str, Any]) -> Frame:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        send(self._process.stdin, facts, arrays)
+        return receive(self._process.stdout, self._limits.memory / OUTPUTS)
+
+    def _ended(self, doing: str) -> ModelFailedError:
+        """Return the error of a process that ended by itself."""
+        how, memory = self._end(), self._limits.memory
+        if self._process.returncode == child.OVER_MEMORY:
+            return _met(doing, "memory", {"memory": memory})
+        hint = ""
+        if how.endswith(("SIGKILL", "SIGABRT")):
+            hint = f"So it may end when memory is short; its limit was {memory} bytes."
+        rule = f"onnxruntime must {doing} `model` to the end"
+        return ModelFailedError(message("verify", rule, {"its process": how}, hint))
+
+    def _end(self) -> str:
+        """End the process; return how it had ended, if it had."""
+        with suppress(subprocess.TimeoutExpired):  # its pipes are closed before it has ended
+            self._process.wait(1.0)
+        code = self._process.poll()
+        self.close()
+        if code is None:
+            return "gave no answer"
+        if code < 0:
+            known = {number.value: number.name for number in signal.Signals}
+            return f"ended by {known.get(-code, -code)}"
+        return f"ended with the code {code:#x}" if code > 255 else f"ended with the code {code}"
+
+    def _last_words(self) -> str:
+        """Return the last line that Python wrote before it had loaded a model."""
+        self._errors.seek(0)
+        return (self._errors.read().decode(errors="replace").strip().splitlines() or [""])[-1]
+
+    def close(self) -> None:
+        """End the process, whatever it does."""
+        self._process.kill()
+        self._process.wait()
+        self._talk.shutdown()  # the process has closed its side, so nothing is waited for
+        self._errors.close()
+        for stream in (self._process.stdin, self._process.stdout):
+            with suppress(OSError):  # what was not sent yet
+                stream.close()  # type: ignore[union-attr]
+
+
+class RemoteSession:
+    """A session in the other process."""
+
+    def __init__(self, process: RuntimeProcess) -> None:
+        self._process = process
+        self.placements: list[Placement] = []
+
+    def timed(self, feeds: Mapping[str, NDArray[Any]], *, frees: bool = False) -> TimedRun:
+        """Run the model twice, unless a run is long."""
+        return self._process.timed(feeds, frees=frees)
+
+
+@contextmanager
+def runtime_process(
+    model: Model, timeout: float = TIMEOUT, memory: int | None = None, *, scores: int = 0
+) -> Iterator[RuntimeProcess]:
+    """Start a process for a model, and end it when the block ends. The largest run has that many `scores`."""
+    limits = Limits(float(timeout), default_memory(model, scores) if memory is None else int(memory))
+    check_installed()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        process = RuntimeProcess(limits, folder)
+        try:
+            yield process
+        finally:
+            process.close()
+
+
+def _met(doing: str, limit: str, got: Mapping[str, object]) -> ModelFailedError:
+    """Return the error of a model that met a limit."""
+    (name,) = got
+    rule = f"onnxruntime must {doing} `model` within the limit of {limit}"
+    return ModelFailedError(message("verify", rule, got, f"If you trust the model, pass a larger `{name}`."))
