@@ -24,6 +24,9 @@ MODULES = (
     "sdpa_xp.layers",
     "sdpa_xp.plot",
     "sdpa_xp.integrations.transformers",
+    "sdpa_xp.integrations.flax",
+    "sdpa_xp.integrations.equinox",
+    "sdpa_xp.integrations.keras",
     "sdpa_xp_export",
 )
 INTERNAL = ("bind", "mapped")

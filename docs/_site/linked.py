@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import re
 
-MODULES = ("masks", "biases", "positional", "layers", "plot", "integrations.transformers")
+FRAMEWORKS = ("transformers", "flax", "equinox", "keras")
+MODULES = ("masks", "biases", "positional", "layers", "plot", *(f"integrations.{name}" for name in FRAMEWORKS))
 
 
 def places() -> dict[str, str]:

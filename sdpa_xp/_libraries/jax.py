@@ -31,6 +31,8 @@ class Jax(Library):
 
     def device(self, array: Any) -> Device:
         """Return the device. Inside a jit, and for a sharded array, JAX names no single device."""
+        if self.is_traced(array):  # for the error of a missing attribute, JAX reads all equations so far
+            return None
         device = compat.device(array)
         return device if isinstance(device, sys.modules["jax"].Device) else None
 

@@ -1,0 +1,42 @@
+"""Compute the attention of Equinox's models."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TypeVar
+
+__all__ = ["replace_attention"]
+
+M = TypeVar("M")
+
+
+def replace_attention(model: M) -> M:
+    r"""Return the model with attention computed by sdpa_xp in each of its `equinox.nn.MultiheadAttention`.
+
+    A model is any pytree, also a single layer. Parameters and other layers do not change, and the new layers
+    are instances of `equinox.nn.MultiheadAttention` too:
+
+        model = replace_attention(model)
+
+    Equinox computes a call itself if dropout is active, or if the shapes do not fit. The mask of a call may be
+    an array of any dtype, of shape (L, S) or (H, L, S), in which 0 masks, or a mask of `sdpa_xp.masks`.
+
+    Args:
+        model: A model, or a layer. It is not changed.
+
+    Returns:
+        A copy that shares all arrays with `model`.
+
+    Raises:
+        ValueError: `model` has no such layer. Layers of derived classes have code of their own, so they are not
+            replaced.
+
+    Numerics:
+        As for `scaled_dot_product_attention`. If a mask that is an array leaves a query without keys, its row
+        is the mean of the values, as in Equinox.
+
+    References:
+        Equinox, `equinox.nn.MultiheadAttention`, https://docs.kidger.site/equinox/api/nn/attention.
+    """
+    replaced: M = import_module("sdpa_xp.integrations._equinox_layer").replace(model)
+    return replaced

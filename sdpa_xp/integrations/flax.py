@@ -1,0 +1,159 @@
+"""Compute the attention of Flax's layers: a function for `attention_fn`, for nnx and for linen."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__all__ = ["linen_attention", "nnx_attention"]
+
+
+def nnx_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any = None,
+    mask: Any = None,
+    broadcast_dropout: bool = True,
+    dropout_rng: Any = None,
+    dropout_rate: float = 0.0,
+    deterministic: bool = False,
+    dtype: Any = None,
+    precision: Any = None,
+    module: Any = None,
+    promote_dtype: Any = None,
+    is_causal: bool = False,
+) -> Any:
+    r"""Compute what `flax.nnx.dot_product_attention` computes, with memory linear in the length.
+
+    Pass it to a layer, whose parameters do not change:
+
+        nnx.MultiHeadAttention(..., attention_fn=nnx_attention)
+
+    Flax computes the call itself if dropout is active, if the weights are sown (`module`), if `precision` is
+    given, or if the shapes do not fit.
+
+    Shapes:
+        `...` batch, `L` queries, `S` keys, `Hq` and `H` heads, `E` and `Ev` widths.
+
+    Args:
+        query: (..., L, Hq, E).
+        key: (..., S, H, E).
+        value: (..., S, H, Ev).
+        bias: Broadcasts to (..., Hq, L, S) and is added to the scores; or a bias of `sdpa_xp.biases`.
+        mask: An array of any dtype that broadcasts to (..., Hq, L, S): 0 masks, and any other number lets a
+            query attend. Or a mask of `sdpa_xp.masks`.
+        broadcast_dropout: As in Flax.
+        dropout_rng: As in Flax.
+        dropout_rate: As in Flax.
+        deterministic: As in Flax.
+        dtype: As in Flax.
+        precision: As in Flax.
+        module: As in Flax.
+        promote_dtype: As in Flax.
+        is_causal: As in Flax: query i attends to key j only if j <= i.
+
+    Returns:
+        (..., L, Hq, Ev), in the dtype to which Flax promotes. If a mask that is an array leaves a query without
+            keys, its row is the mean of the values, as in Flax.
+
+    Raises:
+        TypeError: As Flax, or as `scaled_dot_product_attention`.
+        ValueError: As Flax, or as `scaled_dot_product_attention`.
+
+    Numerics:
+        As for `scaled_dot_product_attention`. In half precision, scores and sums are computed in float32.
+
+    References:
+        Flax, `flax.nnx.MultiHeadAttention`, https://flax.readthedocs.io.
+    """
+    options = {
+        "broadcast_dropout": broadcast_dropout,
+        "dropout_rng": dropout_rng,
+        "dropout_rate": dropout_rate,
+        "deterministic": deterministic,
+        "dtype": dtype,
+        "precision": precision,
+        "module": module,
+        "is_causal": is_causal,
+    } | ({} if promote_dtype is None else {"promote_dtype": promote_dtype})
+    adapter = import_module("sdpa_xp.integrations._flax_attention")
+    return adapter.attend_as_nnx(query, key, value, bias, mask, options)
+
+
+def linen_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any = None,
+    mask: Any = None,
+    broadcast_dropout: bool = True,
+    dropout_rng: Any = None,
+    dropout_rate: float = 0.0,
+    deterministic: bool = False,
+    dtype: Any = None,
+    precision: Any = None,
+    module: Any = None,
+    force_fp32_for_softmax: bool = False,
+    einsum_dot_general: Any = None,
+    qk_attn_weights_einsum: Any = None,
+    attn_weights_value_einsum: Any = None,
+) -> Any:
+    r"""Compute what `flax.linen.dot_product_attention` computes, with memory linear in the length.
+
+    Pass it to a layer, whose parameters do not change:
+
+        linen.MultiHeadDotProductAttention(..., attention_fn=linen_attention)
+
+    Flax computes the call itself if dropout is active, if the weights are sown (`module`), if `precision` or an
+    einsum of your own is given, or if the shapes do not fit.
+
+    Shapes:
+        `...` batch, `L` queries, `S` keys, `H` heads, `E` and `Ev` widths.
+
+    Args:
+        query: (..., L, H, E).
+        key: (..., S, H, E).
+        value: (..., S, H, Ev).
+        bias: As in `nnx_attention`.
+        mask: As in `nnx_attention`.
+        broadcast_dropout: As in Flax.
+        dropout_rng: As in Flax.
+        dropout_rate: As in Flax.
+        deterministic: As in Flax.
+        dtype: As in Flax.
+        precision: As in Flax.
+        module: As in Flax.
+        force_fp32_for_softmax: As in Flax: the result has at least the precision of float32.
+        einsum_dot_general: As in Flax.
+        qk_attn_weights_einsum: As in Flax.
+        attn_weights_value_einsum: As in Flax.
+
+    Returns:
+        (..., L, H, Ev), as in `nnx_attention`.
+
+    Raises:
+        TypeError: As Flax, or as `scaled_dot_product_attention`.
+        ValueError: As Flax, or as `scaled_dot_product_attention`.
+
+    Numerics:
+        As for `nnx_attention`.
+
+    References:
+        Flax, `flax.linen.MultiHeadDotProductAttention`, https://flax-linen.readthedocs.io.
+    """
+    options = {
+        "broadcast_dropout": broadcast_dropout,
+        "dropout_rng": dropout_rng,
+        "dropout_rate": dropout_rate,
+        "deterministic": deterministic,
+        "dtype": dtype,
+        "precision": precision,
+        "module": module,
+        "force_fp32_for_softmax": force_fp32_for_softmax,
+        "einsum_dot_general": einsum_dot_general,
+        "qk_attn_weights_einsum": qk_attn_weights_einsum,
+        "attn_weights_value_einsum": attn_weights_value_einsum,
+    }
+    adapter = import_module("sdpa_xp.integrations._flax_attention")
+    return adapter.attend_as_linen(query, key, value, bias, mask, options)

@@ -1,0 +1,446 @@
+"""Flax's layers computed by sdpa_xp, beside the same layers of Flax, over all their arguments."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from peers.same_layers import assert_all_named, assert_same, count_calls
+
+from sdpa_xp import biases, masks
+from sdpa_xp.integrations.flax import linen_attention, nnx_attention
+
+pytestmark = pytest.mark.needs("jax", "flax")
+BATCH, LENGTH, KEYS, EMBED, HEADS = 2, 5, 7, 12, 4
+
+
+def array(*shape: int, seed: int = 0) -> Any:
+    import jax.numpy as jnp
+
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape, "float32"))
+
+
+def allowed(*shape: int) -> Any:
+    """Numbers other than 0 and 1 as well; the first query of the last entry has no key, unless it is alone."""
+    numbers = np.random.default_rng(len(shape)).choice([0, 1, 3], shape)
+    numbers[..., 0] = 1
+    if len(shape) > 1 and shape[-2] > 1:
+        numbers.reshape(-1, *shape[-2:])[-1, 0] = 0
+    return numbers
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    from sdpa_xp.integrations import _flax_attention
+
+    return count_calls(_flax_attention, monkeypatch.setattr)
+
+
+def epsilon(x: Any) -> float:
+    import jax.numpy as jnp
+
+    return float(jnp.finfo(x.dtype).eps)
+
+
+# What `attention_fn` gets beside query, key and value: (options, whether sdpa_xp computes it)
+FUNCTION: dict[str, tuple[dict[str, Any], bool]] = {
+    "plain": ({}, True),
+    "bias": ({"bias": lambda: array(BATCH, HEADS, LENGTH, KEYS)}, True),
+    "bias of integers": ({"bias": lambda: allowed(LENGTH, KEYS)}, True),
+    "bias of sdpa_xp": ({"bias": lambda: biases.from_array(array(HEADS, 1, 1))}, True),
+    "bias and mask": ({"bias": lambda: array(HEADS, 1, KEYS), "mask": lambda: allowed(LENGTH, KEYS)}, True),
+    "rate without dropout": ({"dropout_rate": 0.5, "deterministic": True}, True),
+    "dropout": ({"dropout_rate": 0.5, "dropout_rng": "key"}, False),
+    "dropout by head": ({"dropout_rate": 0.5, "dropout_rng": "key", "broadcast_dropout": False}, False),
+    "dropout and mask": ({"dropout_rate": 0.5, "dropout_rng": "key", "mask": masks.causal()}, False),
+    "dropout and bias of sdpa_xp": (
+        {"dropout_rate": 0.5, "dropout_rng": "key", "bias": lambda: biases.from_array(array(HEADS, 1, 1))},
+        False,
+    ),
+    "dtype": ({"dtype": "bfloat16"}, True),
+    "precision": ({"precision": "highest"}, False),
+    "module": ({"module": None}, True),
+}
+OF_NNX: dict[str, tuple[dict[str, Any], bool]] = {
+    "causal": ({"is_causal": True}, True),
+    "causal and a mask": ({"is_causal": True, "mask": lambda: allowed(BATCH, HEADS, LENGTH, KEYS)}, True),
+    "promote_dtype": (
+        {"promote_dtype": lambda arrays, dtype=None: tuple(x.astype("bfloat16") for x in arrays)},
+        True,
+    ),
+}
+OF_LINEN: dict[str, tuple[dict[str, Any], bool]] = {
+    "a mask that enlarges": ({"mask": lambda: allowed(3, BATCH, 1, LENGTH, KEYS)}, False),
+    "float32 softmax": ({"force_fp32_for_softmax": True, "dtype": "bfloat16"}, True),
+    "einsum_dot_general": ({"einsum_dot_general": "lax"}, False),
+    "einsums": ({"qk_attn_weights_einsum": "einsum", "attn_weights_value_einsum": "einsum"}, False),
+}
+
+
+def with_arrays(options: dict[str, Any]) -> dict[str, Any]:
+    """Make the arrays of a case, which must not exist before JAX is asked for."""
+    import jax
+
+    words = {
+        "key": lambda: jax.random.key(3),
+        "lax": lambda: jax.lax.dot_general,
+        "einsum": lambda: jax.numpy.einsum,
+    }
+    return {
+        name: words[value]() if isinstance(value, str) and value in words
+        else value() if callable(value) and name in ("bias", "mask")
+        else value
+        for name, value in options.items()
+    }  # fmt: skip
+
+
+def as_flax_takes(options: dict[str, Any]) -> dict[str, Any]:
+    """Flax has no masks and biases of sdpa_xp: it gets their arrays."""
+    shape = (BATCH, HEADS, LENGTH, KEYS)
+    mask, bias = options.get("mask"), options.get("bias")
+    like = array(1)
+    return (
+        options
+        | ({"mask": masks.to_array(mask, shape, like=like)} if isinstance(mask, masks.Mask) else {})
+        | ({"bias": biases.to_array(bias, shape, like=like)} if isinstance(bias, biases.Bias) else {})
+    )
+
+
+def pair(api: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    from flax import linen, nnx
+
+    if api == "nnx":
+        return nnx.dot_product_attention, nnx_attention
+    return linen.dot_product_attention, linen_attention
+
+
+def inputs(*batch: int, heads: tuple[int, ...] = (HEADS, HEADS, HEADS)) -> list[Any]:
+    lengths = (LENGTH, KEYS, KEYS)
+    return [array(*batch, n, h, 3, seed=n) for n, h in zip(lengths, heads, strict=True)]
+
+
+def compared(
+    runs: dict[str, Callable[[Callable[..., Any]], Any]], api: str, calls: list[int]
+) -> dict[str, int]:
+    """Run each of `runs` with Flax's attention and with ours; return how often sdpa_xp was called.
+
+    Several in one jit, because JAX compiles a large function in less time than many small ones.
+    """
+    import jax
+
+    counted = {}
+
+    def results(names: list[str]) -> dict[str, Any]:
+        outputs = {}
+        for name in names:
+            run = runs[name]
+            calls[0] = 0
+            expected = run(pair(api)[0])
+            assert calls == [0]
+            outputs[name] = (run(pair(api)[1]), expected)
+            counted[name] = calls[0]
+        return outputs
+
+    for start in range(0, len(runs), 5):
+        for name, (output, expected) in jax.jit(partial(results, list(runs)[start : start + 5]))().items():
+            is_rough = name == "float32 softmax"  # of scores that Flax computes in bfloat16
+            assert_same(output, expected, 2**-8 if is_rough else epsilon(output), name)
+    return counted
+
+
+@pytest.mark.parametrize("api", ["nnx", "linen"])
+def test_the_function(api: str, calls: list[int]) -> None:
+    cases = FUNCTION | (OF_NNX if api == "nnx" else OF_LINEN)
+
+    def run(name: str) -> Callable[[Callable[..., Any]], Any]:
+        options = with_arrays(cases[name][0])
+        theirs = as_flax_takes(options)
+        return lambda attend: attend(*inputs(BATCH), **(theirs if attend is pair(api)[0] else options))
+
+    counted = compared({name: run(name) for name in cases}, api, calls)
+    assert counted == {name: by_us for name, (_, by_us) in cases.items()}
+
+
+@pytest.mark.parametrize("api", ["nnx", "linen"])
+def test_the_arguments_of_the_function(api: str) -> None:
+    """Ours has the arguments of Flax's in the same order, and the sweep names each."""
+    theirs, ours = pair(api)
+    assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters)
+    cases = FUNCTION | (OF_NNX if api == "nnx" else OF_LINEN)
+    named = {name for options, _ in cases.values() for name in options}
+    assert_all_named([theirs], {"query", "key", "value", "mask", "dropout_rng", "deterministic", *named})
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("api", ["nnx", "linen"])
+def test_masks(api: str, calls: list[int]) -> None:
+    """Of every dtype and rank: 0 masks, and all other numbers do not. Also in rows without a key."""
+    import jax.numpy as jnp
+
+    shapes = [(KEYS,), (LENGTH, KEYS), (1, KEYS), (HEADS, LENGTH, KEYS), (BATCH, 1, 1, KEYS)]
+    shapes += [(BATCH, 1, LENGTH, KEYS), (BATCH, HEADS, LENGTH, KEYS), (BATCH, HEADS, LENGTH, 1)]
+    cases = [(dtype, shape) for dtype in ("bool", "int32", "float32") for shape in shapes]
+    cases += [(dtype, (BATCH, 1, LENGTH, KEYS)) for dtype in ("uint8", "float16", "bfloat16")]
+    arrays_of_masks = {f"{dtype} {shape}": jnp.asarray(allowed(*shape)).astype(dtype) for dtype, shape in cases}
+    runs = {
+        name: lambda attend, mask=mask: attend(*inputs(BATCH), mask=mask)
+        for name, mask in arrays_of_masks.items()
+    }
+    assert set(compared(runs, api, calls).values()) == {1}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("dtype", ["float32", "bool"])
+def test_masks_outside_a_jit(dtype: str) -> None:
+    """Where sdpa_xp may choose the kernel of jax.nn."""
+    mask = allowed(BATCH, 1, LENGTH, KEYS).astype(dtype)
+    output, expected = (attend(*inputs(BATCH), mask=mask) for attend in pair("nnx"))
+    assert_same(output, expected, epsilon(output))
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("api", ["nnx", "linen"])
+def test_several_batch_axes(api: str, calls: list[int]) -> None:
+    runs = {}
+    for batch in ((), (2,), (2, 3), (2, 1, 3)):
+        for shape in ((), (*batch, 1, LENGTH, KEYS), (*(1 for _ in batch), HEADS, LENGTH, KEYS)):
+            mask = allowed(*shape) != 0 if shape else None
+            runs[f"{batch} {shape}"] = lambda attend, batch=batch, mask=mask: attend(*inputs(*batch), mask=mask)
+    assert set(compared(runs, api, calls).values()) == {1}
+
+
+def test_grouped_heads(calls: list[int]) -> None:
+    """Flax repeats the heads of key and value; if there is a rate, each may have a number of its own."""
+    runs = {
+        f"{heads} {is_causal}": lambda attend, heads=heads, is_causal=is_causal: attend(
+            *inputs(BATCH, heads=heads), is_causal=is_causal, dropout_rate=0.1, deterministic=True
+        )
+        for heads in ((4, 2, 2), (4, 1, 1), (4, 2, 1))
+        for is_causal in (False, True)
+    }
+    counted = compared(runs, "nnx", calls)
+    assert counted == {name: not name.startswith("(4, 2, 1)") for name in runs}
+
+
+@pytest.mark.parametrize("api", ["nnx", "linen"])
+def test_what_flax_refuses_is_refused(api: str) -> None:
+    query, key, _ = inputs(BATCH)
+    for arrays in ((query, key[:1], key[:1]), (query, key, key[:, :3]), (query, key[..., :2], key)):
+        for function in pair(api):
+            with pytest.raises((ValueError, AssertionError, TypeError)):
+                function(*arrays)
+
+
+# Arguments of the layer: (constructor, call, whether sdpa_xp computes it)
+LAYERS: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
+    "plain": ({}, {}, True),
+    "sizes": ({"qkv_features": 8, "out_features": 5}, {}, True),
+    "dtype": ({"dtype": "bfloat16", "param_dtype": "float16"}, {"mask": "causal"}, True),
+    "dropout": ({"dropout_rate": 0.5, "deterministic": False}, {"mask": "causal"}, False),
+    "dropout by head": ({"dropout_rate": 0.5, "broadcast_dropout": False}, {"deterministic": False}, False),
+    "no dropout": ({"dropout_rate": 0.5}, {"deterministic": True, "mask": "causal"}, True),
+    "precision": ({"precision": "high"}, {}, False),
+    "weights": ({}, {"sow_weights": True, "mask": "causal"}, False),
+    "normalised": ({"normalize_qk": True, "use_bias": False}, {}, True),
+    "initialised": (
+        dict.fromkeys(("kernel_init", "out_kernel_init", "bias_init", "out_bias_init"), "normal"),
+        {},
+        True,
+    ),
+    "products": (
+        dict.fromkeys(f"{name}_dot_general{kind}" for name in ("qkv", "out") for kind in ("", "_cls")),
+        {},
+        True,
+    ),
+    "other keys": ({}, {"inputs_k": "keys"}, True),
+    "other values": ({}, {"inputs_k": "keys", "inputs_v": "values", "mask": "padding"}, True),
+}  # fmt: skip
+METADATA = ("kernel", "out_kernel", "bias", "out_bias", "query_ln_scale", "key_ln_scale")
+NNX_LAYERS: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
+    "grouped": ({"num_kv_heads": 2}, {"is_causal": True}, True),
+    "key features": ({"in_kv_features": EMBED}, {"inputs_k": "keys", "decode": False}, True),
+    "rngs of the call": (
+        {"dropout_rate": 0.5, "deterministic": False, "keep_rngs": False},
+        {"rngs": "rngs"},
+        False,
+    ),
+    "promotion": (
+        {f"{name}_promote_dtype": "promote" for name in ("qkv", "out", "ln")} | {"normalize_qk": True},
+        {},
+        True,
+    ),
+    "metadata": (
+        {f"{name}_metadata": {} for name in METADATA},
+        {"out_sharding": None, "qkv_sharding": None},
+        True,
+    ),
+}  # fmt: skip
+LINEN_LAYERS: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
+    "inputs_kv": ({}, {"inputs_kv": "keys"}, True),
+    "dropout_rng": ({"dropout_rate": 0.5, "deterministic": False}, {"dropout_rng": "key"}, False),
+    "float32 softmax": ({"force_fp32_for_softmax": True, "dtype": "bfloat16"}, {}, True),
+    "einsums": ({"qk_attn_weights_einsum_cls": "einsum", "attn_weights_value_einsum_cls": "einsum"}, {}, False),
+}  # fmt: skip
+
+
+DRAWN = {"kernel_init": "normal"}
+
+
+def filled(options: dict[str, Any]) -> dict[str, Any]:
+    import jax
+    import jax.numpy as jnp
+    from flax import nnx
+    from flax.nnx.nn.dtypes import promote_dtype
+
+    real_keys = jnp.arange(KEYS) < jnp.array([[3], [0]])
+    values = {
+        "normal": lambda: lambda key, shape, dtype: array(*shape, seed=len(shape)).astype(dtype) / 3,
+        "causal": lambda: nnx.make_causal_mask(jnp.ones((BATCH, LENGTH))),  # float32, as Flax makes it
+        "padding": lambda: nnx.make_attention_mask(jnp.ones((BATCH, LENGTH)), real_keys),
+        "keys": lambda: array(BATCH, KEYS, EMBED, seed=1),
+        "values": lambda: array(BATCH, KEYS, EMBED, seed=2),
+        "rngs": lambda: nnx.Rngs(5),
+        "promote": lambda: promote_dtype,
+        "key": lambda: jax.random.key(5),
+        "einsum": lambda: lambda: jnp.einsum,
+    }  # fmt: skip
+    return {
+        name: values[value]() if isinstance(value, str) and value in values else value
+        for name, value in options.items()
+    }
+
+
+def nnx_layer(by_us: bool, **options: Any) -> Any:
+    from flax import nnx
+
+    attention = {"attention_fn": nnx_attention} if by_us else {}
+    return nnx.MultiHeadAttention(
+        HEADS,
+        **({"in_features": EMBED, "decode": False, "rngs": nnx.Rngs(0)} | filled(DRAWN | options) | attention),
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Using 'Module.sow:DeprecationWarning")
+def test_layers_of_nnx(calls: list[int]) -> None:
+    cases = LAYERS | NNX_LAYERS
+
+    def run(options: dict[str, Any], call: dict[str, Any]) -> Callable[[Callable[..., Any]], Any]:
+        def with_attention(attend: Callable[..., Any]) -> Any:
+            layer = nnx_layer(attend is nnx_attention, **options)
+            output = layer(array(BATCH, LENGTH, EMBED), **filled(call))
+            if "sow_weights" not in call:
+                return output
+            (weights,) = layer.attention_weights.get_value()
+            return weights
+
+        return with_attention
+
+    counted = compared({name: run(*case[:2]) for name, case in cases.items()}, "nnx", calls)
+    assert counted == {name: by_us for name, (_, _, by_us) in cases.items()}
+
+
+@pytest.mark.filterwarnings("ignore:The inputs_kv arg will be deprecated:DeprecationWarning")
+def test_layers_of_linen(calls: list[int]) -> None:
+    import jax
+    from flax import linen
+
+    cases = LAYERS | LINEN_LAYERS
+    keys = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
+
+    def run(options: dict[str, Any], call: dict[str, Any]) -> Callable[[Callable[..., Any]], Any]:
+        parameters: dict[str, Any] = {}
+
+        def with_attention(attend: Callable[..., Any]) -> Any:
+            attention = {"attention_fn": attend} if attend is linen_attention else {}
+            layer = linen.MultiHeadDotProductAttention(HEADS, **filled(DRAWN | options), **attention)
+            words, arguments = array(BATCH, LENGTH, EMBED), filled(call)
+            if not parameters:  # by Flax's layer, which is the first
+                parameters["params"] = layer.init(keys, words, **arguments)["params"]
+            output, sown = layer.apply(parameters, words, **arguments, rngs=keys, mutable=["intermediates"])
+            return sown["intermediates"]["attention_weights"][0] if "sow_weights" in call else output
+
+        return with_attention
+
+    counted = compared({name: run(*case[:2]) for name, case in cases.items()}, "linen", calls)
+    assert counted == {name: by_us for name, (_, _, by_us) in cases.items()}
+
+
+def test_the_arguments_of_the_layers() -> None:
+    from flax import linen, nnx
+
+    def named(*tables: dict[str, Any]) -> set[str]:
+        return {name for table in tables for options, call, _ in table.values() for name in (*options, *call)}
+
+    common = {"num_heads", "attention_fn", "decode", "inputs_q"}  # `decode` in a test below
+    of_nnx = nnx.MultiHeadAttention
+    assert_all_named(
+        [of_nnx.__init__, of_nnx.__call__], common | {"in_features", "rngs"} | named(LAYERS, NNX_LAYERS)
+    )
+    of_linen = linen.MultiHeadDotProductAttention
+    assert_all_named([of_linen, of_linen.__call__], common | {"parent", "name"} | named(LAYERS, LINEN_LAYERS))
+
+
+@pytest.mark.parametrize("api", ["nnx", "linen"])
+def test_decoding(api: str, calls: list[int]) -> None:
+    """Flax masks what its cache does not hold yet by 0 and 1; a mask of the call is combined with them."""
+    import jax
+    import jax.numpy as jnp
+    from flax import linen
+
+    words = array(BATCH, LENGTH, EMBED)
+    mask = jnp.asarray(allowed(BATCH, 1, 1, LENGTH), "float32")
+
+    def with_nnx(by_us: bool) -> Any:
+        layer = nnx_layer(by_us, decode=True)
+        layer.init_cache(words.shape)
+        return jnp.concatenate([layer(words[:, i : i + 1], mask=mask) for i in range(LENGTH)], 1)
+
+    def with_linen(by_us: bool) -> Any:
+        options = {"attention_fn": linen_attention} if by_us else {}
+        layer = linen.MultiHeadDotProductAttention(HEADS, decode=True, **options)
+        state, outputs = layer.init(jax.random.key(0), words), []
+        for i in range(LENGTH):
+            output, changed = layer.apply(state, words[:, i : i + 1], mask=mask, mutable=["cache"])
+            state = state | changed
+            outputs.append(output)
+        return jnp.concatenate(outputs, 1)
+
+    run = with_nnx if api == "nnx" else with_linen
+    expected = run(False)
+    assert calls == [0]
+    output = run(True)
+    assert calls[0] >= LENGTH
+    assert_same(output, expected, epsilon(output))
+
+
+def test_a_future_token_is_not_seen() -> None:
+    words = array(BATCH, LENGTH, EMBED)
+    layer, mask = nnx_layer(True), filled({"mask": "causal"})["mask"]
+    np.testing.assert_array_equal(
+        layer(words, mask=mask)[:, :3], layer(words.at[:, 3:].set(9.0), mask=mask)[:, :3]
+    )
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("mask", ["float", "causal"])
+def test_gradients_inside_a_jit(mask: str) -> None:
+    from flax import nnx
+
+    words, makers = array(BATCH, LENGTH, EMBED), {"float": allowed(BATCH, 1, LENGTH, LENGTH), "causal": None}
+    ours = masks.causal() if mask == "causal" else makers[mask]
+    theirs = filled({"mask": "causal"})["mask"] if mask == "causal" else makers[mask]
+
+    def gradients(layer: Any, mask: Any) -> Any:
+        return nnx.jit(nnx.grad(lambda layer, x: (layer(x, mask=mask) ** 2).sum()))(layer, words)
+
+    import jax
+
+    expected = jax.tree.leaves(nnx.as_pure(gradients(nnx_layer(False), theirs)))
+    results = jax.tree.leaves(nnx.as_pure(gradients(nnx_layer(True), ours)))
+    scale = max(float(abs(x).max()) for x in expected)
+    for result, x in zip(results, expected, strict=True):
+        assert abs(result - x).max() <= 64 * epsilon(result) * scale
