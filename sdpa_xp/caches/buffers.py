@@ -49,11 +49,9 @@ class TokenSlots:
         is_whole = array.shape[axis] == self.length
         return array if is_whole else array[slice_of_axis(axis, self.start, self.start + self.length)]
 
-    def part(self, start: int, stop: int) -> TokenSlots:
-        """Return the slots of the tokens from `start` up to `stop`."""
-        return replace(
-            self, start=self.start + start if self.start else start, length=stop - start if start else stop
-        )
+    def without(self, first: int, last: int) -> TokenSlots:
+        """Return the slots without those of the first and of the last tokens."""
+        return replace(self, start=self.start + first, length=self.length - first - last)
 
     def append(self, function: str, new: Mapping[str, Array]) -> TokenSlots:
         """Write tokens behind these, and return the slots of all.

@@ -9,7 +9,7 @@ from sdpa_xp import _checks as checks
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._checks import Implementation, IntegersLike
 from sdpa_xp._display import table
-from sdpa_xp._libraries import device_of, dtype_name, library_of, namespace_of
+from sdpa_xp._libraries import device_of, dtype_name, has_override, library_of, namespace_of
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp._tiles.layout import Layout
 from sdpa_xp.attention import compute_output
@@ -24,12 +24,13 @@ from sdpa_xp.caches.positions import (
     elements_at,
     factory_like,
     joined_positions,
+    last_positions,
     options_at,
     positions_after,
     positions_array,
     positions_of_entries,
+    positions_without,
     shown_positions,
-    some_positions,
 )
 from sdpa_xp.masks import Mask
 from sdpa_xp.positional.positions import Consecutive
@@ -297,8 +298,7 @@ class KVCache(Generic[A]):
             TypeError: `count` is not an integer.
             ValueError: `count` is negative, or more than S.
         """
-        length = self._slots.length
-        return self._part(self._counted("drop_first", count), length)
+        return self._without(self._counted("drop_first", count), 0)
 
     def drop_last(self, count: int) -> KVCache[A]:
         """Return a cache without its last `count` tokens, such as a draft that was rejected.
@@ -313,8 +313,7 @@ class KVCache(Generic[A]):
             TypeError: `count` is not an integer.
             ValueError: `count` is negative, or more than S.
         """
-        length = self._slots.length
-        return self._part(0, length - self._counted("drop_last", count))
+        return self._without(0, self._counted("drop_last", count))
 
     def take_tokens(self, slots: Sequence[int] | AnyArray) -> KVCache[A]:
         """Return a cache of some tokens, which keep their positions.
@@ -363,7 +362,7 @@ class KVCache(Generic[A]):
         index = check_slots(function, "entries", entries, key.shape[0], "B", key)
         checks.one_axis(function, "entries", index.shape)
         arrays = {name: elements_at(self._slots.tokens(name), index, 0, 0) for name in ("key", "value")}
-        return self._copied(arrays, positions_of_entries(self._positions, index, len(key.shape) - 3))
+        return self._copied(arrays, positions_of_entries(self._positions, index, key.shape[:-3]))
 
     def _placed(
         self, function: str, query: AnyArray, positions: object, options: CallOptions
@@ -376,7 +375,7 @@ class KVCache(Generic[A]):
                 return check_positions(function, positions, queries, array.shape[:-3], array)
             if not isinstance(self._positions, Consecutive):
                 checks.in_cache(function, queries, length)
-            return some_positions(self._positions, length - queries, length)
+            return last_positions(self._positions, length, queries)
 
         array = checks.plain_array(function, "query", query)
         checks.query_of_cache(function, array, "cache.key", self._slots.buffers.arrays["key"])
@@ -402,8 +401,15 @@ class KVCache(Generic[A]):
         most = length if isinstance(length, int) else checks.LARGEST_INTEGER  # or a name, in a graph
         return checks.integer(function, "count", count, least=0, most=most)
 
-    def _part(self, start: int, stop: int) -> KVCache[A]:
-        return self._with(self._slots.part(start, stop), some_positions(self._positions, start, stop))
+    def _without(self, first: int, last: int) -> KVCache[A]:
+        """Return the cache without its first and its last tokens."""
+        if first == last == 0:
+            return self
+        positions = positions_without(self._positions, self._slots.length, first, last)
+        if not has_override(key := self._slots.tokens("key")):
+            return self._with(self._slots.without(first, last), positions)
+        index = (..., slice(first, -last if last else None), *[slice(None)] * (-1 - self._slots.buffers.axis))
+        return self._copied({"key": key[index], "value": self._slots.tokens("value")[index]}, positions)
 
     def _copied(self, arrays: Mapping[str, Array], positions: Positions) -> KVCache[A]:
         axis = self._slots.buffers.axis

@@ -11,15 +11,14 @@ from typing import Any, TypeAlias, cast
 
 from sdpa_xp import _checks as checks
 from sdpa_xp._call.options import CallOptions
-from sdpa_xp._libraries import device_of, execution_kind, is_array, is_number, namespace_of
+from sdpa_xp._libraries import device_of, is_array, is_number, namespace_of
 from sdpa_xp._libraries.protocols import Array, Shape
-from sdpa_xp._tiles.layout import slice_of_axis
 from sdpa_xp._tiles.modifier import ScoreModifier
 from sdpa_xp.biases import Bias
 from sdpa_xp.biases.positioned import bias_at
 from sdpa_xp.masks import Mask
 from sdpa_xp.masks.positioned import mask_at, reads_positions
-from sdpa_xp.positional.positions import ArrayFactory, Consecutive, PositionsLike
+from sdpa_xp.positional.positions import ArrayFactory, Consecutive, PositionsLike, are_readable
 from sdpa_xp.positional.rotation import Positions
 
 TokenPositionsLike: TypeAlias = int | PositionsLike | Sequence[Sequence[int]]
@@ -78,19 +77,26 @@ def positions_array(factory: ArrayFactory, positions: Positions, length: int) ->
     return factory.consecutive(positions, length) if isinstance(positions, Consecutive) else positions
 
 
-def some_positions(positions: Positions, start: int, stop: int) -> Positions:
-    """Return the positions of the tokens from `start` up to `stop`."""
+def last_positions(positions: Positions, length: int, count: int) -> Positions:
+    """Return the last positions of `length` tokens; consecutive ones go on in front of the first token."""
     if isinstance(positions, Consecutive):
-        return positions.moved(start)
-    if start == stop:  # without a token, the position of the next is left
-        return Consecutive(positions[..., start] if start < positions.shape[-1] else positions[..., -1] + 1)
-    return positions[slice_of_axis(-1, start, stop)]
+        return positions.moved(length - count)
+    return positions[..., length - count :]  # without an end, a graph knows how many these are
+
+
+def positions_without(positions: Positions, length: int, first: int, last: int) -> Positions:
+    """Return the positions of `length` tokens without the first and the last of them."""
+    if isinstance(positions, Consecutive):
+        return positions.moved(first) if first else positions
+    if isinstance(length, int) and first + last == length:  # the position of the next token is left
+        return Consecutive(positions[..., -1] + 1 if first == length else positions[..., first])
+    return positions[..., first : -last if last else None]
 
 
 def check_slots(function: str, name: str, value: object, limit: int, letter: str, like: Array) -> Array:
     """Check numbers from 0 up to `limit`, (n,) or (B, n); they are not read if a device would have to wait."""
     index = _integers(function, name, value, like)
-    if execution_kind([index]) not in ("traced", "device") and isinstance(limit, int) and 0 not in index.shape:
+    if are_readable(index) and isinstance(limit, int) and 0 not in index.shape:
         xp = namespace_of(index)
         checks.among(function, name, int(xp.min(index)), int(xp.max(index)), limit, letter)
     return index
@@ -106,17 +112,22 @@ def elements_at(array: Array, index: Array, axis: int, token_axis: int) -> Array
     return xp.stack([xp.take(array[n, ...], index[n, ...], axis=axis) for n in range(index.shape[0])], axis=0)
 
 
-def positions_of_entries(positions: Positions, index: Array, batch_axes: int) -> Positions:
+def positions_of_entries(positions: Positions, index: Array, batch: Shape) -> Positions:
     """Return the positions of some batch entries, which are numbers on the first of the batch axes."""
 
     def rows_of(array: Array, axes: int) -> Array:
-        has_entries = array.ndim == axes and array.shape[0] != 1
-        return namespace_of(array).take(array, index, axis=0) if has_entries else array
+        if array.ndim < axes or (_is_one(array.shape[0]) and not _is_one(batch[0])):  # the same for all entries
+            return array
+        return namespace_of(array).take(array, index, axis=0)
 
     if not isinstance(positions, Consecutive):
-        return rows_of(positions, batch_axes + 1)
+        return rows_of(positions, len(batch) + 1)
     first, shift = positions
-    return positions if isinstance(first, int | list) else Consecutive(rows_of(first, batch_axes), shift)
+    return positions if isinstance(first, int | list) else Consecutive(rows_of(first, len(batch)), shift)
+
+
+def _is_one(length: object) -> bool:
+    return isinstance(length, int) and length == 1
 
 
 def shown_positions(positions: Positions) -> dict[str, str]:
@@ -148,9 +159,10 @@ def count_positions(options: CallOptions, *, consecutive: bool) -> bool:
 
 
 def _is_same(one: Consecutive, other: Consecutive) -> bool:
-    if isinstance(one.first, int) and isinstance(other.first, int):
-        return one.first + one.shift == other.first + other.shift
-    return one.first is other.first and one.shift == other.shift
+    """Return whether both are known to be the same; a length of a graph is only compared with a length."""
+    if all(isinstance(number, int) for number in (*one, *other)):
+        return sum(cast(tuple[int, int], one)) == sum(cast(tuple[int, int], other))
+    return one.first is other.first and type(one.shift) is type(other.shift) and one.shift == other.shift
 
 
 def _integers(function: str, name: str, value: Any, like: Array) -> Array:

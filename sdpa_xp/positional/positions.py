@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias, cast
 
 from sdpa_xp import _checks as checks
-from sdpa_xp._libraries import device_of, is_number, numpy_array, widest_dtype
+from sdpa_xp._libraries import device_of, execution_kind, has_override, is_number, numpy_array, widest_dtype
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace
 
 PositionsLike: TypeAlias = range | Sequence[int] | AnyArray
@@ -92,6 +92,11 @@ def as_array(function: str, positions: PositionsLike, factory: ArrayFactory) -> 
         integers = [checks.integer(function, f"positions[{n}]", p) for n, p in enumerate(positions)]
         return factory.xp.asarray(integers, dtype=factory.xp.int32, device=factory.device)
     return checks.real_numbers(function, "positions", positions)
+
+
+def are_readable(positions: Array) -> bool:
+    """Return whether positions can be read for a check without waiting for a device."""
+    return not has_override(positions) and execution_kind([positions]) not in ("traced", "device")
 
 
 def as_positions(function: str, positions: PositionsLike | int) -> PositionsLike:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from sdpa_xp import _checks as checks
-from sdpa_xp._libraries import execution_kind, has_override
+from sdpa_xp._libraries import has_override
 from sdpa_xp._libraries.protocols import AnyArray, Array
-from sdpa_xp.positional.positions import ArrayFactory, Consecutive
+from sdpa_xp.positional.positions import ArrayFactory, Consecutive, are_readable
 from sdpa_xp.positional.rotation import Positions, Rotation
 
 
@@ -90,7 +90,7 @@ class RotaryTables(Rotation):
                 cos, sin = (table[..., start : start + length, :] for table in tables.values())
                 return cos, sin
             positions = factory.consecutive(positions, length)
-        if execution_kind([positions]) not in ("traced", "device"):  # a device would have to wait
+        if are_readable(positions):
             xp = factory.xp
             checks.within_tables(factory.function, int(xp.min(positions)), int(xp.max(positions)), rows)
         cos, sin = (_rows_at(factory, table, positions) for table in tables.values())

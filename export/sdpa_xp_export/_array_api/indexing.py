@@ -8,7 +8,7 @@ from typing import Any
 from sdpa_xp._checks import message
 from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._graph.graph import GraphValue
-from sdpa_xp_export._graph.lengths import has_names, joined_name
+from sdpa_xp_export._graph.lengths import Length, has_names, joined_name
 from sdpa_xp_export._graph.traced_graph import traced_graph_of
 
 
@@ -69,6 +69,12 @@ def _length_of(length: int | str, start: Any, stop: Any, step: int) -> int | str
     """Return how many entries a slice has, or a name for that; slices that are known to be alike share it."""
     if isinstance(length, int) and not has_names([start, stop]):
         return len(range(length)[start:stop:step])
+    if isinstance(start, Length) and step == 1 and stop is None:
+        try:
+            rest: int | Length = Length.in_shape(start.graph, (length,))[0] - start
+            return rest
+        except TypeError:  # the start is no part of the length
+            pass
     if start in (None, 0) and step == 1 and (stop == 1 or isinstance(stop, str)):
         return 1 if stop == 1 else stop
     if (start, stop, step) in ((None, None, -1), (-1, None, 1)):
