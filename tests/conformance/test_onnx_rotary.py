@@ -11,22 +11,30 @@ import pytest
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
-from sdpa_xp.positional import Llama3Scaling, Rotary, YaRNScaling
+from sdpa_xp.positional import Llama3Scaling, Rotary, RotaryTables, Rotation, YaRNScaling
 
 F = np.float32
 LONGEST = 64
 POSITIONS = np.asarray([[0, 1, 2, 3, 4], [9, 63, 0, 7, 7]])
 
 
-def model_of(rotary: Rotary, width: int, dtype: Any) -> onnx.ModelProto:
+def model_of(
+    rotary: Rotation,
+    width: int,
+    dtype: Any,
+    table: tuple[int, ...] | None = None,
+    *,
+    has_positions: bool = True,
+) -> onnx.ModelProto:
     """One node."""
     real = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     shapes: dict[str, tuple[int, Any]] = {
         "x": (real, (2, 3, 5, width)),
-        "cos": (real, (LONGEST, rotary.width // 2)),
-        "sin": (real, (LONGEST, rotary.width // 2)),
-        "positions": (onnx.TensorProto.INT64, (2, 5)),
+        "cos": (real, table or (LONGEST, rotary.width // 2)),
+        "sin": (real, table or (LONGEST, rotary.width // 2)),
     }
+    if has_positions:
+        shapes["positions"] = onnx.TensorProto.INT64, (2, 5)
     inputs = [helper.make_tensor_value_info(name, *rest) for name, rest in shapes.items()]
     output = helper.make_tensor_value_info("y", real, (2, 3, 5, width))
     node = helper.make_node(
@@ -66,3 +74,18 @@ def test_same_numbers(run: Any, scaling: Any, interleaved: bool, width: int, rng
     bound = 4 * 2.0**-23 * np.abs(x).max() * (1 if scaling is None else scaling.magnitude)
     np.testing.assert_allclose(rotary.apply(x, POSITIONS), output, rtol=0, atol=bound)
     assert np.abs(output - x).max() > 0.5
+
+
+@pytest.mark.parametrize("by_entry", [False, True], ids=["positions", "without positions"])
+@pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "interleaved"])
+def test_any_tables(interleaved: bool, by_entry: bool, rng: np.random.Generator) -> None:
+    """Numbers of no rotation, and tables with a row for each token, which ONNX takes without positions."""
+    x = rng.standard_normal((2, 3, 5, 16)).astype(F)
+    cos, sin = (rng.uniform(-2, 2, (2, 5, 8) if by_entry else (LONGEST, 8)).astype(F) for _ in range(2))
+    rotary = RotaryTables(cos, sin, interleaved=interleaved)
+    model = model_of(rotary, 16, F, cos.shape, has_positions=not by_entry)
+    feeds = {"x": x, "cos": cos, "sin": sin} | ({} if by_entry else {"positions": POSITIONS})
+    rotated = rotary.apply(x, 0 if by_entry else POSITIONS)
+    np.testing.assert_allclose(
+        rotated, by_onnxruntime(model, feeds), rtol=0, atol=16 * 2.0**-23 * np.abs(x).max()
+    )

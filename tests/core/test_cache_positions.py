@@ -6,136 +6,33 @@ sequence of these, a query attends to the tokens that are left, each at the posi
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+from cache_formula import (
+    BIASES,
+    HEADS,
+    KEY_HEADS,
+    MASKS,
+    ROTARIES,
+    VALUE_WIDTH,
+    WIDTH,
+    Tokens,
+    assert_right,
+    bias_for,
+    exact_call,
+)
 from calls import draw_named, moved
 from hypothesis import given
 from libraries import Library, can_write
-from rotations import turned
 
-from sdpa_xp import KVCache, biases, masks
-from sdpa_xp._libraries import namespace_of as namespace
-from sdpa_xp.positional import LinearScaling, Rotary, YaRNScaling
-from sdpa_xp_export._verify import reference
-from sdpa_xp_export._verify.agreement import judge
-from sdpa_xp_export._verify.textbook import textbook
+from sdpa_xp import KVCache
 
 F = np.float32
-BATCH, HEADS, KEY_HEADS, WIDTH = 2, 4, 2, 8
+BATCH = 2
 ROOM = 9
-SLOPES = np.asarray([0.5, 0.25, 1.0, 2.0])
-TABLE = np.linspace(-2, 2, 8 * HEADS).reshape(8, HEADS).astype(F)
-ROTARIES = [
-    None,
-    Rotary(8),
-    Rotary(6, base=100.0, interleaved=True, scaling=LinearScaling(2.0)),
-    Rotary(8, scaling=YaRNScaling(4.0, 16, beta_fast=4.0)),
-]
-
-
-def bucket(distance: np.ndarray) -> np.ndarray:
-    """T5's buckets of j - i, four to each side: 0, 1, then 2 and 3 up to the distance 4 and beyond."""
-    far = np.abs(distance)
-    return np.where(far < 2, far, np.where(far < math.sqrt(2 * 4), 2, 3)) + np.where(distance > 0, 4, 0)
-
-
-MASKS: dict[str, Any] = {
-    "none": (None, lambda i, j: True),
-    "causal": (masks.causal(), lambda i, j: j <= i),
-    "window": (masks.sliding_window(2, 0), lambda i, j: (i - 2 <= j) & (j <= i)),
-    "window to both sides": (masks.sliding_window(1, 1, offset=1), lambda i, j: abs(j - i - 1) <= 1),
-    "chunks": (masks.chunked(3), lambda i, j: i // 3 == j // 3),
-    "dilated": (masks.dilated(2), lambda i, j: (i - j) % 2 == 0),
-    "prefix": (masks.prefix(4), lambda i, j: j < 4),
-    "function": (
-        masks.from_function(lambda b, h, q_idx, kv_idx: (q_idx + 2 * kv_idx) % 3 > 0),
-        lambda i, j: (i + 2 * j) % 3 > 0,
-    ),
-    "joined": (
-        masks.sliding_window(4, 0) & ~masks.prefix(2) | masks.chunked(2),
-        lambda i, j: ((i - 4 <= j) & (j <= i) & (j >= 2)) | (i // 2 == j // 2),
-    ),
-}
-BIASES: dict[str, Any] = {
-    "none": (None, lambda i, j: 0.0 * (i + j)),
-    "alibi": (biases.alibi(SLOPES.tolist()), lambda i, j: -SLOPES[:, None, None] * abs(i - j)),
-    "relative": ("table", lambda i, j: np.moveaxis(TABLE[bucket(j - i)[:, 0]], -1, 1)),
-    "function": (
-        biases.from_function(
-            lambda s, b, h, i, j: s + 0.25 * namespace(s).astype((i + 3 * j) % 4, s.dtype),
-        ),
-        lambda i, j: 0.25 * ((i + 3 * j) % 4) * np.ones((HEADS, 1, 1)),
-    ),
-}
-
-
-@dataclass
-class Tokens:
-    """What the formula knows of the tokens in a cache: each by its key, its value and its position."""
-
-    key: np.ndarray
-    value: np.ndarray
-    positions: np.ndarray
-    """(B, S)."""
-
-    def at_slots(self, slots: np.ndarray) -> Tokens:
-        slots = np.broadcast_to(slots, (len(self.positions), slots.shape[-1]))
-        parts = [np.take_along_axis(x, slots[:, None, :, None], axis=2) for x in (self.key, self.value)]
-        return Tokens(*parts, np.take_along_axis(self.positions, slots, axis=1))
-
-    def of_entries(self, entries: list[int]) -> Tokens:
-        return Tokens(self.key[entries], self.value[entries], self.positions[entries])
-
-    def with_more(self, key: np.ndarray, value: np.ndarray, positions: np.ndarray) -> Tokens:
-        pairs = ((self.key, key, 2), (self.value, value, 2), (self.positions, positions, 1))
-        return Tokens(*(np.concatenate([old, new], axis) for old, new, axis in pairs))
-
-
-def exact_call(
-    query: np.ndarray,
-    query_positions: np.ndarray,
-    tokens: Tokens,
-    rotary: Rotary | None,
-    mask: str,
-    bias: str,
-    causal: bool,
-) -> dict[str, Any]:
-    """The call of queries at positions (B, L) as one of plain arrays, in float64."""
-    i, j = query_positions[:, None, :, None], tokens.positions[:, None, None, :]
-    arrays = {"query": query, "key": tokens.key}
-    if rotary is not None:
-        arrays = {
-            "query": turned(query, query_positions, rotary),
-            "key": turned(tokens.key, tokens.positions, rotary),
-        }
-    pairs = np.broadcast_shapes(i.shape, j.shape)
-    allowed = np.broadcast_to(MASKS[mask][1](i, j), pairs).copy()
-    if causal:
-        queries, slots = pairs[-2:]
-        allowed &= np.arange(slots) <= np.arange(queries)[:, None] + slots - queries
-    added = np.broadcast_to(BIASES[bias][1](i, j), (len(query), HEADS, *pairs[-2:]))
-    call = arrays | {"value": tokens.value, "attn_mask": allowed, "bias": added}
-    return {name: x if x.dtype == bool else x.astype(np.float64) for name, x in call.items()}
-
-
-def assert_right(library: Library, result: np.ndarray, call: dict[str, Any], queries: int) -> None:
-    if call["key"].shape[-2] == 0:
-        np.testing.assert_array_equal(result, np.zeros_like(result))
-        return
-    rounded = {name: x if x.dtype == bool else x.astype(F) for name, x in call.items()}
-    with np.errstate(all="ignore"):
-        plain = library.get(library.call(lambda **x: textbook(library.xp, **x), **rounded))
-        expected = reference.attention(**call)[0]
-    # The formula's rotation is exact, and that of the library is rounded as the textbook's scores are.
-    agreement = judge(result[..., :queries, :], expected, plain, "float32")
-    assert agreement.agrees, agreement
-
-
 STEPS = st.lists(
     st.sampled_from(
         [
@@ -192,7 +89,10 @@ class Run:
         )
 
     def new(self, count: int) -> list[np.ndarray]:
-        shapes = {"key": (len(self), KEY_HEADS, count, WIDTH), "value": (len(self), KEY_HEADS, count, 5)}
+        shapes = {
+            "key": (len(self), KEY_HEADS, count, WIDTH),
+            "value": (len(self), KEY_HEADS, count, VALUE_WIDTH),
+        }
         return [*draw_named(self.rng, shapes).values()]
 
     def __len__(self) -> int:
@@ -265,19 +165,16 @@ class Run:
             query_positions = self.rng.integers(-2, 12, (len(self), count))
             positions = query_positions.astype(np.int32)
         query = draw_named(self.rng, {"query": (len(self), HEADS, count, WIDTH)})["query"]
-        added = (
-            biases.relative(self.library.put(TABLE), max_distance=4) if bias == "relative" else BIASES[bias][0]
-        )
         result = self.library.call(
             self.cache.attend,
             moved(query, self.layout),
             attn_mask=MASKS[mask][0],
-            bias=added,
+            bias=bias_for(self.library, bias),
             is_causal=causal,
             positions=positions,
         )
         call = exact_call(query, query_positions, self.tokens, self.rotary, mask, bias, causal)
-        assert_right(self.library, moved(self.library.get(result), self.layout), call, count)
+        assert_right(self.library, moved(self.library.get(result), self.layout), call)
         cached = np.broadcast_to(self.library.get(self.cache.positions), self.tokens.positions.shape)
         np.testing.assert_array_equal(cached, self.tokens.positions)
         assert len(self.cache) == self.length
