@@ -22,6 +22,7 @@ torch, nn.MultiheadAttention
     add_zero_attn                   sinks of 0
 jax.nn, dot_product_attention       dot_product_attention, with all its names but
     return_residual                 attention_state(..., layout="...LHE"); lse is (batch, heads, length)
+    a residual without gradient     lse, which has its true gradient
     a row with no key: mean(V)      0
 keras.ops, dot_product_attention    dot_product_attention
     attn_logits_soft_cap            scaled_dot_product_attention(..., softcap=, layout="...LHE")
@@ -32,10 +33,13 @@ flash-attention
     window_size=(left, right), -1   masks.sliding_window(left, right, offset="lower_right"), None
     alibi_slopes                    bias=biases.alibi(slopes, offset="lower_right")
     learnable_sink                  sinks
-    softmax_lse                     attention_state(...).lse
+    softmax_lse                     .lse of attention_state, varlen_attention_state and attend_state
     flash_attn_varlen_func          varlen_attention; max_seqlen_q and max_seqlen_k are not needed
-    flash_attn_with_kvcache         KVCache.append, .attend; with block_table and cache_seqlens PagedKVCache
-    rotary_cos, rotary_sin, rotary_interleaved    KVCache(rotary=positional.Rotary(width, interleaved=))
+    the same with block_table       PagedKVCache.attend(cu_seqlens_q=)
+    flash_attn_with_kvcache         PagedKVCache.append and .attend, which is causal by default
+    no block_table                  block_table=[[0], [1], ...], a block for each row of cache_batch_idx
+    cache_leftpad                   attn_mask=~masks.prefix(cache_leftpad)
+    rotary_cos, rotary_sin, rotary_interleaved    rotary=positional.RotaryTables(cos, sin, interleaved=)
 xformers, memory_efficient_attention
     attn_bias, a tensor             bias
     LowerTriangularMask             is_causal=True
@@ -45,12 +49,13 @@ xformers, memory_efficient_attention
 FlashInfer
     kv_layout "NHD", "HND"          layout="...LHE", "...HLE"
     causal (aligns the last)        masks.causal("lower_right")
-    window_left                     masks.sliding_window(window_left, 0, offset="lower_right")
+    window_left                     masks.sliding_window(window_left, None, offset="lower_right")
     sm_scale, logits_soft_cap       scale, softcap
-    return_lse (base 2)             attention_state(..., lse_base=2); lse is (heads, length)
+    return_lse (base 2)             attention_state(..., lse_base=2), attend_state; lse is (heads, length)
     merge_states                    merge_states(..., lse_base=2, layout="...LHE")
     qo_indptr, kv_indptr            varlen_attention(cu_seqlens_q=, cu_seqlens_k=)
-    paged_kv_indices                PagedKVCache(block_table=)
+    paged_kv_indices                PagedKVCache(block_table=), .attend(cu_seqlens_q=qo_indptr)
+    append_paged_kv_cache           PagedKVCache.append(cu_seqlens_k=append_indptr)
 MLX, mx.fast.scaled_dot_product_attention
     mask="causal" (the last align)  attn_mask=masks.causal("lower_right")
 MLX, mx.fast.rope

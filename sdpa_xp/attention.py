@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeVar, cast
 
 from sdpa_xp import _checks as checks
-from sdpa_xp._call.options import CallOptions, arrays_of
+from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.prepare import prepare
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._checks import Implementation
@@ -217,7 +217,7 @@ def compute_output(
     with call.quiet():
         output = None if kernel is None else kernel.attend(call)
         if output is None:
-            output, _ = _attend_portably(call, options, with_lse=False)
+            output, _ = _attend_portably(call, with_lse=False)
         returned: A = call.result(output)  # no `cast`, which a tiny call would notice
         return returned
 
@@ -230,6 +230,7 @@ def compute_state(
     options: CallOptions,
     *,
     lse_base: object = None,
+    queries_at_end: bool = False,
 ) -> AttentionState[A]:
     """Return the output and the log-sum-exp of a call of `function`."""
     base = checks.lse_base(function, lse_base)
@@ -237,19 +238,14 @@ def compute_state(
     result = overridden(function, inputs, lambda: options._asdict() | {"lse_base": lse_base})
     if result is not NotImplemented:
         return cast(AttentionState[A], result)
-    call = prepare(function, inputs, options)
+    call = prepare(function, inputs, options, queries_at_end=queries_at_end)
     with call.quiet():
-        output, lse = _attend_portably(call, options, with_lse=True)
+        output, lse = _attend_portably(call, with_lse=True)
         lse = call.remove_head_axis(to_base(cast(Array, lse), base))
         return AttentionState(cast(A, call.result(output)), cast(A, lse))
 
 
-def _learnable_arrays(call: PreparedCall, options: CallOptions) -> list[Array]:
-    """Return all arrays of a call that may have a gradient."""
-    return [*call.arrays.values(), *(cast(Array, array) for _, array in arrays_of(options))]
-
-
-def _attend_portably(call: PreparedCall, options: CallOptions, *, with_lse: bool) -> tuple[Array, Array | None]:
+def _attend_portably(call: PreparedCall, *, with_lse: bool) -> tuple[Array, Array | None]:
     """Return output and log-sum-exp, computed by the portable implementation; of chunked arrays by tasks."""
     if call.grid.library.has_chunks:
         # Imported here because it takes a fifth of this module's import time, and few programs need it.
@@ -264,8 +260,7 @@ def _attend_portably(call: PreparedCall, options: CallOptions, *, with_lse: bool
     scores, plan = call.scores(), call.plan()
     output, lse = streaming.attend(scores, ArraySource(value), plan, call.result_dtype, with_lse=with_lse)
     # Without keys the output is a constant: autograd needs it connected to all that may be learned.
-    output = call.grid.library.attach_zero_gradient(output, lambda: _learnable_arrays(call, options))
-    return output, None if lse is None else lse[..., 0]
+    return call.attach_zero_gradient(output), None if lse is None else lse[..., 0]
 
 
 def _one_tile(call: PreparedCall) -> OneTile | None:

@@ -55,8 +55,9 @@ def to_onnx(
     a node. If an operation combines a value with an array of any library, the array becomes an initializer,
     with the numbers that it contains at that moment. Calls of `sdpa_xp.scaled_dot_product_attention`,
     `attention_state`, `attention_weights`, `attention_scores`, `dot_product_attention` and `KVCache.attend` are
-    written as by `export_attention`. A `KVCache` of values supports `append` (not in place) and `attend`, also
-    with a rotary. Return its `key` and `value` for the next step. A past may have no tokens.
+    written as by `export_attention`. A `KVCache` of values supports `append` (not in place), `attend` and
+    `attend_state`, also with a rotary. Return its `key` and `value` for the next step. A past may have no
+    tokens.
 
     Dtypes follow the array API standard 2024.12. A Python scalar gets the dtype of the array that it is
     combined with, two scalars get the default dtypes (int64, float32), and integers stay exact. Two kinds of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from sdpa_xp import _checks as checks
 from sdpa_xp._call.missing_functions import MissingFunctions
@@ -13,7 +13,7 @@ from sdpa_xp._call.rng_rollback import RngRollback
 from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.key_value_source import ArraySource, KeyValueSource
 from sdpa_xp._core.scores import Scores
-from sdpa_xp._libraries import astype_if_needed, is_unknown, library_of
+from sdpa_xp._libraries import astype_if_needed, is_array, is_unknown, library_of
 from sdpa_xp._libraries.protocols import Array, Dtype
 from sdpa_xp._tiles.layout import swap_heads_and_length
 from sdpa_xp._tiles.plan import Plan, plan_tiles
@@ -72,6 +72,14 @@ class PreparedCall(NamedTuple):
         quiet, (function, xp) = library_of(query).quiet(query), (self.grid.function, self.grid.xp)
         # Only a library without a file in `_libraries` may lack a function, and pays for the context.
         return (lambda: MissingFunctions(function, xp, quiet())) if is_unknown(query) else quiet
+
+    def attach_zero_gradient(self, output: Array) -> Array:
+        """Connect an output that may be constant, as without keys, to all arrays that may have a gradient."""
+        return self.grid.library.attach_zero_gradient(output, self._learnable_arrays)
+
+    def _learnable_arrays(self) -> list[Array]:
+        options = [cast(Array, x) for part in (*self.masks, *self.biases) for _, x in part.arrays()]
+        return [*self.arrays.values(), *options, *(x for x in (self.scale, self.sinks) if is_array(x))]
 
     def bound_options(self) -> BoundOptions:
         """Return the options bound to the grid of the whole call."""

@@ -76,7 +76,7 @@ def attend_packed(
     outputs, lses = attend_groups(
         call, groups, sum(widths), arrays_of, packed, attend_otherwise, with_lse=with_lse
     )
-    output = pack_sequences(outputs) if packed is None else packed.array
+    output = packed.array if packed is not None else call.attach_zero_gradient(pack_sequences(outputs))
     return output, pack_sequences(lses)[..., 0] if with_lse else None
 
 

@@ -140,6 +140,7 @@ from sdpa_xp._checks.static_integers import (
     integer_rows,
     integer_table,
     integers_or_rows,
+    one_a_sequence,
     same_length,
 )
 from sdpa_xp._libraries.dtypes import dtype_name
@@ -231,6 +232,7 @@ __all__ = [
     "numpy_generator",
     "of_function",
     "offset",
+    "one_a_sequence",
     "one_axis",
     "one_device",
     "one_dtype",

@@ -67,7 +67,7 @@ def shapes(function: str, query: Shape, key: Shape, value: Shape | None = None, 
             hint = f'If the heads come before the length, it is `layout="{other_layout}"`.'
         if function == "dot_product_attention":  # it has no argument `layout`
             hint = "If the heads come before the length, it is `scaled_dot_product_attention`."
-        elif function.endswith(".attend"):
+        elif function.endswith((".attend", ".attend_state")):
             hint = hint.replace("it is `layout", "the cache needs `layout")
         raise ValueError(f"{error} {hint}") from None
 
@@ -149,20 +149,19 @@ def broadcasts(
         raise ValueError(message(function, rule, {f"{name}.shape": shape, letters: target}, hint))
 
 
-def broadcasts_to_sequences(function: str, name: str, shape: Shape, target: Shape) -> None:
+def broadcasts_to_sequences(function: str, name: str, shape: Shape, target: Shape, *, packed: bool) -> None:
     """Check that an array broadcasts to the scores of a sequence of a ragged batch, (N, Hq, L, S).
 
-    Sequences may have different S, and in a packed batch different L, so the message asks for a shape that fits
-    all of them.
+    Sequences may have different S, and packed ones different L, so the message asks for a shape that fits all
+    of them.
     """
     if broadcast(shape, target) != target:
-        has_same_queries = function.endswith(".attend")
-        letters = "(N, Hq, L, 1)" if has_same_queries else "(N, Hq, 1, 1)"
-        differ = "S" if has_same_queries else "L and S"
+        letters = "(N, Hq, 1, 1)" if packed else "(N, Hq, L, 1)"
+        differ = "L and S" if packed else "S"
         rule = f"`{name}` must broadcast to {letters}, since sequences may have different {differ}"
         module = "biases" if name == "bias" else "masks"
         hint = f"`{module}.from_function` takes a function of the query and the key of any sequence."
-        sizes = (*target[:-1], 1) if has_same_queries else (*target[:-2], 1, 1)
+        sizes = (*target[:-2], 1, 1) if packed else (*target[:-1], 1)
         raise ValueError(message(function, rule, {f"{name}.shape": shape, letters: sizes}, hint))
 
 
@@ -223,7 +222,8 @@ def entries(function: str, query: Shape, count: int) -> None:
     """Check that the query has 4 axes, and a batch entry for each of `count` sequences."""
     if len(query) != 4 or query[0] != count:
         rule = "`query` must have an entry for each sequence of the cache, (N, Hq, L, E)"
-        raise ValueError(message(function, rule, {"query.shape": query, "N": count}))
+        hint = "For packed queries pass `cu_seqlens_q`." if len(query) == 3 else ""
+        raise ValueError(message(function, rule, {"query.shape": query, "N": count}, hint))
 
 
 def columns(function: str, name: str, count: int, heads: int) -> None:

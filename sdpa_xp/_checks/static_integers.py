@@ -50,6 +50,13 @@ def same_length(function: str, named: Mapping[str, Sequence[object]]) -> None:
         raise ValueError(message(function, rule, {f"len({name})": len(x) for name, x in named.items()}))
 
 
+def one_a_sequence(function: str, name: str, count: int, sequences: int) -> None:
+    """Check that cumulative lengths are those of all sequences of a cache."""
+    if count != sequences + 1:
+        rule = f"`{name}` must have N + 1 integers for the N sequences of the cache"
+        raise ValueError(message(function, rule, {f"len({name})": count, "N": sequences}))
+
+
 def integer_list(function: str, name: str, value: object, least: int = 0, most: float = LARGEST) -> list[int]:
     """Check integers from `least` to `most`, and return them as a list."""
     numbers = _to_list(function, name, value)

@@ -18,22 +18,29 @@ class BlockWrite(NamedTuple):
     block_offset: int
     """The place of the first token in the block."""
     token_offset: int
-    """The place of the first token among the new tokens of its sequence."""
+    """The place of the first token among the new tokens: of its sequence, or of all if they are packed."""
     tokens: int
     """The number of tokens."""
 
 
 def split_into_blocks(
-    block_table: Sequence[Sequence[int]], lengths: Sequence[int], block_size: int, count: int
+    block_table: Sequence[Sequence[int]],
+    lengths: Sequence[int],
+    block_size: int,
+    counts: Sequence[int],
+    starts: Sequence[int] | None,
 ) -> list[BlockWrite]:
-    """Return the runs that `count` new tokens of each sequence split into, one for each block."""
+    """Return the runs that the new tokens split into, one for each block.
+
+    Sequence n gets `counts[n]` tokens, which begin at place `starts[n]` if they are packed.
+    """
     writes = []
-    for sequence, length in enumerate(lengths):
-        done = 0
+    for sequence, (row, length, count) in enumerate(zip(block_table, lengths, counts, strict=True)):
+        start, done = 0 if starts is None else starts[sequence], 0
         while done < count:
             block_index, block_offset = divmod(length + done, block_size)
             tokens = min(count - done, block_size - block_offset)
-            writes.append(BlockWrite(sequence, block_table[sequence][block_index], block_offset, done, tokens))
+            writes.append(BlockWrite(sequence, row[block_index], block_offset, start + done, tokens))
             done += tokens
     return writes
 
@@ -72,5 +79,5 @@ def pool_with_tokens(pool: Array, new: Array, writes: Sequence[BlockWrite], axis
 
 
 def _tokens_of(new: Array, write: BlockWrite, axis: int) -> Array:
-    stop = write.token_offset + write.tokens
-    return new[(write.sequence, *slice_of_axis(axis, write.token_offset, stop))]
+    tokens = slice_of_axis(axis, write.token_offset, write.token_offset + write.tokens)
+    return new[tokens] if new.ndim == 3 else new[(write.sequence, *tokens)]  # 3 axes are packed

@@ -36,8 +36,8 @@ class _Sums(NamedTuple):
 
 def attend_in_pool_order(
     scores: Scores, key_blocks: Array, value_blocks: Array, plan: PoolPlan
-) -> Array | None:
-    """Return the attention of all sequences, (N, Hq, L, Ev), or None if it is not finite.
+) -> tuple[Array, Array] | None:
+    """Return output (N, Hq, L, Ev) and log-sum-exp (N, Hq, L, 1) of all sequences; None if they are not finite.
 
     `scores` has the query (N, Hq, L, E); its keys are not read. The blocks are (P, H, size, E or Ev).
     """
@@ -63,7 +63,7 @@ def attend_in_pool_order(
     if scores.sinks is not None:
         l += xp.exp(scores.sinks - m)
     o /= l
-    return o if is_finite(xp, o, l) else None
+    return (o, m + xp.log(l)) if is_finite(xp, o, l) else None
 
 
 def _zeros(scores: Scores, width: int) -> _Sums:

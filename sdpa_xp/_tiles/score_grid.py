@@ -57,6 +57,8 @@ class ScoreGrid:
     """The numbers of the batch entries that the grid is for, or None if it is for all of them."""
     has_positions: bool = False
     """Whether tokens have positions of their own, so that the lengths do not bound the distances."""
+    is_packed: bool = False
+    """Whether the queries of the batch entries are packed, so that their numbers may differ."""
 
     @property
     def is_traced(self) -> bool:
@@ -90,8 +92,8 @@ class ScoreGrid:
         return (*self.batch, self.heads)
 
     def with_batch(self, batch: Shape) -> ScoreGrid:
-        """Return the same grid for batch entries that are not an axis of the inputs."""
-        return replace(self, batch=batch)
+        """Return the same grid for batch entries that are packed, and not an axis of the query."""
+        return replace(self, batch=batch, is_packed=True)
 
     def for_entries(self, entries: tuple[int, ...], queries: int, keys: int, position: int = 0) -> ScoreGrid:
         """Return the grid of some batch entries, which have their own lengths."""
@@ -129,7 +131,8 @@ class ScoreGrid:
         if self.entries is None:
             checks.broadcasts(self.function, name, array.shape, self.caller_shape, "(..., Hq, L, S)")
         else:
-            checks.broadcasts_to_sequences(self.function, name, array.shape, self.caller_shape)
+            shape = self.caller_shape
+            checks.broadcasts_to_sequences(self.function, name, array.shape, shape, packed=self.is_packed)
         return self.slice_entries(array, 3)
 
     def check_heads_shape(self, name: str, array: Array) -> Array:

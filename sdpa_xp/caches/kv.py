@@ -12,7 +12,7 @@ from sdpa_xp._display import table
 from sdpa_xp._libraries import device_of, dtype_name, has_override, library_of, namespace_of
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp._tiles.layout import Layout
-from sdpa_xp.attention import compute_output
+from sdpa_xp.attention import compute_output, compute_state
 from sdpa_xp.biases import Bias
 from sdpa_xp.caches.buffers import Buffers, TokenSlots
 from sdpa_xp.caches.positions import (
@@ -35,6 +35,7 @@ from sdpa_xp.caches.positions import (
 from sdpa_xp.masks import Mask
 from sdpa_xp.positional.positions import Consecutive
 from sdpa_xp.positional.rotation import Positions, Rotation, rotate
+from sdpa_xp.states import AttentionState
 
 A = TypeVar("A", bound=AnyArray)
 
@@ -283,6 +284,68 @@ class KVCache(Generic[A]):
         function = "KVCache.attend"
         rotated, options = self._placed(function, query, positions, options)
         return compute_output(function, cast(A, rotated), self.key, self.value, options, queries_at_end=True)
+
+    def attend_state(
+        self,
+        query: A,
+        attn_mask: Mask | AnyArray | None = None,
+        *,
+        positions: TokenPositionsLike | None = None,
+        bias: Bias | AnyArray | None = None,
+        is_causal: bool = True,
+        scale: float | AnyArray | None = None,
+        softcap: float | None = None,
+        sinks: AnyArray | None = None,
+        dropout_p: float = 0.0,
+        rng: Rng | None = None,
+        softmax_dtype: Dtype | None = None,
+        lse_base: float | None = None,
+        implementation: Implementation | None = None,
+    ) -> AttentionState[A]:
+        """Return what `attend` returns, and the log-sum-exp of the scores.
+
+        `merge_states(..., layout=)` merges it with states over other keys, such as a prompt that texts share.
+
+        Args:
+            query: (..., Hq, L, E). All arguments are as in `attend`.
+            attn_mask: A mask or an array.
+            positions: The positions of the queries, if these are not the last tokens of the cache.
+            bias: A bias, or an array that broadcasts to (..., Hq, L, S).
+            is_causal: Query i attends to key j only if j <= i + S - L.
+            scale: A number, or an array that broadcasts to (..., Hq, L, 1).
+            softcap: A positive number, or None.
+            sinks: (..., Hq). The log-sum-exp includes them, so pass them to only one of the states that you
+                merge.
+            dropout_p: From 0 to 1.
+            rng: Required if dropout_p > 0. Dropout does not change the log-sum-exp.
+            softmax_dtype: float32, float64 or None.
+            lse_base: None for the natural logarithm; 2 for base 2, as in FlashInfer.
+            implementation: `"xp"` or None.
+
+        Returns:
+            `output`, as from `attend`, and `lse`, (..., Hq, L), in the dtype of the scores.
+
+        Raises:
+            TypeError: As for `attend`.
+            ValueError: As for `attend`; or `lse_base` is neither None nor 2.
+        """
+        options = CallOptions(
+            attn_mask,
+            bias,
+            is_causal,
+            scale,
+            softcap,
+            sinks,
+            dropout_p,
+            rng,
+            softmax_dtype,
+            self._layout,
+            implementation,
+        )
+        function = "KVCache.attend_state"
+        rotated, options = self._placed(function, query, positions, options)
+        arrays = cast(A, rotated), self.key, self.value
+        return compute_state(function, *arrays, options, lse_base=lse_base, queries_at_end=True)
 
     def drop_first(self, count: int) -> KVCache[A]:
         """Return a cache without its first `count` tokens. The other tokens keep their positions.

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise, repeat
 from typing import Generic, TypeVar, cast
 
 from sdpa_xp import _checks as checks
 from sdpa_xp._call.options import CallOptions
+from sdpa_xp._call.paged import PagedCall, attend
 from sdpa_xp._call.prepare import prepare
-from sdpa_xp._call.prepared_call import PreparedCall
-from sdpa_xp._call.ragged import Entries, Group, GroupArrays, attend_groups, equal_lengths, unstack
 from sdpa_xp._checks import Implementation
 from sdpa_xp._core.block_writes import pool_with_tokens, split_into_blocks, write_tokens
-from sdpa_xp._core.key_value_source import ArraySource, PagedSource
-from sdpa_xp._core.pool_order import attend_in_pool_order
 from sdpa_xp._display import table
 from sdpa_xp._libraries import device_of, dtype_name, is_number
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng, Shape
 from sdpa_xp._tiles.layout import Layout
-from sdpa_xp._tiles.plan import plan_pages
-from sdpa_xp._tiles.pool_plan import plan_pool
-from sdpa_xp._tiles.score_grid import rows_at
 from sdpa_xp.biases import Bias
 from sdpa_xp.caches.paged_positions import (
     Row,
@@ -33,12 +28,13 @@ from sdpa_xp.caches.paged_positions import (
     next_position,
     part_of_row,
     positions_table,
+    rotate_packed,
     shown_rows,
 )
 from sdpa_xp.caches.positions import count_positions, factory_like, options_at
 from sdpa_xp.masks import Mask
-from sdpa_xp.masks.bands import Causal
 from sdpa_xp.positional.rotation import Rotation, rotate
+from sdpa_xp.states import AttentionState, to_base
 
 A = TypeVar("A", bound=AnyArray)
 MOST_SEQUENCES = 8
@@ -204,16 +200,22 @@ class PagedKVCache(Generic[A]):
         key: A,
         value: AnyArray,
         *,
+        cu_seqlens_k: Sequence[int] | AnyArray | None = None,
         positions: int | Sequence[int] | Sequence[Sequence[int]] | AnyArray | None = None,
         in_place: bool = False,
     ) -> PagedKVCache[A]:
-        """Return a cache with `n` more tokens in each sequence.
+        """Return a cache with `n` more tokens in each sequence; with `cu_seqlens_k` each gets its own number.
 
         Args:
-            key: (N, H, n, E), with the pool's library, device and dtype.
-            value: (N, H, n, Ev).
+            key: (N, H, n, E), with the pool's library, device and dtype. With `cu_seqlens_k` the new tokens of
+                all sequences are packed, (H, U, E), or (U, H, E) with `layout="...LHE"`.
+            value: (N, H, n, Ev), or packed like the keys.
+            cu_seqlens_k: The cumulative numbers of new tokens: N + 1 integers from 0 to U, as for
+                `varlen_attention`. [0, 5, 5, 6] appends 5 tokens to the first sequence, none to the second, and
+                one to the third.
             positions: The positions of the tokens, if they do not follow the last token of their sequence: that
-                of the first, n integers, or (N, n) integers, static like the table.
+                of the first, n integers, or (N, n) integers, static like the table. Of packed tokens: that of
+                the first of each sequence, U integers, or N lists.
             in_place: Write into the pool instead of copying it. Other caches over the same pool see the
                 change. The pools of keys and values must not share memory.
 
@@ -230,26 +232,26 @@ class PagedKVCache(Generic[A]):
         cached = {f"cache.{name}": pool for name, pool in pools.items()}
         _, arrays = checks.one_library(function, {"key": key, "value": value, **cached})
         checks.same_dtype_and_device(function, arrays)
-        for name in ("key", "value"):
-            target = (len(self._lengths), *pools[f"{name}_blocks"].shape[1:])
-            checks.same_but(function, name, arrays[name].shape, target, self._token_axis)
         new = {name: arrays[name] for name in ("key", "value")}
+        sequences = [len(self._lengths)]
+        if cu_seqlens_k is not None:
+            cu_seqlens_k, sequences = checks.integer_list(function, "cu_seqlens_k", cu_seqlens_k), []
+        for name, array in new.items():
+            target = (*sequences, *pools[f"{name}_blocks"].shape[1:])
+            checks.same_but(function, name, array.shape, target, self._token_axis)
         checks.same_but_width(function, {name: array.shape for name, array in new.items()})
-        count = new["key"].shape[self._token_axis]
-        lengths = [length + count for length in self._lengths]
+        counts, starts = self._new_tokens(function, "cu_seqlens_k", cu_seqlens_k, new)
+        lengths = [length + count for length, count in zip(self._lengths, counts, strict=True)]
         checks.block_table(function, self._table, lengths, self.block_size, self._key_blocks.shape[0])
-        writes = split_into_blocks(self._table, self._lengths, self.block_size, count)
+        writes = split_into_blocks(self._table, self._lengths, self.block_size, counts, starts)
         used_rows = [
             row[: -(-length // self.block_size)] for row, length in zip(self._table, lengths, strict=True)
         ]
         checks.exclusive_blocks(function, [(write.sequence, write.block) for write in writes], used_rows)
-        added = self._following(count)
+        added = self._following(counts)
         if positions is not None:
-            added = check_rows(function, positions, [count] * len(lengths))
-        factory = factory_like(function, new["key"])
-        new["key"] = rotate(
-            self._rotary, function, "key", new["key"], lambda _: as_positions(factory, added), self._layout
-        )
+            added = check_rows(function, positions, counts, starts)
+        new["key"] = self._rotated(function, "key", new["key"], added, starts)
         if checks.flag(function, "in_place", in_place):
             checks.writeable(function, "`in_place=True`", pools)
             checks.separate_pools(function, self._key_blocks, self._value_blocks)
@@ -318,6 +320,7 @@ class PagedKVCache(Generic[A]):
         query: A,
         attn_mask: Mask | AnyArray | None = None,
         *,
+        cu_seqlens_q: Sequence[int] | AnyArray | None = None,
         positions: int | Sequence[int] | Sequence[Sequence[int]] | AnyArray | None = None,
         bias: Bias | AnyArray | None = None,
         is_causal: bool = True,
@@ -331,16 +334,24 @@ class PagedKVCache(Generic[A]):
     ) -> A:
         """Return the attention of the last L tokens of each sequence over all tokens of that sequence.
 
+        With `cu_seqlens_q`, each sequence has its own number of queries, so that one call computes the prompts
+        of some sequences and the next token of others.
+
         Args:
-            query: (N, Hq, L, E).
-            attn_mask: A mask, or an array that broadcasts to (N, Hq, L, 1): sequences may have different S.
-                This argument and the next ones are as in `scaled_dot_product_attention`. A query has the
-                position of its token, also for masks and biases.
+            query: (N, Hq, L, E). With `cu_seqlens_q` the queries of all sequences are packed, (Hq, T, E), or
+                (T, Hq, E) with `layout="...LHE"`.
+            attn_mask: A mask, or an array that broadcasts to (N, Hq, L, 1), or to (N, Hq, 1, 1) if the queries
+                are packed: sequences may have different S. This argument and the next ones are as in
+                `scaled_dot_product_attention`. A query has the position of its token, also for masks and
+                biases.
+            cu_seqlens_q: The cumulative numbers of queries: N + 1 integers from 0 to T, as for
+                `varlen_attention`. A sequence may have no query.
             positions: The positions of the queries, if these are not the last tokens of their sequences: that
-                of the first, L integers, or (N, L) integers, static like the table. Pass `is_causal=False` too.
-            bias: A bias, or an array that broadcasts to (N, Hq, L, 1).
+                of the first, L integers, or (N, L) integers, static like the table. Of packed queries: that of
+                the first of each sequence, T integers, or N lists. Pass `is_causal=False` too.
+            bias: A bias, or an array that broadcasts like one as `attn_mask`.
             is_causal: Query i attends to key j only if j <= i + length - L.
-            scale: A number, or an array that broadcasts to (N, Hq, L, 1).
+            scale: A number, or an array that broadcasts like one as `attn_mask`.
             softcap: A positive number, or None.
             sinks: (N, Hq) or (Hq,).
             dropout_p: From 0 to 1.
@@ -349,14 +360,13 @@ class PagedKVCache(Generic[A]):
             implementation: `"xp"` or None.
 
         Returns:
-            (N, Hq, L, Ev), with the query's library, device and dtype.
+            (N, Hq, L, Ev), or packed like the query, with the query's library, device and dtype.
 
         Raises:
             TypeError: As for `scaled_dot_product_attention`.
             ValueError: As for `scaled_dot_product_attention`; or there are more queries than tokens in a
-                sequence, unless `is_causal` is False.
+                sequence, unless `is_causal` is False; or `cu_seqlens_q` does not fit the query or the cache.
         """
-        function = "PagedKVCache.attend"
         options = CallOptions(
             attn_mask,
             bias,
@@ -370,66 +380,158 @@ class PagedKVCache(Generic[A]):
             self._layout,
             implementation,
         )
-        pools = {"key_blocks": self._key_blocks, "value_blocks": self._value_blocks}
-        checks.entries(function, checks.plain_array(function, "query", query).shape, len(self._lengths))
-        rotated, options = self._placed(function, query, positions, options)
-        inputs = {"query": rotated, **pools}
-        call = prepare(
-            function, inputs, options, queries_at_end=True, cache_shapes=self._padded_shapes(), has_entries=True
+        paged = self._call("PagedKVCache.attend", query, positions, options, cu_seqlens_q)
+        with paged.call.quiet():
+            output, _ = attend(paged, with_lse=False)
+            return cast(A, paged.call.result(output))
+
+    def attend_state(
+        self,
+        query: A,
+        attn_mask: Mask | AnyArray | None = None,
+        *,
+        cu_seqlens_q: Sequence[int] | AnyArray | None = None,
+        positions: int | Sequence[int] | Sequence[Sequence[int]] | AnyArray | None = None,
+        bias: Bias | AnyArray | None = None,
+        is_causal: bool = True,
+        scale: float | AnyArray | None = None,
+        softcap: float | None = None,
+        sinks: AnyArray | None = None,
+        dropout_p: float = 0.0,
+        rng: Rng | None = None,
+        softmax_dtype: Dtype | None = None,
+        lse_base: float | None = None,
+        implementation: Implementation | None = None,
+    ) -> AttentionState[A]:
+        """Return what `attend` returns, and the log-sum-exp of the scores.
+
+        `merge_states(..., layout=)` merges states over disjoint parts of the keys, such as a prefix that all
+        sequences share and the blocks of each sequence.
+
+        Args:
+            query: (N, Hq, L, E), or packed. All arguments are as in `attend`.
+            attn_mask: A mask, or an array that broadcasts to (N, Hq, L, 1).
+            cu_seqlens_q: The cumulative numbers of packed queries.
+            positions: The positions of the queries, if these are not the last tokens of their sequences.
+            bias: A bias, or an array that broadcasts to (N, Hq, L, 1).
+            is_causal: Query i attends to key j only if j <= i + length - L.
+            scale: A number, or an array that broadcasts to (N, Hq, L, 1).
+            softcap: A positive number, or None.
+            sinks: (N, Hq) or (Hq,). The log-sum-exp includes them, so pass them to only one of the states that
+                you merge.
+            dropout_p: From 0 to 1.
+            rng: Required if dropout_p > 0. Dropout does not change the log-sum-exp.
+            softmax_dtype: float32, float64 or None.
+            lse_base: None for the natural logarithm; 2 for base 2, as in FlashInfer.
+            implementation: `"xp"` or None.
+
+        Returns:
+            `output`, as from `attend`, and `lse`, (N, Hq, L), or (Hq, T) if the queries are packed, in the
+                dtype of the scores.
+
+        Raises:
+            TypeError: As for `attend`.
+            ValueError: As for `attend`; or `lse_base` is neither None nor 2.
+        """
+        options = CallOptions(
+            attn_mask,
+            bias,
+            is_causal,
+            scale,
+            softcap,
+            sinks,
+            dropout_p,
+            rng,
+            softmax_dtype,
+            self._layout,
+            implementation,
         )
-        arrays, queries = call.arrays, call.sizes.queries
-        if is_causal:
-            for number, length in enumerate(self._lengths):
-                checks.appended(function, queries, length, number)
-        widths = call.sizes.width + arrays["value_blocks"].shape[-1]
-        group = call.sizes.group
+        function = "PagedKVCache.attend_state"
+        base = checks.lse_base(function, lse_base)
+        paged = self._call(function, query, positions, options, cu_seqlens_q)
+        with paged.call.quiet():
+            output, lse = attend(paged, with_lse=True)
+            return AttentionState(cast(A, paged.call.result(output)), cast(A, to_base(cast(Array, lse), base)))
 
-        def arrays_of(entries: Entries, _buffers: object) -> GroupArrays:
-            tables = [self._table[entry] for entry in entries]
-            key, value = (PagedSource(arrays[name], tables) for name in ("key_blocks", "value_blocks"))
-            return GroupArrays(rows_at(arrays["query"], entries), key, value)
+    def _call(
+        self, function: str, query: object, positions: object, options: CallOptions, cu_seqlens_q: object
+    ) -> PagedCall:
+        """Check a call, and rotate its queries."""
+        array = checks.plain_array(function, "query", query)
+        if cu_seqlens_q is None:
+            checks.entries(function, array.shape, len(self._lengths))
+        else:
+            cu_seqlens_q = checks.integer_list(function, "cu_seqlens_q", cu_seqlens_q)
+            checks.axes(function, {"query": array.shape}, 3)
+        counts, starts = self._new_tokens(function, "cu_seqlens_q", cu_seqlens_q, {"query": array})
+        rotated, options = self._placed(function, array, positions, options, counts, starts)
+        pools = {"key_blocks": self._key_blocks, "value_blocks": self._value_blocks}
+        call = prepare(
+            function,
+            {"query": rotated, **pools},
+            options,
+            queries_at_end=starts is None,
+            cache_shapes=self._padded_shapes((len(self._lengths),) if starts is None else ()),
+            has_entries=True,
+        )
+        if options.is_causal:
+            for number, (count, length) in enumerate(zip(counts, self._lengths, strict=True)):
+                checks.appended(function, count, length, number)
+        return PagedCall(call, self._table, self._lengths, starts)
 
-        with call.quiet():
-            output = self._in_pool_order(call, widths)
-            if output is not None:
-                return cast(A, call.result(output))
-            groups = []
-            for (_, length), entries in equal_lengths([(queries, length) for length in self._lengths]).items():
-                grid = call.grid.for_entries(entries, queries, length, position=length - queries)
-                plan = plan_pages(grid, group, widths, self.block_size)
-                groups.append(Group(entries, grid, call.bind(grid), plan))
-            return cast(
-                A, call.result(unstack(attend_groups(call, groups, widths, arrays_of, with_lse=False)[0]))
-            )
+    def _new_tokens(
+        self, function: str, name: str, cu_seqlens: object, arrays: Mapping[str, Array]
+    ) -> tuple[list[int], list[int] | None]:
+        """Return the number of new tokens or queries of each sequence, and where packed ones begin."""
+        if cu_seqlens is None:
+            count = next(iter(arrays.values())).shape[self._token_axis]
+            return [count] * len(self._lengths), None
+        starts = checks.cumulative_lengths(function, name, cu_seqlens, arrays, self._token_axis)
+        checks.one_a_sequence(function, name, len(starts), len(self._lengths))
+        return [last - first for first, last in pairwise(starts)], starts
 
     def _placed(
-        self, function: str, query: AnyArray, positions: object, options: CallOptions
-    ) -> tuple[AnyArray, CallOptions]:
+        self,
+        function: str,
+        query: Array,
+        positions: object,
+        options: CallOptions,
+        counts: Sequence[int],
+        starts: Sequence[int] | None,
+    ) -> tuple[Array, CallOptions]:
         """Return the query, rotated by its positions, and the options with masks and biases that know them."""
-        array = checks.plain_array(function, "query", query)
-        checks.query_of_cache(function, array, "cache.key_blocks", self._key_blocks)
+        checks.query_of_cache(function, query, "cache.key_blocks", self._key_blocks)
         is_consecutive = positions is None and all(isinstance(row, range) for row in self._positions)
         has_slots = is_consecutive and are_slots(self._positions)
-        counts = not has_slots and count_positions(options, consecutive=is_consecutive)
-        if len(array.shape) < 4 or (self._rotary is None and positions is None and not counts):
-            return array, options
-        queries, factory = checks.headed(array.shape, self._layout)[-2], factory_like(function, array)
+        reads_positions = not has_slots and count_positions(options, consecutive=is_consecutive)
+        if self._rotary is None and positions is None and not reads_positions:
+            return query, options
         if positions is not None:
-            rows = check_rows(function, positions, [queries] * len(self._lengths))
+            rows = check_rows(function, positions, counts, starts)
         else:
-            rows = tuple(last_positions(function, row, queries) for row in self._positions)
-        rotated = rotate(
-            self._rotary, function, "query", array, lambda _: as_positions(factory, rows), self._layout
-        )
-        if counts:
+            rows = tuple(map(last_positions, repeat(function), self._positions, counts))
+        rotated = self._rotated(function, "query", query, rows, starts)
+        if reads_positions:
+            factory = factory_like(function, query)
             tables = (positions_table(factory, part) for part in (rows, self._positions))
             options = options_at(options, *tables, consecutive=is_consecutive)
         return rotated, options
 
-    def _following(self, count: int) -> tuple[Row, ...]:
-        """Return the positions of the next `count` tokens of each sequence."""
+    def _rotated(
+        self, function: str, name: str, tokens: Array, rows: Sequence[Row], starts: Sequence[int] | None
+    ) -> Array:
+        """Rotate tokens at their positions; with `starts` they are packed."""
+        if starts is None:
+            factory = factory_like(function, tokens)
+            return rotate(
+                self._rotary, function, name, tokens, lambda _: as_positions(factory, rows), self._layout
+            )
+        return rotate_packed(self._rotary, function, name, tokens, rows, self._layout)
+
+    def _following(self, counts: Sequence[int]) -> tuple[Row, ...]:
+        """Return the positions of the next tokens of each sequence."""
         starts = map(next_position, self._positions)
-        return tuple(range(start, start + count) for start in starts)
+        return tuple(range(start, start + count) for start, count in zip(starts, counts, strict=True))
 
     def _counted(self, method: str, count: object) -> list[int]:
         """Check how many tokens are dropped: one integer, or one for each sequence."""
@@ -457,28 +559,12 @@ class PagedKVCache(Generic[A]):
         cache._value_blocks = self._value_blocks if pools is None else pools["value_blocks"]
         return cache
 
-    def _in_pool_order(self, call: PreparedCall, widths: int) -> Array | None:
-        """Return the attention of queries that attend to all tokens, without copies of the blocks, or None."""
-        if not call.grid.is_writeable or call.biases or call.dropout_p:
-            return None
-        for mask in call.masks:  # the query of a last token attends to all tokens, although the call is causal
-            is_causal = isinstance(mask, Causal) and isinstance(mask.offset, int) and mask.offset == 0
-            if not is_causal or call.sizes.queries > 1:
-                return None
-        group = call.sizes.group
-        plan = plan_pool(call.grid, group, widths, self._table, self._lengths, self.block_size)
-        if plan is None:
-            return None
-        blocks = call.arrays["key_blocks"], call.arrays["value_blocks"]
-        scores = call.scores_with(call.grid, call.arrays["query"], ArraySource(blocks[0]), call.bound_options())
-        return attend_in_pool_order(scores, *blocks, plan)
-
-    def _padded_shapes(self) -> tuple[Shape, Shape]:
+    def _padded_shapes(self, batch: Shape) -> tuple[Shape, Shape]:
         """Return the shapes that keys and values would have as one padded array each."""
         longest = max(self._lengths)
         shapes = []
         for blocks in (self._key_blocks, self._value_blocks):
-            shape = [len(self._lengths), *blocks.shape[1:]]
+            shape = [*batch, *blocks.shape[1:]]
             shape[self._token_axis] = longest
             shapes.append(tuple(shape))
         return shapes[0], shapes[1]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import accumulate, chain, pairwise
 from typing import TypeAlias
 
 from sdpa_xp import _checks as checks
 from sdpa_xp._libraries import is_number
 from sdpa_xp._libraries.protocols import Array
+from sdpa_xp._tiles.layout import slice_of_axis
+from sdpa_xp.caches.positions import factory_like
 from sdpa_xp.positional.positions import ArrayFactory, Consecutive
-from sdpa_xp.positional.rotation import Positions
+from sdpa_xp.positional.rotation import Positions, Rotation, rotate
 
 Row: TypeAlias = range | tuple[int, ...]
 """The positions of the tokens of one sequence; a range, if they follow one another."""
@@ -26,13 +30,21 @@ def check_first_positions(function: str, first: object, lengths: Sequence[int]) 
     return tuple(range(start, start + length) for start, length in zip(starts, lengths, strict=True))
 
 
-def check_rows(function: str, positions: object, counts: Sequence[int]) -> tuple[Row, ...]:
-    """Check the positions of some tokens of each sequence: that of the first, or all, also one row for each."""
+def check_rows(
+    function: str, positions: object, counts: Sequence[int], starts: Sequence[int] | None = None
+) -> tuple[Row, ...]:
+    """Check the positions of some tokens of each sequence: that of the first, or all, also one row for each.
+
+    With `starts` the tokens are packed, and one list has the positions of all of them.
+    """
     if is_number(positions):
         first = checks.integer(function, "positions", positions)
         return tuple(range(first, first + count) for count in counts)
     rows = checks.integers_or_rows(function, "positions", positions)
-    if rows and isinstance(rows[0], int):
+    if starts is not None and (not rows or isinstance(rows[0], int)):
+        checks.row_for_each_sequence(function, [rows], [starts[-1]])
+        rows = [rows[first:last] for first, last in pairwise(starts)]
+    elif rows and isinstance(rows[0], int):
         rows = [rows] * len(counts)
     checks.row_for_each_sequence(function, rows, counts)
     return tuple(map(tuple, rows))
@@ -80,11 +92,40 @@ def as_positions(factory: ArrayFactory, rows: Sequence[Row]) -> Positions:
     return positions_table(factory, rows)
 
 
+def rotate_packed(
+    rotary: Rotation | None,
+    function: str,
+    name: str,
+    tokens: Array,
+    rows: Sequence[Row],
+    layout: str,
+) -> Array:
+    """Rotate packed tokens, which have the positions of all rows one after the other."""
+    axis, stops = -2 if layout == checks.HLE else -3, [*accumulate(map(len, rows))]
+    if rotary is None or not stops[-1]:
+        return tokens
+    factory = factory_like(function, tokens)
+    pieces = [(rotary, tokens, [*chain(*rows)])]
+    if rotary._of_entry(0) is not None:
+        pieces = [
+            (rotary._of_entry(entry) or rotary, tokens[slice_of_axis(axis, stop - len(row), stop)], [*row])
+            for entry, (row, stop) in enumerate(zip(rows, stops, strict=True))
+            if row
+        ]
+    rotated = [
+        rotate(one, function, name, x, partial(_array, factory, places), layout) for one, x, places in pieces
+    ]
+    return rotated[0] if len(rotated) == 1 else factory.xp.concat(rotated, axis=axis)
+
+
+def _array(factory: ArrayFactory, positions: Sequence[object], _length: int = 0) -> Array:
+    return factory.xp.asarray(positions, dtype=factory.xp.int32, device=factory.device)
+
+
 def positions_table(factory: ArrayFactory, rows: Sequence[Row]) -> Array:
     """Return the positions of all sequences as int32, (N, longest)."""
     longest = max(map(len, rows))
-    table = [[*row, *[0] * (longest - len(row))] for row in rows]
-    return factory.xp.asarray(table, dtype=factory.xp.int32, device=factory.device)
+    return _array(factory, [[*row, *[0] * (longest - len(row))] for row in rows])
 
 
 def shown_rows(rows: Sequence[Row]) -> dict[str, str]:

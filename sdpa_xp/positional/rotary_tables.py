@@ -69,6 +69,13 @@ class RotaryTables(Rotation):
         options = ", interleaved=True" if self.interleaved else ""
         return f"RotaryTables(cos={checks.brief(self.cos)}, sin={checks.brief(self.sin)}{options})"
 
+    def _of_entry(self, entry: int) -> RotaryTables | None:
+        tables = cast(Array, self.cos), cast(Array, self.sin)
+        if tables[0].ndim == 2:
+            return None
+        cos, sin = (table[entry if table.shape[0] > 1 else 0, ...] for table in tables)
+        return RotaryTables(cos, sin, self.interleaved)
+
     @property
     def _default_like(self) -> AnyArray:
         return self.cos
@@ -90,7 +97,7 @@ class RotaryTables(Rotation):
                 cos, sin = (table[..., start : start + length, :] for table in tables.values())
                 return cos, sin
             positions = factory.consecutive(positions, length)
-        if are_readable(positions):
+        if are_readable(positions) and 0 not in positions.shape:
             xp = factory.xp
             checks.within_tables(factory.function, int(xp.min(positions)), int(xp.max(positions)), rows)
         cos, sin = (_rows_at(factory, table, positions) for table in tables.values())

@@ -37,6 +37,10 @@ class Rotation(ABC):
         """An array of the library that `cos_sin` returns by default; None is that of the positions."""
         return None
 
+    def _of_entry(self, _entry: int) -> Rotation | None:
+        """Return the rotation of one batch entry, or None if that of all entries is the same."""
+        return None
+
     def apply(self, x: A, positions: PositionsLike | int, *, layout: Layout = "...HLE") -> A:
         """Return queries or keys, rotated by their positions.
 

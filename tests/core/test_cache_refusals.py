@@ -42,6 +42,10 @@ def varlen(function: Any) -> Any:
     return lambda **change: function(**(arrays | lengths | change))
 
 
+PACKED = {"query": ones(4, 3, 8), "cu_seqlens_q": [0, 1, 3]}
+PACKED_NEW = {"key": ones(2, 3, 8), "value": ones(2, 3, 5), "cu_seqlens_k": [0, 1, 3]}
+METHODS = {"packed attend": "PagedKVCache.attend", "packed append": "PagedKVCache.append"}
+
 CALLS: dict[str, Any] = {
     "KVCache": cache,
     "KVCache.append": append(cache),
@@ -49,6 +53,11 @@ CALLS: dict[str, Any] = {
     "PagedKVCache": paged,
     "PagedKVCache.append": append(paged),
     "PagedKVCache.attend": attend(paged),
+    "PagedKVCache.attend_state": lambda **change: paged().attend_state(
+        **({"query": ones(2, 4, 1, 8)} | change)
+    ),
+    "packed attend": lambda **change: paged().attend(**(PACKED | change)),
+    "packed append": lambda **change: paged().append(**(PACKED_NEW | change)),
     "varlen_attention": varlen(varlen_attention),
     "varlen_attention_state": varlen(varlen_attention_state),
 }
@@ -56,7 +65,7 @@ CALLS: dict[str, Any] = {
 
 def refused(function: str, change: dict[str, Any], error: type[Exception], words: str) -> None:
     CALLS[function]()
-    with pytest.raises(error, match=f"^{function}: {words}"):
+    with pytest.raises(error, match=f"^{METHODS.get(function, function)}: {words}"):
         CALLS[function](**change)
 
 
@@ -136,6 +145,30 @@ def refused(function: str, change: dict[str, Any], error: type[Exception], words
         ("PagedKVCache.attend", {"bias": ones(2, 1, 1, 5)}, ValueError, r"`bias` must broadcast to \(N, Hq, L, 1\), since sequences may have different S; got .*\(2, 1, 1, 5\).* `biases.from_function`"),
         ("PagedKVCache.attend", {"attn_mask": ones(2, 1, 1, 4, dtype=bool)}, ValueError, r"`attn_mask` must broadcast to \(N, Hq, L, 1\), since .*\(2, 1, 1, 4\)"),
         ("PagedKVCache.attend", {"sinks": ones(3, 4)}, ValueError, r"`sinks` must broadcast to .*\(3, 4\).*\(2, 4\)"),
+        ("PagedKVCache.attend", {"query": ones(3, 4, 8)}, ValueError, r"`query` must have an entry for each sequence of the cache, .*N=2\. For packed queries pass `cu_seqlens_q`\.$"),
+        ("PagedKVCache.attend", {"cu_seqlens_q": [0, 1, 1]}, ValueError, r"`query` must have 3 axes; got query.shape=\(2, 4, 1, 8\)"),
+        ("PagedKVCache.attend_state", {"query": ones(1, 4, 1, 8)}, ValueError, "`query` must have an entry for each sequence"),
+        ("PagedKVCache.attend_state", {"lse_base": 3}, ValueError, "`lse_base` must be None"),
+        ("packed attend", {"cu_seqlens_q": [0, 1, 2]}, ValueError, r"`cu_seqlens_q` must begin with 0 and end .*Slice off the rows after the last sequence: query\[:, :2\]\.$"),
+        ("packed attend", {"cu_seqlens_q": [0, 3]}, ValueError, r"`cu_seqlens_q` must have N \+ 1 integers for the N sequences of the cache; got len\(cu_seqlens_q\)=2, N=2"),
+        ("packed attend", {"cu_seqlens_q": [0, 1, 2, 3]}, ValueError, r"`cu_seqlens_q` must have N \+ 1 integers for the N sequences of the cache"),
+        ("packed attend", {"cu_seqlens_q": [0, 2, 1]}, ValueError, "`cu_seqlens_q` must "),
+        ("packed attend", {"cu_seqlens_q": [0, 1.0, 3]}, TypeError, r"`cu_seqlens_q\[1\]` must be an integer"),
+        ("packed attend", {"query": ones(4, 7, 8), "cu_seqlens_q": [0, 1, 7]}, ValueError, r"`query` must have at most as many tokens \(L\) as sequence 1 of the cache; got L=6, tokens=4"),
+        ("packed attend", {"query": ones(3, 3, 8)}, ValueError, r"the heads of `query` \(axis -3, Hq\) must be a multiple"),
+        ("packed attend", {"query": ones(4, 3, 7)}, ValueError, r"`query` and `key` must agree on axis -1 \(E\)"),
+        ("packed attend", {"query": ones(4, 3, 8, dtype=float)}, TypeError, "`query` and `cache.key_blocks` must have one dtype"),
+        ("packed attend", {"attn_mask": ones(2, 1, 2, 1, dtype=bool)}, ValueError, r"`attn_mask` must broadcast to \(N, Hq, 1, 1\), since sequences may have different L and S; got attn_mask.shape=\(2, 1, 2, 1\), \(N, Hq, 1, 1\)=\(2, 4, 1, 1\)"),
+        ("packed attend", {"attn_mask": masks.causal([0, 1, 2])}, ValueError, r"`attn_mask.offset` must broadcast.*\(3,\).*\(2,\)"),
+        ("packed attend", {"sinks": ones(3, 4)}, ValueError, r"`sinks` must broadcast to .*\(3, 4\).*\(2, 4\)"),
+        ("packed attend", {"positions": [0, 1]}, ValueError, r"`positions` must have one integer for each token of each sequence; got integers=\[2\], tokens=\[3\]"),
+        ("packed append", {"positions": [[0, 1], [2]]}, ValueError, r"`positions` must have one integer for each token of each sequence; got integers=\[2, 1\], tokens=\[1, 2\]"),
+        ("packed append", {"cu_seqlens_k": [0, 1, 2]}, ValueError, r"`cu_seqlens_k` must begin with 0 .*key\[:, :2\] and value\[:, :2\]\.$"),
+        ("packed append", {"cu_seqlens_k": [0, 3]}, ValueError, r"`cu_seqlens_k` must have N \+ 1 integers for the N sequences of the cache; got len\(cu_seqlens_k\)=2, N=2"),
+        ("packed append", {"key": ones(1, 2, 3, 8)}, ValueError, r"`key` must have the shape of the cache, except for the length.*\(1, 2, 3, 8\)"),
+        ("packed append", {"key": ones(1, 3, 8)}, ValueError, r"`key` must have the shape of the cache, except for the length.*\(1, 3, 8\)"),
+        ("packed append", {"value": ones(2, 2, 5)}, ValueError, "`key` and `value` must have the same shape, except for"),
+        ("packed append", {"key": ones(2, 5, 8), "value": ones(2, 5, 5), "cu_seqlens_k": [0, 5, 5]}, ValueError, r"`block_table\[0\]` must have a block for each 4 tokens; got tokens=10, blocks=2"),
         ("varlen_attention", {"cu_seqlens_q": [1, 2, 5]}, ValueError, r"`cu_seqlens_q` must begin with 0 and end with the length of `query`; got cu_seqlens_q=\[1, 2, 5\], length of `query`=5"),
         ("varlen_attention", {"cu_seqlens_q": [0, 2, 4]}, ValueError, r"`cu_seqlens_q` must begin with 0 and end with .*\. Slice off the rows after the last sequence: query\[:4\]\.$"),
         ("varlen_attention", {"cu_seqlens_k": [0, 3, 6]}, ValueError, r"`cu_seqlens_k` must begin.*Slice off the rows after the last sequence: key\[:6\] and value\[:6\]\.$"),

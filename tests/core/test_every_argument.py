@@ -50,6 +50,7 @@ CALLS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (CACHE.drop_last, {"count": 1}),
     (CACHE.take_tokens, {"slots": [0]}),
     (CACHE.take_entries, {"entries": [0]}),
+    (CACHE.attend_state, {"query": Q}),
     (
         PagedKVCache,
         {"key_blocks": BLOCKS, "value_blocks": BLOCKS, "block_table": [[0], [1]], "lengths": [1, 2]},
@@ -59,6 +60,7 @@ CALLS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (PAGED.drop_first, {"count": 0}),
     (PAGED.drop_last, {"count": [0, 1]}),
     (PAGED.take_entries, {"entries": [0]}),
+    (PAGED.attend_state, {"query": np.ones((4, 2, 8), F), "cu_seqlens_q": [0, 1, 2]}),
     (masks.causal, {}),
     (masks.chunked, {"size": 2}),
     (masks.dilated, {"step": 2}),

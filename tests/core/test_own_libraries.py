@@ -31,6 +31,7 @@ from sdpa_xp import (
     scaled_dot_product_attention,
     scaled_dot_product_attention_vjp,
     varlen_attention,
+    varlen_attention_state,
 )
 from sdpa_xp._libraries.protocols import Namespace
 from sdpa_xp._tiles.plan import TileSize
@@ -188,6 +189,17 @@ def packed(q: Any, k: Any, v: Any) -> Any:
     return varlen_attention(q[0, ...], k[0, ...], v[0, ...], [0, 3, 7], [0, 5, 7], layout="...HLE")
 
 
+def packed_state(q: Any, k: Any, v: Any) -> Any:
+    starts = [0, 3, 7], [0, 5, 7]
+    return varlen_attention_state(q[0, ...], k[0, ...], v[0, ...], *starts, layout="...HLE").lse
+
+
+def ragged(q: Any, k: Any, v: Any) -> Any:
+    cache = PagedKVCache(k, v, [[0], [1]], [2, 4])
+    cache = cache.append(k[0, :, :3, :], v[0, :, :3, :], cu_seqlens_k=[0, 1, 3])
+    return cache.attend_state(q[0, :, :3, :], cu_seqlens_q=[0, 1, 3]).lse
+
+
 FEATURES: dict[str, Callable[..., Any]] = {
     "plain": attended,
     "scale, softcap": lambda q, k, v: attended(q, k, v, scale=0.3, softcap=5.0),
@@ -224,9 +236,11 @@ FEATURES: dict[str, Callable[..., Any]] = {
     "gradients, dropout": lambda q, k, v: derived(q, k, v, dropout_p=0.3, rng=np.random.default_rng(0)),
     "dot_product_attention": lambda q, k, v: dot_product_attention(q, k, v, query_seq_lengths=[2, 3]),
     "varlen_attention": packed,
+    "varlen_attention_state": packed_state,
     "KVCache": cached,
     "KVCache with room": lambda q, k, v: cached(q, k, v, capacity=16),
     "PagedKVCache": paged,
+    "PagedKVCache, packed": ragged,
     "sinusoidal": lambda q, k, v: positional.sinusoidal(7, 8, like=q),
     "learned": lambda q, k, v: positional.learned(q[0, 0, ...], [0, 2, 1]),
     "mask as an array": lambda q, k, v: masks.to_array(masks.causal(), (7, 7), like=q),

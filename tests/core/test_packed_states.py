@@ -17,6 +17,7 @@ from libraries import Library, generator
 
 from sdpa_xp import (
     AttentionState,
+    PagedKVCache,
     attention_state,
     biases,
     masks,
@@ -116,6 +117,7 @@ def test_sinks_scale_and_base_by_the_formula(library: Library, base: int | None)
         np.testing.assert_allclose(output[:, first:last], expected * share, rtol=0, atol=4e-6)
 
 
+@pytest.mark.long_on_jax
 @pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
 def test_the_output_is_that_of_varlen_attention(library: Library, layout: Any) -> None:
     arrays = {name: moved(x, layout) for name, x in packed(QUERIES, KEYS).items()}
@@ -156,6 +158,7 @@ def test_a_shared_prefix_merges(library: Library, layout: Any) -> None:
         np.testing.assert_allclose(lse[:, first:last], of_keys, rtol=0, atol=4e-6)
 
 
+@pytest.mark.long_on_jax
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 def test_dtypes(library: Library, dtype: str) -> None:
     """The output has the query's dtype, the log-sum-exp the accumulation dtype."""
@@ -177,6 +180,29 @@ def test_dropout_does_not_change_the_log_sum_exp(library: Library) -> None:
         dropped = state_of(library, arrays, QUERIES, KEYS, dropout_p=0.5, rng=generator(library))
     np.testing.assert_allclose(dropped[1], plain[1], rtol=0, atol=1e-6)
     assert np.max(np.abs(dropped[0] - plain[0])) > 0.1
+
+
+@pytest.mark.needs("torch")
+def test_without_any_key_all_gradients_are_zero() -> None:
+    """A constant output is connected to all that may be learned, also in masks, biases and caches."""
+    import torch
+
+    def leaf(*shape: int) -> Any:
+        return torch.ones(shape, requires_grad=True)
+
+    query, keys, slopes, sinks = leaf(3, HEADS, 4), leaf(0, 2, 4), leaf(HEADS), leaf(HEADS)
+    rules = {"bias": biases.alibi(slopes), "sinks": sinks}
+    pool = leaf(2, 4, 2, 4)
+    cache = PagedKVCache(pool, pool.detach().clone(), [[0]], [0], layout="...LHE")
+    outputs = {
+        "varlen": (varlen_attention(query, keys, keys, [0, 3], [0, 0], **rules), [keys]),
+        "packed": (cache.attend(query, cu_seqlens_q=[0, 3], is_causal=False, **rules), [pool]),
+        "batch": (cache.attend(query[None], is_causal=False, **rules), [pool]),
+    }
+    for output, others in outputs.values():
+        leaves = [query, slopes, sinks, *others]
+        for gradient in torch.autograd.grad(output.sum(), leaves, materialize_grads=True):
+            assert not gradient.any()
 
 
 @pytest.mark.needs("torch")

@@ -14,6 +14,7 @@ from libraries import WRITEABLE, Library
 from sdpa_xp import PagedKVCache, masks
 from sdpa_xp._core import pool_order
 from sdpa_xp._core.key_value_source import PagedSource
+from sdpa_xp_export._verify import reference
 
 Arrays = dict[str, np.ndarray]
 QUERY_HEADS, HEADS, SIZE, POOL, WIDTHS = 4, 2, 8, 150, {"key": 16, "value": 12}
@@ -50,9 +51,11 @@ def attend(
     *,
     rest: float = 0.0,
     layout: str = "...HLE",
+    packed: bool = False,
+    state: bool = False,
     **rules: Any,
-) -> np.ndarray:
-    """The output of a cache in whose pool `rest` is wherever no token is."""
+) -> Any:
+    """The output of a cache in whose pool `rest` is wherever no token is, and with `state` the log-sum-exp."""
     pools = []
     for name, width in WIDTHS.items():
         pool = np.full((POOL, HEADS, SIZE, width), rest, arrays[name].dtype)
@@ -64,7 +67,14 @@ def attend(
         key, value, query = (library.put(x) for x in (*pools, moved(arrays["query"], layout)))
         placed = {name: library.put(x) if isinstance(x, np.ndarray) else x for name, x in rules.items()}
         cache: PagedKVCache[Any] = PagedKVCache(key, value, table, LENGTHS, layout=layout)  # type: ignore[arg-type]
-        return moved(library.get(cache.attend(query, **placed)), layout)
+        if packed:  # (Hq, N, E): one query for each sequence
+            query = library.put(np.ascontiguousarray(library.get(query)[..., 0, :].swapaxes(0, 1)))
+            placed["cu_seqlens_q"] = range(len(LENGTHS) + 1)
+        results = [library.get(x) for x in cache.attend_state(query, **placed)] if state else []
+        output = results[0] if state else library.get(cache.attend(query, **placed))
+        if packed:
+            output, results[1:] = output.swapaxes(0, 1)[..., None, :], [x.T[..., None] for x in results[1:]]
+        return (moved(output, layout), *results[1:]) if state else moved(output, layout)
 
 
 def padded(arrays: Arrays) -> Arrays:
@@ -117,6 +127,24 @@ def test_it_is_attention_over_each_sequence(
 )
 def test_scores(library: Library, arrays: Arrays, table: list[list[int]], rules: dict[str, Any]) -> None:
     assert_agrees(library, attend(library, arrays, table, **rules), padded(arrays), **rules)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_states(
+    library: Library, arrays: Arrays, table: list[list[int]], copies: list[range], packed: bool, sinks: bool
+) -> None:
+    """The log-sum-exp too, without a copy; and of queries that are packed."""
+    logits = np.linspace(-3, 4, len(LENGTHS) * QUERY_HEADS, dtype=np.float32).reshape(-1, QUERY_HEADS)
+    told: dict[str, Any] = {"sinks": logits} if sinks else {}
+    output, lse = attend(library, arrays, table, packed=packed, state=True, **told)
+    assert_agrees(library, output, padded(arrays), logits if sinks else None)
+    _, of_keys, _ = reference.attention(**padded(arrays))
+    expected = np.logaddexp(of_keys, logits[..., None]) if sinks else of_keys
+    np.testing.assert_allclose(lse, expected, rtol=0, atol=2e-6)
+    alone = attend(library, arrays, table, packed=packed, **told)
+    np.testing.assert_array_equal(alone, output)
+    assert copies == []
 
 
 def test_sinks(library: Library, arrays: Arrays, table: list[list[int]]) -> None:

@@ -25,6 +25,7 @@ from sdpa_xp import (
     scaled_dot_product_attention,
     scaled_dot_product_attention_vjp,
     varlen_attention,
+    varlen_attention_state,
 )
 
 F = np.float32
@@ -59,6 +60,9 @@ CALLS: dict[str, Callable[[Wrap, int], list[Any]]] = {
     "merged": lambda w, n: [*merge_states([AttentionState(w(random(2, n, 4)), w(random(2, n)))] * 2)],
     "weights": lambda w, n: [attention_weights(*[w(random(2, 4, 4))] * 2)],
     "scores": lambda w, n: [attention_scores(*[w(random(2, 4, 4))] * 2)],
+    "varlen state": lambda w, n: [
+        *varlen_attention_state(*[w(random(n, 2, 4))] * 3, w(np.asarray([0, 1, n])), [0, 2, n])
+    ],
     "varlen": lambda w, n: [varlen_attention(*[w(random(n, 2, 4))] * 3, w(np.asarray([0, 1, n])), [0, 2, n])],
     "mask": lambda w, n: [attention_weights(random(2, 4, 4), random(2, 4, 4), w(random(4, 4) > 0))],
     "mask as a value": lambda w, n: [

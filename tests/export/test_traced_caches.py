@@ -12,7 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from sdpa_xp import KVCache, PagedKVCache, biases, masks, scaled_dot_product_attention
+from sdpa_xp import KVCache, PagedKVCache, attention_state, biases, masks, scaled_dot_product_attention
 from sdpa_xp.positional import Rotary
 from sdpa_xp_export import TensorSpec, to_onnx, verify_layer
 from sdpa_xp_export._verify.agreement import judge
@@ -120,6 +120,31 @@ def test_prompt_and_steps_by_one_graph(name: str, form: str) -> None:
     exact, rounded = at_once(wide, rotary, rules), at_once(arrays, rotary, rules)
     assert judge(decoded(model, arrays), exact, rounded, "float32").agrees
     report = verify_layer(model, stepping(rotary, **rules))
+    assert report.agrees, str(report)
+
+
+@pytest.mark.parametrize("form", ["auto", "tiled", "primitive"])
+def test_the_log_sum_exp_of_each_step(form: str) -> None:
+    """`attend_state` in a graph, in base 2, against one causal call."""
+    rotary = ROTARIES["halves"]
+
+    def step(query: Any, key: Any, value: Any, past_key: Any, past_value: Any) -> dict[str, Any]:
+        cache = KVCache(past_key, past_value, rotary=rotary, rotated=True).append(key, value)
+        state = cache.attend_state(query, masks.sliding_window(2, 0), lse_base=2)
+        return {"lse": state.lse, "present_key": cache.key, "present_value": cache.value}
+
+    model = to_onnx(step, QUERY, NEW, NEW, PAST, PAST, form=form)
+    query, key, value = arrays = drawn()
+    past, lses = [x[..., :0, :] for x in arrays[1:]], []
+    for start, stop in STEPS:
+        cut = [x[..., start:stop, :] for x in arrays]
+        names = ("query", "key", "value", "past_key", "past_value")
+        lse, *past = run(model, **dict(zip(names, [*cut, *past], strict=True))).values()
+        lses.append(lse)
+    turned = (Rotary(WIDTH).apply(x.astype(np.float64), 0) for x in (query, key))
+    whole = attention_state(*turned, value.astype(np.float64), masks.sliding_window(2, 0), lse_base=2)
+    np.testing.assert_allclose(np.concatenate(lses, axis=-1), whole.lse, rtol=0, atol=4e-6)
+    report = verify_layer(model, step)
     assert report.agrees, str(report)
 
 

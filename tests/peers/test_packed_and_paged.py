@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from calls import draw
 from numpy.typing import NDArray
+from peers.flash_references import flash_attention, flash_attn_with_kvcache
 from peers.judged import CLOSE
 
 from sdpa_xp import PagedKVCache, biases, masks, scaled_dot_product_attention, varlen_attention
@@ -21,46 +22,6 @@ CU_Q, CU_K = [0, 2, 7, 7, 10, 13], [0, 5, 7, 9, 9, 12]
 
 def close(ours: Any, theirs: Any) -> None:
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=CLOSE)
-
-
-def flash_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    *,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Any = None,
-    softmax_scale: float | None = None,
-) -> Floats:
-    """The docstring of flash_attn_func (Dao-AILab/flash-attention), query for query: (L, Hq, E), (S, H, E).
-
-    causal and window_size are aligned to the bottom right: query i stands at i + seqlen_k - seqlen_q.
-    """
-    (queries, heads, width), (keys, groups, _) = query.shape, key.shape
-    scale = 1 / math.sqrt(width) if softmax_scale is None else softmax_scale
-    left, right = window_size
-    output = np.zeros((queries, heads, value.shape[-1]))
-    for i, head in itertools.product(range(queries), range(heads)):
-        position, group = i + keys - queries, head // (heads // groups)
-        allowed = [
-            j
-            for j in range(keys)
-            if (not causal or j <= position)
-            and (left < 0 or j >= position - left)
-            and (right < 0 or j <= position + right)
-        ]
-        if not allowed:
-            continue  # "If the row of the mask is all zero, the output will be zero."
-        scores = key[allowed, group].astype(np.float64) @ query[i, head] * scale
-        if softcap:
-            scores = softcap * np.tanh(scores / softcap)
-        if alibi_slopes is not None:
-            scores = scores - alibi_slopes[head] * np.abs(position - np.asarray(allowed))
-        weights = np.exp(scores - scores.max())
-        output[i, head] = weights / weights.sum() @ value[allowed, group]
-    return output
 
 
 def packed(function: Any, query: Any, key: Any, value: Any, **rules: Any) -> Floats:
@@ -183,18 +144,6 @@ def test_block_diagonal_mask_of_xformers(rng: np.random.Generator, causal: str, 
 TABLE = [[4, 0, 7], [2, 5, -1]]
 
 
-def flash_attn_with_kvcache(
-    query: Any, pools: list[Any], new_tokens: list[Any], cache_seqlens: list[int], **flash_options: Any
-) -> Floats:
-    """Its docstring: k and v are written behind cache_seqlens, then the queries attend what is there."""
-    outputs = []
-    for n, length in enumerate(cache_seqlens):
-        cached = [np.concatenate([pool[block] for block in TABLE[n] if block >= 0])[:length] for pool in pools]
-        key, value = (np.concatenate([x, new[n]]) for x, new in zip(cached, new_tokens, strict=True))
-        outputs.append(flash_attention(query[n], key, value, **flash_options))
-    return np.stack(outputs)
-
-
 @pytest.mark.parametrize(
     ("flash_options", "options"),
     [
@@ -211,7 +160,8 @@ def test_flash_attn_with_kvcache(
     """Blocks (P, size, H, E) and block_table are theirs; queries stand at the end without a word."""
     pools = draw(rng, (8, 4, 2, 8), (8, 4, 2, 8))
     query, *news = draw(rng, (2, 3, 4, 8), (2, 3, 2, 8), (2, 3, 2, 8))
-    theirs = flash_attn_with_kvcache(query, [x.copy() for x in pools], news, [7, 2], **flash_options)
+    told = {"cache_seqlens": [7, 2], "block_table": TABLE}
+    theirs, _ = flash_attn_with_kvcache(query, *(x.copy() for x in pools), *news, **told, **flash_options)
     cache = PagedKVCache(*pools, block_table=TABLE, lengths=[7, 2], layout="...LHE")
     cache = cache.append(*news, in_place=in_place)
     close(cache.attend(query, **options), theirs)

@@ -20,6 +20,7 @@ from sdpa_xp import (  # noqa: E402
     scaled_dot_product_attention,
     scaled_dot_product_attention_vjp,
     varlen_attention,
+    varlen_attention_state,
 )
 
 
@@ -38,6 +39,9 @@ CALLS: dict[str, Callable[..., Any]] = {
     "weights": lambda q, k, v: attention_weights(q, k),
     "cache": lambda q, k, v: KVCache(k, v).attend(q),
     "paged": lambda q, k, v: PagedKVCache(k, v, [[0]], [q.shape[-2]]).attend(q),
+    "varlen state": lambda q, k, v: (
+        varlen_attention_state(q[0], k[0], v[0], [0, 9, 70], [0, 9, 70], layout="...HLE").lse
+    ),
     "varlen": lambda q, k, v: varlen_attention(q[0], k[0], v[0], [0, 9, 70], [0, 9, 70], layout="...HLE"),
     "gradient": lambda q, k, v: scaled_dot_product_attention_vjp(q, k, v)[1](v)["key"],
     "layer": lambda q, k, v: LAYER(q[0]),

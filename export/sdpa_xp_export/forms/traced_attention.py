@@ -30,6 +30,7 @@ OUTPUTS = {
     "attention_weights": ("weights",),
     "attention_scores": ("scores",),
     "KVCache.attend": ("output",),
+    "KVCache.attend_state": ("output", "lse"),
 }
 """The public functions that can be traced, and the outputs of a graph that they return."""
 
@@ -69,7 +70,7 @@ class TracedAttention:
         if not isinstance(graph, TracedGraph) or function not in OUTPUTS:
             refuse_attention(graph, function, inputs, rules)
         arrays = {name: _value(graph, array) for name, array in inputs.items()}
-        cached = function == "KVCache.attend"
+        cached = function.startswith("KVCache.")
         values = _split_cache(graph, arrays, rules["layout"]) if cached else arrays
         adds_head = _is_one_head_each(values, rules)
         specs = {name: _spec(_with_head(value) if adds_head else value) for name, value in values.items()}

@@ -1,0 +1,113 @@
+"""Attention over the blocks of a paged cache: of a query array with a batch axis, or of packed queries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import NamedTuple
+
+from sdpa_xp._call.prepared_call import PreparedCall
+from sdpa_xp._call.ragged import (
+    Entries,
+    Group,
+    GroupArrays,
+    attend_groups,
+    attend_packed,
+    equal_lengths,
+    pack_sequences,
+    stack_sequences,
+    unstack,
+)
+from sdpa_xp._core.key_value_source import ArraySource, PagedSource
+from sdpa_xp._core.pool_order import attend_in_pool_order
+from sdpa_xp._libraries.protocols import Array
+from sdpa_xp._tiles.plan import plan_pages
+from sdpa_xp._tiles.pool_plan import plan_pool
+from sdpa_xp._tiles.score_grid import rows_at
+from sdpa_xp.masks.bands import Causal
+
+
+class PagedCall(NamedTuple):
+    """A call whose keys and values lie in blocks, (P, H, size, width)."""
+
+    call: PreparedCall
+    """Its query is (N, Hq, L, E), or packed (Hq, T, E)."""
+    block_table: Sequence[Sequence[int]]
+    lengths: Sequence[int]
+    """The number of tokens of each sequence."""
+    starts: Sequence[int] | None
+    """The cumulative numbers of packed queries, or None if the query has a batch axis."""
+
+    @property
+    def queries(self) -> list[int]:
+        """The number of queries of each sequence."""
+        if self.starts is None:
+            return [self.call.sizes.queries] * len(self.lengths)
+        return [last - first for first, last in pairwise(self.starts)]
+
+    @property
+    def block_size(self) -> int:
+        return self.call.arrays["key_blocks"].shape[-2]
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """E and Ev."""
+        return self.call.sizes.width, self.call.arrays["value_blocks"].shape[-1]
+
+    def query_of(self, entries: Entries) -> Array:
+        """Return the queries of sequences that have equally many, (n, Hq, L, E)."""
+        query = self.call.arrays["query"]
+        return rows_at(query, entries) if self.starts is None else stack_sequences(query, self.starts, entries)
+
+
+def attend(paged: PagedCall, *, with_lse: bool) -> tuple[Array, Array | None]:
+    """Return the output in the shape of the query, and the log-sum-exp, (N, Hq, L) or (Hq, T), if asked for."""
+    in_pool_order = _attend_in_pool_order(paged)
+    if in_pool_order is not None:
+        return in_pool_order
+    call, starts = paged.call, paged.starts
+    batch = call.grid if starts is None else call.grid.with_batch((len(paged.lengths),))
+    groups = []
+    for (queries, keys), entries in equal_lengths([*zip(paged.queries, paged.lengths, strict=True)]).items():
+        grid = batch.for_entries(entries, queries, keys, position=keys - queries)
+        plan = plan_pages(grid, call.sizes.group, sum(paged.widths), paged.block_size)
+        groups.append(Group(entries, grid, call.bind(grid), plan))
+
+    def arrays_of(entries: Entries, _buffers: object) -> GroupArrays:
+        tables = [paged.block_table[entry] for entry in entries]
+        key, value = (PagedSource(call.arrays[name], tables) for name in ("key_blocks", "value_blocks"))
+        return GroupArrays(paged.query_of(entries), key, value)
+
+    if starts is not None:
+        return attend_packed(call, starts, groups, paged.widths, arrays_of, with_lse=with_lse)
+    outputs, lses = attend_groups(call, groups, sum(paged.widths), arrays_of, with_lse=with_lse)
+    return call.attach_zero_gradient(unstack(outputs)), unstack(lses)[..., 0] if with_lse else None
+
+
+def _attend_in_pool_order(paged: PagedCall) -> tuple[Array, Array] | None:
+    """Return what `attend` returns, for queries that attend to all tokens, without copies of blocks; or None.
+
+    All sequences must have the same number of queries.
+    """
+    call, counts = paged.call, {*paged.queries}
+    if not call.grid.is_writeable or call.biases or call.dropout_p or len(counts) > 1:
+        return None
+    (queries,) = counts
+    for mask in call.masks:  # the query of a last token attends to all tokens, although the call is causal
+        is_causal = isinstance(mask, Causal) and isinstance(mask.offset, int) and mask.offset == 0
+        if not is_causal or queries > 1:
+            return None
+    entries = tuple(range(len(paged.lengths)))
+    grid = replace(call.grid, batch=(len(entries),), queries=queries)
+    size = paged.block_size
+    plan = plan_pool(grid, call.sizes.group, sum(paged.widths), paged.block_table, paged.lengths, size)
+    if plan is None:
+        return None
+    blocks = call.arrays["key_blocks"], call.arrays["value_blocks"]
+    scores = call.scores_with(grid, paged.query_of(entries), ArraySource(blocks[0]), call.bind(grid))
+    state = attend_in_pool_order(scores, *blocks, plan)
+    if state is None:
+        return None
+    output, lse = state if paged.starts is None else (pack_sequences({entries: part}) for part in state)
+    return output, lse[..., 0]
