@@ -131,6 +131,8 @@ def _named_hint(name: str, value: object) -> str:
             "bias",
         ):
             return f"Pass it by its keyword: {keyword}=..."
+    if type(value).__module__.startswith("sdpa_xp.caches"):
+        return f"Call a method of the cache: {name}.attend(query)."
     return ""
 
 

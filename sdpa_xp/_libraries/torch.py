@@ -98,6 +98,8 @@ class Torch(Library):
         if bias is not None and isinstance(array, bias.CausalBias):
             return "It has no elements: use `masks.causal()` or `masks.causal('lower_right')` instead."
         if array.layout is not sys.modules["torch"].strided or array.is_nested:
+            if array.is_nested and array.layout is sys.modules["torch"].jagged:
+                return "Pass the `.values()` and `.offsets()` of a jagged tensor to `varlen_attention`."
             return "Make a sparse or nested tensor dense: use `.to_dense()`, or pad it."
         return distributed_reason(array)
 

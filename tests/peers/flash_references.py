@@ -28,11 +28,12 @@ def flash_attention_state(
     softcap: float = 0.0,
     alibi_slopes: Any = None,
     softmax_scale: float | None = None,
+    custom_mask: Any = None,
 ) -> State:
     """The docstring of flash_attn_func (Dao-AILab/flash-attention), query for query: (L, Hq, E), (S, H, E).
 
     causal and window_size are aligned to the bottom right: query i stands at i + seqlen_k - seqlen_q. Returns
-    (L, Hq, Ev) and softmax_lse, (Hq, L).
+    (L, Hq, Ev) and softmax_lse, (Hq, L). FlashInfer alone has a custom_mask, (L, S), whose True may attend.
     """
     (queries, heads, width), (keys, groups, _) = query.shape, key.shape
     scale = 1 / math.sqrt(width) if softmax_scale is None else softmax_scale
@@ -46,6 +47,7 @@ def flash_attention_state(
             if (not causal or j <= position)
             and (left < 0 or j >= position - left)
             and (right < 0 or j <= position + right)
+            and (custom_mask is None or custom_mask[i, j])
         ]
         if not allowed:
             continue  # "If the row of the mask is all zero, the output will be zero."
@@ -169,16 +171,21 @@ def flashinfer_batch_prefill(
     window_left: int = -1,
     sm_scale: float | None = None,
     logits_soft_cap: float | None = None,
+    custom_mask: Any = None,
 ) -> State:
     """BatchPrefillWithPagedKVCacheWrapper: plan(...), then run(..., return_lse=True).
 
-    causal and window_left are aligned to the last query and key. Returns (nnz, heads, width), and the logarithm
+    causal and window_left are aligned to the last query and key. A custom_mask, "flattened", has a boolean for
+    each query and key of a request: (sum(q_len[i] * k_len[i]),). Returns (nnz, heads, width), and the logarithm
     to base 2, (nnz, heads).
     """
-    parts = []
+    parts, done = [], 0
     for b, (first, last) in enumerate(itertools.pairwise(qo_indptr)):
         blocks = paged_kv_indices[paged_kv_indptr[b] : paged_kv_indptr[b + 1]]
         length = (len(blocks) - 1) * pools[0].shape[1] + paged_kv_last_page_len[b]
+        pairs = (last - first) * length
+        mask = None if custom_mask is None else custom_mask[done : done + pairs].reshape(-1, length)
+        done += pairs
         output, lse = flash_attention_state(
             query[first:last],
             *(paged_tokens(pool, blocks, length) for pool in pools),
@@ -186,7 +193,15 @@ def flashinfer_batch_prefill(
             window_size=(window_left, -1),
             softcap=logits_soft_cap or 0.0,
             softmax_scale=sm_scale,
+            custom_mask=mask,
         )
         parts.append((output, lse.T / math.log(2)))
     outputs, lses = zip(*parts, strict=True)
     return np.concatenate(outputs), np.concatenate(lses)
+
+
+def flashinfer_merge_state(v_a: Any, s_a: Any, v_b: Any, s_b: Any) -> State:
+    """Outputs (length, heads, width) and logarithms to base 2 (length, heads), of two parts of the keys."""
+    s = np.logaddexp2(s_a.astype(np.float64), s_b)
+    v = sum(v * np.exp2(part - s)[..., None] for v, part in ((v_a, s_a), (v_b, s_b)))
+    return np.asarray(v), s

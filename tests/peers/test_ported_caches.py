@@ -14,14 +14,20 @@ from peers.flash_references import (
     flash_attn_with_kvcache,
     flashinfer_append_paged_kv_cache,
     flashinfer_batch_prefill,
+    flashinfer_merge_state,
 )
 from peers.judged import CLOSE
 
 from sdpa_xp import (
+    AttentionState,
+    KVCache,
     PagedKVCache,
     attention_state,
     biases,
     masks,
+    merge_states,
+    scaled_dot_product_attention,
+    varlen_attention,
     varlen_attention_state,
 )
 from sdpa_xp.positional import RotaryTables
@@ -198,6 +204,38 @@ def test_flashinfer_batch_prefill_over_a_paged_cache(
     np.testing.assert_allclose(state.lse.T, theirs[1], rtol=0, atol=2 * CLOSE)
 
 
+def test_the_custom_mask_of_flashinfer(rng: np.random.Generator, pools: Any) -> None:
+    """One boolean for each query and key of a request, all after one another; True may attend."""
+    (query,) = draw(rng, (7, 4, 8))
+    new = np.diff(CU_Q).tolist()
+    custom_mask = [rng.random((n, length)) < 0.7 for n, length in zip(new, LENGTHS, strict=True)]
+    flat = np.concatenate([part.reshape(-1) for part in custom_mask])
+    paged = {"paged_kv_indptr": INDPTR, "paged_kv_indices": INDICES, "paged_kv_last_page_len": [1, 3, 2]}
+    theirs = flashinfer_batch_prefill(query, pools, qo_indptr=CU_Q, custom_mask=flat, **paged)
+
+    mask = np.zeros((3, max(LENGTHS), max(LENGTHS)), bool)
+    for allowed, part in zip(mask, custom_mask, strict=True):
+        queries, keys = part.shape
+        allowed[keys - queries : keys, :keys] = part  # the queries are the last tokens
+    cache = PagedKVCache(*pools, [[4, 0, 7], [2], [1, 6]], LENGTHS, layout="...LHE")
+    function = masks.from_function(lambda b, h, i, j: mask[b, i, j])
+    close(cache.attend(query, function, cu_seqlens_q=CU_Q, is_causal=False), theirs[0])
+
+
+def test_the_merged_states_of_flashinfer(rng: np.random.Generator) -> None:
+    """Held as there, (length, heads, width) and (length, heads), and merged here."""
+    query, key, value = draw(rng, (7, 4, 8), (12, 2, 8), (12, 2, 8))
+    states = [
+        attention_state(query, key[part], value[part], layout="...LHE", lse_base=2)
+        for part in (slice(0, 5), slice(5, 12))
+    ]
+    held = [(state.output, state.lse.T) for state in states]
+    v, s = flashinfer_merge_state(*held[0], *held[1])
+    merged = merge_states([AttentionState(v, s.T) for v, s in held], lse_base=2, layout="...LHE")
+    close(merged.output, v)
+    close(merged.lse.T, s)
+
+
 def test_flashinfer_batch_decode_over_a_paged_cache(rng: np.random.Generator, pools: Any) -> None:
     """One query a request, (batch, heads, width): packed queries of length 1."""
     (query,) = draw(rng, (3, 4, 8))
@@ -205,6 +243,39 @@ def test_flashinfer_batch_decode_over_a_paged_cache(rng: np.random.Generator, po
     theirs = flashinfer_batch_prefill(query, pools, qo_indptr=[0, 1, 2, 3], **paged)
     cache = PagedKVCache(*pools, [[4, 0, 7], [2], [1, 6]], LENGTHS, layout="...LHE")
     close(cache.attend(query, cu_seqlens_q=range(4)), theirs[0])
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:is_fx_tracing")
+@pytest.mark.needs("torch")
+def test_jagged_tensors_of_torch(rng: np.random.Generator) -> None:
+    """Their values and offsets are packed sequences; as they are, they are refused with this hint."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention as theirs
+
+    queries, keys = [3, 5, 2], [4, 5, 1]
+    query, key, value = map(torch.asarray, draw(rng, (10, 2, 8), (10, 2, 8), (10, 2, 8)))
+    offsets, key_offsets = (torch.tensor([0, *np.cumsum(lengths)]) for lengths in (queries, keys))
+    q, k, v = (
+        torch.nested.nested_tensor_from_jagged(x, bounds)
+        for x, bounds in ((query, offsets), (key, key_offsets), (value, key_offsets))
+    )
+    before = theirs(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
+    after = varlen_attention(q.values(), k.values(), v.values(), q.offsets(), k.offsets())
+    close(after, before.values())
+    with pytest.raises(
+        TypeError, match=r"`\.values\(\)` and `\.offsets\(\)` of a jagged tensor to `varlen_att"
+    ):
+        scaled_dot_product_attention(q, k, v)
+
+
+@pytest.mark.parametrize("cache", [KVCache, PagedKVCache])
+def test_a_cache_in_the_place_of_the_keys(cache: Any) -> None:
+    x = np.ones((1, 5, 2, 8), np.float32)
+    held = KVCache(x, x) if cache is KVCache else PagedKVCache(x, x.copy(), [[0]], [2], layout="...LHE")
+    with pytest.raises(
+        TypeError, match=r"`key` must be a plain array.*Call a method of the cache: key\.attend"
+    ):
+        varlen_attention(x[0], held, x[0], [0, 5], [0, 5])
 
 
 @pytest.mark.needs("jax")
