@@ -70,6 +70,7 @@ WORDS = {
         "export layer custom function weights onnx load own pretrained state_dict checkpoint safetensors"
     ),
     "how-to/export/#files-over-2-gib": "2gb 2gib protobuf larger external data exceeds maximum",
+    "how-to/export/#export-a-whole-block-norm-attention-mlp": "transformerencoderlayer encoder block norm mlp",
     "how-to/export/#float16": "float16 half fp16 onnx",
     "how-to/export/#leave-lengths-open": "dynamic open batch size 0 length zero empty input",
     "how-to/export/#prompts-of-different-lengths": (

@@ -30,7 +30,7 @@ def bound_arguments(
 ) -> inspect.BoundArguments:
     """Return the arguments of a layer by name; `hint` says what to pass if they do not fit."""
     try:
-        signature = inspect.signature(layer)
+        signature = signature_of(layer)
     except ValueError as error:  # a function in C may have none
         rule, how = "`layer` must be a function with a signature", "Write it in Python, as in lambda x: ..."
         raise TypeError(message(function, rule, {"layer": getattr(layer, "__name__", layer)}, how)) from error
@@ -39,6 +39,12 @@ def bound_arguments(
     except TypeError as error:
         rule, got = "the arguments must fit `layer`", {"its error": error, "its signature": signature}
         raise TypeError(message(function, rule, got, hint)) from error
+
+
+def signature_of(layer: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature of a layer; a torch module, which takes any arguments, passes them to `forward`."""
+    of_torch = _is_torch_module(layer) and not isinstance(layer, MethodType)
+    return inspect.signature(cast(Any, layer).forward if of_torch else layer)
 
 
 def parameter_arrays(layer: object) -> dict[str, Any]:
@@ -51,34 +57,23 @@ def parameter_arrays(layer: object) -> dict[str, Any]:
     return {name: array for name, array in parameters.items() if is_array(array)}
 
 
-def with_parameters(
-    layer: Callable[..., Any], change: Callable[[str, Any], Any], *, fields: bool = False
-) -> Callable[..., Any]:
+def with_parameters(layer: Callable[..., Any], change: Callable[[str, Any], Any]) -> Callable[..., Any]:
     """Return `layer` with `change(name, array)` instead of each parameter.
 
     This works for a layer that has `parameters` and `with_parameters`, like those of `sdpa_xp.layers`, and its
-    methods; with `fields` also a dataclass with a field `parameters`. Any other function is returned unchanged.
+    methods. Any other function is returned unchanged.
     """
     if isinstance(layer, partial):
-        return partial(with_parameters(layer.func, change, fields=fields), *layer.args, **layer.keywords)
+        return partial(with_parameters(layer.func, change), *layer.args, **layer.keywords)
     if isinstance(layer, MethodType):
-        changed_self = with_parameters(cast(Callable[..., Any], layer.__self__), change, fields=fields)
+        changed_self = with_parameters(cast(Callable[..., Any], layer.__self__), change)
         method: Callable[..., Any] = MethodType(layer.__func__, changed_self)
         return method
     arrays = parameter_arrays(layer)
     replace = getattr(layer, "with_parameters", None) if arrays else None
-    if replace is None and not (fields and arrays and _has_parameters_field(layer)):
-        return layer
-    parameters = {name: change(name, array) for name, array in arrays.items()}
     if replace is None:
-        return cast(Callable[..., Any], dataclasses.replace(cast(Any, layer), parameters=parameters))
-    return cast(Callable[..., Any], replace(parameters))
-
-
-def _has_parameters_field(layer: object) -> bool:
-    return dataclasses.is_dataclass(layer) and any(
-        field.name == "parameters" and field.init for field in dataclasses.fields(layer)
-    )
+        return layer
+    return cast(Callable[..., Any], replace({name: change(name, array) for name, array in arrays.items()}))
 
 
 @contextmanager

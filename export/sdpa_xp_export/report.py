@@ -104,7 +104,7 @@ class LayerReport:
     """The release of onnxruntime that ran the model."""
     notes: tuple[str, ...]
     """What may explain a failure: an onnxruntime that is older than the model's, or newer than all releases
-    that were tried; another call; or missing arguments."""
+    that were tried; another call; missing arguments; or why the reference is not in float64."""
     runs: tuple[Run, ...]
     """One entry for each output of each run."""
     placements: tuple[Placement, ...]
@@ -116,6 +116,8 @@ class LayerReport:
     """The runtime that the model is for, from its metadata; empty if they have none."""
     seed: int = field(default=0, kw_only=True)
     """The seed of the random inputs and lengths. Pass it to repeat these runs."""
+    reference: str = field(default="float64", kw_only=True)
+    """The dtype of the reference: float64, or the dtype of a layer that has no other. Then a note says why."""
 
     @property
     def agrees(self) -> bool:

@@ -21,6 +21,7 @@ from sdpa_xp_export._layer import (
     foreign_errors_reworded,
     named_outputs,
     parameter_arrays,
+    signature_of,
     with_arrays,
     with_parameters,
 )
@@ -151,7 +152,7 @@ class _Traced:
 def traced_numbers(layer: Callable[..., Any], arguments: Mapping[str, Any]) -> list[CallNumbers]:
     """Return the numbers of each attention that a layer calls with these arguments, of which some are specs."""
     target = Runtime.parse(FUNCTION, DEFAULT_RUNTIME)
-    bound = inspect.signature(layer).bind(**arguments)
+    bound = signature_of(layer).bind(**arguments)
     return _traced(layer, bound, "auto", None, target).numbers
 
 

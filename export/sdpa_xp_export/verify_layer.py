@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,17 +20,17 @@ from sdpa_xp_export._runtime.engine import TimedRun
 from sdpa_xp_export._runtime.process import TIMEOUT, check_limits, runtime_process
 from sdpa_xp_export._runtime.releases import ProviderName
 from sdpa_xp_export._runtime.session import release_notes, stated_runtime
-from sdpa_xp_export._verify.agreement import judge_together
-from sdpa_xp_export._verify.layer_cases import BothLayers, LayerCase, judged_dtype
+from sdpa_xp_export._verify.agreement import judge_integers, judge_together
+from sdpa_xp_export._verify.case_list import CaseList, words_of
+from sdpa_xp_export._verify.layer_cases import BothLayers, LayerCase, judged_dtype, rounding_errors
 from sdpa_xp_export._verify.layer_inputs import Draw, LayerInputs
 from sdpa_xp_export._verify.layer_lengths import LayerLengths
 from sdpa_xp_export._verify.layer_notes import missing_arguments_note, stated_forms
-from sdpa_xp_export._verify.layer_trials import first_lengths, input_specs, length_names, more_lengths
+from sdpa_xp_export._verify.layer_trials import input_specs, length_names
 from sdpa_xp_export._verify.loaded import blocks_of, loaded_model
-from sdpa_xp_export._verify.random_lengths import random_lengths_of_layer
 from sdpa_xp_export._verify.seeds import seed_of
 from sdpa_xp_export._verify.stated_call import metadata_of
-from sdpa_xp_export._verify.trial_lengths import Lengths, shown_lengths, shown_shapes
+from sdpa_xp_export._verify.trial_lengths import shown_lengths, shown_shapes
 from sdpa_xp_export.report import LayerReport, Placement, Run
 from sdpa_xp_export.spec import TensorSpec
 from sdpa_xp_export.to_onnx import traced_numbers
@@ -70,15 +70,18 @@ def verify_layer(
 
     Args:
         model: The result of `to_onnx`, or the path of its file, which may have external data.
-        layer: The layer that the model was exported from, with weights that NumPy can compute with. The weights
-            of a `sdpa_xp.layers.Layer`, of a dataclass with a field `parameters`, or of a method of one, are
-            converted to float64 too; weights that a function closes over are not.
+        layer: The layer that the model was exported from: any function, method or object. Its weights may be
+            arrays of any library. They are looked for in attributes, lists and dictionaries, in the closure and
+            the defaults of a function and the globals that it names, and in partials. Copies of them are
+            converted to float64 for the reference; the objects that you pass do not change. If the layer has no
+            result in float64, for example because it names float32 itself, the reference is the layer in its
+            own dtype, and a note in the report says why.
         draw: Functions by the name of an input. `draw[name](rng, shape)` returns the values of this input, and
             `draw[name](rng, shape, lengths)` also gets the lengths of the run by name. By default floats are
             normal, and three of four booleans are True. Integers that a mask or a bias of an attention call
-            uses are lengths, prefixes, offsets or ids that the call accepts. Integers that index a table of the
-            model are valid rows, and other integers are between 0 and the longest length. Values from `draw`
-            are not multiplied by a large number.
+            uses are lengths, prefixes, offsets or ids that the call accepts, also the smallest and the largest.
+            Integers that index a table of the model are valid rows. Other integers are between 0 and the
+            longest length, and in some runs negative or large. Values from `draw` are used as they are.
         provider: As for `verify`.
         seed: The seed of the random inputs and lengths, as for `verify`.
         thorough: If True, try each length up to 17, five lengths around each number, and up to 1,030 with
@@ -128,7 +131,6 @@ def verify_layer(
     bound_arguments("verify_layer", layer, (), arguments, hint)
 
     seed = seed_of("verify_layer", seed)
-    rng, both = np.random.default_rng(seed), BothLayers(layer, keywords)
     stated = numbers_from_json(metadata_of(loaded).get("sdpa_xp.numbers", "[]"))
     traced, left_out = _traced_numbers(layer, arguments)
     # Names for lengths that are computed may differ between the two; they are never chosen.
@@ -136,60 +138,32 @@ def verify_layer(
     calls = [call for n, call in enumerate(calls) if call not in calls[:n]]
     chosen = LayerLengths(calls, length_names(specs), blocks_of(loaded), thorough=thorough)
     inputs = LayerInputs(loaded, specs, draws, stated if traced is None else traced)
-
-    def large_case(lengths: Lengths) -> LayerCase | None:
-        return both.large_case(lengths, inputs.drawn(lengths, rng), [*draws], rng)
-
-    roundings = np.random.default_rng(seed)
-
-    def ordinary_case(lengths: Lengths) -> LayerCase:
-        return both.ordinary_case(lengths, inputs.drawn(lengths, rng), roundings)
-
-    with inputs.hint_for_errors():
-        cases = [ordinary_case(lengths) for lengths in first_lengths(specs)]
-    more = [*more_lengths(specs, thorough=thorough)]
-    more += [lengths for lengths in chosen.around() if lengths not in more]
-
-    def try_all(many: Iterable[Lengths]) -> None:
-        for lengths in many:
-            try:
-                cases.append(ordinary_case(lengths))
-            except Exception as error:  # the layer and `draw` are anyone's functions, and raise what they like
-                left_out.append(f"{shown_lengths(lengths)}: {_words_of(error)}")
-
-    try_all(more)
-    accepted = [case.lengths for case in cases]
-    at_random = random_lengths_of_layer(accepted, np.random.default_rng([seed, 1]), thorough=thorough)
-    try_all([lengths for lengths in at_random if lengths not in accepted])
-    tried = [case.lengths for case in cases]
-    left_out += chosen.left_out([*tried, *more])
-    large = [lengths for lengths in [*first_lengths(specs)[:2], *chosen.longest()] if lengths in tried]
-    try:
-        large_cases = [large_case(lengths) for lengths in large]
-        cases += [case for case in large_cases if case is not None]
-        if None in large_cases:
-            left_out.append("large tokens: the outputs overflow, or no floating input has tokens to draw")
-    except Exception as error:  # here too: the report says what was not tried, and the other runs count
-        left_out.append(f"large tokens: {_words_of(error)}")
+    both = BothLayers(layer, keywords, np.random.default_rng([seed, 2]), double=_is_double(loaded))
+    tried = CaseList(both, inputs, seed)
+    tried.fill(chosen, thorough=thorough)
+    left_out += tried.left_out
     runs: list[Run] = []
     placements: list[Placement] = []
-    scores = max((math.prod(call.sizes(case.lengths)) for call in calls for case in cases), default=0)
+    scores = max((math.prod(call.sizes(case.lengths)) for call in calls for case in tried.cases), default=0)
     with runtime_process(loaded, timeout, memory, scores=scores) as process:
         for name in process.providers(provider):
             with process.session(loaded, name) as session:
-                timed = [session.timed(case.inputs) for case in cases]
+                timed = [session.timed(case.inputs) for case in tried.cases]
             placements += session.placements
-            for _, group in itertools.groupby(zip(cases, timed, strict=True), lambda pair: pair[0].kind):
+            for _, group in itertools.groupby(zip(tried.cases, timed, strict=True), lambda pair: pair[0].kind):
                 runs += _judged([*group], name)
         release = process.version
     form, reason = stated_forms(loaded)
+    reference = "float64" if not both.why_not_wide else _widest(tried.cases)
     notes = [*release_notes(loaded, release)]
+    if both.why_not_wide:
+        notes.append(f"the reference is the layer in {reference}, not in float64: {both.why_not_wide}")
     if not all(run.agreement.agrees for run in runs):
         notes.append(missing_arguments_note(loaded, layer, keywords))
     shown = tuple(filter(None, notes))
     measured = tuple(runs), tuple(placements), tuple(left_out)
     runtime = str(stated_runtime(loaded) or "")
-    return LayerReport(form, reason, release, shown, *measured, runtime=runtime, seed=seed)
+    return LayerReport(form, reason, release, shown, *measured, runtime=runtime, seed=seed, reference=reference)
 
 
 def _check_keywords(specs: Mapping[str, TensorSpec], keywords: Mapping[str, Any]) -> set[str]:
@@ -218,24 +192,36 @@ def _traced_numbers(
     try:
         return traced_numbers(layer, arguments), []
     except Exception as error:  # the layer is anyone's function
-        why = f"the layer cannot be traced, {_words_of(error)}"
+        why = f"the layer cannot be traced, {words_of(error)}"
         return None, [f"numbers of the layer that the file does not state: {why}"]
+
+
+def _is_double(model: Model) -> bool:
+    """Return whether a model computes in float64, of which there is no wider dtype."""
+    values = [*model.graph.input, *model.graph.output]
+    return any(value.type.tensor_type.elem_type == ONNX_DTYPE["float64"] for value in values)
+
+
+def _widest(cases: Sequence[LayerCase]) -> str:
+    """Return the widest floating dtype that a layer computed in."""
+    dtypes = {x.dtype.name for case in cases for x in case.direct.values()}
+    return next((name for name in ("float64", "float32", "bfloat16", "float16") if name in dtypes), "float32")
 
 
 def _judged(pairs: Sequence[tuple[LayerCase, TimedRun]], provider: str) -> Iterator[Run]:
     """Yield a run for each output and case, by one bound for all cases of an output."""
     for output in pairs[0][0].exact:
         triples = [(run.outputs[output], case.exact[output], case.direct[output]) for case, run in pairs]
-        dtype = judged_dtype(triples[0][0], pairs[0][0], output)
-        for (case, run), agreement in zip(pairs, judge_together(triples, dtype), strict=True):
+        if triples[0][1].dtype.kind in "iub":
+            agreements = judge_integers(triples)
+        else:
+            dtype = judged_dtype(triples[0][0], pairs[0][0], output)
+            errors = rounding_errors([case for case, _ in pairs], output, dtype)
+            agreements = judge_together(triples, dtype, errors)
+        for (case, run), agreement in zip(pairs, agreements, strict=True):
             longest = max(case.lengths.values(), default=0)
             count = math.prod(case.exact[output].shape[:-1])
             shown = (shown_lengths(case.lengths) if case.lengths else shown_shapes(case.inputs)) + case.kind
             where = f"{output}{list(agreement.index)}" if agreement.index else ""
             measured = (run.seconds, run.peak_bytes, longest, count, count, where)
             yield Run(shown, provider, output, agreement, *measured)
-
-
-def _words_of(error: Exception) -> str:
-    """Return the type of an error and the first line of its message."""
-    return ": ".join([type(error).__name__, *str(error).splitlines()[:1]])

@@ -56,6 +56,31 @@ def judge_together(
     ]
 
 
+def judge_integers(runs: Sequence[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]) -> list[Agreement]:
+    """Compare integers or booleans, which are exact unless the layer computes them from floats.
+
+    The bound is twice the largest difference between the layer in its own dtype and in float64.
+    """
+    bound = 2 * max(_distance(direct, exact)[0] for _, exact, direct in runs)
+    agreements = []
+    for result, exact, _ in runs:
+        _check_shapes(result, exact)
+        error, index = _distance(result, exact)
+        largest = largest_of(np.asarray(exact, np.float64))
+        agreements.append(Agreement(error, error / largest if largest else error, bound, index))
+    return agreements
+
+
+def _distance(result: NDArray[Any], exact: NDArray[Any]) -> tuple[float, tuple[int, ...]]:
+    """Return the largest difference, and its index; float64 would not hold all integers of 64 bits."""
+    unlike = np.argwhere(np.asarray(result != exact))
+    distances = [abs(float(int(result[tuple(at)]) - int(exact[tuple(at)]))) for at in unlike]
+    if not distances:
+        return 0.0, ()
+    furthest = int(np.argmax(distances))
+    return distances[furthest], tuple(int(n) for n in unlike[furthest])
+
+
 def _check_shapes(result: NDArray[Any], reference: NDArray[np.float64]) -> None:
     if result.shape != reference.shape:
         rule = "`result` must have the shape of the reference"

@@ -57,6 +57,25 @@ def drawn_integers(
     return _clipped(_at_an_end(ids, np.iinfo(dtype).min, each_its_own, choice), dtype)
 
 
+def far_integers(
+    shape: tuple[int, ...], dtype: np.dtype[Any], longest: int, rng: np.random.Generator, choice: str
+) -> NDArray[Any]:
+    """Return random integers of which nothing is known: from -longest to longest, or of any size up to 2**62.
+
+    The two ends of a dtype are left out: to divide by -1 or to negate may end the process there.
+    """
+    ends = np.iinfo(dtype)
+    signed = ends.min < 0
+    if choice == "negative integers":
+        return _clipped(rng.integers(-max(longest, 2), longest + 1, shape), dtype)
+    bits = rng.integers(1, ends.bits - 1, shape)
+    bits.flat[0] = bits.flat[-1] = ends.bits - 2  # the first is large, and so is the last
+    sizes = rng.integers(2**61, 2**62, shape) >> (62 - bits)
+    signs = np.where(signed & (rng.random(shape) < 0.5), -1, 1)
+    signs.flat[-1] = -1 if signed else 1
+    return _clipped(sizes * signs, dtype)
+
+
 def _far_apart(count: int, ends: np.iinfo[Any]) -> NDArray[np.int64]:
     """Return large numbers: two that differ by 1, two far below, and so on; narrower dtypes mix them up."""
     pair, second = np.divmod(np.arange(count), 2)

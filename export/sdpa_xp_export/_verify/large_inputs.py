@@ -23,6 +23,8 @@ FACTORS = {
 }
 """Tokens are multiplied by the first factor; if a layer overflows, the next one is tried. If scores are far
 larger than 1e7, a rounding error of float32 almost never decides which of two keys gets all the weight."""
+WHOLE = 256
+"""The whole numbers up to this one are exact in every dtype."""
 PART = 0.25
 """The fraction of tokens that become large."""
 
@@ -49,12 +51,21 @@ def perturbed(arrays: Arrays, rng: np.random.Generator) -> Arrays:
     The change of the result shows how much rounding errors of that size may change it, in any order of
     operations.
     """
-    moved = {}
-    for name, x in arrays.items():
-        if x.dtype.name in EPS:
-            step = 2 * EPS[x.dtype.name] * rng.uniform(-1, 1, x.shape)
-            moved[name] = (x.astype(np.float64) * (1 + step)).astype(x.dtype)
-    return {**arrays, **moved}
+    return {name: moved(x, rng) for name, x in arrays.items()}
+
+
+def moved(x: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+    """Return floats with each number changed by at most two rounding errors; other arrays stay.
+
+    Small whole numbers stay too: no rounding changes them, and they may be positions that are compared.
+    """
+    if x.dtype.name not in EPS:
+        return x
+    wide = x.astype(np.float64)
+    step = 2 * EPS[x.dtype.name] * rng.uniform(-1, 1, x.shape)
+    with np.errstate(invalid="ignore"):
+        step[(wide == np.rint(wide)) & (np.abs(wide) <= WHOLE)] = 0.0
+        return np.asarray(wide * (1 + step)).astype(x.dtype)
 
 
 def furthest(exact: NDArray[Any], candidates: Sequence[NDArray[Any]]) -> NDArray[Any]:

@@ -4,20 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sdpa_xp_export._dtypes.conversion import to_numpy
 from sdpa_xp_export._layer import named_outputs, with_arrays, with_parameters
-from sdpa_xp_export._verify.agreement import EPS
-from sdpa_xp_export._verify.large_inputs import factors, furthest, overflows, perturbed, with_large_tokens
+from sdpa_xp_export._verify.agreement import EPS, largest_of, textbook_error
+from sdpa_xp_export._verify.held_arrays import with_changed_arrays
+from sdpa_xp_export._verify.large_inputs import (
+    factors,
+    furthest,
+    moved,
+    overflows,
+    perturbed,
+    with_large_tokens,
+)
 from sdpa_xp_export._verify.pair_terms import Arrays
 from sdpa_xp_export._verify.trial_lengths import Lengths
 from sdpa_xp_export.spec import TensorSpec
 
 LARGE = ", large tokens"
 """What a report says of inputs in which some tokens are very large."""
+MOST_DISTANCE = 8
+"""The most that results in float64 and in the dtype of the inputs may differ, in units of what rounding errors
+in inputs and weights change. In layers that are one function in both it is about 1."""
+OWN_ERROR = 2.0
+"""The distance from a reference in the dtype of the inputs is multiplied by that: it has an error itself."""
+UNMEASURED = 16.0
+"""How many times as many rounding errors are allowed if there was nothing to measure them with: neither inputs
+nor weights are floats that `verify_layer` finds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,38 +44,84 @@ class LayerCase:
 
     lengths: Lengths
     inputs: Arrays
-    exact: dict[str, NDArray[np.float64]]
+    exact: dict[str, NDArray[Any]]
     direct: dict[str, NDArray[Any]]
+    """The results in the dtype of the inputs; of several, for each element the one with the largest error."""
     kind: str = ""
-    """`LARGE`, or empty for ordinary inputs."""
+    """What is special about the inputs, as a report shows it; empty for ordinary inputs."""
+    own: dict[str, NDArray[Any]] | None = None
+    """The result in the dtype of the inputs, and ..."""
+    moved: dict[str, NDArray[Any]] | None = None
+    """... the same with rounding errors in the inputs and weights."""
+    refused: str = ""
+    """The error of the layer in float64; `exact` is then its own result."""
+    is_own: bool = False
+    """Whether the reference is the layer in the dtype of the inputs."""
 
 
 class BothLayers:
-    """A layer with its keyword arguments, and the same with its weights in float64."""
+    """A layer with its keyword arguments, and the same with its weights in float64.
 
-    def __init__(self, layer: Callable[..., Any], keywords: Mapping[str, Any]) -> None:
-        self.layer, self.keywords = layer, keywords
-        self.wide = with_parameters(layer, lambda _, x: _widened(np.asarray(x)), fields=True)
+    Attributes:
+        why_not_wide: Why the reference is the layer in its own dtype; empty if it is the layer in float64.
+    """
+
+    def __init__(
+        self, layer: Callable[..., Any], keywords: Mapping[str, Any], rng: np.random.Generator, *, double: bool
+    ) -> None:
+        self.double, self.why_not_wide = double, ""
+        called = partial(layer, **keywords)
+        self.layer = _changed(called, lambda x: x)
+        self.wide = _changed(called, _widened)
+        self.moved = _changed(called, lambda x: moved(x, rng))
+        self.narrow = _changed(called, _narrowed)
 
     def case(self, lengths: Lengths, arrays: Arrays) -> LayerCase:
         """Return what both compute."""
-        exact, direct = self._exact_and_direct(self.layer, arrays)
-        if any(x.dtype == np.float64 for x in arrays.values()):
+        direct = self._called(self.layer, arrays)
+        if self.why_not_wide:
+            return LayerCase(lengths, arrays, _in_float64(direct), direct)
+        try:
+            exact = self._called(self.wide, {name: _widened(x) for name, x in arrays.items()})
+        except Exception as error:  # the layer is anyone's function, and it accepts its own dtype
+            refused = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
+            return LayerCase(lengths, arrays, _in_float64(direct), direct, refused=refused)
+        if self.double:
             direct = self._double_precision(exact, arrays)
         return LayerCase(lengths, arrays, exact, direct)
 
     def ordinary_case(self, lengths: Lengths, arrays: Arrays, rng: np.random.Generator) -> LayerCase:
         """Return what both compute, with the error that another order of the sums may have."""
         computed = self.case(lengths, arrays)
-        with np.errstate(all="ignore"):
-            moved = self._called(self.layer, perturbed(arrays, rng))
-        direct = {
-            name: furthest(exact, [computed.direct[name], np.asarray(moved[name])])
-            if computed.direct[name].dtype.name in EPS and computed.direct[name].dtype != np.float64
-            else computed.direct[name]
-            for name, exact in computed.exact.items()
-        }
-        return replace(computed, direct=direct)
+        if self.double:
+            return computed
+        off = self._called(self.moved, perturbed(arrays, rng))
+        return replace(
+            computed,
+            direct={
+                name: furthest(exact, [computed.direct[name], off[name]])
+                for name, exact in computed.exact.items()
+            },
+            own=computed.direct,
+            moved=off,
+        )
+
+    def judged_as_own(self, cases: Sequence[LayerCase], rng: np.random.Generator) -> list[LayerCase]:
+        """Return ordinary cases whose reference is the layer in its own dtype, if float64 is not to be had."""
+        self.why_not_wide = _why_not_wide(cases)
+        if not self.why_not_wide:
+            return list(cases)
+        return [self._own_case(case, rng) for case in cases]
+
+    def integer_case(self, kind: str, lengths: Lengths, arrays: Arrays, rng: np.random.Generator) -> LayerCase:
+        """Return what both compute of special integers.
+
+        Raises:
+            FloatingPointError: The layer converts a float to an integer dtype that does not hold it.
+        """
+        self._called(self.layer, arrays, invalid="raise")
+        computed = self.ordinary_case(lengths, arrays, rng)
+        return replace(self._own_case(computed, rng) if self.why_not_wide else computed, kind=kind)
 
     def large_case(
         self, lengths: Lengths, arrays: Arrays, drawn: Sequence[str], rng: np.random.Generator
@@ -68,47 +132,48 @@ class BothLayers:
         for factor in sizes:
             large = with_large_tokens(arrays, drawn, factor, rng)
             computed = self.case(lengths, large)
-            moved = [self.case(lengths, perturbed(large, rng)).direct for _ in range(3)]
-            if ordinary is not None and not overflows(ordinary.exact, computed.exact, computed.direct, *moved):
+            off = [self.case(lengths, perturbed(large, rng)).direct for _ in range(3)]
+            if ordinary is not None and not overflows(ordinary.exact, computed.exact, computed.direct, *off):
                 direct = {
-                    name: furthest(exact, [computed.direct[name], *(other[name] for other in moved)])
+                    name: furthest(exact, [computed.direct[name], *(other[name] for other in off)])
                     for name, exact in computed.exact.items()
                 }
                 return LayerCase(lengths, large, computed.exact, direct, LARGE)
         return None
 
-    def _called(self, layer: Callable[..., Any], arrays: Arrays) -> dict[str, Any]:
+    def _own_case(self, case: LayerCase, rng: np.random.Generator) -> LayerCase:
+        own = case.own if case.own is not None else self._called(self.layer, case.inputs)
+        exact = _in_float64(own)
+        off = [self._called(self.moved, perturbed(case.inputs, rng)) for _ in range(3)]
+        direct = {name: _further(x, furthest(x, [other[name] for other in off])) for name, x in exact.items()}
+        return replace(case, exact=exact, direct=direct, is_own=True)
+
+    def _called(
+        self, layer: partial[Any], arrays: Arrays, *, invalid: Literal["ignore", "raise"] = "ignore"
+    ) -> dict[str, NDArray[Any]]:
         left = dict(arrays)
 
         def array_of(name: str, _: TensorSpec) -> NDArray[Any]:
             array: NDArray[Any] = left.pop(name)
             return array
 
-        keywords = {name: with_arrays(value, name, array_of) for name, value in self.keywords.items()}
-        return named_outputs(layer(**left, **keywords))
+        keywords = {name: with_arrays(value, name, array_of) for name, value in layer.keywords.items()}
+        with np.errstate(all="ignore", invalid=invalid):
+            outputs = named_outputs(layer.func(*layer.args, **left, **keywords))
+        return {name: np.asarray(x) for name, x in outputs.items()}
 
-    def _exact_and_direct(
-        self, layer: Callable[..., Any], arrays: Arrays
-    ) -> tuple[dict[str, NDArray[np.float64]], dict[str, NDArray[Any]]]:
-        wide = {name: _widened(x) for name, x in arrays.items()}
-        with np.errstate(all="ignore"):
-            exact, direct = self._called(self.wide, wide), self._called(layer, arrays)
-        return (
-            {name: np.asarray(x, np.float64) for name, x in exact.items()},
-            {name: np.asarray(direct[name]) for name in exact},
-        )
-
-    def _double_precision(
-        self, exact: dict[str, NDArray[np.float64]], arrays: Arrays
-    ) -> dict[str, NDArray[Any]]:
+    def _double_precision(self, exact: dict[str, NDArray[Any]], arrays: Arrays) -> dict[str, NDArray[Any]]:
         """Return `exact` with the error that float64 has.
 
         There is no wider dtype to measure it with. So it is the error of float32, 2**29 times smaller.
         """
-        narrow = with_parameters(self.layer, lambda _, x: _narrowed(np.asarray(x)), fields=True)
         single = {name: _narrowed(x) for name, x in arrays.items()}
-        right, off = self._exact_and_direct(narrow, single)
-        return {name: exact[name] + (off[name] - right[name]) * 2.0**-29 for name in exact}
+        right = self._called(self.wide, {name: _widened(x) for name, x in single.items()})
+        off = self._called(self.narrow, single)
+        return {
+            name: x if x.dtype.kind in "iub" else x + (off[name] - right[name]) * 2.0**-29
+            for name, x in exact.items()
+        }
 
 
 def judged_dtype(result: NDArray[Any], case: LayerCase, output: str) -> str:
@@ -121,11 +186,69 @@ def judged_dtype(result: NDArray[Any], case: LayerCase, output: str) -> str:
     return stated.dtype.name if stated.dtype.name in EPS else "float64"
 
 
+def rounding_errors(cases: Sequence[LayerCase], output: str, dtype: str) -> float:
+    """Return how many times as many rounding errors an output may have as in other runs."""
+    unmoved = all(np.array_equal(case.direct[output], case.exact[output], equal_nan=True) for case in cases)
+    narrower = cases[0].direct[output].dtype.name != dtype  # NumPy computes in float64 what the graph does not
+    return UNMEASURED if unmoved and (narrower or cases[0].is_own) else 1.0
+
+
+def _why_not_wide(cases: Sequence[LayerCase]) -> str:
+    """Return why the results in float64 are no reference for a layer; empty if they are."""
+    if refused := next((case.refused for case in cases if case.refused), ""):
+        return f"it raises an error there, {refused}"
+    for case in cases:
+        for name, exact in case.exact.items():
+            if exact.dtype.name in EPS and exact.dtype != np.float64:
+                return f"it computes {name} in {exact.dtype.name} there too"
+    for name in cases[0].exact if cases else ():
+        pairs = [
+            (case.exact[name], case.own[name], case.moved[name]) for case in cases if case.own and case.moved
+        ]
+        if any(x.dtype.name not in EPS for pair in pairs for x in pair):
+            continue
+        apart = max((textbook_error(exact, own) for exact, own, _ in pairs), default=0.0)
+        noise = max((textbook_error(own.astype(np.float64), off) for _, own, off in pairs), default=0.0)
+        eps = max((EPS[own.dtype.name] for _, own, _ in pairs), default=0.0)
+        if apart > MOST_DISTANCE * (noise + eps):
+            size = max(largest_of(np.asarray(own, np.float64)) for _, own, _ in pairs)
+            return f"{name} is another there, by up to {apart * size:.2g}, which rounding errors do not explain"
+    return ""
+
+
+def _changed(called: partial[Any], change: Callable[[NDArray[Any]], NDArray[Any]]) -> partial[Any]:
+    """Return a layer with `change(array)` in place of the arrays that it holds, or else of its `parameters`."""
+
+    def of_any_library(x: Any) -> Any:
+        try:
+            return change(x if isinstance(x, np.ndarray) else to_numpy("verify_layer", "weight", x))
+        except (TypeError, ValueError, RuntimeError):  # NumPy cannot hold it
+            return x
+
+    changed = with_changed_arrays(called, of_any_library)
+    if changed is called:
+        changed = with_parameters(called, lambda _, x: of_any_library(x))
+    return cast("partial[Any]", changed)
+
+
 def _widened(x: NDArray[Any]) -> NDArray[Any]:
     """Return floats as float64, and integers and booleans unchanged."""
-    return x.astype(np.float64) if x.dtype.name in EPS else x
+    return x.astype(np.float64) if x.dtype.name in EPS and x.dtype != np.float64 else x
 
 
 def _narrowed(x: NDArray[Any]) -> NDArray[Any]:
     """Return float64 as float32, and any other array unchanged."""
     return x.astype(np.float32) if x.dtype == np.float64 else x
+
+
+def _further(exact: NDArray[Any], direct: NDArray[Any]) -> NDArray[Any]:
+    """Return `direct` with its distance from `exact` increased by the error of `exact` itself."""
+    if direct.dtype.name not in EPS:
+        return direct
+    with np.errstate(invalid="ignore", over="ignore"):
+        further = exact + OWN_ERROR * (direct - exact)
+        return np.where(np.isfinite(exact), further, direct).astype(direct.dtype)
+
+
+def _in_float64(outputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    return {name: _widened(x) for name, x in outputs.items()}

@@ -6,7 +6,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +17,21 @@ from sdpa_xp_export._dtypes.conversion import numpy_dtype
 from sdpa_xp_export._dtypes.promotion import INTEGERS
 from sdpa_xp_export._graph.moved_inputs import moved_inputs
 from sdpa_xp_export._model.large_model import Model
-from sdpa_xp_export._verify.integer_operands import LENGTHS, MOST, OPERANDS, TokenCounts, drawn_integers
+from sdpa_xp_export._verify.integer_operands import (
+    LENGTHS,
+    MOST,
+    OPERANDS,
+    OperandChoice,
+    TokenCounts,
+    drawn_integers,
+    far_integers,
+)
 from sdpa_xp_export._verify.pair_terms import Arrays
 from sdpa_xp_export._verify.trial_lengths import Lengths
 from sdpa_xp_export.spec import TensorSpec
 
+IntegerChoice: TypeAlias = OperandChoice | Literal["negative integers", "large integers"]
+"""What integer inputs hold: random values that fit their use, or values far from these."""
 Draw: TypeAlias = Callable[..., NDArray[Any]]
 """A function that returns an input: it takes a generator, a shape and, optionally, the lengths of the run."""
 
@@ -31,7 +41,7 @@ class LayerInputs:
 
     Floats are normal, and three of four booleans are True. Integers that the attention calls use are drawn as
     `verify` draws them for a call. Integers that are row numbers of a table are any of its rows. Other integers
-    are between 0 and the longest length.
+    are between 0 and the longest length, or negative, or large.
     """
 
     def __init__(
@@ -53,8 +63,14 @@ class LayerInputs:
             if spec.dtype in INTEGERS
         }
 
-    def drawn(self, lengths: Lengths, rng: np.random.Generator) -> Arrays:
-        """Return an array for each input."""
+    def drawn(
+        self,
+        lengths: Lengths,
+        rng: np.random.Generator,
+        choice: IntegerChoice = "drawn",
+        special: Sequence[str] = (),
+    ) -> Arrays:
+        """Return an array for each input; the integer inputs in `special` hold what `choice` says."""
         arrays = {}
         for name, spec in self.specs.items():
             shape = tuple(evaluated(length, lengths) for length in spec.shape)
@@ -62,7 +78,8 @@ class LayerInputs:
             if name in self.draws:
                 array = _called(self.draws[name], rng, shape, lengths)
             elif spec.dtype in INTEGERS:
-                array = self._integers(name, shape or (1,), lengths, rng)
+                chosen = choice if name in special else "drawn"
+                array = self._integers(name, shape or (1,), lengths, rng, chosen)
             elif spec.dtype == "bool":
                 array = rng.random(shape) < 0.75
             else:
@@ -78,7 +95,9 @@ class LayerInputs:
         except Exception as error:  # the layer is anyone's function, and raises what it likes
             names = [name for name in self.specs if name not in self.draws]
             names = [name for name in names if name in self.uses] or names
-            if names:
+            if isinstance(error, TypeError | AttributeError | NameError | ImportError):  # no values mend these
+                error.add_note("verify_layer called the layer with NumPy arrays, of the dtypes of the inputs.")
+            elif names:
                 draw = ", ".join(f"{json.dumps(name)}: ..." for name in names)
                 error.add_note(
                     "The inputs were drawn by verify_layer. "
@@ -86,12 +105,36 @@ class LayerInputs:
                 )
             raise
 
+    def choices(self) -> Iterator[tuple[IntegerChoice, list[str]]]:
+        """Yield what integers are tried with beside random ones, and the inputs that it concerns."""
+        drawn_here = [name for name in self.uses if name not in self.draws and name not in self.rows]
+        if bounded := [name for name in drawn_here if self.uses[name]]:
+            yield from (("least integers", bounded), ("most integers", bounded))
+        free = [name for name in drawn_here if not self.uses[name]]
+        if signed := [name for name in free if not self.specs[name].dtype.startswith("u")]:
+            yield "negative integers", signed
+        if free:
+            yield "large integers", free
+
+    def left_out(self) -> Iterator[str]:
+        """Yield a line for each integer input that has no negative and no large values."""
+        for name, rows in self.rows.items():
+            if name in self.uses and name not in self.draws:
+                yield f"negative and large integers in {name}: it numbers the {rows} rows of a table"
+
     def _integers(
-        self, name: str, shape: tuple[int, ...], lengths: Lengths, rng: np.random.Generator
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        lengths: Lengths,
+        rng: np.random.Generator,
+        choice: IntegerChoice,
     ) -> NDArray[Any]:
         dtype, uses = numpy_dtype(self.specs[name].dtype), self.uses[name]
+        if choice == "negative integers" or choice == "large integers":
+            return far_integers(shape, dtype, max(lengths.values(), default=1), rng, choice)
         drawn = [
-            drawn_integers(operand, shape, dtype, _token_counts(call, lengths), rng)
+            drawn_integers(operand, shape, dtype, _token_counts(call, lengths), rng, choice)
             for call, operand in [use for use in uses if use[1] in LENGTHS] or uses[:1]
         ]
         most = self.rows[name] - 1 if name in self.rows else max(lengths.values(), default=1)
