@@ -11,7 +11,7 @@ from sdpa_xp import _checks as checks
 from sdpa_xp._call.prepared_call import BoundOptions, PreparedCall
 from sdpa_xp._core import streaming, threads
 from sdpa_xp._core.dropout import Dropout
-from sdpa_xp._core.key_value_source import KeyValueSource
+from sdpa_xp._core.key_value_source import ArraySource, KeyValueSource
 from sdpa_xp._core.one_tile import one_tile
 from sdpa_xp._core.tile_buffers import Buffer, CallBuffers, call_buffers
 from sdpa_xp._libraries import namespace_of, quiet
@@ -146,8 +146,8 @@ def _attend_group(
     """Return the state of a group. The output is in `out`, in a buffer, or in a new array."""
     query, key, value = arrays
     scores = call.scores_with(group.grid, query, key, group.bound)._replace(dropout=dropout)
-    # Without buffers, keys are copied from the blocks of a cache: tiles copy only what the mask asks for.
-    has_formula = buffers is not None and not with_lse
+    # From the blocks of a cache, tiles copy only the keys that the mask asks for.
+    has_formula = buffers is not None and isinstance(key, ArraySource) and not with_lse
     formula = one_tile(scores, group.plan, call.result_dtype) if has_formula else None
     if formula is not None:
         keys = range(group.grid.keys)

@@ -297,11 +297,16 @@ def test_each_block_is_read_once(arrays: Arrays, cuts: list[Any], layout: str) -
     ],
     ids=str,
 )
+@pytest.mark.parametrize("packed", [False, True])
 def test_blocks_outside_the_mask_are_skipped(
-    arrays: Arrays, cuts: list[Any], mask: Any, used: list[int]
+    arrays: Arrays, cuts: list[Any], mask: Any, used: list[int], packed: bool
 ) -> None:
     """Lengths 3, 8 and 9: the last tokens stand at 2, 7 and 8."""
-    numpy_cache(arrays).attend(arrays["query"][:, :, :1], mask)
+    query = arrays["query"][:, :, :1]
+    if packed:
+        numpy_cache(arrays).attend(query[:, :, 0].swapaxes(0, 1), mask, cu_seqlens_q=range(4))
+    else:
+        numpy_cache(arrays).attend(query, mask)
     assert sorted(block for blocks, _ in cuts for block in blocks) == sorted(used * 2)
 
 
