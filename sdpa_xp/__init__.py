@@ -63,7 +63,7 @@ MLX, mx.fast.rope
     scale                           scaling=positional.LinearScaling(factor=1/scale)
     offset, one for all             positions
 ONNX, RotaryEmbedding
-    cos_cache, sin_cache            Rotary.cos_sin(positions)
+    cos_cache, sin_cache            RotaryTables(cos, sin), or Rotary.cos_sin(positions)
     position_ids                    Rotary.apply(x, positions=)
     rotary_embedding_dim            width
 ONNX, Attention

@@ -56,8 +56,9 @@ def from_function(mask_mod: MaskFunction) -> Mask:
         mask_mod: A function with the signature of FlexAttention's `mask_mod`. It is called once for each tile,
             with int32 arrays of shape (..., 1, 1, 1), (Hq, 1, 1), (rows, 1) and (1, columns). It returns a
             boolean array or a bool. Because it gets arrays, combine conditions with `&` and `|`, not with `and`
-            and `or`. If the batch has several axes, b counts through all of them. For NumPy arrays, several
-            threads call the function at the same time.
+            and `or`. If the batch has several axes, b counts through all of them. With a cache, i and j are
+            positions, which also have axes for the batch, (..., 1, rows, 1) and (..., 1, 1, columns), if tokens
+            were dropped. For NumPy arrays, several threads call the function at the same time.
 
     Returns:
         The mask. Tiles in which the function is False everywhere are skipped.

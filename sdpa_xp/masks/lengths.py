@@ -64,7 +64,8 @@ def prefix(length: IntegersLike) -> Mask:
 
     Args:
         length: The number of keys in the prefix, which may exceed S. Pass one integer, or one for each batch
-            entry as a list or an integer array that broadcasts to (...).
+            entry as a list or an integer array that broadcasts to (...). With a cache, j is the position of a
+            key, so `~prefix(0)` hides padding at negative positions.
 
     Returns:
         The mask.

@@ -141,6 +141,7 @@ def test_texts_padded_on_the_left(arrays: list[np.ndarray]) -> None:
     padding = 3
     cache = KVCache(key, value, rotary=ROTARY, first_position=[-padding, 0])
     output = cache.attend(query[:, :, -2:], masks.from_function(lambda b, h, i, j: j >= 0))
+    np.testing.assert_array_equal(cache.attend(query[:, :, -2:], ~masks.prefix(0)), output)
     alone = KVCache(key[:1, :, padding:], value[:1, :, padding:], rotary=ROTARY).attend(query[:1, :, -2:])
     np.testing.assert_allclose(output[:1], alone, rtol=0, atol=4e-6)
 
