@@ -70,7 +70,9 @@ def fits_rotation(function: str, name: str, shape: Shape, width: int) -> None:
     """Check that there is a length, and a width of at least that of the rotation."""
     if len(shape) < 2 or shape[-1] < width:
         rule = f"`{name}` must have at least 2 axes, and a width (axis -1, E) of at least `rotary.width`"
-        raise ValueError(message(function, rule, {f"{name}.shape": shape, "rotary.width": width}))
+        is_doubled = len(shape) > 1 and width == 2 * shape[-1]
+        hint = "If tables have each number twice, pass one half of each row." if is_doubled else ""
+        raise ValueError(message(function, rule, {f"{name}.shape": shape, "rotary.width": width}, hint))
 
 
 def rotation_tables(function: str, shapes: Mapping[str, Shape]) -> None:

@@ -402,6 +402,8 @@ class KVCache(Generic[A]):
         index = check_slots(function, "slots", slots, self._slots.length, "S", array)
         if index.ndim > 1:
             checks.row_for_each_entry(function, index.shape, array.shape)
+        if index.shape[-1] == 0:
+            return self._without(self._slots.length, 0)
         positions = positions_array(factory, self._positions, self._slots.length)
         arrays = {name: elements_at(self._slots.tokens(name), index, axis, axis) for name in ("key", "value")}
         return self._copied(arrays, elements_at(positions, index, -1, -1))

@@ -29,6 +29,7 @@ from sdpa_xp.caches.paged_positions import (
     part_of_row,
     positions_table,
     rotate_packed,
+    shown_row,
     shown_rows,
 )
 from sdpa_xp.caches.positions import count_positions, factory_like, options_at
@@ -151,13 +152,18 @@ class PagedKVCache(Generic[A]):
         """Return the table that a notebook shows, with the first sequences."""
         pool, size = self._key_blocks, self.block_size
         facts = f"{pool.shape[0]:,} blocks of {size} tokens, {dtype_name(pool.dtype)}, {device_of(pool)}"
+        header = ["sequence", "tokens", "blocks"]
         sequences = [
-            (str(number), f"{length:,}", ", ".join(map(str, blocks[: -(-length // size)])))
+            [str(number), f"{length:,}", ", ".join(map(str, blocks[: -(-length // size)]))]
             for number, (length, blocks) in enumerate(zip(self._lengths, self._table, strict=True))
         ]
+        if not are_slots(self._positions):
+            header.append("positions")
+            sequences = [
+                [*cells, shown_row(row)] for cells, row in zip(sequences, self._positions, strict=True)
+            ]
         left_out = len(sequences) - MOST_SEQUENCES
-        more = [("...", f"and {left_out:,} more", "")] if left_out > 0 else []
-        header = ("sequence", "tokens", "blocks")
+        more = [["...", f"and {left_out:,} more", *[""] * (len(header) - 2)]] if left_out > 0 else []
         return table(f"PagedKVCache: {facts}", [*sequences[:MOST_SEQUENCES], *more], header)
 
     @property

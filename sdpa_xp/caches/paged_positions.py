@@ -128,6 +128,13 @@ def positions_table(factory: ArrayFactory, rows: Sequence[Row]) -> Array:
     return _array(factory, [[*row, *[0] * (longest - len(row))] for row in rows])
 
 
+def shown_row(row: Row) -> str:
+    """Return the positions of a sequence for a notebook."""
+    if not row:
+        return ""
+    return f"{row[0]} to {row[-1]}" if isinstance(row, range) else checks.brief(row)
+
+
 def shown_rows(rows: Sequence[Row]) -> dict[str, str]:
     """Return the argument of a cache that gives it these positions, for a repr; none if it is the default."""
     if are_slots(rows):

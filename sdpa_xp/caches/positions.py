@@ -45,7 +45,7 @@ def check_positions(function: str, positions: object, length: int, batch: Shape,
         return Consecutive(checks.integer(function, "positions", positions))
     values = _integers(function, "positions", positions, like)
     checks.one_each(function, "positions", values.shape, (*batch, length), "n")
-    return values
+    return Consecutive(0) if isinstance(length, int) and length == 0 else values
 
 
 def positions_after(positions: Positions, length: int) -> Consecutive:
@@ -176,5 +176,5 @@ def _integers(function: str, name: str, value: Any, like: Array) -> Array:
     elif isinstance(value, list | tuple) and any(isinstance(row, list | tuple | range) for row in value):
         rows = checks.integer_rows(function, name, value)
         return xp.asarray(rows, dtype=xp.int32, device=device)
-    # Arrays are not read: a device would have to wait.
-    return cast(Array, checks.integers(function, name, value, xp, device, traced=True).values)
+    is_read = not is_array(value) or are_readable(value)
+    return cast(Array, checks.integers(function, name, value, xp, device, traced=not is_read).values)

@@ -97,9 +97,13 @@ class RotaryTables(Rotation):
                 cos, sin = (table[..., start : start + length, :] for table in tables.values())
                 return cos, sin
             positions = factory.consecutive(positions, length)
-        if are_readable(positions) and 0 not in positions.shape:
-            xp = factory.xp
-            checks.within_tables(factory.function, int(xp.min(positions)), int(xp.max(positions)), rows)
+        is_read = are_readable(positions)
+        integers = checks.integers(
+            factory.function, "positions", positions, factory.xp, factory.device, traced=not is_read
+        )
+        if integers.most != math.inf:
+            checks.within_tables(factory.function, int(integers.least), int(integers.most), rows)
+        positions = cast(Array, integers.values)
         cos, sin = (_rows_at(factory, table, positions) for table in tables.values())
         return cos, sin
 

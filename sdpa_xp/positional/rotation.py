@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar, cast
 
 from sdpa_xp import _checks as checks
-from sdpa_xp._libraries import accumulation_dtype, astype_if_needed, is_number, widest_dtype
+from sdpa_xp._libraries import accumulation_dtype, astype_if_needed, is_number, quiet, widest_dtype
 from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace
 from sdpa_xp._tiles.layout import Layout
 from sdpa_xp.positional.positions import ArrayFactory, Consecutive, PositionsLike, array_factory, as_array
@@ -62,8 +62,9 @@ class Rotation(ABC):
     def inverse(self, x: A, positions: PositionsLike | int, *, layout: Layout = "...HLE") -> A:
         """Return queries or keys as they were before `apply` rotated them.
 
-        If the rotation also multiplies, as `YaRNScaling` does, the result is divided by the same number. To
-        move a rotated key to another position, apply the inverse at its old position, then `apply` at the new.
+        If the rotation also multiplies, as `YaRNScaling` does, the result is divided by the same number (NaN,
+        if a table of your own has 0 for both the cosine and the sine). To move a rotated key to another
+        position, apply the inverse at its old position, then `apply` at the new.
 
         Args:
             x: (..., H, L, E), or (L, E): rotated tokens.
@@ -177,7 +178,8 @@ def _inverted(factory: ArrayFactory, cos: Array, sin: Array) -> tuple[Array, Arr
     dtype = widest_dtype(factory.function, cos)
     cos, sin = (astype_if_needed(factory.xp, table, dtype) for table in (cos, sin))
     squared = cos * cos + sin * sin
-    return cos / squared, -sin / squared
+    with quiet(cos):  # both may be 0 in tables of the caller
+        return cos / squared, -sin / squared
 
 
 def _rotate_pairs(xp: Namespace, x: Array, cos: Array, sin: Array, *, interleaved: bool) -> Array:

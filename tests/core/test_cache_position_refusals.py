@@ -103,6 +103,21 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
         ValueError,
         "KVCache: the tables of the rotary must have a row for each position; got positions=-4 to 7, rows=9. Scores",
     ),
+    "a position that would wrap": (
+        lambda c, p: KVCache(c.key, c.value, first_position=np.asarray([2**40, 0])),
+        ValueError,
+        "KVCache: `first_position` must be at most 536870912; got first_position=1099511627776",
+    ),
+    "positions between the rows of tables": (
+        lambda c, p: RotaryTables(ones(20, 4), ones(20, 4)).apply(c.key, np.arange(12.0)),
+        TypeError,
+        "RotaryTables.apply: `positions` must hold integers; got positions.dtype=float64",
+    ),
+    "tables of the whole width": (
+        lambda c, p: RotaryTables(ones(20, 8), ones(20, 8)).apply(c.key, 0),
+        ValueError,
+        "RotaryTables.apply: `x` must have at least 2 axes, and a width (axis -1, E) of at least `rotary.width`; got x.shape=(2, 2, 12, 8), rotary.width=16. Tables of the whole width",
+    ),
     "a part of a block": (
         lambda c, p: p.drop_first([0, 3]),
         ValueError,

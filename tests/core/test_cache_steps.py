@@ -73,6 +73,25 @@ def test_a_cache_of_the_end_of_a_sequence(library: Library, arrays: list[np.ndar
     np.testing.assert_array_equal(positions, np.arange(8, 12))
 
 
+def test_a_cache_without_tokens_goes_on_behind_them(arrays: list[np.ndarray]) -> None:
+    """Whatever took the last of them away."""
+    _, key, value = arrays
+    token = key[:, :, :1], value[:, :, :1]
+    cache = KVCache(key, value, rotary=ROTARY, first_position=[3, 5])
+    scattered = cache.take_tokens([0, 4, 7])
+    for empty, following in (
+        (cache.drop_first(TOKENS), [[15], [17]]),
+        (cache.drop_last(TOKENS), [[3], [5]]),
+        (cache.take_tokens([]), [[15], [17]]),
+        (scattered.drop_first(3), [[11], [13]]),
+        (scattered.drop_last(3), [[3], [5]]),
+        (scattered.drop_first(1).drop_last(2), [[7], [9]]),
+    ):
+        np.testing.assert_array_equal(empty.append(*token).positions, following)
+    none = KVCache(key[:, :, :0], value[:, :, :0], positions=np.zeros((2, 0), int))
+    np.testing.assert_array_equal(none.append(*token).positions, [0])
+
+
 def test_rejected_drafts_in_place(arrays: list[np.ndarray]) -> None:
     """Nothing is copied; what was overwritten cannot be read any more."""
     _, key, value = arrays
