@@ -116,7 +116,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "tables of the whole width": (
         lambda c, p: RotaryTables(ones(20, 8), ones(20, 8)).apply(c.key, 0),
         ValueError,
-        "RotaryTables.apply: `x` must have at least 2 axes, and a width (axis -1, E) of at least `rotary.width`; got x.shape=(2, 2, 12, 8), rotary.width=16. Tables of the whole width",
+        "RotaryTables.apply: `x` must have at least 2 axes, and a width (axis -1, E) of at least `rotary.width`; got x.shape=(2, 2, 12, 8), rotary.width=16. If tables have each number twice",
     ),
     "a part of a block": (
         lambda c, p: p.drop_first([0, 3]),
