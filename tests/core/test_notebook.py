@@ -169,13 +169,13 @@ def test_caches_show_their_tokens() -> None:
     well_formed(html)
     assert "<th>0</th><td>17</td><td>5, 2</td>" in html
     assert "<th>1</th><td>4</td><td>3</td>" in html
+    html = PagedKVCache(pool, pool.copy(), [[5, 2], [3, -1]], [17, 4], first_position=[9, 0])._repr_html_()
+    assert "<th>0</th><td>17</td><td>5, 2</td><td>9 to 25</td>" in html
+    assert "<th>first_position</th><td>3</td>" in KVCache(key, key, first_position=3)._repr_html_()
 
 
 def test_many_sequences_are_not_all_shown() -> None:
     pool = np.zeros((20, 1, 4, 8), F)
-    html = PagedKVCache(pool, pool.copy(), [[5, 2], [3, -1]], [17, 4], first_position=[9, 0])._repr_html_()
-    assert "<th>0</th><td>17</td><td>5, 2</td><td>9 to 25</td>" in html
-    assert "<th>first_position</th><td>3</td>" in KVCache(key, key, first_position=3)._repr_html_()
     html = PagedKVCache(pool, pool.copy(), [[n] for n in range(20)], lengths=[1] * 20)._repr_html_()
     assert "and 12 more" in html
 
