@@ -48,6 +48,9 @@ class PagedKVCache(Generic[A]):
     Token t of sequence n is in block `block_table[n][t // size]`, at place `t % size`. You keep track of the
     free blocks: to give a sequence its next block, create a new cache over the same pool.
 
+    `append` and `attend` take the same number of tokens for each sequence, or packed tokens: see their
+    arguments `cu_seqlens_k` and `cu_seqlens_q`.
+
     `attend` copies some blocks at a time. In NumPy, and in torch on the CPU without autograd, large decoding
     calls read the blocks without copies. These are calls without a mask, a bias or dropout whose queries attend
     to all tokens. Their blocks hold at least 8 tokens, are not shared between sequences, and contain only

@@ -22,6 +22,7 @@ from sdpa_xp import (
     merge_states,
     scaled_dot_product_attention,
     varlen_attention,
+    varlen_attention_state,
 )
 from sdpa_xp import scaled_dot_product_attention_vjp as vjp
 
@@ -243,6 +244,9 @@ def test_packed_sequences() -> None:
         {"sinks": np.ones((3, 4), F)},
     ):
         assert_near(varlen_attention(*lazy, *lengths, **rules), varlen_attention(*arrays, *lengths, **rules))
+        states = (varlen_attention_state(*arrays_of_one, *lengths, **rules) for arrays_of_one in (lazy, arrays))
+        for part in zip(*states, strict=True):
+            assert_near(*part)
     dropped = [
         varlen_attention(*arrays_of_one, *lengths, dropout_p=0.5, rng=np.random.default_rng(1))
         for arrays_of_one in (lazy, arrays)
@@ -255,3 +259,6 @@ def test_a_cache_in_chunks() -> None:
     expected = KVCache(key, value).attend(query[..., -3:, :], is_causal=True)
     lazy = cut([query, key, value])
     assert_near(KVCache(*lazy[1:]).attend(lazy[0][..., -3:, :], is_causal=True), expected)
+    states = (KVCache(k, v).attend_state(q[..., -3:, :]) for q, k, v in (lazy, (query, key, value)))
+    for part in zip(*states, strict=True):
+        assert_near(*part)
