@@ -26,7 +26,7 @@ OPERATORS: dict[FormName, str] = {
     "attention": "`ai.onnx.Attention`",
     "multi_head": "`com.microsoft.MultiHeadAttention`",
     "grouped_query": "`com.microsoft.GroupQueryAttention`",
-    "tiled": "MatMul and Softmax in a Scan over blocks of queries",
+    "tiled": "MatMul and Softmax in a Loop over blocks of queries",
     "primitive": "MatMul and Softmax",
 }
 LENGTHS = (128, 1024, 4096, 8192, "L")

@@ -97,7 +97,7 @@ def export_attention(
             forms that are correct on this release and on every later one that was tried. On `cuda` nothing was
             run: the choice follows the documented kernels. `"attention"` is ai.onnx Attention; `"multi_head"`
             and `"grouped_query"` are MultiHeadAttention and GroupQueryAttention of com.microsoft; `"tiled"` is
-            MatMul and Softmax in a Scan over blocks of queries, in memory linear in S; `"primitive"` is MatMul
+            MatMul and Softmax in a Loop over blocks of queries, in memory linear in S; `"primitive"` is MatMul
             and Softmax.
         opset: 23 or 24 for `"attention"`, 17 to 24 for the others. The default is 23 for `"attention"` (24 with
             key lengths) and 18 for the others.

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from command import run
+from faults.edits import graphs
 from onnx import numpy_helper
 
 from sdpa_xp import masks, scaled_dot_product_attention
@@ -29,7 +30,7 @@ def changed(model: Any, old: float, new: float) -> Any:
     edited = onnx.ModelProto()
     edited.CopyFrom(model)
     count = 0
-    for tensor in edited.graph.initializer:
+    for tensor in (tensor for graph in graphs(edited.graph) for tensor in graph.initializer):
         array = numpy_helper.to_array(tensor)
         if array.size == 1 and array.reshape(()) == old:
             tensor.CopyFrom(numpy_helper.from_array(np.full(array.shape, new, array.dtype), tensor.name))

@@ -191,15 +191,16 @@ def one_head(number: int) -> Edit:
 
 def half_initializers(model: onnx.ModelProto) -> None:
     """Hold each floating number of the graph in float16, and widen it where it is used."""
-    for tensor in list(model.graph.initializer):
-        array = onnx.numpy_helper.to_array(tensor)
-        if array.dtype == np.float32:
-            narrow = onnx.numpy_helper.from_array(array.astype(np.float16), f"narrow_{tensor.name}")
-            model.graph.initializer.append(narrow)
-            for node in model.graph.node:
-                node.input[:] = [f"wide_{source}" if source == tensor.name else source for source in node.input]
-            cast = helper.make_node("Cast", [narrow.name], [f"wide_{tensor.name}"], to=onnx.TensorProto.FLOAT)
-            model.graph.node.insert(0, cast)
+    for graph in edits.graphs(model.graph):
+        for tensor in list(graph.initializer):
+            array = onnx.numpy_helper.to_array(tensor)
+            if array.dtype == np.float32:
+                narrow = onnx.numpy_helper.from_array(array.astype(np.float16), f"narrow_{tensor.name}")
+                graph.initializer.append(narrow)
+                wide = f"wide_{tensor.name}"
+                for node in graph.node:
+                    node.input[:] = [wide if source == tensor.name else source for source in node.input]
+                graph.node.insert(0, helper.make_node("Cast", [narrow.name], [wide], to=onnx.TensorProto.FLOAT))
 
 
 def no_keys(model: onnx.ModelProto) -> None:

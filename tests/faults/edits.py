@@ -232,13 +232,13 @@ def clipped_scores(most: float) -> Edit:
 def finfo_min_for_inf(model: onnx.ModelProto) -> None:
     """What makes an empty row the mean of the values instead of 0, once nothing blanks it afterwards."""
     least = np.asarray(np.finfo(np.float32).min)
-    for tensor in model.graph.initializer:
-        if np.isneginf(numpy_helper.to_array(tensor)).all():
-            tensor.CopyFrom(numpy_helper.from_array(least.astype(np.float32), tensor.name))
     for graph in graphs(model.graph):
-        blanked = graph.node[-1]
-        if blanked.op_type == "Where":
-            blanked.op_type, blanked.input[:] = "Identity", [blanked.input[1]]
+        for tensor in graph.initializer:
+            if np.isneginf(numpy_helper.to_array(tensor)).all():
+                tensor.CopyFrom(numpy_helper.from_array(least.astype(np.float32), tensor.name))
+        for blanked in graph.node:
+            if blanked.op_type == "Where" and {value.name for value in graph.output} & {*blanked.output}:
+                blanked.op_type, blanked.input[:] = "Identity", [blanked.input[1]]
 
 
 def let_nan_through(model: onnx.ModelProto) -> None:

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not CUDA, reason="onnxruntime
 
 
 TARGET = Runtime.parse("test", "onnxruntime>=1.28;cuda")
-HEAVY = {"MatMul", "Softmax", "Scan", "Attention", "MultiHeadAttention", "GroupQueryAttention", "TensorScatter"}
+HEAVY = {"MatMul", "Softmax", "Loop", "Attention", "MultiHeadAttention", "GroupQueryAttention", "TensorScatter"}
 
 
 def stated(dtype: str, form: str) -> list[str]:

@@ -125,6 +125,12 @@ def cut(value: GraphValue, bounds: tuple[GraphValue, GraphValue], axis: int, len
     return value.graph.add("Slice", value, *bounds, axes, dtype=value.dtype, shape=tuple(shape))
 
 
+def reverse(value: GraphValue) -> GraphValue:
+    """value -> its entries along the first axis, the last one first."""
+    start, stop, axis, step = (value.graph.constant([number], "int64") for number in (-1, -(2**63) + 1, 0, -1))
+    return value.graph.add("Slice", value, start, stop, axis, step, dtype=value.dtype, shape=value.shape)
+
+
 def gather(value: GraphValue, index: GraphValue, axis: int) -> GraphValue:
     """value, indices -> the entries of value at these indices along `axis`."""
     shape = (*value.shape[:axis], *index.shape, *value.shape[axis + 1 :])

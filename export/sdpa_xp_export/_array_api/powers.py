@@ -44,19 +44,19 @@ def _power_of_integers(base: GraphValue, exponent: GraphValue) -> GraphValue:
     """Raise integers to integer powers by repeated squaring, in a Loop over the bits of the exponents."""
     graph, dtype = base.graph, base.dtype
     states = (base * 0 + exponent * 0 + 1, base, exponent)
-    body, number = graph.loop_body(), next(graph.count)
-    body.input(f"bit_{number}", "int64", ())
-    body.input(f"goes_on_{number}", "bool", ())
+    body = graph.loop_body()
+    body.input("Bit", "int64", ())
+    body.input("GoesOn", "bool", ())
     power, factor, left = (
-        body.input(f"{name}_{number}", dtype, state.shape)
-        for name, state in zip(("power", "factor", "exponent"), states, strict=True)
+        body.input(name, dtype, state.shape)
+        for name, state in zip(("Power", "Factor", "Exponent"), states, strict=True)
     )
     halved = elementwise("Div", left, body.constant(2, dtype))
     steps = [power * ((factor - 1) * (left % 2) + 1), factor * factor, halved]
     outputs = graph.add_many(
         "Loop",
         graph.constant(bits(dtype), "int64"),
-        None,
+        graph.constant(value=True, dtype="bool"),  # without a condition, ONNX's evaluator takes no step
         *states,
         outputs=[(dtype, state.shape) for state in states],
         body=body.subgraph([_any(~equal(halved, 0)), *steps]),

@@ -22,14 +22,16 @@ def finished_model(graph: Graph, outputs: Mapping[str, GraphValue], metadata: Ma
     for name, value in outputs.items():
         computed = any(value.name in node.output for node in graph.nodes)
         # An output of the graph must be an output of a node, and an input cannot be renamed.
-        output = value if computed else graph.add("Identity", value, dtype=value.dtype, shape=value.shape)
+        output = value if computed else graph.copy(value)
         names[output.name] = name
     _rename(graph.nodes, names)
     infos = [
         helper.make_tensor_value_info(name, ONNX_DTYPE[value.dtype], value.shape)
         for name, value in outputs.items()
     ]
-    proto = helper.make_graph(graph.nodes, "attention", graph.inputs, infos, [*graph.constants.values()])
+    used = {name for node in graph.nodes for name in node.input}  # the body of a loop has copies of constants
+    constants = [constant for constant in graph.constants.values() if constant.name in used]
+    proto = helper.make_graph(graph.nodes, "attention", graph.inputs, infos, constants)
     opsets = [helper.make_opsetid("", graph.opset)]
     ir_version = helper.find_min_ir_version_for(opsets)
     if any(node.domain == CONTRIB for node in graph.nodes):

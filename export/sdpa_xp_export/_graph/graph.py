@@ -58,23 +58,26 @@ class Graph:
     """Inputs and initializers, by the names that the call has for them."""
     weights: list[Weight] = field(default_factory=list)
     count: Iterator[int] = field(default_factory=itertools.count)
+    outer: Graph | None = None
+    """The graph around this one, if this is the body of a loop."""
+    captured: dict[str, GraphValue] = field(default_factory=dict)
+    """What a body uses of the outer graph, by name, apart from constants: a body has its own."""
 
     def loop_body(self) -> Graph:
-        """Return the graph of a loop inside this one, whose values and constants it shares."""
+        """Return the graph of a loop inside this one."""
         return Graph(
             opset=self.opset,
             namespace=self.namespace,
             attend=self.attend,
             float_dtype=self.float_dtype,
             function=self.function,
-            constants=self.constants,
-            named=self.named,
-            weights=self.weights,
             count=self.count,
+            outer=self,
         )
 
     def input(self, name: str, dtype: str, shape: SymbolicShape) -> GraphValue:
-        """Add an input."""
+        """Add an input. That of a body also gets a count, because no name may stand in both graphs."""
+        name = name if self.outer is None else f"{name}_{next(self.count)}"
         self.inputs.append(helper.make_tensor_value_info(name, ONNX_DTYPE[dtype], shape))
         return GraphValue(self, name, dtype, shape)
 
@@ -102,7 +105,16 @@ class Graph:
 
     def here(self, value: GraphValue) -> GraphValue:
         """Return a value of an outer graph as a value of this graph, so that its operators write nodes here."""
-        return GraphValue(self, value.name, value.dtype, value.shape)
+        if self.outer is None or value.graph is self:
+            return GraphValue(self, value.name, value.dtype, value.shape)
+        for (dtype, *_), constant in self.outer.constants.items():
+            if constant.name == value.name:
+                return self.constant(numpy_helper.to_array(constant), dtype)
+        if value.name not in self.captured:
+            # Tools rename the inputs and the nodes that a body captures; onnx 1.23.2 leaves its initializers.
+            is_weight = any(weight.name == value.name for weight in self.outer.weights)
+            self.captured[value.name] = self.outer.copy(value) if is_weight else value
+        return GraphValue(self, self.captured[value.name].name, value.dtype, value.shape)
 
     def constant(self, value: object, dtype: str) -> GraphValue:
         """Return an initializer; equal numbers share one."""
@@ -110,7 +122,7 @@ class Graph:
             array = np.asarray(value, dtype=numpy_dtype(dtype))
         key = (dtype, array.shape, array.tobytes())
         if key not in self.constants:
-            name = f"constant_{len(self.constants)}"
+            name = f"constant_{len(self.constants)}" if self.outer is None else f"Constant_{next(self.count)}"
             self.constants[key] = numpy_helper.from_array(array, name)
         return GraphValue(self, self.constants[key].name, dtype, array.shape)
 
@@ -136,6 +148,10 @@ class Graph:
         self.nodes.append(helper.make_node(op, input_names, names, name=name, domain=domain, **attributes))
         return [GraphValue(self, output, *like) for output, like in zip(names, outputs, strict=True)]
 
+    def copy(self, value: GraphValue) -> GraphValue:
+        """value -> Identity(value): the output of a node where an input or an initializer may not stand."""
+        return self.add("Identity", value, dtype=value.dtype, shape=value.shape)
+
     def is_product(self, value: GraphValue) -> bool:
         """Return whether `value` is the output of a MatMul."""
         return any(node.op_type == "MatMul" and value.name in node.output for node in self.nodes)
@@ -145,9 +161,10 @@ class Graph:
         self.declared.append(helper.make_tensor_value_info(value.name, ONNX_DTYPE[value.dtype], value.shape))
 
     def subgraph(self, outputs: list[GraphValue]) -> onnx.GraphProto:
-        """Return this graph as the body of a Loop or a Scan."""
+        """Return this graph as the body of a loop."""
         infos = [helper.make_tensor_value_info(out.name, ONNX_DTYPE[out.dtype], out.shape) for out in outputs]
-        return helper.make_graph(self.nodes, "body", self.inputs, infos, value_info=self.declared)
+        constants = [*self.constants.values()]
+        return helper.make_graph(self.nodes, "body", self.inputs, infos, constants, value_info=self.declared)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

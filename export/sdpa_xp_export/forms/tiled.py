@@ -1,4 +1,4 @@
-"""Primitives in a Scan over blocks of queries: no more than a block of scores exists, with any mask."""
+"""Primitives in a Loop over blocks of queries: no more than a block of scores exists, with any mask."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from sdpa_xp_export.lowering import counting
 from sdpa_xp_export.lowering.graph_lengths import GraphLengths
 from sdpa_xp_export.lowering.hidden_keys import hide_keys
 from sdpa_xp_export.lowering.key_range import key_range
+from sdpa_xp_export.lowering.loop import count_down
 from sdpa_xp_export.lowering.tile import GraphTile, KeyMask, TileRange
 from sdpa_xp_export.lowering.tile_attention import attend_tile, scale_query
-from sdpa_xp_export.spec import SymbolicShape
 
 ROWS = 128
 """Queries in a block. A block meets all keys that it may attend at once, so its softmax is the plain one."""
@@ -31,7 +31,7 @@ def unsupported_reason(call: ExportCall, _runtime: Runtime) -> str | None:
 
 
 def write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphValue]:
-    """query, key, value -> Scan over blocks(Slice queries and keys -> attention) -> Reshape, Slice."""
+    """query, key, value -> Loop over blocks(Slice queries and keys -> attention) -> Reshape, Slice."""
     ranks = [spec.ndim for spec in (call.query, call.key, call.value)]
     inputs = read_inputs(graph, call, call.accumulation_dtype, max(3, *ranks))
     length = call.sizes.queries
@@ -47,33 +47,33 @@ def write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphVa
         count, even = counting.larger(counting.divided(queries + (rows - 1), rows), 1), False
     key, value, columns, key_mask = hide_keys(inputs.lengths, inputs.key, inputs.value)
     inputs = replace(inputs, key=key, value=value)
-    steps = ops.arange(ops.scalar(count), "blocks")
-    body = graph.loop_body()
-    tile = _block_of_step(body, inputs.lengths, rows, columns, key_mask)
-    # A Softmax that hides NaN would hide it in a row that attends it, too.
-    results = _attend_block(tile, inputs, even=even, explicit_softmax=runtime.softmax_hides_nan)
-    axis = inputs.query.ndim - 2
     names = [name for name in OUTPUTS if name in call.outputs]
-    scanned = graph.add_many(
-        "Scan",
-        steps,
-        outputs=[(results[name].dtype, _stacked(results[name].shape, axis)) for name in names],
-        body=body.subgraph([results[name] for name in names]),
-        num_scan_inputs=1,
-        scan_output_axes=[axis] * len(names),
-    )
+
+    def step(body: Graph, number: GraphValue) -> list[GraphValue]:
+        tile = _block_of_step(body, number, inputs.lengths, rows, columns, key_mask)
+        # A Softmax that hides NaN would hide it in a row that attends it, too.
+        results = _attend_block(tile, inputs, even=even, explicit_softmax=runtime.softmax_hides_nan)
+        return [results[name] for name in names]
+
+    # Under the diagonal, the last block has the most keys: what it takes is enough for all that follow.
+    blocks = count_down(graph, count, step)
+    bounds = None if even else (graph.constant([0], "int64"), queries)
     joined = {
-        name: _joined(value, axis, length, None if even else queries)
-        for name, value in zip(names, scanned, strict=True)
+        name: _joined(inputs, stacked, count, rows, bounds) for name, stacked in zip(names, blocks, strict=True)
     }
     return finished_outputs(inputs, joined)
 
 
 def _block_of_step(
-    body: Graph, lengths: GraphLengths, rows: GraphValue, columns: TileRange, key_mask: KeyMask | None
+    body: Graph,
+    number: GraphValue,
+    lengths: GraphLengths,
+    rows: GraphValue,
+    columns: TileRange,
+    key_mask: KeyMask | None,
 ) -> _QueryBlock:
     """The number of a step -> its block of queries, and the keys that are left of all."""
-    first = ops.unsqueeze(body.input("step", "int64", ()), 0) * body.here(rows)
+    first = ops.unsqueeze(number, 0) * body.here(rows)
     queries = TileRange("queries", "rows", first, first + body.here(rows))
     if columns.start is not None and columns.stop is not None:
         columns = replace(columns, start=body.here(columns.start), stop=body.here(columns.stop))
@@ -152,16 +152,21 @@ class _QueryBlock(GraphTile):
         return self._cut(value, -1, self.column_range)
 
 
-def _stacked(shape: SymbolicShape, axis: int) -> SymbolicShape:
-    return (*shape[:axis], "blocks", *shape[axis:])
-
-
-def _joined(value: GraphValue, axis: int, length: int | str, queries: GraphValue | None) -> GraphValue:
-    """(..., blocks, rows, ...) -> (..., L, ...), without the padding of the last block."""
-    graph, rest = value.graph, value.shape[axis + 2 :]
-    target = graph.constant([*[0] * axis, -1, *rest], "int64")
-    padded = length if queries is None else "padded"
-    joined = ops.reshape_to(value, target, (*value.shape[:axis], padded, *rest))
-    if queries is None:
-        return joined
-    return ops.cut(joined, (graph.constant([0], "int64"), queries), axis - joined.ndim, length)
+def _joined(
+    inputs: FormInputs,
+    blocks: GraphValue,
+    count: GraphValue,
+    rows: GraphValue,
+    bounds: tuple[GraphValue, GraphValue] | None,
+) -> GraphValue:
+    """(blocks, ..., rows, ...), the last block first -> (..., L, ...), without the padding behind L."""
+    graph, axis = blocks.graph, inputs.query.ndim - 1
+    before, rest = blocks.shape[1:axis], blocks.shape[axis + 1 :]
+    # The standard stacks what a loop returns. ONNX's evaluator joins it, but the numbers have the same order.
+    outer, inner = ([inputs.lengths.length(length) for length in lengths] for lengths in (before, rest))
+    blocks = ops.reshape_to(blocks, ops.join([count, *outer, rows, *inner]), blocks.shape)
+    blocks = ops.permute(ops.reverse(blocks), [*range(1, axis), 0, *range(axis, blocks.ndim)])
+    length = inputs.call.sizes.queries
+    target = graph.constant([*[0] * len(before), -1, *rest], "int64")
+    joined = ops.reshape_to(blocks, target, (*before, length if bounds is None else "padded", *rest))
+    return joined if bounds is None else ops.cut(joined, bounds, axis - 1 - joined.ndim, length)
