@@ -47,7 +47,8 @@ def save(
         ValueError: `model` refers to external data itself, its graph alone is over 2 GiB, or an array that a
             LargeModel refers to was written to; `path` holds what no file system can name.
         FileExistsError: A file is at `path` and `overwrite` is False. Or `path` is not a regular file, such as
-            a folder. Or it is a link to another folder, and the file that it leads to does not exist.
+            a folder. Or it is a link to another folder, and the file that it leads to does not exist. Or it is
+            the data file of a model, or a file that an array of a LargeModel is mapped from.
         FileNotFoundError: The folder of `path` does not exist.
         OSError: The disk is full, or the folder cannot be written to.
 

@@ -61,7 +61,21 @@ def load(function: str, path: str | os.PathLike[str], *, largest: int = LARGEST)
     except OSError as error:
         rule = f"`model` must be readable ({reason(error)})"
         raise with_text(error, message(function, rule, {"model": path})) from error
+    if Path(path).is_fifo():  # such as <(command) in a shell
+        rule, hint = "`model` must be a file, not a pipe", "Write it to a file first."
+        raise FileNotFoundError(message(function, rule, {"model": path}, hint))
     raise FileNotFoundError(message(function, "`model` must be a file", {"model": path}))
+
+
+def data_files(path: Path) -> list[Path]:
+    """Return the files of external data that a model refers to; none if the file cannot be read."""
+    file = Path(os.path.realpath(path))
+    try:
+        tensors = _tensors(_parsed(file, LARGEST)) if file.is_file() else iter(())
+        entries = [entry for tensor in tensors for entry in tensor.external_data]
+    except (_UnfitError, OSError):
+        return []
+    return [file.parent / location for location in {e.value for e in entries if e.key == "location"}]
 
 
 def _parsed(file: Path, largest: int) -> onnx.ModelProto:

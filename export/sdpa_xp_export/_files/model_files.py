@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+import numpy as np
 import onnx
 from google.protobuf.message import DecodeError, EncodeError
 
 from sdpa_xp._checks import message
 from sdpa_xp_export._files.atomic import Writer, give_name, writing
 from sdpa_xp_export._files.locks import locked
-from sdpa_xp_export._files.paths import PathArgument, free_target, reworded
+from sdpa_xp_export._files.paths import PathArgument, check_is_no_input, free_target, reworded
 from sdpa_xp_export._model.external_data import (
     Chunks,
     initializer_bytes,
@@ -22,7 +24,7 @@ from sdpa_xp_export._model.external_data import (
     with_data_apart,
     with_data_inside,
 )
-from sdpa_xp_export._model.large_model import Model
+from sdpa_xp_export._model.large_model import LargeModel, Model
 
 ARGUMENT = PathArgument("save", "path")
 
@@ -30,11 +32,15 @@ ALIGNED = 2**16
 """Each initializer in a data file begins at a multiple of this, so that any system can map it into memory."""
 
 
+_DATA = re.compile(r"(.+)\.[0-9a-f]{32}\.data")
+
+
 def write_model(model: Model, path: str | os.PathLike[str], *, overwrite: bool, external_above: int) -> Path:
     """Write `model` to `path` as `save` says; returns the file, with links followed."""
     small = initializer_bytes(model) <= external_above
     with reworded(ARGUMENT, path):
         target = free_target(path, ARGUMENT, overwrite=overwrite)
+        check_is_no_input(ARGUMENT, target, _read_by(model) | _data_beside(target))
         with writing(target, _remove_data) as writer:
             data = _data_file(target, writer.number)
             before: set[Path] = set()
@@ -50,6 +56,27 @@ def write_model(model: Model, path: str | os.PathLike[str], *, overwrite: bool, 
             finally:
                 _remove_unless_referred_to({data, *before}, target)
     return target
+
+
+def _read_by(model: Model) -> dict[Path, str]:
+    """Return the files that the arrays of a LargeModel are mapped from."""
+    weights = model.weights.values() if isinstance(model, LargeModel) else ()
+    what = "a file that numbers of `model` are read from"
+    return {file: what for weight in weights for file in _mapped_files(weight.array)}
+
+
+def _mapped_files(array: Any) -> Iterator[Path]:
+    while array is not None:
+        if isinstance(array, np.memmap) and isinstance(array.filename, str | os.PathLike):
+            yield Path(array.filename)
+        array = getattr(array, "base", None)
+
+
+def _data_beside(target: Path) -> dict[Path, str]:
+    """Return `target` itself if it is the data file of a model in its folder."""
+    match = _DATA.fullmatch(target.name)
+    owner = target.with_name(match[1]) if match else None
+    return {target: f"the data of {owner.name}"} if owner and target in _data_of(owner) else {}
 
 
 def _with_data_in(data: Path, model: Model, writer: Writer) -> onnx.ModelProto:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -71,6 +71,27 @@ def free_target(path: str | os.PathLike[str], argument: PathArgument, *, overwri
         rule, hint = "must not be a link to nothing in another folder", f"Pass {target} itself."
         raise FileExistsError(argument.message(rule, checked, hint))
     return target
+
+
+def check_is_no_input(output: PathArgument, path: Path, inputs: Mapping[Path, str]) -> None:
+    """Refuse to write over a file that is read, under whatever name: a link, a hard link, another spelling.
+
+    Args:
+        output: The argument that the path was passed as.
+        path: The file to write.
+        inputs: What each file is, for the message.
+    """
+    for read, what in inputs.items():
+        if is_same_file(path, read):
+            raise FileExistsError(output.message(f"must not be {what}", path, f"It would replace {read}."))
+
+
+def is_same_file(one: Path, other: Path) -> bool:
+    """Return whether two paths name one file."""
+    try:
+        return os.path.realpath(one) == os.path.realpath(other) or os.path.samefile(one, other)
+    except (OSError, ValueError):  # one of them is not there
+        return False
 
 
 def taken_error(target: Path, argument: PathArgument) -> FileExistsError:

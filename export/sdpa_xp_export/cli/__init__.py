@@ -7,15 +7,16 @@ missing, or the provider is not offered, and 130 if interrupted. An error is one
 
 from __future__ import annotations
 
+import os
 import sys
 
 from sdpa_xp import __version__
 from sdpa_xp._checks import install_hint
+from sdpa_xp_export._interrupts import INTERRUPTED, raise_again
 from sdpa_xp_export._runtime.failure import ModelFailedError
 
 DISAGREES = 1
 BAD_ARGUMENTS = 2
-INTERRUPTED = 130
 
 
 def main() -> None:
@@ -28,7 +29,9 @@ def _code(arguments: list[str]) -> int:
     if arguments in (["--version"], ["-V"]):  # this works without typer, too
         print(f"sdpa-xp {__version__}")
         return 0
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime reads it when it is imported
     try:
+        raise_again()
         from sdpa_xp_export.cli.app import run  # imported here: an interrupt while it loads is one line, too
 
         code = run(arguments)

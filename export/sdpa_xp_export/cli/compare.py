@@ -14,10 +14,11 @@ from sdpa_xp._checks import message
 from sdpa_xp_export._agree import backends
 from sdpa_xp_export._agree.comparison import Row, compare, feature_jobs
 from sdpa_xp_export._demo import demo
+from sdpa_xp_export._files.paths import PathArgument
 from sdpa_xp_export._runtime.releases import OPSETS
 from sdpa_xp_export._runtime.session import providers, version
 from sdpa_xp_export.cli import DISAGREES
-from sdpa_xp_export.cli.options import DTYPES, AsJson, Force, completed_from
+from sdpa_xp_export.cli.options import DTYPES, AsJson, Force, check_output, completed_from
 from sdpa_xp_export.cli.printing import NO, YES, Cell, progress, say, say_json, say_table
 
 COLUMNS = ("backend", "implementation", "dtype", "device", "abs", "rel", "bound", "used", "agrees", "ms")
@@ -36,6 +37,7 @@ def run_demo(
 
     It is the attention of a sentence encoder, and it runs on every installed library.
     """
+    check_output(PathArgument("demo", "output"), folder, {})
     demo.check_folder(folder, overwrite=force)
     encoded = demo.encode()
     say(f"all-MiniLM-L6-v2, attention of {len(encoded.layers)} layers x 12 heads on:")

@@ -11,11 +11,12 @@ import typer
 from sdpa_xp._checks import LAYOUTS, message
 from sdpa_xp_export._call.call import OUTPUTS
 from sdpa_xp_export._dtypes.promotion import FLOATING
+from sdpa_xp_export._files.paths import PathArgument
 from sdpa_xp_export._model.large_model import Model
 from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, OPSETS, PREFERRED
 from sdpa_xp_export.cli import settings
 from sdpa_xp_export.cli.flag_names import with_flags
-from sdpa_xp_export.cli.options import AsJson, Force, completed_from
+from sdpa_xp_export.cli.options import AsJson, Force, check_output, completed_from
 from sdpa_xp_export.cli.printing import say, say_json
 from sdpa_xp_export.export import export_attention
 from sdpa_xp_export.save import save
@@ -25,6 +26,7 @@ Spec = Annotated[
     str | None, typer.Option(help="dtype[length,...], such as float32[B,8,L,64]; a name is an open length.")
 ]
 PastSpec = Annotated[str | None, typer.Option(help="A cache, dtype[length,...], such as float32[B,2,P,64].")]
+OUTPUT = PathArgument("export", "output")
 DEFAULT_OUTPUT = "attention.onnx"
 RUNTIMES = [DEFAULT_RUNTIME.replace("cpu", provider) for provider in PREFERRED]
 
@@ -111,6 +113,7 @@ def export(
     stated = (settings.read(config) if config else {}) | flags
     has_output = "output" in stated
     target = Path(stated.pop("output", DEFAULT_OUTPUT))
+    check_output(OUTPUT, target, {config: "the file of --config"} if config else {})
     model = export_attention(**settings.export_arguments(stated))
     if not has_output and not force and target.is_file():
         rule = "the default file of `output` must not exist"

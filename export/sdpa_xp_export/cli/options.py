@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from sdpa_xp._checks import message
+from sdpa_xp_export._files.paths import PathArgument, check_is_no_input
 from sdpa_xp_export._runtime.releases import PROVIDERS
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
@@ -22,6 +24,14 @@ def completed_from(values: Iterable[str]) -> Callable[[str], list[str]]:
         return [value for value in known if value.startswith(incomplete)]
 
     return complete
+
+
+def check_output(output: PathArgument, path: Path, inputs: Mapping[Path, str]) -> None:
+    """Check that a file to write has a name, and is none of those that the command reads."""
+    if str(path) == "-":
+        rule, hint = "must be the name of a file", "Nothing but text is written to standard output."
+        raise ValueError(output.message(rule, path, hint))
+    check_is_no_input(output, path, inputs)
 
 
 UNITS = {"": 1, "b": 1}

@@ -12,6 +12,8 @@ directory, not to the file. Whether another file may be replaced is for the comm
 
 from __future__ import annotations
 
+import codecs
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -55,6 +57,11 @@ RETYPED = ("query", "key", "value", "past_key", "past_value")
 """The specs whose dtype `dtype` replaces."""
 
 
+MOST_BYTES = 2**24
+NOT_WAITING = getattr(os, "O_NONBLOCK", 0)
+"""A pipe that nobody writes to is empty; to open it must not wait for somebody."""
+
+
 class Source(NamedTuple):
     """The command that reads settings, and its flag for a file of them: for messages."""
 
@@ -86,11 +93,11 @@ class SettingsError(ValueError):
 
 def read(path: Path, source: Source = CONFIG) -> dict[str, Any]:
     """Read the settings that a file holds."""
-    if not path.is_file():
+    if not path.is_file() and not path.is_fifo():  # a pipe is <(command) in a shell
         rule = f"`{source.flag}` must be a file"
         raise SettingsError(source.message(rule, {source.flag: path}))
     try:
-        settings = tomllib.loads(path.read_text(encoding="utf-8"))
+        settings = tomllib.loads(_text(path))
     except (ValueError, RecursionError) as error:  # a UnicodeDecodeError, too
         rule = f"`{source.flag}` must be TOML ({error})"
         raise SettingsError(source.message(rule, {source.flag: path})) from error
@@ -105,6 +112,19 @@ def read(path: Path, source: Source = CONFIG) -> dict[str, Any]:
             rule = f"`{name}` in `{source.flag}` must be of type {kinds}"
             raise SettingsError(source.message(rule, {name: repr(value)}))
     return settings
+
+
+def _text(path: Path) -> str:
+    """Return the text of a file, which may have a byte order mark; editors of Windows write one."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | NOT_WAITING)
+    with os.fdopen(descriptor, "rb") as file:
+        if NOT_WAITING:
+            os.set_blocking(descriptor, True)
+        data: bytes = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"at most {MOST_BYTES} bytes")
+    encoding = "utf-16" if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
+    return data.decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
 
 
 def export_arguments(settings: dict[str, Any], source: Source = CONFIG) -> dict[str, Any]:

@@ -10,13 +10,14 @@ import typer
 
 from sdpa_xp._checks import message
 from sdpa_xp_export._files.atomic import publish
+from sdpa_xp_export._files.loading import data_files
 from sdpa_xp_export._files.paths import PathArgument, free_target
 from sdpa_xp_export._runtime.process import TIMEOUT
 from sdpa_xp_export._runtime.releases import PROVIDERS, ProviderName, Runtime, short_provider
 from sdpa_xp_export.cli import DISAGREES, settings
 from sdpa_xp_export.cli import report_page as page
 from sdpa_xp_export.cli.flag_names import with_flags
-from sdpa_xp_export.cli.options import AsJson, Force, Provider, completed_from, number_of_bytes
+from sdpa_xp_export.cli.options import AsJson, Force, Provider, check_output, completed_from, number_of_bytes
 from sdpa_xp_export.cli.printing import NO, YES, progress, say, say_json, say_table
 from sdpa_xp_export.report import Report, Run
 from sdpa_xp_export.verify import verify
@@ -74,8 +75,12 @@ def run_verify(
     The reference is computed in float64.
     """
     _check(provider, require_provider)
-    if html:
-        free_target(html, HTML, overwrite=force)  # before the long work
+    if html:  # before the long work
+        inputs = {model: "the model"} | ({} if call is None else {call: "the file of --call"})
+        if html.is_file():  # what is not there is not read
+            inputs |= dict.fromkeys(data_files(model), "the data of the model")
+        check_output(HTML, html, inputs)
+        free_target(html, HTML, overwrite=force)
     stated = None if call is None else _written(call)
     with progress(f"verify {model.name}", quiet=as_json) as step:
         requested = cast(ProviderName | None, require_provider or provider)  # `verify` refuses others

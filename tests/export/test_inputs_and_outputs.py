@@ -1,0 +1,239 @@
+"""No output of a command or of `save` is one of its inputs, under whatever name; and what an input may be."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from command import QKV, refused, run
+
+from sdpa_xp_export import LargeModel, TensorSpec, export_attention, save
+from sdpa_xp_export._model.weights import Weight
+from sdpa_xp_export.cli import settings
+
+MODEL = export_attention(*[TensorSpec("float32", ("B", 2, "L", 8))] * 3)
+TOML = 'query = "float32[B,8,L,64]"\nkey = "float32[B,2,L,64]"\n'
+
+
+def itself(path: Path) -> Path:
+    return path
+
+
+def spelt_otherwise(path: Path) -> Path:
+    return path.parent / "." / ".." / path.parent.name / path.name
+
+
+def relative(path: Path) -> Path:
+    return Path(os.path.relpath(path))
+
+
+def by_a_link(path: Path) -> Path:
+    path.with_name("link").symlink_to(path.name)
+    return path.with_name("link")
+
+
+def by_two_links(path: Path) -> Path:
+    by_a_link(path)
+    path.with_name("second").symlink_to("link")
+    return path.with_name("second")
+
+
+def by_a_hard_link(path: Path) -> Path:
+    os.link(path, path.with_name("other"))
+    return path.with_name("other")
+
+
+def in_a_linked_folder(path: Path) -> Path:
+    folder = path.parent.with_name("linked")
+    folder.symlink_to(path.parent)
+    return folder / path.name
+
+
+SPELLINGS = [itself, spelt_otherwise, relative, by_a_link, by_two_links, by_a_hard_link, in_a_linked_folder]
+Spelling = Callable[[Path], Path]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "folder").mkdir()
+    return tmp_path / "folder"
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("force", [["--force"], []])
+def test_a_page_is_not_written_over_the_model(
+    capsys: pytest.CaptureFixture[str], folder: Path, spelling: Spelling, force: list[str]
+) -> None:
+    path = save(MODEL, folder / "a.onnx")
+    err = refused(capsys, "verify", path, "--html", spelling(path), *force)
+    assert err.startswith("sdpa-xp: verify: `--html` must not be the model; got --html=")
+    assert onnx.load(path) == MODEL
+    err = refused(capsys, "verify", spelling(folder / "a.onnx") if not path.exists() else path, "--html", path)
+    assert "must not be the model" in err
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_a_model_that_is_named_otherwise_is_not_written_over(
+    capsys: pytest.CaptureFixture[str], folder: Path, spelling: Spelling
+) -> None:
+    path = save(MODEL, folder / "a.onnx")
+    err = refused(capsys, "verify", spelling(path), "--html", path, "--force")
+    assert "`--html` must not be the model" in err
+    assert onnx.load(path) == MODEL
+
+
+@pytest.mark.parametrize("spelling", [itself, by_a_link, in_a_linked_folder])
+def test_a_page_is_not_written_over_the_data_of_the_model(
+    capsys: pytest.CaptureFixture[str], folder: Path, spelling: Spelling
+) -> None:
+    bias = np.ones((2, 64, 64), np.float32)
+    qkv = TensorSpec("float32", ("B", 2, 64, 8))
+    path = save(export_attention(qkv, qkv, qkv, bias=bias), folder / "a.onnx", external_above=0)
+    (data,) = folder.glob("*.data")
+    before = data.read_bytes()
+    err = refused(capsys, "verify", path, "--html", spelling(data), "--force")
+    assert "`--html` must not be the data of the model" in err
+    assert data.read_bytes() == before
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_the_call_of_verify_is_not_written_over(
+    capsys: pytest.CaptureFixture[str], folder: Path, spelling: Spelling
+) -> None:
+    path, call = save(MODEL, folder / "a.onnx"), folder / "call.toml"
+    call.write_text(TOML)
+    err = refused(capsys, "verify", path, "--call", call, "--html", spelling(call), "--force")
+    assert "`--html` must not be the file of --call" in err
+    assert call.read_text() == TOML
+
+
+@pytest.mark.parametrize("where", ["flag", "key"])
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_the_settings_of_an_export_are_not_written_over(
+    capsys: pytest.CaptureFixture[str], folder: Path, spelling: Spelling, where: str
+) -> None:
+    config = folder / "a.toml"
+    config.touch()
+    output = spelling(config)
+    text = TOML + f"output = '{output}'\n" * (where == "key")
+    config.write_text(text)
+    flags = ["--output", output] if where == "flag" else []
+    err = refused(capsys, "export", "--config", config, *flags, "--force")
+    assert "`--output` must not be the file of --config" in err
+    assert config.read_text() == text
+
+
+def test_other_files_may_be_replaced(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    path, page = save(MODEL, folder / "a.onnx"), folder / "page.html"
+    page.touch()
+    assert run(capsys, "verify", path, "--html", page, "--force")[0] == 0
+    assert run(capsys, "export", *QKV, "--output", page, "--force")[0] == 0
+
+
+def mapped(file: Path, name: str) -> LargeModel:
+    """A model that refers to an array in a file."""
+    np.save(file, np.ones((1100, 1100), np.float32))
+    array = np.load(file, mmap_mode="r")
+    return LargeModel(MODEL, {name: Weight(name, array[:, ::2].T)})
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_save_does_not_replace_what_the_model_is_read_from(folder: Path, spelling: Spelling) -> None:
+    file = folder / "weights.npy"
+    model = mapped(file, "w")
+    before = file.read_bytes()
+    with pytest.raises(FileExistsError, match=r"^save: `path` must not be a file that numbers of `model` are"):
+        save(model, spelling(file), overwrite=True)
+    assert file.read_bytes() == before
+
+
+def test_save_does_not_replace_the_data_of_a_model(folder: Path) -> None:
+    bias = np.ones((2, 64, 64), np.float32)
+    qkv = TensorSpec("float32", ("B", 2, 64, 8))
+    model = export_attention(qkv, qkv, qkv, bias=bias)
+    path = save(model, folder / "a.onnx", external_above=0)
+    (data,) = folder.glob("*.data")
+    with pytest.raises(FileExistsError, match=r"^save: `path` must not be the data of a\.onnx"):
+        save(onnx.load(path), data, overwrite=True)
+    path.unlink()
+    assert save(model, data, overwrite=True) == data  # it belongs to nothing
+
+
+@pytest.mark.parametrize(
+    "arguments", [["export", *QKV, "-o", "-"], ["verify", "MODEL", "--html", "-"], ["demo", "-o", "-"]]
+)
+def test_standard_output_is_no_file(
+    capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    save(MODEL, "MODEL")
+    flag = "--html" if "--html" in arguments else "--output"
+    assert f"`{flag}` must be the name of a file; got {flag}=-. " in refused(capsys, *arguments)
+    assert os.listdir() == ["MODEL"]
+
+
+ENCODED = {
+    "mark": TOML.encode("utf-8-sig"),
+    "utf-16": TOML.encode("utf-16"),
+    "big-endian": b"\xfe\xff" + TOML.encode("utf-16-be"),
+    "Windows": TOML.replace("\n", "\r\n").encode("utf-8-sig"),
+}
+
+
+@pytest.mark.parametrize("encoded", ENCODED.values(), ids=ENCODED)
+def test_settings_as_editors_of_windows_write_them(
+    capsys: pytest.CaptureFixture[str], folder: Path, encoded: bytes
+) -> None:
+    (folder / "a.toml").write_bytes(encoded)
+    assert run(capsys, "export", "--config", folder / "a.toml", "-o", folder / "a.onnx")[0] == 0
+    stated = {"query": "float32[B,8,L,64]", "key": "float32[B,2,L,64]"}
+    for source in (settings.CONFIG, settings.CALL):
+        assert settings.read(folder / "a.toml", source) == stated
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no such pipes")
+def test_pipes(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    """Settings may come from one; a model, which is read more than once, may not."""
+
+    def piped(data: bytes) -> str:
+        reader, writer = os.pipe()
+        os.write(writer, data)
+        os.close(writer)
+        return f"/dev/fd/{reader}"
+
+    assert run(capsys, "export", "--config", piped(TOML.encode()), "-o", folder / "a.onnx")[0] == 0
+    assert settings.read(Path(piped(TOML.encode())), settings.CALL).keys() == {"query", "key"}
+    err = refused(capsys, "verify", piped(MODEL.SerializeToString()))
+    assert "must be a file, not a pipe" in err
+    assert "Write it to a file first." in err
+    os.mkfifo(folder / "nobody")
+    assert "`--query` must be given" in refused(capsys, "export", "--config", folder / "nobody")  # it is empty
+
+
+def as_from_a_terminal() -> None:
+    """Where the tests run in the background, interrupts are ignored, and that is inherited."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it looks at what a process has loaded")
+@pytest.mark.parametrize("after", [0.0, 0.3, 0.6, 0.9])
+def test_an_interrupt_in_the_first_second(tmp_path: Path, after: float) -> None:
+    command = [str(Path(sys.executable).with_name("sdpa-xp")), "verify", str(tmp_path / "none.onnx")]
+    if not Path(command[0]).exists():
+        command[:1] = [sys.executable, "-m", "sdpa_xp_export"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=as_from_a_terminal) as process:
+        while "numpy" not in Path(f"/proc/{process.pid}/maps").read_text():
+            assert process.poll() is None
+        time.sleep(after)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate()
+    assert "Traceback" not in err
+    assert (process.returncode, err) in ((130, "sdpa-xp: interrupted\n"), (2, err))
