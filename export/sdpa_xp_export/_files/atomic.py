@@ -11,13 +11,14 @@ import os
 import re
 import stat
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
-from sdpa_xp_export._files.locks import HAS_LOCKS, lock, locked
+from sdpa_xp_export._files import locks
+from sdpa_xp_export._files.locks import HAS_LOCKS, close_all, close_last, lock, open_into, unlock
 from sdpa_xp_export._files.paths import PathArgument, free_target, reworded, taken_error
 
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
@@ -25,6 +26,8 @@ _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 _UNFINISHED = re.compile(r"\.([0-9a-f]{32})(?:\.\w+)?\.unfinished")
 
+_CLOSED = -1
+T = TypeVar("T")
 Remove = Callable[[str, Path], None]
 """Removes the other files that the dead writer of that number left in a folder."""
 
@@ -33,11 +36,33 @@ def publish(data: bytes, path: Path, argument: PathArgument, *, overwrite: bool 
     """Write `data` to `path`, which then holds all of it or what it held before; return the real path."""
     with reworded(argument, path):
         target = free_target(path, argument, overwrite=overwrite)
-        with writing(target) as writer:
+        writer = Writer(target)
+
+        def write() -> None:
             unfinished = writer.create(writer.marker)
             writer.write(unfinished, lambda file: file.write(data))
-            give_name(unfinished, target, argument, overwrite=overwrite)
+            give_name(writer, unfinished, argument, overwrite=overwrite)
+
+        write_with(writer, write)
     return target
+
+
+def write_with(
+    writer: Writer, write: Callable[[], None], remove: Remove = lambda _number, _folder: None
+) -> None:
+    """Remove what dead writers left in the folder, call `write`, and leave no unfinished file or lock behind.
+
+    An interrupt may come at any line, also at the lines that end the writer: so these run twice then.
+    """
+    try:
+        try:
+            writer.begin(remove)
+            write()
+        finally:
+            writer.end()
+    except BaseException:
+        writer.end()
+        raise
 
 
 @dataclass(slots=True)
@@ -45,101 +70,130 @@ class Writer:
     """Writes the files for one target under its own number, with the permissions of the replaced file."""
 
     target: Path
-    mode: int | None
-    """The permissions of the file that is replaced; None for a new file."""
+    tidy: Callable[[], None] = lambda: None
+    """Removes the other files that the writer leaves if it ends early; it may be called twice."""
     number: str = field(default_factory=lambda: uuid.uuid4().hex)
-    files: dict[Path, BinaryIO] = field(default_factory=dict)
-    """The files that were created; they stay open and locked."""
+    mode: int | None = None
+    """The permissions of the file that is replaced; None for a new file."""
+    _paths: list[Path] = field(default_factory=list)
+    """The files that were created, and perhaps one that could not be."""
+    _files: list[int] = field(default_factory=list)
+    """The descriptors of these files; they stay open and locked. A file that was closed has `_CLOSED`."""
+    _forgotten: set[Path] = field(default_factory=set)
+    """Names that are no longer this writer's."""
+    _others: list[int] = field(default_factory=list)
+    """Descriptors of the folder and of a dead writer's file."""
 
     @property
     def marker(self) -> Path:
         """The name of the unfinished file; a later writer recognises a dead writer by it."""
         return self.target.with_name(f".{self.number}.unfinished")
 
+    def begin(self, remove: Remove) -> None:
+        """Remove what dead writers left in the folder."""
+        if self.target.exists():
+            self.mode = stat.S_IMODE(self.target.stat().st_mode) & 0o777
+        with suppress(OSError):  # the folder may not be listed, or the system is Windows
+            open_into(self._others, self.target.parent, os.O_RDONLY)
+        self.alone(lambda is_alone: self._remove_dead(remove) if is_alone else None)
+
+    def end(self) -> None:
+        """Remove the unfinished files, and close what is open; what is done already is not done again."""
+        try:
+            self.tidy()
+        finally:
+            for path, descriptor in zip(self._paths, self._files, strict=False):
+                if path not in self._forgotten and _is_name_of(path, descriptor):
+                    path.unlink(missing_ok=True)
+            close_all(self._files)
+            close_all(self._others)
+
+    def alone(self, act: Callable[[bool], T]) -> T:
+        """Let one process at a time change the names in the folder; `act` is told whether there is a lock."""
+        if not self._others:
+            return act(False)
+        try:
+            return act(lock(self._others[0], locks.SECONDS))
+        finally:
+            unlock(self._others[0])
+
     def create(self, path: Path) -> Path:
         """Create an empty file, and lock it before another writer can take its writer for dead."""
-        with locked(self.target.parent):
-            return self.create_alone(path)
+        return self.alone(lambda _: self.create_alone(path))
 
     def create_alone(self, path: Path) -> Path:
         """Create a file while the folder is locked; at no time may more users read it than the old file."""
+        del self._paths[len(self._files) :]
+        self._paths.append(path)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-        descriptor = os.open(path, flags, 0o666 if self.mode is None else self.mode & 0o600)
-        self.files[path] = os.fdopen(descriptor, "wb")
-        lock(descriptor)
+        open_into(self._files, path, flags, 0o666 if self.mode is None else self.mode & 0o600)
+        lock(self._files[-1])
         if self.mode is not None:
             with suppress(PermissionError):  # a file system without permissions
-                os.chmod(descriptor if os.chmod in os.supports_fd else path, self.mode)
+                os.chmod(self._files[-1] if os.chmod in os.supports_fd else path, self.mode)
         return path
+
+    def has(self, path: Path) -> bool:
+        """Return whether the file was created."""
+        return path in self._paths[: len(self._files)]
 
     def write(self, path: Path, write: Callable[[BinaryIO], object]) -> None:
         """Fill a created file; when this returns, the contents are on the disk."""
-        file = self.files[path]
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
+        index = self._paths.index(path)
+        with open(self._files[index], "wb", closefd=False) as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
         if not HAS_LOCKS:  # such a system renames no open file
-            file.close()
+            descriptor, self._files[index] = self._files[index], _CLOSED
+            os.close(descriptor)
 
     def forget(self, path: Path) -> None:
         """Remove a file that has got its name, while the folder is locked: another may take the old name."""
         path.unlink(missing_ok=True)
-        self.files.pop(path).close()
+        self._forgotten.add(path)
+
+    def _remove_dead(self, remove: Remove) -> None:
+        """Remove unfinished files that no process has locked, and the other files that their writers left."""
+        folder = self.target.parent
+        for path in [*folder.iterdir()]:
+            match = _UNFINISHED.fullmatch(path.name)
+            if match is None or path.is_symlink() or not path.is_file():
+                continue
+            with suppress(OSError):  # the file is gone meanwhile, or belongs to another user
+                open_into(self._others, path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+                try:
+                    if lock(self._others[-1]):
+                        remove(match[1], folder)
+                        path.unlink(missing_ok=True)
+                finally:
+                    close_last(self._others)
 
 
-@contextmanager
-def writing(target: Path, remove: Remove = lambda _number, _folder: None) -> Iterator[Writer]:
-    """Remove what dead writers left in the folder, yield a writer, and remove its unfinished files."""
-    mode = stat.S_IMODE(target.stat().st_mode) & 0o777 if target.exists() else None
-    writer = Writer(target, mode)
-    with locked(target.parent) as alone:
-        if alone:
-            _remove_dead(target.parent, remove)
+def _is_name_of(path: Path, descriptor: int) -> bool:
+    """Return whether a name is still that of the file that was created under it."""
     try:
-        yield writer
-    finally:
-        for path, file in writer.files.items():
-            if _UNFINISHED.fullmatch(path.name):
-                path.unlink(missing_ok=True)
-            file.close()
+        return descriptor == _CLOSED or os.path.samestat(os.fstat(descriptor), path.lstat())
+    except OSError:  # the name is gone
+        return False
 
 
-def _remove_dead(folder: Path, remove: Remove) -> None:
-    """Remove unfinished files that no process has locked, and the other files that their writers left."""
-    for path in [*folder.iterdir()]:
-        match = _UNFINISHED.fullmatch(path.name)
-        if match is None or path.is_symlink() or not path.is_file():
-            continue
-        with suppress(OSError):  # the file is gone meanwhile, or belongs to another user
-            descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
-            try:
-                if lock(descriptor):
-                    remove(match[1], folder)
-                    path.unlink(missing_ok=True)
-            finally:
-                os.close(descriptor)
-
-
-def give_name(unfinished: Path, target: Path, argument: PathArgument, *, overwrite: bool) -> None:
+def give_name(writer: Writer, unfinished: Path, argument: PathArgument, *, overwrite: bool) -> None:
     """Give the finished file its name, unless it is taken, in one step: no other writer can come between."""
     if overwrite:
-        unfinished.replace(target)
+        unfinished.replace(writer.target)
         return
     try:
-        _take(unfinished, target)
+        _take(writer, unfinished)
     except FileExistsError:
-        raise taken_error(target, argument) from None
+        raise taken_error(writer.target, argument) from None
 
 
-def _take(unfinished: Path, target: Path) -> None:
+def _take(writer: Writer, unfinished: Path) -> None:
     try:
-        os.link(unfinished, target)
+        os.link(unfinished, writer.target)
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        target.touch(exist_ok=False)  # takes the name; for a moment the file is empty
-        try:
-            unfinished.replace(target)
-        except BaseException:
-            target.unlink()
-            raise
+        writer.create_alone(writer.target)  # takes the name; for a moment the file is empty
+        unfinished.replace(writer.target)

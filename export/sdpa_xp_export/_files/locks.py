@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import deque
+from contextlib import suppress
 from pathlib import Path
 
 try:
-    from fcntl import LOCK_EX, LOCK_NB, flock
+    from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
 except ImportError:  # Windows
     HAS_LOCKS = False
 else:
@@ -40,15 +40,28 @@ def lock(descriptor: int, seconds: float = 0.0) -> bool:
     return False
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[bool]:
-    """Let one process at a time change the names in a folder; yield False if there is no lock."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:  # the folder may not be listed, or the system is Windows
-        yield False
-        return
-    try:
-        yield lock(descriptor, SECONDS)
-    finally:
-        os.close(descriptor)
+def unlock(descriptor: int) -> None:
+    """Give a lock back before the file or folder is closed."""
+    if HAS_LOCKS:
+        with suppress(OSError):
+            flock(descriptor, LOCK_UN)
+
+
+# In each of these, C both calls the system and keeps or drops the descriptor. Between two steps of Python an
+# interrupt could come, and the descriptor, with its lock, would stay for the life of the process.
+
+
+def open_into(descriptors: list[int], path: Path, flags: int, mode: int = 0o777) -> None:
+    """Open a file or folder, and append its descriptor."""
+    descriptors.extend(map(os.open, [path], [flags], [mode]))
+
+
+def close_last(descriptors: list[int]) -> None:
+    """Remove and close the last descriptor."""
+    deque(map(os.close, map(descriptors.pop, [-1])), maxlen=0)
+
+
+def close_all(descriptors: list[int]) -> None:
+    """Remove and close all descriptors; negative ones are closed already."""
+    with suppress(IndexError):  # the end of the list
+        deque(map(os.close, filter((-1).__lt__, iter(descriptors.pop, None))), maxlen=0)

@@ -14,8 +14,7 @@ import onnx
 from google.protobuf.message import DecodeError, EncodeError
 
 from sdpa_xp._checks import message
-from sdpa_xp_export._files.atomic import Writer, give_name, writing
-from sdpa_xp_export._files.locks import locked
+from sdpa_xp_export._files.atomic import Writer, give_name, write_with
 from sdpa_xp_export._files.paths import PathArgument, check_is_no_input, free_target, reworded
 from sdpa_xp_export._model.external_data import (
     Chunks,
@@ -41,20 +40,24 @@ def write_model(model: Model, path: str | os.PathLike[str], *, overwrite: bool, 
     with reworded(ARGUMENT, path):
         target = free_target(path, ARGUMENT, overwrite=overwrite)
         check_is_no_input(ARGUMENT, target, _read_by(model) | _data_beside(target))
-        with writing(target, _remove_data) as writer:
-            data = _data_file(target, writer.number)
-            before: set[Path] = set()
-            try:
-                proto = _in_one_file(model) if small else _with_data_in(data, model, writer)
-                unfinished = writer.marker if writer.marker in writer.files else writer.create(writer.marker)
-                writer.write(unfinished, lambda file: file.write(_serialized(proto)))
-                with locked(target.parent):  # the data of another save that wrote meanwhile are replaced, too
-                    before |= _data_of(target)
-                    _mark(before, writer)
-                    give_name(unfinished, target, ARGUMENT, overwrite=overwrite)
-                    writer.forget(unfinished)
-            finally:
-                _remove_unless_referred_to({data, *before}, target)
+        writer = Writer(target)
+        data, before = _data_file(target, writer.number), set[Path]()
+
+        def write() -> None:
+            proto = _in_one_file(model) if small else _with_data_in(data, model, writer)
+            unfinished = writer.marker if writer.has(writer.marker) else writer.create(writer.marker)
+            writer.write(unfinished, lambda file: file.write(_serialized(proto)))
+
+            def take(_: bool) -> None:
+                before.update(_data_of(target))  # the data of another save that wrote meanwhile, too
+                _mark(before, writer)
+                give_name(writer, unfinished, ARGUMENT, overwrite=overwrite)
+                writer.forget(unfinished)
+
+            writer.alone(take)
+
+        writer.tidy = lambda: _remove_unless_referred_to({data, *before}, target)
+        write_with(writer, write, _remove_data)
     return target
 
 

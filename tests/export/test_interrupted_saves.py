@@ -1,0 +1,148 @@
+"""An interrupt at any line of `save`, or at any step of Python, leaves nothing behind and nothing open."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from sdpa_xp_export import TensorSpec, _files, export_attention, save
+from sdpa_xp_export._files.atomic import publish
+from sdpa_xp_export._files.locks import lock
+from sdpa_xp_export._files.paths import PathArgument
+
+FILES = str(Path(_files.__file__).parent)
+QKV = TensorSpec("float32", ("B", 2, 2, 4))
+OLD = export_attention(QKV, QKV, QKV, bias=np.zeros((2, 2, 2), np.float32))
+NEW = export_attention(QKV, QKV, QKV, bias=np.ones((2, 2, 2), np.float32))
+CASES: dict[str, dict[str, Any]] = {
+    "new": {},
+    "new, with data": {"external_above": 0},
+    "replaced": {"overwrite": True},
+    "replaced, with data": {"overwrite": True, "external_above": 0},
+}
+
+
+class Interrupted:
+    """Raises KeyboardInterrupt at one step within the files of `_files`; counts the steps."""
+
+    def __init__(self, step: int, *, opcodes: bool) -> None:
+        self.step, self.opcodes, self.steps, self.came = step, opcodes, 0, ""
+
+    def __call__(self, call: Callable[[], object]) -> None:
+        sys.settrace(self._trace)
+        try:
+            call()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+
+    def _trace(self, frame: FrameType, event: str, _: object) -> Any:
+        if not frame.f_code.co_filename.startswith(FILES):
+            return None
+        if self.opcodes:
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event in ("line", "opcode", "return"):
+            self.steps += 1
+            if self.steps == self.step:
+                sys.settrace(None)
+                self.came = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}, {event}"
+                raise KeyboardInterrupt
+        return self._trace
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def check_folder(folder: Path, old: onnx.ModelProto | None, came: str) -> None:
+    """The model is the old or the new one, its data beside it, and nothing else; the folder is not locked."""
+    names = sorted(os.listdir(folder))
+    model = None
+    if "a.onnx" in names:
+        model = onnx.load(folder / "a.onnx")
+        for tensor in model.graph.initializer:
+            tensor.ClearField("data_location")
+        loaded = onnx.load(folder / "a.onnx", load_external_data=False).graph.initializer
+        data = {entry.value for tensor in loaded for entry in tensor.external_data if entry.key == "location"}
+        assert names == sorted({"a.onnx", *data}), came
+    else:
+        assert names == [], came
+    assert model in (old, NEW), came
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        assert lock(descriptor), came
+    finally:
+        os.close(descriptor)
+
+
+def sweep(folder: Path, case: str, *, opcodes: bool = False, every: int = 1) -> int:
+    """Interrupt one of `every` steps of a save; return how many steps there are."""
+    step = 1
+    while True:
+        inner = folder / str(step)
+        inner.mkdir()
+        old = OLD if "replaced" in case else None
+        if old:
+            save(old, inner / "a.onnx", external_above=0)
+        before = open_files()
+        interrupted = Interrupted(step, opcodes=opcodes)
+        interrupted(lambda inner=inner: save(NEW, inner / "a.onnx", **CASES[case]))  # type: ignore[misc]
+        assert open_files() == before, interrupted.came
+        check_folder(inner, old, interrupted.came)
+        if not interrupted.came:
+            return interrupted.steps
+        step += every
+
+
+needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="it counts descriptors in /proc")
+
+
+@needs_linux
+@pytest.mark.parametrize("case", CASES)
+def test_an_interrupt_at_any_line(tmp_path: Path, case: str) -> None:
+    assert sweep(tmp_path, case) > 100
+
+
+@needs_linux
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_an_interrupt_at_any_step_of_the_interpreter(tmp_path: Path, case: str) -> None:
+    assert sweep(tmp_path, case, opcodes=True, every=7) > 1000
+
+
+@needs_linux
+def test_an_interrupt_where_the_file_system_has_no_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the name is taken by an empty file for a moment."""
+
+    def no_links(*_: object) -> None:
+        raise OSError(1, "no links here")
+
+    monkeypatch.setattr(os, "link", no_links)
+    assert sweep(tmp_path, "new") > 100
+
+
+@needs_linux
+def test_an_interrupt_of_a_page(tmp_path: Path) -> None:
+    page, step = tmp_path / "page.html", 1
+    while True:
+        page.write_text("old")
+        before, interrupted = open_files(), Interrupted(step, opcodes=False)
+        interrupted(lambda: publish(b"new", page, PathArgument("verify", "html"), overwrite=True))
+        assert open_files() == before, interrupted.came
+        assert page.read_text() in ("old", "new")
+        assert os.listdir(tmp_path) == ["page.html"], interrupted.came
+        if not interrupted.came:
+            break
+        step += 1
+    assert step > 50
