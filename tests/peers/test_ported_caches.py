@@ -229,9 +229,9 @@ def test_the_merged_states_of_flashinfer(rng: np.random.Generator) -> None:
         attention_state(query, key[part], value[part], layout="...LHE", lse_base=2)
         for part in (slice(0, 5), slice(5, 12))
     ]
-    held = [(state.output, state.lse.T) for state in states]
-    v, s = flashinfer_merge_state(*held[0], *held[1])
-    merged = merge_states([AttentionState(v, s.T) for v, s in held], lse_base=2, layout="...LHE")
+    peer_states = [(state.output, state.lse.T) for state in states]
+    v, s = flashinfer_merge_state(*peer_states[0], *peer_states[1])
+    merged = merge_states([AttentionState(v, s.T) for v, s in peer_states], lse_base=2, layout="...LHE")
     close(merged.output, v)
     close(merged.lse.T, s)
 
@@ -271,11 +271,13 @@ def test_jagged_tensors_of_torch(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("cache", [KVCache, PagedKVCache])
 def test_a_cache_in_the_place_of_the_keys(cache: Any) -> None:
     x = np.ones((1, 5, 2, 8), np.float32)
-    held = KVCache(x, x) if cache is KVCache else PagedKVCache(x, x.copy(), [[0]], [2], layout="...LHE")
+    cache_of_tokens = (
+        KVCache(x, x) if cache is KVCache else PagedKVCache(x, x.copy(), [[0]], [2], layout="...LHE")
+    )
     with pytest.raises(
         TypeError, match=r"`key` must be a plain array.*Call a method of the cache: key\.attend"
     ):
-        varlen_attention(x[0], held, x[0], [0, 5], [0, 5])
+        varlen_attention(x[0], cache_of_tokens, x[0], [0, 5], [0, 5])
 
 
 @pytest.mark.needs("jax")
