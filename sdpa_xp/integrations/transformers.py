@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any
 
 from sdpa_xp import _checks as checks
 
-__all__ = ["register"]
+__all__ = ["register", "uses_sdpa_xp"]
 
 NAME = "xp_attention"
 """The name in transformers. transformers refuses some models by a name with "sdpa" in it."""
@@ -28,20 +29,24 @@ def register() -> str:
         (B, L), with 1 or True for real tokens, or (B, 1 or Hq, L, S): boolean with True = may attend, or
         floating and added to the scores.
 
+    From then on, transformers tells you about models with attention code of their own: there is
+    a warning if such a model is created with this name, or an error if its code does not allow other names.
+
     Returns:
         `"xp_attention"`. Calling `register` again changes nothing.
 
     Raises:
         ModuleNotFoundError: transformers or torch is not installed, or transformers is too old.
-        ValueError: When the model runs: the model passes an argument that sdpa_xp does not support. The message
-            names the argument.
+        ValueError: When the model is created: its code has classes of its own for attention, which the message
+            names. When it runs: it passes an argument that sdpa_xp does not support.
 
     Numerics:
-        As for `scaled_dot_product_attention`, so results differ from `attn_implementation="eager"` by rounding
-        only. A token whose keys are all masked, such as padding on the left, gets output 0, where eager
-        attention gives it the mean of all values. Results of real tokens do not depend on it. In training,
-        weights are dropped with the model's `attention_dropout`, but with the same seed (`torch.manual_seed`)
-        eager attention drops other weights.
+        As for `scaled_dot_product_attention`. The results of real tokens differ from those of
+        `attn_implementation="eager"` by rounding only. A token whose keys are all masked, such as padding on
+        the left, gets output 0, where eager attention gives it the mean of all values. A loss in which such a
+        token predicts the first real one differs too, as it does with `"sdpa"`. In training, weights are
+        dropped with the model's `attention_dropout`, but with the same seed (`torch.manual_seed`) eager
+        attention drops other weights.
 
     Examples:
         >>> from sdpa_xp.integrations.transformers import register
@@ -57,6 +62,7 @@ def register() -> str:
         interfaces = library.AttentionInterface, library.AttentionMaskInterface
         attention = import_module("sdpa_xp.integrations._transformers_attention")
         mask_creation = import_module("sdpa_xp.integrations._transformers_masks")
+        models = import_module("sdpa_xp.integrations._transformers_models")
     except (ImportError, AttributeError) as error:
         rule = "transformers 5.23 or later and torch must be installed"
         hint = checks.install_hint("transformers")
@@ -65,4 +71,39 @@ def register() -> str:
         ) from None
     for interface, function in zip(interfaces, (attention.attend, mask_creation.create_mask), strict=True):
         interface.register(NAME, function)
+    models.watch_models()
     return NAME
+
+
+def uses_sdpa_xp(model: Any) -> bool:
+    """Return whether a model of transformers computes attention with sdpa_xp.
+
+    `model.config` may have the name although the code of the model never asks for it. This function looks at
+    the code of each layer.
+
+    Args:
+        model: A model of transformers, or a torch module that contains one.
+
+    Returns:
+        True if at least one layer calls sdpa_xp.
+
+    Raises:
+        TypeError: `model` is not a torch module.
+        ModuleNotFoundError: transformers or torch is not installed.
+
+    Examples:
+        >>> import transformers
+        >>> from sdpa_xp.integrations.transformers import register, uses_sdpa_xp
+        >>> config = transformers.BertConfig(num_hidden_layers=1, hidden_size=12)
+        >>> model = transformers.BertModel(config)
+        >>> uses_sdpa_xp(model)
+        False
+        >>> model.set_attn_implementation(register())
+        >>> uses_sdpa_xp(model)
+        True
+
+    References:
+        transformers, "Attention Interface", https://huggingface.co/docs/transformers/attention_interface.
+    """
+    register()
+    return bool(import_module("sdpa_xp.integrations._transformers_models").uses_sdpa_xp(model))

@@ -198,6 +198,7 @@ def test_relative_positions_of_t5() -> None:
     assert_agree(model, lambda model: logits(model, padding("right"), decoder_input_ids=tokens()))
 
 
+@pytest.mark.filterwarnings("ignore:xp_attention. models of type:UserWarning")
 @pytest.mark.parametrize("name", ["MPNet", "Bloom", "ConvBert"])
 def test_models_with_an_attention_of_their_own(name: str) -> None:
     """transformers lets them be loaded with any name; their masks are then those of eager attention."""
