@@ -44,6 +44,10 @@ def rows(ids: Any) -> Any:
     return xp_of(ids).take(TABLE, ids, axis=0)
 
 
+def halved(ids: Any) -> Any:
+    return xp_of(ids).astype(ids, xp_of(ids).float32) * 0.5
+
+
 def tripled(ids: Any) -> Any:
     return ids * 3
 
@@ -57,6 +61,8 @@ def tripled(ids: Any) -> Any:
         (lambda ids: xp_of(ids).where(ids < 0, -1, ids), lambda ids: ids + 0),
         (lambda ids: ids >> 1, truncated),
         (tripled, lambda ids: xp_of(ids).minimum(ids, 10**9) * 3),
+        (lambda ids: ids < -5, lambda ids: ids != ids),
+        (halved, lambda ids: halved(xp_of(ids).maximum(ids, 0))),
         *((tripled, through(dtype)) for dtype in ("int32", "int16", "int8", "uint8", "float32", "float64")),
         (lambda ids: rows(ids[0, :] // 3 % 50), lambda ids: rows(truncated(ids[0, :]) % 50)),
     ],

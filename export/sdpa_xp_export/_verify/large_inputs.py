@@ -73,7 +73,8 @@ def furthest(exact: NDArray[Any], candidates: Sequence[NDArray[Any]]) -> NDArray
     worst = candidates[0]
     for candidate in candidates[1:]:
         with np.errstate(invalid="ignore"):
-            further = np.abs(candidate - exact) > np.abs(worst - exact)
+            is_float = exact.dtype.kind not in "iub"  # booleans have no difference, and unsigned ones wrap
+            further = np.abs(candidate - exact) > np.abs(worst - exact) if is_float else candidate != exact
         worst = np.where(further, candidate, worst)
     return worst
 
