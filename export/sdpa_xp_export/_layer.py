@@ -21,8 +21,8 @@ from sdpa_xp_export.spec import TensorSpec
 
 _OWN_ERROR = re.compile(r"[\w.]+: ")
 """Messages of the library and of the exporter begin with a function; `linear(): ...` is of torch."""
-_OF_TEXT = re.compile(r"StrDType|dtype\('<U|'str' object cannot be interpreted as an integer")
-"""Errors of NumPy for text where it needs a number."""
+_OF_A_LENGTH = re.compile(r"\bLength\b|expected a sequence of integers")
+"""Errors of torch and NumPy for a length that only a run knows."""
 
 
 def bound_arguments(
@@ -86,7 +86,7 @@ def foreign_errors_reworded(function: str, layer: object, *, open_lengths: bool)
     try:
         yield
     except (TypeError, AttributeError) as error:
-        if open_lengths and _OF_TEXT.search(str(error)):
+        if open_lengths and _OF_A_LENGTH.search(str(error)):
             raise length_error(function, {"its error": first_sentence(error)}) from error
         of_torch = _is_torch_module(layer)
         is_own = _OWN_ERROR.match(str(error)) is not None
@@ -125,7 +125,8 @@ def with_arrays(argument: Any, name: str, array_of: Callable[[str, TensorSpec], 
             field: with_arrays(operand, getattr(argument, "argument", field), array_of)
             for field, operand in argument.arguments.items()
         }
-        return dataclasses.replace(argument, **operands)
+        is_same = all(operands[field] is operand for field, operand in argument.arguments.items())
+        return argument if is_same else dataclasses.replace(argument, **operands)
     if type(argument) in (tuple, list):  # a tuple may be the layer's *arguments
         return type(argument)(with_arrays(element, name, array_of) for element in argument)
     if isinstance(argument, dict):

@@ -70,9 +70,9 @@ def to_onnx(
 
     Shapes:
         The shapes of the layer. An entry of a spec may be a name, which is then an entry of `x.shape`. You can
-        compare it, use it in a shape, add it to another one, and pass it to `arange` and `asarray`. Python
-        cannot use it as a number: `int()`, `range()` and `math` do not accept it, and it is not equal to any
-        number. `P + L` is equal to `P + L`, but not to `L + P`.
+        use it in a shape, add it to another one, and pass it to `arange` and `asarray`. Python cannot use it as
+        a number: `int()`, `range()` and `math` do not accept it. It is equal to itself; any other comparison
+        raises an error, since a branch on it would be the same in each run.
 
     Args:
         layer: A function, a method or a layer. Its namespace is `x.__array_namespace__()`, which also has
@@ -125,7 +125,7 @@ def to_onnx(
     traced = _traced(layer, bound, form, opset, target)
     check_loaded_opset(FUNCTION, opset, target)  # a layer may call no attention, which would check it
     for name, value in traced.outputs.items():
-        target.check_tensor(FUNCTION, name, value.dtype)
+        target.check_tensor(FUNCTION, name, value.elem_type)
     traced.graph.prune([*traced.outputs.values()])
     metadata = {
         "sdpa_xp.version": sdpa_xp.__version__,
@@ -231,6 +231,6 @@ def _outputs(graph: TracedGraph, result: Any) -> dict[str, GraphValue]:
             raise TypeError(message(FUNCTION, rule, {name: type(value).__name__}))
         value = graph.equal_values.get(value.name, value)
         used_values = {output.name for output in outputs.values()}
-        copy = graph.add("Identity", value, dtype=value.dtype, shape=value.shape)
+        copy = graph.add("Identity", value, dtype=value.elem_type, shape=value.dims)
         outputs[name] = copy if value.name in used_values else graph.here(value)
     return outputs

@@ -106,8 +106,8 @@ def window(function: str, name: str, value: object) -> tuple[int, int]:
 
 
 def within(function: str, name: str, lengths: Integers, limit: int, letter: str) -> None:
-    """Check that no length exceeds its axis, if the lengths can be read."""
-    if lengths.most > limit and lengths.most != math.inf:
+    """Check that no length exceeds its axis, if both can be read. A graph has axes that only a run knows."""
+    if isinstance(limit, int) and limit < lengths.most < math.inf:
         rule = f"`{name}` must be at most {letter}"
         raise ValueError(message(function, rule, {name: int(lengths.most), letter: limit}))
 

@@ -28,7 +28,7 @@ class ScoreModifier:
     """What it reads of a token: its place in the arrays, its distance from other tokens, or its position. In
     most calls they are the same, but not in a cache from which tokens were dropped."""
     __array_ufunc__: ClassVar[None] = None  # so that in `array & mask` the mask decides, not the array
-    _signature: tuple[object] | None = field(init=False, repr=False, default=None)
+    _signature: tuple[object] | None = field(init=False, repr=False, compare=False, default=None)
     """`signature`, once it is known."""
 
     def arrays(self) -> Iterator[tuple[str, object]]:
@@ -55,11 +55,15 @@ class ScoreModifier:
 
         Arrays may be written to between two calls, and the answer of a function may change.
         """
-        if self._signature is None:
-            object.__setattr__(self, "_signature", (self._new_signature(),))
-        return self._signature and self._signature[0]
+        known = getattr(self, "_signature", None)  # a caller's class without slots has no default for it
+        if known is None:
+            known = (self._new_signature(),)
+            object.__setattr__(self, "_signature", known)
+        return known[0]
 
     def _new_signature(self) -> object:
+        if not type(self).__module__.startswith("sdpa_xp."):  # a caller's class may have more than its fields
+            return None
         signature: list[object] = [type(self)]
         for _, argument in self._fields():
             items = argument if isinstance(argument, tuple) else (argument,)

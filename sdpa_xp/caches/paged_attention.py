@@ -196,6 +196,7 @@ class PagedAttention(Generic[A]):
     ) -> PagedCall:
         """Check a call, and rotate its queries."""
         array = checks.plain_array(function, "query", query)
+        checks.no_graph_values(function, "a paged cache", {"query": array})
         if cu_seqlens_q is None:
             checks.entries(function, array.shape, len(self._lengths))
         else:

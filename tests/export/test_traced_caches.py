@@ -285,7 +285,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "a query of pages": (
         lambda q, k: PagedKVCache(np.zeros((4, 2, 4, 8), F), np.zeros((4, 2, 4, 8), F), [[0]], [3]).attend(q),
-        "PagedKVCache.attend: `query` must",
+        "PagedKVCache.attend: a paged cache needs arrays, not values of a graph",
     ),
     "dropout": (
         lambda q, k: KVCache(k, k).attend(q, dropout_p=0.5),

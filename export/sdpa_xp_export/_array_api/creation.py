@@ -12,10 +12,10 @@ from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._array_api.dispatch import graph_of, is_array
 from sdpa_xp_export._array_api.manipulation import broadcast_to
 from sdpa_xp_export._dtypes.conversion import numpy_dtype
+from sdpa_xp_export._dtypes.dtype import Dtype, dtype_name
 from sdpa_xp_export._dtypes.promotion import DEFAULTS
-from sdpa_xp_export._dtypes.standard import dtype_name
 from sdpa_xp_export._graph.graph import Graph, GraphValue
-from sdpa_xp_export._graph.lengths import Length, joined_name
+from sdpa_xp_export._graph.lengths import Length, joined_name, plain
 from sdpa_xp_export._graph.traced_graph import TracedGraph
 
 
@@ -29,8 +29,9 @@ def astype(x: Any, dtype: Any, /, *, copy: Any = True, device: object = None) ->
 
 def dtype_like(array: Any, dtype: Any) -> Any:
     """Return the dtype of that name in the library of `array`."""
-    if not isinstance(dtype, str):
+    if not isinstance(dtype, str | Dtype):
         return dtype
+    dtype = dtype_name(dtype)
     if array_api_compat.is_numpy_array(array):
         return numpy_dtype(dtype)  # NumPy alone has no name for bfloat16
     return getattr(array_api_compat.array_namespace(array), dtype)
@@ -75,7 +76,7 @@ def _as_int64(graph: Graph, bound: Any) -> GraphValue:
     if isinstance(bound, int) and not isinstance(bound, bool):
         return graph.constant(bound, "int64")
     value = graph.operand(bound) if isinstance(bound, GraphValue | Length) else None
-    if value is None or value.shape or "int" not in value.dtype:
+    if value is None or value.dims or "int" not in value.elem_type:
         rule = "a range to or from a length must have integer bounds"
         raise TypeError(message(graph.function, rule, {"bound": repr(bound)}))
     return value.astype("int64")
@@ -84,7 +85,7 @@ def _as_int64(graph: Graph, bound: Any) -> GraphValue:
 def _count(start: Any, stop: Any, step: Any) -> int | str:
     """Return how many numbers there are from `start` to `stop`, or a name for that."""
     try:
-        counted = stop - start if isinstance(step, int) and step == 1 else None
+        counted = plain(stop - start) if isinstance(step, int) and step == 1 else None
     except TypeError:
         counted = None
     return counted if isinstance(counted, int | str) else joined_name("arange", start, stop, step)
@@ -93,7 +94,7 @@ def _count(start: Any, stop: Any, step: Any) -> int | str:
 def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: object = None) -> Any:
     """Return an array that is filled with `fill_value`."""
     filled = asarray(fill_value, dtype=dtype, device=device)
-    shape = (shape,) if isinstance(shape, int | str) else tuple(shape)
+    shape = (shape,) if isinstance(shape, int | Length) else tuple(shape)
     graph = graph_of([*shape, filled])
     if graph is None:
         return np.full(shape, filled)

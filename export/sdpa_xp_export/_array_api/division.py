@@ -29,20 +29,20 @@ def divide(one: Any, other: Any) -> GraphValue:
 def floor_divide(one: Any, other: Any) -> GraphValue:
     """Divide and round down."""
     first, second = operands("floor_divide", "numeric", one, other)
-    if first.dtype in FLOATING:
+    if first.elem_type in FLOATING:
         return _quotient_and_remainder_of_floats(first, second)[0]
     known = _known_divisor(first, other)
     if known is not None:
         return negative(first) if known == -1 else _rounded_down(first, second, known)
     quotient = where(equal(second, 0), 0, _rounded_down(first, _safe_divisor(second), None))
-    return where(equal(second, -1), negative(first), quotient) if second.dtype in SIGNED else quotient
+    return where(equal(second, -1), negative(first), quotient) if second.elem_type in SIGNED else quotient
 
 
 @array_function
 def remainder(one: Any, other: Any) -> GraphValue:
     """Return the remainder, which has the sign of the divisor."""
     first, second = operands("remainder", "numeric", one, other)
-    if first.dtype in FLOATING:
+    if first.elem_type in FLOATING:
         return _quotient_and_remainder_of_floats(first, second)[1]
     if _known_divisor(first, other) not in (None, -1):
         return elementwise("Mod", first, second)
@@ -62,13 +62,13 @@ def _known_divisor(first: GraphValue, divisor: Any) -> int | None:
 def _safe_divisor(divisor: GraphValue) -> GraphValue:
     """Replace the divisors 0 and -1 by 1."""
     safe = where(equal(divisor, 0), 1, divisor)
-    return where(equal(divisor, -1), 1, safe) if divisor.dtype in SIGNED else safe
+    return where(equal(divisor, -1), 1, safe) if divisor.elem_type in SIGNED else safe
 
 
 def _rounded_down(one: GraphValue, other: GraphValue, known: int | None) -> GraphValue:
     """Divide integers with Div, and subtract 1 where Div rounded up."""
     quotient = elementwise("Div", one, other)
-    if one.dtype not in SIGNED:
+    if one.elem_type not in SIGNED:
         return quotient
     rest = elementwise("Sub", one, elementwise("Mul", quotient, other))
     if known is None:
@@ -76,7 +76,7 @@ def _rounded_down(one: GraphValue, other: GraphValue, known: int | None) -> Grap
         rounded_up = opposite & ~equal(rest, 0)
     else:
         rounded_up = binary("Less" if known > 0 else "Greater", "less", "numeric", rest, 0, "bool")
-    return elementwise("Sub", quotient, rounded_up.astype(quotient.dtype))
+    return elementwise("Sub", quotient, rounded_up.astype(quotient.elem_type))
 
 
 def _quotient_and_remainder_of_floats(one: GraphValue, other: GraphValue) -> tuple[GraphValue, GraphValue]:
@@ -84,7 +84,7 @@ def _quotient_and_remainder_of_floats(one: GraphValue, other: GraphValue) -> tup
 
     The quotient follows from the remainder, which is exact: 1.0 // 0.1 is 9, though 1.0 / 0.1 is 10.
     """
-    dtype, shape = one.dtype, joint_shape(one.shape, other.shape)
+    dtype, shape = one.elem_type, joint_shape(one.dims, other.dims)
     if dtype in ("float16", "bfloat16"):
         one, other = one.astype("float32"), other.astype("float32")
     rest = computed("Mod", one, other, shape=shape, fmod=1)

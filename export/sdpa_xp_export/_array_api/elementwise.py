@@ -84,7 +84,7 @@ def square(value: GraphValue) -> GraphValue:
 def cos(value: GraphValue) -> GraphValue:
     """Return the cosine."""
     number = admitted("cos", "floating", value)
-    if number.dtype != "float64":
+    if number.elem_type != "float64":
         return unary("Cos", "cos", "floating", number)
     # onnxruntime 1.23 has no Cos of float64, but a Sin: cos(x) = 1 - 2 sin(x / 2)^2.
     half = unary("Sin", "sin", "floating", number * 0.5)
@@ -104,7 +104,7 @@ def erf(value: GraphValue) -> GraphValue:
 def floor(value: GraphValue) -> GraphValue:
     """Round down; integers stay unchanged."""
     number = admitted("floor", "numeric", value)
-    return number if number.dtype in INTEGERS else computed("Floor", number, shape=number.shape)
+    return number if number.elem_type in INTEGERS else computed("Floor", number, shape=number.dims)
 
 
 @array_function
@@ -121,7 +121,7 @@ def minimum(one: Any, other: Any) -> GraphValue:
 
 def _extreme(op: str, name: str, compare: str, one: Any, other: Any) -> GraphValue:
     first, second = operands(name, "numeric", one, other)
-    if first.dtype != "int64":
+    if first.elem_type != "int64":
         return elementwise(op, first, second)
     # onnxruntime's kernel misorders int64, so the two are compared, and one is chosen.
     return where(elementwise(compare, first, second, dtype="bool"), first, second)
@@ -134,7 +134,7 @@ def clip(value: GraphValue, min: Any = None, max: Any = None) -> GraphValue:
         raise TypeError(message("clip", "`x` must be an array", {"x": repr(value)}))
     result = value if min is None else maximum(value, min)
     result = result if max is None else minimum(result, max)
-    return admitted("clip", "numeric", result).astype(value.dtype)
+    return admitted("clip", "numeric", result).astype(value.elem_type)
 
 
 @array_function
@@ -148,9 +148,9 @@ def where(condition: GraphValue, one: Any, other: Any) -> GraphValue:
         one, other = _of_default_dtype(graph, one, other)
     first, second = promoted("where", one, other)
     inner = kernel_dtype("Where", first)
-    shape = joint_shape(condition.shape, first.shape, second.shape)
+    shape = joint_shape(condition.dims, first.dims, second.dims)
     chosen = graph.add("Where", condition, first.astype(inner), second.astype(inner), dtype=inner, shape=shape)
-    return chosen.astype(first.dtype)
+    return chosen.astype(first.elem_type)
 
 
 def _is_scalar(operand: Any) -> bool:
@@ -192,7 +192,7 @@ def _bitwise(name: str, op: str) -> Callable[[Any, Any], GraphValue]:
 
     def function(one: Any, other: Any) -> GraphValue:
         first, second = operands(name, "integer or boolean", one, other)
-        if first.dtype == "bool":
+        if first.elem_type == "bool":
             return elementwise(op, first, second)
         _bits_need_opset(first, name)
         return elementwise(f"Bitwise{op}", first, second)
@@ -210,10 +210,10 @@ bitwise_xor = _bitwise("bitwise_xor", "Xor")
 def bitwise_invert(value: GraphValue) -> GraphValue:
     """Invert a condition, or the bits of an integer."""
     value = admitted("bitwise_invert", "integer or boolean", value)
-    if value.dtype == "bool":
-        return computed("Not", value, shape=value.shape)
+    if value.elem_type == "bool":
+        return computed("Not", value, shape=value.dims)
     _bits_need_opset(value, "bitwise_invert")
-    return computed("BitwiseNot", value, shape=value.shape)
+    return computed("BitwiseNot", value, shape=value.dims)
 
 
 def _bits_need_opset(value: GraphValue, name: str) -> None:

@@ -10,7 +10,7 @@ from sdpa_xp_export.spec import SymbolicShape
 def in_place_result(value: GraphValue, result: GraphValue) -> GraphValue:
     """Return the result of an operator in place, which has the dtype and the shape of its first operand."""
     if not value.graph.mixes_kinds:
-        check_in_place(result, value.dtype, value.shape)
+        check_in_place(result, value.elem_type, value.dims)
     return result
 
 
@@ -18,9 +18,9 @@ def check_in_place(result: GraphValue, dtype: str, shape: SymbolicShape) -> None
     """Refuse an in-place result whose dtype or shape differs from the operand that it replaces."""
     rule = "an in-place operator must not change the dtype or the shape of its first operand"
     hint = "Write x = x + y for x += y."
-    if result.dtype != dtype:
-        got = {"dtype": dtype, "dtype of the result": result.dtype}
+    if result.elem_type != dtype:
+        got = {"dtype": dtype, "dtype of the result": result.elem_type}
         raise TypeError(message(result.graph.function, rule, got, hint))
-    if result.shape != shape:
-        shapes = {"shape": shape, "shape of the result": result.shape}
+    if result.dims != shape:
+        shapes = {"shape": shape, "shape of the result": result.dims}
         raise ValueError(message(result.graph.function, rule, shapes, hint))

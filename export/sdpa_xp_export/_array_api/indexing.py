@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from contextlib import suppress
+from typing import Any, cast
 
 from sdpa_xp._checks import message
 from sdpa_xp_export._array_api import ops
-from sdpa_xp_export._graph.graph import GraphValue
-from sdpa_xp_export._graph.lengths import Length, has_names, joined_name
+from sdpa_xp_export._graph.graph import Graph, GraphValue
+from sdpa_xp_export._graph.lengths import Length, has_names, joined_name, plain
 from sdpa_xp_export._graph.traced_graph import traced_graph_of
 
 
@@ -19,7 +20,7 @@ def item(value: GraphValue, index: object) -> GraphValue:
     rests = sum(1 for entry in entries if entry is ...)
     if counted > value.ndim or rests > 1:
         rule = "an index must have at most one ellipsis, and as many entries as the array has axes"
-        got = {"entries": counted, "ellipses": rests, "shape": value.shape}
+        got = {"entries": counted, "ellipses": rests, "shape": value.dims}
         raise IndexError(message(value.graph.function, rule, got))
     if not rests:
         entries = (*entries, ...)
@@ -45,7 +46,7 @@ def _entry(value: GraphValue, index: Any, axis: int) -> GraphValue:
         rule = "an index must be made of integers, slices, None and an ellipsis"
         got: dict[str, object] = {"index": type(index).__name__}
         raise TypeError(message(value.graph.function, rule, got, "For other indices, use `take`.")) from error
-    length = value.shape[axis]
+    length = value.dims[axis]
     if isinstance(length, int) and not -length <= number < length:
         rule, got = "an index must be within its axis", {"index": number, "length": length}
         raise IndexError(message(value.graph.function, rule, got))
@@ -53,28 +54,26 @@ def _entry(value: GraphValue, index: Any, axis: int) -> GraphValue:
 
 
 def _sliced(value: GraphValue, part: slice, axis: int) -> GraphValue:
-    if part == slice(None):
+    if (part.start, part.stop, part.step) == (None, None, None):
         return value
-    length, step = value.shape[axis], 1 if part.step is None else part.step
-    bounds = [_bound(value, part.start, 0 if step > 0 else 2**62)]
-    bounds.append(_bound(value, part.stop, 2**62 if step > 0 else -(2**62)))
-    new = _length_of(length, part.start, part.stop, step)
+    length, step = value.dims[axis], 1 if part.step is None else part.step
+    start, stop = plain(part.start), plain(part.stop)
+    bounds = [_bound(value, start, 0 if step > 0 else 2**62)]
+    bounds.append(_bound(value, stop, 2**62 if step > 0 else -(2**62)))
+    new = _length_of(value.graph, length, start, stop, step)
     axes, steps = (value.graph.constant([number], "int64") for number in (axis, step))
-    shape = (*value.shape[:axis], new, *value.shape[axis + 1 :])
-    sliced = value.graph.add("Slice", value, *bounds, axes, steps, dtype=value.dtype, shape=shape)
+    shape = (*value.dims[:axis], new, *value.dims[axis + 1 :])
+    sliced = value.graph.add("Slice", value, *bounds, axes, steps, dtype=value.elem_type, shape=shape)
     return sliced if isinstance(new, int) else traced_graph_of(value).name_length(sliced, axis, new)
 
 
-def _length_of(length: int | str, start: Any, stop: Any, step: int) -> int | str:
+def _length_of(graph: Graph, length: int | str, start: Any, stop: Any, step: int) -> int | str:
     """Return how many entries a slice has, or a name for that; slices that are known to be alike share it."""
     if isinstance(length, int) and not has_names([start, stop]):
         return len(range(length)[start:stop:step])
-    if isinstance(start, Length) and step == 1 and stop is None:
-        try:
-            rest: int | Length = Length.in_shape(start.graph, (length,))[0] - start
-            return rest
-        except TypeError:  # the start is no part of the length
-            pass
+    if isinstance(length, str) and isinstance(start, str) and step == 1 and stop is None:
+        with suppress(TypeError):  # the start may be no part of the length
+            return cast("int | str", plain(Length(graph, length) - Length(graph, start)))
     if start in (None, 0) and step == 1 and (stop == 1 or isinstance(stop, str)):
         return 1 if stop == 1 else stop
     if (start, stop, step) in ((None, None, -1), (-1, None, 1)):

@@ -17,7 +17,7 @@ from sdpa_xp_export._array_api.operators import operands, promoted
 from sdpa_xp_export._call.length_sums import total
 from sdpa_xp_export._dtypes.promotion import INTEGERS
 from sdpa_xp_export._graph.graph import GraphValue
-from sdpa_xp_export._graph.lengths import has_names, joined_name
+from sdpa_xp_export._graph.lengths import Length, has_names, joined_name, plain
 from sdpa_xp_export._graph.shapes import broadcasts_to, joint_shape
 from sdpa_xp_export._graph.traced_graph import TracedGraph, traced_graph_of
 from sdpa_xp_export.spec import SymbolicShape
@@ -27,14 +27,14 @@ from sdpa_xp_export.spec import SymbolicShape
 def reshape(value: GraphValue, shape: Sequence[Any], *, copy: object = None) -> GraphValue:
     """value -> Reshape; one length may be -1, which is what is left."""
     del copy  # a value has no memory
-    shape = (shape,) if isinstance(shape, int | str) else tuple(shape)
-    shape = tuple(length if isinstance(length, str) else operator.index(length) for length in shape)
+    shape = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+    shape = tuple(plain(n) if isinstance(n, Length) else operator.index(n) for n in shape)
     left = [axis for axis, length in enumerate(shape) if length == -1]
     stated = list(shape)
     for axis in left:
-        stated[axis] = _remaining_length(value.shape, [length for length in shape if length != -1])
+        stated[axis] = _remaining_length(value.dims, [length for length in shape if length != -1])
     # A length that stays where it is needs not be read: in the target of Reshape 0 stands for it.
-    kept = [0 if value.shape[axis : axis + 1] == (length,) else length for axis, length in enumerate(shape)]
+    kept = [0 if value.dims[axis : axis + 1] == (length,) else length for axis, length in enumerate(shape)]
     if has_names(kept):
         target = ops.join([traced_graph_of(value).length(length) for length in kept])
     else:
@@ -66,7 +66,7 @@ def permute_dims(value: GraphValue, axes: Sequence[int]) -> GraphValue:
     perm = axes_of(value, axes)
     if len(perm) != value.ndim:
         rule = "`axes` must name each axis"
-        raise ValueError(message(value.graph.function, rule, {"axes": axes, "shape": value.shape}))
+        raise ValueError(message(value.graph.function, rule, {"axes": axes, "shape": value.dims}))
     return ops.permute(value, perm)
 
 
@@ -75,7 +75,7 @@ def matrix_transpose(value: GraphValue) -> GraphValue:
     """(..., M, N) -> (..., N, M)."""
     if value.ndim < 2:
         rule = "`matrix_transpose` needs at least two axes"
-        raise ValueError(message(value.graph.function, rule, {"shape": value.shape}))
+        raise ValueError(message(value.graph.function, rule, {"shape": value.dims}))
     return ops.transpose(value)
 
 
@@ -103,20 +103,20 @@ def expand_dims(value: GraphValue, *, axis: int = 0) -> GraphValue:
 def squeeze(value: GraphValue, axis: int | Sequence[int]) -> GraphValue:
     """value -> Squeeze of axes of length 1."""
     axes = axes_of(value, axis)
-    if any(isinstance(value.shape[one], int) and value.shape[one] != 1 for one in axes):
+    if any(isinstance(value.dims[one], int) and value.dims[one] != 1 for one in axes):
         rule = "`axis` must name axes of length 1"
-        raise ValueError(message(value.graph.function, rule, {"axis": axis, "shape": value.shape}))
+        raise ValueError(message(value.graph.function, rule, {"axis": axis, "shape": value.dims}))
     return ops.squeeze(value, axes)
 
 
 @array_function
 def broadcast_to(value: GraphValue, shape: Sequence[Any]) -> GraphValue:
     """value -> Expand."""
-    target = tuple(shape)
-    if not broadcasts_to(value.shape, target):
+    target = tuple(map(plain, shape))
+    if not broadcasts_to(value.dims, target):
         rule = "`x` must broadcast to `shape`"
-        raise ValueError(message(value.graph.function, rule, {"x.shape": value.shape, "shape": target}))
-    if value.shape == target:
+        raise ValueError(message(value.graph.function, rule, {"x.shape": value.dims, "shape": target}))
+    if value.dims == target:
         return value
     graph = traced_graph_of(value)
     if has_names(target):
@@ -132,14 +132,14 @@ def concat(values: Sequence[GraphValue], *, axis: int | None = 0) -> GraphValue:
     one, *others = values
     for other in others:
         one, other = promoted("concat", one, other)
-    values = [value.astype(one.dtype) for value in values]
+    values = [value.astype(one.elem_type) for value in values]
     if axis is None:
         values, axis = [reshape(value, (-1,)) for value in values], 0
     position = axis_of(values[0], axis)
     _check_alike(values, position)
-    length = values[0].shape[position]
+    length = values[0].dims[position]
     for value in values[1:]:
-        length = total(length, value.shape[position])
+        length = total(length, value.dims[position])
     joined = ops.join(values, position, length)
     if len(values) == 2 and isinstance(joined.graph, TracedGraph):
         joined.graph.concatenated[joined.name] = position - joined.ndim, values[0], values[1]
@@ -150,7 +150,7 @@ def _check_alike(values: Sequence[GraphValue], axis: int | None) -> None:
     """Check that all values have the same lengths, as far as these are known, except along `axis`."""
     ranks = {value.ndim for value in values}
     lengths = [
-        {value.shape[position] for value in values if isinstance(value.shape[position], int)}
+        {value.dims[position] for value in values if isinstance(value.dims[position], int)}
         for position in range(min(ranks))
         if position != axis
     ]
@@ -158,7 +158,7 @@ def _check_alike(values: Sequence[GraphValue], axis: int | None) -> None:
         rule = "arrays that are joined must have the same shape" + (
             "" if axis is None else ", except along `axis`"
         )
-        got = {"shapes": ", ".join(str(value.shape) for value in values)}
+        got = {"shapes": ", ".join(str(value.dims) for value in values)}
         raise ValueError(message(values[0].graph.function, rule, got))
 
 
@@ -174,23 +174,23 @@ def stack(values: Sequence[GraphValue], *, axis: int = 0) -> GraphValue:
 def unstack(value: GraphValue, *, axis: int = 0) -> tuple[GraphValue, ...]:
     """value -> its entries along an axis, whose length must be known."""
     position = axis_of(value, axis)
-    count, before = value.shape[position], (slice(None),) * position
+    count, before = value.dims[position], (slice(None),) * position
     if isinstance(count, str):
         rule = "`unstack` must be along an axis whose length is known"
-        raise TypeError(message(value.graph.function, rule, {"axis": axis, "shape": value.shape}))
+        raise TypeError(message(value.graph.function, rule, {"axis": axis, "shape": value.dims}))
     return tuple(item(value, (*before, index)) for index in range(count))
 
 
 @array_function
 def take(value: GraphValue, indices: GraphValue, *, axis: int | None = None) -> GraphValue:
     """value, indices of any shape -> Gather; `axis` may be left out if there is just one."""
-    if indices.dtype not in INTEGERS:
+    if indices.elem_type not in INTEGERS:
         rule = "`indices` must be integers"
-        raise TypeError(message(value.graph.function, rule, {"indices.dtype": indices.dtype}))
+        raise TypeError(message(value.graph.function, rule, {"indices.elem_type": indices.elem_type}))
     if axis is None and value.ndim != 1:
         rule = "`axis` must be given if the array has more than one axis"
-        raise ValueError(message(value.graph.function, rule, {"shape": value.shape}))
-    index = indices if indices.dtype == "int32" else indices.astype("int64")
+        raise ValueError(message(value.graph.function, rule, {"shape": value.dims}))
+    index = indices if indices.elem_type == "int32" else indices.astype("int64")
     return ops.gather(value, index, axis_of(value, axis or 0))
 
 
@@ -201,13 +201,13 @@ def matmul(one: GraphValue, other: GraphValue) -> GraphValue:
     if not one.ndim or not other.ndim:
         rule = "the operands of `matmul` must have axes"
         raise ValueError(
-            message(one.graph.function, rule, {"first.shape": one.shape, "second.shape": other.shape})
+            message(one.graph.function, rule, {"first.shape": one.dims, "second.shape": other.dims})
         )
-    left = one.shape[:-1]
-    right = other.shape[-1:] if other.ndim > 1 else ()
-    if one.shape[-1] != other.shape[-2 if other.ndim > 1 else -1]:
+    left = one.dims[:-1]
+    right = other.dims[-1:] if other.ndim > 1 else ()
+    if one.dims[-1] != other.dims[-2 if other.ndim > 1 else -1]:
         rule = "the last axis of the first operand must be as long as the last but one of the second"
-        got = {"first.shape": one.shape, "second.shape": other.shape}
+        got = {"first.shape": one.dims, "second.shape": other.dims}
         raise ValueError(message(one.graph.function, rule, got))
-    batch = joint_shape(one.shape[:-2], other.shape[:-2])
+    batch = joint_shape(one.dims[:-2], other.dims[:-2])
     return ops.product(one, other, (*batch, *left[-1:], *right))

@@ -38,7 +38,7 @@ def binary(op: str, name: str, category: str, one: Any, other: Any, dtype: str |
 def unary(op: str, name: str, category: str, value: GraphValue) -> GraphValue:
     """Write `op` of one operand; the result has its dtype and shape."""
     value = admitted(name, category, value)
-    return computed(op, value, shape=value.shape)
+    return computed(op, value, shape=value.dims)
 
 
 def operands(name: str, category: str, one: Any, other: Any) -> tuple[GraphValue, GraphValue]:
@@ -57,9 +57,9 @@ def promoted(name: str, one: Any, other: Any) -> tuple[GraphValue, GraphValue]:
     if second is not None:
         return _with_scalar(name, graph.operand(one), second)
     values = graph.operand(one), graph.operand(other)
-    dtype = (joint_of_kinds if graph.mixes_kinds else joint)(values[0].dtype, values[1].dtype)
+    dtype = (joint_of_kinds if graph.mixes_kinds else joint)(values[0].elem_type, values[1].elem_type)
     if dtype is None:
-        got = {"first dtype": values[0].dtype, "second dtype": values[1].dtype}
+        got = {"first dtype": values[0].elem_type, "second dtype": values[1].elem_type}
         rule = f"the operands of `{name}` must have dtypes that the array API promotes to one"
         raise TypeError(message(graph.function, rule, got, "Convert one of them with `astype`."))
     return values[0].astype(dtype), values[1].astype(dtype)
@@ -67,7 +67,7 @@ def promoted(name: str, one: Any, other: Any) -> tuple[GraphValue, GraphValue]:
 
 def admitted(name: str, category: str, value: GraphValue) -> GraphValue:
     """Check that the function takes the dtype; in a function of the indices, convert it if needed."""
-    if value.dtype in CATEGORIES[category]:
+    if value.elem_type in CATEGORIES[category]:
         return value
     if value.graph.mixes_kinds and category == "floating":
         return value.astype(value.graph.float_dtype)
@@ -75,7 +75,7 @@ def admitted(name: str, category: str, value: GraphValue) -> GraphValue:
         return value.astype("int64")
     rule = f"the arguments of `{name}` must have dtypes that are {category}"
     raise TypeError(
-        message(value.graph.function, rule, {"dtype": value.dtype}, "Convert the array with `astype`.")
+        message(value.graph.function, rule, {"dtype": value.elem_type}, "Convert the array with `astype`.")
     )
 
 
@@ -83,9 +83,9 @@ def elementwise(op: str, one: GraphValue, other: GraphValue, dtype: str | None =
     """Write `op` of two values that have one dtype."""
     # onnxruntime folds a number that the result of a MatMul is multiplied with into the MatMul, as a float32.
     # So in float64 both operands are negated, since it does not fold a number across Neg.
-    if op in ("Mul", "Div") and one.dtype == "float64" and _scales_a_product(one, other):
+    if op in ("Mul", "Div") and one.elem_type == "float64" and _scales_a_product(one, other):
         one, other = unary("Neg", "negative", "numeric", one), unary("Neg", "negative", "numeric", other)
-    return computed(op, one, other, shape=joint_shape(one.shape, other.shape), dtype=dtype)
+    return computed(op, one, other, shape=joint_shape(one.dims, other.dims), dtype=dtype)
 
 
 def computed(
@@ -96,21 +96,21 @@ def computed(
     inner = kernel_dtype(op, values[0])
     inputs = (value.astype(inner) for value in values)
     result = graph.add(op, *inputs, dtype=dtype or inner, shape=shape, **attributes)
-    return result.astype(dtype or values[0].dtype)
+    return result.astype(dtype or values[0].elem_type)
 
 
 def _scales_a_product(one: GraphValue, other: GraphValue) -> bool:
     """Return whether one value is the result of a MatMul and the other a single number."""
-    has_single = any(all(length == 1 for length in value.shape) for value in (one, other))
+    has_single = any(all(length == 1 for length in value.dims) for value in (one, other))
     return has_single and any(one.graph.is_product(value) for value in (one, other))
 
 
 def kernel_dtype(op: str, value: GraphValue) -> str:
     """Return the dtype in which onnxruntime can compute `op` of `value`."""
-    dtype = computable_dtype(op, value.dtype, bfloat16=value.graph.computes_bfloat16)
+    dtype = computable_dtype(op, value.elem_type, bfloat16=value.graph.computes_bfloat16)
     if dtype is None:
         rule = f"onnxruntime must have a kernel for {op} in this dtype or in a wider one"
-        raise TypeError(message(value.graph.function, rule, {"dtype": value.dtype}))
+        raise TypeError(message(value.graph.function, rule, {"dtype": value.elem_type}))
     return dtype
 
 
@@ -135,7 +135,7 @@ def _with_scalar(
     name: str, value: GraphValue, scalar: bool | int | float | Length
 ) -> tuple[GraphValue, GraphValue]:
     """Return `value` and a constant of `scalar`, which takes the dtype of `value`."""
-    graph, dtype = value.graph, value.dtype
+    graph, dtype = value.graph, value.elem_type
     if dtype not in of_scalar(scalar):
         if not graph.mixes_kinds:
             rule = f"a Python scalar in `{name}` must fit the kind of the array's dtype"

@@ -16,7 +16,9 @@ from sdpa_xp_export.spec import SymbolicShape
 
 def scalar(value: GraphValue) -> GraphValue:
     """(1,) -> ()."""
-    return value.graph.add("Squeeze", value, value.graph.constant([0], "int64"), dtype=value.dtype, shape=())
+    return value.graph.add(
+        "Squeeze", value, value.graph.constant([0], "int64"), dtype=value.elem_type, shape=()
+    )
 
 
 def arange(stop: GraphValue, length: int | str, start: GraphValue | None = None) -> GraphValue:
@@ -28,17 +30,17 @@ def arange(stop: GraphValue, length: int | str, start: GraphValue | None = None)
 def join(values: Sequence[GraphValue], axis: int = 0, length: int | str | None = None) -> GraphValue:
     """Several values -> Concat along `axis`, which then has `length`."""
     first = values[0]
-    shape: list[int | str] = list(first.shape)
+    shape: list[int | str] = list(first.dims)
     shape[axis] = len(values) if length is None else length
-    return first.graph.add("Concat", *values, dtype=first.dtype, shape=tuple(shape), axis=axis)
+    return first.graph.add("Concat", *values, dtype=first.elem_type, shape=tuple(shape), axis=axis)
 
 
 def unsqueeze(value: GraphValue, axis: int) -> GraphValue:
     """value -> value with a new axis of length 1 at `axis`."""
-    shape = list(value.shape)
+    shape = list(value.dims)
     shape.insert(axis if axis >= 0 else len(shape) + 1 + axis, 1)
     axes = value.graph.constant([axis], "int64")
-    return value.graph.add("Unsqueeze", value, axes, dtype=value.dtype, shape=tuple(shape))
+    return value.graph.add("Unsqueeze", value, axes, dtype=value.elem_type, shape=tuple(shape))
 
 
 def to_rank(value: GraphValue, rank: int) -> GraphValue:
@@ -50,9 +52,9 @@ def to_rank(value: GraphValue, rank: int) -> GraphValue:
 
 def squeeze(value: GraphValue, axes: Sequence[int]) -> GraphValue:
     """value -> value without these axes of length 1, which are counted from the front."""
-    shape = tuple(length for axis, length in enumerate(value.shape) if axis not in axes)
+    shape = tuple(length for axis, length in enumerate(value.dims) if axis not in axes)
     removed = value.graph.constant(sorted(axes), "int64")
-    return value.graph.add("Squeeze", value, removed, dtype=value.dtype, shape=shape)
+    return value.graph.add("Squeeze", value, removed, dtype=value.elem_type, shape=shape)
 
 
 def squeeze_front(value: GraphValue, rank: int) -> GraphValue:
@@ -64,36 +66,36 @@ def squeeze_front(value: GraphValue, rank: int) -> GraphValue:
 
 def reshape(value: GraphValue, target: Sequence[int], shape: SymbolicShape) -> GraphValue:
     """value -> value of `shape`; in `target`, 0 keeps a length and -1 is what is left."""
-    if value.shape == shape:
+    if value.dims == shape:
         return value
     return reshape_to(value, value.graph.constant(list(target), "int64"), shape)
 
 
 def reshape_to(value: GraphValue, target: GraphValue, shape: SymbolicShape) -> GraphValue:
     """value, lengths -> value of these lengths."""
-    return value.graph.add("Reshape", value, target, dtype=value.dtype, shape=shape)
+    return value.graph.add("Reshape", value, target, dtype=value.elem_type, shape=shape)
 
 
 def with_ones(value: GraphValue, count: int) -> GraphValue:
     """value (...) -> (..., 1, 1), with `count` axes of length 1 behind the others."""
     ones = [1] * count
-    return reshape(value, [*[0] * value.ndim, *ones], (*value.shape, *ones))
+    return reshape(value, [*[0] * value.ndim, *ones], (*value.dims, *ones))
 
 
 def expand(value: GraphValue, target: GraphValue, shape: SymbolicShape) -> GraphValue:
     """value, lengths -> value that is broadcast to these lengths."""
-    joint = joint_shape(value.shape, shape)
-    if value.shape == joint:
+    joint = joint_shape(value.dims, shape)
+    if value.dims == joint:
         return value
     inner = kernel_dtype("Expand", value)
     expanded = value.graph.add("Expand", value.astype(inner), target, dtype=inner, shape=joint)
-    return expanded.astype(value.dtype)
+    return expanded.astype(value.elem_type)
 
 
 def permute(value: GraphValue, perm: Sequence[int]) -> GraphValue:
     """value -> value with its axes in another order."""
-    shape = tuple(value.shape[axis] for axis in perm)
-    return value.graph.add("Transpose", value, dtype=value.dtype, shape=shape, perm=list(perm))
+    shape = tuple(value.dims[axis] for axis in perm)
+    return value.graph.add("Transpose", value, dtype=value.elem_type, shape=shape, perm=list(perm))
 
 
 def swap(value: GraphValue, one: int, other: int) -> GraphValue:
@@ -113,28 +115,28 @@ def product(one: GraphValue, other: GraphValue, shape: SymbolicShape) -> GraphVa
     # onnxruntime folds a number that an operand of a MatMul is multiplied with into the MatMul, as a float32;
     # and before 1.26 it joins a Transpose and a MatMul of float64 to a node that has no kernel. It does
     # neither across Neg, so in float64 both operands are negated.
-    if one.dtype == "float64":
+    if one.elem_type == "float64":
         one, other = -one, -other
     return computed("MatMul", one, other, shape=shape)
 
 
 def cut(value: GraphValue, bounds: tuple[GraphValue, GraphValue], axis: int, length: int | str) -> GraphValue:
     """value -> its entries along `axis` from the first bound up to the second, which is left out."""
-    axes, shape = value.graph.constant([axis], "int64"), list(value.shape)
+    axes, shape = value.graph.constant([axis], "int64"), list(value.dims)
     shape[axis] = length
-    return value.graph.add("Slice", value, *bounds, axes, dtype=value.dtype, shape=tuple(shape))
+    return value.graph.add("Slice", value, *bounds, axes, dtype=value.elem_type, shape=tuple(shape))
 
 
 def reverse(value: GraphValue) -> GraphValue:
     """value -> its entries along the first axis, the last one first."""
     start, stop, axis, step = (value.graph.constant([number], "int64") for number in (-1, -(2**63) + 1, 0, -1))
-    return value.graph.add("Slice", value, start, stop, axis, step, dtype=value.dtype, shape=value.shape)
+    return value.graph.add("Slice", value, start, stop, axis, step, dtype=value.elem_type, shape=value.dims)
 
 
 def gather(value: GraphValue, index: GraphValue, axis: int) -> GraphValue:
     """value, indices -> the entries of value at these indices along `axis`."""
-    shape = (*value.shape[:axis], *index.shape, *value.shape[axis + 1 :])
-    return value.graph.add("Gather", value, index, dtype=value.dtype, shape=shape, axis=axis)
+    shape = (*value.dims[:axis], *index.dims, *value.dims[axis + 1 :])
+    return value.graph.add("Gather", value, index, dtype=value.elem_type, shape=shape, axis=axis)
 
 
 def length_of(value: GraphValue, axis: int) -> GraphValue:
@@ -144,9 +146,9 @@ def length_of(value: GraphValue, axis: int) -> GraphValue:
 
 def reduce(op: str, value: GraphValue, axis: int = -1) -> GraphValue:
     """value -> op over `axis`, which stays with a length of 1."""
-    shape = list(value.shape)
+    shape = list(value.dims)
     shape[axis] = 1
-    dtype, reduced = value.dtype, tuple(shape)
+    dtype, reduced = value.elem_type, tuple(shape)
     # The axis is an input of ReduceSum since opset 13, of the other reductions since 18; before, an attribute.
     if op != "ReduceSum" and value.graph.opset < 18:
         return value.graph.add(op, value, dtype=dtype, shape=reduced, axes=[axis], keepdims=1)
@@ -161,5 +163,5 @@ def ones_column(value: GraphValue) -> GraphValue:
     """
     graph, last = value.graph, value.ndim - 1
     target = join([length_of(value, last), graph.constant([1], "int64")])
-    one = graph.constant([[1]], value.dtype)
-    return graph.add("Expand", one, target, dtype=value.dtype, shape=(value.shape[last], 1))
+    one = graph.constant([[1]], value.elem_type)
+    return graph.add("Expand", one, target, dtype=value.elem_type, shape=(value.dims[last], 1))

@@ -18,7 +18,7 @@ from sdpa_xp_export._graph.shapes import joint_shape
 def pow(one: Any, other: Any) -> GraphValue:
     """Raise one operand to the power of the other; integers wrap, as in NumPy."""
     base, exponent = operands("pow", "numeric", one, other)
-    if base.dtype in FLOATING:
+    if base.elem_type in FLOATING:
         return elementwise("Pow", base, exponent)
     if not isinstance(other, int):
         return _power_of_integers(base, exponent)
@@ -30,7 +30,7 @@ def pow(one: Any, other: Any) -> GraphValue:
 
 def _known_power(base: GraphValue, exponent: int) -> GraphValue:
     """Raise integers to a known power by repeated squaring."""
-    power = base.graph.constant(1, base.dtype) if exponent else base * 0 + 1
+    power = base.graph.constant(1, base.elem_type) if exponent else base * 0 + 1
     while exponent:
         if exponent & 1:
             power = power * base
@@ -42,13 +42,13 @@ def _known_power(base: GraphValue, exponent: int) -> GraphValue:
 
 def _power_of_integers(base: GraphValue, exponent: GraphValue) -> GraphValue:
     """Raise integers to integer powers by repeated squaring, in a Loop over the bits of the exponents."""
-    graph, dtype = base.graph, base.dtype
+    graph, dtype = base.graph, base.elem_type
     states = (base * 0 + exponent * 0 + 1, base, exponent)
     body = graph.loop_body()
     body.input("Bit", "int64", ())
     body.input("GoesOn", "bool", ())
     power, factor, left = (
-        body.input(name, dtype, state.shape)
+        body.input(name, dtype, state.dims)
         for name, state in zip(("Power", "Factor", "Exponent"), states, strict=True)
     )
     halved = elementwise("Div", left, body.constant(2, dtype))
@@ -58,7 +58,7 @@ def _power_of_integers(base: GraphValue, exponent: GraphValue) -> GraphValue:
         graph.constant(bits(dtype), "int64"),
         graph.constant(value=True, dtype="bool"),  # without a condition, ONNX's evaluator takes no step
         *states,
-        outputs=[(dtype, state.shape) for state in states],
+        outputs=[(dtype, state.dims) for state in states],
         body=body.subgraph([_any(~equal(halved, 0)), *steps]),
     )
     return outputs[0]
@@ -83,7 +83,7 @@ def bitwise_left_shift(one: Any, other: Any) -> GraphValue:
 def bitwise_right_shift(one: Any, other: Any) -> GraphValue:
     """Shift to the right, rounding down; a shift by all bits or more gives 0, or -1 below 0."""
     number, count = _number_and_count("bitwise_right_shift", one, other)
-    if number.dtype not in SIGNED:
+    if number.elem_type not in SIGNED:
         return _shifted("RIGHT", number, count)
     # BitShift takes unsigned integers alone; -1 - x of a negative x has the inverted bits of x.
     below = less(number, 0)
@@ -103,7 +103,7 @@ def _number_and_count(name: str, one: Any, other: Any) -> tuple[GraphValue, Grap
 
 def _shifted(direction: str, number: GraphValue, count: GraphValue) -> GraphValue:
     """Shift numbers as 64 bits; a shift by 64 bits or more, which C++ leaves undefined, gives 0."""
-    wide, shape = count.astype("uint64"), joint_shape(number.shape, count.shape)
+    wide, shape = count.astype("uint64"), joint_shape(number.dims, count.dims)
     bits_of = number.astype("uint64")
     shifted = computed("BitShift", bits_of, minimum(wide, 63), shape=shape, direction=direction)
-    return where(less(wide, 64), shifted, 0).astype(number.dtype)
+    return where(less(wide, 64), shifted, 0).astype(number.elem_type)

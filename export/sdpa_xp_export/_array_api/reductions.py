@@ -14,8 +14,8 @@ from sdpa_xp_export._array_api.creation import dtype_like
 from sdpa_xp_export._array_api.dispatch import array_function
 from sdpa_xp_export._array_api.elementwise import equal, maximum, sqrt, where
 from sdpa_xp_export._array_api.operators import admitted, computed, elementwise, kernel_dtype
+from sdpa_xp_export._dtypes.dtype import dtype_name
 from sdpa_xp_export._dtypes.promotion import FLOATING, UNSIGNED
-from sdpa_xp_export._dtypes.standard import dtype_name
 from sdpa_xp_export._graph.graph import GraphValue
 
 HALVES = ("float16", "bfloat16")
@@ -32,11 +32,11 @@ def sum(x: Any, /, *, axis: Axes = None, dtype: Any = None, keepdims: bool = Fal
 
 def _sum(value: GraphValue, axis: Axes, keepdims: bool, dtype: str | None = None) -> GraphValue:
     value = value if dtype is None else value.astype(dtype)
-    number = value.astype("int64") if value.dtype == "bool" else admitted("sum", "numeric", value)
-    if number.dtype in FLOATING:
+    number = value.astype("int64") if value.elem_type == "bool" else admitted("sum", "numeric", value)
+    if number.elem_type in FLOATING:
         return _of_floats("ReduceSum", number, axis, keepdims)
     total = _over(axes_of(number, axis), keepdims, number.astype("int64"), _sum_of_integers)
-    return total.astype(dtype or ("uint64" if number.dtype in UNSIGNED else "int64"))
+    return total.astype(dtype or ("uint64" if number.elem_type in UNSIGNED else "int64"))
 
 
 @array_function
@@ -65,9 +65,9 @@ def var(value: GraphValue, *, axis: Axes = None, correction: float = 0.0, keepdi
     distance = wide - mean(wide, axis=axis, keepdims=True)
     squares = distance * distance
     if not correction:
-        return mean(squares, axis=axis, keepdims=keepdims).astype(number.dtype)
+        return mean(squares, axis=axis, keepdims=keepdims).astype(number.elem_type)
     count = maximum(_count(wide, axes_of(wide, axis)) - correction, 0.0)
-    return (_sum(squares, axis, keepdims) / count).astype(number.dtype)
+    return (_sum(squares, axis, keepdims) / count).astype(number.elem_type)
 
 
 @array_function
@@ -75,12 +75,12 @@ def std(value: GraphValue, *, axis: Axes = None, correction: float = 0.0, keepdi
     """Return the square root of `var`."""
     number = admitted("std", "floating", value)
     variance = var(_widened(number), axis=axis, correction=correction, keepdims=keepdims)
-    return sqrt(variance).astype(number.dtype)
+    return sqrt(variance).astype(number.elem_type)
 
 
 def _widened(value: GraphValue) -> GraphValue:
     """Convert half precision to float32, in which it is summed."""
-    return value.astype("float32") if value.dtype in HALVES else value
+    return value.astype("float32") if value.elem_type in HALVES else value
 
 
 def _over(
@@ -94,29 +94,29 @@ def _over(
 
 def _of_floats(op: str, value: GraphValue, axis: Axes, keepdims: bool) -> GraphValue:
     reduced = _over(axes_of(value, axis), keepdims, _widened(value), lambda x, axis: ops.reduce(op, x, axis))
-    return reduced.astype(value.dtype)
+    return reduced.astype(value.elem_type)
 
 
 def _sum_of_integers(value: GraphValue, axis: int) -> GraphValue:
     """Sum by a MatMul with a column of ones: onnxruntime rounds a ReduceSum of integers from 1.28 on."""
     last = value if axis == value.ndim - 1 else ops.swap(value, axis, -1)
     column = ops.ones_column(last)
-    total = computed("MatMul", last, column, shape=(*last.shape[:-1], 1))
+    total = computed("MatMul", last, column, shape=(*last.dims[:-1], 1))
     return total if axis == value.ndim - 1 else ops.swap(total, axis, -1)
 
 
 def _extreme(op: str, value: GraphValue, axis: Axes, keepdims: bool) -> GraphValue:
     axes = axes_of(value, axis)
-    if value.dtype in ("uint32", "int64", "uint64"):
+    if value.elem_type in ("uint32", "int64", "uint64"):
         return _extreme_by_halves(op, value, axes, keepdims)
     wide = value.astype(kernel_dtype(op, value))
     extreme = _over(axes, keepdims, wide, lambda x, axis: ops.reduce(op, x, axis))
-    if value.dtype not in FLOATING:
-        return extreme.astype(value.dtype)
+    if value.elem_type not in FLOATING:
+        return extreme.astype(value.elem_type)
     # onnxruntime leaves a NaN out unless it comes first.
     is_nan = (~elementwise("Equal", wide, wide, dtype="bool")).astype("uint8")
     has_nan = _over(axes, keepdims, is_nan, lambda x, axis: ops.reduce("ReduceMax", x, axis)).astype("bool")
-    return where(has_nan, math.nan, extreme).astype(value.dtype)
+    return where(has_nan, math.nan, extreme).astype(value.elem_type)
 
 
 def _extreme_by_halves(op: str, value: GraphValue, axes: tuple[int, ...], keepdims: bool) -> GraphValue:
@@ -126,7 +126,7 @@ def _extreme_by_halves(op: str, value: GraphValue, axes: tuple[int, ...], keepdi
     halves are compared as int32, in which the lower ones are shifted to begin at the smallest.
     """
     whole = value.astype("int64")
-    if value.dtype == "uint64":  # in the order of signed numbers
+    if value.elem_type == "uint64":  # in the order of signed numbers
         whole = whole + LEAST
     upper = (whole >> 32).astype("int32")
     lower = (whole - HALF).astype("int32")
@@ -135,7 +135,7 @@ def _extreme_by_halves(op: str, value: GraphValue, axes: tuple[int, ...], keepdi
     lower = where(equal(upper, extreme), lower, never_chosen)
     rest = _over(axes, True, lower, lambda x, axis: ops.reduce(op, x, axis))
     result = (extreme.astype("int64") << 32) + rest.astype("int64") + HALF
-    result = (result + LEAST if value.dtype == "uint64" else result).astype(value.dtype)
+    result = (result + LEAST if value.elem_type == "uint64" else result).astype(value.elem_type)
     return result if keepdims or not axes else ops.squeeze(result, axes)
 
 
@@ -143,6 +143,6 @@ def _count(value: GraphValue, axes: tuple[int, ...]) -> GraphValue:
     """Return the number of elements along some axes, in the dtype of `value`."""
     count = value.graph.constant(1, "int64")
     for axis in axes:
-        length = value.shape[axis]
+        length = value.dims[axis]
         count = count * (length if isinstance(length, int) else ops.scalar(ops.length_of(value, axis)))
-    return count.astype(value.dtype)
+    return count.astype(value.elem_type)

@@ -11,7 +11,7 @@ from sdpa_xp import biases, masks
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._call.length_sums import addends
-from sdpa_xp_export._call.operands import GraphOperand, Initializer
+from sdpa_xp_export._call.operands import GraphOperand, Initializer, kind_of
 from sdpa_xp_export.spec import TensorSpec
 
 OUTPUTS = ("output", "lse", "weights", "scores")
@@ -114,12 +114,12 @@ class ExportCall:
 
 
 def _conjuncts(mask: Mask) -> list[Mask]:
-    if mask.name != "&":
+    if kind_of(mask) != "&":
         return [mask]
     return [conjunct for part in mask.parts for conjunct in _conjuncts(part)]
 
 
 def _addends(bias: Bias) -> list[Bias]:
-    if bias.name != "+":
+    if kind_of(bias) != "+":
         return [bias]
     return [addend for part in bias.parts for addend in _addends(part)]

@@ -14,7 +14,7 @@ from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._call.call import OUTPUTS, SPECS, ExportCall, ExportOptions, Layout
 from sdpa_xp_export._call.length_sums import total
-from sdpa_xp_export._call.operands import GraphOperand, Initializer, Input, OperandNamer
+from sdpa_xp_export._call.operands import GraphOperand, Initializer, Input, OperandNamer, kind_of
 from sdpa_xp_export._dtypes.promotion import INTEGERS
 from sdpa_xp_export.spec import TensorSpec
 
@@ -204,7 +204,7 @@ def _arrays(value: object) -> Iterator[GraphOperand]:
     if isinstance(value, Input | Initializer):
         yield value
     elif isinstance(value, Mask | Bias):
-        for part in value.arguments.values() if value.name == "from_array" else value.parts:
+        for part in value.arguments.values() if kind_of(value) == "from_array" else value.parts:
             yield from _arrays(part)
 
 

@@ -20,7 +20,7 @@ from sdpa_xp._checks import message
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._call.error_text import first_sentence
-from sdpa_xp_export._call.operands import Initializer, Input
+from sdpa_xp_export._call.operands import Initializer, Input, kind_of
 from sdpa_xp_export.spec import TensorSpec
 
 Expression: TypeAlias = Mask | Bias | TensorSpec | Initializer
@@ -78,17 +78,17 @@ def text_of(value: object) -> str:
         return str(value)
     if not isinstance(value, Mask | Bias):
         return _literal_text(value)
-    arguments = value.arguments
-    if value.name in ("&", "|", "+"):
-        return "(" + f" {value.name} ".join(map(text_of, value.parts)) + ")"
-    if value.name == "~":
+    arguments, kind = value.arguments, kind_of(value)
+    if kind in ("&", "|", "+"):
+        return "(" + f" {kind} ".join(map(text_of, value.parts)) + ")"
+    if kind == "~":
         return f"~{text_of(*value.parts)}"
-    if value.name == "from_array":  # the array itself says as much
+    if kind == "from_array":  # the array itself says as much
         (array,) = (array for name, array in arguments.items() if name in ("boolean", "array"))
         return f"from_array({text_of(array)})"
-    if value.name == "from_function":
+    if kind in ("from_function", ""):  # text says no more of a class of the caller than of a function
         return "from_function"
-    return f"{value.name}({', '.join(f'{name}={text_of(part)}' for name, part in arguments.items())})"
+    return f"{kind}({', '.join(f'{name}={text_of(part)}' for name, part in arguments.items())})"
 
 
 def _literal_text(value: object) -> str:

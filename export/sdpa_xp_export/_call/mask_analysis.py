@@ -8,16 +8,17 @@ from typing import Any, cast
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._call.call import ExportCall
+from sdpa_xp_export._call.operands import kind_of
 
 
 def is_causal(mask: Mask) -> bool:
     """Return whether the mask is j <= i, with i counted from where the first query stands."""
-    return mask.name == "causal" and mask.arguments["offset"] == 0
+    return kind_of(mask) == "causal" and mask.arguments["offset"] == 0
 
 
 def is_window(mask: Mask) -> bool:
     """Return whether the mask is a range of keys around the query's own, of as many keys as queries."""
-    return mask.name in ("causal", "sliding_window") and isinstance(mask.arguments["offset"], int | str)
+    return kind_of(mask) in ("causal", "sliding_window") and isinstance(mask.arguments["offset"], int | str)
 
 
 def key_window(masks: Iterable[Mask]) -> tuple[int | None, int | None]:
@@ -45,7 +46,8 @@ def is_lower_triangle(call: ExportCall) -> bool:
 
 def may_mask(bias: Bias) -> bool:
     """Return whether a bias may be -inf for some pair."""
-    return bias.name != "alibi" and not (bias.name == "at_positions" and not may_mask(bias.parts[0]))
+    kind = kind_of(bias)
+    return kind != "alibi" and not (kind == "at_positions" and not may_mask(bias.parts[0]))
 
 
 def only_causal(call: ExportCall) -> bool:
@@ -60,11 +62,12 @@ def is_only_causal(masks: Sequence[Mask], biases: Iterable[Bias]) -> bool:
 
 def hides_whole_keys(mask: Mask) -> bool:
     """Return whether the mask hides a key from all queries and heads of a batch entry, or from none of them."""
-    if mask.name == "padding":
+    kind = kind_of(mask)
+    if kind == "padding":
         return mask.arguments["query_lengths"] is None and mask.arguments["key_lengths"] is not None
-    if mask.name == "from_array":
+    if kind == "from_array":
         return all(length == 1 for length in cast(Any, mask.arguments["boolean"]).shape[-3:-1])
-    return mask.name == "prefix"
+    return kind == "prefix"
 
 
 def unmasked(call: ExportCall) -> bool:
@@ -112,7 +115,7 @@ def counts_real_keys(call: ExportCall) -> bool:
         return False
     if call.past_lengths is not None:
         return _as_many_new(call) and all(is_causal(mask) for mask in call.masks)
-    if call.cached or len(call.masks) != 1 or call.masks[0].name != "padding":
+    if call.cached or len(call.masks) != 1 or kind_of(call.masks[0]) != "padding":
         return False
     lengths = call.masks[0].arguments
     return lengths["query_lengths"] is None and getattr(lengths["key_lengths"], "shape", ()) == call.sizes.batch

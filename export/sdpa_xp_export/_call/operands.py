@@ -116,14 +116,23 @@ class OperandNamer:
 
 def with_operands(value: Any, operand: Callable[[str, Any], Any]) -> Any:
     """Return a mask or a bias with `operand(name, argument)` instead of each argument or joined part."""
-    return replace(
-        value,
-        **{
-            name: (
-                tuple(operand(name, part) for part in value.parts)
-                if value.parts and isinstance(argument, tuple)
-                else operand(name, argument)
-            )
-            for name, argument in value.arguments.items()
-        },
-    )
+    changed = {
+        name: (
+            tuple(operand(name, part) for part in value.parts)
+            if value.parts and isinstance(argument, tuple)
+            else operand(name, argument)
+        )
+        for name, argument in value.arguments.items()
+    }
+    # A class of the caller may take other arguments than its fields: it is made anew only if it holds arrays.
+    is_same = all(argument is changed[name] for name, argument in value.arguments.items())
+    return value if is_same else replace(value, **changed)
+
+
+def kind_of(value: Mask | Bias) -> str:
+    """Return the name of a mask or a bias of the library, and "" for a class of the caller.
+
+    A subclass of a mask of the library has its name, but may have another formula.
+    """
+    own = type(value).__module__.startswith(("sdpa_xp.masks", "sdpa_xp.biases"))
+    return value.name if own else ""

@@ -1,11 +1,11 @@
-"""The functions of the array API that concern dtypes alone; a dtype is its name."""
+"""The functions of the array API that concern dtypes alone."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sdpa_xp._checks import dtype_name as any_dtype_name
 from sdpa_xp._checks import message
+from sdpa_xp_export._dtypes.dtype import Dtype, dtype_name
 from sdpa_xp_export._dtypes.promotion import (
     DEFAULTS,
     DTYPES,
@@ -34,16 +34,7 @@ EVERYWHERE = tuple(dtype for dtype in DTYPES if dtype not in ("float16", "bfloat
 """The dtypes that every runtime has."""
 
 
-def dtype_name(dtype: Any) -> str:
-    """Return the name of a dtype of any library."""
-    name = any_dtype_name(dtype)
-    if name not in DTYPES:
-        rule = f"`dtype` must be one of {', '.join(DTYPES)}"
-        raise TypeError(message("to_onnx", rule, {"dtype": repr(dtype)}))
-    return name
-
-
-def result_type(*arrays_and_dtypes: Any) -> str:
+def result_type(*arrays_and_dtypes: Any) -> Dtype:
     """Return the dtype that arrays, dtypes and Python scalars promote to."""
     scalars = [argument for argument in arrays_and_dtypes if isinstance(argument, bool | int | float)]
     dtypes = [
@@ -64,26 +55,26 @@ def result_type(*arrays_and_dtypes: Any) -> str:
         if promoted in INTEGERS and not holds(promoted, int(scalar)):
             rule = "a Python integer must be within the range of the dtype of the arrays"
             raise OverflowError(message("result_type", rule, {"integer": scalar, "dtype": promoted}))
-    return promoted
+    return Dtype(promoted)
 
 
 class NamespaceInfo:
     """The dtypes that every runtime has."""
 
     @staticmethod
-    def default_dtypes(*, device: object = None) -> dict[str, str]:
+    def default_dtypes(*, device: object = None) -> dict[str, Dtype]:
         """Return the dtypes of Python scalars that are combined with no array."""
         del device
-        integer = DEFAULTS[int]
-        return {"real floating": DEFAULTS[float], "integral": integer, "indexing": integer}
+        integer = Dtype(DEFAULTS[int])
+        return {"real floating": Dtype(DEFAULTS[float]), "integral": integer, "indexing": integer}
 
     @staticmethod
-    def dtypes(*, device: object = None, kind: Any = None) -> dict[str, str]:
+    def dtypes(*, device: object = None, kind: Any = None) -> dict[str, Dtype]:
         """Return the dtypes of all kinds, or of one or several, by name."""
         del device
         kinds = KINDS if kind is None else (kind,) if isinstance(kind, str) else kind
         wanted = {name for kind in kinds for name in KINDS[kind]}
-        return {name: name for name in EVERYWHERE if name in wanted}
+        return {name: Dtype(name) for name in EVERYWHERE if name in wanted}
 
 
 def __array_namespace_info__() -> NamespaceInfo:  # noqa: N807, the standard's name

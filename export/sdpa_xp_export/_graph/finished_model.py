@@ -26,7 +26,7 @@ def finished_model(graph: Graph, outputs: Mapping[str, GraphValue], metadata: Ma
         names[output.name] = name
     _rename(graph.nodes, names)
     infos = [
-        helper.make_tensor_value_info(name, ONNX_DTYPE[value.dtype], value.shape)
+        helper.make_tensor_value_info(name, ONNX_DTYPE[value.elem_type], value.dims)
         for name, value in outputs.items()
     ]
     used = {name for node in graph.nodes for name in node.input}  # the body of a loop has copies of constants

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
@@ -19,9 +20,11 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from sdpa_xp._checks import message
-from sdpa_xp_export._dtypes.conversion import ONNX_DTYPE, numpy_dtype
+from sdpa_xp_export._dtypes.conversion import ONNX_DTYPE, numpy_dtype, to_numpy
+from sdpa_xp_export._dtypes.dtype import Dtype, dtype_name
+from sdpa_xp_export._graph.device import DEVICE, Device
 from sdpa_xp_export._graph.function_hints import function_hint
-from sdpa_xp_export._graph.lengths import Length
+from sdpa_xp_export._graph.lengths import Length, plain
 from sdpa_xp_export._graph.value_operators import augmented, binary, reflected, unary
 from sdpa_xp_export._model.weights import Weight
 from sdpa_xp_export.spec import SymbolicShape, TensorSpec
@@ -62,6 +65,8 @@ class Graph:
     """The graph around this one, if this is the body of a loop."""
     captured: dict[str, GraphValue] = field(default_factory=dict)
     """What a body uses of the outer graph, by name, apart from constants: a body has its own."""
+    takes_arrays: bool = False
+    """Whether an array that meets a value becomes a constant, as in the formula of a mask."""
 
     def loop_body(self) -> Graph:
         """Return the graph of a loop inside this one."""
@@ -99,14 +104,26 @@ class Graph:
         return operand if isinstance(operand, GraphValue) else self.from_array(operand)
 
     def from_array(self, array: object) -> GraphValue:
-        """Refuse an array: a function of the indices has no use for one. `TracedGraph` takes arrays."""
+        """Refuse an array in a function of the indices. `TracedGraph` takes arrays, as a formula does."""
+        if self.takes_arrays:
+            numbers = to_numpy(self.function, "array", array)
+            return self.constant(numbers, numbers.dtype.name)
         rule = "a function of the indices must compute with its arguments and with numbers alone"
         raise TypeError(message(self.function, rule, {"operand": type(array).__name__}))
+
+    @contextmanager
+    def taking_arrays(self) -> Iterator[None]:
+        """Take arrays as constants until the context ends."""
+        self.takes_arrays = True
+        try:
+            yield
+        finally:
+            self.takes_arrays = False
 
     def here(self, value: GraphValue) -> GraphValue:
         """Return a value of an outer graph as a value of this graph, so that its operators write nodes here."""
         if self.outer is None or value.graph is self:
-            return GraphValue(self, value.name, value.dtype, value.shape)
+            return GraphValue(self, value.name, value.elem_type, value.dims)
         for (dtype, *_), constant in self.outer.constants.items():
             if constant.name == value.name:
                 return self.constant(numpy_helper.to_array(constant), dtype)
@@ -114,7 +131,7 @@ class Graph:
             # Tools rename the inputs and the nodes that a body captures; onnx 1.23.2 leaves its initializers.
             is_weight = any(weight.name == value.name for weight in self.outer.weights)
             self.captured[value.name] = self.outer.copy(value) if is_weight else value
-        return GraphValue(self, self.captured[value.name].name, value.dtype, value.shape)
+        return GraphValue(self, self.captured[value.name].name, value.elem_type, value.dims)
 
     def constant(self, value: object, dtype: str) -> GraphValue:
         """Return an initializer; equal numbers share one."""
@@ -150,7 +167,7 @@ class Graph:
 
     def copy(self, value: GraphValue) -> GraphValue:
         """value -> Identity(value): the output of a node where an input or an initializer may not stand."""
-        return self.add("Identity", value, dtype=value.dtype, shape=value.shape)
+        return self.add("Identity", value, dtype=value.elem_type, shape=value.dims)
 
     def is_product(self, value: GraphValue) -> bool:
         """Return whether `value` is the output of a MatMul."""
@@ -158,11 +175,13 @@ class Graph:
 
     def declare(self, value: GraphValue) -> None:
         """Declare a shape that follows from no operator: the runtime can then compute later nodes in place."""
-        self.declared.append(helper.make_tensor_value_info(value.name, ONNX_DTYPE[value.dtype], value.shape))
+        self.declared.append(helper.make_tensor_value_info(value.name, ONNX_DTYPE[value.elem_type], value.dims))
 
     def subgraph(self, outputs: list[GraphValue]) -> onnx.GraphProto:
         """Return this graph as the body of a loop."""
-        infos = [helper.make_tensor_value_info(out.name, ONNX_DTYPE[out.dtype], out.shape) for out in outputs]
+        infos = [
+            helper.make_tensor_value_info(out.name, ONNX_DTYPE[out.elem_type], out.dims) for out in outputs
+        ]
         constants = [*self.constants.values()]
         return helper.make_graph(self.nodes, "body", self.inputs, infos, constants, value_info=self.declared)
 
@@ -173,16 +192,28 @@ class GraphValue:
 
     graph: Graph = field(repr=False)
     name: str
-    dtype: str
-    shape: SymbolicShape
+    elem_type: str
+    """The name of the dtype."""
+    dims: SymbolicShape
+    """The shape, in which a name is text that can be compared with other names."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", Length.in_shape(self.graph, self.shape))
+        object.__setattr__(self, "dims", tuple(map(plain, self.dims)))
 
     @property
-    def device(self) -> None:
-        """None: a value has no device while the graph is written."""
-        return
+    def dtype(self) -> Dtype:
+        """The dtype for a layer: it equals the dtypes of all libraries that have its name."""
+        return Dtype(self.elem_type)
+
+    @property
+    def shape(self) -> tuple[int | Length, ...]:
+        """The shape for a layer: a name stands for a number, and is not compared while the graph is written."""
+        return Length.in_shape(self.graph, self.dims)
+
+    @property
+    def device(self) -> Device:
+        """The device of each value of a graph, whatever runs the graph."""
+        return DEVICE
 
     @property
     def mT(self) -> GraphValue:  # noqa: N802, the standard's name
@@ -191,7 +222,7 @@ class GraphValue:
 
     @property
     def ndim(self) -> int:
-        return len(self.shape)
+        return len(self.dims)
 
     def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
         return self.graph.namespace
@@ -200,11 +231,12 @@ class GraphValue:
         """Write a call of the library that has this value among its query, key and value."""
         return self.graph.attend(self.graph, function, inputs, rules)
 
-    def astype(self, dtype: str) -> GraphValue:
-        """value -> Cast(value); the value itself if it has the dtype."""
-        if self.dtype == dtype:
+    def astype(self, dtype: Any) -> GraphValue:
+        """value -> Cast(value), to the dtype of any library; the value itself if it has the dtype."""
+        name = dtype_name(dtype)
+        if self.elem_type == name:
             return self
-        return self.graph.add("Cast", self, dtype=dtype, shape=self.shape, to=ONNX_DTYPE[dtype])
+        return self.graph.add("Cast", self, dtype=name, shape=self.dims, to=ONNX_DTYPE[name])
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **keywords: Any) -> Any:
         """Compute an operator that NumPy starts, with an array or a number on the left."""

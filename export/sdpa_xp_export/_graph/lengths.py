@@ -13,8 +13,17 @@ from sdpa_xp_export.spec import SymbolicShape
 
 HINT = (
     "Lengths add up, and `reshape` takes -1. Write xp = x.__array_namespace__(), then xp.arange(x.shape[1]), "
-    "xp.zeros(x.shape), or xp.asarray(x.shape[1]) for its value."
+    "xp.zeros(x.shape), xp.asarray(x.shape[1]) for its value, or xp.take(table, xp.arange(x.shape[1]), axis=0) "
+    "for table[: x.shape[1]]."
 )
+COMPARISON_HINT = (
+    "Write a number in the spec if the length is fixed. Otherwise choose in the graph: write "
+    "xp = x.__array_namespace__(), then xp.where(xp.asarray(x.shape[1]) == 1, a, b)."
+)
+KEY_HINT = "As a key, use str(x.shape[1]), the name of the length. " + COMPARISON_HINT
+
+
+_COMPARISONS = (np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal)
 
 
 class LengthOwner(Protocol):
@@ -24,39 +33,44 @@ class LengthOwner(Protocol):
     def function(self) -> str: ...
 
 
-class Length(str):
-    """The name of a length, or a sum of names. It stands in shapes and can be compared, but it is not a number.
+class Length:
+    """The name of a length, or a sum of names. It stands in shapes, but it is not a number.
 
     `past + new` is the length of both, and `past + new - new` is `past` again. A cache needs no more to say
-    where its tokens stand.
+    where its tokens stand. A length is equal to itself. Any other comparison is refused, because a run decides
+    it, and Python would take one branch for all runs.
     """
 
-    graph: LengthOwner
+    __slots__ = ("graph", "name")
+
+    def __init__(self, graph: LengthOwner, name: str) -> None:
+        self.graph = graph
+        self.name = name
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        return repr(self.name)
 
     @classmethod
     def in_shape(cls, graph: LengthOwner, shape: SymbolicShape) -> tuple[int | Length, ...]:
-        """Return a shape whose names know their graph."""
-        return tuple(length if isinstance(length, int) else cls._named(graph, length) for length in shape)
-
-    @classmethod
-    def _named(cls, graph: LengthOwner, name: str) -> Length:
-        length = cls(name)
-        length.graph = graph
-        return length
+        """Return a shape as the caller sees it: its names know their graph."""
+        return tuple(length if isinstance(length, int) else cls(graph, length) for length in shape)
 
     def _sum(self, parts: list[str]) -> int | Length:
         if all(part.isdecimal() for part in parts):
             return sum(map(int, parts))
-        return self._named(self.graph, "+".join(parts))
+        return Length(self.graph, "+".join(parts))
 
     def __add__(self, other: object) -> Any:
-        return self._sum([*addends(self), *self._parts(other)])
+        return self._sum([*addends(self.name), *self._parts(other)])
 
     def __radd__(self, other: object) -> Any:
-        return self._sum([*self._parts(other), *addends(self)])
+        return self._sum([*self._parts(other), *addends(self.name)])
 
     def __sub__(self, other: object) -> Any:
-        left = addends(self)
+        left = addends(self.name)
         for part in self._parts(other):
             if part not in left:
                 self._refuse()
@@ -66,48 +80,82 @@ class Length(str):
     def _parts(self, other: object) -> list[str]:
         """Return the names and numbers that a length or a number is the sum of; 0 has none."""
         if isinstance(other, Length):
-            return addends(other)
+            return addends(other.name)
         if isinstance(other, bool) or not isinstance(other, int) or other < 0:
             self._refuse()
         return [str(other)] if other else []
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise length_error(self.graph.function, {"length": str(self)})
+        raise length_error(self.graph.function, {"length": self})
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **keywords: Any) -> Any:
-        """Compare a length with numbers of NumPy, and refuse every other function of them."""
-        if ufunc not in (np.equal, np.not_equal):
-            self._refuse()
-        plain = (str(operand) if isinstance(operand, Length) else operand for operand in inputs)
-        return getattr(ufunc, method)(*plain, **keywords)
+    def _refuse_comparison(self, *_: object) -> NoReturn:
+        raise length_error(self.graph.function, {"length": self}, COMPARISON_HINT)
 
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, str | Length) and sorted(addends(self.name)) == sorted(addends(str(other))):
+            return True
+        # A value of the graph compares itself, in the graph. None and a tuple are no lengths.
+        if other is None or isinstance(other, tuple | list) or hasattr(type(other), "__sdpa_xp__"):
+            return NotImplemented
+        return self._refuse_comparison()
+
+    def __ne__(self, other: object) -> bool:
+        equal = self.__eq__(other)
+        return equal if equal is NotImplemented else not equal
+
+    def __hash__(self) -> NoReturn:
+        # With a hash, a dict with numbers as keys would miss each length without a comparison.
+        raise length_error(self.graph.function, {"length": self}, KEY_HINT)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, *_: object, **__: object) -> NoReturn:
+        """Refuse the functions of NumPy, also those that a number of NumPy on the left calls."""
+        if ufunc in _COMPARISONS:
+            self._refuse_comparison()
+        self._refuse()
+
+    __array__: Any = _refuse
     __array_function__: Any = _refuse
 
-    __lt__: Any = _refuse
-    __le__: Any = _refuse
-    __gt__: Any = _refuse
-    __ge__: Any = _refuse
+    __bool__: Any = _refuse_comparison
+    __lt__: Any = _refuse_comparison
+    __le__: Any = _refuse_comparison
+    __gt__: Any = _refuse_comparison
+    __ge__: Any = _refuse_comparison
     __index__: Any = _refuse
     __int__: Any = _refuse
     __float__: Any = _refuse
+    __complex__: Any = _refuse
     __rsub__: Any = _refuse
     __mul__: Any = _refuse
     __rmul__: Any = _refuse
     __mod__: Any = _refuse
     __rmod__: Any = _refuse
+    __divmod__: Any = _refuse
+    __rdivmod__: Any = _refuse
     __floordiv__: Any = _refuse
     __rfloordiv__: Any = _refuse
     __truediv__: Any = _refuse
     __rtruediv__: Any = _refuse
     __pow__: Any = _refuse
     __rpow__: Any = _refuse
+    __and__: Any = _refuse
+    __rand__: Any = _refuse
+    __lshift__: Any = _refuse
+    __rshift__: Any = _refuse
     __neg__: Any = _refuse
+    __abs__: Any = _refuse
+    __round__: Any = _refuse
 
 
-def length_error(function: str, got: Mapping[str, object]) -> TypeError:
+def length_error(function: str, got: Mapping[str, object], hint: str = HINT) -> TypeError:
     """Return the error for a length that is used as a number, in Python or in NumPy."""
     rule = "a length that is known only when the graph runs cannot be used as a Python number"
-    return TypeError(message(function, rule, got, HINT))
+    return TypeError(message(function, rule, got, hint))
+
+
+def plain(length: Any) -> Any:
+    """Return the name of a length, which the exporter compares with other names; other objects unchanged."""
+    return length.name if isinstance(length, Length) else length
 
 
 def has_names(shape: Sequence[Any]) -> bool:

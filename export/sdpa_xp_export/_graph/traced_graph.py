@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import array_api_compat
-import numpy as np
 import onnx
 
 from sdpa_xp._checks import message
 from sdpa_xp_export._call.length_sums import addends
 from sdpa_xp_export._dtypes.conversion import to_numpy
 from sdpa_xp_export._graph.graph import Attend, Graph, GraphValue
-from sdpa_xp_export._graph.lengths import Length, length_error
+from sdpa_xp_export._graph.lengths import Length, plain
 from sdpa_xp_export.spec import SymbolicShape
 
 _NODE_NAME = re.compile(r"(constant|[A-Z]\w*)_\d+")
@@ -80,12 +79,10 @@ class TracedGraph(Graph):
         """Convert an array of any library to an initializer, one for each array, and a length to a number."""
         if isinstance(array, Length):
             axes = self.constant([0], "int64")
-            return self.add("Squeeze", self.length(array), axes, dtype="int64", shape=())
+            return self.add("Squeeze", self.length(plain(array)), axes, dtype="int64", shape=())
         if not array_api_compat.is_array_api_obj(array):
             rule = "values of a graph must be computed with arrays and numbers"
             raise TypeError(message(self.function, rule, {"operand": type(array).__name__}))
-        if isinstance(array, np.ndarray) and array.dtype.kind == "U":  # NumPy took a length for text
-            raise length_error(self.function, {"array": array.tolist()})
         if id(array) not in self.initializers:
             name = self.free_name(self.array_names.get(id(array)) or f"weight_{len(self.weights)}")
             initializer = self.weight(name, to_numpy(self.function, name, array))
@@ -125,7 +122,7 @@ def traced_graph_of(value: GraphValue) -> TracedGraph:
     """Return the graph of `value`, which can read named lengths; the graph of an index function cannot."""
     if not isinstance(value.graph, TracedGraph):
         rule = "a function of the indices must use no length that is known only when the graph runs"
-        raise TypeError(message(value.graph.function, rule, {"shape": value.shape}))
+        raise TypeError(message(value.graph.function, rule, {"shape": value.dims}))
     return value.graph
 
 

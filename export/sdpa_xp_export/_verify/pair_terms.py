@@ -17,7 +17,7 @@ from sdpa_xp import biases, masks
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export._call.operands import Initializer, Input, with_operands
+from sdpa_xp_export._call.operands import Initializer, Input, kind_of, with_operands
 
 Arrays: TypeAlias = dict[str, Any]
 """NumPy arrays by the name of the argument, or of the input of a graph."""
@@ -59,7 +59,7 @@ class PairTerms:
         """Return what is added, in order: arrays, and functions of the scores."""
         return tuple(
             self._from_position(cast(ScoreMod, bias.arguments["score_mod"]))
-            if bias.name == "from_function"
+            if kind_of(bias) == "from_function"
             else self._over_pairs(bias, biases.to_array, 0.0)
             for bias in self.call.biases
         )
@@ -97,14 +97,15 @@ class PairTerms:
         if value.parts:
             return with_operands(value, lambda _, part: self._with_arrays(part, first, tokens))
         arguments = {name: numbers(argument, self.arrays) for name, argument in value.arguments.items()}
-        if value.name == "padding":
+        kind = kind_of(value)
+        if kind == "padding":
             keys = self.pairs[-1] if tokens is None else tokens
             arguments = _limited_lengths(arguments, first, self.pairs[-2], keys)
         if tokens is None:
             return replace(value, **arguments)
-        if value.name == "from_array":
+        if kind == "from_array":
             arguments = {name: _over_tokens(array, first, tokens) for name, array in arguments.items()}
-        elif value.name == "document":
+        elif kind == "document":
             ids = np.asarray(arguments["query_ids"])
             key_ids = arguments["key_ids"]
             arguments["key_ids"] = ids if key_ids is None else np.asarray(key_ids)[..., :tokens]

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.length_sums import evaluated
 from sdpa_xp_export._dtypes.conversion import numpy_dtype
+from sdpa_xp_export._dtypes.promotion import INTEGERS
 from sdpa_xp_export._verify.integer_operands import OPERANDS, OperandChoice, TokenCounts, drawn_integers
 from sdpa_xp_export._verify.pair_terms import Arrays
 from sdpa_xp_export._verify.reference_inputs import heads_first, reference_inputs, reference_shape
@@ -152,6 +153,10 @@ def _drawn(
         return _of_pairs(spec, shape, rng, least=_may_be_least(call))
     if stem == "slopes":
         return np.asarray(rng.random(shape), dtype)
+    if spec.dtype == "bool":  # of a mask of the caller, as are integers here
+        return rng.random(shape) < 0.6
+    if spec.dtype in INTEGERS:
+        return rng.integers(0, evaluated(call.sizes.keys, lengths) + 1, shape).astype(dtype)
     return _filled(shape, dtype, rng.standard_normal)
 
 

@@ -60,7 +60,7 @@ def write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphVa
         diagonal = [mask for mask in call.masks if causal and is_causal(mask)]
         reachable = both_allow(allowed, all_allowed(tile, diagonal))
         if isinstance(reachable, GraphValue):
-            attended = heads.is_attended(reachable, int(key.shape[-3]))
+            attended = heads.is_attended(reachable, int(key.dims[-3]))
             key, value = (xp.where(attended, array, 0.0) for array in (key, value))
     exact = None if mask is None else _expanded_mask(inputs, mask)
     output, *_ = _node(tile, inputs.query, key, value, exact, is_causal=causal)
@@ -120,9 +120,9 @@ def _node(
     operands = [query, key, value, *more]
     while operands[-1] is None:
         operands.pop()
-    outputs = [(query.dtype, (*query.shape[:-1], value.shape[-1]))]
+    outputs = [(query.elem_type, (*query.dims[:-1], value.dims[-1]))]
     if len(more) == 3:  # with a past, the runtime requires the present outputs
-        outputs += [(query.dtype, (*x.shape[:-2], call.sizes.keys, x.shape[-1])) for x in (key, value)]
+        outputs += [(query.elem_type, (*x.dims[:-2], call.sizes.keys, x.dims[-1])) for x in (key, value)]
     output, *present = tile.graph.add_many(
         "Attention",
         *operands,
@@ -139,7 +139,7 @@ def _positive_scale(tile: GraphTile, query: GraphValue) -> tuple[GraphValue, flo
     """query, scale -> a query and a positive scale: the runtime takes its root, and refuses 0 and below."""
     scale = tile.call.scale
     if not isinstance(scale, float):
-        return query * tile.operand(scale).astype(query.dtype), 1.0
+        return query * tile.operand(scale).astype(query.elem_type), 1.0
     if scale > 0:
         return query, scale
     return query * (-1.0 if scale else 0.0), -scale or 1.0
@@ -163,8 +163,8 @@ def _mask(tile: GraphTile, dtype: str, causal: bool) -> tuple[GraphValue | None,
 
 def _expanded_mask(inputs: FormInputs, mask: GraphValue) -> GraphValue:
     """mask -> Expand(mask, (L, S)): the runtime broadcasts the batch and the heads alone."""
-    lengths, shape = inputs.lengths, (inputs.query.shape[-2], inputs.key.shape[-2])
-    if mask.shape[-2:] != shape:
+    lengths, shape = inputs.lengths, (inputs.query.dims[-2], inputs.key.dims[-2])
+    if mask.dims[-2:] != shape:
         columns = lengths.kept_keys if shape[1] == "first_keys" else lengths.keys
         ends = [ops.unsqueeze(length, 0) for length in (lengths.queries, columns)]
         mask = ops.expand(mask, ops.join(ends), shape)

@@ -29,16 +29,16 @@ def unsupported_reason(call: ExportCall) -> str | None:
 
 def packed(value: GraphValue) -> GraphValue:
     """(B, H, L, E) -> (B, L, H * E)."""
-    heads, width = value.shape[-3], value.shape[-1]
+    heads, width = value.dims[-3], value.dims[-1]
     assert isinstance(heads, int)
     assert isinstance(width, int)
     swapped = ops.swap(value, -2, -3)
-    return ops.reshape(swapped, [0, 0, heads * width], (*swapped.shape[:2], heads * width))
+    return ops.reshape(swapped, [0, 0, heads * width], (*swapped.dims[:2], heads * width))
 
 
 def unpacked(value: GraphValue, heads: int) -> GraphValue:
     """(B, L, H * Ev) -> (B, H, L, Ev)."""
-    batch, length, width = value.shape
+    batch, length, width = value.dims
     assert isinstance(width, int)
     split = ops.reshape(value, [0, 0, heads, width // heads], (batch, length, heads, width // heads))
     return ops.swap(split, -2, -3)

@@ -82,7 +82,7 @@ def _node(
     window: int,
 ) -> GraphValue:
     """Write the node; all keys are real."""
-    graph, heads, groups = query.graph, int(query.shape[-3]), int(key.shape[-3])
+    graph, heads, groups = query.graph, int(query.dims[-3]), int(key.dims[-3])
     packed = [contrib.packed(array) for array in (query, key, value)]
     # The past key and value are left out, and in front of the sinks four more optional inputs.
     operands = [*packed, None, None, *lengths, *([] if sinks is None else [*[None] * 4, sinks])]
@@ -90,7 +90,7 @@ def _node(
     output, *_ = graph.add_many(
         "GroupQueryAttention",
         *operands,
-        outputs=[(query.dtype, packed[0].shape), (query.dtype, key.shape), (query.dtype, value.shape)],
+        outputs=[(query.elem_type, packed[0].dims), (query.elem_type, key.dims), (query.elem_type, value.dims)],
         domain=CONTRIB,
         num_heads=heads,
         kv_num_heads=groups,
@@ -110,10 +110,10 @@ def _holds_nan(inputs: FormInputs) -> GraphValue:
     query, key = (ops.reduce("ReduceSum", array).astype("float32") for array in (inputs.query, inputs.key))
     group = call.sizes.query_heads // call.sizes.heads
     if group > 1:
-        shape = (*key.shape[:2], group, *key.shape[2:])
+        shape = (*key.dims[:2], group, *key.dims[2:])
         times = query.graph.constant([1, 1, group, 1, 1], "int64")
         repeated = ops.expand(ops.unsqueeze(key, 2), times, shape)
-        key = ops.reshape(repeated, [0, call.sizes.query_heads, -1, 1], query.shape)
+        key = ops.reshape(repeated, [0, call.sizes.query_heads, -1, 1], query.dims)
     return (query != query) | (key != key)
 
 
@@ -121,10 +121,10 @@ def _split(value: GraphValue, parts: int, axis: int) -> list[GraphValue]:
     """value -> Split into equal parts along `axis`."""
     if parts == 1:
         return [value]
-    size = int(value.shape[axis]) // parts
-    shape = (*value.shape[:axis], size, *value.shape[axis + 1 :])
+    size = int(value.dims[axis]) // parts
+    shape = (*value.dims[:axis], size, *value.dims[axis + 1 :])
     sizes = value.graph.constant([size] * parts, "int64")
-    return value.graph.add_many("Split", value, sizes, outputs=[(value.dtype, shape)] * parts, axis=axis)
+    return value.graph.add_many("Split", value, sizes, outputs=[(value.elem_type, shape)] * parts, axis=axis)
 
 
 def _window(call: ExportCall) -> int:

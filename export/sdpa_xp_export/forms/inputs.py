@@ -77,19 +77,19 @@ def _appended(lengths: GraphLengths, past: GraphValue, new: GraphValue, *, in_pl
         return ops.join([past, new], new.ndim + axis, call.sizes.keys)
     filled = graph.argument("past_lengths", call.past_lengths).astype("int64")
     if in_place:
-        return graph.add("TensorScatter", past, new, filled, dtype=past.dtype, shape=past.shape, axis=axis)
+        return graph.add("TensorScatter", past, new, filled, dtype=past.elem_type, shape=past.dims, axis=axis)
     # ScatterElements wants an index for each element: where the past ends, and a step more for each new token.
     count = ops.scalar(lengths.length(call.key.shape[axis]))
     ones = [1] * (new.ndim - 1)
-    first = ops.reshape(filled, [-1, *ones], (*filled.shape, *ones))
+    first = ops.reshape(filled, [-1, *ones], (*filled.dims, *ones))
     shape = [1] * new.ndim
     shape[axis] = -1
     steps = ops.arange(count, call.key.shape[axis])
-    steps = ops.reshape(steps, shape, tuple(new.shape[axis] if n == -1 else 1 for n in shape))
+    steps = ops.reshape(steps, shape, tuple(new.dims[axis] if n == -1 else 1 for n in shape))
     target = graph.add("Shape", new, dtype="int64", shape=(new.ndim,))
-    index = ops.expand(first + steps, target, new.shape)
+    index = ops.expand(first + steps, target, new.dims)
     return graph.add(
-        "ScatterElements", past, index, new, dtype=past.dtype, shape=past.shape, axis=new.ndim + axis
+        "ScatterElements", past, index, new, dtype=past.elem_type, shape=past.dims, axis=new.ndim + axis
     )
 
 

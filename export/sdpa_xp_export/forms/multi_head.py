@@ -42,7 +42,7 @@ def write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphVa
         key,
         value,
         dtype=dtype,
-        shape=(*query.shape[:-1], value.shape[-1]),
+        shape=(*query.dims[:-1], value.dims[-1]),
         domain=CONTRIB,
         num_heads=heads,
         scale=call.scale,

@@ -109,9 +109,9 @@ def _padded(query: GraphValue, missing: GraphValue) -> GraphValue:
     """(..., real, E) -> (..., rows, E), with rows of 0 behind the last query."""
     graph = query.graph
     before, behind = (graph.constant([0] * length, "int64") for length in (2 * query.ndim - 2, 1))
-    shape = (*query.shape[:-2], "rows", query.shape[-1])
+    shape = (*query.dims[:-2], "rows", query.dims[-1])
     pads = ops.join([before, missing, behind])
-    return graph.add("Pad", query, pads, dtype=query.dtype, shape=shape)
+    return graph.add("Pad", query, pads, dtype=query.elem_type, shape=shape)
 
 
 class _QueryBlock(GraphTile):
@@ -147,7 +147,7 @@ class _QueryBlock(GraphTile):
 
     def cut(self, value: GraphValue) -> GraphValue:
         # A Slice would end at the last query; Gather repeats its row for the padding.
-        rows = self.rows if value.ndim > 1 and value.shape[-2] != 1 else None
+        rows = self.rows if value.ndim > 1 and value.dims[-2] != 1 else None
         value = value if rows is None else ops.gather(value, rows, value.ndim - 2)
         return self._cut(value, -1, self.column_range)
 
@@ -161,10 +161,10 @@ def _joined(
 ) -> GraphValue:
     """(blocks, ..., rows, ...), the last block first -> (..., L, ...), without the padding behind L."""
     graph, axis = blocks.graph, inputs.query.ndim - 1
-    before, rest = blocks.shape[1:axis], blocks.shape[axis + 1 :]
+    before, rest = blocks.dims[1:axis], blocks.dims[axis + 1 :]
     # The standard stacks what a loop returns. ONNX's evaluator joins it, but the numbers have the same order.
     outer, inner = ([inputs.lengths.length(length) for length in lengths] for lengths in (before, rest))
-    blocks = ops.reshape_to(blocks, ops.join([count, *outer, rows, *inner]), blocks.shape)
+    blocks = ops.reshape_to(blocks, ops.join([count, *outer, rows, *inner]), blocks.dims)
     blocks = ops.permute(ops.reverse(blocks), [*range(1, axis), 0, *range(axis, blocks.ndim)])
     length = inputs.call.sizes.queries
     target = graph.constant([*[0] * len(before), -1, *rest], "int64")

@@ -16,7 +16,7 @@ from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._array_api.dispatch import is_array
 from sdpa_xp_export._call.call import ExportCall, ExportOptions
 from sdpa_xp_export._call.checking import checked_call
-from sdpa_xp_export._call.operands import with_operands
+from sdpa_xp_export._call.operands import kind_of, with_operands
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._graph.traced_graph import TracedGraph
 from sdpa_xp_export._runtime.releases import Runtime
@@ -116,7 +116,7 @@ def _split_cache(graph: TracedGraph, values: Mapping[str, GraphValue], layout: o
     if any(join is None or join[0] != axis for join in joins):
         return dict(values)
     (_, past_key, key), (_, past_value, value) = (join for join in joins if join is not None)
-    if past_key.shape[axis] != past_value.shape[axis]:  # the caller joined these, each at another place
+    if past_key.dims[axis] != past_value.dims[axis]:  # the caller joined these, each at another place
         return dict(values)
     new = {"query": values["query"], "key": key, "value": value}
     return new | {"past_key": past_key, "past_value": past_value}
@@ -127,7 +127,7 @@ def _value(graph: TracedGraph, array: object) -> GraphValue:
 
 
 def _spec(value: GraphValue) -> ComputedSpec:
-    return ComputedSpec(value.dtype, value.shape, value)
+    return ComputedSpec(value.elem_type, value.dims, value)
 
 
 def _with_specs(graph: TracedGraph, argument: Any, adds_head: bool) -> Any:
@@ -146,7 +146,7 @@ def _is_one_head_each(inputs: Mapping[str, GraphValue], rules: Mapping[str, obje
     Three axes are (heads, length, width), and a graph is written for a known number of heads. So B heads become
     B batch entries of one head, unless an argument tells heads apart other than by an axis of an array.
     """
-    shapes = [value.shape for value in inputs.values()]
+    shapes = [value.dims for value in inputs.values()]
     if any(len(shape) != 3 or shape[0] != shapes[0][0] for shape in shapes) or isinstance(shapes[0][0], int):
         return False
     masks = all(_ignores_heads(rules[name]) for name in ("attn_mask", "bias"))
@@ -158,7 +158,7 @@ def _ignores_heads(argument: object) -> bool:
         return True
     if argument.parts:
         return all(map(_ignores_heads, argument.parts))
-    return argument.name in ("causal", "sliding_window", "chunked", "dilated", "from_array")
+    return kind_of(argument) in ("causal", "sliding_window", "chunked", "dilated", "from_array")
 
 
 def _with_head(value: GraphValue) -> GraphValue:

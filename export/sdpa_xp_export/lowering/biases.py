@@ -13,9 +13,10 @@ from sdpa_xp.biases import Bias
 from sdpa_xp_export._array_api import namespace as xp
 from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._call.mask_analysis import may_mask
-from sdpa_xp_export._call.operands import Initializer, Input
+from sdpa_xp_export._call.operands import Initializer, Input, kind_of
 from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export.lowering.buckets import LISTED, Buckets, bucket
+from sdpa_xp_export.lowering.formula import biased_by_formula
 from sdpa_xp_export.lowering.index_functions import call_index_function
 from sdpa_xp_export.lowering.masks import AllowedPairs, both_allow
 from sdpa_xp_export.lowering.tile import GraphTile
@@ -27,26 +28,30 @@ def add_biases(
     """scores -> scores with one bias after the other, and the pairs of `allowed` that no bias masks."""
     for bias in terms:
         inner, placed = _placed(bias, tile)
-        if inner.name == "from_function":
+        kind, unmasked = kind_of(inner), cast(AllowedPairs, True)
+        if kind == "from_function":
             function = cast(Callable[..., Any], inner.arguments["score_mod"])
-            result = call_index_function("bias", function, (scores, *placed.indices), scores.dtype)
+            result = call_index_function("bias", function, (scores, *placed.indices), scores.elem_type)
             term = scores = _for_all_pairs(result, scores)
-        else:
-            term = bias_term(inner, placed).astype(scores.dtype)
+        elif kind in _LOWERED:
+            term = _LOWERED[kind](placed, **inner.arguments).astype(scores.elem_type)
             scores = scores + term
+        else:
+            result, unmasked = biased_by_formula(inner, placed, scores)
+            term = scores = _for_all_pairs(result.astype(scores.elem_type), scores)
         # Each bias is asked by itself: -inf + inf is NaN, which would no longer say that the pair is masked.
         if may_mask(bias):
-            allowed = both_allow(allowed, ~xp.is_masked(term))
+            allowed = both_allow(both_allow(allowed, unmasked), ~xp.is_masked(term))
     if len(terms) > 1:
         # Two of the most negative finite numbers, which do not mask, add up to -inf, which would.
-        least = float(np.finfo(scores.dtype).min)
+        least = float(np.finfo(scores.elem_type).min)
         scores = xp.where(xp.is_masked(scores), least, scores)
     return scores, allowed
 
 
 def _placed(bias: Bias, tile: GraphTile) -> tuple[Bias, GraphTile]:
     """Return a bias of tokens that have positions of their own as the bias itself, and the tile with these."""
-    if bias.name != "at_positions":
+    if kind_of(bias) != "at_positions":
         return bias, tile
     positions = (bias.arguments[f"{token}_positions"] for token in ("query", "key"))
     return bias.parts[0], tile.at_positions(*positions)
@@ -54,20 +59,16 @@ def _placed(bias: Bias, tile: GraphTile) -> tuple[Bias, GraphTile]:
 
 def _for_all_pairs(result: GraphValue, scores: GraphValue) -> GraphValue:
     """result of a function -> Expand to the shape of the scores; the function may have ignored them."""
-    if result.shape == scores.shape:
+    if result.dims == scores.dims:
         return result
     lengths = scores.graph.add("Shape", scores, dtype="int64", shape=(scores.ndim,))
-    return ops.expand(result, lengths, scores.shape)
-
-
-def bias_term(bias: Bias, tile: GraphTile) -> GraphValue:
-    """bias -> what it adds, which broadcasts to (..., Hq, rows, columns)."""
-    return _LOWERED[bias.name](tile, **bias.arguments)
+    return ops.expand(result, lengths, scores.dims)
 
 
 def is_additive(bias: Bias) -> bool:
-    """Return whether the bias adds a term that does not depend on the scores."""
-    return bias.name in _LOWERED or (bias.name == "at_positions" and is_additive(bias.parts[0]))
+    """Return whether the bias is known to add a term that does not depend on the scores."""
+    kind = kind_of(bias)
+    return kind in _LOWERED or (kind == "at_positions" and is_additive(bias.parts[0]))
 
 
 def _from_array(tile: GraphTile, array: Any) -> GraphValue:
@@ -88,7 +89,7 @@ def _alibi(tile: GraphTile, slopes: object, offset: object) -> GraphValue:
         values = graph.constant(slopes, graph.float_dtype)
     target = (*tile.call.sizes.batch, heads)
     checks.broadcasts(
-        tile.graph.function, "bias.slopes", cast(tuple[int, ...], values.shape), target, "(..., Hq)"
+        tile.graph.function, "bias.slopes", cast(tuple[int, ...], values.dims), target, "(..., Hq)"
     )
     values = ops.with_ones(values, 2)
     distance = abs(tile.query_index + tile.integers("bias.offset", offset) - tile.key_index)
@@ -127,4 +128,4 @@ _LOWERED: dict[str, Callable[..., GraphValue]] = {
     "alibi": _alibi,
     "relative": _relative,
 }
-"""The lowering of each bias that adds a term, by its name; a new bias is a line here."""
+"""The lowering of each bias that adds a term, by its name. Any other bias is traced from its own formula."""

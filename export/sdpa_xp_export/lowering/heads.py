@@ -19,14 +19,14 @@ def matmul_grouped(rows: GraphValue, shared: GraphValue) -> GraphValue:
     The G = Hq // H heads of a group become rows of one product, so `shared` is never repeated:
     Reshape -> MatMul -> Reshape. With Hq = H it is a MatMul alone.
     """
-    heads, groups = rows.shape[-3], shared.shape[-3]
-    batch = joint_shape(rows.shape[:-3], shared.shape[:-3])
-    shape = (*batch, heads, rows.shape[-2], shared.shape[-1])
+    heads, groups = rows.dims[-3], shared.dims[-3]
+    batch = joint_shape(rows.dims[:-3], shared.dims[:-3])
+    shape = (*batch, heads, rows.dims[-2], shared.dims[-1])
     if heads == groups:
         return ops.product(rows, shared, shape)
     assert isinstance(groups, int)
     assert isinstance(heads, int)
-    folded = (*rows.shape[:-3], groups, "rows", rows.shape[-1])
+    folded = (*rows.dims[:-3], groups, "rows", rows.dims[-1])
     rows = ops.reshape(rows, [0] * (rows.ndim - 3) + [groups, -1, 0], folded)
     result = ops.product(rows, shared, (*batch, *folded[-3:-1], shape[-1]))
     return ops.reshape(result, [0] * len(batch) + [heads, -1, 0], shape)
@@ -38,7 +38,7 @@ def has_allowed_key(allowed: GraphValue) -> GraphValue:
     Cast -> MatMul with a column of ones -> Greater 0.
     """
     flags = ops.to_rank(allowed, 2).astype("float32")
-    shape = (*flags.shape[:-1], 1)
+    shape = (*flags.dims[:-1], 1)
     return allowed.graph.add("MatMul", flags, ops.ones_column(flags), dtype="float32", shape=shape) > 0.0
 
 
@@ -48,9 +48,9 @@ def is_attended(allowed: GraphValue, groups: int) -> GraphValue:
     Cast -> ReduceSum over L -> ReduceSum over the heads of a group -> Transpose -> Greater 0.
     """
     count = ops.reduce("ReduceSum", ops.to_rank(allowed, 2).astype("float32"), -2)
-    heads = count.shape[-3] if count.ndim >= 3 else 1
+    heads = count.dims[-3] if count.ndim >= 3 else 1
     if isinstance(heads, int) and heads not in (1, groups):
         target = [0] * (count.ndim - 3) + [groups, heads // groups, -1]
-        count = ops.reshape(count, target, (*count.shape[:-3], groups, heads // groups, count.shape[-1]))
+        count = ops.reshape(count, target, (*count.dims[:-3], groups, heads // groups, count.dims[-1]))
         count = ops.reduce("ReduceSum", count, -2)
     return ops.transpose(count) > 0.0

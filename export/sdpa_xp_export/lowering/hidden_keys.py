@@ -24,7 +24,7 @@ def hide_keys(
     few queries meet many keys, and a copy of these takes longer than to mask the scores.
     """
     call, graph = lengths.call, lengths.graph
-    queries, columns = TileRange("queries", call.sizes.queries), TileRange("keys", key.shape[-2])
+    queries, columns = TileRange("queries", call.sizes.queries), TileRange("keys", key.dims[-2])
     masks = tuple(mask for mask in call.masks if hides_whole_keys(mask))
     if not masks or call.cached or any(map(may_mask, call.biases)):
         return key, value, columns, None
@@ -39,5 +39,5 @@ def hide_keys(
     assert isinstance(allowed, GraphValue)
     allowed = ops.to_rank(allowed, 2)
     key, value = (xp.where(ops.transpose(allowed), array, 0.0) for array in (key, value))
-    added = xp.where(allowed, graph.constant(0.0, key.dtype), -math.inf)
+    added = xp.where(allowed, graph.constant(0.0, key.elem_type), -math.inf)
     return key, value, columns, KeyMask(allowed, added)

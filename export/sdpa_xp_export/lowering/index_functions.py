@@ -11,6 +11,18 @@ from sdpa_xp import _checks as checks
 from sdpa_xp_export._call.error_text import first_sentence
 from sdpa_xp_export._graph.graph import GraphValue
 
+TRACING_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, NotImplementedError)
+"""What code raises that computes with values of a graph and needs more than they have."""
+
+
+def untraceable(public_function: str, what: str, error: Exception, hint: str) -> TypeError:
+    """Return the error for code that `error` stopped; `what` names it, and `hint` says what it may use."""
+    rule = f"{what} must be one that can be traced to ONNX"
+    of_values = str(error).removeprefix(f"{public_function}: ")
+    if of_values != str(error) or of_values.startswith("a value of a graph"):
+        return TypeError(f"{public_function}: {rule}: {of_values}")
+    return TypeError(checks.message(public_function, rule, {"its error": first_sentence(error)}, hint))
+
 
 def call_index_function(
     name: str, function: Callable[..., Any], arguments: tuple[GraphValue, ...], dtype: str
@@ -26,19 +38,14 @@ def call_index_function(
     public_function = arguments[0].graph.function
     try:
         result = function(*arguments)
-    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, NotImplementedError) as error:
-        rule = f"the function of `{name}` must be one that can be traced to ONNX"
-        of_values = str(error).removeprefix(f"{public_function}: ")
-        if of_values != str(error) or of_values.startswith("a value of a graph"):
-            raise TypeError(f"{public_function}: {rule}: {of_values}") from error
+    except TRACING_ERRORS as error:
         hint = "Use operators and the functions of `index.__array_namespace__()`."
-        text = checks.message(public_function, rule, {"its error": first_sentence(error)}, hint)
-        raise TypeError(text) from error
+        raise untraceable(public_function, f"the function of `{name}`", error, hint) from error
     if isinstance(result, bool | np.bool_) and dtype == "bool":
         return bool(result)
-    if not isinstance(result, GraphValue) or (result.dtype == "bool") != (dtype == "bool"):
+    if not isinstance(result, GraphValue) or (result.elem_type == "bool") != (dtype == "bool"):
         kind = "a condition" if dtype == "bool" else "scores"
         rule = f"the function of `{name}` must return {kind}"
-        got = result.dtype if isinstance(result, GraphValue) else type(result).__name__
+        got = result.elem_type if isinstance(result, GraphValue) else type(result).__name__
         raise TypeError(checks.message(public_function, rule, {"its result": got}))
     return result.astype(dtype)

@@ -8,6 +8,7 @@ from typing import Any
 
 from sdpa_xp_export._array_api import namespace as xp
 from sdpa_xp_export._array_api import ops
+from sdpa_xp_export._call.operands import kind_of
 from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export.lowering import counting
 from sdpa_xp_export.lowering.tile import GraphTile
@@ -34,9 +35,8 @@ def key_range(tile: GraphTile, first: GraphValue, last: GraphValue) -> tuple[Gra
         # Batch entries may stand at different keys: the range covers all of them.
         low, high = least(tile, tile.here(position)), most(tile, tile.here(position))
         first, last = first + low, last + high
-    ranges = [
-        _RANGES[mask.name](tile, first, last, **mask.arguments) for mask in tile.masks if mask.name in _RANGES
-    ]
+    kinds = ((kind_of(mask), mask) for mask in tile.masks)
+    ranges = [_RANGES[kind](tile, first, last, **mask.arguments) for kind, mask in kinds if kind in _RANGES]
     if tile.lengths.filled is not None:
         ranges.append(KeyRange(stop=most(tile, tile.here(tile.lengths.filled))))
     starts = [bounds.start for bounds in ranges if bounds.start is not None]

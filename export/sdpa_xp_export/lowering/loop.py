@@ -30,10 +30,10 @@ def count_down(
     number = body.input("Step", "int64", ())
     results = step(body, number)
     captured = _lengths_of_captured(body)
-    carried = body.input("Captured", "int64", captured.shape)
+    carried = body.input("Captured", "int64", captured.dims)
     # An output of a body must be the output of a node.
     states = [body.copy(goes_on), number - 1, body.copy(carried)]
-    stacked = [(result.dtype, ("steps", *result.shape)) for result in results]
+    stacked = [(result.elem_type, ("steps", *result.dims)) for result in results]
     steps = ops.scalar(count)
     outputs = graph.add_many(
         "Loop",
@@ -41,7 +41,7 @@ def count_down(
         graph.constant(value=True, dtype="bool"),
         steps - 1,
         captured,
-        outputs=[("int64", ()), ("int64", captured.shape), *stacked],
+        outputs=[("int64", ()), ("int64", captured.dims), *stacked],
         body=body.subgraph([*states, *results]),
     )
     return outputs[2:]
@@ -51,11 +51,11 @@ def _lengths_of_captured(body: Graph) -> GraphValue:
     """What a body captures -> integers that follow from each of it, (N,)."""
     used = {name for node in body.nodes for name in node.input}
     parts = [
-        value if (value.dtype, value.shape) == ("int64", (1,)) else _shape_of(value)
+        value if (value.elem_type, value.dims) == ("int64", (1,)) else _shape_of(value)
         for value in body.captured.values()
         if value.name in used
     ]
-    return ops.join(parts, length=sum(int(part.shape[0]) for part in parts))
+    return ops.join(parts, length=sum(int(part.dims[0]) for part in parts))
 
 
 def _shape_of(value: GraphValue) -> GraphValue:

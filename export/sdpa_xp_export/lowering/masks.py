@@ -9,8 +9,9 @@ from typing import Any, TypeAlias
 from sdpa_xp import _checks as checks
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._array_api import ops
+from sdpa_xp_export._call.operands import kind_of
 from sdpa_xp_export._graph.graph import GraphValue
-from sdpa_xp_export._graph.shapes import broadcasts_to
+from sdpa_xp_export.lowering.formula import allowed_by_formula
 from sdpa_xp_export.lowering.index_functions import call_index_function
 from sdpa_xp_export.lowering.tile import GraphTile
 
@@ -20,7 +21,8 @@ AllowedPairs: TypeAlias = GraphValue | bool
 
 def allowed_pairs(mask: Mask, tile: GraphTile) -> AllowedPairs:
     """mask -> the pairs of the tile that may attend."""
-    return _LOWERED[mask.name](tile, **mask.arguments)
+    lowered = _LOWERED.get(kind_of(mask))
+    return allowed_by_formula(mask, tile) if lowered is None else lowered(tile, **mask.arguments)
 
 
 def all_allowed(tile: GraphTile, masks: Sequence[Mask]) -> AllowedPairs:
@@ -102,16 +104,8 @@ def _document(tile: GraphTile, query_ids: object, key_ids: object) -> AllowedPai
         raise ValueError(
             checks.message(tile.graph.function, rule, got, "Pass the ids of the keys as `key_ids`.")
         )
-    queries = tile.vector("attn_mask.query_ids", query_ids)
-    keys = queries if key_ids is None else tile.vector("attn_mask.key_ids", key_ids)
-    named = {"query_ids": (queries, tile.call.sizes.queries), "key_ids": (keys, tile.call.sizes.keys)}
-    for name, (ids, length) in named.items():
-        target = (*tile.call.sizes.batch, length)
-        if ids.shape[-1:] != (length,) or not broadcasts_to(ids.shape, target):
-            rule = f"`attn_mask.{name}` must have one integer for each token"
-            raise ValueError(
-                checks.message(tile.graph.function, rule, {f"{name}.shape": ids.shape, "expected": target})
-            )
+    queries = tile.ids("attn_mask.query_ids", query_ids, tile.call.sizes.queries)
+    keys = queries if key_ids is None else tile.ids("attn_mask.key_ids", key_ids, tile.call.sizes.keys)
     queries, keys = (ops.unsqueeze(ids, -2) for ids in (queries, keys))
     return tile.cut(ops.unsqueeze(queries, -1)) == tile.cut(ops.unsqueeze(keys, -2))
 
@@ -154,4 +148,4 @@ _LOWERED: dict[str, Callable[..., AllowedPairs]] = {
     "from_function": _from_function,
     "at_positions": _at_positions,
 }
-"""The lowering of each mask by its name; a new mask is a line here."""
+"""The lowering of each mask by its name. Any other mask is traced from its own formula."""

@@ -17,6 +17,7 @@ from sdpa_xp_export._call.mask_analysis import hides_keys
 from sdpa_xp_export._call.operands import GraphOperand, Initializer, Input
 from sdpa_xp_export._dtypes.promotion import INTEGERS
 from sdpa_xp_export._graph.graph import Graph, GraphValue
+from sdpa_xp_export._graph.shapes import broadcasts_to
 from sdpa_xp_export.lowering.batch_integers import check_batch_integers
 from sdpa_xp_export.lowering.graph_lengths import GraphLengths
 
@@ -128,34 +129,51 @@ class GraphTile:
             return self.here(outer.argument(operand.name, operand.spec))
         return self.here(outer.weight(operand.name, operand.numbers))
 
-    def integers(self, name: str, value: object) -> GraphValue | int:
-        """Return one integer, or one for each batch entry as (..., 1, 1, 1); "lower_right" is S - L."""
-        if value == "lower_right" and isinstance(value, str):
+    def integers(
+        self,
+        name: str,
+        value: object,
+        least: int = -checks.LARGEST_INTEGER,
+        most: int = checks.LARGEST_INTEGER,
+    ) -> GraphValue | int:
+        """Return one integer, or one for each batch entry as (..., 1, 1, 1); "lower_right" is S - L.
+
+        Known integers must be at least `least` and at most `most`.
+        """
+        if isinstance(value, str) and value == "lower_right":
             # A cache moves the queries to the last tokens already, so the offset is 0 there.
             return 0 if self.call.cached else self.here(self.lengths.keys) - self.here(self.lengths.queries)
-        _check_range(self.graph.function, name, value, -checks.LARGEST_INTEGER, checks.LARGEST_INTEGER)
+        _check_range(self.graph.function, name, value, least, most)
         if isinstance(value, int):
             return value
         vector = self.vector(name, value)
         batch = self.call.sizes.batch
-        if vector.shape == (1,) and not batch:
+        if vector.dims == (1,) and not batch:
             return ops.reshape(vector, (1, 1, 1), (1, 1, 1))
-        check_batch_integers(self.graph.function, name, vector.shape, batch)
+        check_batch_integers(self.graph.function, name, vector.dims, batch)
         return ops.with_ones(vector, 3)
 
     def limited(self, name: str, value: object, limit: int | str | None = None) -> GraphValue | int:
         """Return lengths as `integers` does; known ones must be at least 0, and at most a known `limit`."""
-        most = limit if isinstance(limit, int) else checks.LARGEST_INTEGER
-        _check_range(self.graph.function, name, value, 0, most)
-        return self.integers(name, value)
+        return self.integers(name, value, 0, limit if isinstance(limit, int) else checks.LARGEST_INTEGER)
+
+    def ids(self, name: str, value: object, length: int | str) -> GraphValue:
+        """Return ids of tokens, (..., length)."""
+        ids = self.vector(name, value)
+        target = (*self.call.sizes.batch, length)
+        if ids.dims[-1:] != (length,) or not broadcasts_to(ids.dims, target):
+            rule = f"`{name}` must have one integer for each token"
+            got = {f"{name.rpartition('.')[2]}.shape": ids.dims, "expected": target}
+            raise ValueError(checks.message(self.graph.function, rule, got))
+        return ids
 
     def vector(self, name: str, value: object) -> GraphValue:
         """Return integers as a value: a list of them, an input or an initializer."""
-        if isinstance(value, Input | Initializer):
-            if value.dtype not in INTEGERS:
+        if isinstance(value, Input | Initializer | GraphValue):
+            if str(value.dtype) not in INTEGERS:
                 rule = f"`{name}` must hold integers"
                 raise TypeError(checks.message(self.graph.function, rule, {f"{name}.dtype": value.dtype}))
-            return self.operand(value).astype("int64")
+            return (value if isinstance(value, GraphValue) else self.operand(value)).astype("int64")
         if isinstance(value, tuple | list):
             numbers = [
                 checks.integer(self.graph.function, f"{name}[{index}]", number)
@@ -175,7 +193,7 @@ class GraphTile:
 
     @staticmethod
     def _cut(value: GraphValue, axis: int, part: TileRange) -> GraphValue:
-        if part.start is None or part.stop is None or value.ndim < -axis or value.shape[axis] == 1:
+        if part.start is None or part.stop is None or value.ndim < -axis or value.dims[axis] == 1:
             return value
         return ops.cut(value, (part.start, part.stop), axis, part.length)
 
@@ -209,4 +227,4 @@ def _check_range(function: str, name: str, value: object, least: int, most: int)
 def whole_tile(lengths: GraphLengths, key: GraphValue) -> GraphTile:
     """Return the tile of all queries against all of `key`, (..., S, E), or against what was left of it."""
     queries = TileRange("queries", lengths.call.sizes.queries)
-    return GraphTile(lengths, lengths.graph, queries, TileRange("keys", key.shape[-2]))
+    return GraphTile(lengths, lengths.graph, queries, TileRange("keys", key.dims[-2]))

@@ -19,7 +19,7 @@ def scale_query(tile: GraphTile, query: GraphValue) -> GraphValue:
     """query of the tile -> query * scale, also divided by the softcap, whose Tanh takes scores / softcap."""
     call = tile.call
     if isinstance(call.scale, Input | Initializer):
-        query = query * tile.cut(tile.operand(call.scale)).astype(query.dtype)
+        query = query * tile.cut(tile.operand(call.scale)).astype(query.elem_type)
         return query if call.softcap is None else query / call.softcap
     return query * (call.scale / (call.softcap or 1.0))
 
@@ -43,7 +43,7 @@ def attend_tile(
     weights, lse = _explicit_softmax(tile, scores) if explicit_softmax else (_softmax(scores), None)
     if isinstance(allowed, GraphValue) and tile.hides_keys:
         # The weight of a masked pair is 0, but 0 * NaN is NaN: what no query attends becomes 0 first.
-        value = xp.where(heads.is_attended(allowed, int(value.shape[-3])), value, 0.0)
+        value = xp.where(heads.is_attended(allowed, int(value.dims[-3])), value, 0.0)
     results = {"output": heads.matmul_grouped(weights, value), "weights": weights, "scores": scores}
     if lse is not None:
         results["lse"] = lse
@@ -76,7 +76,7 @@ def masked_scores(
             scores = xp.where(allowed, scores, -math.inf)
         else:
             # Some query attends each key that is left, so -inf may be added: one small array serves all heads.
-            masked = xp.where(allowed, tile.graph.constant(0.0, scores.dtype), -math.inf)
+            masked = xp.where(allowed, tile.graph.constant(0.0, scores.elem_type), -math.inf)
             hidden = masked if hidden is None else masked + hidden
     if tile.key_mask is not None:
         allowed = both_allow(allowed, tile.key_mask.allowed)
@@ -86,15 +86,15 @@ def masked_scores(
 def _expand_to_batch(tile: GraphTile, scores: GraphValue) -> GraphValue:
     """scores -> Expand to the whole batch."""
     batch = tile.call.sizes.batch
-    if scores.shape[:-3] == batch:
+    if scores.dims[:-3] == batch:
         return scores
     lengths = [tile.here(tile.lengths.length(length)) for length in batch]
     target = ops.join([*lengths, *[tile.graph.constant([1], "int64")] * 3])
-    return ops.expand(scores, target, (*batch, *scores.shape[-3:]))
+    return ops.expand(scores, target, (*batch, *scores.dims[-3:]))
 
 
 def _softmax(scores: GraphValue) -> GraphValue:
-    return scores.graph.add("Softmax", scores, dtype=scores.dtype, shape=scores.shape, axis=-1)
+    return scores.graph.add("Softmax", scores, dtype=scores.elem_type, shape=scores.dims, axis=-1)
 
 
 def _explicit_softmax(tile: GraphTile, scores: GraphValue) -> tuple[GraphValue, GraphValue | None]:
@@ -103,7 +103,7 @@ def _explicit_softmax(tile: GraphTile, scores: GraphValue) -> tuple[GraphValue, 
     m = ops.reduce("ReduceMax", scores)
     sinks = None
     if call.sinks is not None:
-        sinks = ops.with_ones(tile.operand(call.sinks).astype(scores.dtype), 2)
+        sinks = ops.with_ones(tile.operand(call.sinks).astype(scores.elem_type), 2)
         m = xp.maximum(m, sinks)
     shift = xp.where(xp.is_masked(m), 0.0, m)  # -inf - -inf would be NaN
     p = xp.exp(scores - shift)
@@ -118,4 +118,4 @@ def _explicit_softmax(tile: GraphTile, scores: GraphValue) -> tuple[GraphValue, 
     # -inf is written for empty rows: WebGPU leaves log(0) open, and a software adapter returns -88.
     lse = xp.where(empty, -math.inf, xp.log(l) + shift)
     axis = lse.graph.constant([-1], "int64")
-    return weights, lse.graph.add("Squeeze", lse, axis, dtype=lse.dtype, shape=lse.shape[:-1])
+    return weights, lse.graph.add("Squeeze", lse, axis, dtype=lse.elem_type, shape=lse.dims[:-1])

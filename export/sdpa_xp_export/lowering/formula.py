@@ -1,0 +1,220 @@
+"""Trace a mask or a bias without a lowering: its own formula is array-API code, and a graph has an array API.
+
+So a subclass of `Mask` or `Bias`, which may be the caller's, is exported too. It is bound to a grid and asked
+about a tile as in the library; both are values of the graph here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cached_property
+from types import ModuleType
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+from sdpa_xp import _checks as checks
+from sdpa_xp._checks import Integers
+from sdpa_xp.biases import Bias
+from sdpa_xp.masks import Mask
+from sdpa_xp_export._array_api import namespace as xp
+from sdpa_xp_export._array_api import ops
+from sdpa_xp_export._call.operands import Initializer, Input, with_operands
+from sdpa_xp_export._dtypes.dtype import Dtype
+from sdpa_xp_export._graph.graph import GraphValue
+from sdpa_xp_export.lowering.index_functions import TRACING_ERRORS, untraceable
+from sdpa_xp_export.lowering.tile import GraphTile, TileRange
+
+T = TypeVar("T")
+
+FAR = 2**62
+"""Beyond any length. A tile whose place only a run knows is answered for as a part of all pairs up to there."""
+
+
+class FormulaGrid:
+    """The grid of scores of a call, as masks and biases see it when they are bound.
+
+    A length that only a run knows is a value of the graph: a formula may compute with it, but not branch on it.
+    """
+
+    device = None
+    entries = None
+    execution_kind = "traced"
+    is_traced = True
+    is_writeable = False
+    xp: ModuleType = xp
+
+    def __init__(self, tile: GraphTile) -> None:
+        self.tile = tile
+        self.function = tile.graph.function
+        self.dtype = Dtype(tile.call.accumulation_dtype)
+        self.input_dtype = Dtype(tile.call.query.dtype)
+        self.is_2d = tile.call.sizes.is_2d
+        self.batch, self.heads = tile.call.sizes.batch, tile.call.sizes.query_heads
+        self.batch_and_heads = self.leading_shape = (*self.batch, self.heads)
+        position = tile.lengths.position
+        self.position = position if isinstance(position, int) else tile.here(position)
+
+    @cached_property
+    def queries(self) -> int | GraphValue:
+        return self._length(self.tile.call.sizes.queries, "queries")
+
+    @cached_property
+    def keys(self) -> int | GraphValue:
+        return self._length(self.tile.call.sizes.keys, "keys")
+
+    def _length(self, length: int | str, which: str) -> int | GraphValue:
+        return length if isinstance(length, int) else self.tile.here(getattr(self.tile.lengths, which))
+
+    def check_integers(self, name: str, value: object, least: int = -checks.LARGEST_INTEGER) -> Integers:
+        known = [value] if isinstance(value, int) else value
+        values = self.tile.integers(name, value, least)
+        if isinstance(known, tuple | list) and known:
+            return Integers(cast(Any, values), min(known), max(known))
+        return Integers(cast(Any, values), -math.inf, math.inf)
+
+    def check_offset(self, name: str, value: object) -> Integers:
+        if not isinstance(value, str):
+            return self.check_integers(name, value)
+        return Integers(cast(Any, self.tile.integers(name, value)), -math.inf, math.inf)
+
+    def check_ids(self, name: str, value: object, _length: object, letter: str, _hint: str = "") -> GraphValue:
+        sizes = self.tile.call.sizes
+        return self.tile.ids(name, value, sizes.queries if letter == "L" else sizes.keys)
+
+    def check_scores_shape(self, name: str, array: Any) -> GraphValue:
+        return self._broadcast(name, array, self.tile.call.sizes.scores_shape, "(..., Hq, L, S)")
+
+    def check_heads_shape(self, name: str, array: Any) -> GraphValue:
+        return ops.with_ones(self._broadcast(name, array, self.batch_and_heads, "(..., Hq)"), 2)
+
+    def check_dtype(self, name: str, array: Any) -> None:
+        checks.added_dtype(self.function, name, array, cast(Any, self.input_dtype), cast(Any, self.dtype))
+
+    def slice_entries(self, array: T, _axes: int) -> T:
+        return array
+
+    def arange(self, start: Any, stop: Any) -> Any:
+        return xp.arange(start, stop)
+
+    def batch_index(self) -> GraphValue:
+        return self.tile.indices[0]
+
+    def head_index(self) -> GraphValue:
+        return self.tile.indices[1]
+
+    def _broadcast(self, name: str, array: Any, target: tuple[int, ...], letters: str) -> GraphValue:
+        value = self.tile.graph.operand(array)
+        checks.broadcasts(self.function, name, cast(tuple[int, ...], value.dims), target, letters)
+        return value
+
+
+class FormulaTile:
+    """A tile of a graph, as patterns and terms see it when they are asked about it."""
+
+    leading = block = origin = placement = None
+
+    def __init__(self, grid: FormulaGrid) -> None:
+        self.grid = grid
+        self._tile = grid.tile
+        if self._tile.positions is not None:  # a key may stand anywhere
+            self.rows = self.columns = range(-FAR, FAR)
+        else:
+            self.rows, self.columns = _range_of(self._tile.row_range), _range_of(self._tile.column_range)
+
+    @property
+    def first_position(self) -> int:
+        position = self.grid.position
+        return self.rows.start + position if isinstance(position, int) else -FAR
+
+    @property
+    def last_position(self) -> int:
+        position = self.grid.position
+        return self.rows.stop - 1 + position if isinstance(position, int) else FAR
+
+    @property
+    def query_index(self) -> GraphValue:
+        return self._tile.query_index
+
+    @property
+    def key_index(self) -> GraphValue:
+        return self._tile.key_index
+
+    @property
+    def indices(self) -> tuple[GraphValue, GraphValue, GraphValue, GraphValue]:
+        return self._tile.indices
+
+    @property
+    def shape(self) -> tuple[int | str, ...]:
+        return (*self.grid.batch_and_heads, *self._tile.rows.dims, *self._tile.columns.dims)
+
+    def slice(self, array: Any) -> GraphValue:
+        return self._tile.cut(self._tile.graph.operand(array))
+
+    def slice_queries(self, array: Any) -> GraphValue:
+        return self._tile.cut_queries(self._tile.graph.operand(array))
+
+    def slice_heads(self, array: T) -> T:
+        return array
+
+    def slice_integers(self, integers: Integers) -> Integers:
+        return integers
+
+
+def allowed_by_formula(mask: Mask, tile: GraphTile) -> GraphValue | bool:
+    """mask -> the pairs that its pattern allows."""
+    allowed = _traced("attn_mask", mask, tile, lambda pattern, of_tile: pattern.allowed_in(of_tile))
+    if isinstance(allowed, bool | np.bool_):
+        return bool(allowed)
+    value = allowed if isinstance(allowed, GraphValue) else tile.graph.constant(allowed, "bool")
+    if getattr(allowed, "dtype", None) != "bool":
+        rule = f"the formula of {type(mask).__name__} must return a condition (`attn_mask`)"
+        raise TypeError(checks.message(tile.graph.function, rule, {"its result": type(allowed).__name__}))
+    return value
+
+
+def biased_by_formula(bias: Bias, tile: GraphTile, scores: GraphValue) -> tuple[Any, GraphValue | bool]:
+    """bias, scores -> the scores that its terms return, and the pairs that they do not mask."""
+
+    def applied(terms: Any, of_tile: FormulaTile) -> tuple[Any, GraphValue | bool]:
+        changed, allowed = scores, cast(Any, True)
+        for term in terms:
+            changed, unmasked = term.apply(of_tile, changed)
+            allowed = unmasked if allowed is True else allowed & unmasked
+        return changed, allowed
+
+    return _traced("bias", bias, tile, applied)
+
+
+def _traced(name: str, modifier: Mask | Bias, tile: GraphTile, formula: Callable[[Any, FormulaTile], T]) -> T:
+    """Bind a mask or a bias, and return what `formula` makes of the result and the tile."""
+    grid = FormulaGrid(tile)
+    with tile.graph.taking_arrays():
+        try:
+            return formula(_with_values(modifier, tile).bind(cast(Any, grid)), FormulaTile(grid))
+        except TRACING_ERRORS as error:
+            if str(error).startswith(f"{grid.function}: `{name}"):  # a check of an argument
+                raise
+            what = f"the formula of {type(modifier).__name__} (`{name}`)"
+            hint = (
+                "Use `tile.query_index`, `tile.key_index`, `tile.slice`, operators, and the functions of "
+                "`tile.grid.xp`. A length that is a name is no number for a formula."
+            )
+            raise untraceable(grid.function, what, error, hint) from error
+
+
+def _with_values(modifier: Any, tile: GraphTile) -> Any:
+    """Return a mask or a bias with values of the graph instead of the operands of the call."""
+
+    def value_of(_: str, argument: object) -> Any:
+        if isinstance(argument, Mask | Bias):
+            return _with_values(argument, tile)
+        return tile.operand(argument) if isinstance(argument, Input | Initializer) else argument
+
+    return with_operands(modifier, value_of)
+
+
+def _range_of(part: TileRange) -> range:
+    """Return the queries or keys of a tile if they are known, else a range that holds them."""
+    return range(part.length) if part.start is None and isinstance(part.length, int) else range(FAR)
