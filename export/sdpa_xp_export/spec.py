@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +27,9 @@ _OTHER_NAMES = {
 }
 """Names of other libraries -> names of ONNX. Among names that are equally near, difflib would take any."""
 _OPEN = "Write a name, such as 'L', for an open length."
-_SPEC = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[^\]]*)\]")
+_SPEC = re.compile(r"(?P<dtype>\w+) *\[(?P<shape>[^\]]*)\]")
+_LARGEST = 2**63 - 1
+"""The largest length that ONNX has room for."""
 
 
 @dataclass(frozen=True, init=False, slots=True)
@@ -36,13 +39,13 @@ class TensorSpec:
     Args:
         dtype: `"float16"`, `"bfloat16"`, `"float32"`, `"float64"`, `"int8"` to `"int64"`, `"uint8"` to
             `"uint64"`, or `"bool"`; or a dtype of an array library that has one of these names.
-        shape: A length is an int, or a name for a length that is known only when the graph runs. The same name
-            stands for the same length everywhere in the call. `"P+L"` is a sum of names.
+        shape: A length is an integer, or a name for a length that is known only when the graph runs. The same
+            name stands for the same length everywhere in the call. `"P+L"` is a sum of names.
 
     Raises:
-        TypeError: A length is neither an int nor a name.
-        ValueError: The dtype is unknown, a length is below 1, or a name is neither an identifier nor a sum of
-            identifiers.
+        TypeError: A length is neither an integer nor a name.
+        ValueError: The dtype is unknown, a length is below 0 or above 2**63 - 1, or a name is neither an
+            identifier nor a sum of identifiers.
 
     Examples:
         >>> TensorSpec("float32", ("B", 8, "L", 64))
@@ -63,22 +66,10 @@ class TensorSpec:
             hint = _nearest_dtype(dtype) if isinstance(dtype, str) else ""
             raise ValueError(message("TensorSpec", rule, {"dtype": repr(dtype)}, hint))
         if isinstance(shape, str) or not isinstance(shape, Sequence):
-            rule = "`shape` must be a tuple of ints and names"
+            rule = "`shape` must be a tuple of integers and names"
             raise TypeError(message("TensorSpec", rule, {"shape": repr(shape)}))
         object.__setattr__(self, "dtype", name)
-        object.__setattr__(self, "shape", tuple(shape))
-        for length in self.shape:
-            if isinstance(length, bool) or not isinstance(length, int | str):
-                rule = "`shape` must hold ints and names"
-                raise TypeError(message("TensorSpec", rule, {"shape": self.shape}, _OPEN))
-            if isinstance(length, str) and not _is_name(length):
-                rule = "a name in `shape` must be an identifier, or a sum of them"
-                raise ValueError(message("TensorSpec", rule, {"shape": self.shape}))
-            if isinstance(length, int) and length < 1:
-                rule = "a length in `shape` must be at least 1"
-                if length == 0:
-                    rule += ", since onnxruntime refuses an empty axis"
-                raise ValueError(message("TensorSpec", rule, {"shape": self.shape}, _OPEN))
+        object.__setattr__(self, "shape", tuple(_checked_length(length, shape) for length in shape))
 
     @classmethod
     def parse(cls, text: str) -> TensorSpec:
@@ -90,8 +81,10 @@ class TensorSpec:
         Raises:
             ValueError: `text` has another form, or is not a valid spec.
         """
-        match = _SPEC.fullmatch(text.replace(" ", "")) if isinstance(text, str) else None
-        lengths = match["shape"].split(",") if match and match["shape"] else []
+        match = _SPEC.fullmatch(text.strip()) if isinstance(text, str) else None
+        # Spaces may stand around the signs. Within a name or a number they are a comma that was forgotten.
+        shape_text = re.sub(r" *([,+]) *", r"\1", match["shape"].strip()) if match else ""
+        lengths = shape_text.split(",") if shape_text else []
         if match is None or "" in lengths:
             rule = "`text` must be a dtype, and its lengths in brackets"
             raise ValueError(message("TensorSpec", rule, {"text": repr(text)}, "As in float32[B,8,L,64]."))
@@ -122,8 +115,24 @@ def _nearest_dtype(name: str) -> str:
     return f"The nearest is {near[0]!r}." if near else ""
 
 
-def _is_name(length: str) -> bool:
-    parts = length.split("+")
-    return any(part.isidentifier() for part in parts) and all(
-        part.isidentifier() or part.isdecimal() for part in parts
-    )
+def _checked_length(length: Any, shape: Sequence[Any]) -> int | str:
+    """Return a length as an int, or as a name."""
+    got = {"shape": tuple(shape)}
+    if isinstance(length, str):
+        parts = length.split("+")
+        if not any(map(str.isidentifier, parts)) or not all(map(_is_addend, parts)):
+            rule = "a name in `shape` must be an identifier, or a sum of them"
+            hint = "A comma separates lengths." if " " in length else ""
+            raise ValueError(message("TensorSpec", rule, got, hint))
+        return length
+    if isinstance(length, bool) or not isinstance(length, numbers.Integral):
+        raise TypeError(message("TensorSpec", "`shape` must hold integers and names", got, _OPEN))
+    number = int(length)
+    if not 0 <= number <= _LARGEST:
+        rule = "a length in `shape` must be " + ("at least 0" if number < 0 else "at most 2**63 - 1")
+        raise ValueError(message("TensorSpec", rule, got, _OPEN))
+    return number
+
+
+def _is_addend(part: str) -> bool:
+    return part.isidentifier() or (part.isdecimal() and int(part) <= _LARGEST)

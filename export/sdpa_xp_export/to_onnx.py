@@ -222,6 +222,10 @@ def _outputs(graph: TracedGraph, result: Any) -> dict[str, GraphValue]:
     outputs: dict[str, GraphValue] = {}
     used = graph.used_names
     for name, value in named_outputs(result).items():
+        if not isinstance(name, str) or not name:
+            rule = "the keys of the mapping that `layer` returns must be names of outputs, such as 'output'"
+            error = ValueError if isinstance(name, str) else TypeError
+            raise error(message(FUNCTION, rule, {"key": repr(name)}))
         if name in used:
             rule = "an output must not have the name of an argument, a parameter, or another value"
             hint = "Return a mapping or a NamedTuple: its names are those of the outputs."

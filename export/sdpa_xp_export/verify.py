@@ -80,9 +80,9 @@ def verify(
             CUDA if onnxruntime offers it.
         seed: The seed of the random inputs and of the random lengths. By default, each verification draws one,
             and the report names it. Pass it to repeat these runs.
-        attn_mask: The mask that the model was exported with. Pass it if it contains a `from_function`, which
-            cannot be written to the metadata.
-        bias: The bias that the model was exported with. Pass it if it contains a `from_function`.
+        attn_mask: The mask that the model was exported with. Pass it if it contains a `from_function` or
+            a class of your own, which cannot be written to the metadata.
+        bias: The bias that the model was exported with. Likewise.
         thorough: If True, `verify` takes minutes: it tries every length up to 17, five lengths around each
             number, large scores at all of them, longer runs, and more rows of each run.
         watch: A function to show the progress. It is called after each run with the number of runs so far, the

@@ -168,20 +168,21 @@ def test_an_array_for_fixed_lengths_gets_no_hint_of_names() -> None:
         ),
         ("complex64", (1, 2), ValueError, "`dtype` must be one of"),
         ("float32", ("P+", 2), ValueError, "must be an identifier, or a sum of them"),
-        ("float32", (1.5, 2), TypeError, "`shape` must hold ints and names"),
+        ("float32", (1.5, 2), TypeError, "`shape` must hold integers and names"),
         (
             "float32",
             (None, 2),
             TypeError,
-            "must hold ints and names.*Write a name, such as 'L', for an open length",
+            "must hold integers and names.*Write a name, such as 'L', for an open length",
         ),
-        ("float32", (-1, 2), ValueError, "at least 1.*Write a name, such as 'L', for an open length"),
-        ("float32", (True, 2), TypeError, "`shape` must hold ints and names"),
+        ("float32", (-1, 2), ValueError, "at least 0.*Write a name, such as 'L', for an open length"),
+        ("float32", (True, 2), TypeError, "`shape` must hold integers and names"),
         ("float32", "ab", TypeError, "`shape` must be a tuple"),
         ("float32", 5, TypeError, "`shape` must be a tuple"),
         ("float32", ("a b", 2), ValueError, "must be an identifier"),
-        ("float32", (0, 2), ValueError, "at least 1, since onnxruntime refuses an empty axis"),
-        ("float32", (-1, 2), ValueError, "at least 1; got"),
+        ("float32", (2**63, 2), ValueError, r"at most 2\*\*63 - 1.*Write a name"),
+        ("float32", (f"L+{2**63}", 2), ValueError, "must be an identifier, or a sum"),
+        ("float32", ("B 8", 2), ValueError, "must be an identifier, or a sum.*A comma separates lengths"),
         (np.complex64, (1, 2), ValueError, "`dtype` must be one of"),
         (None, (1, 2), ValueError, "`dtype` must be one of"),
         (float, (1, 2), ValueError, "`dtype` must be one of"),
@@ -217,3 +218,24 @@ def test_spec_text_both_ways() -> None:
     for text in ("float32", "float32[2", "float32(2,3)", "[2]", "float32[2,,3]"):
         with pytest.raises(ValueError, match="must be a dtype, and its lengths in brackets"):
             TensorSpec.parse(text)
+    assert TensorSpec.parse(" float16 [ B , 8,P + L ,64 ] ").shape == ("B", 8, "P+L", 64)
+
+
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [("float32[B,1 2,L,6 4]", r"\('B', '1 2', 'L', '6 4'\)"), ("float32[B 8,L,64]", r"\('B 8', 'L', 64\)")],
+)
+def test_a_space_within_a_length_is_a_comma_that_is_missing(text: str, shape: str) -> None:
+    with pytest.raises(ValueError, match=f"must be an identifier.*got shape={shape}. A comma separates"):
+        TensorSpec.parse(text)
+
+
+def test_lengths_may_be_integers_of_other_libraries() -> None:
+    shape = TensorSpec("float32", (np.int64(3), np.uint8(4), "L")).shape
+    assert shape == (3, 4, "L")
+    assert [type(length) for length in shape] == [int, int, str]
+
+
+def test_a_call_of_attention_has_no_empty_axis() -> None:
+    with pytest.raises(ValueError, match=r"export_attention: the lengths of `query` must be at least 1.*'L'"):
+        export_attention(f32(2, 8, 0, 64), K, K)

@@ -172,7 +172,7 @@ REFUSED = {
     "what the function refuses": ("sliding_window(-1, 0)", "`left` must be at least 0; got left=-1)"),
     "a dtype": ("int4[B]", "`dtype` must be one of float16"),
     "a shape": ("bool[2*B]", "a name in `shape` must be an identifier"),
-    "a length": ("bool[0]", "a length in `shape` must be at least 1"),
+    "a length": ("bool[-1]", "a length in `shape` must be at least 0"),
     "a backslash": (r"initializer('\x41')", "a backslash is not allowed here"),
     "a null": ("causal()\0", "null bytes"),
     "a huge number": ("causal(" + "9" * 5000 + ")", "Exceeds the limit (4300 digits)"),

@@ -19,7 +19,7 @@ X = TensorSpec("float32", ("B", "L", 4))
 QKV = TensorSpec("float32", ("B", 2, "L", 8))
 LENGTH = (
     r"^to_onnx: a length that is known only when the graph runs cannot be used as a Python number; got .*"
-    r"xp = x\.__array_namespace__\(\), then xp\.arange\(x\.shape\[1\]\)"
+    r"xp = x\.__array_namespace__\(\), then xp\.(arange\(x\.shape\[1\]\)|where)"
 )
 
 
@@ -56,19 +56,6 @@ def test_a_length_is_no_number_to_numpy(layer: Callable[[Any], Any]) -> None:
     assert str(caught.value).count("; got ") == 1
 
 
-def test_a_length_can_be_compared_with_numbers_of_numpy() -> None:
-    def layer(x: Any) -> Any:
-        length = x.shape[1]
-        assert not np.int64(5) == length  # noqa: SIM201
-        assert np.int64(5) != length
-        assert not length == np.int64(5)  # noqa: SIM201
-        assert length in (np.int64(5), length)
-        assert (2, length) == (np.int64(2), "L")
-        return x + x
-
-    to_onnx(layer, X)
-
-
 def test_errors_about_other_strings_stay_as_they_are() -> None:
     with pytest.raises(TypeError, match=r"^arange\(\) not supported"):
         to_onnx(lambda x: x + np.arange("3"), TensorSpec("float32", (2, 4)))  # type: ignore[call-overload]
@@ -90,7 +77,7 @@ def test_errors_about_other_strings_stay_as_they_are() -> None:
     ],
 )
 def test_a_function_that_the_array_api_lacks(name: str, words: str) -> None:
-    message = rf"^a value of a graph has the functions of the array API, which has no `{name}`\. .*{words}"
+    message = rf"^a value of a graph has a part of the functions of the array API, and no `{name}`\. .*{words}"
     with pytest.raises(AttributeError, match=message):
         to_onnx(lambda x: getattr(x.__array_namespace__(), name)(x), X)
     assert not hasattr(namespace, name)

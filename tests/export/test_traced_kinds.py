@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from onnx import numpy_helper
 from traced_table import BINARY, OPERATORS, UNARY
 
 from sdpa_xp_export import TensorSpec, to_onnx
@@ -313,3 +314,14 @@ def test_other_functions_of_numpy_are_refused() -> None:
     for layer in (np.exp, np.add.reduce, lambda x: np.add(x, x, where=NUMBERS > 0), lambda x: np.divmod(x, 2)):
         with pytest.raises(TypeError, match=r"a value of a graph must not go to `numpy\.\w+`"):
             to_onnx(layer, TensorSpec("float32", (3, 4)))
+
+
+@pytest.mark.parametrize("module", [pytest.param(m, marks=pytest.mark.needs(m)) for m in ("torch", "jax")])
+def test_a_weight_in_bfloat16_of_any_library(module: str) -> None:
+    """DLPack of NumPy does not know the dtype."""
+    library = __import__("jax.numpy" if module == "jax" else module, fromlist=["ones"])
+    weight = library.full((2, 2), 1.5, dtype=library.bfloat16)
+    model = to_onnx(lambda x: x @ weight, TensorSpec("bfloat16", ("L", 2)))
+    (held,) = (numpy_helper.to_array(tensor) for tensor in model.graph.initializer)
+    assert held.dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(held.astype(np.float32), np.full((2, 2), 1.5, np.float32))

@@ -173,3 +173,11 @@ def test_arguments_that_do_not_fit_the_layer() -> None:
     words = r"^to_onnx: the arguments must fit `layer`; got its error=.*'scale'.*, its signature=\(x, \*, scale\)\. Pass a TensorSpec"
     with pytest.raises(TypeError, match=words):
         to_onnx(lambda x, *, scale: x * scale, X)
+
+
+@pytest.mark.parametrize(
+    ("key", "error"), [(1, TypeError), (None, TypeError), (b"y", TypeError), ("", ValueError)]
+)
+def test_outputs_have_names(key: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=f"to_onnx: the keys of the mapping that `layer` returns.*got key={key!r}"):
+        to_onnx(lambda x: {key: x * 2.0}, TensorSpec("float32", ("B", 4)))

@@ -30,16 +30,24 @@ def reshape(value: GraphValue, shape: Sequence[Any], *, copy: object = None) -> 
     shape = tuple(shape) if isinstance(shape, Sequence) else (shape,)
     shape = tuple(plain(n) if isinstance(n, Length) else operator.index(n) for n in shape)
     left = [axis for axis, length in enumerate(shape) if length == -1]
+    if left and 0 in shape:
+        rule = "`shape` must not have -1 beside a length of 0, which leaves it open"
+        raise ValueError(message(value.graph.function, rule, {"x.shape": value.dims, "shape": shape}))
     stated = list(shape)
     for axis in left:
         stated[axis] = _remaining_length(value.dims, [length for length in shape if length != -1])
-    # A length that stays where it is needs not be read: in the target of Reshape 0 stands for it.
-    kept = [0 if value.dims[axis : axis + 1] == (length,) else length for axis, length in enumerate(shape)]
+    # A length that stays where it is needs not be read: in the target of Reshape 0 stands for it, unless a
+    # length is 0.
+    is_empty = 0 in shape
+    kept = [
+        0 if not is_empty and value.dims[axis : axis + 1] == (length,) else length
+        for axis, length in enumerate(shape)
+    ]
     if has_names(kept):
         target = ops.join([traced_graph_of(value).length(length) for length in kept])
     else:
         target = value.graph.constant(kept, "int64")
-    reshaped = ops.reshape_to(value, target, tuple(stated))
+    reshaped = ops.reshape_to(value, target, tuple(stated), **({"allowzero": 1} if is_empty else {}))
     for axis in left:
         if isinstance(stated[axis], str):
             traced_graph_of(value).name_length(reshaped, axis, stated[axis])
@@ -209,5 +217,9 @@ def matmul(one: GraphValue, other: GraphValue) -> GraphValue:
         rule = "the last axis of the first operand must be as long as the last but one of the second"
         got = {"first.shape": one.dims, "second.shape": other.dims}
         raise ValueError(message(one.graph.function, rule, got))
+    if one.dims[-1] == 0 and one.elem_type == "uint64":  # for which onnxruntime fails
+        rule = "`matmul` of uint64 must sum at least one product"
+        got = {"first.shape": one.dims, "second.shape": other.dims}
+        raise ValueError(message(one.graph.function, rule, got, "Convert both operands to int64."))
     batch = joint_shape(one.dims[:-2], other.dims[:-2])
     return ops.product(one, other, (*batch, *left[-1:], *right))

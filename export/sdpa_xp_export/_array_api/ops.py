@@ -71,9 +71,9 @@ def reshape(value: GraphValue, target: Sequence[int], shape: SymbolicShape) -> G
     return reshape_to(value, value.graph.constant(list(target), "int64"), shape)
 
 
-def reshape_to(value: GraphValue, target: GraphValue, shape: SymbolicShape) -> GraphValue:
+def reshape_to(value: GraphValue, target: GraphValue, shape: SymbolicShape, **attributes: int) -> GraphValue:
     """value, lengths -> value of these lengths."""
-    return value.graph.add("Reshape", value, target, dtype=value.elem_type, shape=shape)
+    return value.graph.add("Reshape", value, target, dtype=value.elem_type, shape=shape, **attributes)
 
 
 def with_ones(value: GraphValue, count: int) -> GraphValue:

@@ -8,6 +8,7 @@ from typing import Any
 
 import array_api_compat
 
+from sdpa_xp._checks import message
 from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._array_api.axes import Axes, axes_of
 from sdpa_xp_export._array_api.creation import dtype_like
@@ -39,21 +40,31 @@ def _sum(value: GraphValue, axis: Axes, keepdims: bool, dtype: str | None = None
     return total.astype(dtype or ("uint64" if number.elem_type in UNSIGNED else "int64"))
 
 
+def _check_some(name: str, value: GraphValue, axis: Axes) -> None:
+    """Refuse axes that are known to be empty: `max` and `min` have no result, and onnxruntime's mean is 0."""
+    if any(value.dims[position] == 0 for position in axes_of(value, axis)):
+        rule = f"`{name}` must be over at least one number"
+        raise ValueError(message(value.graph.function, rule, {"axis": axis, "shape": value.dims}))
+
+
 @array_function
 def mean(value: GraphValue, *, axis: Axes = None, keepdims: bool = False) -> GraphValue:
     """Return the mean of floats."""
+    _check_some("mean", value, axis)
     return _of_floats("ReduceMean", admitted("mean", "floating", value), axis, keepdims)
 
 
 @array_function
 def max(value: GraphValue, *, axis: Axes = None, keepdims: bool = False) -> GraphValue:
     """Return the largest number; NaN if one is NaN."""
+    _check_some("max", value, axis)
     return _extreme("ReduceMax", admitted("max", "numeric", value), axis, keepdims)
 
 
 @array_function
 def min(value: GraphValue, *, axis: Axes = None, keepdims: bool = False) -> GraphValue:
     """Return the smallest number; NaN if one is NaN."""
+    _check_some("min", value, axis)
     return _extreme("ReduceMin", admitted("min", "numeric", value), axis, keepdims)
 
 

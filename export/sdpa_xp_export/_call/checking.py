@@ -38,6 +38,7 @@ def checked_call(
     dtype = specs["query"].dtype
     for name, spec in specs.items():
         _check_dtype(function, name, spec, dtype)
+        _check_not_empty(function, name, spec)
     checks.named(function, "layout", options.layout, checks.LAYOUTS)
     layout = cast(Layout, options.layout)
     sizes = _sizes(function, specs, layout)
@@ -103,6 +104,13 @@ def _check_dtype(function: str, name: str, spec: TensorSpec, dtype: str) -> None
     if spec.dtype != dtype:
         rule = f"`query` and `{name}` must have one dtype"
         raise TypeError(checks.message(function, rule, {"query.dtype": dtype, f"{name}.dtype": spec.dtype}))
+
+
+def _check_not_empty(function: str, name: str, operand: GraphOperand | TensorSpec) -> None:
+    if 0 in operand.shape:
+        rule = f"the lengths of `{name}` must be at least 1, since a graph of attention is not made for none"
+        hint = "Write a name, such as 'L', for an open length."
+        raise ValueError(checks.message(function, rule, {f"{name}.shape": operand.shape}, hint))
 
 
 def _mask_or_bias(function: str, name: str, value: object) -> object:

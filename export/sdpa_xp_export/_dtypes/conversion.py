@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import helper
 
+from sdpa_xp._checks import dtype_name as any_dtype_name
 from sdpa_xp._checks import message
 from sdpa_xp_export._dtypes.promotion import DTYPES, FLOATING, INTEGERS
 
@@ -39,6 +40,10 @@ def to_numpy(function: str, name: str, array: Any) -> NDArray[Any]:
         array = array.detach()
     if array_api_compat.is_torch_array(array) or array_api_compat.is_cupy_array(array):
         array = array_api_compat.to_device(array, "cpu")
+    if any_dtype_name(array.dtype) == "bfloat16" and not array_api_compat.is_numpy_array(array):
+        xp = array_api_compat.array_namespace(array)
+        wide = to_numpy(function, name, xp.astype(array, xp.float32))  # DLPack of NumPy has no bfloat16
+        return wide.astype(ml_dtypes.bfloat16)
     direct = array_api_compat.is_numpy_array(array) or not hasattr(array, "__dlpack__")
     numbers: NDArray[Any] = np.asarray(array if direct else np.from_dlpack(array))
     dtypes = (*FLOATING, *INTEGERS, "bool")

@@ -83,7 +83,7 @@ EXPRESSIONS = {
 
 def missing_function(name: str, namespace: ModuleType) -> str:
     """Return the message for a function that the namespace of a value lacks: what it has instead."""
-    start = f"a value of a graph has the functions of the array API, which has no `{name}`."
+    start = f"a value of a graph has a part of the functions of the array API, and no `{name}`."
     if name in EXPRESSIONS or OTHER_NAMES.get(name) in namespace.__all__:
         return f"{start} {function_hint(name, namespace)}"
     return f"{start} There is no replacement; `xp.__all__` lists the functions."

@@ -1,0 +1,75 @@
+"""Arrays without an element: a traced function gives what array-api-strict gives, or is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs import run
+from traced_calls import assert_all_same, expected_of, feeds_of, model_of
+from traced_table import BINARY, OPERATORS, UNARY, Row
+
+from sdpa_xp_export import TensorSpec, to_onnx
+
+OF_TWO: dict[str, Row] = BINARY | OPERATORS | {"where": lambda xp, x, y: xp.where(x == y, x, y)}
+ELEMENTWISE = (
+    *("abs", "negative", "positive", "square", "floor", "exp", "log", "sqrt", "tanh", "sin", "cos"),
+    *("bitwise_invert", "logical_not", "ones_like", "zeros_like", "astype", "matrix_transpose"),
+)
+OF_ONE: dict[str, Row] = {name: UNARY[name] for name in ELEMENTWISE} | {
+    "expand_dims": lambda xp, x: (xp.expand_dims(x, axis=0), xp.expand_dims(x, axis=-1)),
+    "squeeze": lambda xp, x: (xp.squeeze(x[None, ...], axis=0), xp.squeeze(x[..., None], axis=-1)),
+    "reshape": lambda xp, x: tuple(
+        xp.reshape(x, shape) for shape in ((0,), (-1,), (0, 5), (5, 0), (2, 0, 7), x.shape[::-1], x.shape)
+    ),
+    "sum": lambda xp, x: (xp.sum(x), xp.sum(x, axis=-1), xp.sum(x, axis=0, keepdims=True)),
+    "concat": lambda xp, x: (
+        xp.concat([x, x], axis=-1),
+        xp.concat([x, xp.ones((2, *x.shape[1:]), dtype=x.dtype)], axis=0),
+        xp.concat([x, x], axis=None),
+    ),
+    "stack": lambda xp, x: xp.stack([x, x], axis=-1),
+    "broadcast_to": lambda xp, x: xp.broadcast_to(x, (2, *x.shape)),
+    "permute_dims": lambda xp, x: xp.permute_dims(x, tuple(range(x.ndim))[::-1]),
+    "__getitem__": lambda xp, x: (x[..., ::-1], x[None, ...]),
+    "take": lambda xp, x: xp.take(x, xp.asarray([], dtype=xp.int64), axis=-1),
+    "max": lambda xp, x: tuple(xp.max(x, axis=axis) for axis in range(x.ndim) if x.shape[axis]) or x,
+    "matmul": lambda xp, x: xp.matmul(x, xp.matrix_transpose(x)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int32", "int64", "uint8", "float32"])
+@pytest.mark.parametrize("shapes", [((0, 4), (4,)), ((3, 0), (1, 0)), ((0,), ()), ((2, 0, 3), (0, 1))])
+def test_of_two_arrays(shapes: tuple[tuple[int, ...], tuple[int, ...]], dtype: str) -> None:
+    check(OF_TWO, *(np.ones(shape, dtype) for shape in shapes))
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int64", "uint8", "float32"])
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0), (0, 0), (2, 0, 3)])
+def test_of_one_array(shape: tuple[int, ...], dtype: str) -> None:
+    check(OF_ONE, np.ones(shape, dtype))
+
+
+def check(rows: dict[str, Row], *arrays: np.ndarray) -> None:
+    expected = expected_of(rows, *arrays)
+    assert len(expected) > 10
+    model, counted = model_of({name: rows[name] for name in expected}, *arrays)
+    assert_all_same(expected, counted, run(model, feeds_of(*arrays)))
+
+
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [
+        (lambda xp, x: xp.mean(x, axis=0), "`mean` must be over at least one number"),
+        (lambda xp, x: xp.var(x), "`mean` must be over at least one number"),
+        (lambda xp, x: xp.std(x, axis=0), "`mean` must be over at least one number"),
+        (lambda xp, x: xp.max(x), "`max` must be over at least one number"),
+        (lambda xp, x: xp.min(x, axis=(0, 1)), "`min` must be over at least one number"),
+        (lambda xp, x: xp.reshape(x, (0, -1)), "must not have -1 beside a length of 0"),
+        (lambda xp, x: xp.squeeze(x, axis=0), "must name axes of length 1"),
+    ],
+)
+def test_refused(layer: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=f"to_onnx: {words}|to_onnx: `axis` {words}|to_onnx: `shape` {words}"):
+        to_onnx(lambda x: layer(x.__array_namespace__(), x), TensorSpec("float32", (0, 4)))
