@@ -53,6 +53,7 @@ class FormulaGrid:
         self.is_2d = tile.call.sizes.is_2d
         self.batch, self.heads = tile.call.sizes.batch, tile.call.sizes.query_heads
         self.batch_and_heads = self.leading_shape = (*self.batch, self.heads)
+        self.has_positions = tile.positions is not None
         position = tile.lengths.position
         self.position = position if isinstance(position, int) else tile.here(position)
 
@@ -118,7 +119,8 @@ class FormulaTile:
     def __init__(self, grid: FormulaGrid) -> None:
         self.grid = grid
         self._tile = grid.tile
-        if self._tile.positions is not None:  # a key may stand anywhere
+        self.positions = self._tile.positions
+        if self.positions is not None:  # a token may stand anywhere
             self.rows = self.columns = range(-FAR, FAR)
         else:
             self.rows, self.columns = _range_of(self._tile.row_range), _range_of(self._tile.column_range)
@@ -132,6 +134,12 @@ class FormulaTile:
     def last_position(self) -> int:
         position = self.grid.position
         return self.rows.stop - 1 + position if isinstance(position, int) else FAR
+
+    @property
+    def distances(self) -> tuple[float, float]:
+        if self.positions is not None:
+            return -math.inf, math.inf
+        return self.columns.start - self.last_position, self.columns.stop - 1 - self.first_position
 
     @property
     def query_index(self) -> GraphValue:
