@@ -9,6 +9,9 @@ THE_PACKAGE := $(PIP) --no-deps --no-build-isolation --editable .
 # Alone without a hash: this version is another build on another index (with CUDA on PyPI's, for the CPU on PyTorch's).
 TORCH := torch==2.13.0
 
+# onnxruntime sends telemetry unless it is told not to.
+export ORT_DISABLE_TELEMETRY := 1
+
 # One thread a process: the tests run in as many processes as there are cores. Neighbours share what they compute, so each
 # process gets a stretch of them, and takes from the others when it has none left.
 PYTEST = OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(JAX_CACHE) $(BIN)/python -m pytest -q -n auto --dist worksteal -p no:benchmark

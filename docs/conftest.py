@@ -7,6 +7,7 @@ _site/browser/guide.cjs, and `mermaid` is drawn there.
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shlex
 import subprocess
@@ -25,6 +26,7 @@ from sybil.parsers.markdown.lexers import RawFencedCodeBlockLexer
 
 from sdpa_xp_export._verify import seeds
 
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 ROOT = Path(__file__).parents[1]
 sys.path += [
     str(ROOT / folder) for folder in ("docs/_site", "tests", "benchmarks")

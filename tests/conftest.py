@@ -8,6 +8,7 @@ torch if it is installed, and leaves out the tests that are marked `slow`.
 from __future__ import annotations
 
 import functools
+import os
 import pickle
 from collections import Counter
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ from libraries import DEFAULT, EAGER_JAX, FAST, LIBRARIES, THIN, WRITEABLE, Libr
 
 from sdpa_xp._tiles.plan import TileSize
 from sdpa_xp_export._verify import reference
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # also for the processes that tests start
 
 SMALL_CALL = 2**20
 """Bytes of a call whose reference is kept."""
