@@ -261,6 +261,7 @@ DRAFT = [[3, 4, 4], [4], [], [5, 5]]
 
 
 @pytest.mark.long_on_jax
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", ["follow", "first", "packed", "lists"])
 @pytest.mark.parametrize("mask", [None, masks.sliding_window(3, 1), masks.chunked(4)], ids=str)
 def test_positions_of_their_own(library: Library, name: str, mask: Any) -> None:
