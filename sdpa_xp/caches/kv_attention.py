@@ -172,7 +172,7 @@ class CacheAttention(Generic[A]):
 
         def positions_of(queries: int) -> Positions:
             if positions is not None:
-                return check_positions(function, positions, queries, array.shape[:-3], array)
+                return check_positions(function, positions, queries, array.shape[:-3], array, "query")
             if not isinstance(self._positions, Consecutive):
                 checks.in_cache(function, queries, length)
             return last_positions(self._positions, length, queries)
@@ -181,9 +181,12 @@ class CacheAttention(Generic[A]):
         checks.query_of_cache(function, array, "cache.key", self._slots.buffers.arrays["key"])
         if len(array.shape) < 3:  # refused later, as in every call
             return array, options
-        rotated = rotate(self._rotary, function, "query", array, positions_of, self._layout)
         is_consecutive = positions is None and isinstance(self._positions, Consecutive)
-        if is_consecutive and cast(Consecutive, self._positions).is_from_zero:
+        are_slots = is_consecutive and cast(Consecutive, self._positions).is_from_zero
+        if are_slots and self._rotary is None:
+            return array, options
+        rotated = rotate(self._rotary, function, "query", array, positions_of, self._layout)
+        if are_slots:
             return rotated, options
         queries = checks.headed(array.shape, self._layout)[-2]
         if positions is not None:

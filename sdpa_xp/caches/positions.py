@@ -39,11 +39,13 @@ def check_first(function: str, first: object, like: Array) -> Consecutive:
     return Consecutive(values)
 
 
-def check_positions(function: str, positions: object, length: int, batch: Shape, like: Array) -> Positions:
+def check_positions(
+    function: str, positions: object, length: int, batch: Shape, like: Array, like_name: str = "key"
+) -> Positions:
     """Check the positions of `length` tokens: that of the first token, or all of them as (..., length)."""
     if is_number(positions):
         return Consecutive(checks.integer(function, "positions", positions))
-    values = _integers(function, "positions", positions, like)
+    values = _integers(function, "positions", positions, like, like_name)
     checks.one_each(function, "positions", values.shape, (*batch, length), "n")
     return Consecutive(0) if isinstance(length, int) and length == 0 else values
 
@@ -95,7 +97,7 @@ def positions_without(positions: Positions, length: int, first: int, last: int) 
 
 def check_slots(function: str, name: str, value: object, limit: int, letter: str, like: Array) -> Array:
     """Check numbers from 0 up to `limit`, (n,) or (B, n); they are not read if a device would have to wait."""
-    index = _integers(function, name, value, like)
+    index = _integers(function, name, value, like, "cache.key")
     if are_readable(index) and isinstance(limit, int) and 0 not in index.shape:
         xp = namespace_of(index)
         checks.among(function, name, int(xp.min(index)), int(xp.max(index)), limit, letter)
@@ -165,12 +167,12 @@ def _is_same(one: Consecutive, other: Consecutive) -> bool:
     return one.first is other.first and type(one.shift) is type(other.shift) and one.shift == other.shift
 
 
-def _integers(function: str, name: str, value: Any, like: Array) -> Array:
-    """Return integers as int32, in the library and on the device of `like`."""
+def _integers(function: str, name: str, value: Any, like: Array, like_name: str = "key") -> Array:
+    """Return integers as int32, in the library and on the device of `like`, which messages call `like_name`."""
     xp, device = namespace_of(like), device_of(like)
     if is_array(value):
-        checks.one_library(function, {"key": like, name: value})
-        checks.one_device(function, {"key": like, name: value})
+        checks.one_library(function, {like_name: like, name: value})
+        checks.one_device(function, {like_name: like, name: value})
     elif isinstance(value, range):
         value = list(value)
     elif isinstance(value, list | tuple) and any(isinstance(row, list | tuple | range) for row in value):

@@ -294,3 +294,9 @@ def test_a_hint_for_another_library() -> None:
     cache = KVCache(torch.ones(2, 2, 3, 8), torch.ones(2, 2, 3, 5))
     with pytest.raises(TypeError, match=r"Convert one: torch.asarray\(query\)"):
         cache.attend(ones(2, 4, 1, 8))
+    words = r"`cache.key` and `slots` must be arrays of one library.*Convert one: torch.asarray\(slots\)"
+    with pytest.raises(TypeError, match=words):
+        cache.take_tokens(np.asarray([0]))
+    words = r"`query` and `positions` must be arrays of one library.*Convert one: torch.asarray\(positions\)"
+    with pytest.raises(TypeError, match=words):
+        cache.attend(torch.ones(2, 4, 1, 8), positions=np.asarray([0]), is_causal=False)
