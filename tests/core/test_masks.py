@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from libraries import Library
 from sdpa_xp import attention_scores, attention_state, attention_weights, masks, scaled_dot_product_attention
 from sdpa_xp._libraries import device_of as device
 from sdpa_xp._libraries import namespace_of as namespace
+from sdpa_xp.masks.algebra import Mask, Pattern
 from sdpa_xp_export._verify import reference
 
 F = np.float32
@@ -233,3 +235,33 @@ def test_mask_of_a_query_head(library: Library) -> None:
     inputs = np.ones((2, 1, 4), F), np.ones((1, 3, 4), F), value
     output = library.call(scaled_dot_product_attention, *inputs, attn_mask=mask)
     np.testing.assert_array_equal(library.get(output)[:, 0, 0], [10, 20])
+
+
+@dataclass(frozen=True)
+class Every(Mask, Pattern):
+    """A mask of the caller, without slots."""
+
+    step: int
+
+    def bind(self, _grid: Any) -> Pattern:
+        return self
+
+    def allowed_in(self, tile: Any) -> Any:
+        return tile.key_index % self.step == 0
+
+
+class Held(Every):
+    """Its number is no field."""
+
+    def __init__(self, step: int) -> None:
+        object.__setattr__(self, "step", step)
+
+
+@pytest.mark.parametrize("made", [Every, Held])
+def test_a_class_of_the_caller_is_asked_in_each_call(made: Callable[[int], Mask]) -> None:
+    """Nothing of it is kept from one call to the next, since it may have more than its fields."""
+    x = draw(np.random.default_rng(0), (2, 6, 4), (2, 6, 4), (2, 6, 4))
+    for step in (2, 3):
+        result = scaled_dot_product_attention(*x, made(step))
+        expected = scaled_dot_product_attention(*x, np.arange(6) % step == 0)
+        np.testing.assert_array_equal(result, expected)

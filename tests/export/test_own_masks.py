@@ -154,7 +154,9 @@ class Closed(Mask, Pattern):
 
     def allowed_in(self, tile: Any) -> Any:
         xp = tile.grid.xp
-        return xp.take(xp.asarray(PHASES), tile.key_index % 3, axis=0) <= tile.query_index % 2
+        return (
+            xp.take(xp.asarray(PHASES), xp.reshape(tile.key_index, (-1,)) % 3, axis=0) <= tile.query_index % 2
+        )
 
 
 PHASES = np.asarray([0, 2, 1])

@@ -16,7 +16,7 @@ from sdpa_xp_export._dtypes.dtype import Dtype, dtype_name
 from sdpa_xp_export._dtypes.promotion import DEFAULTS
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._graph.lengths import Length, joined_name, plain
-from sdpa_xp_export._graph.traced_graph import TracedGraph
+from sdpa_xp_export._graph.traced_graph import name_length
 
 
 def astype(x: Any, dtype: Any, /, *, copy: Any = True, device: object = None) -> Any:
@@ -66,8 +66,7 @@ def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None,
     bounds = [_as_int64(graph, bound) for bound in (start, stop, step)]
     length = _count(start, stop, step)
     counted = graph.add("Range", *bounds, dtype="int64", shape=(length,))
-    if isinstance(graph, TracedGraph) and isinstance(length, str):
-        graph.name_length(counted, 0, length)
+    name_length(counted, 0, length)
     return counted if dtype is None else counted.astype(dtype_name(dtype))
 
 

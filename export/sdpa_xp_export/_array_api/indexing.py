@@ -10,7 +10,7 @@ from sdpa_xp._checks import message
 from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._graph.lengths import Length, has_names, joined_name, plain
-from sdpa_xp_export._graph.traced_graph import traced_graph_of
+from sdpa_xp_export._graph.traced_graph import name_length, traced_graph_of
 
 
 def item(value: GraphValue, index: object) -> GraphValue:
@@ -64,7 +64,7 @@ def _sliced(value: GraphValue, part: slice, axis: int) -> GraphValue:
     axes, steps = (value.graph.constant([number], "int64") for number in (axis, step))
     shape = (*value.dims[:axis], new, *value.dims[axis + 1 :])
     sliced = value.graph.add("Slice", value, *bounds, axes, steps, dtype=value.elem_type, shape=shape)
-    return sliced if isinstance(new, int) else traced_graph_of(value).name_length(sliced, axis, new)
+    return name_length(sliced, axis, new)
 
 
 def _length_of(graph: Graph, length: int | str, start: Any, stop: Any, step: int) -> int | str:

@@ -19,7 +19,7 @@ from sdpa_xp_export._dtypes.promotion import INTEGERS
 from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export._graph.lengths import Length, has_names, joined_name, plain
 from sdpa_xp_export._graph.shapes import broadcasts_to, joint_shape
-from sdpa_xp_export._graph.traced_graph import TracedGraph, traced_graph_of
+from sdpa_xp_export._graph.traced_graph import TracedGraph, name_length, traced_graph_of
 from sdpa_xp_export.spec import SymbolicShape
 
 
@@ -49,8 +49,7 @@ def reshape(value: GraphValue, shape: Sequence[Any], *, copy: object = None) -> 
         target = value.graph.constant(kept, "int64")
     reshaped = ops.reshape_to(value, target, tuple(stated), **({"allowzero": 1} if is_empty else {}))
     for axis in left:
-        if isinstance(stated[axis], str):
-            traced_graph_of(value).name_length(reshaped, axis, stated[axis])
+        name_length(reshaped, axis, stated[axis])
     return reshaped
 
 

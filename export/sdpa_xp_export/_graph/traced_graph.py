@@ -58,11 +58,6 @@ class TracedGraph(Graph):
         candidates = (f"{name}_{n}" if n else name for n in itertools.count())
         return next(candidate for candidate in candidates if candidate not in used)
 
-    def name_length(self, value: GraphValue, axis: int, name: str) -> GraphValue:
-        """Give the length of `value` along `axis` a name that it can be read by; return `value`."""
-        self.length_sources.setdefault(name, (value, axis))
-        return value
-
     def length(self, name: int | str) -> GraphValue:
         """Return the length of that name, (1,)."""
         if isinstance(name, int) or name.isdecimal():
@@ -116,6 +111,13 @@ class TracedGraph(Graph):
         self.nodes[:] = reversed(kept)
         self.weights[:] = [weight for weight in self.weights if weight.name in needed]
         self.constants = {key: constant for key, constant in self.constants.items() if constant.name in needed}
+
+
+def name_length(value: GraphValue, axis: int, name: int | str) -> GraphValue:
+    """Let a name of a length be read from `value`, if its graph reads lengths; return `value`."""
+    if isinstance(name, str) and isinstance(value.graph, TracedGraph):
+        value.graph.length_sources.setdefault(name, (value, axis))
+    return value
 
 
 def traced_graph_of(value: GraphValue) -> TracedGraph:
