@@ -23,6 +23,8 @@ class Buffers:
     """The number of tokens in the newest cache."""
     end: int
     """The slot behind the last one that was ever written."""
+    are_of_caller: bool = False
+    """Whether the caller made the arrays, so that they are never written to."""
     writes: int = 0
     rewrites: list[tuple[int, int, int]] = field(default_factory=list)
     """Each write over older tokens: the number of writes before it, and the slots from start to stop."""
@@ -62,7 +64,7 @@ class TokenSlots:
         named = {f"cache.{name}": array for name, array in buffers.arrays.items()}
         checks.writeable(function, "`in_place=True`", named)
         length = self.length + new["key"].shape[axis]
-        checks.fits_capacity(function, length, buffers.capacity)
+        checks.fits_capacity(function, length, self.length if buffers.are_of_caller else buffers.capacity)
         checks.is_newest(function, self.writes == buffers.writes, self.length, buffers.tokens)
         start = self.start if self.start + length <= buffers.capacity else 0
         moves = start != self.start

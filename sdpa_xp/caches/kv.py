@@ -123,7 +123,8 @@ class KVCache(CacheAttention[A]):
             room = checks.integer(function, "capacity", capacity, least=length) - length
             arrays = {name: _with_room(array, room, axis) for name, array in arrays.items()}
             checks.writeable(function, "`capacity`", arrays)
-        self._slots = TokenSlots(Buffers(arrays, axis, length, length), 0, length)
+        buffers = Buffers(arrays, axis, length, length, are_of_caller=capacity is None)
+        self._slots = TokenSlots(buffers, 0, length)
 
     def __len__(self) -> int:
         """Return the number of tokens in the cache."""
@@ -236,8 +237,9 @@ class KVCache(CacheAttention[A]):
     def drop_last(self, count: int) -> KVCache[A]:
         """Return a cache without its last `count` tokens, such as a draft that was rejected.
 
-        Nothing is copied. If you append to the new cache in place, the dropped tokens are overwritten, and
-        caches that have them raise an error when they are used.
+        Nothing is copied. If you append to the new cache in place, the dropped tokens are overwritten, also in
+        arrays that you read from this cache before; caches that have these tokens raise an error when they are
+        used.
 
         Args:
             count: From 0 to S.

@@ -122,6 +122,20 @@ def test_rejected_drafts_in_place(arrays: list[np.ndarray]) -> None:
         accepted.append(key[:, :, :1], value[:, :, :1], in_place=True)
 
 
+def test_what_the_caller_made_is_not_written_to(arrays: list[np.ndarray]) -> None:
+    """Without a capacity a cache looks at the arrays of the caller; what it copied itself has room."""
+    _, key, value = arrays
+    kept, token = value.copy(), (-key[:, :, :1], -value[:, :, :1])
+    words = r"^KVCache.append: the tokens must fit into the capacity of the cache; got tokens=11, capacity=10\."
+    with pytest.raises(ValueError, match=words):
+        KVCache(key, value).drop_last(2).append(*token, in_place=True)
+    np.testing.assert_array_equal(value, kept)
+    copied = KVCache(key, value).append(*token)
+    after = copied.drop_last(2).append(*token, in_place=True)
+    np.testing.assert_array_equal(after.value[:, :, -1:], token[1])
+    np.testing.assert_array_equal(value, kept)
+
+
 def test_a_window_that_moved_to_the_front(arrays: list[np.ndarray]) -> None:
     """A cache whose tokens were overwritten is refused; one whose tokens were not goes on."""
     _, key, value = arrays
