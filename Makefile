@@ -35,6 +35,13 @@ XLA_AT_ONCE := XLA_FLAGS="--xla_cpu_use_fusion_emitters=false --xla_backend_opti
 JAX_EAGER := --backends=jax,jax-x64 $(THIN) -k "not x64 or float64 or half or traced or lse"
 JAX_JIT := --backends=jax-jit $(THIN) $(addprefix tests/core/test_,agreement.py masks.py layouts.py dot_product.py sinks.py)
 
+# Libraries that are set to refuse what they compute by default: tests/libraries.py says what. With THIN, JAX has
+# tests/core/test_strict_settings.py alone, which compiles little.
+JAX_SETTINGS := jax-strict,jax-debug
+SETTINGS := numpy-raise torch-strict,torch-inference $(if $(THIN),,$(JAX_SETTINGS))
+OF_SETTINGS := $(THIN) $(if $(THIN),$(patsubst %,tests/core/test_%.py,agreement masks biases sinks dropout cache paged varlen \
+	vjp layers positional semantics joined_dtypes),tests/core)
+
 # The releases of onnxruntime in which graphs are run, beside the one that is installed: of tests, and all.
 REDUCED := 1.23.2 1.28.0
 RELEASES := 1.23.2 1.24.4 1.26.0 1.28.0 1.32.0
@@ -66,6 +73,7 @@ test: check $(REDUCED:%=$(VENV)/onnxruntime/%/installed)
 	set -e; for libraries in $(LIBRARIES); do $(PYTEST) tests/core --backends=$$libraries $(THIN); done
 	$(XLA_AT_ONCE) $(PYTEST) tests/core $(JAX_EAGER)
 	$(PYTEST) $(JAX_JIT)
+	set -e; for libraries in $(SETTINGS); do $(XLA_AT_ONCE) $(PYTEST) $(OF_SETTINGS) --backends=$$libraries; done
 	$(XLA_AT_ONCE) $(PYTEST) tests --ignore=tests/core $(THIN)
 	$(XLA_AT_ONCE) $(PYTEST) docs --dist loadfile
 	$(PYTEST) --doctest-modules sdpa_xp export/sdpa_xp_export --ignore=sdpa_xp/integrations

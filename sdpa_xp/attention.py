@@ -60,13 +60,12 @@ def scaled_dot_product_attention(
             Hq, L, S). A boolean array is True where a query may attend to a key. A floating array is added to
             the scores, like `bias`.
         bias: A bias of `sdpa_xp.biases`, or an array that broadcasts to (..., Hq, L, S), in the dtype of the
-            query or in the accumulation dtype. It is added to the scores after `softcap`. -inf masks its pair;
-            the most negative finite number does not.
+            query or of the scores, or in a narrower one. It is added to the scores after `softcap`. -inf masks
+            its pair; the most negative finite number does not.
         is_causal: Query i attends to key j only if j <= i, counted from the upper left even if L != S. If you
             also pass a mask, both apply.
         scale: The factor of the products: a finite number, or an array that broadcasts to (..., Hq, L, 1), in
-            the dtype of the query or in the accumulation dtype. An array of shape () may have any floating
-            dtype. Default 1 / sqrt(E).
+            the same dtypes as `bias`. An array of shape () may have any floating dtype. Default 1 / sqrt(E).
         softcap: If not None or 0, scores become softcap * tanh(score / softcap) after `scale`.
         sinks: (..., Hq), or (): for each head, a logit that joins the sum of the softmax but has no value, so
             that the weights of a row may sum to less than 1. It is neither scaled nor capped.
@@ -219,7 +218,9 @@ def compute_output(
         if output is None:
             output, _ = _attend_portably(call, with_lse=False)
         returned: A = call.result(output)  # no `cast`, which a tiny call would notice
-        return returned
+    if call.grid.library.has_debugging:  # a tiny call would notice a function more
+        call.checked(returned)
+    return returned
 
 
 def compute_state(
@@ -242,7 +243,9 @@ def compute_state(
     with call.quiet():
         output, lse = _attend_portably(call, with_lse=True)
         lse = call.remove_head_axis(to_base(cast(Array, lse), base))
-        return AttentionState(cast(A, call.result(output)), cast(A, lse))
+        state = AttentionState(cast(A, call.result(output)), cast(A, lse))
+    call.checked(state.output)
+    return state
 
 
 def _attend_portably(call: PreparedCall, *, with_lse: bool) -> tuple[Array, Array | None]:

@@ -128,12 +128,14 @@ def scaled_dot_product_attention_vjp(
     with call.quiet():
         forward = _forward(call, arrays)
         output = call.result(forward.output)
+    call.checked(output)
     shape = output.shape
 
     def pullback(cotangent: AnyArray) -> dict[str, A]:
         array = checks.cotangent(FUNCTION, cotangent, arrays["query"], shape)
         with call.quiet():
-            return cast(dict[str, A], _backward(call, forward, arrays, array))
+            computed = _backward(call, forward, arrays, array)
+        return {name: call.checked(cast(A, gradient), name) for name, gradient in computed.items()}
 
     return cast(A, output), pullback
 

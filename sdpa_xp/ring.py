@@ -106,4 +106,5 @@ def ring_attention(
     ring = checks.ring(function, library_of(query), query, mesh, axis_name)
     call = prepare(function, {"query": query, "key": key, "value": value}, options)
     checks.divided(function, {"query": call.sizes.queries, "key": call.sizes.keys}, axis_name, ring.size)
-    return cast(A, call.result(_ring.attend(call, ring)))
+    with call.quiet():
+        return cast(A, call.result(_ring.attend(call, ring)))

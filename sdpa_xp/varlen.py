@@ -114,7 +114,8 @@ def varlen_attention(
     call = _prepare("varlen_attention", inputs, options)
     with call.quiet():
         output, _ = _attend(call, inputs, cu_seqlens_q, cu_seqlens_k, with_lse=False)
-        return cast(A, call.result(output))
+        result = cast(A, call.result(output))
+    return call.checked(result)
 
 
 def varlen_attention_state(
@@ -192,7 +193,9 @@ def varlen_attention_state(
     call = _prepare(function, inputs, options)
     with call.quiet():
         output, lse = _attend(call, inputs, cu_seqlens_q, cu_seqlens_k, with_lse=True)
-        return AttentionState(cast(A, call.result(output)), cast(A, to_base(cast(Array, lse), base)))
+        state = AttentionState(cast(A, call.result(output)), cast(A, to_base(cast(Array, lse), base)))
+    call.checked(state.output)
+    return state
 
 
 def _prepare(function: str, inputs: Mapping[str, Any], options: CallOptions) -> PreparedCall:

@@ -10,6 +10,7 @@ import numpy as np
 from libraries import Library
 
 from sdpa_xp import scaled_dot_product_attention
+from sdpa_xp._libraries import namespace_of
 from sdpa_xp_export._verify import reference
 from sdpa_xp_export._verify.agreement import judge
 from sdpa_xp_export._verify.textbook import textbook
@@ -31,6 +32,11 @@ def draw_named(
 
 def ones(*shape: int, dtype: Any = F) -> np.ndarray:
     return np.ones(shape, dtype)
+
+
+def sloping(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+    """A score_mod of all its indices, also where integers are not promoted to floating numbers."""
+    return score * 0.5 + namespace_of(score).astype(h * b - i + j, score.dtype)
 
 
 def moved(x: np.ndarray, layout: str) -> np.ndarray:

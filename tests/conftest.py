@@ -17,7 +17,7 @@ from typing import Any
 import hypothesis
 import numpy as np
 import pytest
-from libraries import DEFAULT, EAGER_JAX, FAST, LIBRARIES, THIN, WRITEABLE, Library, installed
+from libraries import DEFAULT, EAGER_JAX, FAST, LIBRARIES, SETTINGS, THIN, WRITEABLE, Library, installed
 
 from sdpa_xp._tiles.plan import TileSize
 from sdpa_xp_export._verify import reference
@@ -132,12 +132,16 @@ def _is_left_out(item: pytest.Item, library: str, number: int) -> bool:
 def _is_asked(item: pytest.Item, needed: set[str], chosen: list[str] | None) -> bool:
     """Whether a test is part of a run for some libraries.
 
-    A test without the fixture `library` is part of the runs for the libraries that it names, or of NumPy's.
+    A test without the fixture `library` is part of the runs for the libraries that it names, or of NumPy's. It
+    sets what it asks about itself, so it is no part of the runs for settings.
     """
-    if chosen is None or "library" in getattr(item, "fixturenames", ()):
+    left_out = {name for marker in item.iter_markers("leaves_out") for name in marker.args}
+    if "library" in getattr(item, "fixturenames", ()):
+        return _library(item) not in left_out
+    if chosen is None:
         return True
     named = needed & {module for module, _ in LIBRARIES.values()} or {"numpy"}
-    return bool(named & {LIBRARIES[name][0] for name in chosen})
+    return bool(named & {LIBRARIES[name][0] for name in chosen if name not in SETTINGS})
 
 
 @pytest.fixture

@@ -33,6 +33,8 @@ class Library:
     """What traces a function of arrays, by its own name or another."""
     traces: bool = False
     """Whether `call` runs the function inside of `jit`."""
+    lenient: Callable[[], contextlib.AbstractContextManager[Any]] | None = None
+    """The guard of what the tests themselves compute, if `guard` has settings that are for sdpa_xp alone."""
 
     @property
     def xp(self) -> Any:
@@ -45,7 +47,12 @@ class Library:
     @property
     def compiled(self) -> Library:
         """JAX inside of `jit`, which compiles a function, not each operation of it; the others as they are."""
-        return replace(self, traces=self.name.startswith("jax"))
+        return replace(self.without_settings, traces=self.name.startswith("jax"))
+
+    @property
+    def without_settings(self) -> Library:
+        """The library for what a test itself computes."""
+        return self if self.lenient is None else replace(self, guard=self.lenient)
 
     def holds(self, dtype: str) -> bool:
         """Whether the library keeps this dtype; only for what cannot hold it may a test be left out."""
@@ -87,20 +94,55 @@ def _read_only() -> Library:
     return Library("numpy-readonly", read_only, np.asarray)
 
 
+def _numpy_raise() -> Library:
+    """NumPy as it is set to raise an error where it would warn."""
+    return _with_settings(_numpy(), "numpy-raise", lambda: np.errstate(all="raise"))
+
+
 def _torch() -> Library:
     """Without onnx, since torch is in the contributor's loop, and onnx is not."""
     import torch
 
     def put(x: np.ndarray) -> Any:
         if x.dtype == ml_dtypes.bfloat16:  # NumPy's is foreign to torch
-            return torch.asarray(x.astype(np.float32)).to(torch.bfloat16)
-        return torch.asarray(x)
+            return torch.asarray(x.astype(np.float32), device="cpu").to(torch.bfloat16)
+        return torch.asarray(x, device="cpu")
 
     def get(x: Any) -> np.ndarray:
         x = x.detach()
         return x.float().numpy().astype(ml_dtypes.bfloat16) if x.dtype == torch.bfloat16 else x.numpy()
 
     return Library("torch", put, get)
+
+
+def _torch_strict() -> Library:
+    """Torch with other defaults, for a tensor that sdpa_xp makes without a dtype, a device or values."""
+    import torch
+
+    @contextlib.contextmanager
+    def float64() -> Iterator[None]:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(before)
+
+    @contextlib.contextmanager
+    def deterministic() -> Iterator[None]:
+        torch.use_deterministic_algorithms(True)  # memory that was not written to holds NaN, too
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+    return _with_settings(_torch(), "torch-strict", float64, deterministic, lambda: torch.device("meta"))
+
+
+def _torch_inference() -> Library:
+    import torch
+
+    return _with_settings(_torch(), "torch-inference", torch.inference_mode)
 
 
 def _torch_cuda() -> Library:
@@ -156,6 +198,44 @@ def _jax(x64: bool, traces: bool = False) -> Callable[[], Library]:
     return make
 
 
+def _jax_strict() -> Library:
+    """JAX as it is set to refuse arrays of unlike ranks and dtypes."""
+    import jax
+
+    settings = (
+        lambda: jax.numpy_rank_promotion("raise"),
+        lambda: jax.numpy_dtype_promotion("strict"),
+    )
+    return _with_settings(_jax(x64=True)(), "jax-strict", *settings)
+
+
+def _jax_debug() -> Library:
+    """JAX as it is set to refuse NaN and inf in results, and numbers that are not on the device yet."""
+    import jax
+
+    settings = (
+        lambda: jax.debug_nans(True),
+        lambda: jax.debug_infs(True),
+        lambda: jax.transfer_guard("disallow"),
+    )
+    return _with_settings(_jax(x64=True)(), "jax-debug", *settings)
+
+
+def _with_settings(
+    base: Library, name: str, *settings: Callable[[], contextlib.AbstractContextManager[Any]]
+) -> Library:
+    """A library under settings that are for sdpa_xp alone: a test itself computes without them."""
+
+    @contextlib.contextmanager
+    def guard() -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for context in (base.guard, *settings):
+                stack.enter_context(context())
+            yield
+
+    return replace(base, name=name, guard=guard, lenient=base.guard)
+
+
 def _no_float64() -> Any:
     raise TypeError("JAX without x64 has no float64")
 
@@ -191,13 +271,18 @@ def _mlx() -> Library:
 LIBRARIES: dict[str, tuple[str, Callable[[], Library]]] = {
     "numpy": ("numpy", _numpy),
     "numpy-readonly": ("numpy", _read_only),
+    "numpy-raise": ("numpy", _numpy_raise),
     "torch": ("torch", _torch),
+    "torch-strict": ("torch", _torch_strict),
+    "torch-inference": ("torch", _torch_inference),
     "strict-CPU_DEVICE": ("array_api_strict", _strict("CPU_DEVICE")),
     "strict-device1": ("array_api_strict", _strict("device1")),
     "strict-no_x64": ("array_api_strict", _strict("no_x64")),
     "jax": ("jax", _jax(x64=False)),
     "jax-x64": ("jax", _jax(x64=True)),
     "jax-jit": ("jax", _jax(x64=False, traces=True)),
+    "jax-strict": ("jax", _jax_strict),
+    "jax-debug": ("jax", _jax_debug),
     "dask": ("dask", _dask),
     "mlx": ("mlx", _mlx),
     "cupy": ("cupy", _cupy),
@@ -205,7 +290,9 @@ LIBRARIES: dict[str, tuple[str, Callable[[], Library]]] = {
 }
 """By name: the module to import, and how the library is made."""
 
-BY_NAME_ALONE = ("jax-jit", "cupy", "torch-cuda")
+SETTINGS = ("numpy-raise", "torch-strict", "torch-inference", "jax-strict", "jax-debug")
+"""Libraries that are set to refuse what they compute by default."""
+BY_NAME_ALONE = ("jax-jit", "cupy", "torch-cuda", *SETTINGS)
 """These run only if they are asked for."""
 DEFAULT = [name for name in LIBRARIES if name not in BY_NAME_ALONE]
 FAST = ["numpy", "torch"]
@@ -213,7 +300,15 @@ FAST = ["numpy", "torch"]
 WRITEABLE = ("numpy", "numpy-readonly", "torch")
 """The libraries whose results are written to: there a softmax without a maximum is tried first."""
 
-THIN = {"numpy-readonly": 3, "strict-device1": 3, "dask": 3, "jax": 8, "jax-x64": 4, "jax-jit": 2}
+THIN = {
+    "numpy-readonly": 3,
+    "strict-device1": 3,
+    "dask": 3,
+    "jax": 8,
+    "jax-x64": 4,
+    "jax-jit": 2,
+    **dict.fromkeys(SETTINGS, 24),
+}
 """With `--thin`, one of so many cases of a test function runs.
 
 What that leaves out: a case in which alone an input is written to, an array is made on another device, a lazy
@@ -226,7 +321,7 @@ Other tests say by the marker `sampled` that one of so many cases runs. Their ca
 other numbers; a case that alone runs a branch is marked `every_case`.
 """
 
-EAGER_JAX = ("jax", "jax-x64")
+EAGER_JAX = ("jax", "jax-x64", "jax-strict", "jax-debug")
 
 
 def installed(module: str) -> bool:
@@ -253,7 +348,8 @@ def generator(library: Library, seed: int = 20170612) -> Any:
     if name == "jax":
         import jax
 
-        return jax.random.key(seed)
+        with jax.transfer_guard("allow"):
+            return jax.random.key(seed)
     if name == "mlx":
         import mlx.core as mx
 

@@ -18,8 +18,9 @@ from sdpa_xp._libraries import (
     is_array,
     library_of,
     namespace_of,
+    quiet,
 )
-from sdpa_xp._libraries.protocols import Array, Namespace, Shape
+from sdpa_xp._libraries.protocols import Array, Shape
 from sdpa_xp._tiles.layout import swap_heads_and_length
 from sdpa_xp._tiles.modifier import PLAIN_TYPES, ScoreModifier
 from sdpa_xp._tiles.score_grid import ScoreGrid
@@ -57,11 +58,12 @@ def prepare(
     signature = _signature(function, inputs, options, (queries_at_end, cache_shapes))
     call = None if signature is None else _CACHE.get(signature)
     if call is not None:
-        arrays = inputs if call.is_default_layout else _to_heads_first(call.grid.xp, inputs, call.layout)
+        arrays = inputs if call.is_default_layout else _to_heads_first(call.grid, inputs, call.layout)
         # `arrays` is the second field. `_replace(arrays=arrays)` takes three times as long.
         return PreparedCall(call[0], arrays, *call[2:])
     try:
-        call = _validated(function, inputs, options, queries_at_end, cache_shapes, has_kernels)
+        with quiet(inputs["query"]):
+            call = _validated(function, inputs, options, queries_at_end, cache_shapes, has_kernels)
     except AttributeError as error:
         if is_array(query := inputs["query"]):
             checks.has_name(function, namespace_of(query), error)
@@ -142,12 +144,12 @@ def _validated(
         keys=sizes.keys,
         is_2d=sizes.is_2d,
         position=sizes.keys - sizes.queries if queries_at_end else 0,
+        needs_all_axes=library.refuses_unlike_axes(),
     )
     if grid.execution_kind == "blas_threaded":
         asked_threads()  # small calls need no threads, but refuse a wrong value too
     # Masks and biases check their own arguments when they are bound, since these depend on the grid.
-    is_readable = not grid.is_traced and grid.execution_kind != "device"  # a device would have to wait
-    masks, biases = _masks_and_biases(function, options, arrays, is_causal=is_causal, is_readable=is_readable)
+    masks, biases = _masks_and_biases(function, options, arrays, is_causal=is_causal)
     for name in ("scale", "sinks"):
         if name in arrays and arrays[name].ndim == 0:  # an array of one number may have any floating dtype
             checks.floating(function, name, arrays[name])
@@ -155,10 +157,11 @@ def _validated(
             checks.added_dtype(function, name, arrays[name], query.dtype, dtype)
     dropout_p = checks.probability(function, "dropout_p", options.dropout_p)
     checks.rng(function, options.rng, library, needed=dropout_p > 0)
-    is_default_layout = layout == checks.HLE and all(array.ndim > 2 for array in tensors.values())
+    least = len(sizes.batch) + 3 if grid.needs_all_axes else 3
+    is_default_layout = layout == checks.HLE and all(array.ndim >= least for array in tensors.values())
     return PreparedCall(
         grid=grid,
-        arrays=tensors if is_default_layout else _to_heads_first(xp, tensors, layout),
+        arrays=tensors if is_default_layout else _to_heads_first(grid, tensors, layout),
         is_default_layout=is_default_layout,
         sizes=sizes,
         masks=masks,
@@ -176,7 +179,7 @@ def _validated(
 
 
 def _masks_and_biases(
-    function: str, options: CallOptions, arrays: Mapping[str, Array], *, is_causal: bool, is_readable: bool
+    function: str, options: CallOptions, arrays: Mapping[str, Array], *, is_causal: bool
 ) -> tuple[tuple[Mask, ...], tuple[Bias, ...]]:
     """Return the masks and the biases of a call: a floating array as `attn_mask` is a bias."""
     masks: list[Mask] = [Causal()] if is_causal else []
@@ -188,17 +191,18 @@ def _masks_and_biases(
     elif "attn_mask" in arrays and checks.mask_dtype(function, arrays["attn_mask"]):
         masks.append(as_mask(function, "attn_mask", options.attn_mask))
     elif "attn_mask" in arrays:
-        if is_readable:
-            checks.zeros_and_ones(function, arrays["attn_mask"])
+        checks.zeros_and_ones(function, arrays["attn_mask"])
         biases.append(ArrayBias(arrays["attn_mask"], "attn_mask"))
     if options.bias is not None:
         biases.append(as_bias(function, "bias", options.bias))
     return tuple(masks), tuple(biases)
 
 
-def _to_heads_first(xp: Namespace, inputs: Mapping[str, Any], layout: str) -> Mapping[str, Array]:
+def _to_heads_first(grid: ScoreGrid, inputs: Mapping[str, Any], layout: str) -> Mapping[str, Array]:
     """Return the inputs as (..., heads, length, width); a 2-D input is one head."""
-    return {
+    xp = grid.xp
+    with_heads = {
         name: xp.expand_dims(array, axis=0) if array.ndim == 2 else swap_heads_and_length(xp, array, layout)
         for name, array in inputs.items()
     }
+    return {name: grid.in_all_axes(array) for name, array in with_heads.items()}

@@ -105,6 +105,11 @@ class PreparedCall(NamedTuple):
         output = astype_if_needed(self.grid.xp, output, self.result_dtype)
         return output[0, ...] if self.sizes.is_2d else swap_heads_and_length(self.grid.xp, output, self.layout)
 
+    def checked(self, result: T, name: str = "output") -> T:
+        """Return a result, unless the library is set to look for NaN or inf, which `quiet` has put off."""
+        self.grid.library.find_nonfinite(self.grid.function, name, result)
+        return result
+
     def remove_head_axis(self, computed: Array) -> Array:
         """Return (..., Hq, L) or (..., Hq, L, S) as the caller gets it: for 2-D inputs without heads."""
         return computed[0, ...] if self.sizes.is_2d else computed
@@ -127,7 +132,7 @@ class PreparedCall(NamedTuple):
             return self.scale
         one_a_row = (*grid.caller_shape[:-1], 1)
         checks.broadcasts(grid.function, "scale", self.scale.shape, one_a_row, checks.ONE_A_ROW)
-        return grid.slice_entries(self.scale, 3)
+        return grid.in_all_axes(grid.slice_entries(self.scale, 3))
 
     def _bind_sinks(self, grid: ScoreGrid) -> Array | None:
         if self.sinks is None:

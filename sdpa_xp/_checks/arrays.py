@@ -178,16 +178,23 @@ def one_dtype(function: str, arrays: Mapping[str, Array]) -> None:
 
 
 def added_dtype(function: str, name: str, array: Array, query: Dtype, accumulation: Dtype) -> None:
-    """Check that an array that joins the scores has the query's dtype or the accumulation dtype."""
+    """Check that an array that joins the scores converts exactly: see `joins_scores`."""
     floating(function, name, array)
-    is_wider = dtype_name(query) in ("float16", "bfloat16") and dtype_name(array.dtype) == "float32"
-    if array.dtype != query and array.dtype != accumulation and not is_wider:
+    if not joins_scores(*map(dtype_name, (array.dtype, query, accumulation))):
         rule = f"`{name}` must have the dtype of `query` or of the scores ({dtype_name(accumulation)})"
         got = {f"{name}.dtype": array.dtype, "query.dtype": query}
-        hint = f"Convert it: {library_of(array).cast_text(name, 'query.dtype')}."
+        cast = library_of(array).cast_text(name, "query.dtype")
+        hint = f"A narrower dtype is converted. Convert this one yourself: {cast}."
         if name == "attn_mask":  # converted 0 and 1 would be added to the scores, and mask nothing
             hint += " If its 1 means may attend, pass `attn_mask != 0`."
         raise TypeError(message(function, rule, got, hint))
+
+
+def joins_scores(dtype: str, query: str, accumulation: str) -> bool:
+    """Return whether a floating dtype is that of the query or of the scores, or a narrower one."""
+    if dtype in (query, accumulation, "float32"):
+        return dtype != "float64" or accumulation == "float64"
+    return dtype in ("float16", "bfloat16") and query in ("float32", "float64")
 
 
 def operand(function: str, name: str, value: object, rule: str) -> None:
@@ -218,8 +225,13 @@ def mask_dtype(function: str, mask: Array) -> bool:
 
 def zeros_and_ones(function: str, mask: Array) -> None:
     """Warn if a floating `attn_mask` has only 0 and 1. It masks nothing, and most likely should be boolean."""
-    xp = namespace_of(mask)
-    for part in (mask[..., :1, :64], mask) if mask.ndim > 1 else (mask,):  # for most masks one row is enough
+    values = library_of(mask).values_at_hand(mask)
+    if values is None:
+        return
+    xp, parts = namespace_of(values), [values]
+    if 0 not in mask.shape and mask.ndim > 1:  # for most masks one row is enough
+        parts.insert(0, values[..., :1, : min(64, mask.shape[-1])])
+    for part in parts:
         is_zero, is_one = (part >= 0) & (part <= 0), (part >= 1) & (part <= 1)
         if not bool(xp.all(is_zero | is_one)):
             return

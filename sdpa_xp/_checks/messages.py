@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from sdpa_xp._libraries import dtype_name, has_override, is_array, is_traced
+from sdpa_xp._libraries import dtype_name, has_override, is_array, is_traced, library_of
 from sdpa_xp._libraries.protocols import Array
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def brief(value: object) -> str:
     if not is_array(value):
         return getattr(value, "__qualname__", None) or repr(value)
     if value.ndim == 1 and _is_readable(value) and value.shape[0] <= MOST_SHOWN:
-        return "[" + ", ".join(f"{float(value[index]):g}" for index in range(value.shape[0])) + "]"
+        return "[" + ", ".join(f"{float(number):g}" for number in library_of(value).to_list(value)) + "]"
     return f"<{dtype_name(value.dtype)} {tuple(value.shape)}>"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sdpa_xp._libraries import namespace_of
+from sdpa_xp._libraries import namespace_of, quiet
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._tiles.layout import slice_of_axis
 
@@ -59,6 +59,11 @@ def pool_with_tokens(pool: Array, new: Array, writes: Sequence[BlockWrite], axis
     """
     if not writes:
         return pool
+    with quiet(pool):
+        return _joined(pool, new, writes, axis)
+
+
+def _joined(pool: Array, new: Array, writes: Sequence[BlockWrite], axis: int) -> Array:
     xp, block_size = namespace_of(pool), pool.shape[axis]
     blocks: dict[int, Array] = {}
     for write in writes:

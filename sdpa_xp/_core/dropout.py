@@ -39,7 +39,8 @@ class Dropout:
         differ.
         """
         b, h, i, j = tile.indices
-        seed = [self.seed[index : index + 1] for index in range(4)]
+        words = tile.grid.in_all_axes(self.seed)
+        seed = [words[..., index : index + 1] for index in range(4)]
         head = b * tile.grid.heads + h
         rows = [_mix(_mix(_mix(head ^ seed[half]) + i) ^ seed[half + 2]) for half in (0, 1)]
         columns = [_mix(_mix(j + seed[half]) ^ seed[half + 2]) for half in (0, 1)]

@@ -143,9 +143,9 @@ def plain(array: A) -> A:
     return library_of(array).plain(array)
 
 
-def quiet(array: Array) -> AbstractContextManager[object]:
-    """Return a context without NumPy's floating-point warnings, and without torch's autocast."""
-    return library_of(array).quiet(array)()
+def quiet(array: object) -> AbstractContextManager[object]:
+    """Return a context without NumPy's floating-point warnings, torch's autocast, and JAX's debugging."""
+    return library_of(array).quiet(cast(Array, array))()
 
 
 def array_signatures(arrays: Iterable[object]) -> tuple[object, ...] | None:

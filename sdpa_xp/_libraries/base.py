@@ -64,6 +64,8 @@ class Library:
     """Whether its arrays may be views with negative strides: then it has `diagonals`."""
     has_ufuncs: ClassVar[bool] = False
     """Whether its module has functions with `reduce`, like NumPy's: see `Ufuncs`."""
+    has_debugging: ClassVar[bool] = False
+    """Whether it may be set to refuse NaN in results, and the numbers that an operation moves to the device."""
     compiles_shapes: ClassVar[bool] = False
     """Whether an operation is compiled for each shape of its operands."""
     module: ClassVar[str] = ""
@@ -138,6 +140,12 @@ class Library:
         """Return whether values cannot be read now, as in a lazy graph, a jit or an export."""
         return bool(compat.is_lazy_array(array))
 
+    def values_at_hand(self, array: Any) -> Any:
+        """Return an array of the values of `array`, or None if reading them would wait for a device."""
+        known = self.readable(array)
+        is_here = "cpu" in str(self.device(array)).lower() and not self.is_traced(array)
+        return known if is_here or known is not array else None
+
     def execution_kind(self, arrays: Sequence[Array]) -> ExecutionKind:
         """Return how the library computes with `arrays`, none of which is traced."""
         del arrays
@@ -151,6 +159,16 @@ class Library:
         """Return a key of all that checks read except the numbers, or None if a check may read numbers."""
         del array
         return None
+
+    def refuses_unlike_axes(self) -> bool:
+        """Return whether the library is set to refuse operations of arrays with unlike numbers of axes."""
+        return False
+
+    def with_axes(self, array: Array, axes: int) -> Array:
+        """Return an array that meets arrays of so many axes: with these axes, if the library refuses others."""
+        if not self.refuses_unlike_axes():
+            return array
+        return self.namespace(array).reshape(array, (*[1] * (axes - array.ndim), *array.shape))
 
     def is_writeable(self, array: Any) -> bool:
         """Return whether each element of `array` can be set without setting another."""
@@ -178,6 +196,9 @@ class Library:
         del array
         numpy = sys.modules.get("numpy")
         return nullcontext if numpy is None else partial(numpy.errstate, all="ignore")
+
+    def find_nonfinite(self, function: str, name: str, array: Any) -> None:
+        """Refuse a result with NaN or inf if the library is set to look for them in each result."""
 
     def attach_zero_gradient(self, output: Array, arrays: Callable[[], Iterable[Array]]) -> Array:
         """Connect a constant output to those of `arrays` that require a gradient, with gradients of zero."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, TypeVar, cast
 
 import array_api_compat as compat
@@ -15,6 +15,7 @@ from sdpa_xp._libraries.jax_mesh import JaxRing, mesh_axes, missing_for_meshes
 from sdpa_xp._libraries.protocols import Array, Device, DeviceRing
 
 T = TypeVar("T")
+UNCHANGED = nullcontext()
 
 
 class Jax(Library):
@@ -25,6 +26,7 @@ class Jax(Library):
     module = "jax.numpy"
     conversion = "jax.numpy.asarray"
     multiplies_halves = exchanges_memory = reads_cpu_memory = has_meshes = compiles_shapes = has_astype = True
+    has_debugging = True
 
     def owns(self, array: object) -> bool:
         return bool(compat.is_jax_array(array))
@@ -48,7 +50,25 @@ class Jax(Library):
 
     def quiet(self, array: Array) -> Callable[[], AbstractContextManager[object]]:
         del array
-        return nullcontext
+        return _quiet
+
+    def values_at_hand(self, array: Any) -> Any:
+        device = None if self.is_traced(array) else self.device(array)
+        return sys.modules["numpy"].asarray(array) if getattr(device, "platform", "") == "cpu" else None
+
+    def refuses_unlike_axes(self) -> bool:
+        return bool(sys.modules["jax"].config.jax_numpy_rank_promotion != "allow")
+
+    def find_nonfinite(self, function: str, name: str, array: Any) -> None:
+        config = sys.modules["jax"].config
+        if not (config.jax_debug_nans or config.jax_debug_infs) or self.is_traced(array):
+            return
+        xp: Any = self.namespace(array)
+        with self.quiet(array)():
+            has_kind = {"nan": bool(xp.any(xp.isnan(array))), "inf": bool(xp.any(xp.isinf(array)))}
+        for kind, setting in (("nan", "jax_debug_nans"), ("inf", "jax_debug_infs")):
+            if has_kind[kind] and getattr(config, setting):
+                raise FloatingPointError(f"{function}: `{name}` must have no {kind}, since {setting} is set")
 
     def is_rng(self, rng: object) -> bool:
         if not self.owns(rng):
@@ -100,3 +120,20 @@ class Jax(Library):
             strided = sys.modules["jax"].numpy.reshape(array, (*leading, count, step, width))
             return cast(Array, lax.dynamic_index_in_dim(strided, start, axis=array.ndim - 1, keepdims=False))
         return cast(Array, lax.dynamic_slice_in_dim(array, start, count, axis=array.ndim - 2))
+
+
+def _quiet() -> AbstractContextManager[object]:
+    """Return a context in which JAX neither refuses our constants nor looks for NaN and inf in our steps.
+
+    A masked score is -inf, and a number such as the scale is moved to the device: neither is a fault of the
+    caller, who finds a NaN in the result (see `find_nonfinite`).
+    """
+    jax = sys.modules["jax"]
+    config = jax.config
+    is_guarded = config.jax_transfer_guard_host_to_device or config.jax_transfer_guard_device_to_host
+    if not (config.jax_debug_nans or config.jax_debug_infs or is_guarded):
+        return UNCHANGED
+    stack = ExitStack()
+    for context in (jax.debug_nans(False), jax.debug_infs(False), jax.transfer_guard("allow")):
+        stack.enter_context(context)
+    return stack

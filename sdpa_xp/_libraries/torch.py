@@ -62,6 +62,14 @@ class Torch(Library):
     def is_traced(self, array: Any) -> bool:
         return is_transforming() or self.device(array).type == "meta"
 
+    def values_at_hand(self, array: Any) -> Any:
+        torch = sys.modules["torch"]
+        is_here = type(array) in (torch.Tensor, torch.nn.Parameter) and self.device(array).type == "cpu"
+        is_traced = is_compiling() or torch._C._is_tracing() or torch._C._len_torch_dispatch_stack()
+        if not is_here or is_traced or torch._C._functorch.is_functorch_wrapped_tensor(array):
+            return None
+        return array.detach()
+
     def execution_kind(self, arrays: Sequence[Array]) -> ExecutionKind:
         if not all(self.owns(array) and self.device(array).type == "cpu" for array in arrays):
             return "device"

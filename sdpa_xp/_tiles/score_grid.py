@@ -53,6 +53,8 @@ class ScoreGrid:
     """Whether the caller's arrays are 2-D: one head, and no head axis."""
     position: int = 0
     """The position of the first query among the keys; caches set it."""
+    needs_all_axes: bool = False
+    """Whether arrays meet the scores with all of their axes: JAX may be set to broadcast no others."""
     entries: tuple[int, ...] | None = None
     """The numbers of the batch entries that the grid is for, or None if it is for all of them."""
     has_positions: bool = False
@@ -109,10 +111,10 @@ class ScoreGrid:
         if isinstance(checked.values, int):
             return checked
         if checked.shape == (1,) and not self.batch:  # a list of one for inputs without a batch
-            return checked._replace(values=self.xp.reshape(checked.values, (1, 1, 1)))
+            return checked._replace(values=self.in_all_axes(checked.values, 2))
         if self.entries is None:
             checks.broadcasts(self.function, name, checked.shape, self.batch, checks.THE_BATCH)
-        return checked._replace(values=self.xp.reshape(checked.values, (*checked.shape, 1, 1, 1)))
+        return checked._replace(values=self.in_all_axes(checked.values, 3))
 
     def check_offset(self, name: str, value: object) -> Integers:
         """Check the shift of a diagonal to the right, in keys: integers, or "lower_right"."""
@@ -133,16 +135,15 @@ class ScoreGrid:
         else:
             shape = self.caller_shape
             checks.broadcasts_to_sequences(self.function, name, array.shape, shape, packed=self.is_packed)
-        return self.slice_entries(array, 3)
+        return self.in_all_axes(self.slice_entries(array, 3))
 
     def check_heads_shape(self, name: str, array: Array) -> Array:
         """Check an array that broadcasts to (..., Hq); returns it as (..., Hq, 1, 1)."""
         checks.broadcasts(self.function, name, array.shape, self.batch_and_heads, "(..., Hq)")
-        array = self.slice_entries(array, 1)
-        return self.xp.reshape(array, (*array.shape, 1, 1))
+        return self.in_all_axes(self.slice_entries(array, 1), 2)
 
     def check_dtype(self, name: str, array: Array) -> None:
-        """Refuse an array that is added to the scores but has neither their dtype nor the query's."""
+        """Refuse an array that is added to the scores, and has a wider dtype than they and the query."""
         checks.floating(self.function, name, array)
         if self.input_dtype is not None:
             checks.added_dtype(self.function, name, array, self.input_dtype, self.dtype)
@@ -152,6 +153,12 @@ class ScoreGrid:
         if self.entries is None or array.ndim <= axes or array.shape[0] == 1:
             return array
         return rows_at(array, self.entries)
+
+    def in_all_axes(self, array: Array, last: int = 0) -> Array:
+        """Return an array with `last` new axes behind its own, and, with `needs_all_axes`, others in front."""
+        shape = (*array.shape, *[1] * last)
+        missing = len(self.leading_shape) + 2 - len(shape) if self.needs_all_axes else 0
+        return self.xp.reshape(array, (*[1] * missing, *shape)) if missing or last else array
 
     def arange(self, start: int, stop: int) -> Array:
         """Return the int32 from `start` up to `stop`."""
@@ -166,7 +173,7 @@ class ScoreGrid:
 
     def head_index(self) -> Array:
         """Return the numbers of the query heads, (Hq, 1, 1)."""
-        return self.xp.reshape(self.arange(0, self.heads), (self.heads, 1, 1))
+        return self.in_all_axes(self.arange(0, self.heads), 2)
 
     def _integers_of_entries(self, name: str, value: Any) -> object:
         """Return the integers of `entries`, out of one for each batch entry or one for all."""
@@ -223,4 +230,5 @@ def grid_of(
         queries=sizes[-2],
         keys=sizes[-1],
         is_2d=len(sizes) == 2,
+        needs_all_axes=library_of(first).refuses_unlike_axes(),
     )

@@ -136,7 +136,7 @@ class Tile(NamedTuple):
             index = index + (self.block.start + first if first else self.block.start)
         if self.placement is not None:
             index = index + self.placement.query_start
-        return self.grid.xp.expand_dims(index, axis=-1)
+        return self.grid.in_all_axes(index, 1)
 
     @property
     def key_index(self) -> Array:
@@ -147,7 +147,7 @@ class Tile(NamedTuple):
         index = self.grid.arange(columns.start, columns.stop)
         if self.placement is not None:
             index = index + self.placement.key_start
-        return self.grid.xp.expand_dims(index, axis=0)
+        return self.grid.in_all_axes(self.grid.xp.expand_dims(index, axis=0))
 
     @property
     def _known_rows(self) -> range:

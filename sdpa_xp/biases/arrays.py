@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from sdpa_xp import _checks as checks
-from sdpa_xp._tiles.score_grid import grid_of
+from sdpa_xp._libraries import quiet
+from sdpa_xp._libraries.protocols import Array, Shape
+from sdpa_xp._tiles.score_grid import ScoreGrid, grid_of
 from sdpa_xp._tiles.tile import Tile
 from sdpa_xp.biases.algebra import Bias
 
@@ -44,9 +46,13 @@ def to_array(bias: Bias, shape: tuple[int, ...], *, rows: range | None = None, l
     if not isinstance(bias, Bias):
         raise TypeError(checks.message("to_array", "`bias` must be a bias", {"bias": checks.brief(bias)}))
     grid = grid_of("to_array", "bias", shape, bias.arrays(), like)
-    xp = grid.xp
     rows = checks.rows("to_array", "rows", rows, grid.queries)
-    shape = (*shape[:-2], len(rows), shape[-1])
+    with quiet(next((array for _, array in bias.arrays()), like)):
+        return _of_rows(bias, grid, rows, (*shape[:-2], len(rows), shape[-1]))
+
+
+def _of_rows(bias: Bias, grid: ScoreGrid, rows: range, shape: Shape) -> Array:
+    xp = grid.xp
     if 0 in shape:
         return xp.zeros(shape, dtype=grid.dtype, device=grid.device)
     tile = Tile(rows, range(grid.keys), grid)

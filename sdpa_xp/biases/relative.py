@@ -180,7 +180,7 @@ class RelativeTerm(AddedByDistance):
         last, first = self.last + self.offset, self.first + self.offset
         if tile.block is None and (nearest >= last or farthest <= first):  # one number for each head
             edge = self.last - self.first if nearest >= last else 0
-            return xp.expand_dims(tile.slice_heads(self.table)[:, edge : edge + 1], axis=-1)
+            return tile.grid.in_all_axes(tile.slice_heads(self.table)[:, edge], 2)
         index = self._index(xp, tile.key_index - tile.query_index)
         table = tile.slice_heads(self.table)
         chosen = xp.take(table, xp.reshape(index, (-1,)), axis=-1)
@@ -202,9 +202,9 @@ class RelativeTerm(AddedByDistance):
         sums = diagonals(grid, gradient)
         first = tile.columns.start - tile.rows.stop - grid.position
         index = self._index(xp, grid.arange(first, first + sums.shape[-1]))
-        bucket = xp.take(self.buckets, index, axis=0)
-        numbers = xp.reshape(grid.arange(0, self.count), (-1, 1))
-        inside = xp.astype((bucket <= numbers) & (bucket >= numbers), grid.dtype)  # (buckets, diagonals)
+        bucket = grid.in_all_axes(xp.take(self.buckets, index, axis=0))
+        numbers = grid.in_all_axes(grid.arange(0, self.count), 1)
+        inside = xp.astype((bucket <= numbers) & (bucket >= numbers), grid.dtype)  # (..., buckets, diagonals)
         return inside @ xp.expand_dims(sums, axis=-1)
 
     def _index(self, xp: Namespace, distance: Array) -> Array:

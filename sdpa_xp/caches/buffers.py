@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from sdpa_xp import _checks as checks
-from sdpa_xp._libraries import namespace_of
+from sdpa_xp._libraries import library_of, namespace_of, quiet
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._tiles.layout import slice_of_axis
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
@@ -89,3 +94,24 @@ class TokenSlots:
             writes >= self.writes and start < self.start + self.length and self.start < stop
             for writes, start, stop in self.buffers.rewrites
         )
+
+
+class _HasSlots(Protocol):
+    _slots: TokenSlots
+
+
+C = TypeVar("C", bound=_HasSlots)
+
+
+def quietly(method: Callable[Concatenate[C, P], T]) -> Callable[Concatenate[C, P], T]:
+    """Let a method move numbers to the device, such as the ends of a slice, where JAX guards that."""
+
+    @functools.wraps(method)
+    def quiet_method(cache: C, /, *arguments: P.args, **keywords: P.kwargs) -> T:
+        key = cache._slots.buffers.arrays["key"]
+        if not library_of(key).has_debugging:
+            return method(cache, *arguments, **keywords)
+        with quiet(key):
+            return method(cache, *arguments, **keywords)
+
+    return quiet_method

@@ -8,10 +8,10 @@ from typing import TypeVar, cast
 from sdpa_xp import _checks as checks
 from sdpa_xp._checks import IntegersLike
 from sdpa_xp._display import table
-from sdpa_xp._libraries import device_of, dtype_name, has_override, library_of, namespace_of
+from sdpa_xp._libraries import device_of, dtype_name, has_override, library_of, namespace_of, quiet
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.layout import Layout
-from sdpa_xp.caches.buffers import Buffers, TokenSlots
+from sdpa_xp.caches.buffers import Buffers, TokenSlots, quietly
 from sdpa_xp.caches.kv_attention import CacheAttention
 from sdpa_xp.caches.positions import (
     TokenPositionsLike,
@@ -154,21 +154,25 @@ class KVCache(CacheAttention[A]):
         return self._layout
 
     @property
+    @quietly
     def key(self) -> A:
         """The keys of the tokens so far, (..., H, S, E); rotated, if the cache has a `rotary`."""
         return cast(A, self._slots.tokens("key"))
 
     @property
+    @quietly
     def value(self) -> A:
         """The values of the tokens so far, (..., H, S, Ev)."""
         return cast(A, self._slots.tokens("value"))
 
     @property
+    @quietly
     def positions(self) -> A:
         """The positions of the tokens so far, int32: (S,), or (..., S) if batch entries differ."""
         factory = factory_like("KVCache", self._slots.buffers.arrays["key"])
         return cast(A, positions_array(factory, self._positions, self._slots.length))
 
+    @quietly
     def append(
         self,
         key: A,
@@ -250,6 +254,7 @@ class KVCache(CacheAttention[A]):
         """
         return self._without(0, self._counted("drop_last", count))
 
+    @quietly
     def take_tokens(self, slots: Sequence[int] | AnyArray) -> KVCache[A]:
         """Return a cache of some tokens, which keep their positions.
 
@@ -280,6 +285,7 @@ class KVCache(CacheAttention[A]):
         arrays = {name: elements_at(self._slots.tokens(name), index, axis, axis) for name in ("key", "value")}
         return self._copied(arrays, elements_at(positions, index, -1, -1))
 
+    @quietly
     def take_entries(self, entries: Sequence[int] | AnyArray) -> KVCache[A]:
         """Return a cache of some batch entries, in any order and also repeatedly, as a beam search needs.
 
@@ -306,6 +312,7 @@ class KVCache(CacheAttention[A]):
         most = length if isinstance(length, int) else checks.LARGEST_INTEGER  # or a name, in a graph
         return checks.integer(function, "count", count, least=0, most=most)
 
+    @quietly
     def _without(self, first: int, last: int) -> KVCache[A]:
         """Return the cache without its first and its last tokens."""
         if first == last == 0:
@@ -336,5 +343,6 @@ def _with_room(array: Array, room: int, axis: int) -> Array:
     xp = namespace_of(array)
     shape = list(array.shape)
     shape[axis] = room
-    free = xp.zeros(tuple(shape), dtype=array.dtype, device=device_of(array))
-    return xp.concat([array, free], axis=axis)
+    with quiet(array):
+        free = xp.zeros(tuple(shape), dtype=array.dtype, device=device_of(array))
+        return xp.concat([array, free], axis=axis)

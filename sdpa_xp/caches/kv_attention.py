@@ -11,7 +11,7 @@ from sdpa_xp._libraries.protocols import AnyArray, Dtype, Rng
 from sdpa_xp._tiles.layout import Layout
 from sdpa_xp.attention import compute_output, compute_state
 from sdpa_xp.biases import Bias
-from sdpa_xp.caches.buffers import TokenSlots
+from sdpa_xp.caches.buffers import TokenSlots, quietly
 from sdpa_xp.caches.positions import (
     TokenPositionsLike,
     check_positions,
@@ -164,6 +164,7 @@ class CacheAttention(Generic[A]):
         """Return keys and values."""
         return cast(A, self._slots.tokens("key")), cast(A, self._slots.tokens("value"))
 
+    @quietly
     def _placed(
         self, function: str, query: AnyArray, positions: object, options: CallOptions
     ) -> tuple[AnyArray, CallOptions]:

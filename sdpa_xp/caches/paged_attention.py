@@ -121,7 +121,8 @@ class PagedAttention(Generic[A]):
         paged = self._call("PagedKVCache.attend", query, positions, options, cu_seqlens_q)
         with paged.call.quiet():
             output, _ = attend(paged, with_lse=False)
-            return cast(A, paged.call.result(output))
+            result = cast(A, paged.call.result(output))
+        return paged.call.checked(result)
 
     def attend_state(
         self,
@@ -189,7 +190,9 @@ class PagedAttention(Generic[A]):
         paged = self._call(function, query, positions, options, cu_seqlens_q)
         with paged.call.quiet():
             output, lse = attend(paged, with_lse=True)
-            return AttentionState(cast(A, paged.call.result(output)), cast(A, to_base(cast(Array, lse), base)))
+            state = AttentionState(cast(A, paged.call.result(output)), cast(A, to_base(cast(Array, lse), base)))
+        paged.call.checked(state.output)
+        return state
 
     def _call(
         self, function: str, query: object, positions: object, options: CallOptions, cu_seqlens_q: object

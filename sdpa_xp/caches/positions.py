@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, cast
 
 from sdpa_xp import _checks as checks
 from sdpa_xp._call.options import CallOptions
-from sdpa_xp._libraries import device_of, is_array, is_number, namespace_of
+from sdpa_xp._libraries import device_of, is_array, is_number, namespace_of, quiet
 from sdpa_xp._libraries.protocols import Array, Shape
 from sdpa_xp._tiles.modifier import ScoreModifier
 from sdpa_xp.biases import Bias
@@ -169,6 +169,11 @@ def _is_same(one: Consecutive, other: Consecutive) -> bool:
 
 def _integers(function: str, name: str, value: Any, like: Array, like_name: str = "key") -> Array:
     """Return integers as int32, in the library and on the device of `like`, which messages call `like_name`."""
+    with quiet(like):
+        return _converted(function, name, value, like, like_name)
+
+
+def _converted(function: str, name: str, value: Any, like: Array, like_name: str) -> Array:
     xp, device = namespace_of(like), device_of(like)
     if is_array(value):
         checks.one_library(function, {like_name: like, name: value})

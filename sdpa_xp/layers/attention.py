@@ -8,7 +8,7 @@ from typing import Any, TypedDict, TypeVar, Unpack, cast
 
 from sdpa_xp import _checks as checks
 from sdpa_xp._checks import Implementation
-from sdpa_xp._libraries import accumulation_dtype, dtype_name, is_array, namespace_of
+from sdpa_xp._libraries import accumulation_dtype, dtype_name, is_array, namespace_of, quiet
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp._tiles.layout import swap_heads_and_length
 from sdpa_xp.attention import attention_state, scaled_dot_product_attention
@@ -274,7 +274,8 @@ class Attention(Layer):
         if self.scale is None and not is_array(self.temperature) and self.temperature == 1:
             return {}
         scale: Any = 1 / math.sqrt(self.head_dim) if self.scale is None else self._as_scores_like(self.scale)
-        return {"scale": scale / self._as_scores_like(self.temperature)}
+        with quiet(self.query.weight):
+            return {"scale": scale / self._as_scores_like(self.temperature)}
 
     def _options(self, keywords: Keywords) -> Any:
         return {**self.attention_options, **keywords}

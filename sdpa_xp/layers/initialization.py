@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sdpa_xp import _checks as checks
-from sdpa_xp._libraries import LIBRARIES, Library, astype_if_needed, device_of, namespace_of
+from sdpa_xp._libraries import LIBRARIES, Library, astype_if_needed, device_of, namespace_of, quiet
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.layers.transfer import copy_to, destination_of
 
@@ -26,6 +26,19 @@ def draw_parameters(
     """
     checks.flag(function, "bias", bias)
     count = sum(in_width * out_width for in_width, out_width in widths.values())
+    with quiet(rng), quiet(like):
+        return _draw(function, rng, widths, count, bias=bias, like=like)
+
+
+def _draw(
+    function: str,
+    rng: Any,
+    widths: Mapping[str, tuple[int, int]],
+    count: int,
+    *,
+    bias: bool,
+    like: AnyArray | None,
+) -> dict[str, tuple[Array, Array | None]]:
     numbers = _draw_uniform(function, rng, count, like)
     dtype = numbers.dtype if like is None else like.dtype
     xp, device, start = namespace_of(numbers), device_of(numbers), 0

@@ -75,7 +75,8 @@ class Linear(Layer):
             if dtype != leader.dtype:
                 array, weight = (astype_if_needed(xp, x, dtype) for x in (array, weight))
             y = array @ xp.matrix_transpose(weight)
-            y = y if self.bias is None else y + cast(Array, self.bias)
+            if self.bias is not None:
+                y = y + library_of(leader).with_axes(cast(Array, self.bias), y.ndim)
             return cast(A, astype_if_needed(xp, y, x.dtype))
 
     def __repr__(self) -> str:

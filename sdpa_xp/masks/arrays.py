@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from sdpa_xp import _checks as checks
-from sdpa_xp._tiles.score_grid import grid_of
+from sdpa_xp._libraries import quiet
+from sdpa_xp._libraries.protocols import Array, Shape
+from sdpa_xp._tiles.score_grid import ScoreGrid, grid_of
 from sdpa_xp._tiles.tile import Tile
 from sdpa_xp.masks.algebra import Mask
 
@@ -50,9 +52,13 @@ def as_boolean(
         rule = "`mask` must be a mask"
         raise TypeError(checks.message(function, rule, {"mask": checks.brief(mask)}))
     grid = grid_of(function, "mask", shape, mask.arrays(), like)
-    xp = grid.xp
     rows = checks.rows(function, "rows", rows, grid.queries)
-    shape = (*shape[:-2], len(rows), shape[-1])
+    with quiet(next((array for _, array in mask.arrays()), like)):
+        return _of_rows(mask, grid, rows, (*shape[:-2], len(rows), shape[-1]))
+
+
+def _of_rows(mask: Mask, grid: ScoreGrid, rows: range, shape: Shape) -> Array:
+    xp = grid.xp
     if 0 in shape:
         return xp.zeros(shape, dtype=xp.bool, device=grid.device)
     tile = Tile(rows, range(grid.keys), grid)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sdpa_xp import _checks as checks
-from sdpa_xp._libraries import is_traced
+from sdpa_xp._libraries import astype_if_needed, is_traced
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.allowed import Allowed
 from sdpa_xp._tiles.score_grid import ScoreGrid
@@ -71,9 +71,12 @@ class Document(Mask):
         hint = "If S is not L, pass the ids of the keys as `key_ids`." if shared else ""
         queries = grid.check_ids("attn_mask.query_ids", self.query_ids, grid.queries, "L")
         keys = grid.check_ids(f"attn_mask.{name}", ids, grid.keys, "S", hint)
+        if queries.dtype != keys.dtype:  # JAX may be set to compare no unlike dtypes
+            wider = max(queries, keys, key=lambda ids: int(checks.dtype_name(ids.dtype).removeprefix("int")))
+            queries, keys = (astype_if_needed(xp, ids, wider.dtype) for ids in (queries, keys))
         # with an axis of heads: (..., 1, L, 1) and (..., 1, 1, S)
         queries, keys = (xp.expand_dims(ids, axis=-2) for ids in (queries, keys))
-        return SameId(xp.expand_dims(queries, axis=-1), xp.expand_dims(keys, axis=-2))
+        return SameId(grid.in_all_axes(queries, 1), grid.in_all_axes(xp.expand_dims(keys, axis=-2)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -39,7 +39,7 @@ def bound_positions(grid: ScoreGrid, queries: AnyArray, keys: AnyArray) -> Token
     xp = grid.xp
     of_queries, of_keys = (grid.slice_entries(cast(Array, array), 1) for array in (queries, keys))
     of_queries, of_keys = (xp.expand_dims(array, axis=-2) for array in (of_queries, of_keys))
-    return TokenPositions(xp.expand_dims(of_queries, axis=-1), xp.expand_dims(of_keys, axis=-2))
+    return TokenPositions(grid.in_all_axes(of_queries, 1), grid.in_all_axes(xp.expand_dims(of_keys, axis=-2)))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

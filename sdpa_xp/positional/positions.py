@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple, TypeAlias, cast
 
 from sdpa_xp import _checks as checks
-from sdpa_xp._libraries import device_of, execution_kind, has_override, is_number, numpy_array, widest_dtype
+from sdpa_xp._libraries import (
+    device_of,
+    execution_kind,
+    has_override,
+    is_number,
+    library_of,
+    numpy_array,
+    quiet,
+    widest_dtype,
+)
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace
 
 PositionsLike: TypeAlias = range | Sequence[int] | AnyArray
@@ -41,6 +51,10 @@ class ArrayFactory(NamedTuple):
     arrays: Mapping[str, Array]
     """The arrays by their names in messages, whose library and device it is."""
 
+    def quiet(self) -> AbstractContextManager[object]:
+        """Return the context that arrays are computed in."""
+        return quiet(next(iter(self.arrays.values()), None))
+
     def arange(self, start: int, stop: int) -> Array:
         """Return the int32 from `start` up to `stop`."""
         return self.xp.arange(start, stop, dtype=self.xp.int32, device=self.device)
@@ -55,7 +69,8 @@ class ArrayFactory(NamedTuple):
             return numbers + first if first else numbers
         if isinstance(first, list):
             first = self.xp.asarray(first, dtype=self.xp.int32, device=self.device)
-        return self.xp.expand_dims(first, axis=-1) + numbers
+        first = self.xp.expand_dims(first, axis=-1)
+        return first + library_of(first).with_axes(numbers, first.ndim)
 
     def angles(self, positions: Array, frequencies: Sequence[float]) -> Array:
         """Return position * frequency, (..., len(frequencies)), in float64 if the device has it.
@@ -64,6 +79,7 @@ class ArrayFactory(NamedTuple):
         """
         dtype = widest_dtype(self.function, positions)
         factors = self.xp.asarray(frequencies, dtype=dtype, device=self.device)
+        factors = library_of(positions).with_axes(factors, positions.ndim + 1)
         return self.xp.expand_dims(self.xp.astype(positions, dtype, copy=False), axis=-1) * factors
 
 

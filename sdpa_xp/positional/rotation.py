@@ -7,7 +7,14 @@ from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar, cast
 
 from sdpa_xp import _checks as checks
-from sdpa_xp._libraries import accumulation_dtype, astype_if_needed, is_number, quiet, widest_dtype
+from sdpa_xp._libraries import (
+    accumulation_dtype,
+    astype_if_needed,
+    is_number,
+    library_of,
+    quiet,
+    widest_dtype,
+)
 from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace
 from sdpa_xp._tiles.layout import Layout
 from sdpa_xp.positional.positions import ArrayFactory, Consecutive, PositionsLike, array_factory, as_array
@@ -99,11 +106,12 @@ class Rotation(ABC):
         function = f"{type(self).__name__}.cos_sin"
         checks.not_one_number(function, "positions", positions)
         factory = array_factory(function, positions, self._default_like if like is None else like)
-        array = as_array(function, positions, factory)
-        cos, sin = self._tables(array, array.shape[-1] if array.shape else 1, factory)
-        if like is None:
-            return cos, sin
-        return astype_if_needed(factory.xp, cos, like.dtype), astype_if_needed(factory.xp, sin, like.dtype)
+        with factory.quiet():
+            array = as_array(function, positions, factory)
+            cos, sin = self._tables(array, array.shape[-1] if array.shape else 1, factory)
+            if like is None:
+                return cos, sin
+            return astype_if_needed(factory.xp, cos, like.dtype), astype_if_needed(factory.xp, sin, like.dtype)
 
     def _rotated(
         self, function: str, x: object, positions: PositionsLike | int, layout: str, *, back: bool = False
@@ -114,7 +122,8 @@ class Rotation(ABC):
         if is_number(positions):
             first = checks.integer(function, "positions", positions)
             return _rotate_at(self, array, Consecutive(first), length, factory, layout, back=back)
-        token_positions = as_array(function, cast(PositionsLike, positions), factory)
+        with factory.quiet():
+            token_positions = as_array(function, cast(PositionsLike, positions), factory)
         checks.one_each(function, "positions", token_positions.shape, (*array.shape[:-3], length), "L")
         return _rotate_at(self, array, token_positions, length, factory, layout, back=back)
 
@@ -158,6 +167,20 @@ def _rotate_at(
     back: bool = False,
 ) -> Array:
     """Rotate tokens that stand at these positions, or rotate them back."""
+    with quiet(x):
+        return _computed(rotary, x, positions, length, factory, layout, back=back)
+
+
+def _computed(
+    rotary: Rotation,
+    x: Array,
+    positions: Positions,
+    length: int,
+    factory: ArrayFactory,
+    layout: str,
+    *,
+    back: bool,
+) -> Array:
     xp, dtype = factory.xp, accumulation_dtype(factory.xp, x.dtype)
     cos, sin = rotary._tables(positions, length, factory)
     if back:
@@ -166,6 +189,7 @@ def _rotate_at(
     if x.ndim > 2:
         head_axis = -3 if layout == checks.HLE else -2
         cos, sin = (xp.expand_dims(table, axis=head_axis) for table in (cos, sin))
+    cos, sin = (library_of(x).with_axes(table, x.ndim) for table in (cos, sin))
     front = astype_if_needed(xp, x[..., : rotary.width], dtype)
     rotated = _rotate_pairs(xp, front, cos, sin, interleaved=rotary.interleaved)
     rotated = astype_if_needed(xp, rotated, x.dtype)

@@ -49,7 +49,8 @@ def sinusoidal(positions: PositionsLike | int, width: int, *, base: float = 1000
     positions = as_positions(function, positions)
     factory = array_factory(function, positions, like)
     xp = factory.xp
-    angles = factory.angles(as_array(function, positions, factory), frequencies)
-    waves = xp.stack([xp.sin(angles), xp.cos(angles)], axis=-1)
-    encoding = xp.reshape(waves, (*angles.shape[:-1], width))
-    return encoding if like is None else astype_if_needed(xp, encoding, like.dtype)
+    with factory.quiet():
+        angles = factory.angles(as_array(function, positions, factory), frequencies)
+        waves = xp.stack([xp.sin(angles), xp.cos(angles)], axis=-1)
+        encoding = xp.reshape(waves, (*angles.shape[:-1], width))
+        return encoding if like is None else astype_if_needed(xp, encoding, like.dtype)

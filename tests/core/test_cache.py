@@ -173,6 +173,7 @@ def test_layouts_and_capacity(library: Library, arrays: Arrays, layout: str, cap
     assert_agrees(library, output, expected(arrays, MIXED, CASES["plain"]))
 
 
+@pytest.mark.leaves_out("jax-debug")
 @pytest.mark.parametrize("capacity", [None, TOKENS])
 def test_empty_start(library: Library, arrays: Arrays, capacity: int | None) -> None:
     """A cache of no tokens: without `is_causal` attention from it is 0, and it fills up like another."""
@@ -189,6 +190,7 @@ def test_empty_start(library: Library, arrays: Arrays, capacity: int | None) -> 
     assert_agrees(library, library.get(output), expected(arrays, [TOKENS], CASES["plain"]))
 
 
+@pytest.mark.leaves_out("jax-debug")
 @pytest.mark.parametrize("tokens", [0, 3])
 def test_more_queries_than_tokens(library: Library, arrays: Arrays, tokens: int) -> None:
     """Refused, since an `append` is missing; without `is_causal` each query attends the whole cache."""

@@ -247,8 +247,8 @@ def test_what_is_not_one_number_a_row_gets_no_such_hint(rules: dict[str, Any]) -
 )
 def test_a_floating_mask_of_zeros_and_ones_is_warned_of(library: Library, mask: np.ndarray) -> None:
     """It is added to the scores. The warning shows the line of the caller."""
-    if library.name not in ("numpy", "torch"):
-        pytest.skip("values are looked at where no device has to wait for them")
+    if library.lazy:
+        pytest.skip("a lazy array has no values yet")
     x, passed = library.put(np.ones((5, 4), F)), library.put(mask.astype(F))
     with pytest.warns(UserWarning, match="`attn_mask` must be boolean to mask") as record:
         scaled_dot_product_attention(x, x, x, passed)
@@ -259,6 +259,52 @@ def test_a_floating_mask_of_zeros_and_ones_is_warned_of(library: Library, mask: 
         attention_weights(x, x, passed != 0)
         for other in (passed * 2, passed * 0, passed * 0 + 1, (passed - 1) * 1e9):
             attention_weights(x, x, other)
+
+
+def warnings_of(call: Any) -> list[str]:
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        call()
+    return [str(warning.message) for warning in record if "must be boolean to mask" in str(warning.message)]
+
+
+@pytest.mark.needs("torch")
+def test_zeros_and_ones_while_torch_differentiates() -> None:
+    import torch
+
+    x, mask = torch.ones((5, 4), requires_grad=True), torch.ones((5, 5)).tril()
+
+    def attend(query: Any, mask: Any = mask) -> Any:
+        return scaled_dot_product_attention(query, x, x, mask).sum()
+
+    assert warnings_of(lambda: attend(x))
+    assert warnings_of(lambda: attend(x, mask.requires_grad_()))
+    assert warnings_of(lambda: torch.func.grad(attend)(x.detach()))
+    assert not warnings_of(lambda: torch.func.vmap(attend, (0, 0))(x.detach()[None], mask[None]))
+
+
+@pytest.mark.needs("jax")
+def test_zeros_and_ones_while_jax_traces() -> None:
+    """Inside of `jit` and `grad` a mask that is no argument has values."""
+    import jax
+
+    x, mask = jax.numpy.ones((5, 4)), jax.numpy.tril(jax.numpy.ones((5, 5)))
+
+    def attend(query: Any, mask: Any = mask) -> Any:
+        return scaled_dot_product_attention(query, query, query, mask).sum()
+
+    assert warnings_of(lambda: jax.grad(attend)(x))
+    assert warnings_of(lambda: jax.jit(attend)(x))
+    assert not warnings_of(lambda: jax.jit(attend)(x, mask))
+
+
+@pytest.mark.needs("dask")
+def test_zeros_and_ones_of_numpy_beside_dask() -> None:
+    import dask.array as da
+
+    x, mask = da.ones((5, 4), chunks=2), np.tri(5)
+    assert warnings_of(lambda: scaled_dot_product_attention(x, x, x, mask))
+    assert not warnings_of(lambda: scaled_dot_product_attention(x, x, x, da.tri(5, chunks=2)))
 
 
 WORDS = "Words are not vectors: pass one row of numbers for each word."

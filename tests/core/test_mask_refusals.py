@@ -99,7 +99,7 @@ BIASES: list[tuple[biases.Bias, type[Exception], str]] = [
     (biases.from_array(ones(3, 4)), ValueError, r"`bias` must broadcast to \(..., Hq, L, S\).*\(3, 4\)"),
     (biases.from_array(np.ones((3, 5))), TypeError, "`bias` must have the dtype of `query` or of the scores .float32.; got.*float64"),
     (biases.alibi(4) + ones(4), ValueError, "`bias` must broadcast"),
-    (biases.alibi(4) + np.ones(5, np.float16), TypeError, "`bias` must have the dtype of `query`.*float16"),
+    (biases.alibi(4) + np.ones(5), TypeError, "`bias` must have the dtype of `query`.*float64"),
     (biases.alibi(4) + ints(1), TypeError, "`bias` must be one of float16.*int64"),
     (biases.alibi(4) + boolean(3, 5), TypeError, "`bias` must be one of float16.*bool"),
     (biases.from_function(lambda *_: 0.0), TypeError, "the function of `bias` must return an array; got result=builtins.float"),

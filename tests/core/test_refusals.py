@@ -60,9 +60,9 @@ Q, K, V = (np.ones(shape, F) for shape in ((2, 4, 3, 8), (2, 2, 5, 8), (2, 2, 5,
         ),
         ({"attn_mask": ones(3, 5, dtype=np.uint8)}, TypeError, "`attn_mask` must be boolean.*uint8"),
         (
-            {"attn_mask": ones(3, 5, dtype=np.float16)},
+            {"attn_mask": ones(3, 5, dtype=np.float64)},
             TypeError,
-            "`attn_mask` must have the dtype of `query`.*float16",
+            "`attn_mask` must have the dtype of `query`.*float64",
         ),
         ({"attn_mask": ones(3, 5, dtype=np.complex64)}, TypeError, "`attn_mask` must be one of.*complex64"),
         (

@@ -37,6 +37,7 @@ def is_library(library: Library, name: str) -> bool:
     return library.name.split("-")[0] == name
 
 
+@pytest.mark.leaves_out("jax-debug")
 def test_jit(library: Library, call: dict[str, np.ndarray]) -> None:
     if library.jit is None:
         pytest.skip("the library has no jit")
@@ -143,6 +144,7 @@ def test_graph_does_not_grow_with_the_length(library: Library) -> None:
     assert equations(64) == equations(1024)
 
 
+@pytest.mark.leaves_out("jax-debug", "torch-inference")
 @pytest.mark.parametrize("how", ["mask", "bias"])
 def test_lse_of_an_empty_row_has_no_gradient(library: Library, rng: np.random.Generator, how: str) -> None:
     q, k = rng.standard_normal((3, 4)).astype(F), rng.standard_normal((5, 4)).astype(F)
@@ -176,6 +178,7 @@ def test_lse_of_an_empty_row_has_no_gradient(library: Library, rng: np.random.Ge
         assert np.all(jacobian[row, row] != 0)
 
 
+@pytest.mark.leaves_out("jax-debug", "torch-inference")
 def test_gradient(library: Library, call: dict[str, np.ndarray]) -> None:
     """Against finite differences of the reference; that of an empty row is 0."""
     weight = np.random.default_rng(1).standard_normal((4, 3, 5))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from calls import draw_named
+from calls import draw_named, sloping
 from libraries import Library, generator
 
 from sdpa_xp import (
@@ -66,7 +66,7 @@ CALLS: dict[str, Calls] = {
         q, k, v, bias=biases.relative(table, max_distance=6)
     ),
     "score function": lambda q, k, v, **_: scaled_dot_product_attention(
-        q, k, v, bias=biases.from_function(lambda score, b, h, i, j: score * 0.5 + h * b - i + j)
+        q, k, v, bias=biases.from_function(sloping)
     ),
     "sinks": lambda q, k, v, slopes, **_: (
         attention_state(q, k, v, sinks=slopes, is_causal=True, lse_base=2).lse

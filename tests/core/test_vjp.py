@@ -453,6 +453,7 @@ def by_the_library(library: Library, forward: Callable[..., Any], arrays: list[A
     pytest.skip("the library does not differentiate")
 
 
+@pytest.mark.leaves_out("jax-debug", "torch-inference")
 def test_against_the_library_that_differentiates(library: Library, rng: np.random.Generator) -> None:
     call = CALLS["all"]
     by_name = autograd.arrays(call, rng, F)
@@ -471,6 +472,7 @@ def test_against_the_library_that_differentiates(library: Library, rng: np.rando
         np.testing.assert_allclose(library.get(gradients[name]), library.get(expected), rtol=0, atol=2e-5)
 
 
+@pytest.mark.leaves_out("torch-inference")
 @pytest.mark.long_on_jax
 @pytest.mark.parametrize("score", [-1e9, float(np.finfo(F).min), 1e9])
 @pytest.mark.parametrize("source", ["bias", "products"])

@@ -44,7 +44,7 @@ def test_a_runtime_with_the_name_that_onnxruntime_has() -> None:
         ({"bias": np.ones((3, 5), int)}, TypeError, r"`bias` must be floating; got bias.dtype=int64\. Convert"),
         ({"bias": TensorSpec("bool", ("L", "S"))}, TypeError, "`bias` must have a floating dtype"),
         (
-            {"attn_mask": TensorSpec("float16", ("L", "S"))},
+            {"attn_mask": TensorSpec("float64", ("L", "S"))},
             TypeError,
             "`query` and `attn_mask` must have one dtype",
         ),

@@ -14,7 +14,7 @@ import onnxruntime
 import pytest
 from short_runs import assert_right
 
-from sdpa_xp import masks, scaled_dot_product_attention
+from sdpa_xp import biases, masks, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, export_attention
 from sdpa_xp_export.forms import tiled
 
@@ -101,6 +101,28 @@ def test_other_dtypes(dtype: str, form: str, mask: str) -> None:
     for number, rules in enumerate(RULES.values(), [*MASKS].index(mask)):  # one of two groups beside each rule
         group = (1, 4)[number % 2]
         assert_right(export_attention(**call(dtype, mask, group, False), **rules, form=form))
+
+
+@pytest.mark.parametrize("form", ["attention", "primitive", "tiled"])
+@pytest.mark.parametrize(
+    ("dtype", "narrow"), [("float32", "float16"), ("float32", "bfloat16"), ("float64", "float32")]
+)
+def test_what_joins_the_scores_in_a_narrower_dtype_is_promoted(dtype: str, narrow: str, form: str) -> None:
+    if dtype == "float64" and form == "attention":
+        pytest.skip("the node computes float64 to float32 accuracy")
+    x, numbers = TensorSpec(dtype, (2, 4, "L", 8)), np.linspace(-1, 1, 4).astype(narrow)
+    bias, scale = TensorSpec(narrow, ("L", "L")), TensorSpec(narrow, (4, 1, 1))
+    for rules in (
+        {"bias": bias},
+        {"attn_mask": bias, "bias": biases.alibi(numbers), "scale": scale},
+        {} if form == "attention" else {"sinks": numbers, "bias": biases.alibi(4) + numbers[:, None, None]},
+    ):
+        model = export_attention(x, x, x, **rules, form=form)
+        assert_right(model)
+        passed = {i.name: i.type.tensor_type.elem_type for i in model.graph.input}
+        assert {passed[name] for name in ("bias", "attn_mask", "scale") if name in passed} <= {
+            onnx.helper.np_dtype_to_tensor_dtype(np.dtype(narrow))
+        }
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import cast
 
 import array_api_compat
@@ -172,12 +173,12 @@ def _outputs(function: str, outputs: object) -> tuple[str, ...]:
 
 def _check_operands(function: str, call: ExportCall) -> None:
     """Check that the dtype and the shape of everything that joins the scores fit them."""
+    joins = partial(checks.joins_scores, query=call.query.dtype, accumulation=call.accumulation_dtype)
     pairs = call.sizes.scores_shape
-    dtypes = {call.query.dtype, "float32", call.accumulation_dtype}
     for name, operand in (("scale", call.scale), ("sinks", call.sinks)):
         if operand is None or isinstance(operand, float):
             continue
-        if operand.dtype not in dtypes:
+        if not joins(operand.dtype):
             rule = f"`{name}` must have the dtype of `query` or of the scores ({call.accumulation_dtype})"
             raise TypeError(checks.message(function, rule, {f"{name}.dtype": operand.dtype}))
         target = (*pairs[:-1], 1) if name == "scale" else (*call.sizes.batch, call.sizes.query_heads)
@@ -187,7 +188,7 @@ def _check_operands(function: str, call: ExportCall) -> None:
         for operand in _arrays(getattr(call, name)):
             if operand.dtype in INTEGERS:
                 raise _integers_refused(function, name, operand.dtype)
-            if (name == "bias" or operand.dtype != "bool") and operand.dtype not in dtypes:
+            if (name == "bias" or operand.dtype != "bool") and not joins(operand.dtype):
                 rule = f"`query` and `{name}` must have one dtype"
                 got = {"query.dtype": call.query.dtype, f"{name}.dtype": operand.dtype}
                 raise TypeError(checks.message(function, rule, got))

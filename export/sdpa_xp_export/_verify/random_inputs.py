@@ -150,7 +150,7 @@ def _drawn(
     if stem in ("attn_mask", "bias"):
         if spec.dtype == "bool" and "mask" in operands:
             return np.full(shape, operands == "mask of True")
-        return _of_pairs(spec, shape, rng, least=_may_be_least(call))
+        return _of_pairs(spec, shape, rng, least=_may_be_least(call, spec))
     if stem == "slopes":
         return np.asarray(rng.random(shape), dtype)
     if spec.dtype == "bool":  # of a mask of the caller, as are integers here
@@ -160,13 +160,13 @@ def _drawn(
     return _filled(shape, dtype, rng.standard_normal)
 
 
-def _may_be_least(call: ExportCall) -> bool:
+def _may_be_least(call: ExportCall, bias: TensorSpec) -> bool:
     """Return whether a bias may hold the most negative finite number of its dtype.
 
     A sum of two would be -inf. Beside one of a half dtype the textbook formula in that dtype loses the scores,
-    and array libraries are compared with it.
+    and array libraries are compared with it; a wider formula keeps some of their digits.
     """
-    return len(call.biases) == 1 and call.query.dtype not in ("float16", "bfloat16")
+    return len(call.biases) == 1 and not {call.query.dtype, bias.dtype} & {"float16", "bfloat16"}
 
 
 def _of_pairs(

@@ -1,0 +1,153 @@
+"""Calls where JAX is set to refuse what it computes by default; at night all other tests run so too."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sdpa_xp import (
+    KVCache,
+    attention_state,
+    attention_weights,
+    biases,
+    dot_product_attention,
+    masks,
+    positional,
+    scaled_dot_product_attention,
+)
+from sdpa_xp.layers import MultiHeadAttention
+
+pytestmark = pytest.mark.needs("jax")
+F = np.float32
+X = np.linspace(-1, 1, 2 * 4 * 6 * 8, dtype=F).reshape(2, 4, 6, 8)
+IDS = np.asarray([0, 0, 1, 1, 2, 2], np.int8)
+RULES: dict[str, dict[str, Any]] = {
+    "2 lengths": {"attn_mask": masks.padding([3, 6], [6, 2])},
+    "one length": {"attn_mask": masks.padding(3)},
+    "an offset for each entry": {"attn_mask": masks.causal([0, 1])},
+    "a window": {"attn_mask": masks.sliding_window(2, 1, offset="lower_right")},
+    "documents of two dtypes": {"attn_mask": lambda put: masks.document(put(IDS), list(IDS.tolist()))},
+    "or, not": {"attn_mask": masks.causal() | ~masks.prefix([1, 2])},
+    "chunks": {"attn_mask": masks.chunked(2) | masks.dilated(2)},
+    "a mask of keys": {"attn_mask": lambda put: put(IDS > 0)},
+    "a mask of pairs": {"attn_mask": lambda put: put(np.tri(6) > 0)},
+    "a function": {"attn_mask": masks.from_function(lambda b, h, i, j: j + h <= i + b)},
+    "a score function": {"bias": biases.from_function(lambda s, b, h, i, j: s * (1 + h.astype(s.dtype)))},
+    "a bias of heads": {"bias": lambda put: put(X[0, :, :1, :6])},
+    "a half bias": {"bias": lambda put: put(X[0, 0, 0, :6].astype(np.float16))},
+    "alibi": {"bias": biases.alibi(4, offset=[1, 2])},
+    "relative": {"bias": lambda put: biases.relative(put(X[0, :, :2].reshape(-1, 4)))},
+    "sinks": {"sinks": lambda put: put(X[0, 0, 0, :4])},
+    "a scale of heads": {"scale": lambda put: put(X[0, :, :1, :1])},
+}
+
+
+@contextlib.contextmanager
+def promotes_nothing() -> Iterator[None]:
+    import jax
+
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+        yield
+
+
+@contextlib.contextmanager
+def debugs() -> Iterator[None]:
+    """With 64 bits, as -inf of another width is an operation then."""
+    import jax
+
+    with jax.enable_x64(True), jax.debug_nans(True), jax.debug_infs(True), jax.transfer_guard("disallow"):
+        yield
+
+
+def placed(rules: dict[str, Any], put: Callable[[Any], Any]) -> dict[str, Any]:
+    return {name: rule(put) if callable(rule) else rule for name, rule in rules.items()}
+
+
+@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
+def test_no_promotion_is_needed(rules: dict[str, Any]) -> None:
+    """Traced, in which unlike ranks and dtypes are refused as they are in a call, and nothing is compiled."""
+    import jax
+
+    def attend(query: Any, key: Any) -> Any:
+        options = placed(rules, jax.numpy.asarray)
+        weights = attention_weights(query, key, **options)
+        return attention_state(query, key, key, **options).output.sum() + weights.sum()
+
+    x = jax.ShapeDtypeStruct(X.shape, F)
+    with promotes_nothing():
+        jax.eval_shape(jax.grad(attend, argnums=(0, 1)), x, x)
+        jax.eval_shape(jax.grad(attend, argnums=(0, 1)), x, jax.ShapeDtypeStruct(X.shape[1:], F))
+
+
+def test_no_promotion_in_layers_caches_and_positions() -> None:
+    import jax
+
+    layer = MultiHeadAttention.init(np.random.default_rng(0), 8, num_heads=2).to(jax.numpy)
+    rotary = positional.Rotary(4)
+
+    def run(x: Any, tokens: Any) -> Any:
+        cache = KVCache(tokens, tokens, rotary=rotary).append(tokens, tokens)
+        encoded = x + positional.sinusoidal(6, 8, like=x)[None]
+        return layer(encoded, is_causal=True).sum() + cache.attend(tokens, masks.sliding_window(3, 0)).sum()
+
+    with promotes_nothing():
+        specs = [jax.ShapeDtypeStruct(shape, F) for shape in ((2, 6, 8), (2, 2, 3, 4))]
+        jax.eval_shape(jax.grad(run, argnums=(0, 1)), *specs)
+
+
+def test_no_promotion_in_the_names_of_jax() -> None:
+    import jax
+
+    def run(x: Any, bias: Any, mask: Any, lengths: Any) -> Any:
+        output = dot_product_attention(x, x, x, bias, mask, key_value_seq_lengths=lengths)
+        return dot_product_attention(x, output, x, bias, implementation="native", is_causal=True).sum()
+
+    shapes = ((2, 6, 4, 8), F), ((4, 6, 6), F), ((6,), bool), ((2,), np.int32)
+    with promotes_nothing():
+        jax.eval_shape(jax.grad(run, argnums=(0, 1)), *(jax.ShapeDtypeStruct(*shape) for shape in shapes))
+
+
+@pytest.mark.parametrize("name", ["2 lengths", "a mask of keys", "alibi", "a half bias"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_masked_scores_are_no_fault(name: str, dtype: str) -> None:
+    """They are -inf in a call, whose output is that of NumPy."""
+    import jax
+
+    x = X.astype(dtype)
+    with debugs():
+        query = jax.device_put(x)
+        rules = placed(RULES[name], jax.device_put)
+        output = scaled_dot_product_attention(query, query, query, **rules, implementation="xp")
+    expected = scaled_dot_product_attention(x, x, x, **placed(RULES[name], lambda array: array))
+    assert output.dtype == dtype
+    np.testing.assert_allclose(output, expected, rtol=0, atol=2e-6 if dtype == "float32" else 1e-14)
+
+
+def test_nan_of_padding_is_no_fault() -> None:
+    import jax
+
+    x = X.copy()
+    x[:, :, 4:] = np.nan
+    with debugs():
+        keys = jax.device_put(x)
+        output = scaled_dot_product_attention(jax.device_put(X), keys, keys, masks.padding(4))
+    np.testing.assert_allclose(output, scaled_dot_product_attention(X, x, x, masks.padding(4)), atol=2e-6)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+@pytest.mark.parametrize("implementation", [None, "xp"])
+def test_a_result_that_jax_looks_for_is_refused(number: float, implementation: str | None) -> None:
+    import jax
+
+    x = X.copy()
+    x[0, 0, 0, 0] = number
+    kind = "nan" if np.isnan(number) else "inf"
+    words = f"attention: `output` must have no {kind}, since jax_debug_{kind}s is set"
+    with debugs():
+        query, value = jax.device_put(X), jax.device_put(x)
+        with pytest.raises(FloatingPointError, match=words):
+            scaled_dot_product_attention(query, query, value, implementation=implementation)
