@@ -59,26 +59,29 @@ def judge_together(
 def judge_integers(runs: Sequence[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]) -> list[Agreement]:
     """Compare integers or booleans, which are exact unless the layer computes them from floats.
 
-    The bound is twice the largest difference between the layer in its own dtype and in float64.
+    If rounding errors decide some of them, twice the fraction in which the layer in its own dtype differs from
+    float64 may differ, and one more, and each by twice as much as there.
     """
     bound = 2 * max(_distance(direct, exact)[0] for _, exact, direct in runs)
+    flipped = max(float(np.mean(direct != exact)) if exact.size else 0.0 for _, exact, direct in runs)
     agreements = []
     for result, exact, _ in runs:
         _check_shapes(result, exact)
         error, index = _distance(result, exact)
+        few = np.count_nonzero(result != exact) <= 2 * flipped * exact.size + 1
         largest = largest_of(np.asarray(exact, np.float64))
-        agreements.append(Agreement(error, error / largest if largest else error, bound, index))
+        agreements.append(Agreement(error, error / largest if largest else error, bound if few else 0.0, index))
     return agreements
 
 
 def _distance(result: NDArray[Any], exact: NDArray[Any]) -> tuple[float, tuple[int, ...]]:
-    """Return the largest difference, and its index; float64 would not hold all integers of 64 bits."""
-    unlike = np.argwhere(np.asarray(result != exact))
-    distances = [abs(float(int(result[tuple(at)]) - int(exact[tuple(at)]))) for at in unlike]
-    if not distances:
+    """Return the largest difference, and its index."""
+    unlike = np.asarray(result != exact)
+    if not unlike.any():
         return 0.0, ()
-    furthest = int(np.argmax(distances))
-    return distances[furthest], tuple(int(n) for n in unlike[furthest])
+    rough = np.abs(result[unlike].astype(np.float64) - exact[unlike].astype(np.float64))
+    index = tuple(int(n) for n in np.argwhere(unlike)[int(np.argmax(rough))])
+    return abs(float(int(result[index]) - int(exact[index]))), index  # float64 does not hold all of 64 bits
 
 
 def _check_shapes(result: NDArray[Any], reference: NDArray[np.float64]) -> None:

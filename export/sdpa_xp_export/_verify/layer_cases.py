@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from sdpa_xp_export._dtypes.conversion import to_numpy
 from sdpa_xp_export._layer import named_outputs, with_arrays, with_parameters
-from sdpa_xp_export._verify.agreement import EPS, largest_of, textbook_error
+from sdpa_xp_export._verify.agreement import EPS, textbook_error
 from sdpa_xp_export._verify.held_arrays import with_changed_arrays
 from sdpa_xp_export._verify.large_inputs import (
     factors,
@@ -31,6 +31,8 @@ LARGE = ", large tokens"
 MOST_DISTANCE = 8
 """The most that results in float64 and in the dtype of the inputs may differ, in units of what rounding errors
 in inputs and weights change. In layers that are one function in both it is about 1."""
+FLIPS = 0.005
+"""The fraction of integers that rounding errors may decide, beside those that are measured."""
 OWN_ERROR = 2.0
 """The distance from a reference in the dtype of the inputs is multiplied by that: it has an error itself."""
 UNMEASURED = 16.0
@@ -54,7 +56,7 @@ class LayerCase:
     moved: dict[str, NDArray[Any]] | None = None
     """... the same with rounding errors in the inputs and weights."""
     refused: str = ""
-    """The error of the layer in float64; `exact` is then its own result."""
+    """Why `exact` is the layer's own result: its error in float64, for example."""
     is_own: bool = False
     """Whether the reference is the layer in the dtype of the inputs."""
 
@@ -84,7 +86,12 @@ class BothLayers:
         try:
             exact = self._called(self.wide, {name: _widened(x) for name, x in arrays.items()})
         except Exception as error:  # the layer is anyone's function, and it accepts its own dtype
-            refused = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
+            refused = (
+                f"it raises an error there, {': '.join([type(error).__name__, *str(error).splitlines()[:1]])}"
+            )
+            return LayerCase(lengths, arrays, _in_float64(direct), direct, refused=refused)
+        if {name: x.shape for name, x in exact.items()} != {name: x.shape for name, x in direct.items()}:
+            refused = "it returns outputs of other names or shapes there"
             return LayerCase(lengths, arrays, _in_float64(direct), direct, refused=refused)
         if self.double:
             direct = self._double_precision(exact, arrays)
@@ -196,24 +203,38 @@ def rounding_errors(cases: Sequence[LayerCase], output: str, dtype: str) -> floa
 def _why_not_wide(cases: Sequence[LayerCase]) -> str:
     """Return why the results in float64 are no reference for a layer; empty if they are."""
     if refused := next((case.refused for case in cases if case.refused), ""):
-        return f"it raises an error there, {refused}"
+        return refused
     for case in cases:
         for name, exact in case.exact.items():
             if exact.dtype.name in EPS and exact.dtype != np.float64:
                 return f"it computes {name} in {exact.dtype.name} there too"
-    for name in cases[0].exact if cases else ():
-        pairs = [
-            (case.exact[name], case.own[name], case.moved[name]) for case in cases if case.own and case.moved
-        ]
-        if any(x.dtype.name not in EPS for pair in pairs for x in pair):
-            continue
-        apart = max((textbook_error(exact, own) for exact, own, _ in pairs), default=0.0)
-        noise = max((textbook_error(own.astype(np.float64), off) for _, own, off in pairs), default=0.0)
-        eps = max((EPS[own.dtype.name] for _, own, _ in pairs), default=0.0)
-        if apart > MOST_DISTANCE * (noise + eps):
-            size = max(largest_of(np.asarray(own, np.float64)) for _, own, _ in pairs)
-            return f"{name} is another there, by up to {apart * size:.2g}, which rounding errors do not explain"
+    both = [(case.exact, case.own, case.moved) for case in cases if case.own and case.moved]
+    for name in both[0][0] if both else ():
+        triples = [(exact[name], own[name], off[name]) for exact, own, off in both]
+        if any(_is_elsewhere_finite(*triple) for triple in triples):
+            return f"{name} has inf or NaN at other places there"
+        apart = _apart([(exact, own) for exact, own, _ in triples])
+        noise = _apart([(own, off) for _, own, off in triples])
+        least = EPS.get(triples[0][1].dtype.name, FLIPS)
+        if apart > MOST_DISTANCE * (noise + least):
+            return f"{name} is another there, by more than rounding errors explain"
     return ""
+
+
+def _apart(pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> float:
+    """Return the largest difference over the largest value; of integers, the fraction that differs."""
+    if pairs[0][0].dtype.kind in "iub":
+        count = sum(one.size for one, _ in pairs)
+        return sum(np.count_nonzero(one != other) for one, other in pairs) / count if count else 0.0
+    return max(textbook_error(one.astype(np.float64), other) for one, other in pairs)
+
+
+def _is_elsewhere_finite(exact: NDArray[Any], own: NDArray[Any], off: NDArray[Any]) -> bool:
+    """Return whether a result has inf or NaN at other places than in float64, also if its inputs are moved."""
+    if exact.dtype.kind in "iub" or own.dtype.kind in "iub":
+        return exact.dtype.kind != own.dtype.kind
+    finite = [np.isfinite(x.astype(np.float64)) for x in (exact, own, off)]
+    return bool(np.any((finite[0] != finite[1]) & (finite[1] == finite[2])))
 
 
 def _changed(called: partial[Any], change: Callable[[NDArray[Any]], NDArray[Any]]) -> partial[Any]:
