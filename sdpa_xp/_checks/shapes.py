@@ -181,12 +181,20 @@ def broadcast(*shapes: Shape) -> Shape | None:
     rank = max(len(shape) for shape in shapes)
     result: list[int] = []
     for axis in range(-rank, 0):
-        lengths = [shape[axis] for shape in shapes if len(shape) >= -axis and shape[axis] != 1]
+        lengths = [shape[axis] for shape in shapes if len(shape) >= -axis and _differ(shape[axis], 1)]
         # Compare with `!=`, not in a set: a length that torch exports as a symbol has no hash.
-        if any(length != lengths[0] for length in lengths[1:]):
+        if any(_differ(length, lengths[0]) for length in lengths[1:]):
             return None
         result.append(lengths[0] if lengths else 1)
     return tuple(result)
+
+
+def _differ(length: int, other: int) -> bool:
+    """Return whether two lengths are not known to be equal; a length of a graph refuses other comparisons."""
+    try:
+        return length != other
+    except TypeError:
+        return True
 
 
 def known(function: str, name: str, shape: Shape) -> None:

@@ -41,6 +41,8 @@ def rotated(
     return result
 
 
+@pytest.mark.sampled(5)
+@pytest.mark.long_on_jax
 @pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("batch", [(), (2,)], ids=["shared", "of each entry"])
@@ -66,6 +68,7 @@ def test_apply_and_inverse(
         np.testing.assert_allclose(moved(library.get(back), layout), x, rtol=0, atol=2e-6)
 
 
+@pytest.mark.long_on_jax
 def test_in_caches(library: Library, rng: np.random.Generator) -> None:
     """As if the caller had rotated by hand, in each kind of cache."""
     (query, key, value), (cos, sin) = draw(rng, (2, 4, 2, 8), (2, 2, TOKENS, 8), (2, 2, TOKENS, 8)), tables(rng)
