@@ -219,10 +219,12 @@ def test_what_counts_slots_and_what_counts_positions(arrays: list[np.ndarray]) -
         np.testing.assert_allclose(cache.attend(last, mask), over(*slots), rtol=0, atol=2e-6, err_msg=str(mask))
 
 
+@pytest.mark.needs("jax")
 def test_positions_under_jit() -> None:
     """As values of the trace: one start for a scan, one for each entry, one for each token."""
-    jax = pytest.importorskip("jax")
-    jnp = jax.numpy
+    import jax
+    import jax.numpy as jnp
+
     rng = np.random.default_rng(3)
     query, key, value = draw(rng, (2, 4, 1, 8), (2, 2, 4, 8), (2, 2, 4, 5))
 
