@@ -89,8 +89,8 @@ def verify(
             number of all runs, and the lengths and the provider of the run.
         timeout: The most seconds that onnxruntime may take to load and to run the model, all runs together. The
             model runs in a process of its own, which ends when it meets a limit, or with Ctrl-C.
-        memory: The most bytes that the model may take there. By default, 8 GiB, four times the model, and 64
-            bytes for each score of the largest run.
+        memory: The most bytes that the model may take there. By default, 8 GiB and four times the model, and
+            more if a run has more than 117 million scores.
 
     Returns:
         A report. Each output of each run has its error, the bound, the rows that were compared, the time and

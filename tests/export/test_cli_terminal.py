@@ -77,6 +77,21 @@ def test_progress_of_verify(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     assert shown.index("B=2 L=5 S=9 on CPU") < shown.index("B=1 L=1 S=1, large scores on CPU")
 
 
+def test_the_name_of_a_file_cannot_steer_the_terminal(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Nor can the rest of what is shown of it."""
+    path = tmp_path / "\x1b[31m\x07[bold]a.onnx"
+    run(capsys, "export", *QKV, "-o", path)
+    with on_terminal("verify", str(path)) as (process, reader):
+        shown = everything(reader)
+        process.communicate()
+    assert process.returncode == 0
+    assert "verify \\x1b[31m\\x07[bold]a.onnx" in shown
+    assert "\x1b[31m" not in shown
+    assert "\x07" not in shown
+
+
 def test_no_progress_beside_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with on_terminal("agree", "--backend", "numpy", "--dtype", "float32", "--json") as (process, reader):
         assert everything(reader) == ""

@@ -47,6 +47,17 @@ def test_a_model_that_takes_more_memory_than_there_is(what: str) -> None:
         verify(LARGE[what]())
 
 
+def test_more_memory_for_what_is_honest() -> None:
+    """A large model and very many scores take more, up to what the machine has; a file may state any number."""
+    model = hostile.honest()
+    assert process.default_memory(model, 10**6) == process.default_memory(model, 10**8) > 2**33
+    hostile.with_constant(model, "weights", np.zeros(10**6, np.float32))
+    assert process.default_memory(model, 1) - process.default_memory(hostile.honest(), 1) == 16 * 10**6
+    if sys.platform == "linux":
+        machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        assert process.default_memory(model, 10**15) <= max(machine, 2**34)
+
+
 def test_a_limit_of_memory() -> None:
     model = hostile.large("Expand", ["sum", count(5e7)])  # 200 MB
     assert verify(model, memory=2**30).runs  # its numbers agree or not: it ran

@@ -78,12 +78,13 @@ def default_memory(model: Model, scores: int) -> int:
 
     A file may state any number of scores. Beyond `MEMORY`, they count up to the memory of the machine.
     """
-    least = MEMORY + TIMES_MODEL * initializer_bytes(model)
+    of_model = TIMES_MODEL * initializer_bytes(model)
+    least, wanted = MEMORY + of_model, 2**30 + FOR_A_SCORE * scores + of_model
     try:
         machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError):  # Windows
-        return least + FOR_A_SCORE * scores
-    return max(least, min(least + FOR_A_SCORE * scores, machine * 9 // 10))
+        return max(least, wanted)
+    return max(least, min(wanted, machine * 9 // 10))
 
 
 class RuntimeProcess:
