@@ -35,7 +35,7 @@ class Pooling(nn.Module):
 
     def weights(self, states: Tensor, lengths: Tensor) -> Tensor:
         """Return the attention weights of each head over the states, (B, H, L)."""
-        return attention_weights(self.query, self.heads(states), masks.padding(lengths)).squeeze(-2)
+        return attention_weights(self.query, self.heads(states), attn_mask=masks.padding(lengths)).squeeze(-2)
 
 
 class Classifier(nn.Module):

@@ -70,7 +70,7 @@ class MiniLM:
         query, key = (
             self.heads(x, f"encoder.layer.{layer}.attention.self.{name}") for name in ("query", "key")
         )
-        return attention_weights(query, key, allowed_pairs(mask, attn_mask))
+        return attention_weights(query, key, attn_mask=allowed_pairs(mask, attn_mask))
 
     def embedded(self, ids: Any) -> Any:
         """Add the embeddings of each token, its position and the first segment."""

@@ -59,7 +59,7 @@ def masking(query: Any, key: Any, value: Any) -> None:
     """Wish 2: the last three keys are padding, and removing them gives the same output."""
     masked = scaled_dot_product_attention(query, key, value, masks.prefix(7))
     assert_near(masked, scaled_dot_product_attention(query, key[:7], value[:7]))
-    assert float(attention_weights(query, key, masks.prefix(7))[:, 7:].sum()) == 0
+    assert float(attention_weights(query, key, attn_mask=masks.prefix(7))[:, 7:].sum()) == 0
     print("2. A mask: with", masks.prefix(7), "the last three keys have weight 0.")
 
 

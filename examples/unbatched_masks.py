@@ -27,7 +27,7 @@ def main(picture: str | None = None) -> None:
     ignored[0, 0] = ignored[1, 3:] = True
 
     output = scaled_dot_product_attention(query, key, value, ~ignored)
-    weights = attention_weights(query, key, ~ignored)
+    weights = attention_weights(query, key, attn_mask=~ignored)
     assert np.all(weights[ignored] == 0)
     assert np.all(weights[~ignored] > 0)
     assert np.allclose(output[1], scaled_dot_product_attention(query[1:2], key[:3], value[:3])[0])

@@ -23,6 +23,7 @@ from sdpa_xp.states import AttentionState, to_base
 A = TypeVar("A", bound=AnyArray)
 
 
+@checks.explains_keywords
 def scaled_dot_product_attention(
     query: A,
     key: AnyArray,
@@ -131,6 +132,7 @@ def scaled_dot_product_attention(
     return compute_output("scaled_dot_product_attention", query, key, value, options)
 
 
+@checks.explains_keywords
 def attention_state(
     query: A,
     key: AnyArray,

@@ -20,6 +20,7 @@ from sdpa_xp.masks.lengths import Padding
 A = TypeVar("A", bound=AnyArray)
 
 
+@checks.explains_keywords
 def dot_product_attention(
     query: A,
     key: AnyArray,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from sdpa_xp import _checks as checks
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.prepare import prepare
 from sdpa_xp._checks import Implementation
@@ -62,6 +63,7 @@ class Explanation(NamedTuple):
         return captioned(str(self).strip(), [picture], note)
 
 
+@checks.explains_keywords
 def explain(
     query: AnyArray,
     key: AnyArray,

@@ -35,6 +35,7 @@ PROBE_SIDE = 8
 """Queries and keys of the tile on which a function of the caller is tried before the call is computed."""
 
 
+@checks.explains_keywords
 def scaled_dot_product_attention_vjp(
     query: A,
     key: AnyArray,

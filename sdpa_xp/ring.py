@@ -18,6 +18,7 @@ from sdpa_xp.masks import Mask
 A = TypeVar("A", bound=AnyArray)
 
 
+@checks.explains_keywords
 def ring_attention(
     query: A,
     key: AnyArray,

@@ -27,6 +27,9 @@ class AttentionState(NamedTuple, Generic[A]):
     `softmax_dtype=float64`, and float32 otherwise.
     """
 
+    def __repr__(self) -> str:
+        return f"AttentionState(output={checks.brief(self.output)}, lse={checks.brief(self.lse)})"
+
 
 def merge_states(
     states: Iterable[AttentionState[A]],
@@ -80,7 +83,7 @@ def merge_states(
     References:
         Ye et al., "FlashInfer", arXiv 2501.01005, section 2.2.
     """
-    checks.named("merge_states", "layout", layout, checks.LAYOUTS)
+    checks.layout("merge_states", layout)
     base = checks.lse_base("merge_states", lse_base)
     xp, parts = checks.states("merge_states", states, layout)
     checks.key_ranges("merge_states", key_ranges, len(parts), keys)

@@ -36,6 +36,7 @@ from sdpa_xp.states import AttentionState, to_base
 A = TypeVar("A", bound=AnyArray)
 
 
+@checks.explains_keywords
 def varlen_attention(
     query: A,
     key: AnyArray,
@@ -118,6 +119,7 @@ def varlen_attention(
     return call.checked(result)
 
 
+@checks.explains_keywords
 def varlen_attention_state(
     query: A,
     key: AnyArray,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar, cast
 
+from sdpa_xp import _checks as checks
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.prepare import prepare
 from sdpa_xp._checks import Implementation
@@ -23,11 +24,12 @@ from sdpa_xp.masks import Mask
 A = TypeVar("A", bound=AnyArray)
 
 
+@checks.explains_keywords
 def attention_weights(
     query: A,
     key: AnyArray,
-    attn_mask: Mask | AnyArray | None = None,
     *,
+    attn_mask: Mask | AnyArray | None = None,
     bias: Bias | AnyArray | None = None,
     is_causal: bool = False,
     scale: float | AnyArray | None = None,
@@ -84,11 +86,12 @@ def attention_weights(
     return cast(A, _full_matrix("attention_weights", full_weights, query, key, options))
 
 
+@checks.explains_keywords
 def attention_scores(
     query: A,
     key: AnyArray,
-    attn_mask: Mask | AnyArray | None = None,
     *,
+    attn_mask: Mask | AnyArray | None = None,
     bias: Bias | AnyArray | None = None,
     is_causal: bool = False,
     scale: float | AnyArray | None = None,

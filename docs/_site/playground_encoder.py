@@ -119,7 +119,7 @@ class Layer:
     def __call__(self, x: Any, scale: Any) -> dict[str, Any]:
         """The vectors of the tokens (L, 384) -> weights (heads, L, L) and output (heads, L, 32)."""
         query, key, value = (self.heads(x, name) for name in PROJECTIONS)
-        weights = attention_weights(query, key, self.mask, scale=scale, softcap=self.softcap)
+        weights = attention_weights(query, key, attn_mask=self.mask, scale=scale, softcap=self.softcap)
         return {"output": weights @ value, "weights": weights}
 
     def heads(self, x: Any, name: str) -> Any:

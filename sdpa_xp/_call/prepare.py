@@ -109,7 +109,7 @@ def _validated(
     has_kernels: bool,
 ) -> PreparedCall:
     implementation = checks.implementation(function, options.implementation, kernels=has_kernels)
-    checks.named(function, "layout", options.layout, checks.LAYOUTS)
+    checks.layout(function, options.layout)
     layout = str(options.layout)
     library = library_of(inputs["query"])
     if library.has_chunks:

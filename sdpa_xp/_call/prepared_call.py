@@ -103,7 +103,9 @@ class PreparedCall(NamedTuple):
     def result(self, output: Array) -> Any:
         """Return an output (..., Hq, L, Ev) in the caller's dtype and layout; for 2-D inputs without heads."""
         output = astype_if_needed(self.grid.xp, output, self.result_dtype)
-        return output[0, ...] if self.sizes.is_2d else swap_heads_and_length(self.grid.xp, output, self.layout)
+        if self.sizes.is_2d:
+            return output[0, ...]
+        return output if self.is_default_layout else swap_heads_and_length(self.grid.xp, output, self.layout)
 
     def checked(self, result: T, name: str = "output") -> T:
         """Return a result, unless the library is set to look for NaN or inf, which `quiet` has put off."""

@@ -71,6 +71,7 @@ from sdpa_xp._checks.keywords import (
     flag,
     function,
     implementation,
+    layout,
     lse_base,
     named,
     number,
@@ -144,6 +145,7 @@ from sdpa_xp._checks.static_integers import (
     one_a_sequence,
     same_length,
 )
+from sdpa_xp._checks.unknown_keywords import explains_keywords
 from sdpa_xp._libraries.dtypes import dtype_name
 
 __all__ = [
@@ -184,6 +186,7 @@ __all__ = [
     "entries",
     "even",
     "exclusive_blocks",
+    "explains_keywords",
     "fits_capacity",
     "fits_rotation",
     "flag",
@@ -212,6 +215,7 @@ __all__ = [
     "key_ranges",
     "known_names",
     "layer_heads",
+    "layout",
     "lengths",
     "linear",
     "lse_base",

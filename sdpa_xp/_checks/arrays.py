@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 
-from sdpa_xp._checks.messages import message, type_name
+from sdpa_xp._checks.messages import message, shown, type_name
 from sdpa_xp._checks.shapes import broadcast
 from sdpa_xp._libraries import (
     FLOATING,
@@ -64,6 +64,10 @@ def has_name(function: str, xp: Namespace, error: AttributeError) -> None:
 
 def _conversion_hint(arrays: Mapping[str, Array], *names: str) -> str:
     """Return how to make two arrays arrays of one library; lazy ones do not exchange memory."""
+    fields = [name for name in names if "." in name]
+    if fields and fields != [*names]:  # an array of a layer beside one of its call
+        (passed,) = (name for name in names if name not in fields)
+        return f"Move the layer to the library of `{passed}`: layer.to({passed})."
     for name, other in (names, names[::-1]):
         library = library_of(arrays[name])
         if other.startswith("cache."):  # a caller can convert the new tokens, but not what a cache holds
@@ -92,7 +96,7 @@ def plain_array(function: str, name: str, value: object) -> Array:
     rule = f"`{name}` must be a plain array of a library that follows the array API standard"
     if name in _OTHER_KINDS:
         rule = rule.replace("be a plain", f"be {_OTHER_KINDS[name]} or a plain")
-    raise TypeError(message(function, rule, {name: type_name(value)}, hint))
+    raise TypeError(message(function, rule, {name: shown(value)}, hint))
 
 
 def _hint_for_rows(rows: object) -> str:
@@ -120,6 +124,8 @@ def _shape_of(value: object) -> Shape | None:
 
 def _named_hint(name: str, value: object) -> str:
     """Return how to pass a mask or a bias that came by a name, or in the place of an array."""
+    if isinstance(value, bool) and name in ("attn_mask", "mask"):
+        return "Write is_causal=True for a causal mask, and nothing for none."
     if isinstance(value, str) and name in ("attn_mask", "mask"):
         return "`is_causal=True` and `masks.causal()` are the causal mask; `sdpa_xp.masks` has others."
     if isinstance(value, str) and name == "bias":
@@ -203,7 +209,7 @@ def operand(function: str, name: str, value: object, rule: str) -> None:
         hint = (
             "`from_function` takes a function of the indices." if callable(value) else _named_hint(name, value)
         )
-        raise TypeError(message(function, f"`{name}` must be {rule}", {name: type_name(value)}, hint))
+        raise TypeError(message(function, f"`{name}` must be {rule}", {name: shown(value)}, hint))
 
 
 def mask_or_bias(function: str, name: str, value: object, refused: type, hint: str) -> None:
@@ -297,10 +303,10 @@ def of_function(function: str, name: str, result: object, target: Shape, xp: Nam
     if not is_array(result):
         rule = f"the function of `{name}` must return an array"
         hint = "`&`, `|` and `~` combine conditions." if isinstance(result, bool) else ""
-        raise TypeError(message(function, rule, {"result": type_name(result)}, hint))
+        raise TypeError(message(function, rule, {"result": shown(result)}, hint))
     if namespace_of(result) is not xp:
         rule = f"`query` and what the function of `{name}` returns must be arrays of one library"
-        raise TypeError(message(function, rule, {"result": type_name(result)}))
+        raise TypeError(message(function, rule, {"result": shown(result)}))
     if broadcast(result.shape, target) != target:
         rule = f"what the function of `{name}` returns must broadcast to (..., Hq, rows, columns) of its tile"
         raise ValueError(message(function, rule, {"result.shape": result.shape, "tile": target}))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 from sdpa_xp._checks.keywords import named
 from sdpa_xp._checks.messages import message, type_name
 from sdpa_xp._checks.shapes import broadcast, known
-from sdpa_xp._libraries import as_signed, dtype_name, is_array, plain
+from sdpa_xp._libraries import as_signed, dtype_name, is_array, is_traced, library_of, plain
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace, Shape
 
 IntegersLike: TypeAlias = int | Sequence[int] | AnyArray
@@ -42,16 +42,18 @@ def integer(
 ) -> int:
     """Check an integer of Python or NumPy from `least` to `most`, and return it as an int.
 
-    `hint` says what to pass if it is less.
+    `hint` says what to pass if it is less or more.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         rule = f"`{name}` must be an integer"
-        static = "Inside a jit it has to be static." if is_array(value) else ""
-        raise TypeError(message(function, rule, {name: _shown(value)}, static))
+        how = ""
+        if is_array(value):
+            how = "Inside a jit it has to be static." if is_traced(value) else "Convert it with `int`."
+        raise TypeError(message(function, rule, {name: _shown(value)}, how))
     number = int(value)
     if not least <= number <= most:
         rule = f"`{name}` must be " + (f"at least {least}" if number < least else f"at most {most}")
-        raise ValueError(message(function, rule, {name: number}, hint if number < least else ""))
+        raise ValueError(message(function, rule, {name: number}, hint))
     return number
 
 
@@ -146,9 +148,11 @@ def _signed(function: str, name: str, array: Array) -> Array:
 
 
 def frozen(value: Any) -> Any:
-    """Return a list as a tuple, so that its owner is immutable, and a NumPy integer as an int."""
+    """Return a list as a tuple, an array as a copy and a NumPy integer as an int: their owner is immutable."""
     if isinstance(value, numbers.Integral) and not isinstance(value, bool):
         return int(value)
+    if is_array(value):
+        return library_of(value).frozen(value)
     return tuple(value) if isinstance(value, list | range) else value
 
 

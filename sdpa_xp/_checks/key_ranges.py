@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 from sdpa_xp._checks.integers import integer
-from sdpa_xp._checks.messages import message, type_name
+from sdpa_xp._checks.messages import message, shown
 
 KeyRange: TypeAlias = range | tuple[int, int]
 """The keys from the first number up to the second."""
@@ -33,8 +33,8 @@ def key_ranges(function: str, value: object, states: int, keys: object) -> None:
         return
     if not isinstance(value, Sequence) or len(value) != states:
         rule = "`key_ranges` must have one item for each state"
-        shown = len(value) if isinstance(value, Sequence) else type_name(value)
-        raise ValueError(message(function, rule, {"key_ranges": shown, "states": states}))
+        length = len(value) if isinstance(value, Sequence) else shown(value)
+        raise ValueError(message(function, rule, {"key_ranges": length, "states": states}))
     ranges = sorted(keys for number, item in enumerate(value) for keys in _ranges(function, number, item))
     furthest = _Keys(0, 0, 0)
     for current in ranges:
@@ -70,7 +70,7 @@ def _ranges(function: str, number: int, item: object) -> Iterator[_Keys]:
     parts = [item] if is_one else item
     if not isinstance(parts, Sequence) or isinstance(parts, str):
         rule = f"`{name}` must be a range of keys, (start, stop), or a list of ranges"
-        raise TypeError(message(function, rule, {name: type_name(item)}))
+        raise TypeError(message(function, rule, {name: shown(item)}))
     for part in parts:
         pair = (part.start, part.stop) if isinstance(part, range) and part.step == 1 else part
         if isinstance(pair, range) or not isinstance(pair, Sequence) or len(pair) != 2:

@@ -8,7 +8,8 @@ import numbers
 from collections.abc import Sequence
 from typing import Literal, NoReturn, TypeAlias
 
-from sdpa_xp._checks.messages import message, type_name
+from sdpa_xp._checks.messages import message, shown, type_name
+from sdpa_xp._checks.shapes import LAYOUTS
 from sdpa_xp._libraries import LARGEST, Library, dtype_name, is_compiling
 from sdpa_xp._libraries.protocols import Device, Dtype, Namespace
 
@@ -92,6 +93,19 @@ def named(function: str, name: str, value: object, choices: Sequence[str], other
         raise ValueError(message(function, rule, {name: repr(value)}))
 
 
+def layout(function: str, value: object) -> None:
+    """Check the name of a layout; those of other libraries, such as "bshd", get their name here."""
+    if not (isinstance(value, str) and value in LAYOUTS):
+        letters = value.lower() if isinstance(value, str) else ""
+        length = max(map(letters.find, "lst"))
+        # N is the heads of "bnsh" (ONNX), and the length of "nhd" (FlashInfer).
+        heads = letters.find("n" if length >= 0 and "n" in letters else "h")
+        length = letters.find("n") if length < 0 else length
+        hint = f"That is {LAYOUTS[heads > length]!r} here." if min(heads, length) >= 0 else ""
+        rule = f"`layout` must be {' or '.join(map(repr, LAYOUTS))}"
+        raise ValueError(message(function, rule, {"layout": repr(value)}, hint))
+
+
 def probability(function: str, name: str, value: object) -> float:
     """Check a number from 0 to 1, and return it."""
     result = number(function, name, value)
@@ -132,7 +146,7 @@ def function(public_function: str, name: str, value: object, arguments: Sequence
     `public_function` is named in messages.
     """
     if not callable(value):
-        raise TypeError(message(public_function, f"`{name}` must be a function", {name: type_name(value)}))
+        raise TypeError(message(public_function, f"`{name}` must be a function", {name: shown(value)}))
     if is_compiling():  # torch.compile cannot trace `inspect`
         return
     try:
@@ -143,8 +157,8 @@ def function(public_function: str, name: str, value: object, arguments: Sequence
         signature.bind(*arguments)
     except TypeError:
         rule = f"`{name}` must be a function of {len(arguments)} arguments ({', '.join(arguments)})"
-        shown = getattr(value, "__name__", type_name(value))
-        raise TypeError(message(public_function, rule, {name: f"{shown}{signature}"})) from None
+        written = getattr(value, "__name__", type_name(value))
+        raise TypeError(message(public_function, rule, {name: f"{written}{signature}"})) from None
 
 
 def rng(function: str, value: object, library: Library, *, needed: bool) -> None:
@@ -154,7 +168,7 @@ def rng(function: str, value: object, library: Library, *, needed: bool) -> None
         hint = "Pass one, so that you can reproduce the result."
         raise ValueError(message(function, f"`dropout_p` > 0 needs `rng`, a {name}", {"rng": None}, hint))
     if value is not None and not library.is_rng(value):
-        raise TypeError(message(function, f"`rng` must be a {name}", {"rng": type_name(value)}))
+        raise TypeError(message(function, f"`rng` must be a {name}", {"rng": shown(value)}))
     if value is not None and not library.can_draw():
         rule = "`rng` cannot be used inside torch.compile"
         hint = "torch.compile does not support torch.Generator: call this outside of the compiled function."

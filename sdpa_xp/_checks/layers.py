@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from sdpa_xp._checks.arrays import floating, one_device, one_dtype, one_library
 from sdpa_xp._checks.integers import integer
 from sdpa_xp._checks.keywords import number
-from sdpa_xp._checks.messages import message, type_name
+from sdpa_xp._checks.messages import message, shown
 from sdpa_xp._checks.shapes import axes
 from sdpa_xp._libraries import array_signatures, has_override, is_array, is_number
 from sdpa_xp._libraries.protocols import Array, Dtype
@@ -48,7 +48,7 @@ def maps(function: str, values: Mapping[str, object], kind: type) -> None:
                 hint = f"Convert a weight (out, in): {kind.__name__}({name})."
             elif any(map(is_number, values.values())):
                 hint = _hint_for_widths(function)
-            raise TypeError(message(function, rule, {name: type_name(value)}, hint))
+            raise TypeError(message(function, rule, {name: shown(value)}, hint))
 
 
 def _hint_for_widths(function: str) -> str:
@@ -58,19 +58,19 @@ def _hint_for_widths(function: str) -> str:
 def named_arrays(function: str, name: str, value: object) -> None:
     """Check that `value` is a mapping, such as `parameters` or a file of safetensors."""
     if not isinstance(value, Mapping):
-        raise TypeError(message(function, f"`{name}` must be a mapping of names", {name: type_name(value)}))
+        raise TypeError(message(function, f"`{name}` must be a mapping of names", {name: shown(value)}))
 
 
 def text(function: str, name: str, value: object) -> None:
     """Check that `value` is a string."""
     if not isinstance(value, str):
-        raise TypeError(message(function, f"`{name}` must be a string", {name: type_name(value)}))
+        raise TypeError(message(function, f"`{name}` must be a string", {name: shown(value)}))
 
 
 def linear(function: str, weight: object, bias: object) -> dict[str, Array]:
     """Check a weight (out, in) and a bias (out,) or None, and return them as plain arrays."""
     if is_number(weight):
-        rule, got = "`weight` must be an array (out, in)", {"weight": type_name(weight)}
+        rule, got = "`weight` must be an array (out, in)", {"weight": shown(weight)}
         raise TypeError(message(function, rule, got, _hint_for_widths(function)))
     arrays = one_kind(function, {"weight": weight} | ({} if bias is None else {"bias": bias}))
     shapes = {name: array.shape for name, array in arrays.items()}
@@ -186,7 +186,7 @@ def module_of_arrays(function: str, like: Any) -> None:
     """Check that `like`, which is not an array, is the module of an array library."""
     if not callable(getattr(like, "zeros", None)):
         rule = "`like` must be a library of arrays, or an array of it"
-        raise TypeError(message(function, rule, {"like": type_name(like)}))
+        raise TypeError(message(function, rule, {"like": shown(like)}))
 
 
 def unknown_generator(function: str, rng: object) -> NoReturn:
@@ -195,7 +195,7 @@ def unknown_generator(function: str, rng: object) -> NoReturn:
         "`rng` must be a numpy.random.Generator, cupy.random.Generator, torch.Generator, or key of JAX or MLX"
     )
     hint = f"Pass it first: {function}(numpy.random.default_rng(0), ...)."
-    raise TypeError(message(function, rule, {"rng": type_name(rng)}, hint))
+    raise TypeError(message(function, rule, {"rng": shown(rng)}, hint))
 
 
 def without_bias_of_keys(function: str, mapping: Mapping[str, object], names: tuple[str, ...]) -> None:
@@ -211,7 +211,7 @@ def multi_head_module(function: str, module: object) -> None:
     """Check that `module` is a torch.nn.MultiheadAttention."""
     if not all(hasattr(module, name) for name in ("in_proj_bias", "num_heads", "add_zero_attn", "state_dict")):
         rule = "`module` must be a torch.nn.MultiheadAttention"
-        raise TypeError(message(function, rule, {"module": type_name(module)}))
+        raise TypeError(message(function, rule, {"module": shown(module)}))
 
 
 def whole_heads(function: str, width: int, count: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sdpa_xp._checks.messages import message, type_name
+from sdpa_xp._checks.messages import message, shown
 from sdpa_xp._libraries import Library
 from sdpa_xp._libraries.protocols import AnyArray, DeviceRing
 
@@ -13,13 +13,13 @@ def ring(function: str, library: Library, query: AnyArray, mesh: object, axis_na
     """Check an axis of a mesh of the library of `query`, and return its devices."""
     if not library.has_meshes:
         rule, hint = "`query` must be an array of JAX, which has meshes", "For other arrays see `merge_states`."
-        raise TypeError(message(function, rule, {"query": type_name(query)}, hint))
+        raise TypeError(message(function, rule, {"query": shown(query)}, hint))
     if missing := library.missing_for_meshes():
         raise ValueError(f"{function}: this call needs {missing}.")
     axes = library.mesh_axes(mesh)
     if axes is None:
         rule, hint = "`mesh` must be a jax.sharding.Mesh", 'jax.make_mesh((8,), ("keys",)) makes one.'
-        raise TypeError(message(function, rule, {"mesh": type_name(mesh)}, hint))
+        raise TypeError(message(function, rule, {"mesh": shown(mesh)}, hint))
     if not isinstance(axis_name, str):
         raise TypeError(message(function, "`axis_name` must be a string", {"axis_name": repr(axis_name)}))
     if axis_name not in axes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from sdpa_xp._libraries.protocols import Array
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+_WRITTEN = (bool, int, float, complex, str)
 MOST_SHOWN = 8
 """Arrays and tuples with more elements than this are not written out."""
 
@@ -28,8 +30,16 @@ def install_hint(extras: str) -> str:
 
 
 def type_name(value: object) -> str:
-    """Return the type of a value with its module, such as numpy.ndarray."""
-    return f"{type(value).__module__}.{type(value).__qualname__}"
+    """Return the type of a value with its module, such as numpy.ndarray; Python's own types have none."""
+    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+
+
+def shown(value: object) -> str:
+    """Return a value of Python's own types as it is written, if that is short, and any other by its type."""
+    items = value if isinstance(value, list | tuple | set | frozenset | dict) else [value]
+    if not all(item is None or type(item) in _WRITTEN for item in items):
+        return f"a {type_name(value)} of length {len(items)}" if items is value else type_name(value)
+    return reprlib.repr(value)
 
 
 def brief(value: object) -> str:

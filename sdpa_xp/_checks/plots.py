@@ -7,7 +7,7 @@ from typing import Any
 
 from sdpa_xp._checks.arrays import boolean, floating, plain_array
 from sdpa_xp._checks.integers import integer
-from sdpa_xp._checks.messages import message, type_name
+from sdpa_xp._checks.messages import message, shown
 from sdpa_xp._checks.shapes import broadcasts
 from sdpa_xp._checks.static_integers import integer_list
 from sdpa_xp._libraries import is_number, is_traced, library_of, namespace_of, numpy_array
@@ -49,7 +49,7 @@ def readable(function: str, name: str, array: Array) -> Any:
     """Check that the numbers of an array can be read, and return them in nested lists."""
     if is_traced(array) and not library_of(array).computes_on_demand:
         rule = f"`{name}` must have numbers that can be read now, so not inside a jit"
-        raise TypeError(message(function, rule, {name: type_name(array)}))
+        raise TypeError(message(function, rule, {name: shown(array)}))
     return library_of(array).to_list(array)
 
 
@@ -92,5 +92,5 @@ def numpy_generator(function: str, rng: object) -> Any:
     if not library_of(numpy_array()).is_rng(rng):
         hint = "Pass one, so that you can reproduce the picture."
         rule = "`rng` must be a numpy.random.Generator"
-        raise TypeError(message(function, rule, {"rng": type_name(rng)}, hint))
+        raise TypeError(message(function, rule, {"rng": shown(rng)}, hint))
     return rng

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from sdpa_xp._checks.arrays import plain_array
 from sdpa_xp._checks.integers import Integers, integer
 from sdpa_xp._checks.keywords import number
-from sdpa_xp._checks.messages import message, type_name
+from sdpa_xp._checks.messages import message, shown
 from sdpa_xp._libraries import FLOATING, dtype_name, is_number
 from sdpa_xp._libraries.protocols import Array, Shape
 
@@ -57,7 +57,7 @@ def instance(function: str, name: str, value: object, kind: type, word: str = ""
     """Check that `value` is an instance of `kind`, called `word` in the message, or None."""
     if value is not None and not isinstance(value, kind):
         rule = f"`{name}` must be a {word or kind.__name__} or None"
-        raise TypeError(message(function, rule, {name: type_name(value)}, hint))
+        raise TypeError(message(function, rule, {name: shown(value)}, hint))
 
 
 def rotary(function: str, value: object, kind: type) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import cast
 
 from sdpa_xp._checks.arrays import floating, one_device, one_dtype, one_library
-from sdpa_xp._checks.messages import message, type_name
+from sdpa_xp._checks.messages import message, shown
 from sdpa_xp._checks.shapes import HLE, headed, known
 from sdpa_xp._libraries import accumulation_dtype, dtype_name
 from sdpa_xp._libraries.protocols import Array, Namespace
@@ -16,14 +16,14 @@ def states(function: str, value: object, layout: str) -> tuple[Namespace, Sequen
     """Check states of one library, dtype, device and shape, and return their namespace and arrays."""
     if not isinstance(value, Iterable):
         rule = "`states` must be the states to merge, each an AttentionState"
-        raise TypeError(message(function, rule, {"states": type_name(value)}))
+        raise TypeError(message(function, rule, {"states": shown(value)}))
     parts = list(value)
     if not parts:
         raise ValueError(message(function, "`states` must hold at least one state", {"states": "nothing"}))
     for index, part in enumerate(parts):
         if not (isinstance(part, tuple) and len(part) == 2):
             rule = f"`states[{index}]` must be an AttentionState, (output, lse)"
-            raise TypeError(message(function, rule, {f"states[{index}]": type_name(part)}))
+            raise TypeError(message(function, rule, {f"states[{index}]": shown(part)}))
     pairs = cast(Sequence[tuple[Array, Array]], parts)
     outputs = {f"states[{index}].output": output for index, (output, _) in enumerate(pairs)}
     lses = {f"states[{index}].lse": lse for index, (_, lse) in enumerate(pairs)}

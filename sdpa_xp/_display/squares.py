@@ -48,10 +48,11 @@ class Squares(NamedTuple):
 
 
 def captioned(text: str, pictures: Iterable[Squares], note: str = "") -> str:
-    """Return pictures side by side below a line of code, with a note below them."""
+    """Return pictures side by side below lines of code, with a note below them."""
     drawn = "".join(_labelled(picture) for picture in pictures)
     small = f'<div style="font-size: 0.85em">{escape(note)}</div>' if note else ""
-    return f"<div><div><code>{escape(text)}</code></div><div>{drawn}</div>{small}</div>"
+    code = "<br/>".join(f"<code>{escape(line)}</code>" for line in text.splitlines())
+    return f"<div><div>{code}</div><div>{drawn}</div>{small}</div>"
 
 
 def _labelled(picture: Squares) -> str:

@@ -174,6 +174,19 @@ class Library:
         """Return whether each element of `array` can be set without setting another."""
         return hasattr(array, "__setitem__") and bool(compat.is_writeable_array(array))
 
+    def frozen(self, array: A) -> A:
+        """Return a copy of an array that may be written to, for an owner that does not change."""
+        if self.is_traced(array) or not self.is_writeable(array):
+            return array
+        copied = self.namespace(cast(Array, array)).astype(
+            cast(Array, array), cast(Array, array).dtype, copy=True
+        )
+        return cast(A, copied)
+
+    def frozen_key(self, array: Any) -> object:
+        """Return a key that equal frozen arrays share: their values, if reading them costs nothing."""
+        return id(array)
+
     def unsupported_reason(self, array: Any) -> str:
         """Return why `array` is refused: it lacks elements, or the standard's arithmetic. "" if it is plain."""
         del array

@@ -25,6 +25,9 @@ class Dask(LazyLibrary):
     conversion = "dask.array.from_array"
     has_astype = True
 
+    def frozen(self, array: Any) -> Any:
+        return array.copy()  # lazy, but its elements can be set, and `astype` would return it as it is
+
     def owns(self, array: object) -> bool:
         return bool(compat.is_dask_array(array))
 

@@ -39,6 +39,12 @@ class NumPy(Library):
         del array
         return "cpu"
 
+    def frozen(self, array: Any) -> Any:
+        return array.copy()  # a read-only one too: its memory may belong to an array that is not
+
+    def frozen_key(self, array: Any) -> object:
+        return array.dtype.str, array.shape, array.tobytes()
+
     def is_traced(self, array: Any) -> bool:
         del array
         return False

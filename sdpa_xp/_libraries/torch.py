@@ -105,11 +105,17 @@ class Torch(Library):
         bias = sys.modules.get("torch.nn.attention.bias")
         if bias is not None and isinstance(array, bias.CausalBias):
             return "It has no elements: use `masks.causal()` or `masks.causal('lower_right')` instead."
+        masked = sys.modules.get("torch.masked")
+        if masked is not None and isinstance(array, masked.MaskedTensor):
+            return "Pass `.get_data()` of a masked tensor, and its `.get_mask()` as `attn_mask`."
         if array.layout is not sys.modules["torch"].strided or array.is_nested:
             if array.is_nested and array.layout is sys.modules["torch"].jagged:
                 return "Pass the `.values()` and `.offsets()` of a jagged tensor to `varlen_attention`."
             return "Make a sparse or nested tensor dense: use `.to_dense()`, or pad it."
         return distributed_reason(array)
+
+    def frozen(self, array: Any) -> Any:
+        return array.clone()
 
     def plain(self, array: A) -> A:
         """Return a plain tensor, unless its class has its own `__torch_function__` or `__torch_dispatch__`."""

@@ -81,14 +81,19 @@ class ScoreModifier:
         return checks.call_of(self, self.name)
 
     def __eq__(self, other: object) -> bool:
-        """Return whether both are the same mask or bias, of the same arrays."""
+        """Return whether both are the same mask or bias, of equal arguments."""
         return isinstance(other, ScoreModifier) and self._key() == other._key()
 
     def __hash__(self) -> int:
         return hash(self._key())
 
     def _key(self) -> tuple[object, ...]:
-        return type(self), *(id(argument) if is_array(argument) else argument for _, argument in self._fields())
+        return type(self), *(
+            self._key_of_array(argument) if is_array(argument) else argument for _, argument in self._fields()
+        )
+
+    def _key_of_array(self, array: Any) -> object:
+        return id(array)
 
     def _fields(self) -> Iterator[tuple[str, object]]:
         return ((argument.name, getattr(self, argument.name)) for argument in fields(self) if argument.init)

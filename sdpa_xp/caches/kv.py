@@ -8,7 +8,7 @@ from typing import TypeVar, cast
 from sdpa_xp import _checks as checks
 from sdpa_xp._checks import IntegersLike
 from sdpa_xp._display import table
-from sdpa_xp._libraries import device_of, dtype_name, has_override, library_of, namespace_of, quiet
+from sdpa_xp._libraries import device_of, dtype_name, has_override, namespace_of, quiet
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.layout import Layout
 from sdpa_xp.caches.buffers import Buffers, TokenSlots, quietly
@@ -101,7 +101,7 @@ class KVCache(CacheAttention[A]):
         positions: TokenPositionsLike | None = None,
     ) -> None:
         function = "KVCache"
-        checks.named(function, "layout", layout, checks.LAYOUTS)
+        checks.layout(function, layout)
         checks.rotary(function, rotary, Rotation)
         self._layout, self._rotary, axis = layout, rotary, -2 if layout == checks.HLE else -3
         _, arrays = checks.one_library(function, {"key": key, "value": value})
@@ -138,12 +138,13 @@ class KVCache(CacheAttention[A]):
     def _repr_html_(self) -> str:
         """Return the table that a notebook shows."""
         length, room, key = self._slots.length, self._slots.buffers.capacity, self.key
+        library = namespace_of(key).__name__.removeprefix("array_api_compat.")
         rows = [
             ("tokens", f"{length:,}" + (f" of {room:,}" if room > length else "")),
             ("key", str(tuple(key.shape))),
             ("value", str(tuple(self.value.shape))),
             ("layout", self._layout),
-            ("arrays", f"{library_of(key).name}, {dtype_name(key.dtype)}, {device_of(key)}"),
+            ("arrays", f"{library}, {dtype_name(key.dtype)}, {device_of(key)}"),
             *shown_positions(self._positions).items(),
         ]
         return table("KVCache", rows if self._rotary is None else [*rows, ("rotary", str(self._rotary))])

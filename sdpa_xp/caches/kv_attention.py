@@ -38,6 +38,7 @@ class CacheAttention(Generic[A]):
     _rotary: Rotation | None
     _slots: TokenSlots
 
+    @checks.explains_keywords
     def attend(
         self,
         query: A,
@@ -98,6 +99,7 @@ class CacheAttention(Generic[A]):
         rotated, options = self._placed(function, query, positions, options)
         return compute_output(function, cast(A, rotated), *self._arrays(), options, queries_at_end=True)
 
+    @checks.explains_keywords
     def attend_state(
         self,
         query: A,

@@ -100,7 +100,7 @@ class PagedKVCache(PagedAttention[A]):
         positions: Sequence[Sequence[int]] | AnyArray | None = None,
     ) -> None:
         function = "PagedKVCache"
-        checks.named(function, "layout", layout, checks.LAYOUTS)
+        checks.layout(function, layout)
         _, arrays = checks.one_library(function, {"key_blocks": key_blocks, "value_blocks": value_blocks})
         checks.no_graph_values(function, "a pool of blocks", arrays)
         checks.same_dtype_and_device(function, arrays)

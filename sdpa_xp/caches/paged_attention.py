@@ -53,6 +53,7 @@ class PagedAttention(Generic[A]):
     _token_axis: int
     _value_blocks: Array
 
+    @checks.explains_keywords
     def attend(
         self,
         query: A,
@@ -124,6 +125,7 @@ class PagedAttention(Generic[A]):
             result = cast(A, paged.call.result(output))
         return paged.call.checked(result)
 
+    @checks.explains_keywords
     def attend_state(
         self,
         query: A,

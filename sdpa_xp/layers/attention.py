@@ -91,6 +91,7 @@ class Attention(Layer):
         """
         return self._scaling()
 
+    @checks.explains_keywords
     def __call__(
         self,
         query: A,
@@ -122,6 +123,7 @@ class Attention(Layer):
         output: A = scaled_dot_product_attention(*heads, attn_mask, **self._options(keywords))
         return self.combine(output)
 
+    @checks.explains_keywords
     def state(
         self,
         query: A,
@@ -167,7 +169,7 @@ class Attention(Layer):
             (..., Hq, L, S), or (..., L, S) for a `SingleHeadAttention`, which has no axis of heads.
         """
         q, k = self._heads({"query": query, "key": query if key is None else key})
-        return cast(A, attention_weights(q, k, attn_mask, **self._options(keywords)))
+        return cast(A, attention_weights(q, k, attn_mask=attn_mask, **self._options(keywords)))
 
     def project(self, query: A, key: AnyArray | None = None, value: AnyArray | None = None) -> tuple[A, A, A]:
         """Return the queries, keys and values of all heads, as `scaled_dot_product_attention` takes them.
@@ -198,6 +200,7 @@ class Attention(Layer):
         k, v = self._heads({"key": key, "value": key if value is None else value})
         return cast(A, k), cast(A, v)
 
+    @checks.explains_keywords
     def attend(
         self,
         query: A,

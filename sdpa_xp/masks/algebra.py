@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import NoReturn, cast
+from typing import Any, NoReturn, cast
 
 from sdpa_xp import _checks as checks
-from sdpa_xp._libraries import is_traced
+from sdpa_xp._libraries import is_array, is_traced, library_of
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.allowed import Allowed, both, collapse_uniform, either
 from sdpa_xp._tiles.modifier import ScoreModifier
@@ -53,7 +53,7 @@ class Mask(ScoreModifier, ABC):
     """A mask: which query may attend to which key.
 
     The functions of `sdpa_xp.masks` return masks; pass them as `attn_mask`. They combine with `&`, `|` and `~`,
-    also with boolean arrays. They are immutable, and build no L x S array.
+    also with boolean arrays. They are immutable: arrays in them are copied. They build no L x S array.
 
     Examples:
         >>> from sdpa_xp import masks
@@ -72,21 +72,24 @@ class Mask(ScoreModifier, ABC):
 
         return sampled_mask(self)
 
+    def _key_of_array(self, array: Any) -> object:
+        return library_of(array).frozen_key(array)
+
     @abstractmethod
     def bind(self, grid: ScoreGrid, /) -> Pattern:
         """Check the arguments against `grid`, and return the pattern."""
 
     def __and__(self, other: Mask | AnyArray) -> Mask:
-        return _joined(And, self, as_mask("masks", "mask", other))
+        return _joined(And, self, as_operand(other))
 
     def __rand__(self, other: AnyArray) -> Mask:
-        return _joined(And, as_mask("masks", "mask", other), self)
+        return _joined(And, as_operand(other), self)
 
     def __or__(self, other: Mask | AnyArray) -> Mask:
-        return _joined(Or, self, as_mask("masks", "mask", other))
+        return _joined(Or, self, as_operand(other))
 
     def __ror__(self, other: AnyArray) -> Mask:
-        return _joined(Or, as_mask("masks", "mask", other), self)
+        return _joined(Or, as_operand(other), self)
 
     def __invert__(self) -> Mask:
         return self.masks[0] if isinstance(self, Not) else Not((self,))
@@ -192,6 +195,11 @@ def as_mask(function: str, name: str, value: object, argument: str = "attn_mask"
         return value
     checks.operand(function, name, value, "a mask or a boolean array")
     return ArrayMask(checks.plain_array(function, name, value), argument)
+
+
+def as_operand(value: object) -> Mask:
+    """Convert what an operator joins to a mask; an array is copied, since the result outlives the operator."""
+    return as_mask("masks", "mask", checks.frozen(value) if is_array(value) else value)
 
 
 @dataclass(frozen=True, slots=True)

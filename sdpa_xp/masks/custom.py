@@ -41,7 +41,7 @@ def from_array(boolean: AnyArray) -> Mask:
     """
     array = checks.plain_array("from_array", "boolean", boolean)
     checks.boolean("from_array", "boolean", array)
-    return ArrayMask(array)
+    return ArrayMask(checks.frozen(array))
 
 
 def from_function(mask_mod: MaskFunction) -> Mask:

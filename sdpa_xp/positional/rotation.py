@@ -116,7 +116,7 @@ class Rotation(ABC):
     def _rotated(
         self, function: str, x: object, positions: PositionsLike | int, layout: str, *, back: bool = False
     ) -> Array:
-        checks.named(function, "layout", layout, checks.LAYOUTS)
+        checks.layout(function, layout)
         array = checks.plain_array(function, "x", x)
         factory, length = _factory_and_length(self, function, "x", array, layout, positions)
         if is_number(positions):

@@ -82,8 +82,8 @@ def test_a_block_that_a_mask_empties_has_no_task(name: str) -> None:
         if allowed(i, j)
     }
     assert blocks(scaled_dot_product_attention(x, x, x, mask)) == expected
-    assert blocks(attention_weights(x, x, mask), "weights") >= expected
-    assert blocks(attention_weights(x, x, mask), "sums") == expected
+    assert blocks(attention_weights(x, x, attn_mask=mask), "weights") >= expected
+    assert blocks(attention_weights(x, x, attn_mask=mask), "sums") == expected
     output, pullback = vjp(x, x, x, mask)
     assert blocks(pullback(output)["key"], "gradient") == expected
 

@@ -86,7 +86,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "a rotary of two tables": (
         lambda c, p: KVCache(c.key, c.value, rotary=(np.ones((9, 4)), np.ones((9, 4)))),
         TypeError,
-        "KVCache: `rotary` must be a Rotary or None; got rotary=builtins.tuple. A `RotaryTables` takes your own",
+        "KVCache: `rotary` must be a Rotary or None; got rotary=a tuple of length 2. A `RotaryTables` takes your own",
     ),
     "tables of two shapes": (
         lambda c, p: RotaryTables(ones(9, 4), ones(9, 3)),

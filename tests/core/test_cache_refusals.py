@@ -78,7 +78,7 @@ def refused(function: str, change: dict[str, Any], error: type[Exception], words
         ("KVCache", {"value": ones(2, 2, 3, 5, dtype=INT)}, TypeError, "`value` must be one of float16.*value.dtype=int64"),
         ("KVCache", {"value": ones(2, 2, 3, 5, dtype=float)}, TypeError, "`key` and `value` must have one dtype.*float32.*float64"),
         ("KVCache", {"capacity": 2}, ValueError, "`capacity` must be at least 3; got capacity=2"),
-        ("KVCache", {"capacity": 4.0}, TypeError, r"`capacity` must be an integer; got capacity=4.0 \(builtins.float\)"),
+        ("KVCache", {"capacity": 4.0}, TypeError, r"`capacity` must be an integer; got capacity=4.0 \(float\)"),
         ("KVCache", {"capacity": True}, TypeError, "`capacity` must be an integer; got capacity=True"),
         ("KVCache", {"capacity": 2**40}, ValueError, "`capacity` must be at most"),
         ("KVCache", {"rotated": 1}, TypeError, "`rotated` must be True or False; got rotated=1"),
@@ -227,7 +227,9 @@ SHAPES = {
 
 @pytest.mark.parametrize(("function", "name"), [case[:2] for case in ARRAYS])
 def test_what_is_no_array(function: str, name: str) -> None:
-    refused(function, {name: [[1.0]]}, TypeError, f"`{name}` must be a plain array.*got {name}=builtins.list")
+    refused(
+        function, {name: [[1.0]]}, TypeError, f"`{name}` must be a plain array.*got {name}=a list of length"
+    )
     x = ones(*SHAPES[function.rpartition(".")[2]][name])
     masked = np.ma.MaskedArray(x)
     refused(function, {name: masked}, TypeError, f"`{name}` must be a plain array.*MaskedArray")

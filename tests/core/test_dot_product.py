@@ -87,7 +87,7 @@ X = np.ones((2, 3, 2, 4), F)
         ({"key_value_seq_lengths": np.ones(2, F)}, TypeError, "`key_value_seq_lengths` must hold integers"),
         ({"mask": np.ones((2, 9), bool)}, ValueError, "`mask` must broadcast"),
         ({"mask": np.ones((3, 3), F)}, TypeError, "`mask` must be boolean"),
-        ({"mask": 3}, TypeError, "`mask` must be a mask or a boolean array; got mask=builtins.int"),
+        ({"mask": 3}, TypeError, "`mask` must be a mask or a boolean array; got mask=3"),
         ({"bias": masks.causal()}, TypeError, "`bias` must not be a mask.*passed as `attn_mask`"),
         ({"return_residual": True}, ValueError, "`return_residual` must be False.*attention_state"),
         ({"implementation": "cudnn"}, ValueError, "`implementation` must be None or 'xp'"),

@@ -256,9 +256,9 @@ def test_a_floating_mask_of_zeros_and_ones_is_warned_of(library: Library, mask: 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         attention_weights(x, x, bias=passed)
-        attention_weights(x, x, passed != 0)
+        attention_weights(x, x, attn_mask=passed != 0)
         for other in (passed * 2, passed * 0, passed * 0 + 1, (passed - 1) * 1e9):
-            attention_weights(x, x, other)
+            attention_weights(x, x, attn_mask=other)
 
 
 def warnings_of(call: Any) -> list[str]:
@@ -389,6 +389,7 @@ class Narrow:
         for name, value in vars(np).items():
             if name not in ("int64", "__name__"):
                 setattr(namespace, name, value)
+        namespace.astype = lambda x, dtype, copy=True: Narrow(np.astype(x.values, dtype, copy=copy))  # type: ignore[attr-defined]
         return namespace
 
     def __getattr__(self, name: str) -> Any:

@@ -17,7 +17,7 @@ BATCH = np.ones((2, 1, 3, 4))
 
 HINTS: dict[str, tuple[str, Callable[[], Any], Callable[[], Any]]] = {
     "an array where a number belongs": (
-        "Inside a jit it has to be static.",
+        "Convert it with `int`.",
         lambda: masks.sliding_window(np.ones(1, int), 0),
         lambda: masks.sliding_window(1.5, 0),
     ),
@@ -73,7 +73,7 @@ HINTS: dict[str, tuple[str, Callable[[], Any], Callable[[], Any]]] = {
     ),
     "a value without a place": (
         "attention_weights takes no value: its third argument is `attn_mask`.",
-        lambda: attention_weights(X, X, X),
+        lambda: attention_weights(X, X, attn_mask=X),
         lambda: scaled_dot_product_attention(X, X, X, X),
     ),
     "a mask that is added": (
@@ -98,8 +98,8 @@ HINTS: dict[str, tuple[str, Callable[[], Any], Callable[[], Any]]] = {
     ),
     "a window without a limit": (
         "None is a side without a limit.",
-        lambda: masks.sliding_window(3, -1),
-        lambda: masks.sliding_window(3, 2**40),
+        lambda: masks.sliding_window(2**31 - 1, 0),
+        lambda: masks.sliding_window(2.5, 0),
     ),
     "integers for a condition": (
         "attn_mask != 0",

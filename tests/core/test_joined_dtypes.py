@@ -159,7 +159,7 @@ def test_no_pair_of_a_range_of_queries() -> None:
     """Weights of 0 and no NaN, also beside a sink."""
     x = np.ones((2, 4, 3, 8), F)
     for rules in ({}, {"sinks": np.ones(4, F)}):
-        weights = attention_weights(x, x, masks.padding(0), **rules)
+        weights = attention_weights(x, x, attn_mask=masks.padding(0), **rules)
         np.testing.assert_array_equal(weights, np.zeros((2, 4, 3, 3)))
         state = attention_state(x, x, x, masks.padding(0), **rules)
         np.testing.assert_array_equal(state.output, 0)

@@ -118,8 +118,8 @@ def test_integers_of_any_dtype(library: Library, dtype: str) -> None:
             np.testing.assert_array_equal(library.get(array), expected)
 
 
-def test_masks_of_the_same_arrays_are_equal() -> None:
-    lengths, other = np.asarray([1, 2]), np.asarray([1, 2])
+def test_masks_of_equal_arrays_are_equal() -> None:
+    lengths, other = np.asarray([1, 2]), np.asarray([1, 1])
     assert masks.padding(lengths) & masks.causal() == masks.padding(lengths) & masks.causal()
     assert len({masks.padding(lengths), masks.padding(lengths), masks.padding(other), masks.causal()}) == 3
     assert masks.causal() != masks.causal(1)
@@ -225,3 +225,27 @@ def test_not_not_is_the_mask_itself() -> None:
     for _ in range(500):
         mask = ~mask
     assert mask == masks.causal()
+
+
+def test_a_mask_keeps_what_it_was_given(library: Library) -> None:
+    """The caller may write to the arrays afterwards."""
+    numbers = np.asarray([1, 3], np.int32)
+    ways = {
+        "padding": (masks.padding, numbers, (2, 1, 3, 3)),
+        "causal": (masks.causal, numbers, (2, 1, 3, 3)),
+        "sliding_window": (lambda offset: masks.sliding_window(1, 0, offset=offset), numbers, (2, 1, 3, 3)),
+        "prefix": (masks.prefix, numbers, (2, 1, 3, 3)),
+        "document": (masks.document, np.asarray([0, 0, 1], np.int32), (3, 3)),
+        "from_array": (masks.from_array, np.eye(3, dtype=bool), (3, 3)),
+        "operator": (lambda array: masks.causal() & array, np.eye(3, dtype=bool), (3, 3)),
+    }
+    for name, (make, values, shape) in ways.items():
+        array = library.put(values)
+        mask = make(array)
+        expected = library.get(masks.to_array(make(library.put(values)), shape))
+        if hasattr(array, "__setitem__"):
+            try:
+                array[:1, ...] = library.put(1 - values[:1] if values.dtype != bool else ~values[:1])
+            except (TypeError, ValueError, RuntimeError):  # arrays of this library do not change
+                continue
+        np.testing.assert_array_equal(library.get(masks.to_array(mask, shape)), expected, err_msg=name)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from libraries import Library
 
-from sdpa_xp import KVCache, PagedKVCache, biases, explain, masks
+from sdpa_xp import KVCache, PagedKVCache, attention_state, biases, explain, masks
 from sdpa_xp._display import Squares
 from sdpa_xp._display.samples import ALLOWED, CELLS
 from sdpa_xp.layers import Linear, MultiHeadAttention
@@ -155,6 +155,9 @@ def test_reprs_are_short() -> None:
     layer = MultiHeadAttention.init(np.random.default_rng(0), 512, num_heads=8)
     assert repr(layer) == "MultiHeadAttention(512 -> 512, num_heads=8, float32)"
     assert repr(Linear(np.ones((2, 3), F))) == "Linear(3 -> 2, bias=None, float32)"
+    x = np.zeros((2, 8, 6, 64), F)
+    state = attention_state(x, x, x)
+    assert repr(state) == "AttentionState(output=<float32 (2, 8, 6, 64)>, lse=<float32 (2, 8, 6)>)"
 
 
 def test_caches_show_their_tokens() -> None:
@@ -163,6 +166,7 @@ def test_caches_show_their_tokens() -> None:
     well_formed(html)
     assert "<th>tokens</th><td>5 of 64</td>" in html
     assert "<td>(1, 2, 5, 8)</td>" in html
+    assert "<th>arrays</th><td>numpy, float32, cpu</td>" in html
     assert "Rotary" in html
     pool = np.zeros((8, 2, 16, 8), F)
     html = PagedKVCache(pool, pool.copy(), [[5, 2], [3, -1]], lengths=[17, 4])._repr_html_()
@@ -188,7 +192,8 @@ def test_a_plan_shows_its_tiles() -> None:
     assert plan.total_tiles == 2 * len(drawn)
     assert plan.tile_map[0].startswith("+")
     assert plan.tile_map[-1].startswith("#")
-    well_formed(plan._repr_html_())
+    first, second = str(plan).splitlines()
+    assert [line.text for line in well_formed(plan._repr_html_()).iter("code")] == [first, second]
     whole = explain(x, x, x, implementation="xp").tile_map
     assert {*"".join(whole)} == {"#"}
 

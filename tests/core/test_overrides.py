@@ -42,7 +42,7 @@ def test_any_input_answers(function: Callable[..., Any], place: int) -> None:
 @pytest.mark.parametrize("function", [sdpa_xp.attention_weights, sdpa_xp.attention_scores])
 def test_without_values(function: Callable[..., Any]) -> None:
     answering, mask = Answering(), masks.causal()
-    answer, name, arrays, rules = function(np.ones((2, 4)), answering, mask)
+    answer, name, arrays, rules = function(np.ones((2, 4)), answering, attn_mask=mask)
     assert (answer, name, list(arrays)) == (answering, function.__name__, ["query", "key"])
     assert rules["attn_mask"] is mask
 

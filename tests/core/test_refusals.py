@@ -10,7 +10,7 @@ import pytest
 from calls import ones
 from libraries import LIBRARIES, Library
 
-from sdpa_xp import attention_state, attention_weights, scaled_dot_product_attention
+from sdpa_xp import KVCache, attention_state, attention_weights, scaled_dot_product_attention
 
 F = np.float32
 Q, K, V = (np.ones(shape, F) for shape in ((2, 4, 3, 8), (2, 2, 5, 8), (2, 2, 5, 6)))
@@ -115,9 +115,9 @@ def test_refused(change: dict[str, Any], error: type[Exception], words: str) -> 
     [
         (lambda x: np.ma.MaskedArray(x), "numpy.ma.*MaskedArray.*Its own mask would be ignored"),
         (lambda x: np.matrix(x), "numpy.*matrix.*matrix product"),
-        (lambda x: x.tolist(), r"builtins.list.*Convert the list: numpy.asarray\(\w+\)"),
-        (lambda _: "text", "builtins.str"),
-        (lambda x: x[0, 0].item(), "builtins.float"),
+        (lambda x: x.tolist(), r"a list of length.*Convert the list: numpy.asarray\(\w+\)"),
+        (lambda _: "text", "'text'"),
+        (lambda x: x[0, 0].item(), r"got \w+=-?\d"),
     ],
 )
 def test_no_plain_array(name: str, make: Any, words: str) -> None:
@@ -128,6 +128,21 @@ def test_no_plain_array(name: str, make: Any, words: str) -> None:
         match=f"scaled_dot_product_attention: `{name}` must be (a mask or |a bias or )?a plain array.*{words}",
     ):
         scaled_dot_product_attention(**arguments)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors:UserWarning")
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize("name", ["query", "key", "value", "attn_mask", "bias"])
+def test_no_masked_tensor(name: str) -> None:
+    import torch
+    from torch.masked import masked_tensor
+
+    arguments = dict.fromkeys(("query", "key", "value"), torch.ones(3, 3))
+    arguments[name] = masked_tensor(torch.ones(3, 3), torch.eye(3, dtype=torch.bool))
+    with pytest.raises(TypeError, match=rf"`{name}` must be .*plain array.*get_data\(\).*get_mask\(\)"):
+        scaled_dot_product_attention(**arguments)
+    with pytest.raises(TypeError, match=r"^KVCache: `key` must be a plain array.*get_mask\(\)"):
+        KVCache(arguments[name], torch.ones(3, 3))
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")

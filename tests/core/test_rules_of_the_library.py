@@ -46,7 +46,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a state of three": (
         lambda: merge_states([(X, X, X)]),
         TypeError,
-        "merge_states: `states[0]` must be an AttentionState, (output, lse); got states[0]=builtins.tuple",
+        "merge_states: `states[0]` must be an AttentionState, (output, lse); got states[0]=a tuple of length 3",
     ),
     "a mask of integers": (
         lambda: attend(X, X, X, INTEGERS),
@@ -73,7 +73,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a scaling that is none": (
         lambda: positional.Rotary(8, scaling=2.0),
         TypeError,
-        "`scaling` must be a Scaling or None; got scaling=builtins.float",
+        "`scaling` must be a Scaling or None; got scaling=2.0",
     ),
     "another module": (
         lambda: MultiHeadAttention.from_torch(LAYER),
@@ -94,12 +94,12 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a list for a mapping": (
         lambda: Linear.from_mapping([X]),
         TypeError,
-        "Linear.from_mapping: `mapping` must be a mapping of names; got mapping=builtins.list",
+        "Linear.from_mapping: `mapping` must be a mapping of names; got mapping=a list of length 1",
     ),
     "a number for a prefix": (
         lambda: Linear.from_mapping({}, 3),
         TypeError,
-        "Linear.from_mapping: `prefix` must be a string; got prefix=builtins.int",
+        "Linear.from_mapping: `prefix` must be a string; got prefix=3",
     ),
     "more queries than tokens": (
         lambda: KVCache(X, X).attend(np.ones((1, 2, 4, 8), F)),

@@ -155,7 +155,7 @@ def test_a_wrong_argument_equal_to_a_right_one_is_refused(wrong: masks.Mask) -> 
 
 
 def test_what_may_change_is_bound_each_time(checked: list[str]) -> None:
-    """An array may be written to, a function may answer otherwise; a long list would be kept alive."""
+    """A mask copies its array, but a bias may be written to, and a function may answer otherwise."""
     x, allowed = arrays(1, 3, 4), np.ones((3, 3), bool)
     length = [3]
     changing: list[dict[str, Any]] = [
@@ -172,8 +172,9 @@ def test_what_may_change_is_bound_each_time(checked: list[str]) -> None:
         scaled_dot_product_attention(x, x, x, **rules)
     assert len(checked) == 2 * len(changing)
     assert prepare._CACHE == {}
+    everywhere = scaled_dot_product_attention(x, x, x, np.ones((3, 3), bool))
+    np.testing.assert_array_equal(scaled_dot_product_attention(x, x, x, changing[0]["attn_mask"]), everywhere)
     expected = np.broadcast_to(x[:, :1], x.shape)
-    np.testing.assert_array_equal(scaled_dot_product_attention(x, x, x, changing[0]["attn_mask"]), expected)
     np.testing.assert_array_equal(scaled_dot_product_attention(x, x, x, changing[2]["attn_mask"]), expected)
     y = arrays(1, MOST_NUMBERS + 1, 4)
     scaled_dot_product_attention(y, y, y, masks.document(range(MOST_NUMBERS + 1)))

@@ -246,7 +246,7 @@ def test_ranges_may_count_more_keys_than_any_machine_holds() -> None:
             r"no range of keys may end beyond `keys`; got key_ranges\[2\]=9:10, keys=8",
         ),
         ([(0, 4), (4, 9)], 9, "`key_ranges` must have one item for each state; got key_ranges=2, states=3"),
-        (5, 9, "`key_ranges` must have one item for each state; got key_ranges=builtins.int"),
+        (5, 9, "`key_ranges` must have one item for each state; got key_ranges=5"),
         ([(0, 4), (9, 4), (9, 10)], 10, r"`key_ranges\[1\]` must not end before it begins"),
         ([(0, 4), (-1, 4), (9, 10)], 10, r"`key_ranges\[1\]` must be at least 0"),
         (None, 10, "`keys` needs `key_ranges`"),

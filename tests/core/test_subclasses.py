@@ -64,17 +64,19 @@ CALLS: dict[str, Callable[[Wrap, int], list[Any]]] = {
         *varlen_attention_state(*[w(random(n, 2, 4))] * 3, w(np.asarray([0, 1, n])), [0, 2, n])
     ],
     "varlen": lambda w, n: [varlen_attention(*[w(random(n, 2, 4))] * 3, w(np.asarray([0, 1, n])), [0, 2, n])],
-    "mask": lambda w, n: [attention_weights(random(2, 4, 4), random(2, 4, 4), w(random(4, 4) > 0))],
+    "mask": lambda w, n: [attention_weights(random(2, 4, 4), random(2, 4, 4), attn_mask=w(random(4, 4) > 0))],
     "mask as a value": lambda w, n: [
         attention_weights(
-            random(2, 4, 4), random(2, 4, 4), masks.causal() & masks.from_array(w(random(4, 4) > 0))
+            random(2, 4, 4), random(2, 4, 4), attn_mask=masks.causal() & masks.from_array(w(random(4, 4) > 0))
         )
     ],
     "lengths": lambda w, n: [
-        attention_weights(random(2, 1, 4, 4), random(2, 1, 4, 4), masks.padding(w(np.asarray([1, 3]))))
+        attention_weights(
+            random(2, 1, 4, 4), random(2, 1, 4, 4), attn_mask=masks.padding(w(np.asarray([1, 3])))
+        )
     ],
     "ids": lambda w, n: [
-        attention_weights(random(2, 4, 4), random(2, 4, 4), masks.document(w(np.arange(4) // 2)))
+        attention_weights(random(2, 4, 4), random(2, 4, 4), attn_mask=masks.document(w(np.arange(4) // 2)))
     ],
     "bias": lambda w, n: [attention_scores(random(2, 4, 4), random(2, 4, 4), bias=w(random(4, 4)))],
     "slopes": lambda w, n: [

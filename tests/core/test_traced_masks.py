@@ -71,8 +71,10 @@ CALLS: dict[str, Calls] = {
     "sinks": lambda q, k, v, slopes, **_: (
         attention_state(q, k, v, sinks=slopes, is_causal=True, lse_base=2).lse
     ),
-    "weights": lambda q, k, lengths, slopes, **_: attention_weights(q, k, masks.causal(lengths), sinks=slopes),
-    "scores": lambda q, k, lengths, **_: attention_scores(q, k, masks.padding(lengths)),
+    "weights": lambda q, k, lengths, slopes, **_: attention_weights(
+        q, k, attn_mask=masks.causal(lengths), sinks=slopes
+    ),
+    "scores": lambda q, k, lengths, **_: attention_scores(q, k, attn_mask=masks.padding(lengths)),
     "packed": lambda q, k, v, **_: varlen_attention(
         q[0, ...], k[0, ...], v[0, ...], (0, 4, 8), (0, 7, 12), is_causal=True, layout="...HLE"
     ),

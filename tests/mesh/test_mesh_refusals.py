@@ -21,7 +21,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         "`query` must be an array of JAX, which has meshes; got query=numpy.ndarray",
     ),
     "two libraries": ({"key": np.ones((1, 8, 4), np.float32)}, TypeError, "`query` and `key` must"),
-    "no mesh": ({"mesh": 4}, TypeError, "`mesh` must be a jax.sharding.Mesh; got mesh=builtins.int"),
+    "no mesh": ({"mesh": 4}, TypeError, "`mesh` must be a jax.sharding.Mesh; got mesh=4"),
     "another axis": (
         {"axis_name": "s"},
         ValueError,

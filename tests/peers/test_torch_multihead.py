@@ -73,7 +73,7 @@ def test_weights(rng: np.random.Generator, average: bool) -> None:
     arrays = draw(rng)
     floating = torch.asarray(rng.standard_normal((QUERIES, KEYS)), dtype=torch.float32)
     _, theirs = bare()(**arrays, attn_mask=floating, average_attn_weights=average)
-    ours = attention_weights(split(arrays["query"]), split(arrays["key"]), floating)
+    ours = attention_weights(split(arrays["query"]), split(arrays["key"]), attn_mask=floating)
     assert theirs.ndim == (3 if average else 4)
     assert torch.max(torch.abs((ours.mean(dim=1) if average else ours) - theirs)) <= CLOSE
 
@@ -101,7 +101,7 @@ def test_row_without_a_key_differs(rng: np.random.Generator) -> None:
     query, key, value = (split(arrays[name]) for name in ("query", "key", "value"))
     allowed = ~padding[:, None, None]
     assert not torch.any(scaled_dot_product_attention(query, key, value, allowed)[1])
-    assert not torch.any(attention_weights(query, key, allowed)[1])
+    assert not torch.any(attention_weights(query, key, attn_mask=allowed)[1])
 
 
 def test_is_causal_alone_differs(rng: np.random.Generator) -> None:

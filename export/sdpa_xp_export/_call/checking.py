@@ -40,7 +40,7 @@ def checked_call(
     for name, spec in specs.items():
         _check_dtype(function, name, spec, dtype)
         _check_not_empty(function, name, spec)
-    checks.named(function, "layout", options.layout, checks.LAYOUTS)
+    checks.layout(function, options.layout)
     layout = cast(Layout, options.layout)
     sizes = _sizes(function, specs, layout)
     namer = OperandNamer(function, inputs=dict(specs))

@@ -33,7 +33,7 @@ class AttentionMap(NamedTuple):
 def attention_maps(activations: Activations) -> list[AttentionMap]:
     """Return the maps of the head, one for each sentence."""
     layer = activations.layers[LAYER]
-    weights = np.asarray(attention_weights(layer.query, layer.key, activations.mask))[:, HEAD]
+    weights = np.asarray(attention_weights(layer.query, layer.key, attn_mask=activations.mask))[:, HEAD]
     maps = []
     for tokens, map_with_padding in zip(activations.tokens, weights, strict=True):
         real = [token for token in tokens if token != "[PAD]"]

@@ -1,0 +1,113 @@
+"""Arguments that a function does not have: what to write instead of another name, or of a misspelling."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any, TypeVar, cast
+
+from sdpa_xp._checks.messages import message, shown
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+SYNONYMS = (
+    {"query", "q", "queries"},
+    {"key", "k", "keys"},
+    {"value", "v", "values"},
+    {"attn_mask", "mask", "attention_mask", "atten_mask"},
+    {"bias", "attn_bias", "attention_bias", "position_bias"},
+    {"is_causal", "causal", "use_causal_mask"},
+    {"scale", "softmax_scale", "sm_scale", "scaling"},
+    {"softcap", "soft_cap", "softcapping", "logits_soft_cap", "attn_logits_soft_cap"},
+    {"dropout_p", "dropout", "dropout_rate", "p_dropout"},
+    {"rng", "dropout_rng", "generator", "seed"},
+    {"sinks", "sink", "s_aux", "learnable_sink"},
+    {"layout", "qkv_format", "kv_layout"},
+)
+"""Names of one thing in torch, JAX, Keras, flash-attention, FlashInfer, MLX and transformers."""
+
+_WEIGHTS = "`attention_weights` returns the weights."
+_LSE = "`attention_state` returns the output and the log-sum-exp; `varlen_attention_state` of packed sequences."
+_WINDOW = "Write attn_mask=masks.sliding_window(left, right) instead."
+_LENGTHS = "Write attn_mask=masks.padding(key_lengths, query_lengths) instead."
+_PACKED = "`varlen_attention` takes packed sequences."
+_SAME = "Leave it out: the result is the same every time."
+_NO_DROPOUT = "Leave it out: nothing is dropped unless you pass dropout_p and rng."
+INSTEAD = {
+    "enable_gqa": "Leave it out: heads are grouped if the query has more of them than the key.",
+    **dict.fromkeys(
+        ("need_weights", "output_attentions", "return_attention_scores", "return_attn_probs", "return_weights"),
+        _WEIGHTS,
+    ),
+    **dict.fromkeys(("return_lse", "return_residual", "return_softmax_lse", "return_aux"), _LSE),
+    **dict.fromkeys(("window_size", "local_window_size", "sliding_window", "window", "window_left"), _WINDOW),
+    **dict.fromkeys(
+        ("key_value_seq_lengths", "query_seq_lengths", "key_lengths", "seqlens", "valid_lens"), _LENGTHS
+    ),
+    **dict.fromkeys(("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"), _PACKED),
+    "deterministic": _SAME,
+    **dict.fromkeys(("training", "train", "is_training", "inference"), _NO_DROPOUT),
+    "key_padding_mask": "Write attn_mask=~key_padding_mask[:, None, None, :] instead: True means may attend.",
+    **dict.fromkeys(("mask_mod", "block_mask"), "Write attn_mask=masks.from_function(mask_mod) instead."),
+    "score_mod": "Write bias=biases.from_function(score_mod) instead.",
+    "alibi_slopes": "Write bias=biases.alibi(slopes) instead.",
+    "segment_ids": "Write attn_mask=masks.document(query_ids, key_ids) instead.",
+    **dict.fromkeys(("backend", "flash_attention", "use_flash"), "Write implementation='native' instead."),
+}
+"""What to do about a keyword that no argument replaces one to one."""
+
+
+def explains_keywords(function: F) -> F:
+    """Have a public function say what to write instead of arguments that it does not have."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        try:
+            return function(*arguments, **keywords)
+        except TypeError as error:
+            # Python's own refusal of the arguments comes before the first line of the function.
+            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                raise
+            refusal = _refusal(function, arguments, keywords)
+            if refusal is None:
+                raise
+        raise TypeError(refusal)
+
+    return cast(F, call)
+
+
+def _refusal(
+    function: Callable[..., Any], arguments: tuple[object, ...], keywords: Mapping[str, object]
+) -> str | None:
+    """Return what is wrong with the names or the number of the arguments; None if it is something else."""
+    parameters = inspect.signature(function).parameters
+    is_method = next(iter(parameters), "") == "self"
+    name = f"{type(arguments[0]).__name__}.{function.__name__}" if is_method else function.__name__
+    for keyword, value in keywords.items():
+        if keyword not in parameters:
+            hint = _hint(keyword, parameters)
+            return message(name, f"there is no argument `{keyword}`", {keyword: shown(value)}, hint)
+    places = [key for key, parameter in parameters.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    if len(arguments) > len(places):
+        rule = f"only {_listed(places[is_method:])} may be passed without a name"
+        others = [key for key in parameters if key not in places]
+        hint = f"Name the others: {', '.join(f'{key}=...' for key in others[:3])}." if others else ""
+        return message(name, rule, {"arguments": len(arguments) - is_method}, hint)
+    return None
+
+
+def _hint(keyword: str, parameters: Iterable[str]) -> str:
+    for names in SYNONYMS:
+        if keyword in names and (here := names.intersection(parameters)):
+            return f"Write {here.pop()}=... instead."
+    if keyword in INSTEAD:
+        return INSTEAD[keyword]
+    close = get_close_matches(keyword, [*parameters], n=1)
+    return f"Write {close[0]}=... instead." if close else ""
+
+
+def _listed(names: list[str]) -> str:
+    words = [f"`{name}`" for name in names]
+    return " and ".join([", ".join(words[:-1])] * (len(words) > 1) + words[-1:])

@@ -1,0 +1,136 @@
+"""Arguments that a function does not have: the message says what to write instead."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sdpa_xp
+from sdpa_xp import (
+    KVCache,
+    PagedKVCache,
+    attention_scores,
+    attention_weights,
+    masks,
+    scaled_dot_product_attention,
+)
+from sdpa_xp._checks.unknown_keywords import INSTEAD, SYNONYMS
+from sdpa_xp.layers import MultiHeadAttention
+
+X = np.ones((2, 4, 8))
+CALLS: dict[str, Callable[..., Any]] = {
+    "scaled_dot_product_attention": lambda **unknown: scaled_dot_product_attention(X, X, X, **unknown),
+    "attention_state": lambda **unknown: sdpa_xp.attention_state(X, X, X, **unknown),
+    "attention_weights": lambda **unknown: attention_weights(X, X, **unknown),
+    "attention_scores": lambda **unknown: attention_scores(X, X, **unknown),
+    "scaled_dot_product_attention_vjp": lambda **u: sdpa_xp.scaled_dot_product_attention_vjp(X, X, X, **u),
+    "varlen_attention": lambda **unknown: sdpa_xp.varlen_attention(X, X, X, [0, 4], [0, 4], **unknown),
+    "varlen_attention_state": lambda **u: sdpa_xp.varlen_attention_state(X, X, X, [0, 4], [0, 4], **u),
+    "explain": lambda **unknown: sdpa_xp.explain(X, X, X, **unknown),
+    "KVCache.attend": lambda **unknown: KVCache(X, X).attend(X, **unknown),
+    "KVCache.attend_state": lambda **unknown: KVCache(X, X).attend_state(X, **unknown),
+}
+WRITE = {
+    "mask": "Write attn_mask=... instead.",
+    "attention_mask": "Write attn_mask=... instead.",
+    "causal": "Write is_causal=... instead.",
+    "is_casual": "Write is_causal=... instead.",
+    "softmax_scale": "Write scale=... instead.",
+    "attn_bias": "Write bias=... instead.",
+    "enable_gqa": "Leave it out: heads are grouped",
+    "need_weights": "`attention_weights` returns the weights.",
+    "window_size": r"masks.sliding_window\(left, right\)",
+    "key_padding_mask": "~key_padding_mask",
+    "return_lse": "`attention_state` returns",
+    "deterministic": "the result is the same every time",
+}
+
+
+@pytest.mark.parametrize("keyword", WRITE)
+@pytest.mark.parametrize("function", CALLS)
+def test_another_name(function: str, keyword: str) -> None:
+    rule = f"{function}: there is no argument `{keyword}`; got {keyword}=True."
+    with pytest.raises(TypeError, match=f"^{re.escape(rule)} .*{WRITE[keyword]}"):
+        CALLS[function](**{keyword: True})
+
+
+def test_names_of_jax() -> None:
+    for keyword, name in {"attn_mask": "mask", "dropout": "", "softmax_scale": "scale"}.items():
+        hint = rf" Write {name}=\.\.\. instead\." if name else ""
+        with pytest.raises(
+            TypeError, match=rf"^dot_product_attention: there is no argument `{keyword}`.*{hint}"
+        ):
+            sdpa_xp.dot_product_attention(X, X, X, **{keyword: None})  # type: ignore[arg-type]
+
+
+def test_a_paged_cache_and_a_layer() -> None:
+    pool = np.ones((2, 2, 4, 8))
+    with pytest.raises(TypeError, match=r"^PagedKVCache\.attend: there is no argument `causal`.*is_causal"):
+        PagedKVCache(pool, pool, [[0]], [3]).attend(np.ones((1, 2, 1, 8)), causal=True)  # type: ignore[call-arg]
+    layer = MultiHeadAttention.init(np.random.default_rng(0), 8, num_heads=2)
+    with pytest.raises(TypeError, match=r"there is no argument `need_weights`.*`attention_weights` returns"):
+        layer(X.astype(np.float32), need_weights=True)  # type: ignore[call-arg]
+
+
+def test_nothing_is_suggested_for_a_name_that_is_like_none() -> None:
+    with pytest.raises(TypeError, match=r"^scaled_dot_product_attention: .*`zzz`; got zzz=1\.$"):
+        scaled_dot_product_attention(X, X, X, zzz=1)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("function", [attention_weights, attention_scores])
+def test_no_mask_by_place(function: Callable[..., Any]) -> None:
+    """It may have been meant as the value."""
+    rule = f"{function.__name__}: only `query` and `key` may be passed without a name; got arguments=3."
+    with pytest.raises(TypeError, match=f"^{re.escape(rule)} Name the others: attn_mask="):
+        function(X, X, X)
+    np.testing.assert_array_equal(function(X, X, attn_mask=masks.causal()), function(X, X, is_causal=True))
+
+
+def test_too_many_places() -> None:
+    with pytest.raises(TypeError, match=r"only `query`, `key`, `value` and `attn_mask` may be.*arguments=5"):
+        scaled_dot_product_attention(X, X, X, None, 0.1)  # type: ignore[misc]
+
+
+def test_an_error_of_the_call_itself_stays_as_it_is() -> None:
+    mask = masks.from_function(lambda b, h, i, j: len(1, 2))  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="len"):
+        scaled_dot_product_attention(X, X, X, mask)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'value'"):
+        scaled_dot_product_attention(X, X)  # type: ignore[call-arg]
+
+
+def test_no_argument_of_a_function_is_called_another_name() -> None:
+    """A name of one thing has at most one argument of a function, and no argument needs a replacement."""
+    for name in sdpa_xp.__all__:
+        parameters = (
+            inspect.signature(function).parameters if callable(function := getattr(sdpa_xp, name)) else ()
+        )
+        for names in SYNONYMS:
+            assert len(names.intersection(parameters)) <= 1, (name, names)
+    parameters = inspect.signature(scaled_dot_product_attention).parameters
+    assert not INSTEAD.keys() & parameters.keys()
+
+
+LAYOUTS = {
+    "...LHE": ["bshd", "BLHD", "nhd", "thd", "bsnh", "BTNH"],
+    "...HLE": ["bhsd", "HND", "bnsh"],
+    "": ["x", "", 3],
+}
+
+
+@pytest.mark.parametrize(("name", "here"), [(name, here) for here, names in LAYOUTS.items() for name in names])
+def test_layouts_of_other_libraries(name: Any, here: str) -> None:
+    hint = f" That is '{re.escape(here)}' here\\." if here else ""
+    rule = r"^scaled_dot_product_attention: `layout` must be '\.\.\.HLE' or '\.\.\.LHE'"
+    with pytest.raises(ValueError, match=f"{rule}; got layout={name!r}\\.{hint}$"):
+        scaled_dot_product_attention(X, X, X, layout=name)
+
+
+def test_a_flag_in_the_place_of_the_mask() -> None:
+    with pytest.raises(TypeError, match=r"got attn_mask=True\. Write is_causal=True for a causal mask"):
+        scaled_dot_product_attention(X, X, X, True)  # type: ignore[arg-type]
