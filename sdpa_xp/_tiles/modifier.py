@@ -55,7 +55,10 @@ class ScoreModifier:
 
         Arrays may be written to between two calls, and the answer of a function may change.
         """
-        known = getattr(self, "_signature", None)  # a caller's class without slots has no default for it
+        try:
+            known = self._signature
+        except AttributeError:  # a caller's class without slots has no default for it
+            known = None
         if known is None:
             known = (self._new_signature(),)
             object.__setattr__(self, "_signature", known)
