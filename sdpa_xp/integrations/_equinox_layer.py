@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from sdpa_xp import _checks as checks
 from sdpa_xp import masks, scaled_dot_product_attention
-from sdpa_xp.integrations._framework_call import fits, scores_shape, with_mean_of_values
+from sdpa_xp.integrations._framework_call import fits, scores_shape, with_mean_of_values, with_rank
 
 
 class MultiheadAttention(eqx.nn.MultiheadAttention):
@@ -69,7 +69,7 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
         if not (jnp.issubdtype(dtype, jnp.floating) and fits(*heads)):
             return None
         assert scores_shape(heads[0], heads[1]) == shape
-        allowed = jnp.asarray(mask) != 0 if is_array else None
+        allowed = with_rank(jnp, jnp.asarray(mask) != 0, 3) if is_array else None
         options = {"attn_mask": mask if allowed is None else allowed, "layout": "...LHE"}
         output = scaled_dot_product_attention(*heads, **options)
         if allowed is not None:

@@ -11,7 +11,7 @@ from flax.linen.dtypes import promote_dtype as promote_in_linen
 from flax.nnx.nn.dtypes import promote_dtype as promote_in_nnx
 
 from sdpa_xp import biases, masks, scaled_dot_product_attention
-from sdpa_xp.integrations._framework_call import broadcasts, fits, scores_shape, with_mean_of_values
+from sdpa_xp.integrations._framework_call import broadcasts, fits, scores_shape, with_mean_of_values, with_rank
 
 EINSUMS = ("einsum_dot_general", "qk_attn_weights_einsum", "attn_weights_value_einsum")
 
@@ -61,11 +61,11 @@ def _attend(arrays: Iterable[Any], bias: Any, mask: Any, *, is_causal: bool = Fa
     if mask is not None and not isinstance(mask, masks.Mask):
         if not broadcasts(mask, shape):
             return None
-        mask = allowed = jnp.asarray(mask) != 0
+        mask = allowed = with_rank(jnp, jnp.asarray(mask) != 0, len(shape))
     if bias is not None and not isinstance(bias, biases.Bias):
         if not broadcasts(bias, shape):
             return None
-        bias = jnp.asarray(bias, jnp.promote_types(query.dtype, jnp.float32))
+        bias = with_rank(jnp, jnp.asarray(bias, jnp.promote_types(query.dtype, jnp.float32)), len(shape))
     output = scaled_dot_product_attention(
         query, key, value, mask, bias=bias, is_causal=is_causal, layout="...LHE"
     )

@@ -33,6 +33,11 @@ def broadcasts(array: Any, shape: tuple[int, ...]) -> bool:
     return len(lengths) <= len(shape) and all(n in (1, m) for n, m in zip(lengths, tail, strict=True))
 
 
+def with_rank(xp: Any, array: Any, rank: int) -> Any:
+    """Return an array with leading axes of length 1. JAX can be set to refuse to broadcast without them."""
+    return xp.reshape(array, (1,) * (rank - array.ndim) + tuple(array.shape))
+
+
 def with_mean_of_values(
     xp: Any, output: Any, value: Any, allowed: Any, *, queries: int, is_causal: bool = False
 ) -> Any:
@@ -41,10 +46,11 @@ def with_mean_of_values(
     The frameworks give a masked pair the most negative number as its score, so that the weights of such a query
     are equal. sdpa_xp returns 0 for it.
     """
-    allowed = xp.reshape(allowed, (1,) * max(0, 3 - allowed.ndim) + tuple(allowed.shape))
+    allowed = with_rank(xp, allowed, output.ndim)
     has_key = xp.any(allowed, axis=-1)  # (..., H, L)
     if is_causal:  # the first allowed key may stand after the query
-        has_key = xp.logical_and(has_key, xp.argmax(allowed, axis=-1) <= xp.arange(queries))
+        rows = with_rank(xp, xp.arange(queries), has_key.ndim)
+        has_key = xp.logical_and(has_key, xp.argmax(allowed, axis=-1) <= rows)
     mean = xp.mean(value, axis=-3, keepdims=True)
     mean = xp.repeat(mean, output.shape[-2] // value.shape[-2], axis=-2)
     return xp.where(xp.expand_dims(xp.swapaxes(has_key, -1, -2), -1), output, mean)

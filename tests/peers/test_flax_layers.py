@@ -202,6 +202,25 @@ def test_masks_outside_a_jit(dtype: str) -> None:
     assert_same(output, expected, epsilon(output))
 
 
+@pytest.mark.parametrize(
+    "setting", [{"jax_numpy_rank_promotion": "raise"}, {"jax_numpy_dtype_promotion": "strict"}], ids=str
+)
+def test_masks_under_strict_settings(setting: dict[str, str]) -> None:
+    """Flax passes its masks to jax.nn, which takes any rank under each setting."""
+    import jax
+
+    mask, bias = allowed(LENGTH, KEYS).astype("float32"), array(HEADS, 1, 1)
+    before = {name: getattr(jax.config, name) for name in setting}
+    try:
+        for name, value in setting.items():
+            jax.config.update(name, value)
+        output, expected = (attend(*inputs(BATCH), mask=mask, bias=bias) for attend in pair("nnx"))
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+    assert_same(output, expected, epsilon(output))
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("api", ["nnx", "linen"])
 def test_several_batch_axes(api: str, calls: list[int]) -> None:
