@@ -58,9 +58,12 @@ WORDS = {
         "intra_op_num_threads latency threads concurrent throughput p95 intra_op op"
     ),
     "how-to/export/": "export onnx",
+    "how-to/deploy/#run-other-tools-on-the-file": (
+        "onnxsim onnxslim onnxoptimizer simplify quantize_dynamic extract_model merge_models prefix"
+    ),
     "how-to/deploy/#other-providers-and-languages": (
         "tensorrt directml coreml openvino c++ cpp c# java rust language languages other provider providers "
-        "trtexec onnxsim rocm amd csharp"
+        "trtexec rocm amd csharp"
     ),
     "how-to/export/#bfloat16": "onnx bf16",
     "how-to/export/#choose-the-runtime-not-the-form": "opset form runtime onnxruntime version older",
