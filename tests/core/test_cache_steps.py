@@ -146,8 +146,9 @@ def test_a_window_that_moved_to_the_front(arrays: list[np.ndarray]) -> None:
     assert np.shares_memory(third.key, second._slots.buffers.arrays["key"])
     np.testing.assert_array_equal(third.value, value[:, :, 3:6])
     np.testing.assert_array_equal(second.value, value[:, :, 3:5])
-    with pytest.raises(ValueError, match="must not be overwritten"):
-        _ = first.key
+    for older in (first, first.drop_last(3)):  # the second has the first slot alone
+        with pytest.raises(ValueError, match="must not be overwritten"):
+            _ = older.key
 
 
 @pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
