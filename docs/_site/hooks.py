@@ -1,4 +1,4 @@
-"""Hooks of the site's build: they add npm files, the playground's models, notebooks and search words."""
+"""Hooks of the site's build: npm files and their licences, the playground's models, notebooks, search."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Serve files of npm at assets/vendor/, models at assets/playground/, and notebooks beside their pages."""
+    """Serve files of npm with their licences, models of the playground, and notebooks beside their pages."""
     for package, patterns in SERVED.items():
         for pattern in patterns:
             paths = sorted((PACKAGES / package).glob(pattern))
@@ -65,9 +65,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             for path in paths:
                 uri = f"assets/vendor/{package}/{path.relative_to(PACKAGES / package).as_posix()}"
                 files.append(File.generated(config, uri, abs_src_path=str(path)))
+    import licences
     import playground
     import playground_encoder
 
+    files.append(File.generated(config, licences.ADDRESS, content=licences.text(PACKAGES)))
     models = ((name, model.SerializeToString()) for name, model in playground.models().items())
     for name, content in (*models, *playground_encoder.files()):
         files.append(File.generated(config, f"assets/playground/{name}", content=content))
