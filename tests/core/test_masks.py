@@ -257,11 +257,11 @@ class Held(Every):
         object.__setattr__(self, "step", step)
 
 
-@pytest.mark.parametrize("made", [Every, Held])
-def test_a_class_of_the_caller_is_asked_in_each_call(made: Callable[[int], Mask]) -> None:
+@pytest.mark.parametrize("mask_class", [Every, Held])
+def test_a_class_of_the_caller_is_asked_in_each_call(mask_class: Callable[[int], Mask]) -> None:
     """Nothing of it is kept from one call to the next, since it may have more than its fields."""
     x = draw(np.random.default_rng(0), (2, 6, 4), (2, 6, 4), (2, 6, 4))
     for step in (2, 3):
-        result = scaled_dot_product_attention(*x, made(step))
+        result = scaled_dot_product_attention(*x, mask_class(step))
         expected = scaled_dot_product_attention(*x, np.arange(6) % step == 0)
         np.testing.assert_array_equal(result, expected)

@@ -322,6 +322,6 @@ def test_a_weight_in_bfloat16_of_any_library(module: str) -> None:
     library = __import__("jax.numpy" if module == "jax" else module, fromlist=["ones"])
     weight = library.full((2, 2), 1.5, dtype=library.bfloat16)
     model = to_onnx(lambda x: x @ weight, TensorSpec("bfloat16", ("L", 2)))
-    (held,) = (numpy_helper.to_array(tensor) for tensor in model.graph.initializer)
-    assert held.dtype == ml_dtypes.bfloat16
-    np.testing.assert_array_equal(held.astype(np.float32), np.full((2, 2), 1.5, np.float32))
+    (numbers,) = (numpy_helper.to_array(tensor) for tensor in model.graph.initializer)
+    assert numbers.dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(numbers.astype(np.float32), np.full((2, 2), 1.5, np.float32))

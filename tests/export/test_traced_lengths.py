@@ -21,7 +21,7 @@ COMPARED = f"{REFUSED}Write a number in the spec if the length is fixed.*xp.wher
 AS_NUMBER = rf"{REFUSED}Lengths add up.*xp.take\(table, xp.arange"
 
 
-def asked(ask: Callable[[Any, Any], Any]) -> Any:
+def answer_to(ask: Callable[[Any, Any], Any]) -> Any:
     """What a layer gets for its question while it is traced."""
     answers = []
 
@@ -69,7 +69,7 @@ QUESTIONS: dict[str, Callable[[Any, Any], Any]] = {
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_a_comparison_of_a_length_is_refused(name: str) -> None:
     with pytest.raises(TypeError, match=COMPARED):
-        asked(QUESTIONS[name])
+        answer_to(QUESTIONS[name])
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_comparison_of_a_length_is_refused(name: str) -> None:
 )
 def test_a_length_as_a_number_is_refused(ask: Callable[[Any, Any], Any]) -> None:
     with pytest.raises(TypeError, match=REFUSED.replace("length=", "") + "Lengths add up.*xp.take"):
-        asked(ask)
+        answer_to(ask)
 
 
 @pytest.mark.needs("torch")
@@ -108,17 +108,17 @@ def test_a_length_as_a_number_is_refused(ask: Callable[[Any, Any], Any]) -> None
 )
 def test_torch_gets_no_length(ask: Callable[[Any, Any], Any]) -> None:
     with pytest.raises(TypeError, match="known only when the graph runs cannot be used as a Python number"):
-        asked(lambda x, y: ask(x, importlib.import_module("torch")))
+        answer_to(lambda x, y: ask(x, importlib.import_module("torch")))
 
 
 def test_what_is_known_of_a_length() -> None:
     """It is itself, and no None."""
-    assert asked(lambda x, y: (x.shape[1] == x.shape[1], x.shape == x.shape)) == (True, True)
-    assert asked(lambda x, y: (x.shape[1] != x.shape[1], x.shape[1] == "L")) == (False, True)
-    assert asked(lambda x, y: x.shape[0] + x.shape[1] == x.shape[1] + x.shape[0])
-    assert asked(lambda x, y: x.shape[1] - x.shape[1] == 0)
-    assert asked(lambda x, y: (x.shape[1] == None, None in x.shape)) == (False, False)  # noqa: E711
-    assert asked(lambda x, y: (x.shape[2] == 4, x.shape[-1] in {4, 8}, str(sum(x.shape)))) == (
+    assert answer_to(lambda x, y: (x.shape[1] == x.shape[1], x.shape == x.shape)) == (True, True)
+    assert answer_to(lambda x, y: (x.shape[1] != x.shape[1], x.shape[1] == "L")) == (False, True)
+    assert answer_to(lambda x, y: x.shape[0] + x.shape[1] == x.shape[1] + x.shape[0])
+    assert answer_to(lambda x, y: x.shape[1] - x.shape[1] == 0)
+    assert answer_to(lambda x, y: (x.shape[1] == None, None in x.shape)) == (False, False)  # noqa: E711
+    assert answer_to(lambda x, y: (x.shape[2] == 4, x.shape[-1] in {4, 8}, str(sum(x.shape)))) == (
         True,
         True,
         "B+L+4",
@@ -154,24 +154,24 @@ FLOAT32 = {
 @pytest.mark.parametrize("module", [pytest.param(name, marks=pytest.mark.needs(name)) for name in FLOAT32])
 def test_a_dtype_equals_what_astype_takes(module: str) -> None:
     for dtype in FLOAT32[module]():
-        assert asked(lambda x, y, d=dtype: (x.dtype == d, x.dtype != d)) == (True, False)
-        assert module == "mlx" or asked(lambda x, y, d=dtype: d == x.dtype)  # MLX says no without asking
-        assert module == "mlx" or asked(lambda x, y, d=dtype: x.dtype in (d,))
-        half = asked(lambda x, y, d=dtype: y.astype("float16").dtype == d)
+        assert answer_to(lambda x, y, d=dtype: (x.dtype == d, x.dtype != d)) == (True, False)
+        assert module == "mlx" or answer_to(lambda x, y, d=dtype: d == x.dtype)  # MLX says no without asking
+        assert module == "mlx" or answer_to(lambda x, y, d=dtype: x.dtype in (d,))
+        half = answer_to(lambda x, y, d=dtype: y.astype("float16").dtype == d)
         assert not half
-        assert asked(lambda x, y, d=dtype: x.astype("float16").astype(d).dtype == "float32")
-        assert asked(lambda x, y, d=dtype: x.__array_namespace__().result_type(x, y) == d)
+        assert answer_to(lambda x, y, d=dtype: x.astype("float16").astype(d).dtype == "float32")
+        assert answer_to(lambda x, y, d=dtype: x.__array_namespace__().result_type(x, y) == d)
 
 
 def test_dtypes_by_name() -> None:
-    assert asked(lambda x, y: (x.dtype == "float32", x.dtype == x.__array_namespace__().float32)) == (
+    assert answer_to(lambda x, y: (x.dtype == "float32", x.dtype == x.__array_namespace__().float32)) == (
         True,
         True,
     )
     others = (np.float64, "bfloat16", ml_dtypes.bfloat16, np.complex64, np.bool_, None)
-    assert not asked(lambda x, y: any(x.dtype == other for other in others))
-    assert asked(lambda x, y: x.astype(ml_dtypes.bfloat16).dtype == "bfloat16")
-    assert asked(lambda x, y: (str(x.dtype), float(np.finfo(x.dtype).max))) == ("float32", 2**128 - 2**104)
+    assert not answer_to(lambda x, y: any(x.dtype == other for other in others))
+    assert answer_to(lambda x, y: x.astype(ml_dtypes.bfloat16).dtype == "bfloat16")
+    assert answer_to(lambda x, y: (str(x.dtype), float(np.finfo(x.dtype).max))) == ("float32", 2**128 - 2**104)
 
 
 @pytest.mark.parametrize(
@@ -193,9 +193,9 @@ def test_dtypes_by_name() -> None:
 )
 def test_refused_of_dtypes_and_devices(ask: Callable[[Any, Any], Any], words: str) -> None:
     with pytest.raises(TypeError, match=f"to_onnx: .*{words}"):
-        asked(ask)
+        answer_to(ask)
 
 
 def test_values_share_a_device() -> None:
-    assert asked(lambda x, y: (x.device == y.device, x.device != y.device)) == (True, False)
-    assert not asked(lambda x, y: x.device == None)  # noqa: E711
+    assert answer_to(lambda x, y: (x.device == y.device, x.device != y.device)) == (True, False)
+    assert not answer_to(lambda x, y: x.device == None)  # noqa: E711

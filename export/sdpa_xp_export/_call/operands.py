@@ -134,5 +134,5 @@ def kind_of(value: Mask | Bias) -> str:
 
     A subclass of a mask of the library has its name, but may have another formula.
     """
-    own = type(value).__module__.startswith(("sdpa_xp.masks", "sdpa_xp.biases"))
-    return value.name if own else ""
+    is_of_library = type(value).__module__.startswith(("sdpa_xp.masks", "sdpa_xp.biases"))
+    return value.name if is_of_library else ""
