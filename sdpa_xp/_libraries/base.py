@@ -176,7 +176,8 @@ class Library:
 
     def frozen(self, array: A) -> A:
         """Return a copy of an array that may be written to, for an owner that does not change."""
-        if self.is_traced(array) or not self.is_writeable(array):
+        # Asked in this order: a spec of an export cannot be written to, and a length may be a name there.
+        if not self.is_writeable(array) or self.is_traced(array):
             return array
         copied = self.namespace(cast(Array, array)).astype(
             cast(Array, array), cast(Array, array).dtype, copy=True
