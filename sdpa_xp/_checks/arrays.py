@@ -68,7 +68,7 @@ def has_name(function: str, xp: Namespace, error: AttributeError) -> None:
 
 def _conversion_hint(arrays: Mapping[str, Array], *names: str) -> str:
     """Return how to make two arrays arrays of one library; lazy ones do not exchange memory."""
-    fields = [name for name in names if "." in name]
+    fields = [name for name in names if name.endswith((".weight", ".bias"))]
     if fields and fields != [*names]:  # an array of a layer beside one of its call
         (passed,) = (name for name in names if name not in fields)
         return f"Move the layer to the library of `{passed}`: layer.to({passed})."
