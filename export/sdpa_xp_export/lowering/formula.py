@@ -96,6 +96,9 @@ class FormulaGrid:
     def slice_entries(self, array: T, _axes: int) -> T:
         return array
 
+    def in_all_axes(self, array: Any, last: int = 0) -> Any:
+        return ops.with_ones(self.tile.graph.operand(array), last) if last else array
+
     def arange(self, start: Any, stop: Any) -> Any:
         return xp.arange(start, stop)
 
