@@ -12,7 +12,7 @@ import array_api_compat as compat
 from sdpa_xp._libraries.base import Library
 from sdpa_xp._libraries.dtypes import dtype_name
 from sdpa_xp._libraries.jax_mesh import JaxRing, mesh_axes, missing_for_meshes
-from sdpa_xp._libraries.protocols import Array, Device, DeviceRing
+from sdpa_xp._libraries.protocols import AnyArray, Array, Device, DeviceRing, Namespace
 
 T = TypeVar("T")
 UNCHANGED = nullcontext()
@@ -30,6 +30,10 @@ class Jax(Library):
 
     def owns(self, array: object) -> bool:
         return bool(compat.is_jax_array(array))
+
+    def namespace(self, array: AnyArray) -> Namespace:
+        with _quiet():  # array-api-compat makes an array to ask for it
+            return super().namespace(array)
 
     def device(self, array: Any) -> Device:
         """Return the device. Inside a jit, and for a sharded array, JAX names no single device."""

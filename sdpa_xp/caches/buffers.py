@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -54,7 +55,10 @@ class TokenSlots:
         checks.not_overwritten(self._is_overwritten, self.length)
         array, axis = self.buffers.arrays[name], self.buffers.axis
         is_whole = array.shape[axis] == self.length
-        return array if is_whole else array[slice_of_axis(axis, self.start, self.start + self.length)]
+        if is_whole:
+            return array
+        with quiet(array) if library_of(array).has_debugging else nullcontext():
+            return array[slice_of_axis(axis, self.start, self.start + self.length)]
 
     def without(self, first: int, last: int) -> TokenSlots:
         """Return the slots without those of the first and of the last tokens."""

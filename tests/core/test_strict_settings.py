@@ -127,6 +127,17 @@ def test_masked_scores_are_no_fault(name: str, dtype: str) -> None:
     np.testing.assert_allclose(output, expected, rtol=0, atol=2e-6 if dtype == "float32" else 1e-14)
 
 
+def test_a_cache_moves_its_own_numbers_to_the_device() -> None:
+    import jax
+
+    with debugs():
+        tokens = jax.device_put(X)
+        cache = KVCache(tokens, tokens, rotary=positional.Rotary(8), first_position=[1, 2])
+        output = cache.append(tokens, tokens).drop_first(2).attend(tokens, masks.sliding_window(3, 0))
+    expected = KVCache(X, X, rotary=positional.Rotary(8), first_position=[1, 2]).append(X, X).drop_first(2)
+    np.testing.assert_allclose(output, expected.attend(X, masks.sliding_window(3, 0)), rtol=0, atol=4e-6)
+
+
 def test_nan_of_padding_is_no_fault() -> None:
     import jax
 
