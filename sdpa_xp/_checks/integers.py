@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 from sdpa_xp._checks.keywords import named
 from sdpa_xp._checks.messages import message, type_name
 from sdpa_xp._checks.shapes import broadcast, known
-from sdpa_xp._libraries import as_signed, dtype_name, is_array, is_traced, library_of, plain
+from sdpa_xp._libraries import as_signed, dtype_name, has_override, is_array, is_traced, library_of, plain
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace, Shape
 
 IntegersLike: TypeAlias = int | Sequence[int] | AnyArray
@@ -151,7 +151,7 @@ def frozen(value: Any) -> Any:
     """Return a list as a tuple, an array as a copy and a NumPy integer as an int: their owner is immutable."""
     if isinstance(value, numbers.Integral) and not isinstance(value, bool):
         return int(value)
-    if is_array(value):
+    if is_array(value) and not has_override(value):  # a spec of the exporter holds no elements
         return library_of(value).frozen(value)
     return tuple(value) if isinstance(value, list | range) else value
 

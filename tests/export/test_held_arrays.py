@@ -17,8 +17,8 @@ from sdpa_xp_export._verify.held_arrays import with_changed_arrays
 
 WEIGHT = np.full((4, 4), 0.1, np.float32)
 X = np.ones((2, 4), np.float16)
-held: Any = types.ModuleType("held_weights")
-held.WEIGHT = WEIGHT.copy()
+holder: Any = types.ModuleType("held_weights")
+holder.WEIGHT = WEIGHT.copy()
 
 
 def narrow(x: Any) -> Any:
@@ -34,7 +34,7 @@ def named_by_another(x: Any) -> Any:
 
 
 def of_a_module(x: Any) -> Any:
-    return x @ held.WEIGHT
+    return x @ holder.WEIGHT
 
 
 def default(x: Any, weight: Any = WEIGHT) -> Any:
@@ -194,7 +194,7 @@ def test_arrays_are_found_wherever_they_are(name: str) -> None:
     copy: Any = with_changed_arrays(layer, narrow)
     assert copy(X).dtype == np.float16
     np.testing.assert_array_equal(layer(X), before)
-    for array in (WEIGHT, OfTheClass.weight, held.WEIGHT, PAIR.weight, QUEUE[0]):
+    for array in (WEIGHT, OfTheClass.weight, holder.WEIGHT, PAIR.weight, QUEUE[0]):
         assert array.dtype == np.float32
     if isinstance(layer, Holder):
         assert layer.parts[0]["inner"][0].dtype == np.float32

@@ -34,7 +34,7 @@ _UNCOPIED = {"__dict__", "__weakref__", "__slots__", "__module__", "__qualname__
 
 def with_changed_arrays(layer: Callable[..., Any], change: Change) -> Callable[..., Any]:
     """Return a copy of `layer` with `change(array)` in place of each array; `layer` itself if none changes."""
-    return cast(Callable[..., Any], _Copy(layer, change).of(layer))
+    return cast(Callable[..., Any], _Copy(layer, change).copy_of(layer))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,7 +82,7 @@ class _Copy:
                 reached += owners.get(one, [])
         return needed
 
-    def of(self, value: Any) -> Any:
+    def copy_of(self, value: Any) -> Any:
         """Return the copy of an object; the object itself if it leads to no array that changes."""
         key = id(value)
         if key not in self.needed:
@@ -128,26 +128,26 @@ class _Copy:
         if isinstance(value, types.FunctionType):
             self._copy_function(value)
         elif isinstance(value, types.MethodType):
-            self.copies[key] = types.MethodType(self.of(value.__func__), self.of(value.__self__))
+            self.copies[key] = types.MethodType(self.copy_of(value.__func__), self.copy_of(value.__self__))
         elif isinstance(value, functools.partial):
-            keywords = {name: self.of(x) for name, x in value.keywords.items()}
-            self.copies[key] = type(value)(self.of(value.func), *map(self.of, value.args), **keywords)
+            keywords = {name: self.copy_of(x) for name, x in value.keywords.items()}
+            self.copies[key] = type(value)(self.copy_of(value.func), *map(self.copy_of, value.args), **keywords)
         elif isinstance(value, types.CellType):
             self.copies[key] = cell = types.CellType()
             for contents in _contents(value):
-                cell.cell_contents = self.of(contents)
+                cell.cell_contents = self.copy_of(contents)
         elif isinstance(value, type):
             self._copy_class(value)
         elif isinstance(value, _ModuleInPart):
             self.copies[key] = module = types.ModuleType(value.module.__name__)
-            named = {name: self.of(x) for name, x in value.named.items()}
+            named = {name: self.copy_of(x) for name, x in value.named.items()}
             vars(module).update({**vars(value.module), **named})
         elif wrapped := _wrapped(value):
-            self.copies[key] = _wrapped_again(value, {name: self.of(x) for name, x in wrapped.items()})
+            self.copies[key] = _wrapped_again(value, {name: self.copy_of(x) for name, x in wrapped.items()})
         elif isinstance(value, tuple | frozenset):  # these are filled when they are made
-            items = map(self.of, value)
-            made = value._make(items) if hasattr(value, "_make") else type(value)(items)
-            self.copies[key] = made
+            items = map(self.copy_of, value)
+            copied = value._make(items) if hasattr(value, "_make") else type(value)(items)
+            self.copies[key] = copied
         else:
             self._copy_object(value)
 
@@ -155,27 +155,27 @@ class _Copy:
         """Copy a list, a dictionary, a set, or an object with attributes."""
         try:
             if isinstance(value, list | dict | set) or type(value).__name__ == "deque":
-                made = copy.copy(value)
+                copied = copy.copy(value)
             else:
-                made = _new(self.of(type(value)))
+                copied = _new(self.copy_of(type(value)))
         except TypeError:  # it needs arguments
             return
-        self.copies[id(value)] = made
+        self.copies[id(value)] = copied
         if isinstance(value, dict):
             for name, x in value.items():
-                dict.__setitem__(made, name, self.of(x))
+                dict.__setitem__(copied, name, self.copy_of(x))
         elif isinstance(value, set):
-            made.clear()
-            made.update(map(self.of, value))
+            copied.clear()
+            copied.update(map(self.copy_of, value))
         elif isinstance(value, list) or type(value).__name__ == "deque":
             for number, x in enumerate(value):
-                made[number] = self.of(x)
+                copied[number] = self.copy_of(x)
         if self._holds_attributes(value):
             for name, x in _attributes(value).items():
-                if isinstance(getattr(made, "__dict__", None), dict) and name in vars(value):
-                    vars(made)[name] = self.of(x)
+                if isinstance(getattr(copied, "__dict__", None), dict) and name in vars(value):
+                    vars(copied)[name] = self.copy_of(x)
                 else:
-                    object.__setattr__(made, name, self.of(x))
+                    object.__setattr__(copied, name, self.copy_of(x))
 
     def _copy_function(self, value: types.FunctionType) -> None:
         named = self._named_globals(value)
@@ -183,35 +183,41 @@ class _Copy:
         if any(id(x) in self.needed for x in named.values()):  # functions of a module share what they name
             scope = self.globals.setdefault(id(scope), dict(scope))
         closure = value.__closure__
-        made = types.FunctionType(
+        copied = types.FunctionType(
             value.__code__,
             scope,
             value.__name__,
             None,
-            None if closure is None else tuple(map(self.of, closure)),
+            None if closure is None else tuple(map(self.copy_of, closure)),
         )
-        self.copies[id(value)] = made
+        self.copies[id(value)] = copied
         for name, x in named.items():
             if id(x) in self.needed:
-                scope[name] = self.of(x)
-        made.__defaults__ = None if value.__defaults__ is None else tuple(map(self.of, value.__defaults__))
+                scope[name] = self.copy_of(x)
+        copied.__defaults__ = (
+            None if value.__defaults__ is None else tuple(map(self.copy_of, value.__defaults__))
+        )
         if value.__kwdefaults__:
-            made.__kwdefaults__ = {name: self.of(x) for name, x in value.__kwdefaults__.items()}
-        made.__dict__.update({name: self.of(x) for name, x in value.__dict__.items()})
-        made.__qualname__, made.__module__, made.__doc__ = value.__qualname__, value.__module__, value.__doc__
-        made.__annotations__ = value.__annotations__
+            copied.__kwdefaults__ = {name: self.copy_of(x) for name, x in value.__kwdefaults__.items()}
+        copied.__dict__.update({name: self.copy_of(x) for name, x in value.__dict__.items()})
+        copied.__qualname__, copied.__module__, copied.__doc__ = (
+            value.__qualname__,
+            value.__module__,
+            value.__doc__,
+        )
+        copied.__annotations__ = value.__annotations__
 
     def _copy_class(self, value: type) -> None:
         """Copy a class with its functions: `super()` and the globals that they name lead to copies."""
         namespace = {name: x for name, x in vars(value).items() if name not in ("__dict__", "__weakref__")}
         for name in namespace.get("__slots__", ()):
             namespace.pop(name, None)
-        bases = tuple(self.of(base) for base in value.__bases__)
-        made: Any = type(value)(value.__name__, bases, namespace)
-        self.copies[id(value)] = made
+        bases = tuple(self.copy_of(base) for base in value.__bases__)
+        copied: Any = type(value)(value.__name__, bases, namespace)
+        self.copies[id(value)] = copied
         for name, x in namespace.items():
             if id(x) in self.needed and name not in _UNCOPIED:
-                type.__setattr__(made, name, self.of(x))
+                type.__setattr__(copied, name, self.copy_of(x))
 
     def _named_globals(self, value: types.FunctionType) -> dict[str, Any]:
         """Return the globals that a function names, and the ones that functions within it name."""
@@ -219,11 +225,11 @@ class _Copy:
             return {}
         if id(value) not in self.named:
             scope, names = value.__globals__, {*_names(value.__code__)}
-            found = {name: scope[name] for name in names if name in scope}
-            for name, x in found.items():
+            attributes = {name: scope[name] for name in names if name in scope}
+            for name, x in attributes.items():
                 if isinstance(x, types.ModuleType) and x.__name__.partition(".")[0] not in LIBRARIES:
-                    found[name] = _ModuleInPart(x, {n: y for n, y in vars(x).items() if n in names})
-            self.named[id(value)] = found
+                    attributes[name] = _ModuleInPart(x, {n: y for n, y in vars(x).items() if n in names})
+            self.named[id(value)] = attributes
         return self.named[id(value)]
 
     def _is_code(self, value: Any) -> bool:
@@ -264,8 +270,8 @@ def _new(kind: type) -> Any:
     try:
         return object.__new__(kind)
     except TypeError:  # a class in C makes its objects itself
-        made: Any = cast(Any, kind).__new__(kind)
-        return made
+        copied: Any = cast(Any, kind).__new__(kind)
+        return copied
 
 
 def _parts_of_function(value: types.FunctionType) -> Iterator[Any]:
@@ -292,14 +298,14 @@ def _contents(cell: types.CellType) -> Iterator[Any]:
 
 def _attributes(value: object) -> dict[str, Any]:
     """Return the attributes that an object itself has, in its `__dict__` and its slots."""
-    found = dict(getattr(value, "__dict__", {}))
+    attributes = dict(getattr(value, "__dict__", {}))
     for kind in type(value).__mro__:
         slots = vars(kind).get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
             member = vars(kind).get(name)
             if isinstance(member, types.MemberDescriptorType) and hasattr(value, name):
-                found[name] = getattr(value, name)
-    return found
+                attributes[name] = getattr(value, name)
+    return attributes
 
 
 def _wrapped(value: object) -> dict[str, Any]:
@@ -323,10 +329,10 @@ def _wrapped_again(value: Any, functions: dict[str, Any]) -> Any:
         return functools.lru_cache(**value.cache_parameters())(functions["func"])
     if isinstance(value, functools.partialmethod):
         return functools.partialmethod(functions["func"], *value.args, **value.keywords)
-    made = type(value)(functions["func"])
+    copied = type(value)(functions["func"])
     if isinstance(value, functools.cached_property):
-        made.attrname = value.attrname
-    return made
+        copied.attrname = value.attrname
+    return copied
 
 
 def _may_be_copied(value: type) -> bool:

@@ -51,7 +51,7 @@ class LayerCase:
     """The results in the dtype of the inputs; of several, for each element the one with the largest error."""
     kind: str = ""
     """What is special about the inputs, as a report shows it; empty for ordinary inputs."""
-    own: dict[str, NDArray[Any]] | None = None
+    narrow: dict[str, NDArray[Any]] | None = None
     """The result in the dtype of the inputs, and ..."""
     moved: dict[str, NDArray[Any]] | None = None
     """... the same with rounding errors in the inputs and weights."""
@@ -109,7 +109,7 @@ class BothLayers:
                 name: furthest(exact, [computed.direct[name], off[name]])
                 for name, exact in computed.exact.items()
             },
-            own=computed.direct,
+            narrow=computed.direct,
             moved=off,
         )
 
@@ -149,8 +149,8 @@ class BothLayers:
         return None
 
     def _own_case(self, case: LayerCase, rng: np.random.Generator) -> LayerCase:
-        own = case.own if case.own is not None else self._called(self.layer, case.inputs)
-        exact = _in_float64(own)
+        narrow = case.narrow if case.narrow is not None else self._called(self.layer, case.inputs)
+        exact = _in_float64(narrow)
         off = [self._called(self.moved, perturbed(case.inputs, rng)) for _ in range(3)]
         direct = {name: _further(x, furthest(x, [other[name] for other in off])) for name, x in exact.items()}
         return replace(case, exact=exact, direct=direct, is_own=True)
@@ -208,13 +208,13 @@ def _why_not_wide(cases: Sequence[LayerCase]) -> str:
         for name, exact in case.exact.items():
             if exact.dtype.name in EPS and exact.dtype != np.float64:
                 return f"it computes {name} in {exact.dtype.name} there too"
-    both = [(case.exact, case.own, case.moved) for case in cases if case.own and case.moved]
+    both = [(case.exact, case.narrow, case.moved) for case in cases if case.narrow and case.moved]
     for name in both[0][0] if both else ():
-        triples = [(exact[name], own[name], off[name]) for exact, own, off in both]
+        triples = [(exact[name], narrow[name], off[name]) for exact, narrow, off in both]
         if any(_is_elsewhere_finite(*triple) for triple in triples):
             return f"{name} has inf or NaN at other places there"
-        apart = _apart([(exact, own) for exact, own, _ in triples])
-        noise = _apart([(own, off) for _, own, off in triples])
+        apart = _apart([(exact, narrow) for exact, narrow, _ in triples])
+        noise = _apart([(narrow, off) for _, narrow, off in triples])
         least = EPS.get(triples[0][1].dtype.name, FLIPS)
         if apart > MOST_DISTANCE * (noise + least):
             return f"{name} is another there, by more than rounding errors explain"
@@ -229,11 +229,11 @@ def _apart(pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> float:
     return max(textbook_error(one.astype(np.float64), other) for one, other in pairs)
 
 
-def _is_elsewhere_finite(exact: NDArray[Any], own: NDArray[Any], off: NDArray[Any]) -> bool:
+def _is_elsewhere_finite(exact: NDArray[Any], narrow: NDArray[Any], off: NDArray[Any]) -> bool:
     """Return whether a result has inf or NaN at other places than in float64, also if its inputs are moved."""
-    if exact.dtype.kind in "iub" or own.dtype.kind in "iub":
-        return exact.dtype.kind != own.dtype.kind
-    finite = [np.isfinite(x.astype(np.float64)) for x in (exact, own, off)]
+    if exact.dtype.kind in "iub" or narrow.dtype.kind in "iub":
+        return exact.dtype.kind != narrow.dtype.kind
+    finite = [np.isfinite(x.astype(np.float64)) for x in (exact, narrow, off)]
     return bool(np.any((finite[0] != finite[1]) & (finite[1] == finite[2])))
 
 
