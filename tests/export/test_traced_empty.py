@@ -73,3 +73,10 @@ def check(rows: dict[str, Row], *arrays: np.ndarray) -> None:
 def test_refused(layer: Any, words: str) -> None:
     with pytest.raises(ValueError, match=f"to_onnx: {words}|to_onnx: `axis` {words}|to_onnx: `shape` {words}"):
         to_onnx(lambda x: layer(x.__array_namespace__(), x), TensorSpec("float32", (0, 4)))
+
+
+def test_no_products_of_uint64() -> None:
+    spec = TensorSpec("uint64", (2, 0))
+    rule = r"^to_onnx: `matmul` of uint64 must sum at least one product.*Convert both operands to int64\.$"
+    with pytest.raises(ValueError, match=rule):
+        to_onnx(lambda x: x @ x.__array_namespace__().matrix_transpose(x), spec)
