@@ -32,6 +32,7 @@ from tables import table
 
 from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec, export_attention
+from sdpa_xp_export._model.entries import metadata_of
 from sdpa_xp_export._runtime.memory import peak_above
 
 HEADS, KEY_HEADS, WIDTH = 8, 2, 64
@@ -160,8 +161,7 @@ def print_peak(path: Path, length: int) -> None:
 
 
 def form_of(path: Path) -> str:
-    metadata = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
-    return metadata["sdpa_xp.form"]
+    return metadata_of(onnx.load(path))["sdpa_xp.form"]
 
 
 def measured(folder: Path, chosen: Sequence[Cell], seconds: float) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from sdpa_xp import attention_scores, attention_state, attention_weights
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp_export import TensorSpec, export_attention
+from sdpa_xp_export._model.entries import metadata_of
 
 Arrays = dict[str, np.ndarray]
 Rules = Callable[..., dict[str, Any]]
@@ -210,8 +211,6 @@ def check_forms(
 ) -> list[str]:
     """`check` in each form that takes the call; these forms, among them those that take every call."""
     exported = models(arrays, rules, operands, names=names, forms=FORMS, **export)
-    forms = [
-        next(entry.value for entry in model.metadata_props if entry.key == "sdpa_xp.form") for model in exported
-    ]
+    forms = [metadata_of(model)["sdpa_xp.form"] for model in exported]
     assert forms[-2:] == EVERY_CALL
     return forms

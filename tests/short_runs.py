@@ -11,11 +11,12 @@ import numpy as np
 import onnx
 import pytest
 
+from sdpa_xp_export._model.entries import metadata_of
 from sdpa_xp_export._runtime import engine
 from sdpa_xp_export._runtime.engine import TimedRun
 from sdpa_xp_export._runtime.releases import PROVIDERS
 from sdpa_xp_export._runtime.session import open_session, providers, run, version
-from sdpa_xp_export._verify.stated_call import check_interface, computed_dtype, metadata_of, stated_call
+from sdpa_xp_export._verify.stated_call import check_interface, computed_dtype, stated_call
 from sdpa_xp_export._verify.trial_settings import short_settings
 from sdpa_xp_export._verify.trials import Trial, judge, outcome, trials
 

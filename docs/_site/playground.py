@@ -10,6 +10,7 @@ import onnx
 
 from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec, export_attention, verify
+from sdpa_xp_export._model.entries import metadata_of
 
 WIDTH = 32
 """The width of a token, which the heads share; assets/playground/vectors.js draws as many numbers."""
@@ -76,6 +77,5 @@ def _row(mask: str) -> Iterator[str]:
 
 def _form_and_opset(model: onnx.ModelProto) -> str:
     """Return the form and the opset that the model states in its metadata."""
-    metadata = {entry.key: entry.value for entry in model.metadata_props}
     opset = next(entry.version for entry in model.opset_import if not entry.domain)
-    return f"{metadata['sdpa_xp.form']}, {opset}"
+    return f"{metadata_of(model)['sdpa_xp.form']}, {opset}"

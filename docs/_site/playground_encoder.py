@@ -24,6 +24,7 @@ from playground import MASKS, SOFTCAPS
 from sdpa_xp import attention_weights
 from sdpa_xp.masks import Mask
 from sdpa_xp_export import TensorSpec, to_onnx, verify_layer
+from sdpa_xp_export._model.entries import metadata_of
 
 LAYER = 3
 """The layer that is shown, counted from 0: more of its heads show a clear pattern than in other layers."""
@@ -226,8 +227,7 @@ def _row(mask: str) -> Iterator[str]:
 
 def _form_and_opset(model: onnx.ModelProto) -> str:
     """Return the form and the opset that the model states in its metadata."""
-    metadata = {entry.key: entry.value for entry in model.metadata_props}
-    (attention,) = json.loads(metadata["sdpa_xp.forms"])
+    (attention,) = json.loads(metadata_of(model)["sdpa_xp.forms"])
     opset = next(entry.version for entry in model.opset_import if not entry.domain)
     return f"{attention['form']}, {opset}"
 

@@ -18,6 +18,7 @@ from sdpa_xp.masks import Mask
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.constants import constants
 from sdpa_xp_export._call.length_sums import evaluated
+from sdpa_xp_export._model.entries import exported_models
 from sdpa_xp_export._model.large_model import Model
 from sdpa_xp_export._runtime.process import TIMEOUT, RuntimeProcess, check_limits, runtime_process
 from sdpa_xp_export._runtime.releases import ProviderName
@@ -29,7 +30,6 @@ from sdpa_xp_export._verify.seeds import seed_of
 from sdpa_xp_export._verify.stated_call import (
     check_interface,
     computed_dtype,
-    metadata_of,
     other_call_note,
     stated_call,
     written_call,
@@ -100,11 +100,11 @@ def verify(
 
     Raises:
         TypeError: An argument has a wrong type. The message names the argument.
-        ValueError: The file is not an ONNX model; the model has no metadata, or its numbers have changed since
-            the export; its inputs or outputs do not fit its call, or have more than 268 million numbers in the
-            smallest run; a model in memory refers to external data; or onnxruntime does not offer the provider.
-            Also if onnxruntime cannot load or run the model, or if the model meets a limit or crashes its
-            process; the message says which.
+        ValueError: The file is not an ONNX model; the model has no metadata or those of several that were
+            merged, or its numbers have changed since the export; its inputs or outputs do not fit its call,
+            or have more than 268 million numbers in the smallest run; a model in memory refers to external
+            data; or onnxruntime does not offer the provider. Also if onnxruntime cannot load or run the
+            model, or if the model meets a limit or crashes its process; the message says which.
         FileNotFoundError: The file does not exist.
 
     Examples:
@@ -183,10 +183,13 @@ def verified(
                 longest, compared, whole = judged.counts
                 measures = (seconds, peak, longest, compared, whole, judged.where(name, agreement))
                 runs.append(Run(judged.shown, provider, name, agreement, *measures))
-    form, reason = (metadata_of(model).get(f"sdpa_xp.{key}", "unknown") for key in ("form", "reason"))
+    form, reason = (
+        ", ".join(dict.fromkeys(exported[name] for exported in exported_models(model) if name in exported))
+        for name in ("sdpa_xp.form", "sdpa_xp.reason")
+    )
     return Report(
-        form,
-        reason,
+        form or "unknown",
+        reason or "unknown",
         runtime.version,
         release_notes(model, runtime.version),
         tuple(runs),

@@ -15,6 +15,7 @@ from sdpa_xp._checks import message
 from sdpa_xp_export._call.numbers import CallNumbers, numbers_from_json
 from sdpa_xp_export._dtypes.conversion import ONNX_DTYPE
 from sdpa_xp_export._layer import bound_arguments, with_arrays
+from sdpa_xp_export._model.entries import exported_models
 from sdpa_xp_export._model.large_model import Model
 from sdpa_xp_export._runtime.engine import TimedRun
 from sdpa_xp_export._runtime.process import TIMEOUT, check_limits, runtime_process
@@ -29,7 +30,6 @@ from sdpa_xp_export._verify.layer_notes import missing_arguments_note, stated_fo
 from sdpa_xp_export._verify.layer_trials import input_specs, length_names
 from sdpa_xp_export._verify.loaded import blocks_of, loaded_model
 from sdpa_xp_export._verify.seeds import seed_of
-from sdpa_xp_export._verify.stated_call import metadata_of
 from sdpa_xp_export._verify.trial_lengths import shown_lengths, shown_shapes
 from sdpa_xp_export.report import LayerReport, Placement, Run
 from sdpa_xp_export.spec import TensorSpec
@@ -115,7 +115,8 @@ def verify_layer(
         True
     """
     loaded = loaded_model("verify_layer", model, MODEL_RULE)
-    if "sdpa_xp.call" in (metadata := metadata_of(loaded)):
+    merged = exported_models(loaded)
+    if len(merged) == 1 and "sdpa_xp.call" in (metadata := merged[0]):
         rule = "`model` is a call that export_attention wrote; use verify(model)"
         raise ValueError(message("verify_layer", rule, {"metadata": sorted(metadata)}))
     checks.flag("verify_layer", "thorough", thorough)
@@ -131,7 +132,8 @@ def verify_layer(
     bound_arguments("verify_layer", layer, (), arguments, hint)
 
     seed = seed_of("verify_layer", seed)
-    stated = numbers_from_json(metadata_of(loaded).get("sdpa_xp.numbers", "[]"))
+    texts = [exported.get("sdpa_xp.numbers", "[]") for exported in merged]
+    stated = [numbers for text in texts for numbers in numbers_from_json(text)]
     traced, left_out = _traced_numbers(layer, arguments)
     # Names for lengths that are computed may differ between the two; they are never chosen.
     calls = [*(traced or []), *stated]  # a file can state too few

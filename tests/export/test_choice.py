@@ -15,6 +15,7 @@ from short_runs import assert_right
 from sdpa_xp import masks, scaled_dot_product_attention
 from sdpa_xp.layers import MultiHeadAttention
 from sdpa_xp_export import TensorSpec, export_attention, to_onnx
+from sdpa_xp_export._model.entries import metadata_of
 from sdpa_xp_export._runtime.releases import (
     FEW_SCORES,
     FIRST_RELEASE,
@@ -38,7 +39,7 @@ RULES: dict[str, dict[str, Any]] = {
 def form_of(*specs: TensorSpec, **said: Any) -> str:
     """The form that a model says it is of."""
     model = export_attention(*specs, **said)
-    return next(entry.value for entry in model.metadata_props if entry.key == "sdpa_xp.form")
+    return metadata_of(model)["sdpa_xp.form"]
 
 
 @pytest.mark.parametrize("release", ["1.23", "1.23.2"])
@@ -166,12 +167,10 @@ def test_web_refuses_bfloat16() -> None:
 )
 def test_a_release_beyond_the_newest_that_was_tried_is_told(form: str, release: str, untried: bool) -> None:
     said: dict[str, Any] = {"form": form, "runtime": f"onnxruntime>={release};cpu"}
-    metadata = export_attention(FIXED, FIXED, FIXED, **said).metadata_props
-    reason = next(entry.value for entry in metadata if entry.key == "sdpa_xp.reason")
+    reason = metadata_of(export_attention(FIXED, FIXED, FIXED, **said))["sdpa_xp.reason"]
     assert reason.endswith(f"; the newest release tried is {NEWEST_TRIED}") is untried
     layer = to_onnx(lambda x: scaled_dot_product_attention(x, x, x), FIXED, **said)
-    forms = next(entry.value for entry in layer.metadata_props if entry.key == "sdpa_xp.forms")
-    assert ("the newest release tried" in forms) is untried
+    assert ("the newest release tried" in metadata_of(layer)["sdpa_xp.forms"]) is untried
 
 
 def test_the_newest_release_that_was_tried_has_results() -> None:

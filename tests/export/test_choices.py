@@ -13,6 +13,7 @@ from sdpa_xp import biases, masks, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, export_attention, to_onnx
 from sdpa_xp_export._array_api import namespace
 from sdpa_xp_export._graph.graph import Graph
+from sdpa_xp_export._model.entries import metadata_of
 from sdpa_xp_export._runtime.releases import FEW_QUERIES, FEW_SCORES, PREFERRED, VERY_MANY_SCORES
 from sdpa_xp_export.forms.traced_attention import refuse_attention
 from sdpa_xp_export.lowering.masks import both_allow
@@ -24,7 +25,7 @@ def specs(batch: Any, heads: int, queries: Any, keys: Any) -> list[TensorSpec]:
 
 
 def reason(model: onnx.ModelProto) -> str:
-    return {entry.key: entry.value for entry in model.metadata_props}["sdpa_xp.reason"]
+    return metadata_of(model)["sdpa_xp.reason"]
 
 
 FEW, VERY_MANY = FEW_SCORES["unmasked"], VERY_MANY_SCORES
@@ -55,7 +56,7 @@ def test_how_many_scores(sizes: Any, size: str) -> None:
 def test_a_length_that_is_not_known_counts_as_many_scores(sizes: Any) -> None:
     model = export_attention(*specs(*sizes))
     assert reason(model).startswith("all pairs, open lengths: the best on cpu; not multi_head")
-    assert {entry.key: entry.value for entry in model.metadata_props}["sdpa_xp.form"] == "tiled"
+    assert metadata_of(model)["sdpa_xp.form"] == "tiled"
 
 
 PAST = {name: TensorSpec("float32", (2, 4, 7, 16)) for name in ("past_key", "past_value")}
@@ -112,13 +113,13 @@ def test_few_queries_need_no_blocks(
     assert reason(model).startswith(f"{kind}, few queries: the best on cpu") is is_few
     assert ("Loop" in {node.op_type for node in model.graph.node}) is not is_few
     if is_few:
-        assert {entry.key: entry.value for entry in model.metadata_props}["sdpa_xp.form"] == form
+        assert metadata_of(model)["sdpa_xp.form"] == form
 
 
 def test_a_causal_prompt_with_a_cache_is_causal_too() -> None:
     """With few scores, the operator is faster than the formula, also with a past."""
     model = export_attention(*specs(2, 4, 20, 20), **PAST, is_causal=True)
-    assert {entry.key: entry.value for entry in model.metadata_props}["sdpa_xp.form"] == "attention"
+    assert metadata_of(model)["sdpa_xp.form"] == "attention"
 
 
 @pytest.mark.parametrize(
@@ -131,8 +132,7 @@ def test_what_was_not_measured_is_an_expectation(provider: str, what: str) -> No
     for rules in ({}, PAST):
         assert why in reason(export_attention(*specs(2, 4, 6, 6), **rules, runtime=runtime))
     model = to_onnx(lambda x: scaled_dot_product_attention(x, x, x), specs(2, 4, 6, 6)[0], runtime=runtime)
-    (forms,) = (entry.value for entry in model.metadata_props if entry.key == "sdpa_xp.forms")
-    assert why in forms
+    assert why in metadata_of(model)["sdpa_xp.forms"]
 
 
 @pytest.mark.parametrize("past", [PAST, PAST | {"past_lengths": LENGTHS}])

@@ -13,6 +13,7 @@ from command import QKV, refused, run
 from short_runs import assert_right
 
 from sdpa_xp_export import TensorSpec, export_attention, verify
+from sdpa_xp_export._model.entries import metadata_of
 
 CONFIG = """
 query = "float32[B,8,L,64]"
@@ -27,7 +28,7 @@ output = "from-file.onnx"
 
 def call_of(path: Path) -> dict[str, Any]:
     """The call that a model was written for."""
-    metadata = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
+    metadata = metadata_of(onnx.load(path))
     call: dict[str, Any] = json.loads(metadata["sdpa_xp.call"])
     return call
 
@@ -80,7 +81,7 @@ def test_json_for_scripts(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
 
 def test_auto_says_why(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     model = export_attention(*[TensorSpec("float32", ("B", 8, "L", 64))] * 3)
-    chosen = {entry.key: entry.value for entry in model.metadata_props}
+    chosen = metadata_of(model)
     _, out, _ = run(capsys, "export", "--query", QKV[1], "--key", QKV[1], "-o", tmp_path / "a")
     assert f"form: {chosen['sdpa_xp.form']} ({chosen['sdpa_xp.reason']})" in out
 

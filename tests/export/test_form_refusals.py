@@ -20,6 +20,7 @@ from sdpa_xp import biases, masks, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, export_attention, forms, to_onnx
 from sdpa_xp_export._call.call import ExportOptions
 from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._model.entries import metadata_of
 from sdpa_xp_export._runtime.releases import FormName, Runtime
 from sdpa_xp_export.forms.choice import FORMS, unsupported_reason
 
@@ -285,7 +286,7 @@ def test_the_batch_that_was_given_is_shown() -> None:
 )
 def test_taken(form: str, arguments: dict[str, Any]) -> None:
     model = export_attention(**arguments, form=form)
-    assert {entry.key: entry.value for entry in model.metadata_props}["sdpa_xp.form"] == form
+    assert metadata_of(model)["sdpa_xp.form"] == form
 
 
 @pytest.mark.sampled(2)
@@ -347,7 +348,7 @@ def test_the_hint_is_what_auto_takes(
     with pytest.raises(ValueError, match=re.escape(words)) as caught:
         export_attention(**arguments, form=form, opset=opset)
     model = export_attention(**arguments, opset=opset)
-    form_of_auto = {entry.key: entry.value for entry in model.metadata_props}["sdpa_xp.form"]
+    form_of_auto = metadata_of(model)["sdpa_xp.form"]
     assert str(caught.value).endswith(f" form='auto' chooses {form_of_auto!r}.")
 
 

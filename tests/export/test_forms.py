@@ -16,6 +16,7 @@ from short_runs import assert_right
 
 from sdpa_xp import biases, masks, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, export_attention
+from sdpa_xp_export._model.entries import metadata_of
 from sdpa_xp_export.forms import tiled
 
 FORMS = [
@@ -197,10 +198,6 @@ def test_half_keeps_its_kernel_on_cuda() -> None:
     assert "Cast" in names(export_attention(qkv, qkv, qkv))
 
 
-def metadata(model: onnx.ModelProto) -> dict[str, str]:
-    return {entry.key: entry.value for entry in model.metadata_props}
-
-
 def test_auto_says_why() -> None:
     qkv, padding = TensorSpec("float32", ("B", 8, "L", 64)), TensorSpec("bool", ("B", 1, 1, "L"))
     short, medium, long = (TensorSpec("float32", (1, 8, length, 64)) for length in (128, 2048, 4096))
@@ -219,7 +216,7 @@ def test_auto_says_why() -> None:
         (qkv, {"outputs": "weights"}, "primitive", "not tiled: weights and scores are L x S arrays"),
         (qkv, {"runtime": "onnxruntime>=1.28;cuda"}, "attention", "on cuda"),
     ]:
-        entries = metadata(export_attention(specs, specs, specs, **rules))
+        entries = metadata_of(export_attention(specs, specs, specs, **rules))
         assert entries["sdpa_xp.form"] == form
         assert reason in entries["sdpa_xp.reason"]
 

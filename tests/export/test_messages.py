@@ -13,6 +13,7 @@ from sdpa_xp import masks, scaled_dot_product_attention
 from sdpa_xp_export import LargeModel, TensorSpec, export_attention, to_onnx
 from sdpa_xp_export._array_api import namespace
 from sdpa_xp_export._call import expressions
+from sdpa_xp_export._model.entries import metadata_of
 from sdpa_xp_export._model.weights import Weight
 
 X = TensorSpec("float32", ("B", "L", 4))
@@ -216,7 +217,7 @@ def test_a_runtime_that_the_shell_cut() -> None:
 )
 def test_a_runtime_may_have_the_name_of_a_provider_in_onnxruntime(name: str, short: str) -> None:
     model = export_attention(QKV, QKV, QKV, runtime=f"onnxruntime>=1.28;{name}")
-    facts = {entry.key: entry.value for entry in model.metadata_props}
+    facts = metadata_of(model)
     assert facts["sdpa_xp.runtime"] == f"onnxruntime>=1.28;{short}"
 
 

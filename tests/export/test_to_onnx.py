@@ -27,6 +27,7 @@ from sdpa_xp import (
     scaled_dot_product_attention,
 )
 from sdpa_xp_export import TensorSpec, save, to_onnx, verify_layer
+from sdpa_xp_export._model.entries import metadata_of
 from sdpa_xp_export._verify.agreement import judge
 
 X = TensorSpec("float32", ("B", "L", 16))
@@ -73,7 +74,7 @@ def test_projections_and_attention(form: str) -> None:
     model, x = to_onnx(attending, X, form=form), drawn(2, 7, 16)
     (output,) = run(model, x=x)
     assert_agrees(output, lambda x: attending(x, weight=WEIGHT.astype(x.dtype), out=OUT.astype(x.dtype)), x)
-    (chosen,) = json.loads({entry.key: entry.value for entry in model.metadata_props}["sdpa_xp.forms"])
+    (chosen,) = json.loads(metadata_of(model)["sdpa_xp.forms"])
     assert form in ("auto", chosen["form"])
 
 

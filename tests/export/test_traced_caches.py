@@ -15,6 +15,7 @@ import pytest
 from sdpa_xp import KVCache, PagedKVCache, attention_state, biases, masks, scaled_dot_product_attention
 from sdpa_xp.positional import Rotary
 from sdpa_xp_export import TensorSpec, to_onnx, verify_layer
+from sdpa_xp_export._model.entries import metadata_of
 from sdpa_xp_export._verify.agreement import judge
 
 pytestmark = pytest.mark.usefixtures("short_verify")
@@ -50,7 +51,7 @@ def run(model: onnx.ModelProto, **arrays: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def chosen(model: onnx.ModelProto) -> str:
-    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    metadata = metadata_of(model)
     return str(json.loads(metadata["sdpa_xp.forms"])[0]["form"])
 
 

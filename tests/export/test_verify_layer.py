@@ -40,7 +40,8 @@ def changed(model: Any, old: float, new: float) -> Any:
 
 
 def without_metadata(model: Any, *keys: str) -> Any:
-    kept = [entry for entry in model.metadata_props if entry.key not in keys]
+    kept = [entry for entry in model.metadata_props if entry.key.rpartition(".")[0] not in keys]
+    assert len(kept) == len(model.metadata_props) - len(keys)
     del model.metadata_props[:]
     model.metadata_props.extend(kept)
     return model

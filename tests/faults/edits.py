@@ -271,7 +271,7 @@ def metadata(old: str, new: str) -> Edit:
     """Change the text of the call in the metadata."""
 
     def edit(model: onnx.ModelProto) -> None:
-        (entry,) = (entry for entry in model.metadata_props if entry.key == "sdpa_xp.call")
+        (entry,) = (entry for entry in model.metadata_props if entry.key.startswith("sdpa_xp.call."))
         assert old in entry.value, entry.value
         entry.value = entry.value.replace(old, new)
 

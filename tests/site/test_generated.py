@@ -13,6 +13,7 @@ from documented import PUBLIC
 
 from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec, export_attention
+from sdpa_xp_export._model.entries import metadata_of
 
 ROOT = Path(__file__).parents[2]
 sys.path += [str(ROOT / folder) for folder in ("docs/_site", "benchmarks")]
@@ -108,8 +109,7 @@ def test_the_table_of_forms_says_what_an_export_takes() -> None:
                 "runtime": f"onnxruntime{runtime}",
                 "attn_mask": masks.sliding_window(63, 0),
             }
-            metadata = export_attention(query, key, key, **call).metadata_props
-            forms += [f"`{entry.value}`" for entry in metadata if entry.key == "sdpa_xp.form"]
+            forms.append(f"`{metadata_of(export_attention(query, key, key, **call))['sdpa_xp.form']}`")
         assert cell == (", ".join(forms) if len({*forms}) > 1 else forms[0])
     for name, cells in rows.items():
         assert ["refused" in cell for cell in cells] == [False] * 4 + [name.startswith("bfloat16")]

@@ -70,7 +70,6 @@ def test_two_models_are_merged(one: str, other: str, rule: str, into: str, tmp_p
     rules = RULES[rule]
     first = export_attention(TOKENS, TOKENS, TOKENS, form=one, opset=23, is_causal=True)
     second = export_attention(TOKENS, TOKENS, TOKENS, form=other, opset=23, **rules)
-    del second.metadata_props[:]
     merged = onnx.compose.merge_models(
         first, second, io_map=[("output", into)], prefix1="first/", prefix2="second/"
     )
@@ -97,10 +96,8 @@ def test_two_models_are_merged(one: str, other: str, rule: str, into: str, tmp_p
 def test_layers_of_two_forms_are_merged() -> None:
     one, other = MODELS["layers, tiled"], MODELS["layers, primitive"]
     (name,) = (value.name for value in one.model.graph.output)
-    second = other.model
-    del second.metadata_props[:]
     merged = onnx.compose.merge_models(
-        one.model, second, io_map=[(name, "x")], prefix1="first/", prefix2="second/"
+        one.model, other.model, io_map=[(name, "x")], prefix1="first/", prefix2="second/"
     )
     feeds = one.feeds(0)
     (right,) = run(other.model, feeds | {"x": expected("layers, tiled", 0)[0]})

@@ -9,6 +9,7 @@ from onnx import helper
 
 from sdpa_xp_export._dtypes.conversion import ONNX_DTYPE
 from sdpa_xp_export._graph.graph import Graph, GraphValue
+from sdpa_xp_export._model.entries import write_metadata
 from sdpa_xp_export._model.external_data import with_weights, without_numbers
 from sdpa_xp_export._model.large_model import Model
 
@@ -38,9 +39,10 @@ def finished_model(graph: Graph, outputs: Mapping[str, GraphValue], metadata: Ma
         opsets.append(helper.make_opsetid(CONTRIB, 1))
     model = helper.make_model(proto, opset_imports=opsets, producer_name="sdpa_xp")
     model.ir_version = ir_version
-    helper.set_model_props(model, dict(metadata))
     finished = with_weights(model, graph.weights, graph.function)
-    onnx.checker.check_model(without_numbers(finished), full_check=True)  # the checker takes at most 2 GiB
+    bare = without_numbers(finished)
+    onnx.checker.check_model(bare, full_check=True)  # the checker takes at most 2 GiB
+    write_metadata(model, metadata, graph=bare)
     return finished
 
 

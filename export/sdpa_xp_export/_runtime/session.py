@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from sdpa_xp._checks import install_hint, message
 from sdpa_xp_export._files.model_files import write_model
+from sdpa_xp_export._model.entries import exported_models
 from sdpa_xp_export._model.external_data import EXTERNAL_ABOVE, initializer_bytes
 from sdpa_xp_export._model.large_model import Model
 from sdpa_xp_export._runtime import engine
@@ -96,12 +97,12 @@ def version() -> str:
 
 
 def stated_runtime(model: Model) -> Runtime | None:
-    """Return the runtime that a model was written for; None if its metadata have none."""
-    stated = {entry.key: entry.value for entry in model.metadata_props}.get("sdpa_xp.runtime", "")
-    try:
-        return Runtime.parse("verify", stated)
-    except ValueError:  # anyone may have written the file
-        return None
+    """Return the newest runtime that a model was written for; None if its metadata have none."""
+    stated = []
+    for exported in exported_models(model):
+        with suppress(ValueError):  # anyone may have written the file
+            stated.append(Runtime.parse("verify", exported.get("sdpa_xp.runtime", "")))
+    return max(stated, key=lambda runtime: runtime.release, default=None)
 
 
 def release_notes(model: Model, installed: str) -> tuple[str, ...]:

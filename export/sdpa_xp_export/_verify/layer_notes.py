@@ -7,14 +7,15 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from sdpa_xp_export._model.entries import exported_models
 from sdpa_xp_export._model.large_model import Model
-from sdpa_xp_export._verify.stated_call import metadata_of
 
 
 def missing_arguments_note(model: Model, layer: Callable[..., Any], keywords: Mapping[str, Any]) -> str:
     """Return which arguments `to_onnx` was given, and `verify_layer` was not; empty if there are none."""
     try:
-        recorded = [str(name) for name in json.loads(metadata_of(model).get("sdpa_xp.arguments", "[]"))]
+        texts = [exported.get("sdpa_xp.arguments", "[]") for exported in exported_models(model)]
+        recorded = dict.fromkeys(str(name) for text in texts for name in json.loads(text))
     except (TypeError, ValueError, RecursionError):
         return ""
     known = {*keywords, *(layer.keywords if isinstance(layer, partial) else ())}
@@ -26,6 +27,10 @@ def missing_arguments_note(model: Model, layer: Callable[..., Any], keywords: Ma
 
 def stated_forms(model: Model) -> tuple[str, str]:
     """Return the forms of the attention in a model, and the reasons for them."""
-    chosen = json.loads(metadata_of(model).get("sdpa_xp.forms", "[]"))
+    chosen = []
+    for exported in exported_models(model):
+        if "sdpa_xp.form" in exported:  # a call that was merged with others
+            chosen.append({key: exported.get(f"sdpa_xp.{key}", "") for key in ("form", "reason")})
+        chosen += json.loads(exported.get("sdpa_xp.forms", "[]"))
     forms, reasons = (dict.fromkeys(choice[key] for choice in chosen) for key in ("form", "reason"))
     return ", ".join(forms) or "no attention", "; ".join(reasons)

@@ -16,6 +16,7 @@ from sdpa_xp_export._call.error_text import first_sentence
 from sdpa_xp_export._call.metadata import LONGEST, digest, from_json, to_json
 from sdpa_xp_export._call.operands import Initializer
 from sdpa_xp_export._dtypes.conversion import ONNX_DTYPE
+from sdpa_xp_export._model.entries import exported_models, metadata_of
 from sdpa_xp_export._model.external_data import initializers, without_numbers
 from sdpa_xp_export._model.large_model import Model
 
@@ -24,14 +25,16 @@ HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 HINT = "Pass `call` to say what the model should compute; `verify` then trusts nothing in the file."
 
 
-def metadata_of(model: Model) -> dict[str, str]:
-    """Return the metadata of a model by their names."""
-    return {entry.key: entry.value for entry in model.metadata_props}
-
-
 def stated_call(model: Model, functions: Mapping[str, Any]) -> ExportCall:
     """Return the call in the metadata, if the numbers in the model have not changed since the export."""
     metadata = metadata_of(model)
+    if (count := len(exported_models(model))) > 1:
+        rule = "`model` must be one exported model, but several exported models were merged"
+        hint = (
+            "Verify each before you merge them, or pass `call` to say what the whole should compute. "
+            "If that is no single call, use verify_layer(model, function)."
+        )
+        raise ValueError(message("verify", rule, {"models": count}, hint))
     if "sdpa_xp.forms" in metadata and "sdpa_xp.call" not in metadata:
         rule = "`model` is a layer that to_onnx wrote; use verify_layer(model, layer)"
         raise ValueError(message("verify", rule, {"metadata": sorted(metadata)}))
@@ -63,7 +66,8 @@ def stated_call(model: Model, functions: Mapping[str, Any]) -> ExportCall:
 
 def other_call_note(model: Model, call: ExportCall) -> str:
     """Return where the call in the metadata is not `call`; empty if it is the same, or if there is none."""
-    text = metadata_of(model).get("sdpa_xp.call", "")
+    texts = [exported.get("sdpa_xp.call", "") for exported in exported_models(model)]
+    text = texts[0] if len(texts) == 1 else ""
     try:
         stated = json.loads(text) if len(text) <= LONGEST else None
     except (ValueError, RecursionError):

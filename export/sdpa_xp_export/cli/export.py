@@ -12,6 +12,7 @@ from sdpa_xp._checks import LAYOUTS, message
 from sdpa_xp_export._call.call import OUTPUTS
 from sdpa_xp_export._dtypes.promotion import FLOATING
 from sdpa_xp_export._files.paths import PathArgument
+from sdpa_xp_export._model.entries import metadata_of
 from sdpa_xp_export._model.large_model import Model
 from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, OPSETS, PREFERRED
 from sdpa_xp_export.cli import settings
@@ -132,13 +133,13 @@ def export(
 
 def _facts(model: Model, path: Path) -> dict[str, object]:
     """Return what was written, for people and for scripts."""
-    metadata = {entry.key.removeprefix("sdpa_xp."): entry.value for entry in model.metadata_props}
+    metadata = metadata_of(model)
     return {
         "path": str(path),
-        "form": metadata["form"],
-        "reason": metadata["reason"],
+        "form": metadata["sdpa_xp.form"],
+        "reason": metadata["sdpa_xp.reason"],
         "opset": next(opset.version for opset in model.opset_import if opset.domain == ""),
-        "runtime": metadata["runtime"],
+        "runtime": metadata["sdpa_xp.runtime"],
         "inputs": {value.name: _spec(value) for value in model.graph.input},
         "outputs": {value.name: _spec(value) for value in model.graph.output},
         "nodes": len(model.graph.node),
