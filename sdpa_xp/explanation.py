@@ -15,6 +15,7 @@ from sdpa_xp._core.scores import Scores
 from sdpa_xp._display import Squares, captioned
 from sdpa_xp._kernels import choose_kernel
 from sdpa_xp._libraries import lazy_reason
+from sdpa_xp._libraries.jax_trees import without_arrays
 from sdpa_xp._libraries.protocols import AnyArray, Dtype, Rng
 from sdpa_xp._tiles.layout import Layout
 from sdpa_xp._tiles.plan import Plan
@@ -26,6 +27,7 @@ MOST_SQUARES = 64
 TILE_COLOURS = {"#": "#2f86c5", "+": "#d55e00"}
 
 
+@without_arrays
 class Explanation(NamedTuple):
     """How a call would be computed. `explain` returns it, and `print` shows it in two lines."""
 

@@ -12,6 +12,7 @@ import array_api_compat as compat
 from sdpa_xp._libraries.base import Library
 from sdpa_xp._libraries.dtypes import dtype_name
 from sdpa_xp._libraries.jax_mesh import JaxRing, mesh_axes, missing_for_meshes
+from sdpa_xp._libraries.jax_trees import register_all
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, DeviceRing, Namespace
 
 T = TypeVar("T")
@@ -29,7 +30,10 @@ class Jax(Library):
     has_debugging = True
 
     def owns(self, array: object) -> bool:
-        return bool(compat.is_jax_array(array))
+        is_mine = bool(compat.is_jax_array(array))
+        if is_mine:
+            register_all()
+        return is_mine
 
     def namespace(self, array: AnyArray) -> Namespace:
         with _quiet():  # array-api-compat makes an array to ask for it

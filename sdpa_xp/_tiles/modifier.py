@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from sdpa_xp import _checks as checks
 from sdpa_xp._libraries import is_array
+from sdpa_xp._libraries.jax_trees import Tree
 
 M = TypeVar("M", bound="ScoreModifier")
 
@@ -19,7 +20,7 @@ alive."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class ScoreModifier:
+class ScoreModifier(Tree):
     """A mask or a bias. Its fields are the arguments of the public function that made it."""
 
     name: ClassVar[str] = ""
@@ -27,6 +28,7 @@ class ScoreModifier:
     counts: ClassVar[Literal["slots", "distances", "positions"]] = "positions"
     """What it reads of a token: its place in the arrays, its distance from other tokens, or its position. In
     most calls they are the same, but not in a cache from which tokens were dropped."""
+    _caches: ClassVar[tuple[str, ...]] = ("_signature",)
     __array_ufunc__: ClassVar[None] = None  # so that in `array & mask` the mask decides, not the array
     _signature: tuple[object] | None = field(init=False, repr=False, compare=False, default=None)
     """`signature`, once it is known."""

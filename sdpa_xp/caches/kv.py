@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from sdpa_xp import _checks as checks
 from sdpa_xp._checks import IntegersLike
 from sdpa_xp._display import table
-from sdpa_xp._libraries import device_of, dtype_name, has_override, namespace_of, quiet
+from sdpa_xp._libraries import device_of, dtype_name, has_override, is_array, namespace_of, quiet
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.layout import Layout
 from sdpa_xp.caches.buffers import Buffers, TokenSlots, quietly
@@ -27,6 +27,7 @@ from sdpa_xp.caches.positions import (
     positions_without,
     shown_positions,
 )
+from sdpa_xp.positional.positions import Consecutive
 from sdpa_xp.positional.rotation import Positions, Rotation, rotate
 
 A = TypeVar("A", bound=AnyArray)
@@ -338,6 +339,22 @@ class KVCache(CacheAttention[A]):
             positions,
         )
         return cache
+
+    def _tree_state(self) -> dict[str, object]:
+        key, value, positions = self._slots.tokens("key"), self._slots.tokens("value"), self._positions
+        if isinstance(positions, Consecutive) and is_array(positions.first) and positions.shift:
+            # What is not in an array is static, and a cache that a scan carries has to stay the same.
+            positions = Consecutive(positions.first + positions.shift)
+        state = {"key": key, "value": value, "positions": positions}
+        return state | {"layout": self._layout, "rotary": self._rotary}
+
+    def _set_tree_state(self, state: dict[str, Any]) -> None:
+        axis = -2 if state["layout"] == checks.HLE else -3
+        shape = getattr(state["key"], "shape", ())  # JAX may have put something else where arrays were
+        length = shape[axis] if len(shape) >= -axis else 0
+        buffers = Buffers({name: state[name] for name in ("key", "value")}, axis, length, length, True)
+        self._slots, self._positions = TokenSlots(buffers, 0, length), state["positions"]
+        self._layout, self._rotary = state["layout"], state["rotary"]
 
 
 def _with_room(array: Array, room: int, axis: int) -> Array:

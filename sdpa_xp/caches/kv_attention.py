@@ -7,6 +7,7 @@ from typing import Generic, TypeVar, cast
 from sdpa_xp import _checks as checks
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._checks import Implementation
+from sdpa_xp._libraries.jax_trees import Tree
 from sdpa_xp._libraries.protocols import AnyArray, Dtype, Rng
 from sdpa_xp._tiles.layout import Layout
 from sdpa_xp.attention import compute_output, compute_state
@@ -29,7 +30,7 @@ from sdpa_xp.states import AttentionState
 A = TypeVar("A", bound=AnyArray)
 
 
-class CacheAttention(Generic[A]):
+class CacheAttention(Tree, Generic[A]):
     """The part of a KVCache that attends: it places queries and options among the tokens."""
 
     __slots__ = ("_layout", "_positions", "_rotary", "_slots")

@@ -11,6 +11,7 @@ from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.paged import PagedCall, attend
 from sdpa_xp._call.prepare import prepare
 from sdpa_xp._checks import Implementation
+from sdpa_xp._libraries.jax_trees import Tree
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng, Shape
 from sdpa_xp._tiles.layout import Layout
 from sdpa_xp.biases import Bias
@@ -31,7 +32,7 @@ from sdpa_xp.states import AttentionState, to_base
 A = TypeVar("A", bound=AnyArray)
 
 
-class PagedAttention(Generic[A]):
+class PagedAttention(Tree, Generic[A]):
     """The part of a PagedKVCache that attends: it places queries and options among the tokens."""
 
     __slots__ = (

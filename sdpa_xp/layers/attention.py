@@ -51,6 +51,8 @@ class Attention(Layer):
     def __repr__(self) -> str:
         """Return the widths, the heads, and the options that are not the default."""
         maps = [self.query, self.key, self.value]
+        if any(len(getattr(linear.weight, "shape", ())) < 2 for linear in maps):  # as for `Linear`
+            return Layer.__repr__(self)
         widths = [*dict.fromkeys(str(linear.widths[0]) for linear in maps)]
         shown = [f"{', '.join(widths)} -> {self._out_width}"]
         shown += [f"{name}={count}" for name, count in self._counts.items()]

@@ -80,6 +80,8 @@ class Linear(Layer):
             return cast(A, astype_if_needed(xp, y, x.dtype))
 
     def __repr__(self) -> str:
+        if len(getattr(self.weight, "shape", ())) < 2:  # JAX put something else where arrays were, such as axes
+            return Layer.__repr__(self)
         in_width, out_width = self.widths
         bias = ", bias=None" if self.bias is None else ""
         return f"Linear({in_width} -> {out_width}{bias}, {dtype_name(self.weight.dtype)})"
@@ -87,7 +89,7 @@ class Linear(Layer):
     @property
     def widths(self) -> tuple[int, int]:
         """The width of the input and the width of the output."""
-        out_width, in_width = self.weight.shape
+        out_width, in_width = self.weight.shape[-2:]  # a stack of maps, for jax.vmap, has more axes
         return in_width, out_width
 
     @classmethod

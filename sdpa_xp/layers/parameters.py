@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from sdpa_xp import _checks as checks
 from sdpa_xp._display import nested
 from sdpa_xp._libraries import dtype_name, is_array
+from sdpa_xp._libraries.jax_trees import Tree
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.layers.transfer import copy_to, destination_of
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 
-class Layer:
+class Layer(Tree):
     """The base class of layers: an immutable dataclass whose fields are arrays, other layers and options.
 
     Examples:

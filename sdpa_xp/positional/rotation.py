@@ -15,6 +15,7 @@ from sdpa_xp._libraries import (
     quiet,
     widest_dtype,
 )
+from sdpa_xp._libraries.jax_trees import Tree
 from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace
 from sdpa_xp._tiles.layout import Layout
 from sdpa_xp.positional.positions import ArrayFactory, Consecutive, PositionsLike, array_factory, as_array
@@ -24,7 +25,7 @@ Positions: TypeAlias = Consecutive | Array
 """Positions of tokens, an array of them as (..., L)."""
 
 
-class Rotation(ABC):
+class Rotation(Tree, ABC):
     """The base class of rotary embeddings: `Rotary` computes its angles, `RotaryTables` takes them from you.
 
     At a position with the cosines c_i and the sines s_i, pair i of the elements is rotated:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sdpa_xp import _checks as checks
+from sdpa_xp._libraries.jax_trees import Tree
 
 Frequencies = tuple[float, ...]
 """The angle between two neighbouring positions, in radians, for each pair of elements."""
@@ -18,7 +19,7 @@ def base_frequencies(width: int, base: float) -> Frequencies:
     return tuple(base ** (-2 * pair / width) for pair in range(width // 2))
 
 
-class Scaling(ABC):
+class Scaling(Tree, ABC):
     """The base class of scalings, which lower the frequencies of a `Rotary`.
 
     A subclass defines `frequencies`.

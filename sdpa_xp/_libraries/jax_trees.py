@@ -1,0 +1,246 @@
+"""Masks, biases, layers, caches and rotations as pytrees of JAX: arrays are the leaves, all else is static.
+
+JAX has no protocol for pytrees, only a registry of classes, and it is not imported here. So a class is
+registered when an object of it is created, or when the first JAX array is seen. Objects are taken apart by
+their attributes and put together without `__init__`, since JAX also puts tracers, axes and placeholders where
+arrays were.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar, cast
+
+from sdpa_xp._libraries.torch import is_compiling
+
+K = TypeVar("K", bound=type)
+Token: TypeAlias = object
+"""What stands for a value in the static part: `CHILD`, a `Walked`, a `Static`, or a value of a `PLAIN` type."""
+PLAIN = frozenset({type(None), int, str})
+"""The types whose values are equal to no value of another type that stands in a static part."""
+_REGISTERED: set[type] = set()
+_WAITING: set[type] = set()
+"""The classes of objects that were created before JAX was imported."""
+_NAMES: dict[type, tuple[str, ...]] = {}
+"""The attributes of each class. Threads only add to these sets and to this dict."""
+
+
+class Tree:
+    """The base class of what JAX takes apart: register each class at the first object of it.
+
+    A caller's class is not registered when it is defined, so that the caller can still register it.
+    """
+
+    __slots__ = ("_leaves",)
+    _leaves: tuple[tuple[object, ...], Walked]
+    """The children and the static part of an object whose children are no arrays, such as axes or shardings.
+    Its attributes alone do not say which of these are leaves."""
+    _caches: ClassVar[tuple[str, ...]] = ()
+    """The attributes that are computed anew when they are None."""
+
+    def __new__(cls, *_args: object, **_keywords: object) -> Self:
+        if cls not in _REGISTERED and not is_compiling():  # torch traces masks that a compiled function creates
+            register(cls)
+        return super().__new__(cls)
+
+    def _tree_state(self) -> dict[str, object]:
+        """Return the attributes of which some hold arrays."""
+        names = _attribute_names(type(self))
+        state = {name: getattr(self, name) for name in names if hasattr(self, name)}
+        own = getattr(self, "__dict__", {})
+        more = sorted(name for name in own if name not in state and not _is_cached(type(self), name))
+        return state | {name: own[name] for name in more if name not in self._caches}
+
+    def _set_tree_state(self, state: dict[str, Any]) -> None:
+        """Set the attributes of an object that has none yet."""
+        for name in self._caches:
+            object.__setattr__(self, name, None)
+        for name, value in state.items():
+            object.__setattr__(self, name, value)
+
+
+class Walked(NamedTuple):
+    """A tuple, a list, a dict or a `Tree` that holds other values."""
+
+    kind: type
+    names: tuple[object, ...] | None
+    """The keys of a dict, or the attributes; None for a tuple and a list."""
+    parts: tuple[Token, ...]
+
+
+class Static:
+    """A static value, which is equal only to values of its type: 1 is not True, and 0.0 is not -0.0."""
+
+    __slots__ = ("key", "value")
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+        self.key = (type(value), repr(value) if isinstance(value, float | complex) else value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Static) and self.key == other.key
+
+    def __hash__(self) -> int:
+        try:
+            return hash(self.key)
+        except TypeError as error:
+            kind = type(self.value).__name__
+            message = (
+                f"jax: what is no array in a layer, a mask or a cache must be hashable; got a {kind}, {self!r}."
+            )
+            raise TypeError(message) from error
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+class Child:
+    """Where a child is. There is one object of it, `CHILD`."""
+
+    def __repr__(self) -> str:
+        return "*"
+
+
+CHILD = Child()
+
+
+def register(kind: type) -> None:
+    """Register a class with JAX if JAX is loaded, unless its author has done so; else remember it."""
+    add = getattr(sys.modules.get("jax.tree_util"), "register_pytree_with_keys", None)
+    if add is None:
+        _WAITING.add(kind)
+        return
+    _REGISTERED.add(kind)
+    flatten = _flatten if issubclass(kind, Tree) else _as_static
+    with_keys = _flatten_with_keys if issubclass(kind, Tree) else _as_static
+    with suppress(ValueError):  # it is registered already
+        add(kind, with_keys, _unflatten, flatten)
+
+
+def without_arrays(kind: K) -> K:
+    """Say of a class, as a decorator, that JAX has nothing to look for in it: not the items of a NamedTuple."""
+    register(kind)
+    return kind
+
+
+def register_all() -> None:
+    """Register the classes of the library, and those of which there are objects."""
+    for kind in [*_own_classes(Tree), *_WAITING]:
+        if kind not in _REGISTERED:
+            register(kind)
+
+
+def _own_classes(kind: type) -> Iterator[type]:
+    derived: type
+    for derived in type.__subclasses__(kind):
+        if derived.__module__.startswith("sdpa_xp."):
+            yield derived
+            yield from _own_classes(derived)
+
+
+def _as_static(value: object) -> tuple[tuple[()], Static]:
+    return (), Static(value)
+
+
+def _flatten(tree: Tree) -> tuple[tuple[object, ...], Walked]:
+    known: tuple[tuple[object, ...], Walked] | None = getattr(tree, "_leaves", None)
+    if known is not None:
+        return known
+    children: list[object] = []
+    state = tree._tree_state()
+    parts = tuple(_taken_apart(value, children) for value in state.values())
+    return tuple(children), Walked(type(tree), tuple(state), parts)
+
+
+def _flatten_with_keys(tree: Tree) -> tuple[tuple[tuple[object, object], ...], Walked]:
+    children, structure = _flatten(tree)
+    key = sys.modules["jax.tree_util"].GetAttrKey
+    return tuple(zip(map(key, _paths(structure)), children, strict=True)), structure
+
+
+def _unflatten(structure: Walked | Static, children: Iterable[object]) -> object:
+    if isinstance(structure, Static):
+        return structure.value
+    children = tuple(children)
+    rest = iter(children)
+    tree: Tree = object.__new__(structure.kind)
+    names = cast(tuple[str, ...], structure.names)
+    tree._set_tree_state(dict(zip(names, (_put_together(part, rest) for part in structure.parts), strict=True)))
+    if not all(map(_is_child, children)):
+        object.__setattr__(tree, "_leaves", (children, structure))
+    return tree
+
+
+def _taken_apart(value: Any, children: list[object]) -> Token:
+    """Return the static part of a value, and append its children."""
+    kind = type(value)
+    if kind in PLAIN:
+        return value
+    if kind is dict:
+        return Walked(kind, tuple(value), tuple(_taken_apart(item, children) for item in value.values()))
+    if kind is list or (isinstance(value, tuple) and (kind is tuple or hasattr(kind, "_fields"))):
+        if set(map(type, value)) == {int}:  # a table of blocks has many
+            return Walked(kind, None, tuple(value))
+        return Walked(kind, None, tuple(_taken_apart(item, children) for item in value))
+    if _is_child(value):
+        children.append(value)
+        return CHILD
+    return Static(value)
+
+
+def _put_together(token: Token, children: Iterator[object]) -> Any:
+    if token is CHILD:
+        return next(children)
+    if isinstance(token, Walked):
+        parts = [_put_together(part, children) for part in token.parts]
+        if token.names is not None:
+            return dict(zip(token.names, parts, strict=True))
+        return parts if token.kind is list else tuple.__new__(token.kind, parts)
+    return token.value if isinstance(token, Static) else token
+
+
+def _paths(structure: Walked, prefix: str = "") -> Iterator[str]:
+    """Return the name of each child, such as "weight" or "layers.0", as in the `parameters` of a layer."""
+    for name, part in zip(structure.names or range(len(structure.parts)), structure.parts, strict=True):
+        if part is CHILD:
+            yield f"{prefix}{name}"
+        elif isinstance(part, Walked):
+            yield from _paths(part, f"{prefix}{name}.")
+
+
+def _is_child(value: Any) -> bool:
+    """Return whether a value is an array, or stands for one, or is a pytree of a class that JAX knows."""
+    kind = type(value)
+    if kind in PLAIN or kind in (float, bool, dict, list, tuple):
+        return False
+    if isinstance(value, Tree):
+        if kind not in _REGISTERED:
+            register(kind)
+        return True
+    if kind is object:  # JAX's placeholder
+        return True
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        numpy = sys.modules.get("numpy")
+        return not (isinstance(value, type) or (numpy is not None and isinstance(value, numpy.generic)))
+    return not (isinstance(value, tuple) or sys.modules["jax.tree_util"].all_leaves([value]))
+
+
+def _attribute_names(kind: type) -> tuple[str, ...]:
+    """Return the fields and slots of a class, in their order."""
+    if kind in _NAMES:
+        return _NAMES[kind]
+    names = [field.name for field in fields(kind)] if is_dataclass(kind) else []
+    for base in reversed(kind.__mro__):
+        slots = base.__dict__.get("__slots__", ())
+        names += [slots] if isinstance(slots, str) else slots
+    left_out = {"_leaves", "__dict__", "__weakref__", *getattr(kind, "_caches", ())}
+    _NAMES[kind] = found = tuple(name for name in dict.fromkeys(names) if name not in left_out)
+    return found
+
+
+def _is_cached(kind: type, name: str) -> bool:
+    return isinstance(getattr(kind, name, None), cached_property)
