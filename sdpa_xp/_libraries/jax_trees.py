@@ -26,7 +26,7 @@ _REGISTERED: set[type] = set()
 _WAITING: set[type] = set()
 """The classes of objects that were created before JAX was imported."""
 _NAMES: dict[type, tuple[str, ...]] = {}
-"""The attributes of each class. Threads only add to these sets and to this dict."""
+"""The attributes of each class. What two threads do at once with these three, they do twice."""
 
 
 class Tree:
@@ -43,7 +43,9 @@ class Tree:
     """The attributes that are computed anew when they are None."""
 
     def __new__(cls, *_args: object, **_keywords: object) -> Self:
-        if cls not in _REGISTERED and not is_compiling():  # torch traces masks that a compiled function creates
+        may_wait = cls in _WAITING and "jax.tree_util" not in sys.modules
+        # torch traces masks that a compiled function creates
+        if not (may_wait or cls in _REGISTERED or is_compiling()):
             register(cls)
         return super().__new__(cls)
 
@@ -85,14 +87,7 @@ class Static:
         return isinstance(other, Static) and self.key == other.key
 
     def __hash__(self) -> int:
-        try:
-            return hash(self.key)
-        except TypeError as error:
-            kind = type(self.value).__name__
-            message = (
-                f"jax: what is no array in a layer, a mask or a cache must be hashable; got a {kind}, {self!r}."
-            )
-            raise TypeError(message) from error
+        return hash(self.key)
 
     def __repr__(self) -> str:
         return repr(self.value)
@@ -109,16 +104,17 @@ CHILD = Child()
 
 
 def register(kind: type) -> None:
-    """Register a class with JAX if JAX is loaded, unless its author has done so; else remember it."""
+    """Register a class with JAX if JAX is loaded, with all that waited for this; else it waits."""
+    _WAITING.add(kind)
     add = getattr(sys.modules.get("jax.tree_util"), "register_pytree_with_keys", None)
     if add is None:
-        _WAITING.add(kind)
         return
-    _REGISTERED.add(kind)
-    flatten = _flatten if issubclass(kind, Tree) else _as_static
-    with_keys = _flatten_with_keys if issubclass(kind, Tree) else _as_static
-    with suppress(ValueError):  # it is registered already
-        add(kind, with_keys, _unflatten, flatten)
+    for waiting in tuple(_WAITING):
+        _REGISTERED.add(waiting)
+        _WAITING.discard(waiting)
+        functions = (_flatten_with_keys, _flatten) if issubclass(waiting, Tree) else (_as_static, _as_static)
+        with suppress(ValueError):  # its author has registered it
+            add(waiting, functions[0], _unflatten, functions[1])
 
 
 def without_arrays(kind: K) -> K:
@@ -129,7 +125,7 @@ def without_arrays(kind: K) -> K:
 
 def register_all() -> None:
     """Register the classes of the library, and those of which there are objects."""
-    for kind in [*_own_classes(Tree), *_WAITING]:
+    for kind in (*_own_classes(Tree), *_WAITING):
         if kind not in _REGISTERED:
             register(kind)
 

@@ -54,7 +54,7 @@ class TokenSlots:
         """Return the tokens, as a view."""
         checks.not_overwritten(self._is_overwritten, self.length)
         array, axis = self.buffers.arrays[name], self.buffers.axis
-        if not hasattr(array, "shape"):  # JAX put something else where arrays were, such as axes
+        if len(getattr(array, "shape", ())) < -axis:  # JAX put something else where arrays were, such as axes
             return array
         is_whole = array.shape[axis] == self.length
         if is_whole:

@@ -37,8 +37,9 @@ computes the keys and values for a `KVCache`, and `attend` computes the rest.
 
 Create a layer with `init(rng, ...)`, `from_torch`, `from_mapping`, or from `Linear` projections. A layer never
 changes. `parameters` has its arrays by name, for an optimiser or a file. `with_parameters` returns the layer
-with other arrays, also inside jax.grad. `to` copies the layer to another library. Derive your own dataclass of
-layers and arrays from `Layer` to give it these methods.
+with other arrays, also inside jax.grad. In JAX a layer is a pytree of its arrays, so jit, grad, vmap and scan
+take it. `to` copies the layer to another library. Derive your own dataclass of layers and arrays from `Layer`
+to give it these methods.
 """
 
 from sdpa_xp.layers.linear import Linear

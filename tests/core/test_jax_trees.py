@@ -1,0 +1,247 @@
+"""What JAX's transforms do with layers, caches and masks, and classes that JAX knows already."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sdpa_xp import KVCache, biases, explain, masks, positional
+from sdpa_xp import scaled_dot_product_attention as attend
+from sdpa_xp.layers import Layer, Linear, MultiHeadAttention
+
+pytestmark = pytest.mark.needs("jax")
+F, SEED = np.float32, np.random.default_rng(6)
+WORDS = SEED.normal(size=(2, 5, 16)).astype(F)
+
+
+@pytest.fixture
+def heads() -> list[MultiHeadAttention]:
+    """Return two layers that are created after JAX was imported."""
+    import jax
+
+    assert jax
+    return [MultiHeadAttention.init(np.random.default_rng(n), 16, num_heads=4) for n in range(2)]
+
+
+def test_a_numpy_layer_is_an_argument_of_jit(heads: list[MultiHeadAttention]) -> None:
+    import jax
+
+    called = jax.jit(lambda layer, x: layer(x))
+    for layer in heads:
+        np.testing.assert_allclose(called(layer, WORDS), layer(WORDS), atol=3e-6)
+    assert called._cache_size() == 1
+
+
+def test_a_step_of_training_changes_all_parameters(heads: list[MultiHeadAttention]) -> None:
+    import jax
+    import jax.numpy as jnp
+
+    layer, x = heads[0].to(jnp), jnp.asarray(WORDS)
+
+    def loss(layer: Any) -> Any:
+        return (layer(x) ** 2).mean()
+
+    def loss_of(parameters: Any) -> Any:
+        return loss(layer.with_parameters(parameters))
+
+    def step(layer: Any, _: None) -> Any:
+        return jax.tree.map(lambda p, g: p - 0.1 * g, layer, jax.grad(loss)(layer)), None
+
+    gradients = jax.grad(loss)(layer)
+    expected = jax.grad(loss_of)(layer.parameters)
+    assert type(gradients) is MultiHeadAttention
+    for name, gradient in gradients.parameters.items():
+        np.testing.assert_allclose(gradient, expected[name], atol=1e-6)
+    trained, _ = jax.lax.scan(step, layer, length=3)
+    assert loss(trained) < loss(layer)
+
+
+def test_a_scan_goes_through_a_stack_of_layers(heads: list[MultiHeadAttention]) -> None:
+    import jax
+    import jax.numpy as jnp
+
+    stack = jax.tree.map(lambda *arrays: jnp.stack(arrays), *heads)
+    assert repr(stack) == "MultiHeadAttention(16 -> 16, num_heads=4, float32)"
+    out, _ = jax.lax.scan(lambda x, layer: (layer(x), None), jnp.asarray(WORDS), stack)
+    np.testing.assert_allclose(out, heads[1](heads[0](WORDS)), atol=3e-6)
+
+
+def test_a_scan_carries_a_cache_over_which_a_window_moves() -> None:
+    import jax
+    import jax.numpy as jnp
+
+    tokens = jnp.asarray(SEED.normal(size=(4, 1, 2, 1, 8)).astype(F))
+    prompt = jnp.asarray(SEED.normal(size=(1, 2, 5, 8)).astype(F))
+
+    def step(cache: Any, token: Any) -> Any:
+        cache = cache.append(token, token).drop_first(1)
+        return cache, cache.attend(token)
+
+    start = KVCache(prompt, prompt, rotary=positional.Rotary(8), first_position=jnp.asarray(3))
+    last, results = jax.lax.scan(step, start, tokens)
+    cache = KVCache(prompt, prompt, rotary=positional.Rotary(8), first_position=3)
+    for token, result in zip(tokens, results, strict=True):
+        cache, expected = step(cache, token)
+        np.testing.assert_allclose(result, expected, atol=3e-6)
+    np.testing.assert_array_equal(last.positions, cache.positions)
+
+
+def test_a_jit_returns_a_cache_and_a_mask() -> None:
+    import jax
+    import jax.numpy as jnp
+
+    x = jnp.asarray(WORDS[:, None])
+    cache, mask = jax.jit(lambda x, n: (KVCache(x, x).drop_last(1), masks.padding(n)))(x, jnp.asarray([2, 5]))
+    assert (len(cache), repr(mask)) == (4, "padding([2, 5])")
+    np.testing.assert_array_equal(cache.key, x[:, :, :4])
+    np.testing.assert_array_equal(cache.append(x, x).value[:, :, 4:], x)
+
+
+def test_explain_says_in_a_jit_what_it_would_do_there() -> None:
+    import jax
+    import jax.numpy as jnp
+
+    x = jnp.asarray(WORDS)
+    explained = jax.jit(lambda x: explain(x, x, x))(x)
+    assert explained.implementation == "xp"
+    assert jax.jit(lambda explained, x: x * explained.tiles)(explained, x).shape == x.shape
+
+
+def test_leaves_have_the_names_of_parameters(heads: list[MultiHeadAttention]) -> None:
+    import jax
+
+    block = Stack((heads[0].query, *heads))
+    paths = [
+        jax.tree_util.keystr(path, simple=True, separator=".")
+        for path, _ in jax.tree_util.tree_leaves_with_path(block)
+    ]
+    assert paths == [*block.parameters]
+    assert "parts.1.query.weight" in paths
+
+
+VALUES: dict[str, Callable[[], Any]] = {
+    "a layer": lambda: MultiHeadAttention.init(SEED, 16, num_heads=4),
+    "a mask": lambda: masks.causal() & masks.padding(np.asarray([1, 2])),
+    "a bias": lambda: biases.relative(np.ones((32, 4), F)),
+    "a cache": lambda: KVCache(WORDS[:, None], WORDS[:, None], first_position=[0, 1]),
+    "a rotation": lambda: positional.RotaryTables(np.ones((4, 2)), np.ones((4, 2))),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_leaves_may_be_anything(name: str) -> None:
+    """Optimizers put booleans where arrays are, shardings put axes there, and people print shapes."""
+    import jax
+    from jax.sharding import PartitionSpec
+
+    value = VALUES[name]()
+    leaves, structure = jax.tree.flatten(value)
+    assert leaves
+    others: list[Any] = [True, 3, "x", np.float32(1), PartitionSpec("data"), object()]
+    for leaf in (*others, jax.ShapeDtypeStruct((2, 3), "f4")):
+        changed = jax.tree.map(lambda _, leaf=leaf: leaf, value)
+        assert type(changed) is type(value)
+        assert jax.tree.flatten(changed) == ([leaf] * len(leaves), structure)
+        assert repr(changed)
+    shapes = jax.tree.map(np.shape, value)
+    assert jax.tree.structure(shapes, is_leaf=lambda x: isinstance(x, tuple)) == structure
+    assert str(np.shape(leaves[0])) in repr(shapes)
+    assert jax.tree.leaves(jax.tree.map(lambda _: None, value)) == []
+
+
+def test_what_is_no_array_is_static() -> None:
+    import jax
+
+    def structure(value: object) -> object:
+        return jax.tree.structure(Options(value))
+
+    values: list[object] = [1, True, 1.0, 0.0, -0.0, "1", None, (1,), [1], {"1": 1}, np.float32(1), float, {1}]
+    structures = [structure(value) for value in values]
+    assert [jax.tree.leaves(Options(value)) for value in values] == [[]] * len(values)
+    for n, one in enumerate(structures):
+        assert one == structure(values[n])
+        assert [other == one for other in structures].count(True) == 1
+    assert structure(float("nan")) == structure(float("nan"))
+    assert masks.sliding_window(2, 0) == jax.tree.map(lambda x: x, masks.sliding_window(2, 0))
+
+
+def test_the_pytrees_of_others_are_walked_by_jax() -> None:
+    import jax
+
+    options = Options(jax.tree_util.Partial(np.multiply, np.arange(3)))
+    assert len(jax.tree.leaves(options)) == 1
+    doubled = jax.tree.map(lambda x: 2 * x, options)
+    np.testing.assert_array_equal(doubled.value(5), [0, 10, 20])
+
+
+def test_a_class_that_its_author_registers_stays_theirs(heads: list[MultiHeadAttention]) -> None:
+    import jax
+
+    @jax.tree_util.register_pytree_node_class
+    @dataclass(frozen=True, slots=True, repr=False)
+    class Theirs(Layer):
+        inner: Linear
+
+        def tree_flatten(self) -> tuple[tuple[Linear], str]:
+            return (self.inner,), "theirs"
+
+        @classmethod
+        def tree_unflatten(cls, aux: str, children: tuple[Linear]) -> Theirs:
+            assert aux == "theirs"
+            return cls(*children)
+
+    theirs = Theirs(heads[0].query)
+    assert "theirs" in str(jax.tree.structure(theirs))
+    assert "theirs" in str(jax.tree.structure(Options(theirs)))
+    np.testing.assert_array_equal(jax.tree.map(lambda x: 2 * x, theirs).inner.weight, 2 * heads[0].query.weight)
+
+
+BEFORE_JAX = """
+from dataclasses import dataclass
+import numpy as np
+from sdpa_xp import masks, scaled_dot_product_attention
+from sdpa_xp.layers import Layer, Linear
+
+@dataclass(frozen=True)
+class Mine(Layer):
+    inner: Linear
+
+mine, mask = Mine(Linear(np.ones((2, 2)))), masks.causal()
+import jax
+import jax.numpy as jnp
+x = jnp.ones((1, 3, 2))
+print(scaled_dot_product_attention(x, x, x, mask).shape)
+call = jax.jit(lambda mine, mask, x: scaled_dot_product_attention(x, x, mine.inner(x), mask))
+print(call(mine, mask, x).shape)
+"""
+
+
+def test_what_was_made_before_jax_was_imported_is_known_from_the_first_array_on() -> None:
+    ran = subprocess.run([sys.executable, "-c", BEFORE_JAX], capture_output=True, text=True, check=False)
+    assert (ran.stdout.split("\n"), ran.returncode) == (["(1, 3, 2)"] * 2 + [""], 0), ran.stderr
+
+
+def test_vmap_over_lengths_is_a_batch() -> None:
+    import jax
+    import jax.numpy as jnp
+
+    x, lengths = jnp.asarray(WORDS), jnp.asarray([2, 5])
+    mapped = jax.vmap(lambda mask, x: attend(x, x, x, mask))(masks.padding(lengths), x)
+    expected = attend(x[:, None], x[:, None], x[:, None], masks.padding(lengths))[:, 0]
+    np.testing.assert_allclose(mapped, expected, atol=3e-6)
+
+
+@dataclass(frozen=True)
+class Options(Layer):
+    value: object
+
+
+@dataclass(frozen=True, repr=False)
+class Stack(Layer):
+    parts: tuple[Layer, ...]

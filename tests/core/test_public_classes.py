@@ -1,0 +1,233 @@
+"""Every public class through what people do with objects: pickle, copy, and the transforms of JAX.
+
+A class without an example here fails the first test.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sdpa_xp
+import sdpa_xp_export
+from sdpa_xp import KVCache, PagedKVCache, biases, layers, masks, positional
+from sdpa_xp import scaled_dot_product_attention as attend
+from sdpa_xp._tiles.modifier import ScoreModifier
+from sdpa_xp.biases.positioned import bias_at
+from sdpa_xp.layers import Layer, Linear, MultiHeadAttention, SingleHeadAttention
+from sdpa_xp.masks.positioned import mask_at
+from sdpa_xp_export import TensorSpec
+
+F, SEED = np.float32, np.random.default_rng(5)
+X = SEED.normal(size=(2, 4, 5, 8)).astype(F)
+WORDS = SEED.normal(size=(2, 5, 16)).astype(F)
+TOKEN = SEED.normal(size=(2, 4, 1, 8)).astype(F)
+LENGTHS, IDS = np.asarray([3, 5]), np.asarray([[0, 0, 1, 1, 1], [0, 1, 1, 2, 2]])
+TABLE = SEED.normal(size=(32, 4)).astype(F)
+ROTARY = positional.Rotary(8, scaling=positional.YaRNScaling(factor=2.0, original_length=8))
+TABLES = positional.RotaryTables(*positional.Rotary(8).cos_sin(range(16), like=X))
+MAPS = [Linear.init(SEED, 16, 16) for _ in range(3)]
+HEADS = MultiHeadAttention.init(SEED, 16, num_heads=4, num_kv_heads=2)
+
+
+def is_earlier(b: Any, h: Any, i: Any, j: Any) -> Any:
+    del b, h
+    return j <= i
+
+
+def distance(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+    del b, h
+    return score - abs(i - j)
+
+
+@dataclass(frozen=True, repr=False)
+class Block(Layer):
+    """A caller's layer: layers in a tuple, an array in a dict, and options that are no arrays."""
+
+    attention: MultiHeadAttention
+    maps: tuple[Linear, ...]
+    more: dict[str, Any]
+    gain: float = 2.0
+    mask: masks.Mask | None = None
+
+    def __post_init__(self) -> None:
+        if self.gain < 0:
+            raise ValueError("gain")
+
+    def __call__(self, x: Any) -> Any:
+        for linear in self.maps:
+            x = linear(x)
+        return x + self.gain * self.attention(x, attn_mask=self.mask) + self.more["shift"]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SlottedBlock(Layer):
+    inner: Linear
+
+    def __call__(self, x: Any) -> Any:
+        return self.inner(x)
+
+
+def as_mask(mask: Any, x: Any) -> Any:
+    return attend(x, x, x, mask)
+
+
+def as_bias(bias: Any, x: Any) -> Any:
+    return attend(x, x, x, bias=bias)
+
+
+def as_layer(layer: Any, x: Any) -> Any:
+    return layer(x[:, 0].reshape(2, 5, 8).repeat(2, -1))
+
+
+def as_cache(cache: Any, x: Any) -> Any:
+    del x
+    return cache.attend(cache.key[..., -1:, :] if cache.layout == "...HLE" else cache.key[..., -1:, :, :])
+
+
+def as_pool(cache: Any, x: Any) -> Any:
+    return cache.attend(x[:, :, :1])
+
+
+def as_rotation(rotary: Any, x: Any) -> Any:
+    return rotary.apply(x, positions=range(2, 7))
+
+
+def as_scaling(scaling: Any, x: Any) -> Any:
+    return positional.Rotary(8, scaling=scaling).apply(x, positions=range(2, 7))
+
+
+def as_state(state: Any, x: Any) -> Any:
+    return sdpa_xp.merge_states([state, sdpa_xp.attention_state(x, x, x)]).output
+
+
+Use = Callable[[Any, Any], Any]
+USED: dict[str, tuple[Any, Use]] = {
+    "causal": (masks.causal(), as_mask),
+    "causal, an array": (masks.causal(np.asarray([0, 1])), as_mask),
+    "sliding_window": (masks.sliding_window(2, 0), as_mask),
+    "padding, a list": (masks.padding([3, 5]), as_mask),
+    "padding": (masks.padding(LENGTHS, LENGTHS), as_mask),
+    "prefix": (masks.prefix(LENGTHS), as_mask),
+    "chunked": (masks.chunked(2), as_mask),
+    "dilated": (masks.dilated(2), as_mask),
+    "document": (masks.document(IDS), as_mask),
+    "mask from_array": (masks.from_array(np.tril(np.ones((5, 5), bool))), as_mask),
+    "mask from_function": (masks.from_function(is_earlier), as_mask),
+    "&": (masks.causal() & masks.padding(LENGTHS), as_mask),
+    "|": (masks.causal() | masks.prefix(LENGTHS), as_mask),
+    "~": (~masks.prefix(2), as_mask),
+    "a mask at positions": (mask_at(masks.causal(), np.arange(5), np.arange(5), consecutive=False), as_mask),
+    "alibi": (biases.alibi(TABLE[0] ** 2), as_bias),
+    "relative": (biases.relative(TABLE), as_bias),
+    "bias from_array": (biases.from_array(X[:, :, :, :5]), as_bias),
+    "bias from_function": (biases.from_function(distance), as_bias),
+    "+": (biases.relative(TABLE) + biases.alibi([0.5, 0.25, 0.125, 0.0625]), as_bias),
+    "a bias at positions": (
+        bias_at(biases.alibi(TABLE[0] ** 2), np.arange(5), np.arange(5), consecutive=False),
+        as_bias,
+    ),
+    "Linear": (MAPS[0], as_layer),
+    "MultiHeadAttention": (HEADS, as_layer),
+    "its own scale": (SingleHeadAttention(*MAPS, scale=np.asarray([0.5], F), temperature=2.0), as_layer),
+    "a caller's layer": (
+        Block(HEADS, (MAPS[0], MAPS[1]), {"shift": WORDS[0, 0], "kind": "x"}, mask=masks.causal()),
+        as_layer,
+    ),
+    "a caller's layer with slots": (SlottedBlock(MAPS[2]), as_layer),
+    "KVCache": (KVCache(X, X), as_cache),
+    "KVCache with room": (KVCache(X, X, capacity=9), as_cache),
+    "KVCache, heads last": (KVCache(X, X, layout="...LHE"), as_cache),
+    "KVCache, first positions": (KVCache(X, X, rotary=TABLES, first_position=LENGTHS).drop_first(2), as_cache),
+    "KVCache, positions": (KVCache(X, X, rotary=ROTARY, positions=[0, 1, 2, 5, 9]), as_cache),
+    "PagedKVCache": (PagedKVCache(X, X, [[1], [0]], [4, 2], layout="...HLE"), as_pool),
+    "Rotary": (ROTARY, as_rotation),
+    "RotaryTables": (TABLES, as_rotation),
+    "LinearScaling": (positional.LinearScaling(2.0), as_scaling),
+    "NTKScaling": (positional.NTKScaling(2.0), as_scaling),
+    "Llama3Scaling": (positional.Llama3Scaling(factor=8.0, original_length=64), as_scaling),
+    "YaRNScaling": (ROTARY.scaling, as_scaling),
+    "AttentionState": (sdpa_xp.attention_state(X, X, X), as_state),
+}
+each = pytest.mark.parametrize("name", USED)
+
+
+def report() -> Any:
+    spec = TensorSpec("float32", ("B", 2, 3, 8))
+    return sdpa_xp_export.verify(sdpa_xp_export.export_attention(spec, spec, spec))
+
+
+def layer_report() -> Any:
+    model = sdpa_xp_export.to_onnx(MAPS[0], TensorSpec("float32", ("B", 16)))
+    return sdpa_xp_export.verify_layer(model, MAPS[0])
+
+
+DESCRIBED: dict[str, Callable[[], Any]] = {
+    "Explanation": lambda: sdpa_xp.explain(X, X, X),
+    "TensorSpec": lambda: TensorSpec("float32", ("B", 2, 3, 8)),
+    "Report": report,
+    "LayerReport": layer_report,
+}
+NO_VALUES = {"LargeModel", "Layer"}
+"""A file of more than 1.75 GiB, and a base class."""
+
+
+def subclasses(kind: type) -> Iterator[type]:
+    for derived in type.__subclasses__(kind):
+        yield derived
+        yield from subclasses(derived)
+
+
+def test_every_public_class_has_an_example() -> None:
+    modules = [sdpa_xp, masks, biases, positional, layers, sdpa_xp_export]
+    values = [getattr(module, name) for module in modules for name in module.__all__]
+    public = {value for value in values if isinstance(value, type)}
+    folders = ("sdpa_xp.masks", "sdpa_xp.biases")
+    public |= {kind for kind in subclasses(ScoreModifier) if kind.__module__.startswith(folders)}
+    names = {kind.__name__ for kind in public if not inspect.isabstract(kind)}
+    shown = {type(value).__name__ for value, _ in USED.values()} | {*DESCRIBED} | NO_VALUES
+    assert names - shown == set()
+    assert {*DESCRIBED} <= names
+
+
+@each
+def test_copies_compute_the_same(name: str) -> None:
+    value, use = USED[name]
+    expected = use(value, X)
+    for copied in (copy.copy(value), copy.deepcopy(value), pickle.loads(pickle.dumps(value))):
+        assert type(copied) is type(value)
+        np.testing.assert_array_equal(use(copied, X), expected)
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_copies_of_descriptions_say_the_same(name: str) -> None:
+    value = DESCRIBED[name]()
+    copies = (copy.copy(value), copy.deepcopy(value), pickle.loads(pickle.dumps(value)))
+    assert {str(copied) for copied in copies} == {str(value)}
+    assert {type(copied) for copied in copies} == {type(value)}
+    assert hash(value) == hash(copies[0])  # so that JAX takes it as a static argument
+
+
+@pytest.mark.needs("jax")
+@each
+def test_jit_and_vmap_take_it_as_an_argument(name: str) -> None:
+    import jax
+    import jax.numpy as jnp
+
+    value, use = USED[name]
+    x = jnp.asarray(X)
+    mapped = jax.jit(jax.vmap(use))
+    for _ in range(2):
+        stacked = jax.tree.map(lambda array: jnp.stack([array, array]), copy.deepcopy(value))
+        assert type(stacked) is type(value)
+        results = mapped(stacked, jnp.stack([x, x]))
+    assert mapped._cache_size() == 1
+    for result in results:
+        np.testing.assert_allclose(result, use(value, X), atol=3e-6)
