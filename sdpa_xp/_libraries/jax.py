@@ -30,10 +30,10 @@ class Jax(Library):
     has_debugging = True
 
     def owns(self, array: object) -> bool:
-        is_mine = bool(compat.is_jax_array(array))
-        if is_mine:
+        is_owned = bool(compat.is_jax_array(array))
+        if is_owned:
             register_all()
-        return is_mine
+        return is_owned
 
     def namespace(self, array: AnyArray) -> Namespace:
         with _quiet():  # array-api-compat makes an array to ask for it

@@ -53,9 +53,9 @@ class Tree:
         """Return the attributes of which some hold arrays."""
         names = _attribute_names(type(self))
         state = {name: getattr(self, name) for name in names if hasattr(self, name)}
-        own = getattr(self, "__dict__", {})
-        more = sorted(name for name in own if name not in state and not _is_cached(type(self), name))
-        return state | {name: own[name] for name in more if name not in self._caches}
+        attributes = getattr(self, "__dict__", {})
+        more = sorted(name for name in attributes if name not in state and not _is_cached(type(self), name))
+        return state | {name: attributes[name] for name in more if name not in self._caches}
 
     def _set_tree_state(self, state: dict[str, Any]) -> None:
         """Set the attributes of an object that has none yet."""
@@ -234,8 +234,8 @@ def _attribute_names(kind: type) -> tuple[str, ...]:
         slots = base.__dict__.get("__slots__", ())
         names += [slots] if isinstance(slots, str) else slots
     left_out = {"_leaves", "__dict__", "__weakref__", *getattr(kind, "_caches", ())}
-    _NAMES[kind] = found = tuple(name for name in dict.fromkeys(names) if name not in left_out)
-    return found
+    _NAMES[kind] = kept = tuple(name for name in dict.fromkeys(names) if name not in left_out)
+    return kept
 
 
 def _is_cached(kind: type, name: str) -> bool:
