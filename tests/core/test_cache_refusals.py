@@ -255,10 +255,10 @@ def test_several_devices() -> None:
     cache = KVCache(here.put(k), here.put(v))
     with pytest.raises(ValueError, match=rf"^KVCache.append: `key` and `cache.key` ({rule})"):
         cache.append(there.put(k), there.put(v))
-    with pytest.raises(ValueError, match=rf"^KVCache.attend: `query` and `key` ({rule})"):
+    with pytest.raises(ValueError, match=rf"^KVCache.attend: `query` and `cache.key` ({rule})"):
         cache.attend(there.put(q))
     blocks = PagedKVCache(here.put(k), here.put(v), [[0], [1]], [1, 1])
-    with pytest.raises(ValueError, match=rf"^PagedKVCache.attend: `query` and `key_blocks` ({rule})"):
+    with pytest.raises(ValueError, match=rf"^PagedKVCache.attend: `query` and `cache.key_blocks` ({rule})"):
         blocks.attend(there.put(q))
     with pytest.raises(ValueError, match=rf"^varlen_attention: `query` and `value` ({rule})"):
         varlen_attention(here.put(k[0]), here.put(k[0]), there.put(v[0]), [0, 2], [0, 2])

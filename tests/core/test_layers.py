@@ -123,7 +123,7 @@ def plainly(attend: Callable[..., Any], xp: Any, layer: Layer, inputs: list[Any]
 
 def linear(xp: Any, layer: Linear, x: Any) -> Any:
     y = x @ xp.matrix_transpose(layer.weight)
-    return xp.astype(y if layer.bias is None else y + layer.bias[(None,) * (y.ndim - 1)], x.dtype)
+    return xp.astype(y if layer.bias is None else y + layer.bias[(*[None] * (y.ndim - 1), ...)], x.dtype)
 
 
 def of_heads(xp: Any, number: Any) -> Any:
@@ -283,7 +283,7 @@ class Block(Parameters):
     name: str = "block"
 
     def __call__(self, x: Any) -> Any:
-        return x + self.attention(x) * self.gain[(None,) * (x.ndim - 1)]
+        return x + self.attention(x) * self.gain[(*[None] * (x.ndim - 1), ...)]
 
 
 def test_a_layer_of_ones_own(library: Library, rng: np.random.Generator) -> None:
