@@ -296,7 +296,7 @@ def call(query: str, key: str, value: str | None = None, **more: Any) -> ExportC
         lambda: call("float32[B,8,L,1000000000]", "float32[B,8,L,1000000000]"),
         lambda: call("float32[9000,1,1,1,1]", "float32[9000,1,1,1]"),
         lambda: call("float32[2000,1,1,1,1]", "float32[2000,1,1,1]", "float32[2000,1,1,100]"),
-        lambda: call(f"float32[1,1,{'9' * 4000},1]", "float32[1,1,1,1]"),
+        lambda: call(f"float32[1,1,{'9' * 18},1]", "float32[1,1,1,1]"),
         lambda: call("float32[1,1,1,1]", "float32[1,1,1,1]", past_key=TensorSpec("float32", (1, 1, 10**8, 1)),
                      past_value=TensorSpec("float32", (1, 1, 10**8, 1))),
     ],
