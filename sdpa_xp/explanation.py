@@ -100,7 +100,7 @@ def explain(
         bias: A bias, or an array that broadcasts to (..., Hq, L, S).
         is_causal: Query i attends to key j only if j <= i.
         scale: A number, or an array that broadcasts to (..., Hq, L, 1).
-        softcap: A positive number, or None.
+        softcap: A positive number; None or 0 is off.
         sinks: (..., Hq).
         dropout_p: From 0 to 1.
         rng: Required if dropout_p > 0.

@@ -71,7 +71,7 @@ def scaled_dot_product_attention_vjp(
             may only add to the score.
         is_causal: Query i attends to key j only if j <= i.
         scale: A number, or an array that broadcasts to (..., Hq, L, 1).
-        softcap: A positive number, or None.
+        softcap: A positive number; None or 0 is off.
         sinks: (..., Hq).
         dropout_p: From 0 to 1.
         rng: Required if dropout_p > 0. Each pullback drops the weights that the output dropped.

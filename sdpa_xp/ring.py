@@ -67,7 +67,7 @@ def ring_attention(
         bias: A bias, or an array that broadcasts to (..., Hq, L, S), divided as `attn_mask`.
         is_causal: Query i attends to key j only if j <= i.
         scale: A number, or an array that broadcasts to (..., Hq, L, 1).
-        softcap: A positive number, or None.
+        softcap: A positive number; None or 0 is off.
         sinks: (..., Hq).
         dropout_p: From 0 to 1. The same weights are dropped as without a mesh.
         rng: A key of JAX, required if dropout_p > 0.

@@ -82,7 +82,7 @@ def varlen_attention(
         is_causal: Query i of a sequence attends to its key j only if j <= i. flash-attention aligns the last
             query and key instead: use `attn_mask=masks.causal("lower_right")`.
         scale: A number, or an array that broadcasts to (N, Hq, 1, 1).
-        softcap: A positive number, or None.
+        softcap: A positive number; None or 0 is off.
         sinks: (Hq,), or (N, Hq).
         dropout_p: From 0 to 1.
         rng: Required if dropout_p > 0.
@@ -158,7 +158,7 @@ def varlen_attention_state(
         bias: A bias or an array, which applies within each sequence too.
         is_causal: Query i of a sequence attends to its key j only if j <= i.
         scale: A number, or an array that broadcasts to (N, Hq, 1, 1).
-        softcap: A positive number, or None.
+        softcap: A positive number; None or 0 is off.
         sinks: (Hq,), or (N, Hq). The log-sum-exp includes them, so pass them to only one of the states that you
             merge.
         dropout_p: From 0 to 1.

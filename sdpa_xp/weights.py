@@ -55,7 +55,7 @@ def attention_weights(
         bias: A bias, or an array that broadcasts to (..., Hq, L, S).
         is_causal: Query i attends to key j only if j <= i.
         scale: A number, or an array that broadcasts to (..., Hq, L, 1).
-        softcap: A positive number, or None.
+        softcap: A positive number; None or 0 is off.
         sinks: (..., Hq).
         dropout_p: From 0 to 1.
         rng: Required if dropout_p > 0. The result has the weights after dropout.
@@ -114,7 +114,7 @@ def attention_scores(
         bias: A bias, or an array that broadcasts to (..., Hq, L, S).
         is_causal: Query i attends to key j only if j <= i.
         scale: A number, or an array that broadcasts to (..., Hq, L, 1).
-        softcap: A positive number, or None.
+        softcap: A positive number; None or 0 is off.
         softmax_dtype: float32, float64 or None.
         layout: "...HLE" or "...LHE".
         implementation: `"xp"` or None.

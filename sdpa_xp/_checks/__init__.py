@@ -145,7 +145,7 @@ from sdpa_xp._checks.static_integers import (
     one_a_sequence,
     same_length,
 )
-from sdpa_xp._checks.unknown_keywords import explains_keywords
+from sdpa_xp._checks.unknown_keywords import explains_keywords, refuse_unknown_keywords
 from sdpa_xp._libraries.dtypes import dtype_name
 
 __all__ = [
@@ -256,6 +256,7 @@ __all__ = [
     "real_numbers",
     "refuse_missing_kernel",
     "refuse_missing_streams",
+    "refuse_unknown_keywords",
     "ring",
     "rng",
     "rotary",

@@ -159,7 +159,8 @@ def frozen(value: Any) -> Any:
 def offset(function: str, value: Any, otherwise: str = "integers, one per batch entry") -> Any:
     """Return an offset as `frozen` does; check the name of an alignment. Integers are checked by a call."""
     if isinstance(value, str):
-        named(function, "offset", value, ("lower_right",), otherwise)
+        hint = "That is 'lower_right' here." if "right" in value.lower() else ""
+        named(function, "offset", value, ("lower_right",), otherwise, hint)
     return frozen(value)
 
 

@@ -84,13 +84,15 @@ def refuse_missing_streams(function: str, library: str) -> NoReturn:
     raise TypeError(message(function, rule, {"query": f"an array of {library}"}, hint))
 
 
-def named(function: str, name: str, value: object, choices: Sequence[str], otherwise: str = "") -> None:
+def named(
+    function: str, name: str, value: object, choices: Sequence[str], otherwise: str = "", hint: str = ""
+) -> None:
     """Check that `value` is one of the names in `choices`; `otherwise` says what else is allowed."""
     if not (isinstance(value, str) and value in choices):
         rule = f"`{name}` must be " + " or ".join(
             [repr(choice) for choice in choices] + [otherwise] * bool(otherwise)
         )
-        raise ValueError(message(function, rule, {name: repr(value)}))
+        raise ValueError(message(function, rule, {name: repr(value)}, hint))
 
 
 def layout(function: str, value: object) -> None:

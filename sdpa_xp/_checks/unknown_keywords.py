@@ -13,26 +13,32 @@ from sdpa_xp._checks.messages import message, shown
 F = TypeVar("F", bound=Callable[..., Any])
 
 SYNONYMS = (
-    {"query", "q", "queries"},
-    {"key", "k", "keys"},
-    {"value", "v", "values"},
+    {"query", "q", "queries", "Q"},
+    {"key", "k", "keys", "K"},
+    {"value", "v", "values", "V"},
     {"attn_mask", "mask", "attention_mask", "atten_mask"},
     {"bias", "attn_bias", "attention_bias", "position_bias"},
     {"is_causal", "causal", "use_causal_mask"},
     {"scale", "softmax_scale", "sm_scale", "scaling"},
     {"softcap", "soft_cap", "softcapping", "logits_soft_cap", "attn_logits_soft_cap"},
-    {"dropout_p", "dropout", "dropout_rate", "p_dropout"},
+    {"dropout_p", "dropout", "dropout_rate", "p_dropout", "p"},
     {"rng", "dropout_rng", "generator", "seed"},
     {"sinks", "sink", "s_aux", "learnable_sink"},
     {"layout", "qkv_format", "kv_layout"},
+    {"capacity", "max_length", "max_cache_len", "max_seq_len"},
+    {"block_table", "block_tables", "page_table"},
+    {"positions", "cache_position", "position_ids"},
+    {"base", "theta", "rope_theta"},
+    {"query_dim", "embedding_dim", "embed_dim", "d_model", "hidden_size"},
 )
 """Names of one thing in torch, JAX, Keras, flash-attention, FlashInfer, MLX and transformers."""
 
-_WEIGHTS = "`attention_weights` returns the weights."
-_LSE = "`attention_state` returns the output and the log-sum-exp; `varlen_attention_state` of packed sequences."
+_WEIGHTS = "`attention_weights` returns the weights, and so does the method `weights` of a layer."
+_LSE = "`attention_state`, `varlen_attention_state` and `attend_state` return the output and the log-sum-exp."
 _WINDOW = "Write attn_mask=masks.sliding_window(left, right) instead."
 _LENGTHS = "Write attn_mask=masks.padding(key_lengths, query_lengths) instead."
 _PACKED = "`varlen_attention` takes packed sequences."
+_LONGEST = "Leave it out: it follows from cu_seqlens_q and cu_seqlens_k, which `varlen_attention` takes."
 _SAME = "Leave it out: the result is the same every time."
 _NO_DROPOUT = "Leave it out: nothing is dropped unless you pass dropout_p and rng."
 INSTEAD = {
@@ -46,7 +52,9 @@ INSTEAD = {
     **dict.fromkeys(
         ("key_value_seq_lengths", "query_seq_lengths", "key_lengths", "seqlens", "valid_lens"), _LENGTHS
     ),
-    **dict.fromkeys(("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"), _PACKED),
+    **dict.fromkeys(("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k"), _PACKED),
+    **dict.fromkeys(("max_seqlen", "max_seqlen_q", "max_seqlen_k"), _LONGEST),
+    **dict.fromkeys(("seqused_k", "cache_seqlens", "kv_lengths"), _LENGTHS),
     "deterministic": _SAME,
     **dict.fromkeys(("training", "train", "is_training", "inference"), _NO_DROPOUT),
     "key_padding_mask": "Write attn_mask=~key_padding_mask[:, None, None, :] instead: True means may attend.",
@@ -78,17 +86,32 @@ def explains_keywords(function: F) -> F:
     return cast(F, call)
 
 
+def refuse_unknown_keywords(function: str, keywords: Mapping[str, object], names: Iterable[str]) -> None:
+    """Refuse keywords that are not among the names."""
+    if (refusal := _unknown(function, keywords, names)) is not None:
+        raise TypeError(refusal)
+
+
+def _unknown(function: str, keywords: Mapping[str, object], names: Iterable[str]) -> str | None:
+    for keyword, value in keywords.items():
+        if keyword not in names:
+            hint = _hint(keyword, names)
+            return message(function, f"there is no argument `{keyword}`", {keyword: shown(value)}, hint)
+    return None
+
+
 def _refusal(
     function: Callable[..., Any], arguments: tuple[object, ...], keywords: Mapping[str, object]
 ) -> str | None:
     """Return what is wrong with the names or the number of the arguments; None if it is something else."""
     parameters = inspect.signature(function).parameters
-    is_method = next(iter(parameters), "") == "self"
-    name = f"{type(arguments[0]).__name__}.{function.__name__}" if is_method else function.__name__
-    for keyword, value in keywords.items():
-        if keyword not in parameters:
-            hint = _hint(keyword, parameters)
-            return message(name, f"there is no argument `{keyword}`", {keyword: shown(value)}, hint)
+    owner = next(iter(parameters), "")
+    is_method, name = owner in ("self", "cls"), function.__name__
+    if is_method:
+        kind = cast(type, arguments[0]) if owner == "cls" else type(arguments[0])
+        name = kind.__name__ if name in ("__init__", "__call__") else f"{kind.__name__}.{name}"
+    if (refusal := _unknown(name, keywords, parameters)) is not None:
+        return refusal
     places = [key for key, parameter in parameters.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
     if len(arguments) > len(places):
         rule = f"only {_listed(places[is_method:])} may be passed without a name"

@@ -89,6 +89,7 @@ class KVCache(CacheAttention[A]):
 
     __slots__ = ()
 
+    @checks.explains_keywords
     def __init__(
         self,
         key: A,
@@ -175,6 +176,7 @@ class KVCache(CacheAttention[A]):
         return cast(A, positions_array(factory, self._positions, self._slots.length))
 
     @quietly
+    @checks.explains_keywords
     def append(
         self,
         key: A,

@@ -87,6 +87,7 @@ class PagedKVCache(PagedAttention[A]):
 
     __slots__ = ()
 
+    @checks.explains_keywords
     def __init__(
         self,
         key_blocks: A,
@@ -183,6 +184,7 @@ class PagedKVCache(PagedAttention[A]):
         """The number of tokens that fit into a block."""
         return self._key_blocks.shape[self._token_axis]
 
+    @checks.explains_keywords
     def append(
         self,
         key: A,

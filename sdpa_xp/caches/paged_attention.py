@@ -92,7 +92,7 @@ class PagedAttention(Tree, Generic[A]):
             bias: A bias, or an array that broadcasts like one as `attn_mask`.
             is_causal: Query i attends to key j only if j <= i + length - L.
             scale: A number, or an array that broadcasts like one as `attn_mask`.
-            softcap: A positive number, or None.
+            softcap: A positive number; None or 0 is off.
             sinks: (N, Hq) or (Hq,).
             dropout_p: From 0 to 1.
             rng: Required if dropout_p > 0.
@@ -158,7 +158,7 @@ class PagedAttention(Tree, Generic[A]):
             bias: A bias, or an array that broadcasts to (N, Hq, L, 1).
             is_causal: Query i attends to key j only if j <= i + length - L.
             scale: A number, or an array that broadcasts to (N, Hq, L, 1).
-            softcap: A positive number, or None.
+            softcap: A positive number; None or 0 is off.
             sinks: (N, Hq) or (Hq,). The log-sum-exp includes them, so pass them to only one of the states that
                 you merge.
             dropout_p: From 0 to 1.

@@ -283,6 +283,8 @@ class Attention(Layer):
             return {"scale": scale / self._as_scores_like(self.temperature)}
 
     def _options(self, keywords: Keywords) -> Any:
+        names = (*Keywords.__annotations__, "attn_mask")
+        checks.refuse_unknown_keywords(type(self).__name__, cast(Any, keywords), names)
         return {**self.attention_options, **keywords}
 
     def _as_scores_like(self, number: float | AnyArray) -> float | Array:

@@ -87,6 +87,7 @@ class MultiHeadAttention(Attention):
         return {"num_heads": heads} | ({} if key_heads == heads else {"num_kv_heads": key_heads})
 
     @classmethod
+    @checks.explains_keywords
     def init(
         cls,
         rng: Rng,

@@ -60,6 +60,7 @@ class SingleHeadAttention(Attention):
         self._check_arrays({"scale": self.scale})
 
     @classmethod
+    @checks.explains_keywords
     def init(
         cls,
         rng: Rng,

@@ -43,10 +43,10 @@ WRITE = {
     "softmax_scale": "Write scale=... instead.",
     "attn_bias": "Write bias=... instead.",
     "enable_gqa": "Leave it out: heads are grouped",
-    "need_weights": "`attention_weights` returns the weights.",
+    "need_weights": "`attention_weights` returns the weights",
     "window_size": r"masks.sliding_window\(left, right\)",
     "key_padding_mask": "~key_padding_mask",
-    "return_lse": "`attention_state` returns",
+    "return_lse": "`attention_state`, .* return the output and the log-sum-exp",
     "deterministic": "the result is the same every time",
 }
 
@@ -73,8 +73,37 @@ def test_a_paged_cache_and_a_layer() -> None:
     with pytest.raises(TypeError, match=r"^PagedKVCache\.attend: there is no argument `causal`.*is_causal"):
         PagedKVCache(pool, pool, [[0]], [3]).attend(np.ones((1, 2, 1, 8)), causal=True)  # type: ignore[call-arg]
     layer = MultiHeadAttention.init(np.random.default_rng(0), 8, num_heads=2)
-    with pytest.raises(TypeError, match=r"there is no argument `need_weights`.*`attention_weights` returns"):
-        layer(X.astype(np.float32), need_weights=True)  # type: ignore[call-arg]
+    for keyword, hint in {
+        "need_weights": "the method `weights` of a layer",
+        "mask": "Write attn_mask=",
+    }.items():
+        rule = f"^MultiHeadAttention: there is no argument `{keyword}`.*{hint}"
+        with pytest.raises(TypeError, match=rule):
+            layer(X.astype(np.float32), **{keyword: True})
+        with pytest.raises(TypeError, match=rule):
+            layer.weights(X.astype(np.float32), **{keyword: True})
+
+
+def test_constructors_and_appends() -> None:
+    cache = KVCache(X, X)
+    refused = {
+        "KVCache: there is no argument `max_length`.*capacity=": lambda: KVCache(X, X, max_length=9),
+        r"KVCache\.append: .*`cache_position`.*positions=": lambda: cache.append(X, X, cache_position=1),
+        "PagedKVCache: .*`block_tables`.*block_table=": lambda: PagedKVCache(
+            X, X, block_tables=[[0]], lengths=[1]
+        ),
+        r"MultiHeadAttention\.init: .*`embed_dim`.*query_dim=": lambda: MultiHeadAttention.init(
+            np.random.default_rng(0), embed_dim=8, num_heads=2
+        ),
+    }
+    for words, call in refused.items():
+        with pytest.raises(TypeError, match=f"^{words}"):
+            call()  # type: ignore[no-untyped-call]
+
+
+def test_the_alignment_of_other_libraries() -> None:
+    with pytest.raises(ValueError, match=r"got offset='bottom_right'\. That is 'lower_right' here\.$"):
+        masks.causal("bottom_right")  # type: ignore[arg-type]
 
 
 def test_nothing_is_suggested_for_a_name_that_is_like_none() -> None:
