@@ -82,7 +82,8 @@ def attend(paged: PagedCall, *, with_lse: bool) -> tuple[Array, Array | None]:
     if starts is not None:
         return attend_packed(call, starts, groups, paged.widths, arrays_of, with_lse=with_lse)
     outputs, lses = attend_groups(call, groups, sum(paged.widths), arrays_of, with_lse=with_lse)
-    return call.attach_zero_gradient(unstack(outputs)), unstack(lses)[..., 0] if with_lse else None
+    output = call.attach_zero_gradient(unstack(outputs))
+    return output, call.attach_zero_gradient(unstack(lses)[..., 0]) if with_lse else None
 
 
 def _attend_in_pool_order(paged: PagedCall) -> tuple[Array, Array] | None:

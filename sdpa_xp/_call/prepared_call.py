@@ -73,9 +73,9 @@ class PreparedCall(NamedTuple):
         # Only a library without a file in `_libraries` may lack a function, and pays for the context.
         return (lambda: MissingFunctions(function, xp, quiet())) if is_unknown(query) else quiet
 
-    def attach_zero_gradient(self, output: Array) -> Array:
-        """Connect an output that may be constant, as without keys, to all arrays that may have a gradient."""
-        return self.grid.library.attach_zero_gradient(output, self._learnable_arrays)
+    def attach_zero_gradient(self, result: Array) -> Array:
+        """Connect a result that is constant where no pair may attend to all that may have a gradient."""
+        return self.grid.library.attach_zero_gradient(result, self._learnable_arrays)
 
     def _learnable_arrays(self) -> list[Array]:
         options = [cast(Array, x) for part in (*self.masks, *self.biases) for _, x in part.arrays()]

@@ -77,7 +77,7 @@ def attend_packed(
         call, groups, sum(widths), arrays_of, packed, attend_otherwise, with_lse=with_lse
     )
     output = packed.array if packed is not None else call.attach_zero_gradient(pack_sequences(outputs))
-    return output, pack_sequences(lses)[..., 0] if with_lse else None
+    return output, call.attach_zero_gradient(pack_sequences(lses)[..., 0]) if with_lse else None
 
 
 def attend_groups(

@@ -10,7 +10,16 @@ import pytest
 from calls import attend, draw
 from libraries import Library
 
-from sdpa_xp import attention_state, attention_weights, masks, scaled_dot_product_attention
+from sdpa_xp import (
+    KVCache,
+    PagedKVCache,
+    attention_scores,
+    attention_state,
+    attention_weights,
+    masks,
+    scaled_dot_product_attention,
+    varlen_attention_state,
+)
 
 F = np.float32
 
@@ -200,6 +209,38 @@ def test_no_key_for_any_query_gives_gradients_of_0(dtype: str, keys: int) -> Non
         assert not array.grad.any()
     with torch.no_grad():
         assert not scaled_dot_product_attention(*arrays, attn_mask=masks.padding(0)).requires_grad
+
+
+@pytest.mark.parametrize("mask", [None, masks.causal(-9), masks.padding([0]), "an array"])
+@pytest.mark.needs("torch")
+def test_each_result_without_pairs_has_gradients_of_0(mask: Any) -> None:
+    """No keys are as many as that. The log-sum-exp is -inf then, to which autograd may add no NaN."""
+    import torch
+
+    x, pool = (torch.full(shape, math.nan, requires_grad=True) for shape in ((1, 2, 3, 8), (2, 2, 4, 8)))
+    keys = x[:, :, :0] if mask is None else x
+    mask = torch.zeros(3, 3, dtype=torch.bool) if mask == "an array" else mask
+    pair_mask = mask if isinstance(mask, masks.Mask) else masks.padding([0])
+    q, k = x[0], keys[0]
+    ends = [0, k.shape[-2]]
+    paged = PagedKVCache(pool, pool, [[0]], [3])
+    states = [
+        attention_state(x, keys, keys, mask),
+        attention_state(x, keys, keys, mask, implementation="xp", lse_base=2),
+        varlen_attention_state(q, k, k, [0, 3], ends, pair_mask, layout="...HLE"),
+        KVCache(x, x).attend_state(x, masks.padding([0])),
+        paged.attend_state(x, pair_mask, is_causal=False),
+        paged.attend_state(q, pair_mask, cu_seqlens_q=[0, 3], is_causal=False),
+    ]
+    weights = attention_weights(x, keys, attn_mask=mask)
+    scores = attention_scores(x, keys, attn_mask=mask)
+    assert all(bool((state.lse == -math.inf).all()) for state in states)
+    assert not weights.any()
+    assert bool((scores == -math.inf).all())
+    for result in (*(part for state in states for part in state), weights, scores):
+        (gradient,) = torch.autograd.grad(result.sum(), x, retain_graph=True)
+        assert gradient.shape == x.shape
+        assert not gradient.any()
 
 
 @pytest.mark.long_on_jax
