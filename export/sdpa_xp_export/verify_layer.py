@@ -100,9 +100,10 @@ def verify_layer(
 
     Raises:
         TypeError: `model` has a wrong type, or the inputs and `keywords` do not fit the layer.
-        ValueError: onnxruntime does not offer the provider; a name in `draw` or a spec in `keywords` is not an
-            input; the file is not an ONNX model; or a model in memory refers to external data. Also if
-            onnxruntime cannot load or run the model, or if the model meets a limit or crashes its process.
+        ValueError: `layer` returns something else if it is called again with the same inputs; onnxruntime does
+            not offer the provider; a name in `draw` or a spec in `keywords` is not an input; the file is not an
+            ONNX model; or a model in memory refers to external data. Also if onnxruntime cannot load or run the
+            model, or if the model meets a limit or crashes its process.
         FileNotFoundError: The file does not exist.
 
     Examples:

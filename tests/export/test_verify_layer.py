@@ -216,3 +216,25 @@ def test_the_smallest_failure_of_a_layer_is_where_it_is() -> None:
 
     report = verify_layer(to_onnx(right, x), wrong)
     assert report.smallest_failure == "smallest failing run: x[1,2,6,8], output[0, 1, 4, 3] (error 1)"
+
+
+def test_a_layer_that_differs_at_each_call() -> None:
+    """Its graph is only one of the results, so that no comparison with it says anything."""
+    rng = np.random.default_rng(0)
+
+    def dropped(x: Any) -> Any:
+        return scaled_dot_product_attention(x, x, x, dropout_p=0.1, rng=rng)
+
+    def noisy(x: Any) -> Any:
+        return x + np.random.default_rng().standard_normal(64).astype(np.float32)
+
+    def seeded(x: Any) -> Any:
+        return x + np.random.default_rng(1).standard_normal(64).astype(np.float32)
+
+    model = to_onnx(lambda x: x * 1.0, X)
+    rule = "^verify_layer: `layer` must return the same for the same inputs; got output="
+    for layer in (dropped, noisy):
+        with pytest.raises(ValueError, match=rule) as raised:
+            verify_layer(model, layer)
+        assert "Switch off dropout" in str(raised.value)
+    assert verify_layer(to_onnx(seeded, X), seeded).agrees

@@ -16,6 +16,9 @@ from sdpa_xp_export._verify.trial_lengths import Lengths, shown_lengths
 BEYOND = 33
 """Special integers are tried with the first lengths, and with some around this one."""
 
+REPEATED = 12
+"""The first cases, which have small lengths, are computed twice more: a layer has to return the same."""
+
 
 class CaseList:
     """Draws the inputs of each case, and computes what the layer returns for them.
@@ -39,6 +42,7 @@ class CaseList:
         more = [*more_lengths(self.inputs.specs, thorough=thorough)]
         more += [lengths for lengths in chosen.around() if lengths not in more]
         self._try_all(more)
+        self.both.check_repeats(self.cases[:REPEATED])
         accepted = [case.lengths for case in self.cases]
         rng = np.random.default_rng([self.seed, 1])
         at_random = [*random_lengths_of_layer(accepted, rng, thorough=thorough)]

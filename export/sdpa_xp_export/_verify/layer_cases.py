@@ -10,6 +10,7 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from sdpa_xp._checks import message
 from sdpa_xp_export._dtypes.conversion import to_numpy
 from sdpa_xp_export._layer import named_outputs, with_arrays, with_parameters
 from sdpa_xp_export._verify.agreement import EPS, textbook_error
@@ -112,6 +113,17 @@ class BothLayers:
             narrow=computed.direct,
             moved=off,
         )
+
+    def check_repeats(self, cases: Sequence[LayerCase]) -> None:
+        """Refuse a layer that returns something else if it is called again, beyond rounding errors."""
+        for case in cases:
+            first, second = (self._called(self.layer, case.inputs) for _ in range(2))
+            for name in first:
+                if not _is_repeated(first[name], second.get(name)):
+                    rule = "`layer` must return the same for the same inputs"
+                    got = {name: "other values at the second call"}
+                    hint = "Switch off dropout, or pass a fixed mask or a generator that the layer makes anew."
+                    raise ValueError(message("verify_layer", rule, got, hint))
 
     def judged_as_own(self, cases: Sequence[LayerCase], rng: np.random.Generator) -> list[LayerCase]:
         """Return ordinary cases whose reference is the layer in its own dtype, if float64 is not to be had."""
@@ -219,6 +231,19 @@ def _why_not_wide(cases: Sequence[LayerCase]) -> str:
         if apart > MOST_DISTANCE * (noise + least):
             return f"{name} is another there, by more than rounding errors explain"
     return ""
+
+
+def _is_repeated(first: NDArray[Any], second: NDArray[Any] | None) -> bool:
+    """Return whether two results of the same inputs are the same, but for other orders of additions."""
+    if second is None or second.shape != first.shape or second.dtype != first.dtype:
+        return False
+    if np.array_equal(first, second, equal_nan=first.dtype.kind not in "iub"):
+        return True
+    if first.dtype.name not in EPS:
+        return False
+    is_finite, is_again = (np.isfinite(x.astype(np.float64)) for x in (first, second))
+    apart = _apart([(first, second)])
+    return np.array_equal(is_finite, is_again) and apart <= MOST_DISTANCE * EPS[first.dtype.name]
 
 
 def _apart(pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> float:
