@@ -12,7 +12,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar, cast
 
 from sdpa_xp._libraries.torch import is_compiling
@@ -89,12 +90,18 @@ class Static:
     def __hash__(self) -> int:
         return hash(self.key)
 
+    def __reduce__(self) -> tuple[type, tuple[object]]:
+        return Static, (self.value,)  # the type of a function has no name to be unpickled by
+
     def __repr__(self) -> str:
         return repr(self.value)
 
 
 class Child:
-    """Where a child is. There is one object of it, `CHILD`."""
+    """Where a child is. There is one object of it, `CHILD`, also after a copy and in an unpickled structure."""
+
+    def __reduce__(self) -> str:
+        return "CHILD"
 
     def __repr__(self) -> str:
         return "*"
@@ -154,8 +161,18 @@ def _flatten(tree: Tree) -> tuple[tuple[object, ...], Walked]:
 
 def _flatten_with_keys(tree: Tree) -> tuple[tuple[tuple[object, object], ...], Walked]:
     children, structure = _flatten(tree)
-    key = sys.modules["jax.tree_util"].GetAttrKey
-    return tuple(zip(map(key, _paths(structure)), children, strict=True)), structure
+    return tuple(zip(map(_key_type(), _paths(structure)), children, strict=True)), structure
+
+
+@cache
+def _key_type() -> Any:
+    """Return the class of our keys. JAX's own has no `key`, which JAX reads to say how two trees differ."""
+    attribute = sys.modules["jax.tree_util"].GetAttrKey
+
+    def as_attribute(key: Any) -> tuple[Any, tuple[str]]:
+        return attribute, (key.name,)
+
+    return type("AttributeKey", (attribute,), {"key": property(attrgetter("name")), "__reduce__": as_attribute})
 
 
 def _unflatten(structure: Walked | Static, children: Iterable[object]) -> object:

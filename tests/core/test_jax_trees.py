@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -153,6 +155,47 @@ def test_leaves_may_be_anything(name: str) -> None:
     assert jax.tree.structure(shapes, is_leaf=lambda x: isinstance(x, tuple)) == structure
     assert str(np.shape(leaves[0])) in repr(shapes)
     assert jax.tree.leaves(jax.tree.map(lambda _: None, value)) == []
+
+
+def is_earlier(b: Any, h: Any, i: Any, j: Any) -> Any:
+    del b, h
+    return j <= i
+
+
+def pickled(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value))
+
+
+@pytest.mark.parametrize("name", [*VALUES, "a function"])
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
+def test_a_copied_structure_is_the_same(name: str, copied: Callable[[Any], Any]) -> None:
+    import jax
+
+    value = (
+        VALUES[name]() if name in VALUES else (masks.from_function(is_earlier) & masks.padding(np.ones(2, int)))
+    )
+    leaves, structure = jax.tree.flatten(value)
+    other = copied(structure)
+    assert other == structure
+    assert hash(other) == hash(structure)
+    rebuilt = jax.tree.unflatten(other, leaves)
+    assert all(jax.tree.leaves(jax.tree.map(lambda a, b: a is b, value, rebuilt)))
+    assert jax.tree.structure(jax.tree.map(np.asarray, rebuilt)) == jax.tree.structure(copied(value))
+    with_paths = [jax.tree_util.tree_leaves_with_path(tree) for tree in (value, rebuilt)]
+    paths, others = ([path for path, _ in pairs] for pairs in with_paths)
+    assert paths == others
+    assert [*map(jax.tree_util.keystr, copied(paths))] == [*map(jax.tree_util.keystr, paths)]
+
+
+def test_jax_says_which_children_differ() -> None:
+    import jax
+
+    lengths = np.asarray([1, 2])
+    trees = masks.padding(lengths), masks.padding(lengths, lengths)
+    with pytest.raises(ValueError, match=r"(?s)different numbers of pytree children.*symmetric difference"):
+        jax.tree.map(lambda a, _: a, *trees)
+    with pytest.raises(ValueError, match="different pytree metadata"):
+        jax.tree.map(lambda a, _: a, *(MultiHeadAttention.init(SEED, 16, num_heads=n) for n in (2, 4)))
 
 
 def test_what_is_no_array_is_static() -> None:
