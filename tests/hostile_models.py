@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,11 +10,34 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from sdpa_xp_export import TensorSpec, export_attention
+from sdpa_xp_export._call.metadata import digest
 
 
 def honest(dtype: str = "float32", form: str = "primitive") -> onnx.ModelProto:
     qkv = TensorSpec(dtype, ("B", 2, "L", 8))
     return export_attention(qkv, qkv, qkv, form=form)
+
+
+def restated(model: onnx.ModelProto, **stated: object) -> onnx.ModelProto:
+    """Change what the metadata state, with a digest that fits."""
+    entries = {entry.key.rpartition(".")[0]: entry for entry in model.metadata_props}
+    call = entries["sdpa_xp.call"]
+    call.value = json.dumps(json.loads(call.value) | stated)
+    entries["sdpa_xp.digest"].value = digest(call.value, {})
+    return model
+
+
+def many_heads(heads: int) -> onnx.ModelProto:
+    """A small file whose reference has so many rows for each query."""
+    model = honest()
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[1].dim_value = heads
+    return restated(model, **dict.fromkeys(("query", "key", "value"), f"float32[B,{heads},L,8]"))
+
+
+def many_windows(count: int) -> onnx.ModelProto:
+    """A small file whose call has so many masks to compute."""
+    return restated(honest(), attn_mask=" & ".join(f"sliding_window({400 + left}, 0)" for left in range(count)))
 
 
 def endless_loop(rounds: int = 2**62) -> onnx.ModelProto:

@@ -20,6 +20,7 @@ from sdpa_xp_export._call.constants import constants
 from sdpa_xp_export._call.length_sums import evaluated
 from sdpa_xp_export._model.entries import exported_models
 from sdpa_xp_export._model.large_model import Model
+from sdpa_xp_export._runtime.deadline import check_time, deadline
 from sdpa_xp_export._runtime.process import TIMEOUT, RuntimeProcess, check_limits, runtime_process
 from sdpa_xp_export._runtime.releases import ProviderName
 from sdpa_xp_export._runtime.session import release_notes, stated_runtime
@@ -87,10 +88,14 @@ def verify(
             number, large scores at all of them, longer runs, and more rows of each run.
         watch: A function to show the progress. It is called after each run with the number of runs so far, the
             number of all runs, and the lengths and the provider of the run.
-        timeout: The most seconds that onnxruntime may take to load and to run the model, all runs together. The
-            model runs in a process of its own, which ends when it meets a limit, or with Ctrl-C.
+        timeout: The most seconds that `verify` may take, all runs together: to read the call, to compute the
+            inputs and the reference, and for onnxruntime to load and to run the model. The start of Python and
+            onnxruntime does not count. The model runs in a process of its own, which ends when it meets a
+            limit, or with Ctrl-C. The reference is computed in yours, which asks for the time between small
+            steps, so it may end some seconds late.
         memory: The most bytes that the model may take there. By default, 8 GiB and four times the model, and
-            more if a run has more than 117 million scores.
+            more if a run has more than 117 million scores. It does not limit the inputs and the reference in
+            your process: a file may make it take some GB.
 
     Returns:
         A report. Each output of each run has its error, the bound, the rows that were compared, the time and
@@ -121,26 +126,29 @@ def verify(
     _check_arguments(call, functions, thorough, watch)
     check_limits("verify", timeout, memory)
     seed = seed_of("verify", seed)
-    loaded = loaded_model("verify", model, "`model` must be an ONNX model, or the path of its file")
-    stated = stated_call(loaded, functions) if call is None else written_call(call)
-    check_interface(loaded, stated)
-    check_size("verify", stated)
-    blocks = blocks_of(loaded)
-    settings = trial_settings(stated, blocks, thorough=thorough, seed=seed)
-    scores = max(_scores(stated, setting) for setting in settings)
-    with runtime_process(loaded, timeout, memory, scores=scores) as runtime:
-        report = verified(
-            runtime,
-            loaded,
-            stated,
-            settings,
-            blocks,
-            runtime.providers(provider),
-            seed=seed,
-            rows=THOROUGH_ROWS if thorough else DEFAULT_ROWS,
-            from_metadata=call is None,
-            watch=watch,
-        )
+    with deadline(float(timeout)) as limit:
+        loaded = loaded_model("verify", model, "`model` must be an ONNX model, or the path of its file")
+        stated = stated_call(loaded, functions) if call is None else written_call(call)
+        check_interface(loaded, stated)
+        check_size("verify", stated)
+        blocks = blocks_of(loaded)
+        settings = trial_settings(stated, blocks, thorough=thorough, seed=seed)
+        scores = max(_scores(stated, setting) for setting in settings)
+        with runtime_process(loaded, timeout, memory, scores=scores) as runtime:
+            with limit.paused():  # the start of Python is no fault of the model
+                on_providers = runtime.providers(provider)
+            report = verified(
+                runtime,
+                loaded,
+                stated,
+                settings,
+                blocks,
+                on_providers,
+                seed=seed,
+                rows=THOROUGH_ROWS if thorough else DEFAULT_ROWS,
+                from_metadata=call is None,
+                watch=watch,
+            )
     if call is not None and not report.agrees and (note := other_call_note(loaded, stated)):
         return replace(report, notes=(*report.notes, note))
     return report
@@ -178,6 +186,7 @@ def verified(
                 if watch is not None:
                     watch(next(done), total, f"{trial.shown} on {provider}")
         placements += session.placements
+        check_time()
         for name, agreements in judge(call, outcomes, computed_in).items():
             for judged, agreement, (seconds, peak) in zip(outcomes, agreements, measured, strict=True):
                 longest, compared, whole = judged.counts

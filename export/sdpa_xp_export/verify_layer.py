@@ -86,7 +86,8 @@ def verify_layer(
         seed: The seed of the random inputs and lengths, as for `verify`.
         thorough: If True, try each length up to 17, five lengths around each number, and up to 1,030 with
             each other name.
-        timeout: As for `verify`.
+        timeout: The most seconds that onnxruntime may take to load and to run the model, all runs together. The
+            calls of the layer have no limit.
         memory: As for `verify`.
         keywords: The keyword arguments of the layer, as for `to_onnx`. A `TensorSpec` in them, also within a
             mask or a bias, stands for the input of that name. If an argument of the layer has the same name as

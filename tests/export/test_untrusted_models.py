@@ -18,7 +18,7 @@ import onnx
 import pytest
 from command import refused, run
 
-from sdpa_xp_export import TensorSpec, save, to_onnx, verify, verify_layer
+from sdpa_xp_export import TensorSpec, export_attention, save, to_onnx, verify, verify_layer
 from sdpa_xp_export._runtime import process
 from sdpa_xp_export._runtime.failure import ModelFailedError
 
@@ -97,6 +97,34 @@ def test_the_limit_of_time_is_for_all_runs_together(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ModelFailedError, match=within("run", "time") + "90 s"):
         verify(hostile.honest(), timeout=90)
     assert verify(hostile.honest(), timeout=10**5).agrees
+
+
+@pytest.mark.parametrize("what", ["heads", "windows"])
+@pytest.mark.parametrize("thorough", [False, True])
+def test_the_limit_of_time_is_also_for_the_reference(what: str, thorough: bool) -> None:
+    """The file states the call, and so how long the inputs and the reference take."""
+    model = hostile.many_heads(200_000) if what == "heads" else hostile.many_windows(150)
+    start = time.monotonic()
+    with pytest.raises(
+        ModelFailedError,
+        match=r"^verify: the inputs and the reference of `model` must be computed within the limit of time; "
+        r"got timeout=1 s, of all runs together\. If you trust the model, pass a larger `timeout`\.$",
+    ):
+        verify(model, timeout=1, thorough=thorough)
+    assert time.monotonic() - start < 15
+
+
+def test_the_start_of_the_process_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine it takes seconds, which is no fault of the model."""
+    providers = process.RuntimeProcess.providers
+
+    def late(*arguments: Any) -> list[str]:
+        time.sleep(2.0)
+        return providers(*arguments)
+
+    monkeypatch.setattr(process.RuntimeProcess, "providers", late)
+    qkv = TensorSpec("float32", (1, 1, 2, 4))
+    assert verify(export_attention(qkv, qkv, qkv), timeout=1.9).agrees
 
 
 @pytest.mark.parametrize("ended_by", ["SIGSEGV", "SIGFPE", "SIGKILL"])

@@ -25,6 +25,7 @@ from sdpa_xp._checks import message
 from sdpa_xp_export._model.external_data import initializer_bytes
 from sdpa_xp_export._model.large_model import Model
 from sdpa_xp_export._runtime import child
+from sdpa_xp_export._runtime.deadline import shown_limit, time_left
 from sdpa_xp_export._runtime.engine import TimedRun
 from sdpa_xp_export._runtime.failure import ModelFailedError
 from sdpa_xp_export._runtime.frames import Frame, TooLargeError, receive, send
@@ -187,11 +188,10 @@ class RuntimeProcess:
         """
         start = time.monotonic()
         try:
-            answer = self._answer({"do": what, **facts}, arrays, self._left)
+            answer = self._answer({"do": what, **facts}, arrays, min(self._left, time_left()))
         except TimeoutError:
             self.close()
-            took = f"{self._limits.timeout:g} s, of all runs together"
-            raise _met(doing, "time", {"timeout": took}) from None
+            raise _met(doing, "time", {"timeout": shown_limit(self._limits.timeout)}) from None
         except TooLargeError:
             self.close()
             raise _met(doing, "memory", {"memory": self._limits.memory}) from None

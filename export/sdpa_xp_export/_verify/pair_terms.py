@@ -18,6 +18,7 @@ from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.operands import Initializer, Input, kind_of, with_operands
+from sdpa_xp_export._runtime.deadline import check_time
 
 Arrays: TypeAlias = dict[str, Any]
 """NumPy arrays by the name of the argument, or of the input of a graph."""
@@ -131,6 +132,7 @@ def _array_of_rows(
 def _runs(rows: NDArray[np.int64]) -> Iterator[range]:
     """Yield the ranges of numbers that follow each other."""
     for run in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
+        check_time()
         if len(run):
             yield range(int(run[0]), int(run[-1]) + 1)
 

@@ -13,6 +13,7 @@ from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.length_sums import evaluated
 from sdpa_xp_export._dtypes.conversion import numpy_dtype
 from sdpa_xp_export._dtypes.promotion import INTEGERS
+from sdpa_xp_export._runtime.deadline import check_time
 from sdpa_xp_export._verify.integer_operands import OPERANDS, OperandChoice, TokenCounts, drawn_integers
 from sdpa_xp_export._verify.pair_terms import Arrays
 from sdpa_xp_export._verify.reference_inputs import heads_first, reference_inputs, reference_shape
@@ -88,6 +89,7 @@ def _filled(shape: tuple[int, ...], dtype: np.dtype[Any], draw: Callable[[int], 
     """Return an array of what `draw(count)` returns; in parts, so that a large one takes little more memory."""
     array = np.empty(shape, dtype)
     for part in _parts(array):
+        check_time()
         part[:] = draw(part.size)
     return array
 

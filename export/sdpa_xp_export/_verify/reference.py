@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from sdpa_xp_export._runtime.deadline import check_time
+
 Floats: TypeAlias = NDArray[np.float64]
 Addend: TypeAlias = NDArray[Any] | Callable[..., Any]
 """An array that is added, or score_mod(score, batch, head, query_index, key_index) -> score."""
@@ -67,6 +69,7 @@ def attention_and_scores(
     all_scores = np.full(pairs, -np.inf)
     q, k, v = (np.broadcast_to(x, (*batch, *x.shape[-3:])) for x in (q, k, v))
     for count, (*entry, head, i) in enumerate(np.ndindex(*pairs[:-1])):
+        check_time()
         row, shared = (*entry, head, i), (*entry, head // group)
         js = np.flatnonzero(allowed[row][: i + 1] if is_causal else allowed[row])
         scores = (k[shared][js] @ q[row]) * scales[row]

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from sdpa_xp_export._call.call import OUTPUTS, ExportCall
 from sdpa_xp_export._dtypes.conversion import numpy_dtype
+from sdpa_xp_export._runtime.deadline import check_time
 from sdpa_xp_export._verify import reference
 from sdpa_xp_export._verify.bounds import Compared, ExpectedRows, judge_copies, judge_rows
 from sdpa_xp_export._verify.magnitudes import magnitudes, sizes_of_terms
@@ -78,6 +79,7 @@ def trials(
     """
     borders = list(borders)
     for setting in settings:
+        check_time()
         arrays = random_inputs(call, setting.lengths, rng, setting.size, setting.operands)
         if setting.nan_in:
             arrays = with_nan(call, arrays, setting.nan_in)
@@ -86,6 +88,7 @@ def trials(
         leaks: list[dict[str, NDArray[np.bool_]]] = []
         copies: Arrays = {}
         for piece in pieces(call, setting.lengths, sample):
+            check_time()
             arguments = reference_inputs(call, arrays, piece)
             expected.append(expected_rows(call, arguments, computed_in))
             leaks.append(_leaks(arguments) if setting.nan_in else {})

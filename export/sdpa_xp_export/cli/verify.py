@@ -55,7 +55,7 @@ def run_verify(
         typer.Option(min=0, help="Repeat the runs of this seed. Default: a new one, which the report names."),
     ] = None,
     timeout: Annotated[
-        float, typer.Option(help="The most seconds in onnxruntime, all runs together.")
+        float, typer.Option(help="The most seconds for the reference and for onnxruntime, all runs together.")
     ] = TIMEOUT,
     memory: Annotated[
         str | None,

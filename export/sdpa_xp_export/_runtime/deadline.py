@@ -1,0 +1,76 @@
+"""The end of the time that a caller gives `verify`, for what it computes itself.
+
+A file states the call, and so how long the reference takes. The loops of the reference ask here whether the
+time is up, as no other process can be ended for it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from sdpa_xp._checks import message
+from sdpa_xp_export._runtime.failure import ModelFailedError
+
+
+class Deadline:
+    """The time that is left; the clock runs from the start, except in `paused`."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._end = time.perf_counter() + seconds
+
+    @property
+    def left(self) -> float:
+        """The seconds that are left, negative if the time is up."""
+        return self._end - time.perf_counter()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stop the clock for what is no fault of the model."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._end += time.perf_counter() - start
+
+    def check(self) -> None:
+        """Raise a ModelFailedError if the time is up."""
+        if self.left < 0:
+            rule = "the inputs and the reference of `model` must be computed within the limit of time"
+            hint = "If you trust the model, pass a larger `timeout`."
+            raise ModelFailedError(message("verify", rule, {"timeout": shown_limit(self.seconds)}, hint))
+
+
+_PRESENT: ContextVar[Deadline | None] = ContextVar("deadline", default=None)
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[Deadline]:
+    """Let `check_time` raise in this block when the seconds are over."""
+    present = Deadline(seconds)
+    token = _PRESENT.set(present)
+    try:
+        yield present
+    finally:
+        _PRESENT.reset(token)
+
+
+def check_time() -> None:
+    """Raise a ModelFailedError if there is a deadline and it is over."""
+    if (present := _PRESENT.get()) is not None:
+        present.check()
+
+
+def time_left() -> float:
+    """Return the seconds until the deadline; infinite if there is none."""
+    present = _PRESENT.get()
+    return math.inf if present is None else present.left
+
+
+def shown_limit(seconds: float) -> str:
+    """Return a limit of time as messages show it."""
+    return f"{seconds:g} s, of all runs together"
