@@ -110,6 +110,60 @@ def test_weights_of_torch_and_a_torch_module() -> None:
     assert (report.agrees, report.reference) == (True, "float64"), str(report)
 
 
+@pytest.mark.needs("torch")
+def test_methods_of_tensors_are_those_of_torch() -> None:
+    """The copies of tensors stay tensors: NumPy has other methods, and some of them mean something else."""
+    import torch
+
+    weight = torch.tensor(INNER)
+    linear = torch.nn.Linear(16, 16)
+    parameter = linear.weight
+
+    class Module(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Linear(16, 16)
+            self.register_buffer("shift", torch.ones(16) / 3)
+
+        def forward(self, x: Any) -> Any:
+            return x @ self.inner.weight.detach().numpy().T - self.shift
+
+    layers: list[Callable[..., Any]] = [
+        lambda x: x @ weight.transpose(0, 1),
+        lambda x: x @ weight.numpy(),
+        lambda x: x @ weight.float().numpy() + weight.max(0).values,
+        lambda x: weight[0] - x @ weight.T.contiguous().numpy() * weight.size(0),
+        lambda x: x @ (weight * 2).numpy() @ torch.linalg.inv(weight) @ OUTER,
+        lambda x: x @ linear.state_dict()["weight"].numpy(),
+        lambda x: x @ linear.weight.detach().numpy() / (1.5 + linear.bias * linear.bias),
+        lambda x: x @ weight.bfloat16().float().t(),
+        lambda x: x + torch.arange(16).float(),
+        Module(),
+    ]
+    for number, layer in enumerate(layers):
+        report = verify_layer(to_onnx(layer, X), layer)
+        assert (report.agrees, report.reference) == (True, "float64"), (number, str(report))
+    assert linear.weight is parameter
+    assert type(weight) is torch.Tensor
+    wrong = to_onnx(lambda x: x @ weight, X)
+    assert not verify_layer(wrong, layers[0]).agrees
+
+
+@pytest.mark.needs("jax")
+def test_methods_that_numpy_does_not_have() -> None:
+    import jax.numpy as jnp
+
+    weight = jnp.asarray(INNER)
+
+    def layer(x: Any) -> Any:
+        return x @ weight.at[0].set(1.0)
+
+    report = verify_layer(to_onnx(layer, X), layer)
+    assert (report.agrees, report.reference) == (True, "float32"), str(report)
+    assert report.notes[0].startswith("the reference is the layer in float32, not in float64: ")
+    assert not verify_layer(to_onnx(lambda x: x @ weight, X), layer).agrees
+
+
 def test_arrays_among_the_keywords() -> None:
     bias = np.random.default_rng(3).standard_normal((16, 16)).astype(np.float32)
 

@@ -38,6 +38,7 @@ class CaseList:
         """Make all cases; the layer must accept the first lengths, and may refuse the others."""
         first = first_lengths(self.inputs.specs)
         with self.inputs.hint_for_errors():
+            self.both.choose_copies(self.inputs.drawn(first[-1], np.random.default_rng(self.seed)))
             self.cases = [self._ordinary(lengths) for lengths in first]
         more = [*more_lengths(self.inputs.specs, thorough=thorough)]
         more += [lengths for lengths in chosen.around() if lengths not in more]

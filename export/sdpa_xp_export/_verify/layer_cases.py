@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sdpa_xp._checks import message
-from sdpa_xp_export._dtypes.conversion import to_numpy
-from sdpa_xp_export._layer import named_outputs, with_arrays, with_parameters
+from sdpa_xp_export._layer import named_outputs, with_arrays
 from sdpa_xp_export._verify.agreement import EPS, textbook_error
-from sdpa_xp_export._verify.held_arrays import with_changed_arrays
 from sdpa_xp_export._verify.large_inputs import (
     factors,
     furthest,
@@ -23,6 +21,7 @@ from sdpa_xp_export._verify.large_inputs import (
     perturbed,
     with_large_tokens,
 )
+from sdpa_xp_export._verify.layer_copies import Way, ways_to_copy
 from sdpa_xp_export._verify.pair_terms import Arrays
 from sdpa_xp_export._verify.trial_lengths import Lengths
 from sdpa_xp_export.spec import TensorSpec
@@ -73,11 +72,20 @@ class BothLayers:
         self, layer: Callable[..., Any], keywords: Mapping[str, Any], rng: np.random.Generator, *, double: bool
     ) -> None:
         self.double, self.why_not_wide = double, ""
-        called = partial(layer, **keywords)
-        self.layer = _changed(called, lambda x: x)
-        self.wide = _changed(called, _widened)
-        self.moved = _changed(called, lambda x: moved(x, rng))
-        self.narrow = _changed(called, _narrowed)
+        self.called, self.rng = partial(layer, **keywords), rng
+        self.ways = [*ways_to_copy(self.called)]
+        self._copy(self.ways[0])
+
+    def choose_copies(self, arrays: Arrays) -> None:
+        """Copy the layer in the first way in which it accepts these inputs."""
+        for way in self.ways if len(self.ways) > 1 else ():
+            self._copy(way)
+            try:
+                self._called(self.layer, arrays)
+            except Exception:  # an error of a copy, or of the layer, which is anyone's function
+                continue
+            return
+        self._copy(self.ways[0])
 
     def case(self, lengths: Lengths, arrays: Arrays) -> LayerCase:
         """Return what both compute."""
@@ -160,6 +168,13 @@ class BothLayers:
                 return LayerCase(lengths, large, computed.exact, direct, LARGE)
         return None
 
+    def _copy(self, way: Way) -> None:
+        copy, self.context = way
+        self.layer, self.wide, self.moved, self.narrow = (
+            copy(self.called, change)
+            for change in (lambda x: x, _widened, lambda x: moved(x, self.rng), _narrowed)
+        )
+
     def _own_case(self, case: LayerCase, rng: np.random.Generator) -> LayerCase:
         narrow = case.narrow if case.narrow is not None else self._called(self.layer, case.inputs)
         exact = _in_float64(narrow)
@@ -177,9 +192,9 @@ class BothLayers:
             return array
 
         keywords = {name: with_arrays(value, name, array_of) for name, value in layer.keywords.items()}
-        with np.errstate(all="ignore", invalid=invalid):
+        with np.errstate(all="ignore", invalid=invalid), self.context():
             outputs = named_outputs(layer.func(*layer.args, **left, **keywords))
-        return {name: np.asarray(x) for name, x in outputs.items()}
+            return {name: np.asarray(x) for name, x in outputs.items()}
 
     def _double_precision(self, exact: dict[str, NDArray[Any]], arrays: Arrays) -> dict[str, NDArray[Any]]:
         """Return `exact` with the error that float64 has.
@@ -260,21 +275,6 @@ def _is_elsewhere_finite(exact: NDArray[Any], narrow: NDArray[Any], off: NDArray
         return exact.dtype.kind != narrow.dtype.kind
     finite = [np.isfinite(x.astype(np.float64)) for x in (exact, narrow, off)]
     return bool(np.any((finite[0] != finite[1]) & (finite[1] == finite[2])))
-
-
-def _changed(called: partial[Any], change: Callable[[NDArray[Any]], NDArray[Any]]) -> partial[Any]:
-    """Return a layer with `change(array)` in place of the arrays that it holds, or else of its `parameters`."""
-
-    def of_any_library(x: Any) -> Any:
-        try:
-            return change(x if isinstance(x, np.ndarray) else to_numpy("verify_layer", "weight", x))
-        except (TypeError, ValueError, RuntimeError):  # NumPy cannot hold it
-            return x
-
-    changed = with_changed_arrays(called, of_any_library)
-    if changed is called:
-        changed = with_parameters(called, lambda _, x: of_any_library(x))
-    return cast("partial[Any]", changed)
 
 
 def _widened(x: NDArray[Any]) -> NDArray[Any]:
