@@ -118,6 +118,7 @@ def test_methods_of_tensors_are_those_of_torch() -> None:
     weight = torch.tensor(INNER)
     linear = torch.nn.Linear(16, 16)
     parameter = linear.weight
+    attention = MultiHeadAttention.from_torch(torch.nn.MultiheadAttention(16, 2, batch_first=True))
 
     class Module(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -138,6 +139,7 @@ def test_methods_of_tensors_are_those_of_torch() -> None:
         lambda x: x @ linear.weight.detach().numpy() / (1.5 + linear.bias * linear.bias),
         lambda x: x @ weight.bfloat16().float().t(),
         lambda x: x + torch.arange(16).float(),
+        lambda x: attention(x) @ weight.transpose(0, 1),
         Module(),
     ]
     for number, layer in enumerate(layers):

@@ -32,9 +32,14 @@ _CONTAINERS = (list, dict, set, frozenset, tuple)
 _UNCOPIED = {"__dict__", "__weakref__", "__slots__", "__module__", "__qualname__", "__doc__", "__annotations__"}
 
 
-def with_changed_arrays(layer: Callable[..., Any], change: Change) -> Callable[..., Any]:
-    """Return a copy of `layer` with `change(array)` in place of each array; `layer` itself if none changes."""
-    return cast(Callable[..., Any], _Copy(layer, change).copy_of(layer))
+def with_changed_arrays(
+    layer: Callable[..., Any], change: Change, in_library: Change | None = None
+) -> Callable[..., Any]:
+    """Return a copy of `layer` with `change(array)` in place of each array; `layer` itself if none changes.
+
+    With `in_library`, that is called for the arrays in the layers, masks and biases of `sdpa_xp`.
+    """
+    return cast(Callable[..., Any], _Copy(layer, change, in_library or change).copy_of(layer))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,8 +53,8 @@ class _ModuleInPart:
 class _Copy:
     """The copies of all objects that lead to an array that changes, each made once."""
 
-    def __init__(self, layer: object, change: Change) -> None:
-        self.change = change
+    def __init__(self, layer: object, change: Change, in_library: Change) -> None:
+        self.change, self.in_library = change, in_library
         self.home = _home(layer)
         self.changed: dict[int, Any] = {}
         self.named: dict[int, dict[str, Any]] = {}
@@ -61,6 +66,7 @@ class _Copy:
     def _leading_to_a_change(self, layer: object) -> set[int]:
         """Return the identities of the objects that an array which changes is reached from."""
         owners: dict[int, list[int]] = {}
+        library: set[int] = set()
         waiting = [layer]
         while waiting and len(self.known) < MOST:
             value = waiting.pop()
@@ -68,11 +74,14 @@ class _Copy:
                 continue
             self.known[id(value)] = value
             if is_array(value) and not isinstance(value, type):  # np.ndarray itself has the methods of arrays
-                if (other := self.change(value)) is not value:
+                change = self.in_library if id(value) in library else self.change
+                if (other := change(value)) is not value:
                     self.changed[id(value)] = other
                 continue
             for part in self._parts(value):
                 owners.setdefault(id(part), []).append(id(value))
+                if _package_of(type(value)) == "sdpa_xp":
+                    library.add(id(part))
                 waiting.append(part)
         needed: set[int] = set()
         reached = [*self.changed]

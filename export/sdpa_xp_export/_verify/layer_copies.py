@@ -60,25 +60,32 @@ def _with_numpy(called: partial[Any], change: Change) -> partial[Any]:
 def _with_tensors(called: partial[Any], change: Change) -> partial[Any]:
     from sdpa_xp_export._verify.tensor_copies import changed_tensor, is_plain_tensor
 
-    return _changed(
-        called, lambda x: changed_tensor(x, change) if is_plain_tensor(x) else _numpy_array(x, change)
-    )
+    def of_library(x: Any) -> NDArray[Any]:
+        return _numpy_array(x, change)  # its layers take arrays of one library
+
+    def of_caller(x: Any) -> Any:
+        return changed_tensor(x, change) if is_plain_tensor(x) else _numpy_array(x, change)
+
+    return _changed(called, of_caller, of_library)
 
 
 def _numpy_array(x: Any, change: Change) -> NDArray[Any]:
     return change(x if isinstance(x, np.ndarray) else to_numpy("verify_layer", "weight", x))
 
 
-def _changed(called: partial[Any], change: Callable[[Any], Any]) -> partial[Any]:
+def _changed(
+    called: partial[Any], change: Callable[[Any], Any], in_library: Callable[[Any], Any] | None = None
+) -> partial[Any]:
     """Return a layer with `change(array)` in place of the arrays that it holds, or else of its `parameters`."""
 
-    def of_any_library(x: Any) -> Any:
+    def where_possible(change: Callable[[Any], Any], x: Any) -> Any:
         try:
             return change(x)
         except (TypeError, ValueError, RuntimeError):  # NumPy cannot hold it
             return x
 
-    changed = with_changed_arrays(called, of_any_library)
+    of_caller, of_library = (partial(where_possible, one) for one in (change, in_library or change))
+    changed = with_changed_arrays(called, of_caller, of_library)
     if changed is called:
-        changed = with_parameters(called, lambda _, x: of_any_library(x))
+        changed = with_parameters(called, lambda _, x: of_library(x))
     return cast("partial[Any]", changed)
