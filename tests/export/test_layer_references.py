@@ -216,7 +216,7 @@ def test_a_reference_that_is_not_to_be_had() -> None:
 
     def refused(x: Any) -> Any:
         xp = x.__array_namespace__()
-        return scaled_dot_product_attention(x, x, x, bias=xp.astype(x[..., 0:1] > 0, xp.float32) * -2.0)
+        return scaled_dot_product_attention(x, xp.astype(x > 0, xp.float32) * -2.0, x)
 
     for layer, spec, why in (
         (returned, IDS, "it computes output in float32 there too"),
