@@ -129,11 +129,12 @@ def explain(
     )
     call = prepare("explain", {"query": query, "key": key, "value": value}, options, has_kernels=True)
     choice = choose_kernel(call)
-    if (cut := cut_call(call._replace(dropout_p=0.0))) is not None:
+    call = call._replace(dropout_p=0.0)
+    if (cut := cut_call(call)) is not None:
         return _explain_chunks(cut)
-    scores = call.scores_without_dropout()
     plan = call.plan()
-    computed, tile_map = _mapped_tiles(scores, plan)
+    with call.quiet():
+        computed, tile_map = _mapped_tiles(call.scores_without_dropout(), plan)
     all_tiles = len(plan.tasks()) * len([*plan.column_ranges(range(plan.keys))])
     return Explanation(
         implementation="xp" if choice.kernel is None else "native",

@@ -105,21 +105,24 @@ def rotate_packed(
     if rotary is None or not stops[-1]:
         return tokens
     factory = factory_like(function, tokens)
-    pieces = [(rotary, tokens, [*chain(*rows)])]
-    if rotary._of_entry(0) is not None:
-        pieces = [
-            (rotary._of_entry(entry) or rotary, tokens[slice_of_axis(axis, stop - len(row), stop)], [*row])
-            for entry, (row, stop) in enumerate(zip(rows, stops, strict=True))
-            if row
+    with factory.quiet():
+        pieces = [(rotary, tokens, [*chain(*rows)])]
+        if rotary._of_entry(0) is not None:
+            pieces = [
+                (rotary._of_entry(entry) or rotary, tokens[slice_of_axis(axis, stop - len(row), stop)], [*row])
+                for entry, (row, stop) in enumerate(zip(rows, stops, strict=True))
+                if row
+            ]
+        rotated = [
+            rotate(one, function, name, x, partial(_array, factory, places), layout)
+            for one, x, places in pieces
         ]
-    rotated = [
-        rotate(one, function, name, x, partial(_array, factory, places), layout) for one, x, places in pieces
-    ]
-    return rotated[0] if len(rotated) == 1 else factory.xp.concat(rotated, axis=axis)
+        return rotated[0] if len(rotated) == 1 else factory.xp.concat(rotated, axis=axis)
 
 
 def _array(factory: ArrayFactory, positions: Sequence[object], _length: int = 0) -> Array:
-    return factory.xp.asarray(positions, dtype=factory.xp.int32, device=factory.device)
+    with factory.quiet():
+        return factory.xp.asarray(positions, dtype=factory.xp.int32, device=factory.device)
 
 
 def positions_table(factory: ArrayFactory, rows: Sequence[Row]) -> Array:

@@ -27,7 +27,7 @@ TokenPositionsLike: TypeAlias = int | PositionsLike | Sequence[Sequence[int]]
 
 def factory_like(function: str, array: Array) -> ArrayFactory:
     """Return the factory of positions for the library and device of an array."""
-    return ArrayFactory(function, namespace_of(array), device_of(array), {})
+    return ArrayFactory(function, namespace_of(array), device_of(array), {"like": array})
 
 
 def check_first(function: str, first: object, like: Array) -> Consecutive:

@@ -11,10 +11,12 @@ import pytest
 
 from sdpa_xp import (
     KVCache,
+    PagedKVCache,
     attention_state,
     attention_weights,
     biases,
     dot_product_attention,
+    explain,
     masks,
     positional,
     scaled_dot_product_attention,
@@ -136,6 +138,51 @@ def test_a_cache_moves_its_own_numbers_to_the_device() -> None:
         output = cache.append(tokens, tokens).drop_first(2).attend(tokens, masks.sliding_window(3, 0))
     expected = KVCache(X, X, rotary=positional.Rotary(8), first_position=[1, 2]).append(X, X).drop_first(2)
     np.testing.assert_allclose(output, expected.attend(X, masks.sliding_window(3, 0)), rtol=0, atol=4e-6)
+
+
+def rotations(put: Callable[[Any], Any]) -> dict[str, positional.Rotation]:
+    tables = X.reshape(2, -1, 4)[:, :16]
+    return {
+        "rotary": positional.Rotary(8),
+        "one table": positional.RotaryTables(put(tables[0]), put(tables[1])),
+        "a table for each sequence": positional.RotaryTables(put(tables), put(tables)),
+    }
+
+
+@pytest.mark.parametrize("name", ["rotary", "one table", "a table for each sequence"])
+@pytest.mark.parametrize("positions", [None, [[0, 2, 4], [1, 3, 5, 7, 9]]])
+def test_a_paged_cache_moves_its_own_numbers_to_the_device(
+    name: str, positions: list[list[int]] | None
+) -> None:
+    import jax
+
+    def run(put: Callable[[Any], Any]) -> list[Any]:
+        pool, packed, query = put(X.reshape(12, 2, 2, 8)), put(X[0, :2, :3]), put(X[:, :2, :1])
+        table = [[0, 3, 9], [5, 1, 4]]
+        cache = PagedKVCache(pool, pool, table, [3, 5], rotary=rotations(put)[name], positions=positions)
+        longer = cache.append(packed, packed, cu_seqlens_k=[0, 2, 3])
+        rules: dict[str, Any] = {"attn_mask": masks.sliding_window(2, 0), "bias": biases.alibi(2)}
+        return [
+            cache.attend(packed, cu_seqlens_q=[0, 1, 3]),
+            *cache.attend_state(packed, cu_seqlens_q=[0, 1, 3], **rules),
+            longer.attend(packed, cu_seqlens_q=[0, 1, 3], positions=[3, 1, 2], is_causal=False),
+            longer.drop_last(1).take_entries([1, 0]).attend(query, **rules),
+        ]
+
+    with debugs():
+        results = run(jax.device_put)
+    for result, expected in zip(results, run(np.asarray), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=0, atol=4e-6)
+
+
+@pytest.mark.parametrize("name", ["one length", "an offset for each entry", "a window", "or, not", "chunks"])
+def test_explain_moves_its_own_numbers_to_the_device(name: str) -> None:
+    import jax
+
+    query = jax.device_put(X)
+    with debugs():
+        guarded = [explain(query, query, query, **rules) for rules in (RULES[name], {"is_causal": True})]
+    assert guarded == [explain(query, query, query, **rules) for rules in (RULES[name], {"is_causal": True})]
 
 
 def test_nan_of_padding_is_no_fault() -> None:
