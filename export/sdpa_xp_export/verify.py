@@ -31,6 +31,7 @@ from sdpa_xp_export._verify.seeds import seed_of
 from sdpa_xp_export._verify.stated_call import (
     check_interface,
     computed_dtype,
+    of_metadata,
     other_call_note,
     stated_call,
     written_call,
@@ -176,6 +177,7 @@ def verified(
         drawn = trials(
             call, settings, np.random.default_rng(seed), computed_in=computed_in, borders=borders, rows=rows
         )
+        drawn = of_metadata(call, drawn) if from_metadata else drawn
         outcomes: list[TrialOutcome] = []
         measured: list[tuple[float, int | None]] = []
         with runtime.session(model, provider) as session:

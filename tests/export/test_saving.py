@@ -348,6 +348,19 @@ def test_a_link_to_nothing_leads_into_no_other_folder(tmp_path: Path, to: str, o
     assert save(MODEL, link, overwrite=True) == outside / "a.onnx"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="on Linux a pipe has a path, as /dev/stdout")
+def test_a_pipe_is_no_file() -> None:
+    """Its path is a link to a name that no file has."""
+    ends = os.pipe()
+    try:
+        path = f"/dev/fd/{ends[1]}"
+        with pytest.raises(FileExistsError, match=rf"^save: `path` must be a file; got path={path}\.$"):
+            save(MODEL, path)
+    finally:
+        for end in ends:
+            os.close(end)
+
+
 def test_the_demo_follows_no_link_to_nothing(tmp_path: Path) -> None:
     linked(tmp_path, tmp_path / "elsewhere.onnx").rename(tmp_path / "named" / demo.MODEL)
     with pytest.raises(FileExistsError, match=r"^demo: a file of `output` must not exist yet"):

@@ -127,6 +127,49 @@ def test_the_start_of_the_process_does_not_count(monkeypatch: pytest.MonkeyPatch
     assert verify(export_attention(qkv, qkv, qkv), timeout=1.9).agrees
 
 
+@pytest.mark.parametrize(
+    ("stated", "why"),
+    [
+        ({"bias": "alibi(100000000)"}, r"`bias\.slopes` must have as many heads"),
+        ({"attn_mask": f"document({[*range(2000)]})"}, r"`attn_mask\.query_ids` must have one integer"),
+        ({"attn_mask": "document([[1, 2]])"}, r"`attn_mask\.query_ids\[0\]` must be an integer"),
+        ({"attn_mask": f"prefix({2**63 - 1})"}, r"`attn_mask\.length` must be at most"),
+        ({"attn_mask": "padding([3, 4, 5])"}, r"`attn_mask\.key_lengths` must broadcast"),
+    ],
+)
+def test_a_stated_call_that_the_library_refuses(stated: dict[str, object], why: str) -> None:
+    rule = r"^verify: `model` must state a call that the library computes"
+    with pytest.raises(ValueError, match=rf"{rule} \({why}.*\); got call=.*\. Pass `call` to say") as caught:
+        verify(hostile.restated(hostile.honest(), **stated))
+    assert len(str(caught.value)) < 600
+
+
+def test_a_stated_call_with_an_unknown_key() -> None:
+    with pytest.raises(ValueError, match=r"^verify: .* \(its call has an unknown key, 'foo'\); got metadata="):
+        verify(hostile.restated(hostile.honest(), foo=1))
+
+
+def test_no_flag_has_what_the_file_states(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    spec = "float32[B,4,L,8]"
+    model = save(hostile.restated(hostile.honest(), query=spec), tmp_path / "other.onnx")
+    assert f", call=query: {spec}" in refused(capsys, "verify", model)
+    call = tmp_path / "call.toml"
+    call.write_text("".join(f"{name} = '{spec}'\n" for name in ("query", "key")))
+    assert f", --call=query: {spec}" in refused(capsys, "verify", model, "--call", call)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the shell of Windows closes no streams")
+@pytest.mark.parametrize("closed", ["2>&-", ">&- 2>&- <&-"])
+def test_closed_streams(tmp_path: Path, closed: str) -> None:
+    """The exit code and the page are as with open ones."""
+    model, page = save(hostile.honest(), tmp_path / "right.onnx"), tmp_path / "page.html"
+    command = f'"$0" -m sdpa_xp_export verify "$@" {closed}'
+    for arguments, code in ((["--html", page], 0), (["--timeout", "1e-9"], 1)):
+        shell = ["sh", "-c", command, sys.executable, str(model), *map(str, arguments)]
+        assert subprocess.run(shell, capture_output=True, timeout=60).returncode == code
+    assert "agrees" in page.read_text()
+
+
 @pytest.mark.parametrize("ended_by", ["SIGSEGV", "SIGFPE", "SIGKILL"])
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signals")
 def test_a_process_that_crashes(ended_by: str, processes: list[Any]) -> None:
@@ -261,7 +304,9 @@ def test_limits_of_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     for memory in ("", "much", "-1", "4GiBB", "1e9x"):
         assert "`--memory` must be a number of bytes" in refused(capsys, "verify", loop, f"--memory={memory}")
     assert "`--memory` must be at least 1" in refused(capsys, "verify", loop, "--memory=0")
-    assert "`--timeout` must be a positive number" in refused(capsys, "verify", loop, "--timeout=0")
+    zero = refused(capsys, "verify", loop, "--timeout=0")
+    assert "`--timeout` must be a positive number" in zero
+    assert "pass inf." in zero
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,8 @@ def from_json(
     read = json.loads(text)
     if not isinstance(read, dict) or not {"query", "key", "value"} <= read.keys():
         raise ValueError("no call")
+    for name in read.keys() - {*SPECS, *ExportOptions._fields}:
+        raise ValueError(f"its call has an unknown key, {name[:40]!r}")
     specs = {name: TensorSpec.parse(read.pop(name)) for name in SPECS if name in read}
     for name in ("attn_mask", "bias"):
         if functions and name in functions:

@@ -59,6 +59,8 @@ def free_target(path: str | os.PathLike[str], argument: PathArgument, *, overwri
     """
     checked = argument.checked(path)
     target = Path(os.path.realpath(checked))
+    if checked.exists() and not checked.is_file():  # a pipe, as /dev/stdout, has no name to follow
+        raise FileExistsError(argument.message("must be a file", checked))
     # A real path that is still a link belongs to links that run in a circle.
     if target.is_symlink() or (target.exists() and not target.is_file()):
         raise FileExistsError(argument.message("must be a file", target))

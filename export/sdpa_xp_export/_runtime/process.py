@@ -69,7 +69,7 @@ def check_limits(function: str, timeout: object, memory: object) -> None:
     if isinstance(timeout, bool) or not isinstance(timeout, Real):
         raise TypeError(message(function, rule, got))
     if not float(timeout) > 0:
-        raise ValueError(message(function, rule, got, "Pass math.inf for no limit."))
+        raise ValueError(message(function, rule, got, "Infinity is no limit: pass inf."))
     if memory is not None:
         checks.integer(function, "memory", memory, least=1, most=2**62)
 

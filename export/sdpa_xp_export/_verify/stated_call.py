@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import onnx
 
@@ -19,7 +19,9 @@ from sdpa_xp_export._dtypes.conversion import ONNX_DTYPE
 from sdpa_xp_export._model.entries import exported_models, metadata_of
 from sdpa_xp_export._model.external_data import initializers, without_numbers
 from sdpa_xp_export._model.large_model import Model
+from sdpa_xp_export._runtime.failure import ModelFailedError
 
+T = TypeVar("T")
 FUSED = ("Attention", "MultiHeadAttention", "GroupQueryAttention")
 HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 HINT = "Pass `call` to say what the model should compute; `verify` then trusts nothing in the file."
@@ -62,6 +64,20 @@ def stated_call(model: Model, functions: Mapping[str, Any]) -> ExportCall:
         )
         raise ValueError(message("verify", rule, {"sdpa_xp.digest": stated}, HINT))
     return call
+
+
+def of_metadata(call: ExportCall, trials: Iterator[T]) -> Iterator[T]:
+    """Yield the trials of a call in the metadata; what the library refuses in it is an error of the model."""
+    try:
+        yield from trials
+    except ModelFailedError:  # the time is up
+        raise
+    except (TypeError, ValueError, OverflowError) as error:
+        why = first_sentence(error).removeprefix("to_array: ")
+        rule = f"`model` must state a call that the library computes ({why})"
+        raise ValueError(
+            message("verify", rule, {"call": textwrap.shorten(to_json(call), 200)}, HINT)
+        ) from error
 
 
 def other_call_note(model: Model, call: ExportCall) -> str:

@@ -21,7 +21,18 @@ BAD_ARGUMENTS = 2
 
 def main() -> None:
     """Run the console script."""
+    _open_streams()
     sys.exit(_code(sys.argv[1:]))
+
+
+def _open_streams() -> None:
+    """Give the command streams that lead nowhere where a shell closed its own, as with 2>&-.
+
+    A file that is opened later could get the number of a closed one, and whatever is written to that.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # the lowest number first
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))
 
 
 def _code(arguments: list[str]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from typer.core import TyperCommand, TyperGroup
 
@@ -21,15 +21,18 @@ _TEXT = r"(?<!\w)'(?:[^'\\]|\\.)*'"
 """A text in quotes: what a user wrote, which stays as it is."""
 
 
-def with_flags(text: str, flags: Mapping[str, str]) -> str:
-    """Return a message with the flag instead of each keyword: "`name`", "name=value" or "name=True"."""
+def with_flags(text: str, flags: Mapping[str, str], stated: Collection[str] = ()) -> str:
+    """Return a message with the flag instead of each keyword: "`name`", "name=value" or "name=True".
+
+    The value of a keyword in `stated` comes from elsewhere, so no flag has it.
+    """
     names = "|".join(map(re.escape, flags)) or "(?!)"
     pattern = rf"{_TEXT}|`(?P<named>{names})`|(?<![\w.-])(?P<passed>{names})=(?P<true>True\b)?"
 
     def flag(match: re.Match[str]) -> str:
         if named := match["named"]:
             return f"`{flags[named]}`"
-        if passed := match["passed"]:
+        if (passed := match["passed"]) and passed not in stated:
             return flags[passed] if match["true"] else f"{flags[passed]}="
         return match[0]
 
@@ -45,7 +48,8 @@ def command_message(group: TyperGroup, arguments: Sequence[str], text: str) -> s
     function, colon, rest = text.partition(": ")
     if colon and function in FUNCTIONS:
         text = f"{name}: {rest}"
-    return with_flags(text, _flags(command, arguments))
+    stated = () if "--call" in _passed(arguments) else ("call",)  # the metadata of the model have it
+    return with_flags(text, _flags(command, arguments), stated)
 
 
 def command_name(arguments: Sequence[str]) -> str | None:
@@ -53,12 +57,17 @@ def command_name(arguments: Sequence[str]) -> str | None:
     return next((argument for argument in arguments if not argument.startswith("-")), None)
 
 
+def _passed(arguments: Sequence[str]) -> set[str]:
+    """Return the flags of a command line."""
+    return {argument.partition("=")[0] for argument in arguments}
+
+
 def _flags(command: TyperCommand, arguments: Sequence[str]) -> dict[str, str]:
     """Return the flag of each keyword that messages of the command may name."""
     names = {str(parameter.name): parameter.opts[0] for parameter in command.params}
     flags = {name: flag for name, flag in names.items() if flag.startswith("--")}
     flags |= {name: flag for name, flag in KEYWORDS.items() if flag in flags.values()}
-    passed = {argument.partition("=")[0] for argument in arguments}
+    passed = _passed(arguments)
     if "--require-provider" in passed and "--provider" not in passed:
         flags["provider"] = "--require-provider"
     return flags
