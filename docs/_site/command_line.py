@@ -34,6 +34,7 @@ VERIFY_KEYS = {
     "call_from_metadata": "false if `--call` passed them",
     "computed_in": "the dtype of the textbook formula that sets the bounds",
     "left_out": "what was not tried, and why",
+    "seed": "what `--seed` takes to try the same lengths again",
     "nodes": "the number of nodes that ran, and where",
     "runs": "one entry for each output of each run",
     "placements": "one entry for each node that ran",

@@ -218,9 +218,10 @@ def test_pipes(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     assert "`--query` must be given" in refused(capsys, "export", "--config", folder / "nobody")  # it is empty
 
 
-def as_from_a_terminal() -> None:
-    """Where the tests run in the background, interrupts are ignored, and that is inherited."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+AS_FROM_A_TERMINAL = (
+    "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+)
+"""Where the tests run in the background, interrupts are ignored, and that is inherited."""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it looks at what a process has loaded")
@@ -229,7 +230,8 @@ def test_an_interrupt_in_the_first_second(tmp_path: Path, after: float) -> None:
     command = [str(Path(sys.executable).with_name("sdpa-xp")), "verify", str(tmp_path / "none.onnx")]
     if not Path(command[0]).exists():
         command[:1] = [sys.executable, "-m", "sdpa_xp_export"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=as_from_a_terminal) as process:
+    command = [sys.executable, "-c", AS_FROM_A_TERMINAL, *command]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         while "numpy" not in Path(f"/proc/{process.pid}/maps").read_text():
             assert process.poll() is None
         time.sleep(after)

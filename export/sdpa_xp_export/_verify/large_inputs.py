@@ -64,8 +64,8 @@ def moved(x: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
     wide = x.astype(np.float64)
     step = 2 * EPS[x.dtype.name] * rng.uniform(-1, 1, x.shape)
     with np.errstate(invalid="ignore"):
-        step[(wide == np.rint(wide)) & (np.abs(wide) <= WHOLE)] = 0.0
-        return np.asarray(wide * (1 + step)).astype(x.dtype)
+        is_small_and_whole = (wide == np.rint(wide)) & (np.abs(wide) <= WHOLE)
+        return np.asarray(wide * (1 + np.where(is_small_and_whole, 0.0, step))).astype(x.dtype)
 
 
 def furthest(exact: NDArray[Any], candidates: Sequence[NDArray[Any]]) -> NDArray[Any]:
