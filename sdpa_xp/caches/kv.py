@@ -275,7 +275,7 @@ class KVCache(CacheAttention[A]):
         Raises:
             TypeError: The numbers are not integers, or are an array of another library.
             ValueError: A number is negative, or S or more, as far as they can be read; or the shape does not
-            fit.
+                fit.
         """
         function = "KVCache.take_tokens"
         array, axis = self._slots.tokens("key"), self._slots.buffers.axis
