@@ -58,9 +58,7 @@ WORDS = {
         "intra_op_num_threads latency threads concurrent throughput p95 intra_op op"
     ),
     "how-to/export/": "export onnx",
-    "how-to/deploy/#run-other-tools-on-the-file": (
-        "onnxsim onnxslim onnxoptimizer simplify quantize_dynamic extract_model merge_models prefix"
-    ),
+    "how-to/deploy/#run-other-tools-on-the-file": "simplify quantize_dynamic extract_model merge_models prefix",
     "how-to/deploy/#other-providers-and-languages": (
         "tensorrt directml coreml openvino c++ cpp c# java rust language languages other provider providers "
         "trtexec rocm amd csharp"
@@ -73,7 +71,7 @@ WORDS = {
         "export layer custom function weights onnx load own pretrained state_dict checkpoint safetensors"
     ),
     "how-to/export/#files-over-2-gib": "2gb 2gib protobuf larger external data exceeds maximum",
-    "how-to/export/#export-a-whole-block-norm-attention-mlp": "transformerencoderlayer encoder block norm mlp",
+    "how-to/export/#export-a-whole-block-norm-attention-mlp": "transformerencoderlayer block norm mlp",
     "how-to/export/#float16": "float16 half fp16 onnx",
     "how-to/export/#leave-lengths-open": "dynamic open batch size 0 length zero empty input",
     "how-to/export/#prompts-of-different-lengths": (
@@ -163,7 +161,7 @@ WORDS = {
     "reference/contract/#special-numbers": "infinity special numbers fully masked",
     "reference/errors/": "error exception message must troubleshoot troubleshooting messages",
     "reference/errors/#pythons-own-messages": (
-        "typeerror missing required positional argument unexpected keyword takes given arguments"
+        "typeerror missing required positional argument misnamed keyword takes given arguments"
     ),
     "reference/errors/#shapes": "shape shapes mismatch mismatched error attn_mask.shape",
     "reference/errors/#imports": "importerror modulenotfounderror module named",
@@ -173,7 +171,7 @@ WORDS = {
         "invalid_argument invalid dimensions unexpected unsupported domain_version failed ir "
         "scatterelements op registered seqlens_k"
     ),
-    "reference/layers/": "layers",
+    "reference/layers/": "layer layers",
     "reference/layers/#sdpa_xp.layers.MultiHeadAttention": "mha multi multihead multiheadattention",
     "reference/masks/": "masks",
     "reference/plot/": "plot plt.show picture figure matplotlib nothing appears",

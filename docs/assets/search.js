@@ -15,7 +15,7 @@ const MEANT = [
   [/ONNXRuntimeError|No Op registered|find an implementation|is under development|missing from input feed|Non-zero status|cannot be reshaped|registered function|Unexpected input data type|INVALID_PROTOBUF/i, "invalid_argument"],
   [/^AttributeError: module|\bmodule '\w+' has no attribute/i, "isdtype"],
   [/\bNo module named\b/i, "modulenotfounderror"],
-  [/\b(missing \d+ required|positional arguments?\b|unexpected keyword)/i, "unexpected"],
+  [/\b(missing \d+ required|positional arguments?\b|unexpected keyword)/i, "misnamed"],
   [/\bwhy\b.*\bcache|\bcache.*\bworks?\b/i, "decoder"],
   [/^what (is|are) (an? |the )?((quer(y|ies)|keys?|values?|transformers?|encoders?|decoders?)(,| and)? ?)+\??$/i, "glossary"],
   [/^what does (?!true|false)\w+ mean\??$/i, "glossary"],
