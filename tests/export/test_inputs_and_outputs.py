@@ -237,5 +237,10 @@ def test_an_interrupt_in_the_first_second(tmp_path: Path, after: float) -> None:
         time.sleep(after)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate()
-    assert "Traceback" not in err
-    assert (process.returncode, err) in ((130, "sdpa-xp: interrupted\n"), (2, err))
+    assert err.startswith("sdpa-xp: ")
+    assert err.count("\n") == 1
+    if err == "sdpa-xp: interrupted\n":
+        assert process.returncode == 130
+    else:  # its work was done: Python hands signals back to the system while it ends, and a shell says 130 then
+        assert process.returncode in (2, -signal.SIGINT)
+        assert "`model` must be a file" in err
