@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -80,10 +79,12 @@ def read_only(x: np.ndarray) -> np.ndarray:
 
 
 def _exported(name: str, device: str = "") -> Any:
-    """The library on one of its devices, as the exporter's `agree` holds its arrays; this asks for onnx."""
+    """The library on one of its devices, as the exporter's `agree` holds its arrays; onnx is not needed."""
     from sdpa_xp_export._agree import backends
 
-    return next(backend for backend in backends.find_backends([name]) if backend.device.startswith(device))
+    fitting = [backend for backend in backends.find_backends([name]) if backend.device.startswith(device)]
+    assert fitting, f"{name} has no device {device} here"
+    return fitting[0]
 
 
 def _numpy() -> Library:
@@ -100,19 +101,8 @@ def _numpy_raise() -> Library:
 
 
 def _torch() -> Library:
-    """Without onnx, since torch is in the contributor's loop, and onnx is not."""
-    import torch
-
-    def put(x: np.ndarray) -> Any:
-        if x.dtype == ml_dtypes.bfloat16:  # NumPy's is foreign to torch
-            return torch.asarray(x.astype(np.float32), device="cpu").to(torch.bfloat16)
-        return torch.asarray(x, device="cpu")
-
-    def get(x: Any) -> np.ndarray:
-        x = x.detach()
-        return x.float().numpy().astype(ml_dtypes.bfloat16) if x.dtype == torch.bfloat16 else x.numpy()
-
-    return Library("torch", put, get)
+    base = _exported("torch", "cpu")
+    return Library("torch", base.put, base.get)
 
 
 def _torch_strict() -> Library:

@@ -8,7 +8,6 @@ import array_api_compat
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
-from onnx import helper
 
 from sdpa_xp._checks import dtype_name as any_dtype_name
 from sdpa_xp._checks import message
@@ -20,8 +19,22 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
     return np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
 
 
-ONNX_DTYPE = {name: helper.np_dtype_to_tensor_dtype(numpy_dtype(name)) for name in DTYPES}
-"""The number that ONNX has for each dtype, by name."""
+ONNX_DTYPE = {
+    "float32": 1,
+    "uint8": 2,
+    "int8": 3,
+    "uint16": 4,
+    "int16": 5,
+    "int32": 6,
+    "int64": 7,
+    "bool": 9,
+    "float16": 10,
+    "float64": 11,
+    "uint32": 12,
+    "uint64": 13,
+    "bfloat16": 16,
+}
+"""The number that ONNX has for each dtype, by name. onnx is not asked: `_agree.backends` does without it."""
 
 _RUNTIME_NAMES = {"float32": "float", "float64": "double"}
 RUNTIME_DTYPES = {f"tensor({_RUNTIME_NAMES.get(name, name)})": numpy_dtype(name) for name in DTYPES}
