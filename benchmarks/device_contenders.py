@@ -137,7 +137,7 @@ def on_torch(device: Device) -> Library:
 
 
 FLASH, MATH = "torch SDPA, flash", "torch SDPA, math"
-CUPY, CUPY_NATIVE = "sdpa_xp on CuPy, portable", "sdpa_xp on CuPy, native"
+CUPY = "sdpa_xp on CuPy, portable"
 TORCH, TORCH_NATIVE = "sdpa_xp on torch, portable", "sdpa_xp on torch, native"
 EXPORTED = "onnxruntime, exported by auto"
 
@@ -145,7 +145,6 @@ CONTENDERS: dict[str, Callable[[Call, Arrays, Device], Contender]] = {
     FLASH: torch_sdpa("FLASH_ATTENTION"),
     MATH: torch_sdpa("MATH"),
     CUPY: ours("xp", on_cupy),
-    CUPY_NATIVE: ours("native", on_cupy),
     TORCH: ours("xp", on_torch),
     TORCH_NATIVE: ours("native", on_torch),
     EXPORTED: exported,

@@ -41,11 +41,15 @@ def dates(recorded: str, new: str) -> str:
 
 
 def gpu() -> str:
-    """Return name, memory and driver of the GPUs, or an empty string if there is none."""
+    """Return name, memory and driver of the GPUs, or an empty string if there is none that answers."""
     if shutil.which("nvidia-smi") is None:
         return ""
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    return subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, check=False, timeout=20)
+    except subprocess.TimeoutExpired:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def thread_pools() -> list[dict[str, Any]]:

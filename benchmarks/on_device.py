@@ -27,11 +27,11 @@ from cells import CELLS, HEADS, WIDTH, Call
 from device_contenders import (
     CONTENDERS,
     CUPY,
-    CUPY_NATIVE,
     DTYPE,
     FLASH,
     MATH,
     TORCH,
+    TORCH_NATIVE,
     Arrays,
     Contender,
     Device,
@@ -57,7 +57,7 @@ TO_FLASH, TO_MATH = "over torch's flash", "over torch math's best round"
 GROWTH = "over the memory at half the length"
 
 BARS = (
-    *(Bar(cell, length, CUPY_NATIVE, TO_FLASH, "at most", 1.1) for cell in TIMED_CALLS for length in LENGTHS),
+    *(Bar(cell, length, TORCH_NATIVE, TO_FLASH, "at most", 1.1) for cell in TIMED_CALLS for length in LENGTHS),
     *(
         Bar(cell, length, name, TO_MATH, "at most", 3.0)
         for cell in TIMED_CALLS

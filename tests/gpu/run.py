@@ -1,176 +1,167 @@
-"""All that needs a GPU, in one run: `python tests/gpu/run.py results/gpu.json [--only NAME,...] [--quick]`.
+"""All that needs a GPU, in one run of less than 10 minutes: `python tests/gpu/run.py results/gpu.json`.
 
-Runs the core tests on torch's CUDA device and on CuPy, the `cuda` tests, the table of the benchmark and the
-agreement table. One file says what they said, on which machine, with which versions and when, and is written
-again after each of them; results.md beside it has the table. What passes its limit is ended, and the rest runs.
-Exits 1 if anything failed. Needs no install: the packages of this checkout are taken.
+It first asks which packages are there and which libraries find a GPU, and skips the steps that lack one;
+`--check` only asks. Then it runs the table of the benchmark, the tests of features and exported graphs, the
+core tests on CuPy and torch, and the agreement table. It installs nothing: this folder is taken as it is, and
+packages may lie in the folders of PYTHONPATH, or be wheels there. It takes any version, and notes one that
+pyproject.toml calls too old.
 
-`--device cpu` tries it without a GPU: NumPy stands where CuPy would.
+The file of results, and the page beside it with the suffix .md, replace those that are there. Both are written
+when the run starts, every few seconds, and after each step: if the run is ended, they have what failed before.
+A step gets a part of the time that is left. Exits 1 if something failed or nothing ran, and 130 after an
+interrupt.
+
+`--device cpu` tries the run without a GPU, with NumPy in CuPy's place; the page says so.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import json
-import os
-import shutil
-import subprocess
+import signal
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
-
-sys.path.append(str(Path(__file__).parents[2]))
-from benchmarks import machine
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
+sys.path += [str(ROOT / "tests"), str(ROOT)]
 
-DISTRIBUTIONS = (
-    "numpy",
-    "torch",
-    "cupy-cuda13x",
-    "jax",
-    "onnx",
-    "onnxruntime",
-    "onnxruntime-gpu",
-    "array-api-compat",
-    "ml_dtypes",
-    "pytest",
-    "hypothesis",
-    "typer",
-)
-SECONDS = 570
+from gpu import needs, page  # noqa: E402
+from gpu.child import ENDING, Attempt  # noqa: E402
+from gpu.steps import AGREEMENT, LIBRARIES, OPTIONAL, TABLE, Step, all_steps, limit  # noqa: E402
+
+from benchmarks import machine  # noqa: E402
+
+SECONDS = 570.0
 """For all of it: a machine may be lent for ten minutes."""
-
-SAID = 16_000
-"""Characters kept of what a step printed last."""
-
-SETTINGS = {
-    "PYTHONPATH": os.pathsep.join(
-        filter(None, [str(ROOT), str(ROOT / "export"), os.environ.get("PYTHONPATH")])
-    ),
-    "PYTHONUNBUFFERED": "1",
-    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # or JAX takes most of the memory from torch and CuPy
-    "JAX_DEFAULT_MATMUL_PRECISION": "float32",  # else it is TF32 on a GPU
-}
-LIBRARIES = {"cuda": ("torch-cuda", "cupy"), "cpu": ("torch", "numpy")}
-AGREEMENT, TABLE = "agreement", "table"
-
-
-class Step(NamedTuple):
-    """A command, and the seconds after which it is ended."""
-
-    command: list[str]
-    limit: float
-
-
-def steps(device: str, quick: bool, folder: Path) -> dict[str, Step]:
-    """What there is to run, by the names that --only takes."""
-    python = sys.executable
-    # The pinned versions warn of nothing; others may, and that is no failure.
-    pytest = [python, "-m", "pytest", "-q", "--tb=short", "-W", "default"]
-    spread = ["-n", "4"] if device == "cuda" and importlib.util.find_spec("xdist") else []
-    cores = {
-        f"core tests, {name}": Step([*pytest, *spread, "tests/core", f"--backends={name}"], 180)
-        for name in LIBRARIES[device]
-    }
-    table = [python, "benchmarks/on_device.py", "--into", str(folder), "--device", device]
-    agree = [python, "-m", "sdpa_xp_export", "agree", "--json"]
-    return {
-        **cores,
-        "cuda tests": Step([*pytest, "tests/gpu", "-m", "cuda"], 120),
-        TABLE: Step([*table, "--limit", "180", *(["--quick"] if quick else [])], 240),
-        AGREEMENT: Step([*agree, *(["--backend", "numpy"] if device == "cpu" else [])], 120),
-    }
+ANSWER = 60.0
+"""Seconds in which a library must find its GPU; at most an eighth of the run."""
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("target", type=Path, help="the file of results")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target", type=Path, nargs="?", help="the file of results, with the suffix .json")
     parser.add_argument("--only", metavar="NAME,...", help="some of the steps; a part of a name will do")
-    parser.add_argument("--quick", action="store_true", help="the short table")
     parser.add_argument("--device", choices=tuple(LIBRARIES), default="cuda")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="for all of it")
+    parser.add_argument("--check", action="store_true", help="only say what is missing")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        known = steps(arguments.device, arguments.quick, Path(folder))
-        chosen = _chosen(parser, known, arguments.only)
-        return run(chosen, arguments.target, Path(folder), arguments.seconds)
+    target, device, seconds = arguments.target, arguments.device, arguments.seconds
+    if not arguments.check:
+        if target is None or target.suffix != ".json":
+            parser.error(f"name a file of results that ends in .json; got {target}")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.open("a").close()
+        except OSError as error:
+            parser.error(f"cannot write {target}: {error}")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` sends it
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        known = all_steps(device, folder)
+        parts = [part for part in (arguments.only or "").split(",") if part] or [""]
+        if unknown := [part for part in parts if not any(part in name for name in known)]:
+            parser.error(f"--only: none of {', '.join(known)}: {', '.join(unknown)}")
+        steps = {name: step for name, step in known.items() if any(part in name for part in parts)}
+        if arguments.check:
+            return check(steps, device, folder)
+        return run(steps, target, folder, seconds, device)
 
 
-def run(chosen: dict[str, Step], target: Path, folder: Path, seconds: float) -> int:
-    """Each step; the exit code."""
-    end = time.monotonic() + seconds
-    results: dict[str, Any] = machine.facts(*DISTRIBUTIONS) | {"gpu": machine.gpu(), "steps": {}}
-    for name, step in chosen.items():
-        done, printed = _run(step._replace(limit=min(step.limit, end - time.monotonic())))
-        results["steps"][name] = done
-        if name == AGREEMENT:
-            results[name] = _parsed(printed)
-        elif name == TABLE and (folder / "on_device.json").exists():
-            results[name] = _parsed((folder / "on_device.json").read_text())
-            shutil.copyfile(folder / "on_device.md", target.with_suffix(".md"))
-        target.write_text(json.dumps(results, indent=1) + "\n")
-        print(f"{name}: {done['ended']}, {done['seconds']} s\n{done['said'][-1500:]}\n", flush=True)
-    return int(any(step["ended"] != "exit code 0" for step in results["steps"].values()))
+def check(steps: Mapping[str, Step], device: str, folder: Path) -> int:
+    """Print what is here, and which steps would be skipped; return 1 if one would."""
+    about, reasons = facts(steps, device), lacking(steps, device, folder, ANSWER)
+    print(about["gpu"] or "no GPU", f"Python {about['python']}", sep="\n")
+    for module, text in about["packages"].items():
+        print(f"{module}: {text}")
+    for name in steps:
+        print(f"{name}: {reasons.get(name, 'runs')}")
+    return int(bool(reasons))
 
 
-def _chosen(parser: argparse.ArgumentParser, known: dict[str, Step], only: str | None) -> dict[str, Step]:
-    parts = only.split(",") if only else [""]
-    if unknown := [part for part in parts if not any(part in name for name in known)]:
-        parser.error(f"--only: none of {', '.join(known)}: {', '.join(unknown)}")
-    return {name: step for name, step in known.items() if any(part in name for part in parts)}
-
-
-def _run(step: Step) -> tuple[dict[str, Any], str]:
-    """How it ended and what it said; and what it printed to be read by a program."""
-    start = time.monotonic()
-    with (
-        tempfile.TemporaryFile("w+", errors="replace") as out,
-        tempfile.TemporaryFile("w+", errors="replace") as err,
-    ):
-        ended = _ended(step, out, err)
-        printed, complained = (_read(stream) for stream in (out, err))
-    said = (printed[-SAID:] + complained[-SAID:]).strip()
-    report = {
-        "command": step.command[1:],
-        "ended": ended,
-        "seconds": round(time.monotonic() - start, 1),
-        "said": said,
-    }
-    return report, printed
-
-
-def _ended(step: Step, out: Any, err: Any) -> str:
-    """Files, not pipes: what a process that is ended has started cannot hold them open."""
-    if step.limit <= 0:
-        return "no time was left"
-    environment = os.environ | SETTINGS
-    process = subprocess.Popen(
-        step.command, cwd=ROOT, env=environment, stdout=out, stderr=err, start_new_session=True
-    )
+def run(
+    steps: Mapping[str, Step], target: Path, folder: Path, seconds: float = SECONDS, device: str = "cuda"
+) -> int:
+    """Run the steps, write the results, and return the exit code."""
+    end = time.monotonic() + seconds - ENDING
+    results = facts(steps, device)
+    reports = results["steps"]
+    write(results, target, folder)
     try:
-        return f"exit code {process.wait(step.limit)}"
-    except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, 9)
-        with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may keep it
-            process.wait(10)
-        return f"ended after {step.limit:.0f} s"
+        reasons = lacking(steps, device, folder, min(ANSWER, seconds / 8))
+        reports |= {name: {"outcome": "skipped", "reason": reason} for name, reason in reasons.items()}
+        waiting = {name: step for name, step in steps.items() if name not in reasons}
+        while waiting:
+            shares = sum(step.share for step in waiting.values())
+            name, step = next(iter(waiting.items()))
+            del waiting[name]
+            allowed = limit(end - time.monotonic(), step.share, shares)
+            if allowed == 0:
+                reports[name] = {"outcome": "failed", "reason": "no time was left"}
+                continue
+            attempt = Attempt(step.command, folder / name, allowed)
+            try:
+                while attempt.is_running():
+                    reports[name] = attempt.report()
+                    write(results, target, folder)
+            finally:
+                attempt.end()
+                reports[name] = attempt.report()
+                if name.startswith(AGREEMENT):
+                    results.setdefault(AGREEMENT, []).extend(attempt.printed_rows())
+                write(results, target, folder)
+                print(page.of_step(name, reports[name]), flush=True)
+    except KeyboardInterrupt:
+        write(results, target, folder)
+        print("interrupted", file=sys.stderr)
+        return 130
+    write(results, target, folder)
+    outcomes = {report["outcome"] for report in reports.values()}
+    return int("passed" not in outcomes or not outcomes <= {"passed", "skipped"})
 
 
-def _read(file: Any) -> str:
-    file.seek(0)
-    return str(file.read())
+def facts(steps: Mapping[str, Step], device: str) -> dict[str, Any]:
+    """Return what is known before a step runs."""
+    modules = dict.fromkeys([*(module for step in steps.values() for module in step.needs), *OPTIONAL])
+    return {
+        **machine.facts(),
+        "device": device,
+        "gpu": machine.gpu() if device == "cuda" else "",
+        "packages": {module: needs.described(module) for module in modules},
+        "steps": {name: {"outcome": "not begun"} for name in steps},
+    }
 
 
-def _parsed(text: str) -> Any:
-    """JSON, or None of what was cut off."""
-    with contextlib.suppress(json.JSONDecodeError):
-        return json.loads(text)
+def lacking(steps: Mapping[str, Step], device: str, folder: Path, seconds: float) -> dict[str, str]:
+    """Return why steps are skipped, by their names."""
+    reasons = {}
+    for name, step in steps.items():
+        if absent := [module for module in dict.fromkeys(step.needs) if not needs.is_installed(module)]:
+            reasons[name] = f"{', '.join(absent)} not installed"
+    if device == "cpu":
+        return reasons
+    libraries = {library for name, step in steps.items() if name not in reasons for library in step.devices}
+    without = needs.without_device(libraries, folder, seconds)
+    for name, step in steps.items():
+        if name not in reasons and step.devices and without.keys() >= {*step.devices}:
+            reasons[name] = "; ".join(without[library] for library in step.devices)
+    return reasons
+
+
+def write(results: dict[str, Any], target: Path, folder: Path) -> None:
+    """Replace the file of results and its page, each as a whole, with the table as far as it was measured."""
+    numbers, table = folder / "on_device.json", folder / "on_device.md"
+    with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):  # it may just be written
+        results[TABLE] = json.loads(numbers.read_text())
+    text = page.page(results, table.read_text() if table.exists() else "")
+    for path, content in ((target, json.dumps(results, indent=1) + "\n"), (target.with_suffix(".md"), text)):
+        part = path.with_name(f"{path.name}.part")
+        part.write_text(content)
+        part.replace(path)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import agreement_page  # noqa: E402
 import benchmark_page  # noqa: E402
 import evidence  # noqa: E402
 import form_table  # noqa: E402
+import gpu_run  # noqa: E402
 import linked as linked_names  # noqa: E402
 import plots  # noqa: E402
 import support_matrix  # noqa: E402
@@ -177,14 +178,71 @@ def test_a_partial_run_replaces_its_cells_alone(tmp_path: Path, monkeypatch: pyt
     assert medians() == {"causal": 4.0}
 
 
-def test_the_gpu_section_follows_from_its_results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(benchmark_page, "GPU", tmp_path / "results.json")
-    assert "no results from a GPU" in "\n".join(benchmark_page.gpu())
-    (tmp_path / "results.json").write_text('{"gpu": "H100", "python": "3.11", "date": "2026-01-01"}')
-    (tmp_path / "results.md").write_text("# Table\n\n## On it\n\n| a |\n")
-    text = "\n".join(benchmark_page.gpu())
-    assert "H100, Python 3.11, 2026-01-01." in text
-    assert "\n### On it" in text
+FROM_A_GPU = {
+    "device": "cuda",
+    "gpu": "NVIDIA H100",
+    "python": "3.12",
+    "date": "2026-12-01",
+    "system": "Linux",
+    "packages": {"torch": "torch 2.13.0", "onnx": "not installed"},
+    "steps": {
+        "core tests on cupy": {
+            "outcome": "failed",
+            "reason": "exit code 1",
+            "passed": 7,
+            "failed": [{"test": "tests/core/test_x.py::test_y", "message": "wrong"}],
+            "skipped": {"no device": 2},
+        },
+        "exported graphs": {"outcome": "skipped", "reason": "onnx not installed"},
+    },
+}
+
+
+def test_the_pages_say_what_was_run_on_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing, until the file of results is there."""
+    results = tmp_path / "results.json"
+    monkeypatch.setattr(gpu_run, "RESULTS", results)
+    pages = (gpu_run.sentence("exported graphs"), gpu_run.summary(), "\n".join(gpu_run.section()))
+    assert all("Nothing has been run on a GPU yet." in page for page in pages)
+
+    results.write_text(json.dumps(FROM_A_GPU))
+    results.with_suffix(".md").write_text("# Title\n\n## Causal\n\n| a |\n")
+    sentence, summary, section = (
+        gpu_run.sentence("core tests on cupy", "exported graphs"),
+        gpu_run.summary(),
+        "\n".join(gpu_run.section()),
+    )
+    assert sentence == (
+        "Run on NVIDIA H100, 2026-12-01: core tests on cupy: failed: exit code 1, 7 tests passed, 1 failed, "
+        "2 were skipped; exported graphs: skipped: onnx not installed."
+    )
+    assert "NVIDIA H100, Linux, 2026-12-01. Python 3.12, torch 2.13.0." in summary
+    assert "| core tests on cupy | failed: exit code 1 | 7 | 1 | 2 |" in summary
+    assert "\n### Causal" in section
+    assert "Nothing has been run" not in sentence + summary + section
+
+
+@pytest.mark.parametrize("other", [{"device": "cpu"}, {"gpu": ""}])
+def test_a_trial_is_not_shown_as_a_run_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, other: dict[str, str]
+) -> None:
+    monkeypatch.setattr(gpu_run, "RESULTS", tmp_path / "gpu.json")
+    (tmp_path / "gpu.json").write_text(json.dumps(FROM_A_GPU | other))
+    with pytest.raises(ValueError, match=r"gpu\.json must be from a GPU; got device="):
+        gpu_run.summary()
+
+
+def test_no_text_says_by_itself_that_nothing_ran_on_a_gpu() -> None:
+    """The pages say what the results say. README and changelog are no pages, and must be changed with them."""
+    denial = re.compile(
+        r"(not|nothing has|none was|no graph has) been run (yet )?(on|with|there)", re.IGNORECASE
+    )
+    denials = {
+        path.relative_to(ROOT).as_posix()
+        for path in [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
+        if denial.search(" ".join(path.read_text().split()))
+    }
+    assert denials == (set() if gpu_run.RESULTS.exists() else {"README.md", "CHANGELOG.md"})
 
 
 def test_whole_pages_are_made() -> None:
