@@ -8,6 +8,7 @@ from html import escape
 from typing import Any
 
 import exported
+import gpu_run
 import plots
 import report
 from evidence import ROOT
@@ -15,7 +16,6 @@ from figures import inline
 from measuring import Row
 
 RESULTS = ROOT / "results"
-GPU = RESULTS / "gpu.json"
 SEEN = {
     "time": "Milliseconds over S, for all pairs and for causal calls, a line a library: all grow as S squared.",
     "ratio": "Time over that of torch SDPA, over S, for all pairs and for causal calls, a line a library.",
@@ -34,7 +34,7 @@ SAME_FORM = (
 def page() -> str:
     facts = json.loads((RESULTS / "attention.json").read_text())
     rows = [Row.read(row) for row in facts["rows"]]
-    return "\n\n".join([*attention(facts, rows), *graphs(), *gpu()])
+    return "\n\n".join([*attention(facts, rows), *graphs(), *gpu_run.section()])
 
 
 def attention(facts: dict[str, Any], rows: list[Row]) -> Iterator[str]:
@@ -107,22 +107,6 @@ def causal_with_open_lengths() -> str:
             cells_of_row = [length.removesuffix(", open"), *(f"{time:.3g} ms" for time in times)]
             rows.append("| " + " | ".join(cells_of_row) + " |")
     return "\n".join(rows)
-
-
-def gpu() -> Iterator[str]:
-    yield "## On a GPU"
-    if not GPU.exists():
-        command = "python tests/gpu/run.py results/gpu.json"
-        yield f"The repository has no results from a GPU. `{command}` measures them on one."
-        return
-    results = json.loads(GPU.read_text())
-    yield f"{results['gpu']}, Python {results['python']}, {results['date']}."
-    table = GPU.with_suffix(".md")
-    yield (
-        table.read_text().partition("\n")[2].replace("\n## ", "\n### ")
-        if table.exists()
-        else "No table was made."
-    )
 
 
 def picture(figure: Any, alt: str) -> str:
