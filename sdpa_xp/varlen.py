@@ -10,15 +10,14 @@ from typing import Any, TypeVar, cast
 from sdpa_xp import _checks as checks
 from sdpa_xp import _chunks as chunks
 from sdpa_xp._call.options import CallOptions
+from sdpa_xp._call.padded import RaggedBatch, gather_sequences, padded_groups, pads
 from sdpa_xp._call.prepare import prepare
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._call.ragged import (
-    Entries,
     Group,
     GroupArrays,
     GroupState,
     attend_packed,
-    equal_lengths,
     in_parts,
     stack_sequences,
 )
@@ -28,7 +27,9 @@ from sdpa_xp._core.key_value_source import ArraySource
 from sdpa_xp._core.tile_buffers import CallBuffers
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp._tiles.layout import Layout
-from sdpa_xp._tiles.plan import MOST_STACKED, plan_tiles
+from sdpa_xp._tiles.padding import equal_lengths
+from sdpa_xp._tiles.plan import MOST_STACKED, Plan, plan_tiles
+from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp.states import AttentionState, to_base
@@ -59,8 +60,10 @@ def varlen_attention(
     r"""Compute attention of N sequences that are packed into one array; each attends only to itself.
 
     The queries of sequence n are rows cu_seqlens_q[n] to cu_seqlens_q[n + 1] - 1 of `query`. `cu_seqlens_k`
-    gives its keys and values in the same way. Nothing is padded. A NaN in one sequence has no effect on the
-    others.
+    gives its keys and values in the same way. A NaN in one sequence has no effect on the others.
+
+    On the CPU nothing is padded. On a GPU, sequences of unlike lengths are padded and computed together if that
+    costs less than the launches of another call; memory stays linear in T + U.
 
     Shapes:
         `T` queries and `U` keys of all sequences together, `N` sequences, `E` width of a query or key, `Ev`
@@ -212,6 +215,7 @@ def _attend(
     """Return the packed output (Hq, T, Ev), and the log-sum-exp (Hq, T) if it is asked for."""
     function, arrays, axis = call.grid.function, call.arrays, -2 if call.layout == checks.HLE else -3
     keys = {name: inputs[name] for name in ("key", "value")}
+    cu_seqlens_q, cu_seqlens_k = checks.read_together(inputs["query"], cu_seqlens_q, cu_seqlens_k)
     starts_q = checks.cumulative_lengths(
         function, "cu_seqlens_q", cu_seqlens_q, {"query": inputs["query"]}, axis
     )
@@ -223,24 +227,38 @@ def _attend(
         for (first_q, last_q), (first_k, last_k) in zip(pairwise(starts_q), pairwise(starts_k), strict=True)
     ]
     batch, widths = call.grid.with_batch((len(lengths),)), (call.sizes.width, arrays["value"].shape[-1])
+    starts = starts_q, starts_k, starts_k
     has_chunks = call.grid.library.has_chunks
 
-    def arrays_of(entries: Entries, buffers: CallBuffers | None) -> GroupArrays:
+    def arrays_of(group: Group, buffers: CallBuffers | None) -> GroupArrays:
         places = (None, None, None) if buffers is None else (buffers.query, buffers.key, buffers.value)
         query, key, value = (
-            stack_sequences(arrays[name], starts, entries, place)
-            for name, starts, place in zip(arrays, (starts_q, starts_k, starts_k), places, strict=True)
+            stack_sequences(array, first, group.entries, place)
+            for array, first, place in zip(arrays.values(), starts, places, strict=True)
         )
         return GroupArrays(query, ArraySource(key), ArraySource(value))
 
+    def gathered_arrays(group: Group, _buffers: object) -> GroupArrays:
+        query, key, value = (
+            gather_sequences(array, first, group, of_keys)
+            for array, first, of_keys in zip(arrays.values(), starts, (False, True, True), strict=True)
+        )
+        return GroupArrays(query, ArraySource(key), ArraySource(value))
+
+    def plan_of(grid: ScoreGrid) -> Plan:
+        return plan_tiles(grid, call.sizes.group, sum(widths))
+
+    if pads(call):
+        ragged = RaggedBatch(lengths, [0] * len(lengths), starts_q, starts_k)
+        groups = padded_groups(call, batch, ragged, sum(widths), plan_of)
+        return attend_packed(call, starts_q, groups, widths, gathered_arrays, with_lse=with_lse)
     groups = []
     for (queries, keys_of_one), alike in equal_lengths(lengths).items():
         copied = call.sizes.query_heads * max(queries, keys_of_one, 1) * sum(widths)
         # Stacked sequences would not have the chunks of the packed arrays.
         for entries in zip(alike) if has_chunks else in_parts(alike, MOST_STACKED // copied):
             grid = batch.for_entries(entries, queries, keys_of_one)
-            plan = plan_tiles(grid, call.sizes.group, sum(widths))
-            groups.append(Group(entries, grid, call.bind(grid), plan))
+            groups.append(Group(entries, grid, call.bind(grid), plan_of(grid)))
     in_chunks = partial(_attend_in_chunks, call) if has_chunks else None
     return attend_packed(
         call, starts_q, groups, widths, arrays_of, with_lse=with_lse, attend_otherwise=in_chunks

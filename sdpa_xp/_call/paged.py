@@ -7,14 +7,13 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
+from sdpa_xp._call.padded import RaggedBatch, gather_sequences, padded_groups, pads
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._call.ragged import (
-    Entries,
     Group,
     GroupArrays,
     attend_groups,
     attend_packed,
-    equal_lengths,
     pack_sequences,
     stack_sequences,
     unstack,
@@ -22,9 +21,10 @@ from sdpa_xp._call.ragged import (
 from sdpa_xp._core.key_value_source import ArraySource, PagedSource
 from sdpa_xp._core.pool_order import attend_in_pool_order
 from sdpa_xp._libraries.protocols import Array
-from sdpa_xp._tiles.plan import plan_pages
+from sdpa_xp._tiles.padding import equal_lengths
+from sdpa_xp._tiles.plan import Plan, plan_pages
 from sdpa_xp._tiles.pool_plan import plan_pool
-from sdpa_xp._tiles.score_grid import rows_at
+from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp.masks.bands import Causal
 
 
@@ -55,10 +55,14 @@ class PagedCall(NamedTuple):
         """E and Ev."""
         return self.call.sizes.width, self.call.arrays["value_blocks"].shape[-1]
 
-    def query_of(self, entries: Entries) -> Array:
-        """Return the queries of sequences that have equally many, (n, Hq, L, E)."""
+    def query_of(self, group: Group) -> Array:
+        """Return the queries of a group, (n, Hq, L, E)."""
         query = self.call.arrays["query"]
-        return rows_at(query, entries) if self.starts is None else stack_sequences(query, self.starts, entries)
+        if self.starts is None:
+            return group.grid.slice_entries(query, 3)
+        if group.tables is None:
+            return stack_sequences(query, self.starts, group.entries)
+        return gather_sequences(query, self.starts, group, of_keys=False)
 
 
 def attend(paged: PagedCall, *, with_lse: bool) -> tuple[Array, Array | None]:
@@ -68,22 +72,39 @@ def attend(paged: PagedCall, *, with_lse: bool) -> tuple[Array, Array | None]:
         return in_pool_order
     call, starts = paged.call, paged.starts
     batch = call.grid if starts is None else call.grid.with_batch((len(paged.lengths),))
-    groups = []
-    for (queries, keys), entries in equal_lengths([*zip(paged.queries, paged.lengths, strict=True)]).items():
-        grid = batch.for_entries(entries, queries, keys, position=keys - queries)
-        plan = plan_pages(grid, call.sizes.group, sum(paged.widths), paged.block_size)
-        groups.append(Group(entries, grid, call.bind(grid), plan))
+    groups = _groups(paged, batch)
 
-    def arrays_of(entries: Entries, _buffers: object) -> GroupArrays:
-        tables = [paged.block_table[entry] for entry in entries]
+    def arrays_of(group: Group, _buffers: object) -> GroupArrays:
+        rows = [paged.block_table[entry] for entry in group.entries]
+        tables = rows if group.tables is None else group.tables.blocks
         key, value = (PagedSource(call.arrays[name], tables) for name in ("key_blocks", "value_blocks"))
-        return GroupArrays(paged.query_of(entries), key, value)
+        return GroupArrays(paged.query_of(group), key, value)
 
     if starts is not None:
         return attend_packed(call, starts, groups, paged.widths, arrays_of, with_lse=with_lse)
     outputs, lses = attend_groups(call, groups, sum(paged.widths), arrays_of, with_lse=with_lse)
     output = call.attach_zero_gradient(unstack(outputs))
     return output, call.attach_zero_gradient(unstack(lses)[..., 0]) if with_lse else None
+
+
+def _groups(paged: PagedCall, batch: ScoreGrid) -> list[Group]:
+    """Return the sequences of equal lengths, or on a device padded ones."""
+    call, widths = paged.call, sum(paged.widths)
+    lengths = [*zip(paged.queries, paged.lengths, strict=True)]
+
+    def plan_of(grid: ScoreGrid) -> Plan:
+        return plan_pages(grid, call.sizes.group, widths, paged.block_size)
+
+    if pads(call):
+        positions, zeros = [keys - queries for queries, keys in lengths], [0] * len(lengths)
+        places = paged.starts or zeros, zeros
+        ragged = RaggedBatch(lengths, positions, *places, paged.block_table, paged.block_size)
+        return padded_groups(call, batch, ragged, widths, plan_of)
+    groups = []
+    for (queries, keys), entries in equal_lengths(lengths).items():
+        grid = batch.for_entries(entries, queries, keys, position=keys - queries)
+        groups.append(Group(entries, grid, call.bind(grid), plan_of(grid)))
+    return groups
 
 
 def _attend_in_pool_order(paged: PagedCall) -> tuple[Array, Array] | None:
@@ -106,9 +127,14 @@ def _attend_in_pool_order(paged: PagedCall) -> tuple[Array, Array] | None:
     if plan is None:
         return None
     blocks = call.arrays["key_blocks"], call.arrays["value_blocks"]
-    scores = call.scores_with(grid, paged.query_of(entries), ArraySource(blocks[0]), call.bind(grid))
+    query = call.arrays["query"]
+    if paged.starts is not None:
+        query = stack_sequences(query, paged.starts, entries)
+    scores = call.scores_with(grid, query, ArraySource(blocks[0]), call.bind(grid))
     state = attend_in_pool_order(scores, *blocks, plan)
     if state is None:
         return None
-    output, lse = state if paged.starts is None else (pack_sequences({entries: part}) for part in state)
+    output, lse = state
+    if paged.starts is not None:
+        output, lse = (pack_sequences({entries: part}, paged.starts) for part in state)
     return output, lse[..., 0]

@@ -132,8 +132,8 @@ class PreparedCall(NamedTuple):
             return 1.0 / math.sqrt(self.sizes.width)
         if isinstance(self.scale, float):
             return self.scale
-        one_a_row = (*grid.caller_shape[:-1], 1)
-        checks.broadcasts(grid.function, "scale", self.scale.shape, one_a_row, checks.ONE_A_ROW)
+        for shape in grid.caller_shapes():
+            checks.broadcasts(grid.function, "scale", self.scale.shape, (*shape[:-1], 1), checks.ONE_A_ROW)
         return grid.in_all_axes(grid.slice_entries(self.scale, 3))
 
     def _bind_sinks(self, grid: ScoreGrid) -> Array | None:

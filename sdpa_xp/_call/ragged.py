@@ -17,20 +17,30 @@ from sdpa_xp._core.tile_buffers import Buffer, CallBuffers, call_buffers
 from sdpa_xp._libraries import namespace_of, quiet
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._tiles.layout import swap_heads_and_length
+from sdpa_xp._tiles.padding import Entries
 from sdpa_xp._tiles.plan import Plan, takes_threads
 from sdpa_xp._tiles.score_grid import ScoreGrid
 
-Entries: TypeAlias = tuple[int, ...]
-"""The numbers of some sequences, in order."""
+
+class DeviceTables(NamedTuple):
+    """Where the sequences of a group lie, as int32 arrays on the device."""
+
+    first_query: Array
+    """The place of the first query of each sequence among the packed ones, (n,)."""
+    first_key: Array
+    blocks: Array
+    """The blocks of each sequence, (n, blocks); the last one of a shorter sequence is repeated."""
 
 
 class Group(NamedTuple):
-    """Sequences of equal lengths."""
+    """Sequences of equal lengths, or on a device padded ones."""
 
     entries: Entries
     grid: ScoreGrid
     bound: BoundOptions
     plan: Plan
+    tables: DeviceTables | None = None
+    """What is known on the device, if the call is computed there."""
 
 
 class GroupArrays(NamedTuple):
@@ -41,18 +51,10 @@ class GroupArrays(NamedTuple):
     value: KeyValueSource
 
 
-def equal_lengths(lengths: Sequence[tuple[int, int]]) -> Mapping[tuple[int, int], Entries]:
-    """Return the sequences of each pair of lengths (queries, keys)."""
-    groups: dict[tuple[int, int], list[int]] = {}
-    for entry, pair in enumerate(lengths):
-        groups.setdefault(pair, []).append(entry)
-    return {pair: tuple(entries) for pair, entries in groups.items()}
-
-
 GroupState: TypeAlias = tuple[Array, Array | None]
 """The output of a group, (n, Hq, L, Ev), and the log-sum-exp, (n, Hq, L, 1), if it is asked for."""
-ArraysOf: TypeAlias = Callable[[Entries, CallBuffers | None], GroupArrays]
-"""What creates the arrays of some sequences, in buffers if there are some."""
+ArraysOf: TypeAlias = Callable[[Group, CallBuffers | None], GroupArrays]
+"""What creates the arrays of a group, in buffers if there are some."""
 AttendOtherwise: TypeAlias = Callable[[Group, GroupArrays, Dropout | None], GroupState | None]
 """What computes a group in another way than `_attend_group`, or returns None."""
 
@@ -76,8 +78,8 @@ def attend_packed(
     outputs, lses = attend_groups(
         call, groups, sum(widths), arrays_of, packed, attend_otherwise, with_lse=with_lse
     )
-    output = packed.array if packed is not None else call.attach_zero_gradient(pack_sequences(outputs))
-    return output, call.attach_zero_gradient(pack_sequences(lses)[..., 0]) if with_lse else None
+    output = packed.array if packed is not None else call.attach_zero_gradient(pack_sequences(outputs, starts))
+    return output, call.attach_zero_gradient(pack_sequences(lses, starts)[..., 0]) if with_lse else None
 
 
 def attend_groups(
@@ -104,7 +106,7 @@ def attend_groups(
     lent = call_buffers(call.grid) if packed is not None and keeps_buffers else nullcontext()
 
     def compute(group: Group) -> None:
-        arrays = arrays_of(group.entries, buffers)
+        arrays = arrays_of(group, buffers)
         out = None if packed is None else packed.view(group.entries)
         state = None if attend_otherwise is None else attend_otherwise(group, arrays, dropout)
         if state is None:
@@ -206,17 +208,20 @@ def stack_sequences(
     return xp.permute_dims(xp.reshape(tokens, (heads, len(entries), length, width)), (1, 0, 2, 3))
 
 
-def pack_sequences(outputs: Mapping[Entries, Array]) -> Array:
-    """Return outputs (n, heads, length, width) of all sequences as one packed array (heads, T, width)."""
+def pack_sequences(outputs: Mapping[Entries, Array], starts: Sequence[int]) -> Array:
+    """Return outputs (n, heads, length, width) of all sequences as one packed array (heads, T, width).
+
+    Rows of padding are left out.
+    """
     parts: dict[int, Array] = {}
     for entries, output in outputs.items():
-        xp = namespace_of(output)
-        if is_contiguous(entries):
-            heads, length, width = output.shape[1:]
+        xp, lengths = namespace_of(output), [starts[entry + 1] - starts[entry] for entry in entries]
+        heads, longest, width = output.shape[1:]
+        if is_contiguous(entries) and min(lengths) == longest:
             joined = xp.permute_dims(output, (1, 0, 2, 3))
-            parts[entries[0]] = xp.reshape(joined, (heads, len(entries) * length, width))
+            parts[entries[0]] = xp.reshape(joined, (heads, len(entries) * longest, width))
         else:
-            parts |= {entry: output[n, ...] for n, entry in enumerate(entries)}
+            parts |= {entry: output[n, :, : lengths[n], :] for n, entry in enumerate(entries)}
     return xp.concat([parts[entry] for entry in sorted(parts)], axis=1)
 
 

@@ -59,6 +59,7 @@ from sdpa_xp._checks.integers import (
     ids,
     integer,
     integers,
+    is_integral,
     offset,
     one_each,
     rows,
@@ -143,6 +144,7 @@ from sdpa_xp._checks.static_integers import (
     integer_table,
     integers_or_rows,
     one_a_sequence,
+    read_together,
     same_length,
 )
 from sdpa_xp._checks.unknown_keywords import explains_keywords, refuse_unknown_keywords
@@ -210,6 +212,7 @@ __all__ = [
     "integer_table",
     "integers",
     "integers_or_rows",
+    "is_integral",
     "is_newest",
     "joins_scores",
     "key_ranges",
@@ -252,6 +255,7 @@ __all__ = [
     "pool_not_empty",
     "probability",
     "query_of_cache",
+    "read_together",
     "readable",
     "real_numbers",
     "refuse_missing_kernel",

@@ -132,8 +132,13 @@ def one_each(function: str, name: str, shape: Shape, target: Shape, letter: str,
         raise ValueError(message(function, rule, got, hint))
 
 
+def is_integral(array: AnyArray) -> bool:
+    """Return whether an array holds integers."""
+    return dtype_name(array.dtype).startswith(("int", "uint"))
+
+
 def _integral(function: str, name: str, array: Array) -> None:
-    if not dtype_name(array.dtype).startswith(("int", "uint")):
+    if not is_integral(array):
         raise TypeError(message(function, f"`{name}` must hold integers", {f"{name}.dtype": array.dtype}))
 
 

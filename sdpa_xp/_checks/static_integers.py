@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sdpa_xp._checks.arrays import plain_array
-from sdpa_xp._checks.integers import LARGEST, integer
+from sdpa_xp._checks.integers import LARGEST, integer, is_integral
 from sdpa_xp._checks.messages import message
-from sdpa_xp._libraries import dtype_name, is_array, is_traced, library_of
+from sdpa_xp._libraries import device_of, is_array, is_traced, library_of
 from sdpa_xp._libraries.protocols import Array
 
 
@@ -41,6 +41,40 @@ def _slice_hint(starts: list[int], arrays: Mapping[str, Array], axis: int) -> st
         return ""
     index = ", ".join([":"] * (array.ndim + axis) + [f":{starts[-1]}"])
     return f"Slice off the rows after the last sequence: {' and '.join(f'{name}[{index}]' for name in arrays)}."
+
+
+def read_together(like: Array, *values: Any) -> tuple[Any, ...]:
+    """Return values with integer arrays as lists, if these are on the accelerator that `like` is on.
+
+    Each read of an accelerator waits for it, so all are read at once. Arrays that a check refuses are returned.
+    """
+    library, device = library_of(like), device_of(like)
+    if not library.is_accelerator(device):
+        return values
+    arrays = [value for value in values if is_array(value)]
+    if len(arrays) < 2 or not all(_is_readable(value, arrays[0], like) for value in arrays):
+        return values
+    xp = library.namespace(like)
+    numbers = library.to_list(xp.concat([xp.reshape(array, (-1,)) for array in arrays], axis=0))
+    rest = iter(numbers)
+
+    def as_lists(array: Array) -> list[Any]:
+        if array.ndim == 1:
+            return list(itertools.islice(rest, array.shape[0]))
+        return [list(itertools.islice(rest, array.shape[1])) for _ in range(array.shape[0])]
+
+    return tuple(as_lists(value) if is_array(value) else value for value in values)
+
+
+def _is_readable(array: Array, first: Array, like: Array) -> bool:
+    is_alike = library_of(array) is library_of(like) and device_of(array) == device_of(like)
+    return (
+        is_alike
+        and array.ndim in (1, 2)
+        and not is_traced(array)
+        and is_integral(array)
+        and array.dtype == first.dtype
+    )
 
 
 def same_length(function: str, named: Mapping[str, Sequence[object]]) -> None:
@@ -98,7 +132,7 @@ def _to_list(function: str, name: str, value: object) -> list[Any]:
         raise TypeError(
             message(function, rule, {name: f"a traced array {value.shape}"}, "Pass a tuple of ints.")
         )
-    if not dtype_name(value.dtype).startswith(("int", "uint")):
+    if not is_integral(value):
         rule = f"`{name}` must hold integers"
         raise TypeError(message(function, rule, {f"{name}.dtype": value.dtype}))
     items: list[Any] = library_of(value).to_list(value)

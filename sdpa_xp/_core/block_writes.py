@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sdpa_xp._libraries import namespace_of, quiet
+from sdpa_xp._libraries import device_of, is_traced, library_of, namespace_of, quiet
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._tiles.layout import slice_of_axis
 
@@ -45,22 +45,54 @@ def split_into_blocks(
     return writes
 
 
-def write_tokens(pool: Array, new: Array, writes: Sequence[BlockWrite], axis: int) -> None:
-    """Write new tokens, which lie along `axis`, into the pool itself."""
-    for write in writes:
-        places = slice_of_axis(axis, write.block_offset, write.block_offset + write.tokens)
-        pool[(write.block, *places)] = _tokens_of(new, write, axis)
+def write_tokens(pools: Sequence[Array], new: Sequence[Array], writes: Sequence[BlockWrite], axis: int) -> None:
+    """Write new tokens, which lie along `axis`, into the pools themselves."""
+    library = library_of(pools[0])
+    if library.sets_elements and library.is_accelerator(device_of(pools[0])):
+        _write_at_once(pools, new, writes, axis)
+        return
+    for pool, tokens in zip(pools, new, strict=True):
+        for write in writes:
+            places = slice_of_axis(axis, write.block_offset, write.block_offset + write.tokens)
+            pool[(write.block, *places)] = _tokens_of(tokens, write, axis)
 
 
-def pool_with_tokens(pool: Array, new: Array, writes: Sequence[BlockWrite], axis: int) -> Array:
-    """Return a copy of the pool with the new tokens, which lie along `axis`.
+def _write_at_once(
+    pools: Sequence[Array], new: Sequence[Array], writes: Sequence[BlockWrite], axis: int
+) -> None:
+    """Write all tokens in one operation for each pool; which place each gets travels to the device once."""
+    blocks = [write.block for write in writes for _ in range(write.tokens)]
+    places = [write.block_offset + token for write in writes for token in range(write.tokens)]
+    if not blocks:
+        return
+    xp = namespace_of(pools[0])
+    table = xp.asarray([blocks, places], dtype=xp.int32, device=device_of(pools[0]))
+    for pool, tokens in zip(pools, new, strict=True):
+        if axis == -2:  # to (..., tokens, heads, width), packed or not
+            heads = tokens.ndim - 3
+            tokens = xp.permute_dims(tokens, (*range(heads), heads + 1, heads, heads + 2))
+        rows = xp.reshape(tokens, (len(blocks), *tokens.shape[-2:]))
+        index = (table[0], table[1]) if axis == -3 else (table[0], slice(None), table[1])
+        pool[index] = rows
+
+
+def pools_with_tokens(
+    pools: Sequence[Array], new: Sequence[Array], writes: Sequence[BlockWrite], axis: int
+) -> list[Array]:
+    """Return copies of the pools with the new tokens, which lie along `axis`.
 
     Blocks and pool are joined from slices, since not every library can write to an array.
     """
+    library = library_of(pools[0])
     if not writes:
-        return pool
-    with quiet(pool):
-        return _joined(pool, new, writes, axis)
+        return [*pools]
+    with quiet(pools[0]):
+        if not library.sets_elements or not library.is_accelerator(device_of(pools[0])) or is_traced(pools[0]):
+            return [_joined(pool, tokens, writes, axis) for pool, tokens in zip(pools, new, strict=True)]
+        xp = namespace_of(pools[0])
+        copied = [xp.astype(pool, pool.dtype, copy=True) for pool in pools]
+        _write_at_once(copied, new, writes, axis)
+        return copied
 
 
 def _joined(pool: Array, new: Array, writes: Sequence[BlockWrite], axis: int) -> Array:

@@ -49,8 +49,8 @@ class PagedSource(NamedTuple):
     """Blocks of a pool (blocks, H, size, width), for n sequences of equal lengths."""
 
     pool: Array
-    block_tables: Sequence[Sequence[int]]
-    """The blocks of each sequence, in order."""
+    block_tables: Sequence[Sequence[int]] | Array
+    """The blocks of each sequence, in order; on a device an int32 array (n, blocks)."""
 
     @property
     def width(self) -> int:
@@ -71,7 +71,11 @@ class PagedSource(NamedTuple):
         size = self.pool.shape[-2]
         first, start = divmod(columns.start, size)
         stop = start + len(columns)
-        blocks = [row[first : -(-columns.stop // size)] for row in self.block_tables]
-        if len(blocks) == len(blocks[0]) == 1:
-            return self.pool[blocks[0][0] : blocks[0][0] + 1, :, start:stop, :]
-        return library_of(self.pool).rows_in_blocks(self.pool, blocks)[..., start:stop, :]
+        last = -(-columns.stop // size)
+        if isinstance(self.block_tables, Sequence):
+            blocks = [row[first:last] for row in self.block_tables]
+            if len(blocks) == len(blocks[0]) == 1:
+                return self.pool[blocks[0][0] : blocks[0][0] + 1, :, start:stop, :]
+            return library_of(self.pool).rows_in_blocks(self.pool, blocks)[..., start:stop, :]
+        table = self.block_tables[:, first:last]
+        return library_of(self.pool).rows_in_table(self.pool, table)[..., start:stop, :]

@@ -11,8 +11,8 @@ from functools import partial
 from typing import TypeAlias
 
 from sdpa_xp._core import threads
-from sdpa_xp._core.key_value_source import KeyValueSource
-from sdpa_xp._core.nonfinite import is_finite
+from sdpa_xp._core.key_value_source import KeyValueSource, PagedSource
+from sdpa_xp._core.nonfinite import NonfiniteGuard, is_finite
 from sdpa_xp._core.online_softmax import RowResult, attend_with_maximum
 from sdpa_xp._core.products import key_leading_slice
 from sdpa_xp._core.scores import Scores
@@ -141,7 +141,10 @@ def attend_rows(scores: Scores, value: KeyValueSource, plan: Plan, rows: range) 
     query = scores.scaled_query(rows)
     if scores.grid.is_traced:  # no value can be read, so all rows are computed in the same way
         return attend_with_maximum(scores, query, value, plan, rows, "columns")
-    result = attend_with_maximum(scores, query, value, plan, rows, "none")
+    # What lies behind the last token of a paged sequence may be NaN, which would cost a second pass.
+    has_leftovers = scores.grid.padding is not None and isinstance(value, PagedSource)
+    guard: NonfiniteGuard = "columns" if has_leftovers else "none"
+    result = attend_with_maximum(scores, query, value, plan, rows, guard)
     if scores.is_unmasked:  # no pair is masked, so each NaN and inf belongs to the output
         return result
     if is_traced(result.output):  # a function of the caller has brought in a traced array

@@ -68,6 +68,8 @@ class Library:
     """Whether it may be set to refuse NaN in results, and the numbers that an operation moves to the device."""
     compiles_shapes: ClassVar[bool] = False
     """Whether an operation is compiled for each shape of its operands."""
+    sets_elements: ClassVar[bool] = False
+    """Whether one assignment sets the elements at arrays of indices, which the standard does not have."""
     module: ClassVar[str] = ""
     """The module that makes its arrays, if the library has its own random generators."""
 
@@ -100,11 +102,19 @@ class Library:
 
     def rows_in_blocks(self, pool: Array, tables: Sequence[Sequence[int]]) -> Array:
         """Copy a row of blocks for each n out of a pool (P, H, size, width); returns (n, H, rows, width)."""
-        xp, (heads, size, width) = self.namespace(pool), pool.shape[1:]
-        copied = self.rows_at(pool, [block for row in tables for block in row])
-        copied = xp.reshape(copied, (len(tables), len(tables[0]), heads, size, width))
-        rows = len(tables[0]) * size
-        return xp.reshape(xp.permute_dims(copied, (0, 2, 1, 3, 4)), (len(tables), heads, rows, width))
+        blocks = [block for row in tables for block in row]
+        return self._joined_blocks(self.rows_at(pool, blocks), len(tables))
+
+    def rows_in_table(self, pool: Array, table: Array) -> Array:
+        """Return the same for int32 (n, blocks) on the device of the pool."""
+        xp = self.namespace(pool)
+        return self._joined_blocks(xp.take(pool, xp.reshape(table, (-1,)), axis=0), table.shape[0])
+
+    def _joined_blocks(self, copied: Array, sequences: int) -> Array:
+        xp, (blocks, heads, size, width) = self.namespace(copied), copied.shape
+        copied = xp.reshape(copied, (sequences, blocks // sequences, heads, size, width))
+        rows = blocks // sequences * size
+        return xp.reshape(xp.permute_dims(copied, (0, 2, 1, 3, 4)), (sequences, heads, rows, width))
 
     def diagonals(self, numbers: Array, columns: int) -> Array:
         """Return a view (..., rows, columns) of numbers (..., 1, rows + columns - 1), one for each diagonal.
@@ -150,6 +160,11 @@ class Library:
         """Return how the library computes with `arrays`, none of which is traced."""
         del arrays
         return "device"
+
+    def is_accelerator(self, device: Device) -> bool:
+        """Return whether each operation on `device` is a launch, which costs more than some work does."""
+        del device
+        return False
 
     def is_transforming(self) -> bool:
         """Return whether something changes what calls mean now, such as a trace, so that each is checked."""

@@ -11,7 +11,7 @@ import array_api_compat as compat
 
 from sdpa_xp._libraries.addresses import Addresses
 from sdpa_xp._libraries.base import Library
-from sdpa_xp._libraries.protocols import Array
+from sdpa_xp._libraries.protocols import Array, Device
 
 
 class CuPy(Library):
@@ -21,7 +21,7 @@ class CuPy(Library):
     rng_name = "cupy.random.Generator"
     module = "cupy"
     conversion = "cupy.asarray"
-    multiplies_halves = exchanges_memory = has_astype = True
+    multiplies_halves = exchanges_memory = has_astype = sets_elements = True
 
     def owns(self, array: object) -> bool:
         return bool(compat.is_cupy_array(array))
@@ -29,6 +29,10 @@ class CuPy(Library):
     def is_traced(self, array: Any) -> bool:
         del array
         return False
+
+    def is_accelerator(self, device: Device) -> bool:
+        del device
+        return True
 
     def to_cpu(self, array: Any) -> Any:
         return array.get()

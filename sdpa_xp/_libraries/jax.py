@@ -46,6 +46,9 @@ class Jax(Library):
         device = compat.device(array)
         return device if isinstance(device, sys.modules["jax"].Device) else None
 
+    def is_accelerator(self, device: Device) -> bool:
+        return getattr(device, "platform", "cpu") != "cpu"
+
     def to_cpu(self, array: Any) -> Any:
         jax = sys.modules["jax"]
         return jax.device_put(array, jax.devices("cpu")[0])

@@ -15,6 +15,9 @@ class Strict(Library):
         strict = sys.modules.get("array_api_strict")
         return strict is not None and isinstance(array, strict._array_object.Array)
 
+    def is_accelerator(self, device: Any) -> bool:
+        return bool(device != sys.modules["array_api_strict"].Device("CPU_DEVICE"))
+
     def values_at_hand(self, array: Any) -> Any:
         return array  # its devices are names
 

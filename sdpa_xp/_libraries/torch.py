@@ -34,7 +34,7 @@ class Torch(Library):
     rng_name = "torch.Generator"
     module = "torch"
     conversion = "torch.asarray"
-    multiplies_halves = exchanges_memory = reads_cpu_memory = True
+    multiplies_halves = exchanges_memory = reads_cpu_memory = sets_elements = True
 
     def cast_text(self, name: str, dtype: str) -> str:
         return f"{name}.to({dtype if '.' in dtype else f'torch.{dtype}'})"
@@ -44,6 +44,9 @@ class Torch(Library):
 
     def detach(self, array: Any) -> Any:
         return array.detach()
+
+    def is_accelerator(self, device: Device) -> bool:
+        return getattr(device, "type", device) not in ("cpu", "meta")
 
     def to_cpu(self, array: Any) -> Any:
         return array.detach().cpu()

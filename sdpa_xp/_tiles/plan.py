@@ -35,6 +35,8 @@ EQUAL_TILES = TileSize(512, 512, 2**22)
 SMALLEST_SIDE = 64
 MOST_COPIED = 2**20
 """The number of elements of keys and values that are copied from the blocks of a paged cache for a tile."""
+MOST_COPIED_ON_DEVICE = 2**26
+"""The same for all sequences of a call on a device, where a tile costs launches: 256 MiB of float32."""
 MOST_STACKED = 2**18
 """The number of elements of sequences of a packed batch that are stacked: too few for threads, so that threads
 share the stacks."""
@@ -168,7 +170,10 @@ def plan_pages(grid: ScoreGrid, group: int, widths: int, block_size: int) -> Pla
     if grid.is_traced or 0 in grid.shape:
         return Plan(grid.queries, grid.keys, DEVICE.rows, block_size, 0 in grid.shape[:-1], align=block_size)
     plan, key_heads = plan_tiles(grid, group, widths), grid.heads // group
-    most_columns = min(plan.columns, MOST_COPIED // (key_heads * widths))
+    most_copied = MOST_COPIED
+    if grid.library.is_accelerator(grid.device):
+        most_copied = MOST_COPIED_ON_DEVICE // math.prod(grid.leading_shape[:-1])
+    most_columns = min(plan.columns, most_copied // (key_heads * widths))
     columns = max(1, most_columns // block_size) * block_size
     leading_slices = plan.leading_slices
     if grid.is_writeable:  # others have no leading slices

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from sdpa_xp import _checks as checks
 from sdpa_xp._checks import Integers
@@ -20,6 +20,7 @@ from sdpa_xp._libraries import (
     widest_dtype,
 )
 from sdpa_xp._libraries.protocols import Array, Device, Dtype, Namespace, Shape
+from sdpa_xp._tiles.padding import PaddedLengths
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,7 +32,7 @@ class ScoreGrid:
 
     The sequences of a packed batch or of a paged cache have different lengths. Sequences of equal lengths
     share a grid, which names their batch `entries`: arrays with one element for each batch entry are indexed
-    with them.
+    with them. On a device, sequences of unlike lengths share a grid too, which has their `padding`.
     """
 
     function: str
@@ -52,7 +53,7 @@ class ScoreGrid:
     is_2d: bool = False
     """Whether the caller's arrays are 2-D: one head, and no head axis."""
     position: int = 0
-    """The position of the first query among the keys; caches set it."""
+    """The position of the first query among the keys; caches set it. With `padding` it is the least of all."""
     needs_all_axes: bool = False
     """Whether arrays meet the scores with all of their axes: JAX may be set to broadcast no others."""
     entries: tuple[int, ...] | None = None
@@ -61,6 +62,12 @@ class ScoreGrid:
     """Whether tokens have positions of their own, so that the lengths do not bound the distances."""
     is_packed: bool = False
     """Whether the queries of the batch entries are packed, so that their numbers may differ."""
+    entry_index: Array | None = None
+    """`entries` as int32 (n,) on the device, if they are there already."""
+    padding: PaddedLengths | None = None
+    """The lengths of the batch entries, if they are padded to `queries` and `keys`."""
+    position_spread: int = 0
+    """The difference between the largest and the smallest position of a first query."""
 
     @property
     def is_traced(self) -> bool:
@@ -73,10 +80,22 @@ class ScoreGrid:
         return self.execution_kind in ("blas_threaded", "threaded")
 
     @property
+    def positions(self) -> int | Array:
+        """The position of the first query among the keys; with `padding` one for each entry, (n, 1, 1, 1)."""
+        return self.position if self.padding is None else self.padding.positions
+
+    @property
     def caller_shape(self) -> Shape:
         """The shape of the scores as the caller sees them, (..., Hq, L, S), or (L, S) for 2-D inputs."""
         lengths = (self.queries, self.keys)
         return lengths if self.is_2d else (*self.batch_and_heads, *lengths)
+
+    def caller_shapes(self) -> tuple[Shape, ...]:
+        """Return `caller_shape`; with `padding` those of the shortest and of the longest lengths."""
+        if self.padding is None:
+            return (self.caller_shape,)
+        lengths = (self.padding.queries, self.padding.keys)
+        return tuple((*self.batch_and_heads, *map(choose, lengths)) for choose in (min, max))
 
     @property
     def shape(self) -> Shape:
@@ -101,10 +120,36 @@ class ScoreGrid:
         """Return the grid of some batch entries, which have their own lengths."""
         return replace(self, entries=entries, queries=queries, keys=keys, position=position)
 
+    def for_padded(self, entries: tuple[int, ...], index: Array, padding: PaddedLengths) -> ScoreGrid:
+        """Return the grid of some batch entries, which are padded to the longest of them."""
+        least, most = min(padding.first_positions), max(padding.first_positions)
+        lengths = max(padding.queries), max(padding.keys)
+        is_padded = len({*zip(padding.queries, padding.keys, padding.first_positions, strict=True)}) > 1
+        grid = replace(self.for_entries(entries, *lengths, least), entry_index=index)
+        return replace(grid, padding=padding, position_spread=most - least) if is_padded else grid
+
     def check_integers(self, name: str, value: object, least: int = -checks.LARGEST_INTEGER) -> Integers:
         """Check one integer for all batch entries, or one for each: an int or (..., 1, 1, 1)."""
         if self.entries is not None and (isinstance(value, tuple | list) or is_array(value)):
             value = self._integers_of_entries(name, value)
+        return self._checked_integers(name, value, least)
+
+    def check_lengths(self, name: str, value: object, letter: Literal["L", "S"]) -> Integers:
+        """Check integers as `check_integers` does, which are at least 0 and at most L or S."""
+        if self.padding is None:
+            lengths = self.check_integers(name, value, least=0)
+            checks.within(self.function, name, lengths, self.queries if letter == "L" else self.keys, letter)
+            return lengths
+        if isinstance(value, tuple | list) or is_array(value):
+            value = self._integers_of_entries(name, value)
+        lengths = self._checked_integers(name, value, least=0)
+        limits = self.padding.lengths(letter)
+        numbers = cast(list[int], value if isinstance(value, list) else [value] * len(limits))
+        for number, limit in zip(numbers, limits, strict=True):
+            checks.within(self.function, name, Integers(number, number, number), limit, letter)
+        return lengths
+
+    def _checked_integers(self, name: str, value: object, least: int) -> Integers:
         checked = checks.integers(
             self.function, name, value, self.xp, self.device, traced=self.is_traced, least=least
         )
@@ -119,13 +164,16 @@ class ScoreGrid:
     def check_offset(self, name: str, value: object) -> Integers:
         """Check the shift of a diagonal to the right, in keys: integers, or "lower_right"."""
         if isinstance(value, str):
+            if self.padding is not None:
+                return self.padding.lower_right()
             return Integers(*[self.keys - self.queries - self.position] * 3)
         return self.check_integers(name, value)
 
     def check_ids(self, name: str, value: object, length: int, letter: str, hint: str = "") -> Array:
         """Check an id for each of `length` queries or keys, (..., length)."""
         ids = checks.ids(self.function, name, value, self.xp, self.device)
-        checks.one_each(self.function, name, ids.shape, (*self.batch, length), letter, hint)
+        for number in (length,) if self.padding is None else self.padding.lengths(letter):
+            checks.one_each(self.function, name, ids.shape, (*self.batch, number), letter, hint)
         return self.slice_entries(ids, 1)
 
     def check_scores_shape(self, name: str, array: Array) -> Array:
@@ -133,8 +181,8 @@ class ScoreGrid:
         if self.entries is None:
             checks.broadcasts(self.function, name, array.shape, self.caller_shape, "(..., Hq, L, S)")
         else:
-            shape = self.caller_shape
-            checks.broadcasts_to_sequences(self.function, name, array.shape, shape, packed=self.is_packed)
+            for shape in self.caller_shapes():
+                checks.broadcasts_to_sequences(self.function, name, array.shape, shape, packed=self.is_packed)
         return self.in_all_axes(self.slice_entries(array, 3))
 
     def check_heads_shape(self, name: str, array: Array) -> Array:
@@ -152,6 +200,8 @@ class ScoreGrid:
         """Return the part of `array` for `entries`; the batch axis stands before the last `axes` axes."""
         if self.entries is None or array.ndim <= axes or array.shape[0] == 1:
             return array
+        if self.entry_index is not None and not are_consecutive(self.entries):
+            return self.xp.take(array, self.entry_index, axis=0)
         return rows_at(array, self.entries)
 
     def in_all_axes(self, array: Array, last: int = 0) -> Array:
@@ -167,7 +217,9 @@ class ScoreGrid:
     def batch_index(self) -> Array:
         """Return the numbers of the batch entries, (..., 1, 1, 1); batch axes are counted through."""
         if self.entries is not None:
-            numbers = self.xp.asarray([*self.entries], dtype=self.xp.int32, device=self.device)
+            numbers = self.entry_index
+            if numbers is None:
+                numbers = self.xp.asarray([*self.entries], dtype=self.xp.int32, device=self.device)
             return self.xp.reshape(numbers, (len(self.entries), 1, 1, 1))
         return self.xp.reshape(self.arange(0, math.prod(self.batch)), (*self.batch, 1, 1, 1))
 
@@ -185,17 +237,25 @@ class ScoreGrid:
         if shape[0] == 1 or len(entries) == 1:  # one number, not an array, so that tiles outside can be skipped
             return value[entries[0] if shape[0] > 1 else 0]
         if is_array(value):
-            return rows_at(value, entries)
+            is_read = self.padding is not None and checks.is_integral(value) and not self.is_traced
+            if not is_read:
+                return rows_at(value, entries)
+            value = library_of(value).to_list(value)  # each is compared with a length, so all are read at once
         integers = [value[entry] for entry in entries]
         return integers[0] if len(set(integers)) == 1 else integers
 
 
 def rows_at(array: Array, indices: Sequence[int]) -> Array:
     """Return elements of the first axis; a view if they lie side by side."""
-    first, last = indices[0], indices[-1]
-    if last - first == len(indices) - 1 and list(indices) == [*range(first, last + 1)]:
-        return array[first : last + 1, ...]
+    if are_consecutive(indices):
+        return array[indices[0] : indices[-1] + 1, ...]
     return library_of(array).rows_at(array, indices)
+
+
+def are_consecutive(indices: Sequence[int]) -> bool:
+    """Return whether each number is the one before it plus 1."""
+    first, last = indices[0], indices[-1]
+    return last - first == len(indices) - 1 and list(indices) == [*range(first, last + 1)]
 
 
 def grid_of(

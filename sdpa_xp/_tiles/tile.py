@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
 from sdpa_xp._checks import Integers
@@ -112,7 +113,7 @@ class Tile(NamedTuple):
     @property
     def last_position(self) -> int:
         """The position of the last query among the keys."""
-        return self.rows.stop - 1 + self.grid.position
+        return self.rows.stop - 1 + self.grid.position + self.grid.position_spread
 
     @property
     def distances(self) -> tuple[float, float]:
@@ -126,6 +127,8 @@ class Tile(NamedTuple):
         """The position of each query among the keys, (rows, 1); with `positions` (..., 1, rows, 1)."""
         if self.positions is not None:
             return self.slice(self.positions.queries)
+        if self.grid.position_spread:
+            return self._row_index + self.grid.positions
         rows, position = self._known_rows, self.grid.position
         if self.block is None:
             index = self.grid.arange(rows.start + position, rows.stop + position)
@@ -165,7 +168,24 @@ class Tile(NamedTuple):
         """b, h, i and j as int32 arrays that broadcast to (..., Hq, rows, columns)."""
         of_grid = self._replace(origin=None)
         batch, head = (of_grid.slice(index) for index in (self.grid.batch_index(), self.grid.head_index()))
-        return batch, head, self.query_index, self.key_index
+        return batch, head, *self._real_indices()
+
+    @property
+    def _row_index(self) -> Array:
+        """The number of each query, (rows, 1), whatever its position among the keys."""
+        return self._replace(grid=replace(self.grid, position=0, position_spread=0)).query_index
+
+    def _real_indices(self) -> tuple[Array, Array]:
+        """Return i and j. Padding has those of the last token, which a function of the caller knows."""
+        padding = self.grid.padding
+        if padding is None or self.positions is not None:
+            return self.query_index, self.key_index
+        i, j, xp = self._row_index, self.key_index, self.grid.xp
+        i, j = (
+            xp.where(index < length, index, length - 1)
+            for index, length in ((i, padding.query_lengths), (j, padding.key_lengths))
+        )
+        return i + padding.positions, j
 
 
 def shifted(indices: range, by: int) -> range:

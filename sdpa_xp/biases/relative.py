@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
 
 from sdpa_xp import _checks as checks
+from sdpa_xp._checks import Integers
 from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace
 from sdpa_xp._tiles.gradient_target import GradientTarget
 from sdpa_xp._tiles.score_grid import ScoreGrid
@@ -138,12 +139,13 @@ class Relative(Bias):
         xp, table = grid.xp, cast(Array, self.table)
         grid.check_dtype("bias.table", table)
         checks.columns(grid.function, "bias.table", table.shape[1], grid.heads)
-        offset = cast(int, grid.check_offset("bias.offset", self.offset).values)
+        offset = grid.check_offset("bias.offset", self.offset)
         # The smallest and the largest distance in the call; distances beyond `max_distance` share a bucket.
         first, last = -self.max_distance, self.max_distance
         if not grid.has_positions:
-            first = self._within(1 - grid.queries - grid.position - offset)
-            last = max(first, self._within(grid.keys - 1 - grid.position - offset))
+            last_position = grid.queries - 1 + grid.position + grid.position_spread
+            first = self._within(-last_position - int(offset.most))
+            last = max(first, self._within(grid.keys - 1 - grid.position - int(offset.least)))
         index = buckets(table.shape[0], self.max_distance, first, last, bidirectional=self.bidirectional)
         chosen = xp.asarray(index, dtype=xp.int32, device=grid.device)
         by_distance = xp.take(xp.astype(table, grid.dtype, copy=False), chosen, axis=0)
@@ -168,7 +170,7 @@ class RelativeTerm(AddedByDistance):
     table: Array
     first: int
     last: int
-    offset: int
+    offset: Integers
     buckets: Array
     """The bucket of each distance, int32."""
     count: int
@@ -177,7 +179,7 @@ class RelativeTerm(AddedByDistance):
     def added(self, tile: Tile) -> Array:
         xp = tile.grid.xp
         nearest, farthest = tile.distances
-        last, first = self.last + self.offset, self.first + self.offset
+        last, first = self.last + self.offset.most, self.first + self.offset.least
         if tile.block is None and (nearest >= last or farthest <= first):  # one number for each head
             edge = self.last - self.first if nearest >= last else 0
             return tile.grid.in_all_axes(tile.slice_heads(self.table)[:, edge], 2)
@@ -209,7 +211,7 @@ class RelativeTerm(AddedByDistance):
 
     def _index(self, xp: Namespace, distance: Array) -> Array:
         """Return the column of `table` for each j - i."""
-        return xp.clip(distance - self.offset, self.first, self.last) - self.first
+        return xp.clip(distance - self.offset.values, self.first, self.last) - self.first
 
 
 def diagonals(grid: ScoreGrid, scores: Array) -> Array:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar, cast
 
 from sdpa_xp import _checks as checks
-from sdpa_xp._core.block_writes import pool_with_tokens, split_into_blocks, write_tokens
+from sdpa_xp._core.block_writes import pools_with_tokens, split_into_blocks, write_tokens
 from sdpa_xp._display import table
 from sdpa_xp._libraries import device_of, dtype_name, is_number
 from sdpa_xp._libraries.protocols import AnyArray, Array
@@ -39,7 +39,8 @@ class PagedKVCache(PagedAttention[A]):
     `append` and `attend` take the same number of tokens for each sequence, or packed tokens: see their
     arguments `cu_seqlens_k` and `cu_seqlens_q`.
 
-    `attend` copies some blocks at a time. In NumPy, and in torch on the CPU without autograd, large decoding
+    `attend` copies some blocks at a time. On a GPU, sequences of unlike lengths are computed together, as in
+    `varlen_attention`. In NumPy, and in torch on the CPU without autograd, large decoding
     calls read the blocks without copies. These are calls without a mask, a bias or dropout whose queries attend
     to all tokens. Their blocks hold at least 8 tokens, are not shared between sequences, and contain only
     finite numbers, also in unused places. No sequence is empty, and together the sequences fill at least half
@@ -111,6 +112,7 @@ class PagedKVCache(PagedAttention[A]):
         if rotary is not None:
             checks.fits_rotation(function, "key_blocks", arrays["key_blocks"].shape, rotary.width)
         self._layout, self._token_axis, self._rotary = layout, -2 if layout == checks.HLE else -3, rotary
+        block_table, lengths = checks.read_together(arrays["key_blocks"], block_table, lengths)
         self._table = checks.integer_table(function, "block_table", block_table)
         token_counts = checks.integer_list(function, "lengths", lengths)
         checks.same_length(function, {"block_table": self._table, "lengths": token_counts})
@@ -225,6 +227,7 @@ class PagedKVCache(PagedAttention[A]):
         new = {name: arrays[name] for name in ("key", "value")}
         sequences = [len(self._lengths)]
         if cu_seqlens_k is not None:
+            cu_seqlens_k, positions = checks.read_together(arrays["key"], cu_seqlens_k, positions)
             cu_seqlens_k, sequences = checks.integer_list(function, "cu_seqlens_k", cu_seqlens_k), []
         for name, array in new.items():
             target = (*sequences, *pools[f"{name}_blocks"].shape[1:])
@@ -245,12 +248,10 @@ class PagedKVCache(PagedAttention[A]):
         if checks.flag(function, "in_place", in_place):
             checks.writeable(function, "`in_place=True`", pools)
             checks.separate_pools(function, self._key_blocks, self._value_blocks)
-            for name in ("key", "value"):
-                write_tokens(pools[f"{name}_blocks"], new[name], writes, self._token_axis)
+            write_tokens([*pools.values()], [*new.values()], writes, self._token_axis)
         else:
-            for name in ("key", "value"):
-                blocks = f"{name}_blocks"
-                pools[blocks] = pool_with_tokens(pools[blocks], new[name], writes, self._token_axis)
+            copied = pools_with_tokens([*pools.values()], [*new.values()], writes, self._token_axis)
+            pools = dict(zip(pools, copied, strict=True))
         joined = tuple(map(join_rows, self._positions, added))
         return self._with(self._table, joined, pools)
 

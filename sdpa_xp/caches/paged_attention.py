@@ -206,6 +206,7 @@ class PagedAttention(Tree, Generic[A]):
         if cu_seqlens_q is None:
             checks.entries(function, array.shape, len(self._lengths))
         else:
+            cu_seqlens_q, positions = checks.read_together(array, cu_seqlens_q, positions)
             cu_seqlens_q = checks.integer_list(function, "cu_seqlens_q", cu_seqlens_q)
             checks.axes(function, {"query": array.shape}, 3)
         counts, starts = self._new_tokens(function, "cu_seqlens_q", cu_seqlens_q, {"query": array})

@@ -156,7 +156,8 @@ class Band(Pattern):
     def query_range(self, tile: Tile) -> range:
         start, stop, position = tile.rows.start, tile.rows.stop, tile.grid.position
         if self.high is not None:  # the first query that attends to the first key
-            start = int(max(start, tile.columns.start - tile.slice_integers(self.high).most - position))
+            most = position + tile.grid.position_spread
+            start = int(max(start, tile.columns.start - tile.slice_integers(self.high).most - most))
         if self.low is not None:  # the last query that attends to the last key
             stop = int(min(stop, tile.columns.stop - tile.slice_integers(self.low).least - position))
         return range(start, stop)

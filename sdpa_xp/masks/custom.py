@@ -57,8 +57,9 @@ def from_function(mask_mod: MaskFunction) -> Mask:
             with int32 arrays of shape (..., 1, 1, 1), (Hq, 1, 1), (rows, 1) and (1, columns). It returns a
             boolean array or a bool. Because it gets arrays, combine conditions with `&` and `|`, not with `and`
             and `or`. If the batch has several axes, b counts through all of them. With a cache, i and j are
-            positions, which also have axes for the batch, (..., 1, rows, 1) and (..., 1, 1, columns), if tokens
-            were dropped. For NumPy arrays, several threads call the function at the same time.
+            positions. They also have axes for the batch, (..., 1, rows, 1) and (..., 1, 1, columns), if tokens
+            were dropped, or if a GPU computes sequences of unlike lengths. For NumPy arrays, several threads
+            call the function at the same time.
 
     Returns:
         The mask. Tiles in which the function is False everywhere are skipped.

@@ -101,13 +101,9 @@ class Padding(Mask):
     def bind(self, grid: ScoreGrid) -> Pattern:
         patterns: list[Pattern] = []
         if self.key_lengths is not None:
-            real = grid.check_integers(self.names[0], self.key_lengths, least=0)
-            checks.within(grid.function, self.names[0], real, grid.keys, "S")
-            patterns.append(KeysBefore(real))
+            patterns.append(KeysBefore(grid.check_lengths(self.names[0], self.key_lengths, "S")))
         if self.query_lengths is not None:
-            real = grid.check_integers(self.names[1], self.query_lengths, least=0)
-            checks.within(grid.function, self.names[1], real, grid.queries, "L")
-            patterns.append(QueriesBefore(real))
+            patterns.append(QueriesBefore(grid.check_lengths(self.names[1], self.query_lengths, "L")))
         return AllOf(tuple(patterns))
 
 
@@ -155,7 +151,7 @@ class QueriesBefore(Pattern):
         answer = self.uniform(tile)
         if answer is not None:
             return answer
-        return tile.query_index - tile.grid.position < tile.slice_integers(self.length).values
+        return tile.query_index - tile.grid.positions < tile.slice_integers(self.length).values
 
     def uniform(self, tile: Tile) -> bool | None:
         length = tile.slice_integers(self.length)

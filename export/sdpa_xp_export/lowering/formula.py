@@ -57,6 +57,10 @@ class FormulaGrid:
         position = tile.lengths.position
         self.position = position if isinstance(position, int) else tile.here(position)
 
+    @property
+    def positions(self) -> int | GraphValue:
+        return self.position
+
     @cached_property
     def queries(self) -> int | GraphValue:
         return self._length(self.tile.call.sizes.queries, "queries")
@@ -74,6 +78,11 @@ class FormulaGrid:
         if isinstance(known, tuple | list) and known:
             return Integers(cast(Any, values), min(known), max(known))
         return Integers(cast(Any, values), -math.inf, math.inf)
+
+    def check_lengths(self, name: str, value: object, letter: str) -> Integers:
+        lengths, limit = self.check_integers(name, value, least=0), self.queries if letter == "L" else self.keys
+        checks.within(self.function, name, lengths, cast(int, limit), letter)
+        return lengths
 
     def check_offset(self, name: str, value: object) -> Integers:
         if not isinstance(value, str):
