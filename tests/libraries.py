@@ -135,6 +135,19 @@ def _torch_inference() -> Library:
     return _with_settings(_torch(), "torch-inference", torch.inference_mode)
 
 
+def _torch_cuda_rules() -> Library:
+    """Tensors that say they are on cuda:0, and keep its rules without a GPU."""
+    from standins import torch_cuda
+
+    on_cpu = _torch()
+    return Library(
+        "torch-cuda-rules",
+        lambda x: torch_cuda.put(on_cpu.put(x)),
+        lambda x: on_cpu.get(torch_cuda.get(x)),
+        torch_cuda.cuda_tensors,
+    )
+
+
 def _torch_cuda() -> Library:
     base = _exported("torch", "cuda")
     return Library("torch-cuda", base.put, base.get)
@@ -277,12 +290,13 @@ LIBRARIES: dict[str, tuple[str, Callable[[], Library]]] = {
     "mlx": ("mlx", _mlx),
     "cupy": ("cupy", _cupy),
     "torch-cuda": ("torch", _torch_cuda),
+    "torch-cuda-rules": ("torch", _torch_cuda_rules),
 }
 """By name: the module to import, and how the library is made."""
 
 SETTINGS = ("numpy-raise", "torch-strict", "torch-inference", "jax-strict", "jax-debug")
 """Libraries that are set to refuse what they compute by default."""
-BY_NAME_ALONE = ("jax-jit", "cupy", "torch-cuda", *SETTINGS)
+BY_NAME_ALONE = ("jax-jit", "cupy", "torch-cuda", "torch-cuda-rules", *SETTINGS)
 """These run only if they are asked for."""
 DEFAULT = [name for name in LIBRARIES if name not in BY_NAME_ALONE]
 FAST = ["numpy", "torch"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar, cast
 
 from sdpa_xp import _checks as checks
@@ -12,11 +13,13 @@ from sdpa_xp._call.missing_functions import MissingFunctions
 from sdpa_xp._call.rng_rollback import RngRollback
 from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.key_value_source import ArraySource, KeyValueSource
+from sdpa_xp._core.nonfinite import finite_sums
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._libraries import astype_if_needed, is_array, is_unknown, library_of
 from sdpa_xp._libraries.protocols import Array, Dtype
 from sdpa_xp._tiles.layout import swap_heads_and_length
 from sdpa_xp._tiles.plan import Plan, plan_tiles
+from sdpa_xp._tiles.questions import Questions
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp.biases.algebra import Bias, Term
 from sdpa_xp.masks.algebra import AllOf, Mask, Pattern
@@ -31,6 +34,8 @@ class BoundOptions(NamedTuple):
     biases: tuple[Term, ...]
     scale: float | Array
     sinks: Array | None
+    finite_inputs: frozenset[str] | None = None
+    """The names of the inputs without NaN and inf; None if they have not been searched."""
 
 
 class PreparedCall(NamedTuple):
@@ -83,7 +88,26 @@ class PreparedCall(NamedTuple):
 
     def bound_options(self) -> BoundOptions:
         """Return the options bound to the grid of the whole call."""
-        return self.cached("bound_options", lambda: self.bind(self.grid))
+        return self.cached("bound_options", self._bind)
+
+    def _bind(self) -> BoundOptions:
+        if not self.grid.waits:
+            return self.bind(self.grid)
+        questions = Questions()
+        grid = replace(self.grid, questions=questions)
+        bound = self.bind(grid)
+        # Only arrays are asked about. Calls with arrays in their options are not kept, and nor are the answers.
+        if not questions.arrays:
+            return bound
+        finite_inputs = self._search_inputs(questions)
+        return self.bind(grid)._replace(finite_inputs=finite_inputs)
+
+    def _search_inputs(self, questions: Questions) -> frozenset[str]:
+        """Return the names of the inputs without NaN and inf; all `questions` are answered."""
+        arrays = self.arrays if not is_array(self.scale) else {**self.arrays, "scale": self.scale}
+        questions.ask(lambda: finite_sums(self.grid, arrays.values()))
+        flags = questions.read(self.grid.library, self.grid.xp)
+        return frozenset(name for name, is_finite in zip(arrays, flags, strict=True) if is_finite)
 
     def plan(self) -> Plan:
         """Return the tiles of the whole call."""
@@ -94,6 +118,13 @@ class PreparedCall(NamedTuple):
         """Return the scores of the whole call. With dropout this draws from `rng`."""
         scores, dropout = self.scores_without_dropout(), self.draw_dropout()
         return scores if dropout is None else scores._replace(dropout=dropout)
+
+    def scores_for_gradients(self) -> Scores:
+        """Return the scores of the whole call; a device that has to be waited for searches the inputs now."""
+        scores = self.scores()
+        if not self.grid.waits or scores.finite_inputs is not None or not scores.may_mask:
+            return scores
+        return scores._replace(finite_inputs=self._search_inputs(Questions()))
 
     def scores_without_dropout(self) -> Scores:
         """Return the scores of the whole call, without drawing from `rng`."""
@@ -150,8 +181,10 @@ class PreparedCall(NamedTuple):
         answers: dict[str, Any] | None = None,
     ) -> Scores:
         """Return the scores of some arrays, without dropout."""
-        mask, biases, scale, sinks = bound
-        return Scores(grid, query, key, mask, biases, scale, self.softcap, sinks, answers=answers)
+        mask, biases, scale, sinks, finite = bound
+        return Scores(
+            grid, query, key, mask, biases, scale, self.softcap, sinks, answers=answers, finite_inputs=finite
+        )
 
     def draw_dropout(self) -> Dropout | None:
         """Return the dropout of the call, or None; draws the seed from `rng`."""

@@ -53,6 +53,7 @@ from sdpa_xp._checks.integers import (
     LARGEST as LARGEST_INTEGER,
 )
 from sdpa_xp._checks.integers import (
+    DeviceNumbers,
     Integers,
     IntegersLike,
     frozen,
@@ -157,6 +158,7 @@ __all__ = [
     "LHE",
     "ONE_A_ROW",
     "THE_BATCH",
+    "DeviceNumbers",
     "Implementation",
     "Integers",
     "IntegersLike",

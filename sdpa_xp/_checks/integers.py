@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from sdpa_xp._checks.keywords import named
@@ -19,6 +19,15 @@ IntegersLike: TypeAlias = int | Sequence[int] | AnyArray
 LARGEST = 2**29
 """The largest integer that is accepted. Indices are int32, which every library has, and sums of an index, an
 offset and a width must fit."""
+
+
+class DeviceNumbers(NamedTuple):
+    """How numbers get to a device that has to be waited for, and back."""
+
+    put: Callable[[Sequence[int]], Array]
+    """Returns numbers as int32."""
+    bounds: Callable[[Array], Sequence[int] | None]
+    """Returns the least and the most of an array; None if they are not known yet."""
 
 
 class Integers(NamedTuple):
@@ -78,11 +87,15 @@ def integers(
     *,
     traced: bool,
     least: int = -LARGEST,
+    waiting: DeviceNumbers | None = None,
 ) -> Integers:
-    """Return `value` as int32. If its values can be read, check that each is at least `least`."""
+    """Return `value` as int32. If its values can be read, check that each is at least `least`.
+
+    `waiting` is for a device that has to be waited for.
+    """
     if isinstance(value, list | tuple):
         checked = [integer(function, f"{name}[{index}]", item, least) for index, item in enumerate(value)]
-        array = xp.asarray(checked, dtype=xp.int32, device=device)
+        array = xp.asarray(checked, dtype=xp.int32, device=device) if waiting is None else waiting.put(checked)
         return Integers(array, min(checked, default=0), max(checked, default=0))
     if not is_array(value):
         number = integer(function, name, value, least)
@@ -91,7 +104,10 @@ def integers(
     is_uint64, value = dtype_name(value.dtype) == "uint64", _signed(function, name, plain(value))
     if traced or 0 in value.shape:
         return Integers(xp.astype(value, xp.int32, copy=False), -math.inf, math.inf)
-    smallest, largest = int(xp.min(value)), int(xp.max(value))
+    bounds = (int(xp.min(value)), int(xp.max(value))) if waiting is None else waiting.bounds(value)
+    if bounds is None:
+        return Integers(xp.astype(value, xp.int32, copy=False), -math.inf, math.inf)
+    smallest, largest = bounds
     # A uint64 beyond int64 wraps around to a negative number: the message shows what was passed.
     for number in (smallest + 2**64 if is_uint64 and smallest < 0 else smallest, largest):
         integer(function, name, number, least)
@@ -114,12 +130,19 @@ def within(function: str, name: str, lengths: Integers, limit: int, letter: str)
         raise ValueError(message(function, rule, {name: int(lengths.most), letter: limit}))
 
 
-def ids(function: str, name: str, value: object, xp: Namespace, device: Device) -> Array:
+def ids(
+    function: str,
+    name: str,
+    value: object,
+    xp: Namespace,
+    device: Device,
+    waiting: DeviceNumbers | None = None,
+) -> Array:
     """Return integers that are only compared; an array keeps its width, and so its values."""
     if is_array(value):
         _integral(function, name, value)
         return _signed(function, name, plain(value))
-    values = integers(function, name, value, xp, device, traced=True).values
+    values = integers(function, name, value, xp, device, traced=True, waiting=waiting).values
     return xp.asarray(values, dtype=xp.int32, device=device) if isinstance(values, int) else values
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from sdpa_xp._core import threads
 from sdpa_xp._core.gradient_accumulator import GradientAccumulator
@@ -28,6 +28,10 @@ from sdpa_xp._tiles.allowed import Allowed, is_masked
 from sdpa_xp._tiles.gradient_target import GradientTarget
 from sdpa_xp._tiles.plan import Plan
 from sdpa_xp._tiles.tile import LeadingSlice, Tile, slice_leading
+
+GradientGuard: TypeAlias = Literal["none", "cotangent", "all"]
+"""Whose NaN and inf are kept out of the products where a pair may not attend: those of no array, of the
+cotangent, or of the inputs too."""
 
 
 class Forward(NamedTuple):
@@ -82,22 +86,27 @@ def gradients(forward: Forward, cotangent: Array) -> dict[str, Array]:
     """Return the gradient of each target, in the accumulation dtype.
 
     A masked pair has weight 0, but 0 * NaN is NaN. So if a gradient is NaN or inf, all gradients are computed a
-    second time, guarded: pairs that may not attend are then left out of the products one by one.
+    second time, guarded: pairs that may not attend are then left out of the products one by one. A device that
+    has to be waited for has searched the inputs before the output was computed; there the cotangent is always
+    guarded, which takes one product more, so that it is not waited for again.
     """
     scores = forward.scores
     if scores.grid.is_traced or is_traced(cotangent):  # whether a gradient is NaN cannot be read
-        return _gradients(forward.in_one_tile(), cotangent, guarded=True)
-    computed = _gradients(forward, cotangent, guarded=False)
-    if scores.is_unmasked or _is_finite(scores.xp, computed):
+        return _gradients(forward.in_one_tile(), cotangent, "all")
+    if (finite := scores.finite_inputs) is not None:
+        inputs = {"query", "key", "value"} | ({"scale"} & forward.targets.keys())
+        return _gradients(forward, cotangent, "cotangent" if inputs <= finite else "all")
+    computed = _gradients(forward, cotangent, "none")
+    if not scores.may_mask or _is_finite(scores.xp, computed):
         return computed
-    return _gradients(forward, cotangent, guarded=True)
+    return _gradients(forward, cotangent, "all")
 
 
-def _gradients(forward: Forward, cotangent: Array, *, guarded: bool) -> dict[str, Array]:
+def _gradients(forward: Forward, cotangent: Array, guard: GradientGuard) -> dict[str, Array]:
     """Compute the leading slices of the plan one by one; if arrays can be written to, in threads."""
     plan, grid, targets = forward.plan, forward.scores.grid, forward.targets
     if not grid.is_writeable:
-        return _gradients_of_slice(forward, cotangent, guarded=guarded)
+        return _gradients_of_slice(forward, cotangent, guard)
     sums = {
         name: grid.xp.zeros(target.shape, dtype=grid.dtype, device=grid.device)
         for name, target in targets.items()
@@ -111,7 +120,7 @@ def _gradients(forward: Forward, cotangent: Array, *, guarded: bool) -> dict[str
         with quiet(cotangent):  # here too: a library may keep this setting for each thread
             for leading in slices:
                 part = cotangent if leading is None else slice_leading(cotangent, leading)
-                computed = _gradients_of_slice(forward.slice_leading(leading), part, guarded=guarded)
+                computed = _gradients_of_slice(forward.slice_leading(leading), part, guard)
                 kept[leading] = {name: computed.pop(name) for name in small}
                 for name, gradient in computed.items():
                     sums[name][targets[name].slices(leading)] += gradient
@@ -138,13 +147,13 @@ def _independent_groups(
     return [*groups.values()]
 
 
-def _gradients_of_slice(forward: Forward, cotangent: Array, *, guarded: bool) -> dict[str, Array]:
+def _gradients_of_slice(forward: Forward, cotangent: Array, guard: GradientGuard) -> dict[str, Array]:
     accumulators = {
         name: GradientAccumulator(target, forward.plan, forward.scores.grid)
         for name, target in forward.targets.items()
     }
     for rows in forward.plan.row_ranges():
-        _add_rows(accumulators, forward, cotangent, rows, guarded=guarded)
+        _add_rows(accumulators, forward, cotangent, rows, guard)
     return {name: accumulator.array() for name, accumulator in accumulators.items()}
 
 
@@ -153,8 +162,7 @@ def _add_rows(
     forward: Forward,
     cotangent: Array,
     rows: range,
-    *,
-    guarded: bool,
+    guard: GradientGuard,
 ) -> None:
     scores = forward.scores
     xp, dtype = scores.xp, scores.grid.dtype
@@ -167,7 +175,7 @@ def _add_rows(
     inputs = RowInputs(scores.scaled_query(rows), cotangent, delta, xp.where(is_empty, 0.0, m))
     of_scaled_query: Array | None = None
     for tile, allowed in _tiles(scores, rows, forward.plan):
-        contribution = _add_tile(accumulators, forward, inputs, tile, allowed, guarded=guarded)
+        contribution = _add_tile(accumulators, forward, inputs, tile, allowed, guard)
         of_scaled_query = contribution if of_scaled_query is None else of_scaled_query + contribution
     if scores.sinks is not None:
         accumulators["sinks"].add(row_tile, -xp.exp(scores.sinks - inputs.shift) * delta)
@@ -176,7 +184,7 @@ def _add_rows(
     query, scale = astype_if_needed(xp, row_tile.slice_queries(scores.query), dtype), scores.scale
     if not isinstance(scale, float):
         scale = astype_if_needed(xp, row_tile.slice(scale), dtype)
-        scale, query = (_zero_nonfinite(xp, x) if guarded else x for x in (scale, query))
+        scale, query = (_zero_nonfinite(xp, x) if guard == "all" else x for x in (scale, query))
     accumulators["query"].add(row_tile, of_scaled_query * scale)
     if "scale" in accumulators:
         accumulators["scale"].add(row_tile, xp.sum(of_scaled_query * query, axis=-1, keepdims=True))
@@ -201,8 +209,7 @@ def _add_tile(
     inputs: RowInputs,
     tile: Tile,
     allowed: Allowed,
-    *,
-    guarded: bool,
+    guard: GradientGuard,
 ) -> Array:
     """Add the contribution of a tile; returns its contribution to the gradient of the scaled queries."""
     scores, xp, dtype = forward.scores, forward.scores.xp, forward.scores.grid.dtype
@@ -210,9 +217,10 @@ def _add_tile(
     value = astype_if_needed(xp, forward.value.slice_keys(tile.columns), dtype)
     capped = scores.products(tile, inputs.query)
     s, allowed = scores.with_biases(tile, capped, allowed)
-    guard: Allowed = allowed if guarded else True
-    if not isinstance(guard, bool):
-        capped = xp.where(guard, capped, 0.0)
+    for_cotangent: Allowed = True if guard == "none" else allowed
+    for_inputs: Allowed = allowed if guard == "all" else True
+    if not isinstance(for_inputs, bool):
+        capped = xp.where(for_inputs, capped, 0.0)
     slope = None if scores.softcap is None else _softcap_slope(capped, scores.softcap)
     p = xp.exp(s - inputs.shift)
     dp = matmul_grouped(xp, inputs.cotangent, xp.matrix_transpose(value))
@@ -222,8 +230,8 @@ def _add_tile(
         factor = scores.dropout.apply(tile, ones)
         kept, dp = p * factor, dp * factor
     ds = p * (dp - inputs.delta)
-    if not isinstance(guard, bool):
-        kept, ds = xp.where(guard, kept, 0.0), xp.where(guard, ds, 0.0)
+    if not isinstance(for_cotangent, bool):
+        kept, ds = xp.where(for_cotangent, kept, 0.0), xp.where(for_cotangent, ds, 0.0)
 
     def over_group(weights: Array, operand: Array) -> Array:
         return matmul_over_group(xp, weights, operand, key.shape[-3])
@@ -231,15 +239,15 @@ def _add_tile(
     def grouped(weights: Array, operand: Array) -> Array:
         return matmul_grouped(xp, weights, operand)
 
-    accumulators["value"].add(tile, _guarded_product(xp, over_group, kept, inputs.cotangent, guard))
+    accumulators["value"].add(tile, _guarded_product(xp, over_group, kept, inputs.cotangent, for_cotangent))
     for bias, name in zip(scores.biases, forward.bias_names, strict=True):
         of_bias = bias.gradient(tile, capped, ds)
         if name is not None and of_bias is not None:
             accumulators[name].add(tile, of_bias)
     if slope is not None:
         ds = ds * slope
-    accumulators["key"].add(tile, _guarded_product(xp, over_group, ds, inputs.query, guard))
-    return _guarded_product(xp, grouped, ds, key, guard)
+    accumulators["key"].add(tile, _guarded_product(xp, over_group, ds, inputs.query, for_inputs))
+    return _guarded_product(xp, grouped, ds, key, for_inputs)
 
 
 def _guarded_product(

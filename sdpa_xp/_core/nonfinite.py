@@ -8,12 +8,15 @@ again with the guard "pairs".
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Literal, TypeAlias
 
 from sdpa_xp._core.products import any_query_attends, matmul_grouped
 from sdpa_xp._core.tile_buffers import Buffer
+from sdpa_xp._libraries import astype_if_needed
 from sdpa_xp._libraries.protocols import Array, Namespace
 from sdpa_xp._tiles.allowed import Allowed
+from sdpa_xp._tiles.score_grid import ScoreGrid
 
 NonfiniteGuard: TypeAlias = Literal["none", "columns", "pairs"]
 """What `weigh` keeps out of its product.
@@ -47,6 +50,17 @@ def weigh(
     return product
 
 
+def finite_sums(grid: ScoreGrid, arrays: Iterable[Array]) -> Array:
+    """Return whether each array has a finite sum: then it has no NaN and no inf."""
+    xp = grid.xp
+    return xp.stack([xp.isfinite(xp.sum(astype_if_needed(xp, x, grid.dtype))) for x in arrays], axis=0)
+
+
 def is_finite(xp: Namespace, output: Array, l: Array) -> bool:
     """Return whether the rows have no NaN or inf; if Ev = 0, only their sums l show it."""
-    return bool(xp.isfinite(xp.sum(output) + xp.sum(l)))
+    return bool(xp.isfinite(checksum(xp, output, l)))
+
+
+def checksum(xp: Namespace, output: Array, l: Array) -> Array:
+    """Return a number that is NaN or inf if a row has one."""
+    return xp.sum(output) + xp.sum(l)

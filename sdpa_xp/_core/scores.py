@@ -44,6 +44,8 @@ class Scores(NamedTuple):
     """The queries of an iteration of a compiler's loop; None outside of such loops."""
     answers: dict[str, Any] | None = None
     """What equal calls keep of the answers of their mask."""
+    finite_inputs: frozenset[str] | None = None
+    """The names of the inputs without NaN and inf; None if they have not been searched."""
     buffers: CallBuffers | None = None
     """The buffers in which the arrays of each tile are computed; with None, each tile allocates new arrays."""
 
@@ -55,6 +57,13 @@ class Scores(NamedTuple):
     def is_unmasked(self) -> bool:
         """Whether every pair may attend, whatever the values."""
         return isinstance(self.mask, AllOf) and len(self.mask.patterns) == len(self.biases) == 0
+
+    @property
+    def may_mask(self) -> bool:
+        """Whether a pair may be masked. If none is, each NaN and inf belongs to the result."""
+        if not isinstance(self.mask, AllOf) or self.mask.patterns:
+            return True
+        return bool(self.biases) and any(bias.can_mask for bias in self.biases)
 
     @property
     def are_ours(self) -> bool:

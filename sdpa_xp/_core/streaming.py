@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from sdpa_xp._core import threads
 from sdpa_xp._core.key_value_source import KeyValueSource, PagedSource
-from sdpa_xp._core.nonfinite import NonfiniteGuard, is_finite
+from sdpa_xp._core.nonfinite import NonfiniteGuard, checksum, is_finite
 from sdpa_xp._core.online_softmax import RowResult, attend_with_maximum
 from sdpa_xp._core.products import key_leading_slice
 from sdpa_xp._core.scores import Scores
@@ -68,12 +68,40 @@ def _attend_and_join(
     In these cases each range of queries has all heads, so that results are joined along the rows.
     """
     xp = scores.xp
-    results = [attend_rows(scores, value, plan, rows) for rows in plan.row_ranges()]
+    if scores.grid.execution_kind == "device":
+        results = _attend_on_device(scores, value, plan)
+    else:
+        results = [attend_rows(scores, value, plan, rows) for rows in plan.row_ranges()]
     outputs = [astype_if_needed(xp, result.output, dtype) for result in results]
     lses = [] if lse_of is None else [lse_of(result) for result in results]
     if len(results) == 1:
         return outputs[0], lses[0] if lses else None
     return xp.concat(outputs, axis=-2), xp.concat(lses, axis=-2) if lses else None
+
+
+def _attend_on_device(scores: Scores, value: KeyValueSource, plan: Plan) -> list[RowResult]:
+    """Return the attention of each range of queries. The device is waited for once, after the last of them.
+
+    It is not waited for if no pair may be masked, or if the inputs have been searched for NaN and inf.
+    """
+    xp, row_ranges, finite = scores.xp, [*plan.row_ranges()], scores.finite_inputs
+
+    def attend(rows: range, guard: NonfiniteGuard) -> RowResult:
+        return attend_with_maximum(scores, scores.scaled_query(rows), value, plan, rows, guard)
+
+    guard = _first_guard(scores, value) if finite is None or "value" in finite else "pairs"
+    results = [attend(rows, guard) for rows in row_ranges]
+    if finite is not None or not scores.may_mask:
+        return results
+    if any(is_traced(result.output) for result in results):  # a function of the caller has brought it in
+        return [attend(rows, "columns") for rows in row_ranges]
+    checksums = [xp.reshape(checksum(xp, result.output, result.l), (1,)) for result in results]
+    joined = checksums[0] if len(checksums) == 1 else xp.concat(checksums, axis=0)
+    are_finite = scores.grid.library.to_list(xp.isfinite(joined))
+    return [
+        result if is_finite else attend(rows, "pairs")
+        for rows, result, is_finite in zip(row_ranges, results, are_finite, strict=True)
+    ]
 
 
 def _attend_in_tasks(
@@ -136,16 +164,19 @@ class _Shortcut:
         return None
 
 
+def _first_guard(scores: Scores, value: KeyValueSource) -> NonfiniteGuard:
+    """Return the guard before it is known whether the output is finite."""
+    # What lies behind the last token of a paged sequence may be NaN, which would cost a second pass.
+    return "columns" if scores.grid.padding is not None and isinstance(value, PagedSource) else "none"
+
+
 def attend_rows(scores: Scores, value: KeyValueSource, plan: Plan, rows: range) -> RowResult:
     """Return the attention of one range of queries."""
     query = scores.scaled_query(rows)
     if scores.grid.is_traced:  # no value can be read, so all rows are computed in the same way
         return attend_with_maximum(scores, query, value, plan, rows, "columns")
-    # What lies behind the last token of a paged sequence may be NaN, which would cost a second pass.
-    has_leftovers = scores.grid.padding is not None and isinstance(value, PagedSource)
-    guard: NonfiniteGuard = "columns" if has_leftovers else "none"
-    result = attend_with_maximum(scores, query, value, plan, rows, guard)
-    if scores.is_unmasked:  # no pair is masked, so each NaN and inf belongs to the output
+    result = attend_with_maximum(scores, query, value, plan, rows, _first_guard(scores, value))
+    if not scores.may_mask:  # each NaN and inf belongs to the output
         return result
     if is_traced(result.output):  # a function of the caller has brought in a traced array
         return attend_with_maximum(scores, query, value, plan, rows, "columns")

@@ -19,7 +19,8 @@ Elsewhere the kernel, or its translation by an exporter and onnxruntime, differs
   bias is kept above that number;
 - the scale is not positive: torch returns NaN with `is_causal`, onnxruntime refuses: the query is scaled;
 - the mask broadcasts along L or S, or the inputs lack 4 axes: not translated, so both are converted first;
-- the dtype is a half: the kernel rounds the weights to it, so the call is computed in float32.
+- the dtype is a half: the kernel rounds the weights to it, so the call is computed in float32. Only on CUDA,
+  where the kernel is never the default, a half stays: torch has no flash kernel for float32.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from typing import Any, cast
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._core.products import any_query_attends
 from sdpa_xp._kernels import operands
-from sdpa_xp._libraries import LARGEST, astype_if_needed, dtype_name, has_tangents
+from sdpa_xp._libraries import LARGEST, astype_if_needed, dtype_name, has_tangents, makes_fakes
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._tiles.allowed import is_masked
 
@@ -103,7 +104,9 @@ def attend(call: PreparedCall) -> Array | None:
     if _is_eager_on_cpu(call):
         return _attend_now(call)
     torch, xp, sizes = sys.modules["torch"], call.grid.xp, call.sizes
-    query, key, value = (xp.astype(x, call.grid.dtype, copy=False) for x in call.arrays.values())
+    query, key, value = call.arrays.values()
+    if not _keeps_half(call):
+        query, key, value = (xp.astype(x, call.grid.dtype, copy=False) for x in (query, key, value))
     query, scale = _scaled(call, query)
     # Traced values cannot be checked for NaN. So keys and values that no query attends to are first set to 0.
     allowed = operands.allowed(call)
@@ -120,6 +123,13 @@ def attend(call: PreparedCall) -> Array | None:
     output = operands.split_batch(call, output)
     # A translation for opsets before 23 gives the mean of the values for a row without a key.
     return output if allowed is None else xp.where(xp.any(allowed, axis=-1, keepdims=True), output, 0.0)
+
+
+def _keeps_half(call: PreparedCall) -> bool:
+    """Return whether the kernel of CUDA gets halves; a bias or a scaled query would be rounded to them."""
+    is_scaled_by_kernel = call.scale is None or _is_positive(call.scale)
+    is_default_dtype = dtype_name(call.grid.dtype) == "float32"
+    return call.grid.device.type == "cuda" and is_default_dtype and is_scaled_by_kernel and not call.biases
 
 
 def _is_plain(call: PreparedCall) -> bool:
@@ -202,7 +212,7 @@ def _attend_all(call: PreparedCall, query: Array, key: Array, value: Array) -> A
 def _hides_no_nan(output: Any, query: Any, key: Any, scale: float | Array | None) -> bool:
     """Return whether no row of `output` is 0 instead of NaN: the output has no 0, or all scores are finite."""
     torch = sys.modules["torch"]
-    if torch._C._len_torch_dispatch_stack() and _has_no_values(torch):
+    if torch._C._len_torch_dispatch_stack() and makes_fakes():  # nearly all calls answer the first question
         return True
     # The usual case and the cheapest check: without a 0, no row was mistaken for an empty one.
     if int(output.count_nonzero()) == output.numel():
@@ -216,7 +226,7 @@ def _has_right_gradients(
 ) -> bool:
     """Return whether no gradient is computed, or the log-sum-exp of each row is small enough to be exact."""
     torch = sys.modules["torch"]
-    if not output.requires_grad or (torch._C._len_torch_dispatch_stack() and _has_no_values(torch)):
+    if not output.requires_grad or (torch._C._len_torch_dispatch_stack() and makes_fakes()):
         return True
     norm, width = partial(torch.linalg.vector_norm, ord=math.inf), query.shape[-1]
     scale = 1 / math.sqrt(width) if scale is None else scale
@@ -225,12 +235,6 @@ def _has_right_gradients(
         of_rows = bias.detach().amax(dim=-1)
         largest = largest + norm(torch.where(is_masked(of_rows), 0.0, of_rows))  # a row without a key has none
     return bool(largest < LARGEST_SCORE)
-
-
-def _has_no_values(torch: Any) -> bool:
-    """Return whether tensors have no values to look at: inside FakeTensorMode, and in make_fx."""
-    kinds = torch._C._TorchDispatchModeKey
-    return any(torch._C._get_dispatch_mode(kind) is not None for kind in (kinds.FAKE, kinds.PROXY))
 
 
 def _is_positive(scale: float | Array) -> bool:

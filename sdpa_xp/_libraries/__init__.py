@@ -33,7 +33,7 @@ from sdpa_xp._libraries.mlx import Mlx
 from sdpa_xp._libraries.numpy import NumPy
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace, Override, Shape
 from sdpa_xp._libraries.strict import Strict
-from sdpa_xp._libraries.torch import Torch, has_tangents, is_compiling
+from sdpa_xp._libraries.torch import Torch, has_tangents, is_compiling, makes_fakes
 
 A = TypeVar("A")
 LIBRARIES: tuple[Library, ...] = (
@@ -237,6 +237,7 @@ __all__ = [
     "lazy_reason",
     "leading_array",
     "library_of",
+    "makes_fakes",
     "namespace_of",
     "numpy_array",
     "overridden",

@@ -156,6 +156,10 @@ class Library:
         is_here = "cpu" in str(self.device(array)).lower() and not self.is_traced(array)
         return known if is_here or known is not array else None
 
+    def makes_fakes(self) -> bool:
+        """Return whether arrays that are made now have no values, as in a mode that only computes shapes."""
+        return False
+
     def execution_kind(self, arrays: Sequence[Array]) -> ExecutionKind:
         """Return how the library computes with `arrays`, none of which is traced."""
         del arrays

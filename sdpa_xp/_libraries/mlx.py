@@ -39,6 +39,9 @@ class Mlx(Library):
         del array
         return sys.modules["mlx.core"].default_device()
 
+    def is_accelerator(self, device: Device) -> bool:
+        return bool(device.type != sys.modules["mlx.core"].cpu)
+
     def on_device(self, array: Array, device: Device) -> Array:
         del device
         return array

@@ -73,6 +73,9 @@ class Torch(Library):
             return None
         return array.detach()
 
+    def makes_fakes(self) -> bool:
+        return makes_fakes()
+
     def execution_kind(self, arrays: Sequence[Array]) -> ExecutionKind:
         if not all(self.owns(array) and self.device(array).type == "cpu" for array in arrays):
             return "device"
@@ -171,6 +174,15 @@ class Torch(Library):
 
     def uniform(self, rng: Any, count: int, xp: Any) -> Array:
         return cast(Array, xp.rand(count, generator=rng, dtype=xp.float32, device=rng.device))
+
+
+def makes_fakes() -> bool:
+    """Return whether tensors have no values to look at: inside FakeTensorMode, and in make_fx."""
+    torch = sys.modules["torch"]
+    if not torch._C._len_torch_dispatch_stack():
+        return False
+    kinds = torch._C._TorchDispatchModeKey
+    return any(torch._C._get_dispatch_mode(kind) is not None for kind in (kinds.FAKE, kinds.PROXY))
 
 
 def is_compiling() -> bool:

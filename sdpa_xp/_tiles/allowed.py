@@ -13,9 +13,12 @@ Allowed: TypeAlias = bool | Array
 
 
 def collapse_uniform(tile: Tile, allowed: Array) -> Allowed:
-    """Return a bool if `allowed` is the same for every pair. A traced array cannot be read, and stays."""
+    """Return a bool if `allowed` is the same for every pair.
+
+    The array stays if it is traced, or if a device would have to be waited for.
+    """
     xp = tile.grid.xp
-    if tile.grid.is_traced or is_traced(allowed):
+    if tile.grid.is_traced or tile.grid.waits or is_traced(allowed):
         return allowed
     if not bool(xp.any(allowed)):
         return False

@@ -33,6 +33,8 @@ DEVICE = TileSize(256, 1024, 2**22)
 EQUAL_TILES = TileSize(512, 512, 2**22)
 """For libraries that compile an operation for each shape: a causal call has square tiles of one shape."""
 SMALLEST_SIDE = 64
+MOST_OF_FEW_ROWS = 4
+"""A tile of up to `SMALLEST_SIDE` queries on a device may have this many times the scores of another."""
 MOST_COPIED = 2**20
 """The number of elements of keys and values that are copied from the blocks of a paged cache for a tile."""
 MOST_COPIED_ON_DEVICE = 2**26
@@ -130,6 +132,8 @@ def plan_tiles(grid: ScoreGrid, group: int, widths: int) -> Plan:
         return Plan(queries, keys, max(1, queries), max(1, keys), is_empty)
     if grid.execution_kind == "device":  # all heads are computed in one operation: more heads, smaller tiles
         rows, columns, most_scores = EQUAL_TILES if grid.library.compiles_shapes else DEVICE
+        if grid.waits and queries < rows:
+            return _plan_few_rows(queries, keys, heads, most_scores)
         while heads * rows * columns > most_scores and columns > SMALLEST_SIDE:
             columns //= 2
             rows = max(rows // 2, SMALLEST_SIDE)
@@ -155,6 +159,19 @@ def plan_tiles(grid: ScoreGrid, group: int, widths: int) -> Plan:
         threads=None if has_threads else 1,
         tries_without_maximum=heads * queries * keys >= LEAST_SCORES_WITHOUT_MAXIMUM,
     )
+
+
+def _plan_few_rows(queries: int, keys: int, heads: int, most_scores: int) -> Plan:
+    """Choose the tiles of a device for fewer queries than a tile has rows, as in decoding: fewer, wider tiles.
+
+    Each tile takes about 16 launches, however small it is. A few queries have fewer scores than their keys have
+    elements, so their tiles may have more scores and still take little memory.
+    """
+    rows = queries
+    most_scores *= MOST_OF_FEW_ROWS if rows <= SMALLEST_SIDE else 1
+    while rows > SMALLEST_SIDE and heads * rows * SMALLEST_SIDE > most_scores:
+        rows = max(rows // 2, SMALLEST_SIDE)
+    return Plan(queries, keys, rows, max(SMALLEST_SIDE, most_scores // (heads * rows)))
 
 
 def takes_threads(grid: ScoreGrid, multiplications: int) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from sdpa_xp import _checks as checks
-from sdpa_xp._checks import Integers
+from sdpa_xp._checks import DeviceNumbers, Integers
 from sdpa_xp._libraries import (
     ExecutionKind,
     Library,
@@ -21,6 +22,10 @@ from sdpa_xp._libraries import (
 )
 from sdpa_xp._libraries.protocols import Array, Device, Dtype, Namespace, Shape
 from sdpa_xp._tiles.padding import PaddedLengths
+from sdpa_xp._tiles.questions import SIDE, BlockBounds, Questions, ask_block_bounds
+
+MOST_PLACED = 64
+"""The lists of numbers whose copies on a device are kept."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +73,8 @@ class ScoreGrid:
     """The lengths of the batch entries, if they are padded to `queries` and `keys`."""
     position_spread: int = 0
     """The difference between the largest and the smallest position of a first query."""
+    questions: Questions | None = None
+    """What masks and biases ask of a device while they are bound; None if they are not to ask."""
 
     @property
     def is_traced(self) -> bool:
@@ -83,6 +90,11 @@ class ScoreGrid:
     def positions(self) -> int | Array:
         """The position of the first query among the keys; with `padding` one for each entry, (n, 1, 1, 1)."""
         return self.position if self.padding is None else self.padding.positions
+
+    @property
+    def waits(self) -> bool:
+        """Whether to read a value is to wait for a device, as on a GPU."""
+        return self.execution_kind == "device" and self.library.is_accelerator(self.device)
 
     @property
     def caller_shape(self) -> Shape:
@@ -151,7 +163,14 @@ class ScoreGrid:
 
     def _checked_integers(self, name: str, value: object, least: int) -> Integers:
         checked = checks.integers(
-            self.function, name, value, self.xp, self.device, traced=self.is_traced, least=least
+            self.function,
+            name,
+            value,
+            self.xp,
+            self.device,
+            traced=self.is_traced,
+            least=least,
+            waiting=self._waiting(),
         )
         if isinstance(checked.values, int):
             return checked
@@ -171,7 +190,7 @@ class ScoreGrid:
 
     def check_ids(self, name: str, value: object, length: int, letter: str, hint: str = "") -> Array:
         """Check an id for each of `length` queries or keys, (..., length)."""
-        ids = checks.ids(self.function, name, value, self.xp, self.device)
+        ids = checks.ids(self.function, name, value, self.xp, self.device, self._waiting())
         for number in (length,) if self.padding is None else self.padding.lengths(letter):
             checks.one_each(self.function, name, ids.shape, (*self.batch, number), letter, hint)
         return self.slice_entries(ids, 1)
@@ -195,6 +214,36 @@ class ScoreGrid:
         checks.floating(self.function, name, array)
         if self.input_dtype is not None:
             checks.added_dtype(self.function, name, array, self.input_dtype, self.dtype)
+
+    def put(self, numbers: Sequence[float], dtype: Dtype) -> Array:
+        """Return a list of numbers as an array; a device that has to be waited for gets each list once."""
+        if self.waits and not self.library.makes_fakes():
+            return _placed(self.xp, self.device, dtype, tuple(numbers))
+        return self.xp.asarray(numbers, dtype=dtype, device=self.device)
+
+    def block_bounds(self, array: Array) -> BlockBounds | None:
+        """Return the bounds of an array that broadcasts to the scores, if a device is asked for them now.
+
+        A small array is not asked about: no tile of it could be skipped.
+        """
+        if self.questions is None or array.ndim < 2 or max(array.shape[-2:]) <= SIDE:
+            return None
+        return ask_block_bounds(self.questions, self.xp, array)
+
+    def _waiting(self) -> DeviceNumbers | None:
+        return (
+            DeviceNumbers(lambda numbers: self.put(numbers, self.xp.int32), self._bounds)
+            if self.waits
+            else None
+        )
+
+    def _bounds(self, integers: Array) -> Sequence[int] | None:
+        def bounds() -> Array:
+            return self.xp.stack([self.xp.min(integers), self.xp.max(integers)], axis=0)
+
+        if self.questions is not None:
+            return self.questions.ask(bounds)
+        return cast(list[int], self.library.to_list(bounds()))
 
     def slice_entries(self, array: Array, axes: int) -> Array:
         """Return the part of `array` for `entries`; the batch axis stands before the last `axes` axes."""
@@ -243,6 +292,12 @@ class ScoreGrid:
             value = library_of(value).to_list(value)  # each is compared with a length, so all are read at once
         integers = [value[entry] for entry in entries]
         return integers[0] if len(set(integers)) == 1 else integers
+
+
+@functools.lru_cache(maxsize=MOST_PLACED)
+def _placed(xp: Namespace, device: Device, dtype: Dtype, numbers: tuple[float, ...]) -> Array:
+    # Nothing writes to the array, so calls and threads may share it.
+    return xp.asarray(numbers, dtype=dtype, device=device)
 
 
 def rows_at(array: Array, indices: Sequence[int]) -> Array:

@@ -26,6 +26,8 @@ class Term(ABC):
     array_axes: ClassVar[Mapping[str, tuple[int | None, ...]]] = {}
     """The axes (..., -3 for Hq, -2 for L, -1 for S) along which its arrays lie, None for an axis of another
     kind. Arrays that are not named broadcast to (..., Hq, L, S)."""
+    can_mask: ClassVar[bool] = True
+    """Whether it may be -inf, which masks a pair."""
 
     @property
     def is_of_caller(self) -> bool:

@@ -117,7 +117,7 @@ class Alibi(Bias):
             grid.check_dtype("bias.slopes", cast(Array, numbers))
             slopes = xp.astype(cast(Array, numbers), grid.dtype, copy=False)
         else:
-            slopes = xp.asarray(numbers, dtype=grid.dtype, device=grid.device)
+            slopes = grid.put(cast(Sequence[float], numbers), grid.dtype)
         slopes = grid.check_heads_shape("bias.slopes", slopes)
         return (AlibiTerm(slopes, grid.check_offset("bias.offset", self.offset), is_array),)
 

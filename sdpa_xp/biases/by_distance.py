@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
 
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._tiles.allowed import Allowed, is_masked
@@ -15,9 +14,6 @@ from sdpa_xp.biases.algebra import Added, Term
 
 class AddedByDistance(Added):
     """A term that adds a function of j - i."""
-
-    can_mask: ClassVar[bool] = True
-    """Whether -inf among the numbers masks a pair; otherwise the caller's numbers count as finite."""
 
     @abstractmethod
     def at_distances(self, grid: ScoreGrid, distances: Array, /) -> Array:

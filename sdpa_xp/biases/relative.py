@@ -147,7 +147,7 @@ class Relative(Bias):
             first = self._within(-last_position - int(offset.most))
             last = max(first, self._within(grid.keys - 1 - grid.position - int(offset.least)))
         index = buckets(table.shape[0], self.max_distance, first, last, bidirectional=self.bidirectional)
-        chosen = xp.asarray(index, dtype=xp.int32, device=grid.device)
+        chosen = grid.put(index, xp.int32)
         by_distance = xp.take(xp.astype(table, grid.dtype, copy=False), chosen, axis=0)
         table_by_distance = xp.matrix_transpose(by_distance)
         return (RelativeTerm(table_by_distance, first, last, offset, chosen, table.shape[0]),)
@@ -211,7 +211,10 @@ class RelativeTerm(AddedByDistance):
 
     def _index(self, xp: Namespace, distance: Array) -> Array:
         """Return the column of `table` for each j - i."""
-        return xp.clip(distance - self.offset.values, self.first, self.last) - self.first
+        distance = distance - self.offset.values
+        # `clip` would wait for a device: in some libraries it is an index by booleans.
+        distance = xp.where(distance < self.first, self.first, distance)
+        return xp.where(distance > self.last, self.last, distance) - self.first
 
 
 def diagonals(grid: ScoreGrid, scores: Array) -> Array:

@@ -18,6 +18,7 @@ from sdpa_xp._libraries import is_array, is_traced, library_of
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.allowed import Allowed, both, collapse_uniform, either
 from sdpa_xp._tiles.modifier import ScoreModifier
+from sdpa_xp._tiles.questions import BlockBounds
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Tile
 
@@ -186,7 +187,8 @@ class ArrayMask(Mask):
     def bind(self, grid: ScoreGrid) -> Pattern:
         array = cast(Array, self.boolean)
         checks.boolean(grid.function, self.argument, array)
-        return ArrayPattern(grid.check_scores_shape(self.argument, array))
+        array = grid.check_scores_shape(self.argument, array)
+        return ArrayPattern(array, grid.block_bounds(array))
 
 
 def as_mask(function: str, name: str, value: object, argument: str = "attn_mask") -> Mask:
@@ -276,11 +278,18 @@ class ArrayPattern(Pattern):
     """A pair may attend iff an array, which broadcasts to (..., Hq, L, S), is True there."""
 
     array: Array
+    bounds: BlockBounds | None = None
+    """1 where all elements of a block are True, 0 where none is; None if a device was not asked."""
 
     def allowed_in(self, tile: Tile) -> Allowed:
+        if self.bounds is not None and (answer := self.uniform(tile)) is not None:
+            return answer
         return collapse_uniform(tile, tile.slice(self.array))
 
     def uniform(self, tile: Tile) -> bool | None:
+        if self.bounds is not None:
+            least, most = self.bounds.within(tile.rows, tile.columns)
+            return bool(least) if least == most else None
         answer = None if is_traced(self.array) else self.allowed_in(tile)
         return answer if isinstance(answer, bool) else None
 

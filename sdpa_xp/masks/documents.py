@@ -9,6 +9,7 @@ from sdpa_xp import _checks as checks
 from sdpa_xp._libraries import astype_if_needed, is_traced
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.allowed import Allowed
+from sdpa_xp._tiles.questions import BlockBounds, bounds_of_list
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Tile
 from sdpa_xp.masks.algebra import Mask, Pattern
@@ -76,7 +77,9 @@ class Document(Mask):
             queries, keys = (astype_if_needed(xp, ids, wider.dtype) for ids in (queries, keys))
         # with an axis of heads: (..., 1, L, 1) and (..., 1, 1, S)
         queries, keys = (xp.expand_dims(ids, axis=-2) for ids in (queries, keys))
-        return SameId(grid.in_all_axes(queries, 1), grid.in_all_axes(xp.expand_dims(keys, axis=-2)))
+        queries, keys = grid.in_all_axes(queries, 1), grid.in_all_axes(xp.expand_dims(keys, axis=-2))
+        bounds = _bounds(grid, self.query_ids, queries), _bounds(grid, ids, keys)
+        return SameId(queries, keys, bounds)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,6 +88,8 @@ class SameId(Pattern):
 
     queries: Array
     keys: Array
+    bounds: tuple[BlockBounds | None, BlockBounds | None] = (None, None)
+    """Those of `queries` and of `keys`, if a device was asked for them."""
     spans: dict[tuple[object, ...], tuple[int, int]] = field(init=False, default_factory=dict)
     """The smallest and the largest id of each range, so that an id is read once, not once for each tile."""
 
@@ -95,9 +100,16 @@ class SameId(Pattern):
     def uniform(self, tile: Tile) -> bool | None:
         if tile.grid.is_traced or is_traced(self.queries) or is_traced(self.keys):
             return None
+        of_queries, of_keys = self.bounds
+        if of_queries is not None and of_keys is not None:
+            least_i, most_i = of_queries.within(tile.rows, range(1))
+            least_j, most_j = of_keys.within(range(1), tile.columns)
+        elif tile.grid.waits:
+            return None
+        else:
+            least_i, most_i = self._span(tile, "rows", tile.rows, self.queries)
+            least_j, most_j = self._span(tile, "columns", tile.columns, self.keys)
         # Ids that do not overlap cannot be equal. Sorted ids are mostly decided here.
-        least_i, most_i = self._span(tile, "rows", tile.rows, self.queries)
-        least_j, most_j = self._span(tile, "columns", tile.columns, self.keys)
         if most_i < least_j or most_j < least_i:
             return False
         return True if least_i == most_i == least_j == most_j else None
@@ -108,3 +120,12 @@ class SameId(Pattern):
             xp, of_tile = tile.grid.xp, tile.slice(ids)
             self.spans[place] = int(xp.min(of_tile)), int(xp.max(of_tile))
         return self.spans[place]
+
+
+def _bounds(grid: ScoreGrid, ids: Sequence[int] | AnyArray | None, array: Array) -> BlockBounds | None:
+    """Return the bounds of ids for a device that has to be waited for; those of a list are known without it."""
+    if not grid.waits or not isinstance(ids, tuple):
+        return grid.block_bounds(array)
+    least, most = bounds_of_list(ids)
+    is_column = array.shape[-1] == 1
+    return BlockBounds(*([[n] for n in numbers] if is_column else [numbers] for numbers in (least, most)))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
+from standins.torch_cuda import cuda_tensors, get, put
 
 from sdpa_xp import (
     KVCache,
@@ -404,6 +405,45 @@ def test_halves_go_to_the_kernel_as_they_are(dtype: Any, monkeypatch: pytest.Mon
     plain = textbook(array_api_compat.torch, q, k, v, is_causal=True).double().numpy()
     name = str(dtype).rpartition(".")[2]
     assert judge(output.double().numpy(), expected, plain, name).agrees
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("rules", "stays_half"),
+    [
+        ({}, True),
+        ({"is_causal": True, "scale": 0.3}, True),
+        ({"attn_mask": torch.arange(70) % 3 > torch.zeros(70, 1)}, True),
+        ({"attn_mask": torch.zeros(70, 70, dtype=torch.bool)}, True),
+        ({"bias": torch.linspace(900, 1000, 70)}, False),
+        ({"scale": -0.3}, False),
+        ({"softmax_dtype": torch.float64}, False),
+    ],
+    ids=["plain", "causal", "boolean", "no key", "bias", "negative", "float64"],
+)
+def test_halves_stay_halves_on_cuda_if_the_kernel_is_asked_for(
+    dtype: Any, rules: dict[str, Any], stays_half: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that torch can take its flash kernel. What would be rounded before the softmax is computed wider."""
+    arrays = tensors(4, *[(1, 2, 70, 16)] * 3, dtype=dtype)
+    dtypes, kernel = [], torch.nn.functional.scaled_dot_product_attention
+
+    def recorded(*inputs: torch.Tensor, **others: Any) -> torch.Tensor:
+        dtypes.append(inputs[0].dtype)
+        return kernel(*inputs, **others)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", recorded)
+    with cuda_tensors():
+        on_device = {name: put(x) if isinstance(x, torch.Tensor) else x for name, x in rules.items()}
+        assert explain(*map(put, arrays), **on_device).implementation == "xp"
+        output = get(scaled_dot_product_attention(*map(put, arrays), **on_device, **NATIVE))
+    assert (dtypes == [dtype]) is stays_half
+    assert output.dtype == dtype
+    rules = {name: x for name, x in rules.items() if name != "softmax_dtype"}
+    wide = [x.float() for x in arrays]
+    expected = scaled_dot_product_attention(*wide, **rules, implementation="xp").numpy()
+    plain = textbook(array_api_compat.torch, *arrays, **rules).float().numpy()
+    assert judge(output.float().numpy(), expected, plain, str(dtype).rpartition(".")[2]).agrees
 
 
 def test_tensors_without_values() -> None:

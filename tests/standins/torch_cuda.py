@@ -104,13 +104,13 @@ class _Device(TorchFunctionMode):
             return func(*args, **kwargs)
         if any(isinstance(x, CudaTensor) for x in _tensors(args)):
             return func(*args, **kwargs | {"device": CPU})
-        made = func(*args, **kwargs | {"device": CPU})
+        tensor = func(*args, **kwargs | {"device": CPU})
         if name in ("asarray", "as_tensor", "tensor"):
-            counts.copy(f"{tuple(made.shape)}")
-            made = made.detach().clone()
+            counts.copy(f"{tuple(tensor.shape)}")
+            tensor = tensor.detach().clone()
         elif not name.startswith("empty"):
             counts.launch(name)
-        return CudaTensor(made)
+        return CudaTensor(tensor)
 
 
 def put(array: torch.Tensor) -> CudaTensor:

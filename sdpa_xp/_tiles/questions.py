@@ -1,0 +1,96 @@
+"""Numbers that masks ask a device for. All of them are read at once, so that a call waits for it once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from sdpa_xp._libraries import Library, astype_if_needed, dtype_name
+from sdpa_xp._libraries.protocols import Array, Namespace
+
+SIDE = 256
+"""The rows and the columns of a block: a tile of a device has no more rows, and mostly more columns."""
+
+
+class Questions:
+    """What masks and biases ask while they are bound.
+
+    They are bound twice: the first time their questions are noted, and the second time they are answered.
+    """
+
+    def __init__(self) -> None:
+        self.arrays: list[Array] = []
+        self._answers: Iterator[list[int]] | None = None
+
+    def ask(self, integers: Callable[[], Array]) -> list[int] | None:
+        """Return the elements of an array of integers or booleans; None if they are not known yet."""
+        if self._answers is not None:
+            return next(self._answers)
+        self.arrays.append(integers())
+        return None
+
+    def read(self, library: Library, xp: Namespace) -> list[int]:
+        """Wait for the device, and answer all questions; returns the answer to the last one."""
+        dtype = next((x.dtype for x in self.arrays if dtype_name(x.dtype) == "int64"), xp.int32)
+        flat = [xp.reshape(astype_if_needed(xp, array, dtype), (-1,)) for array in self.arrays]
+        numbers = iter(library.to_list(xp.concat(flat, axis=0)))
+        answers = [[next(numbers) for _ in range(array.shape[0])] for array in flat]
+        self._answers = iter(answers)
+        return answers[-1]
+
+
+class BlockBounds(NamedTuple):
+    """The least and the most element in each block of `SIDE` rows and columns of an array; True counts as 1."""
+
+    least: Sequence[Sequence[int]]
+    most: Sequence[Sequence[int]]
+
+    def within(self, rows: range, columns: range) -> tuple[int, int]:
+        """Return bounds of the elements in `rows` and `columns`; an axis of one block may be broadcast."""
+        least = [min(line[_blocks(columns, line)]) for line in self.least[_blocks(rows, self.least)]]
+        most = [max(line[_blocks(columns, line)]) for line in self.most[_blocks(rows, self.most)]]
+        return min(least), max(most)
+
+
+def ask_block_bounds(questions: Questions, xp: Namespace, array: Array) -> BlockBounds | None:
+    """Return the bounds of (..., rows, columns) over all leading axes; None if they are not known yet."""
+    answer = questions.ask(lambda: _block_bounds(xp, array))
+    if answer is None:
+        return None
+    columns = -(-array.shape[-1] // SIDE)
+    lines = [answer[first : first + columns] for first in range(0, len(answer), columns)]
+    return BlockBounds(lines[: len(lines) // 2], lines[len(lines) // 2 :])
+
+
+def bounds_of_list(numbers: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Return the least and the most number in each `SIDE` of them."""
+    parts = [numbers[first : first + SIDE] for first in range(0, len(numbers), SIDE)]
+    return [min(part) for part in parts], [max(part) for part in parts]
+
+
+def _block_bounds(xp: Namespace, array: Array) -> Array:
+    """Return the least elements of all blocks, and then the most elements."""
+    for axis in (-2, -1):
+        array = _fill_last_block(xp, array, axis)
+    sides = [min(SIDE, length) for length in array.shape[-2:]]
+    rows, columns = (length // side for length, side in zip(array.shape[-2:], sides, strict=True))
+    blocks = xp.reshape(array, (-1, rows, sides[0], columns, sides[1]))
+    least, most = (xp.all, xp.any) if dtype_name(array.dtype) == "bool" else (xp.min, xp.max)
+    return xp.stack([least(blocks, axis=(0, 2, 4)), most(blocks, axis=(0, 2, 4))], axis=0)
+
+
+def _fill_last_block(xp: Namespace, array: Array, axis: int) -> Array:
+    """Return an array whose last block is full: its last elements are repeated, which changes no bound."""
+    length = array.shape[axis]
+    missing = -length % SIDE if length > SIDE else 0
+    if not missing:
+        return array
+    last = array[..., -1:, :] if axis == -2 else array[..., -1:]
+    shape = [*array.shape]
+    shape[axis] = missing
+    return xp.concat([array, xp.broadcast_to(last, tuple(shape))], axis=axis)
+
+
+def _blocks(indices: range, line: Sequence[object]) -> slice:
+    """Return the blocks that `indices` lie in."""
+    return slice(None) if len(line) == 1 else slice(indices.start // SIDE, -(-indices.stop // SIDE))
