@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
@@ -26,6 +25,9 @@ from sdpa_xp._tiles.questions import SIDE, BlockBounds, Questions, ask_block_bou
 
 MOST_PLACED = 64
 """The lists of numbers whose copies on a device are kept."""
+_PLACED: dict[Hashable, Array] = {}
+"""Copies of lists by library, device, dtype and numbers. Nothing writes to them, so that calls and threads share
+them. If two threads copy a list at the same time, one copy is kept."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -217,9 +219,16 @@ class ScoreGrid:
 
     def put(self, numbers: Sequence[float], dtype: Dtype) -> Array:
         """Return a list of numbers as an array; a device that has to be waited for gets each list once."""
-        if self.waits and not self.library.makes_fakes():
-            return _placed(self.xp, self.device, dtype, tuple(numbers))
-        return self.xp.asarray(numbers, dtype=dtype, device=self.device)
+        if not self.waits or self.library.makes_fakes():
+            return self.xp.asarray(numbers, dtype=dtype, device=self.device)
+        key = self.library, str(self.device), dtype, tuple(numbers)  # CuPy's devices have no hash
+        placed = _PLACED.get(key)
+        if placed is None:
+            placed = self.xp.asarray(numbers, dtype=dtype, device=self.device)
+            if len(_PLACED) >= MOST_PLACED:
+                _PLACED.clear()
+            _PLACED[key] = placed
+        return placed
 
     def block_bounds(self, array: Array) -> BlockBounds | None:
         """Return the bounds of an array that broadcasts to the scores, if a device is asked for them now.
@@ -292,12 +301,6 @@ class ScoreGrid:
             value = library_of(value).to_list(value)  # each is compared with a length, so all are read at once
         integers = [value[entry] for entry in entries]
         return integers[0] if len(set(integers)) == 1 else integers
-
-
-@functools.lru_cache(maxsize=MOST_PLACED)
-def _placed(xp: Namespace, device: Device, dtype: Dtype, numbers: tuple[float, ...]) -> Array:
-    # Nothing writes to the array, so calls and threads may share it.
-    return xp.asarray(numbers, dtype=dtype, device=device)
 
 
 def rows_at(array: Array, indices: Sequence[int]) -> Array:

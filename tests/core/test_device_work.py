@@ -6,7 +6,7 @@ on the CPU give the same bits, since the tensors that stand in for CUDA are comp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -107,10 +107,8 @@ CALLS: dict[str, tuple[tuple[int, ...], Callable[[Put], dict[str, Any]], tuple[i
 
 
 @pytest.fixture(autouse=True)
-def _no_list_is_on_the_device() -> Iterator[None]:
-    score_grid._placed.cache_clear()
-    yield
-    score_grid._placed.cache_clear()
+def _no_list_is_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(score_grid, "_PLACED", {})
 
 
 def same(on_device: Any, on_cpu: Any) -> None:
