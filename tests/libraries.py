@@ -139,12 +139,10 @@ def _torch_cuda_rules() -> Library:
     """Tensors that say they are on cuda:0, and keep its rules without a GPU."""
     from standins import torch_cuda
 
-    on_cpu = _torch()
+    on_cpu, torch_get = _torch(), torch_cuda.get
+    torch_cuda.begin()  # for the whole process, since tests make tensors outside of `guard` too
     return Library(
-        "torch-cuda-rules",
-        lambda x: torch_cuda.put(on_cpu.put(x)),
-        lambda x: on_cpu.get(torch_cuda.get(x)),
-        torch_cuda.cuda_tensors,
+        "torch-cuda-rules", lambda x: torch_cuda.put(on_cpu.put(x)), lambda x: on_cpu.get(torch_get(x))
     )
 
 
@@ -348,7 +346,8 @@ def generator(library: Library, seed: int = 20170612) -> Any:
     if name == "torch":
         import torch
 
-        return torch.Generator(library.put(np.zeros(1)).device).manual_seed(seed)
+        device = "cpu" if library.name == "torch-cuda-rules" else library.put(np.zeros(1)).device
+        return torch.Generator(device).manual_seed(seed)
     if name == "jax":
         import jax
 

@@ -26,7 +26,7 @@ from sdpa_xp._tiles.questions import SIDE, BlockBounds, Questions, ask_block_bou
 MOST_PLACED = 64
 """The lists of numbers whose copies on a device are kept."""
 _PLACED: dict[Hashable, Array] = {}
-"""Copies of lists by library, device, dtype and numbers. Nothing writes to them, so that calls and threads share
+"""Copies of lists by library, device, dtype and numbers. Calls and threads share them, since nothing writes to
 them. If two threads copy a list at the same time, one copy is kept."""
 
 

@@ -8,6 +8,7 @@ Operations that mix devices are refused, as torch does on CUDA.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -42,6 +43,7 @@ VIEWS = frozenset(
 READS = ("_local_scalar_dense", "_unique2", "equal", "masked_select", "nonzero", "unique_consecutive")
 """Operations whose result, or whose shape, the program must know."""
 INDEXED = ("index", "index_put", "index_put_", "_index_put_impl_")
+SIGNATURE = Torch.array_signature
 
 
 class CudaTensor(torch.Tensor):
@@ -84,6 +86,9 @@ class CudaTensor(torch.Tensor):
     def data_ptr(self) -> int:
         return self.inner.data_ptr()
 
+    def tolist(self) -> Any:
+        return _read(self).tolist()
+
     def __repr__(self, **_: Any) -> str:  # pytest shows a tensor of a failed test; this is no read of sdpa_xp
         return f"CudaTensor({self.inner!r})"
 
@@ -96,8 +101,6 @@ class _Device(TorchFunctionMode):
         first = args[0] if args else None
         if name in ("to", "cpu", "cuda"):
             return _moved(func, first, args, kwargs)
-        if isinstance(first, CudaTensor) and name == "tolist":
-            return _read(first).tolist()
         if isinstance(first, CudaTensor) and name == "numpy":
             raise TypeError("can't convert cuda:0 device type tensor to numpy")
         if not _is_cuda(kwargs.get("device")):
@@ -127,17 +130,26 @@ def get(array: Any) -> torch.Tensor:
 @contextmanager
 def cuda_tensors() -> Iterator[counts.Counts]:
     """Make tensors on cuda:0, and count what is done with them."""
-    signature = Torch.array_signature
-
-    def array_signature(library: Torch, array: Any) -> object:
-        # A subclass may change what operations mean, so that its calls are not kept. A tensor on CUDA is no
-        # subclass.
-        known = signature(library, array.inner if isinstance(array, CudaTensor) else array)
-        return (known, array.requires_grad, CUDA) if isinstance(array, CudaTensor) else known
-
     with pytest.MonkeyPatch.context() as patch, _Device(), counts.counted() as counted:
-        patch.setattr(Torch, "array_signature", array_signature)
+        patch.setattr(Torch, "array_signature", _array_signature)
         yield counted
+
+
+@functools.cache
+def begin() -> None:
+    """Make tensors on cuda:0 until the process ends."""
+    Torch.array_signature = _array_signature  # type: ignore[method-assign]
+    _Device().__enter__()
+
+
+def _array_signature(library: Torch, array: Any) -> object:
+    """Return the key of a call, which is kept for a tensor on CUDA as for one on the CPU.
+
+    A subclass may change what operations mean, so that its calls are not kept. But a tensor on CUDA is none.
+    """
+    if not isinstance(array, CudaTensor):
+        return SIGNATURE(library, array)
+    return SIGNATURE(library, array.inner), array.requires_grad, CUDA
 
 
 def _moved(func: Callable[..., Any], tensor: Any, args: Any, kwargs: dict[str, Any]) -> Any:
