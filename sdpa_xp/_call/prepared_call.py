@@ -106,7 +106,7 @@ class PreparedCall(NamedTuple):
         """Return the names of the inputs without NaN and inf; all `questions` are answered."""
         arrays = self.arrays if not is_array(self.scale) else {**self.arrays, "scale": self.scale}
         questions.ask(lambda: finite_sums(self.grid, arrays.values()))
-        flags = questions.read(self.grid.library, self.grid.xp)
+        *_, flags = questions.read(self.grid.library, self.grid.xp)
         return frozenset(name for name, is_finite in zip(arrays, flags, strict=True) if is_finite)
 
     def plan(self) -> Plan:

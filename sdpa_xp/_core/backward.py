@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple, TypeAlias
 
+from sdpa_xp import _checks as checks
 from sdpa_xp._core import threads
 from sdpa_xp._core.gradient_accumulator import GradientAccumulator
 from sdpa_xp._core.key_value_source import KeyValueSource
@@ -27,6 +28,7 @@ from sdpa_xp._libraries.protocols import Array, Namespace, Shape
 from sdpa_xp._tiles.allowed import Allowed, is_masked
 from sdpa_xp._tiles.gradient_target import GradientTarget
 from sdpa_xp._tiles.plan import Plan
+from sdpa_xp._tiles.questions import Questions
 from sdpa_xp._tiles.tile import LeadingSlice, Tile, slice_leading
 
 GradientGuard: TypeAlias = Literal["none", "cotangent", "all"]
@@ -95,7 +97,12 @@ def gradients(forward: Forward, cotangent: Array) -> dict[str, Array]:
         return _gradients(forward.in_one_tile(), cotangent, "all")
     if (finite := scores.finite_inputs) is not None:
         inputs = {"query", "key", "value"} | ({"scale"} & forward.targets.keys())
-        return _gradients(forward, cotangent, "cotangent" if inputs <= finite else "all")
+        questions = Questions()
+        forward = forward._replace(scores=scores._replace(grid=replace(scores.grid, questions=questions)))
+        computed = _gradients(forward, cotangent, "cotangent" if inputs <= finite else "all")
+        if questions.arrays and not all(map(all, questions.read(scores.grid.library, scores.xp))):
+            checks.not_added(scores.grid.function, traced=False)
+        return computed
     computed = _gradients(forward, cotangent, "none")
     if not scores.may_mask or _is_finite(scores.xp, computed):
         return computed

@@ -29,14 +29,14 @@ class Questions:
         self.arrays.append(integers())
         return None
 
-    def read(self, library: Library, xp: Namespace) -> list[int]:
-        """Wait for the device, and answer all questions; returns the answer to the last one."""
+    def read(self, library: Library, xp: Namespace) -> list[list[int]]:
+        """Wait for the device, and return the answers to all questions."""
         dtype = next((x.dtype for x in self.arrays if dtype_name(x.dtype) == "int64"), xp.int32)
         flat = [xp.reshape(astype_if_needed(xp, array, dtype), (-1,)) for array in self.arrays]
         numbers = iter(library.to_list(xp.concat(flat, axis=0)))
         answers = [[next(numbers) for _ in range(array.shape[0])] for array in flat]
         self._answers = iter(answers)
-        return answers[-1]
+        return answers
 
 
 class BlockBounds(NamedTuple):

@@ -184,6 +184,21 @@ def test_work_of_gradients(name: str) -> None:
         same(gradient, on_cpu[name])
 
 
+def test_a_function_is_tried_in_all_tiles_with_one_wait() -> None:
+    """One wait is for the try before the call, one for the inputs, and one for all tiles after the last."""
+    arrays = [random(*LONG, seed=seed) for seed in range(3)]
+
+    def attend(score_mod: Any) -> None:
+        _, pullback = scaled_dot_product_attention_vjp(*map(put, arrays), bias=biases.from_function(score_mod))
+        pullback(put(arrays[0]))
+
+    with cuda_tensors() as counts:
+        attend(lambda score, b, h, i, j: score - (i - j) * 0.1)
+        assert counts.waits.total() <= 3, counts.waits
+        with pytest.raises(ValueError, match="must only add to the score"):
+            attend(lambda score, b, h, i, j: torch.where(j > 900, 2 * score, score))
+
+
 @pytest.mark.parametrize("place", range(4), ids=["query", "key", "value", "cotangent"])
 @pytest.mark.parametrize("name", ["causal, long", "padding", "boolean, uneven"])
 def test_masked_nan_adds_nothing_to_gradients(name: str, place: int) -> None:
