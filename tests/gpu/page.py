@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 NAMED = 3
-"""Tests that are named of those that fail in one way; the file of results has all."""
+"""Tests that are named of those with the same error; the file of results has all."""
 
 
 def page(results: Mapping[str, Any], table: str) -> str:
@@ -32,9 +32,8 @@ def about(results: Mapping[str, Any]) -> str:
     """Return a sentence with the machine, the day and the versions."""
     where = gpu(results) if is_from_gpu(results) else f"{results['cores']} cores of {results['cpu']}"
     packages = [text for text in results["packages"].values() if text != "not installed"]
-    return (
-        f"{where}, {results['system']}, {results['date']}. Python {results['python']}, {', '.join(packages)}."
-    )
+    versions = ", ".join([f"Python {results['python']}", *packages])
+    return f"{where}, {results['system']}, {results['date']}. {versions}."
 
 
 def summary(results: Mapping[str, Any]) -> list[str]:
@@ -57,23 +56,30 @@ def ended(report: Mapping[str, Any]) -> str:
 
 
 def failures(report: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each way to fail, which is the last line of a message: its tests, or some of them."""
-    ways: dict[str, list[str]] = {}
+    """Yield a line for each error: the tests that it failed, or some of them."""
+    tests_of: dict[str, list[str]] = {}
     for failure in report["failed"]:
-        last = (failure["message"].strip().splitlines() or ["no message"])[-1]
-        ways.setdefault(last.removeprefix("E").strip().replace("`", "'"), []).append(failure["test"])
-    for last, tests in ways.items():
+        tests_of.setdefault(_error(failure["message"]), []).append(failure["test"])
+    for error, tests in tests_of.items():
         names = ", ".join(f"`{test}`" for test in tests[:NAMED])
         more = f" and {len(tests) - NAMED} more" if len(tests) > NAMED else ""
-        yield f"- `{last}`: {names}{more}"
+        yield f"- `{error}`: {names}{more}"
     for test in report.get("running", []):
         yield f"- had not ended: `{test}`"
 
 
+def _error(message: str) -> str:
+    """Return the first line of the error in a message of pytest, or else the last line."""
+    lines = message.strip().splitlines() or ["no message"]
+    errors = [line[1:] for line in lines if line.startswith("E ")]
+    return " ".join((errors or lines[-1:])[0].replace("`", "'").split())
+
+
 def of_step(name: str, report: Mapping[str, Any]) -> str:
     """Return the lines that the run prints when a step has ended."""
-    lines = failures(report) if "failed" in report else [report["printed"]]
-    return "\n".join([f"{name}: {ended(report)}{counts(report)}, {report['seconds']} s", *lines]).rstrip()
+    lines = failures(report) if "failed" in report else [report.get("printed", "")]
+    seconds = f", {report['seconds']} s" if "seconds" in report else ""
+    return "\n".join([f"{name}: {ended(report)}{counts(report)}{seconds}", *lines]).rstrip()
 
 
 def counts(report: Mapping[str, Any]) -> str:

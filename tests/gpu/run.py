@@ -6,10 +6,10 @@ core tests on CuPy and torch, and the agreement table. It installs nothing: this
 packages may lie in the folders of PYTHONPATH, or be wheels there. It takes any version, and notes one that
 pyproject.toml calls too old.
 
-The file of results, and the page beside it with the suffix .md, replace those that are there. Both are written
-when the run starts, every few seconds, and after each step: if the run is ended, they have what failed before.
-A step gets a part of the time that is left. Exits 1 if something failed or nothing ran, and 130 after an
-interrupt.
+The file of results, and the page beside it with the suffix .md, replace those that are there, unless nothing
+can run. Both are written when the first step starts, every few seconds, and after each step: if the run is
+ended, they have what failed before. A step gets a part of the time that is left. Exits 1 if something failed
+or nothing ran, and 130 after an interrupt.
 
 `--device cpu` tries the run without a GPU, with NumPy in CuPy's place; the page says so.
 """
@@ -51,12 +51,12 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="only say what is missing")
     arguments = parser.parse_args()
     target, device, seconds = arguments.target, arguments.device, arguments.seconds
-    if not arguments.check:
-        if target is None or target.suffix != ".json":
-            parser.error(f"name a file of results that ends in .json; got {target}")
+    if (target is None) != arguments.check or (target and (target.suffix != ".json" or target.is_dir())):
+        parser.error(f"name a file of results that ends in .json, or pass --check; got {target}")
+    if target is not None:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.open("a").close()
+            tempfile.TemporaryFile(dir=target.parent).close()
         except OSError as error:
             parser.error(f"cannot write {target}: {error}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` sends it
@@ -67,9 +67,13 @@ def main() -> int:
         if unknown := [part for part in parts if not any(part in name for name in known)]:
             parser.error(f"--only: none of {', '.join(known)}: {', '.join(unknown)}")
         steps = {name: step for name, step in known.items() if any(part in name for part in parts)}
-        if arguments.check:
-            return check(steps, device, folder)
-        return run(steps, target, folder, seconds, device)
+        try:
+            return (
+                check(steps, device, folder) if target is None else run(steps, target, folder, seconds, device)
+            )
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            return 130
 
 
 def check(steps: Mapping[str, Step], device: str, folder: Path) -> int:
@@ -90,35 +94,35 @@ def run(
     end = time.monotonic() + seconds - ENDING
     results = facts(steps, device)
     reports = results["steps"]
+    reasons = lacking(steps, device, folder, min(ANSWER, seconds / 8))
+    reports |= {name: {"outcome": "skipped", "reason": reason} for name, reason in reasons.items()}
+    waiting = {name: step for name, step in steps.items() if name not in reasons}
+    for name in reasons:
+        print(page.of_step(name, reports[name]), flush=True)
+    if not waiting:
+        print(f"nothing can run here, so {target} was not written", file=sys.stderr)
+        return 1
     write(results, target, folder)
-    try:
-        reasons = lacking(steps, device, folder, min(ANSWER, seconds / 8))
-        reports |= {name: {"outcome": "skipped", "reason": reason} for name, reason in reasons.items()}
-        waiting = {name: step for name, step in steps.items() if name not in reasons}
-        while waiting:
-            shares = sum(step.share for step in waiting.values())
-            name, step = next(iter(waiting.items()))
-            del waiting[name]
-            allowed = limit(end - time.monotonic(), step.share, shares)
-            if allowed == 0:
-                reports[name] = {"outcome": "failed", "reason": "no time was left"}
-                continue
-            attempt = Attempt(step.command, folder / name, allowed)
-            try:
-                while attempt.is_running():
-                    reports[name] = attempt.report()
-                    write(results, target, folder)
-            finally:
-                attempt.end()
+    while waiting:
+        shares = sum(step.share for step in waiting.values())
+        name, step = next(iter(waiting.items()))
+        del waiting[name]
+        allowed = limit(end - time.monotonic(), step.share, shares)
+        if allowed == 0:
+            reports[name] = {"outcome": "failed", "reason": "no time was left"}
+            continue
+        attempt = Attempt(step.command, folder / name, allowed)
+        try:
+            while attempt.is_running():
                 reports[name] = attempt.report()
-                if name.startswith(AGREEMENT):
-                    results.setdefault(AGREEMENT, []).extend(attempt.printed_rows())
                 write(results, target, folder)
-                print(page.of_step(name, reports[name]), flush=True)
-    except KeyboardInterrupt:
-        write(results, target, folder)
-        print("interrupted", file=sys.stderr)
-        return 130
+        finally:
+            attempt.end()
+            reports[name] = attempt.report()
+            if name.startswith(AGREEMENT):
+                results.setdefault(AGREEMENT, []).extend(attempt.printed_rows())
+            write(results, target, folder)
+            print(page.of_step(name, reports[name]), flush=True)
     write(results, target, folder)
     outcomes = {report["outcome"] for report in reports.values()}
     return int("passed" not in outcomes or not outcomes <= {"passed", "skipped"})

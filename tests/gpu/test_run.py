@@ -104,8 +104,8 @@ def test_what_is_ended_leaves_what_it_said(tmp_path: Path) -> None:
     assert "assert (1 + 1) == 3" in failure["message"]
     assert [name.rpartition("::")[2] for name in report["running"]] == ["test_hangs"]
     page = (tmp_path / "results.md").read_text()
-    assert "test_fails" in page
-    assert "test_hangs" in page
+    assert "- `assert (1 + 1) == 3`: `" in page
+    assert "- had not ended: `" in page
 
 
 WORKERS = """
@@ -306,6 +306,13 @@ def test_files_that_are_there_are_replaced(tmp_path: Path) -> None:
     assert {path.suffix for path in tmp_path.glob("results*")} == {".json", ".md"}
 
 
+def test_a_run_of_nothing_replaces_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "results.json").write_text('{"steps": {}}')
+    assert results(tmp_path, {"missing": FINE._replace(needs=("no_such_module",))}) == (1, {})
+    assert not (tmp_path / "results.md").exists()
+    assert capsys.readouterr().out == "missing: skipped: no_such_module not installed\n"
+
+
 @pytest.mark.parametrize("target", ["", "results.txt", "folder.json", "file.json/results.json"])
 def test_a_target_that_cannot_be_written_is_refused_before_any_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, target: str
@@ -317,7 +324,7 @@ def test_a_target_that_cannot_be_written_is_refused_before_any_work(
     with pytest.raises(SystemExit) as exited:
         run.main()
     assert exited.value.code == 2
-    assert "results" in capsys.readouterr().err or target == "folder.json"
+    assert re.search("name a file of results that ends in .json|cannot write ", capsys.readouterr().err)
 
 
 def test_a_trial_does_not_look_like_a_gpu(tmp_path: Path) -> None:
