@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
-from itertools import accumulate, chain, pairwise
+from itertools import pairwise
 from typing import TypeAlias
 
 from sdpa_xp import _checks as checks
-from sdpa_xp._libraries import is_number
+from sdpa_xp._libraries import is_number, library_of
 from sdpa_xp._libraries.protocols import Array
-from sdpa_xp._tiles.layout import slice_of_axis
 from sdpa_xp.caches.positions import factory_like
 from sdpa_xp.positional.positions import ArrayFactory, Consecutive
 from sdpa_xp.positional.rotation import Positions, Rotation, rotate
@@ -101,34 +99,29 @@ def rotate_packed(
     layout: str,
 ) -> Array:
     """Rotate packed tokens, which have the positions of all rows one after the other."""
-    axis, stops = -2 if layout == checks.HLE else -3, [*accumulate(map(len, rows))]
-    if rotary is None or not stops[-1]:
+    if rotary is None or not any(rows):
         return tokens
     factory = factory_like(function, tokens)
     with factory.quiet():
-        pieces = [(rotary, tokens, [*chain(*rows)])]
-        if rotary._of_entry(0) is not None:
-            pieces = [
-                (rotary._of_entry(entry) or rotary, tokens[slice_of_axis(axis, stop - len(row), stop)], [*row])
-                for entry, (row, stop) in enumerate(zip(rows, stops, strict=True))
-                if row
-            ]
-        rotated = [
-            rotate(one, function, name, x, partial(_array, factory, places), layout)
-            for one, x, places in pieces
-        ]
-        return rotated[0] if len(rotated) == 1 else factory.xp.concat(rotated, axis=axis)
+        joined, places = rotary._of_packed(function, rows)
+    return rotate(joined, function, name, tokens, lambda _: _array(factory, places), layout)
 
 
-def _array(factory: ArrayFactory, positions: Sequence[object], _length: int = 0) -> Array:
+def _array(factory: ArrayFactory, positions: Sequence[object]) -> Array:
     with factory.quiet():
         return factory.xp.asarray(positions, dtype=factory.xp.int32, device=factory.device)
 
 
 def positions_table(factory: ArrayFactory, rows: Sequence[Row]) -> Array:
-    """Return the positions of all sequences as int32, (N, longest)."""
+    """Return the positions of all sequences as int32, (N, longest); a shorter one repeats its last position."""
     longest = max(map(len, rows))
-    return _array(factory, [[*row, *[0] * (longest - len(row))] for row in rows])
+    if not all(isinstance(row, range) for row in rows):
+        return _array(factory, [[*row, *[row[-1] if row else 0] * (longest - len(row))] for row in rows])
+    # Two numbers for each sequence, since a step of a decoder comes here with all tokens of all sequences.
+    ends = _array(factory, [[row.start, row.stop - 1] for row in rows if isinstance(row, range)])
+    with factory.quiet():
+        positions = ends[:, :1] + library_of(ends).with_axes(factory.arange(0, longest), 2)
+        return factory.xp.where(positions < ends[:, 1:], positions, ends[:, 1:])
 
 
 def shown_row(row: Row) -> str:

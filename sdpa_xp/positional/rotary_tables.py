@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import cast
 
 from sdpa_xp import _checks as checks
-from sdpa_xp._libraries import has_override
+from sdpa_xp._libraries import has_override, namespace_of
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.positional.positions import ArrayFactory, Consecutive, are_readable
 from sdpa_xp.positional.rotation import Positions, Rotation
@@ -69,12 +71,19 @@ class RotaryTables(Rotation):
         options = ", interleaved=True" if self.interleaved else ""
         return f"RotaryTables(cos={checks.brief(self.cos)}, sin={checks.brief(self.sin)}{options})"
 
-    def _of_entry(self, entry: int) -> RotaryTables | None:
-        tables = cast(Array, self.cos), cast(Array, self.sin)
-        if tables[0].ndim == 2:
-            return None
-        cos, sin = (table[entry if table.shape[0] > 1 else 0, ...] for table in tables)
-        return RotaryTables(cos, sin, self.interleaved)
+    def _of_packed(self, function: str, rows: Sequence[Sequence[int]]) -> tuple[Rotation, list[int]]:
+        """Return the tables of all sequences as one, in which the tables of a sequence follow one another."""
+        *batch, length, _ = self.cos.shape
+        checks.broadcasts(function, "rotary.cos", tuple(batch), (len(rows),), checks.THE_BATCH)
+        for row in rows:
+            if row:
+                checks.within_tables(function, min(row), max(row), length)
+        if not batch:
+            return self, [*chain(*rows)]
+        cos, sin = (_one_table(cast(Array, table)) for table in (self.cos, self.sin))
+        step = length if batch[0] > 1 else 0
+        places = [entry * step + place for entry, row in enumerate(rows) for place in row]
+        return RotaryTables(cos, sin, self.interleaved), places
 
     @property
     def _default_like(self) -> AnyArray:
@@ -108,6 +117,12 @@ class RotaryTables(Rotation):
         return cos, sin
 
 
+def _one_table(table: Array) -> Array:
+    """Return the tables of all batch entries, (..., P, width), one after the other."""
+    *leading, width = table.shape
+    return namespace_of(table).reshape(table, (math.prod(leading), width))
+
+
 def _rows_at(factory: ArrayFactory, table: Array, positions: Array) -> Array:
     """Return the rows of a table (..., P, width) at positions (..., L)."""
     xp, (*batch, rows, width) = factory.xp, table.shape
@@ -115,7 +130,7 @@ def _rows_at(factory: ArrayFactory, table: Array, positions: Array) -> Array:
         positions = xp.broadcast_to(positions, (*batch, positions.shape[-1]))
         entries = factory.arange(0, math.prod(batch)) * rows
         positions = positions + xp.reshape(entries, (*batch, 1))
-        table = xp.reshape(table, (math.prod(batch) * rows, width))
+        table = _one_table(table)
     index = positions if positions.ndim == 1 else xp.reshape(positions, (-1,))
     rows_at = xp.take(table, index, axis=0)
     return rows_at if positions.ndim == 1 else xp.reshape(rows_at, (*positions.shape, width))

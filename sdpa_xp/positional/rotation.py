@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, TypeAlias, TypeVar, cast
 
 from sdpa_xp import _checks as checks
@@ -45,9 +46,9 @@ class Rotation(Tree, ABC):
         """An array of the library that `cos_sin` returns by default; None is that of the positions."""
         return None
 
-    def _of_entry(self, _entry: int) -> Rotation | None:
-        """Return the rotation of one batch entry, or None if that of all entries is the same."""
-        return None
+    def _of_packed(self, _function: str, rows: Sequence[Sequence[int]]) -> tuple[Rotation, list[int]]:
+        """Return the rotation of packed tokens and their positions in it; `rows` has those of each sequence."""
+        return self, [*chain(*rows)]
 
     def apply(self, x: A, positions: PositionsLike | int, *, layout: Layout = "...HLE") -> A:
         """Return queries or keys, rotated by their positions.

@@ -83,6 +83,17 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
         ValueError,
         "KVCache.attend: queries that are not the last tokens of the cache need `positions`; got L=3, tokens=2",
     ),
+    "tables of other sequences": (
+        lambda c, p: PagedKVCache(
+            p.key_blocks,
+            p.value_blocks,
+            p.block_table,
+            p.lengths,
+            rotary=RotaryTables(ones(9, 20, 4), ones(9, 20, 4)),
+        ).attend(ones(4, 2, 8), cu_seqlens_q=[0, 1, 2]),
+        ValueError,
+        "PagedKVCache.attend: `rotary.cos` must broadcast to the batch",
+    ),
     "a rotary of two tables": (
         lambda c, p: KVCache(c.key, c.value, rotary=(np.ones((9, 4)), np.ones((9, 4)))),
         TypeError,

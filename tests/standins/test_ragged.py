@@ -173,6 +173,40 @@ def test_tokens_are_appended_at_once(is_packed: bool, layout: Any, in_place: boo
         )
 
 
+def test_positions_of_a_cache_are_computed_on_the_device() -> None:
+    """Two numbers for each sequence travel there, not one for each token."""
+    arrays, table = pools(KEYS)
+    (query,) = draw((32, HEADS, 1, WIDTH))
+    query, arrays = put(query), [put(pool) for pool in arrays]
+
+    def step() -> Any:
+        cache = PagedKVCache(*arrays, table, KEYS, first_position=[16] * 32)
+        return cache.attend(query, masks.chunked(64))
+
+    counts = counted(step)
+    assert counts.waits.total() <= 1, counts
+    assert counts.copies.total() <= 3, counts
+    assert [what for what in counts.copies if what.startswith("(32, 2)")], counts
+    assert counts.launches.total() <= 60, counts
+
+
+def test_tables_of_each_sequence_rotate_all_packed_tokens_at_once() -> None:
+    arrays, table = pools([length + 2 for length in KEYS])
+    cos, sin, *tokens = draw((32, 160, WIDTH // 2), (32, 160, WIDTH // 2), *[(KEY_HEADS, 64, WIDTH)] * 2)
+
+    def append(place: Place) -> PagedKVCache[Any]:
+        rotary = positional.RotaryTables(place(cos), place(sin))
+        cache = PagedKVCache(*map(place, arrays), table, KEYS, rotary=rotary)
+        return cache.append(*map(place, tokens), cu_seqlens_k=sums([2] * 32))
+
+    with cuda_tensors() as counts:
+        cache = append(put)
+    assert counts.copies.total() <= 2, counts
+    assert counts.launches.total() <= 30, counts
+    expected = append(lambda array: array)
+    torch.testing.assert_close(get(cache.key_blocks), expected.key_blocks, rtol=0, atol=0, equal_nan=True)
+
+
 def varlen(place: Place, options: Mapping[str, Any]) -> Any:
     arrays = map(place, packed(SOME_QUERIES, SOME_KEYS))
     return varlen_attention_state(*arrays, sums(SOME_QUERIES), sums(SOME_KEYS), **options)
@@ -218,6 +252,7 @@ def assert_agrees(call: Callable[[Place], Any], dtype: Any = torch.float32) -> N
     assert get(computed.lse).isneginf().equal(expected.lse.isneginf())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("call", [varlen, paged, paged_packed])
 def test_each_option(call: Callable[..., Any], name: str) -> None:
@@ -230,6 +265,7 @@ def test_each_dtype(call: Callable[..., Any], dtype: Any) -> None:
     assert_agrees(lambda place: call(place, {"attn_mask": masks.causal("lower_right")}), dtype)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", ["causal", "window", "chunks", "function", "alibi", "slopes", "relative"])
 @pytest.mark.parametrize("positions", POSITIONS)
 @pytest.mark.parametrize("call", [paged, paged_packed])
@@ -237,6 +273,7 @@ def test_positions_of_caches(call: Callable[..., Any], positions: str, name: str
     assert_agrees(lambda place: call(place, OPTIONS[name](place), **POSITIONS[positions]))
 
 
+@pytest.mark.parametrize("small_tiles", ["maximum"], indirect=True)
 @pytest.mark.parametrize("name", ["plain", "lower right", "window", "relative", "slopes"])
 @pytest.mark.usefixtures("small_tiles")
 def test_many_tiles(name: str) -> None:
