@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 from sdpa_xp import _checks as checks
 from sdpa_xp import _chunks as chunks
 from sdpa_xp._call.options import CallOptions
-from sdpa_xp._call.padded import RaggedBatch, gather_sequences, padded_groups, pads
+from sdpa_xp._call.padded import RaggedBatch, gather_sequences, padded_groups
 from sdpa_xp._call.prepare import prepare
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._call.ragged import (
@@ -248,7 +248,7 @@ def _attend(
     def plan_of(grid: ScoreGrid) -> Plan:
         return plan_tiles(grid, call.sizes.group, sum(widths))
 
-    if pads(call):
+    if call.grid.waits:
         ragged = RaggedBatch(lengths, [0] * len(lengths), starts_q, starts_k)
         groups = padded_groups(call, batch, ragged, sum(widths), plan_of)
         return attend_packed(call, starts_q, groups, widths, gathered_arrays, with_lse=with_lse)

@@ -85,12 +85,6 @@ def _equal_rows(batch: RaggedBatch, entries: Entries) -> list[list[int]]:
     return [row + (row[-1:] or [0]) * (max(counts) - len(row)) for row in rows]
 
 
-def pads(call: PreparedCall) -> bool:
-    """Return whether the sequences of a ragged call are padded."""
-    grid = call.grid
-    return grid.execution_kind == "device" and grid.library.is_accelerator(grid.device)
-
-
 def gather_sequences(array: Array, starts: Sequence[int], group: Group, of_keys: bool) -> Array:
     """Return queries or keys of a packed array (heads, T, width) as (n, heads, longest, width).
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from sdpa_xp._call.padded import RaggedBatch, gather_sequences, padded_groups, pads
+from sdpa_xp._call.padded import RaggedBatch, gather_sequences, padded_groups
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._call.ragged import (
     Group,
@@ -95,7 +95,7 @@ def _groups(paged: PagedCall, batch: ScoreGrid) -> list[Group]:
     def plan_of(grid: ScoreGrid) -> Plan:
         return plan_pages(grid, call.sizes.group, widths, paged.block_size)
 
-    if pads(call):
+    if call.grid.waits:
         positions, zeros = [keys - queries for queries, keys in lengths], [0] * len(lengths)
         places = paged.starts or zeros, zeros
         ragged = RaggedBatch(lengths, positions, *places, paged.block_table, paged.block_size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from itertools import chain
 from typing import NamedTuple, TypeAlias, cast
 
 from sdpa_xp import _checks as checks
@@ -12,7 +13,9 @@ from sdpa_xp._call.prepared_call import BoundOptions, PreparedCall
 from sdpa_xp._core import streaming, threads
 from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.key_value_source import ArraySource, KeyValueSource
+from sdpa_xp._core.nonfinite import are_finite
 from sdpa_xp._core.one_tile import one_tile
+from sdpa_xp._core.scores import Scores
 from sdpa_xp._core.tile_buffers import Buffer, CallBuffers, call_buffers
 from sdpa_xp._libraries import namespace_of, quiet
 from sdpa_xp._libraries.protocols import Array
@@ -96,7 +99,7 @@ def attend_groups(
 
     Threads share groups that are too small for threads. The arrays of a group are created only when the group
     is computed, so that few copies exist at once. Outputs are written to `packed` instead, if it is given.
-    `attend_otherwise` may compute a group in another way.
+    `attend_otherwise` may compute a group in another way. A device is waited for once, after the last group.
     """
     dropout = call.draw_dropout()
     outputs: dict[Entries, Array] = {}
@@ -105,13 +108,17 @@ def attend_groups(
     keeps_buffers = call.grid.library.keeps_buffers and call.grid.dtype == call.result_dtype
     lent = call_buffers(call.grid) if packed is not None and keeps_buffers else nullcontext()
 
-    def compute(group: Group) -> None:
+    def compute(group: Group, checksums: list[Array] | None = None, is_guarded: bool = False) -> None:
         arrays = arrays_of(group, buffers)
         out = None if packed is None else packed.view(group.entries)
         state = None if attend_otherwise is None else attend_otherwise(group, arrays, dropout)
         if state is None:
             with quiet(arrays.query):  # here too: a library may keep this setting for each thread
-                state = _attend_group(call, group, arrays, dropout, out, buffers, with_lse=with_lse)
+                scores = call.scores_with(group.grid, arrays.query, arrays.key, group.bound)
+                if is_guarded:
+                    scores = scores._replace(finite_inputs=frozenset())
+                scores = scores._replace(dropout=dropout)
+                state = _attend_group(call, group, scores, arrays, out, buffers, checksums, with_lse=with_lse)
         output, lse = state
         if packed is None:
             outputs[group.entries] = output
@@ -124,6 +131,9 @@ def attend_groups(
     work = sum(math.prod(group.grid.shape) for group in small) * widths
     has_threads = len(small) > 1 and takes_threads(call.grid, work)
     with lent as buffers:
+        if call.grid.waits:
+            _compute_on_device(compute, groups)
+            return outputs, lses
         if len(small) == len(groups) and not has_threads:
             threads.run(compute, small, 1)
             return outputs, lses
@@ -135,19 +145,30 @@ def attend_groups(
     return outputs, lses
 
 
+def _compute_on_device(compute: Callable[..., None], groups: Sequence[Group]) -> None:
+    """Compute groups, and those with a NaN or inf a second time, guarded. The device is waited for once."""
+    checksums: list[list[Array]] = [[] for _ in groups]
+    for group, of_group in zip(groups, checksums, strict=True):
+        compute(group, of_group)
+    flags = iter(are_finite([*chain(*checksums)]) if any(checksums) else ())
+    for group, of_group in zip(groups, checksums, strict=True):
+        if False in [next(flags) for _ in of_group]:  # a list, so that all flags of the group are taken
+            compute(group, is_guarded=True)
+
+
 def _attend_group(
     call: PreparedCall,
     group: Group,
+    scores: Scores,
     arrays: GroupArrays,
-    dropout: Dropout | None,
     out: Array | None,
     buffers: CallBuffers | None,
+    checksums: list[Array] | None,
     *,
     with_lse: bool,
 ) -> GroupState:
     """Return the state of a group. The output is in `out`, in a buffer, or in a new array."""
     query, key, value = arrays
-    scores = call.scores_with(group.grid, query, key, group.bound)._replace(dropout=dropout)
     # From the blocks of a cache, tiles copy only the keys that the mask asks for.
     has_formula = buffers is not None and isinstance(key, ArraySource) and not with_lse
     formula = one_tile(scores, group.plan, call.result_dtype) if has_formula else None
@@ -156,7 +177,9 @@ def _attend_group(
         output = formula.attend(query, key.slice_keys(keys), value.slice_keys(keys), buffers)
         if output is not None:
             return output, None
-    return streaming.attend(scores, value, group.plan, call.result_dtype, with_lse=with_lse, out=out)
+    return streaming.attend(
+        scores, value, group.plan, call.result_dtype, with_lse=with_lse, out=out, checksums=checksums
+    )
 
 
 class PackedOutput:

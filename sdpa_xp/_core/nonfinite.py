@@ -8,12 +8,12 @@ again with the guard "pairs".
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, TypeAlias
 
 from sdpa_xp._core.products import any_query_attends, matmul_grouped
 from sdpa_xp._core.tile_buffers import Buffer
-from sdpa_xp._libraries import astype_if_needed
+from sdpa_xp._libraries import astype_if_needed, library_of, namespace_of
 from sdpa_xp._libraries.protocols import Array, Namespace
 from sdpa_xp._tiles.allowed import Allowed
 from sdpa_xp._tiles.score_grid import ScoreGrid
@@ -59,6 +59,14 @@ def finite_sums(grid: ScoreGrid, arrays: Iterable[Array]) -> Array:
 def is_finite(xp: Namespace, output: Array, l: Array) -> bool:
     """Return whether the rows have no NaN or inf; if Ev = 0, only their sums l show it."""
     return bool(xp.isfinite(checksum(xp, output, l)))
+
+
+def are_finite(checksums: Sequence[Array]) -> list[bool]:
+    """Return whether each of some checksums (1,) is finite; a device is waited for once."""
+    xp = namespace_of(checksums[0])
+    joined = checksums[0] if len(checksums) == 1 else xp.concat(checksums, axis=0)
+    flags: list[bool] = library_of(joined).to_list(xp.isfinite(joined))
+    return flags
 
 
 def checksum(xp: Namespace, output: Array, l: Array) -> Array:

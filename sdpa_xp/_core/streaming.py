@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from sdpa_xp._core import threads
 from sdpa_xp._core.key_value_source import KeyValueSource, PagedSource
-from sdpa_xp._core.nonfinite import NonfiniteGuard, checksum, is_finite
+from sdpa_xp._core.nonfinite import NonfiniteGuard, are_finite, checksum, is_finite
 from sdpa_xp._core.online_softmax import RowResult, attend_with_maximum
 from sdpa_xp._core.products import key_leading_slice
 from sdpa_xp._core.scores import Scores
@@ -36,18 +36,20 @@ def attend(
     with_lse: bool = True,
     in_parts: bool = False,
     out: Array | None = None,
+    checksums: list[Array] | None = None,
 ) -> tuple[Array, Array | None]:
     """Return output (..., Hq, L, Ev) in `dtype`, and log-sum-exp (..., Hq, L, 1) in the accumulation dtype.
 
     With `in_parts` the log-sum-exp is (..., Hq, L, 2), as in `RowResult.lse_parts`. With tasks, the output is
-    written to `out`, which holds zeros of the output's shape and dtype.
+    written to `out`, which holds zeros of the output's shape and dtype. A device does not read `checksums`
+    but adds to them: if one is NaN or inf, the caller passes `scores` without `finite_inputs` once more.
     """
     lse_of = partial(RowResult.lse_parts if in_parts else RowResult.lse, xp=scores.xp) if with_lse else None
     if plan.is_loop:
         return _attend_in_a_loop(scores, value, plan, dtype, lse_of)
     is_small = plan.is_one_tile and not plan.tries_without_maximum
     if is_small or not scores.grid.is_writeable:
-        return _attend_and_join(scores, value, plan, dtype, lse_of)
+        return _attend_and_join(scores, value, plan, dtype, lse_of, checksums)
     xp, grid, shape = scores.xp, scores.grid, scores.grid.shape[:-1]
     if out is None:
         out = xp.zeros((*shape, value.width), dtype=dtype, device=grid.device)
@@ -61,7 +63,12 @@ def attend(
 
 
 def _attend_and_join(
-    scores: Scores, value: KeyValueSource, plan: Plan, dtype: Dtype, lse_of: LseOf | None
+    scores: Scores,
+    value: KeyValueSource,
+    plan: Plan,
+    dtype: Dtype,
+    lse_of: LseOf | None,
+    checksums: list[Array] | None,
 ) -> tuple[Array, Array | None]:
     """Return what `attend` returns, without writing to an array: with autograd, on devices, in lazy libraries.
 
@@ -69,7 +76,7 @@ def _attend_and_join(
     """
     xp = scores.xp
     if scores.grid.execution_kind == "device":
-        results = _attend_on_device(scores, value, plan)
+        results = _attend_on_device(scores, value, plan, checksums)
     else:
         results = [attend_rows(scores, value, plan, rows) for rows in plan.row_ranges()]
     outputs = [astype_if_needed(xp, result.output, dtype) for result in results]
@@ -79,10 +86,13 @@ def _attend_and_join(
     return xp.concat(outputs, axis=-2), xp.concat(lses, axis=-2) if lses else None
 
 
-def _attend_on_device(scores: Scores, value: KeyValueSource, plan: Plan) -> list[RowResult]:
+def _attend_on_device(
+    scores: Scores, value: KeyValueSource, plan: Plan, checksums: list[Array] | None
+) -> list[RowResult]:
     """Return the attention of each range of queries. The device is waited for once, after the last of them.
 
-    It is not waited for if no pair may be masked, or if the inputs have been searched for NaN and inf.
+    It is not waited for if no pair may be masked, if the inputs have been searched for NaN and inf, or if the
+    caller reads `checksums`.
     """
     xp, row_ranges, finite = scores.xp, [*plan.row_ranges()], scores.finite_inputs
 
@@ -95,12 +105,13 @@ def _attend_on_device(scores: Scores, value: KeyValueSource, plan: Plan) -> list
         return results
     if any(is_traced(result.output) for result in results):  # a function of the caller has brought it in
         return [attend(rows, "columns") for rows in row_ranges]
-    checksums = [xp.reshape(checksum(xp, result.output, result.l), (1,)) for result in results]
-    joined = checksums[0] if len(checksums) == 1 else xp.concat(checksums, axis=0)
-    are_finite = scores.grid.library.to_list(xp.isfinite(joined))
+    of_rows = [xp.reshape(checksum(xp, result.output, result.l), (1,)) for result in results]
+    if checksums is not None:
+        checksums += of_rows
+        return results
     return [
         result if is_finite else attend(rows, "pairs")
-        for rows, result, is_finite in zip(row_ranges, results, are_finite, strict=True)
+        for rows, result, is_finite in zip(row_ranges, results, are_finite(of_rows), strict=True)
     ]
 
 

@@ -188,7 +188,7 @@ def plan_pages(grid: ScoreGrid, group: int, widths: int, block_size: int) -> Pla
         return Plan(grid.queries, grid.keys, DEVICE.rows, block_size, 0 in grid.shape[:-1], align=block_size)
     plan, key_heads = plan_tiles(grid, group, widths), grid.heads // group
     most_copied = MOST_COPIED
-    if grid.library.is_accelerator(grid.device):
+    if grid.waits:
         most_copied = MOST_COPIED_ON_DEVICE // math.prod(grid.leading_shape[:-1])
     most_columns = min(plan.columns, most_copied // (key_heads * widths))
     columns = max(1, most_columns // block_size) * block_size

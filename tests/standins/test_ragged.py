@@ -131,6 +131,19 @@ def test_a_padded_call(call: Callable[..., Callable[[], Any]]) -> None:
     assert counts.launches.total() <= 60, counts
 
 
+@pytest.mark.parametrize("mask", [None, masks.causal("lower_right")], ids=str)
+def test_calls_of_unlike_sizes_share_a_wait(mask: Any) -> None:
+    """A giant is not padded with the others, but one read asks whether all are finite."""
+    queries, keys = [*[1] * 31, 700], [*range(3, 34), 900]
+    arrays = [put(array) for array in packed(queries, keys)]
+    counts = counted(lambda: varlen_attention(*arrays, sums(queries), sums(keys), mask))
+    assert counts.waits.total() <= 1, counts
+    assert counts.copies.total() <= 1, counts
+    arrays[2][-1] = math.nan  # its last key; the giant alone is computed again
+    more = counted(lambda: varlen_attention(*arrays, sums(queries), sums(keys), mask))
+    assert more.waits.total() <= 1, more
+
+
 @pytest.mark.parametrize("call", [paged_step, packed_call])
 def test_tables_on_the_device_are_read_at_once(call: Callable[..., Callable[[], Any]]) -> None:
     counts = counted(call(as_integers))
