@@ -23,7 +23,8 @@ JAX_CACHE := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/build/jax JAX_PERSISTENT_CACHE_
 # A run for each of these. Those that are written in Python share one; torch, JAX and MLX have been seen to hang in one
 # process with all the others. Some run a part of their cases: tests/libraries.py says which, and what that leaves out.
 # `make test THIN=` runs all of them, and all cases of the other tests that docs/project/maintaining.md says are sampled.
-LIBRARIES := numpy,numpy-readonly,strict-CPU_DEVICE,strict-no_x64,strict-device1,dask torch mlx
+# cupy-rules is not CuPy: it refuses what CuPy refuses, without a GPU.
+LIBRARIES := numpy,numpy-readonly,strict-CPU_DEVICE,strict-no_x64,strict-device1,dask torch mlx cupy-rules
 THIN := --thin
 
 # JAX compiles each operation for each shape. This makes of it what is computed at once, in less than half of the time.
@@ -38,7 +39,7 @@ JAX_JIT := --backends=jax-jit $(THIN) $(addprefix tests/core/test_,agreement.py 
 # Libraries that are set to refuse what they compute by default: tests/libraries.py says what. With THIN, JAX has
 # tests/core/test_strict_settings.py alone, which compiles little.
 JAX_SETTINGS := jax-strict,jax-debug
-SETTINGS := numpy-raise torch-strict,torch-inference $(if $(THIN),,$(JAX_SETTINGS))
+SETTINGS := numpy-raise torch-strict,torch-inference cupy-rules-device1 $(if $(THIN),,$(JAX_SETTINGS))
 OF_SETTINGS := $(THIN) $(if $(THIN),$(patsubst %,tests/core/test_%.py,agreement masks biases sinks dropout cache paged varlen \
 	vjp layers positional semantics joined_dtypes),tests/core)
 
@@ -72,6 +73,7 @@ help:
 
 test: check $(REDUCED:%=$(VENV)/onnxruntime/%/installed)
 	set -e; for libraries in $(LIBRARIES); do $(PYTEST) tests/core --backends=$$libraries $(THIN); done
+	$(PYTEST) tests/standins/test_cupy.py --backends=cupy-rules
 	$(XLA_AT_ONCE) $(PYTEST) tests/core $(JAX_EAGER)
 	$(PYTEST) $(JAX_JIT)
 	set -e; for libraries in $(SETTINGS); do $(XLA_AT_ONCE) $(PYTEST) $(OF_SETTINGS) --backends=$$libraries; done

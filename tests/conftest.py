@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import pickle
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +18,18 @@ from typing import Any
 import hypothesis
 import numpy as np
 import pytest
-from libraries import DEFAULT, EAGER_JAX, FAST, LIBRARIES, SETTINGS, THIN, WRITEABLE, Library, installed
+from libraries import (
+    CUPY_RULES,
+    DEFAULT,
+    EAGER_JAX,
+    FAST,
+    LIBRARIES,
+    SETTINGS,
+    THIN,
+    WRITEABLE,
+    Library,
+    installed,
+)
 
 from sdpa_xp._tiles.plan import TileSize
 from sdpa_xp_export._verify import reference
@@ -43,7 +55,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    for name in _chosen_libraries(config) or []:
+    chosen = _chosen_libraries(config) or []
+    if any(name in CUPY_RULES for name in chosen):
+        if "cupy" in chosen:
+            raise pytest.UsageError("--backends: cupy and its rules are one module, so each needs its own run")
+        sys.path.insert(0, str(config.rootpath / "tests/standins"))
+    for name in chosen:
         if name not in LIBRARIES:
             raise pytest.UsageError(f"--backends: {name} is none of {', '.join(LIBRARIES)}")
         if not installed(LIBRARIES[name][0]):

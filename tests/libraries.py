@@ -246,6 +246,26 @@ def _cupy() -> Library:
     return Library("cupy", base.put, base.get)
 
 
+def _cupy_rules() -> Library:
+    """The rules of CuPy, in tests/standins/cupy: what passes there has not run on CuPy."""
+    import cupy
+
+    assert not cupy.is_available()
+    return Library("cupy-rules", cupy.asarray, cupy.asnumpy)
+
+
+def _cupy_rules_device1() -> Library:
+    """The same, with arrays on a device that is not the current one while sdpa_xp computes."""
+    import cupy
+
+    def put(x: np.ndarray) -> Any:
+        with cupy.cuda.Device(1):
+            return cupy.asarray(x)
+
+    base = replace(_cupy_rules(), put=put, guard=lambda: cupy.cuda.Device(1))
+    return _with_settings(base, "cupy-rules-device1", lambda: cupy.cuda.Device(0))
+
+
 def _dask() -> Library:
     import dask
 
@@ -287,14 +307,18 @@ LIBRARIES: dict[str, tuple[str, Callable[[], Library]]] = {
     "dask": ("dask", _dask),
     "mlx": ("mlx", _mlx),
     "cupy": ("cupy", _cupy),
+    "cupy-rules": ("cupy", _cupy_rules),
+    "cupy-rules-device1": ("cupy", _cupy_rules_device1),
     "torch-cuda": ("torch", _torch_cuda),
     "torch-cuda-rules": ("torch", _torch_cuda_rules),
 }
 """By name: the module to import, and how the library is made."""
 
-SETTINGS = ("numpy-raise", "torch-strict", "torch-inference", "jax-strict", "jax-debug")
+SETTINGS = ("numpy-raise", "torch-strict", "torch-inference", "jax-strict", "jax-debug", "cupy-rules-device1")
 """Libraries that are set to refuse what they compute by default."""
-BY_NAME_ALONE = ("jax-jit", "cupy", "torch-cuda", "torch-cuda-rules", *SETTINGS)
+CUPY_RULES = ("cupy-rules", "cupy-rules-device1")
+"""The rules of CuPy. In their process, they have the name of the module."""
+BY_NAME_ALONE = ("jax-jit", "cupy", "torch-cuda", "torch-cuda-rules", "cupy-rules", *SETTINGS)
 """These run only if they are asked for."""
 DEFAULT = [name for name in LIBRARIES if name not in BY_NAME_ALONE]
 FAST = ["numpy", "torch"]
@@ -360,5 +384,6 @@ def generator(library: Library, seed: int = 20170612) -> Any:
     if name == "cupy":
         import cupy
 
-        return cupy.random.default_rng(seed)
+        with library.put(np.zeros(1)).device:
+            return cupy.random.default_rng(seed)
     return np.random.default_rng(seed)

@@ -307,6 +307,7 @@ def plain_waves(library: Library, positions: Any, width: int, base: float, dtype
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("base", [10000.0, 50.0])
+@pytest.mark.leaves_out("cupy-rules-device1")
 def test_sinusoidal(library: Library, dtype: str, base: float) -> None:
     if not library.holds(dtype):
         pytest.skip(f"{library.name} has no {dtype}")

@@ -69,6 +69,7 @@ def test_apply_and_inverse(
 
 
 @pytest.mark.long_on_jax
+@pytest.mark.leaves_out("cupy-rules-device1")
 def test_in_caches(library: Library, rng: np.random.Generator) -> None:
     """As if the caller had rotated by hand, in each kind of cache."""
     (query, key, value), (cos, sin) = draw(rng, (2, 4, 2, 8), (2, 2, TOKENS, 8), (2, 2, TOKENS, 8)), tables(rng)

@@ -103,7 +103,7 @@ def test_infinite_key_that_is_attended_is_nan(library: Library) -> None:
 
 def test_views_strides_and_order(library: Library, rng: np.random.Generator) -> None:
     """Transposed, strided, reversed and zero-stride inputs give what their copies give."""
-    if library.name not in ("numpy", "torch", "torch-cuda", "cupy"):
+    if not library.name.startswith(("numpy", "torch", "cupy")):
         pytest.skip("the library has no strides")
     q, k, v = (rng.standard_normal((2, 6, 3, 8)).astype(F) for _ in range(3))
     expected = attend(library, q, k, v)
