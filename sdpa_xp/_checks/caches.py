@@ -50,12 +50,14 @@ def same_but(function: str, name: str, shape: Shape, cached: Shape, axis: int) -
 
 
 def writeable(function: str, feature: str, arrays: Mapping[str, Array]) -> None:
-    """Check that all arrays are writeable, which `feature` needs."""
+    """Check that each element of the arrays can be written to without another one, which `feature` needs."""
     for name, array in arrays.items():
         if not library_of(array).is_writeable(array):
             rule = f"{feature} needs arrays that can be written to"
             hint = "Without it, `append` copies the cache and works with every library."
-            raise TypeError(message(function, rule, {name: f"a read-only {type_name(array)}"}, hint))
+            raise TypeError(
+                message(function, rule, {name: f"a read-only or broadcast {type_name(array)}"}, hint)
+            )
 
 
 def no_graph_values(function: str, feature: str, arrays: Mapping[str, Array]) -> None:

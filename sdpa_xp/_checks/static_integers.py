@@ -9,7 +9,7 @@ from typing import Any
 from sdpa_xp._checks.arrays import plain_array
 from sdpa_xp._checks.integers import LARGEST, integer, is_integral
 from sdpa_xp._checks.messages import message
-from sdpa_xp._libraries import device_of, is_array, is_traced, library_of
+from sdpa_xp._libraries import device_of, is_array, is_traced, library_of, quiet
 from sdpa_xp._libraries.protocols import Array
 
 
@@ -55,7 +55,8 @@ def read_together(like: Array, *values: Any) -> tuple[Any, ...]:
     if len(arrays) < 2 or not all(_is_readable(value, arrays[0], like) for value in arrays):
         return values
     xp = library.namespace(like)
-    numbers = library.to_list(xp.concat([xp.reshape(array, (-1,)) for array in arrays], axis=0))
+    with quiet(like):
+        numbers = library.to_list(xp.concat([xp.reshape(array, (-1,)) for array in arrays], axis=0))
     rest = iter(numbers)
 
     def as_lists(array: Array) -> list[Any]:

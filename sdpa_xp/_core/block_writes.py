@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import NamedTuple
 
 from sdpa_xp._libraries import device_of, is_traced, library_of, namespace_of, quiet
@@ -48,13 +49,14 @@ def split_into_blocks(
 def write_tokens(pools: Sequence[Array], new: Sequence[Array], writes: Sequence[BlockWrite], axis: int) -> None:
     """Write new tokens, which lie along `axis`, into the pools themselves."""
     library = library_of(pools[0])
-    if library.sets_elements and library.is_accelerator(device_of(pools[0])):
-        _write_at_once(pools, new, writes, axis)
-        return
-    for pool, tokens in zip(pools, new, strict=True):
-        for write in writes:
-            places = slice_of_axis(axis, write.block_offset, write.block_offset + write.tokens)
-            pool[(write.block, *places)] = _tokens_of(tokens, write, axis)
+    with quiet(pools[0]) if library.needs_quiet else nullcontext():
+        if library.sets_elements and library.is_accelerator(device_of(pools[0])):
+            _write_at_once(pools, new, writes, axis)
+            return
+        for pool, tokens in zip(pools, new, strict=True):
+            for write in writes:
+                places = slice_of_axis(axis, write.block_offset, write.block_offset + write.tokens)
+                pool[(write.block, *places)] = _tokens_of(tokens, write, axis)
 
 
 def _write_at_once(

@@ -15,7 +15,7 @@ from typing import Any, TypeGuard, TypeVar, cast
 
 import array_api_compat as compat
 
-from sdpa_xp._libraries.base import ExecutionKind, Library
+from sdpa_xp._libraries.base import CPU, ExecutionKind, Library
 from sdpa_xp._libraries.cubed import Cubed
 from sdpa_xp._libraries.cupy import CuPy
 from sdpa_xp._libraries.dask import Dask
@@ -144,7 +144,7 @@ def plain(array: A) -> A:
 
 
 def quiet(array: object) -> AbstractContextManager[object]:
-    """Return a context without NumPy's floating-point warnings, torch's autocast, and JAX's debugging."""
+    """Return a context without NumPy's warnings, torch's autocast and JAX's debugging, on CuPy's device."""
     return library_of(array).quiet(cast(Array, array))()
 
 
@@ -205,6 +205,7 @@ def share_memory(first: Any, second: Any) -> bool:
 
 
 __all__ = [
+    "CPU",
     "FLOATING",
     "LARGEST",
     "LIBRARIES",

@@ -17,12 +17,17 @@ from sdpa_xp._libraries.protocols import (
     BlockStreams,
     Device,
     DeviceRing,
+    Dtype,
     Namespace,
     TaskGraphs,
 )
 
 A = TypeVar("A")
 T = TypeVar("T")
+
+CPU = 1
+CUDA = (2, 10, 13)
+"""Types of devices in DLPack: CUDA's, ROCm's, whose libraries call it CUDA, and memory that CUDA manages."""
 
 ExecutionKind: TypeAlias = Literal["traced", "blas_threaded", "threaded", "device"]
 """How a library computes.
@@ -43,10 +48,10 @@ class Library:
     """The type of its random generators, for messages."""
     multiplies_halves: ClassVar[bool] = False
     """Whether it computes products of float16 and of bfloat16."""
+    flattens_products: ClassVar[bool] = False
+    """Whether arrays of more than two axes get two to be multiplied by a matrix."""
     exchanges_memory: ClassVar[bool] = False
-    """Whether it exchanges arrays by DLPack on their device, also bfloat16."""
-    reads_cpu_memory: ClassVar[bool] = False
-    """Whether it takes a NumPy array by DLPack."""
+    """Whether it passes its arrays on by DLPack on their device, also bfloat16; see `takes_memory`."""
     computes_on_demand: ClassVar[bool] = False
     """Whether the values of a traced array can be computed now."""
     keeps_buffers: ClassVar[bool] = False
@@ -64,8 +69,9 @@ class Library:
     """Whether its arrays may be views with negative strides: then it has `diagonals`."""
     has_ufuncs: ClassVar[bool] = False
     """Whether its module has functions with `reduce`, like NumPy's: see `Ufuncs`."""
-    has_debugging: ClassVar[bool] = False
-    """Whether it may be set to refuse NaN in results, and the numbers that an operation moves to the device."""
+    needs_quiet: ClassVar[bool] = False
+    """Whether `quiet` changes more than warnings. JAX may be set to refuse NaN in results, and numbers that an
+    operation moves to the device; and CuPy computes on the current device alone."""
     compiles_shapes: ClassVar[bool] = False
     """Whether an operation is compiled for each shape of its operands."""
     sets_elements: ClassVar[bool] = False
@@ -221,14 +227,23 @@ class Library:
         del array
 
     def quiet(self, array: Array) -> Callable[[], AbstractContextManager[object]]:
-        """Return a function that makes contexts without floating-point warnings and without autocast.
+        """Return a function that makes contexts on the device of `array`, without warnings and autocast.
 
         NumPy would warn of intended results: exp underflows, and NaN under a mask is ignored. Torch's autocast
-        would round float32 products to a half dtype.
+        would round float32 products to a half dtype. Only CuPy has a current device.
         """
         del array
         numpy = sys.modules.get("numpy")
         return nullcontext if numpy is None else partial(numpy.errstate, all="ignore")
+
+    def takes_memory(self, device_type: int) -> bool:
+        """Return whether `from_dlpack` takes arrays on a type of device, which DLPack gives a number."""
+        del device_type
+        return False
+
+    def bfloat16(self, xp: Any) -> Dtype | None:
+        """Return the dtype bfloat16 of the library, or None if it has none. The standard has none."""
+        return getattr(xp, "bfloat16", None)
 
     def find_nonfinite(self, function: str, name: str, array: Any) -> None:
         """Refuse a result with NaN or inf if the library is set to look for them in each result."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import array_api_compat as compat
 
-from sdpa_xp._libraries.addresses import Addresses
-from sdpa_xp._libraries.base import Library
-from sdpa_xp._libraries.protocols import Array, Device
+from sdpa_xp._libraries.addresses import Addresses, has_repeats
+from sdpa_xp._libraries.base import CUDA, Library
+from sdpa_xp._libraries.protocols import Array, Device, Dtype
 
 
 class CuPy(Library):
@@ -22,6 +23,10 @@ class CuPy(Library):
     module = "cupy"
     conversion = "cupy.asarray"
     multiplies_halves = exchanges_memory = has_astype = sets_elements = True
+    # With more than two axes CuPy 14 and 15 refuse bfloat16, multiply float16 in float32, and copy the matrix
+    # (`matmul` in _routines_linalg.pyx). Two axes are one call of cuBLAS, which has tensor cores for halves.
+    flattens_products = True
+    needs_quiet = True
 
     def owns(self, array: object) -> bool:
         return bool(compat.is_cupy_array(array))
@@ -34,6 +39,21 @@ class CuPy(Library):
         del device
         return True
 
+    def takes_memory(self, device_type: int) -> bool:
+        return device_type in CUDA
+
+    def bfloat16(self, xp: Any) -> Dtype | None:
+        del xp
+        module: Any = sys.modules.get("ml_dtypes")  # CuPy imports it if it is installed
+        return None if module is None else sys.modules["numpy"].dtype(module.bfloat16)
+
+    def is_writeable(self, array: Any) -> bool:
+        return not has_repeats(array.shape, array.strides, array.itemsize)  # no array of CuPy is read-only
+
+    def frozen(self, array: Any) -> Any:
+        with array.device:
+            return array.copy()
+
     def to_cpu(self, array: Any) -> Any:
         return array.get()
 
@@ -43,9 +63,12 @@ class CuPy(Library):
     def addresses(self, array: Any) -> Any:
         return Addresses(array.data.ptr, array.shape, array.strides, array.itemsize).as_array()
 
-    def quiet(self, array: Array) -> Callable[[], AbstractContextManager[object]]:
-        del array
-        return nullcontext
+    def quiet(self, array: Any) -> Callable[[], AbstractContextManager[object]]:
+        # CuPy computes on the current device, and array-api-compat ignores `device` in all but `asarray`.
+        return partial(sys.modules["cupy"].cuda.Device, array.device.id)
+
+    def rng_state(self, rng: Any) -> Any:
+        del rng  # its state is on the device, and has no public name
 
     def is_rng(self, rng: object) -> bool:
         return isinstance(rng, sys.modules["cupy"].random.Generator)

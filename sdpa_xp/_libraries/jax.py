@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 import array_api_compat as compat
 
-from sdpa_xp._libraries.base import Library
+from sdpa_xp._libraries.base import CPU, CUDA, Library
 from sdpa_xp._libraries.dtypes import dtype_name
 from sdpa_xp._libraries.jax_mesh import JaxRing, mesh_axes, missing_for_meshes
 from sdpa_xp._libraries.jax_trees import register_all
@@ -26,8 +26,8 @@ class Jax(Library):
     rng_name = "JAX key"
     module = "jax.numpy"
     conversion = "jax.numpy.asarray"
-    multiplies_halves = exchanges_memory = reads_cpu_memory = has_meshes = compiles_shapes = has_astype = True
-    has_debugging = True
+    multiplies_halves = exchanges_memory = has_meshes = compiles_shapes = has_astype = True
+    needs_quiet = True
 
     def owns(self, array: object) -> bool:
         is_owned = bool(compat.is_jax_array(array))
@@ -48,6 +48,11 @@ class Jax(Library):
 
     def is_accelerator(self, device: Device) -> bool:
         return getattr(device, "platform", "cpu") != "cpu"
+
+    def takes_memory(self, device_type: int) -> bool:
+        if device_type not in CUDA:
+            return device_type == CPU
+        return any(device.platform != "cpu" for device in sys.modules["jax"].devices())
 
     def to_cpu(self, array: Any) -> Any:
         jax = sys.modules["jax"]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
-from sdpa_xp._libraries.base import Library
+from sdpa_xp._libraries.base import CPU, Library
 from sdpa_xp._libraries.dtypes import dtype_name
 from sdpa_xp._libraries.mlx_namespace import mlx_namespace
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace
@@ -21,7 +21,7 @@ class Mlx(Library):
     rng_name = "MLX key"
     module = "mlx.core"
     conversion = "mlx.core.array"
-    multiplies_halves = exchanges_memory = reads_cpu_memory = True
+    multiplies_halves = exchanges_memory = True
 
     def cast_text(self, name: str, dtype: str) -> str:
         return f"{name}.astype({dtype if '.' in dtype else f'mlx.core.{dtype}'})"
@@ -45,6 +45,9 @@ class Mlx(Library):
     def on_device(self, array: Array, device: Device) -> Array:
         del device
         return array
+
+    def takes_memory(self, device_type: int) -> bool:
+        return device_type == CPU
 
     def to_list(self, array: Any) -> Any:
         return array.tolist()

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeVar, cast
 
+from sdpa_xp._libraries.addresses import has_repeats
 from sdpa_xp._libraries.base import ExecutionKind, Library
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace
 
@@ -32,6 +33,9 @@ class NumPy(Library):
     def device(self, array: Any) -> Device:
         del array
         return "cpu"
+
+    def is_writeable(self, array: Any) -> bool:
+        return array.flags.writeable and not has_repeats(array.shape, array.strides, array.itemsize)
 
     def frozen(self, array: Any) -> Any:
         return array.copy()  # a read-only one too: its memory may belong to an array that is not

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from sdpa_xp._libraries.addresses import has_repeats
 from sdpa_xp._libraries.base import Library
 
 
@@ -20,6 +21,10 @@ class Strict(Library):
 
     def values_at_hand(self, array: Any) -> Any:
         return array  # its devices are names
+
+    def is_writeable(self, array: Any) -> bool:
+        memory = array._array  # an array of NumPy
+        return memory.flags.writeable and not has_repeats(memory.shape, memory.strides, memory.itemsize)
 
     def addresses(self, array: Any) -> Any:
         return array._array

@@ -10,8 +10,8 @@ from typing import Any, TypeVar, cast
 
 import array_api_compat as compat
 
-from sdpa_xp._libraries.addresses import Addresses
-from sdpa_xp._libraries.base import ExecutionKind, Library
+from sdpa_xp._libraries.addresses import Addresses, has_repeats
+from sdpa_xp._libraries.base import CPU, CUDA, ExecutionKind, Library
 from sdpa_xp._libraries.dtypes import astype_if_needed
 from sdpa_xp._libraries.protocols import Array, Device, Namespace
 
@@ -34,13 +34,16 @@ class Torch(Library):
     rng_name = "torch.Generator"
     module = "torch"
     conversion = "torch.asarray"
-    multiplies_halves = exchanges_memory = reads_cpu_memory = sets_elements = True
+    multiplies_halves = exchanges_memory = sets_elements = True
 
     def cast_text(self, name: str, dtype: str) -> str:
         return f"{name}.to({dtype if '.' in dtype else f'torch.{dtype}'})"
 
     def owns(self, array: object) -> bool:
         return bool(compat.is_torch_array(array))
+
+    def takes_memory(self, device_type: int) -> bool:
+        return device_type == CPU or (device_type in CUDA and sys.modules["torch"].cuda.is_available())
 
     def detach(self, array: Any) -> Any:
         return array.detach()
@@ -103,9 +106,8 @@ class Torch(Library):
         return type(array), array.shape, array.dtype, array.device, records
 
     def is_writeable(self, array: Any) -> bool:
-        # In an expanded tensor several elements share one address; autograd refuses to write to a leaf.
-        is_expanded = any(step == 0 and n > 1 for step, n in zip(array.stride(), array.shape, strict=True))
-        return not is_expanded and not (array.requires_grad and array.is_leaf)
+        # Autograd refuses to write to a leaf.
+        return not has_repeats(array.shape, array.stride(), 1) and not (array.requires_grad and array.is_leaf)
 
     def unsupported_reason(self, array: Any) -> str:
         bias = sys.modules.get("torch.nn.attention.bias")

@@ -59,7 +59,7 @@ class TokenSlots:
         is_whole = array.shape[axis] == self.length
         if is_whole:
             return array
-        with quiet(array) if library_of(array).has_debugging else nullcontext():
+        with quiet(array) if library_of(array).needs_quiet else nullcontext():
             return array[slice_of_axis(axis, self.start, self.start + self.length)]
 
     def without(self, first: int, last: int) -> TokenSlots:
@@ -110,12 +110,12 @@ C = TypeVar("C", bound=_HasSlots)
 
 
 def quietly(method: Callable[Concatenate[C, P], T]) -> Callable[Concatenate[C, P], T]:
-    """Let a method move numbers to the device, such as the ends of a slice, where JAX guards that."""
+    """Let a method move numbers to the device, such as the ends of a slice, and compute on that of the keys."""
 
     @functools.wraps(method)
     def quiet_method(cache: C, /, *arguments: P.args, **keywords: P.kwargs) -> T:
         key = cache._slots.buffers.arrays["key"]
-        if not library_of(key).has_debugging:
+        if not library_of(key).needs_quiet:
             return method(cache, *arguments, **keywords)
         with quiet(key):
             return method(cache, *arguments, **keywords)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar, cast
@@ -68,15 +69,20 @@ class Linear(Layer):
         """Return the map of an `x` that has been checked."""
         array, weight = plain(cast(Array, x)), cast(Array, self.weight)
         leader = cast(Array, leading_array(array, weight))
-        xp, dtype = namespace_of(leader), leader.dtype
-        if not library_of(leader).multiplies_halves:  # NumPy's BLAS has no half, and Dask cannot sum bfloat16
+        xp, library, dtype = namespace_of(leader), library_of(leader), leader.dtype
+        if not library.multiplies_halves:  # NumPy's BLAS has no half, and Dask cannot sum bfloat16
             dtype = accumulation_dtype(xp, leader.dtype)
         with quiet(leader):
             if dtype != leader.dtype:
                 array, weight = (astype_if_needed(xp, x, dtype) for x in (array, weight))
+            shape = array.shape
+            if flattens := library.flattens_products and len(shape) > 2:
+                array = xp.reshape(array, (math.prod(shape[:-1]), shape[-1]))
             y = array @ xp.matrix_transpose(weight)
+            if flattens:
+                y = xp.reshape(y, (*shape[:-1], y.shape[-1]))
             if self.bias is not None:
-                y = y + library_of(leader).with_axes(cast(Array, self.bias), y.ndim)
+                y = y + library.with_axes(cast(Array, self.bias), y.ndim)
             return cast(A, astype_if_needed(xp, y, x.dtype))
 
     def __repr__(self) -> str:

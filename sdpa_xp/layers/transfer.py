@@ -1,7 +1,8 @@
-"""Copy an array to another library: by DLPack, or through NumPy where DLPack cannot carry it.
+"""Copy an array to another library: by DLPack, or through the CPU where DLPack cannot carry it.
 
-DLPack does not cover everything: Dask has none. JAX refuses read-only arrays of NumPy, and CuPy refuses arrays
-on the CPU. NumPy and array-api-strict have no bfloat16, so that NumPy cannot pass it on either.
+DLPack moves nothing: CuPy takes no arrays on the CPU, and libraries without CUDA take none of CuPy. Dask has no
+DLPack, and JAX refuses read-only arrays of NumPy. NumPy and array-api-strict have no bfloat16, so that NumPy
+cannot pass it on either.
 """
 
 from __future__ import annotations
@@ -9,7 +10,17 @@ from __future__ import annotations
 from typing import Any, NamedTuple, cast
 
 from sdpa_xp import _checks as checks
-from sdpa_xp._libraries import Library, device_of, dtype_name, is_array, library_of, namespace_of, numpy_array
+from sdpa_xp._libraries import (
+    CPU,
+    Library,
+    device_of,
+    dtype_name,
+    is_array,
+    library_of,
+    namespace_of,
+    numpy_array,
+    quiet,
+)
 from sdpa_xp._libraries.protocols import Array, Device
 
 
@@ -36,26 +47,28 @@ def destination_of(function: str, like: Any, device: Device = None) -> Destinati
 def copy_to(array: Array, destination: Destination) -> Array:
     """Return a copy of `array` at the destination, in the same dtype if the library has that, else float32."""
     is_bfloat16 = dtype_name(array.dtype) == "bfloat16"
-    stays_on_device = destination.library.exchanges_memory and library_of(array).exchanges_memory
-    if is_bfloat16 and not stays_on_device:  # NumPy, which such a copy goes through, has no bfloat16
-        source_xp = namespace_of(array)
-        array = source_xp.astype(array, source_xp.float32)
-    copy = _copy_by_dlpack(array, destination) if stays_on_device else _copy_by_numpy(array, destination)
-    dtype = destination.xp.bfloat16 if is_bfloat16 and hasattr(destination.xp, "bfloat16") else copy.dtype
-    copy = cast(Array, destination.xp.astype(copy, dtype, copy=True))
+    source, target = library_of(array), destination.library
+    array = source.detach(array)
+    with quiet(array):
+        if source.exchanges_memory and target.takes_memory(cast(Any, array).__dlpack_device__()[0]):
+            copy = destination.xp.from_dlpack(array)  # on the device where it is
+        else:
+            if is_bfloat16:  # NumPy, which such a copy goes through, has no bfloat16
+                xp = namespace_of(array)
+                array = xp.astype(array, xp.float32)
+            copy = _copy_by_numpy(array, destination)
+    dtype = target.bfloat16(destination.xp) if is_bfloat16 else None
+    with quiet(copy):
+        copy = cast(Array, destination.xp.astype(copy, copy.dtype if dtype is None else dtype, copy=True))
     is_there = destination.device is None or device_of(copy) == destination.device
-    return copy if is_there else library_of(copy).on_device(copy, destination.device)
-
-
-def _copy_by_dlpack(array: Any, destination: Destination) -> Array:
-    """Return `array` in the other library, on the device where it is: nothing passes through the CPU."""
-    return cast(Array, destination.xp.from_dlpack(library_of(array).detach(array)))
+    return copy if is_there else target.on_device(copy, destination.device)
 
 
 def _copy_by_numpy(array: Array, destination: Destination) -> Array:
     """Return a copy made from a writeable NumPy array, which every library takes."""
     numpy: Any = namespace_of(numpy_array())
-    view = numpy.from_dlpack(library_of(array).to_cpu(array))
+    computed = library_of(array).to_cpu(array)
+    view = numpy.from_dlpack(library_of(computed).to_cpu(computed))  # chunks of Dask may be on a device
     on_cpu = numpy.astype(view, view.dtype, copy=True)
-    convert = destination.xp.from_dlpack if destination.library.reads_cpu_memory else destination.xp.asarray
+    convert = destination.xp.from_dlpack if destination.library.takes_memory(CPU) else destination.xp.asarray
     return cast(Array, convert(on_cpu))

@@ -426,15 +426,53 @@ def test_at_least_one_sequence() -> None:
     assert varlen_attention(row, row, row, [0, 0], [0, 0]).shape == (0, 2, 4)
 
 
+REPEATED: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "blocks": ((3, 2, 4, 8), (0, 32, 8, 1)),
+    "heads": ((3, 2, 4, 8), (32, 0, 8, 1)),
+    "tokens": ((3, 2, 4, 8), (16, 8, 0, 1)),
+    "widths": ((3, 2, 4, 8), (8, 4, 1, 0)),
+    "blocks that overlap": ((3, 2, 4, 8), (16, 64, 8, 1)),
+    "windows": ((3, 2, 4, 8), (64, 32, 1, 1)),
+    "nothing": ((3, 2, 4, 8), (64, 8, 16, 1)),
+    "nothing, every second": ((3, 2, 4, 8), (128, 64, 16, 2)),
+    "nothing, one block": ((1, 2, 4, 8), (0, 32, 8, 1)),
+}
+"""Shapes and strides of pools, in elements, by what stands in one place of memory."""
+
+
+@pytest.mark.parametrize("module", each_module("numpy", "torch", "cupy"))
+@pytest.mark.parametrize("repeated", REPEATED)
+def test_a_pool_of_repeated_elements_is_not_written_in_place(module: str, repeated: str) -> None:
+    """One token would stand in several places. Only NumPy makes broadcast views read-only."""
+    xp = importlib.import_module(module)
+    shape, strides = REPEATED[repeated]
+    memory, token = xp.zeros((512,), dtype=xp.float32), xp.ones((1, 2, 1, 8), dtype=xp.float32)
+    if module == "torch":
+        pool = memory.as_strided(shape, strides)
+    else:
+        tricks = importlib.import_module(f"{module}.lib.stride_tricks")
+        pool = tricks.as_strided(memory, shape, tuple(4 * step for step in strides))
+    for pools in ((pool, xp.zeros(shape, dtype=xp.float32)), (xp.zeros(shape, dtype=xp.float32), pool)):
+        cache = PagedKVCache(*pools, [[0]], [0])
+        assert cache.append(token, token).lengths == (1,)
+        if repeated.startswith("nothing"):
+            cache.append(token, token, in_place=True)
+            assert float(pool[0, 0, 0, 0]) == 1
+            assert float(xp.sum(pool)) == 16
+            continue
+        with pytest.raises(
+            TypeError, match=r"`in_place=True` needs arrays that can be.*a read-only or broadcast"
+        ):
+            cache.append(token, token, in_place=True)
+        assert not xp.any(pool)
+
+
 @pytest.mark.needs("torch")
-def test_a_pool_whose_blocks_are_one_is_not_written_in_place() -> None:
-    """Torch lets an expanded tensor be written to: one token would stand in all blocks."""
+def test_a_pool_that_requires_a_gradient_is_not_written_in_place() -> None:
     import torch
 
-    pools = [torch.zeros(1, 2, 4, 8).expand(3, 2, 4, 8), torch.zeros(3, 2, 4, 8, requires_grad=True)]
-    token = torch.ones(1, 2, 1, 8)
-    for pool in pools:
-        cache = PagedKVCache(pool, torch.zeros(3, 2, 4, 8), [[0]], [0])
-        with pytest.raises(TypeError, match=r"`in_place=True` needs arrays that can be written to"):
-            cache.append(token, token, in_place=True)
-        assert cache.append(token, token).lengths == (1,)
+    pools = torch.zeros(3, 2, 4, 8, requires_grad=True), torch.zeros(3, 2, 4, 8)
+    token, cache = torch.ones(1, 2, 1, 8), PagedKVCache(*pools, [[0]], [0])
+    with pytest.raises(TypeError, match=r"`in_place=True` needs arrays that can be written to"):
+        cache.append(token, token, in_place=True)
+    assert cache.append(token, token).lengths == (1,)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import array_api_compat
+import numpy as np
+
 
 def textbook(xp: Any, *arguments: Any, **keywords: Any) -> Any:
     """Return softmax(q k^T * scale + bias) v; the arguments are the same as for `stages`."""
@@ -38,7 +41,7 @@ def stages(
         key, value = (xp.repeat(x, group, axis=-3) if x.ndim > 2 and group > 1 else x for x in (key, value))
     scale = 1 / math.sqrt(width) if scale is None else scale
     scale = scale if isinstance(scale, int | float) else rounded(scale)
-    scores = rounded(rounded(query @ xp.matrix_transpose(key)) * scale)
+    scores = rounded(rounded(product(xp, query, xp.matrix_transpose(key))) * scale)
     if softcap:
         scores = rounded(rounded(xp.tanh(rounded(scores / softcap))) * softcap)
     masked = scores != scores  # no pair yet
@@ -68,7 +71,15 @@ def stages(
     weights = rounded(exponentials / xp.where(empty, xp.ones_like(total), total))
     lse = rounded(rounded(xp.log(xp.where(empty, xp.ones_like(total), total))) + shift)
     lse = xp.where(empty, largest, lse)[..., 0]
-    return {"scores": scores, "weights": weights, "lse": lse, "output": rounded(weights @ value)}
+    return {"scores": scores, "weights": weights, "lse": lse, "output": rounded(product(xp, weights, value))}
+
+
+def product(xp: Any, first: Any, second: Any) -> Any:
+    """Return the matrix product. NumPy multiplies bfloat16 of CuPy, which cannot with three axes or more."""
+    if not (array_api_compat.is_cupy_array(first) and first.dtype.name == "bfloat16"):
+        return first @ second
+    on_host = first.get().astype(np.float32) @ second.get().astype(np.float32)
+    return xp.asarray(on_host, device=first.device)
 
 
 def indices(xp: Any, scores: Any) -> tuple[Any, ...]:
