@@ -29,7 +29,7 @@ RULES: dict[str, dict[str, Any]] = {
 HIDING = ("mask of keys", "mask of pairs", "padding", "window", "documents", "bias")
 """Keys that no query attends are found by one product more."""
 MOST = {
-    "attention": (1, 4, 15, 7, 10, 22, 12, 13, 20, 1),
+    "attention": (1, 4, 15, 7, 10, 22, 12, 12, 19, 1),
     "tiled": (49, 79, 66, 68, 90, 95, 74, 71, 67, 51),
     "primitive": (9, 24, 22, 22, 28, 37, 27, 25, 25, 11),
 }

@@ -20,6 +20,11 @@ from sdpa_xp_export.lowering.masks import AllowedPairs, all_allowed, both_allow
 from sdpa_xp_export.lowering.tile import GraphTile, whole_tile
 
 RANK = 4
+LEAST = {"float16": -64992.0, "bfloat16": -(2.0**99), "float32": -(2.0**99)}
+"""What the largest bias of a row must be at least on CUDA, by the dtype of the node: its kernels return 0 for a
+row whose biases are all at most -1e30, or -65504 in float16."""
+LEAST_ON_CPU = float(np.nextafter(np.finfo("float32").min, np.float32(0)))
+"""The CPU returns 0 for a row whose scores are all the most negative number."""
 
 
 def unsupported_reason(call: ExportCall, _runtime: Runtime) -> str | None:
@@ -53,17 +58,22 @@ def write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphVa
     tile = whole_tile(inputs.lengths, inputs.key)
     key, value = inputs.key, inputs.value
     # is_causal of the node begins at the upper left; with a cache the diagonal is part of the mask.
-    causal = any(is_causal(mask) for mask in call.masks) and not call.cached
-    mask, allowed = _mask(tile, dtype, causal)
-    if hides_keys(call):
-        # The operator adds -inf to masked scores, so a NaN in a key that no query attends would leak.
-        diagonal = [mask for mask in call.masks if causal and is_causal(mask)]
+    diagonal = [] if call.cached else [mask for mask in call.masks if is_causal(mask)]
+    allowed = all_allowed(tile, [mask for mask in call.masks if mask not in diagonal])
+    # The sum begins in float32, since CUDA compares no bfloat16.
+    total, allowed = add_biases(call.biases, tile, graph.constant(0.0, "float32"), allowed)
+    on_cuda, reachable = runtime.provider == "cuda", allowed
+    if hides_keys(call) or (on_cuda and call.biases):
         reachable = both_allow(allowed, all_allowed(tile, diagonal))
-        if isinstance(reachable, GraphValue):
-            attended = heads.is_attended(reachable, int(key.dims[-3]))
-            key, value = (xp.where(attended, array, 0.0) for array in (key, value))
-    exact = None if mask is None else _expanded_mask(inputs, mask)
-    output, *_ = _node(tile, inputs.query, key, value, exact, is_causal=causal)
+    mask = _mask_on_cuda(call, total, reachable if call.biases else allowed, dtype) if on_cuda else allowed
+    if call.biases and not on_cuda:
+        mask = _masked(xp.maximum(total, LEAST_ON_CPU), allowed)
+    if hides_keys(call) and isinstance(reachable, GraphValue):
+        # The operator adds -inf to masked scores, so a NaN in a key that no query attends would leak.
+        attended = heads.is_attended(reachable, int(key.dims[-3]))
+        key, value = (xp.where(attended, array, 0.0) for array in (key, value))
+    exact = _expanded_mask(inputs, mask) if isinstance(mask, GraphValue) else None
+    output, *_ = _node(tile, inputs.query, key, value, exact, is_causal=bool(diagonal))
     return finished_outputs(inputs, {"output": output})
 
 
@@ -145,20 +155,27 @@ def _positive_scale(tile: GraphTile, query: GraphValue) -> tuple[GraphValue, flo
     return query * (-1.0 if scale else 0.0), -scale or 1.0
 
 
-def _mask(tile: GraphTile, dtype: str, causal: bool) -> tuple[GraphValue | None, AllowedPairs]:
-    """masks, biases -> the one mask of the node, and the pairs that it allows."""
-    call = tile.call
-    allowed = all_allowed(tile, [mask for mask in call.masks if not (causal and is_causal(mask))])
+def _mask_on_cuda(call: ExportCall, total: GraphValue, allowed: AllowedPairs, dtype: str) -> AllowedPairs:
+    """biases, pairs that may attend -> what is added to the scores; True if nothing is.
+
+    Of a boolean mask CUDA makes a finite number, which a large score exceeds.
+    """
     if not call.biases:
-        return (None if allowed is True else cast(GraphValue, allowed)), allowed
-    # The sum begins in float32, since CUDA compares no bfloat16.
-    total, allowed = add_biases(call.biases, tile, tile.graph.constant(0.0, "float32"), allowed)
-    # onnxruntime treats a row of the most negative finite number as a row without keys, but only -inf masks. So
-    # finite entries are kept slightly above that number.
-    least = float(np.finfo("float16" if dtype == "float16" else "float32").min) * (1 - 2**-7)
-    total = xp.where(total < least, least, total)
-    total = total if allowed is True else xp.where(cast(GraphValue, allowed), total, -math.inf)
-    return total.astype(dtype), allowed
+        return True if allowed is True else _masked(total.graph.constant(0.0, dtype), allowed)
+    masked = ops.to_rank(_masked(total, allowed), 1)
+    largest = ops.reduce("ReduceMax", masked)
+    if dtype == "float16":
+        # A row below LEAST is moved up to it. Of an empty row, -inf - -inf would be NaN.
+        largest = xp.maximum(largest, float(np.finfo("float32").min))
+        return (masked - xp.minimum(largest - LEAST[dtype], 0.0)).astype(dtype)
+    # A row below LEAST is multiplied by a power of two. Beside numbers that large, float32 keeps no digit of a
+    # score, so it only matters which of them are equal, and which are smaller.
+    return (masked * xp.where(largest < LEAST[dtype], 2.0**-30, 1.0)).astype(dtype)
+
+
+def _masked(added: GraphValue, allowed: AllowedPairs) -> GraphValue:
+    """what is added to the scores -> the same, and -inf for masked pairs."""
+    return xp.where(allowed, added, -math.inf) if isinstance(allowed, GraphValue) else added
 
 
 def _expanded_mask(inputs: FormInputs, mask: GraphValue) -> GraphValue:
