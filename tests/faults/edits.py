@@ -161,6 +161,29 @@ def number_for(old: float, new: float) -> Edit:
     return edit
 
 
+def empty_from(bias: str, sentinel: float) -> Edit:
+    """Return 0 for rows whose biases are all at most a number, as a kernel does that has no -inf."""
+
+    def edit(model: onnx.ModelProto) -> None:
+        inner = renamed_output(model, "output")
+        limit = add_constant(model, "sentinel", sentinel, np.float32)
+        zero = add_constant(model, "nothing", 0.0, np.float32)
+        stated = helper.np_dtype_to_tensor_dtype(np.dtype(dtype_of(model)))
+        axes = add_constant(model, "last", [-1], np.int64)
+        model.graph.node.extend(
+            [
+                helper.make_node("Cast", [bias], ["wide_bias"], to=onnx.TensorProto.FLOAT),
+                helper.make_node("ReduceMax", ["wide_bias", axes], ["largest_bias"]),
+                helper.make_node("LessOrEqual", ["largest_bias", limit], ["is_empty"]),
+                helper.make_node("Cast", [inner], ["wide_output"], to=onnx.TensorProto.FLOAT),
+                helper.make_node("Where", ["is_empty", zero, "wide_output"], ["emptied"]),
+                helper.make_node("Cast", ["emptied"], ["output"], to=stated),
+            ]
+        )
+
+    return edit
+
+
 def operator_for(old: str, new: str, index: int = 0) -> Edit:
     """Give a node, the one number `index` of its operator, another operator."""
 

@@ -223,6 +223,34 @@ def large_scores() -> Iterator[Fault]:
             yield edited(kind, f"{least:g} for -inf (bfloat16)", call("bfloat16", is_causal=True), edit, form)
 
 
+def sentinels() -> Iterator[Fault]:
+    """A finite number in place of -inf, such as CUDA's kernels have: right until scores exceed it."""
+    kind = "sentinels"
+    numbers = {"float32": -1e30, "bfloat16": -1e30, "float16": -65504.0}
+    for dtype, number in numbers.items():
+        boolean = call(dtype, attn_mask=spec("B", 1, "L", "L", dtype="bool"))
+        padded = longer(dtype, attn_mask=masks.padding(spec("B", dtype="int64")))
+        window = call(dtype, attn_mask=masks.sliding_window(40, 0))
+        for name, arguments in (("mask", boolean), ("window", window), ("padding", padded)):
+            edit, what = edits.number_for(-np.inf, number), f"{number:g} for the -inf of a {name} ({dtype})"
+            yield from (edited(kind, what, arguments, edit, form) for form in ("tiled", "primitive"))
+            if (
+                dtype == "float32" and name != "padding"
+            ):  # the graph for CUDA, as far as the CPU has a kernel for it
+                on_cuda = {**arguments, "runtime": "onnxruntime>=1.28;cuda"}
+                yield edited(kind, what, on_cuda, edit, "attention")
+        bias, second = (spec(*shape, dtype=dtype) for shape in (("L", "L"), ("B", 1, "L", "L")))
+        for name, source, arguments in (
+            ("a bias", "bias", call(dtype, bias=bias)),
+            ("two biases", "attn_mask", call(dtype, attn_mask=second, bias=bias)),
+        ):
+            edit, what = (
+                edits.empty_from(source, number),
+                f"rows of {name} up to {number:g} are empty ({dtype})",
+            )
+            yield from (edited(kind, what, arguments, edit, form) for form in FORMS)
+
+
 def precision() -> Iterator[Fault]:
     """Fewer bits than the call asks for, and errors that only a sharp bound sees."""
     kind = "precision"
@@ -345,7 +373,7 @@ def files() -> Iterator[Fault]:
         yield edited(kind, "a number of the sinks", call(sinks=sinks), edits.changed_initializer(1), form)
 
 
-KINDS = (from_a_length_on, other_numbers, rules, large_scores, precision, masked, files)
+KINDS = (from_a_length_on, other_numbers, rules, large_scores, sentinels, precision, masked, files)
 
 
 def planted() -> list[Fault]:

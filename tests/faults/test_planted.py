@@ -20,7 +20,7 @@ from sdpa_xp_export._call.metadata import to_json
 
 module: Any = importlib.import_module("sdpa_xp_export.verify")
 
-PARTS, SAMPLED = 11, 5
+PARTS, SAMPLED = 13, 5
 """The calls are dealt out to so many tests, of which `--thin` keeps each fifth."""
 MISSED: dict[str, str] = {}
 """The faults that are not caught, with the reason."""

@@ -75,6 +75,8 @@ class Compared:
     expected: ExpectedRows
     size: float
     """The size of the scores of the run."""
+    extreme: str = ""
+    """What the run has beside ordinary inputs; runs that have the same share a bound."""
 
 
 def judge_rows(runs: Sequence[Compared], dtype: str, computed_in: str) -> list[Agreement]:
@@ -87,16 +89,16 @@ def judge_rows(runs: Sequence[Compared], dtype: str, computed_in: str) -> list[A
     """
     own_rounding = EPS[dtype] if dtype != computed_in else 0.0
     ratio = max((run.expected.textbook_ratio for run in runs), default=0.0)
-    by_size = {}
-    for size in {run.size for run in runs}:
-        errors = [run.expected.textbook_error for run in runs if run.size == size]
-        by_size[size] = 2 * max(errors) + ROUNDINGS * size * EPS[computed_in] + own_rounding
+    by_kind = {}
+    for size, extreme in {(run.size, run.extreme) for run in runs}:
+        errors = [run.expected.textbook_error for run in runs if (run.size, run.extreme) == (size, extreme)]
+        by_kind[size, extreme] = 2 * max(errors) + ROUNDINGS * size * EPS[computed_in] + own_rounding
     agreements = []
     for run in runs:
         expected = run.expected
         values = np.abs(np.where(np.isfinite(expected.reference), expected.reference, 0))
         sharp = (2 * ratio + ROUNDINGS * EPS[computed_in]) * expected.magnitude + own_rounding * values
-        bound = np.minimum(sharp, by_size[run.size] * expected.largest) + smallest(dtype)
+        bound = np.minimum(sharp, by_kind[run.size, run.extreme] * expected.largest) + smallest(dtype)
         agreements.append(closest(run.result, expected.reference, bound))
     return agreements
 

@@ -13,6 +13,7 @@ import numpy as np
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.constants import constants
 from sdpa_xp_export._dtypes.promotion import INTEGERS
+from sdpa_xp_export._verify.extreme_inputs import Extreme, extremes
 from sdpa_xp_export._verify.integer_operands import OperandChoice
 from sdpa_xp_export._verify.random_lengths import FEW_ROWS, random_lengths
 from sdpa_xp_export._verify.trial_lengths import Lengths, LengthsOfCall, several_lengths, shown_lengths
@@ -40,13 +41,14 @@ MOST_CONSTANTS = 6
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The lengths of one trial, the size of its scores, its integer inputs, and whether it has a NaN."""
+    """The lengths of one trial, the size of its scores, its integers, and whether it has a NaN or extremes."""
 
     lengths: Mapping[str, int]
     size: float = 1.0
     operands: OperandChoice = "drawn"
     nan_in: Literal["", "query", "key", "value"] = ""
     """The input with a NaN: a query, or a key or value that some query attends to."""
+    extreme: Extreme = ""
     rows: int | None = None
     """The most rows that are compared, if they are fewer than in other runs."""
 
@@ -56,7 +58,8 @@ class Setting:
         scores = "" if self.size == 1 else ", large scores" if self.size == LARGE else ", huge scores"
         chosen = "" if self.operands == "drawn" else f", {self.operands}"
         nan = f", NaN in a {self.nan_in}" if self.nan_in else ""
-        return f"{shown_lengths(self.lengths)}{scores}{chosen}{nan}"
+        extreme = f", {self.extreme}" if self.extreme else ""
+        return f"{shown_lengths(self.lengths)}{scores}{chosen}{nan}{extreme}"
 
 
 def trial_settings(
@@ -83,6 +86,9 @@ def trial_settings(
     inputs: tuple[Literal["query", "key", "value"], ...] = ("query", "key", "value")
     settings += [Setting(lengths, nan_in=name) for lengths in (many, blocky) for name in inputs]
     settings += [Setting(lengths, operands=end) for lengths in (small[0], many) for end in _ends(call)]
+    beyond = [2 * number + 3 for number in constants(call)[-1:]]  # where a window masks pairs
+    wide = (many, blocky, *(chosen(number, number + 2) for number in beyond))
+    settings += [Setting(lengths, extreme=extreme) for lengths in wide for extreme in extremes(call)]
     if thorough:
         settings += _thorough(call, chosen, at_numbers)
     drawn = random_lengths(chosen, np.random.default_rng([seed, 1]), thorough=thorough) if call.symbols else ()

@@ -16,6 +16,7 @@ from sdpa_xp_export._dtypes.conversion import numpy_dtype
 from sdpa_xp_export._runtime.deadline import check_time
 from sdpa_xp_export._verify import reference
 from sdpa_xp_export._verify.bounds import Compared, ExpectedRows, judge_copies, judge_rows
+from sdpa_xp_export._verify.extreme_inputs import with_extremes
 from sdpa_xp_export._verify.magnitudes import magnitudes, sizes_of_terms
 from sdpa_xp_export._verify.pair_terms import Arrays
 from sdpa_xp_export._verify.random_inputs import poison, random_inputs, with_nan
@@ -83,6 +84,11 @@ def trials(
         arrays = random_inputs(call, setting.lengths, rng, setting.size, setting.operands)
         if setting.nan_in:
             arrays = with_nan(call, arrays, setting.nan_in)
+        dtype = computed_in
+        if setting.extreme:
+            arrays = with_extremes(call, arrays, setting.extreme, rng)
+            # In a half dtype the textbook formula would overflow, but sums and scores are never in one.
+            dtype = call.accumulation_dtype
         sample = sampled_rows(call, setting.lengths, borders, rng, min(rows, setting.rows or rows))
         expected: list[dict[str, ExpectedRows]] = []
         leaks: list[dict[str, NDArray[np.bool_]]] = []
@@ -90,7 +96,7 @@ def trials(
         for piece in pieces(call, setting.lengths, sample):
             check_time()
             arguments = reference_inputs(call, arrays, piece)
-            expected.append(expected_rows(call, arguments, computed_in))
+            expected.append(expected_rows(call, arguments, dtype))
             leaks.append(_leaks(arguments) if setting.nan_in else {})
             copies = copies or (expected_cache(call, arguments) if call.cached else {})
         joined = {
@@ -215,7 +221,7 @@ def outcome(call: ExportCall, trial: Trial, results: Mapping[str, NDArray[Any]])
             sampled = np.full(expected.reference.shape, np.nan)
         elif name in trial.leaks:
             sampled = np.where(np.isnan(sampled) & trial.leaks[name], expected.reference, sampled)
-        outputs[name] = Compared(sampled, expected, trial.setting.size)
+        outputs[name] = Compared(sampled, expected, trial.setting.size, trial.setting.extreme)
     copies = {
         name: (_real_tokens(call, trial, results[name], array), array) for name, array in trial.copies.items()
     }
