@@ -24,6 +24,7 @@ from sybil.parsers.abstract.doctest import DocTestStringParser
 from sybil.parsers.markdown import SkipParser
 from sybil.parsers.markdown.lexers import RawFencedCodeBlockLexer
 
+from sdpa_xp_export._runtime.session import providers
 from sdpa_xp_export._verify import seeds
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -91,9 +92,14 @@ def absent(module: str) -> bool:
     return importlib.util.find_spec(module) is None
 
 
+def starts(provider: str) -> bool:
+    """Whether onnxruntime starts a provider; the wheel for GPUs offers CUDA on every machine."""
+    return provider in providers()
+
+
 def elsewhere(namespace: dict[str, Any]) -> None:
     """Each page writes its files to a folder of its own."""
-    namespace["absent"] = absent
+    namespace |= {"absent": absent, "starts": starts}
 
 
 pytest_collect_file = Sybil(

@@ -54,7 +54,7 @@ class UntimedSession:
     """A session that runs once, and does not say where: other tests ask for times and places."""
 
     def __init__(self, session: Any) -> None:
-        self.session, self.placements = session, ()
+        self.session, self.placements, self.math_mode = session, (), engine.math_mode(session)
 
     def timed(self, feeds: Any, *, frees: bool = False) -> TimedRun:
         del frees
@@ -66,6 +66,7 @@ class UntimedRuntime:
 
     version = property(lambda _: version())
     providers = staticmethod(providers)
+    notes = ()
     element_types = staticmethod(engine.element_types)
 
     @contextmanager

@@ -33,6 +33,7 @@ VERIFY_KEYS = {
     "call": "the arguments of `export_attention` that the file was compared with",
     "call_from_metadata": "false if `--call` passed them",
     "computed_in": "the dtype of the textbook formula that sets the bounds",
+    "math_mode": "how products of float32 were computed: `no TF32`, or `TF32`, which rounds factors to 10 bits",
     "left_out": "what was not tried, and why",
     "seed": "what `--seed` takes to try the same lengths again",
     "nodes": "the number of nodes that ran, and where",
@@ -51,7 +52,7 @@ VERIFY_ENTRIES = {
             "The run agrees if `absolute` <= `bound`"
         ),
         "seconds": "the time of the run",
-        "peak_bytes": "the memory of the process above its memory before the first run; null if not known",
+        "peak_bytes": "the memory of the process above that before the first run; null on CUDA or if not known",
         "longest": "the larger of the numbers of queries and keys",
         "compared": "the number of rows that were compared",
         "rows": "the number of all rows",

@@ -76,7 +76,8 @@ class Run:
     seconds: float
     """The time of the run. If it is short, another run warms up first, which is not timed."""
     peak_bytes: int | None
-    """Memory of the process above its memory before the first run; None if the system does not report it."""
+    """Memory of the process above its memory before the first run; None on CUDA, whose memory is not measured,
+    or if the system does not report it."""
     longest: int
     """The larger of the numbers of queries and keys; for a layer, the largest of all lengths."""
     compared: int
@@ -104,7 +105,8 @@ class LayerReport:
     """The release of onnxruntime that ran the model."""
     notes: tuple[str, ...]
     """What may explain a failure: an onnxruntime that is older than the model's, or newer than all releases
-    that were tried; another call; missing arguments; or why the reference is not in float64."""
+    that were tried; another call; missing arguments; or why the reference is not in float64. Also a provider
+    that was left out, because it did not start."""
     runs: tuple[Run, ...]
     """One entry for each output of each run."""
     placements: tuple[Placement, ...]
@@ -118,6 +120,8 @@ class LayerReport:
     """The seed of the random inputs and lengths. Pass it to repeat these runs."""
     reference: str = field(default="float64", kw_only=True)
     """The dtype of the reference: float64, or the dtype of a layer that has no other. Then a note says why."""
+    math_mode: str = field(default="no TF32", kw_only=True)
+    """How products of float32 were computed: `no TF32`, or `TF32`, which rounds their factors to 10 bits."""
 
     @property
     def agrees(self) -> bool:
@@ -174,6 +178,7 @@ class LayerReport:
                 f"{beyond}: {closest.output} of {closest.inputs}, "
                 f"error {agreement.absolute:.2g}, bound {agreement.bound:.2g}",
                 self.nodes,
+                f"math mode: {self.math_mode}",
                 f"seed={self.seed}",
                 *([f"fell back: {fallen}"] if fallen else []),
                 *([f"not tried: {_shortened(self.left_out)}"] if self.left_out else []),
@@ -191,6 +196,7 @@ class LayerReport:
             ("runs", f"{len(self.runs)}, in {sum(run.seconds for run in self.runs):.2g} s"),
             ("rows", f"{compared:,} of {rows:,} compared"),
             ("ran on", f"onnxruntime {self.onnxruntime}: {self.nodes}"),
+            ("math mode", self.math_mode),
             ("seed", str(self.seed)),
             *[("note", note) for note in self.notes],
             *[("smallest failing run", self.smallest_failure.partition(": ")[2]) for _ in self.failing[:1]],

@@ -79,7 +79,7 @@ def verify(
             call is read from the model's metadata, which may describe a different call. With `call`, the
             metadata are not used.
         provider: `"cpu"`, `"cuda"`, or onnxruntime's own name of the provider. By default, the CPU, and also
-            CUDA if onnxruntime offers it.
+            CUDA if it starts on this machine. On CUDA the session has `use_tf32=0`.
         seed: The seed of the random inputs and of the random lengths. By default, each verification draws one,
             and the report names it. Pass it to repeat these runs.
         attn_mask: The mask that the model was exported with. Pass it if it contains a `from_function` or
@@ -96,11 +96,12 @@ def verify(
             steps, so it may end some seconds late.
         memory: The most bytes that the model may take there. By default, 8 GiB and four times the model, and
             more if a run has more than 117 million scores. It does not limit the inputs and the reference in
-            your process: a file may make it take some GB.
+            your process: a file may make it take some GB. Nor does it limit the memory of a GPU.
 
     Returns:
         A report. Each output of each run has its error, the bound, the rows that were compared, the time and
-            the peak of memory. Each node has the provider that it ran on, from the profile of the run. The
+            the peak of memory (not on CUDA). Each node has the provider that it ran on, from the profile of
+            the run. The
             report also lists the numbers of the call that were not tested, because a longer run would have too
             many scores.
 
@@ -109,8 +110,9 @@ def verify(
         ValueError: The file is not an ONNX model; the model has no metadata or those of several that were
             merged, or its numbers have changed since the export; its inputs or outputs do not fit its call,
             or have more than 268 million numbers in the smallest run; a model in memory refers to external
-            data; or onnxruntime does not offer the provider. Also if onnxruntime cannot load or run the
-            model, or if the model meets a limit or crashes its process; the message says which.
+            data; or onnxruntime does not offer the provider, or cannot start it here. Also if onnxruntime
+            cannot load or run the model, or if the model meets a limit or crashes its process; the message says
+            which.
         FileNotFoundError: The file does not exist.
 
     Examples:
@@ -173,6 +175,7 @@ def verified(
     done, total = itertools.count(1), len(on_providers) * len(settings)
     runs: list[Run] = []
     placements: list[Placement] = []
+    modes: list[str] = []
     for provider in on_providers:
         drawn = trials(
             call, settings, np.random.default_rng(seed), computed_in=computed_in, borders=borders, rows=rows
@@ -188,6 +191,7 @@ def verified(
                 if watch is not None:
                     watch(next(done), total, f"{trial.shown} on {provider}")
         placements += session.placements
+        modes.append(session.math_mode)
         check_time()
         for name, agreements in judge(call, outcomes, computed_in).items():
             for judged, agreement, (seconds, peak) in zip(outcomes, agreements, measured, strict=True):
@@ -202,7 +206,7 @@ def verified(
         form or "unknown",
         reason or "unknown",
         runtime.version,
-        release_notes(model, runtime.version),
+        (*runtime.notes, *release_notes(model, runtime.version)),
         tuple(runs),
         tuple(placements),
         left_out(call, blocks, settings),
@@ -211,6 +215,7 @@ def verified(
         computed_in,
         runtime=str(stated_runtime(model) or ""),
         seed=seed,
+        math_mode=" and ".join(dict.fromkeys(modes)),
     )
 
 

@@ -102,9 +102,9 @@ def verify_layer(
     Raises:
         TypeError: `model` has a wrong type, or the inputs and `keywords` do not fit the layer.
         ValueError: `layer` returns something else if it is called again with the same inputs; onnxruntime does
-            not offer the provider; a name in `draw` or a spec in `keywords` is not an input; the file is not an
-            ONNX model; or a model in memory refers to external data. Also if onnxruntime cannot load or run the
-            model, or if the model meets a limit or crashes its process.
+            not offer the provider, or cannot start it here; a name in `draw` or a spec in `keywords` is not an
+            input; the file is not an ONNX model; or a model in memory refers to external data. Also if
+            onnxruntime cannot load or run the model, or if the model meets a limit or crashes its process.
         FileNotFoundError: The file does not exist.
 
     Examples:
@@ -148,18 +148,20 @@ def verify_layer(
     left_out += tried.left_out
     runs: list[Run] = []
     placements: list[Placement] = []
+    modes: list[str] = []
     scores = max((math.prod(call.sizes(case.lengths)) for call in calls for case in tried.cases), default=0)
     with runtime_process(loaded, timeout, memory, scores=scores) as process:
         for name in process.providers(provider):
             with process.session(loaded, name) as session:
                 timed = [session.timed(case.inputs) for case in tried.cases]
+            modes.append(session.math_mode)
             placements += session.placements
             for _, group in itertools.groupby(zip(tried.cases, timed, strict=True), lambda pair: pair[0].kind):
                 runs += _judged([*group], name)
-        release = process.version
+        release, unstarted = process.version, process.notes
     form, reason = stated_forms(loaded)
     reference = "float64" if not both.why_not_wide else _widest(tried.cases)
-    notes = [*release_notes(loaded, release)]
+    notes = [*unstarted, *release_notes(loaded, release)]
     if both.why_not_wide:
         notes.append(f"the reference is the layer in {reference}, not in float64: {both.why_not_wide}")
     if not all(run.agreement.agrees for run in runs):
@@ -167,7 +169,17 @@ def verify_layer(
     shown = tuple(filter(None, notes))
     measured = tuple(runs), tuple(placements), tuple(left_out)
     runtime = str(stated_runtime(loaded) or "")
-    return LayerReport(form, reason, release, shown, *measured, runtime=runtime, seed=seed, reference=reference)
+    return LayerReport(
+        form,
+        reason,
+        release,
+        shown,
+        *measured,
+        runtime=runtime,
+        seed=seed,
+        reference=reference,
+        math_mode=" and ".join(dict.fromkeys(modes)),
+    )
 
 
 def _check_keywords(specs: Mapping[str, TensorSpec], keywords: Mapping[str, Any]) -> set[str]:

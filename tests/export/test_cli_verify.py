@@ -59,13 +59,14 @@ def fallen_back(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_verdict(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     code, out, err = run(capsys, "verify", model)
     assert (code, err) == (0, "")
-    verdict, closest, error, rows, call, nodes, seed = out.splitlines()
-    assert verdict == f"attention: agrees in 18 runs on onnxruntime {onnxruntime.__version__}"
+    verdict, closest, error, rows, call, nodes, math_mode, seed = out.splitlines()
+    assert verdict == f"attention: agrees in 22 runs on onnxruntime {onnxruntime.__version__}"
     assert closest.startswith("closest to its bound: output of query[2,8,5,64] key[2,2,9,64]")
     assert error.startswith("  on CPUExecutionProvider, error ")
-    assert rows == "rows compared: 1,440 of 1,440"
+    assert rows == "rows compared: 1,760 of 1,760"
     assert call == "the call was read from the metadata"
     assert nodes.endswith("all on CPUExecutionProvider")
+    assert math_mode == "math mode: no TF32"
     assert seed == "seed: 0 (--seed 0 repeats these runs)"
     assert max(map(len, out.splitlines())) < 80
 
@@ -79,7 +80,7 @@ def test_table_of_runs(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     ordinary = [line for line in lines if line[:1] == ["query[2,8,5,64]"] and line[1][-1] == "]"]
     assert len(ordinary) == 3
     assert all(line[4:8] == ["yes", "80", "of", "80"] for line in ordinary)
-    assert "attention: agrees in 18 runs" in out
+    assert "attention: agrees in 22 runs" in out
 
 
 def test_a_call_in_a_file(capsys: pytest.CaptureFixture[str], model: Path) -> None:
@@ -166,12 +167,12 @@ def test_exits_1_on_a_wrong_model(capsys: pytest.CaptureFixture[str], wrong: Pat
             "output of query[2,8,5,64] key[2,2,9,64] on CPUExecutionProvider: error"
         )
         return
-    assert "attention: DISAGREES in 18 runs" in out
+    assert "attention: DISAGREES in 22 runs" in out
     assert "furthest beyond its bound: output of query[2,8,5,64] key[2,2,9,64]" in out
     assert "FAILS: output of query[2,8,5,64] key[2,2,9,64] on CPUExecutionProvider: error" in out
     assert out.count("FAILS") == 5
-    assert "and 9 more; --runs shows all" in out
-    assert run(capsys, "verify", wrong, "--runs")[1].count("FAILS") == 14
+    assert "and 11 more; --runs shows all" in out
+    assert run(capsys, "verify", wrong, "--runs")[1].count("FAILS") == 16
     if how == "html":
         assert ">DISAGREES</span>" in page.read_text()
 
@@ -225,7 +226,7 @@ def test_page(capsys: pytest.CaptureFixture[str], model: Path, monkeypatch: pyte
     page = model.with_name("report.html")
     code, out, _ = run(capsys, "verify", model, "--html", page)
     assert code == 0
-    assert out.startswith(f"wrote {page}\nattention: agrees in 18 runs")
+    assert out.startswith(f"wrote {page}\nattention: agrees in 22 runs")
     assert "a.onnx" in page.read_text()
     page.write_text("mine")
     with monkeypatch.context() as patch:  # it is refused before the long work

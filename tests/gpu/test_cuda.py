@@ -8,12 +8,13 @@ from runtime.features import features
 from sdpa_xp_export import TensorSpec, export_attention, verify
 from sdpa_xp_export._call.metadata import to_json
 from sdpa_xp_export._runtime.releases import Runtime
+from sdpa_xp_export._runtime.session import providers
 from sdpa_xp_export.export import export_call
 from sdpa_xp_export.forms.choice import FORMS, unsupported_reason
 
-onnxruntime = pytest.importorskip("onnxruntime")
-CUDA = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
-pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not CUDA, reason="onnxruntime has no CUDA provider here")]
+pytest.importorskip("onnxruntime")
+CUDA = "CUDAExecutionProvider" in providers()
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not CUDA, reason="onnxruntime starts no CUDA provider here")]
 
 
 TARGET = Runtime.parse("test", "onnxruntime>=1.28;cuda")
@@ -38,6 +39,7 @@ def test_each_form_agrees_where_it_was_sent(dtype: str, form: str) -> None:
         model = export_call(features(dtype)[name], form=form, runtime=str(TARGET))
         report = verify(model, provider="cuda")
         assert report.agrees, (name, report.worst)
+        assert report.math_mode == "no TF32"
         assert {placed.op for placed in report.fell_back} & HEAVY == set(), name
 
 

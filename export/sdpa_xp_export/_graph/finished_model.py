@@ -15,6 +15,8 @@ from sdpa_xp_export._model.large_model import Model
 
 CONTRIB = "com.microsoft"
 """The domain of onnxruntime's own operators."""
+MATH_MODE = "no TF32 (CUDA: use_tf32=0)"
+"""The math mode in which a model's numbers hold, and the option that a session on CUDA needs for it."""
 
 
 def finished_model(graph: Graph, outputs: Mapping[str, GraphValue], metadata: Mapping[str, str]) -> Model:
@@ -42,7 +44,7 @@ def finished_model(graph: Graph, outputs: Mapping[str, GraphValue], metadata: Ma
     finished = with_weights(model, graph.weights, graph.function)
     bare = without_numbers(finished)
     onnx.checker.check_model(bare, full_check=True)  # the checker takes at most 2 GiB
-    write_metadata(model, metadata, graph=bare)
+    write_metadata(model, {**metadata, "sdpa_xp.math": MATH_MODE}, graph=bare)
     return finished
 
 

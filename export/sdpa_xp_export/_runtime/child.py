@@ -117,12 +117,15 @@ class _Worker:
         self.session: Any = None
         self.limited = False
 
-    def start(self, **_: Any) -> tuple[dict[str, Any], Any]:
-        """Import onnxruntime."""
+    def start(self, arrays: Any) -> tuple[dict[str, Any], Any]:
+        """Import onnxruntime; say its release, which providers it offers, and which of them start."""
         import onnxruntime
 
+        from sdpa_xp_export._runtime import engine
+
         offered = list(onnxruntime.get_available_providers())
-        return {"version": str(onnxruntime.__version__), "offered": offered}, None
+        started = engine.started(offered, arrays["probe"].tobytes())
+        return {"version": str(onnxruntime.__version__), "offered": offered, "started": started}, None
 
     def load(
         self,
@@ -141,7 +144,7 @@ class _Worker:
         self.session = None
         source = arrays["model"].tobytes() if file is None else file
         self.session = engine.start_session(source, provider, fallback, Path(profile) if profile else None)
-        return {"providers": self.session.get_providers()}, None
+        return {"providers": self.session.get_providers(), "math_mode": engine.math_mode(self.session)}, None
 
     def element_types(self, memory: int, hard: bool, arrays: Any) -> tuple[dict[str, Any], Any]:
         """Infer the dtypes of a model's values."""

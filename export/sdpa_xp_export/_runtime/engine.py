@@ -6,9 +6,12 @@ import ctypes
 import json
 import math
 import time
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +23,13 @@ from sdpa_xp_export._runtime.memory import peak_above
 
 LONG_RUN = 0.05
 """Seconds; in a run of this length, the additional time of a first run is small."""
-SILENT = 4
-"""The level of onnxruntime's log: only what ends the process is written to the terminal. Errors are raised, and
-the log would repeat them with the names that a file gives its nodes."""
+SILENT, WARNING = 4, 2
+"""Two levels of onnxruntime's log; the second is the default. With the first, only what ends the process is
+written to the terminal. Errors are raised, and the log would repeat them with the names of a file's nodes."""
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+PROVIDER_OPTIONS = {CUDA: {"use_tf32": "0"}}
+"""The options that a session needs for the numbers that are promised. By itself, onnxruntime rounds the factors
+of float32 products on CUDA to TF32, which has 10 bits."""
 BFLOAT16 = 16
 """The number of the dtype in ONNX."""
 MOST_NODES = 100_000
@@ -31,7 +38,10 @@ MOST_NODES = 100_000
 
 @dataclass(frozen=True, slots=True)
 class TimedRun:
-    """The outputs of a run, the time it took, and the peak of memory of the first run with these inputs."""
+    """The outputs of a run, the time it took, and the peak of memory of the first run with these inputs.
+
+    The peak is None on CUDA, where the memory is the device's, and where the system does not tell.
+    """
 
     outputs: dict[str, NDArray[Any]]
     seconds: float
@@ -42,8 +52,9 @@ def start_session(source: bytes | str, provider: str, fallback: str, profile: Pa
     """Start a session of a model, which is bytes or in a file, on `provider`."""
     import onnxruntime
 
-    if provider.startswith("CUDA") and hasattr(onnxruntime, "preload_dlls"):
-        onnxruntime.preload_dlls()  # finds the CUDA libraries that pip installed
+    if provider == CUDA and hasattr(onnxruntime, "preload_dlls"):
+        with redirect_stdout(StringIO()):  # it prints what it does not find
+            onnxruntime.preload_dlls()  # finds the CUDA libraries that pip installed
     options = onnxruntime.SessionOptions()
     options.log_severity_level = SILENT
     # Threads that spin while they wait take the processor from what is computed between short runs.
@@ -51,8 +62,40 @@ def start_session(source: bytes | str, provider: str, fallback: str, profile: Pa
     if profile is not None:
         options.enable_profiling = True
         options.profile_file_prefix = str(profile)
-    wanted = list(dict.fromkeys([provider, fallback]))
+    wanted = [
+        (name, PROVIDER_OPTIONS[name]) if name in PROVIDER_OPTIONS else name
+        for name in dict.fromkeys([provider, fallback])
+    ]
     return onnxruntime.InferenceSession(source, options, providers=wanted)
+
+
+def started(offered: Sequence[str], probe: bytes) -> list[str]:
+    """Return the providers that start here: the CPU, and CUDA if a session of the model `probe` starts on it.
+
+    The wheel for GPUs offers CUDA on every machine.
+    """
+    return [name for name in offered if name == CPU or (name == CUDA and _starts(name, probe))]
+
+
+def _starts(provider: str, probe: bytes) -> bool:
+    """Return whether a session starts on a provider; what onnxruntime says if it does not is not written."""
+    import onnxruntime
+
+    onnxruntime.set_default_logger_severity(SILENT)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return provider in start_session(probe, provider, CPU).get_providers()
+    except Exception:  # onnxruntime's errors have no other base
+        return False
+    finally:
+        onnxruntime.set_default_logger_severity(WARNING)
+
+
+def math_mode(session: Any) -> str:
+    """Return how float32 products are computed: "no TF32", or "TF32", which rounds their factors to 10 bits."""
+    options = session.get_provider_options().get(CUDA)
+    return "no TF32" if options is None or options.get("use_tf32") == "0" else "TF32"
 
 
 def run(session: Any, feeds: Mapping[str, NDArray[Any]], *, frees: bool = False) -> dict[str, NDArray[Any]]:
@@ -61,7 +104,8 @@ def run(session: Any, feeds: Mapping[str, NDArray[Any]], *, frees: bool = False)
 
     options = onnxruntime.RunOptions()
     if frees:
-        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+        arenas = "cpu:0;gpu:0" if CUDA in session.get_providers() else "cpu:0"
+        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", arenas)
     if any("bfloat16" in value.type for value in (*session.get_inputs(), *session.get_outputs())):
         return _run_bound(session, feeds, options)
     names = [output.name for output in session.get_outputs()]
@@ -110,6 +154,7 @@ def timed(session: Any, feeds: Mapping[str, NDArray[Any]], *, frees: bool = Fals
     """
     start = time.perf_counter()
     outputs, peak = peak_above(partial(run, session, feeds, frees=frees))
+    peak = None if CUDA in session.get_providers() else peak
     seconds = time.perf_counter() - start
     if seconds < LONG_RUN:
         start = time.perf_counter()

@@ -35,6 +35,8 @@ from sdpa_xp_export._runtime.session import (
     check_started,
     chosen_providers,
     not_installed,
+    not_started_notes,
+    probe,
     release_notes,
     source_of,
 )
@@ -109,6 +111,7 @@ class RuntimeProcess:
         self._process.stdin.flush()
         self._hello: dict[str, Any] | None = None
         self._chosen: list[str] = []
+        self.notes: tuple[str, ...] = ()
 
     @property
     def version(self) -> str:
@@ -116,14 +119,17 @@ class RuntimeProcess:
         return str(self._about()["version"])
 
     def providers(self, requested: str | None) -> list[str]:
-        """Return the execution providers to run on: the one asked for, or CUDA if offered and the CPU."""
-        self._chosen = chosen_providers(requested, self._about()["offered"])
+        """Return the providers to run on: the one asked for, or CUDA if it starts here and the CPU."""
+        about = self._about()
+        self._chosen = chosen_providers(requested, about["offered"], about["started"])
+        if requested is None:
+            self.notes = not_started_notes(about["offered"], about["started"])
         return self._chosen
 
     def _about(self) -> dict[str, Any]:
         if self._hello is None:
             try:
-                answer = self._answer({"do": "start"}, {}, START)
+                answer = self._answer({"do": "start"}, {"probe": np.frombuffer(probe(), np.uint8)}, START)
             except (EOFError, TimeoutError, ValueError) as error:
                 words = self._last_words()
                 rule, got = "Python must start another process, in which onnxruntime runs", {"it": self._end()}
@@ -156,7 +162,7 @@ class RuntimeProcess:
             arrays = {"model": np.frombuffer(source, np.uint8)} if isinstance(source, bytes) else {}
             facts = self._ask("load", "load", load | self._limiting(), arrays).facts
             check_started(provider, facts["providers"])
-            remote = RemoteSession(self)
+            remote = RemoteSession(self, facts["math_mode"])
             yield remote
             nodes = self._ask("run", "placements", {}, {}).facts["nodes"]
         remote.placements += [
@@ -266,8 +272,8 @@ class RuntimeProcess:
 class RemoteSession:
     """A session in the other process."""
 
-    def __init__(self, process: RuntimeProcess) -> None:
-        self._process = process
+    def __init__(self, process: RuntimeProcess, math_mode: str) -> None:
+        self._process, self.math_mode = process, math_mode
         self.placements: list[Placement] = []
 
     def timed(self, feeds: Mapping[str, NDArray[Any]], *, frees: bool = False) -> TimedRun:

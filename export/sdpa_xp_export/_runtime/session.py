@@ -12,6 +12,7 @@ from typing import Any
 
 import onnx
 from numpy.typing import NDArray
+from onnx import helper
 
 from sdpa_xp._checks import install_hint, message
 from sdpa_xp_export._files.model_files import write_model
@@ -20,7 +21,7 @@ from sdpa_xp_export._model.external_data import EXTERNAL_ABOVE, initializer_byte
 from sdpa_xp_export._model.large_model import Model
 from sdpa_xp_export._runtime import engine
 from sdpa_xp_export._runtime.failure import ModelFailedError
-from sdpa_xp_export._runtime.releases import PROVIDERS, Runtime, newer_note, short_provider
+from sdpa_xp_export._runtime.releases import OPSETS, PROVIDERS, Runtime, newer_note, short_provider
 from sdpa_xp_export.report import Placement
 
 
@@ -71,7 +72,9 @@ def source_of(model: Model, folder: Path) -> bytes | str:
 def check_started(provider: str, started: Sequence[str]) -> None:
     """Check that a session has the provider: onnxruntime only warns of one that is absent."""
     if provider not in started:
-        raise ValueError(message("verify", f"onnxruntime could not start {provider}", {"providers": started}))
+        rule = f"onnxruntime could not start {provider}, which needs a GPU and CUDA's libraries"
+        hint = 'Pass provider="cpu" to run on the CPU.' if provider == PROVIDERS["cuda"] else ""
+        raise ValueError(message("verify", rule, {"providers": ", ".join(started)}, hint))
 
 
 def run(session: Any, feeds: Mapping[str, NDArray[Any]], *, frees: bool = False) -> dict[str, NDArray[Any]]:
@@ -119,13 +122,23 @@ def placements(profile: Path, requested: str) -> list[Placement]:
 
 def providers(requested: str | None = None) -> list[str]:
     """Return the providers to run on in this process."""
-    return chosen_providers(requested, installed_runtime().get_available_providers())
+    offered = installed_runtime().get_available_providers()
+    return chosen_providers(requested, offered, engine.started(offered, probe()))
 
 
-def chosen_providers(requested: str | None, offered: Sequence[str]) -> list[str]:
-    """Return the execution providers to run on: the one asked for, or CUDA if offered and the CPU."""
+def probe() -> bytes:
+    """Return the smallest model, which shows whether a provider starts."""
+    x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "probe", [x], [y])
+    opsets = [helper.make_opsetid("", OPSETS["primitive"][0])]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=helper.find_min_ir_version_for(opsets))
+    return bytes(model.SerializeToString())
+
+
+def chosen_providers(requested: str | None, offered: Sequence[str], started: Sequence[str]) -> list[str]:
+    """Return the execution providers to run on: the one asked for, or CUDA if it starts here and the CPU."""
     if requested is None:
-        return [name for name in (PROVIDERS["cuda"], PROVIDERS["cpu"]) if name in offered]
+        return [name for name in (PROVIDERS["cuda"], PROVIDERS["cpu"]) if name in started]
     short = short_provider(requested)
     if short is None or PROVIDERS[short] not in offered:
         rule = "`provider` must be one that onnxruntime offers here"
@@ -135,4 +148,15 @@ def chosen_providers(requested: str | None, offered: Sequence[str]) -> list[str]
             hint = f"onnxruntime-gpu offers cuda: pip uninstall onnxruntime. {install_hint('export-gpu')}"
         got = {"provider": repr(requested), "offered": ", ".join(known)}
         raise ValueError(message("verify", rule, got, hint))
+    check_started(PROVIDERS[short], started)
     return [PROVIDERS[short]]
+
+
+def not_started_notes(offered: Sequence[str], started: Sequence[str]) -> tuple[str, ...]:
+    """Return which providers onnxruntime offers but could not start, so that a default leaves them out."""
+    return tuple(
+        f"onnxruntime offers {name}, but could not start it, which needs a GPU and CUDA's libraries: "
+        "the model ran on the CPU alone"
+        for name in PROVIDERS.values()
+        if name in offered and name not in started
+    )

@@ -162,6 +162,7 @@ def _facts(report: Report, failures: list[str]) -> dict[str, object]:
         "call": page.stated(report.call),
         "call_from_metadata": report.from_metadata,
         "computed_in": report.computed_in,
+        "math_mode": report.math_mode,
         "seed": report.seed,
         "left_out": report.left_out,
         "nodes": report.nodes,
@@ -186,6 +187,7 @@ def _show(report: Report) -> None:
     say(f"rows compared: {compared:,} of {rows:,}")
     say(f"the call was read from {'the metadata' if report.from_metadata else 'the file of --call'}")
     say(report.nodes)
+    say(f"math mode: {report.math_mode}")
     say(f"seed: {report.seed} (--seed {report.seed} repeats these runs)")
     for line in report.left_out:
         say(f"not tried: {line}")
