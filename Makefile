@@ -39,7 +39,7 @@ JAX_JIT := --backends=jax-jit $(THIN) $(addprefix tests/core/test_,agreement.py 
 # Libraries that are set to refuse what they compute by default: tests/libraries.py says what. With THIN, JAX has
 # tests/core/test_strict_settings.py alone, which compiles little.
 JAX_SETTINGS := jax-strict,jax-debug
-SETTINGS := numpy-raise torch-strict,torch-inference cupy-rules-device1 $(if $(THIN),,$(JAX_SETTINGS))
+SETTINGS := numpy-raise torch-strict,torch-inference cupy-rules-device1 $(if $(THIN),,$(JAX_SETTINGS) torch-cuda-rules)
 OF_SETTINGS := $(THIN) $(if $(THIN),$(patsubst %,tests/core/test_%.py,agreement masks biases sinks dropout cache paged varlen \
 	vjp layers positional semantics joined_dtypes),tests/core)
 

@@ -314,11 +314,14 @@ LIBRARIES: dict[str, tuple[str, Callable[[], Library]]] = {
 }
 """By name: the module to import, and how the library is made."""
 
-SETTINGS = ("numpy-raise", "torch-strict", "torch-inference", "jax-strict", "jax-debug", "cupy-rules-device1")
+SETTINGS = (
+    *("numpy-raise", "torch-strict", "torch-inference", "torch-cuda-rules"),
+    *("jax-strict", "jax-debug", "cupy-rules-device1"),
+)
 """Libraries that are set to refuse what they compute by default."""
 CUPY_RULES = ("cupy-rules", "cupy-rules-device1")
 """The rules of CuPy. In their process, they have the name of the module."""
-BY_NAME_ALONE = ("jax-jit", "cupy", "torch-cuda", "torch-cuda-rules", "cupy-rules", *SETTINGS)
+BY_NAME_ALONE = ("jax-jit", "cupy", "torch-cuda", "cupy-rules", *SETTINGS)
 """These run only if they are asked for."""
 DEFAULT = [name for name in LIBRARIES if name not in BY_NAME_ALONE]
 FAST = ["numpy", "torch"]

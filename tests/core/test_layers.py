@@ -288,7 +288,7 @@ class Block(Parameters):
         return x + self.attention(x) * self.gain[(*[None] * (x.ndim - 1), ...)]
 
 
-@pytest.mark.leaves_out("cupy-rules-device1")
+@pytest.mark.leaves_out("cupy-rules-device1", "torch-cuda-rules")
 def test_a_layer_of_ones_own(library: Library, rng: np.random.Generator) -> None:
     """Made of others, it has their parameters, is moved and gets other ones as they do."""
     attention, x = multi(8)(), rng.standard_normal((2, 5, 8), dtype=F)
@@ -366,6 +366,7 @@ def gradients(
 # What makes a layer.
 
 
+@pytest.mark.leaves_out("torch-cuda-rules")
 def test_weights_follow_from_the_generator(library: Library) -> None:
     """Xavier's bound is reached and kept, biases are 0, and the same seed gives the same weights."""
     has_generator = library.name.split("-")[0] in ("numpy", "torch", "jax", "mlx")
@@ -500,6 +501,7 @@ each_target = pytest.mark.parametrize(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @each_target
+@pytest.mark.leaves_out("torch-cuda-rules")
 def test_to_each_library(library: Library, target: str, dtype: str) -> None:
     """Also bfloat16, which stays where the library has it and is float32, of the same value, where not."""
     if not library.holds(dtype):

@@ -69,6 +69,7 @@ def test_jit_of_one_argument(library: Library, call: dict[str, np.ndarray], name
     np.testing.assert_allclose(result, expected, rtol=0, atol=2e-6)
 
 
+@pytest.mark.leaves_out("torch-cuda-rules")
 @pytest.mark.parametrize("rules", [{}, {"is_causal": True}])
 def test_vmap(library: Library, call: dict[str, np.ndarray], rules: dict[str, Any]) -> None:
     if is_library(library, "jax"):
@@ -91,6 +92,7 @@ def test_vmap(library: Library, call: dict[str, np.ndarray], rules: dict[str, An
     np.testing.assert_allclose(library.get(library.call(mapped, q, k, v)), expected, rtol=0, atol=2e-6)
 
 
+@pytest.mark.leaves_out("torch-cuda-rules")
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 @pytest.mark.slow
 def test_compile_into_one_graph(library: Library, call: dict[str, np.ndarray]) -> None:

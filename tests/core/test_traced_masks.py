@@ -92,6 +92,7 @@ CALLS: dict[str, Calls] = {
 }
 
 
+@pytest.mark.leaves_out("torch-cuda-rules")
 @pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
@@ -164,6 +165,7 @@ def test_function_of_a_traced_array(library: Library, arrays: Arrays, what: str)
     np.testing.assert_allclose(result, expected, rtol=0, atol=2e-6)
 
 
+@pytest.mark.leaves_out("torch-cuda-rules")
 @pytest.mark.long_on_jax
 def test_vmap_over_lengths(library: Library, arrays: Arrays) -> None:
     name = library.name.split("-")[0]
