@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import array_api_compat as compat
 
@@ -75,5 +75,17 @@ class CuPy(Library):
 
     def random_words(self, rng: Any, count: int, array: Array) -> Array:
         del array
-        words: Array = rng.integers(-(2**31), 2**31 - 1, size=count, dtype="int32")
-        return words
+        with _device_of(rng):
+            words = rng.integers(-(2**31), 2**31 - 1, size=count, dtype="int32")
+        return cast(Array, sys.modules["cupy"].asarray(words))  # on the current device
+
+    def uniform(self, rng: Any, count: int, xp: Any) -> Array:
+        with _device_of(rng):
+            return super().uniform(rng, count, xp)
+
+
+def _device_of(rng: Any) -> AbstractContextManager[object]:
+    """Return a context on the device of a generator, which draws on no other one."""
+    # A private name of CuPy 9 to 15. If it goes, CuPy raises an error for a generator on another device.
+    number = getattr(rng.bit_generator, "_current_device_id", None)
+    return cast(AbstractContextManager[object], sys.modules["cupy"].cuda.Device(number))

@@ -13,7 +13,7 @@ from typing import Any
 
 from sdpa_xp import _checks as checks
 from sdpa_xp._libraries import LIBRARIES, Library, astype_if_needed, device_of, namespace_of, quiet
-from sdpa_xp._libraries.protocols import AnyArray, Array
+from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype
 from sdpa_xp.layers.transfer import copy_to, destination_of
 
 
@@ -27,20 +27,15 @@ def draw_parameters(
     checks.flag(function, "bias", bias)
     count = sum(in_width * out_width for in_width, out_width in widths.values())
     with quiet(rng), quiet(like):
-        return _draw(function, rng, widths, count, bias=bias, like=like)
+        numbers = _draw_uniform(function, rng, count, like)
+    with quiet(numbers):
+        return _scaled(numbers, widths, bias=bias, dtype=numbers.dtype if like is None else like.dtype)
 
 
-def _draw(
-    function: str,
-    rng: Any,
-    widths: Mapping[str, tuple[int, int]],
-    count: int,
-    *,
-    bias: bool,
-    like: AnyArray | None,
+def _scaled(
+    numbers: Array, widths: Mapping[str, tuple[int, int]], *, bias: bool, dtype: Dtype
 ) -> dict[str, tuple[Array, Array | None]]:
-    numbers = _draw_uniform(function, rng, count, like)
-    dtype = numbers.dtype if like is None else like.dtype
+    """Return the weights of each map out of numbers from 0 to 1, and its bias."""
     xp, device, start = namespace_of(numbers), device_of(numbers), 0
     parameters: dict[str, tuple[Array, Array | None]] = {}
     for name, (in_width, out_width) in widths.items():

@@ -89,3 +89,50 @@ def test_a_failing_call_leaves_the_attributes_of_its_generator(cp: Any) -> None:
             scaled_dot_product_attention(x, x, x, dropout_p=0.5, rng=rng, **options)
     assert "state" not in vars(rng.bit_generator)
     assert isinstance(rng.bit_generator.state(), int)
+
+
+@pytest.fixture
+def device1(cp: Any) -> Any:
+    """A device that is not the current one."""
+    if cp.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("there is one device")
+    return cp.cuda.Device(1)
+
+
+def test_layers_are_on_the_device_that_is_asked_for(cp: Any, device1: Any) -> None:
+    layer, device0 = Linear(np.ones((3, 8), F), np.ones(3, F)), cp.cuda.Device(0)
+    with device1:
+        x = cp.ones((2, 8), F)
+    there = [
+        layer.to(x),
+        layer.to(cp, device1),
+        layer.to(cp).to(x),
+        Linear.init(np.random.default_rng(0), 8, 3, like=x),
+        Linear.init(cp.random.default_rng(0), 8, 3, like=x),
+    ]
+    for moved in there:
+        assert moved.weight.device == moved.bias.device == moved(x).device == device1
+        assert moved.to(cp, device0).weight.device == device0
+        np.testing.assert_array_equal(moved.to(np).weight, cp.asnumpy(moved.weight))
+
+
+def test_a_generator_may_be_on_another_device(cp: Any, device1: Any) -> None:
+    """Its numbers are moved, as torch's are."""
+    outputs = []
+    with device1:
+        x, rng_there = cp.ones((1, 4, 8), F), cp.random.default_rng(0)
+    for rng in (rng_there, cp.random.default_rng(0)):
+        outputs.append(scaled_dot_product_attention(x, x, x, dropout_p=0.5, rng=rng))
+        assert outputs[-1].device == device1
+    np.testing.assert_array_equal(*map(cp.asnumpy, outputs))
+    with device1:
+        drawn = Linear.init(cp.random.default_rng(0), 8, 3)
+    assert drawn.weight.device == device1
+
+
+def test_two_devices_are_refused(cp: Any, device1: Any) -> None:
+    x = cp.ones((2, 4, 8), F)
+    with device1:
+        there = cp.ones((2, 4, 8), F)
+    with pytest.raises(ValueError, match=r"`query` and `key` must be on one device; got .*Device 1.*Device 0"):
+        scaled_dot_product_attention(there, x, x)

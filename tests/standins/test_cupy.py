@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from standins import counts
 
+from sdpa_xp import biases, masks, scaled_dot_product_attention
 from sdpa_xp.layers import Linear
 
 pytestmark = pytest.mark.needs("cupy")
@@ -160,3 +161,27 @@ def test_a_linear_map_is_one_product_of_two_axes(cp: Any, dtype: str) -> None:
     assert (y.dtype, y.shape) == (weight.dtype, (2, 5, 4))
     expected = values.astype(dtype).astype(F).sum(axis=1).astype(dtype).astype(F)
     np.testing.assert_allclose(cp.asnumpy(y).astype(F), np.broadcast_to(expected, y.shape), rtol=2**-7)
+
+
+MASKS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "none": lambda cp: {},
+    "causal": lambda cp: {"is_causal": True},
+    "window": lambda cp: {"attn_mask": masks.sliding_window(8, 0)},
+    "padding": lambda cp: {"attn_mask": masks.padding([50, 64])},
+    "padding by an array": lambda cp: {"attn_mask": masks.padding(cp.asarray([50, 64]))},
+    "a boolean array": lambda cp: {"attn_mask": cp.asarray(np.tri(64, dtype=bool))},
+    "documents": lambda cp: {"attn_mask": masks.document(cp.asarray(np.arange(64) // 20))},
+    "ALiBi": lambda cp: {"bias": biases.alibi(4)},
+    "relative positions": lambda cp: {"bias": biases.relative(cp.ones((32, 4), F))},
+    "sinks": lambda cp: {"sinks": cp.ones((4,), F)},
+    "dropout": lambda cp: {"dropout_p": 0.5, "rng": cp.random.default_rng(0)},
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_call_waits_once_at_most(cp: Any, name: str) -> None:
+    x, options = cp.ones((2, 4, 64, 8), F), MASKS[name](cp)
+    with counts.counted() as counted:
+        scaled_dot_product_attention(x, x, x, **options)
+    assert counted.waits.total() <= 1, counted.waits
+    assert counted.copies.total() <= 1, counted.copies

@@ -15,7 +15,7 @@ class XORWOW:
     """A source of random bits, on the device on which it was made."""
 
     def __init__(self, seed: Any = None) -> None:
-        self._source, self._number = np.random.default_rng(seed), runtime.getDevice()
+        self._source, self._current_device_id = np.random.default_rng(seed), runtime.getDevice()
 
     def state(self) -> int:
         """Return the address of the state."""
@@ -35,7 +35,7 @@ class Generator:
         return self._drawn("integers", low, high, size, dtype)
 
     def _drawn(self, kernel: str, *arguments: Any) -> ndarray:
-        if runtime.getDevice() != self.bit_generator._number:
+        if runtime.getDevice() != self.bit_generator._current_device_id:
             raise RuntimeError("This Generator state is allocated in a different device")
         on_device(kernel)
         return wrapped(np.asarray(getattr(self.bit_generator._source, kernel)(*arguments)))
