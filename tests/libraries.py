@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import importlib.util
 import shutil
 from collections.abc import Callable, Iterator
@@ -177,6 +178,15 @@ def _strict(device: str) -> Callable[[], Library]:
     return make
 
 
+def jax_x64(enabled: bool) -> contextlib.AbstractContextManager[Any]:
+    """JAX with arrays of 64 bits, or without them; its name before JAX 0.8 was another."""
+    import jax
+
+    if hasattr(jax, "enable_x64"):
+        return jax.enable_x64(enabled)
+    return importlib.import_module("jax.experimental").enable_x64(enabled)
+
+
 def _jax(x64: bool, traces: bool = False) -> Callable[[], Library]:
     def make() -> Library:
         import jax
@@ -185,7 +195,7 @@ def _jax(x64: bool, traces: bool = False) -> Callable[[], Library]:
 
         @contextlib.contextmanager
         def guard() -> Iterator[None]:
-            with jax.enable_x64(x64), jax.default_matmul_precision("float32"):
+            with jax_x64(x64), jax.default_matmul_precision("float32"):
                 yield
 
         name = "jax-jit" if traces else "jax-x64" if x64 else "jax"

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from libraries import jax_x64
 
 from sdpa_xp import (
     KVCache,
@@ -61,7 +62,7 @@ def debugs() -> Iterator[None]:
     """With 64 bits, as -inf of another width is an operation then."""
     import jax
 
-    with jax.enable_x64(True), jax.debug_nans(True), jax.debug_infs(True), jax.transfer_guard("disallow"):
+    with jax_x64(True), jax.debug_nans(True), jax.debug_infs(True), jax.transfer_guard("disallow"):
         yield
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
+import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
+from packaging.version import Version
 from runtime.features import features
 from runtime.jobs import Job, Outputs, jobs_of_features
 
@@ -20,7 +22,15 @@ from sdpa_xp_export.export import export_call
 from sdpa_xp_export.forms.choice import unsupported_reason
 
 TARGET = Runtime.parse("test", DEFAULT_RUNTIME)
-FORMS = [("attention", 23), ("attention", 24), ("primitive", 18), ("tiled", 18)]
+HAS_ATTENTION = pytest.mark.skipif(
+    Version(onnx.__version__) < Version("1.23"), reason="this evaluator's Attention differs from the standard"
+)
+FORMS = [
+    pytest.param("attention", 23, marks=HAS_ATTENTION),
+    pytest.param("attention", 24, marks=HAS_ATTENTION),
+    ("primitive", 18),
+    ("tiled", 18),
+]
 
 
 @cache

@@ -317,7 +317,10 @@ class TestAgainstACallThatIsWrittenDown:
         expected = [f"the metadata of the model state {n}={stated}, and `call` has {n}={wanted}" for n in other]
         assert report.notes == (() if stated is None else tuple(expected))
 
-    @pytest.mark.parametrize("text", ["", "[", "[1]", '"call"', '{"is_causal": "\\u001b[31m"}', "[" * 10**6])
+    @pytest.mark.parametrize(
+        "text",
+        ["", "[", "[1]", '"call"', '{"is_causal": "\\u001b[31m"}', pytest.param("[" * 10**6, id="nested")],
+    )
     def test_another_call_in_a_file_of_anyone(self, text: str) -> None:
         """What it says is shown without control characters, or not at all."""
         model = export_attention(**self.CALL | {"is_causal": False})
