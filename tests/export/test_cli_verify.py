@@ -312,7 +312,7 @@ def test_metadata_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str], 
         if entry.key.startswith("sdpa_xp.form."):
             entry.value = "\x1b[31mred"
     for index, node in enumerate(loaded.graph.node):
-        node.name = f"[bold]{index}\x1b[2J\n"
+        node.name = f'[bold]{index}"\\\x1b[2J\n'
     onnx.save(loaded, model)
     code, out, _ = run(capsys, "verify", model, "--runs")
     assert code == 0

@@ -10,6 +10,7 @@ import pytest
 from command import run
 
 from sdpa_xp_export import TensorSpec, export_attention, save, to_onnx, verify, verify_layer
+from sdpa_xp_export._runtime.engine import nodes_of_profile
 from sdpa_xp_export._runtime.releases import NEWEST_TRIED, newer_note
 
 QKV = TensorSpec("float32", ("B", 2, "L", 8))
@@ -134,6 +135,19 @@ def test_a_file_that_is_for_no_release(
     code, out, _ = run(capsys, "verify", model, "--require-runtime")
     assert code == 1
     assert "FAILS: the file does not state the onnxruntime that it is for" in out
+
+
+@pytest.mark.parametrize("escaped", [False, True])
+@pytest.mark.parametrize("name", ["a", "", 'a "b\\', "\x1b\n", '","args" :', "é"])
+def test_the_names_of_nodes_in_a_profile(name: str, escaped: bool, tmp_path: Path) -> None:
+    """onnxruntime before 1.31 writes them as they are."""
+    written = json.dumps(name, ensure_ascii=False)[1:-1] if escaped else name
+    event = '{{"cat" : "{}","name" :"{}","args" : {}}}'.format
+    args = '{"op_name" : "Cast","provider" : "CPU"}'
+    events = ["{}", event("Session", "start", "{}"), event("Node", f"{written}_kernel_time", args)]
+    profile = tmp_path / "profile.json"
+    profile.write_text("[\n" + ",\n".join(events) + "]\n")
+    assert nodes_of_profile(profile) == [(name, "Cast", "CPU")]
 
 
 def test_a_model_that_does_not_run_exits_1(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -104,6 +104,8 @@ def _with_data(model: onnx.ModelProto, file: Path, largest: int) -> onnx.ModelPr
             load_external_data_for_tensor(tensor, str(file.parent))
         except (ValidationError, ValueError) as error:
             raise _UnfitError(f"have its external data ({str(error).splitlines()[0]})") from error
+        tensor.data_location = onnx.TensorProto.DEFAULT  # onnx before 1.23 leaves this to the caller
+        del tensor.external_data[:]
     for tensor in tensors:
         _check_numbers(tensor)
     return model

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import math
+import re
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,7 @@ BFLOAT16 = 16
 """The number of the dtype in ONNX."""
 MOST_NODES = 100_000
 """The nodes that are read from a profile; a loop may run as many as it likes."""
+_NAME_OF_EVENT = re.compile(r'(?<="name" :)".*?"(?=,"args" : \{)', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +174,19 @@ def element_types(model: Any) -> dict[str, int]:
     return {value.name: value.type.tensor_type.elem_type for value in values}
 
 
+def _events(text: str) -> list[dict[str, Any]]:
+    """Read a profile, also of onnxruntime before 1.31, which does not escape the names that it quotes."""
+    try:
+        events: list[dict[str, Any]] = json.loads(text)
+    except json.JSONDecodeError:
+        events = json.loads(_NAME_OF_EVENT.sub(lambda name: json.dumps(name[0][1:-1]), text))
+    return events
+
+
 def nodes_of_profile(profile: Path) -> list[tuple[str, str, str]]:
     """Return the name, the operator and the provider of each node that ran, once, in order."""
     ran: dict[tuple[str, str, str], None] = {}
-    for event in json.loads(profile.read_text()):
+    for event in _events(profile.read_text()):
         details = event.get("args", {})
         if event.get("cat") == "Node" and "provider" in details and len(ran) < MOST_NODES:
             ran[event["name"].removesuffix("_kernel_time"), details["op_name"], details["provider"]] = None

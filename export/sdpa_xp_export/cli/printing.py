@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Protocol
 
 from rich.box import SIMPLE_HEAD
@@ -67,6 +67,7 @@ def progress(what: str, *, steps: int | None = None, quiet: bool = False) -> Ite
     if that was not known before. The bar is drawn only then: a thread that draws would take some of the time
     that is measured.
     """
+    hidden = quiet or not sys.stderr.isatty()
     bar = Progress(
         TextColumn(plain(what), markup=False),
         BarColumn(),
@@ -78,9 +79,9 @@ def progress(what: str, *, steps: int | None = None, quiet: bool = False) -> Ite
         transient=True,
         redirect_stdout=False,
         redirect_stderr=False,
-        disable=quiet or not sys.stderr.isatty(),
+        disable=hidden,
     )
-    with bar:
+    with nullcontext() if hidden else bar:  # rich before 14.3 ends a disabled bar, too, by an empty line
         task = bar.add_task("", total=steps)
         bar.refresh()
 
