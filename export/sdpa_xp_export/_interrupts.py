@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 COMMAND, INTERRUPTED = "sdpa-xp", 130
@@ -28,5 +29,6 @@ def raise_again() -> None:
 
 
 def _end(*_: object) -> None:
-    os.write(2, f"{COMMAND}: interrupted\n".encode())
+    with suppress(OSError):  # nobody may read it
+        os.write(2, f"{COMMAND}: interrupted\n".encode())
     os._exit(INTERRUPTED)

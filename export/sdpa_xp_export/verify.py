@@ -36,7 +36,7 @@ from sdpa_xp_export._verify.stated_call import (
     stated_call,
     written_call,
 )
-from sdpa_xp_export._verify.trial_lengths import check_size
+from sdpa_xp_export._verify.trial_lengths import OF_A_NUMBER, check_size, numbers_within
 from sdpa_xp_export._verify.trial_settings import Setting, trial_settings
 from sdpa_xp_export._verify.trials import TrialOutcome, judge, outcome, trials
 from sdpa_xp_export.report import Placement, Report, Run
@@ -45,6 +45,7 @@ MANY_SCORES = 2**22
 """Runs with more scores than that give their memory back."""
 
 
+@checks.explains_keywords
 def verify(
     model: Model | str | os.PathLike[str],
     *,
@@ -95,8 +96,11 @@ def verify(
             limit, or with Ctrl-C. The reference is computed in yours, which asks for the time between small
             steps, so it may end some seconds late.
         memory: The most bytes that the model may take there. By default, 8 GiB and four times the model, and
-            more if a run has more than 117 million scores. It does not limit the inputs and the reference in
-            your process: a file may make it take some GB. Nor does it limit the memory of a GPU.
+            more if a run has more than 117 million scores. The inputs and the reference are in your process.
+            If you pass `memory`, they stay below it too, unless it is less than 100 MB or the lengths of the
+            call are fixed: no run has more scores, or numbers in an input, than `memory` / 40 or a million. A
+            call is refused if its smallest run has more than `memory` / 4 numbers. Without `memory`, a file may
+            make your process take some GB. It does not limit the memory of a GPU.
 
     Returns:
         A report. Each output of each run has its error, the bound, the rows that were compared, the time and
@@ -133,9 +137,9 @@ def verify(
         loaded = loaded_model("verify", model, "`model` must be an ONNX model, or the path of its file")
         stated = stated_call(loaded, functions) if call is None else written_call(call)
         check_interface(loaded, stated)
-        check_size("verify", stated)
+        check_size("verify", stated, numbers_within(memory, OF_A_NUMBER))
         blocks = blocks_of(loaded)
-        settings = trial_settings(stated, blocks, thorough=thorough, seed=seed)
+        settings = trial_settings(stated, blocks, thorough=thorough, seed=seed, memory=memory)
         scores = max(_scores(stated, setting) for setting in settings)
         with runtime_process(loaded, timeout, memory, scores=scores) as runtime:
             with limit.paused():  # the start of Python is no fault of the model
@@ -151,6 +155,7 @@ def verify(
                 rows=THOROUGH_ROWS if thorough else DEFAULT_ROWS,
                 from_metadata=call is None,
                 watch=watch,
+                memory=memory,
             )
     if call is not None and not report.agrees and (note := other_call_note(loaded, stated)):
         return replace(report, notes=(*report.notes, note))
@@ -169,6 +174,7 @@ def verified(
     rows: int = DEFAULT_ROWS,
     from_metadata: bool = True,
     watch: Callable[[int, int, str], None] | None = None,
+    memory: int | None = None,
 ) -> Report:
     """Run a model, which cuts its queries into `blocks`, with each of `settings` on each provider."""
     computed_in, borders = computed_dtype(model, call, runtime.element_types), [*constants(call), *blocks]
@@ -209,7 +215,7 @@ def verified(
         (*runtime.notes, *release_notes(model, runtime.version)),
         tuple(runs),
         tuple(placements),
-        left_out(call, blocks, settings),
+        left_out(call, blocks, settings, memory),
         call,
         from_metadata,
         computed_in,

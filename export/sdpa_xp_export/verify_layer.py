@@ -88,7 +88,7 @@ def verify_layer(
             each other name.
         timeout: The most seconds that onnxruntime may take to load and to run the model, all runs together. The
             calls of the layer have no limit.
-        memory: As for `verify`.
+        memory: As for `verify`. The calls of the layer have no limit.
         keywords: The keyword arguments of the layer, as for `to_onnx`. A `TensorSpec` in them, also within a
             mask or a bias, stands for the input of that name. If an argument of the layer has the same name as
             an argument of `verify_layer`, use `functools.partial`.
@@ -140,7 +140,7 @@ def verify_layer(
     # Names for lengths that are computed may differ between the two; they are never chosen.
     calls = [*(traced or []), *stated]  # a file can state too few
     calls = [call for n, call in enumerate(calls) if call not in calls[:n]]
-    chosen = LayerLengths(calls, length_names(specs), blocks_of(loaded), thorough=thorough)
+    chosen = LayerLengths(calls, length_names(specs), blocks_of(loaded), thorough=thorough, memory=memory)
     inputs = LayerInputs(loaded, specs, draws, stated if traced is None else traced)
     both = BothLayers(layer, keywords, np.random.default_rng([seed, 2]), double=_is_double(loaded))
     tried = CaseList(both, inputs, seed)

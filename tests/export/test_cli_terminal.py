@@ -13,9 +13,12 @@ from pathlib import Path
 
 import pytest
 from command import QKV, run
+from faults.edits import changed_output
 
+from sdpa_xp_export import TensorSpec, export_attention, save
 from sdpa_xp_export._agree import comparison
 from sdpa_xp_export._runtime.releases import OPSETS
+from sdpa_xp_export.cli import main
 
 # As from a terminal: where the tests run in the background, interrupts are ignored, and that is inherited.
 # And with few features to compare, and at one length.
@@ -114,6 +117,60 @@ def test_interrupt() -> None:
     assert "sdpa-xp: interrupted" in shown
     assert "Traceback" not in shown
     assert out == b""
+
+
+@pytest.mark.parametrize("buffering", [-1, 1])
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--version"], 0),
+        (["--help"], 0),
+        (["backends"], 0),
+        (["backends", "--json"], 0),
+        (["export", *QKV, "-o", "new.onnx"], 0),
+        (["verify", "right.onnx"], 0),
+        (["verify", "right.onnx", "--json"], 0),
+        (["verify", "wrong.onnx", "--runs"], 1),
+        (["verify", "none.onnx"], 2),
+        (["verfy"], 2),
+    ],
+)
+@pytest.mark.usefixtures("short_verify")
+def test_a_reader_who_leaves(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str], code: int, buffering: int
+) -> None:
+    """The command goes on in silence, and its exit code is that of its result: `sdpa-xp ... | head -1`."""
+    monkeypatch.chdir(tmp_path)
+    qkv = TensorSpec("float32", (1, 2, "L", 8))
+    if arguments[1:] == ["right.onnx"] or "wrong.onnx" in arguments or "--json" in arguments:
+        model = export_attention(qkv, qkv, qkv, form="primitive")
+        save(model, tmp_path / "right.onnx")
+        changed_output("MatMul", 1.01)(model)
+        save(model, tmp_path / "wrong.onnx")
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w", buffering) as out, open(os.dup(writer), "w", buffering) as err:
+        monkeypatch.setattr(sys, "argv", ["sdpa-xp", *arguments])
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", err)
+        with pytest.raises(SystemExit) as ended:
+            main()
+        sys.stdout.flush()  # as Python does at its end
+        sys.stderr.flush()
+    assert int(ended.value.code or 0) == code
+    assert (tmp_path / "new.onnx").exists() == ("new.onnx" in arguments)
+
+
+def test_a_reader_who_leaves_a_process() -> None:
+    """And one who stays gets every line."""
+    command = [sys.executable, "-m", "sdpa_xp_export", "backends"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+    assert b"numpy" in subprocess.run(command, capture_output=True, check=True).stdout
 
 
 COMPLETIONS = {

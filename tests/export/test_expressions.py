@@ -167,8 +167,11 @@ REFUSED = {
     "an inverted number": ("~1", "'1' cannot be combined by & | ~ +"),
     "a word": ("'causal()'", "'causal()' is not a spec, a mask or a bias"),
     "a sum of masks": ("causal() + causal()", "masks cannot be added; got mask=causal()"),
-    "too many arguments": ("causal(1, 2)", "takes from 0 to 1 positional arguments but 2 were given"),
-    "an unknown argument": ("causal(of=1)", "unexpected keyword argument 'of'"),
+    "too many arguments": (
+        "causal(1, 2)",
+        "causal: only `offset` may be passed without a name; got arguments=2",
+    ),
+    "an unknown argument": ("causal(of=1)", "causal: there is no argument `of`; got of=1"),
     "what the function refuses": ("sliding_window(-1, 0)", "`left` must be at least 0; got left=-1)"),
     "a dtype": ("int4[B]", "`dtype` must be one of float16"),
     "a shape": ("bool[2*B]", "a name in `shape` must be an identifier"),
@@ -192,6 +195,16 @@ def test_refused_in_one_line(text: str, words: str) -> None:
     assert "\n" not in said
     assert len(said) < 900
     assert said.endswith(f"It is a spec, as float32[B,1,L,S], or made of causal, {MASKS_ONLY} (sdpa_xp.masks).")
+
+
+@pytest.mark.parametrize("name", ["scale", "sinks"])
+def test_an_array_alone(name: str) -> None:
+    """A scale and sinks have no functions, and are refused by their own names."""
+    assert parse("test", name, "float32[H,1,1]") == TensorSpec("float32", ("H", 1, 1))
+    for text in ("alibi(8)", "causal()", "float32[1] + float32[1]", "x", "2.0", "from_array(float32[1])"):
+        with pytest.raises(ValueError, match=rf"^test: `{name}` must be readable .*got {name}=") as refused:
+            parse("test", name, text)
+        assert str(refused.value).endswith(". It is a spec, as float32[B,1,L,S].")
 
 
 def test_a_bias_is_refused_with_what_biases_there_are() -> None:

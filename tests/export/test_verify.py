@@ -197,6 +197,11 @@ def broken_call(model: onnx.ModelProto) -> None:
             entry.value = entry.value.replace("is_causal", "causal")
 
 
+def broken_scale(model: onnx.ModelProto) -> None:
+    for entry in model.metadata_props:
+        entry.value = entry.value.replace('"scale": 0.25', '"scale": "alibi(8)"')
+
+
 def changed_call(model: onnx.ModelProto) -> None:
     for entry in model.metadata_props:
         entry.value = entry.value.replace('"is_causal": false', '"is_causal": true')
@@ -218,6 +223,7 @@ def changed_call(model: onnx.ModelProto) -> None:
             "must have the outputs of its call.*got outputs=output: float64, call=output: float32",
         ),
         (broken_call, "must be one that export_attention wrote"),
+        (broken_scale, r"must be one that export_attention wrote \(`scale` must be readable"),
         (changed_call, "must contain the call and the numbers that export_attention wrote, but their digest"),
     ],
 )

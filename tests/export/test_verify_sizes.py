@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from faults.edits import changed_output
 
-from sdpa_xp import masks
-from sdpa_xp_export import TensorSpec, export_attention, verify
+from sdpa_xp import masks, scaled_dot_product_attention
+from sdpa_xp_export import TensorSpec, export_attention, to_onnx, verify, verify_layer
 from sdpa_xp_export._call.call import ExportCall, ExportOptions
 from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._verify.left_out import left_out
 from sdpa_xp_export._verify.random_inputs import poison, random_inputs
+from sdpa_xp_export._verify.trial_lengths import LengthsOfCall
 from sdpa_xp_export._verify.trial_settings import HUGE, LARGE, trial_settings
 from sdpa_xp_export._verify.trials import trials
 
@@ -97,3 +99,50 @@ def test_inputs_and_hidden_keys_do_not_depend_on_the_pieces(monkeypatch: pytest.
         monkeypatch.setattr(f"sdpa_xp_export._verify.random_inputs.{name}", 100)
     for name, array in drawn().items():
         np.testing.assert_array_equal(array, whole[name])
+
+
+@pytest.mark.parametrize(("memory", "most"), [(1, 2**20), (10**8, 2_500_000), (10**9, 25_000_000)])
+@pytest.mark.parametrize("thorough", [False, True])
+def test_a_limit_of_memory_bounds_the_runs(memory: int, most: int, thorough: bool) -> None:
+    """The reference is computed in the process of the caller, so no run is longer than both can hold."""
+    for call in (call_of("B", 8, "L", 16), call_of("B", 1, "L", 9000), call_of("B", 4, "L", 8, is_causal=True)):
+        largest = LengthsOfCall(call, most).largest
+        settings = trial_settings(call, thorough=thorough, memory=memory)
+        assert max(largest(setting.lengths) for setting in settings) <= most
+        assert len(settings) > 20
+        assert trial_settings(call, thorough=thorough, memory=2**35) == trial_settings(call, thorough=thorough)
+
+
+def test_what_a_limit_of_memory_leaves_out() -> None:
+    call = call_of("B", 8, "L", 16, attn_mask=masks.sliding_window(1000, 0) & masks.chunked(3000))
+    settings = trial_settings(call, memory=10**8)
+    window, chunks = left_out(call, (), settings, 10**8)
+    assert window.startswith(
+        "sliding_window(left=1000): needs 1,002 queries and 1,002 keys, 8 million scores; "
+    )
+    assert window.endswith("; a larger `memory` tries it")
+    assert chunks.endswith("72 million scores; a larger `memory` tries it, with thorough=True")
+    (chunks,) = left_out(call, (), trial_settings(call), None)
+    assert chunks.endswith("72 million scores; thorough=True tries it")
+
+
+@pytest.mark.usefixtures("short_verify")
+def test_a_limit_of_memory_of_a_verification() -> None:
+    x = TensorSpec("float32", ("B", 8, "L", 16))
+    report = verify(export_attention(x, x, x, masks.sliding_window(1000, 0)), memory=10**8)
+    assert report.agrees
+    assert max(run.longest for run in report.runs) < 600
+    assert "; a larger `memory` tries it" in report.left_out[0]
+    long = TensorSpec("float32", (1, 1, 40000, 8))
+    rule = "must have at most 1048576 numbers together; .* Or pass a larger `memory`"
+    with pytest.raises(ValueError, match=f"^verify: the inputs and the outputs of `model` {rule}"):
+        verify(export_attention(long, long, long), memory=10**6)
+
+
+def test_a_limit_of_memory_of_a_layer() -> None:
+    def layer(x: Any) -> Any:
+        return scaled_dot_product_attention(x, x, x, masks.sliding_window(1000, 0))
+
+    report = verify_layer(to_onnx(layer, TensorSpec("float32", (8, "L", 16))), layer, memory=3 * 10**8)
+    (line,) = (line for line in report.left_out if "sliding_window" in line)
+    assert line.endswith("8 million scores; a larger `memory` tries it")

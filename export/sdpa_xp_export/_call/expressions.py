@@ -33,7 +33,9 @@ _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.BitOr: operator.or_,
     ast.Add: operator.add,
 }
-_KINDS: dict[str, ModuleType] = {"attn_mask": masks, "bias": biases}
+_NO_FUNCTIONS = ModuleType("arrays")
+_NO_FUNCTIONS.__all__ = ()  # type: ignore[attr-defined]
+_KINDS = {"attn_mask": masks, "bias": biases, "scale": _NO_FUNCTIONS, "sinks": _NO_FUNCTIONS}
 _NOT_TEXT = ("Mask", "Bias", "from_function", "to_array")
 _SPEC = re.compile(r"\w+\[[^\]'\"]*\]")  # its names may be words of Python, and its shape may be empty
 _FOREIGN: dict[type[ast.expr], str] = {
@@ -51,7 +53,7 @@ _FOREIGN: dict[type[ast.expr], str] = {
 def parse(
     function: str, name: str, text: str, initializers: Mapping[str, Initializer] | None = None
 ) -> Expression:
-    """Read a mask or a bias; `name` is the argument that it is for, "attn_mask" or "bias"."""
+    """Read a mask, a bias or an array; `name` is the argument that it is for, such as "attn_mask"."""
     kind = _KINDS[name]
     try:
         if not isinstance(text, str) or len(text) > LONGEST:
@@ -66,7 +68,8 @@ def parse(
         if isinstance(error, RecursionError | MemoryError):  # Python's own parser raises these
             why = _TOO_DEEP
         public = ", ".join(sorted(set(kind.__all__) - set(_NOT_TEXT)))
-        hint = f"It is a spec, as float32[B,1,L,S], or made of {public} ({kind.__name__})."
+        functions = f", or made of {public} ({kind.__name__})" if public else ""
+        hint = f"It is a spec, as float32[B,1,L,S]{functions}."
         got = {name: repr(text if len(str(text)) <= 200 else f"{str(text)[:200]}...")}
         raise ValueError(message(function, f"`{name}` must be readable ({why})", got, hint)) from error
     return expression
@@ -154,7 +157,7 @@ class _Reader:
         """Read an operand of an operator: a mask or a bias, or an array as one."""
         value = self.read(node, depth + 1)
         if isinstance(value, TensorSpec | Initializer):
-            value = self.functions.from_array(value)
+            value = self.function("from_array")(value)
         if not isinstance(value, Mask | Bias):
             raise TypeError(f"{str(value)[:40]!r} cannot be combined by & | ~ +")
         return value

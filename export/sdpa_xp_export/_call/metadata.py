@@ -69,6 +69,6 @@ def from_json(
             read[name] = expressions.parse("verify", name, read[name], initializers)
     for name in ("scale", "sinks"):
         if isinstance(read.get(name), str):
-            read[name] = expressions.parse("verify", "bias", read[name], initializers)
+            read[name] = expressions.parse("verify", name, read[name], initializers)
     query, key, value = (specs.pop(name) for name in ("query", "key", "value"))
     return checked_call("verify", query, key, value, ExportOptions(**read | specs))

@@ -5,18 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from sdpa_xp_export._call.numbers import CallNumbers
-from sdpa_xp_export._verify.trial_lengths import Lengths
-from sdpa_xp_export._verify.trial_settings import DEFAULT_NUMBERS, MOST_CONSTANTS, THOROUGH_NUMBERS
+from sdpa_xp_export._verify.trial_lengths import OF_A_SCORE, Lengths, numbers_within
+from sdpa_xp_export._verify.trial_settings import (
+    DEFAULT_NUMBERS,
+    MOST_CONSTANTS,
+    THOROUGH_NUMBERS,
+    larger_limit,
+)
 
 
 class LayerLengths:
     """Chooses lengths for the names of a layer by the numbers of its calls."""
 
     def __init__(
-        self, calls: Sequence[CallNumbers], names: Sequence[str], blocks: Sequence[int], *, thorough: bool
+        self,
+        calls: Sequence[CallNumbers],
+        names: Sequence[str],
+        blocks: Sequence[int],
+        *,
+        thorough: bool,
+        memory: int | None = None,
     ) -> None:
         self.calls, self.names, self.blocks, self.thorough = calls, names, blocks, thorough
-        self.most = THOROUGH_NUMBERS if thorough else DEFAULT_NUMBERS
+        self.affordable = numbers_within(memory, OF_A_SCORE)
+        self.most = min(THOROUGH_NUMBERS if thorough else DEFAULT_NUMBERS, self.affordable)
 
     def around(self) -> list[Lengths]:
         """Return the lengths that there is room for, each once."""
@@ -60,7 +72,7 @@ class LayerLengths:
         shown = f"{count / 1e6:,.0f} million" if count >= 1e6 else f"{count:,.0f}"
         if count <= self.most:
             return f"only the {MOST_CONSTANTS} smallest numbers are tried; thorough=True tries it"
-        hint = "; thorough=True tries it" if count <= THOROUGH_NUMBERS else ""
+        hint = larger_limit(count, self.affordable)
         return f"needs {queries:,} queries and {keys:,} keys, {shown} scores{hint}"
 
 

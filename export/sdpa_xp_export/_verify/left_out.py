@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.constants import constant_names
 from sdpa_xp_export._call.length_sums import evaluated
-from sdpa_xp_export._verify.trial_lengths import Lengths, LengthsOfCall
-from sdpa_xp_export._verify.trial_settings import LARGE_BATCH, THOROUGH_NUMBERS, Setting
+from sdpa_xp_export._verify.trial_lengths import OF_A_SCORE, Lengths, LengthsOfCall, numbers_within
+from sdpa_xp_export._verify.trial_settings import LARGE_BATCH, THOROUGH_NUMBERS, Setting, larger_limit
 
 
-def left_out(call: ExportCall, blocks: Sequence[int], settings: Sequence[Setting]) -> tuple[str, ...]:
+def left_out(
+    call: ExportCall, blocks: Sequence[int], settings: Sequence[Setting], memory: int | None = None
+) -> tuple[str, ...]:
     """Return a line for each number of the call, and each block, that `settings` do not go beyond.
 
     A number that no lengths of the call can exceed is not listed.
@@ -27,7 +29,8 @@ def left_out(call: ExportCall, blocks: Sequence[int], settings: Sequence[Setting
     batch = chosen.batch_name
     if batch and max(setting.lengths[batch] for setting in settings) < LARGE_BATCH:
         missed.append((f"a batch of {LARGE_BATCH}", chosen(19, 23, batch=LARGE_BATCH)))
-    return tuple(f"{name}: {_needs(chosen, lengths)}" for name, lengths in missed)
+    most = numbers_within(memory, OF_A_SCORE)
+    return tuple(f"{name}: {_needs(chosen, lengths, most)}" for name, lengths in missed)
 
 
 def _is_missed(call: ExportCall, length: int, lengths: Lengths, settings: Sequence[Setting]) -> bool:
@@ -40,11 +43,11 @@ def _is_missed(call: ExportCall, length: int, lengths: Lengths, settings: Sequen
     )
 
 
-def _needs(chosen: LengthsOfCall, lengths: Lengths) -> str:
-    """Return what a run of these lengths needs, and whether there is one with `thorough=True`."""
+def _needs(chosen: LengthsOfCall, lengths: Lengths, most: int) -> str:
+    """Return what a run of these lengths needs, and what has to be passed for one."""
     shape = [evaluated(length, lengths) for length in chosen.call.sizes.scores_shape]
     largest = chosen.largest(lengths)
     count = f"{largest / 1e6:,.0f} million" if largest >= 1e6 else f"{largest:,.0f}"
     kind = "scores" if math.prod(shape) >= largest else "numbers in an input"
-    hint = "; thorough=True tries it" if chosen.affords(lengths) else ""
+    hint = larger_limit(largest, most) if chosen.affords(lengths) else ""
     return f"needs {shape[-2]:,} queries and {shape[-1]:,} keys, {count} {kind}{hint}"

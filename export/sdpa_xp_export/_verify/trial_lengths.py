@@ -22,6 +22,9 @@ MOST_NUMBERS = 2**28
 of each head. Of the other scores it computes a sample, in pieces."""
 HELD = 16
 """Arrays that the reference holds for the scores of a piece, with everything that sets the bound."""
+OF_A_SCORE, OF_A_NUMBER, FEWEST_NUMBERS = 40, 4, 2**20
+"""With a limit of memory, the bytes of it for each score or number in an input of a run, and for each number of
+the smallest run, which has no choice of lengths; and how many of these a run may have in any case."""
 
 
 def small_lengths(names: Sequence[str]) -> Iterator[Lengths]:
@@ -51,6 +54,11 @@ def shown_lengths(lengths: Mapping[str, int]) -> str:
 def shown_shapes(arrays: Mapping[str, NDArray[Any]]) -> str:
     """Return the shapes of arrays as a report shows them: `query[2,8,5,64] key[2,2,9,64]`."""
     return " ".join(f"{name}{list(array.shape)}".replace(", ", ",") for name, array in arrays.items())
+
+
+def numbers_within(memory: int | None, size: int) -> int:
+    """Return how many numbers of `size` bytes there may be within a limit of memory, or without one."""
+    return MOST_NUMBERS if memory is None else min(max(memory // size, FEWEST_NUMBERS), MOST_NUMBERS)
 
 
 class LengthsOfCall:
@@ -139,6 +147,8 @@ def check_size(function: str, call: ExportCall, most: int = MOST_NUMBERS) -> Non
         sizes = " ".join(map(str, (call.query, call.key, call.value)))
         got = {"numbers": f"{numbers:.3g}", "call": sizes[:200]}
         hint = "Export the call once more with a name for the batch or the lengths, and verify that model."
+        if most < MOST_NUMBERS:
+            hint += " Or pass a larger `memory`."
         raise ValueError(message(function, rule, got, hint))
 
 

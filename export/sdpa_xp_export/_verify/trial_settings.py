@@ -16,7 +16,14 @@ from sdpa_xp_export._dtypes.promotion import INTEGERS
 from sdpa_xp_export._verify.extreme_inputs import Extreme, extremes
 from sdpa_xp_export._verify.integer_operands import OperandChoice
 from sdpa_xp_export._verify.random_lengths import FEW_ROWS, random_lengths
-from sdpa_xp_export._verify.trial_lengths import Lengths, LengthsOfCall, several_lengths, shown_lengths
+from sdpa_xp_export._verify.trial_lengths import (
+    OF_A_SCORE,
+    Lengths,
+    LengthsOfCall,
+    numbers_within,
+    several_lengths,
+    shown_lengths,
+)
 
 LARGE = 100.0
 """The size of large scores, some hundreds: the exponential of most of them overflows float32."""
@@ -37,6 +44,15 @@ DRAWS_OF_FIXED = 3
 """The number of draws for each size of scores if all lengths of a call are fixed; one if it has many scores."""
 MOST_CONSTANTS = 6
 """The number of constants of a call that get their own lengths by default; the longest length exceeds all."""
+
+
+def larger_limit(numbers: float, affordable: int) -> str:
+    """Return what a report says of a run with too many scores or numbers in an input: what would try it."""
+    if numbers > THOROUGH_NUMBERS:
+        return ""
+    if numbers <= affordable:
+        return "; thorough=True tries it"
+    return "; a larger `memory` tries it" + (", with thorough=True" if numbers > DEFAULT_NUMBERS else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +79,18 @@ class Setting:
 
 
 def trial_settings(
-    call: ExportCall, blocks: Sequence[int] = (), *, thorough: bool = False, seed: int = 0
+    call: ExportCall,
+    blocks: Sequence[int] = (),
+    *,
+    thorough: bool = False,
+    seed: int = 0,
+    memory: int | None = None,
 ) -> list[Setting]:
     """Return the settings for a model that cuts its queries into blocks of these lengths.
 
-    Each seed adds other random lengths.
+    Each seed adds other random lengths. A limit of memory leaves out long ones.
     """
-    most = THOROUGH_NUMBERS if thorough else DEFAULT_NUMBERS
+    most = min(THOROUGH_NUMBERS if thorough else DEFAULT_NUMBERS, numbers_within(memory, OF_A_SCORE))
     chosen = LengthsOfCall(call, most)
     small = [lengths for lengths in several_lengths(call) if chosen.affords(lengths)]
     many, blocky = (

@@ -7,8 +7,11 @@ missing, or the provider is not offered, and 130 if interrupted. An error is one
 
 from __future__ import annotations
 
+import io
 import os
+import stat
 import sys
+from typing import Any
 
 from sdpa_xp import __version__
 from sdpa_xp._checks import install_hint
@@ -33,6 +36,42 @@ def _open_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # the lowest number first
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(getattr(stream, "buffer", None), io.BufferedWriter | io.FileIO) and _is_pipe(stream):
+            setattr(sys, name, _to_a_reader_who_may_leave(stream))
+
+
+def _is_pipe(stream: io.TextIOWrapper) -> bool:
+    mode = os.fstat(stream.fileno()).st_mode
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+
+
+def _to_a_reader_who_may_leave(stream: io.TextIOWrapper) -> io.TextIOWrapper:
+    stream.flush()
+    pipe = _Pipe(stream.fileno(), "w", closefd=False)
+    buffer: Any = pipe if stream.write_through else io.BufferedWriter(pipe)
+    return io.TextIOWrapper(
+        buffer,
+        stream.encoding,
+        stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
+class _Pipe(io.FileIO):
+    """A pipe that drops what its reader does not take, as in `sdpa-xp verify model.onnx | head -1`.
+
+    The exit code stays that of the command, whenever the reader leaves. With the code of SIGPIPE, 141, a model
+    that agrees would fail in a shell with `pipefail` or not, by chance.
+    """
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            return memoryview(data).nbytes
 
 
 def _code(arguments: list[str]) -> int:

@@ -60,7 +60,8 @@ def run_verify(
     memory: Annotated[
         str | None,
         typer.Option(
-            help="The most memory of the model, such as 4GiB. Default: 8 GiB, more for a large model or call."
+            help="The most memory of the model, such as 4GiB. Default: 8 GiB, more for a large model or call. "
+            "A limit also leaves out runs that are too long for it."
         ),
     ] = None,
     runs: Annotated[bool, typer.Option("--runs", help="Show each run.")] = False,
@@ -94,8 +95,8 @@ def run_verify(
             timeout=timeout,
             memory=None if memory is None else number_of_bytes("verify", "memory", memory),
         )
-    thorough_flag = {"thorough": "--thorough"}
-    report = replace(report, left_out=tuple(with_flags(line, thorough_flag) for line in report.left_out))
+    flags = {"thorough": "--thorough", "memory": "--memory"}
+    report = replace(report, left_out=tuple(with_flags(line, flags) for line in report.left_out))
     failures = _failures(report, on_provider=require_provider is not None, on_runtime=require_runtime)
     if html:
         publish(page.page(report, model.name, failures).encode(), html, HTML, overwrite=force)
