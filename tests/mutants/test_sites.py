@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -94,3 +95,14 @@ def test_a_draw_follows_from_its_seed(file: Path) -> None:
     one, same, other = (draw(root, 10, seed) for seed in (1, 1, 2))
     assert one == same != other
     assert len(set(one)) == 10
+
+
+def test_what_is_equivalent_is_in_the_program() -> None:
+    """A line that was changed or moved may have a mutant that is not equivalent."""
+    root = Path(__file__).parents[2]
+    for mutant in tomllib.loads(Path(__file__).with_name("equivalent.toml").read_text())["mutant"]:
+        source = (root / mutant["file"]).read_text()
+        name = mutant["function"].rpartition(".")[2]
+        assert f"def {name}(" in source or name == "<module>", mutant
+        assert mutant["text"] in source, mutant
+        assert mutant["before"] in source, mutant

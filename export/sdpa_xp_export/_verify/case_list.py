@@ -70,14 +70,14 @@ class CaseList:
         for choice, names in self.inputs.choices():
             try:
                 self.cases += [*self._with_integers(many, choice, names)]
-            except Exception as error:
+            except Exception as error:  # any of the layer's, of which one input alone may be the cause
                 alone = [[name] for name in names] if len(names) > 1 else []
                 if not alone:
                     self.left_out.append(f"{choice} in {names[0]}: {words_of(error)}")
                 for one in alone:
                     try:
                         self.cases += [*self._with_integers(many, choice, one)]
-                    except Exception as refused:
+                    except Exception as refused:  # the report says what was not tried
                         self.left_out.append(f"{choice} in {one[0]}: {words_of(refused)}")
 
     def _with_integers(
