@@ -255,7 +255,8 @@ def zeros_and_ones(function: str, mask: Array) -> None:
 def _caller_level() -> int:
     """Return the `stacklevel` of the code that called sdpa_xp."""
     frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "sdpa_xp":
+    ours = ("sdpa_xp", "sdpa_xp_export")
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in ours:
         frame, level = frame.f_back, level + 1
     return level
 

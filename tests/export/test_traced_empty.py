@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import array_api_strict
 import numpy as np
 import pytest
 from graphs import run
@@ -80,3 +81,38 @@ def test_no_products_of_uint64() -> None:
     rule = r"^to_onnx: `matmul` of uint64 must sum at least one product.*Convert both operands to int64\.$"
     with pytest.raises(ValueError, match=rule):
         to_onnx(lambda x: x @ x.__array_namespace__().matrix_transpose(x), spec)
+
+
+OVER_NOTHING: dict[str, tuple[Row, float]] = {
+    "sum": (lambda xp, x: xp.sum(x, axis=-1), 0),
+    "mean": (lambda xp, x: xp.mean(x, axis=-1), np.nan),
+    "mean, a fixed axis too": (lambda xp, x: xp.mean(x, axis=(1, 2), keepdims=True), np.nan),
+    "mean, all axes": (lambda xp, x: xp.mean(x), np.nan),
+    "var": (lambda xp, x: xp.var(x, axis=-1, keepdims=True), np.nan),
+    "var, corrected": (lambda xp, x: xp.var(x, axis=2, correction=1), np.nan),
+    "std": (lambda xp, x: xp.std(x, axis=-1), np.nan),
+    "max": (lambda xp, x: xp.max(x, axis=-1), -np.inf),
+    "min": (lambda xp, x: xp.min(x, axis=-1), np.inf),
+}
+"""What each gives over an axis that is empty in a run. NumPy has no `max` and `min` of nothing."""
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_over_an_axis_that_is_empty_in_a_run(dtype: str) -> None:
+    def layer(x: Any) -> dict[str, Any]:
+        return {name: row(x.__array_namespace__(), x) for name, (row, _) in OVER_NOTHING.items()}
+
+    model = to_onnx(layer, TensorSpec(dtype, ("B", 3, "L")))
+    for name, output in run(model, {"x": np.ones((2, 3, 0), dtype)}).items():
+        np.testing.assert_array_equal(output, np.full(output.shape, OVER_NOTHING[name][1]), name)
+        assert output.size
+    x = np.random.default_rng(0).standard_normal((2, 3, 7)).astype(dtype)
+    for name, output in run(model, {"x": x}).items():
+        expected = OVER_NOTHING[name][0](array_api_strict, array_api_strict.asarray(x.astype("float64")))
+        assert output.shape == expected.shape
+        np.testing.assert_allclose(
+            output,
+            np.asarray(expected),
+            rtol=4 * np.finfo(dtype).eps,
+            atol=1e-3 if dtype == "float16" else 1e-6,
+        )

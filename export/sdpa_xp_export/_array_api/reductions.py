@@ -49,21 +49,26 @@ def _check_some(name: str, value: GraphValue, axis: Axes) -> None:
 
 @array_function
 def mean(value: GraphValue, *, axis: Axes = None, keepdims: bool = False) -> GraphValue:
-    """Return the mean of floats."""
+    """Return the mean of floats; NaN over axes that turn out to be empty when the graph runs."""
     _check_some("mean", value, axis)
-    return _of_floats("ReduceMean", admitted("mean", "floating", value), axis, keepdims)
+    number = admitted("mean", "floating", value)
+    axes = axes_of(number, axis)
+    if all(isinstance(number.dims[position], int) for position in axes):
+        return _of_floats("ReduceMean", number, axis, keepdims)
+    wide = _widened(number)  # onnxruntime's ReduceMean of nothing is 0
+    return (_sum(wide, axis, keepdims) / _count(wide, axes)).astype(number.elem_type)
 
 
 @array_function
 def max(value: GraphValue, *, axis: Axes = None, keepdims: bool = False) -> GraphValue:
-    """Return the largest number; NaN if one is NaN."""
+    """Return the largest number; NaN if one is NaN, and the least number of the dtype if there is none."""
     _check_some("max", value, axis)
     return _extreme("ReduceMax", admitted("max", "numeric", value), axis, keepdims)
 
 
 @array_function
 def min(value: GraphValue, *, axis: Axes = None, keepdims: bool = False) -> GraphValue:
-    """Return the smallest number; NaN if one is NaN."""
+    """Return the smallest number; NaN if one is NaN, and the largest of the dtype if there is none."""
     _check_some("min", value, axis)
     return _extreme("ReduceMin", admitted("min", "numeric", value), axis, keepdims)
 

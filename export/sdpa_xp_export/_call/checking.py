@@ -6,7 +6,7 @@ import math
 import numbers
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import array_api_compat
 
@@ -16,7 +16,7 @@ from sdpa_xp.masks import Mask
 from sdpa_xp_export._call.call import OUTPUTS, SPECS, ExportCall, ExportOptions, Layout
 from sdpa_xp_export._call.length_sums import total
 from sdpa_xp_export._call.operands import GraphOperand, Initializer, Input, OperandNamer, kind_of
-from sdpa_xp_export._dtypes.promotion import INTEGERS
+from sdpa_xp_export._dtypes.promotion import FLOATING, INTEGERS
 from sdpa_xp_export.spec import TensorSpec
 
 
@@ -43,6 +43,7 @@ def checked_call(
     checks.layout(function, options.layout)
     layout = cast(Layout, options.layout)
     sizes = _sizes(function, specs, layout)
+    warn_of_zeros_and_ones(function, options.attn_mask)
     namer = OperandNamer(function, inputs=dict(specs))
     mask, bias = (
         namer.operand(name, _mask_or_bias(function, name, getattr(options, name)))
@@ -126,6 +127,13 @@ def _mask_or_bias(function: str, name: str, value: object) -> object:
         rule = f"`{name}` must be a {kind.__name__}, a TensorSpec or an array"
         raise TypeError(checks.message(function, rule, {name: repr(value)}))
     return value
+
+
+def warn_of_zeros_and_ones(function: str, mask: Any) -> None:
+    """Warn of an array of floats as `attn_mask` that masks nothing, as the library does."""
+    has_numbers = array_api_compat.is_array_api_obj(mask) and not isinstance(mask, TensorSpec | GraphOperand)
+    if has_numbers and checks.dtype_name(mask.dtype) in FLOATING:
+        checks.zeros_and_ones(function, mask)
 
 
 def _integers_refused(function: str, name: str, dtype: str) -> TypeError:

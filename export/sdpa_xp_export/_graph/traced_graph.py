@@ -84,6 +84,12 @@ class TracedGraph(Graph):
             self.initializers[id(array)] = array, initializer
         return self.initializers[id(array)][1]
 
+    def array_of(self, value: object) -> object:
+        """Return the array that an initializer was converted from, None for other values, else `value`."""
+        if not isinstance(value, GraphValue):
+            return value
+        return next((array for array, known in self.initializers.values() if known.name == value.name), None)
+
     def call_graph(self, named: dict[str, GraphValue], float_dtype: str, attend: Attend) -> Graph:
         """Return this graph as the graph of one call of attention, whose inputs are values of this graph."""
         return Graph(

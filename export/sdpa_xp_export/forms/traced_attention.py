@@ -15,7 +15,7 @@ from sdpa_xp_export._array_api import namespace as xp
 from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._array_api.dispatch import is_array
 from sdpa_xp_export._call.call import ExportCall, ExportOptions
-from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._call.checking import checked_call, warn_of_zeros_and_ones
 from sdpa_xp_export._call.operands import kind_of, with_operands
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._graph.traced_graph import TracedGraph
@@ -69,6 +69,7 @@ class TracedAttention:
         """Return what the library's `function` would return: a value, or an AttentionState of values."""
         if not isinstance(graph, TracedGraph) or function not in OUTPUTS:
             refuse_attention(graph, function, inputs, rules)
+        warn_of_zeros_and_ones(graph.function, graph.array_of(rules["attn_mask"]))
         arrays = {name: _value(graph, array) for name, array in inputs.items()}
         cached = function.startswith("KVCache.")
         values = _split_cache(graph, arrays, rules["layout"]) if cached else arrays
