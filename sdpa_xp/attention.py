@@ -264,7 +264,7 @@ def _attend_portably(call: PreparedCall, *, with_lse: bool) -> tuple[Array, Arra
         return output, None
     scores, plan = call.scores(), call.plan()
     output, lse = streaming.attend(scores, ArraySource(value), plan, call.result_dtype, with_lse=with_lse)
-    return call.attach_zero_gradient(output), None if lse is None else call.attach_zero_gradient(lse[..., 0])
+    return call.attach_zero_gradient(output), None if lse is None else call.connected_lse(lse)
 
 
 def _one_tile(call: PreparedCall) -> OneTile | None:

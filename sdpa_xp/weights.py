@@ -168,5 +168,5 @@ def _full_matrix(
         if call.grid.library.has_chunks and (cut := graph_call(call)) is not None:
             in_chunks = chunked_weights if compute is full_weights else chunked_scores
             return call.remove_head_axis(in_chunks(cut, call.result_dtype))
-        computed = call.attach_zero_gradient(compute(call.scores(), plan, call.result_dtype))
-        return call.remove_head_axis(computed)
+        computed = compute(call.scores(), plan, call.result_dtype)
+        return call.remove_head_axis(call.attach_zero_gradient(computed, call.sinks))

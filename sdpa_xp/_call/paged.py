@@ -84,7 +84,7 @@ def attend(paged: PagedCall, *, with_lse: bool) -> tuple[Array, Array | None]:
         return attend_packed(call, starts, groups, paged.widths, arrays_of, with_lse=with_lse)
     outputs, lses = attend_groups(call, groups, sum(paged.widths), arrays_of, with_lse=with_lse)
     output = call.attach_zero_gradient(unstack(outputs))
-    return output, call.attach_zero_gradient(unstack(lses)[..., 0]) if with_lse else None
+    return output, call.connected_lse(unstack(lses)) if with_lse else None
 
 
 def _groups(paged: PagedCall, batch: ScoreGrid) -> list[Group]:

@@ -78,9 +78,16 @@ class PreparedCall(NamedTuple):
         # Only a library without a file in `_libraries` may lack a function, and pays for the context.
         return (lambda: MissingFunctions(function, xp, quiet())) if is_unknown(query) else quiet
 
-    def attach_zero_gradient(self, result: Array) -> Array:
-        """Connect a result that is constant where no pair may attend to all that may have a gradient."""
-        return self.grid.library.attach_zero_gradient(result, self._learnable_arrays)
+    def attach_zero_gradient(self, result: Array, sole: Array | None = None) -> Array:
+        """Connect a result that is constant where no pair may attend to all that may have a gradient.
+
+        Where no pair may attend, it may follow from the array `sole`.
+        """
+        return self.grid.library.attach_zero_gradient(result, self._learnable_arrays, sole)
+
+    def connected_lse(self, column: Array) -> Array:
+        """Return the log-sum-exp (..., Hq, L) of a column. In a row without keys it is the sink."""
+        return self.attach_zero_gradient(column[..., 0], self.sinks)
 
     def _learnable_arrays(self) -> list[Array]:
         options = [cast(Array, x) for part in (*self.masks, *self.biases) for _, x in part.arrays()]

@@ -82,7 +82,7 @@ def attend_packed(
         call, groups, sum(widths), arrays_of, packed, attend_otherwise, with_lse=with_lse
     )
     output = packed.array if packed is not None else call.attach_zero_gradient(pack_sequences(outputs, starts))
-    return output, call.attach_zero_gradient(pack_sequences(lses, starts)[..., 0]) if with_lse else None
+    return output, call.connected_lse(pack_sequences(lses, starts)) if with_lse else None
 
 
 def attend_groups(

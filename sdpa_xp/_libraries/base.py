@@ -248,9 +248,14 @@ class Library:
     def find_nonfinite(self, function: str, name: str, array: Any) -> None:
         """Refuse a result with NaN or inf if the library is set to look for them in each result."""
 
-    def attach_zero_gradient(self, output: Array, arrays: Callable[[], Iterable[Array]]) -> Array:
-        """Connect a constant output to those of `arrays` that require a gradient, with gradients of zero."""
-        del arrays
+    def attach_zero_gradient(
+        self, output: Array, arrays: Callable[[], Iterable[Array]], sole: Array | None = None
+    ) -> Array:
+        """Connect an output to those of `arrays` that require a gradient, with gradients of zero.
+
+        The output is a constant, or `sole` may be the sole array that it follows from.
+        """
+        del arrays, sole
         return output
 
     def example(self) -> Array | None:

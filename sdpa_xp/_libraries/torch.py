@@ -146,15 +146,20 @@ class Torch(Library):
         available = sys.modules["torch"].amp.is_autocast_available(kind)
         return partial(_without_autocast, kind) if available else nullcontext
 
-    def attach_zero_gradient(self, output: Array, arrays: Callable[[], Iterable[Array]]) -> Array:
-        if cast(Any, output).requires_grad or not sys.modules["torch"].is_grad_enabled():
+    def attach_zero_gradient(
+        self, output: Array, arrays: Callable[[], Iterable[Array]], sole: Any = None
+    ) -> Array:
+        is_connected = cast(Any, output).requires_grad and (sole is None or not sole.requires_grad)
+        if is_connected or not sys.modules["torch"].is_grad_enabled():
             return output
+        total = None
         for x in arrays():
             if cast(Any, x).requires_grad:
                 xp = self.namespace(output)
                 # The sum of no elements: 0, even if x has NaN.
-                output = output + astype_if_needed(xp, xp.sum(xp.reshape(x, (-1,))[:0]), output.dtype)
-        return output
+                zero = astype_if_needed(xp, xp.sum(xp.reshape(x, (-1,))[:0]), output.dtype)
+                total = zero if total is None else total + zero
+        return output if total is None else output + total
 
     def rng_state(self, rng: Any) -> Any:
         return rng.get_state()

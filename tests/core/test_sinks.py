@@ -164,3 +164,52 @@ def test_gradient(library: Library, call: Call) -> None:
 def test_refused(call: Call, sinks: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=f"scaled_dot_product_attention: {words}"):
         scaled_dot_product_attention(**call, sinks=sinks)
+
+
+NO_PAIR: dict[str, dict[str, Any]] = {
+    "an array": {"attn_mask": np.zeros((7, 11), bool)},
+    "a formula": {"attn_mask": masks.causal(-100)},
+    "padding": {"attn_mask": masks.padding(0)},
+    "a bias": {"attn_mask": None, "bias": np.full((7, 11), -math.inf, F)},
+}
+
+
+@pytest.mark.leaves_out("torch-inference")
+@pytest.mark.parametrize("name", NO_PAIR)
+def test_lse_where_no_pair_may_attend(library: Library, call: Call, name: str) -> None:
+    """It is the sink. The other arrays have gradients of 0, and torch finds them in the graph."""
+    rules = call | NO_PAIR[name] | {"sinks": SINKS}
+    state = library.call(attention_state, **rules)
+    np.testing.assert_array_equal(library.get(state.lse), np.broadcast_to(SINKS[:, None], (2, 4, 7)))
+    assert not library.get(state.output).any()
+    learned = ("query", "key", "value", "sinks")
+
+    def loss(*arrays: Any) -> Any:
+        rules = rest | dict(zip(learned, arrays, strict=True))
+        state = attention_state(**rules)
+        del rules["value"]
+        return state.lse.sum() + (state.output * 3).sum() + attention_weights(**rules).sum()
+
+    with library.guard():
+        rest = {key: library.put(x) if isinstance(x, np.ndarray) else x for key, x in rules.items()}
+        arrays = [rest[key] for key in learned]
+        kind = library.name.split("-")[0]
+        if kind == "jax":
+            import jax
+
+            gradients = jax.grad(loss, argnums=(0, 1, 2, 3))(*arrays)
+        elif kind == "torch":
+            import torch
+
+            arrays = [array.clone().requires_grad_() for array in arrays]
+            gradients = torch.autograd.grad(loss(*arrays), arrays)
+        elif kind == "mlx":
+            import mlx.core as mx
+
+            gradients = mx.grad(loss, argnums=(0, 1, 2, 3))(*arrays)
+        else:
+            pytest.skip("the library has no gradients")
+        results = [library.get(gradient) for gradient in gradients]
+    for gradient, array in zip(results, arrays[:3], strict=False):
+        np.testing.assert_array_equal(gradient, np.zeros(array.shape))
+    np.testing.assert_array_equal(results[3], np.full(4, 14.0))
