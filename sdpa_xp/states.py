@@ -31,6 +31,7 @@ class AttentionState(NamedTuple, Generic[A]):
         return f"AttentionState(output={checks.brief(self.output)}, lse={checks.brief(self.lse)})"
 
 
+@checks.explains_keywords
 def merge_states(
     states: Iterable[AttentionState[A]],
     *,

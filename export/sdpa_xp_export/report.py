@@ -7,6 +7,7 @@ import textwrap
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from sdpa_xp._checks import Immutable
 from sdpa_xp._display import nested, table
 
 if TYPE_CHECKING:  # it needs onnx, and `Agreement` does not: `make test-fast` runs without
@@ -21,7 +22,7 @@ WIDTH = 76
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
+class Agreement(Immutable):
     """The error of a result against the float64 reference, and its bound.
 
     In `verify` each element has its own bound. Then the error and the bound belong to the element that is
@@ -50,7 +51,7 @@ class Agreement:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(Immutable):
     """A node that ran, after onnxruntime's optimisation, and the provider that it ran on."""
 
     node: str
@@ -65,7 +66,7 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Run(Immutable):
     """One output of one run: its lengths and scores, the requested provider, and its agreement."""
 
     inputs: str
@@ -94,7 +95,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerReport:
+class LayerReport(Immutable):
     """The report of `verify_layer`; `print` shows it in lines of at most 76 characters."""
 
     form: str

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import onnx
 
-from sdpa_xp._checks import flag, message
+from sdpa_xp._checks import explains_keywords, flag, message
 from sdpa_xp_export._files.model_files import write_model
 from sdpa_xp_export._model.external_data import EXTERNAL_ABOVE, check_holds_data
 from sdpa_xp_export._model.large_model import LargeModel, Model
 
 
+@explains_keywords
 def save(
     model: Model,
     path: str | os.PathLike[str],

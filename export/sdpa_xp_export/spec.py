@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from types import ModuleType
 from typing import Any, TypeAlias
 
-from sdpa_xp._checks import dtype_name, message
+from sdpa_xp._checks import Immutable, dtype_name, explains_keywords, message
 from sdpa_xp_export._dtypes import names
 from sdpa_xp_export._dtypes.promotion import FLOATING, INTEGERS
 
@@ -32,8 +32,9 @@ _LARGEST = 2**63 - 1
 """The largest length that ONNX has room for."""
 
 
+@explains_keywords
 @dataclass(frozen=True, init=False, slots=True)
-class TensorSpec:
+class TensorSpec(Immutable):
     """The dtype and the shape of an input of the graph. Pass it wherever the library takes an array.
 
     Args:
@@ -72,6 +73,7 @@ class TensorSpec:
         object.__setattr__(self, "shape", tuple(_checked_length(length, shape) for length in shape))
 
     @classmethod
+    @explains_keywords
     def parse(cls, text: str) -> TensorSpec:
         """Return the spec that is written as `float32[B,8,L,64]`, as on the command line.
 

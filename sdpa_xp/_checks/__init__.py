@@ -49,6 +49,7 @@ from sdpa_xp._checks.caches import (
     writeable,
 )
 from sdpa_xp._checks.gradients import cotangent, not_added
+from sdpa_xp._checks.immutable import Immutable
 from sdpa_xp._checks.integers import (
     LARGEST as LARGEST_INTEGER,
 )
@@ -159,6 +160,7 @@ __all__ = [
     "ONE_A_ROW",
     "THE_BATCH",
     "DeviceNumbers",
+    "Immutable",
     "Implementation",
     "Integers",
     "IntegersLike",

@@ -29,7 +29,13 @@ SYNONYMS = (
     {"block_table", "block_tables", "page_table"},
     {"positions", "cache_position", "position_ids"},
     {"base", "theta", "rope_theta"},
+    {"width", "dim", "dims", "rotary_dim", "head_dim"},
+    {"interleaved", "traditional", "rotary_interleaved"},
+    {"scaling", "rope_scaling"},
+    {"original_length", "original_max_position_embeddings"},
     {"query_dim", "embedding_dim", "embed_dim", "d_model", "hidden_size"},
+    {"in_dim", "in_features"},
+    {"out_dim", "out_features"},
 )
 """Names of one thing in torch, JAX, Keras, flash-attention, FlashInfer, MLX and transformers."""
 
@@ -68,7 +74,11 @@ INSTEAD = {
 
 
 def explains_keywords(function: F) -> F:
-    """Have a public function say what to write instead of arguments that it does not have."""
+    """Have a public function, or a class, say what to write instead of arguments that it does not have."""
+    if isinstance(function, type):
+        constructor: Any = function
+        constructor.__init__ = explains_keywords(constructor.__init__)
+        return function
 
     @functools.wraps(function)
     def call(*arguments: Any, **keywords: Any) -> Any:

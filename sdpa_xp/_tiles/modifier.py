@@ -20,7 +20,7 @@ alive."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class ScoreModifier(Tree):
+class ScoreModifier(Tree, checks.Immutable):
     """A mask or a bias. Its fields are the arguments of the public function that made it."""
 
     name: ClassVar[str] = ""

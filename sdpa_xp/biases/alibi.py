@@ -19,6 +19,7 @@ from sdpa_xp.biases.algebra import Bias, Term
 from sdpa_xp.biases.by_distance import AddedByDistance
 
 
+@checks.explains_keywords
 def alibi(
     slopes: int | Sequence[float] | AnyArray, *, offset: IntegersLike | Literal["lower_right"] = 0
 ) -> Bias:
@@ -63,6 +64,7 @@ def alibi(
     return Alibi(slopes, checks.offset("alibi", offset))
 
 
+@checks.explains_keywords
 def alibi_slopes(heads: int) -> tuple[float, ...]:
     r"""Return the slopes of ALiBi for n heads, $2^{-8/n}, 2^{-16/n}, \dots$
 

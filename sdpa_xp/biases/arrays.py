@@ -12,6 +12,7 @@ from sdpa_xp._tiles.tile import Tile
 from sdpa_xp.biases.algebra import Bias
 
 
+@checks.explains_keywords
 def to_array(bias: Bias, shape: tuple[int, ...], *, rows: range | None = None, like: Any = None) -> Any:
     """Convert a bias to an array: the scores after the bias, if all scores before it are 0.
 

@@ -20,6 +20,7 @@ ROUNDING = {"float32": 2.0**-20, "float64": 2.0**-49}
 """A few roundings: the error that a function may have if it only adds to the score."""
 
 
+@checks.explains_keywords
 def from_array(array: AnyArray) -> Bias:
     """Convert a floating array to a bias, which combines with other biases.
 
@@ -49,6 +50,7 @@ def from_array(array: AnyArray) -> Bias:
     return as_bias("from_array", "bias", array)
 
 
+@checks.explains_keywords
 def from_function(score_mod: ScoreFunction) -> Bias:
     """Return the bias of a function, which changes a score s to score_mod(s, b, h, i, j).
 

@@ -17,6 +17,7 @@ from sdpa_xp.biases.algebra import Bias, Term
 from sdpa_xp.biases.by_distance import AddedByDistance
 
 
+@checks.explains_keywords
 def relative(
     table: AnyArray,
     *,

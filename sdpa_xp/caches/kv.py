@@ -226,6 +226,7 @@ class KVCache(CacheAttention[A]):
             return self._with(self._slots.append(function, new), joined)
         return self._copied({name: xp.concat([old[name], new[name]], axis=axis) for name in new}, joined)
 
+    @checks.explains_keywords
     def drop_first(self, count: int) -> KVCache[A]:
         """Return a cache without its first `count` tokens. The other tokens keep their positions.
 
@@ -242,6 +243,7 @@ class KVCache(CacheAttention[A]):
         """
         return self._without(self._counted("drop_first", count), 0)
 
+    @checks.explains_keywords
     def drop_last(self, count: int) -> KVCache[A]:
         """Return a cache without its last `count` tokens, such as a draft that was rejected.
 
@@ -259,6 +261,7 @@ class KVCache(CacheAttention[A]):
         return self._without(0, self._counted("drop_last", count))
 
     @quietly
+    @checks.explains_keywords
     def take_tokens(self, slots: Sequence[int] | AnyArray) -> KVCache[A]:
         """Return a cache of some tokens, which keep their positions.
 
@@ -290,6 +293,7 @@ class KVCache(CacheAttention[A]):
         return self._copied(arrays, elements_at(positions, index, -1, -1))
 
     @quietly
+    @checks.explains_keywords
     def take_entries(self, entries: Sequence[int] | AnyArray) -> KVCache[A]:
         """Return a cache of some batch entries, in any order and also repeatedly, as a beam search needs.
 

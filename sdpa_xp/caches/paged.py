@@ -255,6 +255,7 @@ class PagedKVCache(PagedAttention[A]):
         joined = tuple(map(join_rows, self._positions, added))
         return self._with(self._table, joined, pools)
 
+    @checks.explains_keywords
     def drop_first(self, count: int | Sequence[int] | AnyArray) -> PagedKVCache[A]:
         """Return a cache without the first tokens of its sequences. The other tokens keep their positions.
 
@@ -273,6 +274,7 @@ class PagedKVCache(PagedAttention[A]):
         kept = zip(self._positions, counts, strict=True)
         return self._with(table, tuple(part_of_row(row, n, len(row)) for row, n in kept))
 
+    @checks.explains_keywords
     def drop_last(self, count: int | Sequence[int] | AnyArray) -> PagedKVCache[A]:
         """Return a cache without the last tokens of its sequences, such as drafts that were rejected.
 
@@ -288,6 +290,7 @@ class PagedKVCache(PagedAttention[A]):
         kept = zip(self._positions, self._counted("drop_last", count), strict=True)
         return self._with(self._table, tuple(part_of_row(row, 0, len(row) - n) for row, n in kept))
 
+    @checks.explains_keywords
     def take_entries(self, entries: Sequence[int] | AnyArray) -> PagedKVCache[A]:
         """Return a cache of some sequences, in any order and also repeatedly, as a beam search needs.
 

@@ -173,6 +173,7 @@ class Attention(Layer):
         q, k = self._heads({"query": query, "key": query if key is None else key})
         return cast(A, attention_weights(q, k, attn_mask=attn_mask, **self._options(keywords)))
 
+    @checks.explains_keywords
     def project(self, query: A, key: AnyArray | None = None, value: AnyArray | None = None) -> tuple[A, A, A]:
         """Return the queries, keys and values of all heads, as `scaled_dot_product_attention` takes them.
 
@@ -189,6 +190,7 @@ class Attention(Layer):
         q, k, v = self._heads({"query": query, "key": key, "value": value})
         return cast(tuple[A, A, A], (q, k, v))
 
+    @checks.explains_keywords
     def project_key_value(self, key: A, value: AnyArray | None = None) -> tuple[A, A]:
         """Return the keys and values of all heads, as a `KVCache` takes them.
 
@@ -245,6 +247,7 @@ class Attention(Layer):
         (heads,) = self._heads({"query": query})
         return self.combine(cache.attend(cast(A, heads), attn_mask, **self._options(keywords)))
 
+    @checks.explains_keywords
     def combine(self, heads: A) -> A:
         """Return the output of the layer, from the outputs of the heads.
 

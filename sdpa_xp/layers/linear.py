@@ -25,6 +25,7 @@ from sdpa_xp.layers.parameters import Layer
 A = TypeVar("A", bound=AnyArray)
 
 
+@checks.explains_keywords
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Linear(Layer):
     r"""A linear map of the last axis, $y = x W^T + b$.
@@ -53,6 +54,7 @@ class Linear(Layer):
         for name, array in arrays.items():
             object.__setattr__(self, name, array)
 
+    @checks.explains_keywords
     def __call__(self, x: A) -> A:
         """Return $x W^T + b$ for each row of `x`.
 
@@ -99,6 +101,7 @@ class Linear(Layer):
         return in_width, out_width
 
     @classmethod
+    @checks.explains_keywords
     def init(
         cls, rng: Rng, in_dim: int, out_dim: int, *, bias: bool = True, like: AnyArray | None = None
     ) -> Self:
@@ -126,6 +129,7 @@ class Linear(Layer):
         return cls(*parameters[""])
 
     @classmethod
+    @checks.explains_keywords
     def from_mapping(cls, mapping: Mapping[str, AnyArray], prefix: str = "") -> Self:
         """Create a map from the arrays called `prefix` + "weight" and, if there is one, `prefix` + "bias".
 

@@ -16,6 +16,7 @@ from sdpa_xp.layers.linear import Linear, init_linears
 A = TypeVar("A", bound=AnyArray)
 
 
+@checks.explains_keywords
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class MultiHeadAttention(Attention):
     r"""Multi-head attention: project the inputs, attend in each head, then join and project the outputs.
@@ -148,6 +149,7 @@ class MultiHeadAttention(Attention):
         return cls(**maps, num_heads=heads, num_kv_heads=key_heads)
 
     @classmethod
+    @checks.explains_keywords
     def from_mapping(
         cls,
         mapping: Mapping[str, AnyArray],
@@ -195,6 +197,7 @@ class MultiHeadAttention(Attention):
         return cls(**values, num_heads=num_heads, num_kv_heads=num_kv_heads)
 
     @classmethod
+    @checks.explains_keywords
     def from_torch(cls, module: Any) -> Self:
         """Create a layer that computes the same as a torch.nn.MultiheadAttention, with copies of its weights.
 
@@ -234,6 +237,7 @@ class MultiHeadAttention(Attention):
         """
         return self._scaling() | ({} if self.sinks is None else {"sinks": self.sinks})
 
+    @checks.explains_keywords
     def combine(self, heads: A) -> A:
         """Return the output of the layer, from the outputs of the heads.
 

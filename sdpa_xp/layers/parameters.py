@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 
-class Layer(Tree):
+class Layer(Tree, checks.Immutable):
     """The base class of layers: an immutable dataclass whose fields are arrays, other layers and options.
 
     Examples:
@@ -46,6 +46,7 @@ class Layer(Tree):
             arrays |= _arrays_in(name, value)
         return arrays
 
+    @checks.explains_keywords
     def with_parameters(self, parameters: Mapping[str, AnyArray]) -> Self:
         """Return a copy of the layer in which the named arrays are replaced. The other arrays stay.
 
@@ -63,6 +64,7 @@ class Layer(Tree):
         checks.known_names(type(self).__name__, parameters, self.parameters)
         return self._replace_parameters(parameters, "")
 
+    @checks.explains_keywords
     def to(self, like: object, device: object = None) -> Self:
         """Return the layer with its arrays copied to another library or device.
 

@@ -16,6 +16,7 @@ from sdpa_xp.masks import Mask
 A = TypeVar("A", bound=AnyArray)
 
 
+@checks.explains_keywords
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class SingleHeadAttention(Attention):
     r"""Attention with one head: $\mathrm{softmax}(XW_q\,(YW_k)^T \cdot scale)\;YW_v$.
@@ -102,6 +103,7 @@ class SingleHeadAttention(Attention):
         return cls(**maps)
 
     @classmethod
+    @checks.explains_keywords
     def from_mapping(
         cls, mapping: Mapping[str, AnyArray], prefix: str = "", *, names: Mapping[str, str] | None = None
     ) -> Self:

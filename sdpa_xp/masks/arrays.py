@@ -12,6 +12,7 @@ from sdpa_xp._tiles.tile import Tile
 from sdpa_xp.masks.algebra import Mask
 
 
+@checks.explains_keywords
 def to_array(mask: Mask, shape: tuple[int, ...], *, rows: range | None = None, like: Any = None) -> Any:
     """Convert a mask to a boolean array.
 

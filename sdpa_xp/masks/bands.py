@@ -17,6 +17,7 @@ from sdpa_xp._tiles.tile import Tile
 from sdpa_xp.masks.algebra import Mask, Pattern
 
 
+@checks.explains_keywords
 def causal(offset: IntegersLike | Literal["lower_right"] = 0) -> Mask:
     """Return a causal mask: query i attends to key j if j <= i + offset.
 
@@ -55,6 +56,7 @@ def causal(offset: IntegersLike | Literal["lower_right"] = 0) -> Mask:
     return Causal(checks.offset("causal", offset))
 
 
+@checks.explains_keywords
 def sliding_window(
     left: int | None, right: int | None, *, offset: IntegersLike | Literal["lower_right"] = 0
 ) -> Mask:

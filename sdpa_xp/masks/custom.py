@@ -17,6 +17,7 @@ MaskFunction: TypeAlias = Callable[[Any, Any, Any, Any], Any]
 """mask_mod(batch, head, query_index, key_index) -> boolean, as in torch's FlexAttention."""
 
 
+@checks.explains_keywords
 def from_array(boolean: AnyArray) -> Mask:
     """Convert a boolean array to a mask, which combines with other masks.
 
@@ -44,6 +45,7 @@ def from_array(boolean: AnyArray) -> Mask:
     return ArrayMask(checks.frozen(array))
 
 
+@checks.explains_keywords
 def from_function(mask_mod: MaskFunction) -> Mask:
     """Return the mask of a function: query i attends to key j if mask_mod(b, h, i, j) is True.
 

@@ -15,6 +15,7 @@ from sdpa_xp._tiles.tile import Tile
 from sdpa_xp.masks.algebra import Mask, Pattern
 
 
+@checks.explains_keywords
 def document(query_ids: Sequence[int] | AnyArray, key_ids: Sequence[int] | AnyArray | None = None) -> Mask:
     """Return a mask of documents: query i attends to key j if query_ids[i] == key_ids[j].
 

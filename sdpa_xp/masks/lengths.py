@@ -12,6 +12,7 @@ from sdpa_xp._tiles.tile import Tile
 from sdpa_xp.masks.algebra import AllOf, Mask, Pattern
 
 
+@checks.explains_keywords
 def padding(key_lengths: IntegersLike | None, query_lengths: IntegersLike | None = None) -> Mask:
     """Return a padding mask: the queries of batch entry b may attend to key j if j < key_lengths[b].
 
@@ -48,6 +49,7 @@ def padding(key_lengths: IntegersLike | None, query_lengths: IntegersLike | None
     return Padding(checks.frozen(key_lengths), checks.frozen(query_lengths))
 
 
+@checks.explains_keywords
 def prefix(length: IntegersLike) -> Mask:
     """Return a mask of the first keys: every query may attend to key j if j < length.
 

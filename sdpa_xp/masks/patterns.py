@@ -11,6 +11,7 @@ from sdpa_xp._tiles.tile import Tile
 from sdpa_xp.masks.algebra import Mask, Pattern
 
 
+@checks.explains_keywords
 def chunked(size: int) -> Mask:
     """Return a mask of chunks: query i attends to key j if i // size == j // size.
 
@@ -48,6 +49,7 @@ def chunked(size: int) -> Mask:
     return Chunked(checks.integer("chunked", "size", size, least=1))
 
 
+@checks.explains_keywords
 def dilated(step: int) -> Mask:
     """Return a mask with gaps: query i attends to key j if their distance is a multiple of `step`.
 

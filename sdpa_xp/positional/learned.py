@@ -13,6 +13,7 @@ from sdpa_xp.positional.positions import PositionsLike, array_factory, as_positi
 A = TypeVar("A", bound=AnyArray)
 
 
+@checks.explains_keywords
 def learned(table: A, positions: PositionsLike | int) -> A:
     """Return the row `table[p]` for each position p.
 

@@ -11,6 +11,7 @@ from sdpa_xp.positional.rotation import Positions, Rotation
 from sdpa_xp.positional.scaling import Scaling, base_frequencies
 
 
+@checks.explains_keywords
 @dataclass(frozen=True, slots=True)
 class Rotary(Rotation):
     r"""A rotary embedding: it rotates pairs of elements by an angle that grows with the position.

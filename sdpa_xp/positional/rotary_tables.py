@@ -15,6 +15,7 @@ from sdpa_xp.positional.positions import ArrayFactory, Consecutive, are_readable
 from sdpa_xp.positional.rotation import Positions, Rotation
 
 
+@checks.explains_keywords
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class RotaryTables(Rotation):
     r"""A rotary embedding by your own cosines and sines, one row for each position.

@@ -26,7 +26,7 @@ Positions: TypeAlias = Consecutive | Array
 """Positions of tokens, an array of them as (..., L)."""
 
 
-class Rotation(Tree, ABC):
+class Rotation(Tree, checks.Immutable, ABC):
     """The base class of rotary embeddings: `Rotary` computes its angles, `RotaryTables` takes them from you.
 
     At a position with the cosines c_i and the sines s_i, pair i of the elements is rotated:
@@ -50,6 +50,7 @@ class Rotation(Tree, ABC):
         """Return the rotation of packed tokens and their positions in it; `rows` has those of each sequence."""
         return self, [*chain(*rows)]
 
+    @checks.explains_keywords
     def apply(self, x: A, positions: PositionsLike | int, *, layout: Layout = "...HLE") -> A:
         """Return queries or keys, rotated by their positions.
 
@@ -68,6 +69,7 @@ class Rotation(Tree, ABC):
         """
         return cast(A, self._rotated(f"{type(self).__name__}.apply", x, positions, layout))
 
+    @checks.explains_keywords
     def inverse(self, x: A, positions: PositionsLike | int, *, layout: Layout = "...HLE") -> A:
         """Return queries or keys as they were before `apply` rotated them.
 
@@ -90,6 +92,7 @@ class Rotation(Tree, ABC):
         """
         return cast(A, self._rotated(f"{type(self).__name__}.inverse", x, positions, layout, back=True))
 
+    @checks.explains_keywords
     def cos_sin(self, positions: PositionsLike, *, like: Any = None) -> tuple[Any, Any]:
         """Return the cosines and sines that `apply` multiplies by, as ONNX's RotaryEmbedding takes them.
 

@@ -19,7 +19,7 @@ def base_frequencies(width: int, base: float) -> Frequencies:
     return tuple(base ** (-2 * pair / width) for pair in range(width // 2))
 
 
-class Scaling(Tree, ABC):
+class Scaling(Tree, checks.Immutable, ABC):
     """The base class of scalings, which lower the frequencies of a `Rotary`.
 
     A subclass defines `frequencies`.
@@ -40,6 +40,7 @@ class Scaling(Tree, ABC):
         return 1.0
 
 
+@checks.explains_keywords
 @dataclass(frozen=True, slots=True)
 class LinearScaling(Scaling):
     """A scaling that divides all positions by `factor`, so that they stay within the positions of the training.
@@ -66,6 +67,7 @@ class LinearScaling(Scaling):
         return tuple(frequency / self.factor for frequency in base_frequencies(width, base))
 
 
+@checks.explains_keywords
 @dataclass(frozen=True, slots=True)
 class NTKScaling(Scaling):
     """A scaling by a larger base: the highest frequency stays, and the lowest is divided by `factor`.
@@ -93,6 +95,7 @@ class NTKScaling(Scaling):
         return tuple(f * self.factor ** (-2 * pair / max(width - 2, 1)) for pair, f in pairs)
 
 
+@checks.explains_keywords
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling(Scaling):
     """A scaling that divides low frequencies by `factor` and keeps high frequencies, as in Llama 3.
@@ -138,6 +141,7 @@ class Llama3Scaling(Scaling):
         return _interpolate(old, self.factor, _ramp(turns, self.low_freq_factor, self.high_freq_factor))
 
 
+@checks.explains_keywords
 @dataclass(frozen=True, slots=True)
 class YaRNScaling(Scaling):
     """A scaling that divides low frequencies by `factor` and sharpens the weights, flattened by more keys.

@@ -10,6 +10,7 @@ from sdpa_xp.positional.positions import PositionsLike, array_factory, as_array,
 from sdpa_xp.positional.scaling import base_frequencies
 
 
+@checks.explains_keywords
 def sinusoidal(positions: PositionsLike | int, width: int, *, base: float = 10000.0, like: Any = None) -> Any:
     r"""Return $PE_{2i} = \sin(p\,base^{-2i/width})$ and $PE_{2i+1} = \cos(p\,base^{-2i/width})$ at position p.
 

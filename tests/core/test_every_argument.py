@@ -148,6 +148,14 @@ def test_an_odd_object_is_refused_by_name(
         used(function(**(valid | {name: Odd()})))
 
 
+@pytest.mark.parametrize(("function", "valid"), CALLS, ids=[f.__qualname__ for f, _ in CALLS])
+def test_an_argument_that_there_is_not_is_refused_by_name(
+    function: Callable[..., Any], valid: dict[str, Any]
+) -> None:
+    with pytest.raises(TypeError, match=r"^[\w.]+: there is no argument `zzz`; got zzz=1\."):
+        function(**valid, zzz=1)
+
+
 def test_each_public_function_has_a_call() -> None:
     called = {getattr(function, "__self__", function) for function, _ in CALLS} | {f for f, _ in CALLS}
     for module in (sdpa_xp, masks, biases, positional, layers):

@@ -8,8 +8,9 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import FrozenInstanceError, dataclass, fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -208,3 +209,40 @@ def test_jit_and_vmap_take_it_as_an_argument(name: str) -> None:
     assert mapped._cache_size() == 1
     for result in results:
         np.testing.assert_allclose(result, use(value, X), atol=3e-6)
+
+
+CHANGELESS = [name for name, (value, _) in USED.items() if is_dataclass(value) and name != "a caller's layer"]
+
+
+@pytest.mark.parametrize("name", CHANGELESS)
+def test_no_attribute_is_set_or_deleted(name: str) -> None:
+    """Of a field, the message says how to get another object; without one, what fields there are."""
+    value = copy.copy(USED[name][0])
+    kind = re.escape(type(value).__name__)
+    names = [field.name for field in fields(value) if field.init]
+    listed = rf"Its fields are {', '.join(names)}\.$"
+    hints = {names[0]: rf"Write dataclasses\.replace\(x, {names[0]}=\.\.\.\) for", "foo": listed}
+    before = repr(value)
+    for attribute, hint in hints.items():
+        rule = (
+            rf"^{kind}: `{attribute}` cannot be (set|deleted), because instances of {kind} never change; got "
+        )
+        with pytest.raises(FrozenInstanceError, match=rf"{rule}{attribute}=1\. {hint}"):
+            setattr(value, attribute, 1)
+        with pytest.raises(FrozenInstanceError, match=rf"{rule}attribute='{attribute}'\. {hint}"):
+            delattr(value, attribute)
+    assert repr(value) == before
+
+
+def test_a_class_derived_without_dataclass_has_attributes_of_its_own() -> None:
+    class Named(Linear):
+        def __init__(self, weight: Any, label: str) -> None:
+            super().__init__(weight)
+            self.label = label
+
+    named = Named(np.eye(3), "x")
+    named.label = "y"
+    assert named.label == "y"
+    del named.label
+    with pytest.raises(FrozenInstanceError, match=r"^Named: `weight` cannot be set"):
+        named.weight = np.eye(3)

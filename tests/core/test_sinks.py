@@ -174,42 +174,48 @@ NO_PAIR: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.long_on_jax
 @pytest.mark.leaves_out("torch-inference")
+@pytest.mark.parametrize("result", ["lse", "output", "weights"])
 @pytest.mark.parametrize("name", NO_PAIR)
-def test_lse_where_no_pair_may_attend(library: Library, call: Call, name: str) -> None:
-    """It is the sink. The other arrays have gradients of 0, and torch finds them in the graph."""
+def test_where_no_pair_may_attend(library: Library, call: Call, name: str, result: str) -> None:
+    """The lse is the sink. All other gradients are 0, and torch finds each input in the graph."""
+    learned = ("query", "key", "sinks") if result == "weights" else ("query", "key", "value", "sinks")
     rules = call | NO_PAIR[name] | {"sinks": SINKS}
-    state = library.call(attention_state, **rules)
-    np.testing.assert_array_equal(library.get(state.lse), np.broadcast_to(SINKS[:, None], (2, 4, 7)))
-    assert not library.get(state.output).any()
-    learned = ("query", "key", "value", "sinks")
+    rest = {key: x for key, x in rules.items() if key != "value" or result != "weights"}
 
-    def loss(*arrays: Any) -> Any:
-        rules = rest | dict(zip(learned, arrays, strict=True))
-        state = attention_state(**rules)
-        del rules["value"]
-        return state.lse.sum() + (state.output * 3).sum() + attention_weights(**rules).sum()
+    def computed(*arrays: Any) -> Any:
+        arguments = placed | dict(zip(learned, arrays, strict=True))
+        if result == "weights":
+            return attention_weights(**arguments)
+        return getattr(attention_state(**arguments), result)
 
     with library.guard():
-        rest = {key: library.put(x) if isinstance(x, np.ndarray) else x for key, x in rules.items()}
-        arrays = [rest[key] for key in learned]
-        kind = library.name.split("-")[0]
-        if kind == "jax":
-            import jax
+        placed = {key: library.put(x) if isinstance(x, np.ndarray) else x for key, x in rest.items()}
+        arrays = [placed[key] for key in learned]
+        value = library.get(computed(*arrays))
+        gradients = _gradients(library, computed, arrays)
+    np.testing.assert_array_equal(value, SINKS[:, None] + np.zeros((2, 4, 7)) if result == "lse" else 0 * value)
+    assert not np.isnan(value).any()
+    for key, array, gradient in zip(learned, arrays, gradients, strict=False):  # NumPy has none
+        expected = 14.0 if (key, result) == ("sinks", "lse") else 0.0
+        np.testing.assert_array_equal(library.get(gradient), np.full(array.shape, expected))
 
-            gradients = jax.grad(loss, argnums=(0, 1, 2, 3))(*arrays)
-        elif kind == "torch":
-            import torch
 
-            arrays = [array.clone().requires_grad_() for array in arrays]
-            gradients = torch.autograd.grad(loss(*arrays), arrays)
-        elif kind == "mlx":
-            import mlx.core as mx
+def _gradients(library: Library, function: Any, arrays: list[Any]) -> list[Any]:
+    """The gradients of the sum of a result, where the library has some."""
+    kind, numbers = library.name.split("-")[0], tuple(range(len(arrays)))
+    if kind == "jax":
+        import jax
 
-            gradients = mx.grad(loss, argnums=(0, 1, 2, 3))(*arrays)
-        else:
-            pytest.skip("the library has no gradients")
-        results = [library.get(gradient) for gradient in gradients]
-    for gradient, array in zip(results, arrays[:3], strict=False):
-        np.testing.assert_array_equal(gradient, np.zeros(array.shape))
-    np.testing.assert_array_equal(results[3], np.full(4, 14.0))
+        return [*jax.grad(lambda *x: function(*x).sum(), argnums=numbers)(*arrays)]
+    if kind == "torch":
+        import torch
+
+        arrays = [array.clone().requires_grad_() for array in arrays]
+        return [*torch.autograd.grad(function(*arrays).sum(), arrays)]
+    if kind == "mlx":
+        import mlx.core as mx
+
+        return [*mx.grad(lambda *x: function(*x).sum(), argnums=numbers)(*arrays)]
+    return []

@@ -16,11 +16,13 @@ from sdpa_xp import (
     PagedKVCache,
     attention_scores,
     attention_weights,
+    biases,
     masks,
+    positional,
     scaled_dot_product_attention,
 )
 from sdpa_xp._checks.unknown_keywords import INSTEAD, SYNONYMS
-from sdpa_xp.layers import MultiHeadAttention
+from sdpa_xp.layers import Linear, MultiHeadAttention
 
 X = np.ones((2, 4, 8))
 CALLS: dict[str, Callable[..., Any]] = {
@@ -104,6 +106,32 @@ def test_constructors_and_appends() -> None:
 def test_the_alignment_of_other_libraries() -> None:
     with pytest.raises(ValueError, match=r"got offset='bottom_right'\. That is 'lower_right' here\.$"):
         masks.causal("bottom_right")  # type: ignore[arg-type]
+
+
+NAMES_OF_OTHERS: dict[str, tuple[Callable[..., Any], str]] = {
+    "theta": (positional.Rotary, "base"),
+    "rope_theta": (positional.Rotary, "base"),
+    "dim": (positional.Rotary, "width"),
+    "traditional": (positional.Rotary, "interleaved"),
+    "rope_scaling": (positional.Rotary, "scaling"),
+    "rotary_interleaved": (positional.RotaryTables, "interleaved"),
+    "original_max_position_embeddings": (positional.YaRNScaling, "original_length"),
+    "dims": (positional.sinusoidal, "width"),
+    "lengths": (masks.padding, "key_lengths"),
+    "slope": (biases.alibi, "slopes"),
+    "num_head": (MultiHeadAttention, "num_heads"),
+    "in_features": (Linear.init, "in_dim"),
+    "out_features": (Linear.init, "out_dim"),
+}
+
+
+@pytest.mark.parametrize("keyword", NAMES_OF_OTHERS)
+def test_names_that_constructors_have_elsewhere(keyword: str) -> None:
+    function, name = NAMES_OF_OTHERS[keyword]
+    with pytest.raises(
+        TypeError, match=rf"there is no argument `{keyword}`; got {keyword}=2\. Write {name}=\.\.\. "
+    ):
+        function(**{keyword: 2})
 
 
 def test_nothing_is_suggested_for_a_name_that_is_like_none() -> None:
