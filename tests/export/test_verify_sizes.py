@@ -59,7 +59,8 @@ def test_settings_of_long_fixed_lengths() -> None:
         settings = trial_settings(call)
         assert {setting.size for setting in settings} == {1.0, LARGE, HUGE["float32"]}
         assert {setting.nan_in for setting in settings} == {"", "query", "key", "value"}
-        assert len(settings) == 6
+        assert {setting.extreme for setting in settings} == {"", "one high score", "low scores"}
+        assert len(settings) == 8
     settings = trial_settings(call_of("B", 8, 4096, 64))
     assert {setting.lengths["B"] for setting in settings if not setting.nan_in and setting.size == 1} == {1, 2}
     assert {setting.size for setting in settings} == {1.0, LARGE, HUGE["float32"]}
