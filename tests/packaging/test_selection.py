@@ -55,6 +55,15 @@ def test_a_name_that_is_no_library() -> None:
     assert "--backends: numpi is none of numpy, " in done.stderr
 
 
+def test_the_rules_of_cupy_are_not_cupy() -> None:
+    """CuPy itself runs if it is asked for, and its rules only by their own name."""
+    done = run(("cupy",), REFUSALS, "--backends=cupy")
+    assert "--backends: cupy needs cupy, which is not installed" in done.stderr
+    done = run((), REFUSALS, "--backends=cupy,cupy-rules")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "--backends: cupy and its rules are one module" in done.stderr
+
+
 @pytest.mark.slow
 def test_tests_of_a_library_are_part_of_its_run_alone() -> None:
     def collected(*arguments: str) -> str:

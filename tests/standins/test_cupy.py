@@ -12,6 +12,7 @@ from standins import counts
 
 from sdpa_xp import biases, masks, scaled_dot_product_attention
 from sdpa_xp.layers import Linear
+from sdpa_xp_export._agree.backends import find_backends
 
 pytestmark = pytest.mark.needs("cupy")
 
@@ -185,3 +186,9 @@ def test_a_call_waits_once_at_most(cp: Any, name: str) -> None:
         scaled_dot_product_attention(x, x, x, **options)
     assert counted.waits.total() <= 1, counted.waits
     assert counted.copies.total() <= 1, counted.copies
+
+
+def test_nothing_takes_it_for_a_gpu(cp: Any) -> None:
+    assert cp.__version__.endswith(", its rules")
+    with pytest.raises(ValueError, match="must be installed and have a device here; got backend='cupy'"):
+        find_backends(["cupy"])
