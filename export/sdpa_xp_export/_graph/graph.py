@@ -88,6 +88,8 @@ class Graph:
 
     def argument(self, name: str, spec: TensorSpec) -> GraphValue:
         """Return the input that the call names `name`, which is added when it is first asked for."""
+        if self.outer is not None:
+            return self.here(self.outer.argument(name, spec))
         if name not in self.named:
             self.named[name] = self.input(name, spec.dtype, spec.shape)
         return self.here(self.named[name])

@@ -12,11 +12,11 @@ from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._runtime.releases import Runtime
 from sdpa_xp_export.forms.inputs import FormInputs, finished_outputs, read_inputs
 from sdpa_xp_export.lowering import counting
-from sdpa_xp_export.lowering.graph_lengths import GraphLengths
+from sdpa_xp_export.lowering.graph_lengths import GraphLengths, LengthsAsData, LengthsInBody
 from sdpa_xp_export.lowering.hidden_keys import hide_keys
 from sdpa_xp_export.lowering.key_range import key_range
-from sdpa_xp_export.lowering.loop import count_down
-from sdpa_xp_export.lowering.tile import GraphTile, KeyMask, TileRange
+from sdpa_xp_export.lowering.loop import loop_over_steps
+from sdpa_xp_export.lowering.tile import GraphTile, KeyMask, TileRange, whole_tile
 from sdpa_xp_export.lowering.tile_attention import attend_tile, scale_query
 
 ROWS = 128
@@ -31,55 +31,37 @@ def unsupported_reason(call: ExportCall, _runtime: Runtime) -> str | None:
 
 
 def write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphValue]:
-    """query, key, value -> Loop over blocks(Slice queries and keys -> attention) -> Reshape, Slice."""
+    """query, key, value -> Loop over blocks(Slice queries and keys -> attention) -> Reshape, Slice.
+
+    Blocks are counted from the last query on: only the one of the first queries may be shorter than the others.
+    """
     ranks = [spec.ndim for spec in (call.query, call.key, call.value)]
     inputs = read_inputs(graph, call, call.accumulation_dtype, max(3, *ranks))
     length = call.sizes.queries
-    queries = ops.unsqueeze(inputs.lengths.queries, 0)
-    if isinstance(length, int):
-        sizes = min(length, ROWS), -(-length // ROWS)
-        rows, count = (graph.constant([size], "int64") for size in sizes)
-        even = length % sizes[0] == 0
-    else:
-        # Without a query there is one block of one row: with no row the count would be divided by 0, which
-        # ends the process on old releases.
-        rows = counting.within(queries, 1, ROWS)
-        count, even = counting.larger(counting.divided(queries + (rows - 1), rows), 1), False
+    even = isinstance(length, int) and length % min(length, ROWS) == 0
     key, value, columns, key_mask = hide_keys(inputs.lengths, inputs.key, inputs.value)
     inputs = replace(inputs, key=key, value=value)
+    whole = whole_tile(LengthsAsData(inputs.lengths), key)
     names = [name for name in OUTPUTS if name in call.outputs]
 
-    def step(body: Graph, number: GraphValue) -> list[GraphValue]:
-        tile = _block_of_step(body, number, inputs.lengths, rows, columns, key_mask)
+    def step(body: Graph, number: GraphValue) -> tuple[GraphValue, list[GraphValue]]:
+        tile = _QueryBlock(whole, body, number, inputs, columns.length, key_mask)
         # A Softmax that hides NaN would hide it in a row that attends it, too.
         results = _attend_block(tile, inputs, even=even, explicit_softmax=runtime.softmax_hides_nan)
-        return [results[name] for name in names]
+        return tile.start > 0, [results[name] for name in names]
 
     # Under the diagonal, the last block has the most keys: what it takes is enough for all that follow.
-    blocks = count_down(graph, count, step)
-    bounds = None if even else (graph.constant([0], "int64"), queries)
-    joined = {
-        name: _joined(inputs, stacked, count, rows, bounds) for name, stacked in zip(names, blocks, strict=True)
-    }
+    blocks = loop_over_steps(graph, step)
+    joined = {name: _joined(inputs, stacked, even) for name, stacked in zip(names, blocks, strict=True)}
     return finished_outputs(inputs, joined)
 
 
-def _block_of_step(
-    body: Graph,
-    number: GraphValue,
-    lengths: GraphLengths,
-    rows: GraphValue,
-    columns: TileRange,
-    key_mask: KeyMask | None,
-) -> _QueryBlock:
-    """The number of a step -> its block of queries, and the keys that are left of all."""
-    first = ops.unsqueeze(number, 0) * body.here(rows)
-    queries = TileRange("queries", "rows", first, first + body.here(rows))
-    if columns.start is not None and columns.stop is not None:
-        columns = replace(columns, start=body.here(columns.start), stop=body.here(columns.stop))
-    if key_mask is not None:
-        key_mask = KeyMask(body.here(key_mask.allowed), body.here(key_mask.added))
-    return _QueryBlock(lengths, body, queries, columns, key_mask)
+def _rows(lengths: GraphLengths) -> GraphValue:
+    """The queries of a block, (1,). Without a query there is one block of one row."""
+    length = lengths.call.sizes.queries
+    if isinstance(length, int):
+        return lengths.graph.constant([min(length, ROWS)], "int64")
+    return counting.within(lengths.length(length), 1, ROWS)
 
 
 def _attend_block(
@@ -93,10 +75,10 @@ def _attend_block(
     real = GraphTile(tile.lengths, body, tile.row_range, tile.column_range)
     query = scale_query(real, real.cut_queries(body.here(inputs.query)))
     if not even:
-        query = _padded(query, counting.larger(stop - 1 - tile.last, 0))
+        query = _padded(query, first - tile.start)
     body.declare(query)
     key, value = body.here(inputs.key), body.here(inputs.value)
-    keys = key_range(tile, first, counting.smaller(stop - 1, tile.last))
+    keys = key_range(tile, first, stop - 1)
     if keys is not None:
         tile.column_range = TileRange("keys", "columns", *keys)
         key, value = (ops.cut(array, keys, -2, "columns") for array in (key, value))
@@ -106,32 +88,48 @@ def _attend_block(
 
 
 def _padded(query: GraphValue, missing: GraphValue) -> GraphValue:
-    """(..., real, E) -> (..., rows, E), with rows of 0 behind the last query."""
+    """(..., real, E) -> (..., rows, E), with rows of 0 before the first query."""
     graph = query.graph
-    before, behind = (graph.constant([0] * length, "int64") for length in (2 * query.ndim - 2, 1))
+    before, behind = (graph.constant([0] * length, "int64") for length in (query.ndim - 2, query.ndim + 1))
     shape = (*query.dims[:-2], "rows", query.dims[-1])
     pads = ops.join([before, missing, behind])
     return graph.add("Pad", query, pads, dtype=query.elem_type, shape=shape)
 
 
 class _QueryBlock(GraphTile):
-    """A block of queries, which may go beyond the last one."""
+    """A block of queries, which may begin before the first one."""
 
     def __init__(
         self,
-        lengths: GraphLengths,
+        whole: GraphTile,
         graph: Graph,
-        rows: TileRange,
-        columns: TileRange,
+        number: GraphValue,
+        inputs: FormInputs,
+        kept: int | str,
         key_mask: KeyMask | None,
     ) -> None:
-        masks = lengths.call.masks
+        """The number of a step, (1,) -> its block of queries, and the keys that are left of all."""
+        self._whole = whole
+        self._host = LengthsInBody(graph, inputs.lengths, inputs.key)
+        rows = _rows(self._host)
+        stop = self._host.length(whole.call.sizes.queries) - number * rows
+        self.start = stop - rows
+        """The first row, which is negative where rows are missing."""
+        first = counting.larger(self.start, 0)
+        masks = whole.masks
         if key_mask is not None:
             masks = tuple(mask for mask in masks if not hides_whole_keys(mask))
-        super().__init__(lengths, graph, rows, columns, masks)
-        self.key_mask = key_mask
-        # The padding rows of the last block count as the last query: each index that masks ask for exists.
-        self.last = ops.unsqueeze(graph.here(lengths.queries), 0) - 1
+            self.key_mask = KeyMask(graph.here(key_mask.allowed), graph.here(key_mask.added))
+        rows_of_tile, columns = TileRange("queries", "rows", first, stop), TileRange("keys", kept)
+        super().__init__(whole.lengths, graph, rows_of_tile, columns, masks)
+
+    @property
+    def host(self) -> GraphLengths:
+        return self._host
+
+    @property
+    def whole(self) -> GraphTile:
+        return self._whole
 
     @property
     def hides_keys(self) -> bool:
@@ -143,30 +141,35 @@ class _QueryBlock(GraphTile):
 
     @cached_property
     def rows(self) -> GraphValue:
-        return counting.smaller(self._numbers(self.row_range), self.last)
+        # Missing rows count as the first query: each index that masks ask for exists.
+        return counting.larger(self._numbers(replace(self.row_range, start=self.start)), 0)
 
     def cut(self, value: GraphValue) -> GraphValue:
-        # A Slice would end at the last query; Gather repeats its row for the padding.
+        # A Slice would begin at the first query; Gather repeats its row for the missing ones.
         rows = self.rows if value.ndim > 1 and value.dims[-2] != 1 else None
         value = value if rows is None else ops.gather(value, rows, value.ndim - 2)
-        return self._cut(value, -1, self.column_range)
+        columns = self.column_range
+        if columns.length == "kept_keys":  # the first ones
+            zero = self.graph.constant([0], "int64")
+            columns = replace(columns, start=zero, stop=self.host.key_count)
+        return self._cut(value, -1, columns)
 
 
-def _joined(
-    inputs: FormInputs,
-    blocks: GraphValue,
-    count: GraphValue,
-    rows: GraphValue,
-    bounds: tuple[GraphValue, GraphValue] | None,
-) -> GraphValue:
-    """(blocks, ..., rows, ...), the last block first -> (..., L, ...), without the padding behind L."""
-    graph, axis = blocks.graph, inputs.query.ndim - 1
+def _joined(inputs: FormInputs, blocks: GraphValue, even: bool) -> GraphValue:
+    """(blocks, ..., rows, ...), the last block first -> (..., L, ...), without the missing rows."""
+    graph, axis, lengths = blocks.graph, inputs.query.ndim - 1, inputs.lengths
     before, rest = blocks.dims[1:axis], blocks.dims[axis + 1 :]
+    length = inputs.call.sizes.queries
+    queries, rows = lengths.length(length), _rows(lengths)
+    # The count of blocks is at least 1, as without a query.
+    count = counting.larger(counting.divided(queries + (rows - 1), rows), 1)
     # The standard stacks what a loop returns. ONNX's evaluator joins it, but the numbers have the same order.
-    outer, inner = ([inputs.lengths.length(length) for length in lengths] for lengths in (before, rest))
+    outer, inner = ([lengths.length(name) for name in names] for names in (before, rest))
     blocks = ops.reshape_to(blocks, ops.join([count, *outer, rows, *inner]), blocks.dims)
     blocks = ops.permute(ops.reverse(blocks), [*range(1, axis), 0, *range(axis, blocks.ndim)])
-    length = inputs.call.sizes.queries
     target = graph.constant([*[0] * len(before), -1, *rest], "int64")
-    joined = ops.reshape_to(blocks, target, (*before, length if bounds is None else "padded", *rest))
-    return joined if bounds is None else ops.cut(joined, bounds, axis - 1 - joined.ndim, length)
+    joined = ops.reshape_to(blocks, target, (*before, length if even else "padded", *rest))
+    if even:
+        return joined
+    stop = count * rows
+    return ops.cut(joined, (stop - queries, stop), axis - 1 - joined.ndim, length)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from functools import cached_property
 
+from sdpa_xp_export._array_api import namespace as xp
 from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.length_sums import addends
 from sdpa_xp_export._call.mask_analysis import cuts_keys
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export.lowering import counting
+
+BEYOND = 2**30
+"""Further than any length; numbers are cut off here, since onnxruntime compares larger ones wrong."""
 
 
 class GraphLengths:
@@ -26,20 +30,34 @@ class GraphLengths:
             self._values[name] = self._read(name)
         return self._values[name]
 
+    def number(self, name: int | str) -> GraphValue:
+        """Return the length of that name, a scalar."""
+        return ops.scalar(self.length(name))
+
     @cached_property
     def queries(self) -> GraphValue:
         """L, a scalar."""
-        return ops.scalar(self.length(self.call.sizes.queries))
+        return self.number(self.call.sizes.queries)
 
     @cached_property
     def keys(self) -> GraphValue:
         """S, a scalar: the length of all keys, those of the cache among them."""
-        return ops.scalar(self.length(self.call.sizes.keys))
+        return self.number(self.call.sizes.keys)
 
     @cached_property
     def kept_keys(self) -> GraphValue:
         """The number of keys that are left when those behind the last query are cut off."""
         return counting.smaller(self.queries, self.keys) if cuts_keys(self.call) else self.keys
+
+    @cached_property
+    def key_count(self) -> GraphValue:
+        """`kept_keys` as (1,)."""
+        return ops.unsqueeze(self.kept_keys, 0)
+
+    @cached_property
+    def more_keys(self) -> GraphValue:
+        """S - L, (1,)."""
+        return self.length(self.call.sizes.keys) - self.length(self.call.sizes.queries)
 
     @cached_property
     def filled(self) -> GraphValue | None:
@@ -48,8 +66,7 @@ class GraphLengths:
         if call.past_lengths is None:
             return None
         past = self.graph.argument("past_lengths", call.past_lengths).astype("int64")
-        new = self.length(call.key.shape[call.length_axis])
-        return ops.with_ones(past + new, 3)
+        return ops.with_ones(past + self._new_keys(), 3)
 
     @cached_property
     def position(self) -> GraphValue | int:
@@ -57,6 +74,14 @@ class GraphLengths:
         if not self.call.cached:
             return 0
         return (self.keys if self.filled is None else self.filled) - self.queries
+
+    def extreme(self, op: str, integers: GraphValue) -> GraphValue:
+        """integers of any shape -> ReduceMin or ReduceMax of them, (1,)."""
+        flat = ops.reshape(xp.clip(integers, -BEYOND, BEYOND), [-1], ("all",))
+        return ops.reduce(op, flat)
+
+    def _new_keys(self) -> GraphValue:
+        return self.length(self.call.key.shape[self.call.length_axis])
 
     def _read(self, name: int | str) -> GraphValue:
         if isinstance(name, int) or name.isdecimal():
@@ -71,3 +96,69 @@ class GraphLengths:
         for other in others:
             total = total + other
         return total
+
+
+class LengthsInBody(GraphLengths):
+    """The lengths of a call in the body of a loop, read there: a GPU's provider keeps them on the host."""
+
+    def __init__(self, graph: Graph, outer: GraphLengths, key: GraphValue) -> None:
+        super().__init__(graph, outer.call)
+        self.outer = outer
+        self.key = key
+
+    @cached_property
+    def key_count(self) -> GraphValue:
+        return ops.length_of(self.graph.here(self.key), self.key.ndim - 2)
+
+    @cached_property
+    def kept_keys(self) -> GraphValue:
+        return ops.scalar(self.key_count)
+
+    def extreme(self, op: str, integers: GraphValue) -> GraphValue:
+        """integers of the outer graph -> the length of an array that is as long as the extreme says, (1,).
+
+        Only a Shape gives a body an integer that follows from data without a wait in each step. A length is not
+        negative, so L is added in between; what is cut off at -L and S bounds no key.
+        """
+        lengths = self.outer
+        queries, keys = (lengths.length(name) for name in (self.call.sizes.queries, self.call.sizes.keys))
+        extreme = counting.smaller(counting.larger(lengths.extreme(op, integers), -queries), keys)
+        marks = ops.arange(ops.scalar(extreme + queries), "marks")
+        return ops.length_of(self.graph.here(marks), 0) - self.length(self.call.sizes.queries)
+
+
+class LengthsAsData(GraphLengths):
+    """The lengths of a call for arithmetic with indices, which a GPU computes: moved there before a loop."""
+
+    def __init__(self, host: GraphLengths) -> None:
+        super().__init__(host.graph, host.call)
+        self.host = host
+        self._numbers: dict[int | str, GraphValue] = {}
+
+    def length(self, name: int | str) -> GraphValue:
+        return self.host.length(name)
+
+    def number(self, name: int | str) -> GraphValue:
+        if name not in self._numbers:
+            number = self.host.number(name)
+            self._numbers[name] = number if isinstance(name, int) else _as_data(number)
+        return self._numbers[name]
+
+    @cached_property
+    def kept_keys(self) -> GraphValue:
+        return self.host.kept_keys
+
+    @cached_property
+    def position(self) -> GraphValue | int:
+        if self.filled is not None:
+            return self.filled - self.queries
+        position = self.host.position
+        return position if isinstance(position, int) else _as_data(position)
+
+    def _new_keys(self) -> GraphValue:
+        return self.number(self.call.key.shape[self.call.length_axis])
+
+
+def _as_data(length: GraphValue) -> GraphValue:
+    """A length -> the same number: a Range of one, which takes its bounds from the host, and gives data."""
+    return ops.scalar(ops.arange(length + 1, 1, length))

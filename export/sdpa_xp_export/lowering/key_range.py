@@ -4,17 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import cast
 
-from sdpa_xp_export._array_api import namespace as xp
-from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._call.operands import kind_of
 from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export.lowering import counting
 from sdpa_xp_export.lowering.tile import GraphTile
 
-BEYOND = 2**30
-"""Further than any length; numbers are cut off here, since onnxruntime compares larger ones wrong."""
+
+class _Queries:
+    """Where the first and the last query of a tile stand among the keys, (1,) each; written when asked for."""
+
+    def __init__(self, tile: GraphTile, first: GraphValue, last: GraphValue) -> None:
+        self.tile = tile
+        self.rows = first, last
+
+    @cached_property
+    def first(self) -> GraphValue:
+        return self._placed(self.rows[0], "ReduceMin")
+
+    @cached_property
+    def last(self) -> GraphValue:
+        return self._placed(self.rows[1], "ReduceMax")
+
+    def _placed(self, row: GraphValue, op: str) -> GraphValue:
+        tile = self.tile
+        if tile.lengths.filled is not None:
+            # Batch entries may stand at different keys: the range covers all of them.
+            return row + tile.host.extreme(op, cast(GraphValue, tile.whole.lengths.position))
+        return row + tile.host.more_keys if tile.call.cached else row
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,22 +49,19 @@ def key_range(tile: GraphTile, first: GraphValue, last: GraphValue) -> tuple[Gra
 
     The range holds at least one key. A mask without an entry in `_RANGES`, such as an array, sets no bound.
     """
-    position = tile.lengths.position
-    if isinstance(position, GraphValue):
-        # Batch entries may stand at different keys: the range covers all of them.
-        low, high = least(tile, tile.here(position)), most(tile, tile.here(position))
-        first, last = first + low, last + high
+    host, filled = tile.host, tile.lengths.filled
+    queries = _Queries(tile, first, last)
     kinds = ((kind_of(mask), mask) for mask in tile.masks)
-    ranges = [_RANGES[kind](tile, first, last, **mask.arguments) for kind, mask in kinds if kind in _RANGES]
-    if tile.lengths.filled is not None:
-        ranges.append(KeyRange(stop=most(tile, tile.here(tile.lengths.filled))))
+    ranges = [_RANGES[kind](tile, queries, **mask.arguments) for kind, mask in kinds if kind in _RANGES]
+    if filled is not None and all(bounds.stop is None for bounds in ranges):
+        ranges.append(KeyRange(stop=host.extreme("ReduceMax", filled)))
     starts = [bounds.start for bounds in ranges if bounds.start is not None]
     stops = [bounds.stop for bounds in ranges if bounds.stop is not None]
     if not starts and not stops:
         return None
     zero, keys = tile.graph.constant([0], "int64"), tile.column_range.stop
     if keys is None:
-        keys = ops.unsqueeze(tile.here(tile.lengths.kept_keys), 0)
+        keys = host.key_count
     start, stop = zero, keys
     for bound in starts:
         start = counting.larger(start, bound)
@@ -56,54 +72,47 @@ def key_range(tile: GraphTile, first: GraphValue, last: GraphValue) -> tuple[Gra
     return start, counting.larger(stop, start + 1)
 
 
-def least(tile: GraphTile, value: GraphValue | int) -> GraphValue:
-    """integers -> the smallest of them, (1,)."""
-    return _extreme(tile, "ReduceMin", value)
+def _extreme(tile: GraphTile, op: str, integers: GraphValue | int) -> GraphValue:
+    """A number, or integers of the graph around the tile's -> the smallest or the largest of them, (1,)."""
+    if isinstance(integers, int):
+        return tile.graph.constant([integers], "int64")
+    return tile.host.extreme(op, integers)
 
 
-def most(tile: GraphTile, value: GraphValue | int) -> GraphValue:
-    """integers -> the largest of them, (1,)."""
-    return _extreme(tile, "ReduceMax", value)
+def _moved(tile: GraphTile, query: GraphValue, offset: object, op: str) -> GraphValue:
+    """query, (1,) -> where the smallest or the largest offset of all batch entries moves it."""
+    if isinstance(offset, str):  # "lower_right"; a cache moves the queries by itself
+        return query if tile.call.cached else query + tile.host.more_keys
+    integers = tile.whole.integers("attn_mask.offset", offset)
+    return query if isinstance(integers, int) and integers == 0 else query + _extreme(tile, op, integers)
 
 
-def _extreme(tile: GraphTile, op: str, value: GraphValue | int) -> GraphValue:
-    if isinstance(value, int):
-        return tile.graph.constant([value], "int64")
-    flat = ops.reshape(xp.clip(value, -BEYOND, BEYOND), [-1], ("all",))
-    return ops.reduce(op, flat)
-
-
-def _causal(tile: GraphTile, _first: GraphValue, last: GraphValue, offset: object) -> KeyRange:
-    return KeyRange(stop=last + most(tile, tile.integers("attn_mask.offset", offset)) + 1)
+def _causal(tile: GraphTile, queries: _Queries, offset: object) -> KeyRange:
+    return KeyRange(stop=_moved(tile, queries.last, offset, "ReduceMax") + 1)
 
 
 def _sliding_window(
-    tile: GraphTile,
-    first: GraphValue,
-    last: GraphValue,
-    left: int | None,
-    right: int | None,
-    offset: object,
+    tile: GraphTile, queries: _Queries, left: int | None, right: int | None, offset: object
 ) -> KeyRange:
-    shift = tile.integers("attn_mask.offset", offset)
     return KeyRange(
-        None if left is None else first + least(tile, shift) - left,
-        None if right is None else last + most(tile, shift) + (right + 1),
+        None if left is None else _moved(tile, queries.first, offset, "ReduceMin") - left,
+        None if right is None else _moved(tile, queries.last, offset, "ReduceMax") + (right + 1),
     )
 
 
-def _padding(tile: GraphTile, _first: GraphValue, _last: GraphValue, key_lengths: object, **_: Any) -> KeyRange:
+def _padding(tile: GraphTile, _: _Queries, key_lengths: object, **_lengths: object) -> KeyRange:
     if key_lengths is None:
         return KeyRange()
-    return KeyRange(stop=most(tile, tile.limited("attn_mask.key_lengths", key_lengths)))
+    longest = tile.whole.limited("attn_mask.key_lengths", key_lengths)
+    return KeyRange(stop=_extreme(tile, "ReduceMax", longest))
 
 
-def _prefix(tile: GraphTile, _first: GraphValue, _last: GraphValue, length: object) -> KeyRange:
-    return KeyRange(stop=most(tile, tile.limited("attn_mask.length", length)))
+def _prefix(tile: GraphTile, _: _Queries, length: object) -> KeyRange:
+    return KeyRange(stop=_extreme(tile, "ReduceMax", tile.whole.limited("attn_mask.length", length)))
 
 
-def _chunked(_tile: GraphTile, first: GraphValue, last: GraphValue, size: int) -> KeyRange:
-    return KeyRange(first // size * size, (last // size + 1) * size)
+def _chunked(_: GraphTile, queries: _Queries, size: int) -> KeyRange:
+    return KeyRange(queries.first // size * size, (queries.last // size + 1) * size)
 
 
 _RANGES: dict[str, Callable[..., KeyRange]] = {

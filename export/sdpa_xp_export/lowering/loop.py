@@ -3,7 +3,13 @@
 Tools that cut, join or rename graphs (`onnx.utils.extract_model`, `onnx.compose`) follow the inputs of nodes,
 and do not look for what a body captures. Keys and values as states of the loop would show them, but onnxruntime
 copies the states of a Scan in each step (1.13 to 1.28 of the time at L = 4096), and those of a Loop at its end
-(1.2 of the memory). So the loop carries the lengths of what its body captures: a few integers.
+(1.2 of the memory). So the loop carries the sum of the lengths of what its body captures.
+
+On a GPU no integer moves between host and device in a step, because each move is a wait. onnxruntime leaves on
+the host what follows from a Shape in the same graph, from its constants and from its inputs
+(`GetCpuPreferredNodes` of fallback_cpu_capability.cc), and it moves a loop to the host if all its inputs are
+there. So the number of a step is multiplied with a length of 1 that only a run knows, and the loop has no count
+of its steps: each says whether another one follows.
 """
 
 from __future__ import annotations
@@ -14,48 +20,45 @@ from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 
 
-def count_down(
-    graph: Graph, count: GraphValue, step: Callable[[Graph, GraphValue], Sequence[GraphValue]]
+def loop_over_steps(
+    graph: Graph, step: Callable[[Graph, GraphValue], tuple[GraphValue, Sequence[GraphValue]]]
 ) -> list[GraphValue]:
-    """Write a Loop over the steps count - 1, ... 1, 0, and return what they give, stacked in this order.
+    """Write a Loop over the steps 0, 1, ..., and return what they give, stacked in this order.
 
     Args:
         graph: The graph around the loop.
-        count: The number of steps, (1,).
-        step: Writes a step into the body of the loop: the body and the number of the step -> its results.
+        step: Writes a step into the body of the loop: the body and the number of the step, (1,) -> whether
+            another one follows, (1,), which must follow from the number alone; and the results.
     """
     body = graph.loop_body()
-    body.input("Iteration", "int64", ())
-    goes_on = body.input("GoesOn", "bool", ())
-    number = body.input("Step", "int64", ())
-    results = step(body, number)
-    captured = _lengths_of_captured(body)
-    carried = body.input("Captured", "int64", captured.dims)
-    # An output of a body must be the output of a node.
-    states = [body.copy(goes_on), number - 1, body.copy(carried)]
+    number = body.input("Iteration", "int64", ())
+    body.input("GoesOn", "bool", ())
+    carried = body.input("Captured", "int64", ("one",))
+    one = body.add("Shape", carried, dtype="int64", shape=(1,))
+    goes_on, results = step(body, number * one)
+    states = [ops.scalar(goes_on), body.copy(carried)]  # an output of a body must be the output of a node
     stacked = [(result.elem_type, ("steps", *result.dims)) for result in results]
-    steps = ops.scalar(count)
+    captured = _sum_of_captured(body)
     outputs = graph.add_many(
         "Loop",
-        steps,
+        None,
         graph.constant(value=True, dtype="bool"),
-        steps - 1,
         captured,
-        outputs=[("int64", ()), ("int64", captured.dims), *stacked],
+        outputs=[("int64", captured.dims), *stacked],
         body=body.subgraph([*states, *results]),
     )
-    return outputs[2:]
+    return outputs[1:]
 
 
-def _lengths_of_captured(body: Graph) -> GraphValue:
-    """What a body captures -> integers that follow from each of it, (N,)."""
+def _sum_of_captured(body: Graph) -> GraphValue:
+    """What a body captures -> an integer that follows from each of it, (1,)."""
     used = {name for node in body.nodes for name in node.input}
     parts = [
         value if (value.elem_type, value.dims) == ("int64", (1,)) else _shape_of(value)
         for value in body.captured.values()
         if value.name in used
     ]
-    return ops.join(parts, length=sum(int(part.dims[0]) for part in parts))
+    return ops.reduce("ReduceSum", ops.join(parts, length="lengths"))
 
 
 def _shape_of(value: GraphValue) -> GraphValue:

@@ -65,6 +65,16 @@ class GraphTile:
         self.masks = lengths.call.masks if masks is None else masks
 
     @property
+    def host(self) -> GraphLengths:
+        """The lengths of the call for arithmetic with lengths, as values of this graph."""
+        return self.lengths
+
+    @property
+    def whole(self) -> GraphTile:
+        """The tile of all pairs, in the graph around the loop if this graph is the body of one."""
+        return self
+
+    @property
     def hides_keys(self) -> bool:
         """Whether some key of the tile may be attended by none of its queries."""
         return hides_keys(self.call)
@@ -108,7 +118,19 @@ class GraphTile:
         """Batch entry, head, query and key, which broadcast to (..., Hq, rows, columns)."""
         sizes, graph = self.call.sizes, self.graph
         heads = graph.constant([[[head]] for head in range(sizes.query_heads)], "int64")
-        return self._entries(), heads, self.query_index, self.key_index
+        return self.here(self.whole.entries), heads, self.query_index, self.key_index
+
+    @cached_property
+    def entries(self) -> GraphValue:
+        """Numbers of the batch entries, (..., 1, 1, 1)."""
+        batch = self.call.sizes.batch
+        count = self.graph.constant(1, "int64")
+        lengths = [self.lengths.length(length) for length in batch]
+        for length in lengths:
+            count = count * ops.scalar(length)
+        ones = [self.graph.constant([1], "int64")] * 3
+        target = ops.join([*lengths, *ones])
+        return ops.reshape_to(ops.arange(count, "entries"), target, (*batch, 1, 1, 1))
 
     def at_positions(self, query_positions: object, key_positions: object) -> GraphTile:
         """Return the same tile with positions of the queries, (..., L), and of the keys, (..., S)."""
@@ -200,19 +222,8 @@ class GraphTile:
     def _numbers(self, part: TileRange) -> GraphValue:
         if part.start is not None and part.stop is not None:
             return ops.arange(ops.scalar(part.stop), part.length, ops.scalar(part.start))
-        stop = self.lengths.queries if part.kind == "queries" else self.lengths.kept_keys
-        return ops.arange(self.here(stop), part.length)
-
-    def _entries(self) -> GraphValue:
-        """Return the numbers of the batch entries, (..., 1, 1, 1)."""
-        batch = self.call.sizes.batch
-        count = self.graph.constant(1, "int64")
-        lengths = [self.here(self.lengths.length(length)) for length in batch]
-        for length in lengths:
-            count = count * ops.scalar(length)
-        ones = [self.graph.constant([1], "int64")] * 3
-        target = ops.join([*lengths, *ones])
-        return ops.reshape_to(ops.arange(count, "entries"), target, (*batch, 1, 1, 1))
+        stop = self.host.queries if part.kind == "queries" else self.host.kept_keys
+        return ops.arange(stop, part.length)
 
 
 def _check_range(function: str, name: str, value: object, least: int, most: int) -> None:

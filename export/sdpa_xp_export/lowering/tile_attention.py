@@ -88,8 +88,9 @@ def _expand_to_batch(tile: GraphTile, scores: GraphValue) -> GraphValue:
     batch = tile.call.sizes.batch
     if scores.dims[:-3] == batch:
         return scores
-    lengths = [tile.here(tile.lengths.length(length)) for length in batch]
-    target = ops.join([*lengths, *[tile.graph.constant([1], "int64")] * 3])
+    lengths = tile.whole.lengths
+    ones = [lengths.graph.constant([1], "int64")] * 3
+    target = tile.here(ops.join([*(lengths.length(length) for length in batch), *ones]))
     return ops.expand(scores, target, (*batch, *scores.dims[-3:]))
 
 
