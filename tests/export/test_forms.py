@@ -277,7 +277,7 @@ def test_half_on_cuda_prepares_nothing_in_half() -> None:
     assert names(model) == ["Mul", "Attention"]
     (sign,) = model.graph.initializer
     assert onnx.numpy_helper.to_array(sign) == -1
-    both = export_attention(qkv, qkv, qkv, bias, bias=bias, runtime="onnxruntime>=1.28;cuda")
+    both = export_attention(qkv, qkv, qkv, bias, bias=bias, form="attention", runtime="onnxruntime>=1.28;cuda")
     assert names(both).count("Cast") >= 6
 
 

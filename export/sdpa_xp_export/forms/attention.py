@@ -45,6 +45,24 @@ def unsupported_reason(call: ExportCall, _runtime: Runtime) -> str | None:
     return None
 
 
+def memory_on_cuda(call: ExportCall, opset: int | None) -> str | None:
+    """Return why the kernel that CUDA takes for the node holds an array of L x S; None if it holds none.
+
+    Read from the kernels that onnxruntime-gpu 1.28 and 1.31 choose for compute capability 9.0.
+    """
+    counted = counts_real_keys(call) and (opset is None or opset >= 24)
+    masks = [mask for mask in call.masks if not is_causal(mask)]
+    if call.biases or not (counted or only_appends(call) or not (masks or call.cached)):
+        return "CUDA's kernels take a mask or a bias as an L x S array"
+    widths = int(call.query.shape[-1]), int(call.value.shape[-1])
+    all_scores = "CUDA computes {} with all L x S scores in memory"
+    if any(width % 8 for width in widths) or max(widths) > 1024:
+        return all_scores.format("widths that are not multiples of 8, or above 1,024,")
+    if call.sizes.query_heads != call.sizes.heads and (call.query.dtype == "float32" or widths[0] != widths[1]):
+        return all_scores.format("grouped heads in float32, or with E != Ev,")
+    return None
+
+
 def write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphValue]:
     """query, key, value -> Attention(query, key, value, mask, past, lengths), its inputs mended as below."""
     # On the CPU the scores of a half dtype overflow in the kernel, so it computes in float32. So it does where

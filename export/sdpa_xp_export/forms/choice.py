@@ -124,6 +124,8 @@ def _best(call: ExportCall, opset: int | None, target: Runtime) -> tuple[FormNam
         why = unsupported_reason(form, call, target)
         if opset is not None and opset not in OPSETS[form]:
             why = f"opset {opset} was asked for"
+        if why is None and form == "attention" and target.provider == "cuda" and not _has_few_scores(call):
+            why = attention.memory_on_cuda(call, opset)
         if why is None:
             break
         why_not[form] = why
@@ -167,6 +169,11 @@ def _in_words(call: ExportCall) -> str:
     if _score_count(call) is None and not _has_few_queries(call):
         size = "open lengths"
     return " with ".join([kind, " and ".join(has)] if has else [kind]) + f", {size}"
+
+
+def _has_few_scores(call: ExportCall) -> bool:
+    """Return whether the scores are known to need little memory, for few keys or for each key."""
+    return " few " in _case(call)
 
 
 def _has_few_queries(call: ExportCall) -> bool:
