@@ -98,7 +98,7 @@ class PreparedCall(NamedTuple):
         return self.cached("bound_options", self._bind)
 
     def _bind(self) -> BoundOptions:
-        if not self.grid.waits:
+        if self.grid.execution_kind != "device" or not self.grid.waits:
             return self.bind(self.grid)
         questions = Questions()
         grid = replace(self.grid, questions=questions)
@@ -126,9 +126,8 @@ class PreparedCall(NamedTuple):
         scores, dropout = self.scores_without_dropout(), self.draw_dropout()
         return scores if dropout is None else scores._replace(dropout=dropout)
 
-    def scores_for_gradients(self) -> Scores:
-        """Return the scores of the whole call; a device that has to be waited for searches the inputs now."""
-        scores = self.scores()
+    def search_inputs(self, scores: Scores) -> Scores:
+        """Return the scores with `finite_inputs`, for which a device is waited for; on the CPU, as they are."""
         if not self.grid.waits or scores.finite_inputs is not None or not scores.may_mask:
             return scores
         return scores._replace(finite_inputs=self._search_inputs(Questions()))

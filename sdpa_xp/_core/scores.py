@@ -63,7 +63,7 @@ class Scores(NamedTuple):
         """Whether a pair may be masked. If none is, each NaN and inf belongs to the result."""
         if not isinstance(self.mask, AllOf) or self.mask.patterns:
             return True
-        return bool(self.biases) and any(bias.can_mask for bias in self.biases)
+        return True in [bias.can_mask for bias in self.biases]
 
     @property
     def are_ours(self) -> bool:

@@ -186,7 +186,8 @@ def attend_rows(scores: Scores, value: KeyValueSource, plan: Plan, rows: range) 
     query = scores.scaled_query(rows)
     if scores.grid.is_traced:  # no value can be read, so all rows are computed in the same way
         return attend_with_maximum(scores, query, value, plan, rows, "columns")
-    result = attend_with_maximum(scores, query, value, plan, rows, _first_guard(scores, value))
+    guard: NonfiniteGuard = "none" if scores.grid.padding is None else _first_guard(scores, value)
+    result = attend_with_maximum(scores, query, value, plan, rows, guard)
     if not scores.may_mask:  # each NaN and inf belongs to the output
         return result
     if is_traced(result.output):  # a function of the caller has brought in a traced array

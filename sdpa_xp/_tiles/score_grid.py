@@ -172,7 +172,7 @@ class ScoreGrid:
             self.device,
             traced=self.is_traced,
             least=least,
-            waiting=self._waiting(),
+            waiting=None if self.execution_kind != "device" else self._waiting(),
         )
         if isinstance(checked.values, int):
             return checked
@@ -192,7 +192,8 @@ class ScoreGrid:
 
     def check_ids(self, name: str, value: object, length: int, letter: str, hint: str = "") -> Array:
         """Check an id for each of `length` queries or keys, (..., length)."""
-        ids = checks.ids(self.function, name, value, self.xp, self.device, self._waiting())
+        waiting = None if self.execution_kind != "device" else self._waiting()
+        ids = checks.ids(self.function, name, value, self.xp, self.device, waiting)
         for number in (length,) if self.padding is None else self.padding.lengths(letter):
             checks.one_each(self.function, name, ids.shape, (*self.batch, number), letter, hint)
         return self.slice_entries(ids, 1)

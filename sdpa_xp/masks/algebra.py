@@ -188,7 +188,7 @@ class ArrayMask(Mask):
         array = cast(Array, self.boolean)
         checks.boolean(grid.function, self.argument, array)
         array = grid.check_scores_shape(self.argument, array)
-        return ArrayPattern(array, grid.block_bounds(array))
+        return ArrayPattern(array, None if grid.questions is None else grid.block_bounds(array))
 
 
 def as_mask(function: str, name: str, value: object, argument: str = "attn_mask") -> Mask:

@@ -79,8 +79,9 @@ class Document(Mask):
         # with an axis of heads: (..., 1, L, 1) and (..., 1, 1, S)
         queries, keys = (xp.expand_dims(ids, axis=-2) for ids in (queries, keys))
         queries, keys = grid.in_all_axes(queries, 1), grid.in_all_axes(xp.expand_dims(keys, axis=-2))
-        bounds = _bounds(grid, self.query_ids, queries), _bounds(grid, ids, keys)
-        return SameId(queries, keys, bounds)
+        if grid.execution_kind != "device" or not grid.waits:
+            return SameId(queries, keys)
+        return SameId(queries, keys, (_bounds(grid, self.query_ids, queries), _bounds(grid, ids, keys)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,7 +106,7 @@ class SameId(Pattern):
         if of_queries is not None and of_keys is not None:
             least_i, most_i = of_queries.within(tile.rows, range(1))
             least_j, most_j = of_keys.within(range(1), tile.columns)
-        elif tile.grid.waits:
+        elif tile.grid.execution_kind == "device" and tile.grid.waits:
             return None
         else:
             least_i, most_i = self._span(tile, "rows", tile.rows, self.queries)
@@ -125,7 +126,7 @@ class SameId(Pattern):
 
 def _bounds(grid: ScoreGrid, ids: Sequence[int] | AnyArray | None, array: Array) -> BlockBounds | None:
     """Return the bounds of ids for a device that has to be waited for; those of a list are known without it."""
-    if not grid.waits or not isinstance(ids, tuple):
+    if not isinstance(ids, tuple):
         return grid.block_bounds(array)
     least, most = bounds_of_list(ids)
     is_column = array.shape[-1] == 1
