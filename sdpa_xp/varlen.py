@@ -239,10 +239,9 @@ def _attend(
         return GroupArrays(query, ArraySource(key), ArraySource(value))
 
     def gathered_arrays(group: Group, _buffers: object) -> GroupArrays:
-        query, key, value = (
-            gather_sequences(array, first, group, of_keys)
-            for array, first, of_keys in zip(arrays.values(), starts, (False, True, True), strict=True)
-        )
+        query, key, value = arrays.values()
+        (query,) = gather_sequences([query], starts_q, group, of_keys=False)
+        key, value = gather_sequences([key, value], starts_k, group, of_keys=True)
         return GroupArrays(query, ArraySource(key), ArraySource(value))
 
     def plan_of(grid: ScoreGrid) -> Plan:

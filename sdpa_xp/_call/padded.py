@@ -85,23 +85,36 @@ def _equal_rows(batch: RaggedBatch, entries: Entries) -> list[list[int]]:
     return [row + (row[-1:] or [0]) * (max(counts) - len(row)) for row in rows]
 
 
-def gather_sequences(array: Array, starts: Sequence[int], group: Group, of_keys: bool) -> Array:
-    """Return queries or keys of a packed array (heads, T, width) as (n, heads, longest, width).
+def gather_sequences(
+    arrays: Sequence[Array], starts: Sequence[int], group: Group, *, of_keys: bool
+) -> list[Array]:
+    """Return queries, or keys and values, of packed arrays (heads, T, width) as (n, heads, longest, width).
 
     The padding repeats the last token of its sequence, so that no other sequence can be seen in it.
     """
-    grid, entries, (heads, _, width) = group.grid, group.entries, array.shape
-    xp, lengths = grid.xp, [starts[entry + 1] - starts[entry] for entry in entries]
+    xp, entries = group.grid.xp, group.entries
+    lengths = [starts[entry + 1] - starts[entry] for entry in entries]
     longest, is_equal = max(lengths), len({*lengths}) == 1
     if longest == 0:
-        return xp.expand_dims(array[:, :0, :], axis=0)
+        return [xp.expand_dims(array[:, :0, :], axis=0) for array in arrays]
     if is_equal and is_contiguous(entries):
-        return stack_sequences(array, starts, entries)
+        return [stack_sequences(array, starts, entries) for array in arrays]
+    index = _token_index(group, longest, of_keys=of_keys, is_equal=is_equal)
+    gathered = []
+    for array in arrays:
+        shape = array.shape[0], len(entries), longest, array.shape[-1]
+        tokens = xp.reshape(xp.take(array, index, axis=1), shape)
+        gathered.append(xp.permute_dims(tokens, (1, 0, 2, 3)))
+    return gathered
+
+
+def _token_index(group: Group, longest: int, *, of_keys: bool, is_equal: bool) -> Array:
+    """Return the places of the tokens of all sequences of a group among the packed ones, (n * longest,)."""
+    grid, xp = group.grid, group.grid.xp
     tables, padding = cast(DeviceTables, group.tables), grid.padding
     place = xp.expand_dims(grid.arange(0, longest), axis=0)
     if not is_equal and padding is not None:
         last = xp.reshape(padding.key_lengths if of_keys else padding.query_lengths, (-1, 1)) - 1
         place = xp.where(place < last, place, last)
     first = xp.expand_dims(tables.first_key if of_keys else tables.first_query, axis=-1)
-    tokens = xp.take(array, xp.reshape(first + place, (-1,)), axis=1)
-    return xp.permute_dims(xp.reshape(tokens, (heads, len(entries), longest, width)), (1, 0, 2, 3))
+    return xp.reshape(first + place, (-1,))

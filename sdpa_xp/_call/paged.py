@@ -62,7 +62,7 @@ class PagedCall(NamedTuple):
             return group.grid.slice_entries(query, 3)
         if group.tables is None:
             return stack_sequences(query, self.starts, group.entries)
-        return gather_sequences(query, self.starts, group, of_keys=False)
+        return gather_sequences([query], self.starts, group, of_keys=False)[0]
 
 
 def attend(paged: PagedCall, *, with_lse: bool) -> tuple[Array, Array | None]:

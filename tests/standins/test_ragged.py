@@ -128,7 +128,7 @@ def test_a_padded_call(call: Callable[..., Callable[[], Any]]) -> None:
     counts = counted(call())
     assert counts.waits.total() <= 1, counts
     assert counts.copies.total() <= 1, counts
-    assert counts.launches.total() <= 60, counts
+    assert counts.launches.total() <= 50, counts
 
 
 @pytest.mark.parametrize("mask", [None, masks.causal("lower_right")], ids=str)
