@@ -64,6 +64,17 @@ each_kind = pytest.mark.parametrize("kind", ["joined", "padded"])
 each_layout = pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
 
 
+def test_a_bias_of_all_rows_gets_indices_of_any_library() -> None:
+    """An array on a GPU cannot index one of NumPy."""
+    arrays = drawn(SHAPES)
+    call = call_of(arrays, bias=biases.from_function(lambda score, b, h, i, j: (score, i, j)))
+    query, key = object(), object()
+    (bias,) = reference_inputs(call, arrays)["bias"]
+    assert bias(0, 0, 0, query, key) == (0, query, key)
+    (bias,) = reference_inputs(call, arrays, rows=np.asarray([1]))["bias"]
+    assert bias(0, 0, 0, 0, key) == (0, 1, key)
+
+
 @each_layout
 def test_heads_stand_before_lengths(layout: str) -> None:
     arrays = drawn(SHAPES, layout)

@@ -69,6 +69,8 @@ class PairTerms:
         """Return `score_mod` for the rows, counted from where the first query stands in the cache."""
         rows = self.rows
         if not self.call.cached:
+            if len(rows) == self.pairs[-2]:  # the rows are their own numbers, which arrays of a GPU can be too
+                return score_mod
             return lambda score, b, h, i, j: score_mod(score, b, h, rows[i], j)
         tokens = np.asarray(self.pairs[-1] if self.filled is None else self.filled)
         first = np.broadcast_to(tokens - self.pairs[-2], (math.prod(self.pairs[:-3]),))
