@@ -17,8 +17,9 @@ from gpu.child import ROOT, Child
 QUESTIONS = {
     "torch": "import torch; print('' if torch.cuda.is_available() else 'finds no GPU')",
     "cupy": "import cupy; print('' if cupy.is_available() else 'finds no GPU')",
-    "onnxruntime": "import onnxruntime; names = onnxruntime.get_available_providers();"
-    "print('' if 'CUDAExecutionProvider' in names else 'has no CUDA provider, which onnxruntime-gpu brings')",
+    "onnxruntime": "from sdpa_xp_export._runtime.session import providers;"
+    "is_there = 'CUDAExecutionProvider' in providers();"
+    "print('' if is_there else 'starts no CUDA provider, which onnxruntime-gpu has')",
 }
 """Library -> what prints why it has no GPU, or an empty line."""
 

