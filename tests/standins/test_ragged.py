@@ -16,6 +16,7 @@ from standins.counts import Counts  # noqa: E402
 from standins.torch_cuda import cuda_tensors, get, put  # noqa: E402
 
 from sdpa_xp import PagedKVCache, biases, masks, positional, varlen_attention, varlen_attention_state  # noqa: E402
+from sdpa_xp._tiles.padding import Work  # noqa: E402
 from sdpa_xp_export._verify.agreement import judge  # noqa: E402
 
 pytestmark = pytest.mark.needs("torch")
@@ -269,6 +270,17 @@ def assert_agrees(call: Callable[[Place], Any], dtype: Any = torch.float32) -> N
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("call", [varlen, paged, paged_packed])
 def test_each_option(call: Callable[..., Any], name: str) -> None:
+    assert_agrees(lambda place: call(place, OPTIONS[name](place)))
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("call", [varlen, paged, paged_packed])
+def test_each_option_in_several_groups(
+    call: Callable[..., Any], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if launches cost little, so that sequences of a group do not lie side by side."""
+    monkeypatch.setattr("sdpa_xp._tiles.padding.WORK_OF_LAUNCHES", Work(100, 1500))
     assert_agrees(lambda place: call(place, OPTIONS[name](place)))
 
 
