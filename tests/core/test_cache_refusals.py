@@ -433,6 +433,7 @@ REPEATED: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "widths": ((3, 2, 4, 8), (8, 4, 1, 0)),
     "blocks that overlap": ((3, 2, 4, 8), (16, 64, 8, 1)),
     "windows": ((3, 2, 4, 8), (64, 32, 1, 1)),
+    "last and first widths": ((3, 2, 4, 8), (64, 32, 7, 1)),
     "nothing": ((3, 2, 4, 8), (64, 8, 16, 1)),
     "nothing, every second": ((3, 2, 4, 8), (128, 64, 16, 2)),
     "nothing, one block": ((1, 2, 4, 8), (0, 32, 8, 1)),
