@@ -52,6 +52,8 @@ class Library:
     """Whether arrays of more than two axes get two to be multiplied by a matrix."""
     exchanges_memory: ClassVar[bool] = False
     """Whether it passes its arrays on by DLPack on their device, also bfloat16; see `takes_memory`."""
+    takes_strides: ClassVar[bool] = True
+    """Whether `from_dlpack` takes arrays on the CPU whose elements lie in any order, or apart."""
     computes_on_demand: ClassVar[bool] = False
     """Whether the values of a traced array can be computed now."""
     keeps_buffers: ClassVar[bool] = False

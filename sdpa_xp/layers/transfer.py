@@ -1,8 +1,8 @@
 """Copy an array to another library: by DLPack, or through the CPU where DLPack cannot carry it.
 
 DLPack moves nothing: CuPy takes no arrays on the CPU, and libraries without CUDA take none of CuPy. Dask has no
-DLPack, and JAX refuses read-only arrays of NumPy. NumPy and array-api-strict have no bfloat16, so that NumPy
-cannot pass it on either.
+DLPack, and JAX refuses read-only arrays of NumPy and slices. NumPy and array-api-strict have no bfloat16, so
+that NumPy cannot pass it on either.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def copy_to(array: Array, destination: Destination) -> Array:
     source, target = library_of(array), destination.library
     array = source.detach(array)
     with quiet(array):
-        if source.exchanges_memory and target.takes_memory(cast(Any, array).__dlpack_device__()[0]):
+        held_on = cast(Any, array).__dlpack_device__()[0] if source.exchanges_memory else CPU
+        in_any_order = target.takes_strides or held_on != CPU
+        if source.exchanges_memory and in_any_order and target.takes_memory(held_on):
             copy = destination.xp.from_dlpack(array)  # on the device where it is
         else:
             if is_bfloat16:  # NumPy, which such a copy goes through, has no bfloat16
@@ -65,10 +67,10 @@ def copy_to(array: Array, destination: Destination) -> Array:
 
 
 def _copy_by_numpy(array: Array, destination: Destination) -> Array:
-    """Return a copy made from a writeable NumPy array, which every library takes."""
+    """Return a copy made from a writeable NumPy array in the order of rows, which every library takes."""
     numpy: Any = namespace_of(numpy_array())
     computed = library_of(array).to_cpu(array)
     view = numpy.from_dlpack(library_of(computed).to_cpu(computed))  # chunks of Dask may be on a device
-    on_cpu = numpy.astype(view, view.dtype, copy=True)
+    on_cpu = numpy.asarray(view, copy=True, order="C")
     convert = destination.xp.from_dlpack if destination.library.takes_memory(CPU) else destination.xp.asarray
     return cast(Array, convert(on_cpu))

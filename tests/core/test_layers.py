@@ -563,16 +563,31 @@ def test_layers_in_a_tuple(library: Library) -> None:
         np.testing.assert_array_equal(library.get(layer.weight), np.full((2, 3), n, F))
 
 
+def aligned(shape: tuple[int, ...], offset: int) -> np.ndarray:
+    """Return an array that begins `offset` bytes behind a multiple of 64."""
+    size = 4 * math.prod(shape)
+    memory = np.zeros(size + 128, np.uint8)
+    begin = -memory.ctypes.data % 64 + offset
+    return memory[begin : begin + size].view(F).reshape(shape)
+
+
 @each_target
 @pytest.mark.needs("torch")
 def test_traps_of_moving(target: str) -> None:
-    """Read-only and transposed arrays of NumPy, and tensors that require a gradient."""
+    """Read-only, transposed and sliced arrays, and tensors that require a gradient.
+
+    They begin at a multiple of 64 bytes or not: JAX copies only the latter as they are passed.
+    """
     torch, module = importlib.import_module("torch"), importlib.import_module(MODULES[target])
     put = LIBRARIES[{"strict": "strict-CPU_DEVICE"}.get(target, target)][1]()
     numbers = np.arange(6, dtype=F).reshape(2, 3)
     learned = torch.asarray(numbers).clone().requires_grad_()
     traps = (read_only(numbers), read_only(numbers.T.copy()).T, np.broadcast_to(numbers, (2, 3)), learned)
-    for weight in traps:
+    apart = [aligned((6, 4), offset)[::2, 1:3].T for offset in (0, 16)]
+    across = [aligned((3, 2), offset).T for offset in (0, 16)]
+    for weight in (*apart, *across):
+        weight[...] = numbers
+    for weight in (*traps, *apart, *across, *map(torch.asarray, (*apart, *across))):
         np.testing.assert_array_equal(np.asarray(put.get(Linear(weight).to(module).weight)), numbers)
 
 
