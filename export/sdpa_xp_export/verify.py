@@ -64,7 +64,8 @@ def verify(
     The inputs are random. Lengths and batches are 1 to 9; the lengths on both sides of each number in a mask or
     a bias and of each block of the graph; and longer ones of up to 2,053 tokens, if a run has at most 38
     million scores. The past of a cache may be empty. Integers are random, or all have their smallest or largest
-    allowed value. In some runs the scores are some hundreds, and in some they are some ten thousands. Masks
+    allowed value. In some runs the scores are some hundreds, and in some they are some ten thousands. In others
+    a score, all scores or the biases of a row are beyond each finite number that a kernel takes for -inf. Masks
     have rows without keys, batch entries have different lengths, and keys that no query attends to are NaN. In
     some runs a query, or a key or value that some queries attend to, is NaN.
 
