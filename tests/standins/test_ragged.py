@@ -347,13 +347,14 @@ def test_a_function_of_the_caller_sees_no_padding() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"attn_mask": masks.padding([7, 3, 1, 20, 2, 33])}, r"at most S; got attn_mask.key_lengths=1, S=0"),
-        ({"attn_mask": masks.document([0] * 5, [0] * 33)}, r"one integer for each token"),
-        ({"attn_mask": np.ones((6, HEADS, 1, 33), bool)}, r"sequences may have different L and S"),
-        ({"bias": np.ones((5, 1)).astype("f4")}, r"sequences may have different L and S"),
-        ({"scale": np.ones((6, HEADS, 5, 1), "f4")}, r"`scale` must broadcast"),
+        ({"attn_mask": masks.padding([5, 7])}, r"at most S; got attn_mask.key_lengths=5, S=4"),
+        ({"attn_mask": masks.padding(None, [2, 5])}, r"at most L; got attn_mask.query_lengths=2, L=1"),
+        ({"attn_mask": masks.document([0] * 5, [0] * 7)}, r"one integer for each token"),
+        ({"attn_mask": np.ones((2, HEADS, 1, 7), bool)}, r"sequences may have different L and S"),
+        ({"bias": np.ones((5, 1), "f4")}, r"sequences may have different L and S"),
+        ({"scale": np.ones((2, HEADS, 5, 1), "f4")}, r"`scale` must broadcast"),
     ],
-    ids=["padding", "documents", "keys", "queries", "scale"],
+    ids=["keys", "queries", "documents", "array of keys", "array of queries", "scale"],
 )
 def test_what_fits_only_the_longest_is_refused(options: dict[str, Any], message: str) -> None:
     with cuda_tensors():
@@ -361,5 +362,6 @@ def test_what_fits_only_the_longest_is_refused(options: dict[str, Any], message:
             name: put(torch.asarray(value)) if isinstance(value, np.ndarray) else value
             for name, value in options.items()
         }
+        arrays = [put(array) for array in packed([1, 5], [4, 7])]
         with pytest.raises(ValueError, match=message):
-            varlen(lambda array: put(torch.asarray(array).float()), placed)
+            varlen_attention(*arrays, [0, 1, 6], [0, 4, 11], **placed)
