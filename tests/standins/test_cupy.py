@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from standins import counts
 
-from sdpa_xp import biases, masks, scaled_dot_product_attention
+from sdpa_xp import PagedKVCache, biases, masks, scaled_dot_product_attention, varlen_attention
 from sdpa_xp.layers import Linear
 from sdpa_xp_export._agree.backends import find_backends
 
@@ -186,6 +187,26 @@ def test_a_call_waits_once_at_most(cp: Any, name: str) -> None:
         scaled_dot_product_attention(x, x, x, **options)
     assert counted.waits.total() <= 1, counted.waits
     assert counted.copies.total() <= 1, counted.copies
+
+
+def test_sequences_of_unlike_lengths_share_a_call(cp: Any) -> None:
+    """Packed, and in a paged cache to which a token of each was appended before."""
+    lengths, starts = [*range(9, 41)], [0, *itertools.accumulate(range(9, 41))]
+    pool, token = cp.zeros((96, 2, 16, 8), F), cp.ones((32, 2, 1, 8), F)
+    table = [[3 * n, 3 * n + 1, 3 * n + 2] for n in range(32)]
+    x, query = cp.ones((sum(lengths), 2, 8), F), cp.ones((32, 4, 1, 8), F)
+    cache = PagedKVCache(pool, pool.copy(), table, [length - 1 for length in lengths])
+    work = {
+        "append": (lambda: cache.append(token, token, in_place=True), 0, 4),
+        "attend": (lambda: cache.append(token, token).attend(query), 1, 40),
+        "packed": (lambda: varlen_attention(x, x, x, starts, starts, is_causal=True), 1, 50),
+    }
+    for name, (call, waits, launches) in work.items():
+        with counts.counted() as counted:
+            call()
+        assert counted.waits.total() <= waits, (name, counted)
+        assert counted.copies.total() <= 2, (name, counted)
+        assert counted.launches.total() <= launches, (name, counted)
 
 
 def test_nothing_takes_it_for_a_gpu(cp: Any) -> None:
