@@ -36,7 +36,8 @@ def all_steps(device: str, folder: Path) -> dict[str, Step]:
     """Return the steps by name, in their order: numbers first, long tests behind them."""
     # The pinned versions warn of nothing; others may, and that is no failure.
     pytest = ("-m", "pytest", "-q", "--tb=short", "-W", "default", "-p", "no:cacheprovider")
-    spread = ("-n", str(max(1, min(8, (os.cpu_count() or 1) // 2)))) if is_installed("xdist") else ()
+    processes = min(8, (os.cpu_count() or 1) // 2)
+    spread = ("-n", str(processes)) if processes > 1 and is_installed("xdist") else ()
     table = ("benchmarks/on_device.py", "--into", str(folder), "--device", device)
     arrays, devices = ("cupy", "torch"), ("cupy", "torch", "onnxruntime")
     core = {}
