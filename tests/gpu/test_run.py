@@ -239,11 +239,9 @@ def test_the_libraries_of_the_core_tests_need_nothing_of_the_exporter() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["table", "features", "exported graphs", "core tests on torch", "agreement in float32"]
-)
+@pytest.mark.parametrize("name", ["table", "features", "exported graphs", "agreement in float32"])
 def test_a_step_needs_no_package_that_it_does_not_name(tmp_path: Path, name: str) -> None:
-    """Only its start: with the files of its tests, or its help."""
+    """Only its start: with the files of its tests, or its help. tests/packaging asks this of the core tests."""
     step = KNOWN[name]
     (tmp_path / "sitecustomize.py").write_text(WITHOUT.format(blocked=MODULES - {*step.needs}))
     paths = os.pathsep.join([child.SETTINGS["PYTHONPATH"], str(tmp_path)])
