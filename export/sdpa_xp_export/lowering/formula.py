@@ -41,6 +41,8 @@ class FormulaGrid:
     device = None
     entries = None
     execution_kind = "traced"
+    questions = None
+    waits = False
     is_traced = True
     is_writeable = False
     xp: ModuleType = xp
