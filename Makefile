@@ -47,8 +47,11 @@ OF_SETTINGS := $(THIN) $(if $(THIN),$(patsubst %,tests/core/test_%.py,agreement 
 REDUCED := 1.23.2 1.28.0
 RELEASES := 1.23.2 1.24.4 1.26.0 1.28.0 1.32.0
 
+# The releases of onnxruntime-gpu that are asked where graphs run.
+GPU_RELEASES := 1.28.0 1.31.1
+
 .NOTPARALLEL:
-.PHONY: demo help test test-fast test-lowest check bench bench-full mutants agreement false-alarms runtimes docs docs-serve docs-check release-check pins clean
+.PHONY: demo help test test-fast test-lowest check bench bench-full mutants agreement false-alarms runtimes cuda-placement docs docs-serve docs-check release-check pins clean
 
 demo: $(VENV)/demo
 	$(BIN)/sdpa-xp demo --force
@@ -66,6 +69,7 @@ help:
 	@echo "mutants        would the tests notice a wrong program?"
 	@echo "agreement      measure how well the libraries agree; writes results/"
 	@echo "runtimes       run graphs in each release of onnxruntime; writes results/"
+	@echo "cuda-placement where does onnxruntime-gpu place graphs? Needs gcc, and no GPU; writes results/"
 	@echo "false-alarms   does verify call a right model wrong?"
 	@echo "pins           write the exact versions in requirements/"
 	@echo "release-check  rehearse a release"
@@ -126,6 +130,11 @@ false-alarms: $(VENV)/test $(RELEASES:%=$(VENV)/onnxruntime/%/installed)
 runtimes: $(VENV)/test $(RELEASES:%=$(VENV)/onnxruntime/%/installed)
 	PYTHONPATH=tests $(BIN)/python -m runtime.matrix
 	PYTHONPATH=tests $(BIN)/python -m runtime.standard
+
+# onnxruntime-gpu, whose wheel has 256 MB, on CUDA libraries that compute nothing: tests/standins/cuda. With
+# CHANGED=--changed, only graphs that are not those of results/cuda_placement.json are asked about.
+cuda-placement: $(VENV)/test $(GPU_RELEASES:%=$(VENV)/onnxruntime-gpu/%/installed)
+	PYTHONPATH=tests $(BIN)/python -m standins.cuda.placement $(CHANGED) $(GPU_RELEASES:%=$(VENV)/onnxruntime-gpu/%)
 
 # The site: pages whose blocks are executed, with the fonts, formulas and diagrams that it serves itself; and what its
 # search finds first.
@@ -200,6 +209,9 @@ pins: $(VENV)/pins/bin/uv
 	$(PINS) --no-deps requirements/uv.in --output-file requirements/uv.txt
 	set -e; for release in $(RELEASES); do echo onnxruntime==$$release | \
 		$(PINS) --no-deps - --output-file requirements/onnxruntime/$$release.txt; done
+	set -e; for release in $(GPU_RELEASES); do \
+		printf 'onnxruntime-gpu==%s\nnvidia-cuda-runtime==13.*\nnvidia-cuda-crt==13.*\n' $$release | \
+		$(PINS) --no-deps - --output-file requirements/onnxruntime-gpu/$$release.txt; done
 
 $(VENV)/pins/bin/uv: requirements/uv.txt
 	$(PYTHON) -m venv $(VENV)/pins
@@ -213,4 +225,8 @@ $(VENV)/site/installed: docs/_site/package.json docs/_site/package-lock.json
 
 $(VENV)/onnxruntime/%/installed: $(VENV)/python requirements/onnxruntime/%.txt
 	$(PINNED)/onnxruntime/$*.txt --no-deps --upgrade --target $(@D)
+	touch $@
+
+$(VENV)/onnxruntime-gpu/%/installed: $(VENV)/python requirements/onnxruntime-gpu/%.txt
+	$(PINNED)/onnxruntime-gpu/$*.txt --no-deps --upgrade --target $(@D)
 	touch $@
