@@ -1,6 +1,6 @@
 """What a graph for CUDA may not do: move integers in each step of a loop, or hold all scores.
 
-`make cuda-placement` asks onnxruntime-gpu itself, without a GPU; here the rules are asked of the graph alone.
+`make cuda-placement` asks onnxruntime-gpu itself, without a GPU; here the rules are count of the graph alone.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def spec(dtype: str, heads: int, length: int | str, width: int = 64, batch: int 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_step_of_a_loop_moves_no_integer(dtype: str) -> None:
     """Each copy between host and device is a wait, once for each 128 queries."""
-    target, seen = Runtime.parse("test", RUNTIME), 0
+    target, count = Runtime.parse("test", RUNTIME), 0
     for name, call in features(dtype).items():
         if unsupported_reason("tiled", call, target) is None:
             assert copies_in_loops(export_call(call, form="tiled", runtime=RUNTIME).graph) == [], name
-            seen += 1
-    assert seen > 100
+            count += 1
+    assert count > 100
 
 
 def test_layers_move_none_either() -> None:

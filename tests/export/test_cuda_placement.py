@@ -24,19 +24,19 @@ def results() -> dict[str, Any]:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_results_are_those_of_todays_graphs(dtype: str) -> None:
     """If not, run `make cuda-placement`. Numbers in a graph may change; nodes and what they read may not."""
-    found = {name: digest(models) for name, models in groups(list(graphs([dtype]))).items()}
-    assert {name for name in found if name.startswith("auto")}
-    assert found == {name: known for name, known in results()["digests"].items() if name.endswith(f", {dtype}")}
+    today = {name: digest(models) for name, models in groups(list(graphs([dtype]))).items()}
+    assert {name for name in today if name.startswith("auto")}
+    assert today == {name: known for name, known in results()["digests"].items() if name.endswith(f", {dtype}")}
 
 
 def test_no_graph_breaks_a_rule_of_placement() -> None:
     measured = results()
     assert {"1.28.0", "1.31.1"} <= {*measured["releases"]}
-    for release, found in measured["releases"].items():
-        assert {name: about["broken"] for name, about in found.items() if about["broken"]} == {}, release
-        assert sum(about["graphs"] for about in found.values()) > 1900
-        assert found.keys() == measured["digests"].keys()
-        for name, about in found.items():
+    for release, by_group in measured["releases"].items():
+        assert {name: about["broken"] for name, about in by_group.items() if about["broken"]} == {}, release
+        assert sum(about["graphs"] for about in by_group.values()) > 1900
+        assert by_group.keys() == measured["digests"].keys()
+        for name, about in by_group.items():
             if name.startswith(("auto", "tiled")):
                 # A length that follows from data is any number here, and such a run may fail.
                 assert about["did not run"] <= 0.1 * about["ran"], name

@@ -37,7 +37,9 @@ def build(packages: Path) -> Path:
         "".join(f"__attribute__((weak)) int {name}(void) {{ return 0; }}\n" for name in names)
     )
     versions = ((version, "; ".join(names)) for version, names in by_version.items() if version)
-    (folder / "versions").write_text("".join(f"{version} {{ global: {of}; }};\n" for version, of in versions))
+    (folder / "versions").write_text(
+        "".join(f"{version} {{ global: {listed}; }};\n" for version, listed in versions)
+    )
     library = folder / "libstandin.so"
     headers = {path.parent for name in ("driver_types.h", "crt") for path in packages.rglob(f"include/{name}")}
     command = ["gcc", "-w", "-shared", "-fPIC", "-fno-builtin", *(f"-I{path}" for path in sorted(headers))]

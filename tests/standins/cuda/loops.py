@@ -35,41 +35,41 @@ FROM_HOST: Mapping[str, range] = {
 def copies_in_loops(graph: onnx.GraphProto) -> list[str]:
     """Return what the bodies of the loops in a graph copy in each step, and loops that run on the host."""
     kinds = _Kinds(graph, {})
-    found = []
+    copies = []
     for node in graph.node:
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.GRAPH:
-                found += _Kinds(attribute.g, kinds.of).copies
+                copies += _Kinds(attribute.g, kinds.kinds).copies
                 states = node.input[2:]
                 if not node.input[0] and not states:
-                    found.append(f"{node.name} has no input that keeps it on the device")
-                if node.input[0] and all(kinds.of[name] != "data" for name in states):
-                    found.append(f"{node.name} runs on the host")
-    return found
+                    copies.append(f"{node.name} has no input that keeps it on the device")
+                if node.input[0] and all(kinds.kinds[name] != "data" for name in states):
+                    copies.append(f"{node.name} runs on the host")
+    return copies
 
 
 class _Kinds:
     """Where each value of a graph stands, and the copies that follow."""
 
     def __init__(self, graph: onnx.GraphProto, outer: Mapping[str, Kind]) -> None:
-        self.of: dict[str, Kind] = {constant.name: "constant" for constant in graph.initializer}
-        self.of |= {value.name: "counter" if outer else "data" for value in graph.input}
+        self.kinds: dict[str, Kind] = {constant.name: "constant" for constant in graph.initializer}
+        self.kinds |= {value.name: "counter" if outer else "data" for value in graph.input}
         self.outer = outer
         self.states = {value.name for value in graph.input} if outer else set()
         self.copies: list[str] = []
         for node in graph.node:
             kind = self._kind(node)
-            self.of |= dict.fromkeys(node.output, kind)
+            self.kinds |= dict.fromkeys(node.output, kind)
             if kind == "data":
                 self.copies += self._copies(node)
         # What a loop decides by is read on the host.
-        if outer and self.of[graph.output[0].name] == "data":
+        if outer and self.kinds[graph.output[0].name] == "data":
             self.copies.append(f"{graph.output[0].name} is read by the host")
 
     def _kind(self, node: onnx.NodeProto) -> Kind:
         if node.op_type in ("Shape", "Size"):
             return "host" if node.input[0] in self.states else "known"
-        kinds = [self.of.get(name, "data") for name in node.input if name]
+        kinds = [self.kinds.get(name, "data") for name in node.input if name]
         if "data" in kinds or not kinds or any(self._taken_from_host(node)):
             return "data"
         if "host" in kinds:
@@ -81,11 +81,11 @@ class _Kinds:
     def _taken_from_host(self, node: onnx.NodeProto) -> Iterator[bool]:
         for index in FROM_HOST.get(node.op_type, ()):
             if index < len(node.input):
-                yield self.of.get(node.input[index]) in ("host", "known")
+                yield self.kinds.get(node.input[index]) in ("host", "known")
 
     def _copies(self, node: onnx.NodeProto) -> Iterator[str]:
         for index, name in enumerate(node.input):
-            kind = self.of.get(name) or self.outer.get(name)
+            kind = self.kinds.get(name) or self.outer.get(name)
             if kind is None or kind == "constant" or (kind == "counter" and node.op_type == "Identity"):
                 continue
             from_host = index in FROM_HOST.get(node.op_type, ())

@@ -139,7 +139,7 @@ def _nodes(graph: onnx.GraphProto, place: str) -> Iterator[tuple[onnx.NodeProto,
 
 def _types(graph: onnx.GraphProto) -> Types:
     """The types of the values of a model that was exported, as they are inferred."""
-    found = {
+    types = {
         value.name: (
             DTYPE.Name(value.type.tensor_type.elem_type).lower(),
             sum(dim.dim_value != 1 for dim in value.type.tensor_type.shape.dim),
@@ -148,8 +148,8 @@ def _types(graph: onnx.GraphProto) -> Types:
     }
     for node in graph.node:
         for body in _bodies(node):
-            found |= _types(body)
-    return found
+            types |= _types(body)
+    return types
 
 
 def _bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:

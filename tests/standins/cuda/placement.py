@@ -79,10 +79,10 @@ def meant_for(release: str, models: Sequence[Graph]) -> list[Graph]:
 
 def groups(models: Sequence[Graph]) -> dict[str, list[Graph]]:
     """Return graphs by the form that was asked for, and dtype."""
-    found: dict[str, list[Graph]] = {}
+    groups: dict[str, list[Graph]] = {}
     for graph in models:
-        found.setdefault(f"{graph.form}, {graph.call.query.dtype}", []).append(graph)
-    return found
+        groups.setdefault(f"{graph.form}, {graph.call.query.dtype}", []).append(graph)
+    return groups
 
 
 def digest(models: Sequence[Graph]) -> str:
@@ -210,14 +210,14 @@ def main(arguments: Sequence[str]) -> int:
             for name, about in known["releases"].get(folder.name, {}).items()
             if known["digests"].get(name) == digests.get(name)
         }
-        asked = {name: meant_for(folder.name, models) for name, models in written.items() if name not in kept}
-        lines = iter(placed(folder.resolve(), [graph for models in asked.values() for graph in models]))
+        chosen = {name: meant_for(folder.name, models) for name, models in written.items() if name not in kept}
+        lines = iter(placed(folder.resolve(), [graph for models in chosen.values() for graph in models]))
         releases[folder.name] = kept | {
-            name: summary(models, list(islice(lines, len(models)))) for name, models in asked.items()
+            name: summary(models, list(islice(lines, len(models)))) for name, models in chosen.items()
         }
         broken = {name: about["broken"] for name, about in releases[folder.name].items() if about["broken"]}
         print(
-            f"onnxruntime-gpu {folder.name}: {len(asked)} groups of graphs; broken rules: {broken}", flush=True
+            f"onnxruntime-gpu {folder.name}: {len(chosen)} groups of graphs; broken rules: {broken}", flush=True
         )
     results = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
