@@ -36,9 +36,9 @@ def build(packages: Path) -> Path:
     (folder / "stubs.c").write_text(
         "".join(f"__attribute__((weak)) int {name}(void) {{ return 0; }}\n" for name in names)
     )
-    versions = ((version, "; ".join(names)) for version, names in by_version.items() if version)
+    listed = ((version, "; ".join(names)) for version, names in by_version.items() if version)
     (folder / "versions").write_text(
-        "".join(f"{version} {{ global: {listed}; }};\n" for version, listed in versions)
+        "".join(f"{version} {{ global: {names}; }};\n" for version, names in listed)
     )
     library = folder / "libstandin.so"
     headers = {path.parent for name in ("driver_types.h", "crt") for path in packages.rglob(f"include/{name}")}
