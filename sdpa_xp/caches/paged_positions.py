@@ -45,7 +45,7 @@ def check_rows(
     elif rows and isinstance(rows[0], int):
         rows = [rows] * len(counts)
     checks.row_for_each_sequence(function, rows, counts)
-    return tuple(map(tuple, rows))
+    return tuple(tuple(row) or range(0) for row in rows)
 
 
 def join_rows(old: Row, new: Row) -> Row:

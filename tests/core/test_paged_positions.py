@@ -152,3 +152,11 @@ def test_any_sequence_of_steps(library: Library, data: Any) -> None:
         else:
             run.step(kind)
     run.attend()
+
+
+def test_a_sequence_without_tokens_begins_at_0() -> None:
+    """Also if the positions of the others are lists."""
+    pool, new = np.zeros((2, 1, 4, 8), F), np.ones((2, 1, 1, 8), F)
+    cache = PagedKVCache(pool, pool.copy(), [[0], [1]], [2, 0], positions=[[3, 7], []])
+    appended = cache.append(new, new)
+    assert [[*row] for row in appended.positions] == [[3, 7, 8], [0]]
