@@ -106,12 +106,18 @@ class PreparedCall(NamedTuple):
         # Only arrays are asked about. Calls with arrays in their options are not kept, and nor are the answers.
         if not questions.arrays:
             return bound
-        finite_inputs = self._search_inputs(questions)
+        scores = self.scores_with(grid, self.arrays["query"], ArraySource(self.arrays["key"]), bound)
+        finite_inputs = self._search_inputs(questions, scores)
         return self.bind(grid)._replace(finite_inputs=finite_inputs)
 
-    def _search_inputs(self, questions: Questions) -> frozenset[str]:
-        """Return the names of the inputs without NaN and inf; all `questions` are answered."""
-        arrays = self.arrays if not is_array(self.scale) else {**self.arrays, "scale": self.scale}
+    def _search_inputs(self, questions: Questions, scores: Scores) -> frozenset[str]:
+        """Return the names of the inputs without NaN and inf; all `questions` are answered.
+
+        The query counts as scaled: a finite number times the scale may be inf.
+        """
+        arrays = self.arrays
+        if not isinstance(scores.scale, float) or abs(scores.scale) > 1.0:
+            arrays = {**arrays, "query": scores.scaled_query(range(self.grid.queries))}
         questions.ask(lambda: finite_sums(self.grid, arrays.values()))
         *_, flags = questions.read(self.grid.library, self.grid.xp)
         return frozenset(name for name, is_finite in zip(arrays, flags, strict=True) if is_finite)
@@ -130,7 +136,7 @@ class PreparedCall(NamedTuple):
         """Return the scores with `finite_inputs`, for which a device is waited for; on the CPU, as they are."""
         if not self.grid.waits or scores.finite_inputs is not None or not scores.may_mask:
             return scores
-        return scores._replace(finite_inputs=self._search_inputs(Questions()))
+        return scores._replace(finite_inputs=self._search_inputs(Questions(), scores))
 
     def scores_without_dropout(self) -> Scores:
         """Return the scores of the whole call, without drawing from `rng`."""

@@ -34,6 +34,7 @@ from sdpa_xp._tiles.tile import LeadingSlice, Tile, slice_leading
 GradientGuard: TypeAlias = Literal["none", "cotangent", "all"]
 """Whose NaN and inf are kept out of the products where a pair may not attend: those of no array, of the
 cotangent, or of the inputs too."""
+INPUTS = frozenset({"query", "key", "value"})
 
 
 class Forward(NamedTuple):
@@ -96,10 +97,9 @@ def gradients(forward: Forward, cotangent: Array) -> dict[str, Array]:
     if scores.grid.is_traced or is_traced(cotangent):  # whether a gradient is NaN cannot be read
         return _gradients(forward.in_one_tile(), cotangent, "all")
     if (finite := scores.finite_inputs) is not None:
-        inputs = {"query", "key", "value"} | ({"scale"} & forward.targets.keys())
         questions = Questions()
         forward = forward._replace(scores=scores._replace(grid=replace(scores.grid, questions=questions)))
-        computed = _gradients(forward, cotangent, "cotangent" if inputs <= finite else "all")
+        computed = _gradients(forward, cotangent, "cotangent" if finite >= INPUTS else "all")
         if questions.arrays and not all(map(all, questions.read(scores.grid.library, scores.xp))):
             checks.not_added(scores.grid.function, traced=False)
         return computed
@@ -226,8 +226,10 @@ def _add_tile(
     s, allowed = scores.with_biases(tile, capped, allowed)
     for_cotangent: Allowed = True if guard == "none" else allowed
     for_inputs: Allowed = allowed if guard == "all" else True
-    if not isinstance(for_inputs, bool):
-        capped = xp.where(for_inputs, capped, 0.0)
+    # The score of a masked pair may be NaN or inf although the inputs are finite; only the slope reads it.
+    for_scores = for_inputs if scores.softcap is None else for_cotangent
+    if not isinstance(for_scores, bool):
+        capped = xp.where(for_scores, capped, 0.0)
     slope = None if scores.softcap is None else _softcap_slope(capped, scores.softcap)
     p = xp.exp(s - inputs.shift)
     dp = matmul_grouped(xp, inputs.cotangent, xp.matrix_transpose(value))

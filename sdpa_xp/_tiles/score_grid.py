@@ -234,9 +234,9 @@ class ScoreGrid:
     def block_bounds(self, array: Array) -> BlockBounds | None:
         """Return the bounds of an array that broadcasts to the scores, if a device is asked for them now.
 
-        A small array is not asked about: no tile of it could be skipped.
+        A small array is not asked about: no tile of it could be skipped. An empty one has no bounds.
         """
-        if self.questions is None or array.ndim < 2 or max(array.shape[-2:]) <= SIDE:
+        if self.questions is None or array.ndim < 2 or max(array.shape[-2:]) <= SIDE or 0 in array.shape:
             return None
         return ask_block_bounds(self.questions, self.xp, array)
 

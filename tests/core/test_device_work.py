@@ -215,6 +215,59 @@ def test_masked_nan_adds_nothing_to_gradients(name: str, place: int) -> None:
         same(gradient, expected[name])
 
 
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize(("scale", "as_array"), [(1.0, False), (30.0, False), (30.0, True)])
+@pytest.mark.parametrize("place", [0, 1, 2], ids=["query", "key", "value"])
+def test_masked_products_that_overflow_add_nothing_to_gradients(
+    place: int, scale: float, as_array: bool, softcap: float | None
+) -> None:
+    """All inputs are finite, and so is their sum."""
+    *arrays, cotangent = [random(1, 2, 8, 4, seed=seed) for seed in range(4)]
+    arrays[place][..., 5, 0], arrays[place][..., 5, 1] = 1e38, -1e38
+    allowed = torch.ones(8, 8, dtype=torch.bool)
+    allowed[5], allowed[:, 5] = False, False
+
+    def options(put: Put) -> dict[str, Any]:
+        number = put(torch.tensor(scale)) if as_array else scale
+        return {"attn_mask": put(allowed), "scale": number, "softcap": softcap}
+
+    with cuda_tensors() as counts:
+        computed = gradients([put(x) for x in arrays], put(cotangent), options(put))
+    assert counts.waits.total() == 1, counts.waits
+    expected = gradients([x.requires_grad_() for x in arrays], cotangent, options(lambda x: x))
+    for name, gradient in computed.items():
+        assert get(gradient).isfinite().all(), name
+        same(gradient, expected[name])
+
+
+@pytest.mark.parametrize(("batch", "queries", "keys"), [(0, 300, 300), (1, 0, 300), (1, 300, 0)])
+def test_empty_arrays_of_masks_are_not_asked(batch: int, queries: int, keys: int) -> None:
+    arrays = [torch.ones(batch, 2, length, 4) for length in (queries, keys, keys)]
+    with cuda_tensors():
+        ids = [put(torch.ones(batch, length, dtype=torch.int32)) for length in (queries, keys)]
+        allowed = put(torch.ones(batch, 1, queries, keys, dtype=torch.bool))
+        for mask in (masks.document(*ids), allowed):
+            output = scaled_dot_product_attention(*map(put, arrays), mask)
+            assert get(output).equal(torch.zeros(batch, 2, queries, 4))
+
+
+def test_a_list_that_the_inference_mode_copied_serves_autograd() -> None:
+    """With array-api-compat 1.12 autograd saves the copy itself."""
+    arrays = [random(*SHORT, seed=seed) for seed in range(3)]
+
+    def attend(table: Any) -> Any:
+        bias = biases.relative(table, max_distance=9)
+        return scaled_dot_product_attention(*map(put, arrays), bias=bias)
+
+    with cuda_tensors():
+        with torch.inference_mode():
+            attend(put(random(32, 2)))
+        assert [copy.is_inference() for copy in score_grid._PLACED.values()] == [False]
+        table = put(random(32, 2)).requires_grad_()
+        attend(table).sum().backward()
+        assert get(table.grad).shape == (32, 2)
+
+
 @pytest.mark.parametrize(
     ("batch", "heads", "key_heads", "queries", "keys", "tiles"),
     [
