@@ -178,6 +178,13 @@ class Library:
         del device
         return False
 
+    def stream(self) -> object:
+        """Return a key of the queue that the device computes now; an array of another may not be complete."""
+
+    def lasting(self) -> AbstractContextManager[object]:
+        """Return a context. Any later call may use the arrays that are made in it."""
+        return nullcontext()
+
     def is_transforming(self) -> bool:
         """Return whether something changes what calls mean now, such as a trace, so that each is checked."""
         return False

@@ -39,6 +39,9 @@ class CuPy(Library):
         del device
         return True
 
+    def stream(self) -> object:
+        return sys.modules["cupy"].cuda.get_current_stream().ptr  # where a copy of a list waits for its turn
+
     def takes_memory(self, device_type: int) -> bool:
         return device_type in CUDA
 

@@ -79,6 +79,10 @@ class Torch(Library):
     def makes_fakes(self) -> bool:
         return makes_fakes()
 
+    def lasting(self) -> AbstractContextManager[object]:
+        # Autograd refuses tensors of the inference mode.
+        return cast(AbstractContextManager[object], sys.modules["torch"].inference_mode(False))
+
     def execution_kind(self, arrays: Sequence[Array]) -> ExecutionKind:
         if not all(self.owns(array) and self.device(array).type == "cpu" for array in arrays):
             return "device"

@@ -26,8 +26,8 @@ from sdpa_xp._tiles.questions import SIDE, BlockBounds, Questions, ask_block_bou
 MOST_PLACED = 64
 """The lists of numbers whose copies on a device are kept."""
 _PLACED: dict[Hashable, Array] = {}
-"""Copies of lists by library, device, dtype and numbers. Calls and threads share them, since nothing writes to
-them. If two threads copy a list at the same time, one copy is kept."""
+"""Copies of lists by library, device, stream, dtype and numbers. Calls and threads share them, since nothing
+writes to them. If two threads copy a list at the same time, one copy is kept."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,7 +158,7 @@ class ScoreGrid:
             value = self._integers_of_entries(name, value)
         lengths = self._checked_integers(name, value, least=0)
         limits = self.padding.lengths(letter)
-        numbers = cast(list[int], value if isinstance(value, list) else [value] * len(limits))
+        numbers = value if isinstance(value, list) else [lengths.most] * len(limits)
         for number, limit in zip(numbers, limits, strict=True):
             checks.within(self.function, name, Integers(number, number, number), limit, letter)
         return lengths
@@ -222,10 +222,12 @@ class ScoreGrid:
         """Return a list of numbers as an array; a device that has to be waited for gets each list once."""
         if not self.waits or self.library.makes_fakes():
             return self.xp.asarray(numbers, dtype=dtype, device=self.device)
-        key = self.library, str(self.device), dtype, tuple(numbers)  # CuPy's devices have no hash
+        device = str(self.device)  # CuPy's devices have no hash
+        key = self.library, device, self.library.stream(), dtype, tuple(numbers)
         placed = _PLACED.get(key)
         if placed is None:
-            placed = self.xp.asarray(numbers, dtype=dtype, device=self.device)
+            with self.library.lasting():
+                placed = self.xp.asarray(numbers, dtype=dtype, device=self.device)
             if len(_PLACED) >= MOST_PLACED:
                 _PLACED.clear()
             _PLACED[key] = placed

@@ -213,3 +213,20 @@ def test_nothing_takes_it_for_a_gpu(cp: Any) -> None:
     assert cp.__version__.endswith(", its rules")
     with pytest.raises(ValueError, match="must be installed and have a device here; got backend='cupy'"):
         find_backends(["cupy"])
+
+
+def test_each_stream_has_its_copies_of_lists(cp: Any) -> None:
+    """The copy of another stream may not be complete."""
+    x = cp.ones((3, 1, 4, 8), "f4")
+
+    def copies() -> int:
+        with counts.counted() as counted:
+            scaled_dot_product_attention(x, x, x, masks.padding([3, 1, 2]))
+        return counted.copies.total()
+
+    copies()
+    assert copies() == 0
+    with cp.cuda.Stream():
+        assert copies() == 1
+        assert copies() == 0
+    assert copies() == 0

@@ -151,6 +151,15 @@ def test_tables_on_the_device_are_read_at_once(call: Callable[..., Callable[[], 
     assert counts.waits.total() <= 2, counts
 
 
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_one_length_in_an_array_is_read_once(shape: tuple[int, ...]) -> None:
+    """It is compared with the length of each sequence."""
+    arrays = [put(array) for array in packed(QUERIES, KEYS)]
+    mask = masks.padding(put(torch.full(shape, 3)))
+    counts = counted(lambda: varlen_attention(*arrays, sums(QUERIES), sums(KEYS), mask))
+    assert counts.waits.total() <= 2, counts
+
+
 def test_equal_lengths_need_no_mask() -> None:
     arrays = [put(array) for array in packed([8] * 32, [8] * 32)]
     counts = counted(lambda: varlen_attention(*arrays, sums([8] * 32), sums([8] * 32)))
