@@ -128,6 +128,24 @@ def test_a_right_model_agrees_whatever_its_scale(scale: float, dtype: str) -> No
 
 
 @pytest.mark.usefixtures("short_verify")
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_scale_whose_numbers_are_in_the_file(dtype: str) -> None:
+    q = TensorSpec(dtype, ("B", 4, "L", 16))
+    for scale in ([1.0, 0.5, -0.25, 0.0], [2.0**-12] * 4, [300.0] * 4):
+        report = verify(export_attention(q, q, q, scale=np.asarray(scale, dtype).reshape(4, 1, 1)))
+        assert report.agrees, str(report)
+        assert any("low scores" in run.inputs for run in report.runs)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_scores_that_are_returned_fit_their_dtype(dtype: str) -> None:
+    q = TensorSpec(dtype, (1, 2, 5, 8))
+    report = verify(export_attention(q, q, q, outputs=("output", "scores")))
+    assert report.agrees, str(report)
+    assert any("low scores" in run.inputs for run in report.runs) == (dtype != "float16")
+
+
+@pytest.mark.usefixtures("short_verify")
 def test_seeds_draw_different_inputs() -> None:
     model = export_attention(QKV, QKV, QKV)
     one, other = (verify(model, seed=seed).runs[0].agreement.absolute for seed in (0, 1))

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.length_sums import evaluated
+from sdpa_xp_export._call.operands import Input
 from sdpa_xp_export._dtypes.conversion import numpy_dtype
 from sdpa_xp_export._dtypes.promotion import INTEGERS
 from sdpa_xp_export._runtime.deadline import check_time
 from sdpa_xp_export._verify.integer_operands import OPERANDS, OperandChoice, TokenCounts, drawn_integers
-from sdpa_xp_export._verify.pair_terms import Arrays
+from sdpa_xp_export._verify.pair_terms import Arrays, numbers
 from sdpa_xp_export._verify.reference_inputs import heads_first, reference_inputs, reference_shape
 from sdpa_xp_export.spec import TensorSpec
 
@@ -53,8 +54,8 @@ def random_inputs(
         drawn = _drawn(call, name, spec, shape or (1,), lengths, rng, operands)
         factor = factors.get(name.removeprefix("past_").rstrip("_0123456789"), 1.0)
         arrays[name] = _multiplied(drawn, factor).reshape(shape)
-    scale = arrays.get("scale", call.scale)
-    typical = abs(scale) if isinstance(scale, float) else 1.0
+    scale = 1.0 if isinstance(call.scale, Input) else numbers(call.scale, arrays)
+    typical = float(np.max(np.abs(scale), initial=0.0))
     size_so_far = typical * math.sqrt(arrays["query"].shape[-1]) * factors["key"]
     factor = min(size / (size_so_far or 1.0), LARGEST_FACTOR[call.query.dtype])
     arrays["query"] = (arrays["query"] * factor).astype(numpy_dtype(call.query.dtype))
