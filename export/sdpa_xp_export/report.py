@@ -106,8 +106,8 @@ class LayerReport(Immutable):
     """The release of onnxruntime that ran the model."""
     notes: tuple[str, ...]
     """What may explain a failure: an onnxruntime that is older than the model's, or newer than all releases
-    that were tried; another call; missing arguments; or why the reference is not in float64. Also a provider
-    that was left out, because it did not start."""
+    that were tried; a provider that is not the model's; another call; missing arguments; or why the reference
+    is not in float64. Also a provider that was left out, because it did not start."""
     runs: tuple[Run, ...]
     """One entry for each output of each run."""
     placements: tuple[Placement, ...]

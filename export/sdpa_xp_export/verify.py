@@ -23,7 +23,7 @@ from sdpa_xp_export._model.large_model import Model
 from sdpa_xp_export._runtime.deadline import check_time, deadline
 from sdpa_xp_export._runtime.process import TIMEOUT, RuntimeProcess, check_limits, runtime_process
 from sdpa_xp_export._runtime.releases import ProviderName
-from sdpa_xp_export._runtime.session import release_notes, stated_runtime
+from sdpa_xp_export._runtime.session import runtime_notes, stated_runtime
 from sdpa_xp_export._verify.left_out import left_out
 from sdpa_xp_export._verify.loaded import blocks_of, loaded_model
 from sdpa_xp_export._verify.row_sample import DEFAULT_ROWS, THOROUGH_ROWS
@@ -213,7 +213,7 @@ def verified(
         form or "unknown",
         reason or "unknown",
         runtime.version,
-        (*runtime.notes, *release_notes(model, runtime.version)),
+        (*runtime.notes, *runtime_notes(model, runtime.version, on_providers)),
         tuple(runs),
         tuple(placements),
         left_out(call, blocks, settings, memory),

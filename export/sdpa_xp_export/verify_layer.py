@@ -20,7 +20,7 @@ from sdpa_xp_export._model.large_model import Model
 from sdpa_xp_export._runtime.engine import TimedRun
 from sdpa_xp_export._runtime.process import TIMEOUT, check_limits, runtime_process
 from sdpa_xp_export._runtime.releases import ProviderName
-from sdpa_xp_export._runtime.session import release_notes, stated_runtime
+from sdpa_xp_export._runtime.session import runtime_notes, stated_runtime
 from sdpa_xp_export._verify.agreement import judge_integers, judge_together
 from sdpa_xp_export._verify.case_list import CaseList, words_of
 from sdpa_xp_export._verify.layer_cases import BothLayers, LayerCase, judged_dtype, rounding_errors
@@ -151,7 +151,8 @@ def verify_layer(
     modes: list[str] = []
     scores = max((math.prod(call.sizes(case.lengths)) for call in calls for case in tried.cases), default=0)
     with runtime_process(loaded, timeout, memory, scores=scores) as process:
-        for name in process.providers(provider):
+        on_providers = process.providers(provider)
+        for name in on_providers:
             with process.session(loaded, name) as session:
                 timed = [session.timed(case.inputs) for case in tried.cases]
             modes.append(session.math_mode)
@@ -161,7 +162,7 @@ def verify_layer(
         release, unstarted = process.version, process.notes
     form, reason = stated_forms(loaded)
     reference = "float64" if not both.why_not_wide else _widest(tried.cases)
-    notes = [*unstarted, *release_notes(loaded, release)]
+    notes = [*unstarted, *runtime_notes(loaded, release, on_providers)]
     if both.why_not_wide:
         notes.append(f"the reference is the layer in {reference}, not in float64: {both.why_not_wide}")
     if not all(run.agreement.agrees for run in runs):

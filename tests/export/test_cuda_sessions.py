@@ -122,6 +122,13 @@ def test_memory_of_the_device_is_given_back_and_not_mistaken_for_the_hosts(wheel
         assert provider == CPU or timed.peak_bytes is None
 
 
+def test_a_run_on_the_cpu_starts_nothing_on_cuda(wheel: Wheel) -> None:
+    """It would take seconds, and a driver may hang."""
+    assert providers("cpu") == [CPU]
+    assert verify(export_attention(QKV, QKV, QKV), provider="cpu").agrees
+    assert {*map(str, wheel.requests)} <= {str([CPU])}
+
+
 @pytest.fixture
 def no_gpu(wheel: Wheel) -> Wheel:
     wheel.starts = False

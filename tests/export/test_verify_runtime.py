@@ -150,6 +150,22 @@ def test_the_names_of_nodes_in_a_profile(name: str, escaped: bool, tmp_path: Pat
     assert nodes_of_profile(profile) == [(name, "Cast", "CPU")]
 
 
+def test_a_file_for_another_provider() -> None:
+    """On the CPU a float16 Attention overflows, and bfloat16 has few kernels."""
+    on_cuda = "onnxruntime>=1.28;cuda"
+    note = f"the file is for {on_cuda}: results on CPUExecutionProvider are not promised"
+    half, wide = TensorSpec("float16", (1, 2, 3, 8)), TensorSpec("bfloat16", (1, 2, 3, 8))
+    report = verify(export_attention(half, half, half, form="attention", runtime=on_cuda), provider="cpu")
+    assert not report.agrees
+    assert report.notes == (note,)
+    with pytest.raises(ValueError, match=rf"^verify: onnxruntime must load `model`.* {note}\.$"):
+        verify(export_attention(wide, wide, wide, form="attention", runtime=on_cuda), provider="cpu")
+    layer = to_onnx(lambda x: x * 2, half, runtime=on_cuda)
+    assert verify_layer(layer, lambda x: x * 2, provider="cpu").notes == (note,)
+    for runtime in ("onnxruntime>=1.28;cpu", "onnxruntime>=1.28;web"):  # WebAssembly has the CPU's kernels
+        assert verify(export_attention(half, half, half, runtime=runtime), provider="cpu").notes == ()
+
+
 def test_a_model_that_does_not_run_exits_1(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     break_model(model)
     code, out, err = run(capsys, "verify", model)

@@ -117,14 +117,14 @@ class _Worker:
         self.session: Any = None
         self.limited = False
 
-    def start(self, arrays: Any) -> tuple[dict[str, Any], Any]:
-        """Import onnxruntime; say its release, which providers it offers, and which of them start."""
+    def start(self, wanted: list[str], arrays: Any) -> tuple[dict[str, Any], Any]:
+        """Import onnxruntime; say its release, which providers it offers, and which that are wanted start."""
         import onnxruntime
 
         from sdpa_xp_export._runtime import engine
 
         offered = list(onnxruntime.get_available_providers())
-        started = engine.started(offered, arrays["probe"].tobytes())
+        started = engine.started([name for name in offered if name in wanted], arrays["probe"].tobytes())
         return {"version": str(onnxruntime.__version__), "offered": offered, "started": started}, None
 
     def load(

@@ -37,8 +37,9 @@ from sdpa_xp_export._runtime.session import (
     not_installed,
     not_started_notes,
     probe,
-    release_notes,
+    runtime_notes,
     source_of,
+    wanted,
 )
 from sdpa_xp_export.report import Placement
 
@@ -120,16 +121,17 @@ class RuntimeProcess:
 
     def providers(self, requested: str | None) -> list[str]:
         """Return the providers to run on: the one asked for, or CUDA if it starts here and the CPU."""
-        about = self._about()
+        about = self._about(requested)
         self._chosen = chosen_providers(requested, about["offered"], about["started"])
         if requested is None:
             self.notes = not_started_notes(about["offered"], about["started"])
         return self._chosen
 
-    def _about(self) -> dict[str, Any]:
+    def _about(self, requested: str | None = None) -> dict[str, Any]:
         if self._hello is None:
             try:
-                answer = self._answer({"do": "start"}, {"probe": np.frombuffer(probe(), np.uint8)}, START)
+                arrays = {"probe": np.frombuffer(probe(), np.uint8)}
+                answer = self._answer({"do": "start", "wanted": wanted(requested)}, arrays, START)
             except (EOFError, TimeoutError, ValueError) as error:
                 words = self._last_words()
                 rule, got = "Python must start another process, in which onnxruntime runs", {"it": self._end()}
@@ -154,7 +156,7 @@ class RuntimeProcess:
     @contextmanager
     def session(self, model: Model, provider: str) -> Iterator[RemoteSession]:
         """Load `model` on `provider`; when the block ends, the session knows where its nodes ran."""
-        with self._release_named(model), tempfile.TemporaryDirectory(dir=self._folder) as folder:
+        with self._runtime_named(model, provider), tempfile.TemporaryDirectory(dir=self._folder) as folder:
             source = source_of(model, Path(folder))
             load: dict[str, object] = {"provider": provider, "fallback": PROVIDERS["cpu"]}
             load["profile"] = str(Path(folder) / "profile")
@@ -175,12 +177,12 @@ class RuntimeProcess:
         return TimedRun(arrays, float(facts["seconds"]), facts["peak_bytes"])
 
     @contextmanager
-    def _release_named(self, model: Model) -> Iterator[None]:
-        """Add to the error of a model that the release is older than the model's, or was not tried."""
+    def _runtime_named(self, model: Model, provider: str) -> Iterator[None]:
+        """Add to the error of a model how its runtime differs from this one."""
         try:
             yield
         except ModelFailedError as error:
-            if notes := release_notes(model, self.version):
+            if notes := runtime_notes(model, self.version, [provider]):
                 raise ModelFailedError(f"{error} {'; '.join(notes)}.") from error
             raise
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -172,6 +173,11 @@ class Runtime:
         if release is None or release >= self.release:
             return ""
         return f"onnxruntime {installed} is older than the file's {self}: results are not promised"
+
+    def other_provider_note(self, ran_on: Iterable[str]) -> str:
+        """Return that a provider other than this one ran the graph; empty if none did, or for `web`."""
+        others = [name for name in ran_on if name != PROVIDERS.get(self.provider, name)]
+        return f"the file is for {self}: results on {' and '.join(others)} are not promised" if others else ""
 
     @property
     def untried_note(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -108,11 +108,14 @@ def stated_runtime(model: Model) -> Runtime | None:
     return max(stated, key=lambda runtime: runtime.release, default=None)
 
 
-def release_notes(model: Model, installed: str) -> tuple[str, ...]:
-    """Return that the installed release is older than the model's, or newer than all that were tried."""
+def runtime_notes(model: Model, installed: str, ran_on: Iterable[str]) -> tuple[str, ...]:
+    """Return how the installed release and the providers differ from the model's runtime.
+
+    Also that the release is newer than all that were tried.
+    """
     stated = stated_runtime(model)
-    notes = (stated.older_note(installed) if stated else "", newer_note(installed))
-    return tuple(filter(None, notes))
+    differences = (stated.older_note(installed), stated.other_provider_note(ran_on)) if stated else ()
+    return tuple(filter(None, (*differences, newer_note(installed))))
 
 
 def placements(profile: Path, requested: str) -> list[Placement]:
@@ -123,7 +126,14 @@ def placements(profile: Path, requested: str) -> list[Placement]:
 def providers(requested: str | None = None) -> list[str]:
     """Return the providers to run on in this process."""
     offered = installed_runtime().get_available_providers()
-    return chosen_providers(requested, offered, engine.started(offered, probe()))
+    started = engine.started([name for name in offered if name in wanted(requested)], probe())
+    return chosen_providers(requested, offered, started)
+
+
+def wanted(requested: str | None) -> list[str]:
+    """Return the providers that a run may be on: no other is started, since a driver may hang."""
+    short = short_provider(requested)
+    return [full for name, full in PROVIDERS.items() if requested is None or name in ("cpu", short)]
 
 
 def probe() -> bytes:
