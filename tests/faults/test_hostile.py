@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from faults.hostile import KINDS
-from faults.planted import Fault
+from faults.planted import Fault, planted
 from faults.test_planted import by_call, caught, one_draw_for_each_call
 
 from sdpa_xp_export import verify
@@ -18,6 +20,11 @@ CALLS = by_call([fault for kind in KINDS for fault in kind()])
 def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """None of these faults shows only in the longest run."""
     monkeypatch.setattr("sdpa_xp_export._verify.trial_settings.LONGEST", 300)
+
+
+def test_the_page_says_how_many_are_planted() -> None:
+    page = Path(__file__).parents[2] / "docs/reference/verification.md"
+    assert f"planted faults: {len(planted()) + sum(map(len, CALLS))} models" in page.read_text()
 
 
 @pytest.mark.sampled(3)
