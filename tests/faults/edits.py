@@ -310,7 +310,26 @@ def turned_mask(model: onnx.ModelProto) -> None:
 
 
 def first_block_again(model: onnx.ModelProto) -> None:
-    """Every block of queries takes itself for the first one."""
+    """Every block of queries takes itself for the first one that the loop computes."""
     add_constant(model, "zero", [0], np.int64)
     body = list(graphs(model.graph))[1]
+    goes_on = _copied_with_what_it_needs(
+        body, body.output[0].name
+    )  # of the true blocks, or the loop never ends
     next(node for node in body.node if node.op_type == "Mul").input[1] = "zero"
+    body.output[0].name = goes_on
+
+
+def _copied_with_what_it_needs(graph: onnx.GraphProto, name: str) -> str:
+    """Copy the nodes that compute a value, and return the name of the copy."""
+    names = {name}
+    for node in reversed(graph.node):
+        if names & {*node.output}:
+            names |= {*node.input}
+    copies = [node for node in graph.node if names & {*node.output}]
+    renamed = {output: f"copy of {output}" for node in copies for output in node.output}
+    for node in copies:
+        inputs, outputs = ([renamed.get(x, x) for x in side] for side in (node.input, node.output))
+        graph.node.append(helper.make_node(node.op_type, inputs, outputs))
+        graph.node[-1].attribute.extend(node.attribute)
+    return renamed[name]

@@ -63,7 +63,8 @@ def test_symbolic_shape_inference_of_onnxruntime(
 ) -> None:
     """The way around is `quant_pre_process, skip_symbolic_shape` of the tools."""
     monkeypatch.chdir(tmp_path)  # where it leaves a file when it fails
-    with pytest.raises((AssertionError, Exception), match=r"^$|Incomplete symbolic shape inference"):
+    # For `tiled` it looks up the trip count, which a loop need not have: KeyError('').
+    with pytest.raises((AssertionError, Exception), match=r"^(?:'')?$|Incomplete symbolic shape inference"):
         through_files(MODELS[name].model, quant_pre_process)
 
 
