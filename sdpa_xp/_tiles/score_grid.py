@@ -303,7 +303,8 @@ class ScoreGrid:
                 return rows_at(value, entries)
             value = library_of(value).to_list(value)  # each is compared with a length, so all are read at once
         integers = [value[entry] for entry in entries]
-        return integers[0] if len(set(integers)) == 1 else integers
+        is_equal = len(set(integers)) == len(set(map(type, integers))) == 1  # True == 1, which is refused
+        return integers[0] if is_equal else integers
 
 
 def rows_at(array: Array, indices: Sequence[int]) -> Array:
