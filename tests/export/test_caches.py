@@ -262,6 +262,44 @@ def test_prefill_of_an_empty_cache(rng: np.random.Generator) -> None:
         np.testing.assert_array_equal(outputs["present_key"], arrays["key"])
 
 
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(
+    ("rule", "queries", "new", "past", "offsets"),
+    [
+        (masks.causal, 260, 5, 0, [2**29, 200]),  # queries before the first key, moved beyond the last
+        (masks.causal, 1, 1, 399, [-200, -(2**29)]),
+        (lambda offset: masks.sliding_window(3, 0, offset=offset), 1, 1, 399, [-200, -(2**29)]),
+        (lambda offset: masks.sliding_window(3, 200, offset=offset), 260, 5, 0, [2**29, 100]),
+    ],
+)
+def test_offsets_of_any_size_beside_a_cache(
+    rng: np.random.Generator,
+    rule: Any,
+    queries: int,
+    new: int,
+    past: int,
+    offsets: list[int],
+    padded: bool,
+) -> None:
+    """A block of queries takes a range of keys, which must have all that some query attends."""
+    shapes = {"query": ("L", queries), "key": ("N", new), "value": ("N", new)}
+    shapes |= {"past_key": ("P", past + new * padded), "past_value": ("P", past + new * padded)}
+    specs = {name: TensorSpec("float32", ("B", 2, length, 8)) for name, (length, _) in shapes.items()}
+    feeds: Arrays = {
+        name: rng.standard_normal((2, 2, count, 8)).astype(F) for name, (_, count) in shapes.items()
+    }
+    feeds["offset"] = np.asarray(offsets)
+    if padded:
+        specs["past_lengths"], feeds["past_lengths"] = TensorSpec("int64", ("B",)), np.asarray([past, past])
+    mask = rule(TensorSpec("int64", ("B",)))
+    tiled, primitive = (
+        run(export_attention(**specs, attn_mask=mask, form=form), feeds)["output"]
+        for form in ("tiled", "primitive")
+    )
+    assert np.any(primitive)
+    np.testing.assert_allclose(tiled, primitive, rtol=0, atol=3e-6)
+
+
 def test_verify_wants_a_cache_bit_by_bit() -> None:
     """A present_key that is off by a rounding is none that the next step may have."""
     qkv, past = TensorSpec("float32", ("B", 2, "L", 8)), TensorSpec("float32", ("B", 2, "P", 8))

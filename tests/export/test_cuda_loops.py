@@ -68,7 +68,7 @@ def tiled(length: int | str = "L", keys: int | str = "S", **rules: Any) -> onnx.
         (
             LengthsInBody,
             "extreme",
-            lambda lengths, op, integers: GraphLengths.extreme(lengths, op, lengths.graph.here(integers)),
+            lambda lengths, op, integers, **_: GraphLengths.extreme(lengths, op, lengths.graph.here(integers)),
             {"attn_mask": OFFSETS},
         ),
     ],
@@ -79,6 +79,12 @@ def test_what_a_step_moves_is_found(
     assert copies_in_loops(tiled(**rules).graph) == []
     monkeypatch.setattr(owner, name, planted)
     assert copies_in_loops(tiled(**rules).graph) != []
+
+
+def test_a_step_beside_a_cache_moves_no_offset() -> None:
+    window = masks.sliding_window(3, 0, offset=LENGTHS)
+    for rules in ({}, {"past_lengths": LENGTHS}):
+        assert copies_in_loops(tiled(keys="L", **CACHE, **rules, attn_mask=window).graph) == []
 
 
 def loop_of(model: onnx.ModelProto) -> onnx.NodeProto:

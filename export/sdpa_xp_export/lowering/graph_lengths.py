@@ -75,8 +75,9 @@ class GraphLengths:
             return 0
         return (self.keys if self.filled is None else self.filled) - self.queries
 
-    def extreme(self, op: str, integers: GraphValue) -> GraphValue:
-        """integers of any shape -> ReduceMin or ReduceMax of them, (1,)."""
+    def extreme(self, op: str, integers: GraphValue, *, shifts: bool = False) -> GraphValue:
+        """integers of any shape, which may shift queries -> ReduceMin or ReduceMax of them, (1,)."""
+        del shifts  # here no length bounds them
         flat = ops.reshape(xp.clip(integers, -BEYOND, BEYOND), [-1], ("all",))
         return ops.reduce(op, flat)
 
@@ -114,17 +115,22 @@ class LengthsInBody(GraphLengths):
     def kept_keys(self) -> GraphValue:
         return ops.scalar(self.key_count)
 
-    def extreme(self, op: str, integers: GraphValue) -> GraphValue:
+    def extreme(self, op: str, integers: GraphValue, *, shifts: bool = False) -> GraphValue:
         """integers of the outer graph -> the length of an array that is as long as the extreme says, (1,).
 
         Only a Shape gives a body an integer that follows from data without a wait in each step. A length is not
-        negative, so L is added in between; what is cut off at -L and S bounds no key.
+        negative, so L is added in between; what is cut off at -L and S bounds no key. A query of a cache may
+        stand at -L to S before it is shifted, so there both are L + S.
         """
         lengths = self.outer
         queries, keys = (lengths.length(name) for name in (self.call.sizes.queries, self.call.sizes.keys))
+        added = self.length(self.call.sizes.queries)
+        if shifts and self.call.cached:
+            queries = keys = queries + keys
+            added = added + self.length(self.call.sizes.keys)
         extreme = counting.smaller(counting.larger(lengths.extreme(op, integers), -queries), keys)
         marks = ops.arange(ops.scalar(extreme + queries), "marks")
-        return ops.length_of(self.graph.here(marks), 0) - self.length(self.call.sizes.queries)
+        return ops.length_of(self.graph.here(marks), 0) - added
 
 
 class LengthsAsData(GraphLengths):

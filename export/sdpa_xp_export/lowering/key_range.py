@@ -84,7 +84,9 @@ def _moved(tile: GraphTile, query: GraphValue, offset: object, op: str) -> Graph
     if isinstance(offset, str):  # "lower_right"; a cache moves the queries by itself
         return query if tile.call.cached else query + tile.host.more_keys
     integers = tile.whole.integers("attn_mask.offset", offset)
-    return query if isinstance(integers, int) and integers == 0 else query + _extreme(tile, op, integers)
+    if isinstance(integers, int):
+        return query + _extreme(tile, op, integers) if integers else query
+    return query + tile.host.extreme(op, integers, shifts=True)
 
 
 def _causal(tile: GraphTile, queries: _Queries, offset: object) -> KeyRange:
