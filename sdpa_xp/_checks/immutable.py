@@ -15,7 +15,8 @@ class Immutable:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if "__setattr__" in vars(cls):  # the second class that dataclass makes, to which it has added slots
+        # The second class that dataclass makes has slots, and its two methods, which mypy takes for `object`'s.
+        if "__setattr__" in vars(cls):
             cls.__setattr__ = _refuse_to_set  # type: ignore[method-assign]
             cls.__delattr__ = _refuse_to_delete  # type: ignore[method-assign]
 

@@ -34,6 +34,7 @@ _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
 }
 _NO_FUNCTIONS = ModuleType("arrays")
+# Any module may have the attribute; mypy knows only those that a file states.
 _NO_FUNCTIONS.__all__ = ()  # type: ignore[attr-defined]
 _KINDS = {"attn_mask": masks, "bias": biases, "scale": _NO_FUNCTIONS, "sinks": _NO_FUNCTIONS}
 _NOT_TEXT = ("Mask", "Bias", "from_function", "to_array")
