@@ -12,6 +12,7 @@ from sdpa_xp._checks import Implementation, IntegersLike
 from sdpa_xp._libraries.protocols import AnyArray
 from sdpa_xp.attention import compute_output
 from sdpa_xp.biases import Bias
+from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.masks import Mask
 from sdpa_xp.masks.algebra import as_mask
 from sdpa_xp.masks.bands import SlidingWindow
@@ -81,7 +82,7 @@ def dot_product_attention(
     if checks.flag(function, "return_residual", return_residual):
         hint = "`attention_state(..., layout='...LHE')` returns the output and the log-sum-exp."
         rule = "`return_residual` must be False"
-        raise ValueError(checks.message(function, rule, {"return_residual": True}, hint))
+        raise ArgumentValueError(function, rule, {"return_residual": True}, hint)
     masks = [] if mask is None else [as_mask(function, "mask", mask, "mask")]
     if local_window_size is not None:
         masks.append(SlidingWindow(*checks.window(function, "local_window_size", local_window_size)))

@@ -11,16 +11,13 @@ from functools import partial
 from types import MethodType
 from typing import Any, cast
 
-from sdpa_xp._checks import message
 from sdpa_xp.biases import Bias
+from sdpa_xp.errors import ArgumentTypeError, message_of, summary
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._array_api.dispatch import is_array
-from sdpa_xp_export._call.error_text import first_sentence
 from sdpa_xp_export._graph.lengths import length_error
 from sdpa_xp_export.spec import TensorSpec
 
-_OWN_ERROR = re.compile(r"[\w.]+: ")
-"""Messages of the library and of the exporter begin with a function; `linear(): ...` is of torch."""
 _OF_A_LENGTH = re.compile(r"\bLength\b|expected a sequence of integers")
 """Errors of torch and NumPy for a length that only a run knows."""
 
@@ -33,12 +30,12 @@ def bound_arguments(
         signature = signature_of(layer)
     except ValueError as error:  # a function in C may have none
         rule, how = "`layer` must be a function with a signature", "Write it in Python, as in lambda x: ..."
-        raise TypeError(message(function, rule, {"layer": getattr(layer, "__name__", layer)}, how)) from error
+        raise ArgumentTypeError(function, rule, {"layer": getattr(layer, "__name__", layer)}, how) from error
     try:
         return signature.bind(*inputs, **keywords)
     except TypeError as error:
         rule, got = "the arguments must fit `layer`", {"its error": error, "its signature": signature}
-        raise TypeError(message(function, rule, got, hint)) from error
+        raise ArgumentTypeError(function, rule, got, hint) from error
 
 
 def signature_of(layer: Callable[..., Any]) -> inspect.Signature:
@@ -87,9 +84,10 @@ def foreign_errors_reworded(function: str, layer: object, *, open_lengths: bool)
         yield
     except (TypeError, AttributeError) as error:
         if open_lengths and _OF_A_LENGTH.search(str(error)):
-            raise length_error(function, {"its error": first_sentence(error)}) from error
+            raise length_error(function, {"its error": summary(error)}) from error
         of_torch = _is_torch_module(layer)
-        is_own = _OWN_ERROR.match(str(error)) is not None
+        message = message_of(error)
+        is_own = message is not None
         # A torch module that asks a value for a method of a tensor gets the hint for torch modules.
         asks_as_tensor = is_own and of_torch and isinstance(error, AttributeError)
         if not asks_as_tensor and (is_own or not (of_torch or "GraphValue" in str(error))):
@@ -100,11 +98,9 @@ def foreign_errors_reworded(function: str, layer: object, *, open_lengths: bool)
             if of_torch
             else "Write xp = x.__array_namespace__() and xp.tanh(x) in place of another library's tanh(x)."
         )
-        why = first_sentence(error)
-        if is_own:  # its function and its value would stand in this message twice
-            why = _OWN_ERROR.sub("", why, count=1).partition("; got ")[0]
+        why = message.rule if message else summary(error)  # the function and the value stand in this message
         got = {"layer": type(layer).__name__, "its error": why}
-        raise TypeError(message(function, rule, got, hint)) from error
+        raise ArgumentTypeError(function, rule, got, hint) from error
 
 
 def _is_torch_module(layer: object) -> bool:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import onnx
 
-from sdpa_xp._checks import explains_keywords, flag, message
+from sdpa_xp._checks import explains_keywords, flag
+from sdpa_xp.errors import ArgumentTypeError
 from sdpa_xp_export._files.model_files import write_model
 from sdpa_xp_export._model.external_data import EXTERNAL_ABOVE, check_holds_data
 from sdpa_xp_export._model.large_model import LargeModel, Model
@@ -66,11 +67,11 @@ def save(
     """
     if not isinstance(model, LargeModel | onnx.ModelProto):
         rule = "`model` must be an onnx.ModelProto"
-        raise TypeError(message("save", rule, {"type": type(model).__name__}))
+        raise ArgumentTypeError("save", rule, {"type": type(model).__name__})
     if not isinstance(model, LargeModel):
         check_holds_data("save", model)  # onnx would look for external data beside `path`
     replaces = flag("save", "overwrite", overwrite)
     if isinstance(external_above, bool) or not isinstance(external_above, Integral):
         got = {"external_above": repr(external_above)}
-        raise TypeError(message("save", "`external_above` must be an integer", got))
+        raise ArgumentTypeError("save", "`external_above` must be an integer", got)
     return write_model(model, path, overwrite=replaces, external_above=external_above)

@@ -10,7 +10,8 @@ from difflib import get_close_matches
 from types import ModuleType
 from typing import Any, TypeAlias
 
-from sdpa_xp._checks import Immutable, dtype_name, explains_keywords, message
+from sdpa_xp._checks import Immutable, dtype_name, explains_keywords
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp_export._dtypes import names
 from sdpa_xp_export._dtypes.promotion import FLOATING, INTEGERS
 
@@ -65,10 +66,10 @@ class TensorSpec(Immutable):
         if name not in DTYPES:
             rule = f"`dtype` must be one of {', '.join(DTYPES)}"
             hint = _nearest_dtype(dtype) if isinstance(dtype, str) else ""
-            raise ValueError(message("TensorSpec", rule, {"dtype": repr(dtype)}, hint))
+            raise ArgumentValueError("TensorSpec", rule, {"dtype": repr(dtype)}, hint)
         if isinstance(shape, str) or not isinstance(shape, Sequence):
             rule = "`shape` must be a tuple of integers and names"
-            raise TypeError(message("TensorSpec", rule, {"shape": repr(shape)}))
+            raise ArgumentTypeError("TensorSpec", rule, {"shape": repr(shape)})
         object.__setattr__(self, "dtype", name)
         object.__setattr__(self, "shape", tuple(_checked_length(length, shape) for length in shape))
 
@@ -89,7 +90,7 @@ class TensorSpec(Immutable):
         lengths = shape_text.split(",") if shape_text else []
         if match is None or "" in lengths:
             rule = "`text` must be a dtype, and its lengths in brackets"
-            raise ValueError(message("TensorSpec", rule, {"text": repr(text)}, "As in float32[B,8,L,64]."))
+            raise ArgumentValueError("TensorSpec", rule, {"text": repr(text)}, "As in float32[B,8,L,64].")
         shape = tuple(int(part) if re.fullmatch(r"-?[0-9]+", part) else part for part in lengths)
         return cls(match["dtype"], shape)
 
@@ -125,14 +126,14 @@ def _checked_length(length: Any, shape: Sequence[Any]) -> int | str:
         if not any(map(str.isidentifier, parts)) or not all(map(_is_addend, parts)):
             rule = "a name in `shape` must be an identifier, or a sum of them"
             hint = "A comma separates lengths." if " " in length else ""
-            raise ValueError(message("TensorSpec", rule, got, hint))
+            raise ArgumentValueError("TensorSpec", rule, got, hint)
         return length
     if isinstance(length, bool) or not isinstance(length, numbers.Integral):
-        raise TypeError(message("TensorSpec", "`shape` must hold integers and names", got, _OPEN))
+        raise ArgumentTypeError("TensorSpec", "`shape` must hold integers and names", got, _OPEN)
     number = int(length)
     if not 0 <= number <= _LARGEST:
         rule = "a length in `shape` must be " + ("at least 0" if number < 0 else "at most 2**63 - 1")
-        raise ValueError(message("TensorSpec", rule, got, _OPEN))
+        raise ArgumentValueError("TensorSpec", rule, got, _OPEN)
     return number
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import sdpa_xp
-from sdpa_xp._checks import message
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp_export._array_api import namespace
 from sdpa_xp_export._call.numbers import CallNumbers, numbers_as_json, numbers_of
 from sdpa_xp_export._graph.finished_model import finished_model
@@ -118,7 +118,7 @@ def to_onnx(
         ONNX operators; the Python array API standard 2024.12.
     """
     if not callable(layer):
-        raise TypeError(message(FUNCTION, "`layer` must be callable", {"layer": type(layer).__name__}))
+        raise ArgumentTypeError(FUNCTION, "`layer` must be callable", {"layer": type(layer).__name__})
     target = Runtime.parse(FUNCTION, runtime)
     hint = "Pass a TensorSpec for each array, and the other arguments as they are."
     bound = bound_arguments(FUNCTION, layer, inputs, keywords, hint)
@@ -179,7 +179,7 @@ def _traced(
         bound.arguments[name] = with_arrays(argument, name, as_input)
     if not graph.inputs:
         rule = "there must be a TensorSpec among the arguments of `layer`"
-        raise TypeError(message(FUNCTION, rule, {"arguments": [*bound.arguments]}))
+        raise ArgumentTypeError(FUNCTION, rule, {"arguments": [*bound.arguments]})
     traced_layer = with_parameters(layer, lambda _, array: graph.from_array(array))
     with foreign_errors_reworded(FUNCTION, layer, open_lengths=bool(graph.length_sources)):
         result = traced_layer(*bound.args, **bound.kwargs)
@@ -209,11 +209,11 @@ def _opset(opset: int | None, target: Runtime) -> int:
         new = target.release >= FIRST_RELEASE["attention"]
         return OPSETS["attention"][-1] if new else DEFAULT_OPSET["primitive"]
     if isinstance(opset, bool) or not isinstance(opset, int):
-        raise TypeError(message(FUNCTION, "`opset` must be an integer", {"opset": repr(opset)}))
+        raise ArgumentTypeError(FUNCTION, "`opset` must be an integer", {"opset": repr(opset)})
     allowed = OPSETS["primitive"]
     if opset not in allowed:
         rule = f"`opset` must be {allowed[0]} to {allowed[-1]}"
-        raise ValueError(message(FUNCTION, rule, {"opset": opset}))
+        raise ArgumentValueError(FUNCTION, rule, {"opset": opset})
     return opset
 
 
@@ -224,15 +224,15 @@ def _outputs(graph: TracedGraph, result: Any) -> dict[str, GraphValue]:
     for name, value in named_outputs(result).items():
         if not isinstance(name, str) or not name:
             rule = "the keys of the mapping that `layer` returns must be names of outputs, such as 'output'"
-            error = ValueError if isinstance(name, str) else TypeError
-            raise error(message(FUNCTION, rule, {"key": repr(name)}))
+            error = ArgumentValueError if isinstance(name, str) else ArgumentTypeError
+            raise error(FUNCTION, rule, {"key": repr(name)})
         if name in used:
             rule = "an output must not have the name of an argument, a parameter, or another value"
             hint = "Return a mapping or a NamedTuple: its names are those of the outputs."
-            raise ValueError(message(FUNCTION, rule, {"output": repr(name)}, hint))
+            raise ArgumentValueError(FUNCTION, rule, {"output": repr(name)}, hint)
         if not isinstance(value, GraphValue):
             rule = "`layer` must return one or several arrays that it computes from its arguments"
-            raise TypeError(message(FUNCTION, rule, {name: type(value).__name__}))
+            raise ArgumentTypeError(FUNCTION, rule, {name: type(value).__name__})
         value = graph.equal_values.get(value.name, value)
         used_values = {output.name for output in outputs.values()}
         copy = graph.add("Identity", value, dtype=value.elem_type, shape=value.dims)

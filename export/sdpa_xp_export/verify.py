@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from sdpa_xp import _checks as checks
-from sdpa_xp._checks import message
 from sdpa_xp.biases import Bias
+from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.constants import constants
@@ -241,6 +241,6 @@ def _check_arguments(
         checks.instance("verify", name, value, Mask if name == "attn_mask" else Bias)
         if call is not None:
             rule = f"`{name}` must be among the arguments in `call` if that is given"
-            raise ValueError(message("verify", rule, {name: value}))
+            raise ArgumentValueError("verify", rule, {name: value})
     if watch is not None:
         checks.function("verify", "watch", watch, ("done", "total", "shown"))

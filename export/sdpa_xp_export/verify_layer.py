@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sdpa_xp import _checks as checks
-from sdpa_xp._checks import message
+from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp_export._call.numbers import CallNumbers, numbers_from_json
 from sdpa_xp_export._dtypes.conversion import ONNX_DTYPE
 from sdpa_xp_export._layer import bound_arguments, with_arrays
@@ -22,8 +22,8 @@ from sdpa_xp_export._runtime.process import TIMEOUT, check_limits, runtime_proce
 from sdpa_xp_export._runtime.releases import ProviderName
 from sdpa_xp_export._runtime.session import runtime_notes, stated_runtime
 from sdpa_xp_export._verify.agreement import judge_integers, judge_together
-from sdpa_xp_export._verify.case_list import CaseList, words_of
-from sdpa_xp_export._verify.layer_cases import BothLayers, LayerCase, judged_dtype, rounding_errors
+from sdpa_xp_export._verify.case_list import CaseList
+from sdpa_xp_export._verify.layer_cases import BothLayers, LayerCase, judged_dtype, rounding_errors, words_of
 from sdpa_xp_export._verify.layer_inputs import Draw, LayerInputs
 from sdpa_xp_export._verify.layer_lengths import LayerLengths
 from sdpa_xp_export._verify.layer_notes import missing_arguments_note, stated_forms
@@ -120,14 +120,14 @@ def verify_layer(
     merged = exported_models(loaded)
     if len(merged) == 1 and "sdpa_xp.call" in (metadata := merged[0]):
         rule = "`model` is a call that export_attention wrote; use verify(model)"
-        raise ValueError(message("verify_layer", rule, {"metadata": sorted(metadata)}))
+        raise ArgumentValueError("verify_layer", rule, {"metadata": sorted(metadata)})
     checks.flag("verify_layer", "thorough", thorough)
     check_limits("verify_layer", timeout, memory)
     specs = input_specs(loaded, {number: name for name, number in ONNX_DTYPE.items()})
     draws = dict(draw or {})
     for name in draws.keys() - specs.keys():
         rule = "`draw` must name inputs of the model"
-        raise ValueError(message("verify_layer", rule, {"draw": name, "inputs": ", ".join(specs)}))
+        raise ArgumentValueError("verify_layer", rule, {"draw": name, "inputs": ", ".join(specs)})
     inner = _check_keywords(specs, keywords)
     arguments = {name: spec for name, spec in specs.items() if name not in inner} | dict(keywords)
     hint = "Pass the keyword arguments that to_onnx got. The inputs of the model are passed by their names."
@@ -190,7 +190,7 @@ def _check_keywords(specs: Mapping[str, TensorSpec], keywords: Mapping[str, Any]
     def noted(name: str, spec: TensorSpec) -> TensorSpec:
         if name not in specs or name in names:
             rule = "each spec in the keyword arguments must be an input of the model, and each input only once"
-            raise ValueError(message("verify_layer", rule, {"spec": name, "inputs": ", ".join(specs)}))
+            raise ArgumentValueError("verify_layer", rule, {"spec": name, "inputs": ", ".join(specs)})
         names.add(name)
         return spec
 

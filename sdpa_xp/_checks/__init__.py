@@ -106,7 +106,7 @@ from sdpa_xp._checks.layers import (
     without_bias_of_keys,
 )
 from sdpa_xp._checks.meshes import divided, ring
-from sdpa_xp._checks.messages import brief, call_of, install_hint, message
+from sdpa_xp._checks.messages import brief, call_of, install_hint
 from sdpa_xp._checks.models import model_keywords
 from sdpa_xp._checks.plots import allowed, heads, lengths, not_empty, numpy_generator, readable, tokens, weights
 from sdpa_xp._checks.positions import (
@@ -230,7 +230,6 @@ __all__ = [
     "maps",
     "mask_dtype",
     "mask_or_bias",
-    "message",
     "model_keywords",
     "module_of_arrays",
     "multi_head_module",

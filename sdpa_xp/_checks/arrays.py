@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
-from sdpa_xp._checks.messages import message, shown, type_name
+from sdpa_xp._checks.messages import shown, type_name
 from sdpa_xp._checks.shapes import broadcast
 from sdpa_xp._libraries import (
     FLOATING,
@@ -21,6 +21,7 @@ from sdpa_xp._libraries import (
     plain,
 )
 from sdpa_xp._libraries.protocols import Array, Dtype, Namespace, Shape
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message
 
 _OTHER_KINDS = {"attn_mask": "a mask", "mask": "a mask", "bias": "a bias"}
 """What an argument may be instead of an array."""
@@ -39,7 +40,7 @@ def one_library(function: str, values: Mapping[str, object]) -> tuple[Namespace,
         if namespace is not xp:
             rule = f"`{first}` and `{name}` must be arrays of one library"
             got = {first: type_name(arrays[first]), name: type_name(arrays[name])}
-            raise TypeError(message(function, rule, got, _conversion_hint(arrays, first, name)))
+            raise ArgumentTypeError(function, rule, got, _conversion_hint(arrays, first, name))
     return xp, arrays
 
 
@@ -53,7 +54,7 @@ def _namespace(function: str, name: str, array: Array) -> Namespace:
         xp = cast(Namespace, error.obj)
     if not hasattr(xp, "__name__"):
         rule = f"`{name}.__array_namespace__()` must return a namespace that has a `__name__`, such as a module"
-        raise TypeError(message(function, rule, {f"{name}.__array_namespace__()": xp}))
+        raise ArgumentTypeError(function, rule, {f"{name}.__array_namespace__()": xp})
     return xp
 
 
@@ -62,7 +63,7 @@ def has_name(function: str, xp: Namespace, error: AttributeError) -> None:
     if error.obj is xp:
         rule = f"the namespace of the arrays must have `{error.name}` for this call"
         hint = 'Define it there; the page "Add a backend" lists what each feature needs.'
-        missing = message(function, rule, {"namespace": xp.__name__}, hint)
+        missing = Message(function, rule, {"namespace": xp.__name__}, hint)
         raise AttributeError(missing, name=error.name, obj=xp) from error
 
 
@@ -97,10 +98,9 @@ def plain_array(function: str, name: str, value: object) -> Array:
         hint = "" if name in _OTHER_KINDS else _hint_for_rows(value)
         hint = hint or f"Convert the list: numpy.asarray({name})."
     hint = hint or _named_hint(name, value)
-    rule = f"`{name}` must be a plain array of a library that follows the array API standard"
-    if name in _OTHER_KINDS:
-        rule = rule.replace("be a plain", f"be {_OTHER_KINDS[name]} or a plain")
-    raise TypeError(message(function, rule, {name: shown(value)}, hint))
+    other = f"{_OTHER_KINDS[name]} or " if name in _OTHER_KINDS else ""
+    rule = f"`{name}` must be {other}a plain array of a library that follows the array API standard"
+    raise ArgumentTypeError(function, rule, {name: shown(value)}, hint)
 
 
 def _hint_for_rows(rows: object) -> str:
@@ -154,7 +154,7 @@ def one_device(function: str, arrays: Mapping[str, Array]) -> None:
         first, reference = next(iter(known.items()))
         if device != reference:
             rule = f"`{first}` and `{name}` must be on one device"
-            raise ValueError(message(function, rule, {f"{first}.device": reference, f"{name}.device": device}))
+            raise ArgumentValueError(function, rule, {f"{first}.device": reference, f"{name}.device": device})
 
 
 def floating(function: str, name: str, array: Array) -> None:
@@ -168,7 +168,7 @@ def floating(function: str, name: str, array: Array) -> None:
             hint = f"Attention of complex numbers is not defined; xp.real({name}) and xp.imag({name}) are real."
         if getattr(array.dtype, "kind", "") in ("O", "S", "T", "U"):  # NumPy's objects, bytes and strings
             hint = _hint_for_rows(library_of(array).to_list(array)) or hint
-        raise TypeError(message(function, rule, {f"{name}.dtype": array.dtype}, hint))
+        raise ArgumentTypeError(function, rule, {f"{name}.dtype": array.dtype}, hint)
 
 
 def one_dtype(function: str, arrays: Mapping[str, Array]) -> None:
@@ -184,7 +184,7 @@ def one_dtype(function: str, arrays: Mapping[str, Array]) -> None:
                 hint = f"Convert the input: {code(first, dtype_name(array.dtype))}."
             elif name.startswith("cache."):  # nor what a cache holds
                 hint = f"Convert the new tokens: {code(first, f'{name}.dtype')}."
-            raise TypeError(message(function, rule, got, hint))
+            raise ArgumentTypeError(function, rule, got, hint)
 
 
 def added_dtype(function: str, name: str, array: Array, query: Dtype, accumulation: Dtype) -> None:
@@ -197,7 +197,7 @@ def added_dtype(function: str, name: str, array: Array, query: Dtype, accumulati
         hint = f"A narrower dtype is converted. Convert this one yourself: {cast}."
         if name == "attn_mask":  # converted 0 and 1 would be added to the scores, and mask nothing
             hint += " If its 1 means may attend, pass `attn_mask != 0`."
-        raise TypeError(message(function, rule, got, hint))
+        raise ArgumentTypeError(function, rule, got, hint)
 
 
 def joins_scores(dtype: str, query: str, accumulation: str) -> bool:
@@ -213,14 +213,14 @@ def operand(function: str, name: str, value: object, rule: str) -> None:
         hint = (
             "`from_function` takes a function of the indices." if callable(value) else _named_hint(name, value)
         )
-        raise TypeError(message(function, f"`{name}` must be {rule}", {name: shown(value)}, hint))
+        raise ArgumentTypeError(function, f"`{name}` must be {rule}", {name: shown(value)}, hint)
 
 
 def mask_or_bias(function: str, name: str, value: object, refused: type, hint: str) -> None:
     """Check that a bias is not passed as a mask, or a mask as a bias; `refused` is the wrong type."""
     if isinstance(value, refused):
         rule = f"`{name}` must not be a {refused.__name__.lower()}"
-        raise TypeError(message(function, rule, {name: value}, hint))
+        raise ArgumentTypeError(function, rule, {name: value}, hint)
 
 
 def mask_dtype(function: str, mask: Array) -> bool:
@@ -229,7 +229,7 @@ def mask_dtype(function: str, mask: Array) -> bool:
     if name.startswith(("int", "uint")):
         rule = "`attn_mask` must be boolean (True = may attend) or floating (added to the scores)"
         got = {"attn_mask.dtype": mask.dtype}
-        raise TypeError(message(function, rule, got, _boolean_hint("attn_mask", mask)))
+        raise ArgumentTypeError(function, rule, got, _boolean_hint("attn_mask", mask))
     return name.startswith("bool")
 
 
@@ -249,7 +249,7 @@ def zeros_and_ones(function: str, mask: Array) -> None:
         rule = "`attn_mask` must be boolean to mask: its 0 and 1 are added to the scores"
         hint = "Pass `attn_mask != 0` if 1 means that a query may attend, or pass the array as `bias`."
         got = {"attn_mask.dtype": mask.dtype}
-        warnings.warn(message(function, rule, got, hint), stacklevel=_caller_level())
+        warnings.warn(Message(function, rule, got, hint), stacklevel=_caller_level())
 
 
 def _caller_level() -> int:
@@ -265,7 +265,7 @@ def boolean(function: str, name: str, array: Array) -> None:
     """Check that `array` is boolean."""
     if not dtype_name(array.dtype).startswith("bool"):
         rule = f"`{name}` must be boolean (True = may attend)"
-        raise TypeError(message(function, rule, {f"{name}.dtype": array.dtype}, _boolean_hint(name, array)))
+        raise ArgumentTypeError(function, rule, {f"{name}.dtype": array.dtype}, _boolean_hint(name, array))
 
 
 def boolean_result(function: str, name: str, result: Array) -> None:
@@ -273,13 +273,21 @@ def boolean_result(function: str, name: str, result: Array) -> None:
     if not dtype_name(result.dtype).startswith("bool"):
         rule = f"the function of `{name}` must return booleans (True = may attend)"
         hint = "Return a condition, such as `kv_idx <= q_idx`."
-        raise TypeError(message(function, rule, {"result.dtype": result.dtype}, hint))
+        raise ArgumentTypeError(function, rule, {"result.dtype": result.dtype}, hint)
 
 
 def _boolean_hint(name: str, array: Array) -> str:
     if not dtype_name(array.dtype).startswith(("int", "uint")):
         return ""
     return f"An integer mask is ambiguous: pass `{name} != 0` if 1 means may attend, `== 0` if 0 does."
+
+
+_REWORDED: dict[type[Exception], Any] = {
+    TypeError: ArgumentTypeError,
+    ValueError: ArgumentValueError,
+    RuntimeError: RuntimeError,
+}
+"""What an error of Python's own, raised by a function of a caller, becomes when it names that function."""
 
 
 def apply_caller_function(
@@ -292,15 +300,16 @@ def apply_caller_function(
     try:
         return caller_function(*arguments)
     except Exception as error:  # a caller's function may raise anything; all of it goes on, with a name
-        kind = type(error)
-        if kind not in (TypeError, ValueError, RuntimeError):
+        kind = _REWORDED.get(type(error), type(error))
+        if kind not in _REWORDED.values():
             error.add_note(f"{function}: it was raised by the function of `{name}`.")
             raise
         rule = f"the function of `{name}` must compute with arrays of indices"
         hint = ""
         if any(word in str(error).lower() for word in ("truth", "ambiguous", "bool", "length-1")):
             hint = "Conditions combine with `&`, `|` and `~`, not with `and`, `or` and `not`."
-        raise kind(message(function, rule, {"its error": error}, hint)) from error
+        parts = function, rule, {"its error": error}, hint
+        raise (RuntimeError(Message(*parts)) if kind is RuntimeError else kind(*parts)) from error
 
 
 def of_function(function: str, name: str, result: object, target: Shape, xp: Namespace) -> Array:
@@ -308,11 +317,11 @@ def of_function(function: str, name: str, result: object, target: Shape, xp: Nam
     if not is_array(result):
         rule = f"the function of `{name}` must return an array"
         hint = "`&`, `|` and `~` combine conditions." if isinstance(result, bool) else ""
-        raise TypeError(message(function, rule, {"result": shown(result)}, hint))
+        raise ArgumentTypeError(function, rule, {"result": shown(result)}, hint)
     if namespace_of(result) is not xp:
         rule = f"`query` and what the function of `{name}` returns must be arrays of one library"
-        raise TypeError(message(function, rule, {"result": shown(result)}))
+        raise ArgumentTypeError(function, rule, {"result": shown(result)})
     if broadcast(result.shape, target) != target:
         rule = f"what the function of `{name}` returns must broadcast to (..., Hq, rows, columns) of its tile"
-        raise ValueError(message(function, rule, {"result.shape": result.shape, "tile": target}))
+        raise ArgumentValueError(function, rule, {"result.shape": result.shape, "tile": target})
     return result

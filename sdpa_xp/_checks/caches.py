@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from sdpa_xp._checks.arrays import floating, one_device, one_dtype, one_library
-from sdpa_xp._checks.messages import message, type_name
+from sdpa_xp._checks.messages import type_name
 from sdpa_xp._checks.shapes import known
 from sdpa_xp._libraries import device_of, has_override, library_of, share_memory
 from sdpa_xp._libraries.protocols import Array, Shape
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 
 def same_dtype_and_device(function: str, arrays: Mapping[str, Array]) -> None:
@@ -35,10 +36,10 @@ def same_but_width(function: str, shapes: Mapping[str, Shape]) -> None:
     names = f"`{first_name}` and `{second_name}`"
     got = {f"{first_name}.shape": first, f"{second_name}.shape": second}
     if min(len(first), len(second)) < 3:
-        raise ValueError(message(function, f"{names} must have at least 3 axes", got))
+        raise ArgumentValueError(function, f"{names} must have at least 3 axes", got)
     if first[:-1] != second[:-1]:
         rule = f"{names} must have the same shape, except for the width (axis -1)"
-        raise ValueError(message(function, rule, got))
+        raise ArgumentValueError(function, rule, got)
 
 
 def same_but(function: str, name: str, shape: Shape, cached: Shape, axis: int) -> None:
@@ -46,7 +47,7 @@ def same_but(function: str, name: str, shape: Shape, cached: Shape, axis: int) -
     other_axes = [n for n in range(-len(shape), 0) if n != axis]
     if len(shape) != len(cached) or any(shape[n] != cached[n] for n in other_axes):
         rule = f"`{name}` must have the shape of the cache, except for the length (axis {axis})"
-        raise ValueError(message(function, rule, {f"{name}.shape": shape, f"cache.{name}.shape": cached}))
+        raise ArgumentValueError(function, rule, {f"{name}.shape": shape, f"cache.{name}.shape": cached})
 
 
 def writeable(function: str, feature: str, arrays: Mapping[str, Array]) -> None:
@@ -55,8 +56,8 @@ def writeable(function: str, feature: str, arrays: Mapping[str, Array]) -> None:
         if not library_of(array).is_writeable(array):
             rule = f"{feature} needs arrays that can be written to"
             hint = "Without it, `append` copies the cache and works with every library."
-            raise TypeError(
-                message(function, rule, {name: f"a read-only or broadcast {type_name(array)}"}, hint)
+            raise ArgumentTypeError(
+                function, rule, {name: f"a read-only or broadcast {type_name(array)}"}, hint
             )
 
 
@@ -65,17 +66,17 @@ def no_graph_values(function: str, feature: str, arrays: Mapping[str, Array]) ->
     if has_override(*arrays.values()):
         rule = f"{feature} needs arrays, not values of a graph"
         got = {name: type_name(array) for name, array in arrays.items()}
-        raise TypeError(message(function, rule, got, "In a graph, use a KVCache without `capacity`."))
+        raise ArgumentTypeError(function, rule, got, "In a graph, use a KVCache without `capacity`.")
 
 
 def pool_not_empty(function: str, sequences: int, size: int, name: str = "block_table") -> None:
     """Check that `name` has at least one sequence, and that a block holds at least one token."""
     if sequences == 0:
         rule = f"`{name}` must have a row for at least one sequence"
-        raise ValueError(message(function, rule, {name: []}))
+        raise ArgumentValueError(function, rule, {name: []})
     if size == 0:
         rule = "a block of `key_blocks` must hold at least one token"
-        raise ValueError(message(function, rule, {"tokens of a block": size}))
+        raise ArgumentValueError(function, rule, {"tokens of a block": size})
 
 
 def separate_pools(function: str, key_blocks: Array, value_blocks: Array) -> None:
@@ -83,7 +84,7 @@ def separate_pools(function: str, key_blocks: Array, value_blocks: Array) -> Non
     if share_memory(key_blocks, value_blocks):
         rule = "`in_place` needs `key_blocks` and `value_blocks` that do not share memory"
         got = {"value_blocks": "key_blocks" if key_blocks is value_blocks else "a view of the same numbers"}
-        raise ValueError(message(function, rule, got, "Copy one of them."))
+        raise ArgumentValueError(function, rule, got, "Copy one of them.")
 
 
 def appended(function: str, queries: int, tokens: int, sequence: int | None = None) -> None:
@@ -97,7 +98,7 @@ def appended(function: str, queries: int, tokens: int, sequence: int | None = No
         )
         hint = "`append` the keys and values of the new tokens first. "
         hint += "For queries that are not the last tokens, or an idle sequence, pass `is_causal=False`."
-        raise ValueError(message(function, rule, {"L": queries, "tokens": tokens}, hint))
+        raise ArgumentValueError(function, rule, {"L": queries, "tokens": tokens}, hint)
 
 
 def fits_capacity(function: str, needed: int, capacity: int) -> None:
@@ -105,7 +106,7 @@ def fits_capacity(function: str, needed: int, capacity: int) -> None:
     if needed > capacity:
         hint = "Create the cache with a larger `capacity`, or append without `in_place`."
         rule = "the tokens must fit into the capacity of the cache"
-        raise ValueError(message(function, rule, {"tokens": needed, "capacity": capacity}, hint))
+        raise ArgumentValueError(function, rule, {"tokens": needed, "capacity": capacity}, hint)
 
 
 def is_newest(function: str, newest: bool, length: int, filled: int) -> None:
@@ -114,7 +115,7 @@ def is_newest(function: str, newest: bool, length: int, filled: int) -> None:
         rule = "a cache can be appended to in place only once"
         hint = "Append to the newest cache, or without `in_place`."
         got = {"tokens of this cache": length, "tokens of the newest cache": filled}
-        raise ValueError(message(function, rule, got, hint))
+        raise ArgumentValueError(function, rule, got, hint)
 
 
 def not_overwritten(overwritten: bool, tokens: int) -> None:
@@ -122,7 +123,7 @@ def not_overwritten(overwritten: bool, tokens: int) -> None:
     if overwritten:
         rule = "the tokens of a cache must not be overwritten"
         hint = "A cache with fewer tokens was appended to in place, in the same memory. Use the newest cache."
-        raise ValueError(message("KVCache", rule, {"tokens of this cache": tokens}, hint))
+        raise ArgumentValueError("KVCache", rule, {"tokens of this cache": tokens}, hint)
 
 
 def one_start(function: str, first_position: object, positions: object) -> None:
@@ -130,14 +131,14 @@ def one_start(function: str, first_position: object, positions: object) -> None:
     is_zero = isinstance(first_position, int) and first_position == 0
     if positions is not None and not is_zero:
         rule = "`first_position` and `positions` must not both be given"
-        raise ValueError(message(function, rule, {"first_position": first_position}))
+        raise ArgumentValueError(function, rule, {"first_position": first_position})
 
 
 def in_cache(function: str, queries: int, tokens: int) -> None:
     """Check that queries are the last tokens of a cache that has a position for each of them."""
     if isinstance(queries, int) and isinstance(tokens, int) and queries > tokens:
         rule = "queries that are not the last tokens of the cache need `positions`"
-        raise ValueError(message(function, rule, {"L": queries, "tokens": tokens}))
+        raise ArgumentValueError(function, rule, {"L": queries, "tokens": tokens})
 
 
 def row_for_each_sequence(function: str, rows: list[list[int]], counts: Sequence[int]) -> None:
@@ -145,7 +146,7 @@ def row_for_each_sequence(function: str, rows: list[list[int]], counts: Sequence
     if [len(row) for row in rows] != [*counts]:
         rule = "`positions` must have one integer for each token of each sequence"
         got = {"integers": [len(row) for row in rows], "tokens": [*counts]}
-        raise ValueError(message(function, rule, got))
+        raise ArgumentValueError(function, rule, got)
 
 
 def has_tokens(function: str, counts: Sequence[int], lengths: Sequence[int]) -> None:
@@ -153,7 +154,7 @@ def has_tokens(function: str, counts: Sequence[int], lengths: Sequence[int]) -> 
     for sequence, (count, length) in enumerate(zip(counts, lengths, strict=True)):
         if count > length:
             rule = f"`count` must be at most the tokens of sequence {sequence}"
-            raise ValueError(message(function, rule, {"count": count, "tokens": length}))
+            raise ArgumentValueError(function, rule, {"count": count, "tokens": length})
 
 
 def whole_blocks(function: str, counts: Sequence[int], size: int) -> None:
@@ -162,34 +163,34 @@ def whole_blocks(function: str, counts: Sequence[int], size: int) -> None:
         if count % size:
             rule = "`count` must be a multiple of the block size"
             hint = "Drop fewer tokens, and hide the others with `masks.sliding_window`."
-            raise ValueError(message(function, rule, {"count": count, "block size": size}, hint))
+            raise ArgumentValueError(function, rule, {"count": count, "block size": size}, hint)
 
 
 def among(function: str, name: str, least: int, most: int, limit: int, letter: str) -> None:
     """Check that numbers are from 0 up to `limit`."""
     if least < 0 or most >= limit:
         rule = f"`{name}` must be from 0 to {letter} - 1"
-        raise ValueError(message(function, rule, {name: least if least < 0 else most, letter: limit}))
+        raise ArgumentValueError(function, rule, {name: least if least < 0 else most, letter: limit})
 
 
 def has_batch(function: str, shape: Shape) -> None:
     """Check that keys (..., H, S, E) have batch entries."""
     if len(shape) < 4:
         rule = "the cache must have batch entries, on an axis before the heads"
-        raise ValueError(message(function, rule, {"cache.key.shape": shape}))
+        raise ArgumentValueError(function, rule, {"cache.key.shape": shape})
 
 
 def one_axis(function: str, name: str, shape: Shape) -> None:
     """Check that an array has one axis."""
     if len(shape) != 1:
-        raise ValueError(message(function, f"`{name}` must have one axis", {f"{name}.shape": shape}))
+        raise ArgumentValueError(function, f"`{name}` must have one axis", {f"{name}.shape": shape})
 
 
 def row_for_each_entry(function: str, shape: Shape, cached: Shape) -> None:
     """Check that slots are (n,), or (B, n) for keys (B, H, S, E)."""
     if len(shape) != 2 or len(cached) != 4 or shape[0] != cached[0]:
         rule = "`slots` must be (n,), or (B, n) with one row for each entry of one batch axis"
-        raise ValueError(message(function, rule, {"slots.shape": shape, "cache.key.shape": cached}))
+        raise ArgumentValueError(function, rule, {"slots.shape": shape, "cache.key.shape": cached})
 
 
 def block_table(function: str, table: list[list[int]], lengths: list[int], size: int, blocks: int) -> None:
@@ -198,11 +199,11 @@ def block_table(function: str, table: list[list[int]], lengths: list[int], size:
         needed = -(-length // size)
         if needed > len(row):
             rule = f"`block_table[{sequence}]` must have a block for each {size} tokens"
-            raise ValueError(message(function, rule, {"tokens": length, "blocks": len(row)}))
+            raise ArgumentValueError(function, rule, {"tokens": length, "blocks": len(row)})
         for place, block in enumerate(row[:needed]):
             if not 0 <= block < blocks:
                 rule = f"`block_table[{sequence}][{place}]` must be one of the {blocks} blocks"
-                raise ValueError(message(function, rule, {"block": block}))
+                raise ArgumentValueError(function, rule, {"block": block})
 
 
 def exclusive_blocks(function: str, written: list[tuple[int, int]], table: list[list[int]]) -> None:
@@ -215,4 +216,4 @@ def exclusive_blocks(function: str, written: list[tuple[int, int]], table: list[
         if len(owners[block]) > 1:
             rule = "a block that is written to must belong to one sequence"
             hint = "Give one of them a copy of the block."
-            raise ValueError(message(function, rule, {"block": block, "sequences": owners[block]}, hint))
+            raise ArgumentValueError(function, rule, {"block": block, "sequences": owners[block]}, hint)

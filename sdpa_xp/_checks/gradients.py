@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NoReturn
 
 from sdpa_xp._checks.arrays import one_device, one_dtype, one_library
-from sdpa_xp._checks.messages import message
 from sdpa_xp._checks.shapes import known
 from sdpa_xp._libraries.protocols import Array, Shape
+from sdpa_xp.errors import ArgumentValueError
 
 
 def cotangent(function: str, value: object, query: Array, output: Shape) -> Array:
@@ -22,7 +22,7 @@ def cotangent(function: str, value: object, query: Array, output: Shape) -> Arra
     known(function, "cotangent", array.shape)
     if array.shape != output:
         rule = "`cotangent` must have the shape of the output"
-        raise ValueError(message(function, rule, {"cotangent.shape": array.shape, "output.shape": output}))
+        raise ArgumentValueError(function, rule, {"cotangent.shape": array.shape, "output.shape": output})
     return array
 
 
@@ -33,4 +33,4 @@ def not_added(function: str, *, traced: bool) -> NoReturn:
     if traced:
         got = "a function inside a jit or a lazy graph, where it cannot be tried"
     hint = "Pass what it adds as an array, or let torch or JAX differentiate `scaled_dot_product_attention`."
-    raise ValueError(message(function, rule, {"bias": got}, hint))
+    raise ArgumentValueError(function, rule, {"bias": got}, hint)

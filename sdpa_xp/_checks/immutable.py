@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import FrozenInstanceError, fields
 from typing import Any
 
-from sdpa_xp._checks.messages import message, shown
+from sdpa_xp._checks.messages import shown
+from sdpa_xp.errors import Message
 
 
 class Immutable:
@@ -44,7 +45,7 @@ def _refusal(value: Any, name: str, done: str, got: dict[str, str]) -> str:
     kind, names = type(value).__name__, _field_names(value)
     rule = f"`{name}` cannot be {done}, because instances of {kind} never change"
     hint = f"Write dataclasses.replace(x, {name}=...) for a changed copy of x."
-    return message(kind, rule, got, hint if name in names else f"Its fields are {', '.join(names)}.")
+    return Message(kind, rule, got, hint if name in names else f"Its fields are {', '.join(names)}.")
 
 
 def _field_names(value: Any) -> list[str]:

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from sdpa_xp._checks.keywords import named
-from sdpa_xp._checks.messages import message, type_name
+from sdpa_xp._checks.messages import type_name
 from sdpa_xp._checks.shapes import broadcast, known
 from sdpa_xp._libraries import as_signed, dtype_name, has_override, is_array, is_traced, library_of, plain
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace, Shape
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 IntegersLike: TypeAlias = int | Sequence[int] | AnyArray
 """Integers as a caller passes them: an int, a list, or an array of an integer dtype."""
@@ -58,11 +59,11 @@ def integer(
         how = ""
         if is_array(value):
             how = "Inside a jit it has to be static." if is_traced(value) else "Convert it with `int`."
-        raise TypeError(message(function, rule, {name: _shown(value)}, how))
+        raise ArgumentTypeError(function, rule, {name: _shown(value)}, how)
     number = int(value)
     if not least <= number <= most:
         rule = f"`{name}` must be " + (f"at least {least}" if number < least else f"at most {most}")
-        raise ValueError(message(function, rule, {name: number}, hint))
+        raise ArgumentValueError(function, rule, {name: number}, hint)
     return number
 
 
@@ -71,10 +72,10 @@ def rows(function: str, name: str, value: object, length: int) -> range:
     if value is None:
         return range(length)
     if not isinstance(value, range) or value.step != 1:
-        raise TypeError(message(function, f"`{name}` must be a range with step 1", {name: repr(value)}))
+        raise ArgumentTypeError(function, f"`{name}` must be a range with step 1", {name: repr(value)})
     if not 0 <= value.start <= value.stop <= length:
         rule = f"`{name}` must be among the {length} queries (L)"
-        raise ValueError(message(function, rule, {name: value}))
+        raise ArgumentValueError(function, rule, {name: value})
     return value
 
 
@@ -118,7 +119,7 @@ def window(function: str, name: str, value: object) -> tuple[int, int]:
     """Check the reach of a window, one integer or (left, right), and return (left, right)."""
     widths = value if isinstance(value, tuple | list) else (value, value)
     if len(widths) != 2:
-        raise ValueError(message(function, f"`{name}` must be an integer or (left, right)", {name: value}))
+        raise ArgumentValueError(function, f"`{name}` must be an integer or (left, right)", {name: value})
     left, right = (integer(function, name, width, least=0) for width in widths)
     return left, right
 
@@ -127,7 +128,7 @@ def within(function: str, name: str, lengths: Integers, limit: int, letter: str)
     """Check that no length exceeds its axis, if both can be read. A graph has axes that only a run knows."""
     if isinstance(limit, int) and limit < lengths.most < math.inf:
         rule = f"`{name}` must be at most {letter}"
-        raise ValueError(message(function, rule, {name: int(lengths.most), letter: limit}))
+        raise ArgumentValueError(function, rule, {name: int(lengths.most), letter: limit})
 
 
 def ids(
@@ -152,7 +153,7 @@ def one_each(function: str, name: str, shape: Shape, target: Shape, letter: str,
     if not shape or shape[-1] != target[-1] or broadcast(shape, target) != target:
         rule = f"`{name}` must have one integer for each token, (..., {letter})"
         got = {f"{name}.shape": shape, f"(..., {letter})": target}
-        raise ValueError(message(function, rule, got, hint))
+        raise ArgumentValueError(function, rule, got, hint)
 
 
 def is_integral(array: AnyArray) -> bool:
@@ -162,7 +163,7 @@ def is_integral(array: AnyArray) -> bool:
 
 def _integral(function: str, name: str, array: Array) -> None:
     if not is_integral(array):
-        raise TypeError(message(function, f"`{name}` must hold integers", {f"{name}.dtype": array.dtype}))
+        raise ArgumentTypeError(function, f"`{name}` must hold integers", {f"{name}.dtype": array.dtype})
 
 
 def _signed(function: str, name: str, array: Array) -> Array:
@@ -171,7 +172,7 @@ def _signed(function: str, name: str, array: Array) -> Array:
     if signed is None:
         rule = f"`{name}` must hold signed integers, because its library has no int64 to convert them to"
         hint = "Pass signed integers, such as int32."
-        raise TypeError(message(function, rule, {f"{name}.dtype": array.dtype}, hint))
+        raise ArgumentTypeError(function, rule, {f"{name}.dtype": array.dtype}, hint)
     return signed
 
 

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 from sdpa_xp._checks.integers import integer
-from sdpa_xp._checks.messages import message, shown
+from sdpa_xp._checks.messages import shown
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 KeyRange: TypeAlias = range | tuple[int, int]
 """The keys from the first number up to the second."""
@@ -29,12 +30,12 @@ def key_ranges(function: str, value: object, states: int, keys: object) -> None:
     if value is None:
         if total is not None:
             rule, hint = "`keys` needs `key_ranges`", "They say which keys each state is over."
-            raise ValueError(message(function, rule, {"key_ranges": None}, hint))
+            raise ArgumentValueError(function, rule, {"key_ranges": None}, hint)
         return
     if not isinstance(value, Sequence) or len(value) != states:
         rule = "`key_ranges` must have one item for each state"
         length = len(value) if isinstance(value, Sequence) else shown(value)
-        raise ValueError(message(function, rule, {"key_ranges": length, "states": states}))
+        raise ArgumentValueError(function, rule, {"key_ranges": length, "states": states})
     ranges = sorted(keys for number, item in enumerate(value) for keys in _ranges(function, number, item))
     furthest = _Keys(0, 0, 0)
     for current in ranges:
@@ -43,7 +44,7 @@ def key_ranges(function: str, value: object, states: int, keys: object) -> None:
             twice = f"{current.start}:{min(current.stop, furthest.stop)}"
             places = f"states[{furthest.state}] and states[{current.state}]"
             hint = "Merge each state only once."
-            raise ValueError(message(function, rule, {"keys": f"{twice} in {places}"}, hint))
+            raise ArgumentValueError(function, rule, {"keys": f"{twice} in {places}"}, hint)
         furthest = current
     if total is not None:
         _complete(function, ranges, total)
@@ -55,12 +56,12 @@ def _complete(function: str, ranges: Iterable[_Keys], total: int) -> None:
     if borders[-2].stop > total:
         rule = "no range of keys may end beyond `keys`"
         got = {f"key_ranges[{borders[-2].state}]": f"{borders[-2].start}:{borders[-2].stop}", "keys": total}
-        raise ValueError(message(function, rule, got))
+        raise ArgumentValueError(function, rule, got)
     lost = [f"{a.stop}:{b.start}" for a, b in itertools.pairwise(borders) if a.stop < b.start]
     if lost:
         rule = f"the states must be over all {total} keys"
         got = {"no state over keys": ", ".join(lost)}
-        raise ValueError(message(function, rule, got, "A state is missing."))
+        raise ArgumentValueError(function, rule, got, "A state is missing.")
 
 
 def _ranges(function: str, number: int, item: object) -> Iterator[_Keys]:
@@ -70,17 +71,15 @@ def _ranges(function: str, number: int, item: object) -> Iterator[_Keys]:
     parts = [item] if is_one else item
     if not isinstance(parts, Sequence) or isinstance(parts, str):
         rule = f"`{name}` must be a range of keys, (start, stop), or a list of ranges"
-        raise TypeError(message(function, rule, {name: shown(item)}))
+        raise ArgumentTypeError(function, rule, {name: shown(item)})
     for part in parts:
         pair = (part.start, part.stop) if isinstance(part, range) and part.step == 1 else part
         if isinstance(pair, range) or not isinstance(pair, Sequence) or len(pair) != 2:
             rule = f"`{name}` must be a range of keys, (start, stop), or a list of ranges"
-            raise TypeError(message(function, rule, {name: repr(item)}))
+            raise ArgumentTypeError(function, rule, {name: repr(item)})
         start, stop = (integer(function, name, border, least=0, most=math.inf) for border in pair)
         if stop < start:
-            raise ValueError(
-                message(function, f"`{name}` must not end before it begins", {name: (start, stop)})
-            )
+            raise ArgumentValueError(function, f"`{name}` must not end before it begins", {name: (start, stop)})
         if start < stop:
             yield _Keys(start, stop, number)
 

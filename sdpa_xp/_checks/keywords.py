@@ -8,10 +8,11 @@ import numbers
 from collections.abc import Sequence
 from typing import Literal, NoReturn, TypeAlias
 
-from sdpa_xp._checks.messages import message, shown, type_name
+from sdpa_xp._checks.messages import shown, type_name
 from sdpa_xp._checks.shapes import LAYOUTS
 from sdpa_xp._libraries import LARGEST, Library, dtype_name, is_compiling
 from sdpa_xp._libraries.protocols import Device, Dtype, Namespace
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 Implementation: TypeAlias = Literal["xp", "native"]
 """The portable implementation in array-API calls, or a kernel of the arrays' own library."""
@@ -21,14 +22,14 @@ def flag(function: str, name: str, value: object) -> bool:
     """Check a bool of Python or NumPy, and return it as a bool."""
     if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
         return bool(value)
-    raise TypeError(message(function, f"`{name}` must be True or False", {name: repr(value)}))
+    raise ArgumentTypeError(function, f"`{name}` must be True or False", {name: repr(value)})
 
 
 def number(function: str, name: str, value: object, dtype: Dtype = "float64") -> float:
     """Check a real number that is finite in `dtype` and does not underflow there, and return it as a float."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         rule = f"`{name}` must be a real number"
-        raise TypeError(message(function, rule, {name: f"{value!r} ({type_name(value)})"}))
+        raise ArgumentTypeError(function, rule, {name: f"{value!r} ({type_name(value)})"})
     try:
         result = float(value)
     except OverflowError:
@@ -36,10 +37,10 @@ def number(function: str, name: str, value: object, dtype: Dtype = "float64") ->
     largest = LARGEST[dtype_name(dtype)]
     if not abs(result) <= largest:
         rule = f"`{name}` must be finite" + (f" in {dtype_name(dtype)}" if math.isfinite(result) else "")
-        raise ValueError(message(function, rule, {name: result}))
+        raise ArgumentValueError(function, rule, {name: result})
     if 0 < abs(result) < 1 / largest:
         rule = f"`{name}` must be 0 or at least {1 / largest:.1e} in size"
-        raise ValueError(message(function, rule, {name: result}))
+        raise ArgumentValueError(function, rule, {name: result})
     return result
 
 
@@ -53,7 +54,7 @@ def softcap(function: str, value: object, dtype: Dtype = "float64") -> float | N
     cap = 0.0 if value is None else number(function, "softcap", value, dtype)
     if cap < 0:
         rule = "`softcap` must be positive, or None or 0 for off"
-        raise ValueError(message(function, rule, {"softcap": value}))
+        raise ArgumentValueError(function, rule, {"softcap": value})
     return cap or None
 
 
@@ -68,20 +69,20 @@ def implementation(function: str, value: object, *, kernels: bool) -> Implementa
             return "native"
         refuse_missing_kernel(function, "no vendor has a kernel for this function")
     rule = "`implementation` must be None or 'xp', the portable one" + ", or 'native'" * kernels
-    raise ValueError(message(function, rule, {"implementation": repr(value)}))
+    raise ArgumentValueError(function, rule, {"implementation": repr(value)})
 
 
 def refuse_missing_kernel(function: str, reason: str) -> NoReturn:
     """Refuse "native" if no kernel computes the call."""
     rule = f"`implementation` must be None or 'xp', because {reason}"
-    raise ValueError(message(function, rule, {"implementation": "'native'"}))
+    raise ArgumentValueError(function, rule, {"implementation": "'native'"})
 
 
 def refuse_missing_streams(function: str, library: str) -> NoReturn:
     """Refuse a function that a library of streamed chunks does not compute."""
     rule = f"arrays of {library} support attention, but neither weights nor gradients"
     hint = f"Arrays of Dask support both: dask.array.from_zarr reads what {library} writes."
-    raise TypeError(message(function, rule, {"query": f"an array of {library}"}, hint))
+    raise ArgumentTypeError(function, rule, {"query": f"an array of {library}"}, hint)
 
 
 def named(
@@ -92,7 +93,7 @@ def named(
         rule = f"`{name}` must be " + " or ".join(
             [repr(choice) for choice in choices] + [otherwise] * bool(otherwise)
         )
-        raise ValueError(message(function, rule, {name: repr(value)}, hint))
+        raise ArgumentValueError(function, rule, {name: repr(value)}, hint)
 
 
 def layout(function: str, value: object) -> None:
@@ -105,14 +106,14 @@ def layout(function: str, value: object) -> None:
         length = letters.find("n") if length < 0 else length
         hint = f"That is {LAYOUTS[heads > length]!r} here." if min(heads, length) >= 0 else ""
         rule = f"`layout` must be {' or '.join(map(repr, LAYOUTS))}"
-        raise ValueError(message(function, rule, {"layout": repr(value)}, hint))
+        raise ArgumentValueError(function, rule, {"layout": repr(value)}, hint)
 
 
 def probability(function: str, name: str, value: object) -> float:
     """Check a number from 0 to 1, and return it."""
     result = number(function, name, value)
     if not 0 <= result <= 1:
-        raise ValueError(message(function, f"`{name}` must be between 0 and 1", {name: value}))
+        raise ArgumentValueError(function, f"`{name}` must be between 0 and 1", {name: value})
     return result
 
 
@@ -126,10 +127,10 @@ def softmax_dtype(
     if chosen not in ("float32", "float64") or chosen < least:  # their names compare like their widths
         rule = "`softmax_dtype` must be None, or float32 or float64 and no narrower than the scores"
         hint = "A narrower one would only lose digits."
-        raise ValueError(message(function, rule, {"softmax_dtype": chosen, "scores": least}, hint))
+        raise ArgumentValueError(function, rule, {"softmax_dtype": chosen, "scores": least}, hint)
     if chosen not in library.real_dtypes(function, xp, device):
         rule = f"`softmax_dtype` must be one that {xp.__name__} has on this device"
-        raise ValueError(message(function, rule, {"softmax_dtype": chosen, "device": device}))
+        raise ArgumentValueError(function, rule, {"softmax_dtype": chosen, "device": device})
     return getattr(xp, chosen)
 
 
@@ -139,7 +140,7 @@ def lse_base(function: str, value: object) -> float | None:
         not isinstance(value, bool) and isinstance(value, numbers.Real) and value in (2, math.e)
     ):
         return None if value in (None, math.e) else 2.0
-    raise ValueError(message(function, "`lse_base` must be None (e) or 2", {"lse_base": repr(value)}))
+    raise ArgumentValueError(function, "`lse_base` must be None (e) or 2", {"lse_base": repr(value)})
 
 
 def function(public_function: str, name: str, value: object, arguments: Sequence[str]) -> None:
@@ -148,7 +149,7 @@ def function(public_function: str, name: str, value: object, arguments: Sequence
     `public_function` is named in messages.
     """
     if not callable(value):
-        raise TypeError(message(public_function, f"`{name}` must be a function", {name: shown(value)}))
+        raise ArgumentTypeError(public_function, f"`{name}` must be a function", {name: shown(value)})
     if is_compiling():  # torch.compile cannot trace `inspect`
         return
     try:
@@ -160,7 +161,7 @@ def function(public_function: str, name: str, value: object, arguments: Sequence
     except TypeError:
         rule = f"`{name}` must be a function of {len(arguments)} arguments ({', '.join(arguments)})"
         written = getattr(value, "__name__", type_name(value))
-        raise TypeError(message(public_function, rule, {name: f"{written}{signature}"})) from None
+        raise ArgumentTypeError(public_function, rule, {name: f"{written}{signature}"}) from None
 
 
 def rng(function: str, value: object, library: Library, *, needed: bool) -> None:
@@ -168,10 +169,10 @@ def rng(function: str, value: object, library: Library, *, needed: bool) -> None
     name = library.rng_name
     if value is None and needed:
         hint = "Pass one, so that you can reproduce the result."
-        raise ValueError(message(function, f"`dropout_p` > 0 needs `rng`, a {name}", {"rng": None}, hint))
+        raise ArgumentValueError(function, f"`dropout_p` > 0 needs `rng`, a {name}", {"rng": None}, hint)
     if value is not None and not library.is_rng(value):
-        raise TypeError(message(function, f"`rng` must be a {name}", {"rng": shown(value)}))
+        raise ArgumentTypeError(function, f"`rng` must be a {name}", {"rng": shown(value)})
     if value is not None and not library.can_draw():
         rule = "`rng` cannot be used inside torch.compile"
         hint = "torch.compile does not support torch.Generator: call this outside of the compiled function."
-        raise TypeError(message(function, rule, {"rng": name}, hint))
+        raise ArgumentTypeError(function, rule, {"rng": name}, hint)

@@ -8,10 +8,11 @@ from typing import Any, NoReturn
 from sdpa_xp._checks.arrays import floating, one_device, one_dtype, one_library
 from sdpa_xp._checks.integers import integer
 from sdpa_xp._checks.keywords import number
-from sdpa_xp._checks.messages import message, shown
+from sdpa_xp._checks.messages import shown
 from sdpa_xp._checks.shapes import axes
 from sdpa_xp._libraries import array_signatures, has_override, is_array, is_number
 from sdpa_xp._libraries.protocols import Array, Dtype
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 MOST_PASSED = 1024
 _PASSED: set[object] = set()
@@ -48,7 +49,7 @@ def maps(function: str, values: Mapping[str, object], kind: type) -> None:
                 hint = f"Convert a weight (out, in): {kind.__name__}({name})."
             elif any(map(is_number, values.values())):
                 hint = _hint_for_widths(function)
-            raise TypeError(message(function, rule, {name: shown(value)}, hint))
+            raise ArgumentTypeError(function, rule, {name: shown(value)}, hint)
 
 
 def _hint_for_widths(function: str) -> str:
@@ -58,26 +59,26 @@ def _hint_for_widths(function: str) -> str:
 def named_arrays(function: str, name: str, value: object) -> None:
     """Check that `value` is a mapping, such as `parameters` or a file of safetensors."""
     if not isinstance(value, Mapping):
-        raise TypeError(message(function, f"`{name}` must be a mapping of names", {name: shown(value)}))
+        raise ArgumentTypeError(function, f"`{name}` must be a mapping of names", {name: shown(value)})
 
 
 def text(function: str, name: str, value: object) -> None:
     """Check that `value` is a string."""
     if not isinstance(value, str):
-        raise TypeError(message(function, f"`{name}` must be a string", {name: shown(value)}))
+        raise ArgumentTypeError(function, f"`{name}` must be a string", {name: shown(value)})
 
 
 def linear(function: str, weight: object, bias: object) -> dict[str, Array]:
     """Check a weight (out, in) and a bias (out,) or None, and return them as plain arrays."""
     if is_number(weight):
         rule, got = "`weight` must be an array (out, in)", {"weight": shown(weight)}
-        raise TypeError(message(function, rule, got, _hint_for_widths(function)))
+        raise ArgumentTypeError(function, rule, got, _hint_for_widths(function))
     arrays = one_kind(function, {"weight": weight} | ({} if bias is None else {"bias": bias}))
     shapes = {name: array.shape for name, array in arrays.items()}
     axes(function, {"weight": shapes["weight"]}, 2)
     if bias is not None and shapes["bias"] != shapes["weight"][:1]:
         rule = "`bias` must have a number for each row of `weight` (out)"
-        raise ValueError(message(function, rule, {f"{name}.shape": shape for name, shape in shapes.items()}))
+        raise ArgumentValueError(function, rule, {f"{name}.shape": shape for name, shape in shapes.items()})
     return arrays
 
 
@@ -97,7 +98,7 @@ def inputs(function: str, arrays: Mapping[str, Any], weights: Mapping[str, Any])
         shape, width = array.shape, weights[name].shape[-1]
         if not shape or shape[-1] != width:
             rule = f"`{name}` must have the width (axis -1) that the layer takes for `{name}`"
-            raise ValueError(message(function, rule, {f"{name}.shape": shape, "width": width}))
+            raise ArgumentValueError(function, rule, {f"{name}.shape": shape, "width": width})
     if signature is not None:
         if len(_PASSED) >= MOST_PASSED:
             _PASSED.clear()
@@ -109,7 +110,7 @@ def with_lengths(function: str, arrays: Mapping[str, Any]) -> None:
     for name, array in arrays.items():
         if len(array.shape) < 2:
             rule = f"`{name}` must have at least 2 axes, (..., length, width)"
-            raise ValueError(message(function, rule, {f"{name}.shape": array.shape}))
+            raise ArgumentValueError(function, rule, {f"{name}.shape": array.shape})
 
 
 def layer_heads(
@@ -127,21 +128,21 @@ def layer_heads(
     key_heads = count if num_kv_heads is None else integer(function, "num_kv_heads", num_kv_heads, least=1)
     if count % key_heads:
         rule = "`num_heads` must be a multiple of `num_kv_heads`"
-        raise ValueError(message(function, rule, {"num_heads": count, "num_kv_heads": key_heads}))
+        raise ArgumentValueError(function, rule, {"num_heads": count, "num_kv_heads": key_heads})
     for name, width in widths.items():
         argument, heads = ("num_heads", count) if name == "query" else ("num_kv_heads", key_heads)
         if width == 0 or width % heads:
             rule = f"the output width of `{name}` must be a multiple of `{argument}`"
             got = {f"output width of {name}": width, argument: heads}
-            raise ValueError(message(function, rule, got, _hint_for_groups(widths, count)))
+            raise ArgumentValueError(function, rule, got, _hint_for_groups(widths, count))
     if widths["query"] // count != widths["key"] // key_heads:
         rule = "the heads of `query` and `key` must have the same width"
         got = {"width in query": widths["query"] // count, "width in key": widths["key"] // key_heads}
-        raise ValueError(message(function, rule, got, _hint_for_groups(widths, count)))
+        raise ArgumentValueError(function, rule, got, _hint_for_groups(widths, count))
     joined = widths["value"] // key_heads * count
     if out_width not in (None, joined):
         rule = "the input width of `out` must be the width of all `num_heads` heads of `value` together"
-        raise ValueError(message(function, rule, {"input width of out": out_width, "width of heads": joined}))
+        raise ArgumentValueError(function, rule, {"input width of out": out_width, "width of heads": joined})
     return count, key_heads
 
 
@@ -162,7 +163,7 @@ def one_per_head(function: str, name: str, value: object, count: int, dtype: Dty
         number(function, name, value, dtype)
     elif value.shape not in ((), (count,)):
         rule = f"`{name}` must be a number, or an array with one number for each head"
-        raise ValueError(message(function, rule, {f"{name}.shape": value.shape, "num_heads": count}))
+        raise ArgumentValueError(function, rule, {f"{name}.shape": value.shape, "num_heads": count})
 
 
 def known_names(function: str, names: Iterable[str], known: Mapping[str, object]) -> None:
@@ -170,7 +171,7 @@ def known_names(function: str, names: Iterable[str], known: Mapping[str, object]
     for name in names:
         if name not in known:
             rule = "the parameters must be among " + ", ".join(known)
-            raise ValueError(message(f"{function}.with_parameters", rule, {"name": repr(name)}))
+            raise ArgumentValueError(f"{function}.with_parameters", rule, {"name": repr(name)})
 
 
 def mapping_entry(function: str, mapping: Mapping[str, object], name: str) -> object:
@@ -178,7 +179,7 @@ def mapping_entry(function: str, mapping: Mapping[str, object], name: str) -> ob
     if name not in mapping:
         hint = "`prefix` is what the names begin with, and `names` says what each map is called."
         got = {"names": ", ".join(sorted(mapping)[:8]) + ", ..." * (len(mapping) > 8) or "none"}
-        raise ValueError(message(function, f"`mapping` must have {name!r}", got, hint))
+        raise ArgumentValueError(function, f"`mapping` must have {name!r}", got, hint)
     return mapping[name]
 
 
@@ -186,7 +187,7 @@ def module_of_arrays(function: str, like: Any) -> None:
     """Check that `like`, which is not an array, is the module of an array library."""
     if not callable(getattr(like, "zeros", None)):
         rule = "`like` must be a library of arrays, or an array of it"
-        raise TypeError(message(function, rule, {"like": shown(like)}))
+        raise ArgumentTypeError(function, rule, {"like": shown(like)})
 
 
 def unknown_generator(function: str, rng: object) -> NoReturn:
@@ -195,7 +196,7 @@ def unknown_generator(function: str, rng: object) -> NoReturn:
         "`rng` must be a numpy.random.Generator, cupy.random.Generator, torch.Generator, or key of JAX or MLX"
     )
     hint = f"Pass it first: {function}(numpy.random.default_rng(0), ...)."
-    raise TypeError(message(function, rule, {"rng": shown(rng)}, hint))
+    raise ArgumentTypeError(function, rule, {"rng": shown(rng)}, hint)
 
 
 def without_bias_of_keys(function: str, mapping: Mapping[str, object], names: tuple[str, ...]) -> None:
@@ -204,14 +205,14 @@ def without_bias_of_keys(function: str, mapping: Mapping[str, object], names: tu
         if name in mapping:
             rule = "a layer cannot have `bias_k` and `bias_v`, an additional key and value"
             hint = "Attend to the inputs and to that key separately, and merge the results with `merge_states`."
-            raise ValueError(message(function, rule, {"mapping": name}, hint))
+            raise ArgumentValueError(function, rule, {"mapping": name}, hint)
 
 
 def multi_head_module(function: str, module: object) -> None:
     """Check that `module` is a torch.nn.MultiheadAttention."""
     if not all(hasattr(module, name) for name in ("in_proj_bias", "num_heads", "add_zero_attn", "state_dict")):
         rule = "`module` must be a torch.nn.MultiheadAttention"
-        raise TypeError(message(function, rule, {"module": shown(module)}))
+        raise ArgumentTypeError(function, rule, {"module": shown(module)})
 
 
 def whole_heads(function: str, width: int, count: int) -> int:
@@ -219,5 +220,5 @@ def whole_heads(function: str, width: int, count: int) -> int:
     if width % count:
         rule = "`query_dim` must be a multiple of `num_heads`"
         hint = "`head_dim` sets the width of a head."
-        raise ValueError(message(function, rule, {"query_dim": width, "num_heads": count}, hint))
+        raise ArgumentValueError(function, rule, {"query_dim": width, "num_heads": count}, hint)
     return width // count

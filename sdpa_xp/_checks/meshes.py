@@ -4,29 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sdpa_xp._checks.messages import message, shown
+from sdpa_xp._checks.messages import shown
 from sdpa_xp._libraries import Library
 from sdpa_xp._libraries.protocols import AnyArray, DeviceRing
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 
 def ring(function: str, library: Library, query: AnyArray, mesh: object, axis_name: object) -> DeviceRing:
     """Check an axis of a mesh of the library of `query`, and return its devices."""
     if not library.has_meshes:
         rule, hint = "`query` must be an array of JAX, which has meshes", "For other arrays see `merge_states`."
-        raise TypeError(message(function, rule, {"query": shown(query)}, hint))
+        raise ArgumentTypeError(function, rule, {"query": shown(query)}, hint)
     if missing := library.missing_for_meshes():
         raise ValueError(f"{function}: this call needs {missing}.")
     axes = library.mesh_axes(mesh)
     if axes is None:
         rule, hint = "`mesh` must be a jax.sharding.Mesh", 'jax.make_mesh((8,), ("keys",)) makes one.'
-        raise TypeError(message(function, rule, {"mesh": shown(mesh)}, hint))
+        raise ArgumentTypeError(function, rule, {"mesh": shown(mesh)}, hint)
     if not isinstance(axis_name, str):
-        raise TypeError(message(function, "`axis_name` must be a string", {"axis_name": repr(axis_name)}))
+        raise ArgumentTypeError(function, "`axis_name` must be a string", {"axis_name": repr(axis_name)})
     if axis_name not in axes:
         rule = "`axis_name` must be an axis of `mesh`"
-        raise ValueError(
-            message(function, rule, {"axis_name": repr(axis_name), "mesh.axis_names": tuple(axes)})
-        )
+        raise ArgumentValueError(function, rule, {"axis_name": repr(axis_name), "mesh.axis_names": tuple(axes)})
     return library.device_ring(mesh, axis_name)
 
 
@@ -38,4 +37,4 @@ def divided(function: str, lengths: Mapping[str, int], axis_name: str, devices: 
             rule = f"`{name}` must have a length ({letter}) that is a multiple of the devices along `axis_name`"
             got = {letter: length, f"mesh.shape[{axis_name!r}]": devices}
             hint = "Pad the keys, and mask them with `masks.padding`." if name == "key" else "Pad the queries."
-            raise ValueError(message(function, rule, got, hint))
+            raise ArgumentValueError(function, rule, got, hint)

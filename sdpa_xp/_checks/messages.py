@@ -1,9 +1,8 @@
-"""The form of every message, and how values appear in messages and in a repr."""
+"""How values appear in messages and in a repr."""
 
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
@@ -16,12 +15,6 @@ if TYPE_CHECKING:
 _WRITTEN = (bool, int, float, complex, str)
 MOST_SHOWN = 8
 """Arrays and tuples with more elements than this are not written out."""
-
-
-def message(function: str, rule: str, got: Mapping[str, object], hint: str = "") -> str:
-    """Return `function: rule; got name=value. hint`, the form of every error."""
-    values = ", ".join(f"{name}={value}" for name, value in got.items())
-    return f"{function}: {rule}; got {values}." + (f" {hint}" if hint else "")
 
 
 def install_hint(extras: str) -> str:

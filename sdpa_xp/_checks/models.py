@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sdpa_xp._checks.messages import message, type_name
+from sdpa_xp._checks.messages import type_name
+from sdpa_xp.errors import ArgumentValueError
 
 UNSUPPORTED = {
     "cache": ("the cache of continuous batching", "Use `generate`, whose caches are supported."),
@@ -19,4 +20,4 @@ def model_keywords(function: str, keywords: Mapping[str, object]) -> None:
     for name, (rule, hint) in UNSUPPORTED.items():
         if keywords.get(name) is not None:
             got = {name: f"<{type_name(keywords[name])}>"}
-            raise ValueError(message(function, f"sdpa_xp does not support {rule} (`{name}`)", got, hint))
+            raise ArgumentValueError(function, f"sdpa_xp does not support {rule} (`{name}`)", got, hint)

@@ -7,11 +7,12 @@ from typing import Any
 
 from sdpa_xp._checks.arrays import boolean, floating, plain_array
 from sdpa_xp._checks.integers import integer
-from sdpa_xp._checks.messages import message, shown
+from sdpa_xp._checks.messages import shown
 from sdpa_xp._checks.shapes import broadcasts
 from sdpa_xp._checks.static_integers import integer_list
 from sdpa_xp._libraries import is_number, is_traced, library_of, namespace_of, numpy_array
 from sdpa_xp._libraries.protocols import Array, Shape
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 
 def weights(function: str, value: object) -> list[list[list[float]]]:
@@ -21,14 +22,14 @@ def weights(function: str, value: object) -> list[list[list[float]]]:
     if array.ndim not in (2, 3):
         rule = "`weights` must be (L, S) or (Hq, L, S)"
         hint = "One entry of a batch is weights[0, ...]." if array.ndim > 3 else ""
-        raise ValueError(message(function, rule, {"weights.shape": array.shape}, hint))
+        raise ArgumentValueError(function, rule, {"weights.shape": array.shape}, hint)
     not_empty(function, "weights.shape", array.shape)
     numbers: Any = readable(function, "weights", array)
     heads = numbers if array.ndim == 3 else [numbers]
     if any(weight < 0 for rows in heads for row in rows for weight in row):
         least = min(weight for rows in heads for row in rows for weight in row)
         hint = "Compute them with `attention_weights`; scores are not weights."
-        raise ValueError(message(function, "`weights` must not be below 0", {"smallest weight": least}, hint))
+        raise ArgumentValueError(function, "`weights` must not be below 0", {"smallest weight": least}, hint)
     return [[[float(weight) for weight in row] for row in rows] for rows in heads]
 
 
@@ -42,14 +43,14 @@ def allowed(function: str, value: Array, shape: Shape) -> Array:
 def not_empty(function: str, name: str, shape: Shape) -> None:
     """Check that there is something to draw."""
     if 0 in shape:
-        raise ValueError(message(function, f"`{name}` must have no axis of length 0", {name: shape}))
+        raise ArgumentValueError(function, f"`{name}` must have no axis of length 0", {name: shape})
 
 
 def readable(function: str, name: str, array: Array) -> Any:
     """Check that the numbers of an array can be read, and return them in nested lists."""
     if is_traced(array) and not library_of(array).computes_on_demand:
         rule = f"`{name}` must have numbers that can be read now, so not inside a jit"
-        raise TypeError(message(function, rule, {name: shown(array)}))
+        raise ArgumentTypeError(function, rule, {name: shown(array)})
     return library_of(array).to_list(array)
 
 
@@ -58,10 +59,10 @@ def tokens(function: str, name: str, value: object, count: int, letter: str) -> 
     if value is None:
         return None
     if isinstance(value, str) or not isinstance(value, Sequence) or any(type(x) is not str for x in value):
-        raise TypeError(message(function, f"`{name}` must be a list of strings", {name: repr(value)}))
+        raise ArgumentTypeError(function, f"`{name}` must be a list of strings", {name: repr(value)})
     if len(value) != count:
         rule = f"`{name}` must have one string for each entry of its axis of `weights` ({letter})"
-        raise ValueError(message(function, rule, {f"len({name})": len(value), letter: count}))
+        raise ArgumentValueError(function, rule, {f"len({name})": len(value), letter: count})
     return value
 
 
@@ -75,7 +76,7 @@ def heads(function: str, value: object, count: int) -> list[int]:
         chosen = lengths(function, "heads", value, least=0)
     if max(chosen) >= count:
         rule = "`heads` must be below Hq, the number of heads of `weights`"
-        raise ValueError(message(function, rule, {"heads": value, "Hq": count}))
+        raise ArgumentValueError(function, rule, {"heads": value, "Hq": count})
     return chosen
 
 
@@ -83,7 +84,7 @@ def lengths(function: str, name: str, value: object, least: int = 1) -> list[int
     """Check one integer or more, each at least `least`, and return them."""
     integers = integer_list(function, name, value, least)
     if not integers:
-        raise ValueError(message(function, f"`{name}` must hold at least one integer", {name: value}))
+        raise ArgumentValueError(function, f"`{name}` must hold at least one integer", {name: value})
     return integers
 
 
@@ -92,5 +93,5 @@ def numpy_generator(function: str, rng: object) -> Any:
     if not library_of(numpy_array()).is_rng(rng):
         hint = "Pass one, so that you can reproduce the picture."
         rule = "`rng` must be a numpy.random.Generator"
-        raise TypeError(message(function, rule, {"rng": shown(rng)}, hint))
+        raise ArgumentTypeError(function, rule, {"rng": shown(rng)}, hint)
     return rng

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from sdpa_xp._checks.arrays import plain_array
 from sdpa_xp._checks.integers import Integers, integer
 from sdpa_xp._checks.keywords import number
-from sdpa_xp._checks.messages import message, shown
+from sdpa_xp._checks.messages import shown
 from sdpa_xp._libraries import FLOATING, dtype_name, is_number
 from sdpa_xp._libraries.protocols import Array, Shape
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 
 def real_numbers(function: str, name: str, value: object) -> Array:
@@ -18,7 +19,7 @@ def real_numbers(function: str, name: str, value: object) -> Array:
     array = plain_array(function, name, value)
     dtype = dtype_name(array.dtype)
     if dtype not in FLOATING and not dtype.startswith(("int", "uint")):
-        raise TypeError(message(function, f"`{name}` must hold numbers", {f"{name}.dtype": array.dtype}))
+        raise ArgumentTypeError(function, f"`{name}` must hold numbers", {f"{name}.dtype": array.dtype})
     return array
 
 
@@ -26,7 +27,7 @@ def not_one_number(function: str, name: str, value: object) -> object:
     """Refuse a single number, which could be a position or a length, and return other values."""
     if is_number(value):
         hint = "For the first n positions, pass range(n)."
-        raise TypeError(message(function, f"`{name}` must be a range, a list or an array", {name: value}, hint))
+        raise ArgumentTypeError(function, f"`{name}` must be a range, a list or an array", {name: value}, hint)
     return value
 
 
@@ -34,7 +35,7 @@ def even(function: str, name: str, value: object) -> int:
     """Check an even integer of at least 2, and return it."""
     result = integer(function, name, value, least=2)
     if result % 2:
-        raise ValueError(message(function, f"`{name}` must be even", {name: result}))
+        raise ArgumentValueError(function, f"`{name}` must be even", {name: result})
     return result
 
 
@@ -42,7 +43,7 @@ def above(function: str, name: str, value: object, limit: float) -> float:
     """Check a number greater than `limit`, and return it."""
     result = number(function, name, value)
     if result <= limit:
-        raise ValueError(message(function, f"`{name}` must be greater than {limit:g}", {name: result}))
+        raise ArgumentValueError(function, f"`{name}` must be greater than {limit:g}", {name: result})
     return result
 
 
@@ -50,14 +51,14 @@ def below(function: str, name: str, numbers: Integers, limit: int, letter: str) 
     """Check that all numbers are below `limit`, the rows of a table, if the numbers can be read."""
     if numbers.most >= limit and numbers.most != math.inf:
         rule = f"`{name}` must be below {letter}"
-        raise ValueError(message(function, rule, {name: int(numbers.most), letter: limit}))
+        raise ArgumentValueError(function, rule, {name: int(numbers.most), letter: limit})
 
 
 def instance(function: str, name: str, value: object, kind: type, word: str = "", hint: str = "") -> None:
     """Check that `value` is an instance of `kind`, called `word` in the message, or None."""
     if value is not None and not isinstance(value, kind):
         rule = f"`{name}` must be a {word or kind.__name__} or None"
-        raise TypeError(message(function, rule, {name: shown(value)}, hint))
+        raise ArgumentTypeError(function, rule, {name: shown(value)}, hint)
 
 
 def rotary(function: str, value: object, kind: type) -> None:
@@ -72,7 +73,7 @@ def fits_rotation(function: str, name: str, shape: Shape, width: int) -> None:
         rule = f"`{name}` must have at least 2 axes, and a width (axis -1, E) of at least `rotary.width`"
         is_doubled = len(shape) > 1 and width == 2 * shape[-1]
         hint = "If tables have each number twice, pass one half of each row." if is_doubled else ""
-        raise ValueError(message(function, rule, {f"{name}.shape": shape, "rotary.width": width}, hint))
+        raise ArgumentValueError(function, rule, {f"{name}.shape": shape, "rotary.width": width}, hint)
 
 
 def rotation_tables(function: str, shapes: Mapping[str, Shape]) -> None:
@@ -80,7 +81,7 @@ def rotation_tables(function: str, shapes: Mapping[str, Shape]) -> None:
     cos, sin = shapes.values()
     if cos != sin or len(cos) < 2 or cos[-1] == 0:
         rule = "`cos` and `sin` must have one shape, (P, width / 2) or (..., P, width / 2)"
-        raise ValueError(message(function, rule, {"cos.shape": cos, "sin.shape": sin}))
+        raise ArgumentValueError(function, rule, {"cos.shape": cos, "sin.shape": sin})
 
 
 def within_tables(function: str, least: int, most: int, rows: int) -> None:
@@ -92,4 +93,4 @@ def within_tables(function: str, least: int, most: int, rows: int) -> None:
             if least >= 0
             else "Scores depend on distances alone: add one number to all positions of an entry."
         )
-        raise ValueError(message(function, rule, {"positions": f"{least} to {most}", "rows": rows}, hint))
+        raise ArgumentValueError(function, rule, {"positions": f"{least} to {most}", "rows": rows}, hint)

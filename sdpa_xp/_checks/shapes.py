@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
-from sdpa_xp._checks.messages import message
 from sdpa_xp._libraries.protocols import Shape
+from sdpa_xp.errors import ArgumentValueError
 
 HLE = "...HLE"
 LHE = "...LHE"
@@ -60,16 +60,16 @@ def shapes(function: str, query: Shape, key: Shape, value: Shape | None = None, 
         return _sizes(function, query, key, value, layout)
     except ValueError as error:
         other_layout = LHE if layout == HLE else HLE
-        if not _fits(query, key, value, other_layout):
+        if not (isinstance(error, ArgumentValueError) and _fits(query, key, value, other_layout)):
             raise
-        hint = f'If the length comes before the heads, it is `layout="{other_layout}"`.'
+        what = "the cache needs" if function.endswith((".attend", ".attend_state")) else "it is"
+        hint = f'If the length comes before the heads, {what} `layout="{other_layout}"`.'
         if layout == LHE:
-            hint = f'If the heads come before the length, it is `layout="{other_layout}"`.'
+            hint = f'If the heads come before the length, {what} `layout="{other_layout}"`.'
         if function == "dot_product_attention":  # it has no argument `layout`
             hint = "If the heads come before the length, it is `scaled_dot_product_attention`."
-        elif function.endswith((".attend", ".attend_state")):
-            hint = hint.replace("it is `layout", "the cache needs `layout")
-        raise ValueError(f"{error} {hint}") from None
+        hint = f"{error.hint} {hint}" if error.hint else hint
+        raise ArgumentValueError(function, error.rule, error.got, hint) from None
 
 
 def _fits(query: Shape, key: Shape, value: Shape | None, layout: str) -> bool:
@@ -86,7 +86,7 @@ def _sizes(function: str, query: Shape, key: Shape, value: Shape | None, layout:
         if len(shape) < 2:
             order = "heads, length" if layout == HLE else "length, heads"
             rule = f"`{name}` must have at least 2 axes, (length, width) or (..., {order}, width)"
-            raise ValueError(message(function, rule, {f"{name}.shape": shape}))
+            raise ArgumentValueError(function, rule, {f"{name}.shape": shape})
     heads_first = {name: headed(shape, layout) for name, shape in named.items()}
     axes = {"E": -1, "S": -2, "H": -3}  # in `heads_first`; in the other layout the caller's axes are swapped
 
@@ -96,12 +96,12 @@ def _sizes(function: str, query: Shape, key: Shape, value: Shape | None, layout:
             caller_axis = axis if layout == HLE or axis == -1 else -5 - axis
             rule = f"`{first}` and `{second}` must agree on axis {caller_axis} ({letter})"
             got = {f"{name}.shape": named[name] for name in (first, second)}
-            raise ValueError(message(function, rule, got))
+            raise ArgumentValueError(function, rule, got)
 
     agree("E", "query", "key")
     if query[-1] == 0:
         rule = "`query` and `key` must have a width (axis -1, E) of at least 1"
-        raise ValueError(message(function, rule, {"query.shape": query}))
+        raise ArgumentValueError(function, rule, {"query.shape": query})
     if value is not None:
         agree("S", "key", "value")
         agree("H", "key", "value")
@@ -110,11 +110,11 @@ def _sizes(function: str, query: Shape, key: Shape, value: Shape | None, layout:
         axis = -3 if layout == HLE else -2
         rule = f"the heads of `query` (axis {axis}, Hq) must be a multiple of the heads of `key` (H)"
         got = {"query.shape": query, "key.shape": key}
-        raise ValueError(message(function, rule, got, _heads_hint(query_heads)))
+        raise ArgumentValueError(function, rule, got, _heads_hint(query_heads))
     batch = broadcast(*(shape[:-3] for shape in heads_first.values()))
     if batch is None:
         rule = "the leading axes of " + ", ".join(f"`{name}`" for name in named) + " must broadcast"
-        raise ValueError(message(function, rule, {f"{name}.shape": shape for name, shape in named.items()}))
+        raise ArgumentValueError(function, rule, {f"{name}.shape": shape for name, shape in named.items()})
     is_2d = all(len(shape) == 2 for shape in named.values())
     return Sizes(batch, query_heads, heads, heads_first["query"][-2], heads_first["key"][-2], query[-1], is_2d)
 
@@ -146,7 +146,7 @@ def broadcasts(
             hint = f"Pass one integer for each batch entry: {name}.sum(axis=-1) counts the 1s of a mask."
         elif len(target) > (1 if letters == THE_BATCH else 4) and shape[:1] == target[:1]:
             hint = "If you called a layer: it takes (batch, length, width), without an axis of heads."
-        raise ValueError(message(function, rule, {f"{name}.shape": shape, letters: target}, hint))
+        raise ArgumentValueError(function, rule, {f"{name}.shape": shape, letters: target}, hint)
 
 
 def broadcasts_to_sequences(function: str, name: str, shape: Shape, target: Shape, *, packed: bool) -> None:
@@ -162,7 +162,7 @@ def broadcasts_to_sequences(function: str, name: str, shape: Shape, target: Shap
         module = "biases" if name == "bias" else "masks"
         hint = f"`{module}.from_function` takes a function of the query and the key of any sequence."
         sizes = (*target[:-2], 1, 1) if packed else (*target[:-1], 1)
-        raise ValueError(message(function, rule, {f"{name}.shape": shape, letters: sizes}, hint))
+        raise ArgumentValueError(function, rule, {f"{name}.shape": shape, letters: sizes}, hint)
 
 
 def _row_hint(name: str, shape: Shape, target: Shape) -> str:
@@ -202,7 +202,7 @@ def known(function: str, name: str, shape: Shape) -> None:
     if any(n is None or n != n for n in shape):
         rule = f"the lengths of `{name}` must be known"
         hint = "" if None in shape else f"Dask finds them with `{name}.compute_chunk_sizes()`."
-        raise ValueError(message(function, rule, {f"{name}.shape": shape}, hint))
+        raise ArgumentValueError(function, rule, {f"{name}.shape": shape}, hint)
 
 
 def headed(shape: Shape, layout: str) -> Shape:
@@ -223,7 +223,7 @@ def axes(function: str, named: Mapping[str, Shape], count: int) -> None:
     """Check that each shape has `count` axes."""
     for name, shape in named.items():
         if len(shape) != count:
-            raise ValueError(message(function, f"`{name}` must have {count} axes", {f"{name}.shape": shape}))
+            raise ArgumentValueError(function, f"`{name}` must have {count} axes", {f"{name}.shape": shape})
 
 
 def entries(function: str, query: Shape, count: int) -> None:
@@ -231,14 +231,14 @@ def entries(function: str, query: Shape, count: int) -> None:
     if len(query) != 4 or query[0] != count:
         rule = "`query` must have an entry for each sequence of the cache, (N, Hq, L, E)"
         hint = "For packed queries pass `cu_seqlens_q`." if len(query) == 3 else ""
-        raise ValueError(message(function, rule, {"query.shape": query, "N": count}, hint))
+        raise ArgumentValueError(function, rule, {"query.shape": query, "N": count}, hint)
 
 
 def columns(function: str, name: str, count: int, heads: int) -> None:
     """Check that there is one item for each query head."""
     if count != heads:
         rule = f"`{name}` must have as many heads as `query` (Hq)"
-        raise ValueError(message(function, rule, {f"heads of {name}": count, "Hq": heads}))
+        raise ArgumentValueError(function, rule, {f"heads of {name}": count, "Hq": heads})
 
 
 def bucket_table(function: str, shape: Shape, both_ways: bool) -> None:
@@ -248,4 +248,4 @@ def bucket_table(function: str, shape: Shape, both_ways: bool) -> None:
     if len(shape) != 2 or shape[0] < least or (both_ways and shape[0] % 2):
         rule = f"`table` must be (buckets, Hq), with {least} buckets or more"
         rule += " and an even number of them" if both_ways else ""
-        raise ValueError(message(function, rule, {"table.shape": shape}))
+        raise ArgumentValueError(function, rule, {"table.shape": shape})

@@ -8,9 +8,9 @@ from typing import Any
 
 from sdpa_xp._checks.arrays import plain_array
 from sdpa_xp._checks.integers import LARGEST, integer, is_integral
-from sdpa_xp._checks.messages import message
 from sdpa_xp._libraries import device_of, is_array, is_traced, library_of, quiet
 from sdpa_xp._libraries.protocols import Array
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 
 def cumulative_lengths(
@@ -25,12 +25,12 @@ def cumulative_lengths(
     total = array.shape[axis]
     got = {name: starts, f"length of `{letter}`": total}
     if len(starts) < 2:
-        raise ValueError(message(function, f"`{name}` must have N + 1 integers for N >= 1 sequences", got))
+        raise ArgumentValueError(function, f"`{name}` must have N + 1 integers for N >= 1 sequences", got)
     if starts[0] != 0 or starts[-1] != total:
         rule = f"`{name}` must begin with 0 and end with the length of `{letter}`"
-        raise ValueError(message(function, rule, got, _slice_hint(starts, arrays, axis)))
+        raise ArgumentValueError(function, rule, got, _slice_hint(starts, arrays, axis))
     if any(later < earlier for earlier, later in itertools.pairwise(starts)):
-        raise ValueError(message(function, f"`{name}` must not decrease", got))
+        raise ArgumentValueError(function, f"`{name}` must not decrease", got)
     return starts
 
 
@@ -82,14 +82,14 @@ def same_length(function: str, named: Mapping[str, Sequence[object]]) -> None:
     """Check that all sequences have the same length."""
     if len({len(values) for values in named.values()}) > 1:
         rule = " and ".join(f"`{name}`" for name in named) + " must have the same length"
-        raise ValueError(message(function, rule, {f"len({name})": len(x) for name, x in named.items()}))
+        raise ArgumentValueError(function, rule, {f"len({name})": len(x) for name, x in named.items()})
 
 
 def one_a_sequence(function: str, name: str, count: int, sequences: int) -> None:
     """Check that cumulative lengths are those of all sequences of a cache."""
     if count != sequences + 1:
         rule = f"`{name}` must have N + 1 integers for the N sequences of the cache"
-        raise ValueError(message(function, rule, {f"len({name})": count, "N": sequences}))
+        raise ArgumentValueError(function, rule, {f"len({name})": count, "N": sequences})
 
 
 def integer_list(function: str, name: str, value: object, least: int = 0, most: float = LARGEST) -> list[int]:
@@ -117,7 +117,7 @@ def integer_rows(function: str, name: str, value: Sequence[object]) -> list[list
     rows = [integer_list(function, f"{name}[{n}]", row, least=-LARGEST) for n, row in enumerate(value)]
     lengths = [len(row) for row in rows]
     if len({*lengths}) > 1:
-        raise ValueError(message(function, f"the rows of `{name}` must have one length", {"lengths": lengths}))
+        raise ArgumentValueError(function, f"the rows of `{name}` must have one length", {"lengths": lengths})
     return rows
 
 
@@ -126,15 +126,15 @@ def _to_list(function: str, name: str, value: object) -> list[Any]:
         return list(value)
     if not is_array(value) or value.ndim == 0:
         rule = f"`{name}` must be a list or an integer array"
-        raise TypeError(message(function, rule, {name: repr(value)}))
+        raise ArgumentTypeError(function, rule, {name: repr(value)})
     plain_array(function, name, value)
     if is_traced(value):
         rule = f"`{name}` must be static inside a jit or a lazy graph, since shapes follow from it"
-        raise TypeError(
-            message(function, rule, {name: f"a traced array {value.shape}"}, "Pass a tuple of ints.")
+        raise ArgumentTypeError(
+            function, rule, {name: f"a traced array {value.shape}"}, "Pass a tuple of ints."
         )
     if not is_integral(value):
         rule = f"`{name}` must hold integers"
-        raise TypeError(message(function, rule, {f"{name}.dtype": value.dtype}))
+        raise ArgumentTypeError(function, rule, {f"{name}.dtype": value.dtype})
     items: list[Any] = library_of(value).to_list(value)
     return items

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, TypeVar, cast
 
-from sdpa_xp._checks.messages import message, shown
+from sdpa_xp._checks.messages import shown
+from sdpa_xp.errors import ArgumentTypeError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -91,7 +92,7 @@ def explains_keywords(function: F) -> F:
             refusal = _refusal(function, arguments, keywords)
             if refusal is None:
                 raise
-        raise TypeError(refusal)
+        raise refusal
 
     return cast(F, call)
 
@@ -99,20 +100,21 @@ def explains_keywords(function: F) -> F:
 def refuse_unknown_keywords(function: str, keywords: Mapping[str, object], names: Iterable[str]) -> None:
     """Refuse keywords that are not among the names."""
     if (refusal := _unknown(function, keywords, names)) is not None:
-        raise TypeError(refusal)
+        raise refusal
 
 
-def _unknown(function: str, keywords: Mapping[str, object], names: Iterable[str]) -> str | None:
+def _unknown(function: str, keywords: Mapping[str, object], names: Iterable[str]) -> ArgumentTypeError | None:
     for keyword, value in keywords.items():
         if keyword not in names:
             hint = _hint(keyword, names)
-            return message(function, f"there is no argument `{keyword}`", {keyword: shown(value)}, hint)
+            rule = f"there is no argument `{keyword}`"
+            return ArgumentTypeError(function, rule, {keyword: shown(value)}, hint)
     return None
 
 
 def _refusal(
     function: Callable[..., Any], arguments: tuple[object, ...], keywords: Mapping[str, object]
-) -> str | None:
+) -> ArgumentTypeError | None:
     """Return what is wrong with the names or the number of the arguments; None if it is something else."""
     parameters = inspect.signature(function).parameters
     owner = next(iter(parameters), "")
@@ -127,7 +129,7 @@ def _refusal(
         rule = f"only {_listed(places[is_method:])} may be passed without a name"
         others = [key for key in parameters if key not in places]
         hint = f"Name the others: {', '.join(f'{key}=...' for key in others[:3])}." if others else ""
-        return message(name, rule, {"arguments": len(arguments) - is_method}, hint)
+        return ArgumentTypeError(name, rule, {"arguments": len(arguments) - is_method}, hint)
     return None
 
 

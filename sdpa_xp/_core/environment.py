@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from sdpa_xp import _checks as checks
+from sdpa_xp.errors import ArgumentValueError
 
 VARIABLE = "SDPA_XP_NUM_THREADS"
 
@@ -20,7 +20,7 @@ def asked_threads() -> int | None:
         return None
     if not text.isdecimal() or int(text) == 0:
         rule = f"the environment's {VARIABLE} must be a positive integer"
-        raise ValueError(checks.message("sdpa_xp", rule, {VARIABLE: text}))
+        raise ArgumentValueError("sdpa_xp", rule, {VARIABLE: text})
     return int(text)
 
 

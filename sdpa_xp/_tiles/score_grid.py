@@ -22,6 +22,7 @@ from sdpa_xp._libraries import (
 from sdpa_xp._libraries.protocols import Array, Device, Dtype, Namespace, Shape
 from sdpa_xp._tiles.padding import PaddedLengths
 from sdpa_xp._tiles.questions import SIDE, BlockBounds, Questions, ask_block_bounds
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 MOST_PLACED = 64
 """The lists of numbers whose copies on a device are kept."""
@@ -329,11 +330,11 @@ def grid_of(
     """
     if not isinstance(shape, tuple | list):
         rule = "`shape` must be (L, S) or (..., Hq, L, S)"
-        raise TypeError(checks.message(function, rule, {"shape": repr(shape)}))
+        raise ArgumentTypeError(function, rule, {"shape": repr(shape)})
     sizes = tuple(checks.integer(function, f"shape[{axis}]", n, least=0) for axis, n in enumerate(shape))
     if len(sizes) < 2:
         rule = "`shape` must be (L, S) or (..., Hq, L, S)"
-        raise ValueError(checks.message(function, rule, {"shape": shape}))
+        raise ArgumentValueError(function, rule, {"shape": shape})
     named = {} if like is None else {"like": like}
     named |= {f"{name}.{argument} ({n + 1})": array for n, (argument, array) in enumerate(arrays)}
     xp, checked = checks.one_library(function, named or {"like": numpy_array()})

@@ -10,6 +10,7 @@ from sdpa_xp._libraries.protocols import Array, Shape
 from sdpa_xp._tiles.score_grid import ScoreGrid, grid_of
 from sdpa_xp._tiles.tile import Tile
 from sdpa_xp.biases.algebra import Bias
+from sdpa_xp.errors import ArgumentTypeError
 
 
 @checks.explains_keywords
@@ -45,7 +46,7 @@ def to_array(bias: Bias, shape: tuple[int, ...], *, rows: range | None = None, l
         Press et al., "Train Short, Test Long", arXiv 2108.12409, section 3.
     """
     if not isinstance(bias, Bias):
-        raise TypeError(checks.message("to_array", "`bias` must be a bias", {"bias": checks.brief(bias)}))
+        raise ArgumentTypeError("to_array", "`bias` must be a bias", {"bias": checks.brief(bias)})
     grid = grid_of("to_array", "bias", shape, bias.arrays(), like)
     rows = checks.rows("to_array", "rows", rows, grid.queries)
     with quiet(next((array for _, array in bias.arrays()), like)):

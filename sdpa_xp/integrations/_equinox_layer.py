@@ -9,8 +9,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from sdpa_xp import _checks as checks
 from sdpa_xp import masks, scaled_dot_product_attention
+from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.integrations._framework_call import fits, scores_shape, with_mean_of_values, with_rank
 
 
@@ -99,5 +99,5 @@ def replace(model: Any) -> Any:
     if not has_layer:
         rule = "`model` must have a layer equinox.nn.MultiheadAttention"
         got = {"model": f"<{type(model).__qualname__}>"}
-        raise ValueError(checks.message("replace_attention", rule, got, "Derived classes are not replaced."))
+        raise ArgumentValueError("replace_attention", rule, got, "Derived classes are not replaced.")
     return result

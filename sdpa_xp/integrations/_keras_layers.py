@@ -9,8 +9,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from sdpa_xp import _checks as checks
 from sdpa_xp import masks, scaled_dot_product_attention
+from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.integrations._framework_call import broadcasts, fits, scores_shape, with_mean_of_values
 
 BACKENDS = ("jax", "torch", "numpy")
@@ -24,14 +24,14 @@ def replace(model: Any) -> None:
     backend = keras.config.backend()
     if backend not in BACKENDS:
         rule = "Keras must run on jax, torch or numpy"
-        raise ValueError(checks.message("replace_attention", rule, {"backend": backend}))
+        raise ArgumentValueError("replace_attention", rule, {"backend": backend})
     parts = list(model._flatten_layers()) if isinstance(model, keras.Layer) else []
     layers = [layer for layer in parts if _original(layer) is not None]
     if not layers:
         rule = "`model` must be a Keras model or layer with a MultiHeadAttention or a GroupQueryAttention"
         got = {"model": f"<{type(model).__qualname__}>"}
         hint = "Layers with an attention of their own are not replaced."
-        raise ValueError(checks.message("replace_attention", rule, got, hint))
+        raise ArgumentValueError("replace_attention", rule, got, hint)
     for layer in layers:
         layer._compute_attention = partial(_compute_attention, layer)
         layer._compute_attention_mask = partial(_compute_attention_mask, layer)
@@ -95,7 +95,7 @@ def _compute_attention_mask(
     is_plain = _attends_over_first_axis(layer, query, rank=3)
     if lightweight and not is_plain:
         rule = "`attention_mask` must be an array if a layer attends over several axes"
-        raise ValueError(checks.message(type(layer).__name__, rule, {"attention_mask": attention_mask}))
+        raise ArgumentValueError(type(layer).__name__, rule, {"attention_mask": attention_mask})
     arrays = {"query_mask": query_mask, "value_mask": value_mask, "key_mask": key_mask}
     arrays["attention_mask"] = None if lightweight else attention_mask
     name = "_sliding_window" if hasattr(layer, "_sliding_window") else "sliding_window"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import transformers
 
-from sdpa_xp import _checks as checks
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message
 from sdpa_xp.integrations.transformers import NAME
 
 Interface = transformers.AttentionInterface
@@ -51,7 +51,7 @@ def _prepare(model: type, model_type: str) -> None:
     if attentions and not tables and not any(_calls_interface(layer) for layer in layers):
         rule = f"models of type `{model_type}` have attention code of their own, which sdpa_xp does not replace"
         hint = "The results are right, but transformers computes them."
-        message = checks.message(NAME, rule, {"attn_implementation": NAME}, hint)
+        message = Message(NAME, rule, {"attn_implementation": NAME}, hint)
         warnings.warn(message, UserWarning, stacklevel=2)
 
 
@@ -66,14 +66,14 @@ class _Refusal:
         names = ", ".join(self.names)
         rule = f"`attn_implementation` must be one of {names} for models of type `{self.model_type}`"
         hint = "The code of these models has attention of its own, which sdpa_xp cannot replace."
-        raise ValueError(checks.message(NAME, rule, {"attn_implementation": NAME}, hint))
+        raise ArgumentValueError(NAME, rule, {"attn_implementation": NAME}, hint)
 
 
 def uses_sdpa_xp(model: Any) -> bool:
     """Return whether a layer of the model calls the registered attention and has our name."""
     if not isinstance(model, torch.nn.Module):
         rule = "`model` must be a model of transformers"
-        raise TypeError(checks.message("uses_sdpa_xp", rule, {"model": f"<{type(model).__qualname__}>"}))
+        raise ArgumentTypeError("uses_sdpa_xp", rule, {"model": f"<{type(model).__qualname__}>"})
     return any(map(_calls_interface, {type(layer) for layer, name in _with_names(model, None) if name == NAME}))
 
 

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from sdpa_xp import _checks as checks
+from sdpa_xp.errors import Message
 
 __all__ = ["register", "uses_sdpa_xp"]
 
@@ -67,7 +68,7 @@ def register() -> str:
         rule = "transformers 5.23 or later and torch must be installed"
         hint = checks.install_hint("transformers")
         raise ModuleNotFoundError(
-            checks.message("register", rule, {"error": error}, hint), name="transformers"
+            Message("register", rule, {"error": error}, hint), name="transformers"
         ) from None
     for interface, function in zip(interfaces, (attention.attend, mask_creation.create_mask), strict=True):
         interface.register(NAME, function)

@@ -21,6 +21,7 @@ from sdpa_xp._tiles.modifier import ScoreModifier
 from sdpa_xp._tiles.questions import BlockBounds
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Tile
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 DEEPEST = 150
 """The largest depth of nested operators. Each costs a few nested Python calls, of which Python allows 1000."""
@@ -97,13 +98,13 @@ class Mask(ScoreModifier, ABC):
 
     def __add__(self, other: object) -> NoReturn:
         rule, hint = "masks cannot be added", "Combine masks with `&`, `|` and `~`."
-        raise TypeError(checks.message("masks", rule, {"mask": self}, hint))
+        raise ArgumentTypeError("masks", rule, {"mask": self}, hint)
 
     __radd__ = __add__
 
     def __bool__(self) -> bool:
         rule, hint = "a mask is neither true nor false", "Combine masks with `&`, `|` and `~`."
-        raise TypeError(checks.message("masks", rule, {"mask": self}, hint))
+        raise ArgumentTypeError("masks", rule, {"mask": self}, hint)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -126,7 +127,7 @@ class Combined(Mask, ABC):
         if depth > DEEPEST:
             rule = f"masks must be nested at most {DEEPEST} operators deep"
             hint = "A chain of one operator counts once; `masks.from_function` computes anything else."
-            raise ValueError(checks.message("masks", rule, {"depth": depth}, hint))
+            raise ArgumentValueError("masks", rule, {"depth": depth}, hint)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -9,6 +9,7 @@ from sdpa_xp._libraries import quiet
 from sdpa_xp._libraries.protocols import Array, Shape
 from sdpa_xp._tiles.score_grid import ScoreGrid, grid_of
 from sdpa_xp._tiles.tile import Tile
+from sdpa_xp.errors import ArgumentTypeError
 from sdpa_xp.masks.algebra import Mask
 
 
@@ -51,7 +52,7 @@ def as_boolean(
     """Convert a mask as `to_array` does, for the public function that messages name."""
     if not isinstance(mask, Mask):
         rule = "`mask` must be a mask"
-        raise TypeError(checks.message(function, rule, {"mask": checks.brief(mask)}))
+        raise ArgumentTypeError(function, rule, {"mask": checks.brief(mask)})
     grid = grid_of(function, "mask", shape, mask.arrays(), like)
     rows = checks.rows(function, "rows", rows, grid.queries)
     with quiet(next((array for _, array in mask.arrays()), like)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 
 from sdpa_xp import _checks as checks
+from sdpa_xp.errors import Message
 
 
 def require_matplotlib(function: str) -> None:
@@ -13,6 +14,4 @@ def require_matplotlib(function: str) -> None:
         import_module("matplotlib.figure")
     except ImportError as error:
         rule, hint = "matplotlib must be installed", checks.install_hint("plot")
-        raise ModuleNotFoundError(
-            checks.message(function, rule, {"error": error}, hint), name="matplotlib"
-        ) from None
+        raise ModuleNotFoundError(Message(function, rule, {"error": error}, hint), name="matplotlib") from None

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from command import refused, run
 
+import sdpa_xp
 from sdpa_xp_export import TensorSpec, cli, verify
 from sdpa_xp_export._agree import backends
 from sdpa_xp_export._agree import comparison as agree
@@ -201,10 +202,10 @@ def test_demo(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: p
 def test_demo_exits_1_when_a_backend_disagrees(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right: Any = agree.sdpa_xp.scaled_dot_product_attention
+    right: Any = sdpa_xp.scaled_dot_product_attention
     monkeypatch.setattr(demo, "find_backends", lambda: backends.find_backends(["numpy"]))
     monkeypatch.setattr(
-        agree.sdpa_xp, "scaled_dot_product_attention", lambda *a, **k: right(*a, **k | {"attn_mask": None})
+        sdpa_xp, "scaled_dot_product_attention", lambda *a, **k: right(*a, **k | {"attn_mask": None})
     )
     code, out, _ = run(capsys, "demo", "-o", tmp_path)
     assert code == 1
@@ -215,7 +216,7 @@ def test_demo_replaces_no_file(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     (tmp_path / "attention.onnx").write_text("mine")
     message = refused(capsys, "demo", "-o", tmp_path)
     assert "demo: a file of `--output` must not exist yet" in message
-    assert message.endswith("attention.onnx. Pass --force to replace it.\n")
+    assert message.endswith("attention.onnx. Pass `--force` to replace it.\n")
     assert (tmp_path / "attention.onnx").read_text() == "mine"
 
 

@@ -186,7 +186,9 @@ def test_flags_override_the_file(capsys: pytest.CaptureFixture[str], tmp_path: P
 def test_never_over_another_file_unless_forced(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "a.onnx"
     path.write_text("mine")
-    refusal = f"sdpa-xp: export: `--output` must not exist; got --output={path}. Pass --force to replace it.\n"
+    refusal = (
+        f"sdpa-xp: export: `--output` must not exist; got --output={path}. Pass `--force` to replace it.\n"
+    )
     assert refused(capsys, "export", *QKV, "-o", path) == refusal
     assert path.read_text() == "mine"
     assert run(capsys, "export", *QKV, "-o", path, "--force")[0] == 0
@@ -202,7 +204,7 @@ def test_the_default_name_is_taken(
     path.write_text("mine")
     assert refused(capsys, "export", *QKV) == (
         "sdpa-xp: export: the default file of `--output` must not exist; "
-        f"got default={path}. Pass --output with another name, or --force to replace the file.\n"
+        f"got default={path}. Pass `--output` with another name, or `--force` to replace the file.\n"
     )
     assert path.read_text() == "mine"
     assert "`--output` must not exist" in refused(capsys, "export", *QKV, "-o", "attention.onnx")

@@ -11,21 +11,21 @@ CONFIGS = {
     "no TOML": ("query = ", "`--config` must be TOML (Invalid value"),
     "an unknown key": (
         "quary = 'float32[2,4]'",
-        "a key of `--config` must be known; got key='quary'. The nearest is query.",
+        "a key of `--config` must be known; got name='quary'. The nearest is query.",
     ),
     "a key far from any": ("zzz = 1", "There are query, key, value"),
     "a flag's name": ("is-causal = true", "The nearest is is_causal."),
-    "force": ("force = true", "a key of `--config` must be known; got key='force'"),
-    "a number for a spec": ("query = 3", "`query` in `--config` must be of type str; got query=3"),
+    "force": ("force = true", "a key of `--config` must be known; got name='force'"),
+    "a number for a spec": ("query = 3", "`--query` in `--config` must be of type str; got --query=3"),
     "a word for a flag": (
         "is_causal = 'yes'",
-        "`is_causal` in `--config` must be of type bool; got is_causal='yes'",
+        "`--is-causal` in `--config` must be of type bool; got --is-causal='yes'",
     ),
     "a flag for a number": (
         "scale = true",
-        "`scale` in `--config` must be of type int or float or str; got scale=True",
+        "`--scale` in `--config` must be of type int or float or str; got --scale=True",
     ),
-    "a flag for an opset": ("opset = true", "`opset` in `--config` must be of type int; got opset=True"),
+    "a flag for an opset": ("opset = true", "`--opset` in `--config` must be of type int; got --opset=True"),
     "no query": (
         "key = 'float32[2,4]'",
         "`--query` must be given; got given=key. Pass --query, or --config with",
@@ -49,11 +49,11 @@ def test_refused_files(
 REFUSED: dict[str, tuple[list[str], str]] = {
     "a broken spec": (
         ["--query", "float32[2", "--key", "float32[2,3]"],
-        "export: `--query` must be a spec: a dtype, and its lengths in brackets; got 'float32[2'. As in",
+        "export: `--query` must be a spec, whose text must be a dtype, and its lengths in brackets; got --query='float32[2'. As in",
     ),
     "a spec's dtype": (
         ["--query", "float3[2,3]", "--key", "float32[2,3]"],
-        "export: `--query` must be a spec: its dtype must be one of",
+        "export: `--query` must be a spec, whose dtype must be one of",
     ),
     "softcap": ([*QKV, "--softcap", "-1"], "export: `--softcap` must be positive"),
     "no folder": (
@@ -67,7 +67,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "a bias for a mask": ([*QKV, "--attn-mask", "alibi(8)"], "no function 'alibi'"),
     "scale": (
         [*QKV, "--scale", "large"],
-        "export: `--scale` must be a number or a spec: a dtype, and its lengths in brackets; got 'large'",
+        "export: `--scale` must be a number or a spec, whose text must be a dtype, and its lengths in brackets; got --scale='large'",
     ),
     "scale, infinite": ([*QKV, "--scale", "inf"], "`--scale` must be"),
     "dtype": (
@@ -76,7 +76,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     ),
     "dtype of integers": (
         ["--query", "int64[2,3]", "--key", "int64[2,3]", "--dtype", "float32"],
-        "`--query` must have a floating dtype; got query.dtype=int64",
+        "`--query` must have a floating dtype; got --query.dtype=int64",
     ),
     "a form that cannot state the call": (
         [*QKV, "--form", "multi_head", "--is-causal"],

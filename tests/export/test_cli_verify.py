@@ -181,15 +181,15 @@ def test_what_is_not_tried_names_the_flag(
     capsys: pytest.CaptureFixture[str], model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def shortened(*arguments: Any, **keywords: Any) -> Any:
-        return replace(verify(*arguments, **keywords), left_out=("a batch of 17; thorough=True tries it",))
+        return replace(verify(*arguments, **keywords), left_out=("a batch of 17; `thorough=True` tries it",))
 
     monkeypatch.setattr("sdpa_xp_export.cli.verify.verify", shortened)
     page = model.with_name("report.html")
     _, out, _ = run(capsys, "verify", model, "--html", page)
-    assert "not tried: a batch of 17; --thorough tries it\n" in out
-    assert "--thorough tries it" in page.read_text()
+    assert "not tried: a batch of 17; `--thorough` tries it\n" in out
+    assert "`--thorough` tries it" in page.read_text()
     _, out, _ = run(capsys, "verify", model, "--json")
-    assert json.loads(out)["left_out"] == ["a batch of 17; --thorough tries it"]
+    assert json.loads(out)["left_out"] == ["a batch of 17; `--thorough` tries it"]
 
 
 def test_a_call_in_a_file_that_is_refused(capsys: pytest.CaptureFixture[str], model: Path) -> None:
@@ -197,8 +197,8 @@ def test_a_call_in_a_file_that_is_refused(capsys: pytest.CaptureFixture[str], mo
     stated = model.with_name("call.toml")
     for text, words in {
         "key = 'float32[2,9]'": "`query` in `--call` must be given; got given=key.",
-        "query = 'float32['\nkey = 'float32[2]'": "`query` in `--call` must be a spec: a dtype, and",
-        "quary = 'float32[2]'": "a key of `--call` must be known; got key='quary'. The nearest is query.",
+        "query = 'float32['\nkey = 'float32[2]'": "`query` in `--call` must be a spec, whose text must be",
+        "quary = 'float32[2]'": "a key of `--call` must be known; got name='quary'. The nearest is query.",
         "query = 3": "`query` in `--call` must be of type str; got query=3.",
     }.items():
         stated.write_text(text)
@@ -231,7 +231,9 @@ def test_page(capsys: pytest.CaptureFixture[str], model: Path, monkeypatch: pyte
     page.write_text("mine")
     with monkeypatch.context() as patch:  # it is refused before the long work
         patch.setattr("sdpa_xp_export.cli.verify.verify", lambda *_, **__: pytest.fail("verified"))
-        refusal = f"sdpa-xp: verify: `--html` must not exist; got --html={page}. Pass --force to replace it.\n"
+        refusal = (
+            f"sdpa-xp: verify: `--html` must not exist; got --html={page}. Pass `--force` to replace it.\n"
+        )
         assert refused(capsys, "verify", model, "--html", page) == refusal
     assert page.read_text() == "mine"
     assert run(capsys, "verify", model, "--html", page, "--force")[0] == 0

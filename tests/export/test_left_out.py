@@ -20,8 +20,8 @@ from sdpa_xp_export._verify.left_out import left_out
 from sdpa_xp_export._verify.trial_settings import trial_settings
 
 WINDOW = masks.sliding_window(4096, 0)
-NEEDS = "needs 4,098 queries and 4,098 keys, 134 million scores; thorough=True tries it"
-THOROUGH = "; thorough=True tries it"
+NEEDS = "needs 4,098 queries and 4,098 keys, 134 million scores; `thorough=True` tries it"
+THOROUGH = "; `thorough=True` tries it"
 
 
 def lines(
@@ -102,14 +102,14 @@ def test_the_report_the_command_and_the_page(
         export_attention(qkv, qkv, qkv, masks.sliding_window(60, 0), form="primitive"), tmp_path / "a.onnx"
     )
     report = verify(model)
-    line = "sliding_window(left=60): needs 62 queries and 62 keys, 7,688 scores; thorough=True tries it"
+    line = "sliding_window(left=60): needs 62 queries and 62 keys, 7,688 scores; `thorough=True` tries it"
     assert report.agrees
     assert report.left_out == (line,)
     assert " ".join(str(report).split()).endswith(f"; not tried: {line}")
     page = tmp_path / "r.html"
     code, out, _ = run(capsys, "verify", model, "--html", page)
     assert code == 0
-    with_flag = line.replace("thorough=True", "--thorough")
+    with_flag = line.replace("`thorough=True`", "`--thorough`")
     assert f"not tried: {with_flag}\n" in out
     assert f"<dt>not tried</dt><dd>{with_flag}</dd>" in page.read_text()
     assert json.loads(run(capsys, "verify", model, "--json")[1])["left_out"] == [with_flag]

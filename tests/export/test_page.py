@@ -189,7 +189,7 @@ def test_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.Monk
     publish(b"first", path, HTML)
     with pytest.raises(
         FileExistsError,
-        match=r"verify: `html` must not exist; got html=.*r\.html\. Pass overwrite=True to replace it",
+        match=r"verify: `html` must not exist; got html=.*r\.html\. Pass `overwrite=True` to replace it",
     ):
         publish(b"second", path, HTML)
     assert path.read_text() == "first"

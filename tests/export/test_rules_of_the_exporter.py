@@ -238,7 +238,7 @@ def test_the_longest_call_is_read() -> None:
 
 def test_the_folder_of_the_demo_holds_it(tmp_path: Path) -> None:
     (tmp_path / demo.PICTURE).write_text("")
-    words = "a file of `output` must not exist yet.*Pass overwrite=True to replace it"
+    words = "a file of `output` must not exist yet.*Pass `overwrite=True` to replace it"
     with pytest.raises(FileExistsError, match=words):
         demo.check_folder(tmp_path, overwrite=False)
     demo.check_folder(tmp_path, overwrite=True)

@@ -396,7 +396,11 @@ PATHS: dict[str, tuple[Any, type[Exception], str]] = {
     ),
     "bytes": (b"a.onnx", TypeError, "must be .*path.*; got {name}=bytes"),
     "None": (None, TypeError, "must be .*path.*; got {name}=NoneType"),
-    "bytes of an object": (PathLike(b"a.onnx"), TypeError, "must be .*path.*; got {name}=bytes"),
+    "bytes of an object": (
+        PathLike(b"a.onnx"),
+        TypeError,
+        "must be (.* a|a) path of text, not of bytes; got {name}=bytes",
+    ),
     "no path of an object": (PathLike(3), TypeError, "must be .*path.*; got {name}=PathLike"),
 }
 

@@ -122,9 +122,9 @@ def test_what_a_limit_of_memory_leaves_out() -> None:
         "sliding_window(left=1000): needs 1,002 queries and 1,002 keys, 8 million scores; "
     )
     assert window.endswith("; a larger `memory` tries it")
-    assert chunks.endswith("72 million scores; a larger `memory` tries it, with thorough=True")
+    assert chunks.endswith("72 million scores; a larger `memory` tries it, with `thorough=True`")
     (chunks,) = left_out(call, (), trial_settings(call), None)
-    assert chunks.endswith("72 million scores; thorough=True tries it")
+    assert chunks.endswith("72 million scores; `thorough=True` tries it")
 
 
 @pytest.mark.usefixtures("short_verify")

@@ -13,7 +13,8 @@ import array_api_compat
 import numpy as np
 from numpy.typing import NDArray
 
-from sdpa_xp._checks import dtype_name, message
+from sdpa_xp._checks import dtype_name
+from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp_export._dtypes.conversion import numpy_dtype
 
 BFLOAT16 = "bfloat16"
@@ -53,11 +54,11 @@ def find_backends(names: Sequence[str] | None = None) -> list[Backend]:
     for name in LIBRARIES if names is None else dict.fromkeys(names):
         if name not in LIBRARIES:
             rule = f"`backends` must be among {', '.join(LIBRARIES)}"
-            raise ValueError(message("find", rule, {"backend": repr(name)}))
+            raise ArgumentValueError("find", rule, {"backend": repr(name)})
         opened = _OPEN[name]() if _installed(name) else []
         if names is not None and not opened:
             rule = "`backends` must be installed and have a device here"
-            raise ValueError(message("find", rule, {"backend": repr(name)}))
+            raise ArgumentValueError("find", rule, {"backend": repr(name)})
         backends += opened
     return backends
 

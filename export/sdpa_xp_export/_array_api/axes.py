@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 
-from sdpa_xp._checks import message
+from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp_export._graph.graph import GraphValue
 
 Axes = int | Sequence[int] | None
@@ -16,7 +16,7 @@ def axis_of(value: GraphValue, axis: int, added: int = 0) -> int:
     count, number = value.ndim + added, operator.index(axis)
     if not -count <= number < count:
         rule = f"`axis` must be one of {count} axes"
-        raise ValueError(message(value.graph.function, rule, {"axis": axis, "shape": value.dims}))
+        raise ArgumentValueError(value.graph.function, rule, {"axis": axis, "shape": value.dims})
     return number % count
 
 
@@ -27,5 +27,5 @@ def axes_of(value: GraphValue, axes: Axes) -> tuple[int, ...]:
     counted = tuple(axis_of(value, axis) for axis in (axes if isinstance(axes, Sequence) else (axes,)))
     if len({*counted}) < len(counted):
         rule = "`axis` must name each axis once"
-        raise ValueError(message(value.graph.function, rule, {"axis": axes, "shape": value.dims}))
+        raise ArgumentValueError(value.graph.function, rule, {"axis": axes, "shape": value.dims})
     return counted

@@ -7,7 +7,7 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from sdpa_xp._checks import message
+from sdpa_xp.errors import ArgumentTypeError
 from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._array_api.dispatch import graph_of, is_array
 from sdpa_xp_export._array_api.manipulation import broadcast_to
@@ -49,7 +49,7 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: object = None, copy: Any 
     numbers = np.asarray(array)
     if numbers.dtype.kind not in "biuf":
         rule = "`obj` must be an array, or numbers"
-        raise TypeError(message("asarray", rule, {"obj": type(obj).__name__}, "`stack` joins arrays."))
+        raise ArgumentTypeError("asarray", rule, {"obj": type(obj).__name__}, "`stack` joins arrays.")
     kind = {"b": bool, "f": float}.get(numbers.dtype.kind, int)
     return np.asarray(array, numpy_dtype(DEFAULTS[kind] if dtype is None else dtype_name(dtype)))
 
@@ -77,7 +77,7 @@ def _as_int64(graph: Graph, bound: Any) -> GraphValue:
     value = graph.operand(bound) if isinstance(bound, GraphValue | Length) else None
     if value is None or value.dims or "int" not in value.elem_type:
         rule = "a range to or from a length must have integer bounds"
-        raise TypeError(message(graph.function, rule, {"bound": repr(bound)}))
+        raise ArgumentTypeError(graph.function, rule, {"bound": repr(bound)})
     return value.astype("int64")
 
 

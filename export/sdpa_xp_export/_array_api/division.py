@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sdpa_xp._checks import message
+from sdpa_xp.errors import Message
 from sdpa_xp_export._array_api.dispatch import array_function
 from sdpa_xp_export._array_api.elementwise import equal, less, negative, where
 from sdpa_xp_export._array_api.operators import binary, computed, elementwise, operands
@@ -55,7 +55,7 @@ def _known_divisor(first: GraphValue, divisor: Any) -> int | None:
         return None
     if divisor == 0:
         rule = "an integer must not be divided by 0"
-        raise ZeroDivisionError(message(first.graph.function, rule, {"divisor": 0}))
+        raise ZeroDivisionError(Message(first.graph.function, rule, {"divisor": 0}))
     return divisor
 
 

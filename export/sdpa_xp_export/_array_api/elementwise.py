@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from sdpa_xp._checks import message
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp_export._array_api.dispatch import array_function
 from sdpa_xp_export._array_api.operators import (
     admitted,
@@ -131,7 +131,7 @@ def _extreme(op: str, name: str, compare: str, one: Any, other: Any) -> GraphVal
 def clip(value: GraphValue, min: Any = None, max: Any = None) -> GraphValue:
     """Limit `value` to bounds, each of which may be None; the result has the dtype of `value`."""
     if not hasattr(value, "graph"):
-        raise TypeError(message("clip", "`x` must be an array", {"x": repr(value)}))
+        raise ArgumentTypeError("clip", "`x` must be an array", {"x": repr(value)})
     result = value if min is None else maximum(value, min)
     result = result if max is None else minimum(result, max)
     return admitted("clip", "numeric", result).astype(value.elem_type)
@@ -142,7 +142,7 @@ def where(condition: GraphValue, one: Any, other: Any) -> GraphValue:
     """Choose elements of one of two operands; two Python scalars get the default dtypes."""
     if getattr(condition, "dtype", None) != "bool":
         rule, got = "the condition of `where` must be a boolean array", {"condition": condition}
-        raise TypeError(message("where", rule, got))
+        raise ArgumentTypeError("where", rule, got)
     graph = condition.graph
     if _is_scalar(one) and _is_scalar(other):
         one, other = _of_default_dtype(graph, one, other)
@@ -219,4 +219,4 @@ def bitwise_invert(value: GraphValue) -> GraphValue:
 def _bits_need_opset(value: GraphValue, name: str) -> None:
     if value.graph.opset < 18:  # the first with BitwiseAnd, BitwiseOr, BitwiseXor and BitwiseNot
         rule = f"`opset` must be at least 18 for `{name}` of integers"
-        raise ValueError(message(value.graph.function, rule, {"opset": value.graph.opset}))
+        raise ArgumentValueError(value.graph.function, rule, {"opset": value.graph.opset})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sdpa_xp._checks import message
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export.spec import SymbolicShape
 
@@ -20,7 +20,7 @@ def check_in_place(result: GraphValue, dtype: str, shape: SymbolicShape) -> None
     hint = "Write x = x + y for x += y."
     if result.elem_type != dtype:
         got = {"dtype": dtype, "dtype of the result": result.elem_type}
-        raise TypeError(message(result.graph.function, rule, got, hint))
+        raise ArgumentTypeError(result.graph.function, rule, got, hint)
     if result.dims != shape:
         shapes = {"shape": shape, "shape of the result": result.dims}
-        raise ValueError(message(result.graph.function, rule, shapes, hint))
+        raise ArgumentValueError(result.graph.function, rule, shapes, hint)

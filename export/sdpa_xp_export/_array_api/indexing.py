@@ -6,7 +6,7 @@ import operator
 from contextlib import suppress
 from typing import Any, cast
 
-from sdpa_xp._checks import message
+from sdpa_xp.errors import ArgumentTypeError, Message
 from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._graph.lengths import Length, has_names, joined_name, plain
@@ -21,7 +21,7 @@ def item(value: GraphValue, index: object) -> GraphValue:
     if counted > value.ndim or rests > 1:
         rule = "an index must have at most one ellipsis, and as many entries as the array has axes"
         got = {"entries": counted, "ellipses": rests, "shape": value.dims}
-        raise IndexError(message(value.graph.function, rule, got))
+        raise IndexError(Message(value.graph.function, rule, got))
     if not rests:
         entries = (*entries, ...)
     axis, result = 0, value
@@ -45,11 +45,11 @@ def _entry(value: GraphValue, index: Any, axis: int) -> GraphValue:
     except TypeError as error:
         rule = "an index must be made of integers, slices, None and an ellipsis"
         got: dict[str, object] = {"index": type(index).__name__}
-        raise TypeError(message(value.graph.function, rule, got, "For other indices, use `take`.")) from error
+        raise ArgumentTypeError(value.graph.function, rule, got, "For other indices, use `take`.") from error
     length = value.dims[axis]
     if isinstance(length, int) and not -length <= number < length:
         rule, got = "an index must be within its axis", {"index": number, "length": length}
-        raise IndexError(message(value.graph.function, rule, got))
+        raise IndexError(Message(value.graph.function, rule, got))
     return ops.gather(value, value.graph.constant(number, "int64"), axis)
 
 

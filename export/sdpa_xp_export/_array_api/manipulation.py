@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from sdpa_xp._checks import message
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._array_api.axes import axes_of, axis_of
 from sdpa_xp_export._array_api.dispatch import array_function
@@ -32,7 +32,7 @@ def reshape(value: GraphValue, shape: Sequence[Any], *, copy: object = None) -> 
     left = [axis for axis, length in enumerate(shape) if length == -1]
     if left and 0 in shape:
         rule = "`shape` must not have -1 beside a length of 0, which leaves it open"
-        raise ValueError(message(value.graph.function, rule, {"x.shape": value.dims, "shape": shape}))
+        raise ArgumentValueError(value.graph.function, rule, {"x.shape": value.dims, "shape": shape})
     stated = list(shape)
     for axis in left:
         stated[axis] = _remaining_length(value.dims, [length for length in shape if length != -1])
@@ -73,7 +73,7 @@ def permute_dims(value: GraphValue, axes: Sequence[int]) -> GraphValue:
     perm = axes_of(value, axes)
     if len(perm) != value.ndim:
         rule = "`axes` must name each axis"
-        raise ValueError(message(value.graph.function, rule, {"axes": axes, "shape": value.dims}))
+        raise ArgumentValueError(value.graph.function, rule, {"axes": axes, "shape": value.dims})
     return ops.permute(value, perm)
 
 
@@ -82,7 +82,7 @@ def matrix_transpose(value: GraphValue) -> GraphValue:
     """(..., M, N) -> (..., N, M)."""
     if value.ndim < 2:
         rule = "`matrix_transpose` needs at least two axes"
-        raise ValueError(message(value.graph.function, rule, {"shape": value.dims}))
+        raise ArgumentValueError(value.graph.function, rule, {"shape": value.dims})
     return ops.transpose(value)
 
 
@@ -93,7 +93,7 @@ def moveaxis(value: GraphValue, source: int | Sequence[int], destination: int | 
     if len(sources) != len(destinations):
         rule = "`source` and `destination` must have the same number of axes"
         got = {"source": source, "destination": destination}
-        raise ValueError(message(value.graph.function, rule, got))
+        raise ArgumentValueError(value.graph.function, rule, got)
     axes = [axis for axis in range(value.ndim) if axis not in sources]
     for to, axis in sorted(zip(destinations, sources, strict=True)):
         axes.insert(to, axis)
@@ -112,7 +112,7 @@ def squeeze(value: GraphValue, axis: int | Sequence[int]) -> GraphValue:
     axes = axes_of(value, axis)
     if any(isinstance(value.dims[one], int) and value.dims[one] != 1 for one in axes):
         rule = "`axis` must name axes of length 1"
-        raise ValueError(message(value.graph.function, rule, {"axis": axis, "shape": value.dims}))
+        raise ArgumentValueError(value.graph.function, rule, {"axis": axis, "shape": value.dims})
     return ops.squeeze(value, axes)
 
 
@@ -122,7 +122,7 @@ def broadcast_to(value: GraphValue, shape: Sequence[Any]) -> GraphValue:
     target = tuple(map(plain, shape))
     if not broadcasts_to(value.dims, target):
         rule = "`x` must broadcast to `shape`"
-        raise ValueError(message(value.graph.function, rule, {"x.shape": value.dims, "shape": target}))
+        raise ArgumentValueError(value.graph.function, rule, {"x.shape": value.dims, "shape": target})
     if value.dims == target:
         return value
     graph = traced_graph_of(value)
@@ -166,7 +166,7 @@ def _check_alike(values: Sequence[GraphValue], axis: int | None) -> None:
             "" if axis is None else ", except along `axis`"
         )
         got = {"shapes": ", ".join(str(value.dims) for value in values)}
-        raise ValueError(message(values[0].graph.function, rule, got))
+        raise ArgumentValueError(values[0].graph.function, rule, got)
 
 
 @array_function
@@ -184,7 +184,7 @@ def unstack(value: GraphValue, *, axis: int = 0) -> tuple[GraphValue, ...]:
     count, before = value.dims[position], (slice(None),) * position
     if isinstance(count, str):
         rule = "`unstack` must be along an axis whose length is known"
-        raise TypeError(message(value.graph.function, rule, {"axis": axis, "shape": value.dims}))
+        raise ArgumentTypeError(value.graph.function, rule, {"axis": axis, "shape": value.dims})
     return tuple(item(value, (*before, index)) for index in range(count))
 
 
@@ -193,10 +193,10 @@ def take(value: GraphValue, indices: GraphValue, *, axis: int | None = None) -> 
     """value, indices of any shape -> Gather; `axis` may be left out if there is just one."""
     if indices.elem_type not in INTEGERS:
         rule = "`indices` must be integers"
-        raise TypeError(message(value.graph.function, rule, {"indices.elem_type": indices.elem_type}))
+        raise ArgumentTypeError(value.graph.function, rule, {"indices.elem_type": indices.elem_type})
     if axis is None and value.ndim != 1:
         rule = "`axis` must be given if the array has more than one axis"
-        raise ValueError(message(value.graph.function, rule, {"shape": value.dims}))
+        raise ArgumentValueError(value.graph.function, rule, {"shape": value.dims})
     index = indices if indices.elem_type == "int32" else indices.astype("int64")
     return ops.gather(value, index, axis_of(value, axis or 0))
 
@@ -207,18 +207,18 @@ def matmul(one: GraphValue, other: GraphValue) -> GraphValue:
     one, other = operands("matmul", "numeric", one, other)
     if not one.ndim or not other.ndim:
         rule = "the operands of `matmul` must have axes"
-        raise ValueError(
-            message(one.graph.function, rule, {"first.shape": one.dims, "second.shape": other.dims})
+        raise ArgumentValueError(
+            one.graph.function, rule, {"first.shape": one.dims, "second.shape": other.dims}
         )
     left = one.dims[:-1]
     right = other.dims[-1:] if other.ndim > 1 else ()
     if one.dims[-1] != other.dims[-2 if other.ndim > 1 else -1]:
         rule = "the last axis of the first operand must be as long as the last but one of the second"
         got = {"first.shape": one.dims, "second.shape": other.dims}
-        raise ValueError(message(one.graph.function, rule, got))
+        raise ArgumentValueError(one.graph.function, rule, got)
     if one.dims[-1] == 0 and one.elem_type == "uint64":  # for which onnxruntime fails
         rule = "`matmul` of uint64 must sum at least one product"
         got = {"first.shape": one.dims, "second.shape": other.dims}
-        raise ValueError(message(one.graph.function, rule, got, "Convert both operands to int64."))
+        raise ArgumentValueError(one.graph.function, rule, got, "Convert both operands to int64.")
     batch = joint_shape(one.dims[:-2], other.dims[:-2])
     return ops.product(one, other, (*batch, *left[-1:], *right))

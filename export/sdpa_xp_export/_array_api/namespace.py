@@ -178,7 +178,8 @@ if not TYPE_CHECKING:  # a type checker would allow any function
 
     def __getattr__(name: str) -> NoReturn:
         """Say what the array API has instead of a function of another library."""
-        raise AttributeError(name if name.startswith("__") else missing_function(name, sys.modules[__name__]))
+        is_special = name.startswith("__")
+        raise AttributeError(name) if is_special else missing_function(name, sys.modules[__name__])
 
 
 pi = math.pi

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sdpa_xp._checks import message
+from sdpa_xp.errors import ArgumentTypeError
 from sdpa_xp_export._array_api.in_place import check_in_place
 from sdpa_xp_export._graph.function_hints import function_hint
 from sdpa_xp_export._graph.graph import GraphValue
@@ -38,7 +38,7 @@ def of_ufunc(
     if name not in _OPERATORS or method != "__call__" or keywords or (out and out[0] is not inputs[0]):
         rule = f"a value of a graph must not go to `numpy.{name}`"
         hint = function_hint(name, value.graph.namespace)
-        raise TypeError(message(value.graph.function, rule, {"value": value.name}, hint))
+        raise ArgumentTypeError(value.graph.function, rule, {"value": value.name}, hint)
     function = getattr(value.graph.namespace, _STANDARD_NAMES.get(name, name))
     result = function(*(_operand(value, operand) for operand in inputs))
     if out:

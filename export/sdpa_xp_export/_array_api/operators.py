@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sdpa_xp._checks import message
+from sdpa_xp.errors import ArgumentTypeError, Message
 from sdpa_xp_export._dtypes.kernels import computable_dtype
 from sdpa_xp_export._dtypes.promotion import CATEGORIES, INTEGERS, holds, joint, joint_of_kinds, of_scalar
 from sdpa_xp_export._graph.graph import Graph, GraphValue
@@ -61,7 +61,7 @@ def promoted(name: str, one: Any, other: Any) -> tuple[GraphValue, GraphValue]:
     if dtype is None:
         got = {"first dtype": values[0].elem_type, "second dtype": values[1].elem_type}
         rule = f"the operands of `{name}` must have dtypes that the array API promotes to one"
-        raise TypeError(message(graph.function, rule, got, "Convert one of them with `astype`."))
+        raise ArgumentTypeError(graph.function, rule, got, "Convert one of them with `astype`.")
     return values[0].astype(dtype), values[1].astype(dtype)
 
 
@@ -74,8 +74,8 @@ def admitted(name: str, category: str, value: GraphValue) -> GraphValue:
     if value.graph.mixes_kinds and category == "numeric":
         return value.astype("int64")
     rule = f"the arguments of `{name}` must have dtypes that are {category}"
-    raise TypeError(
-        message(value.graph.function, rule, {"dtype": value.elem_type}, "Convert the array with `astype`.")
+    raise ArgumentTypeError(
+        value.graph.function, rule, {"dtype": value.elem_type}, "Convert the array with `astype`."
     )
 
 
@@ -110,7 +110,7 @@ def kernel_dtype(op: str, value: GraphValue) -> str:
     dtype = computable_dtype(op, value.elem_type, bfloat16=value.graph.computes_bfloat16)
     if dtype is None:
         rule = f"onnxruntime must have a kernel for {op} in this dtype or in a wider one"
-        raise TypeError(message(value.graph.function, rule, {"dtype": value.elem_type}))
+        raise ArgumentTypeError(value.graph.function, rule, {"dtype": value.elem_type})
     return dtype
 
 
@@ -140,16 +140,16 @@ def _with_scalar(
         if not graph.mixes_kinds:
             rule = f"a Python scalar in `{name}` must fit the kind of the array's dtype"
             got = {"scalar": repr(scalar), "dtype": dtype}
-            raise TypeError(message(graph.function, rule, got, "Convert the array with `astype`."))
+            raise ArgumentTypeError(graph.function, rule, got, "Convert the array with `astype`.")
         if not isinstance(scalar, bool):
             dtype = graph.float_dtype if isinstance(scalar, float) else "int64"
     if isinstance(scalar, Length):
         return value.astype(dtype), graph.operand(scalar).astype(dtype)
     if dtype in INTEGERS and not holds(dtype, int(scalar)):
         rule = f"a Python integer in `{name}` must be within the range of the dtype of the array"
-        raise OverflowError(message(graph.function, rule, {"integer": scalar, "dtype": dtype}))
+        raise OverflowError(Message(graph.function, rule, {"integer": scalar, "dtype": dtype}))
     try:
         return value.astype(dtype), graph.constant(scalar, dtype)
     except OverflowError as error:  # an integer that no float holds
         rule = f"a Python integer in `{name}` must be within the range of the dtype of the array"
-        raise OverflowError(message(graph.function, rule, {"dtype": dtype})) from error
+        raise OverflowError(Message(graph.function, rule, {"dtype": dtype})) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sdpa_xp._checks import message
+from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._array_api.dispatch import array_function
 from sdpa_xp_export._array_api.elementwise import equal, less, minimum, where
@@ -24,7 +24,7 @@ def pow(one: Any, other: Any) -> GraphValue:
         return _power_of_integers(base, exponent)
     if other < 0:
         rule = "an integer must not be raised to a negative power"
-        raise ValueError(message(base.graph.function, rule, {"exponent": other}, "Convert it to a float."))
+        raise ArgumentValueError(base.graph.function, rule, {"exponent": other}, "Convert it to a float.")
     return _known_power(base, other)
 
 
@@ -95,8 +95,8 @@ def _number_and_count(name: str, one: Any, other: Any) -> tuple[GraphValue, Grap
     """Return the number and the count of bits; a known count below 0 is refused."""
     number, count = operands(name, "integer", one, other)
     if isinstance(other, int) and other < 0:
-        raise ValueError(
-            message(number.graph.function, f"the count of `{name}` must be at least 0", {"count": other})
+        raise ArgumentValueError(
+            number.graph.function, f"the count of `{name}` must be at least 0", {"count": other}
         )
     return number, count
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import array_api_compat
 
-from sdpa_xp._checks import message
+from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._array_api.axes import Axes, axes_of
 from sdpa_xp_export._array_api.creation import dtype_like
@@ -44,7 +44,7 @@ def _check_some(name: str, value: GraphValue, axis: Axes) -> None:
     """Refuse axes that are known to be empty: `max` and `min` have no result, and onnxruntime's mean is 0."""
     if any(value.dims[position] == 0 for position in axes_of(value, axis)):
         rule = f"`{name}` must be over at least one number"
-        raise ValueError(message(value.graph.function, rule, {"axis": axis, "shape": value.dims}))
+        raise ArgumentValueError(value.graph.function, rule, {"axis": axis, "shape": value.dims})
 
 
 @array_function

@@ -12,6 +12,7 @@ import array_api_compat
 
 from sdpa_xp import _checks as checks
 from sdpa_xp.biases import Bias
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._call.call import OUTPUTS, SPECS, ExportCall, ExportOptions, Layout
 from sdpa_xp_export._call.length_sums import total
@@ -35,7 +36,7 @@ def checked_call(
     specs = _specs(function, query, key, value, options)
     if checks.probability(function, "dropout_p", options.dropout_p):
         rule = "`dropout_p` must be 0, since a graph draws no random numbers"
-        raise ValueError(checks.message(function, rule, {"dropout_p": options.dropout_p}))
+        raise ArgumentValueError(function, rule, {"dropout_p": options.dropout_p})
     dtype = specs["query"].dtype
     for name, spec in specs.items():
         _check_dtype(function, name, spec, dtype)
@@ -52,7 +53,7 @@ def checked_call(
     wide = "float64" if "float64" in (dtype, options.softmax_dtype) else "float32"
     if options.softmax_dtype not in (None, wide):
         rule = "`softmax_dtype` must be None, or float32 or float64 and no narrower than the scores"
-        raise ValueError(checks.message(function, rule, {"softmax_dtype": repr(options.softmax_dtype)}))
+        raise ArgumentValueError(function, rule, {"softmax_dtype": repr(options.softmax_dtype)})
     scale = _scale(function, namer, options.scale, sizes, wide)
     sinks = _sinks(function, namer, options.sinks)
     call = ExportCall(
@@ -90,7 +91,7 @@ def _specs(
         if not isinstance(spec, TensorSpec):
             rule = f"`{name}` must be a TensorSpec"
             hint = f"Write TensorSpec.parse({spec!r})." if isinstance(spec, str) else ""
-            raise TypeError(checks.message(function, rule, {name: type(spec).__name__}, hint))
+            raise ArgumentTypeError(function, rule, {name: type(spec).__name__}, hint)
     return cast(dict[str, TensorSpec], specs)
 
 
@@ -98,34 +99,34 @@ def _check_dtype(function: str, name: str, spec: TensorSpec, dtype: str) -> None
     if name == "past_lengths":
         if spec.dtype not in INTEGERS:
             rule = "`past_lengths` must hold integers"
-            raise TypeError(checks.message(function, rule, {f"{name}.dtype": spec.dtype}))
+            raise ArgumentTypeError(function, rule, {f"{name}.dtype": spec.dtype})
         return
     if not spec.floating:
         rule = f"`{name}` must have a floating dtype"
-        raise TypeError(checks.message(function, rule, {f"{name}.dtype": spec.dtype}))
+        raise ArgumentTypeError(function, rule, {f"{name}.dtype": spec.dtype})
     if spec.dtype != dtype:
         rule = f"`query` and `{name}` must have one dtype"
-        raise TypeError(checks.message(function, rule, {"query.dtype": dtype, f"{name}.dtype": spec.dtype}))
+        raise ArgumentTypeError(function, rule, {"query.dtype": dtype, f"{name}.dtype": spec.dtype})
 
 
 def _check_not_empty(function: str, name: str, operand: GraphOperand | TensorSpec) -> None:
     if 0 in operand.shape:
         rule = f"the lengths of `{name}` must be at least 1, since a graph of attention is not made for none"
         hint = "Write a name, such as 'L', for an open length."
-        raise ValueError(checks.message(function, rule, {f"{name}.shape": operand.shape}, hint))
+        raise ArgumentValueError(function, rule, {f"{name}.shape": operand.shape}, hint)
 
 
 def _mask_or_bias(function: str, name: str, value: object) -> object:
     if isinstance(value, TensorSpec) and value.dtype in INTEGERS:
         raise _integers_refused(function, name, value.dtype)
     if name == "bias" and isinstance(value, TensorSpec) and value.dtype == "bool":
-        raise TypeError(checks.message(function, "`bias` must have a floating dtype", {"bias.dtype": "bool"}))
+        raise ArgumentTypeError(function, "`bias` must have a floating dtype", {"bias.dtype": "bool"})
     kind, other, hint = (Mask, Bias, "bias") if name == "attn_mask" else (Bias, Mask, "attn_mask")
     checks.mask_or_bias(function, name, value, other, f"Pass it as `{hint}`.")
     known = isinstance(value, kind | TensorSpec | GraphOperand) or array_api_compat.is_array_api_obj(value)
     if value is not None and not known:
         rule = f"`{name}` must be a {kind.__name__}, a TensorSpec or an array"
-        raise TypeError(checks.message(function, rule, {name: repr(value)}))
+        raise ArgumentTypeError(function, rule, {name: repr(value)})
     return value
 
 
@@ -146,7 +147,7 @@ def _integers_refused(function: str, name: str, dtype: str) -> TypeError:
             f"`{name}` must be floating",
             "Convert it with astype, or pass a spec of float32.",
         )
-    return TypeError(checks.message(function, rule, {f"{name}.dtype": dtype}, hint))
+    return ArgumentTypeError(function, rule, {f"{name}.dtype": dtype}, hint)
 
 
 def _scale(
@@ -167,7 +168,7 @@ def _sinks(function: str, namer: OperandNamer, sinks: object) -> GraphOperand | 
     if operand is None or isinstance(operand, Input | Initializer):
         return operand
     rule = "`sinks` must be a TensorSpec or an array, (..., Hq)"
-    raise TypeError(checks.message(function, rule, {"sinks": type(sinks).__name__}))
+    raise ArgumentTypeError(function, rule, {"sinks": type(sinks).__name__})
 
 
 def _outputs(function: str, outputs: object) -> tuple[str, ...]:
@@ -175,7 +176,7 @@ def _outputs(function: str, outputs: object) -> tuple[str, ...]:
     names = tuple(names) if isinstance(names, list | tuple) else ()
     if not names or any(names.count(name) > 1 or name not in OUTPUTS for name in names):
         rule = f"`outputs` must be some of {', '.join(OUTPUTS)}, each at most once"
-        raise ValueError(checks.message(function, rule, {"outputs": repr(outputs)}))
+        raise ArgumentValueError(function, rule, {"outputs": repr(outputs)})
     return names
 
 
@@ -188,7 +189,7 @@ def _check_operands(function: str, call: ExportCall) -> None:
             continue
         if not joins(operand.dtype):
             rule = f"`{name}` must have the dtype of `query` or of the scores ({call.accumulation_dtype})"
-            raise TypeError(checks.message(function, rule, {f"{name}.dtype": operand.dtype}))
+            raise ArgumentTypeError(function, rule, {f"{name}.dtype": operand.dtype})
         target = (*pairs[:-1], 1) if name == "scale" else (*call.sizes.batch, call.sizes.query_heads)
         letters = "(..., Hq, L, 1)" if name == "scale" else "(..., Hq)"
         checks.broadcasts(function, name, cast(tuple[int, ...], operand.shape), target, letters)
@@ -199,7 +200,7 @@ def _check_operands(function: str, call: ExportCall) -> None:
             if (name == "bias" or operand.dtype != "bool") and not joins(operand.dtype):
                 rule = f"`query` and `{name}` must have one dtype"
                 got = {"query.dtype": call.query.dtype, f"{name}.dtype": operand.dtype}
-                raise TypeError(checks.message(function, rule, got))
+                raise ArgumentTypeError(function, rule, got)
             shape = cast(tuple[int, ...], operand.shape)
             hint = _hint_for_named_lengths(name, operand, pairs)
             checks.broadcasts(function, name, shape, pairs, "(..., Hq, L, S)", hint)
@@ -237,7 +238,7 @@ def _sizes(function: str, specs: Mapping[str, TensorSpec], layout: Layout) -> ch
                 is_swapped = axis == heads and isinstance(shape[length], int)
                 other = checks.LHE if layout == checks.HLE else checks.HLE
                 hint = f"If heads are axis {length}, pass layout={other!r}." if is_swapped else ""
-                raise ValueError(checks.message(function, rule, {f"{name}.shape": shape}, hint))
+                raise ArgumentValueError(function, rule, {f"{name}.shape": shape}, hint)
     shapes = {name: specs[name].shape for name in ("query", "key", "value")}
     # The rules compare lengths and never count with them, so a name serves where the type says int.
     new = checks.shapes(function, *(cast(tuple[int, ...], shape) for shape in shapes.values()), layout=layout)
@@ -250,27 +251,27 @@ def _cached_keys(function: str, specs: Mapping[str, TensorSpec], axis: int) -> i
     """Return the length of a cache with the new tokens in it."""
     if not {"past_key", "past_value"} & specs.keys():
         rule = "`past_lengths` needs `past_key` and `past_value`"
-        raise ValueError(checks.message(function, rule, {"past_lengths": specs["past_lengths"]}))
+        raise ArgumentValueError(function, rule, {"past_lengths": specs["past_lengths"]})
     if not {"past_key", "past_value"} <= specs.keys():
         rule = "`past_key` and `past_value` must be given together"
-        raise ValueError(checks.message(function, rule, {name: str(spec) for name, spec in specs.items()}))
+        raise ArgumentValueError(function, rule, {name: str(spec) for name, spec in specs.items()})
     lengths = []
     for name in ("key", "value"):
         past, new = specs[f"past_{name}"].shape, specs[name].shape
         if len(new) < 3 or len(past) != len(new) or _without(past, axis) != _without(new, axis):
             rule = f"`past_{name}` must have at least 3 axes, and the shape of `{name}` except for axis {axis}"
-            raise ValueError(checks.message(function, rule, {f"past_{name}.shape": past, f"{name}.shape": new}))
+            raise ArgumentValueError(function, rule, {f"past_{name}.shape": past, f"{name}.shape": new})
         lengths.append(past[axis])
     if lengths[0] != lengths[1]:
         rule = "`past_key` and `past_value` must have the same length"
-        raise ValueError(checks.message(function, rule, {"past_key": lengths[0], "past_value": lengths[1]}))
+        raise ArgumentValueError(function, rule, {"past_key": lengths[0], "past_value": lengths[1]})
     if "past_lengths" not in specs:
         return total(lengths[0], specs["key"].shape[axis])
     batch = specs["key"].shape[:-3]
     if specs["past_lengths"].shape != batch or len(batch) != 1:
         rule = "`past_lengths` must have one integer per batch entry, (B,)"
         got = {"past_lengths.shape": specs["past_lengths"].shape, "batch": batch}
-        raise ValueError(checks.message(function, rule, got))
+        raise ArgumentValueError(function, rule, got)
     return lengths[0]
 
 

@@ -16,10 +16,9 @@ from types import ModuleType
 from typing import Any, TypeAlias
 
 from sdpa_xp import biases, masks
-from sdpa_xp._checks import message
 from sdpa_xp.biases import Bias
+from sdpa_xp.errors import ArgumentValueError, summary
 from sdpa_xp.masks import Mask
-from sdpa_xp_export._call.error_text import first_sentence
 from sdpa_xp_export._call.operands import Initializer, Input, kind_of
 from sdpa_xp_export.spec import TensorSpec
 
@@ -52,9 +51,22 @@ _FOREIGN: dict[type[ast.expr], str] = {
 
 
 def parse(
-    function: str, name: str, text: str, initializers: Mapping[str, Initializer] | None = None
+    function: str,
+    name: str,
+    text: str,
+    initializers: Mapping[str, Initializer] | None = None,
+    *,
+    shown: str = "",
 ) -> Expression:
-    """Read a mask, a bias or an array; `name` is the argument that it is for, such as "attn_mask"."""
+    """Read a mask, a bias or an array.
+
+    Args:
+        function: The function that messages name.
+        name: The argument that it is for, such as "attn_mask".
+        text: What to read.
+        initializers: The arrays that it may name.
+        shown: How messages name the argument, if not as `name`.
+    """
     kind = _KINDS[name]
     try:
         if not isinstance(text, str) or len(text) > LONGEST:
@@ -65,14 +77,15 @@ def parse(
         tree = ast.parse(_SPEC.sub(r"spec('\g<0>')", line), mode="eval")
         expression: Expression = _Reader(kind, initializers or {}).value(tree.body)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
-        why = error.msg if isinstance(error, SyntaxError) else first_sentence(error)
+        why = error.msg if isinstance(error, SyntaxError) else summary(error)
         if isinstance(error, RecursionError | MemoryError):  # Python's own parser raises these
             why = _TOO_DEEP
         public = ", ".join(sorted(set(kind.__all__) - set(_NOT_TEXT)))
         functions = f", or made of {public} ({kind.__name__})" if public else ""
         hint = f"It is a spec, as float32[B,1,L,S]{functions}."
         got = {name: repr(text if len(str(text)) <= 200 else f"{str(text)[:200]}...")}
-        raise ValueError(message(function, f"`{name}` must be readable ({why})", got, hint)) from error
+        rule = f"{shown or f'`{name}`'} must be readable ({why})"
+        raise ArgumentValueError(function, rule, got, hint) from error
     return expression
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 
-from sdpa_xp._checks import message
+from sdpa_xp.errors import Message
 from sdpa_xp_export._agree.backends import find_backends
 from sdpa_xp_export._agree.comparison import Job, JobInputs, Row, compare
 from sdpa_xp_export._call.call import ExportCall, ExportOptions
@@ -58,9 +58,9 @@ def check_folder(folder: Path, *, overwrite: bool) -> None:
     """Check that the files of the demo do not exist, or may be replaced."""
     for name in (MODEL, PICTURE):
         if os.path.lexists(folder / name) and not overwrite:  # also a broken link
-            hint = "Pass overwrite=True to replace it."
+            hint = "Pass `overwrite=True` to replace it."
             rule = "a file of `output` must not exist yet"
-            raise FileExistsError(message("demo", rule, {"file": folder / name}, hint))
+            raise FileExistsError(Message("demo", rule, {"file": folder / name}, hint))
 
 
 def write(encoded: Activations, folder: Path, *, overwrite: bool) -> tuple[Path, Path]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdpa_xp._checks import dtype_name as any_dtype_name
-from sdpa_xp._checks import message
+from sdpa_xp.errors import ArgumentTypeError
 from sdpa_xp_export._dtypes.promotion import DTYPES, FLOATING, INTEGERS
 
 
@@ -62,5 +62,5 @@ def to_numpy(function: str, name: str, array: Any) -> NDArray[Any]:
     dtypes = (*FLOATING, *INTEGERS, "bool")
     if numbers.dtype.name not in dtypes:
         rule = f"`{name}` must be of a dtype that a graph holds, {', '.join(dtypes)}"
-        raise TypeError(message(function, rule, {f"{name}.dtype": numbers.dtype}))
+        raise ArgumentTypeError(function, rule, {f"{name}.dtype": numbers.dtype})
     return numbers

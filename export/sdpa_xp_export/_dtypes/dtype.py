@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from sdpa_xp._checks import dtype_name as any_dtype_name
-from sdpa_xp._checks import message
+from sdpa_xp.errors import ArgumentTypeError
 from sdpa_xp_export._dtypes.conversion import numpy_dtype
 from sdpa_xp_export._dtypes.promotion import DTYPES
 
@@ -41,14 +41,14 @@ class Dtype:
         if name not in DTYPES and not _OF_ONE_SIZE.fullmatch(name):
             rule = "a dtype of a graph must be compared with a dtype"
             hint = f"Write one of {', '.join(DTYPES)}, as text or as a dtype of a library."
-            raise TypeError(message("to_onnx", rule, {"compared with": repr(other)}, hint))
+            raise ArgumentTypeError("to_onnx", rule, {"compared with": repr(other)}, hint)
         return self.name == name
 
     def __hash__(self) -> NoReturn:
         # Equal objects need one hash, and the dtypes of other libraries have others: a dict would miss them.
         rule = "a dtype of a graph cannot be a key, or be in a set"
         hint = "Compare with `==`, or with the dtypes of a tuple; as a key, use str(x.dtype)."
-        raise TypeError(message("to_onnx", rule, {"dtype": self.name}, hint))
+        raise ArgumentTypeError("to_onnx", rule, {"dtype": self.name}, hint)
 
 
 def dtype_name(dtype: Any) -> str:
@@ -56,5 +56,5 @@ def dtype_name(dtype: Any) -> str:
     name = any_dtype_name(dtype)
     if name not in DTYPES:
         rule = f"`dtype` must be one of {', '.join(DTYPES)}"
-        raise TypeError(message("to_onnx", rule, {"dtype": repr(dtype)}))
+        raise ArgumentTypeError("to_onnx", rule, {"dtype": repr(dtype)})
     return name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sdpa_xp._checks import message
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message
 from sdpa_xp_export._dtypes.dtype import Dtype, dtype_name
 from sdpa_xp_export._dtypes.promotion import (
     DEFAULTS,
@@ -44,17 +44,17 @@ def result_type(*arrays_and_dtypes: Any) -> Dtype:
     ]
     if not dtypes:
         rule = "there must be an array or a dtype"
-        raise ValueError(message("result_type", rule, {"arguments": arrays_and_dtypes}))
+        raise ArgumentValueError("result_type", rule, {"arguments": arrays_and_dtypes})
     promoted: str | None = dtypes[0]
     for dtype in dtypes[1:]:
         promoted = joint(promoted, dtype) if promoted else None
     if promoted is None or any(promoted not in of_scalar(scalar) for scalar in scalars):
         rule = "the arguments must have dtypes that the array API promotes to one"
-        raise TypeError(message("result_type", rule, {"dtypes": ", ".join(dtypes), "scalars": scalars}))
+        raise ArgumentTypeError("result_type", rule, {"dtypes": ", ".join(dtypes), "scalars": scalars})
     for scalar in scalars:
         if promoted in INTEGERS and not holds(promoted, int(scalar)):
             rule = "a Python integer must be within the range of the dtype of the arrays"
-            raise OverflowError(message("result_type", rule, {"integer": scalar, "dtype": promoted}))
+            raise OverflowError(Message("result_type", rule, {"integer": scalar, "dtype": promoted}))
     return Dtype(promoted)
 
 

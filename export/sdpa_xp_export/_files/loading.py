@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError
+from google.protobuf.message import Message as ProtobufMessage
 from onnx import numpy_helper
 from onnx.checker import ValidationError
 from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
-from sdpa_xp._checks import message
+from sdpa_xp.errors import ArgumentValueError, Message
 from sdpa_xp_export._files.paths import PathArgument, reason, with_text
 
 LARGEST = 2**31 - 1
@@ -56,15 +57,15 @@ def load(function: str, path: str | os.PathLike[str], *, largest: int = LARGEST)
         if file.is_file():
             return _with_data(_parsed(file, largest), file, largest)
     except _UnfitError as error:
-        text = message(function, f"`model` must {error.rule}", {"model": path, **error.got})
-        raise ValueError(text) from error
+        rule = f"`model` must {error.rule}"
+        raise ArgumentValueError(function, rule, {"model": path, **error.got}) from error
     except OSError as error:
         rule = f"`model` must be readable ({reason(error)})"
-        raise with_text(error, message(function, rule, {"model": path})) from error
+        raise with_text(error, Message(function, rule, {"model": path})) from error
     if Path(path).is_fifo():  # such as <(command) in a shell
         rule, hint = "`model` must be a file, not a pipe", "Write it to a file first."
-        raise FileNotFoundError(message(function, rule, {"model": path}, hint))
-    raise FileNotFoundError(message(function, "`model` must be a file", {"model": path}))
+        raise FileNotFoundError(Message(function, rule, {"model": path}, hint))
+    raise FileNotFoundError(Message(function, "`model` must be a file", {"model": path}))
 
 
 def data_files(path: Path) -> list[Path]:
@@ -119,7 +120,7 @@ def _tensors(message: Any) -> Iterator[onnx.TensorProto]:
     if isinstance(message, onnx.TensorProto):
         yield message
     for field, value in message.ListFields():
-        single = isinstance(value, Message | str | bytes)
+        single = isinstance(value, ProtobufMessage | str | bytes)
         if field.type == field.TYPE_STRING and any(
             isinstance(t, bytes) for t in ([value] if single else value)
         ):

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from google.protobuf.message import DecodeError, EncodeError
 
-from sdpa_xp._checks import message
+from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp_export._files.atomic import Writer, give_name, write_with
 from sdpa_xp_export._files.paths import PathArgument, check_is_no_input, free_target, reworded
 from sdpa_xp_export._model.external_data import (
@@ -117,7 +117,7 @@ def _serialized(model: onnx.ModelProto) -> bytes:
 
 def _too_large(model: Model) -> ValueError:
     rule = "`model` must be under 2 GiB without the raw data of its initializers"
-    return ValueError(message("save", rule, {"bytes of raw data": initializer_bytes(model)}))
+    return ArgumentValueError("save", rule, {"bytes of raw data": initializer_bytes(model)})
 
 
 def _remove_unless_referred_to(files: set[Path], target: Path) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from sdpa_xp._checks import message
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message
 
 
 class PathArgument(NamedTuple):
@@ -17,26 +17,27 @@ class PathArgument(NamedTuple):
     function: str
     argument: str
 
-    def message(self, rule: str, path: object, hint: str = "") -> str:
+    def message(self, rule: str, path: object, hint: str = "") -> Message:
         """Return the message that says what must hold for `path`."""
-        return message(self.function, f"`{self.argument}` {rule}", {self.argument: path}, hint)
+        return Message(self.function, f"`{self.argument}` {rule}", {self.argument: path}, hint)
 
     def checked(self, path: object) -> Path:
         """Check that `path` is a path that the system can name."""
         try:
             name = os.fspath(path) if isinstance(path, str | os.PathLike) else path
         except TypeError as error:  # an object whose `__fspath__` returns neither str nor bytes
-            raise TypeError(self.message("must be a path", type(path).__name__)) from error
+            raise ArgumentTypeError(*self.message("must be a path", type(path).__name__).parts) from error
         if not isinstance(name, str):
-            raise TypeError(self.message("must be a path of text, not of bytes", type(name).__name__))
+            rule = "must be a path of text, not of bytes"
+            raise ArgumentTypeError(*self.message(rule, type(name).__name__).parts)
         path = Path(name)
         try:
             encoded = os.fsencode(path)
         except UnicodeEncodeError as error:
             rule = "must have only characters that the file system can name"
-            raise ValueError(self.message(rule, ascii(str(path)))) from error
+            raise ArgumentValueError(*self.message(rule, ascii(str(path))).parts) from error
         if b"\0" in encoded:
-            raise ValueError(self.message("must not contain a NUL character", ascii(str(path))))
+            raise ArgumentValueError(*self.message("must not contain a NUL character", ascii(str(path))).parts)
         return path
 
 
@@ -66,7 +67,7 @@ def free_target(path: str | os.PathLike[str], argument: PathArgument, *, overwri
         raise FileExistsError(argument.message("must be a file", target))
     if not target.parent.is_dir():
         rule = f"the folder of `{argument.argument}` must exist"
-        raise FileNotFoundError(message(argument.function, rule, {argument.argument: target}))
+        raise FileNotFoundError(Message(argument.function, rule, {argument.argument: target}))
     if target.exists() and not overwrite:
         raise taken_error(target, argument)
     if not target.exists() and Path(os.path.realpath(checked.parent)) != target.parent:
@@ -98,7 +99,7 @@ def is_same_file(one: Path, other: Path) -> bool:
 
 def taken_error(target: Path, argument: PathArgument) -> FileExistsError:
     """Return the error for a file that is in the way."""
-    hint = "Pass overwrite=True to replace it."
+    hint = "Pass `overwrite=True` to replace it."
     return FileExistsError(argument.message("must not exist", target, hint))
 
 

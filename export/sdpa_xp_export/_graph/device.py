@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from sdpa_xp._checks import message
+from sdpa_xp.errors import ArgumentTypeError
 
 
 class Device:
@@ -24,7 +24,7 @@ class Device:
     def _refuse(self) -> NoReturn:
         rule = "a value of a graph has no device to be compared, since a run chooses it"
         hint = "Write the graph for each device: `runtime` names the provider, as in 'onnxruntime>=1.28;cuda'."
-        raise TypeError(message("to_onnx", rule, {"x.device": self}, hint))
+        raise ArgumentTypeError("to_onnx", rule, {"x.device": self}, hint)
 
 
 DEVICE = Device()

@@ -81,12 +81,16 @@ EXPRESSIONS = {
 """What to write instead of other functions and methods."""
 
 
-def missing_function(name: str, namespace: ModuleType) -> str:
-    """Return the message for a function that the namespace of a value lacks: what it has instead."""
+class MissingFunctionError(AttributeError):
+    """The namespace of a value lacks a function."""
+
+
+def missing_function(name: str, namespace: ModuleType) -> MissingFunctionError:
+    """Return the error for a function that the namespace of a value lacks: what it has instead."""
     start = f"a value of a graph has a part of the functions of the array API, and no `{name}`."
     if name in EXPRESSIONS or OTHER_NAMES.get(name) in namespace.__all__:
-        return f"{start} {function_hint(name, namespace)}"
-    return f"{start} There is no replacement; `xp.__all__` lists the functions."
+        return MissingFunctionError(f"{start} {function_hint(name, namespace)}")
+    return MissingFunctionError(f"{start} There is no replacement; `xp.__all__` lists the functions.")
 
 
 def function_hint(name: str, namespace: ModuleType) -> str:

@@ -19,7 +19,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from sdpa_xp._checks import message
+from sdpa_xp.errors import ArgumentTypeError, Message
 from sdpa_xp_export._dtypes.conversion import ONNX_DTYPE, numpy_dtype, to_numpy
 from sdpa_xp_export._dtypes.dtype import Dtype, dtype_name
 from sdpa_xp_export._graph.device import DEVICE, Device
@@ -111,7 +111,7 @@ class Graph:
             numbers = to_numpy(self.function, "array", array)
             return self.constant(numbers, numbers.dtype.name)
         rule = "a function of the indices must compute with its arguments and with numbers alone"
-        raise TypeError(message(self.function, rule, {"operand": type(array).__name__}))
+        raise ArgumentTypeError(self.function, rule, {"operand": type(array).__name__})
 
     @contextmanager
     def taking_arrays(self) -> Iterator[None]:
@@ -249,7 +249,7 @@ class GraphValue:
         name = function.__name__
         rule = f"a value of a graph must not go to `numpy.{name}`"
         hint = function_hint(name, self.graph.namespace)
-        raise TypeError(message(self.graph.function, rule, {"value": self.name}, hint))
+        raise ArgumentTypeError(self.graph.function, rule, {"value": self.name}, hint)
 
     if not TYPE_CHECKING:  # a type checker would allow any attribute
 
@@ -257,7 +257,7 @@ class GraphValue:
             """Say where a method of other arrays is found here."""
             rule = f"a value of a graph has no attribute {name!r}"
             hint = "" if name.startswith("_") else function_hint(name, self.graph.namespace)
-            raise AttributeError(message(self.graph.function, rule, {"value": self.name}, hint))
+            raise AttributeError(Message(self.graph.function, rule, {"value": self.name}, hint))
 
     __add__, __radd__ = binary("add"), reflected("add")
     __sub__, __rsub__ = binary("subtract"), reflected("subtract")
@@ -305,11 +305,11 @@ class GraphValue:
     def __bool__(self) -> NoReturn:
         rule = "a value of a graph is neither true nor false while the graph is written"
         hint = "Combine conditions with `&`, `|` and `~`, and choose with `where`."
-        raise TypeError(message(self.graph.function, rule, {"value": self}, hint))
+        raise ArgumentTypeError(self.graph.function, rule, {"value": self}, hint)
 
     def _no_number(self) -> NoReturn:
         rule = "a value of a graph cannot be used as a Python number while the graph is written"
         hint = "Write xp = x.__array_namespace__(), and xp.sqrt(x) in place of math.sqrt(x)."
-        raise TypeError(message(self.graph.function, rule, {"value": self}, hint))
+        raise ArgumentTypeError(self.graph.function, rule, {"value": self}, hint)
 
     __float__ = __int__ = __complex__ = __index__ = _no_number

@@ -7,7 +7,7 @@ from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
-from sdpa_xp._checks import message
+from sdpa_xp.errors import ArgumentTypeError
 from sdpa_xp_export._call.length_sums import addends
 from sdpa_xp_export.spec import SymbolicShape
 
@@ -150,7 +150,7 @@ class Length:
 def length_error(function: str, got: Mapping[str, object], hint: str = HINT) -> TypeError:
     """Return the error for a length that is used as a number, in Python or in NumPy."""
     rule = "a length that is known only when the graph runs cannot be used as a Python number"
-    return TypeError(message(function, rule, got, hint))
+    return ArgumentTypeError(function, rule, got, hint)
 
 
 def plain(length: Any) -> Any:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
-from sdpa_xp._checks import broadcast, message
+from sdpa_xp._checks import broadcast
+from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp_export.spec import SymbolicShape
 
 
@@ -14,7 +15,7 @@ def joint_shape(*shapes: SymbolicShape) -> SymbolicShape:
     joint = broadcast(*(cast(tuple[int, ...], shape) for shape in shapes))
     if joint is None:
         rule = "shapes must broadcast; a name broadcasts only with itself and with 1"
-        raise ValueError(message("to_onnx", rule, {"shapes": ", ".join(map(str, shapes))}))
+        raise ArgumentValueError("to_onnx", rule, {"shapes": ", ".join(map(str, shapes))})
     return joint
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import array_api_compat
 import onnx
 
-from sdpa_xp._checks import message
+from sdpa_xp.errors import ArgumentTypeError
 from sdpa_xp_export._call.length_sums import addends
 from sdpa_xp_export._dtypes.conversion import to_numpy
 from sdpa_xp_export._graph.graph import Attend, Graph, GraphValue
@@ -77,7 +77,7 @@ class TracedGraph(Graph):
             return self.add("Squeeze", self.length(plain(array)), axes, dtype="int64", shape=())
         if not array_api_compat.is_array_api_obj(array):
             rule = "values of a graph must be computed with arrays and numbers"
-            raise TypeError(message(self.function, rule, {"operand": type(array).__name__}))
+            raise ArgumentTypeError(self.function, rule, {"operand": type(array).__name__})
         if id(array) not in self.initializers:
             name = self.free_name(self.array_names.get(id(array)) or f"weight_{len(self.weights)}")
             initializer = self.weight(name, to_numpy(self.function, name, array))
@@ -130,7 +130,7 @@ def traced_graph_of(value: GraphValue) -> TracedGraph:
     """Return the graph of `value`, which can read named lengths; the graph of an index function cannot."""
     if not isinstance(value.graph, TracedGraph):
         rule = "a function of the indices must use no length that is known only when the graph runs"
-        raise TypeError(message(value.graph.function, rule, {"shape": value.dims}))
+        raise ArgumentTypeError(value.graph.function, rule, {"shape": value.dims})
     return value.graph
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from onnx.model_container import make_large_tensor_proto
 
-from sdpa_xp._checks import message
+from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp_export._model.large_model import LargeModel, Model, location
 from sdpa_xp_export._model.weights import Weight
 
@@ -115,7 +115,7 @@ def check_holds_data(function: str, model: onnx.ModelProto) -> None:
     }
     if outside:
         rule, hint = "`model` must contain its data, not refer to files", "Read the model with onnx.load."
-        raise ValueError(message(function, rule, {"external data": sorted(outside)}, hint))
+        raise ArgumentValueError(function, rule, {"external data": sorted(outside)}, hint)
 
 
 def _tensors(part: Any) -> Iterator[onnx.TensorProto]:

@@ -12,7 +12,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from sdpa_xp._checks import message
+from sdpa_xp.errors import ArgumentValueError
 
 COPIED_BELOW = 2**20
 """A smaller array, in bytes, is copied at once; a larger one is referred to, and must not be written to."""
@@ -78,7 +78,7 @@ class Weight:
         if checksum != self.checksum:
             rule = f"`{self.name}` must not be written to before the model is saved"
             hint = "The model refers to the array, which is large; export it again."
-            raise ValueError(message(function, rule, {"shape": self.array.shape}, hint))
+            raise ArgumentValueError(function, rule, {"shape": self.array.shape}, hint)
 
     def _read(self) -> Iterator[memoryview]:
         """Yield the array in parts; each part reuses the memory of the one before."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from sdpa_xp._checks import message
+from sdpa_xp.errors import Message
 from sdpa_xp_export._runtime.failure import ModelFailedError
 
 
@@ -42,7 +42,7 @@ class Deadline:
         if self.left < 0:
             rule = "the inputs and the reference of `model` must be computed within the limit of time"
             hint = "If you trust the model, pass a larger `timeout`."
-            raise ModelFailedError(message("verify", rule, {"timeout": shown_limit(self.seconds)}, hint))
+            raise ModelFailedError(Message("verify", rule, {"timeout": shown_limit(self.seconds)}, hint))
 
 
 _PRESENT: ContextVar[Deadline | None] = ContextVar("deadline", default=None)

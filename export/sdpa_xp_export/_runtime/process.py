@@ -21,7 +21,7 @@ import onnx
 from numpy.typing import NDArray
 
 from sdpa_xp import _checks as checks
-from sdpa_xp._checks import message
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message
 from sdpa_xp_export._model.external_data import initializer_bytes
 from sdpa_xp_export._model.large_model import Model
 from sdpa_xp_export._runtime import child
@@ -70,9 +70,9 @@ def check_limits(function: str, timeout: object, memory: object) -> None:
     """Check what a caller passed as limits."""
     rule, got = "`timeout` must be a positive number of seconds", {"timeout": repr(timeout)}
     if isinstance(timeout, bool) or not isinstance(timeout, Real):
-        raise TypeError(message(function, rule, got))
+        raise ArgumentTypeError(function, rule, got)
     if not float(timeout) > 0:
-        raise ValueError(message(function, rule, got, "Infinity is no limit: pass inf."))
+        raise ArgumentValueError(function, rule, got, "Infinity is no limit: pass inf.")
     if memory is not None:
         checks.integer(function, "memory", memory, least=1, most=2**62)
 
@@ -135,7 +135,7 @@ class RuntimeProcess:
             except (EOFError, TimeoutError, ValueError) as error:
                 words = self._last_words()
                 rule, got = "Python must start another process, in which onnxruntime runs", {"it": self._end()}
-                raise RuntimeError(message("verify", rule, got, words)) from error
+                raise RuntimeError(Message("verify", rule, got, words)) from error
             if reason := answer.facts.get("error"):
                 raise not_installed(reason.partition(": ")[2] or reason)
             self._hello = answer.facts
@@ -210,7 +210,7 @@ class RuntimeProcess:
         if reason := answer.facts.get("error"):
             if answer.facts.get("over_memory"):
                 raise _met(doing, "memory", {"memory": self._limits.memory})
-            text = message("verify", f"onnxruntime must {doing} `model`", {"its error": reason})
+            text = Message("verify", f"onnxruntime must {doing} `model`", {"its error": reason})
             raise ModelFailedError(text)
         return answer
 
@@ -240,7 +240,7 @@ class RuntimeProcess:
         if how.endswith(("SIGKILL", "SIGABRT")):
             hint = f"So it may end when memory is short; its limit was {memory} bytes."
         rule = f"onnxruntime must {doing} `model` to the end"
-        return ModelFailedError(message("verify", rule, {"its process": how}, hint))
+        return ModelFailedError(Message("verify", rule, {"its process": how}, hint))
 
     def _end(self) -> str:
         """End the process; return how it had ended, if it had."""
@@ -302,4 +302,4 @@ def _met(doing: str, limit: str, got: Mapping[str, object]) -> ModelFailedError:
     """Return the error of a model that met a limit."""
     (name,) = got
     rule = f"onnxruntime must {doing} `model` within the limit of {limit}"
-    return ModelFailedError(message("verify", rule, got, f"If you trust the model, pass a larger `{name}`."))
+    return ModelFailedError(Message("verify", rule, got, f"If you trust the model, pass a larger `{name}`."))

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from sdpa_xp._checks import message
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 FormName: TypeAlias = Literal["attention", "multi_head", "grouped_query", "tiled", "primitive"]
 """A form of the exported graph."""
@@ -158,13 +158,13 @@ class Runtime:
             )
             if text == "onnxruntime":  # the shell took the rest of `onnxruntime>=1.28;cpu`
                 hint = f"In a shell, quote it, as in '{DEFAULT_RUNTIME}': without quotes, > writes to a file."
-            raise ValueError(message(function, rule, {"runtime": repr(text)}, hint))
+            raise ArgumentValueError(function, rule, {"runtime": repr(text)}, hint)
         release = (int(match[1]), int(match[2]))
         if release < FIRST_RELEASE["primitive"]:
             oldest = ".".join(map(str, FIRST_RELEASE["primitive"]))
             rule = f"`runtime` must be a release that was tried, onnxruntime>={oldest} or later"
             hint = "Older releases were not tried with any form."
-            raise ValueError(message(function, rule, {"runtime": repr(text)}, hint))
+            raise ArgumentValueError(function, rule, {"runtime": repr(text)}, hint)
         return cls(release, provider)
 
     def older_note(self, installed: str) -> str:
@@ -192,7 +192,7 @@ class Runtime:
                 f"`{name}` must not be bfloat16 for web, since onnxruntime's JavaScript API has no such tensor"
             )
             got = {f"{name}.dtype": dtype, "runtime": self}
-            raise TypeError(message(function, rule, got, "Pass it in float32 or float16."))
+            raise ArgumentTypeError(function, rule, got, "Pass it in float32 or float16.")
 
     @property
     def softmax_hides_nan(self) -> bool:

@@ -14,7 +14,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from sdpa_xp._checks import install_hint, message
+from sdpa_xp._checks import install_hint
+from sdpa_xp.errors import ArgumentValueError, Message
 from sdpa_xp_export._files.model_files import write_model
 from sdpa_xp_export._model.entries import exported_models
 from sdpa_xp_export._model.external_data import EXTERNAL_ABOVE, initializer_bytes
@@ -47,7 +48,7 @@ def check_installed() -> None:
 def not_installed(why: object) -> ModuleNotFoundError:
     """Return the error of an onnxruntime that cannot be imported."""
     rule, hint = "onnxruntime must be installed", install_hint("export")
-    return ModuleNotFoundError(message("verify", rule, {"its error": why}, hint), name="onnxruntime")
+    return ModuleNotFoundError(Message("verify", rule, {"its error": why}, hint), name="onnxruntime")
 
 
 def open_session(model: Model, provider: str) -> Any:
@@ -74,7 +75,7 @@ def check_started(provider: str, started: Sequence[str]) -> None:
     if provider not in started:
         rule = f"onnxruntime could not start {provider}, which needs a GPU and CUDA's libraries"
         hint = 'Pass provider="cpu" to run on the CPU.' if provider == PROVIDERS["cuda"] else ""
-        raise ValueError(message("verify", rule, {"providers": ", ".join(started)}, hint))
+        raise ArgumentValueError("verify", rule, {"providers": ", ".join(started)}, hint)
 
 
 def run(session: Any, feeds: Mapping[str, NDArray[Any]], *, frees: bool = False) -> dict[str, NDArray[Any]]:
@@ -90,7 +91,7 @@ def _errors_reworded(what: str) -> Iterator[None]:
         yield
     except Exception as error:  # onnxruntime's errors have no other base
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        text = message("verify", f"onnxruntime must {what} `model`", {"its error": reason})
+        text = Message("verify", f"onnxruntime must {what} `model`", {"its error": reason})
         raise ModelFailedError(text) from error
 
 
@@ -157,7 +158,7 @@ def chosen_providers(requested: str | None, offered: Sequence[str], started: Seq
         if short == "cuda":
             hint = f"onnxruntime-gpu offers cuda: pip uninstall onnxruntime. {install_hint('export-gpu')}"
         got = {"provider": repr(requested), "offered": ", ".join(known)}
-        raise ValueError(message("verify", rule, got, hint))
+        raise ArgumentValueError("verify", rule, got, hint)
     check_started(PROVIDERS[short], started)
     return [PROVIDERS[short]]
 

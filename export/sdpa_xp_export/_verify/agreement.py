@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sdpa_xp._checks import message
+from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp_export.report import Agreement
 
 ROUNDINGS = 4
@@ -87,7 +87,7 @@ def _distance(result: NDArray[Any], exact: NDArray[Any]) -> tuple[float, tuple[i
 def _check_shapes(result: NDArray[Any], reference: NDArray[np.float64]) -> None:
     if result.shape != reference.shape:
         rule = "`result` must have the shape of the reference"
-        raise ValueError(message("judge", rule, {"result": result.shape, "reference": reference.shape}))
+        raise ArgumentValueError("judge", rule, {"result": result.shape, "reference": reference.shape})
 
 
 def _compare(result: NDArray[Any], reference: NDArray[np.float64], bound: float) -> Agreement:

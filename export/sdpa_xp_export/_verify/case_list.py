@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from sdpa_xp_export._verify.layer_cases import BothLayers, LayerCase
+from sdpa_xp_export._verify.layer_cases import BothLayers, LayerCase, words_of
 from sdpa_xp_export._verify.layer_inputs import IntegerChoice, LayerInputs
 from sdpa_xp_export._verify.layer_lengths import LayerLengths
 from sdpa_xp_export._verify.layer_trials import first_lengths, more_lengths
@@ -100,8 +100,3 @@ class CaseList:
         self.cases += [case for case in large if case is not None]
         if None in large:
             self.left_out.append("large tokens: the outputs overflow, or no floating input has tokens to draw")
-
-
-def words_of(error: Exception) -> str:
-    """Return the type of an error and the first line of its message."""
-    return ": ".join([type(error).__name__, *str(error).splitlines()[:1]])

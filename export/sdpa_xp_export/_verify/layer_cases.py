@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sdpa_xp._checks import message
+from sdpa_xp.errors import ArgumentValueError, message_of
 from sdpa_xp_export._layer import named_outputs, with_arrays
 from sdpa_xp_export._verify.agreement import EPS, textbook_error
 from sdpa_xp_export._verify.large_inputs import (
@@ -95,9 +95,7 @@ class BothLayers:
         try:
             exact = self._called(self.wide, {name: _widened(x) for name, x in arrays.items()})
         except Exception as error:  # the layer is anyone's function, and it accepts its own dtype
-            refused = (
-                f"it raises an error there, {': '.join([type(error).__name__, *str(error).splitlines()[:1]])}"
-            )
+            refused = f"it raises an error there, {words_of(error)}"
             return LayerCase(lengths, arrays, _in_float64(direct), direct, refused=refused)
         if {name: x.shape for name, x in exact.items()} != {name: x.shape for name, x in direct.items()}:
             refused = "it returns outputs of other names or shapes there"
@@ -131,7 +129,7 @@ class BothLayers:
                     rule = "`layer` must return the same for the same inputs"
                     got = {name: "other values at the second call"}
                     hint = "Switch off dropout, or pass a fixed mask or a generator that the layer makes anew."
-                    raise ValueError(message("verify_layer", rule, got, hint))
+                    raise ArgumentValueError("verify_layer", rule, got, hint)
 
     def judged_as_own(self, cases: Sequence[LayerCase], rng: np.random.Generator) -> list[LayerCase]:
         """Return ordinary cases whose reference is the layer in its own dtype, if float64 is not to be had."""
@@ -298,3 +296,9 @@ def _further(exact: NDArray[Any], direct: NDArray[Any]) -> NDArray[Any]:
 
 def _in_float64(outputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     return {name: _widened(x) for name, x in outputs.items()}
+
+
+def words_of(error: Exception) -> str:
+    """Return the first line of an error, after its type if it is not one of ours, which names a function."""
+    kind = [] if message_of(error) else [type(error).__name__]
+    return ": ".join([*kind, *str(error).splitlines()[:1]])

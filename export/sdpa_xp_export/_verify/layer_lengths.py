@@ -71,7 +71,7 @@ class LayerLengths:
         count = self._count(lengths)
         shown = f"{count / 1e6:,.0f} million" if count >= 1e6 else f"{count:,.0f}"
         if count <= self.most:
-            return f"only the {MOST_CONSTANTS} smallest numbers are tried; thorough=True tries it"
+            return f"only the {MOST_CONSTANTS} smallest numbers are tried; `thorough=True` tries it"
         hint = larger_limit(count, self.affordable)
         return f"needs {queries:,} queries and {keys:,} keys, {shown} scores{hint}"
 

@@ -6,7 +6,7 @@ import os
 
 import onnx
 
-from sdpa_xp._checks import message
+from sdpa_xp.errors import ArgumentTypeError
 from sdpa_xp_export._files.loading import load
 from sdpa_xp_export._model.external_data import check_holds_data
 from sdpa_xp_export._model.large_model import LargeModel, Model
@@ -28,7 +28,7 @@ def loaded_model(function: str, model: object, rule: str) -> Model:
         return model
     if isinstance(model, str | os.PathLike):
         return load(function, model)
-    raise TypeError(message(function, rule, {"model": type(model).__name__}))
+    raise ArgumentTypeError(function, rule, {"model": type(model).__name__})
 
 
 def blocks_of(model: Model) -> list[int]:

@@ -9,10 +9,9 @@ from typing import Any, TypeVar
 
 import onnx
 
-from sdpa_xp._checks import message
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, summary
 from sdpa_xp_export._call.call import SPECS, ExportCall, ExportOptions
 from sdpa_xp_export._call.checking import checked_call
-from sdpa_xp_export._call.error_text import first_sentence
 from sdpa_xp_export._call.metadata import LONGEST, digest, from_json, to_json
 from sdpa_xp_export._call.operands import Initializer
 from sdpa_xp_export._dtypes.conversion import ONNX_DTYPE
@@ -36,10 +35,10 @@ def stated_call(model: Model, functions: Mapping[str, Any]) -> ExportCall:
             "Verify each before you merge them, or pass `call` to say what the whole should compute. "
             "If that is no single call, use verify_layer(model, function)."
         )
-        raise ValueError(message("verify", rule, {"models": count}, hint))
+        raise ArgumentValueError("verify", rule, {"models": count}, hint)
     if "sdpa_xp.forms" in metadata and "sdpa_xp.call" not in metadata:
         rule = "`model` is a layer that to_onnx wrote; use verify_layer(model, layer)"
-        raise ValueError(message("verify", rule, {"metadata": sorted(metadata)}))
+        raise ArgumentValueError("verify", rule, {"metadata": sorted(metadata)})
     if "sdpa_xp.call" not in metadata:
         rule = "`model` must be one that export_attention wrote, since `call` is not given"
         shown = ", ".join(sorted(metadata)) or "none"
@@ -47,22 +46,22 @@ def stated_call(model: Model, functions: Mapping[str, Any]) -> ExportCall:
             "Another program wrote the file, or a tool has dropped its metadata. "
             "Pass `call` to say what it should compute."
         )
-        raise ValueError(message("verify", rule, {"metadata": shown}, hint))
+        raise ArgumentValueError("verify", rule, {"metadata": shown}, hint)
     numbers = {name: Initializer(name, array) for name, array in initializers(model)}
     try:
         text = metadata["sdpa_xp.call"]
         call = from_json(text, numbers, functions)
         stated = metadata["sdpa_xp.digest"]
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        why = first_sentence(error).removeprefix("verify: ")
+        why = summary(error, "verify")
         rule = f"`model` must be one that export_attention wrote ({why})"
-        raise ValueError(message("verify", rule, {"metadata": sorted(metadata)}, HINT)) from error
+        raise ArgumentValueError("verify", rule, {"metadata": sorted(metadata)}, HINT) from error
     if digest(text, call.initializers) != stated:
         rule = (
             "`model` must contain the call and the numbers that export_attention wrote, "
             "but their digest differs"
         )
-        raise ValueError(message("verify", rule, {"sdpa_xp.digest": stated}, HINT))
+        raise ArgumentValueError("verify", rule, {"sdpa_xp.digest": stated}, HINT)
     return call
 
 
@@ -73,10 +72,10 @@ def of_metadata(call: ExportCall, trials: Iterator[T]) -> Iterator[T]:
     except ModelFailedError:  # the time is up
         raise
     except (TypeError, ValueError, OverflowError) as error:
-        why = first_sentence(error).removeprefix("to_array: ")
+        why = summary(error, "to_array")
         rule = f"`model` must state a call that the library computes ({why})"
-        raise ValueError(
-            message("verify", rule, {"call": textwrap.shorten(to_json(call), 200)}, HINT)
+        raise ArgumentValueError(
+            "verify", rule, {"call": textwrap.shorten(to_json(call), 200)}, HINT
         ) from error
 
 
@@ -109,11 +108,11 @@ def written_call(arguments: object) -> ExportCall:
     known = {"query", "key", "value", *options} - {"cached"}
     if not isinstance(arguments, Mapping):
         rule = "`call` must map the names of export_attention's arguments to their values"
-        raise TypeError(message("verify", rule, {"call": type(arguments).__name__}))
+        raise ArgumentTypeError("verify", rule, {"call": type(arguments).__name__})
     for name in arguments:
         if name not in known:
             rule = f"`call` must have keys among {', '.join(('query', 'key', 'value', *options[:-1]))}"
-            raise ValueError(message("verify", rule, {"key": repr(name)}))
+            raise ArgumentValueError("verify", rule, {"key": repr(name)})
     rest = {name: value for name, value in arguments.items() if name in options}
     query, key, value = (arguments.get(name) for name in ("query", "key", "value"))
     return checked_call("verify", query, key, value, ExportOptions(**rest))
@@ -124,12 +123,12 @@ def check_interface(model: Model, call: ExportCall) -> None:
     inputs = {value.name: shown_type(value) for value in model.graph.input}
     wanted = {name: str(spec) for name, spec in call.inputs.items()}
     if [*inputs.items()] != [*wanted.items()]:
-        raise ValueError(_message("inputs", inputs, wanted))
+        raise _interface_error("inputs", inputs, wanted)
     names = [*call.outputs, *(["present_key", "present_value"] if call.cached else [])]
     outputs = {value.name: shown_type(value).partition("[")[0] for value in model.graph.output}
     stated = {name: call.accumulation_dtype if name == "lse" else call.query.dtype for name in names}
     if [*outputs.items()] != [*stated.items()]:
-        raise ValueError(_message("outputs", outputs, stated))
+        raise _interface_error("outputs", outputs, stated)
 
 
 def computed_dtype(
@@ -168,8 +167,8 @@ def _onnx_name(number: int) -> str:
     return onnx.TensorProto.DataType.Name(number).lower() if known else f"dtype {number} of ONNX"
 
 
-def _message(kind: str, got: dict[str, str], wanted: dict[str, str]) -> str:
-    """Return what the model and the call have of which the other has not, each in the notation of a spec."""
+def _interface_error(kind: str, got: dict[str, str], wanted: dict[str, str]) -> ArgumentValueError:
+    """Return the error with what the model and the call have and the other has not, as specs."""
     rule = f"`model` must have the {kind} of its call, by name, dtype and shape"
     unlike = [name for name in got if got[name] != wanted.get(name)]
     stated = [name for name in wanted if wanted[name] != got.get(name)]
@@ -181,7 +180,7 @@ def _message(kind: str, got: dict[str, str], wanted: dict[str, str]) -> str:
         "missing": ", ".join(name for name in wanted if name not in got),
         "surplus": ", ".join(name for name in got if name not in wanted),
     }
-    return message("verify", rule, {name: text for name, text in facts.items() if text})
+    return ArgumentValueError("verify", rule, {name: text for name, text in facts.items() if text})
 
 
 def _shown(types: dict[str, str], names: list[str]) -> str:

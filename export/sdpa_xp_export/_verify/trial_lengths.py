@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
-from sdpa_xp._checks import message
+from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.length_sums import addends, evaluated
 from sdpa_xp_export.spec import SymbolicShape
@@ -149,7 +149,7 @@ def check_size(function: str, call: ExportCall, most: int = MOST_NUMBERS) -> Non
         hint = "Export the call once more with a name for the batch or the lengths, and verify that model."
         if most < MOST_NUMBERS:
             hint += " Or pass a larger `memory`."
-        raise ValueError(message(function, rule, got, hint))
+        raise ArgumentValueError(function, rule, got, hint)
 
 
 def _size(shape: SymbolicShape, lengths: Mapping[str, int]) -> float:

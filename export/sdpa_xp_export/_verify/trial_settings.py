@@ -51,8 +51,8 @@ def larger_limit(numbers: float, affordable: int) -> str:
     if numbers > THOROUGH_NUMBERS:
         return ""
     if numbers <= affordable:
-        return "; thorough=True tries it"
-    return "; a larger `memory` tries it" + (", with thorough=True" if numbers > DEFAULT_NUMBERS else "")
+        return "; `thorough=True` tries it"
+    return "; a larger `memory` tries it" + (", with `thorough=True`" if numbers > DEFAULT_NUMBERS else "")
 
 
 @dataclass(frozen=True, slots=True)

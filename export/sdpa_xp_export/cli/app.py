@@ -15,7 +15,6 @@ from sdpa_xp_export.cli.compare import agree, list_backends, run_demo
 from sdpa_xp_export.cli.export import export
 from sdpa_xp_export.cli.flag_names import command_message
 from sdpa_xp_export.cli.printing import say
-from sdpa_xp_export.cli.settings import SettingsError
 from sdpa_xp_export.cli.verify import run_verify
 
 EXAMPLES = """\b
@@ -68,9 +67,7 @@ def run(arguments: list[str]) -> int:
         if text.startswith(("No such command", "Missing command")):
             text += f" The commands are {', '.join(group.commands)}."
         raise ValueError(text) from error
-    except SettingsError:  # it names flags, and keys of a file
-        raise
     except (ValueError, TypeError, OSError) as error:
         kind = ModelFailedError if isinstance(error, ModelFailedError) else ValueError
-        raise kind(command_message(group, arguments, str(error))) from error
+        raise kind(command_message(group, arguments, error)) from error
     return int(code or 0)

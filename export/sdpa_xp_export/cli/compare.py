@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from sdpa_xp._checks import message
+from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp_export._agree import backends
 from sdpa_xp_export._agree.comparison import Row, compare, feature_jobs
 from sdpa_xp_export._demo import demo
@@ -76,7 +76,7 @@ def agree(
     for name in dtypes:
         if name not in DTYPES:
             rule = f"`dtype` must be one of {', '.join(DTYPES)}"
-            raise ValueError(message("agree", rule, {"dtype": repr(name)}))
+            raise ArgumentValueError("agree", rule, {"dtype": repr(name)})
     libraries, offered = backends.find_backends(backend), providers()
     most = len(dtypes) * (len(libraries) + len(offered) * len(OPSETS))
     rows = (row for name in dtypes for row in compare(feature_jobs(name), name, libraries, offered))

@@ -8,7 +8,8 @@ from typing import Annotated
 import onnx
 import typer
 
-from sdpa_xp._checks import LAYOUTS, message
+from sdpa_xp._checks import LAYOUTS
+from sdpa_xp.errors import Message, renamed
 from sdpa_xp_export._call.call import OUTPUTS
 from sdpa_xp_export._dtypes.promotion import FLOATING
 from sdpa_xp_export._files.paths import PathArgument
@@ -16,7 +17,6 @@ from sdpa_xp_export._model.entries import metadata_of
 from sdpa_xp_export._model.large_model import Model
 from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, OPSETS, PREFERRED
 from sdpa_xp_export.cli import settings
-from sdpa_xp_export.cli.flag_names import with_flags
 from sdpa_xp_export.cli.options import AsJson, Force, check_output, completed_from
 from sdpa_xp_export.cli.printing import say, say_json
 from sdpa_xp_export.export import export_attention
@@ -118,15 +118,16 @@ def export(
     model = export_attention(**settings.export_arguments(stated))
     if not has_output and not force and target.is_file():
         rule = "the default file of `output` must not exist"
-        hint = "Pass --output with another name, or --force to replace the file."
-        raise FileExistsError(message("export", rule, {"default": target.resolve()}, hint))
+        hint = "Pass `output` with another name, or `overwrite=True` to replace the file."
+        raise FileExistsError(Message("export", rule, {"default": target.resolve()}, hint))
     path = save(model, target, overwrite=force)
     facts = _facts(model, path)
     if as_json:
         say_json(facts)
     else:
+        flag_of = {name: "--" + name.replace("_", "-") for name in settings.KINDS}
         say(f"wrote {path}")
-        say(f"form: {facts['form']} ({with_flags(str(facts['reason']), settings.FLAGS)})")
+        say(f"form: {facts['form']} ({renamed(str(facts['reason']), flag_of)})")
         say(f"opset: {facts['opset']}")
         say(f"runtime: {facts['runtime']}")
 

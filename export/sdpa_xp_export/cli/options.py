@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from sdpa_xp._checks import message
+from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp_export._files.paths import PathArgument, check_is_no_input
 from sdpa_xp_export._runtime.releases import PROVIDERS
 
@@ -30,7 +30,7 @@ def check_output(output: PathArgument, path: Path, inputs: Mapping[Path, str]) -
     """Check that a file to write has a name, and is none of those that the command reads."""
     if str(path) == "-":
         rule, hint = "must be the name of a file", "Nothing but text is written to standard output."
-        raise ValueError(output.message(rule, path, hint))
+        raise ArgumentValueError(*output.message(rule, path, hint).parts)
     check_is_no_input(output, path, inputs)
 
 
@@ -45,7 +45,7 @@ def number_of_bytes(function: str, name: str, text: str) -> int:
     match = re.fullmatch(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-z]*)\s*", text.lower())
     if match is None or match[2] not in UNITS:
         rule, hint = f"`{name}` must be a number of bytes", "Write it as 4GiB or 500MB."
-        raise ValueError(message(function, rule, {name: repr(text)}, hint))
+        raise ArgumentValueError(function, rule, {name: repr(text)}, hint)
     return int(float(match[1]) * UNITS[match[2]])
 
 

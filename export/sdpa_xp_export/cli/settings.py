@@ -15,13 +15,12 @@ from __future__ import annotations
 import codecs
 import os
 import tomllib
-from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sdpa_xp._checks import message
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp_export._call import expressions
 from sdpa_xp_export._dtypes.promotion import FLOATING
 from sdpa_xp_export.spec import TensorSpec
@@ -49,7 +48,6 @@ KINDS: dict[str, tuple[type, ...]] = {
     "runtime": TEXT,
     "output": TEXT,
 }
-FLAGS = {name: "--" + name.replace("_", "-") for name in KINDS}
 SPECS = ("query", "key", "value", "sinks", "past_key", "past_value", "past_lengths")
 NO_PART_OF_A_CALL = ("form", "opset", "runtime", "output")
 """Settings of the graph and of its file; the others are the call."""
@@ -63,54 +61,41 @@ NOT_WAITING = getattr(os, "O_NONBLOCK", 0)
 
 
 class Source(NamedTuple):
-    """The command that reads settings, and its flag for a file of them: for messages."""
+    """The command that reads settings from a file, and the argument that names the file: for messages."""
 
     function: str
-    flag: str
-    has_flags: bool
+    argument: str
+    keys_are_flags: bool
     """Whether each setting is a flag of the command, too."""
 
-    def key(self, setting: str) -> str:
-        """Return the flag of a setting, or its key in the file."""
-        return FLAGS[setting] if self.has_flags else setting
-
     def named(self, setting: str) -> str:
-        """Return the flag of a setting, or its key and the flag of the file."""
-        return f"`{self.key(setting)}`" + ("" if self.has_flags else f" in `{self.flag}`")
-
-    def message(self, rule: str, got: Mapping[str, object], hint: str = "") -> str:
-        """Return the message that says what must hold."""
-        return message(self.function, rule, got, hint)
+        """Return how a message names a setting."""
+        return f"`{setting}`" if self.keys_are_flags else f"`{setting}` in `{self.argument}`"
 
 
-CONFIG = Source("export", "--config", has_flags=True)
-CALL = Source("verify", "--call", has_flags=False)
-
-
-class SettingsError(ValueError):
-    """A setting cannot be read. The message names flags, and the keys of a file as they stand in it."""
+CONFIG = Source("export", "config", keys_are_flags=True)
+CALL = Source("verify", "call", keys_are_flags=False)
 
 
 def read(path: Path, source: Source = CONFIG) -> dict[str, Any]:
     """Read the settings that a file holds."""
+    function, argument, _ = source
     if not path.is_file() and not path.is_fifo():  # a pipe is <(command) in a shell
-        rule = f"`{source.flag}` must be a file"
-        raise SettingsError(source.message(rule, {source.flag: path}))
+        raise ArgumentValueError(function, f"`{argument}` must be a file", {argument: path})
     try:
         settings = tomllib.loads(_text(path))
     except (ValueError, RecursionError) as error:  # a UnicodeDecodeError, too
-        rule = f"`{source.flag}` must be TOML ({error})"
-        raise SettingsError(source.message(rule, {source.flag: path})) from error
+        raise ArgumentValueError(function, f"`{argument}` must be TOML ({error})", {argument: path}) from error
     for name, value in settings.items():
         if name not in KINDS:
             near = get_close_matches(name, KINDS, n=1)
             hint = f"The nearest is {near[0]}." if near else f"There are {', '.join(KINDS)}."
-            rule = f"a key of `{source.flag}` must be known"
-            raise SettingsError(source.message(rule, {"key": repr(name)}, hint))
+            rule = f"a key of `{argument}` must be known"
+            raise ArgumentValueError(function, rule, {"name": repr(name)}, hint)
         if type(value) not in KINDS[name]:
             kinds = " or ".join(kind.__name__ for kind in KINDS[name])
-            rule = f"`{name}` in `{source.flag}` must be of type {kinds}"
-            raise SettingsError(source.message(rule, {name: repr(value)}))
+            rule = f"`{name}` in `{argument}` must be of type {kinds}"
+            raise ArgumentValueError(function, rule, {name: repr(value)})
     return settings
 
 
@@ -132,16 +117,17 @@ def export_arguments(settings: dict[str, Any], source: Source = CONFIG) -> dict[
     arguments = {name: value for name, value in settings.items() if name != "dtype"}
     for name in ("query", "key"):
         if name not in arguments:
-            hint = f"Pass --{name}, or --config with a file that has it." if source.has_flags else ""
             rule, got = f"{source.named(name)} must be given", {"given": ", ".join(arguments) or "none"}
-            raise SettingsError(source.message(rule, got, hint))
+            hint = f"Pass --{name}, or --config with a file that has it." if source.keys_are_flags else ""
+            raise ArgumentValueError(source.function, rule, got, hint)
     arguments.setdefault("value", arguments["key"])
     for name in SPECS:
         if name in arguments:
             arguments[name] = _spec(source, name, arguments[name])
     for name in ("attn_mask", "bias"):
         if name in arguments:
-            arguments[name] = _expression(source, name, arguments[name])
+            shown = source.named(name)
+            arguments[name] = expressions.parse(source.function, name, arguments[name], shown=shown)
     if isinstance(arguments.get("scale"), str):
         arguments["scale"] = _number_or_spec(source, arguments["scale"])
     if isinstance(arguments.get("outputs"), str):
@@ -154,24 +140,10 @@ def export_arguments(settings: dict[str, Any], source: Source = CONFIG) -> dict[
 def _spec(source: Source, name: str, text: str, kind: str = "a spec") -> TensorSpec:
     try:
         return TensorSpec.parse(text)
-    except (ValueError, TypeError) as error:
-        why = (
-            str(error)
-            .removeprefix("TensorSpec: ")
-            .replace("`text` must be ", "")
-            .replace("got text=", "got ")
-            .replace("`dtype`", "its dtype")
-            .replace("`shape`", "its shape")
-        )
-        raise SettingsError(f"{source.function}: {source.named(name)} must be {kind}: {why}") from error
-
-
-def _expression(source: Source, name: str, text: str) -> Any:
-    try:
-        return expressions.parse(source.function, name, text)
-    except ValueError as error:
-        words = str(error).replace(f"`{name}`", source.named(name), 1)
-        raise SettingsError(words.replace(f"got {name}=", f"got {source.key(name)}=", 1)) from error
+    except (ArgumentTypeError, ArgumentValueError) as error:
+        of_spec = error.rule.replace("`", "")  # `dtype` is a flag, too, but means the dtype of this spec here
+        rule = f"{source.named(name)} must be {kind}, whose {of_spec}"
+        raise ArgumentValueError(source.function, rule, {name: repr(text)}, error.hint) from error
 
 
 def _number_or_spec(source: Source, text: str) -> float | TensorSpec:
@@ -185,6 +157,6 @@ def _with_dtype(source: Source, arguments: dict[str, Any], dtype: str) -> dict[s
     """Return the floating specs in another dtype; the others stay, and will be refused."""
     if dtype not in FLOATING:
         rule = f"{source.named('dtype')} must be one of {', '.join(FLOATING)}"
-        raise SettingsError(source.message(rule, {source.key("dtype"): repr(dtype)}))
+        raise ArgumentValueError(source.function, rule, {"dtype": repr(dtype)})
     specs = {name: arguments[name] for name in RETYPED if name in arguments}
     return {name: replace(spec, dtype=dtype) for name, spec in specs.items() if spec.floating}

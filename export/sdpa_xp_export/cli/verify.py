@@ -8,7 +8,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from sdpa_xp._checks import message
+from sdpa_xp.errors import ArgumentValueError, renamed
 from sdpa_xp_export._files.atomic import publish
 from sdpa_xp_export._files.loading import data_files
 from sdpa_xp_export._files.paths import PathArgument, free_target
@@ -16,7 +16,6 @@ from sdpa_xp_export._runtime.process import TIMEOUT
 from sdpa_xp_export._runtime.releases import PROVIDERS, ProviderName, Runtime, short_provider
 from sdpa_xp_export.cli import DISAGREES, settings
 from sdpa_xp_export.cli import report_page as page
-from sdpa_xp_export.cli.flag_names import with_flags
 from sdpa_xp_export.cli.options import AsJson, Force, Provider, check_output, completed_from, number_of_bytes
 from sdpa_xp_export.cli.printing import NO, YES, progress, say, say_json, say_table
 from sdpa_xp_export.report import Report, Run
@@ -96,7 +95,7 @@ def run_verify(
             memory=None if memory is None else number_of_bytes("verify", "memory", memory),
         )
     flags = {"thorough": "--thorough", "memory": "--memory"}
-    report = replace(report, left_out=tuple(with_flags(line, flags) for line in report.left_out))
+    report = replace(report, left_out=tuple(renamed(line, flags) for line in report.left_out))
     failures = _failures(report, on_provider=require_provider is not None, on_runtime=require_runtime)
     if html:
         publish(page.page(report, model.name, failures).encode(), html, HTML, overwrite=force)
@@ -127,7 +126,7 @@ def _check(provider: str | None, required: str | None) -> None:
     one, other = (short_provider(name) or name for name in (provider, required))
     if provider and required and one != other:
         got = {"provider": provider, "require_provider": required}
-        raise ValueError(message("verify", "`provider` and `require_provider` must be the same", got))
+        raise ArgumentValueError("verify", "`provider` and `require_provider` must be the same", got)
 
 
 def _failures(report: Report, *, on_provider: bool, on_runtime: bool) -> list[str]:

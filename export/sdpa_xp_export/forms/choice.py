@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from types import ModuleType
 
-from sdpa_xp._checks import message
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.mask_analysis import is_causal, only_causal, unmasked
 from sdpa_xp_export._runtime.releases import (
@@ -46,13 +46,13 @@ def choose(
     """
     if form not in (*FORMS, "auto"):
         rule = f"`form` must be auto, {', '.join(FORMS)}"
-        raise ValueError(message(function, rule, {"form": repr(form)}))
+        raise ArgumentValueError(function, rule, {"form": repr(form)})
     if opset is not None and (isinstance(opset, bool) or not isinstance(opset, int)):
-        raise TypeError(message(function, "`opset` must be an integer", {"opset": repr(opset)}))
+        raise ArgumentTypeError(function, "`opset` must be an integer", {"opset": repr(opset)})
     if opset is not None and not any(opset in opsets for opsets in OPSETS.values()):
         first, last = OPSETS["primitive"][0], OPSETS["primitive"][-1]
         rule = f"`opset` must be {first} to {last}; no form supports {opset!r}"
-        raise ValueError(message(function, rule, {"opset": repr(opset)}))
+        raise ArgumentValueError(function, rule, {"opset": repr(opset)})
     if form == "auto":
         check_loaded_opset(function, opset, target)
         name, reason = _best(call, opset, target)
@@ -63,7 +63,7 @@ def choose(
         if why := unsupported_reason(name, call, target):
             hint = _auto_hint(call, opset, target)
             got = {"form": form, "query.shape": call.query.shape}
-            raise ValueError(message(function, f"`form` cannot be {form!r}: {why}", got, hint))
+            raise ArgumentValueError(function, f"`form` cannot be {form!r}: {why}", got, hint)
         check_loaded_opset(function, opset, target)
     return name, "; ".join(filter(None, [reason, target.untried_note]))
 
@@ -94,7 +94,7 @@ def check_loaded_opset(function: str, opset: int | None, target: Runtime) -> Non
     oldest = _first_release(opset)
     if target.release < oldest:
         rule = f"`opset` {opset} needs onnxruntime {oldest[0]}.{oldest[1]} or later"
-        raise ValueError(message(function, rule, {"opset": opset, "runtime": target}))
+        raise ArgumentValueError(function, rule, {"opset": opset, "runtime": target})
 
 
 def check_form_opset(function: str, form: FormName, opset: int | None) -> None:
@@ -102,7 +102,7 @@ def check_form_opset(function: str, form: FormName, opset: int | None) -> None:
     allowed = OPSETS[form]
     if opset is not None and opset not in allowed:
         rule = f"`opset` must be {allowed[0]} to {allowed[-1]} for form {form!r}"
-        raise ValueError(message(function, rule, {"opset": repr(opset)}))
+        raise ArgumentValueError(function, rule, {"opset": repr(opset)})
 
 
 def _first_release(opset: int | None) -> tuple[int, int]:

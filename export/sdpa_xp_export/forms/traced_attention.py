@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, cast
 
 from sdpa_xp import AttentionState
-from sdpa_xp._checks import HLE, message
+from sdpa_xp._checks import HLE
 from sdpa_xp.biases import Bias
+from sdpa_xp.errors import ArgumentTypeError
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._array_api import namespace as xp
 from sdpa_xp_export._array_api import ops
@@ -47,7 +48,7 @@ def refuse_attention(
 ) -> NoReturn:
     """Refuse a call of the library inside a function of the indices, or of a function that is not traced."""
     rule = f"a graph must be traced of {', '.join(OUTPUTS)} alone"
-    raise TypeError(message(graph.function, rule, {"function": function}))
+    raise ArgumentTypeError(graph.function, rule, {"function": function})
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from sdpa_xp import _checks as checks
+from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp_export._graph.shapes import broadcasts_to
 from sdpa_xp_export.spec import SymbolicShape
 
@@ -24,6 +25,6 @@ def check_batch_integers(function: str, name: str, shape: SymbolicShape, batch: 
         argument = name.rpartition(".")[2]
         hint = f"Write {_WRITTEN.get(argument, f'{argument}={{}}').format(spec)}."
         rule = f"`{name}` must have one integer for each batch entry"
-        raise ValueError(checks.message(function, rule, {f"{name}.shape": shape, "batch": batch}, hint))
+        raise ArgumentValueError(function, rule, {f"{name}.shape": shape, "batch": batch}, hint)
     numbers, target = (cast(tuple[int, ...], lengths) for lengths in (shape, batch))
     checks.broadcasts(function, name, numbers, target, "(...), one per batch entry")

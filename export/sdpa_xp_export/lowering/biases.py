@@ -10,6 +10,7 @@ import numpy as np
 from sdpa_xp import _checks as checks
 from sdpa_xp import biases
 from sdpa_xp.biases import Bias
+from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp_export._array_api import namespace as xp
 from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._call.mask_analysis import may_mask
@@ -103,7 +104,7 @@ def _relative(
     count, heads = table.shape
     if isinstance(count, str):
         rule = "`bias.table` must have a number of buckets that is an int"
-        raise ValueError(checks.message(tile.graph.function, rule, {"table.shape": table.shape}))
+        raise ArgumentValueError(tile.graph.function, rule, {"table.shape": table.shape})
     checks.columns(tile.graph.function, "bias.table", heads, tile.call.sizes.query_heads)
     distance = tile.key_index - (tile.query_index + tile.integers("bias.offset", offset))
     rules = Buckets(count, bidirectional, max_distance)

@@ -17,6 +17,7 @@ import numpy as np
 from sdpa_xp import _checks as checks
 from sdpa_xp._checks import Integers
 from sdpa_xp.biases import Bias
+from sdpa_xp.errors import ArgumentTypeError, message_of
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._array_api import namespace as xp
 from sdpa_xp_export._array_api import ops
@@ -192,7 +193,7 @@ def allowed_by_formula(mask: Mask, tile: GraphTile) -> GraphValue | bool:
     value = allowed if isinstance(allowed, GraphValue) else tile.graph.constant(allowed, "bool")
     if getattr(allowed, "dtype", None) != "bool":
         rule = f"the formula of {type(mask).__name__} must return a condition (`attn_mask`)"
-        raise TypeError(checks.message(tile.graph.function, rule, {"its result": type(allowed).__name__}))
+        raise ArgumentTypeError(tile.graph.function, rule, {"its result": type(allowed).__name__})
     return value
 
 
@@ -216,8 +217,9 @@ def _traced(name: str, modifier: Mask | Bias, tile: GraphTile, formula: Callable
         try:
             return formula(_with_values(modifier, tile).bind(cast(Any, grid)), FormulaTile(grid))
         except TRACING_ERRORS as error:
-            if str(error).startswith(f"{grid.function}: `{name}"):  # a check of an argument
-                raise
+            message = message_of(error)
+            if message and message.function == grid.function and message.argument.startswith(name):
+                raise  # a check of an argument
             what = f"the formula of {type(modifier).__name__} (`{name}`)"
             hint = (
                 "Use `tile.query_index`, `tile.key_index`, `tile.slice`, operators, and the functions of "

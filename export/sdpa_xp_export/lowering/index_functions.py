@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from sdpa_xp import _checks as checks
-from sdpa_xp_export._call.error_text import first_sentence
+from sdpa_xp.errors import ArgumentTypeError, message_of, summary
+from sdpa_xp_export._graph.function_hints import MissingFunctionError
 from sdpa_xp_export._graph.graph import GraphValue
 
 TRACING_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, NotImplementedError)
@@ -18,10 +18,12 @@ TRACING_ERRORS = (TypeError, ValueError, LookupError, AttributeError, Arithmetic
 def untraceable(public_function: str, what: str, error: Exception, hint: str) -> TypeError:
     """Return the error for code that `error` stopped; `what` names it, and `hint` says what it may use."""
     rule = f"{what} must be one that can be traced to ONNX"
-    of_values = str(error).removeprefix(f"{public_function}: ")
-    if of_values != str(error) or of_values.startswith("a value of a graph"):
-        return TypeError(f"{public_function}: {rule}: {of_values}")
-    return TypeError(checks.message(public_function, rule, {"its error": first_sentence(error)}, hint))
+    message = message_of(error)
+    if message is not None and message.function == public_function:  # it says what values of a graph lack
+        return ArgumentTypeError(public_function, f"{rule}: {message.rule}", message.got, message.hint)
+    if isinstance(error, MissingFunctionError):
+        return TypeError(f"{public_function}: {rule}: {error}")
+    return ArgumentTypeError(public_function, rule, {"its error": summary(error)}, hint)
 
 
 def call_index_function(
@@ -47,5 +49,5 @@ def call_index_function(
         kind = "a condition" if dtype == "bool" else "scores"
         rule = f"the function of `{name}` must return {kind}"
         got = result.elem_type if isinstance(result, GraphValue) else type(result).__name__
-        raise TypeError(checks.message(public_function, rule, {"its result": got}))
+        raise ArgumentTypeError(public_function, rule, {"its result": got})
     return result.astype(dtype)

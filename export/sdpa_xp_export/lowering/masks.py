@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any, TypeAlias
 
-from sdpa_xp import _checks as checks
+from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._call.operands import kind_of
@@ -101,9 +101,7 @@ def _document(tile: GraphTile, query_ids: object, key_ids: object) -> AllowedPai
     if key_ids is None and tile.call.sizes.queries != tile.call.sizes.keys:
         rule = "`attn_mask.query_ids` must also have one integer for each key (S)"
         got = {"L": tile.call.sizes.queries, "S": tile.call.sizes.keys}
-        raise ValueError(
-            checks.message(tile.graph.function, rule, got, "Pass the ids of the keys as `key_ids`.")
-        )
+        raise ArgumentValueError(tile.graph.function, rule, got, "Pass the ids of the keys as `key_ids`.")
     queries = tile.ids("attn_mask.query_ids", query_ids, tile.call.sizes.queries)
     keys = queries if key_ids is None else tile.ids("attn_mask.key_ids", key_ids, tile.call.sizes.keys)
     queries, keys = (ops.unsqueeze(ids, -2) for ids in (queries, keys))

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from sdpa_xp import _checks as checks
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._call.call import ExportCall
@@ -186,7 +187,7 @@ class GraphTile:
         if ids.dims[-1:] != (length,) or not broadcasts_to(ids.dims, target):
             rule = f"`{name}` must have one integer for each token"
             got = {f"{name.rpartition('.')[2]}.shape": ids.dims, "expected": target}
-            raise ValueError(checks.message(self.graph.function, rule, got))
+            raise ArgumentValueError(self.graph.function, rule, got)
         return ids
 
     def vector(self, name: str, value: object) -> GraphValue:
@@ -194,7 +195,7 @@ class GraphTile:
         if isinstance(value, Input | Initializer | GraphValue):
             if str(value.dtype) not in INTEGERS:
                 rule = f"`{name}` must hold integers"
-                raise TypeError(checks.message(self.graph.function, rule, {f"{name}.dtype": value.dtype}))
+                raise ArgumentTypeError(self.graph.function, rule, {f"{name}.dtype": value.dtype})
             return (value if isinstance(value, GraphValue) else self.operand(value)).astype("int64")
         if isinstance(value, tuple | list):
             numbers = [
@@ -203,7 +204,7 @@ class GraphTile:
             ]
             return self.graph.constant(numbers, "int64")
         rule = f"`{name}` must be an integer, a list of them, or a TensorSpec"
-        raise TypeError(checks.message(self.graph.function, rule, {name: repr(value)}))
+        raise ArgumentTypeError(self.graph.function, rule, {name: repr(value)})
 
     def cut(self, value: GraphValue) -> GraphValue:
         """Return the tile's part of a value that broadcasts to (..., Hq, L, S); an axis of 1 stays as it is."""
@@ -232,7 +233,7 @@ def _check_range(function: str, name: str, value: object, least: int, most: int)
     for number in known if isinstance(known, tuple | list) else [known]:
         if isinstance(number, int | np.integer) and not least <= number <= most:
             rule = f"`{name}` must be " + (f"at least {least}" if number < least else f"at most {most}")
-            raise ValueError(checks.message(function, rule, {name: int(number)}))
+            raise ArgumentValueError(function, rule, {name: int(number)})
 
 
 def whole_tile(lengths: GraphLengths, key: GraphValue) -> GraphTile:
