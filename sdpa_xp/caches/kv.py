@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from sdpa_xp import _checks as checks
 from sdpa_xp._checks import IntegersLike
 from sdpa_xp._display import table
-from sdpa_xp._libraries import device_of, dtype_name, has_override, is_array, namespace_of, quiet
+from sdpa_xp._libraries import device_of, dtype_name, has_override, is_array, namespace_of
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.layout import Layout
-from sdpa_xp.caches.buffers import Buffers, TokenSlots, quietly
 from sdpa_xp.caches.kv_attention import CacheAttention
+from sdpa_xp.caches.memory import Buffers, TokenSlots, quietly, with_room
 from sdpa_xp.caches.positions import (
     TokenPositionsLike,
-    check_first,
     check_positions,
     check_slots,
+    check_start,
     elements_at,
     factory_like,
     joined_positions,
@@ -109,13 +109,8 @@ class KVCache(CacheAttention[A]):
         _, arrays = checks.one_library(function, {"key": key, "value": value})
         checks.same_dtype_and_device(function, arrays)
         checks.same_but_width(function, {name: array.shape for name, array in arrays.items()})
-        length, batch = arrays["key"].shape[axis], arrays["key"].shape[:-3]
-        checks.one_start(function, first_position, positions)
-        self._positions: Positions = (
-            check_first(function, first_position, arrays["key"])
-            if positions is None
-            else check_positions(function, positions, length, batch, arrays["key"])
-        )
+        length = arrays["key"].shape[axis]
+        self._positions: Positions = check_start(function, first_position, positions, length, arrays["key"])
         if checks.flag(function, "rotated", rotated) and rotary is not None:
             checks.fits_rotation(function, "key", arrays["key"].shape, rotary.width)
         else:
@@ -123,14 +118,10 @@ class KVCache(CacheAttention[A]):
         if capacity is not None:
             checks.no_graph_values(function, "`capacity`", arrays)
             room = checks.integer(function, "capacity", capacity, least=length) - length
-            arrays = {name: _with_room(array, room, axis) for name, array in arrays.items()}
+            arrays = {name: with_room(array, room, axis) for name, array in arrays.items()}
             checks.writeable(function, "`capacity`", arrays)
         buffers = Buffers(arrays, axis, length, length, are_of_caller=capacity is None)
         self._slots = TokenSlots(buffers, 0, length)
-
-    def __len__(self) -> int:
-        """Return the number of tokens in the cache."""
-        return self._slots.length
 
     def __repr__(self) -> str:
         shown = {"key": checks.brief(self.key), "value": checks.brief(self.value)}
@@ -150,30 +141,6 @@ class KVCache(CacheAttention[A]):
             *shown_positions(self._positions).items(),
         ]
         return table("KVCache", rows if self._rotary is None else [*rows, ("rotary", str(self._rotary))])
-
-    @property
-    def layout(self) -> Layout:
-        """The layout of all inputs and outputs."""
-        return self._layout
-
-    @property
-    @quietly
-    def key(self) -> A:
-        """The keys of the tokens so far, (..., H, S, E); rotated, if the cache has a `rotary`."""
-        return cast(A, self._slots.tokens("key"))
-
-    @property
-    @quietly
-    def value(self) -> A:
-        """The values of the tokens so far, (..., H, S, Ev)."""
-        return cast(A, self._slots.tokens("value"))
-
-    @property
-    @quietly
-    def positions(self) -> A:
-        """The positions of the tokens so far, int32: (S,), or (..., S) if batch entries differ."""
-        factory = factory_like("KVCache", self._slots.buffers.arrays["key"])
-        return cast(A, positions_array(factory, self._positions, self._slots.length))
 
     @quietly
     @checks.explains_keywords
@@ -207,7 +174,7 @@ class KVCache(CacheAttention[A]):
                 appended to this cache in place before.
         """
         function, length, axis = "KVCache.append", self._slots.length, self._slots.buffers.axis
-        old = {name: self._slots.tokens(name) for name in ("key", "value")}
+        old = self._slots.arrays()
         cached = {f"cache.{name}": array for name, array in old.items()}
         xp, arrays = checks.one_library(function, {"key": key, "value": value, **cached})
         checks.same_dtype_and_device(function, arrays)
@@ -289,7 +256,7 @@ class KVCache(CacheAttention[A]):
         if index.shape[-1] == 0:
             return self._without(self._slots.length, 0)
         positions = positions_array(factory, self._positions, self._slots.length)
-        arrays = {name: elements_at(self._slots.tokens(name), index, axis, axis) for name in ("key", "value")}
+        arrays = {name: elements_at(tokens, index, axis, axis) for name, tokens in self._slots.arrays().items()}
         return self._copied(arrays, elements_at(positions, index, -1, -1))
 
     @quietly
@@ -312,7 +279,7 @@ class KVCache(CacheAttention[A]):
         checks.has_batch(function, key.shape)
         index = check_slots(function, "entries", entries, key.shape[0], "B", key)
         checks.one_axis(function, "entries", index.shape)
-        arrays = {name: elements_at(self._slots.tokens(name), index, 0, 0) for name in ("key", "value")}
+        arrays = {name: elements_at(tokens, index, 0, 0) for name, tokens in self._slots.arrays().items()}
         return self._copied(arrays, positions_of_entries(self._positions, index, key.shape[:-3]))
 
     def _counted(self, method: str, count: int) -> int:
@@ -326,10 +293,12 @@ class KVCache(CacheAttention[A]):
         if first == last == 0:
             return self
         positions = positions_without(self._positions, self._slots.length, first, last)
-        if not has_override(key := self._slots.tokens("key")):
+        arrays = self._slots.arrays()
+        if not has_override(arrays["key"]):
             return self._with(self._slots.without(first, last), positions)
+        # A graph cuts values that it has, since there are no buffers in it.
         index = (..., slice(first, -last if last else None), *[slice(None)] * (-1 - self._slots.buffers.axis))
-        return self._copied({"key": key[index], "value": self._slots.tokens("value")[index]}, positions)
+        return self._copied({name: array[index] for name, array in arrays.items()}, positions)
 
     def _copied(self, arrays: Mapping[str, Array], positions: Positions) -> KVCache[A]:
         axis = self._slots.buffers.axis
@@ -338,21 +307,17 @@ class KVCache(CacheAttention[A]):
 
     def _with(self, slots: TokenSlots, positions: Positions) -> KVCache[A]:
         cache = object.__new__(KVCache)
-        cache._layout, cache._rotary, cache._slots, cache._positions = (
-            self._layout,
-            self._rotary,
-            slots,
-            positions,
-        )
+        cache._layout, cache._rotary = self._layout, self._rotary
+        cache._slots, cache._positions = slots, positions
         return cache
 
     def _tree_state(self) -> dict[str, object]:
-        key, value, positions = self._slots.tokens("key"), self._slots.tokens("value"), self._positions
+        positions = self._positions
         if isinstance(positions, Consecutive) and is_array(positions.first) and positions.shift:
             # What is not in an array is static, and a cache that a scan carries has to stay the same.
             positions = Consecutive(positions.first + positions.shift)
-        state = {"key": key, "value": value, "positions": positions}
-        return state | {"layout": self._layout, "rotary": self._rotary}
+        state = {"positions": positions, "layout": self._layout, "rotary": self._rotary}
+        return {**self._slots.arrays(), **state}
 
     def _set_tree_state(self, state: dict[str, Any]) -> None:
         axis = -2 if state["layout"] == checks.HLE else -3
@@ -361,12 +326,3 @@ class KVCache(CacheAttention[A]):
         buffers = Buffers({name: state[name] for name in ("key", "value")}, axis, length, length, True)
         self._slots, self._positions = TokenSlots(buffers, 0, length), state["positions"]
         self._layout, self._rotary = state["layout"], state["rotary"]
-
-
-def _with_room(array: Array, room: int, axis: int) -> Array:
-    xp = namespace_of(array)
-    shape = list(array.shape)
-    shape[axis] = room
-    with quiet(array):
-        free = xp.zeros(tuple(shape), dtype=array.dtype, device=device_of(array))
-        return xp.concat([array, free], axis=axis)

@@ -12,14 +12,13 @@ from sdpa_xp._libraries.protocols import AnyArray, Dtype, Rng
 from sdpa_xp._tiles.layout import Layout
 from sdpa_xp.attention import compute_output, compute_state
 from sdpa_xp.biases import Bias
-from sdpa_xp.caches.buffers import TokenSlots, quietly
+from sdpa_xp.caches.at_positions import count_positions, options_at
+from sdpa_xp.caches.memory import TokenSlots, quietly
 from sdpa_xp.caches.positions import (
     TokenPositionsLike,
     check_positions,
-    count_positions,
     factory_like,
     last_positions,
-    options_at,
     positions_array,
 )
 from sdpa_xp.masks import Mask
@@ -31,13 +30,39 @@ A = TypeVar("A", bound=AnyArray)
 
 
 class CacheAttention(Tree, Generic[A]):
-    """The part of a KVCache that attends: it places queries and options among the tokens."""
+    """The tokens of a KVCache, and attention over them: it places queries and options among the tokens."""
 
     __slots__ = ("_layout", "_positions", "_rotary", "_slots")
     _layout: Layout
     _positions: Positions
     _rotary: Rotation | None
     _slots: TokenSlots
+
+    def __len__(self) -> int:
+        """Return the number of tokens in the cache."""
+        return self._slots.length
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of all inputs and outputs."""
+        return self._layout
+
+    @property
+    def key(self) -> A:
+        """The keys of the tokens so far, (..., H, S, E); rotated, if the cache has a `rotary`."""
+        return cast(A, self._slots.tokens("key"))
+
+    @property
+    def value(self) -> A:
+        """The values of the tokens so far, (..., H, S, Ev)."""
+        return cast(A, self._slots.tokens("value"))
+
+    @property
+    @quietly
+    def positions(self) -> A:
+        """The positions of the tokens so far, int32: (S,), or (..., S) if batch entries differ."""
+        factory = factory_like("KVCache", self._slots.buffers.arrays["key"])
+        return cast(A, positions_array(factory, self._positions, self._slots.length))
 
     @checks.explains_keywords
     def attend(
@@ -98,7 +123,7 @@ class CacheAttention(Tree, Generic[A]):
         )
         function = "KVCache.attend"
         rotated, options = self._placed(function, query, positions, options)
-        return compute_output(function, cast(A, rotated), *self._arrays(), options, queries_at_end=True)
+        return compute_output(function, cast(A, rotated), self.key, self.value, options, queries_at_end=True)
 
     @checks.explains_keywords
     def attend_state(
@@ -160,12 +185,8 @@ class CacheAttention(Tree, Generic[A]):
         )
         function = "KVCache.attend_state"
         rotated, options = self._placed(function, query, positions, options)
-        arrays = cast(A, rotated), *self._arrays()
+        arrays = cast(A, rotated), self.key, self.value
         return compute_state(function, *arrays, options, lse_base=lse_base, queries_at_end=True)
-
-    def _arrays(self) -> tuple[A, A]:
-        """Return keys and values."""
-        return cast(A, self._slots.tokens("key")), cast(A, self._slots.tokens("value"))
 
     @quietly
     def _placed(

@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar, cast
 
 from sdpa_xp import _checks as checks
-from sdpa_xp._core.block_writes import pools_with_tokens, split_into_blocks, write_tokens
 from sdpa_xp._display import table
 from sdpa_xp._libraries import device_of, dtype_name, is_number
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.layout import Layout
+from sdpa_xp.caches.memory import pools_with_tokens, split_into_blocks, write_tokens
 from sdpa_xp.caches.paged_attention import PagedAttention
-from sdpa_xp.caches.paged_positions import (
+from sdpa_xp.caches.positions import (
     Row,
     are_slots,
-    check_first_positions,
     check_rows,
+    check_start_rows,
     join_rows,
     next_position,
     part_of_row,
@@ -119,12 +119,7 @@ class PagedKVCache(PagedAttention[A]):
         self._key_blocks = arrays["key_blocks"]
         self._value_blocks = arrays["value_blocks"]
         self._lengths = tuple(token_counts)
-        checks.one_start(function, first_position, positions)
-        self._positions = (
-            check_first_positions(function, first_position, token_counts)
-            if positions is None
-            else check_rows(function, positions, token_counts)
-        )
+        self._positions = check_start_rows(function, first_position, positions, token_counts)
         checks.pool_not_empty(function, len(token_counts), self.block_size)
         checks.block_table(function, self._table, token_counts, self.block_size, self._key_blocks.shape[0])
 

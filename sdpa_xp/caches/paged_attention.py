@@ -15,16 +15,17 @@ from sdpa_xp._libraries.jax_trees import Tree
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng, Shape
 from sdpa_xp._tiles.layout import Layout
 from sdpa_xp.biases import Bias
-from sdpa_xp.caches.paged_positions import (
+from sdpa_xp.caches.at_positions import count_positions, options_at
+from sdpa_xp.caches.positions import (
     Row,
     are_slots,
     as_positions,
     check_rows,
-    last_positions,
+    factory_like,
+    last_of_row,
     positions_table,
     rotate_packed,
 )
-from sdpa_xp.caches.positions import count_positions, factory_like, options_at
 from sdpa_xp.masks import Mask
 from sdpa_xp.positional.rotation import Rotation, rotate
 from sdpa_xp.states import AttentionState, to_base
@@ -255,7 +256,7 @@ class PagedAttention(Tree, Generic[A]):
         if positions is not None:
             rows = check_rows(function, positions, counts, starts)
         else:
-            rows = tuple(map(last_positions, repeat(function), self._positions, counts))
+            rows = tuple(map(last_of_row, repeat(function), self._positions, counts))
         rotated = self._rotated(function, "query", query, rows, starts)
         if reads_positions:
             factory = factory_like(function, query)

@@ -2,27 +2,27 @@
 
 A slot is where a token lies in the memory, a position is where it stands in its sequence. The two differ after
 old tokens were dropped, in drafts that branch, and where texts of different lengths are padded on the left.
+
+A `KVCache` has `Positions`: numbers or an array, one row for all batch entries or one for each. A
+`PagedKVCache` has a `Row` of Python integers for each sequence, since its sequences have different lengths.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any, TypeAlias, cast
 
 from sdpa_xp import _checks as checks
-from sdpa_xp._call.options import CallOptions
-from sdpa_xp._libraries import device_of, is_array, is_number, namespace_of, quiet
+from sdpa_xp._libraries import device_of, is_array, is_number, library_of, namespace_of, quiet
 from sdpa_xp._libraries.protocols import Array, Shape
-from sdpa_xp._tiles.modifier import ScoreModifier
-from sdpa_xp.biases import Bias
-from sdpa_xp.biases.positioned import bias_at
-from sdpa_xp.masks import Mask
-from sdpa_xp.masks.positioned import mask_at, reads_positions
 from sdpa_xp.positional.positions import ArrayFactory, Consecutive, PositionsLike, are_readable
-from sdpa_xp.positional.rotation import Positions
+from sdpa_xp.positional.rotation import Positions, Rotation, rotate
 
 TokenPositionsLike: TypeAlias = int | PositionsLike | Sequence[Sequence[int]]
 """The positions of some tokens as a caller passes them: the first, or all."""
+Row: TypeAlias = range | tuple[int, ...]
+"""The positions of the tokens of one sequence; a range, if they follow one another."""
 
 
 def factory_like(function: str, array: Array) -> ArrayFactory:
@@ -30,8 +30,11 @@ def factory_like(function: str, array: Array) -> ArrayFactory:
     return ArrayFactory(function, namespace_of(array), device_of(array), {"like": array})
 
 
-def check_first(function: str, first: object, like: Array) -> Consecutive:
-    """Check the position of the first token: one integer, or one for each batch entry of `like`."""
+def check_start(function: str, first: object, positions: object, length: int, like: Array) -> Positions:
+    """Check the positions of the first `length` tokens, either all of them or the `first` for each entry."""
+    checks.one_start(function, first, positions)
+    if positions is not None:
+        return check_positions(function, positions, length, like.shape[:-3], like)
     if is_number(first):
         return Consecutive(checks.integer(function, "first_position", first))
     values = _integers(function, "first_position", first, like)
@@ -142,24 +145,6 @@ def shown_positions(positions: Positions) -> dict[str, str]:
     return {} if isinstance(first, int | list) else {"first_position": f"{checks.brief(first)} + {shift}"}
 
 
-def options_at(options: CallOptions, queries: Array, keys: Array, *, consecutive: bool) -> CallOptions:
-    """Return options whose masks and biases count positions of the queries, (..., L), and keys, (..., S)."""
-    mask, bias = options.attn_mask, options.bias
-    if isinstance(mask, Mask):
-        mask = mask_at(mask, queries, keys, consecutive=consecutive)
-    if isinstance(bias, Bias):
-        bias = bias_at(bias, queries, keys, consecutive=consecutive)
-    return options._replace(attn_mask=mask, bias=bias)
-
-
-def count_positions(options: CallOptions, *, consecutive: bool) -> bool:
-    """Return whether a mask or a bias of the options counts positions, which are not the slots."""
-    return any(
-        isinstance(option, ScoreModifier) and reads_positions(option, consecutive=consecutive)
-        for option in (options.attn_mask, options.bias)
-    )
-
-
 def _is_same(one: Consecutive, other: Consecutive) -> bool:
     """Return whether both are known to be the same; a length of a graph is only compared with a length."""
     if all(isinstance(number, int) for number in (*one, *other)):
@@ -185,3 +170,132 @@ def _converted(function: str, name: str, value: Any, like: Array, like_name: str
         return xp.asarray(rows, dtype=xp.int32, device=device)
     is_read = not is_array(value) or are_readable(value)
     return cast(Array, checks.integers(function, name, value, xp, device, traced=not is_read).values)
+
+
+def check_start_rows(
+    function: str, first: object, positions: object, lengths: Sequence[int]
+) -> tuple[Row, ...]:
+    """Check the positions of the first tokens of sequences, either all of them or the `first` of each."""
+    checks.one_start(function, first, positions)
+    if positions is not None:
+        return check_rows(function, positions, lengths)
+    name = "first_position"
+    if is_number(first):
+        starts = [checks.integer(function, name, first)] * len(lengths)
+    else:
+        starts = checks.integer_list(function, name, first, least=-checks.LARGEST_INTEGER)
+        checks.same_length(function, {"lengths": lengths, name: starts})
+    return tuple(range(start, start + length) for start, length in zip(starts, lengths, strict=True))
+
+
+def check_rows(
+    function: str, positions: object, counts: Sequence[int], starts: Sequence[int] | None = None
+) -> tuple[Row, ...]:
+    """Check the positions of some tokens of each sequence: that of the first, or all, also one row for each.
+
+    With `starts` the tokens are packed, and one list has the positions of all of them.
+    """
+    if is_number(positions):
+        first = checks.integer(function, "positions", positions)
+        return tuple(range(first, first + count) for count in counts)
+    rows = checks.integers_or_rows(function, "positions", positions)
+    if starts is not None and (not rows or isinstance(rows[0], int)):
+        checks.row_for_each_sequence(function, [rows], [starts[-1]])
+        rows = [rows[first:last] for first, last in pairwise(starts)]
+    elif rows and isinstance(rows[0], int):
+        rows = [rows] * len(counts)
+    checks.row_for_each_sequence(function, rows, counts)
+    return tuple(tuple(row) or range(0) for row in rows)
+
+
+def join_rows(old: Row, new: Row) -> Row:
+    """Return the positions of the tokens of a sequence, and of those that are appended to it."""
+    if isinstance(old, range) and [*new] == [*range(old.stop, old.stop + len(new))]:
+        return range(old.start, old.stop + len(new))
+    return (*old, *new) if old else new
+
+
+def next_position(row: Row) -> int:
+    """Return the position after those of a sequence."""
+    return row.stop if isinstance(row, range) else row[-1] + 1
+
+
+def part_of_row(row: Row, start: int, stop: int) -> Row:
+    """Return the positions of the tokens from `start` up to `stop`; without one, that of the next is left."""
+    if isinstance(row, range):
+        return range(row.start + start, row.start + stop)
+    if start < stop:
+        return row[start:stop]
+    following = row[start] if start < len(row) else row[-1] + 1
+    return range(following, following)
+
+
+def last_of_row(function: str, row: Row, count: int) -> Row:
+    """Return the last positions of a sequence; a range goes on in front of its first token."""
+    if isinstance(row, range):
+        return range(row.stop - count, row.stop)
+    checks.in_cache(function, count, len(row))
+    return row[len(row) - count :]
+
+
+def are_slots(rows: Iterable[Row]) -> bool:
+    """Return whether each token stands at the position of its place in its sequence."""
+    return all(isinstance(row, range) and row.start == 0 for row in rows)
+
+
+def as_positions(factory: ArrayFactory, rows: Sequence[Row]) -> Positions:
+    """Return rows of one length as positions that a rotation takes."""
+    if all(isinstance(row, range) for row in rows):
+        return Consecutive([row.start for row in rows if isinstance(row, range)])
+    return positions_table(factory, rows)
+
+
+def rotate_packed(
+    rotary: Rotation | None,
+    function: str,
+    name: str,
+    tokens: Array,
+    rows: Sequence[Row],
+    layout: str,
+) -> Array:
+    """Rotate packed tokens, which have the positions of all rows one after the other."""
+    if rotary is None or not any(rows):
+        return tokens
+    factory = factory_like(function, tokens)
+    with factory.quiet():
+        joined, places = rotary._of_packed(function, rows)
+    return rotate(joined, function, name, tokens, lambda _: _array(factory, places), layout)
+
+
+def _array(factory: ArrayFactory, positions: Sequence[object]) -> Array:
+    with factory.quiet():
+        return factory.xp.asarray(positions, dtype=factory.xp.int32, device=factory.device)
+
+
+def positions_table(factory: ArrayFactory, rows: Sequence[Row]) -> Array:
+    """Return the positions of all sequences as int32, (N, longest); a shorter one repeats its last position."""
+    longest = max(map(len, rows))
+    if not all(isinstance(row, range) for row in rows):
+        return _array(factory, [[*row, *[row[-1] if row else 0] * (longest - len(row))] for row in rows])
+    # Two numbers for each sequence, since a step of a decoder comes here with all tokens of all sequences.
+    ends = _array(factory, [[row.start, row.stop - 1] for row in rows if isinstance(row, range)])
+    with factory.quiet():
+        positions = ends[:, :1] + library_of(ends).with_axes(factory.arange(0, longest), 2)
+        return factory.xp.where(positions < ends[:, 1:], positions, ends[:, 1:])
+
+
+def shown_row(row: Row) -> str:
+    """Return the positions of a sequence for a notebook."""
+    if not row:
+        return ""
+    return f"{row[0]} to {row[-1]}" if isinstance(row, range) else checks.brief(row)
+
+
+def shown_rows(rows: Sequence[Row]) -> dict[str, str]:
+    """Return the argument of a cache that gives it these positions, for a repr; none if it is the default."""
+    if are_slots(rows):
+        return {}
+    if all(isinstance(row, range) for row in rows):
+        starts = tuple(row.start for row in rows if isinstance(row, range))
+        return {"first_position": checks.brief(starts)}
+    return {"positions": f"<of {len(rows)} sequences>"}
